@@ -21,10 +21,10 @@ from decentral.cli.quantities import Duration, Rate
 from decentral.errors import DataError, UsageError
 
 if TYPE_CHECKING:
-    from decentral.lab.report.rows import Found
-    from decentral.lab.runs.running import Outcome
-    from decentral.lab.study.plan import Plan
-    from decentral.lab.study.store import Store
+    from decentral.lab.comparing import Found
+    from decentral.lab.laboratory import Store
+    from decentral.lab.plan import Plan
+    from decentral.lab.running import Outcome
     from decentral.simulate.forecast import By
 
 # ---- bench ----
@@ -366,7 +366,7 @@ def _print_forecast(found: dict[str, object], profile: str, peers: int) -> None:
 
 def _print_example(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
     if wanted:
-        click.echo(files("decentral.lab.study").joinpath("example.toml").read_text(encoding="utf-8"), nl=False)
+        click.echo(files("decentral.lab").joinpath("example.toml").read_text(encoding="utf-8"), nl=False)
         context.exit()
 
 
@@ -393,10 +393,10 @@ def lab_command(study: Path, out: Path | None, workers: int | None, device: str,
     \b
     $ decentral lab study.toml --out results
     """
-    from decentral.lab.study.plan import Plan
-    from decentral.lab.study.reading import check_device, check_installed, load_study
-    from decentral.lab.study.results import found_by, write_report
-    from decentral.lab.study.store import Store
+    from decentral.lab.laboratory import Store
+    from decentral.lab.plan import Plan
+    from decentral.lab.results import found_by, write_report
+    from decentral.lab.terms import check_device, check_installed, load_study
 
     declared = load_study(study)
     check_installed(declared)
@@ -422,9 +422,8 @@ def _usual_workers(device: str) -> int:
 
 def _run(plan: Plan, store: Store, there: dict[str, Outcome], workers: int, device: str) -> dict[str, Outcome]:
     """All cells that are missing."""
-    from decentral.lab.runs.running import run_cell
-    from decentral.lab.study.laboratory import Progress, run_study
-    from decentral.lab.study.workers import Workers
+    from decentral.lab.laboratory import Progress, Workers, run_study
+    from decentral.lab.running import run_cell
 
     line = StudyLine(sys.stderr, plan.done(there))
 
@@ -440,9 +439,9 @@ def _run(plan: Plan, store: Store, there: dict[str, Outcome], workers: int, devi
 
 def _tell(found: Found, folder: Path, ran: int, as_json: bool) -> None:
     """The result on stdout; code 1 where something stands in the way of trusting it."""
-    from decentral.lab.report.comparing import problems
-    from decentral.lab.report.tables import as_json as told
-    from decentral.lab.report.tables import pairs_json, tables_md
+    from decentral.lab.comparing import problems
+    from decentral.lab.tables import as_json as told
+    from decentral.lab.tables import pairs_json, tables_md
 
     troubles = problems(found)
     if as_json:

@@ -19,8 +19,7 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
 
-from decentral.lab.attacks import Attack, make_attack
-from decentral.lab.attacks.copycat import index_overlap
+from decentral.lab.attacks import Attack, index_overlap, make_attack
 from decentral.optimizers import Aggregation, make_aggregation
 from experiments.attacks.digits import LABELS, SHAPES, Digits, Trainers, first_model
 from experiments.attacks.records import CELLS, NONE, Cell, append, finished

@@ -27,9 +27,11 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import numpy as np
 from torch import Tensor
 
-from decentral.lab.swarm import Course, LabWorld, lab_peers, swapping
-from decentral.lab.swarm.meeting import Met
-from decentral.lab.work.language import Language
+from decentral.lab import gossiping
+from decentral.lab.course import Course
+from decentral.lab.lab_peer import LabWorld, lab_peers
+from decentral.lab.meeting import Met
+from decentral.lab.work import Language
 from decentral.manifest import Manifest, preset_manifest
 from decentral.observe.diagnostics import Watch
 from decentral.replica.contribution import Contribution
@@ -86,7 +88,7 @@ class Looked(Course):
 
 def look_at_pairs(course: Looked) -> None:
     """Of rank 0's pairs: what `step_together` is given and gives."""
-    distances, step_together = Distances(), swapping.step_together
+    distances, step_together = Distances(), gossiping.step_together
 
     def looked(replica: Any, fragment: int, step: int, half: Any, theirs_CN: Tensor) -> Any:
         taken = step_together(replica, fragment, step, half, theirs_CN)
@@ -97,7 +99,7 @@ def look_at_pairs(course: Looked) -> None:
             course.figures.append(Figures(step + 1, 2, 0, False, values))
         return taken
 
-    swapping.step_together = looked
+    gossiping.step_together = looked
 
 
 def terms(name: str, args: argparse.Namespace) -> Manifest:

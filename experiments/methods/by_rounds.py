@@ -11,12 +11,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from decentral.lab.report.comparing import paired
-from decentral.lab.report.rows import Row
-from decentral.lab.study.plan import Plan
-from decentral.lab.study.reading import load_study
-from decentral.lab.study.results import found_by
-from decentral.lab.study.store import Store
+from decentral.lab.comparing import Row, paired
+from decentral.lab.laboratory import Store
+from decentral.lab.plan import Plan
+from decentral.lab.results import found_by
+from decentral.lab.terms import load_study
 
 HERE = Path(__file__).parent
 

@@ -11,13 +11,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from decentral.lab.report.pairs import Pair, pairs
-from decentral.lab.report.rows import Found, Row
-from decentral.lab.study.plan import Plan
-from decentral.lab.study.reading import load_study
-from decentral.lab.study.results import found_by
-from decentral.lab.study.store import Store
-from decentral.lab.study.terms import Study
+from decentral.lab.comparing import Found, Pair, Row, pairs
+from decentral.lab.laboratory import Store
+from decentral.lab.plan import Plan
+from decentral.lab.results import found_by
+from decentral.lab.terms import Study, load_study
 
 HERE = Path(__file__).parent
 

@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from decentral.lab.runs.cell import Cell
-from decentral.lab.runs.running import work_of
-from decentral.lab.swarm.lab_peer import lab_signers
+from decentral.lab.cells import Cell
+from decentral.lab.lab_peer import lab_signers
+from decentral.lab.running import work_of
 from decentral.manifest import Manifest
 from decentral.peer import Peer, join
 from decentral.swarm.identity import Identity

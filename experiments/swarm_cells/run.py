@@ -19,13 +19,12 @@ from pathlib import Path
 
 import torch
 
-from decentral.lab.report.statistics import interval
-from decentral.lab.runs.cell import Cell
-from decentral.lab.runs.reader import HeldOut, Reader
-from decentral.lab.runs.running import Outcome, work_of
-from decentral.lab.study.plan import Contestant, Plan, Reported
-from decentral.lab.study.reading import load_study
-from decentral.lab.study.store import Store
+from decentral.lab.cells import Cell
+from decentral.lab.comparing import interval
+from decentral.lab.laboratory import Store
+from decentral.lab.plan import Contestant, Plan, Reported
+from decentral.lab.running import HeldOut, Outcome, Reader, work_of
+from decentral.lab.terms import load_study
 from experiments.swarm_cells.peer import Ended, Place, take_part
 
 __all__ = ["as_swarm", "held_out", "main"]

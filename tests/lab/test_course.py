@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from decentral.lab.swarm import Course, LabWorld, Reached, lab_peers
-from decentral.lab.work import OneByOne
-from decentral.lab.work.language import Language
+from decentral.lab.course import Course, Reached
+from decentral.lab.lab_peer import LabWorld, lab_peers
+from decentral.lab.work import Language, OneByOne
 from decentral.manifest import Manifest, check_methods, preset_manifest
 from decentral.optimizers import presets
 from decentral.tasks.corpus import Corpus, load_corpus

@@ -8,11 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from decentral.lab.swarm import Course, LabPeer, LabWorld, lab_peers
-from decentral.lab.swarm.lockstep import clip_each, lockstep_of
-from decentral.lab.swarm.stacked_muon import StackedMuon
-from decentral.lab.work import Trained
-from decentral.lab.work.language import Language
+from decentral.lab.course import Course
+from decentral.lab.lab_peer import LabPeer, LabWorld, lab_peers
+from decentral.lab.lockstep import StackedMuon, clip_each, lockstep_of
+from decentral.lab.work import Language, Trained
 from decentral.manifest import Manifest, preset_manifest
 from decentral.manifest.terms import INNER_OPTIMIZERS
 from tests.lab.test_course import PEERS, SIZE, corpus

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from decentral.lab.runs.cell import Cell
-from decentral.lab.runs.running import run_cell
+from decentral.lab.cells import Cell
+from decentral.lab.running import run_cell
 from decentral.manifest import preset_manifest
 from tests.lab.test_course import SIZE
 

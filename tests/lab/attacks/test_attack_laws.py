@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from decentral.lab.attacks import Attack, attack_names, describe_attacks, make_attack
-from decentral.lab.attacks.attack import Rule, distance_from_honest
+from decentral.lab.attacks import Attack, Rule, attack_names, describe_attacks, distance_from_honest, make_attack
 from tests.lab.attacks.rules import RULES, tried, trusting
 
 ALL = (*attack_names(), "scale(factor=100)", "noise(times=100)", "alie(z=-1.5)", "ipm(tau=0.1)", "withheld(share=1)")

@@ -8,9 +8,7 @@ import pytest
 import torch
 
 from decentral.errors import ConfigError
-from decentral.lab.attacks import make_attack
-from decentral.lab.attacks.copycat import index_overlap
-from decentral.lab.attacks.optimised import line_search
+from decentral.lab.attacks import index_overlap, line_search, make_attack
 from tests.lab.attacks.rules import trusting
 
 HONEST = torch.tensor([[1.0, 2.0, 0.0], [3.0, 2.0, 0.0]])

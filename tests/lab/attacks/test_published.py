@@ -11,11 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from decentral.lab.attacks import make_attack
-from decentral.lab.attacks.alie import shift
-from decentral.lab.attacks.attack import Rule, alike, distance_from_honest
-from decentral.lab.attacks.ipm import reversal
-from decentral.lab.attacks.optimised import FIRST_STEP, line_search
+from decentral.lab.attacks import (
+    FIRST_STEP,
+    Rule,
+    alike,
+    distance_from_honest,
+    line_search,
+    make_attack,
+    reversal,
+    shift,
+)
 from tests.lab.attacks.rules import tried, trusting
 
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden/attacks.json").read_text(encoding="utf-8"))

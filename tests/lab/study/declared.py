@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 
-from decentral.lab.runs.cell import Cell
-from decentral.lab.runs.curve import Curve, Point
-from decentral.lab.runs.running import Outcome, run_cell
-from decentral.lab.study.plan import Plan
-from decentral.lab.study.reading import parse_study
+from decentral.lab.cells import Cell, Curve, Point
+from decentral.lab.plan import Plan
+from decentral.lab.running import Outcome, run_cell
+from decentral.lab.terms import parse_study
 
 TEXT = """
 [study]

@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from decentral.lab.study.plan import Plan
-from decentral.lab.study.reading import load_study
-from decentral.lab.study.results import found_by
-from decentral.lab.study.store import Store
+from decentral.lab.laboratory import Store
+from decentral.lab.plan import Plan
+from decentral.lab.results import found_by
+from decentral.lab.terms import load_study
 from experiments.methods.by_rounds import HERE, cell, losses_after
 
 STUDY = HERE / "outer_rate"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from decentral.lab.runs.cell import Cell
-from decentral.lab.runs.running import Outcome, failed
-from decentral.lab.study.plan import Chosen, Plan
+from decentral.lab.cells import Cell
+from decentral.lab.plan import Chosen, Plan
+from decentral.lab.running import Outcome, failed
 from tests.lab.study.declared import TEXT, ended, plan
 
 OWN = 'preset = "diloco"\nsearch = { "outer.momentum" = [0.0, 0.5] }'

@@ -9,8 +9,8 @@ import pytest
 
 from decentral.cli.measure import _usual_workers
 from decentral.errors import ConfigError, UsageError
-from decentral.lab.study.plan import Plan
-from decentral.lab.study.reading import check_device, check_installed, load_study, parse_study
+from decentral.lab.plan import Plan
+from decentral.lab.terms import check_device, check_installed, load_study, parse_study
 from tests.lab.study.declared import TEXT
 
 ROOT = Path(__file__).parents[3]

@@ -13,17 +13,13 @@ from click.testing import CliRunner
 
 from decentral.cli import main
 from decentral.cli.progress import StudyLine
-from decentral.lab.report.comparing import compared, problems
-from decentral.lab.report.figures import frontier, mean_curve
-from decentral.lab.report.pairs import pairs
-from decentral.lab.report.rows import Found, Row, Run
-from decentral.lab.report.statistics import interval
-from decentral.lab.report.tables import pairs_json, tables_md
-from decentral.lab.runs.curve import Curve, Point
-from decentral.lab.runs.running import Outcome
-from decentral.lab.study.laboratory import run_study
-from decentral.lab.study.reading import parse_study
-from decentral.lab.study.store import Store
+from decentral.lab.cells import Curve, Point
+from decentral.lab.comparing import Found, Row, Run, compared, interval, pairs, problems
+from decentral.lab.laboratory import Store, run_study
+from decentral.lab.results import frontier, mean_curve
+from decentral.lab.running import Outcome
+from decentral.lab.tables import pairs_json, tables_md
+from decentral.lab.terms import parse_study
 from tests.lab.study.declared import TEXT, Here, ended, plan
 
 

@@ -14,11 +14,9 @@ import pytest
 from click.testing import CliRunner
 
 from decentral.cli import main
-from decentral.lab.runs.cell import Cell
-from decentral.lab.runs.running import Outcome, failed, run_cell
-from decentral.lab.study.laboratory import run_study
-from decentral.lab.study.store import Store
-from decentral.lab.study.workers import Workers
+from decentral.lab.cells import Cell
+from decentral.lab.laboratory import Store, Workers, run_study
+from decentral.lab.running import Outcome, failed, run_cell
 from tests.lab.study.declared import TEXT, Here, ended, of, plan
 
 

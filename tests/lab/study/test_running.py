@@ -8,11 +8,10 @@ import pytest
 import torch
 from torch import nn
 
-from decentral.lab.runs.cell import Cell
-from decentral.lab.runs.curve import Looks
-from decentral.lab.runs.running import Outcome, run_cell
-from decentral.lab.study.terms import Link
-from decentral.lab.work.digits import Digits
+from decentral.lab.cells import Cell, Looks
+from decentral.lab.running import Outcome, run_cell
+from decentral.lab.terms import Link
+from decentral.lab.work import Digits
 from decentral.manifest import preset_manifest
 from tests.devices import DEVICES
 from tests.lab.study.declared import of
@@ -70,7 +69,7 @@ def test_data_parallel_training_of_several_is_that_of_one_with_all_their_batches
         def loss(self, module: nn.Module, rank: int, step: int) -> torch.Tensor:
             return torch.stack([work.loss(module, peer, step) for peer in range(PEERS)]).mean()
 
-    from decentral.lab.runs.together import run_together
+    from decentral.lab.running import run_together
 
     alone = run_together(replace(many, kind="alone"), All(many.manifest, PEERS, 1.0))
     together = run_cell(many)

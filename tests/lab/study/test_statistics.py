@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from decentral.lab.report.statistics import Interval, equivalence_p, interval, verdict
+from decentral.lab.comparing import Interval, equivalence_p, interval, verdict
 
 DIFFERENCES = [0.011, 0.004, 0.009, -0.002, 0.006]
 

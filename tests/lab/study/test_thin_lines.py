@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from decentral.lab.report.pairs import pairs
+from decentral.lab.comparing import pairs
 from experiments.methods.thin_lines import found_on, line_of
 
 FULL = Path(__file__).parents[3] / "experiments/methods/full"

@@ -5,13 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from decentral.lab.report.comparing import Compared, compared, problems
-from decentral.lab.report.pairs import Pair, pairs
-from decentral.lab.report.rows import Found, Row, of_base
-from decentral.lab.report.statistics import CONFIDENCE, interval
+from decentral.lab.comparing import CONFIDENCE, Compared, Found, Pair, Row, compared, interval, of_base, pairs, problems
 
 __all__ = ["as_json", "pairs_json", "tables_md"]
-
 
 _MORE = 1.05  # times the base's tokens, from which on it is said
 

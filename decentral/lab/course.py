@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from decentral.consensus.chain import Head
-from decentral.lab.swarm.gossiping import Gossiping
-from decentral.lab.swarm.lab_peer import LabPeer
-from decentral.lab.swarm.lockstep import lockstep_of
-from decentral.lab.swarm.meeting import Met, body_of, first_head, gathered, reduced, slice_of
-from decentral.lab.swarm.world import LabWorld
-from decentral.lab.work.base import Trained, Work
+from decentral.lab.gossiping import Gossiping
+from decentral.lab.lab_peer import LabPeer, LabWorld
+from decentral.lab.lockstep import lockstep_of
+from decentral.lab.meeting import Met, body_of, first_head, gathered, reduced, slice_of
+from decentral.lab.work import Trained, Work
 from decentral.manifest.terms import INNER_OPTIMIZERS
 from decentral.replica.contribution import Contribution
 

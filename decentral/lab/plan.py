@@ -14,10 +14,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from decentral.lab.runs.cell import Cell, Flips
-from decentral.lab.runs.running import Outcome, text_of
-from decentral.lab.study.settings import Place, Settings, Values, combinations, grid_of, is_paced, kind_of
-from decentral.lab.study.terms import Link, Method, Reference, Study
+from decentral.lab.cells import Cell, Flips
+from decentral.lab.running import Outcome, text_of
+from decentral.lab.terms import (
+    Link,
+    Method,
+    Place,
+    Reference,
+    Settings,
+    Study,
+    Values,
+    combinations,
+    grid_of,
+    is_paced,
+    kind_of,
+)
 from decentral.manifest import Manifest
 from decentral.optimizers import make_outer
 

@@ -1,1 +1,0 @@
-"""What a study found: statistics, verdicts, tables and figures, all made again from its cells each time."""

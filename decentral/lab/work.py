@@ -1,0 +1,269 @@
+"""What the replicas of a laboratory learn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from decentral.errors import ConfigError
+from decentral.lab.stacked_llama import StackedLlama
+from decentral.manifest import Manifest
+from decentral.tasks.batches import window_start
+from decentral.tasks.corpus import Corpus
+from decentral.tasks.evaluate import bits_per_byte
+from decentral.tasks.language_model import build_language_model
+from decentral.tasks.sizing import LanguageModelConfig
+
+__all__ = ["Digits", "Language", "OneByOne", "Trained", "Work"]
+
+# ---- base ----
+#
+# What a laboratory asks of a task, and how gradients are made one replica after the other.
+#
+# The batch of an inner step is a function of (seed, rank, step) and of nothing else, so that every method of a study
+# sees the same data in the same order.
+
+
+class Trained(Protocol):
+    """Makes gradients for several replicas; ``modules`` are the ones it was built for."""
+
+    @property
+    def stacked(self) -> Mapping[str, Tensor]:
+        """The weights of all replicas by name, (replicas, ...), of which theirs are views; empty: there are none."""
+        ...
+
+    def gradients(self, steps: Mapping[int, int]) -> dict[int, Tensor]:
+        """As ``backward``, but that gradients are left in ``stacked`` alone."""
+        ...
+
+    def hand_out(self, ranks: Sequence[int]) -> None:
+        """The gradients in ``stacked``, as views, to the parameters of these modules."""
+        ...
+
+    def backward(self, steps: Mapping[int, int]) -> dict[int, Tensor]:
+        """Gradients in the parameters of each module of ``steps``, by rank its inner step; the losses, by rank."""
+        ...
+
+
+class Work(Protocol):
+    """One task with its data."""
+
+    def model(self) -> nn.Module:
+        """A freshly initialised model; the same bits at every call."""
+        ...
+
+    @property
+    def tokens_of_step(self) -> int:
+        """What one replica sees in an inner step: bytes of text, or examples."""
+        ...
+
+    def loss(self, module: nn.Module, rank: int, step: int) -> Tensor:
+        """Mean loss of the batch of inner step ``step``, counted from 0, of the replica of this rank."""
+        ...
+
+    def held_out(self, module: nn.Module) -> float:
+        """The loss on data that nobody trains on, in the task's own unit."""
+        ...
+
+    def trained(self, modules: Sequence[nn.Module]) -> Trained:
+        """How gradients of these are made; they may share storage from then on."""
+        ...
+
+
+class OneByOne:
+    """Gradients of one module after the other: of any model."""
+
+    def __init__(self, work: Work, modules: Sequence[nn.Module]) -> None:
+        self._work, self._modules = work, modules
+        self.stacked: Mapping[str, Tensor] = {}
+
+    def gradients(self, steps: Mapping[int, int]) -> dict[int, Tensor]:
+        """See Trained."""
+        return self.backward(steps)
+
+    def hand_out(self, ranks: Sequence[int]) -> None:
+        """They are there."""
+
+    def backward(self, steps: Mapping[int, int]) -> dict[int, Tensor]:
+        """See Trained."""
+        losses = {}
+        for rank, step in steps.items():
+            loss = self._work.loss(self._modules[rank], rank, step)
+            loss.backward()  # type: ignore[no-untyped-call]
+            losses[rank] = loss.detach()
+        return losses
+
+
+# ---- digits ----
+#
+# scikit-learn's digits, 1,797 images of 8 x 8, on uneven shards: the smallest task on which peers can disagree.
+#
+# The model has one hidden layer of relu. Of each digit every peer has a share drawn from Dirichlet(alpha), as in the
+# attacks' experiments: at 0.1 most peers miss some digits, at 100 all have about the same.
+
+# Shape suffixes: D = digits of a set, X = pixels.
+
+_PIXELS, _LABELS, _HELD_OUT = 64, 10, 360
+_FEWEST: Final = 8  # digits of a peer; shards are drawn again until all have as many
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    image_DX: Tensor
+    label_D: Tensor
+    held_image_DX: Tensor
+    held_label_D: Tensor
+    shards: tuple[Tensor, ...]  # places in the training set, of each rank
+
+
+class Digits:
+    """See Work. The split, the shards and the batches follow from the run's seed."""
+
+    def __init__(self, manifest: Manifest, peers: int, alpha: float) -> None:
+        self._manifest = manifest
+        self._split = _split(peers, alpha, manifest.run.seed)
+
+    def model(self) -> nn.Module:
+        """See Work: weights uniform within 1 / sqrt(inputs), biases zero."""
+        hidden, generator = self._manifest.model.hidden, torch.Generator().manual_seed(self._manifest.run.seed)
+        made = nn.Sequential(nn.Linear(_PIXELS, hidden), nn.ReLU(), nn.Linear(hidden, _LABELS))
+        with torch.no_grad():
+            for parameter in made.parameters():
+                bound = parameter.shape[1] ** -0.5 if parameter.ndim == 2 else 0.0
+                parameter.uniform_(-bound, bound, generator=generator)
+        return made
+
+    @property
+    def tokens_of_step(self) -> int:
+        """See Work: examples."""
+        return self._manifest.data.batch_size
+
+    def loss(self, module: nn.Module, rank: int, step: int) -> Tensor:
+        """See Work."""
+        shard = self._split.shards[rank]
+        random = np.random.default_rng((self._manifest.run.seed, rank, step))
+        place = shard[torch.from_numpy(random.integers(len(shard), size=self._manifest.data.batch_size))]
+        return functional.cross_entropy(module(self._split.image_DX[place]), self._split.label_D[place])
+
+    @torch.no_grad()
+    def held_out(self, module: nn.Module) -> float:
+        """See Work; in nats per digit."""
+        logits = module(self._split.held_image_DX)
+        return float(functional.cross_entropy(logits.double(), self._split.held_label_D))
+
+    def trained(self, modules: Sequence[nn.Module]) -> Trained:
+        """See Work."""
+        return OneByOne(self, modules)
+
+
+def _split(peers: int, alpha: float, seed: int) -> _Split:
+    image_DX, label_D = _load()
+    random = np.random.default_rng(seed)
+    order = random.permutation(len(label_D))
+    held, train = order[:_HELD_OUT], order[_HELD_OUT:]
+    shards = _shards(label_D[train], peers, alpha, random)
+    images, labels = torch.from_numpy(image_DX).float() / 16, torch.from_numpy(label_D).long()
+    return _Split(images[train], labels[train], images[held], labels[held], shards)
+
+
+def _load() -> tuple[np.ndarray, np.ndarray]:
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise ConfigError(
+            "task digits needs scikit-learn, which has them; pip install 'decentral[lab]', or take another task"
+        ) from error
+    images, labels = load_digits(return_X_y=True)
+    return images, labels
+
+
+def _shards(label_D: np.ndarray, peers: int, alpha: float, random: np.random.Generator) -> tuple[Tensor, ...]:
+    """Places of each rank, at least a few: drawn again until all have them."""
+    if peers * _FEWEST > len(label_D):
+        raise ConfigError(f"{peers} peers share {len(label_D)} digits; use {len(label_D) // _FEWEST} peers or fewer")
+    for _ in range(1000):
+        drawn = _drawn(label_D, peers, alpha, random)
+        if min(map(len, drawn)) >= _FEWEST:
+            return tuple(torch.from_numpy(one) for one in drawn)
+    raise ConfigError(f"alpha = {alpha:g} leaves some of {peers} peers without digits; raise it, or have fewer peers")
+
+
+def _drawn(label_D: np.ndarray, peers: int, alpha: float, random: np.random.Generator) -> list[np.ndarray]:
+    found: list[list[np.ndarray]] = [[] for _ in range(peers)]
+    for label in range(_LABELS):
+        places = random.permutation(np.flatnonzero(label_D == label))
+        cuts = (np.cumsum(random.dirichlet([alpha] * peers))[:-1] * len(places)).astype(int)
+        for mine, part in zip(found, np.split(places, cuts), strict=True):
+            mine.append(part)
+    return [np.concatenate(parts) for parts in found]
+
+
+# ---- language ----
+#
+# The byte-level language model of the shipped task, on evenly or unevenly shared text.
+#
+# With even shares every peer draws windows from all of the text. With uneven ones each has a part of its own, one
+# after the other: the standard library is read in the order of its folders, so a peer has some folders and not the
+# others'.
+
+
+class Language:
+    """See Work. Which bytes a step sees follows from the run's seed, the rank and the step."""
+
+    def __init__(
+        self, manifest: Manifest, corpus: Corpus, peers: int, *, uneven: bool, windows: int = 128, device: str = "cpu"
+    ) -> None:
+        self._manifest, self._corpus, self._windows = manifest, corpus, windows
+        self._peers, self._uneven, self._device = peers, uneven, device
+        self._config = LanguageModelConfig.of(manifest.model)
+
+    def model(self) -> nn.Module:
+        """See Work."""
+        built: nn.Module = build_language_model(self._config, seed=self._manifest.run.seed)
+        return built.to(self._device)
+
+    @property
+    def tokens_of_step(self) -> int:
+        """See Work."""
+        return self._manifest.data.batch_size * self._config.context
+
+    def tokens(self, rank: int, step: int) -> Tensor:
+        """The windows of a step, int64 (batch, context)."""
+        begin, stop = self._part(rank)
+        batch, context = self._manifest.data.batch_size, self._config.context
+        seed, peer = self._manifest.run.seed, rank.to_bytes(4, "little")
+        rows = range(step * batch, (step + 1) * batch)
+        starts = torch.tensor([begin + window_start(seed, peer, row, stop - begin - context) for row in rows])
+        return self._corpus.train[starts[:, None] + torch.arange(context)].long()
+
+    def _part(self, rank: int) -> tuple[int, int]:
+        """Where this rank's text begins and ends."""
+        length = self._corpus.train.numel()
+        if not self._uneven:
+            return 0, length
+        return length * rank // self._peers, length * (rank + 1) // self._peers
+
+    def loss(self, module: nn.Module, rank: int, step: int) -> Tensor:
+        """See Work."""
+        tokens = self.tokens(rank, step).to(self._device)
+        loss: Tensor = module(input_ids=tokens, labels=tokens).loss
+        return loss
+
+    def held_out(self, module: nn.Module) -> float:
+        """See Work; in bits per byte."""
+        held: Any = module
+        return bits_per_byte(
+            held, self._corpus.held_out, context=self._config.context, num_windows=self._windows, batch_size=64
+        )
+
+    def trained(self, modules: Sequence[nn.Module]) -> Trained:
+        """See Work: all at once, but for mixtures, whose tokens go different ways."""
+        if self._config.experts is not None or len(modules) == 1:
+            return OneByOne(self, modules)
+        return StackedLlama(modules, self.tokens)
