@@ -14,7 +14,7 @@ from decentral.cli.terms import Sizes, terms_of
 from decentral.errors import UsageError
 from decentral.manifest import Manifest
 from decentral.manifest.presets import class_of
-from decentral.simulate.foreseen.fitting import TARGET, Circumstances, Fit, fitting
+from decentral.simulate.round_time import TARGET, Circumstances, Fit, fitting
 from decentral.tasks.language_model import build_language_model
 from decentral.tasks.sizing import VOCAB, LanguageModelConfig, parameters_of
 from decentral.training.inner import build_inner, inner_step

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from decentral.lab.laboratory import Store
     from decentral.lab.plan import Plan
     from decentral.lab.running import Outcome
-    from decentral.simulate.forecast import By
+    from decentral.simulate.simulation import By
 
 # ---- bench ----
 #
@@ -297,7 +297,7 @@ def simulate_command(
     """
     from decentral.manifest import check_methods, load_manifest
     from decentral.simulate.by_rounds.forecast import is_by_rounds
-    from decentral.simulate.forecast import forecast
+    from decentral.simulate.simulation import forecast
 
     if step_seconds is not None and step_time is not None:
         raise UsageError("--step-seconds and --step-time are one and the same; give one of them")

@@ -8,13 +8,109 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from decentral.consensus.chain import SEATS
+from decentral.errors import ConfigError
 from decentral.manifest import Manifest, preset_manifest
 from decentral.optimizers import make_outer, presets
-from decentral.simulate.learning.lessons import LessonName
-from decentral.simulate.learning.stand_in import StandIn
-from decentral.simulate.profiles import PROFILES, Profile
+from decentral.plugins import nearest
+from decentral.simulate.lessons import LessonName, StandIn
 
-__all__ = ["KINDS", "LIMITS", "SHORTER", "Scenario", "drawn", "toy_manifest"]
+__all__ = [
+    "KINDS",
+    "LIMITS",
+    "PROFILES",
+    "SHORTER",
+    "Profile",
+    "Scenario",
+    "drawn",
+    "on_lines",
+    "profile_named",
+    "toy_manifest",
+]
+
+# ---- profiles ----
+#
+# How machines and links of volunteers behave: what is drawn for each simulated peer, and how often things break.
+#
+# Sources of the figures: sessions of spot machines, SkyPilot's AWS V100 traces (1,884 sessions: Weibull k = 0.59,
+# scale 1.78 h); sessions of home machines, KAD and IPFS measurements (Weibull k about 0.6, scale 3 h); the range of
+# loss and duplication, TigerBeetle's simulator. The shares of stale and corrupt disks and the stragglers are proposals
+# of ours.
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What a swarm has to live with. Times in seconds, rates in bytes per second; shares between 0 and 1."""
+
+    name: str
+    crashes: float = 0.0  # share of peers that end per round of theirs, by a crash or a goodbye
+    graceful: float = 0.2  # share of those that say goodbye
+    power_cuts: float = 0.5  # share of crashes that cost what was not synced; the rest only kills the process
+    away: float = 20.0  # median s until such a peer comes back
+    returns: float = 0.9  # share that comes back at all
+    new_identity: float = 0.1  # of those: with a new key and an empty disk
+    stale_disk: float = 0.02  # of those: with the disk of some time before
+    corrupt_disk: float = 0.01  # of those: with its newest checkpoint damaged
+    partitions: float = 0.0  # chance per round that the network splits
+    partition_for: float = 10.0  # median s of a split
+    cliff_every: int = 0  # rounds between two events in which 50 to 100 % crash at once; 0: never
+    loss: float = 0.0  # share of streams of which nothing arrives
+    duplication: float = 0.0  # share of messages that arrive twice
+    corruption: float = 0.0  # share of streams with a flipped bit
+    delay: float = 0.0  # s, largest extra delay of a message: the cause of reordering
+    sleeps: float = 0.0  # chance per round of a peer that it is suspended for a while
+    latency: float = 0.080  # s, median one way; lognormal, sigma 0.6
+    bandwidth: float = 2.5e6  # B/s, median downlink
+    bandwidth_spread: float = 1.0  # sigma of its lognormal factor
+    asymmetry: float = 5.0  # downlink / uplink
+    speed_spread: float = 0.6  # sigma of the lognormal speed of peers
+    jitter_spread: float = 0.25  # sigma of the lognormal factor of one round of one peer
+    straggles: float = 0.02  # share of rounds that take a Pareto(1.3) factor of at most 50
+
+
+_LAB = Profile("lab", crashes=0.001, latency=0.0005, bandwidth=125e6, asymmetry=1.0, speed_spread=0.1, straggles=0.0)
+_HOME = Profile("home", crashes=0.07, partitions=0.002, loss=0.01, sleeps=0.01, delay=0.2)
+_SPOT = Profile("spot", crashes=0.12, graceful=0.3, away=60.0, bandwidth=25e6, asymmetry=1.0, loss=0.002)
+_EVEN = Profile(  # what arithmetic can foresee
+    "even",
+    latency=0.040,
+    asymmetry=1.0,
+    bandwidth_spread=0.0,
+    speed_spread=0.0,
+    jitter_spread=0.0,
+    straggles=0.0,
+)
+_STORM = Profile(
+    "storm",
+    crashes=0.25,
+    partitions=0.02,
+    loss=0.1,
+    duplication=0.2,
+    corruption=0.02,
+    delay=2.0,
+    sleeps=0.02,
+    stale_disk=0.1,
+    corrupt_disk=0.1,
+)
+
+PROFILES = {
+    profile.name: profile
+    for profile in (_LAB, _HOME, _SPOT, _STORM, replace(_HOME, name="cliff", cliff_every=200), _EVEN)
+}
+
+
+def profile_named(name: str) -> Profile:
+    """The profile of that name. ConfigError suggests the nearest one."""
+    if name not in PROFILES:
+        raise ConfigError(f"profile {name!r}: there is none; {nearest(name, list(PROFILES))}")
+    return PROFILES[name]
+
+
+def on_lines(profile: Profile, rate: float | None) -> Profile:
+    """The profile's machines, all on the same line of ``rate`` bytes per second each way; None: on its own lines."""
+    return profile if rate is None else replace(profile, bandwidth=rate, asymmetry=1.0, bandwidth_spread=0.0)
+
+
+# ---- scenario ----
 
 
 @dataclass(frozen=True, slots=True)

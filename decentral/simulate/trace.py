@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -66,3 +66,27 @@ class Trace:
 
 def _plain(value: object) -> str:
     return value.hex() if isinstance(value, bytes) else repr(value)
+
+
+# ---- verdict ----
+#
+# What the checker found: counts of broken guarantees, and a sentence for each.
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What was found; all zero and empty when every guarantee held."""
+
+    divergence: int = 0  # rounds with two records, or one record with two anchors
+    lost_updates: int = 0  # inner steps of peers that never went down, gone
+    duplicated_updates: int = 0  # inner steps that moved the anchor twice
+    problems: list[str] = field(default_factory=list)
+
+    @property
+    def sound(self) -> bool:
+        """Whether nothing was broken."""
+        return not (self.divergence or self.lost_updates or self.duplicated_updates or self.problems)
+
+    def say(self, problem: str) -> None:
+        """Note one broken guarantee."""
+        self.problems.append(problem)

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import anyio
 
-from decentral.simulate.machine.host import Host
+from decentral.simulate.process import Host
 from decentral.simulate.scenario import Scenario
 from decentral.simulate.trace import Trace
 

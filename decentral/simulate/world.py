@@ -15,13 +15,12 @@ from decentral.consensus.chain import Voting
 from decentral.dissemination import broadcast
 from decentral.rounds.driver import Driver
 from decentral.rounds.snapshots import CHAIN, INDEX, PACKED, STATE
-from decentral.simulate.learning.training import StepPace
-from decentral.simulate.machine.host import Host
-from decentral.simulate.machine.process import FINE, Site
-from decentral.simulate.machine.weather import Weather
+from decentral.simulate.process import FINE, Host, Site
 from decentral.simulate.scenario import Scenario
 from decentral.simulate.trace import Trace
+from decentral.simulate.training import StepPace
 from decentral.simulate.troubles import Afflict, Troubles
+from decentral.simulate.weather import Weather
 from decentral.transport.memory import MemoryNetwork
 from decentral.wire.keys import peer_name
 

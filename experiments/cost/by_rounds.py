@@ -18,8 +18,8 @@ from typing import Any
 
 from decentral.manifest import Manifest, preset_manifest
 from decentral.simulate.by_rounds.forecast import is_by_rounds
-from decentral.simulate.forecast import By, forecast
-from decentral.simulate.profiles import PROFILES
+from decentral.simulate.scenario import PROFILES
+from decentral.simulate.simulation import By, forecast
 
 PRESETS = ("sparseloco", "diloco", "streaming", "noloco")
 FIGURES = ("seconds_per_round", "contributors", "utilisation", "bytes_per_peer")

@@ -20,9 +20,8 @@ from typing import Any
 import anyio
 
 from decentral.manifest import preset_manifest
-from decentral.simulate.learning.stand_in import stand_in_for
-from decentral.simulate.profiles import on_lines, profile_named
-from decentral.simulate.scenario import Scenario
+from decentral.simulate.lessons import stand_in_for
+from decentral.simulate.scenario import Scenario, on_lines, profile_named
 from decentral.simulate.simulation import simulate
 from decentral.simulate.troubles import Afflicted
 from decentral.transport.memory import MemoryNetwork, MemoryTransport

@@ -7,8 +7,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
-from decentral.simulate.machine.disk import RecordingDisk
-from decentral.simulate.machine.durability import Operation
+from decentral.simulate.disk import Operation, RecordingDisk
 
 
 class FailingDisk(RecordingDisk):

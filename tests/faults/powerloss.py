@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import cast
 
 from decentral.errors import DecentralError
-from decentral.simulate.machine.durability import crash_states
+from decentral.simulate.disk import crash_states
 from decentral.state.checkpoint import read_checkpoint
 from decentral.state.durable import DISK, TEMPORARY
 from decentral.state.tensor_file import DamagedFile

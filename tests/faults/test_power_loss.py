@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from decentral.errors import DecentralError, DiskError
-from decentral.simulate.machine.disk import RecordingDisk
-from decentral.simulate.machine.durability import Call, Names, Operation, crash_states, scan
+from decentral.simulate.disk import Call, Names, Operation, RecordingDisk, crash_states, scan
 from tests.faults.disks import FailingDisk, Killed, KillingDisk
 from tests.faults.history import History, make_history
 from tests.faults.life import Acknowledged, Life, Word, found_in, goes_on

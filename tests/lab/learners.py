@@ -10,7 +10,7 @@ import torch
 from decentral.replica.contribution import Contribution, range_of
 from decentral.rounds.gossip import Swapped
 from decentral.rounds.local_state import CommittedUpdate
-from decentral.simulate.learning.moments import Descent
+from decentral.simulate.lessons import Descent
 from decentral.training.live_model import LiveModel
 from decentral.training.live_side import LiveSide
 from decentral.training.outer_loop import LoopControl, LoopParts, OuterLoop

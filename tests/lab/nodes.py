@@ -20,7 +20,7 @@ from decentral.parameters import Schema, schema_of
 from decentral.replica.contribution import Contribution
 from decentral.rounds.gossip import Gossip, Swapped
 from decentral.rounds.local_state import CommittedUpdate, Ledger
-from decentral.simulate.machine.virtual_time import run_in_virtual_time
+from decentral.simulate.backend import run_in_virtual_time
 from decentral.transport.memory import MemoryNetwork
 from decentral.wire.frames import FrameKind
 from decentral.wire.keys import Signer

@@ -14,7 +14,7 @@ from decentral.replica.codec import codec_of
 from decentral.replica.contribution import Contribution
 from decentral.replica.replica import Replica
 from decentral.rounds.local_state import CommittedUpdate
-from decentral.simulate.learning.training import FlatModel
+from decentral.simulate.training import FlatModel
 from decentral.training.live_side import LiveSide
 from decentral.training.schedule import SyncSchedule
 from tests.laws.learners import EXACT, SCHEMA, Inner, Learner

@@ -17,8 +17,8 @@ from decentral.replica.contribution import Contribution
 from decentral.replica.pair_step import GossipStep, half_of, install, step_alone, step_together
 from decentral.replica.replica import OuterStep, Replica
 from decentral.rounds.local_state import CommittedUpdate
-from decentral.simulate.learning.moments import Descent
-from decentral.simulate.learning.training import FlatModel
+from decentral.simulate.lessons import Descent
+from decentral.simulate.training import FlatModel
 from decentral.training.live_side import LiveSide
 from decentral.training.schedule import SyncSchedule
 from decentral.wire.frames import Frame

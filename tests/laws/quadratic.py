@@ -21,8 +21,8 @@ from decentral.optimizers import Channel, Contributor, OuterMethod, RoundInfo, m
 from decentral.optimizers.aggregation.base import clip_scales, norm
 from decentral.optimizers.aggregation.mean import Adder, mean_of
 from decentral.parameters import schema_of
-from decentral.simulate.learning.moments import Descent as InnerDescent
-from decentral.simulate.learning.training import FlatModel
+from decentral.simulate.lessons import Descent as InnerDescent
+from decentral.simulate.training import FlatModel
 from decentral.training.live_side import LiveSide
 
 # Shape suffixes: N = coordinates, K = peers; flat float32.

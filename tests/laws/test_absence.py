@@ -21,8 +21,8 @@ from decentral.optimizers import make_outer
 from decentral.parameters import Fragment, ParameterSpec, Schema
 from decentral.replica.codec import Codec
 from decentral.rounds.local_state import CommittedUpdate
-from decentral.simulate.learning.moments import Descent
-from decentral.simulate.learning.training import FlatModel
+from decentral.simulate.lessons import Descent
+from decentral.simulate.training import FlatModel
 from decentral.training.live_side import LiveSide
 from decentral.training.schedule import SyncSchedule, make_schedule
 from tests.laws.tables import ALONG_DIRECTIONS, PRESETS, SYNCHRONOUS, covering, long_but, method_of

@@ -22,9 +22,7 @@ from decentral.consensus.chain import contributions
 from decentral.errors import ConfigError
 from decentral.manifest import Manifest, check_methods, preset_manifest
 from decentral.optimizers import OuterMethod
-from decentral.simulate.equations.averaged import Averaged
-from decentral.simulate.equations.of_methods import EQUATIONS
-from decentral.simulate.equations.pulls import PULLS
+from decentral.simulate.equations import EQUATIONS, PULLS, Averaged
 from tests.laws.bounds import BOUNDS, name_of
 from tests.laws.course import Course, Round
 from tests.laws.learners import SCHEMA

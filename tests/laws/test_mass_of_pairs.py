@@ -19,7 +19,7 @@ from decentral.errors import ConfigError
 from decentral.manifest import check_methods, preset_manifest
 from decentral.optimizers import OuterMethod
 from decentral.replica.codec import Codec
-from decentral.simulate.equations.pulls import NOT_LINEAR, PULLS, Stood
+from decentral.simulate.equations import NOT_LINEAR, PULLS, Stood
 from tests.laws.bounds import BOUNDS, name_of
 from tests.laws.learners import Learners
 from tests.laws.swarm import NUMEL, changed_books

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from decentral.optimizers import OuterMethod
-from decentral.simulate.learning.training import FlatModel
+from decentral.simulate.training import FlatModel
 from decentral.training.live_side import LiveSide
 from tests.laws.learners import SCHEMA, Learners
 from tests.laws.swarm import NUMEL, SIGNERS

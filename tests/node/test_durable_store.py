@@ -14,7 +14,7 @@ from decentral.errors import PayloadError
 from decentral.node.durable_store import DurableStore
 from decentral.replica.contribution import header_after
 from decentral.replica.replica import OWED
-from decentral.simulate.machine.disk import RecordingDisk
+from decentral.simulate.disk import RecordingDisk
 from decentral.state.durable import Disk
 from decentral.wire.frames import FrameKind, seal
 from decentral.wire.messages import Commit, FrameRef

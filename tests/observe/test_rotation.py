@@ -14,8 +14,7 @@ import pytest
 from decentral.observe import lines
 from decentral.observe.events import FileTail
 from decentral.observe.lines import KEPT, JsonLines, opened, pack_lines, pack_put_aside, put_aside, read_json_lines
-from decentral.simulate.machine.disk import RecordingDisk
-from decentral.simulate.machine.durability import crash_states
+from decentral.simulate.disk import RecordingDisk, crash_states
 from decentral.state.durable import Disk
 
 FORMS = ("absent", "plain", "packed", "both")

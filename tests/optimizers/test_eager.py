@@ -11,7 +11,7 @@ from decentral.optimizers import OuterMethod, carry
 from decentral.optimizers.diloco import DiLoCo
 from decentral.optimizers.eager import Eager
 from decentral.optimizers.streaming import StreamingDiLoCo
-from decentral.simulate.forecast import forecast
+from decentral.simulate.simulation import forecast
 from decentral.state.snapshot import anchor_name
 from decentral.training.live_model import LiveModel
 from decentral.training.resuming import memory_of, resume, tensors_of

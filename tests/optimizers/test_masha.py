@@ -13,7 +13,7 @@ from decentral.optimizers.local_sgd import LocalSGD
 from decentral.optimizers.masha import Masha
 from decentral.optimizers.steps import one_of_each
 from decentral.replica.codec import Codec
-from decentral.simulate.forecast import forecast
+from decentral.simulate.simulation import forecast
 from tests.laws.learners import Learners
 from tests.laws.swarm import NUMEL
 from tests.optimizers.stepping import step

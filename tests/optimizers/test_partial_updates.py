@@ -15,7 +15,7 @@ from decentral.optimizers import Contributor, RoundInfo
 from decentral.optimizers.base import scaled_to_owners
 from decentral.optimizers.diloco import DiLoCo
 from decentral.optimizers.partial_updates import PartialUpdates
-from decentral.simulate.forecast import forecast
+from decentral.simulate.simulation import forecast
 from decentral.training.live_model import LiveModel
 from decentral.training.live_side import LiveSide, Moments
 from decentral.training.schedule import SyncSchedule

@@ -10,7 +10,7 @@ from decentral.errors import ConfigError
 from decentral.manifest import preset_manifest
 from decentral.optimizers import Contributor, RoundInfo
 from decentral.optimizers.scaffold import Scaffold
-from decentral.simulate.forecast import forecast
+from decentral.simulate.simulation import forecast
 from tests.laws.learners import Learners
 from tests.laws.swarm import NUMEL
 from tests.laws.tables import method_of

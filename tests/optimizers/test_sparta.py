@@ -16,7 +16,7 @@ from decentral.optimizers.diloco import DiLoCo
 from decentral.optimizers.local_sgd import LocalSGD
 from decentral.optimizers.sparta import Sparta
 from decentral.replica.codec import Codec
-from decentral.simulate.forecast import forecast
+from decentral.simulate.simulation import forecast
 from tests.laws.learners import Learners
 from tests.laws.swarm import NUMEL
 

@@ -7,7 +7,7 @@ import torch
 from decentral.consensus.chain import Head
 from decentral.replica.contribution import Contribution
 from decentral.replica.replica import Replica
-from decentral.simulate.learning.training import FlatModel
+from decentral.simulate.training import FlatModel
 from decentral.training.schedule import SyncSchedule
 
 

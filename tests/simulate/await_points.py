@@ -19,11 +19,10 @@ from dataclasses import dataclass, field, replace
 
 import anyio
 
-from decentral.simulate.profiles import PROFILES
-from decentral.simulate.scenario import LIMITS, Scenario, toy_manifest
+from decentral.simulate.loop import Loop, Task
+from decentral.simulate.scenario import LIMITS, PROFILES, Scenario, toy_manifest
 from decentral.simulate.simulation import simulate
 from decentral.simulate.troubles import Afflicted
-from decentral.simulate.virtual.loop import Loop, Task
 
 PEERS = 3
 EXHAUSTED = ("gather", "reduce", "streaming")

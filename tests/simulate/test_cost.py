@@ -7,7 +7,7 @@ import warnings
 import pytest
 
 from decentral.consensus.chain import VOTING
-from decentral.simulate.cost import bounds, of_directory, of_rounds, sizes
+from decentral.simulate import cost
 from decentral.swarm.dht import looks_in
 from decentral.swarm.directory import circles
 from decentral.transport.requests import PREFIX_NBYTES
@@ -63,12 +63,12 @@ def test_sizes_are_those_of_the_encoders(n):
     record, parts = gather_record(n), min(n, 40)
     reduced = reduce_record(n, parts)
     votes = tuple((peer, bytes(64)) for peer in peers(n // 2 + 1))
-    assert sizes.proposal_nbytes(sizes.record_nbytes(n, n)) == len(encode(Proposal(0, record)))
-    assert sizes.proposal_nbytes(sizes.record_nbytes(n, parts, n)) == len(encode(Proposal(0, reduced)))
-    assert sizes.commit_nbytes(sizes.record_nbytes(n, n), n // 2 + 1) == len(
+    assert cost.proposal_nbytes(cost.record_nbytes(n, n)) == len(encode(Proposal(0, record)))
+    assert cost.proposal_nbytes(cost.record_nbytes(n, parts, n)) == len(encode(Proposal(0, reduced)))
+    assert cost.commit_nbytes(cost.record_nbytes(n, n), n // 2 + 1) == len(
         encode(Commit(record, Certificate(0, votes)))
     )
-    assert sizes.plan_nbytes(n, parts) == len(encode(ReducePlan(1, 2, 0, 0, refs(n), ranges(parts))))
+    assert cost.plan_nbytes(n, parts) == len(encode(ReducePlan(1, 2, 0, 0, refs(n), ranges(parts))))
 
 
 @pytest.mark.parametrize("n", [5, 21, 22, 30])
@@ -78,15 +78,15 @@ def test_what_is_said_of_a_gather_is_what_its_machines_say(n):
     swarm.lose = lambda sender, to, message: not isinstance(message, tuple) and bool(said.append((sender, message)))
     assert finish_round(swarm, 1)
     swarm.run(lambda: not swarm.queue)
-    found, leader = of_rounds.control("gather", n, 10**6), VOTING.leaders(swarm.genesis())[0]
+    found, leader = cost.control("gather", n, 10**6), VOTING.leaders(swarm.genesis())[0]
     assert sum(PREFIX_NBYTES + len(encode(message)) for _, message in said) == pytest.approx(n * found.nbytes, rel=0.02)
     assert len(said) == pytest.approx(n * found.messages, rel=0.02), "a vote is not given once the commit is there"
     led = [message for sender, message in said if sender == leader and not isinstance(message, Offer)]
-    assert len(led) == pytest.approx(of_rounds.leader("gather", n, 10**6).messages, abs=1)
+    assert len(led) == pytest.approx(cost.leader("gather", n, 10**6).messages, abs=1)
 
 
 def test_a_pair_costs_the_same_in_a_swarm_of_any_even_size():
-    costs = {of_rounds.pair(n, 10**6, lambda values: 2.0 * values) for n in (2, 100, 10_000)}
+    costs = {cost.pair(n, 10**6, lambda values: 2.0 * values) for n in (2, 100, 10_000)}
     assert len(costs) == 1
     assert costs.pop().messages == 2.0
 
@@ -97,20 +97,20 @@ def test_the_frames_of_a_gather_grow_with_the_swarm_and_those_of_a_reduce_do_not
     def body(values):
         return float(values)
 
-    assert of_rounds.gather(1001, numel, body).nbytes == pytest.approx(1000 * numel, rel=1e-6)
-    assert of_rounds.reduce(1001, numel, body).nbytes == pytest.approx(2 * numel * 1000 / 1001, rel=1e-3)
+    assert cost.gather(1001, numel, body).nbytes == pytest.approx(1000 * numel, rel=1e-6)
+    assert cost.reduce(1001, numel, body).nbytes == pytest.approx(2 * numel * 1000 / 1001, rel=1e-3)
 
 
 def test_groups_bound_a_gather():
-    costs = {of_rounds.grouped(n, 10**6, lambda values: 0.02 * values, 32) for n in (32, 1024, 10_000)}
+    costs = {cost.grouped(n, 10**6, lambda values: 0.02 * values, 32) for n in (32, 1024, 10_000)}
     assert len(costs) == 1
 
 
 def test_a_search_asks_one_more_node_per_doubling(lease):
-    assert of_directory.nodes_asked(10) == 9
-    assert of_directory.nodes_asked(500) == 20
-    assert of_directory.nodes_asked(10_000) == pytest.approx(23.3, abs=0.1)
-    small, large = of_directory.lookups(100, lease), of_directory.lookups(10_000, lease)
+    assert cost.nodes_asked(10) == 9
+    assert cost.nodes_asked(500) == 20
+    assert cost.nodes_asked(10_000) == pytest.approx(23.3, abs=0.1)
+    small, large = cost.lookups(100, lease), cost.lookups(10_000, lease)
     assert large.messages < 1.2 * small.messages
     assert large.nbytes < 1.2 * small.nbytes, "who looks shares the bytes of a look-up with all others"
 
@@ -125,11 +125,11 @@ def test_about_four_peers_look_for_all_per_renewal_whatever_the_size_of_the_swar
 
 
 def test_the_least_time_of_a_gather_is_that_of_its_narrowest_place():
-    assert bounds.gather_seconds(100.0, [10, 100, 100], [1000] * 3) == 10.0, "the slow owner's own frame"
-    assert bounds.gather_seconds(100.0, [100] * 3, [100, 10, 100]) == 20.0, "the slow downlink takes two frames"
-    assert bounds.gather_seconds(100.0, [10, 10, 10], [1000] * 3) == 20.0, "six copies out of all uplinks"
-    assert bounds.push_seconds(100.0, [10, 100, 100], [1000] * 3) == 20.0, "pushing sends both copies up the slow one"
-    assert bounds.reduce_seconds(100.0, 4, 10.0, 50.0) == 15.0
+    assert cost.gather_seconds(100.0, [10, 100, 100], [1000] * 3) == 10.0, "the slow owner's own frame"
+    assert cost.gather_seconds(100.0, [100] * 3, [100, 10, 100]) == 20.0, "the slow downlink takes two frames"
+    assert cost.gather_seconds(100.0, [10, 10, 10], [1000] * 3) == 20.0, "six copies out of all uplinks"
+    assert cost.push_seconds(100.0, [10, 100, 100], [1000] * 3) == 20.0, "pushing sends both copies up the slow one"
+    assert cost.reduce_seconds(100.0, 4, 10.0, 50.0) == 15.0
 
 
 def test_the_bytes_of_the_dht_are_those_of_hiveminds_protobuf(lease):
@@ -138,7 +138,7 @@ def test_the_bytes_of_the_dht_are_those_of_hiveminds_protobuf(lease):
         from hivemind.dht.storage import DictionaryDHTValue
         from hivemind.proto import dht_pb2
         from hivemind.utils import MSGPackSerializer
-    beam = of_directory.BEAM
+    beam = cost.BEAM
     node, info, value = bytes(20), dht_pb2.NodeInfo(node_id=b"n" * 20), encode(lease)
     nearest = dht_pb2.FindResult(nearest_node_ids=[node] * beam, nearest_peer_ids=[bytes(38)] * beam)
     store = dht_pb2.StoreRequest(
@@ -152,12 +152,12 @@ def test_the_bytes_of_the_dht_are_those_of_hiveminds_protobuf(lease):
     leases = DictionaryDHTValue()
     for number in range(100):
         leases.store(f"{number:052d}", MSGPackSerializer.dumps(value), 1.8e9 + number)
-    assert len(dht_pb2.FindRequest(keys=[node], peer=info).SerializeToString()) == of_directory.FIND_NBYTES
-    assert len(dht_pb2.FindResponse(results=[nearest], peer=info).SerializeToString()) == of_directory.FOUND_NBYTES
-    assert len(store.SerializeToString()) - len(value) == of_directory.STORE_NBYTES
-    assert len(dht_pb2.StoreResponse(store_ok=[True], peer=info).SerializeToString()) == of_directory.STORED_NBYTES
+    assert len(dht_pb2.FindRequest(keys=[node], peer=info).SerializeToString()) == cost.FIND_NBYTES
+    assert len(dht_pb2.FindResponse(results=[nearest], peer=info).SerializeToString()) == cost.FOUND_NBYTES
+    assert len(store.SerializeToString()) - len(value) == cost.STORE_NBYTES
+    assert len(dht_pb2.StoreResponse(store_ok=[True], peer=info).SerializeToString()) == cost.STORED_NBYTES
     per_lease = len(MSGPackSerializer.dumps(leases)) / 100 - len(value)
-    assert per_lease == pytest.approx(of_directory.LEASE_IN_DHT_NBYTES, abs=1.0)
+    assert per_lease == pytest.approx(cost.LEASE_IN_DHT_NBYTES, abs=1.0)
 
 
 @pytest.mark.parametrize("n", [1, 2, 21, 22, 30, 64, 100, 257])
@@ -166,4 +166,4 @@ def test_whom_a_peer_tells_on_average_is_whom_the_directory_tells(n):
     told = [circles(peer, [other for other in peers if other != peer]) for peer in peers]
     leases = sum(len(one.passed_to) * (1 + len(one.row)) for one in told)
     sums = (sum(len(one.told) for one in told), sum(len(one.passed_to) for one in told), leases)
-    assert of_directory.around(n) == pytest.approx([total / n for total in sums])
+    assert cost.around(n) == pytest.approx([total / n for total in sums])

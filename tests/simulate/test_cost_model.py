@@ -12,8 +12,8 @@ from decentral.compressors import parse_compressor
 from decentral.dissemination.broadcast import PUSH
 from decentral.optimizers import make_outer
 from decentral.replica.codec import Codec
-from decentral.simulate.cost import of_directory, of_rounds
-from decentral.simulate.cost.sizes import Cost
+from decentral.simulate import cost
+from decentral.simulate.cost import Cost
 from decentral.transport.memory import MemoryTransport
 
 KINDS = {"sparseloco": "gather", "diloco": "reduce", "noloco": "pair", "gasloc": "pair"}
@@ -119,9 +119,9 @@ def test_the_model_gives_the_messages_and_bytes_that_real_peers_send(run_lab, te
         body = body_of(manifest, lab.schema, kind == "pair")
         vectors = {"vectors": len(make_outer(preset, {}).channels())} if kind == "pair" else {}
         predicted = {
-            "frames": getattr(of_rounds, kind)(n, numel, body, **vectors).times(rounds),
-            "control": Cost(0, 0) if kind == "pair" else of_rounds.control(kind, n, numel).times(rounds),
-            "directory": of_directory.renewal(n, lease).times(renewals),
+            "frames": getattr(cost, kind)(n, numel, body, **vectors).times(rounds),
+            "control": Cost(0, 0) if kind == "pair" else cost.control(kind, n, numel).times(rounds),
+            "directory": cost.renewal(n, lease).times(renewals),
         }
         for part, expected in predicted.items():
             assert tally[part, "nbytes"] / n == pytest.approx(expected.nbytes, rel=0.05), part

@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-from decentral.simulate.machine.disk import RecordingDisk
-from decentral.simulate.machine.durability import SECTOR, crash_states, scan
+from decentral.simulate.disk import SECTOR, RecordingDisk, crash_states, scan
 
 
 @pytest.fixture

@@ -9,8 +9,7 @@ import torch
 
 from decentral.manifest import preset_manifest
 from decentral.optimizers import Contributor, OuterMethod, RoundInfo, make_outer
-from decentral.simulate.equations.averaged import Averaged
-from decentral.simulate.equations.of_methods import EQUATIONS, WEIGH
+from decentral.simulate.equations import EQUATIONS, WEIGH, Averaged
 from decentral.wire.messages import FrameRef
 from tests.laws.tables import ALONG_DIRECTIONS
 from tests.optimizers.stepping import step

@@ -6,7 +6,7 @@ import pytest
 
 from decentral.manifest import Manifest, preset_manifest
 from decentral.manifest.presets import classes
-from decentral.simulate.foreseen.fitting import MOST, TARGET, Circumstances, Fit, fitting
+from decentral.simulate.round_time import MOST, TARGET, Circumstances, Fit, fitting
 
 
 def made(preset: str, steps: int) -> Manifest:

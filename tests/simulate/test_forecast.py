@@ -11,11 +11,9 @@ import torch
 from decentral.manifest import preset_manifest
 from decentral.quantities import parse_rate
 from decentral.replica.codec import codec_of
-from decentral.simulate.forecast import forecast
-from decentral.simulate.learning.stand_in import body_nbytes, stand_in_for
-from decentral.simulate.profiles import PROFILES
-from decentral.simulate.scenario import drawn
-from decentral.simulate.simulation import simulate
+from decentral.simulate.lessons import body_nbytes, stand_in_for
+from decentral.simulate.scenario import PROFILES, drawn
+from decentral.simulate.simulation import forecast, simulate
 
 
 def test_peers_on_home_links_take_part_though_frames_take_long():

@@ -10,8 +10,7 @@ import pytest
 
 from decentral.consensus.chain import contributions
 from decentral.manifest import preset_manifest
-from decentral.simulate.profiles import PROFILES
-from decentral.simulate.scenario import Scenario
+from decentral.simulate.scenario import PROFILES, Scenario
 from decentral.simulate.simulation import Outcome, simulate
 from decentral.simulate.world import World
 from decentral.wire.messages import Record

@@ -9,12 +9,10 @@ import torch
 
 from decentral.manifest import preset_manifest
 from decentral.rounds.gossip import UNDECIDED
-from decentral.simulate.pairs import check_pairs
-from decentral.simulate.profiles import PROFILES
-from decentral.simulate.scenario import Scenario
+from decentral.simulate.anchors import check_pairs
+from decentral.simulate.scenario import PROFILES, Scenario
 from decentral.simulate.simulation import simulate
-from decentral.simulate.trace import Trace
-from decentral.simulate.verdict import Verdict
+from decentral.simulate.trace import Trace, Verdict
 
 ASKED = 100.0  # s: when the leader asked; its follower stepped at once, and the leader gave up after UNDECIDED
 LEADER, FOLLOWER, THIRD = 0, 1, 2

@@ -7,9 +7,8 @@ import pytest
 from decentral.manifest import preset_manifest
 from decentral.manifest.presets import classes
 from decentral.quantities import parse_rate
-from decentral.simulate.forecast import forecast
-from decentral.simulate.foreseen.fitting import TARGET, Circumstances, fitting
-from decentral.simulate.foreseen.round_time import RoundTime, steps_for, time_of_round
+from decentral.simulate.round_time import TARGET, Circumstances, RoundTime, fitting, steps_for, time_of_round
+from decentral.simulate.simulation import forecast
 
 SEVERAL = [  # preset, its line, peers, H, parameters, and what is changed: of each kind of exchange, and with overlap
     ("sparseloco", "20mbit", 4, 10, 60_000_000, {}),

@@ -13,10 +13,8 @@ import anyio
 import pytest
 
 from decentral.manifest import preset_manifest
-from decentral.simulate.forecast import forecast
-from decentral.simulate.profiles import PROFILES
-from decentral.simulate.scenario import drawn
-from decentral.simulate.simulation import simulate
+from decentral.simulate.scenario import PROFILES, drawn
+from decentral.simulate.simulation import forecast, simulate
 from tests.simulate import await_points, run
 from tests.simulate.draws import scenario
 

@@ -11,8 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from decentral.errors import ConfigError, DiskError
-from decentral.simulate.machine.disk import RecordingDisk
-from decentral.simulate.machine.durability import crash_states
+from decentral.simulate.disk import RecordingDisk, crash_states
 from decentral.state import checkpoint
 from decentral.state.checkpoint import META, TENSORS, load_newest, save
 from tests.faults.disks import FailingDisk

@@ -6,8 +6,7 @@ import threading
 import pytest
 
 from decentral.errors import ConfigError, DiskError
-from decentral.simulate.machine.disk import RecordingDisk
-from decentral.simulate.machine.durability import crash_states
+from decentral.simulate.disk import RecordingDisk, crash_states
 from decentral.state.durable import Disk
 from decentral.state.journal import HEAD_NBYTES, MAX_ENTRY_NBYTES, AcceptorFile, Journal
 from tests.faults.disks import FailingDisk

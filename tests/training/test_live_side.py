@@ -17,7 +17,7 @@ from decentral.optimizers.scaffold import Scaffold
 from decentral.peer import Peer, join
 from decentral.peer.joining import check_processes
 from decentral.rounds.local_state import CommittedUpdate
-from decentral.simulate.learning.training import FlatModel
+from decentral.simulate.training import FlatModel
 from decentral.swarm.identity import Identity
 from decentral.training.inner_optimizers import SPSA
 from decentral.training.live_model import LiveModel

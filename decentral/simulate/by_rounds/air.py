@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from decentral.consensus.machine import TICK
 from decentral.consensus.round_state import FETCH_AFTER, RESEND_AFTER
-from decentral.simulate.foreseen.round_time import WAYS
-from decentral.simulate.profiles import Profile
+from decentral.consensus.timing import Deadline
+from decentral.simulate.round_time import WAYS
+from decentral.simulate.scenario import Profile
 
 Seconds = NDArray[np.float64]
 
@@ -49,3 +52,79 @@ class Air:
         if not self.lost:
             return np.zeros(shape)
         return (self.generator.geometric(1.0 - self.lost, shape) - 1).astype(np.float64)
+
+
+# ---- collecting ----
+#
+# When the leader of a round waits no longer, and whose contributions it has then: the rules of ``Readiness``.
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderView:
+    """What the leader sees of a round: per offer, in any order."""
+
+    opened: float
+    heard: Seconds  # when each offer is here
+    usable: Seconds  # when what it offers is here, too
+    allowed: Seconds  # how long that may be on its way
+    awaited: np.ndarray  # whether anybody waits for it: newcomers are not waited for
+    missing: float  # until when it waits for members that do not offer at all
+    num_present: int  # members that are there, as far as it knows
+
+
+def collected(seen: LeaderView, deadline: Deadline) -> float:
+    """The moment from which a proposal is made; it names what is usable then."""
+    first = float(seen.heard.min())
+    everybody = max(float(seen.usable[seen.awaited].max(initial=0.0)), float(seen.usable.min()), seen.missing)
+    enough = float(np.sort(seen.usable)[max(0, math.ceil(seen.num_present / 2) - 1) :].min(initial=math.inf))
+    late = max(deadline.at(seen.opened, first) + TICK / 2, enough)
+    last = max(first + deadline.ceiling + TICK / 2, float(seen.usable.min()))
+    return _with_what_is_coming(seen, min(everybody, late, last))
+
+
+def _with_what_is_coming(seen: LeaderView, now: float) -> float:
+    """The deadline is for offers: what was offered may still come."""
+    until = np.minimum(seen.usable, seen.heard + 2 * seen.allowed)
+    while True:
+        coming = seen.awaited & (seen.heard <= now) & (seen.usable > now) & (until > now)
+        if not coming.any():
+            return now
+        now = float(until[coming].min())
+
+
+# ---- voting ----
+#
+# From a proposal to the commit, and from the commit to everybody.
+
+
+@dataclass(frozen=True, slots=True)
+class Proposed:
+    """One proposal: when it is made, by which peer, and which vote. Peers by their places."""
+
+    proposed: float
+    leader: int
+    voters: list[int]
+    held: Seconds  # when each peer has all that it names
+
+
+def committed(ballot: Proposed, air: Air) -> float:
+    """When a majority's votes are back."""
+    voters = np.array(ballot.voters)
+    asked = ballot.proposed + air.messages(len(voters))
+    back = np.maximum(asked, ballot.held[voters]) + air.messages(len(voters))
+    back[voters == ballot.leader] = max(ballot.proposed, ballot.held[ballot.leader])
+    return max(float(np.sort(back)[len(voters) // 2]), float(ballot.held[ballot.leader]))
+
+
+def applied(ballot: Proposed, air: Air, at: float, offered: Seconds, seats: int) -> Seconds:
+    """When each peer goes on: with the commit, and all that it names.
+
+    ``offered``: when it told its own offer, which it repeats until it hears of a commit.
+    """
+    n = len(offered)
+    told = at + air.delays(n) * (1 if n <= seats else 2)
+    lost = air.losses(n)
+    repeats = offered + RESEND_AFTER * np.ceil(np.maximum(1.0, (at - offered) / RESEND_AFTER)) + 2 * air.delays(n)
+    told[lost] = np.maximum(repeats, told)[lost]
+    told[ballot.leader] = at
+    return np.maximum(told, ballot.held)

@@ -12,11 +12,17 @@ import numpy as np
 from decentral.consensus.timing import allowance
 from decentral.rounds.gossip import LOOK_EVERY
 from decentral.rounds.partners import Punctuality
-from decentral.simulate.by_rounds.absences import absences
 from decentral.simulate.by_rounds.air import Air
-from decentral.simulate.by_rounds.machine import BEGINS, RETURNS, Boundary, MachineModel, machines_of
-from decentral.simulate.by_rounds.told import StepTimes
-from decentral.simulate.foreseen.round_time import WAYS
+from decentral.simulate.by_rounds.machine import (
+    BEGINS,
+    RETURNS,
+    Boundary,
+    MachineModel,
+    StepTimes,
+    absences,
+    machines_of,
+)
+from decentral.simulate.round_time import WAYS
 from decentral.simulate.scenario import Scenario
 from decentral.wire.frames import HEADER_NBYTES
 

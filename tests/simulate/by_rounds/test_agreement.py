@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from decentral.manifest import preset_manifest
-from decentral.simulate.forecast import By, forecast
+from decentral.simulate.simulation import By, forecast
 
 PARAMETERS = 5_000_000
 BOTH: tuple[By, By] = ("messages", "rounds")

@@ -12,13 +12,11 @@ import pytest
 from decentral.consensus.timing import Deadline
 from decentral.errors import ConfigError
 from decentral.manifest import preset_manifest
-from decentral.simulate.by_rounds.absences import NEVER, absences
-from decentral.simulate.by_rounds.collecting import LeaderView, collected
+from decentral.simulate.by_rounds.air import LeaderView, collected
 from decentral.simulate.by_rounds.forecast import is_by_rounds
-from decentral.simulate.forecast import forecast
-from decentral.simulate.profiles import PROFILES
-from decentral.simulate.scenario import Scenario, toy_manifest
-from decentral.simulate.simulation import simulate
+from decentral.simulate.by_rounds.machine import NEVER, absences
+from decentral.simulate.scenario import PROFILES, Scenario, toy_manifest
+from decentral.simulate.simulation import forecast, simulate
 from decentral.simulate.trace import Entry
 
 RUN = {"rounds": 100, "salt": "rules"}

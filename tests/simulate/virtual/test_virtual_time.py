@@ -11,7 +11,7 @@ import pytest
 import trio._core._run as scheduler
 
 import decentral.simulate.simulation as simulation
-from decentral.simulate.machine.virtual_time import run_in_virtual_time
+from decentral.simulate.backend import run_in_virtual_time
 from decentral.simulate.scenario import drawn
 from tests.simulate.virtual.under_trio import run_under_trio
 

@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from decentral.errors import PayloadError, PeerUnreachable, StreamClosed
-from decentral.simulate.machine.virtual_time import run_in_virtual_time
+from decentral.simulate.backend import run_in_virtual_time
 from decentral.transport.memory import MemoryNetwork, Weight
 from decentral.transport.requests import notify, request, serve_requests
 from decentral.wire.keys import Signer

@@ -17,7 +17,7 @@ import anyio
 
 from decentral.errors import TransportError
 from decentral.flow.upload import Budget
-from decentral.simulate.profiles import Profile
+from decentral.simulate.scenario import Profile
 from decentral.transport.base import Handler, Letter, Letters, Respond, Stream, Traffic, Transport, Uncapped, Watch
 from decentral.transport.memory import MemoryLetter, MemoryLetters, MemoryTransport
 from decentral.wire.keys import PeerId

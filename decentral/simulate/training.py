@@ -14,8 +14,8 @@ from decentral.node.node import Node
 from decentral.replica.contribution import Contribution
 from decentral.rounds.gossip import Swapped
 from decentral.rounds.local_state import CommittedUpdate
-from decentral.simulate.equations.pulls import state_name
-from decentral.simulate.learning.lessons import Lesson
+from decentral.simulate.equations import state_name
+from decentral.simulate.lessons import Lesson
 from decentral.training.outer_loop import LoopControl, LoopParts, OuterLoop
 from decentral.training.progress import Away
 from decentral.training.schedule import SyncSchedule

@@ -1,1 +1,0 @@
-"""The methods' equations once more, in float64 and from the papers, apart from `decentral.optimizers`."""

@@ -1,1 +1,0 @@
-"""What simulated peers train, and when."""

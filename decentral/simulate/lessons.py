@@ -1,0 +1,283 @@
+"""What inner steps do to the parameters of a simulated peer: leave marks, make noise, or learn.
+
+``marks``: step n subtracts 840 from one parameter. 840 is divisible by 1 to 8, so with that many contributors means,
+debts and carried progress stay integers below 2**24 and float32 sums of them are exact: no tolerance hides anything.
+``noise``: steps are random, so that an order of summation shows in the digests. ``tiles``: noise on as many values as a
+compressor takes at once, whose bytes stand for a large model's. ``learn``: a small model is trained.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from decentral.dissemination import broadcast
+from decentral.dissemination.broadcast import PIECE
+from decentral.dissemination.reduce import Grain, partition
+from decentral.manifest import Manifest
+from decentral.manifest.terms import Inner
+from decentral.optimizers import InnerOptimizer
+from decentral.parameters import Fragment, ParameterSpec, Schema
+from decentral.replica.codec import Codec, codec_of
+from decentral.rounds.snapshots import ANY_FORM, PACKED
+from decentral.simulate.student import WIDTH, Student, beginning, weight_name
+from decentral.transport.memory import Weight
+from decentral.transport.requests import PREFIX_NBYTES
+from decentral.wire.frames import HEADER_NBYTES
+from decentral.wire.pieces import PIECE_HEAD_NBYTES
+
+__all__ = ["UNIT", "VALUES", "Descent", "Lesson", "LessonName", "first_anchors", "lesson_named", "toy_schema"]
+
+# ---- moments ----
+#
+# A simulated peer's inner optimizer: plain descent, with moments for the methods that average them.
+
+BETAS = {"exp_avg": 0.9, "exp_avg_sq": 0.95}  # by torch's names; decays of tens of steps show within a few rounds
+
+# Shape suffix: N = elements of one fragment, flat float32.
+
+
+class Descent:
+    """Steps at rate 1, so that gradient and step are one. See decentral.optimizers.InnerOptimizer.
+
+    The moments are means of steps and of their squares, as Adam keeps them of gradients.
+    """
+
+    derivatives = None
+
+    def __init__(self, *, averages: bool = True) -> None:
+        """``averages``: whether anybody asks for moments."""
+        self._averages = averages
+        self._held: dict[str, list[Tensor]] = {}
+        self._gradients: list[Tensor] = []
+
+    def step(self, gradients: Sequence[Tensor], begins: Callable[[], None]) -> list[Tensor]:
+        """What one inner step subtracts; ``begins`` may change the gradients."""
+        self._gradients = list(gradients)
+        begins()
+        if self._averages:
+            self._follow(self._gradients)
+        return self._gradients
+
+    def _follow(self, steps: Sequence[Tensor]) -> None:
+        """The first step finds zeros."""
+        for name, beta in BETAS.items():
+            powers = [step_N if name == "exp_avg" else step_N.square() for step_N in steps]
+            before = self._held.get(name) or [power_N * 0.0 for power_N in powers]
+            self._held[name] = [old_N * beta + new_N * (1 - beta) for old_N, new_N in zip(before, powers, strict=True)]
+
+    def read_moment(self, name: str, fragment: int) -> Tensor | None:
+        """See InnerOptimizer."""
+        return self._held[name][fragment].clone() if name in self._held else None
+
+    def write_moment(self, name: str, fragment: int, moment_N: Tensor) -> bool:
+        """See InnerOptimizer."""
+        if name not in self._held:
+            return False
+        self._held[name][fragment] = moment_N.clone()
+        return True
+
+    def read_gradient(self, fragment: int) -> Tensor | None:
+        """See InnerOptimizer."""
+        return self._gradients[fragment].clone()
+
+    def add_to_gradient(self, fragment: int, added_N: Tensor) -> None:
+        """See InnerOptimizer."""
+        self._gradients[fragment] = self._gradients[fragment] + added_N
+
+
+# ---- lessons ----
+
+UNIT = 840.0  # lcm(1..8)
+TILES = 128  # rows and columns of what stands for a large model: slices of eight peers that are longer than a header
+NUM_DRAWN = 64  # steps that there are; sums of some of them are as Gaussian as sums of others
+VALUES = 96  # parameters of one fragment: more than any peer makes inner steps between two commits of its own
+Begins = Callable[[], None]
+LessonName = Literal["marks", "noise", "tiles", "learn"]
+
+_SHAPES: dict[LessonName, tuple[int, int]] = {
+    "marks": (8, VALUES // 8),
+    "noise": (8, VALUES // 8),
+    "tiles": (TILES, TILES),
+    "learn": (WIDTH, WIDTH),
+}
+
+# Shape suffix: N = elements of one fragment, flat float32.
+
+
+class Lesson(Protocol):
+    """What one peer's inner steps do."""
+
+    inner: InnerOptimizer  # what stands for one
+
+    def step(self, live: Sequence[Tensor], number: int, begins: Begins = lambda: None) -> list[Tensor]:
+        """What inner step ``number`` of this peer subtracts from each fragment; ``begins``: once gradients are made."""
+        ...
+
+    def loss(self, anchors: Sequence[Tensor]) -> float | None:
+        """How much is left to learn; None where nothing is learnt."""
+        ...
+
+
+class Marks:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._descent = Descent()
+        self.inner: InnerOptimizer = self._descent
+
+    def step(self, live: Sequence[Tensor], number: int, begins: Begins = lambda: None) -> list[Tensor]:
+        """See Lesson."""
+        marks = [torch.zeros_like(live_N) for live_N in live]
+        for fragment, mark_N in enumerate(marks):
+            mark_N[(number - 1 + fragment) % len(mark_N)] = UNIT
+        return self._descent.step(marks, begins)
+
+    def loss(self, anchors: Sequence[Tensor]) -> float | None:
+        """See Lesson."""
+        return None
+
+
+class Noise:
+    """See the module."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+        self._descent = Descent()
+        self.inner: InnerOptimizer = self._descent
+
+    def step(self, live: Sequence[Tensor], number: int, begins: Begins = lambda: None) -> list[Tensor]:
+        """See Lesson."""
+        steps = [0.01 * torch.randn(live_N.shape, generator=self._generator) for live_N in live]
+        return self._descent.step(steps, begins)
+
+    def loss(self, anchors: Sequence[Tensor]) -> float | None:
+        """See Lesson."""
+        return None
+
+
+class Tiles:
+    """See the module. Noise is drawn once for all peers: a peer's step is one of ``NUM_DRAWN`` tensors, by its seed."""
+
+    def __init__(self, seed: int, num_fragments: int, *, averages: bool) -> None:
+        self._choice, self._drawn = random.Random(seed), _drawn(num_fragments)
+        self._descent = Descent(averages=averages)
+        self.inner: InnerOptimizer = self._descent
+
+    def step(self, live: Sequence[Tensor], number: int, begins: Begins = lambda: None) -> list[Tensor]:
+        """See Lesson."""
+        return self._descent.step(list(self._choice.choice(self._drawn)), begins)
+
+    def loss(self, anchors: Sequence[Tensor]) -> float | None:
+        """See Lesson."""
+        return None
+
+
+@lru_cache(maxsize=4)
+def _drawn(num_fragments: int) -> list[list[Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    return [
+        [0.01 * torch.randn(TILES * TILES, generator=generator) for _ in range(num_fragments)] for _ in range(NUM_DRAWN)
+    ]
+
+
+def lesson_named(
+    name: LessonName, num_fragments: int, generator: random.Random, inner: Inner, *, averages: bool = True
+) -> Lesson:
+    """The lesson of one process of one peer; ``inner``: how it learns; ``averages``: whether moments are asked for."""
+    if name == "marks":
+        return Marks()
+    seed = generator.randrange(1 << 30)
+    if name == "tiles":
+        return Tiles(seed, num_fragments, averages=averages)
+    return Student(num_fragments, seed, inner) if name == "learn" else Noise(seed)
+
+
+def first_anchors(name: LessonName, num_fragments: int) -> list[Tensor]:
+    """The parameters that every run starts from."""
+    if name == "learn":
+        return beginning(num_fragments)
+    return [torch.zeros(fragment.numel) for fragment in toy_schema(name, num_fragments).fragments]
+
+
+def toy_schema(name: LessonName, num_fragments: int) -> Schema:
+    """A model of one small matrix per fragment."""
+    shape = _SHAPES[name]
+    return Schema(
+        tuple(Fragment(f, (ParameterSpec(weight_name(f), shape),)) for f in range(num_fragments)),
+    )
+
+
+# ---- stand in ----
+#
+# Small tensors that stand for a real model: bytes and seconds of the real one, arithmetic of a few hundred values.
+#
+# One byte of a bulk protocol takes the time of as many bytes as the real frame is larger than the small one. The real
+# size is what the run's own codec makes of Gaussian values, entropy coding included; control messages are as they are.
+# A reduce sends slices, so it is slices that are compared: of few values the scale and the kind of coding are a third
+# of the bytes, of a real slice they are nothing.
+
+SAMPLE = 1 << 22  # values that are encoded; a larger model is so many times as large
+DRAWS = 16  # small bodies that are made: one alone is up to a tenth longer or shorter than most
+WHOLE = Grain(align=1, piece=1 << 30)  # of a reduce of small tensors: as many parts as owners
+
+# Shape suffix: N = elements, flat float32.
+
+
+@dataclass(frozen=True, slots=True)
+class StandIn:
+    """How much the small model's bytes stand for."""
+
+    protocols: Mapping[str, Weight]
+    body: float  # bytes of a real frame's body for one of a small one
+    offer: float  # the same of what an offer names, which is what a peer's rate is compared with
+    grain: Grain
+
+
+def stand_in_for(manifest: Manifest, num_parameters: int, peers: int, lesson: LessonName = "tiles") -> StandIn:
+    """What the small model of a forecast with ``peers`` peers stands for. Lengths and headers are as they are."""
+    codec, numel = codec_of(manifest), max(1, num_parameters // manifest.outer.fragments)
+    toy = toy_schema(lesson, manifest.outer.fragments).fragments
+    cuts = max(1, peers) if manifest.exchange.kind == "reduce" else 1
+    real = body_nbytes(codec, max(1, numel // cuts))
+    small = _small_nbytes(codec, toy[0], cuts)
+    body = real / small if small else 1.0  # frames without a body stand for themselves
+    state = Weight(num_parameters / sum(fragment.numel for fragment in toy), PREFIX_NBYTES + ANY_FORM.size)
+    frame = Weight(body, PREFIX_NBYTES + HEADER_NBYTES)
+    piece = Weight(body, PREFIX_NBYTES + PIECE_HEAD_NBYTES)
+    protocols = {broadcast.PUSH: frame, broadcast.FETCH: frame, PIECE: piece, PACKED: state}
+    whole = (HEADER_NBYTES + real) / (HEADER_NBYTES + small)
+    offer = numel / toy[0].numel if manifest.exchange.kind == "reduce" else whole  # a reduce's: all bodies at most
+    return StandIn(protocols, body, offer, WHOLE)
+
+
+def body_nbytes(codec: Codec, numel: int) -> float:
+    """Bytes of the body that ``numel`` Gaussian values make, as a matrix of up to 4 M of them."""
+    columns = min(numel, 2048)
+    rows = max(1, min(numel, SAMPLE) // columns)
+    sample_N = torch.randn(rows * columns, generator=torch.Generator().manual_seed(0))
+    return len(codec.encode(sample_N, {}, ((rows, columns),)).body) * (numel / (rows * columns))
+
+
+def _small_nbytes(codec: Codec, toy: Fragment, cuts: int) -> float:
+    """Bytes of a small body: of the whole fragment, or of one of ``cuts`` slices of it, on average."""
+    generator = torch.Generator().manual_seed(0)
+    if cuts == 1:
+        shapes = [toy.shapes]
+    else:
+        owners = [number.to_bytes(4, "big") for number in range(cuts)]
+        shapes = [((stop - start,),) for _, start, stop in partition(toy.numel, owners, grain=WHOLE)]
+    draws = [torch.randn(toy.numel, generator=generator) for _ in range(DRAWS)]
+    sizes = [len(codec.encode(one_N[: _numel(cut)], {}, cut).body) for one_N in draws for cut in shapes]
+    return statistics.fmean(sizes)
+
+
+def _numel(shapes: tuple[tuple[int, ...], ...]) -> int:
+    return sum(torch.Size(shape).numel() for shape in shapes)

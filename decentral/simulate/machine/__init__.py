@@ -1,1 +1,0 @@
-"""One simulated machine: its disk, its links, its clock, its process."""
