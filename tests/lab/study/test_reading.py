@@ -14,7 +14,7 @@ from decentral.lab.terms import check_device, check_installed, load_study, parse
 from tests.lab.study.declared import TEXT
 
 ROOT = Path(__file__).parents[3]
-SHIPPED = [ROOT / "decentral/lab/study/example.toml", *sorted(ROOT.glob("experiments/methods/*.toml"))]
+SHIPPED = [ROOT / "decentral/lab/example.toml", *sorted(ROOT.glob("experiments/methods/*.toml"))]
 
 MISTAKES = [
     ('task = "digits"', 'task = "chess"', "study.task = 'chess'"),
