@@ -11,7 +11,7 @@ from decentral.errors import ListenError
 from decentral.node import folder
 from decentral.swarm.invite import MAX_TOKEN, MIN_TOKEN
 from decentral.tasks.corpus import MIN_NBYTES
-from tests.node.test_occupying import held_elsewhere
+from tests.node.test_folder import held_elsewhere
 
 ROOT = Path(__file__).parents[2]
 Run = Callable[..., Result]

@@ -1,8 +1,141 @@
+"""Many tensors at once decode to what one at a time does."""
+
+import math
+
 import pytest
 import torch
 
-from decentral.compressors import E3M0, Chain, Float16, Int8, SignMag2, TopK, Uncompressed
-from decentral.errors import ConfigError
+from decentral.compressors import (
+    E3M0,
+    Chain,
+    Float16,
+    Int8,
+    Payload,
+    SignMag2,
+    TopK,
+    Uncompressed,
+    accumulate,
+    parse_compressor,
+)
+from decentral.compressors.chain import band_of, opened
+from decentral.compressors.feedback import ErrorFeedback, add_sent
+from decentral.errors import ConfigError, NonFiniteError, PayloadError
+from decentral.parameters import split
+from tests.laws.conftest import DEVICES
+
+SHAPES = ((64, 64), (130, 70), (70,), (192, 128), (4097,), (3, 5, 7), (1, 1), (64, 200), (0, 4), ())
+CHAINS = ["topk(k=64, chunk=4096) >> signmag2", "topk(k=4, chunk=256) >> int8", "topk(k=8, chunk=1024)", "topk >> sign"]
+
+
+def gaussian(device: str) -> torch.Tensor:
+    numel = sum(torch.Size(shape).numel() for shape in SHAPES)
+    return torch.randn(numel, generator=torch.Generator().manual_seed(0)).to(device)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("spelling", CHAINS)
+def test_payloads_are_those_of_one_tensor_at_a_time(spelling: str, device: str):
+    chain, flat_N = parse_compressor(spelling), gaussian(device)
+    found = chain.compress_flat(flat_N, SHAPES)
+    for payload, tensor in zip(found, split(flat_N, SHAPES), strict=True):
+        alone = chain.compress(tensor)
+        assert payload.shape == alone.shape
+        assert [(p.dtype, p.shape) for p in payload.parts] == [(p.dtype, p.shape) for p in alone.parts]
+        torch.testing.assert_close(chain.decompress(payload), chain.decompress(alone), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("spelling", CHAINS)
+def test_adding_at_once_adds_what_a_receiver_decodes(spelling: str, device: str):
+    chain, flat_N = parse_compressor(spelling), gaussian(device)
+    payloads = chain.compress_flat(flat_N, SHAPES)
+    one_N, other_N = flat_N.clone(), flat_N.clone()
+    assert chain.add_flat(one_N, payloads, -1.0)
+    for piece, payload in zip(split(other_N, SHAPES), payloads, strict=True):
+        piece -= chain.decompress(payload)
+    assert torch.equal(one_N, other_N)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_the_debt_made_on_a_device_is_what_receivers_lack(device: str):
+    chain, flat_N = parse_compressor(CHAINS[0]), gaussian(device)
+    sending = ErrorFeedback(beta=1.0)._send_from_device(chain, flat_N, {"debt": flat_N * 0.5}, SHAPES)
+    arrived_N = torch.zeros(flat_N.numel())
+    here = [type(one)(one.shape, tuple(part.cpu() for part in one.parts)) for one in sending.payloads]
+    add_sent(chain, arrived_N, here)
+    torch.testing.assert_close(arrived_N + sending.state["debt"].cpu(), (flat_N * 1.5).cpu())
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("poison", [float("nan"), float("inf")])
+def test_nan_and_inf_are_refused(poison: float, device: str):
+    flat_N = gaussian(device)
+    flat_N[5000] = poison
+    with pytest.raises(NonFiniteError):
+        parse_compressor(CHAINS[0]).compress_flat(flat_N, SHAPES)
+
+
+def test_a_sparsifier_that_takes_one_at_a_time_says_so():
+    chain = parse_compressor("randk >> signmag2")
+    assert chain.compress_flat(gaussian("cpu"), SHAPES) is None
+    assert not chain.add_flat(gaussian("cpu"), [], 1.0)
+
+
+# ---- test bands ----
+#
+# A payload added band by band is the payload added at once, bit for bit.
+
+SHAPES_of_bands = [
+    (64, 64),
+    (700, 4096),
+    (600, 1365),
+    (64 * 9 + 5, 2048),
+    (3, 5),
+    (1 << 21,),
+    (20, 3, 40_000),
+    (0, 7),
+    (130, 1),
+]
+SPELLINGS = [
+    "topk(k=64, chunk=4096) >> signmag2",
+    "topk(k=8, chunk=256) >> int8",
+    "topk",
+    "randk >> fp16",
+    "int8",
+    "none",
+]
+
+
+def made(spelling: str, shape: tuple[int, ...]) -> Payload:
+    return parse_compressor(spelling).compress(torch.randn(shape, generator=torch.Generator().manual_seed(0)))
+
+
+@pytest.mark.parametrize("shape", SHAPES_of_bands, ids=str)
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_bands_add_up_to_the_bits_of_the_whole(spelling: str, shape: tuple[int, ...]):
+    compressor, payload, numel = parse_compressor(spelling), made(spelling, shape), math.prod(shape)
+    whole_N = torch.randn(numel, generator=torch.Generator().manual_seed(1))
+    total_N, band = whole_N.clone(), band_of(compressor, shape)
+    accumulate(compressor, whole_N.view(shape), payload, 0.3)
+    (add,) = opened(compressor, [payload])
+    for start in range(0, numel, max(1, band)):
+        add(start, total_N[start : start + band], 0.3)
+    assert torch.equal(total_N, whole_N)
+
+
+@pytest.mark.parametrize("shape", [(700, 4096), (40_000, 64)], ids=str)
+def test_a_large_matrix_has_several_bands_of_whole_tiles(shape: tuple[int, ...]):
+    band = band_of(parse_compressor("topk >> signmag2"), shape)
+    assert band < math.prod(shape)
+    assert band % (64 * shape[1]) == 0
+
+
+def test_an_index_out_of_its_place_is_refused_before_anything_is_added():
+    compressor, payload = parse_compressor("topk >> signmag2"), made("topk >> signmag2", (700, 4096))
+    index = payload.parts[0].clone()
+    index[-1, -1] = index[-1, -2]
+    with pytest.raises(PayloadError, match="rise"):
+        opened(compressor, [Payload(payload.shape, (index, *payload.parts[1:]))])
 
 
 def test_the_shift_operator_spells_a_chain():

@@ -1,9 +1,11 @@
-"""EDiT's weights and detector: what counts, what counts nothing, and what it remembers of the usual."""
+"""A-EDiT: EDiT's step, and when it is due."""
 
 from __future__ import annotations
 
 import math
+import random
 import struct
+from itertools import pairwise
 
 import pytest
 import torch
@@ -14,10 +16,55 @@ from decentral.errors import ConfigError
 from decentral.optimizers import Contributor, RoundInfo
 from decentral.optimizers.aggregation.base import norm
 from decentral.optimizers.diloco import DiLoCo
-from decentral.optimizers.edit import EDiT
+from decentral.optimizers.edit import AEDiT, EDiT, exp
 from tests.laws.learners import Learners, replica_of
 from tests.laws.swarm import NUMEL
 from tests.optimizers.stepping import step, step_of
+
+
+def gaussian(seed: int) -> torch.Tensor:
+    return torch.randn(50, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(
+    ("steps", "seconds", "due"),
+    [(1, 59.0, False), (1, 60.0, False), (4, 60.0, False), (5, 60.0, True), (5, 59.9, False), (99, 59.0, False),
+     (100, 0.0, True), (1000, 0.0, True)],
+)  # fmt: skip
+def test_it_is_due_after_the_time_or_the_steps_and_never_with_fewer_than_the_least(steps, seconds, due):
+    assert AEDiT(seconds=60.0, least=5).is_due(steps, seconds, 100) == due
+
+
+def test_its_outer_step_is_edits_bit_for_bit():
+    one, two = AEDiT(warmup=2), EDiT(warmup=2)
+    x = y = gaussian(0)
+    first, second = one.init(x), two.init(y)
+    for number in range(8):
+        changes = [(1 + 50 * (n == 2 and number == 6)) * gaussian(10 * number + n) for n in range(3)]
+        x, first = step_of(one, x, changes, first, number)
+        y, second = step_of(two, y, changes, second, number)
+        assert torch.equal(x, y)
+        assert all(torch.equal(first[name], second[name]) for name in second)
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"seconds": 0.0}, "seconds of training must be above 0"),
+        ({"seconds": float("nan")}, "seconds of training must be above 0"),
+        ({"seconds": 1e9}, "a day at most"),
+        ({"least": 0}, "least, of the inner steps of a contribution, must be at least 1"),
+        ({"warmup": 1}, "warmup at least 2"),
+    ],
+)
+def test_what_cannot_be_is_refused(keys, message):
+    with pytest.raises(ConfigError, match=message):
+        AEDiT(**keys)
+
+
+# ---- test edit ----
+#
+# EDiT's weights and detector: what counts, what counts nothing, and what it remembers of the usual.
 
 OPEN = {"temperature": math.inf, "clip": math.inf}
 
@@ -213,3 +260,43 @@ def test_a_norm_that_was_measured_beyond_all_bounds_counts_nothing(norm_of_all: 
 def test_relearning_after_no_rounds_is_refused():
     with pytest.raises(ConfigError, match="relearn_after is a number of rounds, 1 or more"):
         EDiT(relearn_after=0)
+
+
+# ---- test exponential ----
+#
+# e to a power whose bits depend on no C library.
+
+GOLDEN = {
+    -1e-09: "0x1.fffffff769000p-1",
+    -0.1: "0x1.cf46d99d52abfp-1",
+    -0.5: "0x1.368b2fc6f9527p-1",
+    -1.0: "0x1.78b56362cf004p-2",
+    -3.141592653589793: "0x1.620227b598f27p-5",
+    -10.0: "0x1.7cd79b5647ca5p-15",
+    -123.456: "0x1.da9fb9e4ee46ep-179",
+    -350.0: "0x1.0a44a100cace2p-505",
+    -699.99: "0x1.17bb3c2b1aa08p-1010",
+}
+
+
+def test_it_is_as_near_to_the_exponential_as_it_says():
+    draw = random.Random(0)
+    powers = [-700.0 * draw.random() for _ in range(5000)] + [-(2.0**-n) for n in range(60)]
+    assert max(abs(exp(power) / math.exp(power) - 1) for power in powers) < 1e-12
+
+
+def test_it_rises_with_its_power():
+    values = [exp(-n / 64) for n in range(64 * 701)]
+    assert all(smaller < larger for larger, smaller in pairwise(values) if larger > 0)
+    assert max(values) == values[0] == 1.0
+
+
+def test_it_ends_in_zero_and_never_leaves_zero_to_one():
+    assert [exp(power) for power in (0.0, -0.0, -700.1, -1e308, -math.inf)] == [1.0, 1.0, 0.0, 0.0, 0.0]
+    assert 0.0 < exp(-700.0) < 1e-303
+    assert exp(-5e-324) == 1.0
+
+
+@pytest.mark.parametrize("power", GOLDEN)
+def test_its_bits_are_these_on_every_machine(power: float):
+    assert exp(power).hex() == GOLDEN[power]

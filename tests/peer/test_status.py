@@ -1,13 +1,114 @@
-"""What a peer says of the other members of its swarm."""
+"""Rounds that hang: the peer says since when, and what the round waits for."""
+
+from __future__ import annotations
 
 from types import SimpleNamespace
 from typing import Any
 
 import anyio
+import pytest
 
-from decentral.observe.status import presence
-from decentral.peer.status import _kind, _member, _open_round
+from decentral.manifest import preset_manifest
+from decentral.observe.health import health_sentence
+from decentral.observe.status import Status, presence
+from decentral.peer.status import ALONE, OpenRound, _kind, _member, _open_round, stall_of, why_open
+from decentral.training.reporting import Reporter
 from decentral.wire.keys import peer_name
+from tests.lab.nodes import Lab
+from tests.training.test_reporting import update
+
+A, B, C, D = (bytes([n]) * 32 for n in range(4))
+ALL = (A, B, C, D)
+
+
+def name(peer: bytes) -> str:
+    return "…" + peer_name(peer)[-6:]
+
+
+@pytest.mark.parametrize(
+    ("found", "why"),
+    [
+        ({"present": (A, B), "min_peers": 3}, "it takes 3 peers (swarm.min_peers), and 2 are here"),
+        ({"present": (A, B)}, f"a majority of 4 members has to vote, and {name(C)}, {name(D)} cannot be reached"),
+        ({"offered": {B: 1}}, "this peer's own loop has not made the inner steps of the round"),
+        ({"offered": {A: 1, C: 1}}, f"nothing was offered by {name(B)}, {name(D)}"),
+        ({"present": (A, B), "voters": (A, B, C), "offered": {A: 1}}, f"nothing was offered by {name(B)}"),
+        (
+            {"present": (A, B, D), "voters": (B, C)},
+            f"a majority of 2 members has to vote, and {name(C)} cannot be reached",
+        ),
+        ({"offerers": (B, C), "offered": {A: 1, C: 1}}, f"nothing was offered by {name(B)}"),
+        (
+            {"offered": dict.fromkeys(ALL, 2_000_000), "arrived": (A, C), "received_per_second": 1000.0},
+            f"4.0 MB of {name(B)}, {name(D)} have not come, and 1.0 kB/s come in and 0.0 kB/s go out: a line may be "
+            "too thin",
+        ),
+        (
+            {"offered": dict.fromkeys(ALL, 1), "arrived": ALL},
+            "all have offered, and votes or what others lack are under way: 0.0 kB/s come in and 0.0 kB/s go out",
+        ),
+    ],
+)
+def test_the_reason_is_the_first_thing_that_a_round_cannot_do_without(found: dict[str, Any], why: str) -> None:
+    assert why_open(OpenRound(**{"me": A, "members": ALL, "present": ALL, "min_peers": 1, **found})) == why
+
+
+def test_the_sentence_names_a_hang_in_a_peer_that_trains_on_and_in_one_that_waits() -> None:
+    """Both looked healthy: with overlap training goes on, and without it every round waits."""
+    stalled = {"stalled_seconds": 720.0, "stalled_by": "nothing was offered by …abcdef", "usual_round_seconds": 30.0}
+    for state in ("training", "waiting"):
+        assert health_sentence(Status(state=state, round=4, **stalled)) == (
+            "stalled: no round was made with others for 12 min, where one takes 30 s; nothing was offered by …abcdef"
+        )
+    assert health_sentence(Status(state="paused", **stalled)).startswith("paused:")
+    assert health_sentence(Status(state="waiting", wanted_members=2, **stalled)).startswith(
+        "waiting: for a second peer"
+    )
+
+
+def test_gossip_in_which_nobody_pairs_with_a_peer_is_a_hang_although_its_steps_go_on() -> None:
+    now = [0.0]
+    reporter = Reporter(lambda kind, fields: None, b"me", lambda: now[0])
+    node: Any = SimpleNamespace(
+        ready=SimpleNamespace(is_set=lambda: True),
+        gossip=object(),
+        driver=SimpleNamespace(head=SimpleNamespace(final=False)),
+    )
+    for partner in (B, *[None] * (ALONE - 1)):
+        now[0] += 10.0
+        reporter.swapped(SimpleNamespace(step=0, partner=partner, disagreement=None, matched=True))  # type: ignore[arg-type]
+        assert stall_of(node, reporter, 0.0, (0.0, 0.0)) == (0.0, "")
+    now[0] += 10.0
+    reporter.swapped(SimpleNamespace(step=0, partner=None, disagreement=None, matched=True))  # type: ignore[arg-type]
+    assert stall_of(node, reporter, 0.0, (0.0, 0.0)) == (40.0, "nobody to pair with: the last 4 steps were taken alone")
+
+
+def test_a_swarm_below_its_least_number_of_peers_says_that_it_waits_for_one_more(run_lab: Any) -> None:
+    swarm = {"deadline_floor": 1.0, "deadline_ceiling": 4.0, "lease": 6.0, "shrink_after": 600.0, "min_peers": 3}
+    manifest = preset_manifest("sparseloco", run={"rounds": 1000, "salt": "test"}, swarm=swarm)
+
+    async def script(lab: Lab) -> None:
+        members = [lab.add() for _ in range(3)]
+        await lab.until(lambda: all(len(member.node.driver.head.members) == 3 for member in members))
+        first = members[0].node
+        reporter = Reporter(lambda kind, fields: None, first.driver.me, anyio.current_time)
+        before = first.driver.head.outer_step
+        await lab.until(lambda: first.driver.head.outer_step >= before + 3)
+        for _ in range(3):
+            reporter.round_ended(update((first.driver.me,), True))
+        assert stall_of(first, reporter, anyio.current_time(), (0.0, 0.0)) == (0.0, "")
+        members[2].kill()
+        await anyio.sleep(60.0)
+        seconds, why = stall_of(first, reporter, anyio.current_time(), (0.0, 0.0))
+        assert why == "it takes 3 peers (swarm.min_peers), and 2 are here"
+        assert 40.0 < seconds <= 61.0
+
+    run_lab(manifest, script)
+
+
+# ---- test status ----
+#
+# What a peer says of the other members of its swarm.
 
 ME, OTHER = b"m" * 32, b"o" * 32
 

@@ -24,7 +24,7 @@ from decentral.rounds.inbox import Inbox
 from decentral.wire import body
 from decentral.wire.frames import Frame, FrameKind, seal
 from decentral.wire.keys import Signer
-from tests.consensus.test_history import START, record
+from tests.consensus.test_chain import START, record
 from tests.corpus.builders import header
 from tests.lab.machines import signer_of
 

@@ -9,7 +9,7 @@ import anyio
 from decentral.dissemination import broadcast
 from decentral.replica.contribution import header_after
 from decentral.wire.frames import FrameKind, seal
-from tests.consensus.test_history import START, A, record
+from tests.consensus.test_chain import START, A, record
 from tests.lab.machines import ref
 from tests.lab.nodes import signer_of
 

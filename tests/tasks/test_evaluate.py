@@ -1,11 +1,19 @@
+"""tests/tasks/test_evaluate.py"""
+
+import hashlib
 import math
+import random
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 from decentral.errors import DataError
-from decentral.tasks.evaluate import bits_per_byte, held_out_windows
+from decentral.manifest.terms import Data
+from decentral.tasks import corpus as corpus_module
+from decentral.tasks.corpus import MIN_NBYTES, load_corpus
+from decentral.tasks.evaluate import Survey, bits_per_byte, check_agreed, held_out_windows, survey
 from decentral.tasks.language_model import build_language_model
 from decentral.tasks.sizing import LanguageModelConfig
 
@@ -64,3 +72,92 @@ def test_windows_reach_from_the_first_byte_to_the_last():
 def test_a_slice_shorter_than_a_window_is_one_line():
     with pytest.raises(DataError, match="one window needs 3001"):
         held_out_windows(HELD_OUT, context=3001, num_windows=1)
+
+
+# ---- test survey ----
+#
+# What is said of the text at ``--data``, and whether it is what the terms say.
+
+LINE = b"the quick brown fox. "
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two texts and a picture."""
+    path = tmp_path / "foxes"
+    path.mkdir()
+    (path / "b.txt").write_bytes(LINE * 5000)
+    (path / "a.txt").write_text("Schöne Grüße, Лиса! " * 100, encoding="utf-8")
+    (path / "c.png").write_bytes(b"\0PNG")
+    return path
+
+
+def test_files_bytes_and_the_share_that_is_text_are_counted(folder: Path) -> None:
+    found = survey(folder)
+    assert (found.num_files, found.text_share) == (2, 1.0)
+    assert found.nbytes == load_corpus(folder).nbytes
+    files = "2 files (1 file of 4 bytes passed over, c.png: zero bytes near the beginning, so no text)"
+    assert f"{folder}: {files}, {found.nbytes:,} bytes, 100.0 % of it text, digest {found.digest[:8]}" == str(found)
+
+
+def test_a_folder_without_text_is_refused_with_what_was_passed_over_and_why(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / name).write_bytes(random.Random(name).randbytes(50_000))
+    (tmp_path / "c").write_text("a word")
+    passed = r"2 files of 100,000 bytes passed over, a, b: zero bytes near the beginning, so no text"
+    with pytest.raises(DataError, match=rf"holds 6 bytes of text in 1 file \({passed}\), at least 65536 are needed"):
+        survey(tmp_path)
+
+
+def test_the_digest_is_of_what_is_trained_on_wherever_chunks_end(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus = load_corpus(folder)
+    tokens = bytes(corpus.train.tolist()) + bytes(corpus.held_out.tolist())
+    expected = hashlib.blake2b(b"decentral corpus 1\n" + tokens, digest_size=32).hexdigest()
+    whole = survey(folder)
+    assert whole.digest == expected
+    monkeypatch.setattr(corpus_module, "_CHUNK_NBYTES", 7)  # inside the letters of two bytes, too
+    assert survey(folder) == whole
+
+
+def test_bytes_that_are_no_text_are_refused_with_the_bound(tmp_path: Path) -> None:
+    (tmp_path / "noise").write_bytes(random.Random(0).randbytes(200_000))
+    with pytest.raises(DataError, match=r"is no text: 4. % of its 200000 bytes are UTF-8 text, at least 75 % are"):
+        survey(tmp_path / "noise")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_prose_in_french_is_text_in_both_of_its_encodings(tmp_path: Path, encoding: str) -> None:
+    (tmp_path / "prose").write_text("Les élèves étaient déjà là, à la fenêtre. " * 3000, encoding=encoding)
+    assert survey(tmp_path / "prose").text_share > 0.75
+
+
+@pytest.mark.parametrize(("size", "match"), [(None, "cannot be read"), (MIN_NBYTES - 1, "at least 65536 are needed")])
+def test_what_cannot_be_trained_on_is_refused(tmp_path: Path, size: int | None, match: str) -> None:
+    if size is not None:
+        (tmp_path / "text").write_bytes(b"x" * size)
+    with pytest.raises(DataError, match=match):
+        survey(tmp_path / "text")
+
+
+FOUND = Survey(Path("copy"), 1, 100_000, 1.0, "ab" * 32)
+AGREED = [
+    (Data(), None, "the standard library's source"),
+    (Data(corpus="foxes", digest="ab" * 32), FOUND, "the run's foxes"),
+    (Data(corpus="foxes"), FOUND, "asks for no digest: each peer may bring its own foxes"),
+]
+REFUSED = [
+    (Data(), FOUND, "trains on the standard library.*drop --data, or .*decentral init RUN.toml --data copy"),
+    (Data(corpus="foxes"), None, "the run trains on foxes; name your copy of it with --data PATH"),
+    (Data(corpus="foxes", digest="cd" * 32), FOUND, "its digest is abababab, the run's cdcdcdcd"),
+]
+
+
+@pytest.mark.parametrize(("terms", "found", "said"), AGREED)
+def test_a_text_that_the_terms_allow_is_named(terms: Data, found: Survey | None, said: str) -> None:
+    assert said in check_agreed(terms, found)
+
+
+@pytest.mark.parametrize(("terms", "found", "match"), REFUSED)
+def test_a_text_that_the_terms_do_not_mean_is_refused(terms: Data, found: Survey | None, match: str) -> None:
+    with pytest.raises(DataError, match=match):
+        check_agreed(terms, found)

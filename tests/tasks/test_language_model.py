@@ -1,13 +1,24 @@
+"""tests/tasks/test_language_model.py"""
+
+from __future__ import annotations
+
 import json
+import math
+from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM, LlamaConfig, OlmoeConfig
 
 from decentral.errors import ConfigError
+from decentral.manifest import parse_manifest, preset_manifest
+from decentral.manifest.files import summary
+from decentral.optimizers.experts import experts_of
 from decentral.parameters import schema_of
-from decentral.tasks.language_model import build_language_model, config_document
-from decentral.tasks.sizing import DEMO_MODEL, LanguageModelConfig
+from decentral.tasks.language_model import BALANCE_WEIGHT, build_language_model, config_document
+from decentral.tasks.sizing import DEMO_MODEL, LanguageModelConfig, parameters_of
 
 SMALL = LanguageModelConfig(hidden=16, layers=2, heads=2, context=32)
 
@@ -78,3 +89,192 @@ def test_the_config_document_is_json_that_transformers_takes_back():
 def test_sizes_that_cannot_work_are_one_line(wrong, match):
     with pytest.raises(ConfigError, match=match):
         LanguageModelConfig(**{"hidden": 16, "heads": 2, **wrong})
+
+
+# ---- test mixture ----
+#
+# The mixture of experts: where bytes go, what the balance costs, where methods find experts, what is exported.
+
+EXPERTS = 8
+SMALL_of_mixture = LanguageModelConfig(hidden=16, layers=2, heads=2, context=32, experts=EXPERTS)
+WIDE = {"hidden": 48, "layers": 2, "heads": 2, "context": 32}
+
+
+def built(config: LanguageModelConfig = SMALL_of_mixture) -> Any:
+    return build_language_model(config, seed=0)
+
+
+def text(rows: int = 4) -> Tensor:
+    return torch.randint(0, 256, (rows, 32), generator=torch.Generator().manual_seed(1))
+
+
+def likelihoods(model: Any, batch: Tensor) -> list[Tensor]:
+    """Of each block the router's, (bytes, experts) in float64."""
+    return [one.double().softmax(-1) for one in model(input_ids=batch).router_logits]
+
+
+def balance(likely: list[Tensor], k: int) -> float:
+    """Switch's equations 4 to 6, by counting."""
+    likely_BE = torch.cat(likely)
+    counts_E = [0.0] * EXPERTS
+    for row in likely_BE.tolist():
+        for expert in sorted(range(EXPERTS), key=lambda e: -row[e])[:k]:
+            counts_E[expert] += 1 / len(likely_BE)
+    return EXPERTS * sum(f * p for f, p in zip(counts_E, likely_BE.mean(0).tolist(), strict=True))
+
+
+def learning_loss(model: Any, batch: Tensor) -> Tensor:
+    logits = model(input_ids=batch).logits[:, :-1]
+    return cross_entropy(logits.reshape(-1, 256), batch[:, 1:].reshape(-1))
+
+
+def test_the_same_bytes_go_the_same_way_whatever_was_drawn_before():
+    model, batch = built().train(), text()
+    before = model(input_ids=batch, labels=batch)
+    torch.rand(3)
+    after = model(input_ids=batch, labels=batch)
+    assert torch.equal(before.loss, after.loss)
+    assert torch.equal(before.logits, after.logits)
+    assert all(torch.equal(one, other) for one, other in zip(before.router_logits, after.router_logits, strict=True))
+    assert len({tuple(row) for one in before.router_logits for row in one.topk(2).indices.sort().values.tolist()}) > 5
+
+
+def test_no_byte_is_dropped_because_others_go_its_way():
+    model, batch = built(), text()
+    crowded = torch.cat([batch[:1]] * 16)
+    torch.testing.assert_close(model(input_ids=crowded).logits[-1:], model(input_ids=batch[:1]).logits)
+
+
+@pytest.mark.parametrize("k", [1, 2, 3])
+def test_the_training_loss_holds_a_hundredth_of_the_balance_by_switchs_equations(k: int):
+    config = LanguageModelConfig(hidden=16, layers=2, heads=2, context=32, experts=EXPERTS, experts_per_token=k)
+    model, batch = built(config), text()
+    loss = model(input_ids=batch, labels=batch).loss
+    wanted = float(learning_loss(model, batch).detach()) + 0.01 * balance(likelihoods(model, batch), k)
+    assert float(loss.detach()) == pytest.approx(wanted, abs=1e-5)
+    assert BALANCE_WEIGHT == 0.01
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_the_balance_is_k_where_the_router_knows_no_difference(k: int):
+    model = built(LanguageModelConfig(hidden=16, layers=2, heads=2, experts=EXPERTS, experts_per_token=k))
+    for block in model.model.layers:
+        torch.nn.init.zeros_(block.mlp.gate.weight)
+    assert float(model(input_ids=text(), labels=text()).aux_loss.detach()) == pytest.approx(k, abs=1e-5)
+
+
+def test_the_balance_spreads_the_load_of_a_router_that_begins_with_favourites():
+    model, batch = built(), text(16)
+    for block in model.model.layers:
+        block.mlp.gate.weight.data[:2] *= 10
+
+    def uneven() -> float:
+        used = torch.bincount(
+            torch.cat([one.topk(2).indices.flatten() for one in model(input_ids=batch).router_logits])
+        )
+        return float(used.max() / used.sum())
+
+    before, routers = uneven(), [block.mlp.gate.weight for block in model.model.layers]
+    optimizer = torch.optim.Adam(routers, lr=0.02)
+    for _ in range(60):
+        optimizer.zero_grad()
+        model(input_ids=batch, labels=batch).aux_loss.backward()
+        optimizer.step()
+    assert before > 0.2
+    assert uneven() < before - 0.05
+
+
+@pytest.mark.parametrize("k", [1, 2])
+def test_the_router_learns_from_the_text_too(k: int):
+    model = built(LanguageModelConfig(hidden=16, layers=2, heads=2, experts=EXPERTS, experts_per_token=k))
+    learning_loss(model, text()).backward()
+    assert all(float(block.mlp.gate.weight.grad.norm()) > 1e-6 for block in model.model.layers)
+
+
+def test_the_experts_of_every_block_are_found_by_their_names_and_nothing_else_is_one():
+    model = built()
+    layout = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    layers = experts_of(layout)
+    assert list(layers) == ["model.layers.0.mlp", "model.layers.1.mlp"]
+    sizes = {sum(b - a for a, b in spans) for experts in layers.values() for spans in experts.values()}
+    assert sizes == {3 * 16 * 32}
+    assert all(sorted(experts) == list(range(EXPERTS)) for experts in layers.values())
+    of_experts = sum(math.prod(shape) for name, shape in layout.items() if ".experts." in name)
+    assert of_experts == 2 * EXPERTS * 3 * 16 * 32
+
+
+def test_an_expert_is_as_much_narrower_as_more_of_them_see_a_byte():
+    widths = {
+        k: built(LanguageModelConfig(**WIDE, experts=4, experts_per_token=k)).config.intermediate_size
+        for k in (1, 2, 4)
+    }
+    assert widths == {1: 128, 2: 64, 4: 32}
+
+
+def test_matrices_are_drawn_alike_and_those_into_the_residual_smaller():
+    model = built(LanguageModelConfig(**WIDE, experts=4))
+    block = model.model.layers[0]
+    assert float(block.mlp.experts.gate_up_proj.detach().std()) == pytest.approx(0.05, rel=0.05)
+    assert float(block.mlp.gate.weight.detach().std()) == pytest.approx(0.05, rel=0.2)
+    assert float(block.mlp.experts.down_proj.detach().std()) == pytest.approx(0.025, rel=0.05)
+    assert bool((block.self_attn.q_norm.weight == 1).all())
+
+
+def test_the_parameters_are_counted_without_a_model():
+    for config in (SMALL_of_mixture, LanguageModelConfig(**WIDE)):
+        assert parameters_of(config) == sum(one.numel() for one in built(config).parameters())
+
+
+def test_a_mixture_learns_a_repeated_byte():
+    model, batch = built(), torch.full((2, 32), 65)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(20):
+        optimizer.zero_grad()
+        model(input_ids=batch, labels=batch).loss.backward()
+        optimizer.step()
+    assert float(learning_loss(model, batch).detach()) < 1
+
+
+def test_the_config_document_is_json_that_transformers_takes_back_of_mixture():
+    document = json.loads(json.dumps(config_document(SMALL_of_mixture)))
+    assert document["architectures"] == ["OlmoeForCausalLM"]
+    config = OlmoeConfig(**document)
+    assert (config.num_experts, config.num_experts_per_tok, config.vocab_size) == (EXPERTS, 2, 256)
+
+
+def test_what_transformers_saves_and_opens_says_the_same(tmp_path):
+    model = built()
+    model.save_pretrained(tmp_path)
+    opened = AutoModelForCausalLM.from_pretrained(tmp_path, local_files_only=True)
+    assert torch.equal(model(input_ids=text()).logits, opened(input_ids=text()).logits)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        ({"experts": 1}, "model.experts = 1: each byte goes to 2"),
+        ({"experts": 4, "experts_per_token": 5}, "each byte goes to 5"),
+        ({"experts_per_token": 0}, "experts_per_token = 0: must be at least 1"),
+    ],
+)
+def test_a_mixture_that_cannot_be_is_one_line(wrong: dict[str, int], match: str):
+    with pytest.raises(ConfigError, match=match):
+        LanguageModelConfig(**{"hidden": 16, "heads": 2, **wrong})
+
+
+@pytest.mark.parametrize("terms", [{"experts_per_token": 2}, {"experts": 2, "experts_per_token": 3}, {"experts": 1}])
+def test_terms_of_a_mixture_that_cannot_be_are_refused(terms: dict[str, int]):
+    with pytest.raises(ConfigError, match="experts"):
+        preset_manifest("diloco", model=terms)
+
+
+def test_terms_name_the_mixture_and_those_without_one_are_the_same_run_as_ever():
+    mixture = preset_manifest("diloco", model={"experts": 6}, run={"salt": "a"})
+    assert parse_manifest(mixture.to_toml()).digest == mixture.digest
+    assert "4 heads, 2 of 6 experts, context 128" in summary(mixture)
+    assert LanguageModelConfig.of(mixture.model) == LanguageModelConfig(layers=3, experts=6)
+    assert "experts" not in summary(preset_manifest("diloco"))
+
+
+def test_the_preset_of_spes_is_a_mixture():
+    assert preset_manifest("spes").model.experts == 8

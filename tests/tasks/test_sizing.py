@@ -1,14 +1,109 @@
-"""The built-in language model in a size that was asked for."""
+"""tests/tasks/test_sizing.py"""
 
+import json
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from decentral.compressors import parse_compressor
 from decentral.errors import ConfigError
-from decentral.tasks.language_model import transformers_config
-from decentral.tasks.sizing import LanguageModelConfig, config_of_size, parameters_of
+from decentral.manifest import preset_manifest
+from decentral.manifest.presets import check_methods
+from decentral.optimizers import presets
+from decentral.parameters import schema_of
+from decentral.tasks.language_model import build_language_model, transformers_config
+from decentral.tasks.sizing import (
+    DEMO_INNER,
+    DEMO_MODEL,
+    LanguageModelConfig,
+    WarmUp,
+    config_of_size,
+    demo_tables,
+    parameters_of,
+    warm_up,
+)
+
+PEERS = 4
+
+
+@pytest.mark.parametrize("method", sorted(presets()))
+def test_the_demo_of_every_method_is_a_valid_manifest(method):
+    manifest = preset_manifest(method, **demo_tables(method))
+    check_methods(manifest)
+    own = presets()[method].demo
+    assert manifest.model.hidden == {**DEMO_MODEL, **own.get("model", {})}["hidden"]
+    if method != "just_one_byte":  # which learns fast where parameters are few
+        assert 500_000 <= parameters_of(LanguageModelConfig.of(manifest.model)) <= 800_000, "all take about as long"
+    assert manifest.inner.clip == {**DEMO_INNER, **own.get("inner", {})}["clip"]
+
+
+def test_the_tables_are_copies_that_a_caller_may_change():
+    demo_tables("diloco")["inner"]["steps"] = 1
+    assert preset_manifest("diloco", **demo_tables("diloco")).inner.steps == 25
+
+
+def test_the_sparse_frames_leave_a_fifth_of_the_promised_reduction_for_the_protocol():
+    manifest = preset_manifest("sparseloco", **demo_tables("sparseloco"))
+    (fragment,) = schema_of(build_language_model(LanguageModelConfig(**DEMO_MODEL), seed=0)).fragments
+    compressor = parse_compressor(manifest.compressor.chain)
+    frame_nbytes = sum(part.nbytes for shape in fragment.shapes for part in compressor.layout(shape))
+    sent_per_step = frame_nbytes * (PEERS - 1) / manifest.inner.steps  # everybody's frame reaches everybody
+    dense_per_step = 2 * (PEERS - 1) / PEERS * 4 * fragment.numel  # a ring all-reduce of float32 gradients
+    assert dense_per_step / sent_per_step > 500 * 1.2
+
+
+def test_reading_the_presets_does_not_load_torch():
+    code = "import sys, decentral.tasks.sizing; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+
+
+def optimizer(lr=2.0):
+    return torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=lr)
+
+
+def test_the_rate_rises_linearly_and_then_stays():
+    inner = optimizer()
+    schedule = warm_up(inner, 4)
+    rates = []
+    for _ in range(7):
+        rates.append(inner.param_groups[0]["lr"])
+        inner.step()
+        schedule.step()
+    assert rates == [0.5, 1.0, 1.5, 2.0, 2.0, 2.0, 2.0]
+
+
+def test_without_warm_up_the_rate_is_constant():
+    assert [WarmUp(0)(step) for step in (0, 1, 100)] == [1.0, 1.0, 1.0]
+
+
+def test_a_schedule_resumes_from_plain_numbers():
+    inner = optimizer()
+    schedule = warm_up(inner, 10)
+    for _ in range(3):
+        inner.step()
+        schedule.step()
+    stored = json.loads(json.dumps(schedule.state_dict()))
+    resumed = warm_up(optimizer(), 10)
+    resumed.load_state_dict(stored)
+    resumed.optimizer.step()
+    resumed.step()
+    inner.step()
+    schedule.step()
+    assert resumed.get_last_lr() == schedule.get_last_lr()
+
+
+def test_a_negative_warm_up_is_refused():
+    with pytest.raises(ConfigError, match="warmup = -1"):
+        WarmUp(-1)
+
+
+# ---- test sizing ----
+#
+# The built-in language model in a size that was asked for.
 
 
 @pytest.mark.parametrize("asked", [100_000, 635_776, 10**6, 3 * 10**7, 125 * 10**6, 10**9, 7 * 10**9])

@@ -1,4 +1,4 @@
-"""Control messages: one encoding per value, bounds before reading, PayloadError and nothing else."""
+"""A lease is its peer's word, whoever carries it."""
 
 import dataclasses
 import tracemalloc
@@ -10,6 +10,84 @@ from hypothesis import strategies as st
 from decentral.errors import PayloadError
 from decentral.wire import messages as m
 from decentral.wire.keys import Signer
+from decentral.wire.messages import (
+    Certificate,
+    Commit,
+    Lease,
+    Record,
+    decode,
+    encode,
+    seal_lease,
+    verify_certificate,
+    vote_text,
+)
+
+SIGNER = Signer(bytes(32))
+PLAIN = Lease(
+    run=bytes(32),
+    peer=SIGNER.peer,
+    sequence=5,
+    ttl=15,
+    addresses=("/ip4/127.0.0.1/tcp/4001", "/ip6/::1/udp/4001/quic-v1"),
+    epoch=1,
+    round=2,
+    digest=bytes([3] * 32),
+    state=1,
+    uplink=20_000_000,
+    version="0.1.0",
+)
+
+
+def test_a_sealed_lease_is_read_back() -> None:
+    lease = seal_lease(PLAIN, SIGNER)
+    assert decode(encode(lease)) == lease
+
+
+def test_no_single_changed_bit_of_a_lease_passes() -> None:
+    data = encode(seal_lease(PLAIN, SIGNER))
+    for position in range(len(data)):
+        changed = bytearray(data)
+        changed[position] ^= 1 << position % 8
+        with pytest.raises(PayloadError):
+            decode(bytes(changed))
+
+
+def test_an_unsigned_lease_cannot_be_sent() -> None:
+    with pytest.raises(PayloadError, match="not signed by the peer it names"):
+        encode(PLAIN)
+
+
+def test_a_peer_signs_its_own_lease_only() -> None:
+    stranger = Signer(bytes([1] * 32))
+    with pytest.raises(PayloadError, match="its own lease only"):
+        seal_lease(PLAIN, stranger)
+    forged = dataclasses.replace(seal_lease(dataclasses.replace(PLAIN, peer=stranger.peer), stranger), peer=SIGNER.peer)
+    with pytest.raises(PayloadError, match="not signed"):
+        encode(forged)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"addresses": ("/ip4/1.2.3.4/tcp/1",) * 17},
+        {"addresses": ("/" + "a" * 256,)},
+        {"addresses": ("/ip4/\x1b[2J",)},
+        {"addresses": ("/dns4/ä",)},
+        {"version": "v" * 33},
+        {"version": "0.1\n"},
+        {"ttl": 2**32},
+        {"state": 256},
+        {"uplink": -1},
+    ],
+)
+def test_a_lease_that_breaks_a_bound_cannot_be_signed(changes: dict[str, object]) -> None:
+    with pytest.raises(PayloadError, match="Lease"):
+        seal_lease(dataclasses.replace(PLAIN, **changes), SIGNER)  # type: ignore[arg-type]
+
+
+# ---- test messages ----
+#
+# Control messages: one encoding per value, bounds before reading, PayloadError and nothing else.
 
 SIGNERS = sorted((Signer(bytes([i] * 32)) for i in range(6)), key=lambda signer: signer.peer)
 PEERS = tuple(signer.peer for signer in SIGNERS)
@@ -291,3 +369,71 @@ def test_every_field_of_a_record_changes_its_hash() -> None:
     }
     hashes = {record(**{name: value}).hash for name, value in other.items()}
     assert len(hashes | {record().hash}) == len(other) + 1
+
+
+# ---- test votes ----
+#
+# A commit is believed for its signatures alone.
+
+SIGNERS_of_votes = sorted((Signer(bytes([i] * 32)) for i in range(5)), key=lambda signer: signer.peer)
+VOTERS = tuple(signer.peer for signer in SIGNERS_of_votes)
+RECORD = Record(bytes(32), 1, 2, 3, 0, 0, bytes(32), bytes(32), VOTERS, (), (), (), VOTERS, False)
+
+
+def vote(signer: Signer, record: Record = RECORD, ballot: int = 4) -> tuple[bytes, bytes]:
+    text = vote_text(record.run, record.epoch, record.round, ballot, record.hash)
+    return signer.peer, signer.sign(text)
+
+
+def commit(*votes: tuple[bytes, bytes], record: Record = RECORD, ballot: int = 4) -> Commit:
+    return Commit(record, Certificate(ballot, votes))
+
+
+def test_a_majority_of_true_votes_is_believed() -> None:
+    verify_certificate(commit(*map(vote, SIGNERS_of_votes[:3])), VOTERS, 3)
+    verify_certificate(commit(*map(vote, SIGNERS_of_votes)), VOTERS, 3)
+
+
+def test_one_vote_too_few_is_refused() -> None:
+    with pytest.raises(PayloadError, match="2 votes, a majority is 3 of 5"):
+        verify_certificate(commit(*map(vote, SIGNERS_of_votes[:2])), VOTERS, 3)
+
+
+def test_one_voter_counted_twice_is_refused() -> None:
+    with pytest.raises(PayloadError, match="there twice"):
+        verify_certificate(
+            commit(*map(vote, [SIGNERS_of_votes[0], SIGNERS_of_votes[0], SIGNERS_of_votes[1]])), VOTERS, 3
+        )
+
+
+def test_a_strangers_vote_is_refused() -> None:
+    with pytest.raises(PayloadError, match="not by one of its voters"):
+        verify_certificate(commit(*map(vote, [*SIGNERS_of_votes[:2], Signer(bytes([9] * 32))])), VOTERS, 3)
+
+
+@pytest.mark.parametrize("position", range(64))
+def test_a_vote_with_one_changed_byte_is_refused(position: int) -> None:
+    peer, signature = vote(SIGNERS_of_votes[2])
+    changed = bytearray(signature)
+    changed[position] ^= 1
+    with pytest.raises(PayloadError, match="is not signed by it"):
+        verify_certificate(commit(*map(vote, SIGNERS_of_votes[:2]), (peer, bytes(changed))), VOTERS, 3)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"run": bytes([1] * 32)}, {"epoch": 2}, {"round": 3}, {"base": bytes([1] * 32)}, {"final": True}]
+)
+def test_votes_for_one_record_do_not_count_for_another(changes: dict[str, object]) -> None:
+    other = dataclasses.replace(RECORD, **changes)  # type: ignore[arg-type]
+    with pytest.raises(PayloadError, match="is not signed by it"):
+        verify_certificate(commit(*map(vote, SIGNERS_of_votes), record=other), VOTERS, 3)
+
+
+def test_votes_of_one_ballot_do_not_count_in_another() -> None:
+    with pytest.raises(PayloadError, match="is not signed by it"):
+        verify_certificate(commit(*map(vote, SIGNERS_of_votes), ballot=5), VOTERS, 3)
+
+
+def test_a_quorum_of_nobody_is_not_believed() -> None:
+    with pytest.raises(PayloadError, match="0 votes"):
+        verify_certificate(commit(), VOTERS, 1)

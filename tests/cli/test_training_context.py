@@ -1,0 +1,79 @@
+"""tests/cli/test_training_context.py"""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from decentral.cli.training_context import AnchorJudge, RecentLoss, Stopwatch
+from decentral.parameters import schema_of
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_waiting_for_a_round_inside_the_step_is_not_counted_as_training() -> None:
+    clock = Clock()
+    parameter = nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    watch = Stopwatch(optimizer, clock)
+
+    def wait_for_a_round(*_: object) -> None:
+        clock.now += 6.0
+
+    optimizer.register_step_post_hook(wait_for_a_round)  # as the swarm does, after the watch
+    clock.now = 100.0  # nobody else was there yet
+    assert watch.seconds == 0.0
+    for _ in range(2):
+        watch.step_begins()
+        clock.now += 2.0
+        parameter.grad = torch.ones(1)
+        optimizer.step()
+    assert watch.busy == pytest.approx(4.0)
+    assert watch.seconds == pytest.approx(16.0)
+    assert watch.utilisation == pytest.approx(0.25)
+
+
+class Shout(nn.Module):
+    """Predicts byte 0 with a logit of ``weight``, whatever it reads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+
+    def forward(self, input_ids: Tensor) -> SimpleNamespace:
+        logits = torch.zeros(*input_ids.shape, 256)
+        logits[..., 0] = self.weight
+        return SimpleNamespace(logits=logits)
+
+
+def judge() -> AnchorJudge:
+    model = Shout()
+    return AnchorJudge(model, schema_of(model), torch.zeros(64, dtype=torch.uint8), context=8)
+
+
+def test_an_anchor_is_judged_by_its_own_values() -> None:
+    assert judge().bits_per_byte([torch.zeros(1)]) == pytest.approx(8.0)
+    expected = math.log2(255 + math.e**9) - 9 * math.log2(math.e)
+    assert judge().bits_per_byte([torch.tensor([9.0])]) == pytest.approx(expected, abs=1e-5)
+
+
+def test_judging_may_take_a_twentieth_of_the_time() -> None:
+    some = judge()
+    assert some.affordable(0.0)
+    some.bits_per_byte([torch.zeros(1)])
+    assert not some.affordable(0.0)
+    assert some.affordable(1e6)
+
+
+def test_the_loss_that_is_shown_is_the_mean_of_a_round() -> None:
+    recent = RecentLoss(3)
+    for loss in (9.0, 1.0, 2.0, 6.0):
+        recent.add(torch.tensor(loss))
+    assert recent.mean.item() == 3.0

@@ -1,0 +1,171 @@
+"""What arrived tells the uplink: never more than it carries, whatever comes late, out of order, or of other streams."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from decentral.dissemination.broadcast import SURE, Deliveries, Line, Lines, spread, thin_last
+from decentral.flow.schedule import Ack
+from decentral.flow.upload import UplinkMeter
+
+RATE, PIECE = 250_000.0, 32_768
+
+
+def landings(seconds: float, opened: float = 100.0) -> list[Ack]:
+    count = int(seconds * RATE / PIECE)
+    return [Ack(PIECE, opened, opened + (n + 1) * PIECE / RATE) for n in range(count)]
+
+
+def told(found: list[Ack], whole: int = -1) -> float | None:
+    """What is thought of the uplink after these; the one at ``whole`` is the last of a copy."""
+    meter = UplinkMeter()
+    deliveries = Deliveries(meter)
+    with deliveries.of_a_frame():
+        for number, landing in enumerate(found):
+            deliveries.arrived(landing, number == whole)
+    return meter.bytes_per_second
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_even_stream_tells_the_rate_in_whatever_order_its_answers_come(seed):
+    found = landings(8.0)
+    random.Random(seed).shuffle(found)
+    assert 0.97 * RATE <= told(found) <= RATE
+
+
+def test_it_is_known_after_a_second_and_not_before():
+    found = landings(1.2)
+    assert told([landing for landing in found if landing.at < 100.0 + 0.7 * SURE]) is None
+    assert told(found) == pytest.approx(RATE, rel=0.15)
+
+
+def test_a_whole_copy_tells_it_sooner():
+    found = landings(0.5)
+    assert told(found, whole=len(found) - 1) == pytest.approx(RATE)
+
+
+def test_a_stream_that_begins_slowly_tells_the_rate_in_the_end():
+    found = [Ack(PIECE, 100.0, landing.at + 2.0) for landing in landings(30.0)]
+    assert 0.9 * RATE <= told(found) <= RATE
+
+
+def test_a_stream_that_was_open_earlier_than_thought_does_not_make_the_uplink_a_faster_one():
+    """Its first answers took two seconds longer than the others."""
+    late = [Ack(PIECE, 102.0, landing.at + 2.0) for landing in landings(1.0)]
+    rest = [landing for landing in landings(8.0) if landing.at > 101.0]
+    assert 0.7 * RATE <= told([*late, *rest]) <= 1.01 * RATE
+
+
+def test_what_is_passed_on_counts_while_a_frame_is_under_way_and_at_no_other_time():
+    meter = UplinkMeter()
+    deliveries = Deliveries(meter)
+    for landing in landings(2.0):
+        deliveries.passed_on(landing)
+    with deliveries.of_a_frame():
+        for turn, landing in enumerate(landings(8.0, 200.0)):
+            if turn % 2:
+                deliveries.arrived(landing, False)
+            else:
+                deliveries.passed_on(Ack(PIECE, 150.0, landing.at))
+    assert 0.9 * RATE <= meter.bytes_per_second <= RATE
+
+
+# ---- test spread ----
+#
+# Who sends which part of a frame: nothing is lost, nobody sends more than it can, and all are done at once.
+
+P = 10_000_000  # bytes
+FAST = 2_500_000.0  # bytes/s
+
+
+def lines(*rates: float) -> list[Line]:
+    return [Line(rate, passes_on=True) for rate in rates]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 8])
+def test_equal_peers_send_to_everybody_themselves(n):
+    assert all(spread(P, lines(*[FAST] * n), me) is None for me in range(n))
+
+
+def test_a_thin_peer_sends_each_part_once_and_the_others_send_as_before():
+    peers = lines(*[FAST] * 7, FAST / 10)
+    assert all(spread(P, peers, me) is None for me in range(7))
+    way = spread(P, peers, 7)
+    assert way is not None
+    assert way.direct == 0
+    assert way.passed[7] == 0
+    assert max(way.passed) - min(way.passed[:7]) <= 1
+
+
+def test_what_the_own_uplink_still_carries_goes_directly():
+    way = spread(P, lines(*[FAST] * 7, FAST / 2), 7)
+    assert way is not None
+    assert P / 10 < way.direct < P
+
+
+def test_who_has_more_to_spare_passes_on_more_and_who_has_none_nothing():
+    way = spread(P, lines(FAST / 10, FAST / 10, FAST, 2 * FAST, 2 * FAST), 0)
+    assert way is not None
+    assert way.passed[1] == 0
+    assert way.passed[2] < way.passed[3]
+    assert abs(way.passed[3] - way.passed[4]) <= 1
+
+
+def test_a_peer_behind_a_relay_passes_nothing_on():
+    peers = [*lines(FAST / 10), Line(FAST, passes_on=False), *lines(FAST, FAST)]
+    way = spread(P, peers, 0)
+    assert way is not None
+    assert way.passed[1] == 0
+    assert spread(P, [Line(line.rate, passes_on=False) for line in peers], 0) is None
+
+
+def test_what_saves_less_than_a_way_more_costs_goes_directly():
+    assert spread(10_000, lines(*[FAST] * 7, FAST / 10), 7) is None
+
+
+@given(
+    st.integers(10**7, 10**9),
+    st.floats(1e4, 1e6),
+    st.lists(st.tuples(st.floats(1e6, 1e9), st.booleans()), min_size=3, max_size=19),
+    st.integers(0, 19),
+)
+def test_every_byte_is_given_out_once_and_nobody_is_asked_for_more_than_all_need(nbytes, thin, drawn, me):
+    """A thin line among fast ones, most of which help: there is something to give out."""
+    me %= len(drawn)
+    peers = [Line(rate, passes_on=helps) for rate, helps in drawn]
+    peers.insert(me, Line(thin, passes_on=True))
+    way = spread(nbytes, peers, me)
+    assume(way is not None)  # nobody helps
+    n, rate = len(peers), peers[me].rate
+    assert way.direct + sum(way.passed) == nbytes
+    assert way.direct >= 0
+    assert min(way.passed) >= 0
+    assert all(line.passes_on or not given for line, given in zip(peers, way.passed, strict=True))
+    sent = (n - 1) * way.direct + sum(way.passed)
+    finish = max(nbytes / rate, n * (n - 1) * nbytes / sum(line.rate for line in peers))
+    assert sent <= 1.01 * finish * rate + n, "it is done when all can be"
+
+
+def test_thin_peers_are_asked_last_and_the_rest_in_their_order():
+    a, b, c, d = (bytes([n]) * 32 for n in range(4))
+    assert thin_last([a, b, c, d], lines(1.0, 10.0, 10.0, 9.0)) == [b, c, d, a]
+    assert thin_last([d, c], lines(5.0, 5.0)) == [d, c]
+    assert thin_last([], []) == []
+
+
+@given(
+    st.integers(1, 1 << 20),
+    st.lists(st.tuples(st.floats(1.0, 1e6), st.booleans()), min_size=2, max_size=8),
+    st.integers(0, 7),
+)
+def test_how_long_a_frame_takes_follows_from_how_it_is_sent(nbytes, drawn, me):
+    lines = [Line(rate, passes_on=passes_on) for rate, passes_on in drawn]
+    me %= len(lines)
+    alone = (len(lines) - 1) * nbytes / lines[me].rate
+    finish = max(nbytes / lines[me].rate, len(lines) * (len(lines) - 1) * nbytes / sum(one.rate for one in lines))
+    seconds = alone if spread(nbytes, lines, me) is None else finish
+    assert Lines(lines).seconds_to_all(nbytes, me) == seconds

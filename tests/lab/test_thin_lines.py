@@ -1,0 +1,35 @@
+"""The runs of the committed study on lines that it was not declared for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from decentral.lab.comparing import pairs
+from experiments.methods.thin_lines import found_on, line_of
+
+FULL = Path(__file__).parents[2] / "experiments/methods/full"
+
+
+def test_hours_follow_from_bytes_and_steps_and_the_pair_is_compared_where_the_faster_one_ends() -> None:
+    (pair,) = pairs(found_on(FULL, [1.0, 1000.0], "sparse-muon", "muloco"))
+    for link, rate in (("1", 1e6), ("1000", 1e9)):
+        for row in (pair.a, pair.b):
+            (run, *_) = row.curves
+            last = run.outcome.curve.points[-1]  # type: ignore[union-attr]  # it came to its end
+            scale = 1e8 / run.outcome.curve.numel  # type: ignore[union-attr]
+            sending = last.nbytes * scale * 8 / rate
+            assert run.hours[link][-1] * 3600 == pytest.approx(last.step + sending, rel=0.01)
+        ends = [min(one.runs[seed].hours[link][-1] for one in (pair.a, pair.b)) for seed in (1, 2, 3, 4, 5)]
+        assert pair.at_hours[link].hours == pytest.approx(sum(ends) / 5)
+    assert pair.at_tokens is not None
+    assert pair.at_hours["1"].compared.share.mean < pair.at_hours["1000"].compared.share.mean
+    assert line_of("1", pair).startswith("| 1 | 3.5")
+
+
+def test_no_cell_of_the_committed_study_is_missing() -> None:
+    found = found_on(FULL, [20.0], "sparse-muon", "sparseloco")
+    assert [row.troubles for row in found.rows if row.role != "control"] == [""] * sum(
+        row.role != "control" for row in found.rows
+    )

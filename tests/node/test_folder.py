@@ -1,0 +1,233 @@
+"""tests/node/test_folder.py"""
+
+import errno
+import os
+import queue
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from filelock import BaseFileLock
+
+import decentral
+from decentral.cli.preflight import look_over
+from decentral.cli.progress import read_peer
+from decentral.errors import DiskError, FolderInUse
+from decentral.node.folder import begun, occupied
+from decentral.observe.beacon import Beacon
+from decentral.observe.requests import ask, ask_running
+from decentral.observe.status import ProcessInfo, Status, read_status, write_status
+from decentral.tensors.threads import ThreadsWanted
+from tests.peer.test_join import LOOPBACK, Problem, run_terms
+
+HOLDER = """
+import os, sys
+from pathlib import Path
+from decentral.node.folder import occupied
+with occupied(Path(sys.argv[1])):
+    child = os.fork() if sys.argv[2] == "forks" else 1
+    if child:
+        print(child, flush=True)
+    sys.stdin.read()
+"""
+
+ASKER = """
+import sys
+from pathlib import Path
+from decentral.node.folder import occupied
+with occupied(Path(sys.argv[1])):
+    pass
+"""
+
+
+@contextmanager
+def held_elsewhere(folder: Path, how: str = "alone") -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Another process that has the folder, and a child of it."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(folder), how], **pipes) as holder:
+        child = int(holder.stdout.readline())
+        try:
+            yield holder, child
+        finally:
+            holder.kill()
+
+
+def test_a_peer_that_begins_where_another_has_not_said_a_word_yet_is_refused_and_touches_nothing(tmp_path):
+    problem = Problem(0)
+    with held_elsewhere(tmp_path):
+        second = join_here(tmp_path, problem)
+        with pytest.raises(decentral.ConfigError, match="a peer begins here just now; choose another --out"), second:
+            pass
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+    with join_here(tmp_path, problem) as peer:
+        assert peer.round == 0
+
+
+def join_here(folder: Path, problem: Problem) -> decentral.Peer:
+    return decentral.join(
+        run_terms("sparseloco"), problem.model, problem.optimizer, out=folder, listen=LOOPBACK, transport="native"
+    )
+
+
+def test_a_folder_whose_peer_was_killed_is_free_though_a_child_of_it_lives(tmp_path):
+    with held_elsewhere(tmp_path, "forks") as (holder, child):
+        with pytest.raises(FolderInUse), occupied(tmp_path):
+            pass
+        holder.kill()
+        holder.wait()
+        try:
+            os.kill(child, 0)
+            with occupied(tmp_path):
+                pass
+        finally:
+            os.kill(child, signal.SIGKILL)
+
+
+def test_a_command_that_has_begun_keeps_it_while_its_peer_comes_and_goes(tmp_path):
+    with begun(tmp_path):
+        with occupied(tmp_path):
+            pass
+        refused = subprocess.run([sys.executable, "-c", ASKER, tmp_path], capture_output=True, text=True)
+    assert "FolderInUse" in refused.stderr
+    (tmp_path / "status.json").unlink()  # this process, which it names, lives on
+    assert subprocess.run([sys.executable, "-c", ASKER, tmp_path]).returncode == 0
+
+
+def test_a_second_peer_of_one_process_is_refused_in_a_folder_that_the_first_has(tmp_path):
+    with occupied(tmp_path):
+        with pytest.raises(FolderInUse, match="another peer of this process lives here"), occupied(tmp_path):
+            pass
+        with occupied(tmp_path / "other"):
+            pass
+    with occupied(tmp_path):
+        pass
+
+
+def begin(folder: Path, meanwhile: Callable[[], object], ends: BaseException) -> None:
+    with begun(folder):
+        meanwhile()
+        raise ends
+
+
+def test_while_a_peer_begins_its_status_says_so_and_what_stood_there_is_back_if_nothing_comes_of_it(tmp_path):
+    last = Status(state="left", round=7, rounds=9, invite="decentral1:old", finishing=True, members=({"peer": "a"},))
+    write_status(tmp_path, last, ProcessInfo(pid=1, created=0.0))
+    before = (tmp_path / "status.json").read_bytes()
+
+    def looked_at() -> None:
+        status, alive = read_peer(tmp_path)
+        assert (status.state, status.round, alive) == ("starting", 7, True)
+        assert status.health.startswith("starting: ")
+        assert (status.invite, status.finishing, status.members) == ("", False, ()), "nobody is reached there yet"
+
+    with pytest.raises(RuntimeError, match="refused"):
+        begin(tmp_path, looked_at, RuntimeError("refused"))
+    assert (tmp_path / "status.json").read_bytes() == before
+
+
+def test_a_start_of_which_nothing_comes_leaves_no_folder_where_there_was_none(tmp_path):
+    states = list[str]()
+    with pytest.raises(KeyboardInterrupt):
+        begin(tmp_path / "new", lambda: states.append(read_status(tmp_path / "new").state), KeyboardInterrupt())
+    assert states == ["starting"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_peer_says_itself_stays(tmp_path):
+    with pytest.raises(RuntimeError, match="later"):
+        begin(tmp_path, lambda: write_status(tmp_path, Status(state="left"), ProcessInfo()), RuntimeError("later"))
+    assert read_status(tmp_path).state == "left"
+
+
+def test_what_is_asked_of_a_peer_that_begins_is_heard_and_what_was_asked_of_the_last_one_is_not(tmp_path):
+    ask(tmp_path, "pause")
+    heard: queue.Queue[str] = queue.Queue()
+    with begun(tmp_path):
+        ask_running(tmp_path, "leave")
+        with Beacon(tmp_path, Status, lambda request: heard.put(request.name), period=0.01, begun=True):
+            assert heard.get(timeout=60) == "leave"
+    assert heard.empty()
+
+
+def test_the_other_processes_of_a_peer_are_not_refused_in_its_folder(tmp_path, monkeypatch):
+    parent = psutil.Process(os.getppid())
+    write_status(tmp_path, Status(), ProcessInfo(parent.pid, parent.create_time()))
+    with pytest.raises(FolderInUse):
+        look_over(tmp_path, (), (), None)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("RANK", "1")
+    look_over(tmp_path, (), (), None)
+
+
+def test_where_the_file_system_has_no_locks_a_peer_goes_on_with_a_warning(tmp_path, monkeypatch, caplog):
+    def acquire(*arguments: object, **given: object) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(BaseFileLock, "acquire", acquire)
+    with occupied(tmp_path):
+        pass
+    assert "this file system has no locks; see that no second process uses the folder" in caplog.text
+
+
+def test_a_folder_that_cannot_be_locked_is_one_sentence(tmp_path, monkeypatch):
+    def acquire(*arguments: object, **given: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(BaseFileLock, "acquire", acquire)
+    with pytest.raises(DiskError, match=r"locking .* failed"), occupied(tmp_path):
+        pass
+
+
+def test_who_is_asked_to_finish_before_it_begins_leaves_with_a_round_of_this_life(tmp_path):
+    problem = Problem(0)
+    with join_here(tmp_path, problem) as peer:
+        while peer.round < 2:
+            problem.step()
+    before, again = peer.round, Problem(0)
+    resumed = join_here(tmp_path, again)
+    resumed.finish()
+    with resumed:
+        assert resumed.round == before
+        while not resumed.done:
+            again.step()
+        assert resumed.round == before + 1
+
+
+def test_what_is_asked_in_the_last_moment_is_heard(tmp_path):
+    heard = list[str]()
+    with Beacon(tmp_path, Status, lambda request: heard.append(request.name), period=3600.0):
+        ask(tmp_path, "set", key="threads", value="2")
+    assert heard == ["set"]
+
+
+def test_a_script_that_goes_elsewhere_keeps_its_peers_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    problem = Problem(0)
+    with join_here(Path("run"), problem) as peer:
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        while peer.round < 2:
+            problem.step()
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+    assert read_status(tmp_path / "run").state == "left"
+
+
+def test_threads_that_nobody_wants_any_more_are_as_many_as_before():
+    before, threads = torch.get_num_threads(), ThreadsWanted()
+    try:
+        torch.set_num_threads(3)
+        threads.want(None)
+        assert torch.get_num_threads() == 3, "nobody asked for anything"
+        threads.want(1)
+        threads.want(2)
+        assert torch.get_num_threads() == 2
+        threads.want(None)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)

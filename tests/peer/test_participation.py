@@ -1,0 +1,469 @@
+"""How a run ends for those who come late, and what a peer says when it goes, or is left, before the end."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from decentral.errors import DiskError, NoPeersError
+from decentral.manifest import Manifest
+from decentral.observe.requests import ask
+from decentral.observe.status import ENDED, read_status
+from decentral.peer import Peer, join
+from decentral.peer.participation import Participation, WriteBehind
+from decentral.state.checkpoint import load_newest
+from decentral.state.durable import Disk
+from decentral.state.export import export
+from decentral.swarm.identity import Identity
+from decentral.transport.memory import MemoryNetwork
+from tests.peer.test_absence import alone
+from tests.peer.test_join import LOOPBACK, Problem, run_terms
+
+PATIENCE = 60.0  # s
+OVER = "This run is over: decentral export {} --to model/"
+NET: dict[str, Any] = {"listen": LOOPBACK, "transport": "native", "lan": False}
+NOWHERE: dict[str, Any] = {**NET, "listen": ("/ip4/192.0.2.1/tcp/1",)}  # not of this machine: to listen would fail
+
+
+def until(holds: Callable[[], bool], meanwhile: Callable[[], object] = lambda: threading.Event().wait(0.05)) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < deadline
+        meanwhile()
+
+
+def train(peer: Peer, problem: Problem, rounds: int | None = None) -> None:
+    """Until the run is over, or ``rounds`` are made."""
+    until(lambda: peer.done or (rounds is not None and peer.round >= rounds), problem.step)
+
+
+def anchors_kept(out: Path) -> list[torch.Tensor]:
+    checkpoint = load_newest(out / "checkpoints")
+    assert checkpoint is not None
+    return [tensor for name, tensor in sorted(checkpoint.tensors.items()) if name.startswith("anchor/")]
+
+
+class First:
+    """The run's first peer, on a thread of its own, which keeps serving after the end."""
+
+    def __init__(self, manifest: Manifest, out: Path, company: int) -> None:
+        self.problem, self.company, self.alone = Problem(0), company, threading.Event()
+        self.ready, self.met, self.over = threading.Event(), threading.Event(), threading.Event()
+        self.peer = join(manifest, self.problem.model, self.problem.optimizer, out=out, keep_serving=True, **NET)
+        self.invite = ""
+
+    def live(self) -> None:
+        with self.peer as peer:
+            self.invite = peer.invite
+            self.ready.set()
+            until(lambda: len(peer.status().members) >= self.company)
+            self.met.set()
+            train(peer, self.problem)
+            self.over.set()
+
+
+@contextmanager
+def first_peer(manifest: Manifest, out: Path, company: int = 1) -> Iterator[First]:
+    first = First(manifest, out, company)
+    thread = threading.Thread(target=first.live, daemon=True)
+    thread.start()
+    try:
+        assert first.ready.wait(PATIENCE)
+        yield first
+    finally:
+        first.peer.leave()
+        thread.join(PATIENCE)
+    assert not thread.is_alive()
+
+
+def finished(manifest: Manifest, out: Path, **settings: Any) -> tuple[str, int, int]:
+    """A folder in which a run was trained to its end; digest, rounds and inner steps."""
+    problem = Problem(0)
+    with join(manifest, problem.model, problem.optimizer, out=out, **NET, **settings) as peer:
+        train(peer, problem)
+        return peer.anchor_digest, peer.round, peer.inner_steps
+
+
+def test_the_merge_at_the_end_of_a_gossip_run_is_no_seventh_of_six_rounds(tmp_path: Path) -> None:
+    problem = Problem(0)
+    transport = MemoryNetwork().transport(Identity.load_or_create(tmp_path / "identity.key").signer)
+    manifest = run_terms("noloco", inner={"steps": 2})
+    with join(manifest, problem.model, problem.optimizer, out=tmp_path, transport=transport) as peer:
+        train(peer, problem)
+    assert (peer.status().round, peer.status().rounds_seen) == (6, 0)  # whoever is alone has nobody to miss
+
+
+@pytest.mark.parametrize("preset", ["sparseloco", "streaming", "noloco"])
+def test_a_folder_that_holds_the_last_commit_is_done_at_once_and_asks_nobody(tmp_path, preset, caplog):
+    manifest = run_terms(preset, run={"rounds": 3})
+    ended = finished(manifest, tmp_path)
+    kept = {path.name for path in (tmp_path / "checkpoints").iterdir()}
+    caplog.clear()
+    again = Problem(1)
+    with join(manifest, again.model, again.optimizer, out=tmp_path, **NOWHERE) as peer:
+        assert peer.done
+        assert (peer.anchor_digest, peer.round, peer.inner_steps) == ended
+        assert torch.equal(again.flat(), torch.cat(peer.anchor()))
+        assert peer.invite == ""
+    assert read_status(tmp_path).state == "done"
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == kept
+    assert told(caplog) == [OVER.format(tmp_path)]
+
+
+def test_a_last_commit_that_only_the_journal_holds_is_made_a_checkpoint_without_training(tmp_path):
+    manifest = run_terms("sparseloco", run={"rounds": 3})
+    ended = finished(manifest, tmp_path, checkpoint_every=1000)
+    shutil.rmtree(max((tmp_path / "checkpoints").iterdir()))  # as a kill right after the commit leaves it
+    again = Problem(0)
+    with join(manifest, again.model, again.optimizer, out=tmp_path, **NOWHERE) as peer:
+        assert peer.done
+        assert (peer.anchor_digest, peer.round) == ended[:2]
+        anchors = peer.anchor()
+    assert all(map(torch.equal, anchors_kept(tmp_path), anchors))
+
+
+@pytest.mark.parametrize("preset", ["sparseloco", "noloco"])
+def test_a_newcomer_gets_the_last_state_from_a_peer_that_keeps_serving(tmp_path, preset, caplog):
+    with first_peer(run_terms(preset, run={"rounds": 2}), tmp_path / "a") as first:
+        assert first.over.wait(PATIENCE)
+        late = Problem(1)
+        with join(first.invite, late.model, late.optimizer, out=tmp_path / "b", require_peers=2, **NET) as peer:
+            assert peer.done
+            assert peer.anchor_digest == first.peer.anchor_digest
+            assert peer.inner_steps == 0
+    assert OVER.format(tmp_path / "b") in caplog.messages
+    export(tmp_path / "b/checkpoints", tmp_path / "model")
+    assert all(map(torch.equal, anchors_kept(tmp_path / "b"), anchors_kept(tmp_path / "a")))
+
+
+@pytest.fixture(autouse=True)
+def everything_is_heard(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "decentral.peer")
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What was logged; not that the problem's optimizer is another than the manifest's, which it is."""
+    return [message for message in caplog.messages if not message.startswith("inner optimizer: ")]
+
+
+@pytest.mark.parametrize("preset", ["sparseloco", pytest.param("noloco", marks=pytest.mark.long)])
+def test_a_member_that_was_away_at_the_end_comes_back_to_the_last_state(tmp_path, preset, caplog):
+    with first_peer(run_terms(preset, run={"rounds": 8}), tmp_path / "a", company=2) as first:
+        mine = Problem(1)
+        with join(first.invite, mine.model, mine.optimizer, out=tmp_path / "b", **NET) as peer:
+            assert first.met.wait(PATIENCE)  # two gossip rounds alone can be over before the first peer saw this one
+            train(peer, mine, rounds=2)
+            made = peer.round
+        said = f"left after {made} of 8 rounds; the run goes on without this peer; loop until peer.done"
+        assert said in caplog.messages
+        assert first.over.wait(PATIENCE)
+        back = Problem(1)
+        with join(first.invite, back.model, back.optimizer, out=tmp_path / "b", **NET) as peer:
+            train(peer, back)
+            assert peer.anchor_digest == first.peer.anchor_digest
+    assert caplog.messages.count(OVER.format(tmp_path / "b")) == 1
+    assert all(map(torch.equal, anchors_kept(tmp_path / "b"), anchors_kept(tmp_path / "a")))
+
+
+def test_a_finished_folder_serves_again_when_it_is_asked_to(tmp_path):
+    manifest = run_terms("sparseloco", run={"rounds": 2})
+    digest, _, _ = finished(manifest, tmp_path / "a")
+    with first_peer(manifest, tmp_path / "a") as first:
+        assert first.over.wait(PATIENCE)
+        late = Problem(1)
+        with join(first.invite, late.model, late.optimizer, out=tmp_path / "b", **NET) as peer:
+            assert (peer.done, peer.anchor_digest) == (True, digest)
+
+
+def test_a_loop_that_ends_early_says_what_the_run_still_has_before_it(tmp_path, caplog):
+    problem = Problem(0)
+    with join(run_terms("sparseloco"), problem.model, problem.optimizer, out=tmp_path, **NET) as peer:
+        train(peer, problem, rounds=2)
+    assert told(caplog) == [
+        "left after 2 of 6 rounds; the run goes on without this peer; loop until peer.done",
+    ]
+
+
+def test_a_peer_that_was_asked_to_leave_says_nothing_of_its_loop(tmp_path, caplog):
+    problem = Problem(0)
+    with join(run_terms("sparseloco"), problem.model, problem.optimizer, out=tmp_path, **NET) as peer:
+        peer.leave()
+        train(peer, problem)
+    assert told(caplog) == []
+
+
+def test_who_is_left_alone_says_so_and_by_whom(tmp_path, caplog):
+    manifest = run_terms("sparseloco", run={"rounds": 1000})
+    problem, other = Problem(0), Problem(1)
+    with join(manifest, problem.model, problem.optimizer, out=tmp_path / "a", **NET) as peer:
+        with join(peer.invite, other.model, other.optimizer, out=tmp_path / "b", **NET) as partner:
+            until(lambda: bool(peer.swarm.node.company.here))
+            name = partner.status().peer
+        until(lambda: bool(peer.status().gone))
+        until(lambda: peer.status().state == "looking", problem.step)
+        until(lambda: f"alone: …{name[-6:]} left; " in read_status(tmp_path / "a").health, problem.step)
+        assert peer.status().gone == (name,)
+    assert f"alone: …{name[-6:]} left; the invite still lets others in" in caplog.messages
+
+
+async def age_of(peer: Peer) -> float:
+    return peer.swarm.node.age
+
+
+def test_the_wait_for_a_second_peer_takes_none_of_the_runs_time_and_hears_pause_and_leave(tmp_path):
+    problem, heard = Problem(0), []
+
+    def steer() -> None:
+        until(lambda: peer.status().state == "waiting")
+        threading.Event().wait(0.5)
+        heard.append(peer.swarm.call(age_of, peer) < 0.5)
+        for request, state in (("pause", "paused"), ("resume", "waiting")):
+            ask(tmp_path, request)
+            until(lambda wanted=state: peer.status().state == wanted)
+            heard.append(state)
+        ask(tmp_path, "leave")
+
+    with join(run_terms("sparseloco"), problem.model, problem.optimizer, out=tmp_path, **NET) as peer:
+        thread = threading.Thread(target=steer, daemon=True)
+        thread.start()
+        peer.wait_for_company()
+        assert peer.done
+        thread.join(PATIENCE)
+    assert heard == [True, "paused", "waiting"]
+
+
+def test_the_wait_for_a_second_peer_ends_when_one_comes_and_is_none_for_a_run_that_had_one(tmp_path):
+    manifest = run_terms("sparseloco", run={"rounds": 1000})
+    problem, other = Problem(0), Problem(1)
+    with join(manifest, problem.model, problem.optimizer, out=tmp_path / "a", **NET) as peer:
+        with join(peer.invite, other.model, other.optimizer, out=tmp_path / "b", **NET):
+            peer.wait_for_company()
+        assert (peer.done, peer.inner_steps) == (False, 0)
+    with join(manifest, problem.model, problem.optimizer, out=tmp_path / "a", **NET) as peer:
+        peer.wait_for_company()
+        assert not peer.done
+
+
+def test_the_wait_for_a_second_peer_takes_no_longer_than_the_time_to_join(tmp_path):
+    problem, settings = Problem(0), {"out": tmp_path, "join_timeout": 1.0, **NET}
+    peer = join(run_terms("sparseloco"), problem.model, problem.optimizer, **settings)
+    with pytest.raises(NoPeersError, match="1 of 2 peers within the time given to join_timeout"), peer:
+        peer.wait_for_company()
+    assert (peer.inner_steps, peer.status().state) == (0, "left")
+
+
+def test_the_time_to_join_counts_from_the_call(tmp_path):
+    problem = Problem(0)
+    settings = {"out": tmp_path, "require_peers": 2, "join_timeout": 2.0, **NET}
+    peer = join(run_terms("diloco"), problem.model, problem.optimizer, **settings)
+    until(lambda: time.monotonic() > peer.settings.give_up_at)
+    began = time.monotonic()
+    with pytest.raises(NoPeersError, match="1 of 2 peers"), peer:
+        pass
+    assert time.monotonic() - began < 2.0
+
+
+def test_status_and_checkpoint_count_the_rounds_that_are_made(tmp_path):
+    manifest = run_terms("sparseloco", run={"rounds": 1000})
+    problem, other = Problem(0), Problem(1)
+    with join(manifest, problem.model, problem.optimizer, out=tmp_path / "a", **NET) as peer:
+        with join(peer.invite, other.model, other.optimizer, out=tmp_path / "b", **NET):
+            peer.wait_for_company()  # two records that change the membership: the chain is longer than the rounds
+        until(lambda: len(peer.status().members) == 1)
+        train(peer, problem, rounds=3)
+        assert peer.status().round == 3
+        assert peer.status().members[0]["round"] == 3
+    assert max(path.name for path in (tmp_path / "a/checkpoints").iterdir()).endswith("-round-000003")
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_who_finishes_has_left_and_at_once_where_no_round_would_come(tmp_path: Path, paused: bool) -> None:
+    problem = Problem(0)
+    with join(run_terms("sparseloco"), problem.model, problem.optimizer, out=tmp_path, **NET) as peer:
+        train(peer, problem, rounds=1)
+        if paused:
+            peer.pause()
+        peer.finish()
+        problem.step()
+        assert peer.done or not paused
+        train(peer, problem)
+        assert peer.left
+    assert read_status(tmp_path).state == "left"
+
+
+@pytest.mark.parametrize("over", [False, True])
+def test_a_peer_whose_last_checkpoint_fails_does_not_say_that_all_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, over: bool
+) -> None:
+    def full(part: Participation) -> None:
+        raise DiskError("writing checkpoint failed (No space left on device)")
+
+    problem = Problem(0)
+    peer = join(run_terms("sparseloco", run={"rounds": 2}), problem.model, problem.optimizer, out=tmp_path, **NET)
+    with pytest.raises(DiskError), peer:  # noqa: PT012 - it is the end of the block that raises
+        train(peer, problem, rounds=2 if over else 1)
+        monkeypatch.setattr(Participation, "save_now", full)
+        if not over:
+            peer.leave()
+    assert read_status(tmp_path).state not in ENDED
+
+
+def test_who_finishes_with_the_last_round_of_the_run_has_not_left_it(tmp_path: Path) -> None:
+    problem = Problem(0)
+    manifest = run_terms("sparseloco", run={"rounds": 2})
+    with join(manifest, problem.model, problem.optimizer, out=tmp_path, **NET) as peer:
+        train(peer, problem, rounds=1)
+        peer.finish()
+        train(peer, problem)
+        assert not peer.left
+    assert read_status(tmp_path).state == "done"
+
+
+def test_who_finishes_while_waiting_for_company_leaves_at_once(tmp_path: Path) -> None:
+    problem = Problem(0)
+    with join(run_terms("sparseloco"), problem.model, problem.optimizer, out=tmp_path, **NET) as peer:
+        waits = threading.Thread(target=peer.wait_for_company, daemon=True)
+        waits.start()
+        until(lambda: peer.status().state == "waiting")
+        peer.finish()
+        waits.join(PATIENCE)
+        assert not waits.is_alive()
+        assert peer.done
+
+
+# ---- test write behind ----
+#
+# Checkpoints that are written while training goes on.
+
+LONG = 30.0  # s
+
+
+class SlowDisk:
+    """The tensors of a checkpoint are written when the gate is open; one that is full refuses them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.open, self.reached, self.is_full = threading.Event(), threading.Event(), False
+        self.open.set()
+        write = Disk.write
+
+        def slowly(disk: Disk, path: Path, parts: Iterable[Any], at: int | None = None) -> None:
+            if path.name == "tensors.safetensors":
+                self.reached.set()
+                assert self.open.wait(LONG)
+                if self.is_full:
+                    raise OSError(errno.ENOSPC, "no space left on device")
+            write(disk, path, parts, at)
+
+        monkeypatch.setattr(Disk, "write", slowly)
+
+    def shut(self) -> None:
+        self.open.clear()
+        self.reached.clear()
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowDisk]:
+    found = SlowDisk(monkeypatch)
+    yield found
+    found.open.set()
+
+
+def test_a_slow_disk_does_not_hold_the_training_thread(tmp_path: Path, disk: SlowDisk) -> None:
+    manifest, problem, events = run_terms("diloco", run={"rounds": 1000}, inner={"steps": 2}), Problem(0), list[Any]()
+    with alone(tmp_path, manifest, problem, checkpoint_every=1, observer=events.append) as peer:
+        disk.shut()
+        train_of_write_behind(peer, problem, rounds=peer.round + 1)
+        assert disk.reached.wait(LONG)
+        train_of_write_behind(peer, problem, rounds=peer.round + 4)
+        live_N = problem.flat()
+        assert peer.status().checkpoint_held_seconds is not None
+        disk.open.set()
+        train_of_write_behind(peer, problem, rounds=peer.round + 4)
+    told = [event for event in events if event["event"] == "checkpoint"]
+    rounds = [event["round"] for event in told]
+    assert rounds == sorted(rounds)
+    assert {0, 1} < set(rounds)  # the first is waited for; while the disk stood still none was begun
+    assert not {2, 3, 4} & set(rounds)
+    assert all(event["bytes"] > live_N.nbytes and event["held"] >= 0.0 for event in told)
+    kept = load_newest(tmp_path / "checkpoints")
+    assert kept is not None
+    assert torch.equal(kept.tensors["live/0"], problem.flat())  # the last one is waited for
+
+
+def test_what_is_written_late_is_what_was_taken(tmp_path: Path, disk: SlowDisk) -> None:
+    manifest, problem = run_terms("diloco", run={"rounds": 1000}, inner={"steps": 2}), Problem(0)
+    problem.optimizer = torch.optim.AdamW(problem.model.parameters(), lr=0.01)
+    with alone(tmp_path, manifest, problem, checkpoint_every=1) as peer:
+        disk.shut()
+        train_of_write_behind(peer, problem, rounds=peer.round + 1)
+        assert disk.reached.wait(LONG)
+        taken_N, steps = problem.flat(), peer.inner_steps
+        moments = [problem.optimizer.state[one]["exp_avg"].clone() for one in problem.model.parameters()]
+        train_of_write_behind(peer, problem, rounds=peer.round + 3)
+        disk.open.set()
+        peer._part.behind.wait()
+        kept = load_newest(tmp_path / "checkpoints")
+    assert kept is not None
+    assert kept.meta["inner_steps"] == steps
+    assert torch.equal(kept.tensors["live/0"], taken_N)
+    stored = [tensor for name, tensor in kept.tensors.items() if name.startswith("training/")]
+    assert all(any(torch.equal(moment, tensor) for tensor in stored) for moment in moments)
+
+
+def test_a_crash_in_the_middle_of_a_write_leaves_the_checkpoint_before_and_the_journal(
+    tmp_path: Path, disk: SlowDisk
+) -> None:
+    manifest, problem = run_terms("diloco", run={"rounds": 1000}, inner={"steps": 2}), Problem(0)
+    with alone(tmp_path / "a", manifest, problem, checkpoint_every=1) as peer:
+        disk.shut()
+        train_of_write_behind(peer, problem, rounds=peer.round + 3)
+        assert disk.reached.wait(LONG)
+        shutil.copytree(tmp_path / "a", tmp_path / "crashed")  # what a kill in this moment leaves
+        anchor, steps = peer.anchor_digest, peer.inner_steps
+        disk.open.set()
+    before = load_newest(tmp_path / "crashed" / "checkpoints")
+    assert before is not None
+    assert before.meta["inner_steps"] < steps
+    with alone(tmp_path / "crashed", manifest, Problem(0)) as again:
+        assert again.anchor_digest == anchor
+
+
+def test_a_disk_that_refuses_a_checkpoint_ends_the_loop_at_the_next_step(tmp_path: Path, disk: SlowDisk) -> None:
+    manifest, problem = run_terms("diloco", run={"rounds": 1000}, inner={"steps": 2}), Problem(0)
+    peer = alone(tmp_path, manifest, problem, checkpoint_every=1)
+
+    def trains() -> None:
+        with peer:
+            disk.is_full = True
+            train_of_write_behind(peer, problem, rounds=1000)
+
+    with pytest.raises(DiskError, match="no space left on device"):
+        trains()
+    assert peer.round < 10
+
+
+def test_an_error_of_a_write_is_raised_once_and_the_next_one_goes_on() -> None:
+    written, behind = list[int](), WriteBehind()
+    behind.begin(lambda: written.append(1 // 0))
+    with pytest.raises(ZeroDivisionError):
+        behind.wait()
+    behind.wait()
+    behind.begin(lambda: written.append(1))
+    behind.wait()
+    assert written == [1]
+    assert not behind.busy
+
+
+def train_of_write_behind(peer: Any, problem: Problem, rounds: int) -> None:
+    while peer.round < rounds:
+        problem.step()

@@ -1,0 +1,211 @@
+"""When packing a chunk gains time: over a way of a rate, with processors that have a rate, too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import torch
+
+from decentral.consensus.chain import Head
+from decentral.errors import PayloadError
+from decentral.parameters.schema import MAX_FRAGMENTS
+from decentral.rounds.snapshots import Gain, Layouts
+from decentral.state.snapshot import Layout, Snapshot, SnapshotIndex
+from decentral.wire.messages import MAX_PEERS
+from tests.consensus.test_chain import START
+from tests.replica.test_contents import replica_of
+
+CHUNK = 1 << 18  # bytes
+PACKED = round(0.833 * CHUNK)
+CHUNKS = 400  # 100 MB
+LOOPBACK = 1.85e8  # bytes/s of a processor that does both ends
+MBIT = 125_000.0  # bytes/s
+
+
+class Way:
+    """Chunks that come over a way, while processors that may be busy send, receive, pack and unpack them.
+
+    Whichever is the narrower sets the time of a chunk: the one goes on while the other works.
+    """
+
+    def __init__(self, rate: float, busy: float = 1.0) -> None:
+        self.rate, self.busy = rate, busy  # bytes/s; times longer that a processor takes
+        self.now, self.packed = 0.0, 0
+        self.gain = Gain()
+
+    def seconds(self, packed: bool) -> float:
+        nbytes = PACKED if packed else CHUNK
+        return max(nbytes / self.rate, self.busy * (nbytes / LOOPBACK + packed * 6e-4))
+
+    def one(self) -> None:
+        packed = self.gain.packed
+        self.packed += packed
+        self.now += self.seconds(packed)
+        if packed:
+            self.gain.unpacked(PACKED, CHUNK, 1.5e-4 * self.busy)
+        self.gain.came(CHUNK, self.now, packed=packed)
+
+    def fetch(self, chunks: int = CHUNKS) -> float:
+        """Seconds, over those of the better form."""
+        for _ in range(chunks):
+            self.one()
+        return self.now / (chunks * min(self.seconds(False), self.seconds(True)))
+
+
+@pytest.mark.parametrize("mbit", [1, 20, 100, 400, 600])
+def test_a_way_that_is_the_narrow_part_is_spared_a_sixth_of_the_bytes(mbit: float) -> None:
+    way = Way(mbit * MBIT)
+    assert way.fetch() < 1.02
+    assert way.packed > 0.85 * CHUNKS
+
+
+@pytest.mark.parametrize("busy", [1, 3, 8])
+def test_a_processor_that_is_the_narrow_part_is_spared_the_packing_however_slow_it_makes_the_bytes(busy: float) -> None:
+    way = Way(10_000 * MBIT, busy)
+    assert way.fetch() < 1.03
+    assert way.packed < 0.15 * CHUNKS
+
+
+def test_a_thin_line_has_no_chunk_as_it_is() -> None:
+    way = Way(20 * MBIT)
+    way.fetch()
+    assert way.packed == CHUNKS
+
+
+def test_a_way_that_turns_thin_has_packed_chunks_again() -> None:
+    way = Way(10_000 * MBIT)
+    way.fetch()
+    way.rate, way.packed = 20 * MBIT, 0
+    way.fetch()
+    assert way.packed > CHUNKS / 2
+
+
+def test_a_processor_that_gets_busy_has_them_as_they_are() -> None:
+    way = Way(400 * MBIT)
+    way.fetch()
+    way.busy, way.packed = 8.0, 0
+    way.fetch()
+    assert way.packed < CHUNKS / 2
+
+
+def test_chunks_that_wait_for_each_other_a_while_change_nothing() -> None:
+    way = Way(20 * MBIT)
+    for number in range(CHUNKS):
+        way.now += 0.5 * (number % 50 == 0)
+        way.one()
+    assert way.packed == CHUNKS
+
+
+def test_forms_that_come_alike_are_no_reason_to_change() -> None:
+    gain = Gain()
+    forms = []
+    for number in range(CHUNKS):
+        forms.append(gain.better)
+        gain.came(CHUNK, 0.01 * number, packed=gain.packed)
+    assert all(forms)
+
+
+def test_time_that_stands_still_is_no_reason_to_fail() -> None:
+    gain = Gain()
+    for _ in range(CHUNKS):
+        gain.came(CHUNK, 0.0, packed=gain.packed)
+    assert gain.better
+
+
+# ---- test layouts ----
+#
+# Which tensors a snapshot has, where receivers remember: by the local model and a donor's word, which is bounded.
+
+MEMBERS = tuple(bytes([n]) * 32 for n in range(5))
+HEAD = replace(START, members=MEMBERS)
+
+
+def donor_of(*senders: int):
+    replica = replica_of()
+    replica.senders.book(0, {MEMBERS[n]: {"sent": torch.full((16,), float(n))} for n in senders})
+    return replica
+
+
+@pytest.mark.parametrize("senders", [(), (0,), (4,), (0, 2, 4), (0, 1, 2, 3, 4)])
+def test_a_joiner_sizes_a_snapshot_by_what_its_index_says_of_senders(senders):
+    donor = donor_of(*senders)
+    made = Snapshot(donor.shared_tensors(), Layouts(donor).document(MEMBERS))
+    data, joiner = made.index.to_bytes(), Layouts(replica_of())
+    layout = joiner.of(SnapshotIndex.document(data), HEAD)
+    assert layout == Layout.of(donor.shared_tensors())
+    assert SnapshotIndex.from_bytes(data, layout).hashes == made.index.hashes
+    assert len(data) <= joiner.longest_index
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        None,
+        {},
+        "1f",
+        [],
+        ["1", "1"],
+        [1],
+        [""],
+        ["20"],
+        ["01"],
+        ["1F"],
+        ["-1"],
+        [" 1"],
+        ["0x1"],
+        ["1_0"],
+        ["f" * 64],
+        [[]],
+    ],
+    ids=repr,
+)
+def test_what_an_index_says_of_senders_in_any_other_way_is_refused(told):
+    with pytest.raises(PayloadError, match="use another donor"):
+        Layouts(replica_of()).of({} if told is None else {"senders": told}, HEAD)
+
+
+def test_a_snapshot_of_more_members_than_fit_into_memory_is_refused_before_room_is_made(monkeypatch):
+    memory = SimpleNamespace(total=8 * 16 * 8)  # anchor, momentum and six senders, twice
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
+    many = replace(START, members=tuple(bytes([n]) * 32 for n in range(7)))
+    layouts = Layouts(replica_of())
+    assert layouts.of({"senders": ["3f"]}, many).nbytes == 4 * 16 * 8
+    with pytest.raises(PayloadError, match="this machine cannot hold 2 copies"):
+        layouts.of({"senders": ["7f"]}, many)
+
+
+@pytest.mark.parametrize("feedback", ["ef21", "none"])
+def test_the_largest_run_there_may_be_can_be_joined(feedback):
+    """Its donors raised ConfigError: the document had room for 480 members and 240 fragments of ef21."""
+    members = tuple(n.to_bytes(32, "big") for n in range(MAX_PEERS))
+    most = 2**63 - 1
+    counts = {"epoch": most, "round": most, "outer_step": most, "tokens": most, "contributions": most}
+    head = replace(START, members=members, newcomers=frozenset(members), **counts)
+    replica = replica_of(feedback, fragments=MAX_FRAGMENTS)
+    kept = {peer: {"sent": torch.zeros(16)} for peer in members}
+    for fragment in range(MAX_FRAGMENTS if feedback == "ef21" else 0):
+        replica.senders.book(fragment, kept)
+    layouts = Layouts(replica)
+    made = Snapshot({"anchor/0": torch.zeros(1)}, {"head": head.to_dict(), **layouts.document(members)}).index
+    found = SnapshotIndex.document(made.to_bytes())
+    assert Head.from_dict(found["head"]) == head
+    assert len(made.to_bytes()) <= layouts.longest_index
+    if feedback == "ef21":
+        assert set(found["senders"]) == {"f" * (MAX_PEERS // 4)}
+
+
+def test_where_receivers_keep_nothing_a_snapshot_is_what_it_was():
+    layouts, replica = Layouts(replica_of("none")), replica_of("none")
+    assert layouts.document(MEMBERS) == {}
+    assert layouts.of({"senders": ["1f"]}, HEAD) == Layout.of(replica.shared_tensors())
+    assert layouts.longest_index == SnapshotIndex.max_nbytes(layouts.least)
+
+
+def test_an_index_that_ends_inside_its_document_is_refused():
+    data = Snapshot(replica_of().shared_tensors(), {"senders": ["0"]}).index.to_bytes()
+    for nbytes in (0, 20, 47, 60):
+        with pytest.raises(PayloadError):
+            SnapshotIndex.document(data[:nbytes])
