@@ -51,7 +51,6 @@ __all__ = [
     "TransportError",
     "UsageError",
     "VersionError",
-    "is_out_of_memory",
 ]
 
 
@@ -167,9 +166,9 @@ def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
     return first_of(inner) if isinstance(inner, BaseExceptionGroup) else inner
 
 
-# ---- memory ----
+# ---- errors that say memory ran out ----
 #
-# Whether an error says that memory ran out, of the device or of the machine. Torch is not imported for it.
+# Memory of the device, or of the machine. Torch is not imported to tell them.
 
 _NO_MEMORY = (  # on Windows the allocator says "not enough memory" behind its name
     "DefaultCPUAllocator: ",

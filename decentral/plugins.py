@@ -1,4 +1,4 @@
-"""Methods by name: ours, and those that other packages add through an entry point group.
+"""Methods by name, or by their spelling: ours, and those that other packages add through an entry point group.
 
 An entry point names a frozen dataclass whose fields all have defaults. It is imported only when it is asked for, and
 cannot replace a method of ours.
@@ -77,9 +77,9 @@ def nearest(word: str, names: Collection[str]) -> str:
     return f"did you mean {close[0]}?" if close else f"known: {', '.join(names) or 'nothing'}"
 
 
-# ---- spelling ----
+# ---- spelling of one method ----
 #
-# One method's spelling: ``name`` or ``name(key=number, ...)``.
+# ``name`` or ``name(key=number, ...)``.
 
 _METHOD = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\(([^()]*)\))?\s*", re.ASCII)
 _ARGUMENT = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*([^\s=]+)\s*", re.ASCII)

@@ -1,4 +1,5 @@
-"""What is measured: ours as peers use it, the published SparseLoCo pipeline, hivemind's codecs, plain zstd.
+"""The contestants of the benchmark: ours as peers use it, the published SparseLoCo pipeline, hivemind's codecs, plain
+zstd.
 
 Each makes bytes of a flat float32 tensor of given shapes and reads them back into an accumulator.
 """
@@ -24,47 +25,6 @@ from decentral.wire.frames import FrameKind, Header, parse, seal
 from decentral.wire.keys import Signer
 
 __all__ = ["Contestant", "Ours", "information_bits", "others", "ours"]
-
-# ---- information ----
-#
-# How few bits the parts of a payload could take: what an ideal code needs that knows how often each symbol comes.
-
-
-def information_bits(compressor: Compressor, payloads: Sequence[Payload]) -> float:
-    """Bits in all. Symbols count by their empirical entropy over all parts of one name; rising indices by the
-    logarithm of the number of subsets; sign and mantissa of floats in full.
-    """
-    named: dict[str, list[tuple[PartSpec, np.ndarray[tuple[int, ...], np.dtype[np.generic]]]]] = {}
-    for payload in payloads:
-        for spec, part in zip(compressor.layout(payload.shape), payload.parts, strict=True):
-            named.setdefault(spec.name, []).append((spec, to_array(part)))
-    return sum(_of_one_name(members) for members in named.values())
-
-
-def _of_one_name(members: list[tuple[PartSpec, np.ndarray[tuple[int, ...], np.dtype[np.generic]]]]) -> float:
-    bits, symbols = 0.0, []
-    for spec, array in members:
-        if isinstance(spec.kind, coding.Rising):
-            rows, columns = prod(spec.shape[:-1]), spec.shape[-1]
-            bits += rows * _log2_subsets(spec.kind.limit, columns)
-            continue
-        codes, _ = spec.kind.to_symbols(array)
-        symbols.append(codes)
-        bits += 8 * spec.kind.side_nbytes(codes, array.dtype.itemsize)
-    return bits + (_entropy_bits(np.concatenate(symbols)) if symbols else 0.0)
-
-
-def _entropy_bits(symbols: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> float:
-    count = np.bincount(symbols, minlength=1)
-    count = count[count > 0]
-    return float(-(count * np.log2(count / max(1, symbols.size))).sum())
-
-
-def _log2_subsets(limit: int, columns: int) -> float:
-    return (lgamma(limit + 1) - lgamma(columns + 1) - lgamma(limit - columns + 1)) / log(2)
-
-
-# ---- contestants ----
 
 Shapes = Sequence[tuple[int, ...]]
 
@@ -236,3 +196,42 @@ def others() -> list[Contestant]:
 def _header(sender: bytes) -> Header:
     nothing = bytes(32)
     return Header(FrameKind.CONTRIBUTION, nothing, 1, 1, 0, 0, 1, 0, nothing, sender, 1, 1)
+
+
+# ---- how few bits would do ----
+#
+# For the parts of a payload: what an ideal code needs that knows how often each symbol comes.
+
+
+def information_bits(compressor: Compressor, payloads: Sequence[Payload]) -> float:
+    """Bits in all. Symbols count by their empirical entropy over all parts of one name; rising indices by the
+    logarithm of the number of subsets; sign and mantissa of floats in full.
+    """
+    named: dict[str, list[tuple[PartSpec, np.ndarray[tuple[int, ...], np.dtype[np.generic]]]]] = {}
+    for payload in payloads:
+        for spec, part in zip(compressor.layout(payload.shape), payload.parts, strict=True):
+            named.setdefault(spec.name, []).append((spec, to_array(part)))
+    return sum(_bits_of_one_name(members) for members in named.values())
+
+
+def _bits_of_one_name(members: list[tuple[PartSpec, np.ndarray[tuple[int, ...], np.dtype[np.generic]]]]) -> float:
+    bits, symbols = 0.0, []
+    for spec, array in members:
+        if isinstance(spec.kind, coding.Rising):
+            rows, columns = prod(spec.shape[:-1]), spec.shape[-1]
+            bits += rows * _log2_subsets(spec.kind.limit, columns)
+            continue
+        codes, _ = spec.kind.to_symbols(array)
+        symbols.append(codes)
+        bits += 8 * spec.kind.side_nbytes(codes, array.dtype.itemsize)
+    return bits + (_entropy_bits(np.concatenate(symbols)) if symbols else 0.0)
+
+
+def _entropy_bits(symbols: np.ndarray[tuple[int, ...], np.dtype[np.uint8]]) -> float:
+    count = np.bincount(symbols, minlength=1)
+    count = count[count > 0]
+    return float(-(count * np.log2(count / max(1, symbols.size))).sum())
+
+
+def _log2_subsets(limit: int, columns: int) -> float:
+    return (lgamma(limit + 1) - lgamma(columns + 1) - lgamma(limit - columns + 1)) / log(2)

@@ -1,4 +1,4 @@
-"""One peer of the exchange benchmark, a process of its own: contributes when told to, tells when the commit is applied.
+"""A peer of the exchange benchmark, a process of its own: contributes when told to, tells when the commit is applied.
 
 python -m decentral.benchmarks.exchange_peer '{"folder": ..., "number": 0, ...}'
 

@@ -1,4 +1,4 @@
-"""What a transport makes of loopback: one long stream, its cost in processor time, and the round trip of a request.
+"""A transport on loopback, measured: one long stream, its cost in processor time, and the round trip of a request.
 
 Both ends are processes of their own, as peers are, each with its daemon where there is one. Loopback has no delay and
 no limit, so it is the transport that is measured, encryption and multiplexing included. Transports take turns, a stream

@@ -1,4 +1,4 @@
-"""One end of the transport benchmark, a process of its own: takes streams and requests, says what they cost it.
+"""An end of the transport benchmark, a process of its own: takes streams and requests, says what they cost it.
 
 python -m decentral.benchmarks.transport_peer '{"folder": ..., "transport": "native"}'
 

@@ -1,6 +1,4 @@
-"""What ``decentral doctor`` looks at. Each check says what it found and, when something is missing, what to
-do.
-"""
+"""The checks of ``decentral doctor``: each says what it found and, when something is missing, what to do."""
 
 from __future__ import annotations
 
@@ -15,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import anyio
 
@@ -31,12 +28,9 @@ from decentral.transport.probes import Speed, measure_speed
 from decentral.transport.reachability import Reachability, probe, relays_among
 from decentral.wire.keys import Signer, peer_from_name, peer_name
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-# ---- findings ----
+# ---- an answer of a check ----
 #
-# What a check found: one line for a person, one object for a program.
+# One line for a person, one object for a program.
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,213 +42,7 @@ class Finding:
     detail: str
 
 
-# ---- network ----
-#
-# What ``decentral doctor`` says of this machine's network: both kinds of IP, UDP, port mapping, how far relays are.
-
-_ABROAD = {  # set aside for documentation: nobody's
-    "ipv4": (socket.AF_INET, "192.0.2.1"),
-    "ipv6": (socket.AF_INET6, "2001:db8::1"),
-}
-_PATIENCE = 5.0  # s for a relay to take a connection
-
-Source = Callable[[socket.AddressFamily, str], str]
-
-
-def source_of(family: socket.AddressFamily, host: str) -> str:
-    """The address that this machine would send to ``host`` from; nothing is sent. OSError when there is no way."""
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect((host, 9))
-        return str(probe.getsockname()[0])
-
-
-def network(relays: Sequence[str], source: Source = source_of) -> Iterator[Finding]:
-    """Lines as network checkers of other tools have them; what this project does not use is said, too."""
-    found = {name: _way(source, *where) for name, where in _ABROAD.items()}
-    for name, address in found.items():
-        other = any(one for kind, one in found.items() if kind != name)
-        if address:
-            yield Finding("ok", name, f"leaves from {address}")
-        elif other:
-            yield Finding("ok", name, "no way out; the other kind has one, and peers of this kind alone need a relay")
-        else:
-            yield Finding(
-                "warn", name, "no way out: this machine meets peers of its own network only; check its router"
-            )
-    yield Finding("ok", "udp", "not used: peers speak TCP, so nothing is to be opened for UDP but mDNS at home (5353)")
-    yield Finding(
-        "ok",
-        "mapping",
-        "not asked for: no router is told to open a port (UPnP, NAT-PMP); forward one by hand, or name a relay",
-    )
-    yield Finding("ok", "hairpin", "not needed: peers behind one router meet by their private addresses")
-    for relay in relays:
-        yield _distance(relay)
-
-
-def _way(source: Source, family: socket.AddressFamily, host: str) -> str:
-    try:
-        return source(family, host)
-    except OSError:
-        return ""
-
-
-def _distance(relay: str) -> Finding:
-    """One way there and back, by the time that TCP takes to connect."""
-    at = relay.partition("/p2p/")[0]
-    where = endpoint(at)
-    if where is None:
-        return Finding("warn", "relay", f"{at} cannot be dialled by TCP; ask its operator for a /tcp/ address")
-    began = time.monotonic()
-    try:
-        with socket.create_connection(where, timeout=_PATIENCE):
-            return Finding("ok", "relay", f"{at} answers in {1000 * (time.monotonic() - began):.0f} ms")
-    except OSError as error:
-        reason = error.strerror or "no answer"
-        return Finding("warn", "relay", f"{at} does not answer ({reason}); is it up? Name another one beside it")
-
-
-# ---- cards ----
-#
-# What ``decentral doctor`` says of a peer that can be reached in several ways: which network card is the fast one.
-
-MOST_WAYS = 4  # of one peer, which answers 64 such questions a day
-_WORTH_SAYING = 1.5  # times as fast as the next: less may be chance
-_DIAL_SECONDS = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Way:
-    """From one of this machine's cards to one address of a peer."""
-
-    card: str  # empty where the system does not tell
-    address: str  # without /p2p/
-    speed: Speed
-
-
-async def speed_to(where: str) -> Speed:
-    """Of the path to this one address. Raises DecentralError."""
-    peer = peer_from_name(where.rpartition("/p2p/")[2])
-    async with NativeTransport(Signer.generate(), listen=("/ip4/127.0.0.1/tcp/0",)) as transport:
-        with anyio.move_on_after(_DIAL_SECONDS):
-            await transport.connect(peer, (where,))
-        return await measure_speed(transport, peer)
-
-
-def ways_to(
-    addresses: Sequence[str],
-    measure: Callable[[str], Speed] = lambda where: anyio.run(speed_to, where),
-    known: Cards | None = None,
-) -> list[Way]:
-    """One after the other to the addresses of the first peer among them, each over a connection of its own."""
-    known = cards() if known is None else known
-    direct = [where for where in addresses if endpoint(where.partition("/p2p/")[0]) is not None]
-    first = [where for where in direct if where.rpartition("/p2p/")[2] == direct[0].rpartition("/p2p/")[2]]
-    found = []
-    for where in first[:MOST_WAYS]:
-        with suppress(DecentralError):
-            found.append(Way(_card_towards(where, known), where.partition("/p2p/")[0], measure(where)))
-    return found
-
-
-def told(ways: Sequence[Way]) -> Iterator[Finding]:
-    """A line for each when there are several; the last says which card to use, if it makes a difference."""
-    if len(ways) < 2:
-        return
-    ranked = sorted(ways, key=lambda way: -min(way.speed.up, way.speed.down))
-    for way in ranked:
-        rates = f"{way.speed.up / 1e6:.1f} Mbit/s up, {way.speed.down / 1e6:.1f} down"
-        yield Finding("ok", "card", f"at least {rates}, from {way.card or 'this machine'} to {way.address}")
-    best, next_ = ranked[0], ranked[1]
-    if min(best.speed.up, best.speed.down) > _WORTH_SAYING * min(next_.speed.up, next_.speed.down):
-        there = best.address.rpartition("/tcp/")[0]
-        here = f"start this peer with --listen {best.card} and " if best.card else ""
-        yield Finding("warn", "card", f"the first is the fastest: {here}the other with --listen {there}/tcp/0")
-
-
-def _card_towards(where: str, known: Cards) -> str:
-    end = endpoint(where.partition("/p2p/")[0])
-    if end is None:
-        return ""
-    family = socket.AF_INET6 if ":" in end[0] else socket.AF_INET
-    with suppress(OSError):
-        return card_of(source_of(family, end[0]), known)
-    return ""
-
-
-# ---- reached ----
-#
-# What ``decentral doctor`` says of the way to other peers: who can dial this machine, how fast, and what to do.
-
-_SKEW_SECONDS = 30.0  # nothing here needs clocks to agree; logs are read side by side
-
-
-def reachable(listen: Sequence[str], relays: Sequence[str], invite: str | None) -> Iterator[Finding]:
-    """Ask the run's peers and the relays to dial back, then send one of them something."""
-    check_relays(relays)
-    others = (*relays, *(Invite.parse(invite).addresses if invite is not None else ()))
-    known = relays_among(others)
-    found = anyio.run(probe, listen or None, (*others, *known), time.time)
-    asked = "the invite's addresses" if invite is not None else "the addresses at --relay" if relays else ""
-    yield verdict(found, relays_known=bool(known), asked=asked)
-    for view in found.views[:1]:
-        behind = "behind" if view.skew > 0 else "ahead of"
-        detail = f"{abs(view.skew):.1f} s {behind} {short_name(peer_name(view.peer))}"
-        yield Finding("warn" if abs(view.skew) > _SKEW_SECONDS else "ok", "clock", detail)
-    for where in known if found.views else ():
-        with suppress(DecentralError):  # a relay carries bytes, and measures nothing
-            speed = anyio.run(speed_to, where)
-            rates = f"{speed.up / 1e6:.1f} Mbit/s up, {speed.down / 1e6:.1f} down"
-            yield Finding("ok", "speed", f"at least {rates}, to {_label(where)}")
-            break
-    if found.views:
-        yield from told(ways_to(others))
-
-
-def verdict(found: Reachability, *, relays_known: bool, asked: str = "") -> Finding:
-    """What was found out, and what to do where it is not enough; ``asked`` names whom, and is empty for nobody."""
-    seen = ", ".join(sorted({view.seen for view in found.views if view.seen}))
-    ports = ", ".join(sorted({address.rpartition("/")[2] for address in found.listen}))
-    relayed = (
-        "others reach it through relays" if relays_known else "name a relay with --relay (decentral relay runs one)"
-    )
-    forward = f"; for a way in, forward TCP port {ports} on the router and give --listen /ip4/0.0.0.0/tcp/{ports}"
-    hidden = "ok" if relays_known else "warn"
-    match found.kind:
-        case "public":
-            how = f"dialled back at {seen}" if found.views else "an interface has a public address; nobody was asked"
-            return Finding("ok", "reached", f"public: {how}")
-        case "local":
-            return Finding("ok", "reached", f"local: dialled back at {seen}; nobody outside this network was asked")
-        case "nat":
-            return Finding(hidden, "reached", f"behind a port-preserving NAT, seen at {seen}: {relayed}{forward}")
-        case "symmetric nat":
-            return Finding(hidden, "reached", f"behind a symmetric NAT, seen at {seen}: {relayed}{forward}")
-        case "firewall":
-            return Finding(hidden, "reached", f"behind a firewall, seen at {seen}: open TCP port {ports}, or {relayed}")
-        case _:
-            return Finding(
-                "warn", "reached", f"nobody could say whether others can dial this machine: {_why(found, asked)}"
-            )
-
-
-def _why(found: Reachability, asked: str) -> str:
-    """Why nobody could say, and what to try."""
-    if found.views:
-        return "who was asked did not reach it, or did not try; ask others with another invite, or --relay ADDR"
-    if not asked:
-        return "give an invite, or --relay ADDR"
-    return (
-        f"nobody at {asked} answered; is somebody up there, and this machine on the internet? Try a fresh invite (in "
-        "decentral status of every peer that is up), or --relay ADDR"
-    )
-
-
-def _label(where: str) -> str:
-    return short_name(where.rpartition("/p2p/")[2])
-
-
-# ---- checks ----
+# ---- all checks ----
 
 _PACKAGES = ("torch", "hivemind", "accelerate", "transformers")
 _LOW_DISK_NBYTES = 2 * 10**9  # three checkpoints of a 100 M parameter model with its optimizer are 3.6 GB
@@ -334,8 +122,6 @@ def _disk(directory: Path) -> Iterator[Finding]:
 
 def _listening(wanted: tuple[str, ...]) -> Iterator[Finding]:
     """Start the transport with a throw-away identity, list where it can be dialled, end it."""
-    import anyio
-
     from decentral.swarm.identity import Identity
     from decentral.transport.choice import default_kind, make_transport
 
@@ -377,3 +163,209 @@ def _reach(invite: str) -> Iterator[Finding]:
     yield Finding(
         "ok", "invite", f"run {manifest.run.name} answered in {seconds:.1f} s; decentral join will work from here"
     )
+
+
+# ---- this machine's network ----
+#
+# Both kinds of IP, UDP, port mapping, how far relays are.
+
+_ABROAD = {  # set aside for documentation: nobody's
+    "ipv4": (socket.AF_INET, "192.0.2.1"),
+    "ipv6": (socket.AF_INET6, "2001:db8::1"),
+}
+_RELAY_SECONDS = 5.0  # for a relay to take a connection
+
+Source = Callable[[socket.AddressFamily, str], str]
+
+
+def source_of(family: socket.AddressFamily, host: str) -> str:
+    """The address that this machine would send to ``host`` from; nothing is sent. OSError when there is no way."""
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((host, 9))
+        return str(probe.getsockname()[0])
+
+
+def network(relays: Sequence[str], source: Source = source_of) -> Iterator[Finding]:
+    """Lines as network checkers of other tools have them; what this project does not use is said, too."""
+    found = {name: _way(source, *where) for name, where in _ABROAD.items()}
+    for name, address in found.items():
+        other = any(one for kind, one in found.items() if kind != name)
+        if address:
+            yield Finding("ok", name, f"leaves from {address}")
+        elif other:
+            yield Finding("ok", name, "no way out; the other kind has one, and peers of this kind alone need a relay")
+        else:
+            yield Finding(
+                "warn", name, "no way out: this machine meets peers of its own network only; check its router"
+            )
+    yield Finding("ok", "udp", "not used: peers speak TCP, so nothing is to be opened for UDP but mDNS at home (5353)")
+    yield Finding(
+        "ok",
+        "mapping",
+        "not asked for: no router is told to open a port (UPnP, NAT-PMP); forward one by hand, or name a relay",
+    )
+    yield Finding("ok", "hairpin", "not needed: peers behind one router meet by their private addresses")
+    for relay in relays:
+        yield _distance(relay)
+
+
+def _way(source: Source, family: socket.AddressFamily, host: str) -> str:
+    try:
+        return source(family, host)
+    except OSError:
+        return ""
+
+
+def _distance(relay: str) -> Finding:
+    """One way there and back, by the time that TCP takes to connect."""
+    at = relay.partition("/p2p/")[0]
+    where = endpoint(at)
+    if where is None:
+        return Finding("warn", "relay", f"{at} cannot be dialled by TCP; ask its operator for a /tcp/ address")
+    began = time.monotonic()
+    try:
+        with socket.create_connection(where, timeout=_RELAY_SECONDS):
+            return Finding("ok", "relay", f"{at} answers in {1000 * (time.monotonic() - began):.0f} ms")
+    except OSError as error:
+        reason = error.strerror or "no answer"
+        return Finding("warn", "relay", f"{at} does not answer ({reason}); is it up? Name another one beside it")
+
+
+# ---- the way to other peers ----
+#
+# From them: who can dial this machine, how fast it is, and what to do.
+
+_SKEW_SECONDS = 30.0  # nothing here needs clocks to agree; logs are read side by side
+
+
+def reachable(listen: Sequence[str], relays: Sequence[str], invite: str | None) -> Iterator[Finding]:
+    """Ask the run's peers and the relays to dial back, then send one of them something."""
+    check_relays(relays)
+    others = (*relays, *(Invite.parse(invite).addresses if invite is not None else ()))
+    known = relays_among(others)
+    found = anyio.run(probe, listen or None, (*others, *known), time.time)
+    asked = "the invite's addresses" if invite is not None else "the addresses at --relay" if relays else ""
+    yield verdict(found, relays_known=bool(known), asked=asked)
+    for view in found.views[:1]:
+        behind = "behind" if view.skew > 0 else "ahead of"
+        detail = f"{abs(view.skew):.1f} s {behind} {short_name(peer_name(view.peer))}"
+        yield Finding("warn" if abs(view.skew) > _SKEW_SECONDS else "ok", "clock", detail)
+    for where in known if found.views else ():
+        with suppress(DecentralError):  # a relay carries bytes, and measures nothing
+            speed = anyio.run(speed_to, where)
+            rates = f"{speed.up / 1e6:.1f} Mbit/s up, {speed.down / 1e6:.1f} down"
+            yield Finding("ok", "speed", f"at least {rates}, to {_label(where)}")
+            break
+    if found.views:
+        yield from card_findings(ways_to(others))
+
+
+def verdict(found: Reachability, *, relays_known: bool, asked: str = "") -> Finding:
+    """What was found out, and what to do where it is not enough; ``asked`` names whom, and is empty for nobody."""
+    seen = ", ".join(sorted({view.seen for view in found.views if view.seen}))
+    ports = ", ".join(sorted({address.rpartition("/")[2] for address in found.listen}))
+    relayed = (
+        "others reach it through relays" if relays_known else "name a relay with --relay (decentral relay runs one)"
+    )
+    forward = f"; for a way in, forward TCP port {ports} on the router and give --listen /ip4/0.0.0.0/tcp/{ports}"
+    hidden = "ok" if relays_known else "warn"
+    match found.kind:
+        case "public":
+            how = f"dialled back at {seen}" if found.views else "an interface has a public address; nobody was asked"
+            return Finding("ok", "reached", f"public: {how}")
+        case "local":
+            return Finding("ok", "reached", f"local: dialled back at {seen}; nobody outside this network was asked")
+        case "nat":
+            return Finding(hidden, "reached", f"behind a port-preserving NAT, seen at {seen}: {relayed}{forward}")
+        case "symmetric nat":
+            return Finding(hidden, "reached", f"behind a symmetric NAT, seen at {seen}: {relayed}{forward}")
+        case "firewall":
+            return Finding(hidden, "reached", f"behind a firewall, seen at {seen}: open TCP port {ports}, or {relayed}")
+        case _:
+            return Finding(
+                "warn", "reached", f"nobody could say whether others can dial this machine: {_why(found, asked)}"
+            )
+
+
+def _why(found: Reachability, asked: str) -> str:
+    """Why nobody could say, and what to try."""
+    if found.views:
+        return "who was asked did not reach it, or did not try; ask others with another invite, or --relay ADDR"
+    if not asked:
+        return "give an invite, or --relay ADDR"
+    return (
+        f"nobody at {asked} answered; is somebody up there, and this machine on the internet? Try a fresh invite (in "
+        "decentral status of every peer that is up), or --relay ADDR"
+    )
+
+
+def _label(where: str) -> str:
+    return short_name(where.rpartition("/p2p/")[2])
+
+
+# ---- the fastest of several cards ----
+#
+# A peer that can be reached in several ways tells which network card is the fast one.
+
+MOST_WAYS = 4  # of one peer, which answers 64 such questions a day
+_WORTH_SAYING = 1.5  # times as fast as the next: less may be chance
+_DIAL_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """From one of this machine's cards to one address of a peer."""
+
+    card: str  # empty where the system does not tell
+    address: str  # without /p2p/
+    speed: Speed
+
+
+async def speed_to(where: str) -> Speed:
+    """Of the path to this one address. Raises DecentralError."""
+    peer = peer_from_name(where.rpartition("/p2p/")[2])
+    async with NativeTransport(Signer.generate(), listen=("/ip4/127.0.0.1/tcp/0",)) as transport:
+        with anyio.move_on_after(_DIAL_SECONDS):
+            await transport.connect(peer, (where,))
+        return await measure_speed(transport, peer)
+
+
+def ways_to(
+    addresses: Sequence[str],
+    measure: Callable[[str], Speed] = lambda where: anyio.run(speed_to, where),
+    known: Cards | None = None,
+) -> list[Way]:
+    """One after the other to the addresses of the first peer among them, each over a connection of its own."""
+    known = cards() if known is None else known
+    direct = [where for where in addresses if endpoint(where.partition("/p2p/")[0]) is not None]
+    first = [where for where in direct if where.rpartition("/p2p/")[2] == direct[0].rpartition("/p2p/")[2]]
+    found = []
+    for where in first[:MOST_WAYS]:
+        with suppress(DecentralError):
+            found.append(Way(_card_towards(where, known), where.partition("/p2p/")[0], measure(where)))
+    return found
+
+
+def card_findings(ways: Sequence[Way]) -> Iterator[Finding]:
+    """A line for each when there are several; the last says which card to use, if it makes a difference."""
+    if len(ways) < 2:
+        return
+    ranked = sorted(ways, key=lambda way: -min(way.speed.up, way.speed.down))
+    for way in ranked:
+        rates = f"{way.speed.up / 1e6:.1f} Mbit/s up, {way.speed.down / 1e6:.1f} down"
+        yield Finding("ok", "card", f"at least {rates}, from {way.card or 'this machine'} to {way.address}")
+    best, next_ = ranked[0], ranked[1]
+    if min(best.speed.up, best.speed.down) > _WORTH_SAYING * min(next_.speed.up, next_.speed.down):
+        there = best.address.rpartition("/tcp/")[0]
+        here = f"start this peer with --listen {best.card} and " if best.card else ""
+        yield Finding("warn", "card", f"the first is the fastest: {here}the other with --listen {there}/tcp/0")
+
+
+def _card_towards(where: str, known: Cards) -> str:
+    end = endpoint(where.partition("/p2p/")[0])
+    if end is None:
+        return ""
+    family = socket.AF_INET6 if ":" in end[0] else socket.AF_INET
+    with suppress(OSError):
+        return card_of(source_of(family, end[0]), known)
+    return ""

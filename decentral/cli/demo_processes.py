@@ -185,10 +185,9 @@ def _kill(process: psutil.Process) -> None:
         process.kill()
 
 
-# ---- watch ----
+# ---- a demo while it runs ----
 #
-# Following a demo while it runs: shows progress, kills a peer at a third of the rounds, adds one at half,
-# bounds the time.
+# Progress is shown, a peer is killed at a third of the rounds, one is added at half, and the time is bounded.
 
 _LOOK_SECONDS = 0.2
 

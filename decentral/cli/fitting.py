@@ -46,7 +46,7 @@ class Fitted:
 
     def to_dict(self) -> dict[str, Any]:  # Any: JSON
         """What ``init --json`` prints of it."""
-        fit, time, given, known = self.fit, self.fit.time, self.given, self.fit.known
+        fit, a_round, given, known = self.fit, self.fit.time, self.given, self.fit.known
         return {
             "link_class": fit.link.up_to,
             "why": _reason(fit, given.rate),
@@ -56,22 +56,22 @@ class Fitted:
             "parameters": given.num_parameters,
             "step_seconds": given.step_seconds,
             "step_time_measured": self.measured,
-            "inner_steps": time.steps,
-            "seconds_per_round": round(time.seconds, 3),
-            "bytes_per_peer_per_round": round(time.nbytes),
-            "share_computing": round(time.share, 4),
+            "inner_steps": a_round.steps,
+            "seconds_per_round": round(a_round.seconds, 3),
+            "bytes_per_peer_per_round": round(a_round.nbytes),
+            "share_computing": round(a_round.share, 4),
             "enough_computing": fit.reaches,
             "inner_steps_shown": fit.is_shown,
         }
 
     def sentences(self) -> str:
         """Why, and what is expected."""
-        fit, time, given, known = self.fit, self.fit.time, self.given, self.fit.known
+        fit, a_round, given, known = self.fit, self.fit.time, self.given, self.fit.known
         measured = ", measured on this machine" if self.measured else ""
         expected = (
-            f"With H = {time.steps} inner steps of {given.step_seconds:.3g} s{measured}, {given.peers} peers with "
-            f"{_many(given.num_parameters)} parameters need {time.seconds:.4g} s per round, in which each sends "
-            f"{_size(time.nbytes)} and computes {100 * time.share:.1f} % of the time"
+            f"With H = {a_round.steps} inner steps of {given.step_seconds:.3g} s{measured}, {given.peers} peers with "
+            f"{_many(given.num_parameters)} parameters need {a_round.seconds:.4g} s per round, in which each sends "
+            f"{_size(a_round.nbytes)} and computes {100 * a_round.share:.1f} % of the time"
         )
         if not fit.reaches:
             expected += f", which is the best that is possible and less than {TARGET:.0%}"
@@ -148,11 +148,11 @@ def _size(nbytes: float) -> str:
     return f"{nbytes / 1e6:.3g} MB" if nbytes < 1e9 else f"{nbytes / 1e9:.3g} GB"
 
 
-# ---- step time ----
+# ---- how long an inner step takes ----
 #
-# How long one inner step of a manifest's model takes on this machine: it is built, and makes a few.
+# The manifest's model is built on this machine, and makes a few.
 
-WARM_UP, MEASURED = 2, 5  # steps; the first ones allocate the optimizer's state and choose kernels
+WARM_UP_STEPS, TIMED_STEPS = 2, 5  # steps; the first ones allocate the optimizer's state and choose kernels
 Clock = Callable[[], float]
 
 
@@ -183,9 +183,9 @@ def measured_step_seconds(manifest: Manifest, clock: Clock = time.perf_counter) 
         model.zero_grad()
         loss.item()  # the device is done with it
 
-    for _ in range(WARM_UP):
+    for _ in range(WARM_UP_STEPS):
         step()
-    return statistics.median(_timed(step, clock) for _ in range(MEASURED))
+    return statistics.median(_timed(step, clock) for _ in range(TIMED_STEPS))
 
 
 def _timed(work: Callable[[], None], clock: Clock) -> float:

@@ -17,7 +17,7 @@ from decentral.manifest import summary
 from decentral.node.follower import Anchor
 from decentral.observe.beacon import Beacon
 from decentral.observe.requests import FOLLOWERS_TOO, Request, only_follows
-from decentral.observe.screen import hint_after
+from decentral.observe.screen import HINT_SECONDS, hint_after
 from decentral.observe.status import Status
 from decentral.peer.following import Following, follow
 from decentral.state.delta import AnchorFolder
@@ -25,7 +25,6 @@ from decentral.swarm.patience import time_left
 from decentral.wire.keys import peer_name
 
 FOLDER = "anchors"
-PATIENCE = 15.0  # s until somebody who waits is told what may be wrong
 NOBODY = "nobody has answered yet, looking on: is a peer of the run up? --join-timeout S gives up by itself"
 
 
@@ -70,7 +69,7 @@ def run_follow(invite: str, options: FollowOptions) -> int:
     )
     click.echo("looking for the run's peers ...", err=True)
     with stop_signals() as stop, ExitStack() as stack:
-        with hint_after(PATIENCE, NOBODY):
+        with hint_after(HINT_SECONDS, NOBODY):
             stack.enter_context(following)
         job = _Job(following, anchors, options)
         stack.enter_context(Beacon(options.out, job.status, job.obey))

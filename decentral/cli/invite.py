@@ -85,11 +85,11 @@ def _say(invite: str, relays: tuple[str, ...], *, lan: bool, as_json: bool) -> N
     click.echo(f"{short_name(peer_name(guest))} knew the words and has the invite; they are void now", err=True)
 
 
-# ---- spoken ----
+# ---- words in the place of an invite ----
 #
-# Words in the place of an invite: read from the command line, and exchanged for the invite.
+# They are read from the command line, and exchanged for the invite.
 
-PATIENCE = 60.0  # s to find who invites, where nothing else was asked for
+SEARCH_SECONDS = 60.0  # to find who invites, where nothing else was asked for
 
 
 def as_one_text(invite: str, arguments: Sequence[str]) -> tuple[str, tuple[str, ...]]:
@@ -123,7 +123,7 @@ def _exchanged(words: str, relays: Sequence[str], *, lan: bool, seconds: float |
     code = parse_code(words)
     known = relays_at(relays)
     click.echo(f"looking for who invites at {code.number} ...", err=True)
-    look = partial(find_invite, code, known, lan=lan, seconds=PATIENCE if seconds is None else seconds)
+    look = partial(find_invite, code, known, lan=lan, seconds=SEARCH_SECONDS if seconds is None else seconds)
     return str(anyio.run(look, backend="asyncio")), known
 
 

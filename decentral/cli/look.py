@@ -26,9 +26,7 @@ if TYPE_CHECKING:
     from decentral.observe.compare import SeenRun
     from decentral.observe.status import Status
 
-# ---- status ----
-#
-# ``decentral status``: what the peer that runs in a directory says of itself.
+# ---- status: one peer, by its own word ----
 
 
 @click.command("status")
@@ -50,9 +48,9 @@ def status_command(context: click.Context, directory: Path, prometheus: bool, as
         raise click.UsageError("--prometheus and --json are two formats; name one")
     status, alive = read_peer(remember(context, directory))
     if prometheus:
-        from decentral.cli.ports import text
+        from decentral.cli.ports import peer_exposition
 
-        click.echo(text(status, alive=alive), nl=False)
+        click.echo(peer_exposition(status, alive=alive), nl=False)
     elif as_json:
         click.echo(json.dumps({**asdict(status), "alive": alive}))
     else:
@@ -126,9 +124,7 @@ def _settings(status: Status) -> str:
     return "; ".join(part for part in parts if part)
 
 
-# ---- peers ----
-#
-# ``decentral peers``: the members of the swarm, as the peer that runs in a directory sees them.
+# ---- peers: the swarm, as one peer sees it ----
 
 
 @click.command("peers")
@@ -176,9 +172,7 @@ def _way(member: Mapping[str, Any]) -> str:
     return "".join(f"  {part}" for part in parts if part)
 
 
-# ---- logs ----
-#
-# ``decentral logs``: what has happened to the peer that runs in a directory, and what happens.
+# ---- logs: events, past and new ----
 
 _LOOK_SECONDS = 0.25  # between two looks at what is new
 _LOGGED = "metrics"  # events of peer.log
@@ -206,7 +200,6 @@ def logs_command(
     \b
     $ decentral logs --out decentral-run --last 5 --event commit
     """
-    from decentral.errors import UsageError
     from decentral.observe.events import EVENTS_FILE, event_line, read_events
     from decentral.observe.lines import there
 
@@ -233,7 +226,6 @@ def _without(event: str | None) -> tuple[str, ...]:
 
 def _follow(directory: Path, last: int, event: str | None, begin: float, shape: Callable[[dict[str, Any]], str]) -> int:
     """Print events as they come, until the peer ends; returns the exit code, Ctrl-C's when that ended it before."""
-    from decentral.cli.group import INTERRUPTED
     from decentral.observe.events import follow_events
 
     nobody = threading.Event()
@@ -268,12 +260,12 @@ def _has_ended(directory: Path) -> bool:
         return False
 
 
-# ---- compare ----
+# ---- compare: runs side by side ----
 #
-# ``compare``: runs side by side, as one table and one figure.
+# As one table and one figure.
 
 _OF_EVERY_RUN = ("run.name", "run.salt")  # differ between any two runs, and say nothing
-_MOST = 8  # runs: their columns still fit a wide terminal
+_MOST_RUNS = 8  # their columns still fit a wide terminal
 
 
 @click.command("compare")
@@ -298,8 +290,8 @@ def compare_command(directories: tuple[Path, ...], figure: Path, as_json: bool) 
     from decentral.observe.compare import common_kind, draw, names_of, read_run
     from decentral.observe.metrics import NO_FIGURE, can_draw
 
-    if not 2 <= len(directories) <= _MOST:
-        raise click.UsageError(f"you named {len(directories)}; name 2 to {_MOST} run directories")
+    if not 2 <= len(directories) <= _MOST_RUNS:
+        raise click.UsageError(f"you named {len(directories)}; name 2 to {_MOST_RUNS} run directories")
     runs = [read_run(directory) for directory in directories]
     kind, names = common_kind(runs), names_of(runs)
     drawn = can_draw()
@@ -368,9 +360,7 @@ def _aligned(rows: dict[str, list[str]]) -> str:
     return "\n".join(lines)
 
 
-# ---- dashboard ----
-#
-# ``dashboard``: the page in the browser, live or of a run that is over.
+# ---- dashboard: the page in the browser ----
 
 
 @click.command("dashboard")
@@ -416,9 +406,7 @@ def dashboard_command(
         context.exit(INTERRUPTED)
 
 
-# ---- watch ----
-#
-# ``watch``: the page in a terminal.
+# ---- watch: the page in a terminal ----
 
 
 @click.command("watch")
@@ -432,7 +420,7 @@ def watch_command(context: click.Context, directory: Path) -> None:
     \b
     $ decentral watch --out decentral-run
     """
-    _check_there()
+    _check_textual_there()
     _check_terminal()
     from decentral.watch.app import Watch
 
@@ -443,7 +431,7 @@ def watch_command(context: click.Context, directory: Path) -> None:
         raise ended
 
 
-def _check_there() -> None:
+def _check_textual_there() -> None:
     """UsageError where the package is missing."""
     if importlib.util.find_spec("textual") is None:
         raise UsageError("the view needs textual; pip install 'decentral[watch]'")
@@ -456,9 +444,9 @@ def _check_terminal() -> None:
         raise UsageError("this is not a terminal that a view can be drawn on; decentral status says the same in lines")
 
 
-# ---- doctor ----
+# ---- doctor: what this machine can ----
 #
-# ``decentral doctor``: what this machine can, and whether others reach it.
+# And whether others reach it.
 
 
 @click.command("doctor")
@@ -515,9 +503,7 @@ def doctor_command(
         context.exit(1)
 
 
-# ---- support ----
-#
-# ``support``: one file to send along with a question.
+# ---- support: one file for who helps ----
 
 
 @click.command("support")

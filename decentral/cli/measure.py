@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from decentral.lab.running import Outcome
     from decentral.simulate.simulation import By
 
-# ---- bench ----
+# ---- bench: this machine ----
 #
-# ``decentral bench``: figures of this machine, side by side with what others ship.
+# Side by side with what others ship.
 
 AT_LEAST_ONE = click.IntRange(min=1)
 TILE = 64  # rows and columns of what top-k chooses from
-KINDS = ("daemon", "native", "py-libp2p")
+TRANSPORTS = ("daemon", "native", "py-libp2p")
 _COLUMNS = (
     ("bits_per_value", "bits/value", ".4f"),
     ("bits_per_kept", "bits/kept", ".2f"),
@@ -164,7 +164,7 @@ _NOT_AGREED = {"gather": "replicas UNEQUAL", "reduce": "replicas UNEQUAL", "pair
 @click.option(
     "--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="Timed, after one that is not."
 )
-@click.option("--transport", type=click.Choice(KINDS), help="The daemon where there is one.")
+@click.option("--transport", type=click.Choice(TRANSPORTS), help="The daemon where there is one.")
 @as_json
 def exchange_bench(
     peers: int,
@@ -212,7 +212,7 @@ def exchange_bench(
 @bench_command.command("transport")
 @click.option("--megabytes", type=AT_LEAST_ONE, default=64, show_default=True, help="Of one stream, 2^20 bytes each.")
 @click.option("--repeats", type=AT_LEAST_ONE, default=5, show_default=True, help="Streams; the median counts.")
-@click.option("--only", type=click.Choice(KINDS), help="One of them; all that this system has when not given.")
+@click.option("--only", type=click.Choice(TRANSPORTS), help="One of them; all that this system has when not given.")
 @as_json
 def transport_bench(megabytes: int, repeats: int, only: str | None, as_json: bool) -> None:
     """Streams and small requests between two processes on loopback; the transports take turns.
@@ -240,9 +240,7 @@ def transport_bench(megabytes: int, repeats: int, only: str | None, as_json: boo
         )
 
 
-# ---- simulate ----
-#
-# ``decentral simulate``: what would this run do on those links?
+# ---- simulate: a run on given links ----
 
 ROUNDS = 20
 LEARNING_ROUNDS = 150  # after 20 a sparse swarm has sent a third of the model, and the lone peer has learnt it
@@ -359,9 +357,9 @@ def _print_forecast(found: dict[str, object], profile: str, peers: int) -> None:
         click.echo(f"problem          {problem}")
 
 
-# ---- lab ----
+# ---- lab: methods side by side ----
 #
-# ``decentral lab``: methods side by side, on many replicas in one process, by the study that a file declares.
+# On many replicas in one process, by the study that a file declares.
 
 
 def _print_example(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
@@ -405,12 +403,12 @@ def lab_command(study: Path, out: Path | None, workers: int | None, device: str,
     store.begin(study.read_text(encoding="utf-8-sig"))
     try:
         there = store.known()
-        known = _run(plan, store, there, workers or _usual_workers(device), device)
+        known = _run_cells(plan, store, there, workers or _usual_workers(device), device)
         found = found_by(plan, known)
         write_report(store, found)
     finally:
         store.end()
-    _tell(found, store.folder, len(known) - len(there), as_json)
+    _print_study(found, store.folder, len(known) - len(there), as_json)
 
 
 def _usual_workers(device: str) -> int:
@@ -420,7 +418,7 @@ def _usual_workers(device: str) -> int:
     return (os.cpu_count() or 1) if device == "cpu" else 1
 
 
-def _run(plan: Plan, store: Store, there: dict[str, Outcome], workers: int, device: str) -> dict[str, Outcome]:
+def _run_cells(plan: Plan, store: Store, there: dict[str, Outcome], workers: int, device: str) -> dict[str, Outcome]:
     """All cells that are missing."""
     from decentral.lab.laboratory import Progress, Workers, run_study
     from decentral.lab.running import run_cell
@@ -437,18 +435,17 @@ def _run(plan: Plan, store: Store, there: dict[str, Outcome], workers: int, devi
         line.end()
 
 
-def _tell(found: Found, folder: Path, ran: int, as_json: bool) -> None:
+def _print_study(found: Found, folder: Path, ran: int, as_json: bool) -> None:
     """The result on stdout; code 1 where something stands in the way of trusting it."""
+    from decentral.lab import tables
     from decentral.lab.comparing import problems
-    from decentral.lab.tables import as_json as told
-    from decentral.lab.tables import pairs_json, tables_md
 
     troubles = problems(found)
     if as_json:
-        summary = {"folder": str(folder), "ran": ran, "problems": troubles, "rows": told(found)}
-        click.echo(json.dumps(summary | {"pairs": pairs_json(found)}))
+        summary = {"folder": str(folder), "ran": ran, "problems": troubles, "rows": tables.as_json(found)}
+        click.echo(json.dumps(summary | {"pairs": tables.pairs_json(found)}))
     else:
-        click.echo(tables_md(found))
+        click.echo(tables.tables_md(found))
         click.echo(f"{ran} cells were run; all is in {folder}")
     if troubles:
         raise click.exceptions.Exit(1)

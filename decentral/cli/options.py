@@ -1,4 +1,4 @@
-"""Options that several commands share, spelled once, and how one peer takes part by them."""
+"""Options that several commands share, spelled once, and how one peer takes part by them. Imports no torch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,10 +11,6 @@ from decentral.cli.ports import with_metrics, with_page
 from decentral.cli.quantities import HoursOfDay, Rate, Share, Size
 from decentral.preferences.preferences import ALWAYS, LEAST_MEMORY, Hours, Preferences
 from decentral.swarm.patience import moment_in
-
-# ---- options ----
-#
-# Options that several commands share, spelled once.
 
 DEFAULT_DIRECTORY = Path("decentral-run")
 
@@ -54,12 +50,12 @@ def presets_that_begin(context: click.Context, parameter: click.Parameter, begun
     return [name for name in presets() if name.startswith(begun)]
 
 
-# ---- peer options ----
+# ---- how one peer takes part ----
 #
-# What ``start`` and ``join`` have in common: how one peer takes part, whatever the run's terms are.
+# Whatever the run's terms are: ``start`` and ``join`` have all of these in common, ``follow`` some.
 
 
-def _installed(context: click.Context, parameter: click.Parameter, kind: str | None) -> str | None:
+def _check_installed(context: click.Context, parameter: click.Parameter, kind: str | None) -> str | None:
     """Refused before anything is read or made."""
     from decentral.transport.choice import check_there
 
@@ -93,7 +89,7 @@ WAYS: tuple[Decorator, ...] = (  # how others are reached
     click.option(
         "--transport",
         type=click.Choice(["daemon", "native", "py-libp2p"]),
-        callback=_installed,
+        callback=_check_installed,
         help="How peers are reached: go-libp2p's daemon, libp2p over TCP in this process, or py-libp2p, which is "
         "an extra. The daemon where this system has one when not given; they speak to each other.",
     ),
@@ -220,9 +216,9 @@ def options_of_a_peer(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-# ---- options ----
+# ---- the same, as an object ----
 #
-# How one peer takes part, from ``start`` and ``join`` to the loop that trains. Imports no torch.
+# From ``start`` and ``join`` to the loop that trains.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,31 +8,30 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import anyio
 import click
+from anyio.abc import SocketAttribute, SocketListener
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from decentral.errors import DecentralError, ListenError, UsageError
 from decentral.observe.diagnostics import BANDS
-from decentral.observe.metrics import exposition
-from decentral.observe.status import STATES, Status
+from decentral.observe.health import lost_sentence
+from decentral.observe.metrics import exposition, serve_metrics
+from decentral.observe.status import STATES, Status, is_lost, is_running, read_status
 from decentral.replica.figures import NAMES
 
-if TYPE_CHECKING:
-    from anyio.abc import SocketListener
-    from prometheus_client.metrics_core import Metric
-
-# ---- page ----
+# ---- the page beside a command ----
 #
-# The page beside a command: whether its extra is installed, and a thread that serves it while a peer trains.
+# A thread serves it while a peer trains, where its extra is installed.
 
-_PACKAGES = ("starlette", "uvicorn")
+_PAGE_PACKAGES = ("starlette", "uvicorn")
 
 
 def check_page_there() -> None:
     """UsageError where a package is missing."""
-    missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
+    missing = [name for name in _PAGE_PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
         raise UsageError(f"the page needs {' and '.join(missing)}; pip install 'decentral[dashboard]'")
 
@@ -71,9 +70,9 @@ def page_beside(directory: Path, say: Callable[[str], None], *, wanted: bool) ->
         yield
 
 
-# ---- metrics port ----
+# ---- the port for Prometheus ----
 #
-# The port at which Prometheus asks a relay or a peer, and whatever restarts it asks how it is.
+# A relay or a peer answers there, also whatever restarts it and asks how it is.
 
 _ILL = ("attention", "stalled", "gone")  # first words of a health sentence
 
@@ -106,9 +105,6 @@ def host_and_port(text: str) -> tuple[str, int]:
 
 async def metrics_socket(where: tuple[str, int], stack: AsyncExitStack, say: Callable[[str], None]) -> SocketListener:
     """Where Prometheus asks; said, because port 0 lets the system choose. ListenError when it is taken."""
-    import anyio
-    from anyio.abc import SocketAttribute, SocketListener
-
     try:
         made = await anyio.create_tcp_listener(local_host=where[0], local_port=where[1])
     except OSError as error:
@@ -130,12 +126,12 @@ def metrics_beside(directory: Path, where: tuple[str, int] | None, say: Callable
         return
     from anyio.from_thread import start_blocking_portal
 
-    from decentral.observe.metrics import serve_metrics
-
     opened: AsyncExitStack = AsyncExitStack()
     with start_blocking_portal() as portal:
         listener = portal.call(metrics_socket, where, opened, say)
-        served = portal.start_task_soon(serve_metrics, listener, lambda: _numbers(directory), lambda: health(directory))
+        served = portal.start_task_soon(
+            serve_metrics, listener, lambda: _numbers_of(directory), lambda: health_of(directory)
+        )
         try:
             yield
         finally:
@@ -143,11 +139,8 @@ def metrics_beside(directory: Path, where: tuple[str, int] | None, say: Callable
             portal.call(opened.aclose)
 
 
-def health(directory: Path) -> tuple[bool, str]:
+def health_of(directory: Path) -> tuple[bool, str]:
     """Whether the peer of ``directory`` is well, and its sentence. Nobody there, or nothing that can be read: not."""
-    from decentral.observe.health import lost_sentence
-    from decentral.observe.status import is_lost, read_status
-
     try:
         status = read_status(directory)
     except DecentralError as error:
@@ -157,19 +150,17 @@ def health(directory: Path) -> tuple[bool, str]:
     return status.health.partition(":")[0] not in _ILL, status.health
 
 
-def _numbers(directory: Path) -> Iterator[Metric]:
-    from decentral.observe.status import is_running, read_status
-
+def _numbers_of(directory: Path) -> Iterator[Metric]:
     try:
         status = read_status(directory)
     except DecentralError:  # none has been written yet
         return
-    yield from numbers(status, alive=is_running(status))
+    yield from peer_numbers(status, alive=is_running(status))
 
 
-# ---- status numbers ----
+# ---- a peer's status as numbers ----
 #
-# What a peer's status tells Prometheus. The names are public: dashboards are built on them.
+# The names are public: dashboards are built on them.
 
 _OURS = "decentral_peer"
 _MEANING = {
@@ -183,12 +174,12 @@ _MEANING = {
 }
 
 
-def text(status: Status, *, alive: bool) -> str:
+def peer_exposition(status: Status, *, alive: bool) -> str:
     """In Prometheus' text format; ``alive``: whether the process of the status runs."""
-    return exposition(lambda: numbers(status, alive=alive)).decode()
+    return exposition(lambda: peer_numbers(status, alive=alive)).decode()
 
 
-def numbers(status: Status, *, alive: bool) -> Iterator[Metric]:
+def peer_numbers(status: Status, *, alive: bool) -> Iterator[Metric]:
     """Those of one status; what it does not know is not there."""
     yield _gauge("up", "Whether the peer's process runs.", float(alive))
     yield _gauge("updated_seconds", "When the status was written, since the epoch.", status.updated)

@@ -1,5 +1,5 @@
-"""What a person typed, looked at before anything is made, bound or asked of the network; and what a refused start made
-all the same is taken back.
+"""A look at what a person typed, before anything is made, bound or asked of the network; what a refused start made all
+the same is taken back.
 """
 
 import os
@@ -112,9 +112,9 @@ def _remove(files: Sequence[Path], folders: Sequence[Path]) -> None:
             path.rmdir()
 
 
-# ---- files ----
+# ---- directories and small files ----
 #
-# Directories and small files that commands make, with errors a person can act on.
+# Commands make them, with errors a person can act on.
 
 
 def make_directory(path: Path) -> Path:

@@ -1,4 +1,4 @@
-"""How far a long command is, on stderr: stdout is for its result."""
+"""How far a long command is, on stderr, as stdout is for its result; and how far the peer of a folder is."""
 
 from __future__ import annotations
 
@@ -12,12 +12,6 @@ from typing import IO, TYPE_CHECKING, Self
 
 if TYPE_CHECKING:
     from decentral.observe.status import Status
-
-__all__ = ["StudyLine"]
-
-# ---- countdown ----
-#
-# How far a long command is and how long it still takes, on stderr: stdout is for its result.
 
 _QUIET_SECONDS = 2.0  # what takes less says nothing
 _REFRESH_SECONDS = 0.25
@@ -70,9 +64,7 @@ class Countdown:
         self._shown = True
 
 
-# ---- study line ----
-#
-# How far a study is, on stderr: a line that is refreshed on a terminal, a line for each cell anywhere else.
+# ---- cells of a study ----
 
 
 class StudyLine:
@@ -102,9 +94,9 @@ class StudyLine:
         return f"about {seconds} s" if seconds < 120 else f"about {seconds // 60} min"
 
 
-# ---- last status ----
+# ---- the peer of a folder ----
 #
-# What a folder says of its peer, for the commands that look into one.
+# What the folder says of it, for the commands that look into one.
 
 
 def read_peer(directory: Path) -> tuple[Status, bool]:

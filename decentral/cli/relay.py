@@ -1,12 +1,10 @@
-"""A relay that runs until it is stopped, and the numbers that it tells."""
+"""``relay``: a public peer that carries the bytes of others and trains nothing."""
 
 from pathlib import Path
 
 import click
 
 from decentral.cli.quantities import Rate, Size
-
-# ``relay``: a public peer that carries the bytes of others and trains nothing.
 
 LISTEN = ("/ip4/0.0.0.0/tcp/4001", "/ip6/::/tcp/4001")  # a port of its own: invites name it for months
 

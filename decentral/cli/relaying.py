@@ -1,4 +1,4 @@
-"""A relay from its start to its end: what it prints, and what it says now and then."""
+"""A relay from its start to its end: what it prints and says now and then, the runs that it keeps, its numbers."""
 
 from __future__ import annotations
 
@@ -30,136 +30,6 @@ from decentral.transport.native.transport import NativeOptions, NativeTransport
 from decentral.transport.probes import serve_dialback
 from decentral.transport.relay.circuit import RelayLimits
 from decentral.transport.relay.service import Relay
-
-# ---- numbers ----
-#
-# What a relay tells Prometheus. The names are public: dashboards are built on them.
-
-_OURS = "decentral_relay"
-
-
-def numbers(relay: Relay) -> Iterator[Metric]:
-    """Those of this moment."""
-    limits, counts = relay.limits, relay.counts
-    yield _gauge("peers", "Peers with a connection.", relay.peers)
-    yield _gauge("places", "Peers that can be reached through here.", relay.places)
-    yield _gauge("places_limit", "Places there are.", limits.places)
-    yield _gauge("connections", "Connections relayed now.", relay.connections)
-    yield _gauge("connections_limit", "Connections relayed at most.", limits.connections)
-    yield _counter("bytes", "Bytes passed on, both directions.", counts.nbytes)
-    yield _counter("joined", "Connections relayed since the start.", counts.joined)
-    yield _counter("granted", "Places given and renewed since the start.", counts.granted)
-    refused = CounterMetricFamily(f"{_OURS}_refused", "Questions refused, by answer.", labels=["status"])
-    for status, count in sorted(counts.refused.items()):
-        refused.add_metric([status.name.lower()], count)
-    yield refused
-    memory = psutil.Process().memory_info().rss
-    yield GaugeMetricFamily("process_resident_memory_bytes", "Resident memory of the process.", memory)
-
-
-def _gauge(name: str, text: str, value: float) -> Metric:
-    return GaugeMetricFamily(f"{_OURS}_{name}", text, value)
-
-
-def _counter(name: str, text: str, value: float) -> Metric:
-    """Prometheus knows it by this name and ``_total``."""
-    return CounterMetricFamily(f"{_OURS}_{name}", text, value)
-
-
-# ---- keeping ----
-#
-# What a relay keeps of runs: a follower of each, for those who come when all peers have gone.
-#
-# Each is ``decentral follow`` in a process of its own: the relay stays as small as it is, and a model that is too
-# large, or a peer that sends rubbish, ends a follower and not the relay.
-
-MOST = 4  # runs: each holds a model and its outer state in memory
-EVERY = 10  # rounds between two anchors that are written
-_LEAVE_SECONDS = 10.0  # what a follower needs to keep its state
-_FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 600.0  # s until a follower that failed is started again
-_IN_VAIN = (2, 10, 11, 12, 21, 50)  # exit codes after which it would fail again
-
-
-@dataclass(frozen=True, slots=True)
-class Keeping:
-    """The runs that are kept, and where."""
-
-    invites: tuple[str, ...]
-    folder: Path  # each run has its own in there
-    disk: int  # bytes that each may take
-
-    def check(self) -> None:
-        """UsageError for too many, or one twice; InviteError."""
-        runs = [Invite.parse(invite).run for invite in self.invites]
-        if len(runs) > MOST:
-            raise UsageError(
-                f"--keep: {len(runs)} runs, a relay keeps {MOST} at most; start another relay for the rest"
-            )
-        if len(set(runs)) < len(runs):
-            raise UsageError("--keep: two invites are of the same run; one will do")
-
-    def command(self, number: int, listen: Sequence[str], relay: str) -> list[str]:
-        """How the follower of one run is started; ``relay`` is the relay's own address."""
-        invite = self.invites[number]
-        where = [part for address in listen for part in ("--listen", beside(address, number))]
-        out = self.folder / Invite.parse(invite).run.hex()[:8]
-        kept = ["--every", str(EVERY), "--keep", "1", "--keep-serving", "--max-disk", f"{self.disk / 1e6:.6f}MB"]
-        ways = ["--relay", relay, "--transport", "native", "--no-lan", *where]
-        return [sys.executable, "-m", "decentral", "follow", invite, "--out", str(out), *kept, *ways]
-
-
-def beside(address: str, number: int) -> str:
-    """Where the follower of run ``number`` listens: a port after the relay's, so that its invites stay true."""
-    head, _, port = address.rpartition("/tcp/")
-    if not port.isdecimal():
-        return address
-    return f"{head}/tcp/{int(port) + 1 + number if int(port) else 0}"
-
-
-async def keep(keeping: Keeping, listen: Sequence[str], relay: str) -> None:
-    """Follow all of them until cancelled."""
-    async with anyio.create_task_group() as group:
-        for number in range(len(keeping.invites)):
-            group.start_soon(_follow, keeping.command(number, listen, relay))
-
-
-async def _follow(command: Sequence[str]) -> None:
-    pause, run = _FIRST_PAUSE, Invite.parse(command[4]).run.hex()[:8]
-    while (code := await _run_follower(command)) not in _IN_VAIN:
-        click.echo(f"the follower of run {run} ended (code {code}); again in {pause:.0f} s", err=True)
-        await anyio.sleep(pause)
-        pause = min(2 * pause, _LONGEST_PAUSE)
-    click.echo(f"run {run} is not kept (code {code}): see the line above", err=True)
-
-
-async def _run_follower(command: Sequence[str]) -> int:
-    """Its exit code. What it says on stderr goes to the relay's; it ends with the relay, and keeps its state."""
-    process = await anyio.open_process(
-        tethered(command) if sys.platform == "linux" else command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=None,
-        start_new_session=True,  # Ctrl-C reaches the relay alone, which then ends it
-    )
-    try:
-        return await process.wait()
-    finally:
-        with anyio.CancelScope(shield=True):
-            await _end(process)
-
-
-async def _end(process: anyio.abc.Process) -> None:
-    if process.returncode is not None:
-        return
-    process.terminate()
-    with anyio.move_on_after(_LEAVE_SECONDS):
-        await process.wait()
-        return
-    process.kill()
-    await process.wait()
-
-
-# ---- relaying ----
 
 _SAY_EVERY = 60.0  # s; only when something has changed
 
@@ -207,7 +77,7 @@ async def _run_relay(plan: RelayPlan, where: tuple[str, int] | None, stop: Stop)
         assert relay is not None, "asked for"
         async with anyio.create_task_group() as group:
             if metrics is not None:
-                group.start_soon(serve_metrics, metrics, partial(numbers, relay), lambda: (True, "relaying"))
+                group.start_soon(serve_metrics, metrics, partial(relay_numbers, relay), lambda: (True, "relaying"))
             for line in introduction(transport.addresses()):
                 click.echo(line)
             click.echo(_terms(plan.limits), err=True)
@@ -270,3 +140,131 @@ def _is_public(address: str) -> bool:
     if parts[1] not in ("ip4", "ip6"):
         return True  # a name: somebody announced it on purpose
     return ipaddress.ip_address(parts[2]).is_global
+
+
+# ---- runs that it keeps ----
+#
+# A follower of each, for those who come when all peers have gone.
+#
+# Each is ``decentral follow`` in a process of its own: the relay stays as small as it is, and a model that is too
+# large, or a peer that sends rubbish, ends a follower and not the relay.
+
+MOST_KEPT = 4  # runs: each holds a model and its outer state in memory
+ANCHOR_EVERY = 10  # rounds between two anchors that are written
+_LEAVE_SECONDS = 10.0  # what a follower needs to keep its state
+_FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 600.0  # s until a follower that failed is started again
+_IN_VAIN = (2, 10, 11, 12, 21, 50)  # exit codes after which it would fail again
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """The runs that are kept, and where."""
+
+    invites: tuple[str, ...]
+    folder: Path  # each run has its own in there
+    disk: int  # bytes that each may take
+
+    def check(self) -> None:
+        """UsageError for too many, or one twice; InviteError."""
+        runs = [Invite.parse(invite).run for invite in self.invites]
+        if len(runs) > MOST_KEPT:
+            raise UsageError(
+                f"--keep: {len(runs)} runs, a relay keeps {MOST_KEPT} at most; start another relay for the rest"
+            )
+        if len(set(runs)) < len(runs):
+            raise UsageError("--keep: two invites are of the same run; one will do")
+
+    def command(self, number: int, listen: Sequence[str], relay: str) -> list[str]:
+        """How the follower of one run is started; ``relay`` is the relay's own address."""
+        invite = self.invites[number]
+        where = [part for address in listen for part in ("--listen", beside(address, number))]
+        out = self.folder / Invite.parse(invite).run.hex()[:8]
+        kept = ["--every", str(ANCHOR_EVERY), "--keep", "1", "--keep-serving", "--max-disk", f"{self.disk / 1e6:.6f}MB"]
+        ways = ["--relay", relay, "--transport", "native", "--no-lan", *where]
+        return [sys.executable, "-m", "decentral", "follow", invite, "--out", str(out), *kept, *ways]
+
+
+def beside(address: str, number: int) -> str:
+    """Where the follower of run ``number`` listens: a port after the relay's, so that its invites stay true."""
+    head, _, port = address.rpartition("/tcp/")
+    if not port.isdecimal():
+        return address
+    return f"{head}/tcp/{int(port) + 1 + number if int(port) else 0}"
+
+
+async def keep(keeping: Keeping, listen: Sequence[str], relay: str) -> None:
+    """Follow all of them until cancelled."""
+    async with anyio.create_task_group() as group:
+        for number in range(len(keeping.invites)):
+            group.start_soon(_follow, keeping.command(number, listen, relay))
+
+
+async def _follow(command: Sequence[str]) -> None:
+    pause, run = _FIRST_PAUSE, Invite.parse(command[4]).run.hex()[:8]
+    while (code := await _run_follower(command)) not in _IN_VAIN:
+        click.echo(f"the follower of run {run} ended (code {code}); again in {pause:.0f} s", err=True)
+        await anyio.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
+    click.echo(f"run {run} is not kept (code {code}): see the line above", err=True)
+
+
+async def _run_follower(command: Sequence[str]) -> int:
+    """Its exit code. What it says on stderr goes to the relay's; it ends with the relay, and keeps its state."""
+    process = await anyio.open_process(
+        tethered(command) if sys.platform == "linux" else command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=None,
+        start_new_session=True,  # Ctrl-C reaches the relay alone, which then ends it
+    )
+    try:
+        return await process.wait()
+    finally:
+        with anyio.CancelScope(shield=True):
+            await _end(process)
+
+
+async def _end(process: anyio.abc.Process) -> None:
+    if process.returncode is not None:
+        return
+    process.terminate()
+    with anyio.move_on_after(_LEAVE_SECONDS):
+        await process.wait()
+        return
+    process.kill()
+    await process.wait()
+
+
+# ---- numbers for Prometheus ----
+#
+# The names are public: dashboards are built on them.
+
+_OURS = "decentral_relay"
+
+
+def relay_numbers(relay: Relay) -> Iterator[Metric]:
+    """Those of this moment."""
+    limits, counts = relay.limits, relay.counts
+    yield _gauge("peers", "Peers with a connection.", relay.peers)
+    yield _gauge("places", "Peers that can be reached through here.", relay.places)
+    yield _gauge("places_limit", "Places there are.", limits.places)
+    yield _gauge("connections", "Connections relayed now.", relay.connections)
+    yield _gauge("connections_limit", "Connections relayed at most.", limits.connections)
+    yield _counter("bytes", "Bytes passed on, both directions.", counts.nbytes)
+    yield _counter("joined", "Connections relayed since the start.", counts.joined)
+    yield _counter("granted", "Places given and renewed since the start.", counts.granted)
+    refused = CounterMetricFamily(f"{_OURS}_refused", "Questions refused, by answer.", labels=["status"])
+    for status, count in sorted(counts.refused.items()):
+        refused.add_metric([status.name.lower()], count)
+    yield refused
+    memory = psutil.Process().memory_info().rss
+    yield GaugeMetricFamily("process_resident_memory_bytes", "Resident memory of the process.", memory)
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"{_OURS}_{name}", text, value)
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    """Prometheus knows it by this name and ``_total``."""
+    return CounterMetricFamily(f"{_OURS}_{name}", text, value)

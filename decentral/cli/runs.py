@@ -98,7 +98,7 @@ def join_command(
     """
     from decentral.cli.invite import as_one_text, invite_of
     from decentral.cli.preflight import check_trained_here
-    from decentral.observe.screen import hint_after
+    from decentral.observe.screen import HINT_SECONDS, hint_after
     from decentral.swarm.invite import Invite
 
     invite, arguments = as_one_text(invite, arguments)
@@ -113,12 +113,12 @@ def join_command(
         return
     if arguments:
         raise UsageError(f"{arguments[0]!r}: arguments after the invite are a script's; name it with --script")
-    from decentral.peer.invitation import NOBODY, PATIENCE, asked
+    from decentral.peer.invitation import NOBODY, asked
 
     remember(context, directory)
     text = _looked_over(options)
     click.echo("looking for the run's peers ...", err=True)
-    with hint_after(PATIENCE, NOBODY.format("--join-timeout S")):
+    with hint_after(HINT_SECONDS, NOBODY.format("--join-timeout S")):
         manifest, over = asked(
             parsed,
             directory,
@@ -225,11 +225,12 @@ def demo_command(context: click.Context, /, directory: Path, as_json: bool, **op
     context.exit(run_demo(DemoOptions(out=directory, **options), as_json=as_json))
 
 
-# ---- kernels ----
+# ---- machine code for a run's compressor ----
 #
-# Machine code for a run's compressor, compiled before training begins: once on a machine, for 5 to 20 s.
+# Compiled before training begins: once on a machine, for 5 to 20 s.
 
-DENSE, SPARSE = 25, 95  # functions that int8 needs, and topk >> signmag2; what needs fewer is done sooner
+DENSE_FUNCTIONS = 25  # that int8 needs; what needs fewer is done sooner
+SPARSE_FUNCTIONS = 95  # that topk >> signmag2 needs
 
 
 def compile_for(manifest: Manifest, stream: IO[str]) -> None:
@@ -238,14 +239,14 @@ def compile_for(manifest: Manifest, stream: IO[str]) -> None:
     from decentral.replica.codec import codec_of
 
     codec = codec_of(manifest)
-    expected = SPARSE if ">>" in manifest.compressor.chain else DENSE
+    expected = SPARSE_FUNCTIONS if ">>" in manifest.compressor.chain else DENSE_FUNCTIONS
     countdown = Countdown(stream, what="compiling machine code, once on this machine")
-    with countdown, _compiled(lambda count: countdown(min(1.0, count / expected))):
+    with countdown, _counting_compiled(lambda count: countdown(min(1.0, count / expected))):
         codec.warm_up()
 
 
 @contextmanager
-def _compiled(on_count: Callable[[int], None]) -> Iterator[None]:
+def _counting_compiled(on_count: Callable[[int], None]) -> Iterator[None]:
     """Tell how many functions numba has compiled since the block began, after each."""
     from numba.core import event
 

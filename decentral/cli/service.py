@@ -1,4 +1,7 @@
-"""A peer or a relay that the system starts by itself: what it is told, for each kind of system."""
+"""``service``: a peer or a relay that the system starts by itself, and stops by leaving in good order.
+
+It holds what the system is told, for each kind of system.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,6 @@ import click
 from decentral.cli.options import as_json
 from decentral.errors import ConfigError, DiskError, UsageError
 from decentral.swarm.invite import Invite
-
-# ---- service ----
-#
-# ``service``: a peer or a relay that the system starts by itself, and stops by leaving in good order.
 
 _name = click.option("--name", default="peer", show_default=True, help="What the service is called.")
 
@@ -48,7 +47,6 @@ def install_command(context: click.Context, name: str, show: bool, words: tuple[
     \b
     $ decentral service install --name overnight -- join INVITE --schedule 22:00-07:00
     """
-
     planned = plan(context.find_root(), name, words, Path.cwd())
     if sys.platform == "win32":
         click.echo(task(planned))
@@ -67,7 +65,6 @@ def status_command(as_json: bool) -> None:
     \b
     $ decentral service status
     """
-
     found = {name: state(name) for name in installed()}
     if as_json:
         click.echo(json.dumps(found))
@@ -85,17 +82,16 @@ def remove_command(name: str) -> None:
     \b
     $ decentral service remove --name overnight
     """
-
     check_name(name)
     for line in remove(name):
         click.echo(line)
 
 
-# ---- plan ----
+# ---- a command line to be served ----
 #
-# What a service runs: a command line of ours, checked as if it were typed, and the folders that it writes to.
+# It is ours, and checked as if it were typed, with the folders that it writes to.
 
-COMMANDS = ("start", "join", "relay")
+SERVED = ("start", "join", "relay")
 STOP_SECONDS = 180  # a peer that is told to stop makes its inner step, and keeps a checkpoint
 FOR_GOOD = (2, 10, 11, 12, 21, 30, 40)  # exit codes after which starting again would end the same way
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
@@ -125,10 +121,10 @@ def label(name: str) -> str:
 def plan(root: click.Context, name: str, words: tuple[str, ...], here: Path) -> ServicePlan:
     """Check a command line. UsageError, InviteError, or what the command itself says to its options."""
     check_name(name)
-    if not words or words[0] not in COMMANDS:
+    if not words or words[0] not in SERVED:
         given = f"{words[0]!r}" if words else "nothing"
         raise UsageError(
-            f"a service runs decentral {', '.join(COMMANDS)}, not {given}; write it after --, as you would type it"
+            f"a service runs decentral {', '.join(SERVED)}, not {given}; write it after --, as you would type it"
         )
     group = root.command
     assert isinstance(group, click.Group)
@@ -158,12 +154,10 @@ def _named(path: Path) -> Path:
     return Path(os.path.normpath(path))
 
 
-# ---- unit ----
+# ---- a systemd user unit ----
 #
-# The text of a systemd user unit. Pure.
-#
-# Directives as in systemd.service(5), systemd.exec(5) and systemd.resource-control(5). A user's manager may take files
-# away from a process only inside a user namespace, hence PrivateUsers.
+# Its text; pure. Directives as in systemd.service(5), systemd.exec(5) and systemd.resource-control(5). A user's manager
+# may take files away from a process only inside a user namespace, hence PrivateUsers.
 
 
 def unit(plan: ServicePlan) -> str:
@@ -235,9 +229,9 @@ def _specified(text: str) -> str:
     return text.replace("%", "%%")
 
 
-# ---- agent ----
+# ---- macOS and Windows ----
 #
-# A launchd agent for macOS, and a scheduled task for Windows. Pure. Made as documented, not tried by this project.
+# A launchd agent, and a scheduled task; pure. Made as documented, not tried by this project.
 #
 # Sources: launchd.plist(5); schtasks /Create in Microsoft's documentation of Windows commands.
 
@@ -270,11 +264,11 @@ def task(plan: ServicePlan) -> str:
     return subprocess.list2cmdline(["schtasks", "/Create", "/SC", "ONLOGON", "/TN", label(plan.name), "/TR", run])
 
 
-# ---- installing ----
+# ---- putting it in place ----
 #
-# Putting a service's file in place, telling the system of it, and taking both away again.
+# The system is told of the file; both are taken away again.
 
-_PATIENCE = 60.0  # s for a question to the system
+_SYSTEM_SECONDS = 60.0  # for a question to the system, besides what a peer may take to stop
 
 
 def place(name: str, system: str = sys.platform) -> Path:
@@ -301,7 +295,7 @@ def install(plan: ServicePlan) -> Iterator[str]:
     except OSError as error:
         raise DiskError(f"{path}: cannot be written ({error.strerror}); use an account that may") from error
     yield f"{path}: written"
-    yield from _told(_begin(path))
+    yield from _carry_out(_begin(path))
     if path.suffix == ".service":
         yield "it runs while you are logged in; loginctl enable-linger keeps it running when you are not"
 
@@ -311,7 +305,7 @@ def remove(name: str) -> Iterator[str]:
     path = place(name)
     if not path.exists():
         raise UsageError(f"{path}: there is no such service; decentral service status lists them")
-    yield from _told(_end(path))
+    yield from _carry_out(_end(path))
     path.unlink()
     if path.suffix == ".service":
         with suppress(ConfigError):
@@ -350,7 +344,7 @@ def _end(path: Path) -> list[list[str]]:
     return [["launchctl", "bootout", f"gui/{os.getuid()}/{path.stem}"]]
 
 
-def _told(commands: list[list[str]]) -> Iterator[str]:
+def _carry_out(commands: list[list[str]]) -> Iterator[str]:
     """Run them; where the system does not answer, say what is left to do."""
     for number, command in enumerate(commands):
         try:
@@ -366,7 +360,9 @@ def _ask(command: list[str]) -> str:
     if shutil.which(command[0]) is None:
         raise ConfigError(f"there is no {command[0]} here")
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE + 180, check=False)
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=_SYSTEM_SECONDS + STOP_SECONDS, check=False
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(f"{command[0]} did not answer ({type(error).__name__})") from error
     if done.returncode:

@@ -1,19 +1,17 @@
-"""The training loop behind ``start`` and ``join``: a causal language model under accelerate, with or
-without a swarm.
+"""The training loop behind ``start`` and ``join``: a causal language model under accelerate, with or without a swarm.
 
-What crosses the wire is the peer's business. This file trains what the manifest describes until the peer
-is done, and leaves ``metrics.jsonl`` and ``summary.json`` behind.
+What crosses the wire is the peer's business. The loop trains what the manifest describes until the peer is done, and
+leaves ``metrics.jsonl`` and ``summary.json`` behind.
 """
 
 import math
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -23,12 +21,13 @@ from decentral.cli.ports import metrics_beside, page_beside
 from decentral.cli.training_context import RecentLoss, TrainingContext, set_up
 from decentral.errors import DecentralError, DeviceError, UsageError
 from decentral.manifest import Manifest
-from decentral.node.folder import has_begun
+from decentral.node.folder import has_begun, keep_terms
 from decentral.observe.beacon import Beacon
 from decentral.observe.report import read_summary, write_summary
 from decentral.observe.screen import Display
 from decentral.observe.status import Status, is_running, read_status
 from decentral.parameters import gather, schema_of
+from decentral.peer import Peer, join
 from decentral.peer.startup import settle_device
 from decentral.preferences.controls import Controls
 from decentral.preferences.preferences import Duty, Preferences
@@ -38,145 +37,202 @@ from decentral.tasks.batches import batch_loader
 from decentral.tensors.threads import ThreadsWanted
 from decentral.training.inner import inner_step
 
-if TYPE_CHECKING:
-    from decentral.peer import Peer
-
-# ---- pacing ----
-#
-# Keeping a baseline in step with the peer it is compared to: never ahead of it, ended where it ended.
-
-_LOOK_SECONDS = 0.25
+LOG_EVERY = 10  # inner steps between two logged losses: reading a loss waits for the device
 
 
-class BaselinePace:
-    """How many inner steps a baseline may do, read from the status of the peer that runs in ``directory``."""
+def train_with_swarm(
+    manifest: Manifest, options: JobOptions, display: Display, stop: Stop, on_invite: Callable[[str], None]
+) -> dict[str, Any]:
+    """Take part in a run until it is over or somebody asks to leave; returns what ``summary.json`` says.
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._limit = 0
-        self._over = False
-
-    def may_step(self, num_steps: int, halted: threading.Event) -> bool:
-        """Wait until the peer is ahead of ``num_steps``; False once it has ended there, or when ``halted`` is set.
-
-        Raises DecentralError when the peer died on the way: there is nothing to compare to then.
-        """
-        while num_steps >= self._limit and not self._over:
-            self._look()
-            if num_steps >= self._limit and not self._over and halted.wait(_LOOK_SECONDS):
-                return False
-        return num_steps < self._limit
-
-    def _look(self) -> None:
-        try:
-            status = read_status(self._directory)
-        except UsageError:  # it has not written one yet
-            return
-        self._limit = status.inner_steps
-        self._over = status.state == "done"
-        if not self._over and not is_running(status) and not self._ended_well(status):
-            raise DecentralError(f"{self._directory}: the peer to keep pace with has died; see its stderr and events")
-
-    def _ended_well(self, before: Status) -> bool:
-        """Whether it wrote its last word between our reading the file and looking for its process."""
-        last = read_status(self._directory)
-        self._limit = last.inner_steps
-        self._over = last.state == "done"
-        return self._over or last.pid != before.pid
-
-
-# ---- recording ----
-#
-# What a training job leaves behind: a row per round in ``metrics.jsonl``, and ``summary.json`` at its end.
-
-HELD = ("held_seconds", "checkpoint_held_seconds")  # of the training thread, by a round and by a checkpoint
-
-
-def record_round(
-    context: TrainingContext, anchor: list[Tensor], progress: dict[str, object], *, evaluate: bool = False
-) -> float | None:
-    """One row of the state after a round; its bits per byte when that was asked for or takes little of the time."""
-    bits = None
-    if evaluate or context.judge.affordable(context.watch.seconds):
-        bits = context.judge.bits_per_byte(anchor)
-        context.held_out_loss = bits * math.log(2)
-    tokens = context.num_steps * context.tokens_per_step
-    quality = {} if bits is None else {"bits_per_byte": bits}
-    context.metrics.outer(context.num_steps, tokens=tokens, **quality, **progress)
-    return bits
-
-
-def progress_of(peer: "Peer") -> dict[str, object]:
-    """Where a peer of a swarm is, and what it cost so far."""
-    return of_status(peer.status())
-
-
-def of_status(status: Status) -> dict[str, object]:
-    """The same of a status; figures that the round could not tell are not there."""
-    return {
-        "round": status.round,
-        "members": len(status.members),
-        "bytes_sent": status.bytes_sent,
-        "bytes_received": status.bytes_received,
-        "anchor_digest": status.anchor_digest,
-        **{name: seconds for name in HELD if (seconds := getattr(status, name)) is not None},
-        **status.diagnostics,
-        **({"diagnosed_round": status.diagnosed_round} if status.diagnostics else {}),
-    }
-
-
-def conclude(context: TrainingContext, peer: "Peer | None", *, evaluate: bool) -> dict[str, Any]:
-    """Evaluate what was reached and write ``summary.json``. The peer is still there, so that laggards can ask it."""
-    seconds, busy = context.watch.seconds, context.watch.busy
-    summary: dict[str, Any] = {
-        "algorithm": context.manifest.outer.method,
-        "solo": peer is None,
-        "num_parameters": context.num_parameters,
-        "inner_steps": context.num_steps,
-        "tokens": context.num_steps * context.tokens_per_step,
-        "seconds": seconds,
-        "busy_seconds": busy,
-        "utilisation": context.watch.utilisation,
-    }
-    progress = progress_alone(context) if peer is None else progress_of(peer)
-    summary |= {"peer": "" if peer is None else peer.status().peer, **progress}
-    if evaluate:
-        anchor = live_fragments(context) if peer is None else peer.anchor()
-        bits = record_round(context, anchor, progress, evaluate=True)
-        assert bits is not None, "it was asked for"
-        summary |= {"bits_per_byte": bits, "loss": bits * math.log(2)}
-        if peer is not None:
-            peer.log(held_out_loss=bits * math.log(2))  # the last status tells of the last anchor
-    write_summary(context.out, summary)
+    ``on_invite`` gets the invite as soon as this peer can be reached, before it waits for anybody.
+    """
+    context = set_up(manifest, options.out, options.data, options.begins_from)
+    peer = join(
+        options.invite or manifest,
+        context.model,
+        context.optimizers,
+        accelerator=context.accelerator,
+        out=options.out,
+        listen=options.listen or None,
+        transport=options.transport,
+        relays=options.relays,
+        lan=options.lan,
+        scheduler=context.schedulers,
+        require_peers=options.require_peers,
+        join_timeout=time_left(options.give_up_at),
+        tokens_per_step=context.tokens_per_step,
+        on_nan=options.on_nan,
+        keep_serving=options.keep_serving,
+        offload=options.offload,
+        max_upload=options.max_upload,
+        max_download=options.max_download,
+        daily_upload=options.daily_upload,
+        admit=options.admit,
+        commands=False,  # the job answers them: it pauses the training, too
+        quiet=True,  # its display shows the same
+    )
+    steering = Steering(context, peer)
+    controls = Controls(steering, options.preferences, folder=options.out if context.is_main else None)
+    teller = StatusPublisher(
+        peer,
+        on_invite,
+        controls.look,
+        trains_while_paused=steering.trains_while_paused,
+        keeps_serving=options.keep_serving,
+    )
+    with ExitStack() as stack:
+        stack.enter_context(closing(context.metrics))
+        if context.is_main:
+            begun = has_begun(options.out)
+            stack.enter_context(Beacon(options.out, teller, controls.obey, display=display, begun=begun))
+            stack.enter_context(page_beside(options.out, display.say, wanted=options.dashboard))
+            stack.enter_context(metrics_beside(options.out, options.metrics, display.say))
+        stack.push(teller.take_back)
+        stack.enter_context(peer)
+        stop.gently(steering.leave)
+        if options.waits_for_company:
+            peer.wait_for_company()
+        _train_until_done(context, peer)
+        stop.gently(None)
+        left = steering.left or peer.left
+        summary = _summary(context, peer, left=steering.left) if context.is_main else {}
+        teller.end("left" if left else "done")
+        stop.gently(steering.leave if options.keep_serving else None)
+    if controls.too_large:
+        raise DeviceError(controls.too_large)
     return summary
 
 
-def progress_alone(context: TrainingContext) -> dict[str, object]:
-    """The same for a baseline: rounds are the intervals at which a swarm would have met."""
-    interval = context.manifest.inner.steps // context.manifest.outer.fragments
-    return {"round": context.num_steps // interval, "members": 1, "bytes_sent": 0, "bytes_received": 0}
+def _summary(context: TrainingContext, peer: Peer, *, left: bool) -> dict[str, Any]:
+    """The one that is kept already where the run was over before: this process has done nothing that it could tell."""
+    kept = read_summary(context.out) if peer.was_over else None
+    return kept or conclude(context, peer, evaluate=not left)
 
 
-def live_fragments(context: TrainingContext) -> list[Tensor]:
-    """What was learnt so far, fragment by fragment, flat float32: the average, of an optimizer that has one."""
-    bare = context.accelerator.unwrap_model(context.model)
-    parameters = dict(bare.named_parameters())
-    fragments = schema_of(bare, context.manifest.outer.fragments).fragments
-    context.averages.show()
-    held = [gather(parameters, fragment) for fragment in fragments]
-    context.averages.resume()
-    return held
+def train_alone(manifest: Manifest, options: JobOptions, display: Display, stop: Stop) -> dict[str, Any]:
+    """The same loop without a swarm, for as many inner steps as the run has or as the peer to pace has done."""
+    context = set_up(manifest, options.out, options.data, options.begins_from)
+    keep_terms(options.out, manifest)
+    interval = manifest.inner.steps // manifest.outer.fragments
+    num_steps = manifest.run.rounds * interval
+    pace = BaselinePace(options.pace) if options.pace is not None else None
+    halted, over = Event(), Event()
+    steering = SteeringAlone(context, halted)
+    controls = Controls(steering, options.preferences, folder=options.out if context.is_main else None)
+
+    def read() -> Status:
+        return controls.look(_status_alone(context, halted.is_set(), done=over.is_set()))
+
+    def goes_on() -> bool:
+        context.running.wait()
+        wanted = context.num_steps < num_steps if pace is None else pace.may_step(context.num_steps, halted)
+        return wanted and not halted.is_set()
+
+    page = page_beside(options.out, display.say, wanted=options.dashboard)
+    numbers = metrics_beside(options.out, options.metrics, display.say)
+    with (
+        closing(context.metrics),
+        Beacon(options.out, read, controls.obey, display=display, begun=has_begun(options.out)),
+        page,
+        numbers,
+    ):
+        stop.gently(steering.leave)
+        for batch in _batches(context, b"solo", 0):
+            if not goes_on():
+                break
+            _inner_step(context, batch)
+            steering.rest()
+            if context.num_steps % interval == 0:
+                record_round(context, live_fragments(context), progress_alone(context))
+        summary = conclude(context, None, evaluate=not halted.is_set())
+        over.set()
+    if controls.too_large:
+        raise DeviceError(controls.too_large)
+    return summary
 
 
-# ---- steering ----
+def _train_until_done(context: TrainingContext, peer: Peer) -> None:
+    last_round, context.num_steps = peer.round, peer.inner_steps  # more than 0 when a checkpoint was resumed
+    identity = Identity.load_or_create(context.out / "identity.key").peer
+    recent = RecentLoss(context.manifest.inner.steps)
+    for batch in _batches(context, identity, context.num_steps):
+        context.running.wait()
+        if peer.done:
+            return
+        recent.add(_inner_step(context, batch))
+        if context.is_main and context.num_steps % LOG_EVERY == 0:
+            peer.log(loss=recent.mean)
+        if context.is_main and peer.round != last_round:
+            last_round = peer.round
+            record_round(context, peer.anchor(), progress_of(peer))
+            if context.held_out_loss is not None:
+                peer.log(held_out_loss=context.held_out_loss)
+
+
+def _batches(context: TrainingContext, identity: bytes, first_step: int) -> Iterator[dict[str, Tensor]]:
+    processes = context.accelerator.num_processes
+    loader = batch_loader(
+        context.corpus.train,
+        seed=context.manifest.run.seed,
+        peer=identity,
+        batch_size=context.manifest.data.batch_size,
+        context=context.manifest.model.context,
+        first_step=first_step * processes,
+    )
+    return iter(context.accelerator.prepare(loader))
+
+
+def _inner_step(context: TrainingContext, batch: dict[str, Tensor]) -> Tensor:
+    context.watch.step_begins()
+
+    def backward(loss: Tensor) -> None:
+        context.accelerator.backward(loss)
+        if context.manifest.inner.clip is not None:
+            context.accelerator.clip_grad_norm_(context.model.parameters(), context.manifest.inner.clip)
+
+    def begins() -> None:
+        context.num_steps += 1
+
+    loss = inner_step(
+        context.manifest.inner,
+        context.optimizers,
+        lambda: context.model(**batch).loss,
+        backward=backward,
+        begins=begins,
+    )
+    for scheduler in context.schedulers:
+        scheduler.step()
+    context.model.zero_grad()
+    if context.is_main and context.num_steps % LOG_EVERY == 0:
+        context.loss = loss.item()
+        context.metrics.inner(context.num_steps, loss=context.loss, tokens=context.num_steps * context.tokens_per_step)
+    return loss.detach()
+
+
+def _status_alone(context: TrainingContext, halted: bool, *, done: bool) -> Status:
+    last, now = ("left", "leaving") if halted else ("done", "training" if context.running.is_set() else "paused")
+    return Status(
+        state=last if done else now,
+        run=context.manifest.run.name,
+        run_id=context.manifest.digest.hex(),
+        algorithm="solo",
+        round=context.num_steps // (context.manifest.inner.steps // context.manifest.outer.fragments),
+        inner_steps=context.num_steps,
+        loss=context.loss,
+        held_out_loss=context.held_out_loss,
+    )
+
+
+# ---- a running job and the people around it ----
 #
-# Between a running job and the people around it: what they ask of it, what it tells them.
+# They ask something of it, and it tells them something.
 
 
 class Steering:
     """What people ask of a running job: from a signal, or from another command through the run directory."""
 
-    def __init__(self, context: TrainingContext, peer: "Peer") -> None:
+    def __init__(self, context: TrainingContext, peer: Peer) -> None:
         self._context, self._peer = context, peer
         self.left = False
 
@@ -256,7 +312,7 @@ class StatusPublisher:
 
     def __init__(
         self,
-        peer: "Peer",
+        peer: Peer,
         on_invite: Callable[[str], None],
         look: Callable[[Status], Status] = lambda status: status,
         *,
@@ -303,194 +359,128 @@ def _keep_quiet(invite: str) -> None:
     """The invite was told already."""
 
 
-# ---- train job ----
+# ---- rows and a summary ----
+#
+# A row per round in ``metrics.jsonl``, and ``summary.json`` at the end.
 
-LOG_EVERY = 10  # inner steps between two logged losses: reading a loss waits for the device
+HELD = ("held_seconds", "checkpoint_held_seconds")  # of the training thread, by a round and by a checkpoint
 
 
-def train_with_swarm(
-    manifest: Manifest, options: JobOptions, display: Display, stop: Stop, on_invite: Callable[[str], None]
-) -> dict[str, Any]:
-    """Take part in a run until it is over or somebody asks to leave; returns what ``summary.json`` says.
+def record_round(
+    context: TrainingContext, anchor: list[Tensor], progress: dict[str, object], *, evaluate: bool = False
+) -> float | None:
+    """One row of the state after a round; its bits per byte when that was asked for or takes little of the time."""
+    bits = None
+    if evaluate or context.judge.affordable(context.watch.seconds):
+        bits = context.judge.bits_per_byte(anchor)
+        context.held_out_loss = bits * math.log(2)
+    tokens = context.num_steps * context.tokens_per_step
+    quality = {} if bits is None else {"bits_per_byte": bits}
+    context.metrics.outer(context.num_steps, tokens=tokens, **quality, **progress)
+    return bits
 
-    ``on_invite`` gets the invite as soon as this peer can be reached, before it waits for anybody.
-    """
-    from decentral.peer import join  # brings hivemind along, which a solo peer does not need
 
-    context = set_up(manifest, options.out, options.data, options.begins_from)
-    peer = join(
-        options.invite or manifest,
-        context.model,
-        context.optimizers,
-        accelerator=context.accelerator,
-        out=options.out,
-        listen=options.listen or None,
-        transport=options.transport,
-        relays=options.relays,
-        lan=options.lan,
-        scheduler=context.schedulers,
-        require_peers=options.require_peers,
-        join_timeout=time_left(options.give_up_at),
-        tokens_per_step=context.tokens_per_step,
-        on_nan=options.on_nan,
-        keep_serving=options.keep_serving,
-        offload=options.offload,
-        max_upload=options.max_upload,
-        max_download=options.max_download,
-        daily_upload=options.daily_upload,
-        admit=options.admit,
-        commands=False,  # the job answers them: it pauses the training, too
-        quiet=True,  # its display shows the same
-    )
-    steering = Steering(context, peer)
-    controls = Controls(steering, options.preferences, folder=options.out if context.is_main else None)
-    teller = StatusPublisher(
-        peer,
-        on_invite,
-        controls.look,
-        trains_while_paused=steering.trains_while_paused,
-        keeps_serving=options.keep_serving,
-    )
-    with ExitStack() as stack:
-        stack.enter_context(closing(context.metrics))
-        if context.is_main:
-            begun = has_begun(options.out)
-            stack.enter_context(Beacon(options.out, teller, controls.obey, display=display, begun=begun))
-            stack.enter_context(page_beside(options.out, display.say, wanted=options.dashboard))
-            stack.enter_context(metrics_beside(options.out, options.metrics, display.say))
-        stack.push(teller.take_back)
-        stack.enter_context(peer)
-        stop.gently(steering.leave)
-        if options.waits_for_company:
-            peer.wait_for_company()
-        _train_until_done(context, peer)
-        stop.gently(None)
-        left = steering.left or peer.left
-        summary = _summary(context, peer, left=steering.left) if context.is_main else {}
-        teller.end("left" if left else "done")
-        stop.gently(steering.leave if options.keep_serving else None)
-    if controls.too_large:
-        raise DeviceError(controls.too_large)
+def progress_of(peer: Peer) -> dict[str, object]:
+    """Where a peer of a swarm is, and what it cost so far."""
+    return progress_of_status(peer.status())
+
+
+def progress_of_status(status: Status) -> dict[str, object]:
+    """Progress out of a status; figures that the round could not tell are not there."""
+    return {
+        "round": status.round,
+        "members": len(status.members),
+        "bytes_sent": status.bytes_sent,
+        "bytes_received": status.bytes_received,
+        "anchor_digest": status.anchor_digest,
+        **{name: seconds for name in HELD if (seconds := getattr(status, name)) is not None},
+        **status.diagnostics,
+        **({"diagnosed_round": status.diagnosed_round} if status.diagnostics else {}),
+    }
+
+
+def progress_alone(context: TrainingContext) -> dict[str, object]:
+    """Progress of a baseline: rounds are the intervals at which a swarm would have met."""
+    interval = context.manifest.inner.steps // context.manifest.outer.fragments
+    return {"round": context.num_steps // interval, "members": 1, "bytes_sent": 0, "bytes_received": 0}
+
+
+def conclude(context: TrainingContext, peer: Peer | None, *, evaluate: bool) -> dict[str, Any]:
+    """Evaluate what was reached and write ``summary.json``. The peer is still there, so that laggards can ask it."""
+    seconds, busy = context.watch.seconds, context.watch.busy
+    summary: dict[str, Any] = {
+        "algorithm": context.manifest.outer.method,
+        "solo": peer is None,
+        "num_parameters": context.num_parameters,
+        "inner_steps": context.num_steps,
+        "tokens": context.num_steps * context.tokens_per_step,
+        "seconds": seconds,
+        "busy_seconds": busy,
+        "utilisation": context.watch.utilisation,
+    }
+    progress = progress_alone(context) if peer is None else progress_of(peer)
+    summary |= {"peer": "" if peer is None else peer.status().peer, **progress}
+    if evaluate:
+        anchor = live_fragments(context) if peer is None else peer.anchor()
+        bits = record_round(context, anchor, progress, evaluate=True)
+        assert bits is not None, "it was asked for"
+        summary |= {"bits_per_byte": bits, "loss": bits * math.log(2)}
+        if peer is not None:
+            peer.log(held_out_loss=bits * math.log(2))  # the last status tells of the last anchor
+    write_summary(context.out, summary)
     return summary
 
 
-def _summary(context: TrainingContext, peer: "Peer", *, left: bool) -> dict[str, Any]:
-    """The one that is kept already where the run was over before: this process has done nothing that it could tell."""
-    kept = read_summary(context.out) if peer.was_over else None
-    return kept or conclude(context, peer, evaluate=not left)
+def live_fragments(context: TrainingContext) -> list[Tensor]:
+    """What was learnt so far, fragment by fragment, flat float32: the average, of an optimizer that has one."""
+    bare = context.accelerator.unwrap_model(context.model)
+    parameters = dict(bare.named_parameters())
+    fragments = schema_of(bare, context.manifest.outer.fragments).fragments
+    context.averages.show()
+    held = [gather(parameters, fragment) for fragment in fragments]
+    context.averages.resume()
+    return held
 
 
-def train_alone(manifest: Manifest, options: JobOptions, display: Display, stop: Stop) -> dict[str, Any]:
-    """The same loop without a swarm, for as many inner steps as the run has or as the peer to pace has done."""
-    from decentral.node.folder import keep_terms
+# ---- a baseline in step with its peer ----
+#
+# It is never ahead of the peer that it is compared to, and ends where that ended.
 
-    context = set_up(manifest, options.out, options.data, options.begins_from)
-    keep_terms(options.out, manifest)
-    interval = manifest.inner.steps // manifest.outer.fragments
-    num_steps = manifest.run.rounds * interval
-    pace = BaselinePace(options.pace) if options.pace is not None else None
-    halted, over = Event(), Event()
-    steering = SteeringAlone(context, halted)
-    controls = Controls(steering, options.preferences, folder=options.out if context.is_main else None)
-
-    def read() -> Status:
-        return controls.look(_alone(context, halted.is_set(), done=over.is_set()))
-
-    def goes_on() -> bool:
-        context.running.wait()
-        wanted = context.num_steps < num_steps if pace is None else pace.may_step(context.num_steps, halted)
-        return wanted and not halted.is_set()
-
-    page = page_beside(options.out, display.say, wanted=options.dashboard)
-    numbers = metrics_beside(options.out, options.metrics, display.say)
-    with (
-        closing(context.metrics),
-        Beacon(options.out, read, controls.obey, display=display, begun=has_begun(options.out)),
-        page,
-        numbers,
-    ):
-        stop.gently(steering.leave)
-        for batch in _batches(context, b"solo", 0):
-            if not goes_on():
-                break
-            _inner_step(context, batch)
-            steering.rest()
-            if context.num_steps % interval == 0:
-                record_round(context, live_fragments(context), progress_alone(context))
-        summary = conclude(context, None, evaluate=not halted.is_set())
-        over.set()
-    if controls.too_large:
-        raise DeviceError(controls.too_large)
-    return summary
+_LOOK_SECONDS = 0.25
 
 
-def _train_until_done(context: TrainingContext, peer: "Peer") -> None:
-    last_round, context.num_steps = peer.round, peer.inner_steps  # more than 0 when a checkpoint was resumed
-    identity = Identity.load_or_create(context.out / "identity.key").peer
-    recent = RecentLoss(context.manifest.inner.steps)
-    for batch in _batches(context, identity, context.num_steps):
-        context.running.wait()
-        if peer.done:
+class BaselinePace:
+    """How many inner steps a baseline may do, read from the status of the peer that runs in ``directory``."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._limit = 0
+        self._over = False
+
+    def may_step(self, num_steps: int, halted: Event) -> bool:
+        """Wait until the peer is ahead of ``num_steps``; False once it has ended there, or when ``halted`` is set.
+
+        Raises DecentralError when the peer died on the way: there is nothing to compare to then.
+        """
+        while num_steps >= self._limit and not self._over:
+            self._look()
+            if num_steps >= self._limit and not self._over and halted.wait(_LOOK_SECONDS):
+                return False
+        return num_steps < self._limit
+
+    def _look(self) -> None:
+        try:
+            status = read_status(self._directory)
+        except UsageError:  # it has not written one yet
             return
-        recent.add(_inner_step(context, batch))
-        if context.is_main and context.num_steps % LOG_EVERY == 0:
-            peer.log(loss=recent.mean)
-        if context.is_main and peer.round != last_round:
-            last_round = peer.round
-            record_round(context, peer.anchor(), progress_of(peer))
-            if context.held_out_loss is not None:
-                peer.log(held_out_loss=context.held_out_loss)
+        self._limit = status.inner_steps
+        self._over = status.state == "done"
+        if not self._over and not is_running(status) and not self._ended_well(status):
+            raise DecentralError(f"{self._directory}: the peer to keep pace with has died; see its stderr and events")
 
-
-def _batches(context: TrainingContext, identity: bytes, first_step: int) -> Iterator[dict[str, Tensor]]:
-    processes = context.accelerator.num_processes
-    loader = batch_loader(
-        context.corpus.train,
-        seed=context.manifest.run.seed,
-        peer=identity,
-        batch_size=context.manifest.data.batch_size,
-        context=context.manifest.model.context,
-        first_step=first_step * processes,
-    )
-    return iter(context.accelerator.prepare(loader))
-
-
-def _inner_step(context: TrainingContext, batch: dict[str, Tensor]) -> Tensor:
-    context.watch.step_begins()
-
-    def backward(loss: Tensor) -> None:
-        context.accelerator.backward(loss)
-        if context.manifest.inner.clip is not None:
-            context.accelerator.clip_grad_norm_(context.model.parameters(), context.manifest.inner.clip)
-
-    def begins() -> None:
-        context.num_steps += 1
-
-    loss = inner_step(
-        context.manifest.inner,
-        context.optimizers,
-        lambda: context.model(**batch).loss,
-        backward=backward,
-        begins=begins,
-    )
-    for scheduler in context.schedulers:
-        scheduler.step()
-    context.model.zero_grad()
-    if context.is_main and context.num_steps % LOG_EVERY == 0:
-        context.loss = loss.item()
-        context.metrics.inner(context.num_steps, loss=context.loss, tokens=context.num_steps * context.tokens_per_step)
-    return loss.detach()
-
-
-def _alone(context: TrainingContext, halted: bool, *, done: bool) -> Status:
-    last, now = ("left", "leaving") if halted else ("done", "training" if context.running.is_set() else "paused")
-    return Status(
-        state=last if done else now,
-        run=context.manifest.run.name,
-        run_id=context.manifest.digest.hex(),
-        algorithm="solo",
-        round=context.num_steps // (context.manifest.inner.steps // context.manifest.outer.fragments),
-        inner_steps=context.num_steps,
-        loss=context.loss,
-        held_out_loss=context.held_out_loss,
-    )
+    def _ended_well(self, before: Status) -> bool:
+        """Whether it wrote its last word between our reading the file and looking for its process."""
+        last = read_status(self._directory)
+        self._limit = last.inner_steps
+        self._over = last.state == "done"
+        return self._over or last.pid != before.pid

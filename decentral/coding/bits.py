@@ -21,9 +21,9 @@ __all__ = [
     "unpack",
 ]
 
-# ---- bits ----
+# ---- streams of bits ----
 #
-# Numbers of a fixed width, and Exp-Golomb numbers, in a stream of bits; the first bit is a byte's lowest.
+# Numbers of a fixed width, and Exp-Golomb numbers; the first bit is a byte's lowest.
 #
 # What is left over in the last byte is zero, and is checked: there is one spelling for every list of numbers.
 
@@ -104,9 +104,9 @@ def pull(bits, at, width):  # type: ignore[no-untyped-def]
     return number
 
 
-# ---- gaps ----
+# ---- rising numbers as gaps ----
 #
-# Rising numbers as the gaps between them: a symbol for how long a gap is, and bits for how long exactly.
+# The gaps between them: a symbol for how long a gap is, and bits for how long exactly.
 #
 # A gap of v + 1 has the symbol v below 16; above, three bits after the leading one belong to the symbol and the e bits
 # below them go to the side: symbol = 8 e + (v >> e). Gaps of any 32-bit number fit 232 symbols, and inside a symbol
@@ -209,9 +209,9 @@ def _half(data, i):  # type: ignore[no-untyped-def]
     return a | b << np.uint64(8) | c << np.uint64(16) | d << np.uint64(24)
 
 
-# ---- exponents ----
+# ---- floats taken apart ----
 #
-# Floats taken apart: the byte of the exponent, which has a pattern, and everything else, which has none.
+# The byte of the exponent, which has a pattern, and everything else, which has none.
 #
 # The bits of a float are turned left by one, so that the sign comes last and the highest byte holds the exponent: all
 # of it for float32 and bfloat16, and three bits of mantissa beside it for float16. The other bytes follow, lowest

@@ -20,7 +20,7 @@ from decentral.tensors.compiled import compiled
 
 __all__ = ["SHARE_BITS", "counts", "decode", "encode", "read_shares", "shares_of", "write_shares"]
 
-# ---- frequencies ----
+# ---- table of shares ----
 #
 # How often each symbol comes, as 14-bit shares: made from counts, written in some ten bits each, read back.
 #
@@ -71,17 +71,17 @@ def shares_of(count: NDArray[np.int64]) -> Shares:
 def write_shares(shares: Shares) -> NDArray[np.uint8]:
     """The table as bytes."""
     bits = np.zeros(_LONGEST_TABLE, dtype=np.uint8)
-    return bits[: int(_write(shares, np.count_nonzero(shares), bits))]
+    return bits[: int(_write_table(shares, np.count_nonzero(shares), bits))]
 
 
 def read_shares(data: NDArray[np.uint8]) -> tuple[Shares, int]:
     """The shares at the start of ``data`` and how many bytes they took; 0 bytes when there is no valid table."""
     shares = np.zeros(256, dtype=np.uint32)
-    return shares, int(_read(data, shares))
+    return shares, int(_read_table(data, shares))
 
 
 @compiled
-def _write(shares, present, bits):  # type: ignore[no-untyped-def]
+def _write_table(shares, present, bits):  # type: ignore[no-untyped-def]
     at = push(bits, np.int64(0), np.int64(present) - 1, np.int64(8))
     absent = np.int64(0)
     for share in shares:
@@ -95,7 +95,7 @@ def _write(shares, present, bits):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _read(data, shares):  # type: ignore[no-untyped-def]
+def _read_table(data, shares):  # type: ignore[no-untyped-def]
     present = pull(data, np.int64(0), np.int64(8)) + 1  # 0 when there is no byte
     at, symbol, total = np.int64(8), -1, 0
     for _ in range(present):
@@ -141,8 +141,7 @@ def _pull_golomb(data, at, order):  # type: ignore[no-untyped-def]
     return (1 << width) + low - (1 << order), at + width
 
 
-# ---- rans ----
-
+# ---- coder with four states ----
 _STATE_WORDS = 8
 _BLOCK = 1 << 16  # symbols; a multiple of four, so that every block begins at state 0
 _LOWEST = 1 << 15
@@ -187,7 +186,7 @@ def _starts(shares: Shares) -> Shares:
 
 def _steps(shares: Shares) -> NDArray[np.uint64]:
     step = np.zeros((256, 5), dtype=np.uint64)
-    _prepare(shares.astype(np.uint64), _starts(shares).astype(np.uint64), step)
+    _fill_steps(shares.astype(np.uint64), _starts(shares).astype(np.uint64), step)
     return step
 
 
@@ -211,7 +210,7 @@ def _encode(symbols, step, words, state):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _prepare(shares, starts, step):  # type: ignore[no-untyped-def]
+def _fill_steps(shares, starts, step):  # type: ignore[no-untyped-def]
     """What a step with one symbol needs: the state to renormalise at, reciprocal, its shift, start, 2**14 - share."""
     one = np.uint64(1)
     for s in range(256):

@@ -1,8 +1,8 @@
 """Arrays of one meaning as one run of bytes: entropy coded when that is shorter, packed when not.
 
-Crosses the wire: a size u32, little-endian. 0: the arrays raw, one after the other. Otherwise so many bytes: the
-table of shares (`frequencies`), the symbols of all arrays (`rans`), then each array's side bytes; always fewer than
-raw. What is coded has one spelling: the table is the one that the symbols give. A writer chooses by size; a reader
+Crosses the wire: a size u32, little-endian. 0: the arrays raw, one after the other. Otherwise so many bytes: the table
+of shares (`rans.write_shares`), the symbols of all arrays (`rans.encode`), then each array's side bytes; always fewer
+than raw. What is coded has one spelling: the table is the one that the symbols give. A writer chooses by size; a reader
 takes raw arrays that coding would have made shorter, for only coding them again would tell.
 """
 
@@ -31,9 +31,9 @@ __all__ = [
     "raw_nbytes",
 ]
 
-# ---- kinds ----
+# ---- kinds of elements ----
 #
-# What the elements of a part are, and so how they may cross the wire: packed as they are, or entropy coded.
+# They say how the elements of a part may cross the wire: packed as they are, or entropy coded.
 #
 # A kind turns an array into symbols of one byte, to be entropy coded together with those of other arrays, and side
 # bytes that have no pattern worth coding; and back. ``raw`` is the same array without entropy coding, of a size that
@@ -189,8 +189,7 @@ def _matrix(array: Array) -> Array:
     return array.reshape(-1, array.shape[-1]) if array.size else array.reshape(0, 1)
 
 
-# ---- streams ----
-
+# ---- one run of bytes for several arrays ----
 Made = tuple[Bytes, Iterable[Bytes]]  # symbols of one array, and its side bytes
 
 _PREFIX = struct.Struct("<I")

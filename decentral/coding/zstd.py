@@ -1,4 +1,4 @@
-"""One zstd frame of a size that the reader knows, for bytes whose patterns are shares and not repetitions.
+"""zstd frames of a size that the reader knows, for bytes whose patterns are shares and not repetitions: float32, say.
 
 Crosses the wire: a frame of RFC 8878 with its content's size, without dictionary, checksum or skippable frames.
 A writer's piece is a block, or several, with a table of its own; no matches are looked for but runs, which makes the
@@ -94,9 +94,9 @@ def _refused(what: str) -> PayloadError:
     return PayloadError(f"zstd frame refused: {what}; drop the message and its sender")
 
 
-# ---- planes ----
+# ---- float32 by planes of bytes ----
 #
-# float32 by planes of bytes: exponents of trained weights are alike, signs and most of the mantissas are noise.
+# Exponents of trained weights are alike, signs and most of the mantissas are noise.
 #
 # The bits of each number are turned left by one, so that the highest byte holds the exponent, all of it; then all
 # lowest bytes come first, and so on. Each plane is a piece of one zstd frame and gets a table of its own: one for two

@@ -1,6 +1,6 @@
-"""Tensor -> parts -> tensor. Pure, one method per file; error feedback is a wrapper.
+"""Tensor -> parts -> tensor. Pure, a file for each kind of method; error feedback is a wrapper.
 
-One folder, one seam: `Compressor`. `parse_compressor` reads a spelling from a manifest, ``str()`` writes it.
+The seam is `Compressor`. `parse_compressor` reads a spelling from a manifest, ``str()`` writes it.
 """
 
 from decentral.compressors.base import (

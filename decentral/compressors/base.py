@@ -1,9 +1,9 @@
-"""What a compressor is: tensor -> parts -> tensor, with every size known from the tensor's shape alone.
+"""The protocol of compressors, tensor -> parts -> tensor, with every size known from the tensor's shape alone.
 
 A part is a tensor of codes, indices or floats, one element each; its kind says how it is packed or entropy coded on the
 wire (`decentral.coding`). Nothing about a part's size is ever read from a peer: ``layout`` gives it, and bounds what
 the coded part may take. Compressors are pure values (frozen dataclasses): equal spelling, equal compressor, equal bits.
-``sparsifier >> quantiser`` makes a `Chain`.
+``sparsifier >> quantiser`` makes a `Chain`. The two here are the plainest: `Uncompressed` and `Nothing`.
 """
 
 import dataclasses
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from decentral.coding import ElementKind, Floats, Symbols
 from decentral.errors import ConfigError, NonFiniteError, PayloadError
+from decentral.tensors.device import PROCESSOR
 from decentral.tensors.memory import fresh_like, fresh_zeros
 from decentral.tensors.ops import is_finite, is_rising
 
@@ -45,7 +46,6 @@ __all__ = [
 ]
 
 Shape = tuple[int, ...]
-_PROCESSOR = torch.device("cpu")
 _TAKEN = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -70,7 +70,7 @@ class Payload:
 
     shape: Shape
     parts: tuple[Tensor, ...]
-    without_parts: torch.device = _PROCESSOR  # where it lies when nothing had to be sent
+    without_parts: torch.device = PROCESSOR  # where it lies when nothing had to be sent
 
     @property
     def device(self) -> torch.device:
@@ -219,40 +219,38 @@ def require(rule_holds: Tensor | bool, method: object, rule: str) -> None:
         raise PayloadError(f"{method}: {rule}; drop the message and its sender")
 
 
-# ---- traits ----
+# ---- traits of a compressor ----
 #
-# What a compressor is fit for, measured on the compressor itself, so that it holds for those of other packages too.
+# Measured on the compressor itself, so that they hold for those of other packages too.
 
-_SHAPE = (1024, 1024)  # as bits per value are told of
+_MATRIX = (1024, 1024)  # that traits are measured on
 
 
 def bits_per_value(compressor: Compressor) -> float:
     """Bits that it takes of a matrix of a million values, each of them, before entropy coding: at most."""
-    return 8 * sum(spec.nbytes for spec in compressor.layout(_SHAPE)) / math.prod(_SHAPE)
+    return 8 * sum(spec.nbytes for spec in compressor.layout(_MATRIX)) / math.prod(_MATRIX)
 
 
 def needs_matrices(compressor: Compressor) -> bool:
     """Whether the same values take twice the bytes or more once they are a flat vector: low rank does, 256 times."""
-    matrix, flat = (sum(spec.nbytes for spec in compressor.layout(shape)) for shape in (_SHAPE, (math.prod(_SHAPE),)))
+    matrix, flat = (sum(spec.nbytes for spec in compressor.layout(shape)) for shape in (_MATRIX, (math.prod(_MATRIX),)))
     return flat >= 2 * matrix
 
 
 def is_sparse(compressor: Compressor) -> bool:
     """Whether most values arrive as zeros, so that the middle of what several peers sent is zero nearly everywhere."""
-    matrix = torch.randn(_SHAPE, generator=torch.Generator().manual_seed(0))
+    matrix = torch.randn(_MATRIX, generator=torch.Generator().manual_seed(0))
     return int((compressor.decompress(compressor.compress(matrix)) == 0).sum()) > matrix.numel() // 2
 
 
 def relative_error(compressor: Compressor) -> float:
     """The norm of what is lost of a Gaussian matrix over the norm of the matrix: 0 is lossless, 1 sends nothing."""
-    matrix = torch.randn(_SHAPE, generator=torch.Generator().manual_seed(0))
+    matrix = torch.randn(_MATRIX, generator=torch.Generator().manual_seed(0))
     lost = matrix - compressor.decompress(compressor.compress(matrix))
     return float(lost.norm() / matrix.norm())
 
 
-# ---- none ----
-#
-# Send everything as it is.
+# ---- everything, as it is ----
 #
 # Parts: the values, float32 (N,). 32 bits per value, exact.
 
@@ -294,9 +292,9 @@ class Uncompressed(Method):
         return payload.parts[0].reshape(payload.shape)
 
 
-# ---- nothing ----
+# ---- nothing at all ----
 #
-# Send nothing: for methods whose contributions are made of what peers say of them, see `OuterMethod.rebuilt`.
+# For methods whose contributions are made of what peers say of them, see `OuterMethod.rebuilt`.
 #
 # Parts: none. 0 bits per value. No spelling names it, as a run of any other method would stand still with it.
 

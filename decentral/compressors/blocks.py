@@ -1,4 +1,4 @@
-"""Loops of the block-wise quantisers."""
+"""Kernels of the quantisers: blocks that share a scale, codes that mean a level, and bins that become codebooks."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -39,14 +39,14 @@ __all__ = [
     "to_blocks",
 ]
 
-# ---- blocks ----
+# ---- blocks and their scales ----
 #
 # Runs of consecutive values that share one scale, and scales short enough to multiply exactly.
 #
-# A scale has 8 significant bits (it fits bfloat16), so ``code * scale`` with an 8-bit code is exact in float32:
-# every device decodes the same bits, fused multiply-add or not, and ``tensor - decoded`` loses nothing to rounding.
-# Rounding the scale up costs less than 1/128 of its size; below 2**-126, where float32 has denormals, 2**-133, so that
-# there the values of a block may be lost whole.
+# A scale has 8 significant bits (it fits bfloat16), so ``code * scale`` with an 8-bit code is exact in float32: every
+# device decodes the same bits, fused multiply-add or not, and ``tensor - decoded`` loses nothing to rounding. Rounding
+# the scale up costs less than 1/128 of its size; below 2**-126, where float32 has denormals, 2**-133, so that there the
+# values of a block may be lost whole.
 
 LARGEST_SCALE = torch.finfo(torch.bfloat16).max  # 3.39e38; float32 ends at 3.40e38
 _LARGEST_BLOCK = 65536  # a short tensor is filled up to a whole block, so a block must not be huge
@@ -107,175 +107,14 @@ def positive(scale_B: Tensor) -> Tensor:
     return torch.where(scale_B > 0, scale_B, torch.ones_like(scale_B))
 
 
-# ---- bins ----
+# ---- codes that mean a level ----
 #
-# Codebooks: the range of a tensor's values cut into equal bins, each decoded to the mean of its members.
-#
-# The mean minimises the squared error of a bin, so what is lost is never more than the tensor's variance; bins without
-# a member decode to 0.
-
-# Shape suffixes: N = values, n = values of a slab, K = bins.
-
-
-_GROUPS = 4096  # of a device's sums: neighbours that add to one place would wait for each other
-_LARGEST_MEAN = 64  # of the magnitudes of places, in bins: sigma is at most 43 of them
-
-
-@dataclass(frozen=True, slots=True)
-class Binned:
-    """Values in their bins. A place is a distance from the mean of all values, in bins; all but codes in float64."""
-
-    code_N: Tensor  # uint8
-    mean: Tensor
-    width: Tensor  # of a bin; 1 when all values are equal
-    place_K: Tensor  # the mean of each bin's members; 0 where there are none
-    count_K: Tensor  # int64: how many these are
-
-
-def binned(value_N: Tensor, bins: int, window: float, code_of: Callable[[Tensor], Tensor]) -> Binned:
-    """Every value in the bin that ``code_of(places)`` says; ``bins`` of them span ``window`` sigmas.
-
-    Sigma is that of a sample: N - 1 in the denominator. Bins are summed as integers: parallel sums of floats differ
-    from run to run on CUDA, and equal tensors must give equal bits.
-    """
-    mean, width = _centre(value_N, bins, window)
-    unit = 2.0 ** -min(40, 62 - (_LARGEST_MEAN * value_N.numel()).bit_length())  # sums of N places stay below 2**62
-    code_N = torch.empty(value_N.numel(), dtype=torch.uint8, device=value_N.device)
-    groups = 1 if value_N.device.type == "cpu" else _GROUPS
-    sum_GK = torch.zeros(groups, bins, dtype=torch.int64, device=value_N.device)
-    count_GK = torch.zeros_like(sum_GK)
-    for start, stop in slabs(value_N):
-        place_n = (value_N[start:stop].double() - mean) / width
-        code_n = code_of(place_n).clamp_(0, bins - 1).long()
-        whole_n = (place_n / unit).round_().long()
-        code_N[start:stop] = code_n
-        if groups > 1:
-            code_n += bins * (torch.arange(stop - start, device=value_N.device) % groups)
-        sum_GK.view(-1).index_add_(0, code_n, whole_n)
-        count_GK.view(-1).index_add_(0, code_n, torch.ones_like(whole_n))
-    sum_K, count_K = sum_GK.sum(dim=0), count_GK.sum(dim=0)
-    return Binned(code_N, mean, width, sum_K.double() * unit / count_K.clamp(min=1), count_K)
-
-
-def _centre(value_N: Tensor, bins: int, window: float) -> tuple[Tensor, Tensor]:
-    """Mean and bin width; float64, as the square of 1e38 has to fit."""
-    mean, square = value_N.new_zeros((), dtype=torch.float64), value_N.new_zeros((), dtype=torch.float64)
-    for start, stop in slabs(value_N):
-        mean += value_N[start:stop].sum(dtype=torch.float64)
-    mean /= max(1, value_N.numel())
-    for start, stop in slabs(value_N):
-        square += (value_N[start:stop].double() - mean).square_().sum()
-    width = square.sqrt() * (window / bins / math.sqrt(max(1, value_N.numel() - 1)))
-    return mean, torch.where(width > 0, width, torch.ones_like(width))
-
-
-# ---- fused ----
-#
-# Blockwise quantisers as one loop each: a block is read once, and its second pass finds it in the cache.
-#
-# For the processor. `linear` and `tables` say the same with torch for other devices, to the bit. Per value and core:
-# 0.6 ns to quantise, 0.4 ns to look up; in torch, whose every operation goes through memory again, 15 times that.
-
-# Shape suffixes: N = values, B = blocks.
-
-
-_ROUND = np.float32(3 << 22)  # x + this has the nearest whole number to x, ties to even, in its lowest bits
-_SIZE = np.uint32(0x7FFFFFFF)  # the bits of a float32 without its sign: they rise as the magnitude does
-_INF = np.uint32(0x7F800000)
-_LONG_BITS_U32 = np.uint32(0xFFFF)  # as in blocks.short_scale
-
-
-def quantise(flat_N: Tensor, block: int, top: int, largest: float) -> tuple[Tensor, Tensor] | None:
-    """Codes uint8 (N,), 1 to 2 * top + 1, and scales float32 (B,); None when a value is NaN or Inf."""
-    values = flat_N.contiguous().numpy()
-    code_N = torch.from_numpy(np.empty(values.size, dtype=np.uint8))
-    scale_B = torch.empty(-(-values.size // block), dtype=torch.float32)
-    row, scales = np.empty(min(block, values.size), dtype=np.float32), scale_B.numpy()
-    bits = (values.view(np.uint32), scales.view(np.uint32), row.view(np.uint32))
-    finite = _quantise(values, scales, row, *bits, block, top, np.float32(largest), code_N.numpy())
-    return (code_N, scale_B) if finite else None
-
-
-def look_up(code_N: Tensor, level_256: Tensor, scale_B: Tensor, block: int) -> Tensor:
-    """level * scale of every code, float32 (N,)."""
-    value_N = fresh_like(code_N)
-    codes, scales = code_N.contiguous().numpy(), scale_B.contiguous().numpy()
-    _look_up(codes, level_256.numpy(), scales, block, value_N.numpy())
-    return value_N
-
-
-def add_looked_up(total: Tensor, code_N: Tensor, level_256: Tensor, scale_B: Tensor, block: int, weight: float) -> None:
-    """``total += weight * (level * scale)`` in place; ``total`` is contiguous, of any shape."""
-    codes, scales = code_N.contiguous().numpy(), scale_B.contiguous().numpy()
-    _add_looked_up(codes, level_256.numpy(), scales, block, np.float32(weight), total.view(-1).numpy())
-
-
-def all_used(code_N: Tensor, level_256: Tensor) -> bool:
-    """Whether every code has a level that is not NaN."""
-    return bool(_all_used(code_N.contiguous().numpy(), level_256.isnan().numpy()))
-
-
-@compiled
-def _quantise(values, scales, row, value_bits, scale_bits, row_bits, block, top, largest, codes):  # type: ignore
-    end, zero = np.float32(top), np.uint32(top + 1)
-    for b in range(scales.size):
-        start = b * block
-        size = min(block, values.size - start)
-        value, bits, code = values[start : start + size], value_bits[start : start + size], codes[start : start + size]
-        peak = np.uint32(0)
-        for i in range(size):
-            peak = max(peak, bits[i] & _SIZE)
-        if peak >= _INF:
-            return False
-        scale_bits[b] = peak
-        scales[b] /= end
-        scale_bits[b] = (scale_bits[b] + _LONG_BITS_U32) & ~_LONG_BITS_U32
-        scales[b] = min(scales[b], largest)
-        step = scales[b] if scales[b] > 0 else np.float32(1)
-        for i in range(size):
-            row[i] = min(max(value[i] / step, -end), end) + _ROUND
-        for i in range(size):  # apart from the loop above, which computes in float32: both become vector code
-            code[i] = np.uint8(row_bits[i] + zero)
-    return True
-
-
-@compiled
-def _all_used(codes, unused):  # type: ignore[no-untyped-def]
-    found = False
-    for code in codes:
-        found |= unused[code]
-    return not found
-
-
-@compiled
-def _look_up(codes, levels, scales, block, values):  # type: ignore[no-untyped-def]
-    for b in range(scales.size):
-        start = b * block
-        size = min(block, values.size - start)
-        code, value, scale = codes[start : start + size], values[start : start + size], scales[b]
-        for i in range(size):
-            value[i] = levels[code[i]] * scale
-
-
-@compiled
-def _add_looked_up(codes, levels, scales, block, weight, total):  # type: ignore[no-untyped-def]
-    for b in range(scales.size):
-        start = b * block
-        size = min(block, total.size - start)
-        code, value, scale = codes[start : start + size], total[start : start + size], scales[b]
-        for i in range(size):
-            value[i] += weight * (levels[code[i]] * scale)
-
-
-# ---- tables ----
-#
-# A code means a level: a table of 256, times the scale of the block.
+# A table of 256 levels, times the scale of the block.
 #
 # Parts: codes uint8 (N,), scales (B,). Levels have at most 16 significant bits and scales 8, so that the product is
 # exact on every device.
-
+#
 # Shape suffixes: N = values, B = blocks; n, b = those of a slab.
-
 
 UNUSED = math.nan
 
@@ -375,3 +214,162 @@ def _are_all_used(code_N: Tensor, level_256: Tensor) -> Tensor | bool:
 
 def _on_processor(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu"
+
+
+# ---- loops over blocks ----
+#
+# A block is read once, and its second pass finds it in the cache.
+#
+# For the processor. `Linear.quantised` and `Tabled` say the same with torch for other devices, to the bit. Per value
+# and core: 0.6 ns to quantise, 0.4 ns to look up; in torch, whose every operation goes through memory again, 15 times
+# that.
+#
+# Shape suffixes: N = values, B = blocks.
+
+_ROUND = np.float32(3 << 22)  # x + this has the nearest whole number to x, ties to even, in its lowest bits
+_SIZE = np.uint32(0x7FFFFFFF)  # the bits of a float32 without its sign: they rise as the magnitude does
+_INF = np.uint32(0x7F800000)
+_LONG_BITS_U32 = np.uint32(_LONG_BITS)  # for numba
+
+
+def quantise(flat_N: Tensor, block: int, top: int, largest: float) -> tuple[Tensor, Tensor] | None:
+    """Codes uint8 (N,), 1 to 2 * top + 1, and scales float32 (B,); None when a value is NaN or Inf."""
+    values = flat_N.contiguous().numpy()
+    code_N = torch.from_numpy(np.empty(values.size, dtype=np.uint8))
+    scale_B = torch.empty(-(-values.size // block), dtype=torch.float32)
+    row, scales = np.empty(min(block, values.size), dtype=np.float32), scale_B.numpy()
+    bits = (values.view(np.uint32), scales.view(np.uint32), row.view(np.uint32))
+    finite = _quantise(values, scales, row, *bits, block, top, np.float32(largest), code_N.numpy())
+    return (code_N, scale_B) if finite else None
+
+
+def look_up(code_N: Tensor, level_256: Tensor, scale_B: Tensor, block: int) -> Tensor:
+    """level * scale of every code, float32 (N,)."""
+    value_N = fresh_like(code_N)
+    codes, scales = code_N.contiguous().numpy(), scale_B.contiguous().numpy()
+    _look_up(codes, level_256.numpy(), scales, block, value_N.numpy())
+    return value_N
+
+
+def add_looked_up(total: Tensor, code_N: Tensor, level_256: Tensor, scale_B: Tensor, block: int, weight: float) -> None:
+    """``total += weight * (level * scale)`` in place; ``total`` is contiguous, of any shape."""
+    codes, scales = code_N.contiguous().numpy(), scale_B.contiguous().numpy()
+    _add_looked_up(codes, level_256.numpy(), scales, block, np.float32(weight), total.view(-1).numpy())
+
+
+def all_used(code_N: Tensor, level_256: Tensor) -> bool:
+    """Whether every code has a level that is not NaN."""
+    return bool(_all_used(code_N.contiguous().numpy(), level_256.isnan().numpy()))
+
+
+@compiled
+def _quantise(values, scales, row, value_bits, scale_bits, row_bits, block, top, largest, codes):  # type: ignore
+    end, zero = np.float32(top), np.uint32(top + 1)
+    for b in range(scales.size):
+        start = b * block
+        size = min(block, values.size - start)
+        value, bits, code = values[start : start + size], value_bits[start : start + size], codes[start : start + size]
+        peak = np.uint32(0)
+        for i in range(size):
+            peak = max(peak, bits[i] & _SIZE)
+        if peak >= _INF:
+            return False
+        scale_bits[b] = peak
+        scales[b] /= end
+        scale_bits[b] = (scale_bits[b] + _LONG_BITS_U32) & ~_LONG_BITS_U32
+        scales[b] = min(scales[b], largest)
+        step = scales[b] if scales[b] > 0 else np.float32(1)
+        for i in range(size):
+            row[i] = min(max(value[i] / step, -end), end) + _ROUND
+        for i in range(size):  # apart from the loop above, which computes in float32: both become vector code
+            code[i] = np.uint8(row_bits[i] + zero)
+    return True
+
+
+@compiled
+def _all_used(codes, unused):  # type: ignore[no-untyped-def]
+    found = False
+    for code in codes:
+        found |= unused[code]
+    return not found
+
+
+@compiled
+def _look_up(codes, levels, scales, block, values):  # type: ignore[no-untyped-def]
+    for b in range(scales.size):
+        start = b * block
+        size = min(block, values.size - start)
+        code, value, scale = codes[start : start + size], values[start : start + size], scales[b]
+        for i in range(size):
+            value[i] = levels[code[i]] * scale
+
+
+@compiled
+def _add_looked_up(codes, levels, scales, block, weight, total):  # type: ignore[no-untyped-def]
+    for b in range(scales.size):
+        start = b * block
+        size = min(block, total.size - start)
+        code, value, scale = codes[start : start + size], total[start : start + size], scales[b]
+        for i in range(size):
+            value[i] += weight * (levels[code[i]] * scale)
+
+
+# ---- bins for codebooks ----
+#
+# The range of a tensor's values cut into equal bins, each decoded to the mean of its members.
+#
+# The mean minimises the squared error of a bin, so what is lost is never more than the tensor's variance; bins without
+# a member decode to 0.
+#
+# Shape suffixes: N = values, n = values of a slab, K = bins.
+
+_GROUPS = 4096  # of a device's sums: neighbours that add to one place would wait for each other
+_LARGEST_MEAN = 64  # of the magnitudes of places, in bins: sigma is at most 43 of them
+
+
+@dataclass(frozen=True, slots=True)
+class Binned:
+    """Values in their bins. A place is a distance from the mean of all values, in bins; all but codes in float64."""
+
+    code_N: Tensor  # uint8
+    mean: Tensor
+    width: Tensor  # of a bin; 1 when all values are equal
+    place_K: Tensor  # the mean of each bin's members; 0 where there are none
+    count_K: Tensor  # int64: how many these are
+
+
+def binned(value_N: Tensor, bins: int, window: float, code_of: Callable[[Tensor], Tensor]) -> Binned:
+    """Every value in the bin that ``code_of(places)`` says; ``bins`` of them span ``window`` sigmas.
+
+    Sigma is that of a sample: N - 1 in the denominator. Bins are summed as integers: parallel sums of floats differ
+    from run to run on CUDA, and equal tensors must give equal bits.
+    """
+    mean, width = _centre(value_N, bins, window)
+    unit = 2.0 ** -min(40, 62 - (_LARGEST_MEAN * value_N.numel()).bit_length())  # sums of N places stay below 2**62
+    code_N = torch.empty(value_N.numel(), dtype=torch.uint8, device=value_N.device)
+    groups = 1 if value_N.device.type == "cpu" else _GROUPS
+    sum_GK = torch.zeros(groups, bins, dtype=torch.int64, device=value_N.device)
+    count_GK = torch.zeros_like(sum_GK)
+    for start, stop in slabs(value_N):
+        place_n = (value_N[start:stop].double() - mean) / width
+        code_n = code_of(place_n).clamp_(0, bins - 1).long()
+        whole_n = (place_n / unit).round_().long()
+        code_N[start:stop] = code_n
+        if groups > 1:
+            code_n += bins * (torch.arange(stop - start, device=value_N.device) % groups)
+        sum_GK.view(-1).index_add_(0, code_n, whole_n)
+        count_GK.view(-1).index_add_(0, code_n, torch.ones_like(whole_n))
+    sum_K, count_K = sum_GK.sum(dim=0), count_GK.sum(dim=0)
+    return Binned(code_N, mean, width, sum_K.double() * unit / count_K.clamp(min=1), count_K)
+
+
+def _centre(value_N: Tensor, bins: int, window: float) -> tuple[Tensor, Tensor]:
+    """Mean and bin width; float64, as the square of 1e38 has to fit."""
+    mean, square = value_N.new_zeros((), dtype=torch.float64), value_N.new_zeros((), dtype=torch.float64)
+    for start, stop in slabs(value_N):
+        mean += value_N[start:stop].sum(dtype=torch.float64)
+    mean /= max(1, value_N.numel())
+    for start, stop in slabs(value_N):
+        square += (value_N[start:stop].double() - mean).square_().sum()
+    width = square.sqrt() * (window / bins / math.sqrt(max(1, value_N.numel() - 1)))
+    return mean, torch.where(width > 0, width, torch.ones_like(width))

@@ -1,4 +1,4 @@
-"""Quantisers that scale each block: a table of codes each."""
+"""Quantisers that give every value the nearest level: of a block's scale, a tensor's codebook, a short float."""
 
 import functools
 import math
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from decentral.coding import Floats, Symbols
-from decentral.compressors import blocks
 from decentral.compressors.base import (
     About,
     Method,
@@ -24,13 +23,18 @@ from decentral.compressors.base import (
     require,
 )
 from decentral.compressors.blocks import (
+    UNUSED,
+    Code,
+    Tabled,
     binned,
     check_block,
     largest_scale,
     over,
     peaks,
     positive,
+    quantise,
     short_scale,
+    table,
     to_blocks,
 )
 from decentral.tensors.device import in_slabs, one_kernel
@@ -38,19 +42,20 @@ from decentral.tensors.ops import is_finite
 
 __all__ = ["E3M0", "FP8", "NF4", "BFloat16", "Codebook8", "Float16", "Int4", "Int8", "Linear", "Sign"]
 
-# ---- linear ----
+# Shape suffixes: N = values, B = blocks, L = values in a block, K = bins of a codebook.
+
+# ---- evenly spaced codes of any width ----
 #
-# What int8 and int4 share: evenly spaced codes, and one scale per block of values.
+# Shared by int8 and int4: one scale per block of values.
 #
 # scale = largest magnitude of the block / top, rounded up to 8 significant bits; code = round(value / scale), ties to
 # even, plus top + 1. Code 0 is not used. The error is at most scale / 2 per value, where the largest magnitude is at
-# least top * 2**-126; below that a scale is off by up to 2**-133.
-
-# Shape suffixes: N = values, B = blocks, L = values in a block.
+# least top * 2**-126; below that a scale is off by up to 2**-133. A block is a run of the flattened tensor; the last
+# one may be short.
 
 
 @dataclass(frozen=True, slots=True)
-class Linear(blocks.Tabled):
+class Linear(Tabled):
     """Blockwise absmax with codes for ``-top`` to ``top``."""
 
     bits: ClassVar[int]
@@ -65,22 +70,22 @@ class Linear(blocks.Tabled):
         return (1 << (self.bits - 1)) - 1
 
     @property
-    def code(self) -> blocks.Code:
+    def code(self) -> Code:
         """Whole numbers."""
-        return _code(self.bits, self.top)
+        return _linear_code(self.bits, self.top)
 
     def compress(self, tensor: Tensor) -> Payload:
         """Every value to the nearest of 2 * top + 1 levels of its block."""
         if tensor.device.type != "cpu":
-            return blocks.Tabled.compress(self, tensor)  # not super(): slots=True makes another class of this one
-        found = blocks.quantise(check_dtype(tensor).flatten(), self.block, self.top, largest_scale(self.top))
+            return Tabled.compress(self, tensor)  # not super(): slots=True makes another class of this one
+        found = quantise(check_dtype(tensor).flatten(), self.block, self.top, largest_scale(self.top))
         if found is None:
             raise non_finite(tensor)
         code_N, scale_B = found
         return Payload(tuple(tensor.shape), (code_N, scale_B.to(self.scale_dtype)))
 
     def quantised(self, value_N: Tensor) -> tuple[Tensor, Tensor]:
-        """What `fused.quantise` does in one pass, which finds NaN and Inf too, on any device."""
+        """What `quantise` does in one pass, which finds NaN and Inf too, on any device."""
         return _nearest_linear(value_N, self.block, self.top)
 
 
@@ -93,19 +98,16 @@ def _nearest_linear(value_N: Tensor, block: int, top: int) -> tuple[Tensor, Tens
 
 
 @functools.cache
-def _code(bits: int, top: int) -> blocks.Code:
-    levels = blocks.table([blocks.UNUSED, *(float(whole) for whole in range(-top, top + 1))])
-    return blocks.Code(bits, levels, top, "code 0 is not used")
+def _linear_code(bits: int, top: int) -> Code:
+    levels = table([UNUSED, *(float(whole) for whole in range(-top, top + 1))])
+    return Code(bits, levels, top, "code 0 is not used")
 
 
-# ---- int8 ----
+# ---- int8: evenly spaced, 8 bits ----
 #
-# 8-bit codes with one scale per block of values.
-#
-# Parts: codes uint8 (N,), 1..255 for -127..127; scales float32 (B,). At most 8 + 32/block bits per value, entropy
-# coded about 7.1 on Gaussian data in blocks of 4096. scale = largest magnitude of the block / 127, rounded up to 8
-# significant bits; code = round(value / scale). The error is at most scale / 2 per value (2**-134 more where scales
-# are denormals). A block is a run of the flattened tensor; the last one may be short.
+# Parts: codes uint8 (N,), 1..255 for -127..127; scales float32 (B,). At most 8 + 32/block bits per value, entropy coded
+# about 7.1 on Gaussian data in blocks of 4096. scale = largest magnitude of the block / 127. The error is at most scale
+# / 2 per value (2**-134 more where scales are denormals).
 #
 # Source: Dettmers et al., "8-bit Optimizers via Block-wise Quantization", 2022, arXiv:2110.02861 (blockwise absmax);
 # the linear code is the usual one of int8 all-reduces (INTELLECT-1, Jaghouar et al., 2024, arXiv:2412.01152).
@@ -127,14 +129,12 @@ class Int8(Linear):
     block: int = 4096
 
 
-# ---- int4 ----
-#
-# 4-bit codes, evenly spaced, with one scale per block of values.
+# ---- int4: evenly spaced, 4 bits ----
 #
 # Parts: codes uint8 below 16 (N,), 1..15 for -7..7; scales bfloat16 (B,). At most 4 + 16/block bits per value, entropy
 # coded 3.3 on Gaussian data, at an error of 0.127 of the norm (block=64: 3.6 and 0.108; block=4096: 3.0 and 0.158).
-# scale = largest magnitude of the block / 7, rounded up to 8 significant bits; code = round(value / scale). The error
-# is at most scale / 2 per value (2**-134 more where scales are denormals), and at most the value itself.
+# scale = largest magnitude of the block / 7. The error is at most scale / 2 per value (2**-134 more where scales are
+# denormals), and at most the value itself.
 #
 # Source: the linear code of MuLoCo's compression study (Therien et al., "MuLoCo", 2025, arXiv:2505.23725), there per
 # tensor or row and without a coder; blockwise absmax from Dettmers et al., 2022, arXiv:2110.02861.
@@ -156,9 +156,9 @@ class Int4(Linear):
     block: int = 256
 
 
-# ---- fp8 ----
+# ---- fp8: 8-bit floats ----
 #
-# 8-bit floats, float8 e4m3 (the "fn" kind, without infinities), with one scale per block of values.
+# float8 e4m3 (the "fn" kind, without infinities), with one scale per block of values.
 #
 # Parts: codes uint8 (N,), the bits of the float: sign, 4 exponent bits with bias 7, 3 mantissa bits; scales bfloat16
 # (B,). At most 8 + 16/block bits per value, entropy coded 6.5 on Gaussian data. scale = largest magnitude of the block
@@ -171,28 +171,25 @@ class Int4(Linear):
 #
 # Source: Micikevicius et al., "FP8 Formats for Deep Learning", 2022, arXiv:2209.05433; the scale per block is ours.
 
-# Shape suffixes: N = values, B = blocks, L = values in a block.
+_FP8_TOP = 448
+_FP8_MINUS_ZERO = 0x80
 
 
-_TOP = 448
-_MINUS_ZERO = 0x80
-
-
-def _level(code: int) -> float:
+def _fp8_level(code: int) -> float:
     """The float that these 8 bits are, by the standard's formula."""
     sign, exponent, mantissa = code >> 7, code >> 3 & 15, code & 7
-    if code == _MINUS_ZERO or code & 0x7F == 0x7F:
-        return blocks.UNUSED
+    if code == _FP8_MINUS_ZERO or code & 0x7F == 0x7F:
+        return UNUSED
     size = (8 + mantissa) * 2.0 ** (exponent - 10) if exponent else mantissa * 2.0**-9
     return -size if sign else size
 
 
-_RULE = "codes 0x7F, 0x80 and 0xFF, NaN and minus zero, are not used"
-_FP8_CODE = blocks.Code(8, blocks.table([_level(code) for code in range(256)]), _TOP, _RULE)
+_FP8_RULE = "codes 0x7F, 0x80 and 0xFF, NaN and minus zero, are not used"
+_FP8_CODE = Code(8, table([_fp8_level(code) for code in range(256)]), _FP8_TOP, _FP8_RULE)
 
 
 @dataclass(frozen=True, slots=True)
-class FP8(blocks.Tabled):
+class FP8(Tabled):
     """Blockwise float8 e4m3; ``block`` values share a scale."""
 
     name: ClassVar[str] = "fp8"
@@ -208,7 +205,7 @@ class FP8(blocks.Tabled):
         check_block(self, self.block)
 
     @property
-    def code(self) -> blocks.Code:
+    def code(self) -> Code:
         """Every float8 but NaN and minus zero."""
         return _FP8_CODE
 
@@ -219,16 +216,16 @@ class FP8(blocks.Tabled):
 
 @one_kernel
 def _nearest_fp8(value_N: Tensor, block: int) -> tuple[Tensor, Tensor]:
-    scale_B = short_scale(over(peaks(value_N, block), _TOP), largest_scale(_TOP))
+    scale_B = short_scale(over(peaks(value_N, block), _FP8_TOP), largest_scale(_FP8_TOP))
     scaled_BL = to_blocks(value_N, block) / positive(scale_B)[:, None]
-    scaled_BL = scaled_BL.clamp(-_TOP, _TOP)  # beyond it the conversion gives NaN
+    scaled_BL = scaled_BL.clamp(-_FP8_TOP, _FP8_TOP)  # beyond it the conversion gives NaN
     code_N = scaled_BL.to(torch.float8_e4m3fn).view(torch.uint8).flatten()[: value_N.numel()]
-    return code_N.masked_fill(code_N == _MINUS_ZERO, 0), scale_B
+    return code_N.masked_fill(code_N == _FP8_MINUS_ZERO, 0), scale_B
 
 
-# ---- e3m0 ----
+# ---- e3m0: 4-bit powers of two ----
 #
-# 4-bit codes: a sign, 3 exponent bits, no mantissa, and one scale per block of values.
+# A sign, 3 exponent bits, no mantissa, and one scale per block of values.
 #
 # Parts: codes uint8 below 16 (N,); scales bfloat16 (B,). At most 4 + 16/block bits per value. Code 0 is zero, code c
 # in 1..7 is scale * 2**(c-7), bit 3 is the sign; "minus zero" (code 8) is not used. scale = largest magnitude of the
@@ -238,18 +235,13 @@ def _nearest_fp8(value_N: Tensor, block: int) -> tuple[Tensor, Tensor]:
 # Source: Douillard et al., "Streaming DiLoCo with overlapping communication", 2025, arXiv:2501.18512, which leaves
 # scale, block and rounding open; those three are ours.
 
-# Shape suffixes: N = values, B = blocks, L = values in a block.
-
-
 _E3M0_LEVELS = [0.0, *(2.0**-place for place in range(6, -1, -1))]
-_E3M0_SIGNED = blocks.table(
-    [*_E3M0_LEVELS, blocks.UNUSED, *(-level for level in _E3M0_LEVELS[1:])]
-)  # bit 3 is the sign
-_E3M0_CODE = blocks.Code(4, _E3M0_SIGNED, 1, "code 8, minus zero, is not used")
+_E3M0_SIGNED = table([*_E3M0_LEVELS, UNUSED, *(-level for level in _E3M0_LEVELS[1:])])  # bit 3 is the sign
+_E3M0_CODE = Code(4, _E3M0_SIGNED, 1, "code 8, minus zero, is not used")
 
 
 @dataclass(frozen=True, slots=True)
-class E3M0(blocks.Tabled):
+class E3M0(Tabled):
     """Blockwise 4-bit powers of two; ``block`` values share a scale."""
 
     name: ClassVar[str] = "e3m0"
@@ -265,7 +257,7 @@ class E3M0(blocks.Tabled):
         check_block(self, self.block)
 
     @property
-    def code(self) -> blocks.Code:
+    def code(self) -> Code:
         """Seven powers of two, their negatives, and zero."""
         return _E3M0_CODE
 
@@ -287,9 +279,9 @@ def _nearest_e3m0(value_N: Tensor, block: int) -> tuple[Tensor, Tensor]:
     return code_BL.flatten()[: value_N.numel()], scale_B
 
 
-# ---- nf4 ----
+# ---- nf4: 4 bits for Gaussian values ----
 #
-# 4-bit codes for levels that a Gaussian fills equally often, with one scale per block of values.
+# Levels that a Gaussian fills equally often, with one scale per block of values.
 #
 # Parts: codes uint8 below 16 (N,), rising with the level; code 7 is zero; scales bfloat16 (B,), the largest magnitude
 # of the block, rounded up to 8 significant bits (by up to 1/128, below 2**-126 by up to 2**-133). At most 4 + 16/block
@@ -304,22 +296,19 @@ def _nearest_e3m0(value_N: Tensor, block: int) -> tuple[Tensor, Tensor]:
 #
 # Source: Dettmers et al., "QLoRA: Efficient Finetuning of Quantized LLMs", 2023, arXiv:2305.14314, appendix E.
 
-# Shape suffixes: N = values, B = blocks, L = values in a block.
-
-
-_PUBLISHED = [
+_NF4_PUBLISHED = [
     *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
     *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
     *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
     *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
 ]
-_NF4_LEVELS = [round(level * 2**16) / 2**16 for level in _PUBLISHED]
-_HALFWAY = [(low + high) / 2 for low, high in pairwise(_NF4_LEVELS)]  # 17 bits: exact in float32
-_NF4_CODE = blocks.Code(4, blocks.table(_NF4_LEVELS), 1, "codes must be below 16")
+_NF4_LEVELS = [round(level * 2**16) / 2**16 for level in _NF4_PUBLISHED]
+_NF4_HALFWAY = [(low + high) / 2 for low, high in pairwise(_NF4_LEVELS)]  # 17 bits: exact in float32
+_NF4_CODE = Code(4, table(_NF4_LEVELS), 1, "codes must be below 16")
 
 
 @dataclass(frozen=True, slots=True)
-class NF4(blocks.Tabled):
+class NF4(Tabled):
     """Blockwise 4-bit NormalFloat; ``block`` values share a scale."""
 
     name: ClassVar[str] = "nf4"
@@ -335,7 +324,7 @@ class NF4(blocks.Tabled):
         check_block(self, self.block)
 
     @property
-    def code(self) -> blocks.Code:
+    def code(self) -> Code:
         """16 levels."""
         return _NF4_CODE
 
@@ -350,17 +339,17 @@ def _nearest_nf4(value_N: Tensor, block: int) -> tuple[Tensor, Tensor]:
     size_BL = to_blocks(value_N, block) / positive(scale_B)[:, None]
     if torch.compiler.is_compiling():  # comparisons in registers; bucketize would be a kernel of its own
         code_BL = torch.zeros_like(size_BL, dtype=torch.uint8)
-        for halfway in _HALFWAY:
+        for halfway in _NF4_HALFWAY:
             code_BL = code_BL + (size_BL > halfway)
     else:
-        halfway_15 = torch.tensor(_HALFWAY, dtype=torch.float32, device=value_N.device)
+        halfway_15 = torch.tensor(_NF4_HALFWAY, dtype=torch.float32, device=value_N.device)
         code_BL = torch.bucketize(size_BL, halfway_15, out_int32=True)
     return code_BL.flatten()[: value_N.numel()], scale_B
 
 
-# ---- sign ----
+# ---- sign: 1 bit and a mean ----
 #
-# 1 bit per value, its sign, and one magnitude per block of values: their mean.
+# The bit is the value's sign; one magnitude per block of values is their mean.
 #
 # Parts: codes uint8 below 2 (N,), 1 for negative (-0.0 too, so that -x always decodes to minus what x does); scales
 # bfloat16 (B,), the mean magnitude of the block, cut to 8 significant bits. 1 + 16/block bits per value: signs have no
@@ -372,15 +361,12 @@ def _nearest_nf4(value_N: Tensor, block: int) -> tuple[Tensor, Tensor]:
 # Source: Karimireddy et al., "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", 2019,
 # arXiv:1901.09847 (one scale per tensor; a block is ours).
 
-# Shape suffixes: N = values, B = blocks, L = values in a block.
-
-
-_SIGN_CODE = blocks.Code(1, blocks.table([1.0, -1.0]), 1, "codes must be below 2")
+_SIGN_CODE = Code(1, table([1.0, -1.0]), 1, "codes must be below 2")
 _SHORT_BITS = ~0xFFFF  # the bits that a bfloat16 keeps of a float32
 
 
 @dataclass(frozen=True, slots=True)
-class Sign(blocks.Tabled):
+class Sign(Tabled):
     """Scaled sign; ``block`` values share a magnitude."""
 
     name: ClassVar[str] = "sign"
@@ -396,7 +382,7 @@ class Sign(blocks.Tabled):
         check_block(self, self.block)
 
     @property
-    def code(self) -> blocks.Code:
+    def code(self) -> Code:
         """Plus and minus."""
         return _SIGN_CODE
 
@@ -407,7 +393,7 @@ class Sign(blocks.Tabled):
 
 @one_kernel
 def _signs_and_means(value_N: Tensor, block: int) -> tuple[Tensor, Tensor]:
-    return torch.signbit(value_N).to(torch.uint8), _cut(_means(value_N, block))
+    return torch.signbit(value_N).to(torch.uint8), _next_shorter(_means(value_N, block))
 
 
 def _means(value_N: Tensor, block: int) -> Tensor:
@@ -418,16 +404,16 @@ def _means(value_N: Tensor, block: int) -> Tensor:
     return (sum_B / (value_N.numel() - start_B).clamp(max=block)).float()
 
 
-def _cut(size_B: Tensor) -> Tensor:
+def _next_shorter(size_B: Tensor) -> Tensor:
     """The next smaller float32 of 8 significant bits: too small a scale loses as much as one as much too large, and
     never more than sending nothing.
     """
     return (size_B.view(torch.int32) & _SHORT_BITS).view(torch.float32)
 
 
-# ---- codebook8 ----
+# ---- codebook8: 8 bits, levels that are sent ----
 #
-# 8-bit codes into a codebook of the tensor's own: 256 bins over six sigmas, each decoded to the mean of its members.
+# A codebook of the tensor's own: 256 bins over six sigmas, each decoded to the mean of its members.
 #
 # Parts: codes uint8 (N,), rising with the value; codebook float32 (K,), 0 for a bin without members. K = 256 from 8192
 # values on; below, the power of two that costs at most one bit per value (K <= N / 32), yet at least 16. So a bias of
@@ -445,9 +431,6 @@ def _cut(size_B: Tensor) -> Tensor:
 #
 # Source: Jaghouar et al., "INTELLECT-1 Technical Report", 2024, arXiv:2412.01152; bin means as in hivemind's
 # Uniform8BitQuantization.
-
-# Shape suffixes: N = values, K = bins.
-
 
 _FEWEST_BITS, _MOST_BITS = 4, 8
 _VALUES_PER_BIN = 32  # a bin's mean has 32 bits: at most one bit per value
@@ -472,7 +455,7 @@ class Codebook8(Method):
     def layout(self, shape: Shape) -> tuple[PartSpec, ...]:
         """Codes, then the codebook."""
         numel = math.prod(shape)
-        bits = _bits(numel)
+        bits = _codebook_bits(numel)
         return (
             PartSpec(f"codes{bits}", torch.uint8, (numel,), Symbols(bits)),  # codes of other widths are other numbers
             PartSpec("codebook", torch.float32, (1 << bits,), Floats()),
@@ -481,7 +464,7 @@ class Codebook8(Method):
     def compress(self, tensor: Tensor) -> Payload:
         """Sort the values into bins, then take the bins' means."""
         value_N = check_input(tensor).flatten()
-        bins = 1 << _bits(value_N.numel())
+        bins = 1 << _codebook_bits(value_N.numel())
         found = binned(value_N, bins, _WINDOW, lambda place_n: place_n.floor().add_(bins // 2))
         level_K = (found.mean + found.place_K * found.width).where(found.count_K > 0, 0.0)
         return Payload(tuple(tensor.shape), (found.code_N, level_K.float()))
@@ -494,14 +477,12 @@ class Codebook8(Method):
         return level_K.index_select(0, code_N.int()).reshape(payload.shape)
 
 
-def _bits(numel: int) -> int:
+def _codebook_bits(numel: int) -> int:
     """Bits of a code of a tensor of so many values."""
     return min(_MOST_BITS, max(_FEWEST_BITS, (numel // _VALUES_PER_BIN).bit_length() - 1))
 
 
-# ---- half ----
-#
-# Round every value to 16 bits.
+# ---- fp16 and bf16: 16-bit floats ----
 #
 # Parts: the values, float16 or bfloat16 (N,). 16 bits per value.
 # float16 has 11 significant bits in +-65504; bfloat16 has 8 in float32's whole range. Values beyond the range are
@@ -510,7 +491,7 @@ def _bits(numel: int) -> int:
 #
 # Source: OpenDiLoCo found no loss from an fp16 all-reduce (Jaghouar et al., "OpenDiLoCo", 2024, arXiv:2407.07852).
 
-_SOURCE = 'Jaghouar et al., "OpenDiLoCo", 2024, arXiv:2407.07852'
+_HALF_SOURCE = 'Jaghouar et al., "OpenDiLoCo", 2024, arXiv:2407.07852'
 
 
 @dataclass(frozen=True, slots=True)
@@ -524,7 +505,7 @@ class _Half(Method):
     def compress(self, tensor: Tensor) -> Payload:
         """Round to nearest, within the range."""
         end, value_N = torch.finfo(self.dtype).max, check_input(tensor).flatten()
-        half_N = in_slabs(value_N, self.dtype, lambda start, stop: _rounded(value_N[start:stop], end, self.dtype))
+        half_N = in_slabs(value_N, self.dtype, lambda start, stop: _to_half(value_N[start:stop], end, self.dtype))
         return Payload(tuple(tensor.shape), (half_N,))
 
     def decompress(self, payload: Payload) -> Tensor:
@@ -535,7 +516,7 @@ class _Half(Method):
 
 
 @one_kernel
-def _rounded(value_N: Tensor, end: float, dtype: torch.dtype) -> Tensor:
+def _to_half(value_N: Tensor, end: float, dtype: torch.dtype) -> Tensor:
     return value_N.clamp(-end, end).to(dtype)
 
 
@@ -548,7 +529,7 @@ class Float16(_Half):
     about: ClassVar[About] = About(
         layout="values float16 (N)",
         biased=False,
-        source=_SOURCE,
+        source=_HALF_SOURCE,
         bound="|error| <= |value| / 2048 + 2**-25 per value up to 65504",
     )
 
@@ -562,6 +543,6 @@ class BFloat16(_Half):
     about: ClassVar[About] = About(
         layout="values bfloat16 (N)",
         biased=False,
-        source=_SOURCE,
+        source=_HALF_SOURCE,
         bound="|error| <= |value| / 256 + 2**-134 per value",
     )

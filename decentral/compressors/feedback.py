@@ -1,6 +1,18 @@
-"""How what a compressor loses is sent later. Pure, one mechanism per file; the caller books state on commit only.
+"""Error feedback: how what a compressor loses is sent later, by pure functions of explicit state.
 
-One seam: `Feedback`. `parse_feedback` reads a spelling from a manifest, ``str()`` writes it.
+The seam is `Feedback`. `parse_feedback` reads a spelling from a manifest, ``str()`` writes it.
+
+A sender turns its gradient and its state into payloads and the next state. A receiver turns what it decoded of one
+sender's payloads, and what it keeps of that sender, into its estimate of that sender's gradient and what to keep next;
+the mean of the estimates is the mean gradient. Both return new state and change nothing: the caller books it once a
+commit names the frame. Booked earlier, a lost round would be counted twice or not at all; so an aborted round forgets
+what these returned, and nothing is lost.
+
+State is a dict of flat float32 tensors as long as the fragment; {} is the start, and stands for zeros. What receivers
+keep of a sender has the same bits everywhere, the sender's own ``sent`` among them: both add the same decoded values in
+the same order. So it belongs to the anchor, in snapshots, once per sender, who reads it there. It is the sum of what
+arrived, under the name ``sent``, and the estimate. A round without a sender changes nothing of its state on either
+side; when it is no member any more, both start anew with {}.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,24 +51,7 @@ __all__ = [
     "slot",
 ]
 
-# ---- base ----
-#
-# What feedback is: how what a compressor loses is sent later, as pure functions of explicit state.
-#
-# A sender turns its gradient and its state into payloads and the next state. A receiver turns what it decoded of one
-# sender's payloads, and what it keeps of that sender, into its estimate of that sender's gradient and what to keep
-# next; the mean of the estimates is the mean gradient. Both return new state and change nothing: the caller books it
-# once a commit names the frame. Booked earlier, a lost round would be counted twice or not at all; so an aborted round
-# forgets what these returned, and nothing is lost.
-#
-# State is a dict of flat float32 tensors as long as the fragment; {} is the start, and stands for zeros. What
-# receivers keep of a sender has the same bits everywhere, the sender's own ``sent`` among them: both add the same
-# decoded values in the same order. So it belongs to the anchor, in snapshots, once per sender, who reads it there. It
-# is the sum of what arrived, under the name ``sent``, and the estimate. A round without a sender changes nothing of
-# its state on either side; when it is no member any more, both start anew with {}.
-
-# Shape suffixes: N = values of the fragment.
-
+# Shape suffix: N = values of the fragment.
 
 State = Mapping[str, Tensor]
 Shapes = Sequence[tuple[int, ...]]
@@ -120,9 +115,9 @@ def add_sent(compressor: Compressor, total_N: Tensor, payloads: Sequence[Payload
     accumulate_all(compressor, split(total_N, [payload.shape for payload in payloads]), payloads, weight)
 
 
-# ---- none ----
+# ---- none: no feedback ----
 #
-# No feedback: what a compressor drops is gone for good.
+# The losses of a compressor are gone for good.
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,16 +138,12 @@ class NoFeedback(Method):
         return Receiving(arrived_N, {})
 
 
-# ---- ef ----
-#
-# Error feedback: what a compressor drops is owed, and is sent later.
+# ---- ef: what is dropped is owed ----
 #
 # m = beta * debt + g ; send C(m) ; debt = m - C(m).
 #
 # Source: Seide et al., "1-bit stochastic gradient descent", 2014; Stich et al., "Sparsified SGD with Memory", 2018,
 # arXiv:1809.07599; the decay beta as in Sarfi et al., "SparseLoCo", 2025, arXiv:2508.15706.
-
-# Shape suffixes: N = values of the fragment.
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,21 +224,19 @@ def compress_with_debt(
     return _send(compressor, tensor.detach(), owed, debt, beta), owed
 
 
-# ---- ef21 ----
+# ---- ef21: changes of the gradient ----
 #
-# EF21: send the compressed change of the gradient, and let both sides add the changes up.
+# Only the compressed change is sent, and both sides add the changes up.
 #
 # c = C(g - sent) ; sent = sent + c ; receiver, of each sender: sent = sent + c ; estimate = sent.
 #
 # ``sent`` is what receivers hold of this peer's gradient, the same bits on both sides. What is compressed shrinks as
-# the gradient settles, so a biased compressor converges to the optimum with a constant step, where C(g) alone stalls
-# or diverges, however far the peers' gradients lie apart. There is no decay and no constant to choose. The state
-# begins at zero on both sides.
+# the gradient settles, so a biased compressor converges to the optimum with a constant step, where C(g) alone stalls or
+# diverges, however far the peers' gradients lie apart. There is no decay and no constant to choose. The state begins at
+# zero on both sides.
 #
 # Source: Richtarik, Sokolov, Fatkhullin, "EF21: A New, Simpler, Theoretically Better, and Practically Faster Error
 # Feedback", 2021, arXiv:2106.05203.
-
-# Shape suffixes: N = values of the fragment.
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,9 +271,9 @@ def add_up(arrived_N: Tensor, state: State) -> Receiving:
     return Receiving(sent_N, {"sent": sent_N.clone()})
 
 
-# ---- econtrol ----
+# ---- econtrol: changes and a little debt ----
 #
-# EControl: EF21 that also repays its error, a little each round.
+# EF21 that also repays its error, a little each round.
 #
 # d = C(eta * debt + (g - sent)) ; sent = sent + d ; debt = debt + (g - sent) ; receiver, of each sender: sent = sent +
 # d.
@@ -297,8 +286,6 @@ def add_up(arrived_N: Tensor, state: State) -> Receiving:
 #
 # Source: Gao, Islamov, Stich, "EControl: Fast Distributed Optimization with Compression and Error Control", 2023,
 # arXiv:2311.05645.
-
-# Shape suffixes: N = values of the fragment.
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,9 +320,9 @@ class EControl(Method):
         return add_up(arrived_N, state)
 
 
-# ---- dgc ----
+# ---- dgc: momentum before sparsification ----
 #
-# Deep gradient compression: momentum before sparsification, forgotten where something was sent.
+# The momentum is forgotten where something was sent.
 #
 # u = momentum * u + g ; v = v + u ; send C(v) ; v = v - C(v), and u = 0 where C(v) is not 0.
 #
@@ -348,8 +335,6 @@ class EControl(Method):
 # The paper's clipping by N**-0.5 and its warm-up of the sparsity, 75 to 99.9 % over four epochs, are not done here.
 #
 # Source: Lin et al., "Deep Gradient Compression", 2017, arXiv:1712.01887.
-
-# Shape suffixes: N = values of the fragment.
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,11 +369,9 @@ class DGC(Method):
         return Receiving(arrived_N, {})
 
 
-# ---- registry ----
+# ---- mechanisms by their spelling ----
 #
-# Feedback mechanisms by their spelling: ``ef(beta=0.95)`` and back. ``str(feedback)`` is canonical.
-#
-# Other packages add mechanisms through the entry point group "decentral.feedback".
+# ``ef(beta=0.95)`` and back. Other packages add mechanisms through the entry point group "decentral.feedback".
 
 _OURS = (NoFeedback, ErrorFeedback, EF21, EControl, DGC)
 _METHODS = Plugins("feedback", "decentral.feedback", MappingProxyType({m.name: m for m in _OURS}))

@@ -39,7 +39,6 @@ __all__ = ["LowRank"]
 
 # Shape suffixes: n, m = rows and columns of the matrix, r = rank, N = values.
 
-
 _LARGEST_RANK = 256
 _OFFSET = 120  # of the scale's exponent, -119 to 135: a matrix of 2**14 rows at the end of float32's range fits
 _GRID = 2.0**20

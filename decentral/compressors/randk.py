@@ -2,7 +2,7 @@
 
 Parts: a nonce uint8 (8,), a fingerprint of the tensor, so that rounds differ and a repeated round does not; then the
 kept values (C, k), float32 when used alone. With ``k=64, chunk=4096`` that is half a bit per value, and eight bytes per
-tensor. Places come from ``seed``, nonce and chunk through an integer hash (`counter`): equal on every device.
+tensor. Places come from ``seed``, nonce and chunk through an integer hash (`hash32`): equal on every device.
 A chunk is a run of the flattened tensor; one of L values keeps max(1, round(L * k / chunk)). It is turned by a random
 step and cut into k stretches that differ by at most one in length, and one entry of each is kept: every entry has the
 same chance k / L, so E|C(x) - x|^2 = (1 - k/L) |x|^2, as with any k of L, and a draw costs k hashes and no sort.
@@ -34,7 +34,6 @@ from decentral.errors import ConfigError
 __all__ = ["RandK"]
 
 # Shape suffixes: N = values, C = chunks, L = values per chunk, k = entries kept per chunk.
-
 
 _NONCE_NBYTES = 8
 _MASK = (1 << 32) - 1

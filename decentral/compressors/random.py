@@ -1,4 +1,4 @@
-"""Random words by a counter, and rounding by them."""
+"""Numbers that look random, the same on every device and in every version of torch: hashes, without any state."""
 
 import functools
 from collections.abc import Callable
@@ -13,12 +13,10 @@ from decentral.tensors.device import one_kernel
 
 __all__ = ["Draws", "below", "check_seed", "draws", "hash32", "key", "nonce_of", "uniform"]
 
-# ---- counter rng ----
+# ---- hashes of 32 bits, in place of a generator ----
 #
-# Numbers that look random, from a counter and a key, the same on every device and in every version of torch.
-#
-# No generator, no state: the number at a place is a hash of the place. Products stay below 2**63 in magnitude, so
-# nothing here overflows, and nothing here rounds.
+# The number at a place is a hash of the place. Products stay below 2**63 in magnitude, so nothing here overflows, and
+# nothing here rounds.
 #
 # Source: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", 2011 (counters in place of state); the mixing
 # function is "lowbias32" (Wellons, "Prospecting for Hash Functions", 2018).
@@ -65,21 +63,20 @@ def _lines(flat_N: Tensor, exponent: Tensor) -> Tensor:
     return (bits_RL * weight_L).sum(dim=1)
 
 
-# ---- stochastic rounding ----
+# ---- uniform numbers for stochastic rounding ----
 #
-# Uniform numbers for stochastic rounding, drawn from the tensor itself: equal tensors are rounded alike.
+# Drawn from the tensor itself: equal tensors are rounded alike.
 #
-# A compressor must give the same bits for the same tensor, on any device, or an aborted round could not be repeated;
-# so there is no generator with a state. The key is a hash of the mantissas of all values and of ``seed``; number i is
-# a hash of the key and i. What is rounded is therefore unbiased over tensors, not over repetitions of one tensor: a
-# different pseudo-gradient, by one bit, draws afresh. Signs and exponents stay out of the hash, so that -x and 4 x are
-# rounded as x is. Peers that want different draws for equal tensors take different seeds.
+# A compressor must give the same bits for the same tensor, on any device, or an aborted round could not be repeated.
+# The key is a hash of the mantissas of all values and of ``seed``; number i is a hash of the key and i. What is rounded
+# is therefore unbiased over tensors, not over repetitions of one tensor: a different pseudo-gradient, by one bit, draws
+# afresh. Signs and exponents stay out of the hash, so that -x and 4 x are rounded as x is. Peers that want different
+# draws for equal tensors take different seeds.
 #
-# Whole numbers modulo 2**64 only: the same on every device. The hash is splitmix64's finaliser (Steele et al., "Fast
-# Splittable Pseudorandom Number Generators", 2014); it is no secret, and whoever knows the tensor knows the rounding.
-
+# Whole numbers modulo 2**64 only. The hash is splitmix64's finaliser (Steele et al., "Fast Splittable Pseudorandom
+# Number Generators", 2014); it is no secret, and whoever knows the tensor knows the rounding.
+#
 # Shape suffixes: N = values.
-
 
 Draws = Callable[[int, int], Tensor]  # what `uniform` makes the numbers of the values [start, stop) of
 

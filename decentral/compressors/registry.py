@@ -2,7 +2,7 @@
 
 Grammar: METHOD or METHOD >> METHOD, a method being ``name`` or ``name(key=number, ...)``. ``str(compressor)`` is
 the canonical spelling, with every argument. Other packages add methods through the entry point group
-"decentral.compressors" (`plugins`).
+"decentral.compressors" (`decentral.plugins`).
 """
 
 from types import MappingProxyType

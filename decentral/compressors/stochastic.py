@@ -1,4 +1,8 @@
-"""Quantisers that round by chance and are right in the mean."""
+"""Quantisers that round by chance and are right in the mean.
+
+The rounding is drawn from the tensor and ``seed`` (`draws`): repeatable, unbiased over tensors. ``compress_with`` takes
+the numbers instead.
+"""
 
 import functools
 import math
@@ -9,7 +13,6 @@ import torch
 from torch import Tensor
 
 from decentral.coding import Symbols
-from decentral.compressors import blocks
 from decentral.compressors.base import (
     About,
     Method,
@@ -22,33 +25,42 @@ from decentral.compressors.base import (
     non_finite,
     require,
 )
-from decentral.compressors.blocks import check_block, largest_scale, over, peaks, positive, short_scale, to_blocks
+from decentral.compressors.blocks import (
+    Code,
+    Tabled,
+    check_block,
+    largest_scale,
+    over,
+    peaks,
+    positive,
+    short_scale,
+    table,
+    to_blocks,
+)
 from decentral.compressors.random import Draws, check_seed, draws, uniform
 from decentral.errors import ConfigError
 from decentral.tensors.device import in_slabs, one_kernel
 
 __all__ = ["QSGD", "Natural"]
 
-# ---- natural ----
+# Shape suffixes: N = values, B = blocks, L = values in a block.
+
+# ---- natural: powers of two ----
 #
-# Stochastic rounding to powers of two: right on average, and no value's error depends on its neighbours.
+# No value's error depends on its neighbours.
 #
-# Parts: codes uint8 (N,); base uint8 (1,), the exponent of code 1 plus 149. Code 0 is zero, code c in 1..127 is 2**(c
-# - 1 + base - 149), 128 + c is its negative, 128 is not used. At most 8 bits per value; entropy coded 3.6 on Gaussian
+# Parts: codes uint8 (N,); base uint8 (1,), the exponent of code 1 plus 149. Code 0 is zero, code c in 1..127 is 2**(c -
+# 1 + base - 149), 128 + c is its negative, 128 is not used. At most 8 bits per value; entropy coded 3.6 on Gaussian
 # data, at an error of 0.285 of the norm. A value between 2**e and 2**(e + 1) goes up with a probability of (|value| -
 # 2**e) / 2**e: the mean is the value itself, and E|error|**2 <= |x|**2 / 8; each value is off by at most itself. The
 # base is chosen for the largest value, 126 powers of two below it; what is smaller still becomes the lowest power or
-# zero, unbiased too, though that power may be more than the value. Above 2**127, where the next power is not a
-# float32, values go down: biased, and off by up to half.
+# zero, unbiased too, though that power may be more than the value. Above 2**127, where the next power is not a float32,
+# values go down: biased, and off by up to half.
 #
-# The paper sends sign and exponent of a float32, 9 bits; a base per tensor makes it 8, and one stream to code. The
-# rounding is drawn from the tensor and ``seed`` (`chance`): repeatable, unbiased over tensors; `compress_with` takes
-# the numbers instead. Decoded from a table made of bits: no power is computed.
+# The paper sends sign and exponent of a float32, 9 bits; a base per tensor makes it 8, and one stream to code. Decoded
+# from a table made of bits: no power is computed.
 #
 # Source: Horvath et al., "Natural Compression for Distributed Deep Learning", 2019, arXiv:1905.10988.
-
-# Shape suffixes: N = values.
-
 
 _LOWEST, _HIGHEST = -149, 127  # exponents of float32, denormals included
 _LEVELS = 127
@@ -84,12 +96,12 @@ class Natural(Method):
 
     def compress(self, tensor: Tensor) -> Payload:
         """Round every value up or down, as the tensor's own hash decides."""
-        value_N, base = _read(tensor)
-        return _rounded(tuple(tensor.shape), value_N, base, draws(value_N, self.seed))
+        value_N, base = _values_and_base(tensor)
+        return _payload(tuple(tensor.shape), value_N, base, draws(value_N, self.seed))
 
     def compress_with(self, tensor: Tensor, uniform_N: Tensor) -> Payload:
         """Round every magnitude up if its number in [0, 1) is below the distance from the lower power, else down."""
-        return _rounded(tuple(tensor.shape), *_read(tensor), lambda start, stop: uniform_N[start:stop])
+        return _payload(tuple(tensor.shape), *_values_and_base(tensor), lambda start, stop: uniform_N[start:stop])
 
     def decompress(self, payload: Payload) -> Tensor:
         """+-2**exponent."""
@@ -100,22 +112,22 @@ class Natural(Method):
         return _powers(base).index_select(0, code_N.int()).reshape(payload.shape)
 
 
-def _rounded(shape: Shape, value_N: Tensor, base: Tensor, drawn: Draws) -> Payload:
+def _payload(shape: Shape, value_N: Tensor, base: Tensor, drawn: Draws) -> Payload:
     inverse = ((1023 - base) << 52).view(torch.float64)  # of the power of two of code 1, so that products are exact
     code_N = in_slabs(
-        value_N, torch.uint8, lambda start, stop: _codes(value_N[start:stop], inverse, drawn(start, stop))
+        value_N, torch.uint8, lambda start, stop: _natural_codes(value_N[start:stop], inverse, drawn(start, stop))
     )
     return Payload(shape, (code_N, (base - _LOWEST).to(torch.uint8).reshape(1)))
 
 
 @one_kernel
-def _codes(value_N: Tensor, inverse: Tensor, drawn: Tensor) -> Tensor:
+def _natural_codes(value_N: Tensor, inverse: Tensor, drawn: Tensor) -> Tensor:
     level_N, rest_N = _split(value_N.abs().double() * inverse)  # float64 has no denormals here: exponents are their own
     code_N = (level_N + (uniform(drawn, value_N) < rest_N)).clamp(max=_LEVELS)
     return torch.where((value_N < 0) & (code_N > 0), code_N + _MINUS, code_N).to(torch.uint8)
 
 
-def _read(tensor: Tensor) -> tuple[Tensor, Tensor]:
+def _values_and_base(tensor: Tensor) -> tuple[Tensor, Tensor]:
     """The values, and the exponent that codes count from. NonFiniteError when one is NaN or Inf."""
     value_N = check_dtype(tensor).flatten()
     low, high = torch.aminmax(value_N) if value_N.numel() else (value_N.new_zeros(()), value_N.new_zeros(()))
@@ -153,9 +165,7 @@ def _powers(base: Tensor) -> Tensor:
     return torch.cat([size_128, -size_128])
 
 
-# ---- qsgd ----
-#
-# Stochastic rounding to evenly spaced levels: what arrives is right on average.
+# ---- qsgd: evenly spaced levels ----
 #
 # Parts: codes uint8 (N,), 0 to 2 * levels for -levels..levels; scales bfloat16 (B,). At most b + 16/block bits per
 # value with b the bits of 2 * levels; entropy coded 3.3 on Gaussian data for 7 levels, at an error of 0.179 of the
@@ -167,20 +177,17 @@ def _powers(base: Tensor) -> Tensor:
 # paper divides by the 2-norm; the largest magnitude is never above it and keeps the paper's bound, with fewer zeros. A
 # bound above 1 (few levels, long blocks) means that error feedback may blow the debt up: it wants a contraction.
 #
-# The rounding is drawn from the tensor and ``seed`` (`chance`): repeatable, unbiased over tensors. `compress_with`
-# takes the numbers instead. Against rounding to nearest (int8, int4) the error's energy is twice as large on Gaussian
-# data; use it where many peers' errors average out and none keeps a debt.
+# Against rounding to nearest (int8, int4) the error's energy is twice as large on Gaussian data; use it where many
+# peers' errors average out and none keeps a debt.
 #
 # The paper codes whole numbers by Elias' code; here they go through the coder of all codes (`decentral.coding`).
 #
 # Source: Alistarh et al., "QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding", 2017,
 # arXiv:1610.02132.
 
-# Shape suffixes: N = values, B = blocks, L = values in a block.
-
 
 @dataclass(frozen=True, slots=True)
-class QSGD(blocks.Tabled):
+class QSGD(Tabled):
     """Blockwise stochastic rounding to ``levels`` levels and their negatives; ``block`` values share a scale."""
 
     name: ClassVar[str] = "qsgd"
@@ -204,9 +211,9 @@ class QSGD(blocks.Tabled):
             raise ConfigError(f"{self}: a code has at most 8 bits, so levels must be 1 to 127; 7 and 127 are usual")
 
     @property
-    def code(self) -> blocks.Code:
+    def code(self) -> Code:
         """Whole numbers."""
-        return _code(self.levels)
+        return _qsgd_code(self.levels)
 
     def compress(self, tensor: Tensor) -> Payload:
         """Round every value up or down, as the tensor's own hash decides."""
@@ -237,6 +244,6 @@ def _up_or_down(value_N: Tensor, drawn: Tensor, block: int, levels: int) -> tupl
 
 
 @functools.cache
-def _code(top: int) -> blocks.Code:
-    levels = blocks.table([float(whole) for whole in range(-top, top + 1)])
-    return blocks.Code((2 * top).bit_length(), levels, top, f"codes must be at most {2 * top}")
+def _qsgd_code(top: int) -> Code:
+    levels = table([float(whole) for whole in range(-top, top + 1)])
+    return Code((2 * top).bit_length(), levels, top, f"codes must be at most {2 * top}")

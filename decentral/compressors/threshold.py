@@ -36,7 +36,6 @@ __all__ = ["Threshold"]
 
 # Shape suffixes: N = values, K = entries kept.
 
-
 _OF = 4096  # k is counted among so many entries, as in topk
 _ROW = 64  # kept values in a row
 _LARGEST = 2**31 - 1  # what an int32 index can point into

@@ -1,4 +1,4 @@
-"""Two bits a value: sign and one of two levels."""
+"""Two bits a value: sign and one of two magnitudes of its row, or SparseLoCo's published grid of four levels."""
 
 import functools
 import math
@@ -40,78 +40,132 @@ __all__ = [
     "sizes_below",
 ]
 
-# ---- sparseloco2 ----
-#
-# 2 bits per value, exactly as SparseLoCo's code has them: one uniform grid per tensor, decoded to its bins' means.
-#
-# Parts: codes uint8 below 4 (N,), rising with the value; levels float32 (4,). At most 2 + 128/N bits per value. shift
-# = mean(v); scale = 6 * std(v) / 4; code = clamp(round((v - shift) / scale + 2), 0, 3), ties to even; level = shift +
-# mean of the code's members, less shift. The published code sends shift and the four means apart; their sum, rounded
-# to float32, decodes to the same bits; where that overflows, at 3.4e38, it is the largest float. What is lost is at
-# most the variance, |error|**2 <= N std**2, but for rounding: shift and mean are rounded apart, which is more than std
-# where values differ in their last bits only.
-#
-# Here for comparison with published runs; use signmag2. The edges of the bins lie 2.25 and 0.75 sigmas below the mean
-# and 0.75 above it. What topk keeps is bimodal, with magnitudes around one sigma, and so only two of the four bins are
-# populated: two bits buy the sign. On Gaussian top-64-of-4096 the error is 0.113 of the norm over many chunks where
-# signmag2's is 0.063, and entropy coding finds that the second bit says nothing: 1.02 bits against 1.93. One grid per
-# tensor also sends all values of chunks with small values to one bin; and bin 0 reaches less far than bin 3, so the
-# tensor -x does not decode to minus what x decodes to.
-#
-# Source: Sarfi et al., "Communication Efficient LLM Pre-training with SparseLoCo", 2025, arXiv:2508.15706, and the
-# authors' code (sparseloco.py), with n_bins=4 as Templar sets it.
+# Shape suffixes: R = rows, C = columns (values per row), N = R * C values, S = splits of a row, M = tensors.
 
-# Shape suffixes: N = values.
-
-
-_BINS = 4
-_WINDOW = 6.0  # sigmas
-_LARGEST = torch.finfo(torch.float32).max
+# ---- signmag2: sign and magnitude bit ----
+#
+# The bit says whether a magnitude is a small or a large one of its row.
+#
+# Parts: codes uint8 below 4 (N,), bit 0 magnitude, bit 1 sign; peaks uint8 (1,), the exponent of the largest level plus
+# 100; levels uint8 (rows,) of the large magnitudes; steps uint8 (rows,) from there down to the small ones. At most 2 +
+# 16/columns bits per value; behind topk 64 of 4096, entropy coded, 1.9: a large magnitude is one of four. Rows are the
+# last dimension: behind topk, one row is one chunk. The levels are the means of the small and of the large magnitudes,
+# split where the squared error is least (exact: all splits of the sorted magnitudes are tried); each value then takes
+# the nearer level. A level is a sixteenth of a power of two, counted down from the largest level of all rows: off by at
+# most 2.2 %, which leaves the code's error at 0.062 of the norm on Gaussian top-64-of-4096 (0.061 with exact levels);
+# 4.3 % at the end of float32, above 1.9 * 2**127. Fifteen to sixteen powers of two below the largest (t of the printed
+# bound), and below 2**-115, a magnitude counts as zero, so a row of such is lost whole, and error feedback keeps it.
+#
+# Source: Sarfi et al., "SparseLoCo", 2025, arXiv:2508.15706 sends 2-bit values with one uniform grid per tensor; on
+# top-k output only two of its four bins are populated. The split is Lloyd's ("Least squares quantization in PCM",
+# 1982).
 
 
 @dataclass(frozen=True, slots=True)
-class SparseLoCo2(Method):
-    """SparseLoCo's published 2-bit quantiser."""
+class SignMag2(Method):
+    """Sign and one magnitude bit, two levels per row."""
 
-    name: ClassVar[str] = "sparseloco2"
+    name: ClassVar[str] = "signmag2"
     about: ClassVar[About] = About(
-        layout="codes 2 bits (N), levels float32 (4)",
+        layout="codes 2 bits (N), levels 8 + 8 bits (rows), one exponent",
         biased=True,
-        source='Sarfi et al., "SparseLoCo", 2025, arXiv:2508.15706',
-        bound="|error| <= sqrt(N) * (sigma + 2**-23 * |mean| + 2**-149)",
+        source='Sarfi et al., "SparseLoCo", 2025, arXiv:2508.15706; Lloyd, 1982',
+        bound=(
+            "|error|**2 <= |x|**2 - 0.998 * sum(|x|)**2 / columns + columns * t**2 per row, "
+            "t = 2**-14.9 * max(largest of all rows, 2**-100)"
+        ),
     )
 
     def layout(self, shape: Shape) -> tuple[PartSpec, ...]:
-        """Codes, then levels."""
-        return (
-            PartSpec("codes", torch.uint8, (math.prod(shape),), Symbols(2)),
-            PartSpec("levels", torch.float32, (_BINS,), Floats()),
-        )
+        """Codes, the exponent of the largest level, large levels, steps to the small ones."""
+        return _layout(shape)
 
     def compress(self, tensor: Tensor) -> Payload:
-        """Sort the values into four bins, then take the bins' means."""
-        value_N = check_input(tensor).flatten()
-        found = binned(value_N, _BINS, _WINDOW, lambda place_n: (place_n + _BINS // 2).round_())
-        mean_4 = (found.place_K * found.width).float()
-        level_4 = (mean_4 + found.mean.float()).clamp_(-_LARGEST, _LARGEST)  # rounded apart, 3.4e38 would be Inf
-        return Payload(tuple(tensor.shape), (found.code_N, level_4))
+        """Fit two levels to each row, then take the nearer one."""
+        value_RC = check_input(tensor).reshape(_matrix(tuple(tensor.shape)))
+        level_R2, peak = coded_levels(best_means(value_RC))
+        halfway_R = level_sizes(peak)[level_R2].mul(0.5).sum(dim=1)  # halved first: the sum could overflow
+        small_R, large_R = level_R2.unbind(1)
+        parts = (code_rows(value_RC, halfway_R).flatten(), peak, large_R, large_R - small_R)
+        return Payload(tuple(tensor.shape), tuple(part.to(torch.uint8) for part in parts))
+
+    def compress_all(self, tensors: Sequence[Tensor]) -> list[Payload]:
+        """``compress`` of finite tensors, those with as many columns together."""
+        shapes = [_matrix(tuple(one.shape)) for one in tensors]
+        made: list[Payload | None] = [None] * len(tensors)
+        for columns in dict.fromkeys(shape[1] for shape in shapes):
+            here = [i for i, shape in enumerate(shapes) if shape[1] == columns]
+            counts = [shapes[i][0] for i in here]
+            parts = self._compress_rows(torch.cat([tensors[i].reshape(shapes[i]) for i in here]), counts)
+            for i, found in zip(here, parts, strict=True):
+                made[i] = Payload(tuple(tensors[i].shape), found)
+        return [one for one in made if one is not None]
+
+    def _compress_rows(self, value_RC: Tensor, counts: list[int]) -> list[tuple[Tensor, ...]]:
+        """Parts of matrices that lie one behind the other, of so many rows each."""
+        level_R2, peak_M, peak_R = coded_levels_of(best_means(value_RC), counts)
+        halfway_R = sizes_below(peak_R, level_R2).mul(0.5).sum(dim=1)
+        code_RC = code_rows(value_RC, halfway_R)
+        large_R, step_R = level_R2[:, 1].to(torch.uint8), (level_R2[:, 1] - level_R2[:, 0]).to(torch.uint8)
+        codes = [code_rC.flatten() for code_rC in code_RC.split_with_sizes(counts)]
+        peaks = peak_M.to(torch.uint8).split_with_sizes([1] * len(counts))
+        return list(zip(codes, peaks, large_R.split_with_sizes(counts), step_R.split_with_sizes(counts), strict=True))
+
+    def decompress_all(self, payloads: Sequence[Payload]) -> list[Tensor]:
+        """``decompress`` of each, those with as many columns together. PayloadError as there."""
+        for payload in payloads:
+            check_shapes(self, payload, self.layout(payload.shape))
+        shapes = [_matrix(payload.shape) for payload in payloads]
+        made = [torch.empty(0)] * len(payloads)
+        for columns in dict.fromkeys(shape[1] for shape in shapes):
+            here = [i for i, shape in enumerate(shapes) if shape[1] == columns]
+            counts = [shapes[i][0] for i in here]
+            code_N, peak_M, large_R, step_R = (torch.cat([payloads[i].parts[n] for i in here]) for n in range(4))
+            self._check(code_N, peak_M, large_R, step_R)
+            peak_R = peak_M.repeat_interleave(counts_on(tuple(counts), peak_M.device), output_size=sum(counts))
+            size_R2 = sizes_below(peak_R, torch.stack([large_R - step_R, large_R], dim=1))
+            value_RC = decode_rows(code_N.view(-1, columns), size_R2)
+            for i, rows in zip(here, value_RC.split_with_sizes(counts), strict=True):
+                made[i] = rows.reshape(payloads[i].shape)
+        return made
 
     def decompress(self, payload: Payload) -> Tensor:
-        """levels[code]."""
-        check_parts(self, payload, self.layout(payload.shape))
-        code_N, level_4 = payload.parts
-        require(torch.isfinite(level_4).all(), self, "every level must be finite")
-        return level_4.index_select(0, code_N.int()).reshape(payload.shape)
+        """+-level."""
+        check_shapes(self, payload, self.layout(payload.shape))
+        code_N, peak, large_R, step_R = payload.parts
+        self._check(code_N, peak, large_R, step_R)
+        size_R2 = level_sizes(peak)[torch.stack([large_R - step_R, large_R], dim=1).int()]
+        return decode_rows(code_N.view(_matrix(payload.shape)), size_R2).reshape(payload.shape)
+
+    def _check(self, code_N: Tensor, peak_M: Tensor, large_R: Tensor, step_R: Tensor) -> None:
+        """PayloadError unless the parts, which have their shapes, keep their rules."""
+        require(code_N.amax() < 4 if code_N.numel() else True, self, "codes must be below 4")
+        require((step_R <= large_R).all(), self, "a small level lies below zero")
+        require((peak_M < NUM_PEAKS).all(), self, "a peak is beyond float32")
 
 
-# ---- two levels ----
+@functools.lru_cache(maxsize=4096)  # asked for at every step of a round
+def _layout(shape: Shape) -> tuple[PartSpec, ...]:
+    rows, columns = _matrix(shape)
+    return (
+        PartSpec("codes", torch.uint8, (rows * columns,), Symbols(2)),
+        PartSpec("peaks", torch.uint8, (1,), Symbols(8)),
+        PartSpec("levels", torch.uint8, (rows,), Symbols(8)),
+        PartSpec("steps", torch.uint8, (rows,), Symbols(8)),
+    )
+
+
+def _matrix(shape: Shape) -> tuple[int, int]:
+    """(rows, columns): the last dimension against all others; no rows when there are no values."""
+    columns = shape[-1] if shape else 1
+    return (math.prod(shape[:-1]), columns) if columns else (0, 0)
+
+
+# ---- two magnitudes for each row ----
 #
-# What `signmag2` does to rows: find two magnitudes for each, take the nearer one, and put it back.
+# `SignMag2` finds them, has each value take the nearer one, and puts that back.
 #
 # One pass over a row on the processor, where torch would take some thirty calls per tensor; torch on other devices.
-
-# Shape suffixes: R = rows, C = columns, S = splits.
-
 
 _SIZE = np.uint32(0x7FFFFFFF)  # the bits of a float32 without its sign: they rise as the magnitude does
 _SHORT = 256  # columns
@@ -232,17 +286,14 @@ def _decode_rows(codes, sizes, values):  # type: ignore[no-untyped-def]
             values[r, c] = level[codes[r, c] & np.uint8(3)]
 
 
-# ---- levels ----
+# ---- magnitudes in one byte ----
 #
-# Magnitudes in one byte: sixteenths of a power of two, counted down from the largest of a tensor.
+# Sixteenths of a power of two, counted down from the largest of a tensor.
 #
 # Level 0 is zero; level 255 is just below the next power of two above the tensor's largest magnitude, whose exponent,
 # plus 100, is the peak (1,). Fifteen powers of two below 2**exponent, a magnitude counts as zero. A level is off by at
 # most 2.2 % (4.3 % at the end of float32) and has 8 significant bits, so that products with it are exact on every
 # device.
-
-# Shape suffixes: R = rows of two magnitudes.
-
 
 _PER_OCTAVE = 16
 _LOWEST_PEAK, _HIGHEST_PEAK = -100, 127  # exponents: from the lowest, the smallest level is still a normal float32
@@ -276,7 +327,7 @@ def coded_levels_of(mean_R2: Tensor, counts: Sequence[int]) -> tuple[Tensor, Ten
 
 def sizes_below(peak_R: Tensor, level_R2: Tensor) -> Tensor:
     """The float32 magnitudes (R, 2) of levels, each below the peak of its row."""
-    return _sizes(peak_R.device)[peak_R.long()[:, None], level_R2.long()]
+    return _size_table(peak_R.device)[peak_R.long()[:, None], level_R2.long()]
 
 
 @functools.lru_cache(maxsize=256)
@@ -287,11 +338,11 @@ def counts_on(counts: tuple[int, ...], device: torch.device) -> Tensor:
 
 def level_sizes(peak: Tensor) -> Tensor:
     """The float32 magnitude (256,) of every level below this peak (1,), which is less than ``NUM_PEAKS``."""
-    return _sizes(peak.device)[peak.int()].view(256)
+    return _size_table(peak.device)[peak.int()].view(256)
 
 
 @functools.cache
-def _sizes(device: torch.device) -> Tensor:
+def _size_table(device: torch.device) -> Tensor:
     """float32 (NUM_PEAKS, 256); exponents from their bits, because pow is not exact on CUDA."""
     mantissa_16 = torch.tensor([round(128 * 2 ** (n / _PER_OCTAVE)) / 128 for n in range(_PER_OCTAVE)])
     sixteenth_256 = torch.arange(256, dtype=torch.int32) - (256 - _PER_OCTAVE)
@@ -302,123 +353,62 @@ def _sizes(device: torch.device) -> Tensor:
     return size_P256.to(device)
 
 
-# ---- signmag2 ----
+# ---- sparseloco2: one uniform grid per tensor ----
 #
-# 2 bits per value: its sign, and whether its magnitude is a small or a large one of its row.
+# Exactly as SparseLoCo's code has it, decoded to its bins' means.
 #
-# Parts: codes uint8 below 4 (N,), bit 0 magnitude, bit 1 sign; peaks uint8 (1,), the exponent of the largest level
-# plus 100; levels uint8 (rows,) of the large magnitudes; steps uint8 (rows,) from there down to the small ones. At
-# most 2 + 16/columns bits per value; behind topk 64 of 4096, entropy coded, 1.9: a large magnitude is one of four.
-# Rows are the last dimension: behind topk, one row is one chunk. The levels are the means of the small and of the
-# large magnitudes, split where the squared error is least (exact: all splits of the sorted magnitudes are tried); each
-# value then takes the nearer level. A level is a sixteenth of a power of two, counted down from the largest level of
-# all rows: off by at most 2.2 %, which leaves the code's error at 0.062 of the norm on Gaussian top-64-of-4096 (0.061
-# with exact levels); 4.3 % at the end of float32, above 1.9 * 2**127. Fifteen to sixteen powers of two below the
-# largest (t of the printed bound), and below 2**-115, a magnitude counts as zero, so a row of such is lost whole, and
-# error feedback keeps it. Levels have 8 significant bits: products are exact on every device.
+# Parts: codes uint8 below 4 (N,), rising with the value; levels float32 (4,). At most 2 + 128/N bits per value. shift =
+# mean(v); scale = 6 * std(v) / 4; code = clamp(round((v - shift) / scale + 2), 0, 3), ties to even; level = shift +
+# mean of the code's members, less shift. The published code sends shift and the four means apart; their sum, rounded to
+# float32, decodes to the same bits; where that overflows, at 3.4e38, it is the largest float. What is lost is at most
+# the variance, |error|**2 <= N std**2, but for rounding: shift and mean are rounded apart, which is more than std where
+# values differ in their last bits only.
 #
-# Source: Sarfi et al., "SparseLoCo", 2025, arXiv:2508.15706 sends 2-bit values with one uniform grid per tensor; on
-# top-k output only two of its four bins are populated. The split is Lloyd's ("Least squares quantization in PCM",
-# 1982).
+# Here for comparison with published runs; use signmag2. The edges of the bins lie 2.25 and 0.75 sigmas below the mean
+# and 0.75 above it. What topk keeps is bimodal, with magnitudes around one sigma, and so only two of the four bins are
+# populated: two bits buy the sign. On Gaussian top-64-of-4096 the error is 0.113 of the norm over many chunks where
+# signmag2's is 0.063, and entropy coding finds that the second bit says nothing: 1.02 bits against 1.93. One grid per
+# tensor also sends all values of chunks with small values to one bin; and bin 0 reaches less far than bin 3, so the
+# tensor -x does not decode to minus what x decodes to.
+#
+# Source: Sarfi et al., "Communication Efficient LLM Pre-training with SparseLoCo", 2025, arXiv:2508.15706, and the
+# authors' code (sparseloco.py), with n_bins=4 as Templar sets it.
 
-# Shape suffixes: R = rows, C = columns (values per row), N = R * C.
+_BINS = 4
+_WINDOW = 6.0  # sigmas
+_LARGEST = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True, slots=True)
-class SignMag2(Method):
-    """Sign and one magnitude bit, two levels per row."""
+class SparseLoCo2(Method):
+    """SparseLoCo's published 2-bit quantiser."""
 
-    name: ClassVar[str] = "signmag2"
+    name: ClassVar[str] = "sparseloco2"
     about: ClassVar[About] = About(
-        layout="codes 2 bits (N), levels 8 + 8 bits (rows), one exponent",
+        layout="codes 2 bits (N), levels float32 (4)",
         biased=True,
-        source='Sarfi et al., "SparseLoCo", 2025, arXiv:2508.15706; Lloyd, 1982',
-        bound=(
-            "|error|**2 <= |x|**2 - 0.998 * sum(|x|)**2 / columns + columns * t**2 per row, "
-            "t = 2**-14.9 * max(largest of all rows, 2**-100)"
-        ),
+        source='Sarfi et al., "SparseLoCo", 2025, arXiv:2508.15706',
+        bound="|error| <= sqrt(N) * (sigma + 2**-23 * |mean| + 2**-149)",
     )
 
     def layout(self, shape: Shape) -> tuple[PartSpec, ...]:
-        """Codes, the exponent of the largest level, large levels, steps to the small ones."""
-        return _layout(shape)
+        """Codes, then levels."""
+        return (
+            PartSpec("codes", torch.uint8, (math.prod(shape),), Symbols(2)),
+            PartSpec("levels", torch.float32, (_BINS,), Floats()),
+        )
 
     def compress(self, tensor: Tensor) -> Payload:
-        """Fit two levels to each row, then take the nearer one."""
-        value_RC = check_input(tensor).reshape(_matrix(tuple(tensor.shape)))
-        level_R2, peak = coded_levels(best_means(value_RC))
-        halfway_R = level_sizes(peak)[level_R2].mul(0.5).sum(dim=1)  # halved first: the sum could overflow
-        small_R, large_R = level_R2.unbind(1)
-        parts = (code_rows(value_RC, halfway_R).flatten(), peak, large_R, large_R - small_R)
-        return Payload(tuple(tensor.shape), tuple(part.to(torch.uint8) for part in parts))
-
-    def compress_all(self, tensors: Sequence[Tensor]) -> list[Payload]:
-        """``compress`` of finite tensors, those with as many columns together."""
-        shapes = [_matrix(tuple(one.shape)) for one in tensors]
-        made: list[Payload | None] = [None] * len(tensors)
-        for columns in dict.fromkeys(shape[1] for shape in shapes):
-            here = [i for i, shape in enumerate(shapes) if shape[1] == columns]
-            counts = [shapes[i][0] for i in here]
-            parts = self._compress_rows(torch.cat([tensors[i].reshape(shapes[i]) for i in here]), counts)
-            for i, found in zip(here, parts, strict=True):
-                made[i] = Payload(tuple(tensors[i].shape), found)
-        return [one for one in made if one is not None]
-
-    def _compress_rows(self, value_RC: Tensor, counts: list[int]) -> list[tuple[Tensor, ...]]:
-        """Parts of matrices that lie one behind the other, of so many rows each."""
-        level_R2, peak_M, peak_R = coded_levels_of(best_means(value_RC), counts)
-        halfway_R = sizes_below(peak_R, level_R2).mul(0.5).sum(dim=1)
-        code_RC = code_rows(value_RC, halfway_R)
-        large_R, step_R = level_R2[:, 1].to(torch.uint8), (level_R2[:, 1] - level_R2[:, 0]).to(torch.uint8)
-        codes = [code_rC.flatten() for code_rC in code_RC.split_with_sizes(counts)]
-        peaks = peak_M.to(torch.uint8).split_with_sizes([1] * len(counts))
-        return list(zip(codes, peaks, large_R.split_with_sizes(counts), step_R.split_with_sizes(counts), strict=True))
-
-    def decompress_all(self, payloads: Sequence[Payload]) -> list[Tensor]:
-        """``decompress`` of each, those with as many columns together. PayloadError as there."""
-        for payload in payloads:
-            check_shapes(self, payload, self.layout(payload.shape))
-        shapes = [_matrix(payload.shape) for payload in payloads]
-        made = [torch.empty(0)] * len(payloads)
-        for columns in dict.fromkeys(shape[1] for shape in shapes):
-            here = [i for i, shape in enumerate(shapes) if shape[1] == columns]
-            counts = [shapes[i][0] for i in here]
-            code_N, peak_M, large_R, step_R = (torch.cat([payloads[i].parts[n] for i in here]) for n in range(4))
-            self._check(code_N, peak_M, large_R, step_R)
-            peak_R = peak_M.repeat_interleave(counts_on(tuple(counts), peak_M.device), output_size=sum(counts))
-            size_R2 = sizes_below(peak_R, torch.stack([large_R - step_R, large_R], dim=1))
-            value_RC = decode_rows(code_N.view(-1, columns), size_R2)
-            for i, rows in zip(here, value_RC.split_with_sizes(counts), strict=True):
-                made[i] = rows.reshape(payloads[i].shape)
-        return made
+        """Sort the values into four bins, then take the bins' means."""
+        value_N = check_input(tensor).flatten()
+        found = binned(value_N, _BINS, _WINDOW, lambda place_n: (place_n + _BINS // 2).round_())
+        mean_4 = (found.place_K * found.width).float()
+        level_4 = (mean_4 + found.mean.float()).clamp_(-_LARGEST, _LARGEST)  # rounded apart, 3.4e38 would be Inf
+        return Payload(tuple(tensor.shape), (found.code_N, level_4))
 
     def decompress(self, payload: Payload) -> Tensor:
-        """+-level."""
-        check_shapes(self, payload, self.layout(payload.shape))
-        code_N, peak, large_R, step_R = payload.parts
-        self._check(code_N, peak, large_R, step_R)
-        size_R2 = level_sizes(peak)[torch.stack([large_R - step_R, large_R], dim=1).int()]
-        return decode_rows(code_N.view(_matrix(payload.shape)), size_R2).reshape(payload.shape)
-
-    def _check(self, code_N: Tensor, peak_M: Tensor, large_R: Tensor, step_R: Tensor) -> None:
-        """PayloadError unless the parts, which have their shapes, keep their rules."""
-        require(code_N.amax() < 4 if code_N.numel() else True, self, "codes must be below 4")
-        require((step_R <= large_R).all(), self, "a small level lies below zero")
-        require((peak_M < NUM_PEAKS).all(), self, "a peak is beyond float32")
-
-
-@functools.lru_cache(maxsize=4096)  # asked for at every step of a round
-def _layout(shape: Shape) -> tuple[PartSpec, ...]:
-    rows, columns = _matrix(shape)
-    return (
-        PartSpec("codes", torch.uint8, (rows * columns,), Symbols(2)),
-        PartSpec("peaks", torch.uint8, (1,), Symbols(8)),
-        PartSpec("levels", torch.uint8, (rows,), Symbols(8)),
-        PartSpec("steps", torch.uint8, (rows,), Symbols(8)),
-    )
-
-
-def _matrix(shape: Shape) -> tuple[int, int]:
-    """(rows, columns): the last dimension against all others; no rows when there are no values."""
-    columns = shape[-1] if shape else 1
-    return (math.prod(shape[:-1]), columns) if columns else (0, 0)
+        """levels[code]."""
+        check_parts(self, payload, self.layout(payload.shape))
+        code_N, level_4 = payload.parts
+        require(torch.isfinite(level_4).all(), self, "every level must be finite")
+        return level_4.index_select(0, code_N.int()).reshape(payload.shape)

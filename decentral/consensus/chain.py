@@ -1,4 +1,8 @@
-"""Records, heads and branches; whose votes count; who is a member."""
+"""The chain of commits: what its next record must look like, whose votes decide it, who is a member after it.
+
+Every record names its predecessor's hash, so two peers with the same head hash have applied the same frames in the
+same order. Where two chains of one run meet, their histories tell from where on they differ.
+"""
 
 from __future__ import annotations
 
@@ -16,19 +20,15 @@ from decentral.wire.frames import Frame
 from decentral.wire.keys import PeerId, peer_name
 from decentral.wire.messages import MAX_PEERS, Commit, FrameRef, Offer, Record, verify_certificate
 
-# ---- chain ----
-#
-# The chain of commits: who leads, how many votes decide, what the next record must look like.
-#
-# Every record names its predecessor's hash, so two peers with the same head hash have applied the same frames in the
-# same order. Nothing here costs a byte on the wire.
+# ---- heads, and the records that may follow ----
 #
 # When a majority was given up and lives on elsewhere, two chains of one run meet again: the heavier one wins. Weight
-# is what the chain's records say of the training behind it, so everybody computes the same.
+# is what the chain's records say of the training behind it, so everybody computes the same. Nothing of it costs a byte
+# on the wire.
 
 Digest = bytes
 
-NOTHING: Digest = bytes(32)
+NOTHING: Digest = bytes(32)  # in the place of a digest where there is none
 TYPICAL_TIMES = 2  # one contribution counts as at most so many typical ones: a claim of 1e18 tokens wins no fork
 MOST_TOKENS = 1 << 40  # per contribution, whatever is typical: sums stay far inside 64 bits
 
@@ -214,9 +214,9 @@ def majority(voters: Sequence[PeerId]) -> int:
     return len(voters) // 2 + 1
 
 
-# ---- voting ----
+# ---- whose votes count ----
 #
-# Whose votes count: all members of a small epoch, and of a large one a committee that is drawn anew for each epoch.
+# All members of a small epoch vote, and of a large one a committee that is drawn anew for each epoch.
 #
 # Were all to vote, each commit would carry more than ``N / 2`` votes to N peers. A committee has 21 seats however many
 # members there are. The draw puts the members in the order of a keyed hash, whose key is made of the run, the epoch
@@ -226,7 +226,7 @@ def majority(voters: Sequence[PeerId]) -> int:
 # When those who are given up leave no majority of the committee, the first 21 of the members that are left vote
 # instead: in an epoch of 21 or fewer those are simply all that are left. docs/protocol.md, section 10, has the proof.
 #
-# Source: rendezvous hashing as in ``chain.leaders``; sortition by hash after Gilad et al., "Algorand: Scaling
+# Source: rendezvous hashing as in ``leaders`` above; sortition by hash after Gilad et al., "Algorand: Scaling
 # Byzantine Agreements for Cryptocurrencies", 2017, without its secrecy, as members are trusted here.
 
 SEATS = 21  # of peers that are away a tenth of the time, a majority of them is missing once in 700,000 draws
@@ -240,14 +240,14 @@ class Voting:
 
     def committee(self, of: Head | Record) -> tuple[PeerId, ...]:
         """Who votes on the record after a head, or on a record, while enough of them are there; sorted."""
-        return _first(self.seats, of.run, of.epoch, of.members)
+        return _seated(self.seats, of.run, of.epoch, of.members)
 
     def voters(self, of: Head | Record, gone: Collection[PeerId]) -> tuple[PeerId, ...]:
         """The committee; or those who vote in its place, once those gone for good leave no majority of it."""
         committee = self.committee(of)
         if keeps_majority(committee, gone):
             return committee
-        return _first(self.seats, of.run, of.epoch, of.members, frozenset(gone))
+        return _seated(self.seats, of.run, of.epoch, of.members, frozenset(gone))
 
     def voters_on(self, record: Record) -> tuple[PeerId, ...]:
         """Whose votes count for ``record``, which says itself whom it gives up."""
@@ -272,7 +272,7 @@ VOTING = Voting()
 
 
 @lru_cache(maxsize=64)
-def _first(
+def _seated(
     seats: int, run: bytes, epoch: int, members: tuple[PeerId, ...], gone: frozenset[PeerId] = frozenset()
 ) -> tuple[PeerId, ...]:
     """As many of ``members`` without ``gone`` as there are seats, first in the draw of the epoch; sorted."""
@@ -297,9 +297,56 @@ def dropped_by(record: Record) -> frozenset[PeerId]:
     return frozenset(record.members).difference(record.next_members)
 
 
-# ---- history ----
+# ---- members of the next epoch ----
 #
-# The heads this peer's chain went through: where it and another branch were last the same.
+# Peers that left or whose lease ran out are members no more; peers that asked to come in are.
+
+
+@dataclass(slots=True)
+class Presence:
+    """Which peers can be waited for, as far as this peer can tell. A hint for speed; safety never rests on it."""
+
+    me: PeerId
+    voting: Voting
+    expired: frozenset[PeerId] = frozenset()  # lease ran out
+    gone: frozenset[PeerId] = frozenset()  # lease ran out long enough ago to give the peer up
+    leaving: set[PeerId] = field(default_factory=set)  # said goodbye
+    unreachable: set[PeerId] = field(default_factory=set)  # the last send failed
+
+    def present(self, peer: PeerId) -> bool:
+        """Whether a message to ``peer`` may be expected to arrive and be answered."""
+        away = peer in self.expired or peer in self.leaving or peer in self.unreachable
+        return peer == self.me or not away
+
+    def heard(self, peer: PeerId) -> None:
+        """``peer`` just spoke, so the last failed send says nothing any more."""
+        self.unreachable.discard(peer)
+
+    def given_up(self) -> frozenset[PeerId]:
+        """Those whose votes are not waited for when too few others are left."""
+        return self.gone | frozenset(self.leaving)
+
+    def next_members(self, head: Head, joiners: Iterable[PeerId]) -> tuple[PeerId, ...]:
+        """The membership that a record made now would set, sorted."""
+        away = {peer for peer in head.members if peer in self.leaving or peer in self.expired} - {self.me}
+        if not keeps_majority(self.voting.committee(head), away):
+            away &= self.given_up()  # no majority would be left: drop only those who left or are gone for good
+        kept = set(head.members) - away
+        joined = sorted(peer for peer in {*joiners} - kept if self.present(peer))
+        return tuple(sorted({*kept, *joined[: MAX_PEERS - len(kept)]}))  # a record names no more
+
+    def may_drop(self, record: Record) -> bool:
+        """Whether to vote for whom ``record`` drops: if no majority stays to vote, only when we gave them up, too."""
+        return not self.voting.drops_majority(record) or dropped_by(record) <= self.given_up()
+
+    def is_majority_here(self, voters: tuple[PeerId, ...]) -> bool:
+        """Whether those vote, rather than the few who are left."""
+        return keeps_majority(voters, self.given_up())
+
+
+# ---- histories and branches ----
+#
+# The heads that this peer's chain went through tell where it and another branch were last the same.
 #
 # A fork is found as Bitcoin's nodes find one: name a few of our records, dense near the head and ever sparser behind
 # it; the other side answers with the newest of them it knows and what it committed after it. Nothing that it claims is
@@ -439,50 +486,3 @@ def checked_branch(history: History, start: Head, commits: Sequence[Commit], cla
             f"its chain does not lead to the head of round {claimed.round} that it claims; drop it and ask another"
         )
     return Branch(shared, tuple(heads), tuple(records))
-
-
-# ---- membership ----
-#
-# The members of the next epoch: without peers that left or whose lease ran out, with peers that asked to come in.
-
-
-@dataclass(slots=True)
-class Presence:
-    """Which peers can be waited for, as far as this peer can tell. A hint for speed; safety never rests on it."""
-
-    me: PeerId
-    voting: Voting
-    expired: frozenset[PeerId] = frozenset()  # lease ran out
-    gone: frozenset[PeerId] = frozenset()  # lease ran out long enough ago to give the peer up
-    leaving: set[PeerId] = field(default_factory=set)  # said goodbye
-    unreachable: set[PeerId] = field(default_factory=set)  # the last send failed
-
-    def present(self, peer: PeerId) -> bool:
-        """Whether a message to ``peer`` may be expected to arrive and be answered."""
-        away = peer in self.expired or peer in self.leaving or peer in self.unreachable
-        return peer == self.me or not away
-
-    def heard(self, peer: PeerId) -> None:
-        """``peer`` just spoke, so the last failed send says nothing any more."""
-        self.unreachable.discard(peer)
-
-    def given_up(self) -> frozenset[PeerId]:
-        """Those whose votes are not waited for when too few others are left."""
-        return self.gone | frozenset(self.leaving)
-
-    def next_members(self, head: Head, joiners: Iterable[PeerId]) -> tuple[PeerId, ...]:
-        """The membership that a record made now would set, sorted."""
-        away = {peer for peer in head.members if peer in self.leaving or peer in self.expired} - {self.me}
-        if not keeps_majority(self.voting.committee(head), away):
-            away &= self.given_up()  # no majority would be left: drop only those who left or are gone for good
-        kept = set(head.members) - away
-        joined = sorted(peer for peer in {*joiners} - kept if self.present(peer))
-        return tuple(sorted({*kept, *joined[: MAX_PEERS - len(kept)]}))  # a record names no more
-
-    def may_drop(self, record: Record) -> bool:
-        """Whether to vote for whom ``record`` drops: if no majority stays to vote, only when we gave them up, too."""
-        return not self.voting.drops_majority(record) or dropped_by(record) <= self.given_up()
-
-    def is_majority_here(self, voters: tuple[PeerId, ...]) -> bool:
-        """Whether those vote, rather than the few who are left."""
-        return keeps_majority(voters, self.given_up())

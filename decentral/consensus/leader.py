@@ -1,4 +1,4 @@
-"""The leader: when a record is due, and what stands in it."""
+"""The leader's part of a round: to see that a record is due, to make it, and to have it voted for."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from decentral.errors import PayloadError
 from decentral.wire import messages as m
 from decentral.wire.keys import PeerId, verify
 
-# ---- readiness ----
+# ---- when a record is due ----
 #
-# Whether there is something to commit: all who are there have offered, or a quorum has and its grace is over, or the
+# There is something to commit when all who are there have offered, or a quorum has and its grace is over, or the
 # deadline is, or members changed.
 
 
@@ -76,9 +76,9 @@ class Readiness:
         return waiting and state.next_members() != state.head.members
 
 
-# ---- record builder ----
+# ---- the record to propose ----
 #
-# What a leader that is free proposes: the record of what was offered, and before it the plan of a reduce.
+# A leader that is free proposes the record of what was offered, and before it the plan of a reduce.
 
 
 class RecordBuilder:
@@ -170,9 +170,9 @@ class RecordBuilder:
         )
 
 
-# ---- leader ----
+# ---- leading a ballot ----
 #
-# The leader's part: find out what an earlier quorum may have chosen, propose it or a new record, count votes.
+# Find out what an earlier quorum may have chosen, propose it or a new record, count votes.
 
 
 class Leader:

@@ -1,4 +1,4 @@
-"""The learner: what was chosen, and who took part."""
+"""The learner's part of a round: which record was chosen, which peers are here, what they offer."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from decentral.errors import PayloadError
 from decentral.wire.keys import PeerId
 from decentral.wire.messages import MAX_PEERS, Behind, Commit, Farewell, JoinRequest, Offer
 
-# ---- attendance ----
+# ---- peers that come, leave and are behind ----
 #
-# Which peers come, leave and are behind: what they say of themselves, and what commits tell of them.
+# They say so themselves, and commits tell of them.
 
 
 class Attendance:
@@ -107,9 +107,9 @@ class Attendance:
         state.given_up = (state.given_up | (silent if shrinks else set())) - set(record.next_members)
 
 
-# ---- learner ----
+# ---- what was chosen ----
 #
-# The learner's part: a record that a majority voted for is decided, once every frame that it names is here.
+# A record that a majority voted for is decided, once every frame that it names is here.
 
 RECENT = 256  # commits kept for peers that missed them or compare branches: 0.9 MB with 16 members
 
@@ -173,9 +173,9 @@ class Learner:
             recent.popitem(last=False)
 
 
-# ---- offers ----
+# ---- offers, our own and those of the others ----
 #
-# Offers: this peer's own, told to whoever may lead and repeated to whoever does, and those of the others.
+# Our own is told to whoever may lead, and repeated to whoever does.
 #
 # In a small swarm everybody may lead. In a large one the committee does, which tells its own offers to all: whoever
 # has the first of them knows that it must hurry, and how long others take.

@@ -112,9 +112,8 @@ class RoundMachine:
         state = self.state
         if now - state.round.opened > FETCH_AFTER:
             ahead = [peer for peer, message in state.early if _round_of(message) > state.head.round + 1]
-            latest_first = reversed(
-                dict.fromkeys(ahead)
-            )  # who is named last is asked: the first member, if there is one
+            # Who is named last is asked: the first member, if there is one.
+            latest_first = reversed(dict.fromkeys(ahead))
             state.effects += map(CatchUpWith, sorted(latest_first, key=state.head.members.__contains__))
         self._offers.repeat(now)
         return self._progress(now)

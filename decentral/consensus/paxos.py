@@ -1,4 +1,7 @@
-"""Single-decree Paxos for one round."""
+"""Single-decree Paxos for one round: the acceptor's state, the leader's ballot, the votes of members that leave.
+
+Source: Lamport, "Paxos Made Simple", 2001, section 2.
+"""
 
 from __future__ import annotations
 
@@ -24,16 +27,12 @@ from decentral.wire.messages import (
     vote_text,
 )
 
-# ---- acceptor ----
-#
-# The acceptor of one round's single-decree Paxos: what this peer promised and what it accepted.
+# ---- what this peer promised and accepted ----
 #
 # Two quorums share a peer, so a value that some quorum accepted is seen by every later leader, who must carry it
 # on. The state is made durable before any answer leaves, or a restarted peer could vote twice.
-#
-# Source: Lamport, "Paxos Made Simple", 2001, section 2.
 
-_HEAD = struct.Struct("<Qqq")  # round, promised, accepted ballot (-1: none)
+_NUMBERS = struct.Struct("<Qqq")  # round, promised, accepted ballot (-1: none)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,20 +64,20 @@ class Acceptor:
 
     def to_bytes(self) -> bytes:
         """The durable form."""
-        head = _HEAD.pack(self.round, self.promised, self.accepted_ballot)
+        head = _NUMBERS.pack(self.round, self.promised, self.accepted_ballot)
         return head if self.accepted is None else head + encode_record(self.accepted)
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Acceptor:
         """Read the durable form back. Raises PayloadError on a damaged one, and on one of another version."""
-        if len(data) < _HEAD.size:
+        if len(data) < _NUMBERS.size:
             raise PayloadError(f"acceptor state of {len(data)} bytes is cut short; remove the file")
-        round_, promised, ballot = _HEAD.unpack_from(data)
-        rest = data[_HEAD.size :]
-        return cls(round_, promised, ballot, _record(rest) if rest else None)
+        round_, promised, ballot = _NUMBERS.unpack_from(data)
+        rest = data[_NUMBERS.size :]
+        return cls(round_, promised, ballot, _accepted_record(rest) if rest else None)
 
 
-def _record(data: bytes) -> Record:
+def _accepted_record(data: bytes) -> Record:
     try:
         return decode_record(data)
     except PayloadError as error:
@@ -88,11 +87,11 @@ def _record(data: bytes) -> Record:
         ) from None
 
 
-# ---- ballot ----
+# ---- the leader's side of a ballot ----
 #
-# The leader's side of one ballot: promises, the plan of a reduce, the proposal, the votes.
+# It has promises, the plan of a reduce, the proposal, the votes.
 
-Partition = tuple[tuple[PeerId, int, int], ...]
+Partition = tuple[tuple[PeerId, int, int], ...]  # owner, start, stop: as a plan and a record name the ranges
 
 PLANS_PER_BALLOT = 1 << 16
 
@@ -195,9 +194,9 @@ def results_of(plan: ReducePlan, held: Mapping[tuple[int, int], FrameRef]) -> tu
     return tuple(sorted(found, key=lambda ref: (ref.peer, ref.part)))
 
 
-# ---- farewells ----
+# ---- the votes of members that leave ----
 #
-# What members that leave say of their votes, so that those that stay need not guess.
+# They say how they voted, so that those that stay need not guess.
 #
 # A peer that has said farewell votes no more. So what it says is a promise for every ballot of the round, and, as it
 # is signed, a vote that counts: the few that are left commit what the others had chosen, or know that they chose

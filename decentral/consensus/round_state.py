@@ -1,4 +1,8 @@
-"""What a peer knows of the round it is in, and what it asks its shell to do."""
+"""The state of one peer in a round: what was seen of it, what is kept for later, what the shell is asked to do.
+
+Plain data and small queries. The roles of a round are objects that are given a ``RoundState``: ``Offers``, ``Voter``,
+``Leader``, ``Learner``, ``Attendance``.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +14,23 @@ from dataclasses import dataclass, field
 from decentral.consensus import chain
 from decentral.consensus.chain import VOTING, Branch, Digest, Head, History, Presence, Voting
 from decentral.consensus.paxos import PLANS_PER_BALLOT, Acceptor, Ballot, Farewells, Partition
-from decentral.consensus.timing import Deadline, Paces, Takes, Unsent, allowance, unknown
+from decentral.consensus.timing import Deadline, Paces, Takes, Unsent, allowance, unmeasured
 from decentral.errors import PayloadError
 from decentral.wire import messages as m
 from decentral.wire.frames import FrameKind, Header, claims_of
 from decentral.wire.keys import PeerId, Signer, peer_name
-from decentral.wire.messages import Commit, FrameRef, Message, Offer, Record, ReducePlan
 
-# ---- collection ----
+# ---- offers and frames of the round ----
 #
-# What one peer has seen of the round in progress: offers, frames held, who is there, whether to go on.
+# From what one peer has seen of them, and from who is there, it follows whether to go on.
 
 
-class Collection:
-    """Offers and frames of one round."""
+class SeenOfRound:
+    """Offers and frames of one round, as one peer has seen them."""
 
     def __init__(self, opened: float) -> None:
         self.opened = opened
-        self.offers: dict[PeerId, Offer] = {}
+        self.offers: dict[PeerId, m.Offer] = {}
         self.offered_at: dict[PeerId, float] = {}
         self.first_offer: float | None = None
         self.arrived: set[PeerId] = set()
@@ -35,7 +38,7 @@ class Collection:
         self.quorum_since: float | None = None  # since when as many were usable as a quorum is
         self.ask_at: dict[Digest, float] = {}  # when a frame that is missing will be asked for
 
-    def add(self, peer: PeerId, offer: Offer, now: float) -> bool:
+    def add(self, peer: PeerId, offer: m.Offer, now: float) -> bool:
         """Take the first offer of a peer; an equivocating second one is ignored."""
         if peer in self.offers:
             return False
@@ -60,7 +63,9 @@ class Collection:
             and (kind == FrameKind.RESULT or self._is_held(offer, peer, held, kind, states))
         ]
 
-    def _is_held(self, offer: Offer, peer: PeerId, held: Mapping[Digest, Header], kind: FrameKind, states: int) -> bool:
+    def _is_held(
+        self, offer: m.Offer, peer: PeerId, held: Mapping[Digest, Header], kind: FrameKind, states: int
+    ) -> bool:
         """Whether what a peer offered is here; asked with every event, so each frame is compared once."""
         header = held.get(offer.frame)
         if header is None:
@@ -72,7 +77,7 @@ class Collection:
         self._described[peer] = header
         return True
 
-    def newly(self, usable: Iterable[PeerId]) -> list[Offer]:
+    def newly(self, usable: Iterable[PeerId]) -> list[m.Offer]:
         """The offers among ``usable`` that were not before."""
         new = [peer for peer in usable if peer not in self.arrived]
         self.arrived.update(new)
@@ -93,28 +98,28 @@ class Collection:
         return 2 * len(usable) >= sum(map(presence.present, head.members))
 
 
-def _describes(offer: Offer, peer: PeerId, header: Header, kind: FrameKind, states: int) -> bool:
+def _describes(offer: m.Offer, peer: PeerId, header: Header, kind: FrameKind, states: int) -> bool:
     """Whether an offer says of a frame what the frame says of itself: else nobody could vote for it."""
     found = (header.sender, header.epoch, header.round, header.fragment, header.base)
     said = (peer, offer.epoch, offer.round, offer.fragment, offer.base)
     return found == said and (header.kind, header.states) == (kind, states) and claims_match(header, offer)
 
 
-def claims_match(header: Header, said: Offer | FrameRef) -> bool:
+def claims_match(header: Header, said: m.Offer | m.FrameRef) -> bool:
     """Whether what is said of a frame, which its weight may follow from, is what its sender signed with it."""
     signed = (header.steps, header.tokens, header.claims)
     return signed == (said.steps, said.tokens, claims_of(said.based, said.summary))
 
 
-def references(peers: Iterable[PeerId], offers: Mapping[PeerId, Offer]) -> tuple[FrameRef, ...]:
+def references(peers: Iterable[PeerId], offers: Mapping[PeerId, m.Offer]) -> tuple[m.FrameRef, ...]:
     """The offers of ``peers`` as a record names them, in peer order."""
     said = ((peer, offers[peer]) for peer in sorted(peers))
     return tuple(
-        FrameRef(peer, offer.frame, 0, offer.steps, offer.tokens, offer.based, offer.summary) for peer, offer in said
+        m.FrameRef(peer, offer.frame, 0, offer.steps, offer.tokens, offer.based, offer.summary) for peer, offer in said
     )
 
 
-def fits(header: Header, ref: FrameRef, record: Record, kind: FrameKind, states: int = 0) -> bool:
+def fits(header: Header, ref: m.FrameRef, record: m.Record, kind: FrameKind, states: int = 0) -> bool:
     """Whether a held frame is the one the record means: every field that changes its meaning is compared.
 
     ``kind``: of what records of this run name; of another, it could not be decoded once it is committed. ``states``:
@@ -130,9 +135,9 @@ def fits(header: Header, ref: FrameRef, record: Record, kind: FrameKind, states:
     )
 
 
-# ---- early ----
+# ---- messages that came too early ----
 #
-# Messages of rounds that are yet to come here, kept until their round is open.
+# They are of rounds that are yet to come here, and are kept until their round is open.
 
 MOST_OF_STRANGERS = 32  # messages kept of peers that are no members yet: 32 MiB, were all the largest
 
@@ -141,16 +146,16 @@ class EarlyMessages:
     """The newest message of each kind by each peer."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[PeerId, str], Message] = {}
+        self._kept: dict[tuple[PeerId, str], m.Message] = {}
 
-    def keep(self, sender: PeerId, message: Message, members: Container[PeerId]) -> None:
+    def keep(self, sender: PeerId, message: m.Message, members: Container[PeerId]) -> None:
         """Strangers may be members of the round it belongs to, but cost nothing to make: few of theirs fit."""
         kept = (sender, type(message).__name__)
         strangers = sum(peer not in members for peer, _ in self._kept)
         if sender in members or kept in self._kept or strangers < MOST_OF_STRANGERS:
             self._kept[kept] = message
 
-    def take_all(self) -> list[tuple[PeerId, Message]]:
+    def take_all(self) -> list[tuple[PeerId, m.Message]]:
         """All of them, oldest first; none is left."""
         taken = list(self)
         self.clear()
@@ -160,13 +165,13 @@ class EarlyMessages:
         """Forget all."""
         self._kept.clear()
 
-    def __iter__(self) -> Iterator[tuple[PeerId, Message]]:
+    def __iter__(self) -> Iterator[tuple[PeerId, m.Message]]:
         return ((peer, message) for (peer, _), message in self._kept.items())
 
 
-# ---- effects ----
+# ---- effects, for the shell to carry out ----
 #
-# What the round machine asks its shell to do. Data only; the shell carries it out in order.
+# Data only, of what the round machine asks for; the shell carries it out in order.
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +179,7 @@ class Send:
     """Send ``message`` to one peer; a failure comes back as ``unreachable``."""
 
     to: PeerId
-    message: Message
+    message: m.Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,21 +196,21 @@ class Fetch:
     frame: Digest
     owner: PeerId  # the peer that made it and may be sending it now
     holders: tuple[PeerId, ...]
-    record: Record | None = None  # that names it; of a reduce it says how large a result is, if the plan never came
+    record: m.Record | None = None  # that names it; of a reduce it says how large a result is, if the plan never came
 
 
 @dataclass(frozen=True, slots=True)
 class SendSlices:
     """Send each owner of ``plan`` its slice of this peer's contribution, and reduce the partition owned here."""
 
-    plan: ReducePlan
+    plan: m.ReducePlan
 
 
 @dataclass(frozen=True, slots=True)
 class Decide:
     """Log the commit durably, then apply it, then call ``applied``. Every named frame is held."""
 
-    commit: Commit
+    commit: m.Commit
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,9 +222,9 @@ class CatchUpWith:
 
 Effect = Send | Persist | Fetch | SendSlices | Decide | CatchUpWith
 
-# ---- run clock ----
+# ---- the clock of a run that ends by time ----
 #
-# Whether the time of a run that ends by time is up, as one part of a peer tells all the others.
+# By it one part of a peer tells all the others when the time is up.
 
 
 @dataclass(slots=True)
@@ -234,11 +239,9 @@ class RunClock:
         self.is_up = self.minutes is not None and age >= 60 * self.minutes
 
 
-# ---- round state ----
+# ---- what every role stands on ----
 #
-# What every role of a round stands on: the chain's head, what was seen of the round, what is to be done.
-#
-# Plain data and small queries. The roles are objects that are given it: offers, voter, leader, learner, attendance.
+# The chain's head, what was seen of the round, what is to be done.
 
 FETCH_AFTER = 1.0  # s a pushed frame may take before it is asked for: a fetch at once would send most frames twice
 RESEND_AFTER = 3.0  # s before a message without an answer is sent again
@@ -258,7 +261,7 @@ class RoundTerms:
     steps: int = 0  # inner steps of a full contribution
     overlaps: bool = False  # whether peers train on while a round is in flight
     largest: int = 1 << 40  # bytes of the largest frame that can be valid
-    takes: Takes = unknown
+    takes: Takes = unmeasured
     quorum: int = 0  # contributions with which a round goes on without the rest; 0: all who are present
     grace: float = 0.0  # s after they were there in which more are taken
     offered: FrameKind = FrameKind.CONTRIBUTION  # what peers offer; where they gossip, MERGE
@@ -312,7 +315,7 @@ class RoundState:
         self.offerers = head.members if self.me in self.committee else self.committee  # whose offers come here
         self.paces.keep(head.members)
         self.acceptor = self._last_vote(head) or Acceptor(head.round + 1)
-        self.round = Collection(now)
+        self.round = SeenOfRound(now)
         self.results: dict[tuple[int, int], m.FrameRef] = {}
         self.leading: Ballot | None = None
         self.proposal: tuple[PeerId, m.Proposal] | None = None
@@ -326,7 +329,7 @@ class RoundState:
             self.note_result(frame, header)
 
     def switch(self, head: Head, branch: Branch, now: float) -> None:
-        """Stand at ``head`` of another branch, or so far ahead that what lies between is unknown.
+        """Stand at ``head`` of another branch, or so far ahead that what lies between is unmeasured.
 
         What was promised on the old branch binds nobody here: records name their predecessor, so none can be of both.
         """
@@ -456,7 +459,7 @@ class RoundState:
 
     def carries_out(self, plan: m.ReducePlan) -> None:
         """Remember what results of ``plan`` are made for."""
-        self.plans[plan.number] = _digest_of(plan)
+        self.plans[plan.number] = _plan_digest(plan)
 
     def is_as_planned(self, record: m.Record) -> bool:
         """Whether the results that ``record`` names were made for its ranges and contributors, as far as is known here.
@@ -466,7 +469,7 @@ class RoundState:
         if not record.contributors or (known := self.plans.get(record.plan)) is None:
             return True
         ballot, parts = record.plan // PLANS_PER_BALLOT, (record.contributors, record.partition)
-        return known == _digest_of(m.ReducePlan(record.epoch, record.round, ballot, record.plan, *parts))
+        return known == _plan_digest(m.ReducePlan(record.epoch, record.round, ballot, record.plan, *parts))
 
     def become(self, acceptor: Acceptor) -> None:
         """Promise or accept; durable before anything that is said after it."""
@@ -494,5 +497,5 @@ def _as_offered(ref: m.FrameRef, offer: m.Offer) -> bool:
     return named == (offer.steps, offer.tokens, offer.based, offer.summary)
 
 
-def _digest_of(plan: m.ReducePlan) -> Digest:
+def _plan_digest(plan: m.ReducePlan) -> Digest:
     return hashlib.blake2b(m.encode(plan), digest_size=32).digest()

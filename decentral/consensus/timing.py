@@ -1,4 +1,7 @@
-"""Deadlines from what was seen."""
+"""How long a round waits, learned from what was seen: for late offers, for frames on their way, for each member.
+
+No timeout is left for a user to guess, and nothing more crosses the wire for any of it.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,12 @@ from dataclasses import dataclass
 
 from decentral.wire.keys import PeerId
 
-# ---- deadline ----
+# ---- the deadline for late offers ----
 #
-# When to stop waiting for late peers: learned from how late they have been.
-#
-# No timeout for a user to guess: the deadline is ``median + max(floor, k * MAD)`` of the seconds after a round opened
-# that full contributions took until their frames were here. One that was cut short because the deadline was near is
-# not counted, or the deadline would chase its own tail. ``floor`` is the least slack, ``ceiling`` the longest wait
-# after the first offer; both come from the manifest. Nothing crosses the wire for it.
+# It is ``median + max(floor, k * MAD)`` of the seconds after a round opened that full contributions took until their
+# frames were here. One that was cut short because the deadline was near is not counted, or the deadline would chase
+# its own tail. ``floor`` is the least slack, ``ceiling`` the longest wait after the first offer; both come from the
+# manifest.
 
 WINDOW = 64  # offers remembered; about a dozen rounds of a small swarm
 SPREAD = 6.0  # MADs of slack: 6 MAD is about 4 sigma for a normal spread, so a false alarm a day, not an hour
@@ -62,17 +63,13 @@ class Deadline:
         return min(latest, max(learned, first_offer + self.floor))
 
 
-# ---- allowance ----
+# ---- time for frames on their way ----
 #
-# How long a round's frames may be on their way before somebody is blamed for them.
-#
-# No constant fits: what is there in milliseconds on a LAN takes minutes behind 2 Mbit/s. A reduce whose slices took
-# longer than the leader's two seconds was planned anew without their senders, round after round, until it named one
-# peer alone. So it follows from the bytes that were offered and the uplinks as they were measured, and from nothing
-# else: who is away is known from its lease, whatever was allowed.
-
-FIRST_REST = 4  # rounds in which nobody waits for a peer that offered and did not send
-LONGEST_REST = 64
+# So long may a round's frames take before somebody is blamed for them. No constant fits: what is there in milliseconds
+# on a LAN takes minutes behind 2 Mbit/s. A reduce whose slices took longer than the leader's two seconds was planned
+# anew without their senders, round after round, until it named one peer alone. So it follows from the bytes that were
+# offered and the uplinks as they were measured, and from nothing else: who is away is known from its lease, whatever
+# was allowed.
 
 # (bytes offered, by whom, to whom): seconds in which its part is done, as uplinks were measured; None: its was not
 Takes = Callable[[int, PeerId, Sequence[PeerId]], float | None]
@@ -81,14 +78,18 @@ UNMEASURED = 125_000.0  # bytes/s of an uplink until its first frame has arrived
 SLACK = 2.0  # times; rounds take 1.3 to 1.5 times what links need, and estimates of equal links differ by a quarter
 
 
-def unknown(nbytes: int, peer: PeerId, members: Sequence[PeerId]) -> float | None:
-    """Nothing was measured."""
+def unmeasured(nbytes: int, peer: PeerId, members: Sequence[PeerId]) -> float | None:
+    """The ``Takes`` of a swarm in which nothing was measured."""
     return None
 
 
 def allowance(nbytes: int, copies: int, takes: float | None) -> float:
     """Seconds; ``copies`` of so many bytes leave a peer in all, which should take it ``takes``."""
     return SLACK * (copies * nbytes / UNMEASURED if takes is None else takes)
+
+
+FIRST_REST = 4  # rounds in which nobody waits for a peer that offered and did not send
+LONGEST_REST = 64
 
 
 @dataclass(slots=True)
@@ -125,20 +126,20 @@ class Unsent:
         return peer not in self._rests or self._rests[peer].until <= round_
 
 
-# ---- paces ----
+# ---- the pace of each member ----
 #
-# How long each member takes for a full contribution, learned from the offers that everybody sees.
+# Learned from the offers that everybody sees:
 #
 # seconds of a full contribution = seconds from the opening of the round to the offer * (full / steps offered)
 #
 # By steps, so that a peer which makes fewer of them is not taken for a fast one. Where training goes on while a round
 # is in flight, the seconds are from the peer's last offer: its steps did not begin with the round. Offers of progress
-# that is older than the round, and of newcomers, say nothing. Nothing more crosses the wire for it.
+# that is older than the round, and of newcomers, say nothing.
 #
 # What a peer says of its steps is free: no more than a full contribution's count, and who uses the figures takes their
 # median over peers.
 
-USUAL = 5  # offers whose median is a peer's pace: odd, so that one pause or straggle does not move it
+OFFERS_OF_A_PACE = 5  # offers whose median is a peer's pace: odd, so that one pause or straggle does not move it
 
 
 class Paces:
@@ -157,7 +158,7 @@ class Paces:
         self._last[peer] = now
         if began is not None and steps > 0 and self._full:
             per_step = max(0.0, now - began) / min(steps, self._full)
-            seconds = self._seconds.setdefault(peer, deque(maxlen=USUAL))
+            seconds = self._seconds.setdefault(peer, deque(maxlen=OFFERS_OF_A_PACE))
             seconds.append(per_step * self._full)
             self._usual[peer] = statistics.median(seconds)
 

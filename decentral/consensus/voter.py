@@ -1,4 +1,4 @@
-"""The voter: what it holds, what it promises, whom it follows."""
+"""The voter's part of a round: frames that it misses, promises and votes, whose ballot it is, commits passed on."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from decentral.errors import PayloadError
 from decentral.flow.schedule import shifted
 from decentral.wire import messages as m
 from decentral.wire.keys import PeerId
-from decentral.wire.messages import Commit, Record
 
-# ---- retrieval ----
+# ---- frames that are not here yet ----
 #
-# Which frames are here, and of whom the missing ones are asked, and when: most come by themselves.
+# Most come by themselves; of whom the others are asked, and when.
 
 
 class Retrieval:
@@ -25,7 +24,7 @@ class Retrieval:
     def __init__(self, state: RoundState) -> None:
         self._state = state
 
-    def all_held(self, record: Record, likely: PeerId, now: float) -> bool:
+    def all_held(self, record: m.Record, likely: PeerId, now: float) -> bool:
         """Whether every frame that ``record`` names is here and is what it says; a missing one is asked for.
 
         ``likely``: the peer that told of the record, and hence has them.
@@ -45,7 +44,7 @@ class Retrieval:
             if offer.frame not in self._state.held:
                 self._ask(offer.frame, peer, peer, now)
 
-    def _ask(self, frame: Digest, owner: PeerId, likely: PeerId, now: float, record: Record | None = None) -> None:
+    def _ask(self, frame: Digest, owner: PeerId, likely: PeerId, now: float, record: m.Record | None = None) -> None:
         state = self._state
         ask_at = state.round.ask_at
         if frame not in ask_at:
@@ -78,9 +77,9 @@ class Retrieval:
         return FETCH_AFTER + SLACK * (state.terms.takes(offer.nbytes, owner, state.head.members) or 0.0) / 2
 
 
-# ---- voter ----
+# ---- promises and votes ----
 #
-# The voter's part of a ballot: promise, accept durably, sign. A vote is given only with every named frame in hand.
+# Promise, accept durably, sign. A vote is given only with every named frame in hand.
 
 LEAP = 1024  # ballots that a message may be above the promised one: a flipped bit must not use the numbers up
 
@@ -187,9 +186,9 @@ class Voter:
             raise PayloadError(f"ballot {ballot}, far above the promised one, {promised}; drop it")
 
 
-# ---- succession ----
+# ---- the ballot in charge ----
 #
-# Which ballot is in charge: the lowest one that had not its time yet and whose leader is there.
+# It is the lowest one that had not its time yet and whose leader is there.
 
 
 class Succession:
@@ -224,9 +223,9 @@ class Succession:
         return int(math.log2((now - since) / length + 1.0))
 
 
-# ---- herald ----
+# ---- commits on their way to everybody ----
 #
-# How a commit reaches everybody: from its leader in a small swarm, by way of those who voted for it in a large one.
+# They come from their leader in a small swarm, by way of those who voted for them in a large one.
 #
 # A commit names a frame of every member, so one peer that sent it to all would send the square of their number, and
 # all would wait for its uplink. Beyond a committee's size the leader tells the voters whose votes the commit carries,
@@ -240,35 +239,35 @@ class Herald:
     def __init__(self, state: RoundState) -> None:
         self._state = state
 
-    def announce(self, commit: Commit) -> None:
+    def announce(self, commit: m.Commit) -> None:
         """Tell all of what was decided here."""
         state, relays = self._state, self._relays(commit)
         if not relays:
             state.tell((*state.head.members, *state.joiners), commit)
             return
         silent = [peer for peer in relays if peer == state.me or not state.presence.present(peer)]
-        instead = [peer for relay in silent for peer in shares(commit, relays)[relay]]
+        instead = [peer for relay in silent for peer in relay_shares(commit, relays)[relay]]
         state.tell((*relays, *instead, *state.joiners), commit)
 
-    def announce_found(self, commit: Commit) -> None:
+    def announce_found(self, commit: m.Commit) -> None:
         """Tell all of what farewells have shown, as everybody finds by itself: of a large swarm only the committee."""
         committee = self._state.committee
         if self._state.me in committee or len(committee) == len(self._state.head.members):
             self.announce(commit)
 
-    def pass_on(self, sender: PeerId, commit: Commit) -> None:
+    def pass_on(self, sender: PeerId, commit: m.Commit) -> None:
         """Tell this peer's share of what the leader has told it."""
         state, relays = self._state, self._relays(commit)
         if state.me in relays and sender == state.leader_of(commit.certificate.ballot):
-            state.tell(shares(commit, relays)[state.me], commit)
+            state.tell(relay_shares(commit, relays)[state.me], commit)
 
-    def _relays(self, commit: Commit) -> tuple[PeerId, ...]:
+    def _relays(self, commit: m.Commit) -> tuple[PeerId, ...]:
         """Those who voted; nobody where the leader tells everybody."""
         few = len(commit.record.members) <= self._state.terms.voting.seats
         return () if few else tuple(peer for peer, _ in commit.certificate.votes)
 
 
-def shares(commit: Commit, relays: tuple[PeerId, ...]) -> dict[PeerId, tuple[PeerId, ...]]:
+def relay_shares(commit: m.Commit, relays: tuple[PeerId, ...]) -> dict[PeerId, tuple[PeerId, ...]]:
     """The members that each of ``relays`` passes a commit on to: all others, each once."""
     others = tuple(peer for peer in commit.record.members if peer not in relays)
     return {relay: others[number :: len(relays)] for number, relay in enumerate(relays)}

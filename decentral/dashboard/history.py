@@ -1,7 +1,8 @@
-"""What happened so far, folded row by row from events and metrics: rounds, learning, and what is worth a sentence.
+"""The history of a peer and its swarm, folded row by row from events and metrics: rounds, learning, and what is worth a
+sentence.
 
-Pure: rows in, plain data out, and no row is looked at twice. Rows come from files that others may have written, so
-what does not have the shape that it should is passed over.
+Pure: rows in, plain data out, and no row is looked at twice. Rows come from files that others may have written, so what
+does not have the shape that it should is passed over.
 """
 
 from __future__ import annotations
@@ -14,123 +15,6 @@ from decentral.observe.diagnostics import back_sentence, warning
 from decentral.observe.events import event_line
 from decentral.observe.health import alone_sentence, listed, short_name
 from decentral.replica.figures import NAMES
-
-# ---- series ----
-#
-# Columns of numbers of bounded length: a run of months has as many points on the screen as one of an hour.
-
-LIMIT = 800  # points: more than a chart has pixels to tell apart on a phone, about as many as on a desk
-
-
-class Series:
-    """Rows by ascending ``key``. When there are too many, every second one is dropped, and then only every second one
-    is taken. The newest is always there.
-    """
-
-    def __init__(self, key: str, columns: tuple[str, ...], limit: int = LIMIT) -> None:
-        self._key, self._columns, self._limit = key, columns, limit
-        self._rows: list[tuple[Any, ...]] = []  # of strings and numbers as the file has them
-        self._newest: tuple[Any, ...] | None = None
-        self._stride, self._seen = 1, 0
-
-    def add(self, row: Mapping[str, Any]) -> None:
-        """One more row. One at or before the last takes the place of all that it repeats, as after a restart."""
-        if not isinstance(row.get(self._key), int | float):
-            return
-        taken = tuple(row.get(column) for column in self._columns)
-        at = self._columns.index(self._key)
-        if self._newest is not None and self._newest[at] >= taken[at]:
-            self._rows = [kept for kept in self._rows if kept[at] < taken[at]]
-        self._newest = taken
-        if self._seen % self._stride == 0:
-            self._rows.append(taken)
-        self._seen += 1
-        if len(self._rows) > self._limit:
-            self._rows = self._rows[::2]
-            self._stride *= 2
-
-    def columns(self) -> dict[str, list[Any]]:
-        """By name, from the oldest to the newest."""
-        rows = [*self._rows]
-        if self._newest is not None and (not rows or rows[-1] != self._newest):
-            rows.append(self._newest)
-        return {name: [row[at] for row in rows] for at, name in enumerate(self._columns)}
-
-
-# ---- words ----
-#
-# Events as sentences for the page; what rounds show anyway has none.
-
-_SHOWN_ELSEWHERE = ("commit", "pair", "metrics", "membership")
-_SECRET = ("invite",)  # whoever has it may join, and this page may be looked at by more
-
-
-def sentence_of(row: Mapping[str, Any]) -> str | None:
-    """What an event means; None where it is not worth a line."""
-    event = row.get("event")
-    if not isinstance(event, str) or event in _SHOWN_ELSEWHERE:
-        return None
-    try:
-        return _SENTENCES[event](row)
-    except (KeyError, TypeError, ValueError):  # unknown here, or of another version
-        return _plain({key: value for key, value in row.items() if key not in _SECRET})
-
-
-def members_sentence(came: Sequence[str], went: Sequence[str]) -> str:
-    """Who is a member from now on, and who is not any more; empty when nobody came or went."""
-    parts = []
-    if came:
-        parts.append(f"{listed(came)} {'was' if len(came) == 1 else 'were'} let in")
-    if went:
-        parts.append(f"the run goes on without {listed(went)}")
-    return "; ".join(parts)
-
-
-def _plain(row: dict[str, Any]) -> str:
-    """The event's word and fields, without its time."""
-    try:
-        return " ".join(event_line({**row, "t": 0}).split()[1:])
-    except (TypeError, ValueError):
-        return str(row.get("event"))
-
-
-def _named(row: Mapping[str, Any], key: str = "peer") -> str:
-    return short_name(str(row[key]))
-
-
-def _joined(row: Mapping[str, Any]) -> str:
-    how = "resumed" if row.get("resumed") else "joined"
-    return f"{how} at round {int(row['round'])}: the model is checked, training goes on from it"
-
-
-def _band(row: Mapping[str, Any]) -> str:
-    figure, value, step = str(row["figure"]), float(row["value"]), int(row["outer_step"])
-    if row["event"] == "back_in_band":
-        return back_sentence(figure, value, step)
-    return warning(figure, value, str(row["why"]), step)
-
-
-_SENTENCES: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "joined": _joined,
-    "alone": lambda row: alone_sentence([str(name) for name in row["peers"]], left=bool(row["left"])),
-    "synced": lambda row: f"the model came from {_named(row)}",
-    "sync_failed": lambda row: f"{_named(row)} could not give its model: {row['why']}",
-    "shrunk": lambda row: (
-        "the run went on without this peer, which was away"
-        if row.get("away")
-        else f"the run goes on without {len(row['given_up'])} silent peers, half of it or more"
-    ),
-    "resynced": lambda row: "this peer was behind, and took over the others' state whole",
-    "unmoved": lambda row: f"a round moved nothing: {row['why']}",
-    "restarted": lambda row: f"the live model was put back to the anchor: {row['why']}",
-    "lan": lambda row: f"local network: {row['off']}" if row.get("off") else "looks for others on the local network",
-    "lan_met": lambda row: f"{_named(row)} was met on the local network",
-    "out_of_band": _band,
-    "back_in_band": _band,
-    "dropped": lambda row: f"{row['what']} failed: {row['why']}; the round goes on without it",
-}
-
-# ---- history ----
 
 ROUNDS = 300  # on the strip
 SENTENCES = 60
@@ -280,3 +164,119 @@ def number(value: object) -> float | None:
 def str_list(value: object) -> list[str]:
     """The strings of a list."""
     return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
+
+
+# ---- columns of numbers, of bounded length ----
+#
+# A run of months has as many points on the screen as one of an hour.
+
+MOST_POINTS = 800  # points: more than a chart has pixels to tell apart on a phone, about as many as on a desk
+
+
+class Series:
+    """Rows by ascending ``key``. When there are too many, every second one is dropped, and then only every second one
+    is taken. The newest is always there.
+    """
+
+    def __init__(self, key: str, columns: tuple[str, ...], limit: int = MOST_POINTS) -> None:
+        self._key, self._columns, self._limit = key, columns, limit
+        self._rows: list[tuple[Any, ...]] = []  # of strings and numbers as the file has them
+        self._newest: tuple[Any, ...] | None = None
+        self._stride, self._seen = 1, 0
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """One more row. One at or before the last takes the place of all that it repeats, as after a restart."""
+        if not isinstance(row.get(self._key), int | float):
+            return
+        taken = tuple(row.get(column) for column in self._columns)
+        at = self._columns.index(self._key)
+        if self._newest is not None and self._newest[at] >= taken[at]:
+            self._rows = [kept for kept in self._rows if kept[at] < taken[at]]
+        self._newest = taken
+        if self._seen % self._stride == 0:
+            self._rows.append(taken)
+        self._seen += 1
+        if len(self._rows) > self._limit:
+            self._rows = self._rows[::2]
+            self._stride *= 2
+
+    def columns(self) -> dict[str, list[Any]]:
+        """By name, from the oldest to the newest."""
+        rows = [*self._rows]
+        if self._newest is not None and (not rows or rows[-1] != self._newest):
+            rows.append(self._newest)
+        return {name: [row[at] for row in rows] for at, name in enumerate(self._columns)}
+
+
+# ---- events as sentences ----
+#
+# What rounds show anyway has none.
+
+_SHOWN_ELSEWHERE = ("commit", "pair", "metrics", "membership")
+_SECRET = ("invite",)  # whoever has it may join, and this page may be looked at by more
+
+
+def sentence_of(row: Mapping[str, Any]) -> str | None:
+    """What an event means; None where it is not worth a line."""
+    event = row.get("event")
+    if not isinstance(event, str) or event in _SHOWN_ELSEWHERE:
+        return None
+    try:
+        return _SENTENCE_OF[event](row)
+    except (KeyError, TypeError, ValueError):  # unknown here, or of another version
+        return _plain_words({key: value for key, value in row.items() if key not in _SECRET})
+
+
+def members_sentence(came: Sequence[str], went: Sequence[str]) -> str:
+    """Who is a member from now on, and who is not any more; empty when nobody came or went."""
+    parts = []
+    if came:
+        parts.append(f"{listed(came)} {'was' if len(came) == 1 else 'were'} let in")
+    if went:
+        parts.append(f"the run goes on without {listed(went)}")
+    return "; ".join(parts)
+
+
+def _plain_words(row: dict[str, Any]) -> str:
+    """The event's word and fields, without its time."""
+    try:
+        return " ".join(event_line({**row, "t": 0}).split()[1:])
+    except (TypeError, ValueError):
+        return str(row.get("event"))
+
+
+def _peer_named(row: Mapping[str, Any], key: str = "peer") -> str:
+    return short_name(str(row[key]))
+
+
+def _joined_sentence(row: Mapping[str, Any]) -> str:
+    how = "resumed" if row.get("resumed") else "joined"
+    return f"{how} at round {int(row['round'])}: the model is checked, training goes on from it"
+
+
+def _band_sentence(row: Mapping[str, Any]) -> str:
+    figure, value, step = str(row["figure"]), float(row["value"]), int(row["outer_step"])
+    if row["event"] == "back_in_band":
+        return back_sentence(figure, value, step)
+    return warning(figure, value, str(row["why"]), step)
+
+
+_SENTENCE_OF: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "joined": _joined_sentence,
+    "alone": lambda row: alone_sentence([str(name) for name in row["peers"]], left=bool(row["left"])),
+    "synced": lambda row: f"the model came from {_peer_named(row)}",
+    "sync_failed": lambda row: f"{_peer_named(row)} could not give its model: {row['why']}",
+    "shrunk": lambda row: (
+        "the run went on without this peer, which was away"
+        if row.get("away")
+        else f"the run goes on without {len(row['given_up'])} silent peers, half of it or more"
+    ),
+    "resynced": lambda row: "this peer was behind, and took over the others' state whole",
+    "unmoved": lambda row: f"a round moved nothing: {row['why']}",
+    "restarted": lambda row: f"the live model was put back to the anchor: {row['why']}",
+    "lan": lambda row: f"local network: {row['off']}" if row.get("off") else "looks for others on the local network",
+    "lan_met": lambda row: f"{_peer_named(row)} was met on the local network",
+    "out_of_band": _band_sentence,
+    "back_in_band": _band_sentence,
+    "dropped": lambda row: f"{row['what']} failed: {row['why']}; the round goes on without it",
+}

@@ -1,4 +1,4 @@
-"""What the page is told: of a peer that runs, or of a run that is over."""
+"""Readers of a peer's folder for the page: of a peer that runs, or of a run that is over."""
 
 from __future__ import annotations
 
@@ -18,136 +18,9 @@ from decentral.observe.health import lost_sentence
 from decentral.observe.metrics import METRICS_FILE, read_metrics
 from decentral.observe.status import STATUS_FILE, Status, is_lost, is_running, read_status
 
-# ---- replay ----
+# ---- a folder as it grows ----
 #
-# A finished run, round by round: what the page would have shown at each, as far as the folder kept it.
-#
-# Files are read anew for each round that is asked for, up to that round and no further: nothing of them is held, and a
-# slider that is moved asks for few. Addresses, paths and rates of that time are in no file, so they are not known.
-
-_SAME = ("peer", "run", "run_id", "algorithm", "rounds", "num_parameters", "library")  # all along
-_NOT_KEPT = dict.fromkeys(
-    ("sent_per_second", "received_per_second", "max_upload", "max_download", "uplink_bits", "reachability")
-)
-_MEMBER = {"presence": "member"}  # who of them was there at that moment is in no file
-
-
-class Replay:
-    """One folder. ``span`` is read once: nothing is added to a run that is over."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._last = read_status(directory)
-        steps = [step for row in read_events(directory) if (step := steps_made(row)) is not None]
-        if not steps:
-            raise UsageError(f"{directory}: its events tell of no round; a run with one can be replayed")
-        self.span = (min(steps), max(steps))
-
-    def at(self, round_: int | None = None) -> dict[str, View]:
-        """All parts as of the end of a round; of the last one where none is named."""
-        first, last = self.span
-        wanted = last if round_ is None else min(max(round_, first), last)
-        history = History()
-        commit: Mapping[str, Any] = {}
-        for row in read_events(self._directory):
-            if (steps_made(row) or 0) > wanted:
-                break
-            commit = row if steps_made(row) is not None else commit
-            history.event(row)
-        for row in read_metrics(self._directory):
-            if row.get("scope") == "outer" and (number(row.get("round")) or 0) > wanted:
-                break
-            history.metric(row)
-        status = _as_of(self._last, wanted, commit, history)
-        now = now_of(status, history, health=status.health, alive=False)
-        return {
-            "now": {**now, "me": {**now["me"], **_NOT_KEPT}, "peers": [{**peer, **_MEMBER} for peer in now["peers"]]},
-            "rounds": rounds_of(history),
-            "learning": learning_of(history),
-            "events": events_of(history),
-        }
-
-
-def _as_of(last: Status, round_: int, commit: Mapping[str, Any], history: History) -> Status:
-    """What is known of the peer then: who it is, and what the newest row of metrics said."""
-    outer, diagnosed = history.last_outer, history.diagnostics.columns()
-    seen = [bool(row.get("contributed", row.get("contributors"))) for row in history.rounds][-100:]
-    values = {name: column[-1] for name, column in diagnosed.items() if column and column[-1] is not None}
-    figures = {name: float(value) for name, value in values.items() if name != "diagnosed_round"}
-    members = [name for name in commit.get("members", ()) if isinstance(name, str)]
-    return Status(
-        state="replay",
-        **{name: getattr(last, name) for name in _SAME},
-        round=round_,
-        epoch=int(number(commit.get("epoch")) or 0),
-        inner_steps=int(number(outer.get("step")) or 0),
-        members=tuple({"peer": name, "self": name == last.peer} for name in members),
-        rounds_seen=len(seen),
-        rounds_contributed=sum(seen),
-        bytes_sent=int(number(outer.get("bytes_sent")) or 0),
-        bytes_received=int(number(outer.get("bytes_received")) or 0),
-        loss=_newest(history.training.columns()["loss"]),
-        diagnostics=figures,
-        updated=number(commit.get("t")) or 0.0,
-        health=_sentence(round_, last, commit, history),
-    )
-
-
-def _newest(values: list[Any]) -> float | None:
-    return next((value for value in reversed(values) if value is not None), None)
-
-
-def _sentence(round_: int, last: Status, commit: Mapping[str, Any], history: History) -> str:
-    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(number(commit.get("t")) or 0))
-    end = "" if last.rounds is None else f" of {last.rounds}"
-    if commit.get("event") == "commit" and history.rounds:
-        taken, late = len(history.rounds[-1]["contributors"]), len(history.rounds[-1]["late"])
-        return f"replay: round {round_}{end}, made at {at} of the updates of {taken} of {taken + late} peers"
-    return f"replay: step {round_}{end}, taken at {at}"
-
-
-# ---- rates ----
-#
-# Bytes per second with each peer, from the counts of one status after another. Pure.
-
-WINDOW = 10.0  # s, as the peer's own rates
-_MOST = 64  # statuses in a window: one a second, and some more
-_WAYS = (("sent_per_second", "bytes_sent"), ("received_per_second", "bytes_received"))
-
-
-class PeerRates:
-    """Sees every status that is read."""
-
-    def __init__(self) -> None:
-        self._seen: deque[tuple[float, dict[str, dict[str, int]]]] = deque(maxlen=_MOST)
-
-    def see(self, status: Status) -> dict[str, dict[str, float]]:
-        """By peer, the rates over the last seconds; empty before there are two statuses."""
-        counts = {str(member.get("peer")): _counts(member) for member in status.members}
-        if self._seen and self._seen[-1][0] >= status.updated:
-            self._seen.pop()  # the same again
-        self._seen.append((status.updated, counts))
-        while len(self._seen) > 2 and status.updated - self._seen[0][0] > WINDOW:
-            self._seen.popleft()
-        then, before = self._seen[0]
-        elapsed = status.updated - then
-        if elapsed <= 0:
-            return {}
-        return {
-            peer: {rate: max(0, now[count] - before[peer][count]) / elapsed for rate, count in _WAYS}
-            for peer, now in counts.items()
-            if peer in before
-        }
-
-
-def _counts(member: object) -> dict[str, int]:
-    get = getattr(member, "get", lambda key: None)
-    return {count: int(get(count) or 0) for _, count in _WAYS}
-
-
-# ---- live ----
-#
-# One peer's folder as it grows: reads what is new since the last look, never a whole file twice.
+# Reads what is new since the last look, never a whole file twice.
 
 PARTS = ("now", "rounds", "learning", "events")
 
@@ -233,12 +106,139 @@ def rows_of(lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:
             yield row
 
 
-# ---- folders ----
+# ---- bytes per second with each peer ----
 #
-# Which peers' folders a directory has: it may be one itself, or hold several side by side, as a demo's does.
+# From the counts of one status after another. Pure.
+
+WINDOW = 10.0  # s, as the peer's own rates
+_MOST_STATUSES = 64  # statuses in a window: one a second, and some more
+_WAYS = (("sent_per_second", "bytes_sent"), ("received_per_second", "bytes_received"))
+
+
+class PeerRates:
+    """Sees every status that is read."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, dict[str, dict[str, int]]]] = deque(maxlen=_MOST_STATUSES)
+
+    def see(self, status: Status) -> dict[str, dict[str, float]]:
+        """By peer, the rates over the last seconds; empty before there are two statuses."""
+        counts = {str(member.get("peer")): _counts(member) for member in status.members}
+        if self._seen and self._seen[-1][0] >= status.updated:
+            self._seen.pop()  # the same again
+        self._seen.append((status.updated, counts))
+        while len(self._seen) > 2 and status.updated - self._seen[0][0] > WINDOW:
+            self._seen.popleft()
+        then, before = self._seen[0]
+        elapsed = status.updated - then
+        if elapsed <= 0:
+            return {}
+        return {
+            peer: {rate: max(0, now[count] - before[peer][count]) / elapsed for rate, count in _WAYS}
+            for peer, now in counts.items()
+            if peer in before
+        }
+
+
+def _counts(member: object) -> dict[str, int]:
+    get = getattr(member, "get", lambda key: None)
+    return {count: int(get(count) or 0) for _, count in _WAYS}
+
+
+# ---- a finished run, round by round ----
+#
+# What the page would have shown at each, as far as the folder kept it.
+#
+# Files are read anew for each round that is asked for, up to that round and no further: nothing of them is held, and a
+# slider that is moved asks for few. Addresses, paths and rates of that time are in no file, so they are not known.
+
+_SAME_ALL_ALONG = ("peer", "run", "run_id", "algorithm", "rounds", "num_parameters", "library")  # all along
+_NOT_KEPT = dict.fromkeys(
+    ("sent_per_second", "received_per_second", "max_upload", "max_download", "uplink_bits", "reachability")
+)
+_MEMBER = {"presence": "member"}  # who of them was there at that moment is in no file
+
+
+class Replay:
+    """One folder. ``span`` is read once: nothing is added to a run that is over."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._last = read_status(directory)
+        steps = [step for row in read_events(directory) if (step := steps_made(row)) is not None]
+        if not steps:
+            raise UsageError(f"{directory}: its events tell of no round; a run with one can be replayed")
+        self.span = (min(steps), max(steps))
+
+    def at(self, round_: int | None = None) -> dict[str, View]:
+        """All parts as of the end of a round; of the last one where none is named."""
+        first, last = self.span
+        wanted = last if round_ is None else min(max(round_, first), last)
+        history = History()
+        commit: Mapping[str, Any] = {}
+        for row in read_events(self._directory):
+            if (steps_made(row) or 0) > wanted:
+                break
+            commit = row if steps_made(row) is not None else commit
+            history.event(row)
+        for row in read_metrics(self._directory):
+            if row.get("scope") == "outer" and (number(row.get("round")) or 0) > wanted:
+                break
+            history.metric(row)
+        status = _as_of(self._last, wanted, commit, history)
+        now = now_of(status, history, health=status.health, alive=False)
+        return {
+            "now": {**now, "me": {**now["me"], **_NOT_KEPT}, "peers": [{**peer, **_MEMBER} for peer in now["peers"]]},
+            "rounds": rounds_of(history),
+            "learning": learning_of(history),
+            "events": events_of(history),
+        }
+
+
+def _as_of(last: Status, round_: int, commit: Mapping[str, Any], history: History) -> Status:
+    """What is known of the peer then: who it is, and what the newest row of metrics said."""
+    outer, diagnosed = history.last_outer, history.diagnostics.columns()
+    seen = [bool(row.get("contributed", row.get("contributors"))) for row in history.rounds][-100:]
+    values = {name: column[-1] for name, column in diagnosed.items() if column and column[-1] is not None}
+    figures = {name: float(value) for name, value in values.items() if name != "diagnosed_round"}
+    members = [name for name in commit.get("members", ()) if isinstance(name, str)]
+    return Status(
+        state="replay",
+        **{name: getattr(last, name) for name in _SAME_ALL_ALONG},
+        round=round_,
+        epoch=int(number(commit.get("epoch")) or 0),
+        inner_steps=int(number(outer.get("step")) or 0),
+        members=tuple({"peer": name, "self": name == last.peer} for name in members),
+        rounds_seen=len(seen),
+        rounds_contributed=sum(seen),
+        bytes_sent=int(number(outer.get("bytes_sent")) or 0),
+        bytes_received=int(number(outer.get("bytes_received")) or 0),
+        loss=_newest(history.training.columns()["loss"]),
+        diagnostics=figures,
+        updated=number(commit.get("t")) or 0.0,
+        health=_sentence_of_replay(round_, last, commit, history),
+    )
+
+
+def _newest(values: list[Any]) -> float | None:
+    return next((value for value in reversed(values) if value is not None), None)
+
+
+def _sentence_of_replay(round_: int, last: Status, commit: Mapping[str, Any], history: History) -> str:
+    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(number(commit.get("t")) or 0))
+    end = "" if last.rounds is None else f" of {last.rounds}"
+    if commit.get("event") == "commit" and history.rounds:
+        taken, late = len(history.rounds[-1]["contributors"]), len(history.rounds[-1]["late"])
+        return f"replay: round {round_}{end}, made at {at} of the updates of {taken} of {taken + late} peers"
+    return f"replay: step {round_}{end}, taken at {at}"
+
+
+# ---- peers' folders in a directory ----
+#
+# It may be one itself, or hold several side by side, as a demo's does.
 
 MANIFEST_FILE = "run.toml"
-MOST = 64  # folders on one page
+MOST_FOLDERS = 64  # folders on one page
 
 
 def peers_in(directory: Path) -> dict[str, Path]:
@@ -254,7 +254,7 @@ def peers_in(directory: Path) -> dict[str, Path]:
         )
     except OSError:
         return {}
-    return {name: path for _, name, path in found[:MOST]}
+    return {name: path for _, name, path in found[:MOST_FOLDERS]}
 
 
 def _began(folder: Path) -> float:

@@ -1,4 +1,4 @@
-"""What the browser asks for: the page, its parts as JSON, and a stream of server-sent events. Starlette; no state but
+"""The server of the page: the page, its parts as JSON, and a stream of server-sent events. Starlette; no state but
 readers.
 """
 
@@ -32,188 +32,21 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from decentral.dashboard.live import LiveFolder, Replay, chosen, peers_in
 from decentral.errors import DecentralError, UsageError
-from decentral.observe.lines import plain
+from decentral.observe.lines import json_value
 from decentral.observe.status import read_status
 
-# ---- guard ----
-#
-# Who may look: an ASGI layer in front of everything that the page serves.
-#
-# Read-only: GET and HEAD. On this machine alone only names of this machine are answered, or a site that a browser has
-# open could rebind its own name to 127.0.0.1 and read along. Where others can reach it, a token is asked for instead:
-# in the address once, then in a cookie that no script reads. Every answer carries headers that keep foreign code out.
-
-POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-HEADERS = {
-    "content-security-policy": POLICY,
-    "x-content-type-options": "nosniff",
-    "referrer-policy": "no-referrer",
-    "cross-origin-opener-policy": "same-origin",
-    "cross-origin-resource-policy": "same-origin",
-    "x-frame-options": "DENY",
-}
-_HERE = ("localhost", "127.0.0.1", "::1")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address to listen at."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-class Guard:
-    """Lets through what may look at ``inner``; ``token``: None where this machine alone can ask."""
-
-    def __init__(self, inner: ASGIApp, *, token: str | None, port: int) -> None:
-        self._inner, self._token = inner, token
-        self._cookie = f"decentral_{port}"  # cookies know no ports: two pages of one machine have one each
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, or hand on."""
-        if scope["type"] != "http":
-            if scope["type"] == "lifespan":
-                await self._inner(scope, receive, send)
-            return
-        answer = self._verdict(scope) or self._inner
-
-        async def send_with_headers(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers[name] = value
-                headers.setdefault("cache-control", "no-store")
-            await send(message)
-
-        await answer(scope, receive, send_with_headers)
-
-    def _verdict(self, scope: Scope) -> Response | None:
-        """An answer of our own; None: go on."""
-        headers = Headers(scope=scope)
-        if scope["method"] not in ("GET", "HEAD"):
-            return PlainTextResponse("this page only shows\n", 405, {"allow": "GET, HEAD"})
-        if self._token is None:
-            return None if _host(headers) in _HERE else PlainTextResponse("ask for it by localhost\n", 421)
-        given = parse_qs(scope["query_string"].decode("latin-1")).get("token")
-        if given and self._is_token(given[0]):
-            redirect = RedirectResponse(scope["path"], 303)
-            redirect.set_cookie(self._cookie, given[0], httponly=True, samesite="strict")
-            return redirect
-        if self._is_token(self._shown(headers)):
-            return None
-        return PlainTextResponse("open the address with ?token=..., as decentral dashboard printed it\n", 401)
-
-    def _shown(self, headers: Headers) -> str:
-        scheme, _, bearer = headers.get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer":
-            return bearer.strip()
-        try:
-            found = SimpleCookie(headers.get("cookie", "")).get(self._cookie)
-        except CookieError:
-            return ""
-        return found.value if found is not None else ""
-
-    def _is_token(self, given: str) -> bool:
-        """In constant time, whatever was given."""
-        return self._token is not None and hmac.compare_digest(given.encode(), self._token.encode())
-
-
-def _host(headers: Headers) -> str:
-    """The name that was asked for, without its port."""
-    host = headers.get("host", "").lower()
-    if host.startswith("["):
-        return host[1:].partition("]")[0]
-    return host.partition(":")[0]
-
-
-# ---- hub ----
-#
-# All viewers of one folder share one reader, which reads only while somebody looks.
-#
-# A viewer is told what has changed since it was last told: one that is slow skips what is old, and nothing queues up.
+# ---- the page ----
 
 PERIOD = 1.0  # s between two looks: as often as a peer writes its status
-
-
-class Reader(Protocol):
-    """Where a folder's parts come from."""
-
-    def look(self) -> Mapping[str, Any]:
-        """All parts; blocks while it reads."""
-        ...
-
-    def close(self) -> None:
-        """Nobody will ask any more."""
-        ...
-
-
-class Hub:
-    """The viewers of one folder, all on one event loop.
-
-    Between two viewers the reader is kept: it goes on where it was, and its memory is bounded.
-    """
-
-    def __init__(self, reader: Reader, period: float = PERIOD) -> None:
-        self._reader, self._period = reader, period
-        self._looking = anyio.Lock()
-        self._looked_at = -math.inf
-        self._seen: dict[str, Any] = {}
-        self._told: dict[str, tuple[int, str]] = {}  # by part: its number, its text
-        self._number = 0
-
-    async def changes(self) -> AsyncGenerator[dict[str, str], None]:
-        """What has changed, as JSON by part: at first all of it, then what is new; empty when nothing is."""
-        known: dict[str, int] = {}
-        while True:
-            await self._look()
-            fresh = {part: told for part, told in self._told.items() if known.get(part) != told[0]}
-            known |= {part: number for part, (number, _) in fresh.items()}
-            yield {part: text for part, (_, text) in fresh.items()}
-            await anyio.sleep(self._period)
-
-    async def now(self) -> dict[str, str]:
-        """All parts as they are."""
-        await self._look()
-        return {part: text for part, (_, text) in self._told.items()}
-
-    def close(self) -> None:
-        """Close the reader."""
-        self._reader.close()
-
-    async def _look(self) -> None:
-        """Read, if nobody has for a period."""
-        async with self._looking:
-            if anyio.current_time() - self._looked_at < 0.9 * self._period:
-                return
-            parts = await anyio.to_thread.run_sync(self._reader.look)
-            self._looked_at = anyio.current_time()
-            for part, value in parts.items():
-                if self._seen.get(part) is not value:
-                    self._take(part, value)
-
-    def _take(self, part: str, value: Any) -> None:
-        self._seen[part] = value
-        text = as_json(value)
-        if part not in self._told or self._told[part][1] != text:
-            self._number += 1
-            self._told[part] = (self._number, text)
+STATIC = Path(__file__).parent / "static"
+MOST_VIEWERS = 16  # streams at a time: more are told to come later, so that a page costs a bounded part of a core
 
 
 def as_json(value: Any) -> str:
     """Strict JSON on one line, whatever the files had."""
-    return json.dumps(plain(value), separators=(",", ":"), allow_nan=False)
+    return json.dumps(json_value(value), separators=(",", ":"), allow_nan=False)
 
 
-# ---- server ----
-
-STATIC = Path(__file__).parent / "static"
-MOST_VIEWERS = 16  # streams at a time: more are told to come later, so that a page costs a bounded part of a core
 _NOTHING = {
     "now": as_json({"health": "nothing: no peer has run here yet; the page goes on by itself", "word": "nothing"})
 }
@@ -318,7 +151,7 @@ class Page:
         span = None
         if self._replay and folder in self._replays:
             span = self._replays[folder].span
-        folders = [{"name": one, "word": _word(path)} for one, path in peers_in(self._directory).items()]
+        folders = [{"name": one, "word": _state_of(path)} for one, path in peers_in(self._directory).items()]
         return as_json(
             {"version": self._version, "folder": name, "folders": folders, "live": not self._replay, "replay": span}
         )
@@ -338,7 +171,7 @@ class _Stream(StreamingResponse):
             self._left()
 
 
-def _word(folder: Path) -> str:
+def _state_of(folder: Path) -> str:
     try:
         return read_status(folder).state
     except DecentralError:
@@ -354,9 +187,177 @@ def _object(parts: Mapping[str, str]) -> str:
     return "{" + ",".join(f'"{part}":{text}' for part, text in parts.items()) + "}"
 
 
-# ---- serving ----
+# ---- viewers of one folder ----
 #
-# Listens: in the foreground for ``decentral dashboard``, on a thread beside the training for ``--dashboard``.
+# They share one reader, which reads only while somebody looks.
+#
+# A viewer is told what has changed since it was last told: one that is slow skips what is old, and nothing queues up.
+
+
+class Reader(Protocol):
+    """Where a folder's parts come from."""
+
+    def look(self) -> Mapping[str, Any]:
+        """All parts; blocks while it reads."""
+        ...
+
+    def close(self) -> None:
+        """Nobody will ask any more."""
+        ...
+
+
+class Hub:
+    """The viewers of one folder, all on one event loop.
+
+    Between two viewers the reader is kept: it goes on where it was, and its memory is bounded.
+    """
+
+    def __init__(self, reader: Reader, period: float = PERIOD) -> None:
+        self._reader, self._period = reader, period
+        self._looking = anyio.Lock()
+        self._looked_at = -math.inf
+        self._seen: dict[str, Any] = {}
+        self._told: dict[str, tuple[int, str]] = {}  # by part: its number, its text
+        self._number = 0
+
+    async def changes(self) -> AsyncGenerator[dict[str, str], None]:
+        """What has changed, as JSON by part: at first all of it, then what is new; empty when nothing is."""
+        known: dict[str, int] = {}
+        while True:
+            await self._look()
+            fresh = {part: told for part, told in self._told.items() if known.get(part) != told[0]}
+            known |= {part: number for part, (number, _) in fresh.items()}
+            yield {part: text for part, (_, text) in fresh.items()}
+            await anyio.sleep(self._period)
+
+    async def now(self) -> dict[str, str]:
+        """All parts as they are."""
+        await self._look()
+        return {part: text for part, (_, text) in self._told.items()}
+
+    def close(self) -> None:
+        """Close the reader."""
+        self._reader.close()
+
+    async def _look(self) -> None:
+        """Read, if nobody has for a period."""
+        async with self._looking:
+            if anyio.current_time() - self._looked_at < 0.9 * self._period:
+                return
+            parts = await anyio.to_thread.run_sync(self._reader.look)
+            self._looked_at = anyio.current_time()
+            for part, value in parts.items():
+                if self._seen.get(part) is not value:
+                    self._take(part, value)
+
+    def _take(self, part: str, value: Any) -> None:
+        self._seen[part] = value
+        text = as_json(value)
+        if part not in self._told or self._told[part][1] != text:
+            self._number += 1
+            self._told[part] = (self._number, text)
+
+
+# ---- a guard: who may look ----
+#
+# An ASGI layer in front of everything that the page serves.
+#
+# Read-only: GET and HEAD. On this machine alone only names of this machine are answered, or a site that a browser has
+# open could rebind its own name to 127.0.0.1 and read along. Where others can reach it, a token is asked for instead:
+# in the address once, then in a cookie that no script reads. Every answer carries headers that keep foreign code out.
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+HEADERS = {
+    "content-security-policy": POLICY,
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "x-frame-options": "DENY",
+}
+_HERE = ("localhost", "127.0.0.1", "::1")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach an address to listen at."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class Guard:
+    """Lets through what may look at ``inner``; ``token``: None where this machine alone can ask."""
+
+    def __init__(self, inner: ASGIApp, *, token: str | None, port: int) -> None:
+        self._inner, self._token = inner, token
+        self._cookie = f"decentral_{port}"  # cookies know no ports: two pages of one machine have one each
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer, or hand on."""
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self._inner(scope, receive, send)
+            return
+        answer = self._verdict(scope) or self._inner
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    headers[name] = value
+                headers.setdefault("cache-control", "no-store")
+            await send(message)
+
+        await answer(scope, receive, send_with_headers)
+
+    def _verdict(self, scope: Scope) -> Response | None:
+        """An answer of our own; None: go on."""
+        headers = Headers(scope=scope)
+        if scope["method"] not in ("GET", "HEAD"):
+            return PlainTextResponse("this page only shows\n", 405, {"allow": "GET, HEAD"})
+        if self._token is None:
+            return None if _host_asked(headers) in _HERE else PlainTextResponse("ask for it by localhost\n", 421)
+        given = parse_qs(scope["query_string"].decode("latin-1")).get("token")
+        if given and self._is_token(given[0]):
+            redirect = RedirectResponse(scope["path"], 303)
+            redirect.set_cookie(self._cookie, given[0], httponly=True, samesite="strict")
+            return redirect
+        if self._is_token(self._shown(headers)):
+            return None
+        return PlainTextResponse("open the address with ?token=..., as decentral dashboard printed it\n", 401)
+
+    def _shown(self, headers: Headers) -> str:
+        scheme, _, bearer = headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer":
+            return bearer.strip()
+        try:
+            found = SimpleCookie(headers.get("cookie", "")).get(self._cookie)
+        except CookieError:
+            return ""
+        return found.value if found is not None else ""
+
+    def _is_token(self, given: str) -> bool:
+        """In constant time, whatever was given."""
+        return self._token is not None and hmac.compare_digest(given.encode(), self._token.encode())
+
+
+def _host_asked(headers: Headers) -> str:
+    """The name that was asked for, without its port."""
+    host = headers.get("host", "").lower()
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0]
+
+
+# ---- listening ----
+#
+# In the foreground for ``decentral dashboard``, on a thread beside the training for ``--dashboard``.
 
 PORT = 7070
 _EVERYWHERE = ("0.0.0.0", "::")  # nobody can be asked for by that name

@@ -1,1 +1,1 @@
-"""Who sends which bytes to whom: gather, reduce, pair."""
+"""Bytes on their way to other peers, and who sends which to whom: gather, reduce, pair."""

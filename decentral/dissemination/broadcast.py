@@ -1,4 +1,4 @@
-"""Frames to everybody, by as few bytes of each uplink as can be."""
+"""Frames to everybody, by as few bytes of each uplink as can be: whole to each peer, or in pieces by way of others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Protocol
 import anyio
 
 from decentral.consensus.chain import Head
-from decentral.dissemination.reassembly import PAUSE, SMALLEST, Arrivals, Part, Reassembly
+from decentral.dissemination.reassembly import PAUSE, SMALLEST_PIECE, Arrivals, Part, Reassembly
 from decentral.errors import PayloadError, PeerUnreachable, TransportError
 from decentral.flow.schedule import Ack, SendQueue, Window, shifted
 from decentral.flow.upload import Changes, UplinkMeter
@@ -22,9 +22,85 @@ from decentral.wire.frames import HEADER_NBYTES, Frame, FrameKind, Header
 from decentral.wire.keys import PeerId
 from decentral.wire.pieces import AT_ONCE, PIECE_HEAD_NBYTES, Piece, Want, read_piece
 
-# ---- spread ----
+# ---- whole frames, to every peer and from any holder ----
 #
-# Who sends which part of a frame when one's own uplink is too thin for a copy to everybody.
+# Right for sparse frames. A contributor pushes its frame to each member; whoever misses one, or some of it, asks any
+# holder. Sent per peer and round: ``(N-1) * frame``; received the same. Grows with N: groups bound it.
+
+PUSH = "/decentral/frame/1"
+FETCH = "/decentral/fetch/1"
+ANSWER = 10.0  # s until a path is there, and until a holder begins to answer
+
+OnFailed = Callable[[PeerId], Awaitable[None]]
+
+
+async def push(
+    transport: Transport,
+    peers: Sequence[PeerId],
+    data: bytes,
+    on_failed: OnFailed,
+    on_handled: Callable[[], None],
+    turns: SendQueue,
+) -> None:
+    """Send one frame to every peer, however long it takes; ``on_failed`` is told of who cannot be reached.
+
+    ``on_handled`` is called when one of them has it, as far as they say so within a while. ``turns``: when to begin.
+    """
+
+    async def one(peer: PeerId) -> None:
+        try:
+            await notify(transport, peer, PUSH, data, timeout=ANSWER, on_handled=on_handled)
+        except TransportError:
+            await on_failed(peer)
+        finally:
+            turns.end()
+
+    async with anyio.create_task_group() as group:
+        for peer in peers:
+            await turns.begin(len(data))
+            group.start_soon(one, peer)
+
+
+async def fetch(transport: Transport, holder: PeerId, want: Want, limit: int, at_once: int = AT_ONCE) -> bytes | None:
+    """What ``holder`` answers, ``at_once`` bytes at a time; None when it has nothing of that frame.
+
+    ``limit`` bounds all of it, in bytes.
+    """
+    answers: list[bytes] = []
+    for part in want.cut(at_once) if want.ranges else (want,):
+        answer = await _ask(transport, holder, part, limit)
+        if answer is None:
+            return None
+        answers.append(answer)
+    if not want.ranges:
+        await _ask_for_rest(transport, holder, want.frame, limit, at_once, answers)
+    return answers[0] if len(answers) == 1 else b"".join(answers)
+
+
+async def _ask_for_rest(
+    transport: Transport, holder: PeerId, frame: bytes, limit: int, at_once: int, answers: list[bytes]
+) -> None:
+    """Of a frame that is longer than one answer; its length is known once an answer is shorter."""
+    at = len(answers[0])
+    while len(answers[-1]) == at_once and at < limit:
+        answer = await _ask(transport, holder, Want(frame, ((at, at + at_once),)), limit)
+        if answer is None:  # it ended with the last one, or the holder did: its hash tells
+            return
+        answers.append(answer)
+        at += len(answer)
+
+
+async def _ask(transport: Transport, holder: PeerId, want: Want, limit: int) -> bytes | None:
+    try:
+        data = await request(transport, holder, FETCH, want.to_bytes(), limit=limit, timeout=ANSWER)
+    except (TransportError, PayloadError):
+        return None
+    return data or None
+
+
+# ---- parts of a frame, and who sends which ----
+#
+# They are for a peer whose own uplink is too thin for a copy to everybody.
 #
 # Every frame must reach N - 1 peers, and all uplinks together can carry the N (N - 1) copies in ``N (N - 1) P / sum
 # up`` seconds; nobody is done before ``P / up`` with its own frame. A peer that needs longer for N - 1 copies sends
@@ -36,7 +112,7 @@ from decentral.wire.pieces import AT_ONCE, PIECE_HEAD_NBYTES, Piece, Want, read_
 #
 # Source: Mundinger, Weber and Weiss, "Optimal scheduling of peer-to-peer file dissemination", 2008, give the bound.
 
-UNKNOWN = 1.0  # bytes/s of a line of which nobody has said anything
+UNKNOWN_RATE = 1.0  # bytes/s of a line of which nobody has said anything
 WORTH = 0.25  # s: what it must save; passing on costs the time of one way more
 
 
@@ -85,7 +161,7 @@ def spread(nbytes: int, lines: Sequence[Line], me: int) -> Spread | None:
     n, rate = len(lines), lines[me].rate
     if n < 3 or rate < 1:
         return None
-    finish = _finish(nbytes, lines, me)
+    finish = _seconds_to_finish(nbytes, lines, me)
     if (n - 1) * nbytes / rate - finish < WORTH:
         return None
     spare = [max(0.0, finish * line.rate - (n - 1) * nbytes) * line.passes_on for line in lines]
@@ -103,7 +179,7 @@ def thin_last(peers: Sequence[PeerId], lines: Sequence[Line]) -> list[PeerId]:
     return sorted(peers, key=lambda peer: thin[peer])
 
 
-def _finish(nbytes: int, lines: Sequence[Line], me: int) -> float:
+def _seconds_to_finish(nbytes: int, lines: Sequence[Line], me: int) -> float:
     n = len(lines)
     return max(nbytes / lines[me].rate, n * (n - 1) * nbytes / sum(line.rate for line in lines))
 
@@ -117,160 +193,9 @@ def _proportioned(nbytes: int, weights: Sequence[float]) -> tuple[int, ...]:
     return tuple(end - begin for begin, end in zip((0, *ends), ends, strict=False))
 
 
-# ---- deliveries ----
+# ---- our own frame in pieces ----
 #
-# What arrived of the frames that are under way, of all of them together, for the estimate of the uplink.
-#
-# Counted from when the first stream was open over there, so neither the way nor what waited on it before counts, and
-# for each quarter of a second after it. What had arrived by any of them, over the time since, is a rate that the
-# uplink has; the highest is the estimate. Not what arrived within some seconds: of a stream whose first answers were
-# slow, early arrivals count as late ones, beside those that were late, and a link of 238 kB/s was taken for one of
-# 388.
-#
-# Believed after ``SURE`` seconds or when somebody has a whole copy: a few bytes leave sooner than the link carries
-# more of them, as its shaper allows them at once.
-
-SURE = 1.0  # s
-BIN = 0.25  # s
-
-
-class Deliveries:
-    """Of one peer, told to ``meter``."""
-
-    def __init__(self, meter: UplinkMeter) -> None:
-        self._meter = meter
-        self._frames = 0
-        self._began: float | None = None  # nothing arrived before; None: not known yet
-        self._last = 0.0  # s after that, of what arrived last
-        self._nbytes: list[int] = []  # by the end of each bin
-
-    @contextmanager
-    def of_a_frame(self) -> Iterator[None]:
-        """Held while a frame is sent."""
-        if not self._frames:
-            self._began, self._last, self._nbytes = None, 0.0, []
-            self._meter.begin_delivery()
-        self._frames += 1
-        try:
-            yield
-        finally:
-            self._frames -= 1
-
-    def arrived(self, landing: Ack, whole: bool) -> None:
-        """Somebody has so many bytes more, and perhaps all that it should get."""
-        self._begin(landing.opened)
-        self._count(landing, whole)
-
-    def passed_on(self, landing: Ack) -> None:
-        """Somebody has so many bytes of another's frame from here."""
-        if self._frames and self._began is not None and landing.at >= self._began:
-            self._count(landing, False)
-
-    def _begin(self, at: float) -> None:
-        """Answers that came faster may tell of an earlier time."""
-        if self._began is None:
-            self._began = at
-        earlier = int((self._began - at) / BIN)
-        if earlier > 0:
-            self._nbytes[:0] = [0] * earlier
-            self._began -= earlier * BIN
-            self._last += earlier * BIN
-
-    def _count(self, landing: Ack, whole: bool) -> None:
-        assert self._began is not None, "it begins with the first arrival"
-        seconds = max(0.0, landing.at - self._began)
-        self._last = max(self._last, seconds)
-        turn = int(seconds / BIN)
-        self._nbytes += [self._nbytes[-1] if self._nbytes else 0] * (turn + 1 - len(self._nbytes))
-        for later in range(turn, len(self._nbytes)):
-            self._nbytes[later] += landing.nbytes
-            if (later + 1) * BIN >= SURE:
-                self._meter.delivered(self._nbytes[later], (later + 1) * BIN)
-        if whole:
-            self._meter.delivered(self._nbytes[-1], self._last)
-
-
-# ---- gather ----
-#
-# Every frame to every peer: right for sparse frames.
-#
-# A contributor pushes its frame to each member; whoever misses one, or some of it, asks any holder. Sent per peer and
-# round: ``(N-1) * frame``; received the same. Grows with N: groups bound it.
-
-PUSH = "/decentral/frame/1"
-FETCH = "/decentral/fetch/1"
-ANSWER = 10.0  # s until a path is there, and until a holder begins to answer
-
-OnFailed = Callable[[PeerId], Awaitable[None]]
-
-
-async def push(
-    transport: Transport,
-    peers: Sequence[PeerId],
-    data: bytes,
-    on_failed: OnFailed,
-    on_handled: Callable[[], None],
-    turns: SendQueue,
-) -> None:
-    """Send one frame to every peer, however long it takes; ``on_failed`` is told of who cannot be reached.
-
-    ``on_handled`` is called when one of them has it, as far as they say so within a while. ``turns``: when to begin.
-    """
-
-    async def one(peer: PeerId) -> None:
-        try:
-            await notify(transport, peer, PUSH, data, timeout=ANSWER, on_handled=on_handled)
-        except TransportError:
-            await on_failed(peer)
-        finally:
-            turns.end()
-
-    async with anyio.create_task_group() as group:
-        for peer in peers:
-            await turns.begin(len(data))
-            group.start_soon(one, peer)
-
-
-async def fetch(transport: Transport, holder: PeerId, want: Want, limit: int, at_once: int = AT_ONCE) -> bytes | None:
-    """What ``holder`` answers, ``at_once`` bytes at a time; None when it has nothing of that frame.
-
-    ``limit`` bounds all of it, in bytes.
-    """
-    answers: list[bytes] = []
-    for part in want.cut(at_once) if want.ranges else (want,):
-        answer = await _ask(transport, holder, part, limit)
-        if answer is None:
-            return None
-        answers.append(answer)
-    if not want.ranges:
-        await _rest(transport, holder, want.frame, limit, at_once, answers)
-    return answers[0] if len(answers) == 1 else b"".join(answers)
-
-
-async def _rest(
-    transport: Transport, holder: PeerId, frame: bytes, limit: int, at_once: int, answers: list[bytes]
-) -> None:
-    """Of a frame that is longer than one answer; its length is known once an answer is shorter."""
-    at = len(answers[0])
-    while len(answers[-1]) == at_once and at < limit:
-        answer = await _ask(transport, holder, Want(frame, ((at, at + at_once),)), limit)
-        if answer is None:  # it ended with the last one, or the holder did: its hash tells
-            return
-        answers.append(answer)
-        at += len(answer)
-
-
-async def _ask(transport: Transport, holder: PeerId, want: Want, limit: int) -> bytes | None:
-    try:
-        data = await request(transport, holder, FETCH, want.to_bytes(), limit=limit, timeout=ANSWER)
-    except (TransportError, PayloadError):
-        return None
-    return data or None
-
-
-# ---- passing ----
-#
-# A frame sent in pieces: some to be passed on, the rest to everybody, to each peer one after the other on one stream.
+# Some are to be passed on, the rest goes to everybody, to each peer one after the other on one stream.
 #
 # What came first is passed on while the next is under way. Pieces for a peer that cannot be reached go to the others
 # who pass on, or to everybody when nobody is left.
@@ -282,14 +207,14 @@ async def _ask(transport: Transport, holder: PeerId, want: Want, limit: int) -> 
 # nine rounds of twenty, probably as the acknowledgements of what others sent to it had to wait, too.
 
 PIECE = "/decentral/piece/1"
-UNMEASURED, LARGEST = 1 << 15, 1 << 18  # bytes of a piece
+UNMEASURED_PIECE, LARGEST_PIECE = 1 << 15, 1 << 18  # bytes of one: while the uplink is unknown, and at most
 LANDING = 1.0  # s; who takes longer may get a piece twice
 REST = 2.0  # s in which nothing follows a stream that ended: time for a punch
 HASTE = 1.1  # times the estimated rate, which is a lower bound and grows when more goes through
 THIN = 4  # times as much given to others to pass on as to each: less than a third of the usual uplink, among eight
 OFTEN = 1.0  # s in which each peer should get one; with 0.25 eight peers took a quarter more processor for a gather
 
-Range = tuple[int, int, bool]  # [start, stop) of the frame, and whether it is to be passed on
+PieceRange = tuple[int, int, bool]  # [start, stop) of the frame, and whether it is to be passed on
 Uplink = Callable[[], float | None]  # bytes/s; None: not known
 Arrived = Callable[[Ack, bool], None]  # told of a piece that a peer says it has, and whether it has all it should
 
@@ -310,10 +235,10 @@ class Passing:
 
     async def send(self, way_of: Callable[[int], Spread], uplink: Uplink) -> None:
         """Send it; ``way_of`` says which way so many bytes go best, its first peer being this one, then ``peers``."""
-        given = {peer: _pieces_between(0, len(self.data), UNMEASURED, False) for peer in self.peers}
+        given = {peer: _pieces_between(0, len(self.data), UNMEASURED_PIECE, False) for peer in self.peers}
         if uplink() is None:
             await self._send_all(given, lambda: uplink() is not None)
-        furthest = max((_start(ranges, len(self.data)) for ranges in given.values()), default=0)
+        furthest = max((_next_start(ranges, len(self.data)) for ranges in given.values()), default=0)
         if (rate := uplink()) is None or furthest == len(self.data):
             return await self._send_all(given)
         behind = {peer: [range_ for range_ in ranges if range_[0] < furthest] for peer, ranges in given.items()}
@@ -324,9 +249,9 @@ class Passing:
         return peer in self.peers and peer not in self.failed and anyio.current_time() < self._moved_at + PAUSE
 
     async def _go_on(
-        self, behind: dict[PeerId, list[Range]], start: int, way: Spread, uplink: Uplink, rate: float
+        self, behind: dict[PeerId, list[PieceRange]], start: int, way: Spread, uplink: Uplink, rate: float
     ) -> None:
-        size = min(LARGEST, max(SMALLEST, int(rate * OFTEN / len(self.peers))))
+        size = min(LARGEST_PIECE, max(SMALLEST_PIECE, int(rate * OFTEN / len(self.peers))))
         given, passed = {}, start + way.direct
         for peer, nbytes in zip(self.peers, way.passed[1:], strict=True):
             direct = _pieces_between(start, start + way.direct, size, False)
@@ -340,7 +265,9 @@ class Passing:
             lost = [range_ for peer in given.keys() & self.failed for range_ in given[peer] if range_[2]]
             given = self._dealt(lost, [peer for peer in helpers if peer not in self.failed])
 
-    async def _send_all(self, given: dict[PeerId, list[Range]], enough: Callable[[], bool] = lambda: False) -> None:
+    async def _send_all(
+        self, given: dict[PeerId, list[PieceRange]], enough: Callable[[], bool] = lambda: False
+    ) -> None:
         """Takes off ``given`` what peers say they have; when it is ``enough``, waits a little for what is under way."""
         async with anyio.create_task_group() as group:
 
@@ -353,13 +280,13 @@ class Passing:
                 if peer not in self.failed:
                     group.start_soon(self._send_to, peer, ranges, goes_on)
 
-    def _dealt(self, lost: list[Range], helpers: Sequence[PeerId]) -> dict[PeerId, list[Range]]:
+    def _dealt(self, lost: list[PieceRange], helpers: Sequence[PeerId]) -> dict[PeerId, list[PieceRange]]:
         if helpers:
             return {peer: lost[turn :: len(helpers)] for turn, peer in enumerate(helpers)}
         direct = [(start, stop, False) for start, stop, _ in lost]
         return {peer: list(direct) for peer in self.peers if peer not in self.failed}
 
-    async def _send_to(self, peer: PeerId, ranges: list[Range], goes_on: Callable[[], bool]) -> None:
+    async def _send_to(self, peer: PeerId, ranges: list[PieceRange], goes_on: Callable[[], bool]) -> None:
         """Goes on after a rest, with small steps, when a stream ended: a relay may end each connection after 128 KiB.
 
         What was under way then is lost, so with more than that at a time nothing ever arrives; and without a rest no
@@ -379,10 +306,12 @@ class Passing:
                     return
                 window, ended = Window(lambda: None), True
                 await anyio.sleep(REST)
-                ranges[:] = [step for range_ in ranges for step in _pieces_between(*range_[:2], UNMEASURED, range_[2])]
+                ranges[:] = [
+                    step for range_ in ranges for step in _pieces_between(*range_[:2], UNMEASURED_PIECE, range_[2])
+                ]
 
     async def _send_at_once(
-        self, peer: PeerId, ranges: list[Range], goes_on: Callable[[], bool], window: Window
+        self, peer: PeerId, ranges: list[PieceRange], goes_on: Callable[[], bool], window: Window
     ) -> None:
         def handled(landing: Ack) -> None:
             del ranges[0]
@@ -412,17 +341,15 @@ class _Pace:
         await anyio.sleep(turn - now)
 
 
-def _pieces_between(start: int, stop: int, size: int, pass_on: bool) -> list[Range]:
+def _pieces_between(start: int, stop: int, size: int, pass_on: bool) -> list[PieceRange]:
     return [(at, min(at + size, stop), pass_on) for at in range(start, stop, size)]
 
 
-def _start(ranges: Sequence[Range], end: int) -> int:
+def _next_start(ranges: Sequence[PieceRange], end: int) -> int:
     return ranges[0][0] if ranges else end
 
 
-# ---- forwarding ----
-#
-# Pieces of others' frames, passed on as they come: each frame's on a stream to each of the others.
+# ---- pieces of others' frames ----
 
 
 class Forwarder:
@@ -491,9 +418,82 @@ class _Way:
         self._pieces = None
 
 
-# ---- broadcast ----
+# ---- arrivals elsewhere, for the estimate of the uplink ----
 #
-# Contributions that go by way of others: sent in pieces where the own uplink is thin, passed on, and put together.
+# All frames that are under way count together.
+#
+# Counted from when the first stream was open over there, so neither the way nor what waited on it before counts, and
+# for each quarter of a second after it. What had arrived by any of them, over the time since, is a rate that the
+# uplink has; the highest is the estimate. Not what arrived within some seconds: of a stream whose first answers were
+# slow, early arrivals count as late ones, beside those that were late, and a link of 238 kB/s was taken for one of
+# 388.
+#
+# Believed after ``SURE`` seconds or when somebody has a whole copy: a few bytes leave sooner than the link carries
+# more of them, as its shaper allows them at once.
+
+SURE = 1.0  # s
+BIN = 0.25  # s
+
+
+class Deliveries:
+    """What arrived of one peer's frames, told to ``meter``."""
+
+    def __init__(self, meter: UplinkMeter) -> None:
+        self._meter = meter
+        self._frames = 0
+        self._began: float | None = None  # nothing arrived before; None: not known yet
+        self._last = 0.0  # s after that, of what arrived last
+        self._nbytes: list[int] = []  # by the end of each bin
+
+    @contextmanager
+    def of_a_frame(self) -> Iterator[None]:
+        """Held while a frame is sent."""
+        if not self._frames:
+            self._began, self._last, self._nbytes = None, 0.0, []
+            self._meter.begin_delivery()
+        self._frames += 1
+        try:
+            yield
+        finally:
+            self._frames -= 1
+
+    def arrived(self, landing: Ack, whole: bool) -> None:
+        """Somebody has so many bytes more, and perhaps all that it should get."""
+        self._begin(landing.opened)
+        self._count(landing, whole)
+
+    def passed_on(self, landing: Ack) -> None:
+        """Somebody has so many bytes of another's frame from here."""
+        if self._frames and self._began is not None and landing.at >= self._began:
+            self._count(landing, False)
+
+    def _begin(self, at: float) -> None:
+        """Answers that came faster may tell of an earlier time."""
+        if self._began is None:
+            self._began = at
+        earlier = int((self._began - at) / BIN)
+        if earlier > 0:
+            self._nbytes[:0] = [0] * earlier
+            self._began -= earlier * BIN
+            self._last += earlier * BIN
+
+    def _count(self, landing: Ack, whole: bool) -> None:
+        assert self._began is not None, "it begins with the first arrival"
+        seconds = max(0.0, landing.at - self._began)
+        self._last = max(self._last, seconds)
+        turn = int(seconds / BIN)
+        self._nbytes += [self._nbytes[-1] if self._nbytes else 0] * (turn + 1 - len(self._nbytes))
+        for later in range(turn, len(self._nbytes)):
+            self._nbytes[later] += landing.nbytes
+            if (later + 1) * BIN >= SURE:
+                self._meter.delivered(self._nbytes[later], (later + 1) * BIN)
+        if whole:
+            self._meter.delivered(self._nbytes[-1], self._last)
+
+
+# ---- the broadcast of one peer ----
+#
+# Contributions go by way of others: sent in pieces where the own uplink is thin, passed on, and put together.
 
 LinesOf = Callable[[Sequence[PeerId]], Sequence[Line]]
 
@@ -502,7 +502,7 @@ PIECED = 1 << 16  # bytes of a contribution that goes in pieces; smaller ones fi
 
 def all_equal(peers: Sequence[PeerId]) -> list[Line]:
     """Nothing is known of what anybody can send."""
-    return [Line(UNKNOWN, passes_on=False)] * len(peers)
+    return [Line(UNKNOWN_RATE, passes_on=False)] * len(peers)
 
 
 class Receiver(Protocol):
@@ -526,7 +526,7 @@ class Receiver(Protocol):
 
 
 class ChunkedBroadcast:
-    """One peer's part in it."""
+    """Sends the frames of one peer, passes on pieces of others', and puts together what comes in pieces."""
 
     def __init__(
         self, transport: Transport, me: PeerId, arrivals: Arrivals, lines_of: LinesOf, receiver: Receiver
@@ -538,7 +538,7 @@ class ChunkedBroadcast:
         self._deliveries = Deliveries(transport.meter)
         self.forwarder = Forwarder(transport, self.window, self._deliveries.passed_on, receiver.spawn)
         self._given: list[tuple[bytes, Passing]] = []  # frames on their way in pieces, and their hashes
-        most = PIECE_HEAD_NBYTES + LARGEST
+        most = PIECE_HEAD_NBYTES + LARGEST_PIECE
         serve_sequences(transport, PIECE, self._on_piece, limit=most, watch=arrivals.push)
 
     async def give(self, frame: Frame, others: Sequence[PeerId], on_failed: OnFailed) -> None:
@@ -590,7 +590,7 @@ class ChunkedBroadcast:
 
     def _uplink(self) -> float | None:
         rate = self.lines_of((self.me,))[0].rate
-        return rate if rate > UNKNOWN else None
+        return rate if rate > UNKNOWN_RATE else None
 
     def forget_before(self, round_: int) -> None:
         """Drop what belongs to rounds before ``round_``."""

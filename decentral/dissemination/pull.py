@@ -1,4 +1,4 @@
-"""Frames that are missing."""
+"""Frames by their hashes: those that this peer holds, and how it gets those that did not come."""
 
 from __future__ import annotations
 
@@ -6,24 +6,22 @@ from collections import Counter, OrderedDict
 
 from decentral.consensus.round_state import Fetch
 from decentral.dissemination.broadcast import FETCH, ChunkedBroadcast, Receiver, fetch, thin_last
-from decentral.dissemination.reassembly import NOTHING, Arrivals
+from decentral.dissemination.reassembly import NOTHING_CAME, Arrivals
 from decentral.errors import PayloadError
 from decentral.flow.schedule import Offload
 from decentral.transport import Transport
 from decentral.transport.requests import serve_requests
 from decentral.wire.frames import Frame
-from decentral.wire.keys import PeerId
+from decentral.wire.keys import Digest, PeerId
 from decentral.wire.pieces import WANT_NBYTES, Want, read_want
 
-# ---- store ----
+# ---- frames held here ----
 #
-# The frames this peer holds: of the round in progress, and of the last commits for those who missed them.
+# They are of the round in progress, and of the last commits for those who missed them.
 #
 # Frames of the open round are what a commit is applied from, so they are never dropped for want of room: the past goes
 # first. Only when the open round itself outgrows what its members can need does the greediest sender lose its newest
 # frame: whoever sends frames nobody asked for fills its own share and no more.
-
-Digest = bytes
 
 PER_SENDER = 64  # frames of one sender in one round: one contribution, or the results of some plans
 
@@ -99,9 +97,9 @@ class FrameStore:
             del self._count[owner]
 
 
-# ---- fetcher ----
+# ---- frames that did not come ----
 #
-# Frames that did not come are asked of their holders, and those held here are given to who asks.
+# They are asked of their holders, and those held here are given to who asks.
 #
 # Of what came in pieces only the rest is asked for. Who is sending a frame in pieces sends it to nobody a second time:
 # four who each lacked some of a thin peer's frame had all of it once more, one of eight on 2 Mbit/s, and the round
@@ -109,7 +107,7 @@ class FrameStore:
 
 
 class FrameFetcher:
-    """One peer's part in it."""
+    """Asks for what is missing here, and answers those who miss what is here."""
 
     def __init__(
         self,
@@ -141,7 +139,7 @@ class FrameFetcher:
     async def ask(self, holder: PeerId, frame: bytes, owner: PeerId, round_: int) -> bool:
         """Get a frame from one holder: all of it if what came in pieces was forged. Whether it had it."""
         came = self.broadcast.part(round_, owner)
-        for part in (NOTHING,) if came is None else (came, NOTHING):
+        for part in (NOTHING_CAME,) if came is None else (came, NOTHING_CAME):
             answer = await fetch(self.transport, holder, Want(frame, part.missing), self._limit)
             if answer is None:
                 return False

@@ -1,12 +1,6 @@
-"""Frames that come in pieces, from their owner and from those who pass them on, until they are whole.
+"""Frames on their way to this peer: those in pieces until they are whole, and what need not be asked for, as it comes.
 
-Nothing is allocated for a header that is not signed by a member or for more bytes than the schema allows; each sender
-has one frame of a round in pieces here, and each of its bytes is taken once from itself and once from all others,
-however the pieces are cut: an owner that learns its uplink in the middle cuts the rest anew.
-
-A piece may be forged by who passes it on. So the owner's own count first, and when a whole that others had a part in is
-not what its header names, theirs are dropped, none is taken of that frame any more, and the owner's stay: nobody can
-spoil what an owner sends itself. What is missing then is fetched.
+Pieces come from a frame's owner and from those who pass them on.
 """
 
 from __future__ import annotations
@@ -21,12 +15,12 @@ import numpy as np
 
 from decentral.errors import PayloadError
 from decentral.wire.frames import HEADER_NBYTES, Header, frame_hash, signed_header
-from decentral.wire.keys import PeerId
+from decentral.wire.keys import Digest, PeerId
 from decentral.wire.pieces import Piece, Range, joined
 
-# ---- range set ----
+# ---- the bytes that came ----
 #
-# Which bytes of something came: ranges that grow together, each byte counted once however the pieces were cut.
+# Ranges that grow together, each byte counted once however the pieces were cut.
 
 
 class RangeSet:
@@ -64,14 +58,12 @@ class RangeSet:
         return bisect_left(self._stops, start), bisect_right(self._starts, stop)
 
 
-# ---- partial frame ----
-#
-# What is here of a frame that did not come whole, and what a holder's answer makes of it.
+# ---- a frame that did not come whole ----
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """``data`` is as long as the frame; in ``missing`` it holds nothing. Without ``missing``, nothing came."""
+    """What is here of a frame: ``data`` is as long as it; in ``missing`` it holds nothing. Without, nothing came."""
 
     data: bytes
     missing: tuple[Range, ...]
@@ -91,11 +83,19 @@ class Part:
         return bytes(whole)
 
 
-NOTHING = Part(b"", ())
+NOTHING_CAME = Part(b"", ())
 
-# ---- reassembly ----
+# ---- pieces put together ----
+#
+# Nothing is allocated for a header that is not signed by a member or for more bytes than the schema allows; each sender
+# has one frame of a round in pieces here, and each of its bytes is taken once from itself and once from all others,
+# however the pieces are cut: an owner that learns its uplink in the middle cuts the rest anew.
+#
+# A piece may be forged by who passes it on. So the owner's own count first, and when a whole that others had a part in
+# is not what its header names, theirs are dropped, none is taken of that frame any more, and the owner's stay: nobody
+# can spoil what an owner sends itself. What is missing then is fetched.
 
-SMALLEST = 1 << 12  # bytes of a piece, but for the last of each range
+SMALLEST_PIECE = 1 << 12  # bytes of a piece, but for the last of each range
 SCATTERED = 2048  # ranges that a frame may be in, beside one for each of its smallest pieces: more is malice
 
 MaxNbytes = Callable[[Header], int]  # of a body; raises PayloadError for a header that belongs to nothing here
@@ -114,7 +114,7 @@ class _Side:
         if piece.nbytes != len(self.data):
             raise PayloadError(f"piece of {piece.nbytes} bytes in a frame of {len(self.data)}; drop it")
         fresh = self.came.gaps(piece.start, piece.start + len(piece.data))
-        if fresh and len(self.came) > SCATTERED + piece.nbytes // SMALLEST:
+        if fresh and len(self.came) > SCATTERED + piece.nbytes // SMALLEST_PIECE:
             raise PayloadError(f"frame in {len(self.came)} crumbs; drop them and their sender")
         for start, stop in fresh:
             self.data[start:stop] = piece.data[start - piece.start : stop - piece.start]
@@ -230,15 +230,13 @@ class Reassembly:
         return [frame for frame in self._frames.values() if frame.head == head]
 
 
-# ---- arrivals ----
+# ---- what is on its way already ----
 #
-# What is on its way to this peer already, so that no frame takes its downlink, and somebody's uplink, twice.
+# It is known so that no frame takes this peer's downlink, and somebody's uplink, twice.
 
 # s without a byte after which a push is not counted on. A lost packet costs TCP about one; but the daemon's streams
 # move in steps of 460 kB, seven at once on 20 Mbit/s every 1.3 s: with a limit of 2 s a busy machine sent twice
 PAUSE = 5.0
-
-Digest = bytes
 
 
 class Push:

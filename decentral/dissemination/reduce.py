@@ -1,11 +1,11 @@
-"""Each owner sums its parts of the contributors' slices and returns re-quantised results, one for each part.
+"""The parts of a reduce, which are whose and in which order slices go; and the pairs of gossip.
 
-Right for dense frames: sent per peer and round ``2 (N-1)/N * body``, whatever N. Everybody applies the owners'
-result frames, so all apply the same bits although sums were made in one place only (`decentral.replica.reduction`).
-Here: which parts are whose, and in which order slices go.
+In a reduce each owner sums its parts of the contributors' slices and returns re-quantised results, one for each part.
+Right for dense frames: sent per peer and round ``2 (N-1)/N * body``, whatever N. Everybody applies the owners' result
+frames, so all apply the same bits although sums were made in one place only (`decentral.replica.reduction`).
 
-Source: the bandwidth-optimal all-reduce of Patarasuk and Yuan, 2009; re-quantising once per owner instead of once
-per hop, as decentral training runs do since INTELLECT-1 (Jaghouar et al., 2024, arXiv:2412.01152).
+Source: the bandwidth-optimal all-reduce of Patarasuk and Yuan, 2009; re-quantising once per owner instead of once per
+hop, as decentral training runs do since INTELLECT-1 (Jaghouar et al., 2024, arXiv:2412.01152).
 """
 
 from __future__ import annotations
@@ -33,13 +33,11 @@ def in_order(plan: ReducePlan, me: PeerId) -> list[int]:
     return [part for parts in rounds for part in parts if part is not None]
 
 
-# ---- partition ----
+# ---- a fragment cut among its owners ----
 #
-# Which part of a fragment each owner reduces, and in which pieces.
-#
-# A piece is summed, and its result sent, while slices of the next are still coming: else every uplink idles from its
-# own last slice until the last slice of all is there. Ranges are cut at multiples of the compressors' block, so that a
-# slice compresses to the same bytes however the fragment is cut.
+# Each owner reduces a part, in pieces. A piece is summed, and its result sent, while slices of the next are still
+# coming: else every uplink idles from its own last slice until the last slice of all is there. Ranges are cut at
+# multiples of the compressors' block, so that a slice compresses to the same bytes however the fragment is cut.
 
 ALIKE = 0.25  # of the median: most estimates of equal uplinks are that close (1.6 to 2.0 MB/s of 2.5)
 MOST_PIECES = 4  # of one owner; each costs a signature, a stream to everybody and 128 bytes of the record
@@ -56,7 +54,7 @@ class Grain:
     piece: int = 1 << 17  # the least that is worth a frame: half a megabyte of float32; see experiments/LOG.md
 
 
-USUAL = Grain()
+USUAL_GRAIN = Grain()
 
 
 def shares(uplinks: Sequence[float]) -> list[float]:
@@ -87,7 +85,7 @@ def alike(uplinks: Sequence[float]) -> list[float]:
 
 
 def partition(
-    numel: int, owners: Sequence[PeerId], weights: Sequence[float] | None = None, grain: Grain = USUAL
+    numel: int, owners: Sequence[PeerId], weights: Sequence[float] | None = None, grain: Grain = USUAL_GRAIN
 ) -> Ranges:
     """Cut ``[0, numel)`` among ``owners`` in proportion to ``weights`` (equal when None), each share in pieces.
 
@@ -115,12 +113,10 @@ def _in_pieces(start: int, stop: int, grain: Grain, most: int) -> list[int]:
     return [start + (stop - start) * number // count for number in range(count + 1)]
 
 
-# ---- pairing ----
+# ---- pairs of gossip ----
 #
-# Who gossips with whom: a fresh random matching of the members for every gossip step, without a message.
-#
-# Every peer sorts the members by a hash of (run, step, peer) and pairs neighbours; with an odd number one is left
-# over and takes its step alone.
+# A fresh random matching of the members for every gossip step, without a message: every peer sorts the members by a
+# hash of (run, step, peer) and pairs neighbours; with an odd number one is left over and takes its step alone.
 
 
 def matching(run: bytes, step: int, members: Sequence[PeerId]) -> list[tuple[PeerId, ...]]:

@@ -1,13 +1,4 @@
-"""Who may move bytes when, so that all together keep to one rate: a token bucket with an express lane. Pure.
-
-Bulk goes while there are tokens, one piece per turn, and peers take turns by what each has moved: two peers get half
-each, whether one has one stream open and the other forty. Urgent bytes (leases, votes) do not wait: they are booked,
-and bulk waits for the tokens they took. Express bytes have a bucket of their own, so that a flood of them is bulk like
-any other. Over t seconds no more than ``rate * (t + BURST + EXPRESS_BURST)`` bytes and one piece pass: in a minute 2 %
-more than the rate.
-
-Source: tags as in Goyal, Vin and Cheng, "Start-time Fair Queuing", 1996.
-"""
+"""Turns: when bytes may leave for whom, how many may be under way, and on which thread heavy work runs meanwhile."""
 
 from __future__ import annotations
 
@@ -25,6 +16,18 @@ import anyio.to_thread
 
 from decentral.flow.upload import Changes
 from decentral.wire.keys import PeerId
+
+# ---- one rate for all, with an express lane ----
+#
+# A token bucket. Pure.
+#
+# Bulk goes while there are tokens, one piece per turn, and peers take turns by what each has moved: two peers get half
+# each, whether one has one stream open and the other forty. Urgent bytes (leases, votes) do not wait: they are booked,
+# and bulk waits for the tokens they took. Express bytes have a bucket of their own, so that a flood of them is bulk
+# like any other. Over t seconds no more than ``rate * (t + BURST + EXPRESS_BURST)`` bytes and one piece pass: in a
+# minute 2 % more than the rate.
+#
+# Source: tags as in Goyal, Vin and Cheng, "Start-time Fair Queuing", 1996.
 
 BURST = 0.1  # s of the rate that an idle link saves up for bulk
 EXPRESS_BURST = 1.0  # s of the rate that urgent bytes may take at once
@@ -146,9 +149,9 @@ def piece_of(rate: float) -> int:
     return int(min(_LARGEST, max(_SMALLEST, rate * _PIECE_SECONDS)))
 
 
-# ---- send queue ----
+# ---- frames for one peer each, one after another ----
 #
-# Frames for one peer each, begun one after another as fast as the uplink carries them.
+# They are begun as fast as the uplink carries them.
 #
 # Begun all at once they share the uplink as TCP happens to divide it, and all wait for the last: on eight equal lines
 # of 20 Mbit/s one peer had all its slices after 5.2 s, another after 6.8. So peer i begins with peer i + 1 and goes on
@@ -197,39 +200,9 @@ def shifted(peers: Iterable[PeerId], me: PeerId) -> list[PeerId]:
     return [*(peer for peer in ordered if peer > me), *(peer for peer in ordered if peer <= me)]
 
 
-# ---- offload ----
+# ---- bytes under way, unheard of ----
 #
-# Where heavy work runs: on a worker thread, or inline when virtual time must not run ahead of it.
-#
-# Torch and numpy release the GIL, so compressing on a thread leaves the event loop free. A simulated clock jumps
-# while a thread computes, which would fire every timer; the simulator therefore passes ``inline``.
-
-T = TypeVar("T")
-Ts = TypeVarTuple("Ts")
-
-
-class Offload(Protocol):
-    """Runs ``work(*args)`` and returns its result."""
-
-    async def __call__(self, work: Callable[[*Ts], T], *args: *Ts) -> T:
-        """Run it."""
-        ...
-
-
-async def in_thread(work: Callable[[*Ts], T], *args: *Ts) -> T:
-    """On one of anyio's worker threads."""
-    return await anyio.to_thread.run_sync(work, *args)
-
-
-async def inline(work: Callable[[*Ts], T], *args: *Ts) -> T:
-    """Here and now, after one turn of the loop."""
-    await anyio.lowlevel.checkpoint()
-    return work(*args)
-
-
-# ---- window ----
-#
-# How many bytes may be on their way, unheard of, to all peers together: what the uplink carries in four seconds.
+# To all peers together: as many as the uplink carries in four seconds.
 #
 # What the system's and the daemon's buffers have swallowed cannot be called back, and what follows on the same
 # connection waits behind it. At 2 Mbit/s a frame that was called off in round 2 arrived in round 7, and in three runs
@@ -317,3 +290,33 @@ class InFlight:
     def _count(self, nbytes: int) -> None:
         self._nbytes += nbytes
         self._window.nbytes += nbytes
+
+
+# ---- threads for heavy work ----
+#
+# It runs on a worker thread, or inline when virtual time must not run ahead of it.
+#
+# Torch and numpy release the GIL, so compressing on a thread leaves the event loop free. A simulated clock jumps
+# while a thread computes, which would fire every timer; the simulator therefore passes ``inline``.
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+
+class Offload(Protocol):
+    """Runs ``work(*args)`` and returns its result."""
+
+    async def __call__(self, work: Callable[[*Ts], T], *args: *Ts) -> T:
+        """Run it."""
+        ...
+
+
+async def in_thread(work: Callable[[*Ts], T], *args: *Ts) -> T:
+    """On one of anyio's worker threads."""
+    return await anyio.to_thread.run_sync(work, *args)
+
+
+async def inline(work: Callable[[*Ts], T], *args: *Ts) -> T:
+    """Here and now, after one turn of the loop."""
+    await anyio.lowlevel.checkpoint()
+    return work(*args)

@@ -1,4 +1,4 @@
-"""What this peer may send, and how fast its line is."""
+"""The line of this peer: how fast it sends, what others may hold of it, and to whom a thing is said again."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import anyio
 from decentral.errors import ConfigError, TransportError
 from decentral.wire.keys import PeerId, peer_name
 
-# ---- uplink ----
+# ---- speed of the uplink ----
 #
-# How fast this peer can send, from the transfers it makes. Pure: the time comes in.
+# Estimated from the transfers that this peer makes. Pure: the time comes in.
 #
 # Copies of frames that others say they have, over the time since the first was begun, while any was under way: right
 # for frames of any size, and one slow receiver spoils nothing.
@@ -87,36 +87,9 @@ def lease_bits(bytes_per_second: float | None) -> int:
     return round(bits, 2 - len(str(bits)))
 
 
-# ---- changes ----
+# ---- budget of what others may hold ----
 #
-# Something that changes again and again, and tasks that wait for it to do so.
-
-
-class Changes:
-    """Each change wakes every task that waits then, and nobody that comes later."""
-
-    def __init__(self) -> None:
-        self._coming: anyio.Event | None = None  # made for the first that waits: there may be no loop before
-
-    def tell(self) -> None:
-        """There was one."""
-        if self._coming is not None:
-            self._coming.set()
-            self._coming = None
-
-    def coming(self) -> anyio.Event:
-        """The next one. Taken before a look that takes time, so that no change meanwhile is missed."""
-        self._coming = self._coming or anyio.Event()
-        return self._coming
-
-    async def next(self) -> None:
-        """Wait for the next one."""
-        await self.coming().wait()
-
-
-# ---- budget ----
-#
-# How much of this process others may hold: inbound streams, and bodies that came or are on their way.
+# Inbound streams, and bodies that came or are on their way.
 #
 # A reservation waits while its peer, or all peers together, hold too much; as a stream holds at most one reservation,
 # made for the whole body before its first byte is read, somebody can always finish. A body larger than the budget
@@ -270,9 +243,9 @@ def _give_back(counter: Counter[PeerId], peer: PeerId, amount: int) -> None:
         del counter[peer]  # strangers come and go; a row each would be their way to fill the memory
 
 
-# ---- repeats ----
+# ---- repeats, more and more rarely ----
 #
-# One thing that is said to many until it has had its effect, to each of them more and more rarely.
+# For one thing that is said to many until it has had its effect.
 #
 # Any of them may have missed it, or have forgotten it in a restart; most have not, and what they know need not be said
 # every second: of 64 peers that asked to be let in at once, and then a few, every fourth message asked again.
@@ -302,3 +275,26 @@ class Repeats:
             wait = self._first if before is None else min(self._longest, 2 * before.wait)
             self._told[peer] = _Told(now + wait, wait)
         return now_due
+
+
+# ---- changes that tasks wait for ----
+class Changes:
+    """Each change wakes every task that waits then, and nobody that comes later."""
+
+    def __init__(self) -> None:
+        self._coming: anyio.Event | None = None  # made for the first that waits: there may be no loop before
+
+    def tell(self) -> None:
+        """There was one."""
+        if self._coming is not None:
+            self._coming.set()
+            self._coming = None
+
+    def coming(self) -> anyio.Event:
+        """The next one. Taken before a look that takes time, so that no change meanwhile is missed."""
+        self._coming = self._coming or anyio.Event()
+        return self._coming
+
+    async def next(self) -> None:
+        """Wait for the next one."""
+        await self.coming().wait()

@@ -1,4 +1,6 @@
-"""What the callbacks for other people's training loops share."""
+"""The common ground of the callbacks for other people's training loops: keywords of ``join``, a peer entered and
+left, data in an order of its own, the processes of a peer.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,9 @@ from decentral.peer.settings import Observer
 from decentral.plugins import nearest
 from decentral.transport import Transport
 
-# ---- joining ----
+# ---- keywords of join ----
 #
-# What an integration passes on to ``decentral.join``: its keyword arguments, but those that the framework knows.
+# An integration passes them on to ``decentral.join``, but those that the framework knows.
 
 Run = str | Path | Manifest | None
 
@@ -81,9 +83,9 @@ def _is_json(value: object) -> bool:
     return value is None or isinstance(value, str | int | float | bool)
 
 
-# ---- entered ----
+# ---- a peer, entered and left ----
 #
-# A peer whose ``with`` block a framework opens in one of its calls and closes in another.
+# A framework opens its ``with`` block in one of its calls and closes it in another.
 #
 # Frameworks that are ended by an error or by Ctrl-C do not always make the second call. The process then still leaves
 # the run when it ends, as the block would have: without a checkpoint after an error, with one and a goodbye after
@@ -145,13 +147,13 @@ def check_goes_on(kept: Mapping[str, Any], peer: Peer, checkpoint: str) -> None:
         )
 
 
-# ---- own order ----
+# ---- an order of its own ----
 #
-# The order in which a framework's loader draws its data: another one on every peer, without a setting.
+# In which a framework's loader draws its data: another one on every peer, without a setting.
 #
 # Peers that hold the same data and leave the seed at its default would draw the same batches, and do the work of one.
 
-_MOST = 2**62  # an epoch is added to the seed, which has to stay below 2**63
+_SEEDS = 2**62  # an epoch is added to the seed, which has to stay below 2**63
 
 
 def draw_in_own_order(loader: Any, seed: int) -> bool:  # Any: accelerate's loaders have no type
@@ -164,13 +166,13 @@ def draw_in_own_order(loader: Any, seed: int) -> bool:  # Any: accelerate's load
         sampler = getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)
     if sampler is None:
         return False
-    sampler.initial_seed = (sampler.initial_seed + seed) % _MOST
+    sampler.initial_seed = (sampler.initial_seed + seed) % _SEEDS
     return True
 
 
-# ---- world ----
+# ---- the processes of one peer ----
 #
-# The processes of one peer, where a framework keeps its ``Accelerator`` to itself: what ``join`` asks of one.
+# Where a framework keeps its ``Accelerator`` to itself: what ``join`` asks of one.
 
 _SHARDED = (DistributedType.FSDP, DistributedType.DEEPSPEED, DistributedType.MEGATRON_LM)
 

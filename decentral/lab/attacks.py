@@ -1,4 +1,14 @@
-"""What hostile peers send: attacks by name, for the laboratory and for tests of aggregation rules."""
+"""Attacks by name: what hostile peers send in place of the change that they trained, for the laboratory and for tests
+of aggregation rules.
+
+The attacker knows everything: what honest peers will send, as receivers decode it, and the rule in use. Most attacks
+craft a vector of it; what is sent then goes through the run's compressor, as everybody's does. Others train as honest
+peers do, on labels that are wrong, or keep back what they offered. A change is a descent direction, anchor - local: the
+outer step subtracts it.
+
+An attack is one frozen dataclass, here or behind an entry point "decentral.attacks" of another package; its fields are
+the keys of its spelling: ``scale(factor=100)``.
+"""
 
 from __future__ import annotations
 
@@ -42,21 +52,8 @@ __all__ = [
     "shift",
 ]
 
-# ---- attack ----
-#
-# What an attack is: what hostile peers of a round do instead of sending the change that they trained.
-#
-# The attacker knows everything: what honest peers will send, as receivers decode it, and the rule in use. Most attacks
-# craft a vector of it; what is sent then goes through the run's compressor, as everybody's does. Others train as
-# honest peers do, on labels that are wrong, or keep back what they offered.
-#
-# A change is a descent direction, anchor - local: the outer step subtracts it.
-#
-# An attack is one frozen dataclass in one file here, or an entry point "decentral.attacks" of another package; its
-# fields are the keys of its spelling: ``scale(factor=100)``.
 
 # Shape suffixes: N = elements of one fragment, flat; K = honest contributors, F = hostile ones, B = labels of a batch.
-
 
 Rule = Callable[[Tensor], Tensor]  # rows (K + F, N), the honest ones first -> what receivers make of them (N,)
 
@@ -106,15 +103,15 @@ def distance_from_honest(honest_KN: Tensor, hostile_FN: Tensor, rule: Rule) -> f
     return float(torch.linalg.vector_norm(apart_N))
 
 
-# ---- alie ----
+# ---- a little is enough (ALIE) ----
 #
-# A little is enough (ALIE): off the honest mean by a few standard deviations in every coordinate, within the crowd.
+# Off the honest mean by a few standard deviations in every coordinate, within the crowd.
 #
 # x = mean(x_i) - z * std(x_i) ;  std with K - 1
 #
 # What differs from the source. There z is the largest that a majority of peers hides: 0.18 for 3 of 10. Here it is
 # ByzFL's 1.5 (González et al., 2025, arXiv:2505.24802), which adds where the paper subtracts: that is z = -1.5.
-# `optimised` tries many z on both sides.
+# ``OptimisedALIE`` tries many z on both sides.
 #
 # Source: Baruch, Baruch, Goldberg, "A Little Is Enough: Circumventing Defenses For Distributed Learning", 2019,
 # arXiv:1902.06156.
@@ -145,52 +142,9 @@ def shift(honest_KN: Tensor) -> tuple[Tensor, Tensor]:
     return mean_N, -honest_KN.std(0) if len(honest_KN) > 1 else torch.zeros_like(mean_N)
 
 
-# ---- copycat ----
+# ---- inner product manipulation (IPM) ----
 #
-# Copycat: each hostile peer sends the places of another honest peer's frame, and hides that its values are the same.
-#
-# x = x_i * (1 + noise * normal(0, 1)) for the honest peer i of its own
-#
-# It trains nothing and is counted, paid where that is paid, and takes weight from those who trained. Only sparse
-# frames show it: places in common are few among honest peers (Covenant-72B's runs saw a share of 0.07 to 0.12 and put
-# the bound at 0.4), and all of a copy. Who copied whom is not to be seen from two frames: a bound on the overlap
-# blames whoever is later, so that a quick copier has its victim thrown out, unless all commit to a hash first, as
-# offers here do.
-#
-# Source: Lidin et al., "Incentivizing Permissionless Distributed Learning of LLMs", 2025, arXiv:2505.21684;
-# "Covenant-72B", 2026.
-
-
-@dataclass(frozen=True, slots=True)
-class Copycat(Attack):
-    """The work of others, once more."""
-
-    name: ClassVar[str] = "copycat"
-    equation: ClassVar[str] = "x = x_i * (1 + noise * normal(0, 1))"
-    source: ClassVar[str] = 'Lidin et al., "Incentivizing Permissionless Distributed Learning", 2025, arXiv:2505.21684'
-    noise: float = key(0.1, "by what share of itself a value is changed")
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.noise <= 1:
-            raise ConfigError(f"{self}: noise is a share of each value, want it in [0, 1]; 0 is a plain copy")
-
-    def changes(self, honest_KN: Tensor, num_hostile: int, rule: Rule, generator: torch.Generator) -> Tensor:
-        """Of the honest peers in turn."""
-        copied_FN = honest_KN[torch.arange(num_hostile) % len(honest_KN)]
-        hidden_FN = torch.randn(copied_FN.shape, generator=generator, dtype=honest_KN.dtype)
-        return copied_FN * (1 + self.noise * hidden_FN)
-
-
-def index_overlap(one_N: Tensor, other_N: Tensor) -> float:
-    """The share of the shorter frame's places that the other one has, too; 0 where one has none."""
-    one, other = one_N != 0, other_N != 0
-    fewest = min(int(one.sum()), int(other.sum()))
-    return int((one & other).sum()) / fewest if fewest else 0.0
-
-
-# ---- ipm ----
-#
-# Inner product manipulation (IPM): against the honest mean, so that the result no longer points downhill.
+# Against the honest mean, so that the result no longer points downhill.
 #
 # x = -tau * mean(x_i)
 #
@@ -226,103 +180,9 @@ def reversal(honest_KN: Tensor) -> tuple[Tensor, Tensor]:
     return torch.zeros_like(mean_N), -mean_N
 
 
-# ---- label flip ----
+# ---- ALIE and IPM, optimised ----
 #
-# Label flip: hostile peers train as honest ones do, and take every label for its opposite.
-#
-# y = num_labels - 1 - y ;  digits: 9 - y, bytes of text: 255 - y
-#
-# What they send is arithmetic without fault, as long as an honest change, and fits the data of nobody.
-#
-# Source: Tolpegin et al., "Data Poisoning Attacks Against Federated Learning Systems", 2020, arXiv:2007.08432; all
-# labels at once as in ByzFL (González et al., 2025, arXiv:2505.24802).
-
-
-@dataclass(frozen=True, slots=True)
-class LabelFlip(Attack):
-    """Honest work on wrong labels."""
-
-    name: ClassVar[str] = "label_flip"
-    equation: ClassVar[str] = "y = num_labels - 1 - y"
-    source: ClassVar[str] = 'Tolpegin et al., "Data Poisoning Attacks", 2020, arXiv:2007.08432'
-    poisons_data: ClassVar[bool] = True
-
-    def labels(self, label_B: Tensor, num_labels: int) -> Tensor:
-        """The opposite ones."""
-        return num_labels - 1 - label_B
-
-
-# ---- mimic ----
-#
-# Mimic: all hostile peers send what one honest peer sends, so that its data count F + 1 times.
-#
-# x = x_victim
-#
-# Nothing of it is wrong; where peers' data differ, rules that look for a crowd find one. Of sparse frames it is a copy
-# of one frame, which `Scrutiny` tells as twins.
-#
-# What differs from the source. There the victim is chosen in the first rounds as the one that stands out most; here,
-# as in ByzFL (González et al., 2025, arXiv:2505.24802), it is named.
-#
-# Source: Karimireddy, He, Jaggi, "Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing", 2020,
-# arXiv:2006.09365.
-
-
-@dataclass(frozen=True, slots=True)
-class Mimic(Attack):
-    """One honest peer, many times."""
-
-    name: ClassVar[str] = "mimic"
-    equation: ClassVar[str] = "x = x_victim"
-    source: ClassVar[str] = 'Karimireddy, He, Jaggi, "Bucketing", 2020, arXiv:2006.09365'
-    victim: int = key(0, "which honest peer, counted from 0")
-
-    def __post_init__(self) -> None:
-        if self.victim < 0:
-            raise ConfigError(f"{self}: victim is the place of an honest peer, counted from 0")
-
-    def changes(self, honest_KN: Tensor, num_hostile: int, rule: Rule, generator: torch.Generator) -> Tensor:
-        """All the same; of fewer honest peers the last."""
-        return alike(honest_KN[min(self.victim, len(honest_KN) - 1)], num_hostile)
-
-
-# ---- noise ----
-#
-# Noise: a random vector of each hostile peer, as long as honest changes typically are, or some times that.
-#
-# x ~ normal(0, s**2) ;  s = times * median |x_i| / sqrt(N)
-#
-# What differs from the source. There s is a number, 200 for images, whatever changes are like; ByzFL's default is 1.
-# Here it follows the honest lengths, so that one key means the same for any model and learning rate.
-#
-# Source: Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent", 2017,
-# arXiv:1703.02757.
-
-
-@dataclass(frozen=True, slots=True)
-class GaussianNoise(Attack):
-    """No direction at all, another one from each."""
-
-    name: ClassVar[str] = "noise"
-    equation: ClassVar[str] = "x ~ normal(0, s^2), s = times * median|x_i| / sqrt(N)"
-    source: ClassVar[str] = 'Blanchard et al., "Machine Learning with Adversaries", 2017, arXiv:1703.02757'
-    times: float = key(1.0, "length, in lengths of the median honest change")
-
-    def __post_init__(self) -> None:
-        if not (self.times > 0 and math.isfinite(self.times)):
-            raise ConfigError(f"{self}: want times above 0; 1 is as long as an honest change")
-
-    def changes(self, honest_KN: Tensor, num_hostile: int, rule: Rule, generator: torch.Generator) -> Tensor:
-        """Drawn anew for each peer and round."""
-        numel = honest_KN.shape[1]
-        spread = torch.linalg.vector_norm(honest_KN, dim=1).median() * (self.times / math.sqrt(max(1, numel)))
-        drawn_FN = torch.randn((num_hostile, numel), generator=generator, dtype=honest_KN.dtype)
-        return drawn_FN.mul_(spread)
-
-
-# ---- optimised ----
-#
-# ALIE and IPM with the factor that moves the result of the rule in use furthest from the honest mean.
+# The factor is the one that moves the result of the rule in use furthest from the honest mean.
 #
 # factor = argmax |rule(x_1 .. x_K, x, .. x) - mean(x_i)|, by a line search: from 0 in steps that double while it gets
 # further, then in steps that shrink by ``ratio``, ``evaluations`` in all.
@@ -412,9 +272,31 @@ def check_evaluations(attack: object, evaluations: int) -> None:
         raise ConfigError(f"{attack}: the rule is tried so many times, want 2 to 1000; 20 is usual")
 
 
-# ---- scale ----
+# ---- the mean, the other way ----
 #
-# Scale: the right direction, far too long, as from a learning rate that is wrong by as much.
+# x = -mean(x_i)
+#
+# Source: Li et al., "RSA: Byzantine-Robust Stochastic Aggregation Methods for Distributed Learning from Heterogeneous
+# Datasets", 2019, arXiv:1811.03761; of the mean, and not of each peer's own change, as ByzFL has it (González et al.,
+# "ByzFL: Research Framework for Robust Federated Learning", 2025, arXiv:2505.24802).
+
+
+@dataclass(frozen=True, slots=True)
+class SignFlip(Attack):
+    """The wrong direction, at the usual length."""
+
+    name: ClassVar[str] = "sign_flip"
+    equation: ClassVar[str] = "x = -mean(x_i)"
+    source: ClassVar[str] = 'Li et al., "RSA", 2019, arXiv:1811.03761'
+
+    def changes(self, honest_KN: Tensor, num_hostile: int, rule: Rule, generator: torch.Generator) -> Tensor:
+        """All the same."""
+        return alike(-honest_KN.mean(0), num_hostile)
+
+
+# ---- the right direction, far too long ----
+#
+# As from a learning rate that is wrong by as much.
 #
 # x = factor * mean(x_i)
 #
@@ -443,33 +325,146 @@ class Scale(Attack):
         return alike(honest_KN.mean(0) * self.factor, num_hostile)
 
 
-# ---- sign flip ----
+# ---- noise of the usual length ----
 #
-# Sign flip: the mean of the honest changes, the other way.
+# A random vector of each hostile peer, as long as honest changes typically are, or some times that.
 #
-# x = -mean(x_i)
+# x ~ normal(0, s**2) ;  s = times * median |x_i| / sqrt(N)
 #
-# Source: Li et al., "RSA: Byzantine-Robust Stochastic Aggregation Methods for Distributed Learning from Heterogeneous
-# Datasets", 2019, arXiv:1811.03761; of the mean, and not of each peer's own change, as ByzFL has it (González et al.,
-# "ByzFL: Research Framework for Robust Federated Learning", 2025, arXiv:2505.24802).
+# What differs from the source. There s is a number, 200 for images, whatever changes are like; ByzFL's default is 1.
+# Here it follows the honest lengths, so that one key means the same for any model and learning rate.
+#
+# Source: Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent", 2017,
+# arXiv:1703.02757.
 
 
 @dataclass(frozen=True, slots=True)
-class SignFlip(Attack):
-    """The wrong direction, at the usual length."""
+class GaussianNoise(Attack):
+    """No direction at all, another one from each."""
 
-    name: ClassVar[str] = "sign_flip"
-    equation: ClassVar[str] = "x = -mean(x_i)"
-    source: ClassVar[str] = 'Li et al., "RSA", 2019, arXiv:1811.03761'
+    name: ClassVar[str] = "noise"
+    equation: ClassVar[str] = "x ~ normal(0, s^2), s = times * median|x_i| / sqrt(N)"
+    source: ClassVar[str] = 'Blanchard et al., "Machine Learning with Adversaries", 2017, arXiv:1703.02757'
+    times: float = key(1.0, "length, in lengths of the median honest change")
+
+    def __post_init__(self) -> None:
+        if not (self.times > 0 and math.isfinite(self.times)):
+            raise ConfigError(f"{self}: want times above 0; 1 is as long as an honest change")
 
     def changes(self, honest_KN: Tensor, num_hostile: int, rule: Rule, generator: torch.Generator) -> Tensor:
-        """All the same."""
-        return alike(-honest_KN.mean(0), num_hostile)
+        """Drawn anew for each peer and round."""
+        numel = honest_KN.shape[1]
+        spread = torch.linalg.vector_norm(honest_KN, dim=1).median() * (self.times / math.sqrt(max(1, numel)))
+        drawn_FN = torch.randn((num_hostile, numel), generator=generator, dtype=honest_KN.dtype)
+        return drawn_FN.mul_(spread)
 
 
-# ---- withheld ----
+# ---- one honest peer, many times ----
 #
-# Withheld frame: hostile peers offer a contribution, and then hand it to nobody.
+# All hostile peers send what one honest peer sends, so that its data count F + 1 times.
+#
+# x = x_victim
+#
+# Nothing of it is wrong; where peers' data differ, rules that look for a crowd find one. Of sparse frames it is a copy
+# of one frame, which ``Scrutiny`` tells as twins.
+#
+# What differs from the source. There the victim is chosen in the first rounds as the one that stands out most; here, as
+# in ByzFL (González et al., 2025, arXiv:2505.24802), it is named.
+#
+# Source: Karimireddy, He, Jaggi, "Byzantine-Robust Learning on Heterogeneous Datasets via Bucketing", 2020,
+# arXiv:2006.09365.
+
+
+@dataclass(frozen=True, slots=True)
+class Mimic(Attack):
+    """One honest peer, many times."""
+
+    name: ClassVar[str] = "mimic"
+    equation: ClassVar[str] = "x = x_victim"
+    source: ClassVar[str] = 'Karimireddy, He, Jaggi, "Bucketing", 2020, arXiv:2006.09365'
+    victim: int = key(0, "which honest peer, counted from 0")
+
+    def __post_init__(self) -> None:
+        if self.victim < 0:
+            raise ConfigError(f"{self}: victim is the place of an honest peer, counted from 0")
+
+    def changes(self, honest_KN: Tensor, num_hostile: int, rule: Rule, generator: torch.Generator) -> Tensor:
+        """All the same; of fewer honest peers the last."""
+        return alike(honest_KN[min(self.victim, len(honest_KN) - 1)], num_hostile)
+
+
+# ---- copies of honest frames ----
+#
+# Each hostile peer sends the places of another honest peer's frame, and hides that its values are the same.
+#
+# x = x_i * (1 + noise * normal(0, 1)) for the honest peer i of its own
+#
+# It trains nothing and is counted, paid where that is paid, and takes weight from those who trained. Only sparse frames
+# show it: places in common are few among honest peers (Covenant-72B's runs saw a share of 0.07 to 0.12 and put the
+# bound at 0.4), and all of a copy. Who copied whom is not to be seen from two frames: a bound on the overlap blames
+# whoever is later, so that a quick copier has its victim thrown out, unless all commit to a hash first, as offers here
+# do.
+#
+# Source: Lidin et al., "Incentivizing Permissionless Distributed Learning of LLMs", 2025, arXiv:2505.21684;
+# "Covenant-72B", 2026.
+
+
+@dataclass(frozen=True, slots=True)
+class Copycat(Attack):
+    """The work of others, once more."""
+
+    name: ClassVar[str] = "copycat"
+    equation: ClassVar[str] = "x = x_i * (1 + noise * normal(0, 1))"
+    source: ClassVar[str] = 'Lidin et al., "Incentivizing Permissionless Distributed Learning", 2025, arXiv:2505.21684'
+    noise: float = key(0.1, "by what share of itself a value is changed")
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.noise <= 1:
+            raise ConfigError(f"{self}: noise is a share of each value, want it in [0, 1]; 0 is a plain copy")
+
+    def changes(self, honest_KN: Tensor, num_hostile: int, rule: Rule, generator: torch.Generator) -> Tensor:
+        """Of the honest peers in turn."""
+        copied_FN = honest_KN[torch.arange(num_hostile) % len(honest_KN)]
+        hidden_FN = torch.randn(copied_FN.shape, generator=generator, dtype=honest_KN.dtype)
+        return copied_FN * (1 + self.noise * hidden_FN)
+
+
+def index_overlap(one_N: Tensor, other_N: Tensor) -> float:
+    """The share of the shorter frame's places that the other one has, too; 0 where one has none."""
+    one, other = one_N != 0, other_N != 0
+    fewest = min(int(one.sum()), int(other.sum()))
+    return int((one & other).sum()) / fewest if fewest else 0.0
+
+
+# ---- labels for their opposites ----
+#
+# Hostile peers train as honest ones do, and take every label for its opposite.
+#
+# y = num_labels - 1 - y ;  digits: 9 - y, bytes of text: 255 - y
+#
+# What they send is arithmetic without fault, as long as an honest change, and fits the data of nobody.
+#
+# Source: Tolpegin et al., "Data Poisoning Attacks Against Federated Learning Systems", 2020, arXiv:2007.08432; all
+# labels at once as in ByzFL (González et al., 2025, arXiv:2505.24802).
+
+
+@dataclass(frozen=True, slots=True)
+class LabelFlip(Attack):
+    """Honest work on wrong labels."""
+
+    name: ClassVar[str] = "label_flip"
+    equation: ClassVar[str] = "y = num_labels - 1 - y"
+    source: ClassVar[str] = 'Tolpegin et al., "Data Poisoning Attacks", 2020, arXiv:2007.08432'
+    poisons_data: ClassVar[bool] = True
+
+    def labels(self, label_B: Tensor, num_labels: int) -> Tensor:
+        """The opposite ones."""
+        return num_labels - 1 - label_B
+
+
+# ---- offers without a frame ----
+#
+# Hostile peers offer a contribution, and then hand it to nobody.
 #
 # delivered with chance 1 - share, each peer and round by itself
 #
@@ -501,9 +496,7 @@ class Withheld(Attack):
         return (torch.rand(num_hostile, generator=generator) >= self.share).tolist()
 
 
-# ---- registry ----
-#
-# Attacks by name. Other packages add theirs through the entry point group "decentral.attacks".
+# ---- attacks by name ----
 
 _OURS = (
     ALIE, Copycat, GaussianNoise, IPM, LabelFlip, Mimic, OptimisedALIE, OptimisedIPM, Scale, SignFlip, Withheld,

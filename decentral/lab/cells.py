@@ -1,4 +1,5 @@
-"""One run of a study, by everything that decides its numbers: equal cells have equal bits, whoever asks for them.
+"""A cell is one run of a study, by everything that decides its numbers: equal cells have equal bits, whoever asks for
+them.
 
 The names of studies, methods and links are not in it, so that two methods of one name and other terms are two cells,
 and one method that two studies compare is one.
@@ -19,9 +20,104 @@ from decentral.manifest.table import canonical
 
 __all__ = ["FORMAT", "Cell", "Curve", "Flips", "Kind", "Line", "Looks", "Point", "Task"]
 
-# ---- curve ----
+Kind = Literal["swarm", "data-parallel", "alone"]
+Task = Literal["language", "language-uneven", "digits", "mixture"]
+Flips = Literal["update", "momentum"]
+
+FORMAT: Final = 2  # raised whenever the same cell would have other numbers, or its record another form
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One run, and all that is behind its id."""
+
+    kind: Kind
+    task: Task
+    peers: int
+    terms: str  # the manifest's canonical JSON; of a reference only [run], [model], [data] and [inner] count
+    steps: int  # inner ones of a peer, after which the run is over; mean over peers where they differ
+    points: int  # of the curve
+    windows: int  # of held-out text
+    text: str  # what is trained on, by name and version
+    flips: Flips | None = None  # of a control: what counts with the other sign
+    line: Line | None = None  # where time decides what is merged; None: bytes take no time
+    alpha: float | None = None  # of digits: how evenly peers have each of them
+
+    @classmethod
+    def of(cls, kind: Kind, task: Task, peers: int, manifest: Manifest, **more: Any) -> Cell:  # Any: the fields above
+        """A cell of these terms."""
+        return cls(kind, task, peers, canonical(manifest).decode("ascii"), **more)
+
+    @property
+    def manifest(self) -> Manifest:
+        """The terms, checked again."""
+        return Manifest.of(json.loads(self.terms), "cell")
+
+    def to_json(self) -> dict[str, Any]:  # Any: JSON
+        """What its id is made of."""
+        return asdict(self) | {"terms": json.loads(self.terms), "format": FORMAT}
+
+    @property
+    def told(self) -> dict[str, Any]:  # Any: JSON
+        """What a reader of its record wants to know; all that decides its numbers is behind its id."""
+        manifest = self.manifest
+        told: dict[str, Any] = {"kind": self.kind, "task": self.task, "peers": self.peers, "steps": self.steps}
+        told |= {"method": manifest.outer.method} if self.kind == "swarm" else {}
+        told |= {"inner": manifest.inner.named, "learning_rate": manifest.inner.learning_rate}
+        return told | {"seed": manifest.run.seed} | ({"flips": self.flips} if self.flips else {})
+
+    @property
+    def id(self) -> str:
+        """The first 16 hexadecimal digits of the sha256 of its canonical JSON."""
+        return _id_of(self)
+
+
+@cache
+def _id_of(cell: Cell) -> str:
+    text = json.dumps(cell.to_json(), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode("ascii")).hexdigest()[:16]
+
+
+# ---- lines and machines, as a study declares them ----
 #
-# The curve of a run: at some of its rounds, what was spent and what was reached.
+# The world of a cell in which time counts, or the hours of one in which it does not.
+
+_HOUR = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Every peer's, but that one may be slow and one thin."""
+
+    rate_mbit: float  # up and down each
+    latency_ms: float  # one way
+    step_seconds: float  # of one inner step
+    parameters: float | None = None  # of the model that the small one stands for; None: its own
+    slow: float = 1.0  # times as long that one peer's steps take
+    thin: float = 1.0  # times as long that one peer's bytes take
+
+    def world(self, peers: int, numel: int) -> LabWorld:
+        """As the laboratory's swarm takes it; ``numel``: parameters of the small model."""
+        scale = 1.0 if self.parameters is None else self.parameters / numel
+        return LabWorld(
+            peers, self.step_seconds, self.rate_mbit * 1e6 / 8, self.latency_ms / 1e3, scale, self.slow, self.thin
+        )
+
+    def hours(self, point: Point, numel: int, peers: int, kind: ExchangeKind) -> float:
+        """Until ``point`` of a run in which everybody waits for every round.
+
+        Of pairs it is the same where all peers have one line and one machine: then all meet at one time.
+        """
+        world = self.world(peers, numel)
+        trips = 2 if kind == "reduce" else 1
+        training = point.step * world.step_seconds * world.slow
+        sending = point.nbytes * world.scale * world.thin / world.rate + point.rounds * trips * world.latency
+        return (training + sending) / _HOUR
+
+
+# ---- the curve of a run ----
+#
+# At some of its rounds, what was spent and what was reached.
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,101 +169,3 @@ class Looks:
         behind = int(step * self._points / self._steps + 1e-9)
         due, self._made = behind > self._made, max(behind, self._made)
         return due
-
-
-# ---- line ----
-#
-# A line and a machine, as a study declares them: the world of a cell in which time counts, or the hours of one in
-# which it does not.
-
-_HOUR = 3600.0
-
-
-@dataclass(frozen=True, slots=True)
-class Line:
-    """Every peer's, but that one may be slow and one thin."""
-
-    rate_mbit: float  # up and down each
-    latency_ms: float  # one way
-    step_seconds: float  # of one inner step
-    parameters: float | None = None  # of the model that the small one stands for; None: its own
-    slow: float = 1.0  # times as long that one peer's steps take
-    thin: float = 1.0  # times as long that one peer's bytes take
-
-    def world(self, peers: int, numel: int) -> LabWorld:
-        """As the laboratory's swarm takes it; ``numel``: parameters of the small model."""
-        scale = 1.0 if self.parameters is None else self.parameters / numel
-        return LabWorld(
-            peers, self.step_seconds, self.rate_mbit * 1e6 / 8, self.latency_ms / 1e3, scale, self.slow, self.thin
-        )
-
-    def hours(self, point: Point, numel: int, peers: int, kind: ExchangeKind) -> float:
-        """Until ``point`` of a run in which everybody waits for every round.
-
-        Of pairs it is the same where all peers have one line and one machine: then all meet at one time.
-        """
-        world = self.world(peers, numel)
-        trips = 2 if kind == "reduce" else 1
-        training = point.step * world.step_seconds * world.slow
-        sending = point.nbytes * world.scale * world.thin / world.rate + point.rounds * trips * world.latency
-        return (training + sending) / _HOUR
-
-
-# ---- cell ----
-
-Kind = Literal["swarm", "data-parallel", "alone"]
-Task = Literal["language", "language-uneven", "digits", "mixture"]
-Flips = Literal["update", "momentum"]
-
-FORMAT: Final = 2  # raised whenever the same cell would have other numbers, or its record another form
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """See the module."""
-
-    kind: Kind
-    task: Task
-    peers: int
-    terms: str  # the manifest's canonical JSON; of a reference only [run], [model], [data] and [inner] count
-    steps: int  # inner ones of a peer, after which the run is over; mean over peers where they differ
-    points: int  # of the curve
-    windows: int  # of held-out text
-    text: str  # what is trained on, by name and version
-    flips: Flips | None = None  # of a control: what counts with the other sign
-    line: Line | None = None  # where time decides what is merged; None: bytes take no time
-    alpha: float | None = None  # of digits: how evenly peers have each of them
-
-    @classmethod
-    def of(cls, kind: Kind, task: Task, peers: int, manifest: Manifest, **more: Any) -> Cell:  # Any: the fields above
-        """A cell of these terms."""
-        return cls(kind, task, peers, canonical(manifest).decode("ascii"), **more)
-
-    @property
-    def manifest(self) -> Manifest:
-        """The terms, checked again."""
-        return Manifest.of(json.loads(self.terms), "cell")
-
-    def to_json(self) -> dict[str, Any]:  # Any: JSON
-        """What its id is made of."""
-        return asdict(self) | {"terms": json.loads(self.terms), "format": FORMAT}
-
-    @property
-    def told(self) -> dict[str, Any]:  # Any: JSON
-        """What a reader of its record wants to know; all that decides its numbers is behind its id."""
-        manifest = self.manifest
-        told: dict[str, Any] = {"kind": self.kind, "task": self.task, "peers": self.peers, "steps": self.steps}
-        told |= {"method": manifest.outer.method} if self.kind == "swarm" else {}
-        told |= {"inner": manifest.inner.named, "learning_rate": manifest.inner.learning_rate}
-        return told | {"seed": manifest.run.seed} | ({"flips": self.flips} if self.flips else {})
-
-    @property
-    def id(self) -> str:
-        """The first 16 hexadecimal digits of the sha256 of its canonical JSON."""
-        return _id_of(self)
-
-
-@cache
-def _id_of(cell: Cell) -> str:
-    text = json.dumps(cell.to_json(), sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(text.encode("ascii")).hexdigest()[:16]

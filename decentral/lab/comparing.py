@@ -1,4 +1,7 @@
-"""Rows against a base: paired by seed, in shares of the base's mean loss."""
+"""The findings of a study as rows, and each row against a base: paired by seed, in shares of the base's mean loss.
+
+A difference is of two methods on one seed, so what a seed does to both is out of it.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +35,10 @@ __all__ = [
     "verdict",
 ]
 
-# ---- rows ----
+
+# ---- rows: a method at one point of the grid ----
 #
-# What a study found, line by line: a method at one point of the grid, with its run on every seed.
+# With its run on every seed.
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,13 +138,138 @@ def of_base(row: Row, rows: Sequence[Row], base: str) -> Row | None:
     return next((one for one in same if one.link == row.link), same[0] if same else None)
 
 
-# ---- statistics ----
+# ---- a row against its base ----
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A row's loss over its base's, less one."""
+
+    seeds: int
+    share: Interval
+    equivalence_p: float
+    word: str  # a verdict; or diverged, failed, missing
+
+
+def compared(row: Row, base: Row | None, margin: float) -> Compared | None:
+    """None: one of them has no loss, so that there is nothing to compare."""
+    if base is None:
+        return None
+    return paired(row.losses, base.losses, margin, trouble(row) or trouble(base))
+
+
+def paired(mine: Mapping[int, float], other: Mapping[int, float], margin: float, told: str = "") -> Compared | None:
+    """Losses by seed against others; ``told``: the word where there is no verdict. None: no seed has both."""
+    seeds = sorted(mine.keys() & other.keys())
+    if not seeds:
+        return None
+    mean = math.fsum(other[seed] for seed in seeds) / len(seeds)
+    shares = [(mine[seed] - other[seed]) / mean for seed in seeds]
+    found = interval(shares)
+    return Compared(len(seeds), found, equivalence_p(shares, margin), told or verdict(found, margin))
+
+
+def trouble(row: Row) -> str:
+    """One that lost a seed is not judged by the others: what is left is what went well."""
+    return row.troubles.partition(" ")[0] if row.troubles else ""
+
+
+def problems(found: Found) -> list[str]:
+    """What a reader must know first: controls that came out no worse, and rows without their numbers."""
+    told = [line for row in found.rows if (line := _control(row, found.rows, found.margin))]
+    return told + [f"{_where(row)}: {row.troubles}" for row in found.rows if row.troubles and row.role != "control"]
+
+
+def _control(row: Row, rows: Sequence[Row], margin: float) -> str:
+    """Empty: it came out worse, as it must."""
+    if row.role != "control":
+        return ""
+    if row.troubles.startswith("diverged"):
+        return ""
+    against = compared(row, of_base(row, rows, row.of), margin)
+    word = "not there" if against is None else against.word
+    if word == "worse":
+        return ""
+    return f"control {_where(row)} is {word}, and it must be worse than {row.of}: trust no verdict of this study"
+
+
+def _where(row: Row) -> str:
+    point = ", ".join(f"{key} = {value}" for key, value in row.point.items())
+    return f"{row.label} ({point})" if point else row.label
+
+
+# ---- two rows that a study names ----
 #
-# Paired differences, their intervals, and the words for them. Pure: numbers in, numbers out.
+# At equal tokens, and at equal hours on each link: there each seed's two runs are compared when the faster one ends,
+# and the slower one's loss lies on the straight line between two points of its curve.
+
+
+@dataclass(frozen=True, slots=True)
+class AtHours:
+    """Of one link."""
+
+    hours: float  # mean over the seeds of where they are compared
+    compared: Compared
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """``a`` less ``b``, in shares of b's mean loss: below zero a is better."""
+
+    a: Row
+    b: Row
+    at_tokens: Compared | None  # None: nothing to compare
+    at_hours: Mapping[str, AtHours] = field(default_factory=dict)  # by link
+
+
+def pairs(found: Found) -> list[Pair]:
+    """All of a study, point by point."""
+    return [
+        _pair(found, row, other)
+        for point in found.points
+        for a, b in found.compare
+        for row in found.at(point)
+        if row.name == a and (other := of_base(row, found.rows, b)) is not None
+    ]
+
+
+def _pair(found: Found, a: Row, b: Row) -> Pair:
+    told = trouble(a) or trouble(b)
+    hours = {link: at for link in found.links if (at := _at_hours(a, b, link, found.margin, told)) is not None}
+    return Pair(a, b, paired(a.losses, b.losses, found.margin, told), hours)
+
+
+def _at_hours(a: Row, b: Row, link: str, margin: float, told: str) -> AtHours | None:
+    met = {seed: one for seed, one in _met(a, b, link)}
+    if not met:
+        return None
+    mine, other = ({seed: losses[place] for seed, (_, losses) in met.items()} for place in (0, 1))
+    found = paired(mine, other, margin, told)
+    mean = math.fsum(hours for hours, _ in met.values()) / len(met)
+    return None if found is None else AtHours(mean, found)
+
+
+def _met(a: Row, b: Row, link: str) -> Iterator[tuple[int, tuple[float, tuple[float, float]]]]:
+    """By seed the hours at which the faster one ends, and the losses of both there."""
+    for seed in sorted(a.losses.keys() & b.losses.keys()):
+        runs = a.runs[seed], b.runs[seed]
+        if all(link in run.hours for run in runs):
+            hours = min(run.hours[link][-1] for run in runs)
+            yield seed, (hours, (_loss_at(runs[0], link, hours), _loss_at(runs[1], link, hours)))
+
+
+def _loss_at(run: Run, link: str, hours: float) -> float:
+    assert run.outcome.curve is not None, "a run with a loss has one"
+    losses = [math.nan if point.loss is None else point.loss for point in run.outcome.curve.points]
+    return float(np.interp(hours, run.hours[link], losses))
+
+
+# ---- intervals of differences, and verdicts ----
 #
-# A difference is of two methods on one seed, so what a seed does to both is out of it. The interval is Student's, of
-# 90 %: two methods are equivalent at 5 % where it lies within the margin, which is what two one-sided tests (TOST)
-# say.
+# Pure: numbers in, numbers out.
+#
+# The interval is Student's, of 90 %: two methods are equivalent at 5 % where it lies within the margin, which is what
+# two one-sided tests (TOST) say.
 #
 # Source of TOST: Schuirmann, "A comparison of the two one-sided tests procedure and the power approach for assessing
 # the equivalence of average bioavailability", 1987, doi:10.1007/BF01068419.
@@ -202,131 +331,3 @@ def _mean_and_error(values: Sequence[float]) -> tuple[float, float]:
     if count < 2:
         return mean, math.inf
     return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1) / count)
-
-
-# ---- comparing ----
-
-
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """A row's loss over its base's, less one."""
-
-    seeds: int
-    share: Interval
-    equivalence_p: float
-    word: str  # a verdict; or diverged, failed, missing
-
-
-def compared(row: Row, base: Row | None, margin: float) -> Compared | None:
-    """None: one of them has no loss, so that there is nothing to compare."""
-    if base is None:
-        return None
-    return paired(row.losses, base.losses, margin, trouble(row) or trouble(base))
-
-
-def paired(mine: Mapping[int, float], other: Mapping[int, float], margin: float, told: str = "") -> Compared | None:
-    """Losses by seed against others; ``told``: the word where there is no verdict. None: no seed has both."""
-    seeds = sorted(mine.keys() & other.keys())
-    if not seeds:
-        return None
-    mean = math.fsum(other[seed] for seed in seeds) / len(seeds)
-    shares = [(mine[seed] - other[seed]) / mean for seed in seeds]
-    found = interval(shares)
-    return Compared(len(seeds), found, equivalence_p(shares, margin), told or verdict(found, margin))
-
-
-def trouble(row: Row) -> str:
-    """One that lost a seed is not judged by the others: what is left is what went well."""
-    return row.troubles.partition(" ")[0] if row.troubles else ""
-
-
-def problems(found: Found) -> list[str]:
-    """What a reader must know first: controls that came out no worse, and rows without their numbers."""
-    told = [line for row in found.rows if (line := _control(row, found.rows, found.margin))]
-    return told + [f"{_where(row)}: {row.troubles}" for row in found.rows if row.troubles and row.role != "control"]
-
-
-def _control(row: Row, rows: Sequence[Row], margin: float) -> str:
-    """Empty: it came out worse, as it must."""
-    if row.role != "control":
-        return ""
-    if row.troubles.startswith("diverged"):
-        return ""
-    against = compared(row, of_base(row, rows, row.of), margin)
-    word = "not there" if against is None else against.word
-    if word == "worse":
-        return ""
-    return f"control {_where(row)} is {word}, and it must be worse than {row.of}: trust no verdict of this study"
-
-
-def _where(row: Row) -> str:
-    point = ", ".join(f"{key} = {value}" for key, value in row.point.items())
-    return f"{row.label} ({point})" if point else row.label
-
-
-# ---- pairs ----
-#
-# Two rows against each other, as a study names them: at equal tokens, and at equal hours on each link.
-#
-# At equal hours each seed's two runs are compared when the faster one ends: the slower one's loss there lies on the
-# straight line between two points of its curve. A difference is of one seed, as ever.
-
-
-@dataclass(frozen=True, slots=True)
-class AtHours:
-    """Of one link."""
-
-    hours: float  # mean over the seeds of where they are compared
-    compared: Compared
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """``a`` less ``b``, in shares of b's mean loss: below zero a is better."""
-
-    a: Row
-    b: Row
-    at_tokens: Compared | None  # None: nothing to compare
-    at_hours: Mapping[str, AtHours] = field(default_factory=dict)  # by link
-
-
-def pairs(found: Found) -> list[Pair]:
-    """All of a study, point by point."""
-    return [
-        _pair(found, row, other)
-        for point in found.points
-        for a, b in found.compare
-        for row in found.at(point)
-        if row.name == a and (other := of_base(row, found.rows, b)) is not None
-    ]
-
-
-def _pair(found: Found, a: Row, b: Row) -> Pair:
-    told = trouble(a) or trouble(b)
-    hours = {link: at for link in found.links if (at := _at_hours(a, b, link, found.margin, told)) is not None}
-    return Pair(a, b, paired(a.losses, b.losses, found.margin, told), hours)
-
-
-def _at_hours(a: Row, b: Row, link: str, margin: float, told: str) -> AtHours | None:
-    met = {seed: one for seed, one in _met(a, b, link)}
-    if not met:
-        return None
-    mine, other = ({seed: losses[place] for seed, (_, losses) in met.items()} for place in (0, 1))
-    found = paired(mine, other, margin, told)
-    mean = math.fsum(hours for hours, _ in met.values()) / len(met)
-    return None if found is None else AtHours(mean, found)
-
-
-def _met(a: Row, b: Row, link: str) -> Iterator[tuple[int, tuple[float, tuple[float, float]]]]:
-    """By seed the hours at which the faster one ends, and the losses of both there."""
-    for seed in sorted(a.losses.keys() & b.losses.keys()):
-        runs = a.runs[seed], b.runs[seed]
-        if all(link in run.hours for run in runs):
-            hours = min(run.hours[link][-1] for run in runs)
-            yield seed, (hours, (_loss_at(runs[0], link, hours), _loss_at(runs[1], link, hours)))
-
-
-def _loss_at(run: Run, link: str, hours: float) -> float:
-    assert run.outcome.curve is not None, "a run with a loss has one"
-    losses = [math.nan if point.loss is None else point.loss for point in run.outcome.curve.points]
-    return float(np.interp(hours, run.hours[link], losses))

@@ -13,38 +13,6 @@ from decentral.replica.pair_step import GossipStep, Half, half_of, install, step
 
 __all__ = ["Gossiping", "step_apart", "step_as_pair"]
 
-# ---- swapping ----
-#
-# One gossip step of a pair, or of a peer alone: as `decentral.rounds.pairs` makes it once both have committed.
-
-
-def step_apart(peer: LabPeer, made: Contribution, step: int) -> None:
-    """Gossip step ``step`` of a peer without a partner."""
-    alone = step_alone(peer.replica, made.fragment, step, made.gradient_N, made.states)
-    _take_over(peer, made.fragment, alone)
-
-
-def step_as_pair(peers: Sequence[LabPeer], fragment: int, halves: Sequence[Half], step: int) -> None:
-    """Gossip step ``step`` of two peers, by what each sends."""
-    theirs = [half.sent_CN for half in reversed(halves)]
-    steps = [
-        step_together(peer.replica, fragment, step, half, other_CN)
-        for peer, half, other_CN in zip(peers, halves, theirs, strict=True)
-    ]
-    for peer, one in zip(peers, steps, strict=True):
-        _take_over(peer, fragment, one)
-
-
-def _take_over(peer: LabPeer, fragment: int, step: GossipStep) -> None:
-    install(peer.replica, fragment, step)
-    peer.schedule.swapped(peer.live, fragment, step.after_N, unmoved=bool(step.unmoved))
-    peer.schedule.given_up.clear()
-    peer.live.averages.resume()
-    peer.outer_step += 1
-
-
-# ---- gossiping ----
-
 
 @dataclass(frozen=True, slots=True)
 class _Offered:
@@ -125,3 +93,33 @@ class Gossiping:
             step_apart(members[0], offered[0].made, step)
         self._sent[step] = self._sent.get(step, 0.0) + sum(len(half.body) for half in halves)
         return members
+
+
+# ---- one gossip step ----
+#
+# Of a pair, or of a peer alone: as ``Swapping`` in `decentral.rounds.gossip` makes it once both have committed.
+
+
+def step_apart(peer: LabPeer, made: Contribution, step: int) -> None:
+    """Gossip step ``step`` of a peer without a partner."""
+    alone = step_alone(peer.replica, made.fragment, step, made.gradient_N, made.states)
+    _take_over(peer, made.fragment, alone)
+
+
+def step_as_pair(peers: Sequence[LabPeer], fragment: int, halves: Sequence[Half], step: int) -> None:
+    """Gossip step ``step`` of two peers, by what each sends."""
+    theirs = [half.sent_CN for half in reversed(halves)]
+    steps = [
+        step_together(peer.replica, fragment, step, half, other_CN)
+        for peer, half, other_CN in zip(peers, halves, theirs, strict=True)
+    ]
+    for peer, one in zip(peers, steps, strict=True):
+        _take_over(peer, fragment, one)
+
+
+def _take_over(peer: LabPeer, fragment: int, step: GossipStep) -> None:
+    install(peer.replica, fragment, step)
+    peer.schedule.swapped(peer.live, fragment, step.after_N, unmoved=bool(step.unmoved))
+    peer.schedule.given_up.clear()
+    peer.live.averages.resume()
+    peer.outer_step += 1

@@ -1,4 +1,6 @@
-"""One peer of a laboratory: the shipped schedule, replica and inner optimizers, without a node."""
+"""A peer of a laboratory, that is the shipped schedule, replica and inner optimizers without a node, and the world of
+machines and lines in which it trains.
+"""
 
 from __future__ import annotations
 
@@ -138,20 +140,20 @@ def _lab_peer(manifest: Manifest, rank: int, signer: Signer, module: nn.Module) 
     return LabPeer(rank, manifest, signer, module, optimizers, live, replica, schedule)
 
 
-# ---- world ----
+# ---- machines and lines ----
 #
-# Machines and lines of a laboratory: how long a step takes, and how long bytes do.
+# How long a step takes, and how long bytes do.
 #
 # A model of the laboratory is small, and stands for one that somebody would train: each of its bytes counts as
-# ``scale`` of that one's. Every peer has the same line, but for one that may be thin, and the same machine, but for
-# one that may be slow: the last two, so that rank 0 is ever usual.
+# ``scale`` of that one's. Every peer has the same line, but for one that may be thin, and the same machine, but for one
+# that may be slow: the last two, so that rank 0 is ever usual.
 
 ExchangeKind = Literal["gather", "reduce", "pair"]
 
 
 @dataclass(frozen=True, slots=True)
 class LabWorld:
-    """See the module."""
+    """All peers' machines and lines."""
 
     peers: int
     step_seconds: float = 1.0  # of one inner step

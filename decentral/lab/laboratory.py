@@ -1,4 +1,6 @@
-"""From a study to all its cells: what is there is kept, what is wanted is run, until the plan wants nothing more."""
+"""The run of a study, from its plan to all its cells: what is there is kept, what is wanted is run, until the plan
+wants nothing more.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,47 @@ from decentral.state.durable import DISK, Disk, disk_errors
 
 __all__ = ["Progress", "Store", "Workers", "run_study"]
 
-# ---- store ----
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a study is, after a cell."""
+
+    done: int
+    of: int
+    told: str  # of the last cell
+
+    @classmethod
+    def after(cls, done: int, size: int, cell: Cell, outcome: Outcome) -> Progress:
+        """``size``: as many as were expected beforehand."""
+        manifest = cell.manifest
+        what = manifest.outer.method if cell.kind == "swarm" else f"{cell.kind} {manifest.inner.named}"
+        end = f"{outcome.loss:.4f}" if outcome.loss is not None else f"{outcome.status} {outcome.reason}".strip()
+        told = f"{what}, {manifest.inner.learning_rate:g}, seed {manifest.run.seed}: {end} in {outcome.seconds:.1f} s"
+        return cls(done, max(size, done), told)
+
+
+def run_study(
+    plan: Plan, store: Store, workers: Workers, on_progress: Callable[[Progress], None] = lambda progress: None
+) -> dict[str, Outcome]:
+    """Run what is missing; what all the study's cells came to, and others that the folder holds. DiskError."""
+    known = store.known()
+    size = plan.size()
+    while True:
+        running = workers.running
+        wanted = [cell for cell in plan.wanted(known) if cell.id not in running]
+        for cell in wanted[: workers.idle]:
+            workers.give(cell)
+        if not workers.running:
+            return known
+        for cell, outcome in workers.take():
+            store.keep(cell, outcome)
+            known[cell.id] = outcome
+            on_progress(Progress.after(plan.done(known), size, cell, outcome))
+
+
+# ---- cells that are there ----
 #
-# The cells that are there: a line each, written whole or taken for not there, and never run again.
+# A line each, written whole or taken for not there, and never run again.
 #
 # One file, small enough to be committed with the report: a clone goes on where another machine ended. While a study
 # runs its process has the file locked: two that ran one study would each run every cell.
@@ -70,7 +110,7 @@ class Store:
         """What is there by id; a line that is no record, as one that a power cut left, is as if it was not there."""
         with disk_errors(f"reading {self._path}"):
             lines = self._path.read_bytes().splitlines() if self._path.exists() else []
-        return dict(found for found in map(_read, lines) if found is not None)
+        return dict(found for found in map(_read_record, lines) if found is not None)
 
     def keep(self, cell: Cell, outcome: Outcome) -> None:
         """Add one. DiskError where it cannot be."""
@@ -98,7 +138,7 @@ class Store:
             self._disk.replace_file(path, [text.encode("utf-8")])
 
 
-def _read(line: bytes) -> tuple[str, Outcome] | None:
+def _read_record(line: bytes) -> tuple[str, Outcome] | None:
     try:
         record: dict[str, Any] = json.loads(line)
         return str(record["id"]), Outcome.from_json(record)
@@ -119,11 +159,10 @@ def _locked(descriptor: int) -> bool:
     return True
 
 
-# ---- workers ----
+# ---- processes that run cells ----
 #
-# Processes that run cells, one thread each. One that dies takes its cell with it, and nothing else.
-#
-# They end with whoever started them, however that one ends: each watches its parent.
+# One thread each. One that dies takes its cell with it, and nothing else. They end with whoever started them, however
+# that one ends: each watches its parent.
 
 Run = Callable[[Cell], Outcome]
 
@@ -236,43 +275,3 @@ def _end_with_parent() -> None:
     assert parent is not None, "workers are started by one"
     parent.join()
     os._exit(1)
-
-
-# ---- laboratory ----
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a study is, after a cell."""
-
-    done: int
-    of: int
-    told: str  # of the last cell
-
-    @classmethod
-    def after(cls, done: int, size: int, cell: Cell, outcome: Outcome) -> Progress:
-        """``size``: as many as were expected beforehand."""
-        manifest = cell.manifest
-        what = manifest.outer.method if cell.kind == "swarm" else f"{cell.kind} {manifest.inner.named}"
-        end = f"{outcome.loss:.4f}" if outcome.loss is not None else f"{outcome.status} {outcome.reason}".strip()
-        told = f"{what}, {manifest.inner.learning_rate:g}, seed {manifest.run.seed}: {end} in {outcome.seconds:.1f} s"
-        return cls(done, max(size, done), told)
-
-
-def run_study(
-    plan: Plan, store: Store, workers: Workers, on_progress: Callable[[Progress], None] = lambda progress: None
-) -> dict[str, Outcome]:
-    """Run what is missing; what all the study's cells came to, and others that the folder holds. DiskError."""
-    known = store.known()
-    size = plan.size()
-    while True:
-        running = workers.running
-        wanted = [cell for cell in plan.wanted(known) if cell.id not in running]
-        for cell in wanted[: workers.idle]:
-            workers.give(cell)
-        if not workers.running:
-            return known
-        for cell, outcome in workers.take():
-            store.keep(cell, outcome)
-            known[cell.id] = outcome
-            on_progress(Progress.after(plan.done(known), size, cell, outcome))

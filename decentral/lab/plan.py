@@ -1,4 +1,4 @@
-"""Which cells a study wants, from what is known so far: the search first, then what it chose on the reported seeds.
+"""The cells that a study wants, from what is known so far: the search first, then what it chose on the reported seeds.
 
 Every entry tries the same inner learning rates on the search's seeds; then, at the best, constants of its own, at most
 as many settings again. A control has the settings of its method. Everything is chosen at each point of the grid.

@@ -1,8 +1,12 @@
-"""From a cell to what it found: the one function that workers run. What goes wrong inside is a finding, too."""
+"""The run of a cell, from its terms to what it found: the one function that workers run.
+
+What goes wrong inside is a finding, too.
+"""
 
 from __future__ import annotations
 
 import math
+import platform
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -17,11 +21,12 @@ from decentral.errors import DecentralError, NonFiniteError
 from decentral.lab.cells import Cell, Curve, Flips, Looks, Point
 from decentral.lab.course import Course
 from decentral.lab.lab_peer import LabWorld, lab_peers
-from decentral.lab.work import Work
+from decentral.lab.work import Digits, Language, Work
 from decentral.manifest import Manifest
 from decentral.optimizers import OuterMethod, RoundInfo
 from decentral.optimizers.base import State
 from decentral.parameters import parameters_of, scatter, schema_of
+from decentral.tasks.corpus import Corpus, load_corpus
 from decentral.tasks.sizing import warm_up
 from decentral.training.inner import Averages, build_inner, inner_step
 
@@ -98,7 +103,6 @@ def run_cell(cell: Cell, device: str = "cpu") -> Outcome:
 
 
 def _curve(cell: Cell, device: str) -> Curve:
-
     work = work_of(cell, device)
     return run_swarm(cell, work) if cell.kind == "swarm" else run_together(cell, work)
 
@@ -106,21 +110,15 @@ def _curve(cell: Cell, device: str) -> Curve:
 def work_of(cell: Cell, device: str = "cpu") -> Work:
     """What its replicas learn, and where."""
     if cell.task == "digits":
-        from decentral.lab.work import Digits
-
         assert cell.alpha is not None, "studies of digits have one"
         return Digits(cell.manifest, cell.peers, cell.alpha)
-    from decentral.lab.work import Language  # transformers, which digits need not wait for
-
     uneven = cell.task == "language-uneven"
     corpus = _corpus(cell.manifest.data.held_out)
     return Language(cell.manifest, corpus, cell.peers, uneven=uneven, windows=cell.windows, device=device)
 
 
 @cache
-def _corpus(held_out: float) -> Any:  # Any: a Corpus
-    from decentral.tasks.corpus import load_corpus
-
+def _corpus(held_out: float) -> Corpus:
     return load_corpus(held_out=held_out)
 
 
@@ -128,8 +126,6 @@ def text_of(task: str) -> str:
     """What is trained on, by name and version: another version is another text."""
     if task == "digits":
         return f"digits of scikit-learn {version('scikit-learn')}"
-    import platform
-
     return f"standard library of Python {platform.python_version()}"
 
 
@@ -137,13 +133,133 @@ def _versions() -> dict[str, str]:
     return {"decentral": version("decentral"), "torch": version("torch")}
 
 
-# ---- together ----
+# ---- a method of ours, in a swarm ----
 #
-# The references: one model, every peer's gradient averaged in every inner step, one inner optimizer; or a peer alone.
+# Its peers as the laboratory's swarm has them, looked at now and then.
+
+
+def run_swarm(cell: Cell, work: Work) -> Curve:
+    """The whole run, or up to where it gives no number any more."""
+    manifest = cell.manifest
+    modules = [work.model() for _ in range(cell.peers)]
+    peers = lab_peers(manifest, modules)
+    if cell.flips is not None:
+        for peer in peers:
+            peer.replica.method = flipped(peer.replica.method, cell.flips)
+    numel = peers[0].live.schema.numel
+    world = LabWorld(cell.peers) if cell.line is None else cell.line.world(cell.peers, numel)
+    course = Course(work, peers, work.trained(modules), world)
+    return _Looking(course, work, cell).curve()
+
+
+class _Looking:
+    """Goes along with a course."""
+
+    def __init__(self, course: Course, work: Work, cell: Cell) -> None:
+        self._course, self._reader = course, Reader(work, course.manifest.outer.fragments)
+        self._tokens, self._steps = work.tokens_of_step, cell.steps
+        self._looks = Looks(cell.steps, cell.points)
+        self._nbytes = self._peak = 0.0
+
+    def curve(self) -> Curve:
+        found = [self._point(0)]
+        for reached in self._course.go():
+            self._nbytes += reached.nbytes
+            self._peak = max(self._peak, reached.nbytes)
+            step = reached.inner_steps / len(self._course.peers)
+            if self._looks.due(step):
+                found.append(self._point(reached.outer_step))
+                if found[-1].loss is None:
+                    break
+            if step >= self._steps:
+                break
+        return Curve(tuple(found), self._peak, self._course.peers[0].live.schema.numel)
+
+    def _point(self, rounds: int) -> Point:
+        peers = self._course.peers
+        step = sum(peer.steps for peer in peers) / len(peers)
+        held = self._reader.held_out(self._replicas())
+        loss, of_mean = (None if one is None or not math.isfinite(one) else one for one in (held.loss, held.of_mean))
+        return Point(step, step * self._tokens, rounds, self._nbytes, self._course.now, loss, of_mean)
+
+    def _replicas(self) -> list[Sequence[Tensor]]:
+        replicas = [peer.replica for peer in self._course.peers]
+        return [one.anchors for one in (replicas[:1] if replicas[0].agrees else replicas)]
+
+
+# ---- the held-out loss of replicas ----
 #
-# Data-parallel training is what outer methods try to reach with fewer bytes: it sends float32 gradients in a reduce,
-# so that a peer sends 2*(P - 1)/P of the model in each step. A peer alone is what they have to beat: it is data-
-# parallel training of one.
+# They are read into one module that nobody trains.
+
+Fragments = Sequence[Tensor]  # flat float32, as the replica has them
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """In the task's own unit."""
+
+    loss: float  # the mean of the losses of the peers' models: what somebody gets who takes one of them
+    of_mean: float | None = None  # of the mean of the peers' models, where they are not all alike
+
+
+class Reader:
+    """Evaluates what replicas hold."""
+
+    def __init__(self, work: Work, fragments: int) -> None:
+        self._work, self._module = work, work.model()
+        self._schema = schema_of(self._module, fragments)
+        self._parameters = parameters_of(self._module)
+
+    def loss(self, anchors: Fragments) -> float:
+        """Of one model."""
+        for fragment, flat_N in zip(self._schema.fragments, anchors, strict=True):
+            scatter(flat_N, fragment, self._parameters)
+        return self._work.held_out(self._module)
+
+    def held_out(self, replicas: Sequence[Fragments]) -> HeldOut:
+        """Of the models of peers that agree: one of them is given; or of all that do not."""
+        losses = [self.loss(anchors) for anchors in replicas]
+        mean = sum(losses) / len(losses)
+        if len(replicas) == 1:
+            return HeldOut(mean)
+        means = [sum(parts[1:], start=parts[0]) / len(parts) for parts in zip(*replicas, strict=True)]
+        return HeldOut(mean, self.loss(means))
+
+
+# ---- controls: one sign wrong ----
+#
+# An outer method in which one thing has the wrong sign must come out worse.
+#
+# "update": the outer step goes as far the other way. "momentum": what the method's state adds to the step counts with
+# the other sign; for Nesterov momentum x <- x - lr*(g + mu*g - mu^2*m), m itself as ever. A laboratory that finds no
+# difference between a method and its control could not find any.
+
+
+def flipped(method: OuterMethod, what: Flips) -> OuterMethod:
+    """A method that is ``method`` but for one sign."""
+    kind = type(method)
+
+    def outer_step(
+        self: OuterMethod, anchor: Tensor, received: State, state: State, info: RoundInfo
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        after, kept = kind.outer_step(self, anchor, received, state, info)
+        if what == "update":
+            return 2 * anchor - after, kept
+        without = kind.outer_step(self, anchor, received, self.init(anchor), info)[0]
+        return 2 * without - after, kept
+
+    turned = type(f"Flipped{kind.__name__}", (kind,), {"outer_step": outer_step, "__slots__": ()})
+    made: OuterMethod = turned(**{one.name: getattr(method, one.name) for one in fields(method)})  # type: ignore[arg-type]
+    return made
+
+
+# ---- references: training without an outer method ----
+#
+# One model, every peer's gradient averaged in every inner step, one inner optimizer; or a peer alone.
+#
+# Data-parallel training is what outer methods try to reach with fewer bytes: it sends float32 gradients in a reduce, so
+# that a peer sends 2*(P - 1)/P of the model in each step. A peer alone is what they have to beat: it is data-parallel
+# training of one.
 
 _FLOAT32 = 4
 
@@ -225,123 +341,3 @@ def _gradient(parameter: Tensor) -> Tensor:
 
 def _mean(gradients: Sequence[Tensor]) -> Tensor:
     return gradients[0] if len(gradients) == 1 else torch.stack(tuple(gradients)).mean(0)
-
-
-# ---- flipped ----
-#
-# Controls: an outer method in which one thing has the wrong sign, so that it must come out worse.
-#
-# "update": the outer step goes as far the other way. "momentum": what the method's state adds to the step counts with
-# the other sign; for Nesterov momentum x <- x - lr*(g + mu*g - mu^2*m), m itself as ever. A laboratory that finds no
-# difference between a method and its control could not find any.
-
-
-def flipped(method: OuterMethod, what: Flips) -> OuterMethod:
-    """A method that is ``method`` but for one sign."""
-    kind = type(method)
-
-    def outer_step(
-        self: OuterMethod, anchor: Tensor, received: State, state: State, info: RoundInfo
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        after, kept = kind.outer_step(self, anchor, received, state, info)
-        if what == "update":
-            return 2 * anchor - after, kept
-        without = kind.outer_step(self, anchor, received, self.init(anchor), info)[0]
-        return 2 * without - after, kept
-
-    turned = type(f"Flipped{kind.__name__}", (kind,), {"outer_step": outer_step, "__slots__": ()})
-    made: OuterMethod = turned(**{one.name: getattr(method, one.name) for one in fields(method)})  # type: ignore[arg-type]
-    return made
-
-
-# ---- reader ----
-#
-# The loss on held-out data of replicas, read into one module that nobody trains.
-
-Fragments = Sequence[Tensor]  # flat float32, as the replica has them
-
-
-@dataclass(frozen=True, slots=True)
-class HeldOut:
-    """In the task's own unit."""
-
-    loss: float  # the mean of the losses of the peers' models: what somebody gets who takes one of them
-    of_mean: float | None = None  # of the mean of the peers' models, where they are not all alike
-
-
-class Reader:
-    """Evaluates what replicas hold."""
-
-    def __init__(self, work: Work, fragments: int) -> None:
-        self._work, self._module = work, work.model()
-        self._schema = schema_of(self._module, fragments)
-        self._parameters = parameters_of(self._module)
-
-    def loss(self, anchors: Fragments) -> float:
-        """Of one model."""
-        for fragment, flat_N in zip(self._schema.fragments, anchors, strict=True):
-            scatter(flat_N, fragment, self._parameters)
-        return self._work.held_out(self._module)
-
-    def held_out(self, replicas: Sequence[Fragments]) -> HeldOut:
-        """Of the models of peers that agree: one of them is given; or of all that do not."""
-        losses = [self.loss(anchors) for anchors in replicas]
-        mean = sum(losses) / len(losses)
-        if len(replicas) == 1:
-            return HeldOut(mean)
-        means = [sum(parts[1:], start=parts[0]) / len(parts) for parts in zip(*replicas, strict=True)]
-        return HeldOut(mean, self.loss(means))
-
-
-# ---- in swarm ----
-#
-# A cell of a method of ours: its peers as the laboratory's swarm has them, looked at now and then.
-
-
-def run_swarm(cell: Cell, work: Work) -> Curve:
-    """The whole run, or up to where it gives no number any more."""
-    manifest = cell.manifest
-    modules = [work.model() for _ in range(cell.peers)]
-    peers = lab_peers(manifest, modules)
-    if cell.flips is not None:
-        for peer in peers:
-            peer.replica.method = flipped(peer.replica.method, cell.flips)
-    numel = peers[0].live.schema.numel
-    world = LabWorld(cell.peers) if cell.line is None else cell.line.world(cell.peers, numel)
-    course = Course(work, peers, work.trained(modules), world)
-    return _Looking(course, work, cell).curve()
-
-
-class _Looking:
-    """Goes along with a course."""
-
-    def __init__(self, course: Course, work: Work, cell: Cell) -> None:
-        self._course, self._reader = course, Reader(work, course.manifest.outer.fragments)
-        self._tokens, self._steps = work.tokens_of_step, cell.steps
-        self._looks = Looks(cell.steps, cell.points)
-        self._nbytes = self._peak = 0.0
-
-    def curve(self) -> Curve:
-        found = [self._point(0)]
-        for reached in self._course.go():
-            self._nbytes += reached.nbytes
-            self._peak = max(self._peak, reached.nbytes)
-            step = reached.inner_steps / len(self._course.peers)
-            if self._looks.due(step):
-                found.append(self._point(reached.outer_step))
-                if found[-1].loss is None:
-                    break
-            if step >= self._steps:
-                break
-        return Curve(tuple(found), self._peak, self._course.peers[0].live.schema.numel)
-
-    def _point(self, rounds: int) -> Point:
-        peers = self._course.peers
-        step = sum(peer.steps for peer in peers) / len(peers)
-        held = self._reader.held_out(self._replicas())
-        loss, of_mean = (None if one is None or not math.isfinite(one) else one for one in (held.loss, held.of_mean))
-        return Point(step, step * self._tokens, rounds, self._nbytes, self._course.now, loss, of_mean)
-
-    def _replicas(self) -> list[Sequence[Tensor]]:
-        replicas = [peer.replica for peer in self._course.peers]
-        return [one.anchors for one in (replicas[:1] if replicas[0].agrees else replicas)]

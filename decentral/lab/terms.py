@@ -1,7 +1,7 @@
-"""What a study holds: what is trained, which methods are compared, what is searched for, and how it is judged.
+"""The tables of a study: what is trained, which methods are compared, what is searched for, and how it is judged.
 
-Every table that is called as one of a manifest ([model], [data], [inner], a method's outer, compressor, exchange) has
-a manifest's keys; they are checked when the manifests are made.
+Every table that is called as one of a manifest ([model], [data], [inner], a method's outer, compressor, exchange) has a
+manifest's keys; they are checked when the manifests are made.
 """
 
 from __future__ import annotations
@@ -216,11 +216,10 @@ class Study(Table):
         return [link.name for link in self.link]
 
 
-# ---- settings ----
+# ---- from tables to manifests ----
 #
-# From a study's tables to the manifests of its cells: preset, what all share, what the method has, the grid's point.
-#
-# What comes later wins. Every peer of every method sees as many tokens, so a method's H must divide the inner steps.
+# A manifest of a cell is the preset, what all share, what the method has, and the grid's point; what comes later wins.
+# Every peer of every method sees as many tokens, so a method's H must divide the inner steps.
 
 Values = tuple[tuple[str, Any], ...]  # TABLE.KEY and what it is; Any: values of every TOML type
 Tables = dict[str, dict[str, Any]]  # Any: as above
@@ -353,9 +352,9 @@ def _set(tables: Tables, key: str, value: Any, allowed: tuple[str, ...]) -> None
     tables[table][name] = value
 
 
-# ---- reading ----
+# ---- from a file to a checked study ----
 #
-# From a file to a checked study: every manifest that it may need is made once, before anything is run.
+# Every manifest that it may need is made once, before anything is run.
 
 
 def load_study(path: Path) -> Study:

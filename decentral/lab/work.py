@@ -1,4 +1,8 @@
-"""What the replicas of a laboratory learn."""
+"""The tasks that the replicas of a laboratory learn, and how their gradients are made.
+
+The batch of an inner step is a function of (seed, rank, step) and of nothing else, so that every method of a study sees
+the same data in the same order.
+"""
 
 from __future__ import annotations
 
@@ -16,18 +20,9 @@ from decentral.lab.stacked_llama import StackedLlama
 from decentral.manifest import Manifest
 from decentral.tasks.batches import window_start
 from decentral.tasks.corpus import Corpus
-from decentral.tasks.evaluate import bits_per_byte
-from decentral.tasks.language_model import build_language_model
 from decentral.tasks.sizing import LanguageModelConfig
 
 __all__ = ["Digits", "Language", "OneByOne", "Trained", "Work"]
-
-# ---- base ----
-#
-# What a laboratory asks of a task, and how gradients are made one replica after the other.
-#
-# The batch of an inner step is a function of (seed, rank, step) and of nothing else, so that every method of a study
-# sees the same data in the same order.
 
 
 class Trained(Protocol):
@@ -100,9 +95,9 @@ class OneByOne:
         return losses
 
 
-# ---- digits ----
+# ---- scikit-learn's digits ----
 #
-# scikit-learn's digits, 1,797 images of 8 x 8, on uneven shards: the smallest task on which peers can disagree.
+# 1,797 images of 8 x 8, on uneven shards: the smallest task on which peers can disagree.
 #
 # The model has one hidden layer of relu. Of each digit every peer has a share drawn from Dirichlet(alpha), as in the
 # attacks' experiments: at 0.1 most peers miss some digits, at 100 all have about the same.
@@ -163,7 +158,7 @@ class Digits:
 
 
 def _split(peers: int, alpha: float, seed: int) -> _Split:
-    image_DX, label_D = _load()
+    image_DX, label_D = _load_digits()
     random = np.random.default_rng(seed)
     order = random.permutation(len(label_D))
     held, train = order[:_HELD_OUT], order[_HELD_OUT:]
@@ -172,7 +167,7 @@ def _split(peers: int, alpha: float, seed: int) -> _Split:
     return _Split(images[train], labels[train], images[held], labels[held], shards)
 
 
-def _load() -> tuple[np.ndarray, np.ndarray]:
+def _load_digits() -> tuple[np.ndarray, np.ndarray]:
     try:
         from sklearn.datasets import load_digits
     except ImportError as error:
@@ -188,13 +183,13 @@ def _shards(label_D: np.ndarray, peers: int, alpha: float, random: np.random.Gen
     if peers * _FEWEST > len(label_D):
         raise ConfigError(f"{peers} peers share {len(label_D)} digits; use {len(label_D) // _FEWEST} peers or fewer")
     for _ in range(1000):
-        drawn = _drawn(label_D, peers, alpha, random)
+        drawn = _drawn_shards(label_D, peers, alpha, random)
         if min(map(len, drawn)) >= _FEWEST:
             return tuple(torch.from_numpy(one) for one in drawn)
     raise ConfigError(f"alpha = {alpha:g} leaves some of {peers} peers without digits; raise it, or have fewer peers")
 
 
-def _drawn(label_D: np.ndarray, peers: int, alpha: float, random: np.random.Generator) -> list[np.ndarray]:
+def _drawn_shards(label_D: np.ndarray, peers: int, alpha: float, random: np.random.Generator) -> list[np.ndarray]:
     found: list[list[np.ndarray]] = [[] for _ in range(peers)]
     for label in range(_LABELS):
         places = random.permutation(np.flatnonzero(label_D == label))
@@ -204,13 +199,12 @@ def _drawn(label_D: np.ndarray, peers: int, alpha: float, random: np.random.Gene
     return [np.concatenate(parts) for parts in found]
 
 
-# ---- language ----
+# ---- text, byte by byte ----
 #
-# The byte-level language model of the shipped task, on evenly or unevenly shared text.
+# The language model of the shipped task, on evenly or unevenly shared text.
 #
-# With even shares every peer draws windows from all of the text. With uneven ones each has a part of its own, one
-# after the other: the standard library is read in the order of its folders, so a peer has some folders and not the
-# others'.
+# With even shares every peer draws windows from all of the text. With uneven ones each has a part of its own, one after
+# the other: the standard library is read in the order of its folders, so a peer has some folders and not the others'.
 
 
 class Language:
@@ -225,6 +219,8 @@ class Language:
 
     def model(self) -> nn.Module:
         """See Work."""
+        from decentral.tasks.language_model import build_language_model  # transformers, which digits need not wait for
+
         built: nn.Module = build_language_model(self._config, seed=self._manifest.run.seed)
         return built.to(self._device)
 
@@ -257,6 +253,8 @@ class Language:
 
     def held_out(self, module: nn.Module) -> float:
         """See Work; in bits per byte."""
+        from decentral.tasks.evaluate import bits_per_byte  # as above
+
         held: Any = module
         return bits_per_byte(
             held, self._corpus.held_out, context=self._config.context, num_windows=self._windows, batch_size=64

@@ -1,4 +1,4 @@
-"""Manifests as files."""
+"""A manifest from a file or a peer's text, checked, and put into words for people."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from decentral.manifest.presets import check_methods
 from decentral.manifest.table import Table, inside, keys, one_line, plain, toml_value
 from decentral.manifest.terms import INNER_OPTIMIZERS, Combining, Manifest, Model
 
-# ---- reading ----
+# ---- reading, with bounds ----
 #
-# From text to a checked manifest: files and what peers send. Both are bounded before they are parsed.
+# Files and what peers send are bounded before they are parsed.
 
 MAX_NBYTES = 64 * 1024  # ours take 3 kB; the text may come from a peer
 MAX_DOTS = 64  # in a line: the parser's time grows with the square of a dotted key, 20 s for one of 30,000 words
@@ -53,9 +53,7 @@ def parse_manifest(text: str, source: str = "manifest") -> Manifest:
     return Manifest.of(tables, source)
 
 
-# ---- writing ----
-#
-# From a manifest to what people read: a summary, the differences between several.
+# ---- a summary, and differences between several ----
 
 
 def summary(manifest: Manifest) -> str:

@@ -1,4 +1,7 @@
-"""Manifests of known algorithms, and the check that a manifest's methods exist and fit. Loads torch."""
+"""Manifests of known algorithms, the check that a manifest's methods exist and fit, and which preset is for which line.
+
+Importing this loads no torch. Making a preset's manifest does, and so does a check.
+"""
 
 from __future__ import annotations
 
@@ -19,176 +22,24 @@ if TYPE_CHECKING:
     from decentral.compressors import Compressor, Feedback
     from decentral.optimizers import Aggregation, Channel, OuterMethod
 
-__all__ = ["ENOUGH_SEEDS", "Class", "Justified", "class_of", "classes", "faster", "justified", "no_faster"]
+__all__ = [
+    "ENOUGH_SEEDS",
+    "MOST_LOST_OF_A_STATE",
+    "Class",
+    "Justified",
+    "check_methods",
+    "check_rule",
+    "class_of",
+    "classes",
+    "faster",
+    "fresh_salt",
+    "justified",
+    "no_faster",
+    "preset_manifest",
+    "rule_of",
+]
 
-# ---- justified ----
-#
-# Which preset is justified for which line: ``justified.toml``, read. No torch.
-
-ENOUGH_SEEDS = 5  # of a table that shows that one method is better than another
-
-
-@dataclass(frozen=True, slots=True)
-class Class:
-    """Lines of at most so much."""
-
-    up_to: str  # as it is written: 20mbit
-    preset: str
-    why: str
-
-    @property
-    def rate(self) -> float:
-        """Bytes per second."""
-        return parse_rate(self.up_to)
-
-
-@dataclass(frozen=True, slots=True)
-class Justified:
-    """With how many inner steps a preset is known to work, and from where."""
-
-    least: int  # H
-    shown: int  # H, the most with which it was shown to train well
-    published: str
-    table: str  # our own
-    seeds: int  # of that table
-    rounds: int = 0  # the fewest that a run should have
-    short: Sequence[Mapping[str, float]] = ()  # rounds of a run at most, and the outer rate that is best for it
-    unhindered: str = ""  # what speaks for it on a slower class's line where a model is so small that nobody waits
-
-    def learning_rate(self, rounds: float) -> float | None:
-        """The outer rate of a run of so many rounds; None: the preset's own."""
-        return next((one["learning_rate"] for one in self.short if rounds <= one["rounds"]), None)
-
-    @property
-    def is_thin(self) -> bool:
-        """Whether our own table is of too few seeds to tell methods apart."""
-        return self.seeds < ENOUGH_SEEDS
-
-    @property
-    def evidence(self) -> str:
-        """What stands behind it, thin or not."""
-        seeds = f"{self.seeds} seed{'s' if self.seeds > 1 else ''}"
-        thin = f", which is thin, as {ENOUGH_SEEDS} would be needed" if self.is_thin else ""
-        return f"{self.published}; {self.table}: {seeds}{thin}"
-
-
-def classes() -> list[Class]:
-    """Slowest first."""
-    return [Class(**one) for one in _document()["class"]]
-
-
-def class_of(rate: float) -> Class:
-    """The class of a line of ``rate`` bytes per second; a faster line than all of them is in the fastest."""
-    known = classes()
-    return next((one for one in known if rate <= one.rate), known[-1])
-
-
-def no_faster(one: Class) -> list[str]:
-    """The presets of this class and of all slower ones, each once, in the order in which they are tried."""
-    known = classes()
-    return list(dict.fromkeys(other.preset for other in reversed(known[: known.index(one) + 1])))
-
-
-def faster(one: Class) -> list[str]:
-    """The presets of the classes above this one that are not its own, slowest first."""
-    known = classes()
-    return [name for name in dict.fromkeys(other.preset for other in known[known.index(one) :]) if name != one.preset]
-
-
-def justified(preset: str) -> Justified | None:
-    """What is known of a preset; None where nothing is written down."""
-    found = _document()["preset"].get(preset)
-    return None if found is None else Justified(**found)
-
-
-@cache
-def _document() -> Mapping[str, Any]:  # Any: values of TOML
-    return tomllib.loads(files("decentral.manifest").joinpath("justified.toml").read_text(encoding="utf-8"))
-
-
-# ---- aggregation ----
-#
-# How contributions become one vector: what [outer.aggregation] names, and what it does not fit. Loads torch.
-#
-# ``outer.norm_clip = "median"`` is the older spelling of ``rule = "norm_clip"``; a manifest has one of the two.
-
-
-def rule_of(manifest: Manifest) -> Aggregation:
-    """The rule by which contributions become one vector. Raises ConfigError."""
-    from decentral.optimizers import describe_aggregation_keys, make_aggregation
-
-    outer = manifest.outer
-    if outer.aggregation is None:
-        return make_aggregation("norm_clip" if outer.norm_clip == "median" else "mean", {})
-    if outer.norm_clip == "median":
-        raise ConfigError(
-            f'outer.norm_clip = "median" is the older spelling of a rule, and outer.aggregation.rule = '
-            f'"{outer.aggregation.rule}" is another; leave out outer.norm_clip'
-        )
-    rule, keys = outer.aggregation.rule, outer.aggregation.own
-    make_aggregation(rule, {})
-    known = [key for key, _, _ in describe_aggregation_keys(rule)]
-    for key in keys:
-        if key not in known:
-            own = nearest(key, known) if known else f"{rule} has none of its own"
-            raise ConfigError(f"unknown key outer.aggregation.{key}; {own}")
-    return make_aggregation(rule, keys)
-
-
-def check_rule(manifest: Manifest, method: OuterMethod, compressor: Compressor, feedback: Feedback) -> None:
-    """ConfigError for a rule that would not see what it needs, or would lose what nobody owes again."""
-    from decentral.compressors.base import is_sparse
-
-    rule, kind, named = rule_of(manifest), manifest.exchange.kind, _named(manifest)
-    if rule.needs == "nothing":
-        return
-    if kind == "pair":
-        raise ConfigError(
-            f"{named}: of two contributions nobody can tell which one is typical; "
-            'leave it unset, or use exchange.kind = "gather" or "reduce"'
-        )
-    if method.divides and rule.name != "norm_clip":
-        raise ConfigError(
-            f"{named} does not fit outer.method {manifest.outer.method}: its peers train different parts of the model "
-            "and send zeros elsewhere, so that what each sends is unlike the others' and would be left out as wrong; "
-            'use rule = "mean" or "norm_clip"'
-        )
-    if kind == "reduce" and rule.needs != "norms":
-        raise ConfigError(
-            f'{named} does not fit exchange.kind = "reduce": it compares what each peer sent, and a reduce leaves '
-            'their mean; use exchange.kind = "gather", or a rule that looks at norms'
-        )
-    if kind == "reduce" and feedback.sender:
-        raise ConfigError(
-            f"{named} does not fit compressor.feedback in a reduce: an owner whose range moved sends "
-            "what it owes with its own slice, and a clip would take that from everybody; leave one of the two out"
-        )
-    if rule.needs != "norms" and method.channels()[0].combine == "each":
-        raise ConfigError(
-            f"{named} does not fit outer.method {manifest.outer.method}, which takes every contribution as it is and "
-            'has a rule of its own; leave outer.aggregation out, or use rule = "norm_clip"'
-        )
-    if rule.needs == "products" and feedback.receiver:
-        raise ConfigError(
-            f'{named} does not fit compressor.feedback = "{feedback}": it compares what frames hold, and those hold '
-            'changes of what was sent before; use "ef(beta=0.95)", or a rule that looks at norms'
-        )
-    if rule.needs == "rows" and is_sparse(compressor):
-        raise ConfigError(
-            f'{named} does not fit compressor.chain = "{compressor}": it goes by coordinates, and most of what a peer '
-            'sends is zeros there, so that hardly any would move; use a rule by inner products, as "rfa" or "nnm"'
-        )
-
-
-def _named(manifest: Manifest) -> str:
-    """The key that says the rule."""
-    chosen = manifest.outer.aggregation
-    return 'outer.norm_clip = "median"' if chosen is None else f'outer.aggregation.rule = "{chosen.rule}"'
-
-
-# ---- presets ----
-
-MOST_LOST_OF_A_STATE = 0.05  # of the norm; replicas of gossip stay about as far apart: see replica/pair_step.py
+# ---- a preset's manifest ----
 
 
 def fresh_salt() -> str:
@@ -224,6 +75,11 @@ def preset_manifest(preset: str, **tables: Mapping[str, Any]) -> Manifest:  # An
     for table, keys in tables.items():
         given[table] = given.get(table, {}) | dict(keys)
     return Manifest.of(given, f"preset {preset}")
+
+
+# ---- methods that exist and fit ----
+
+MOST_LOST_OF_A_STATE = 0.05  # of the norm; replicas of gossip stay about as far apart: see replica/pair_step.py
 
 
 def check_methods(manifest: Manifest) -> None:
@@ -394,3 +250,168 @@ def _check_keeps_states(told: str, compressor: Compressor, manifest: Manifest) -
             f"{lost:.0%} of the values that are sent whole each time, which no feedback makes up for; use one "
             f'that loses {MOST_LOST_OF_A_STATE:.0%} at most, as "fp16", "fp8(block=256)" or "int8(block=4096)"'
         )
+
+
+# ---- the rule that combines contributions ----
+#
+# [outer.aggregation] names it, and it may not fit the rest.
+#
+# ``outer.norm_clip = "median"`` is the older spelling of ``rule = "norm_clip"``; a manifest has one of the two.
+
+
+def rule_of(manifest: Manifest) -> Aggregation:
+    """The rule by which contributions become one vector. Raises ConfigError."""
+    from decentral.optimizers import describe_aggregation_keys, make_aggregation
+
+    outer = manifest.outer
+    if outer.aggregation is None:
+        return make_aggregation("norm_clip" if outer.norm_clip == "median" else "mean", {})
+    if outer.norm_clip == "median":
+        raise ConfigError(
+            f'outer.norm_clip = "median" is the older spelling of a rule, and outer.aggregation.rule = '
+            f'"{outer.aggregation.rule}" is another; leave out outer.norm_clip'
+        )
+    rule, keys = outer.aggregation.rule, outer.aggregation.own
+    make_aggregation(rule, {})
+    known = [key for key, _, _ in describe_aggregation_keys(rule)]
+    for key in keys:
+        if key not in known:
+            own = nearest(key, known) if known else f"{rule} has none of its own"
+            raise ConfigError(f"unknown key outer.aggregation.{key}; {own}")
+    return make_aggregation(rule, keys)
+
+
+def check_rule(manifest: Manifest, method: OuterMethod, compressor: Compressor, feedback: Feedback) -> None:
+    """ConfigError for a rule that would not see what it needs, or would lose what nobody owes again."""
+    from decentral.compressors.base import is_sparse
+
+    rule, kind, named = rule_of(manifest), manifest.exchange.kind, _named(manifest)
+    if rule.needs == "nothing":
+        return
+    if kind == "pair":
+        raise ConfigError(
+            f"{named}: of two contributions nobody can tell which one is typical; "
+            'leave it unset, or use exchange.kind = "gather" or "reduce"'
+        )
+    if method.divides and rule.name != "norm_clip":
+        raise ConfigError(
+            f"{named} does not fit outer.method {manifest.outer.method}: its peers train different parts of the model "
+            "and send zeros elsewhere, so that what each sends is unlike the others' and would be left out as wrong; "
+            'use rule = "mean" or "norm_clip"'
+        )
+    if kind == "reduce" and rule.needs != "norms":
+        raise ConfigError(
+            f'{named} does not fit exchange.kind = "reduce": it compares what each peer sent, and a reduce leaves '
+            'their mean; use exchange.kind = "gather", or a rule that looks at norms'
+        )
+    if kind == "reduce" and feedback.sender:
+        raise ConfigError(
+            f"{named} does not fit compressor.feedback in a reduce: an owner whose range moved sends "
+            "what it owes with its own slice, and a clip would take that from everybody; leave one of the two out"
+        )
+    if rule.needs != "norms" and method.channels()[0].combine == "each":
+        raise ConfigError(
+            f"{named} does not fit outer.method {manifest.outer.method}, which takes every contribution as it is and "
+            'has a rule of its own; leave outer.aggregation out, or use rule = "norm_clip"'
+        )
+    if rule.needs == "products" and feedback.receiver:
+        raise ConfigError(
+            f'{named} does not fit compressor.feedback = "{feedback}": it compares what frames hold, and those hold '
+            'changes of what was sent before; use "ef(beta=0.95)", or a rule that looks at norms'
+        )
+    if rule.needs == "rows" and is_sparse(compressor):
+        raise ConfigError(
+            f'{named} does not fit compressor.chain = "{compressor}": it goes by coordinates, and most of what a peer '
+            'sends is zeros there, so that hardly any would move; use a rule by inner products, as "rfa" or "nnm"'
+        )
+
+
+def _named(manifest: Manifest) -> str:
+    """The key that says the rule."""
+    chosen = manifest.outer.aggregation
+    return 'outer.norm_clip = "median"' if chosen is None else f'outer.aggregation.rule = "{chosen.rule}"'
+
+
+# ---- which preset is justified for which line ----
+#
+# As ``justified.toml`` has it. No torch.
+
+ENOUGH_SEEDS = 5  # of a table that shows that one method is better than another
+
+
+@dataclass(frozen=True, slots=True)
+class Class:
+    """Lines of at most so much."""
+
+    up_to: str  # as it is written: 20mbit
+    preset: str
+    why: str
+
+    @property
+    def rate(self) -> float:
+        """Bytes per second."""
+        return parse_rate(self.up_to)
+
+
+@dataclass(frozen=True, slots=True)
+class Justified:
+    """With how many inner steps a preset is known to work, and from where."""
+
+    least: int  # H
+    shown: int  # H, the most with which it was shown to train well
+    published: str
+    table: str  # our own
+    seeds: int  # of that table
+    rounds: int = 0  # the fewest that a run should have
+    short: Sequence[Mapping[str, float]] = ()  # rounds of a run at most, and the outer rate that is best for it
+    unhindered: str = ""  # what speaks for it on a slower class's line where a model is so small that nobody waits
+
+    def learning_rate(self, rounds: float) -> float | None:
+        """The outer rate of a run of so many rounds; None: the preset's own."""
+        return next((one["learning_rate"] for one in self.short if rounds <= one["rounds"]), None)
+
+    @property
+    def is_thin(self) -> bool:
+        """Whether our own table is of too few seeds to tell methods apart."""
+        return self.seeds < ENOUGH_SEEDS
+
+    @property
+    def evidence(self) -> str:
+        """What stands behind it, thin or not."""
+        seeds = f"{self.seeds} seed{'s' if self.seeds > 1 else ''}"
+        thin = f", which is thin, as {ENOUGH_SEEDS} would be needed" if self.is_thin else ""
+        return f"{self.published}; {self.table}: {seeds}{thin}"
+
+
+def classes() -> list[Class]:
+    """Slowest first."""
+    return [Class(**one) for one in _document()["class"]]
+
+
+def class_of(rate: float) -> Class:
+    """The class of a line of ``rate`` bytes per second; a faster line than all of them is in the fastest."""
+    known = classes()
+    return next((one for one in known if rate <= one.rate), known[-1])
+
+
+def no_faster(one: Class) -> list[str]:
+    """The presets of this class and of all slower ones, each once, in the order in which they are tried."""
+    known = classes()
+    return list(dict.fromkeys(other.preset for other in reversed(known[: known.index(one) + 1])))
+
+
+def faster(one: Class) -> list[str]:
+    """The presets of the classes above this one that are not its own, slowest first."""
+    known = classes()
+    return [name for name in dict.fromkeys(other.preset for other in known[known.index(one) :]) if name != one.preset]
+
+
+def justified(preset: str) -> Justified | None:
+    """What is known of a preset; None where nothing is written down."""
+    found = _document()["preset"].get(preset)
+    return None if found is None else Justified(**found)
+
+
+@cache
+def _document() -> Mapping[str, Any]:  # Any: values of TOML
+    return tomllib.loads(files("decentral.manifest").joinpath("justified.toml").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""What every table of a manifest is, and the one spelling of its values that is hashed."""
+"""Tables of a manifest: their base, kinds and checks of values, the spelling that is hashed, and the commented file."""
 
 from __future__ import annotations
 
@@ -12,6 +12,34 @@ from pydantic_core import ErrorDetails
 
 from decentral.errors import ConfigError
 from decentral.plugins import nearest
+
+__all__ = [
+    "Count",
+    "Decay",
+    "Label",
+    "NotNegative",
+    "PartShare",
+    "Positive",
+    "Salt",
+    "Seconds",
+    "Share",
+    "Size",
+    "Spelling",
+    "Steps",
+    "Table",
+    "TextDigest",
+    "Word",
+    "canonical",
+    "checked",
+    "inside",
+    "keys",
+    "one_line",
+    "plain",
+    "to_toml",
+    "toml_value",
+]
+
+# ---- the base of every table, and its one spelling ----
 
 
 class Table(BaseModel):
@@ -61,9 +89,9 @@ def plain(part: Table, key: str) -> str | int | float | None:
     return value + 0.0 if isinstance(value, float) else value
 
 
-# ---- values ----
+# ---- kinds of values ----
 #
-# Kinds of values that a manifest holds: their bounds are checked before anything is made of them.
+# Their bounds are checked before anything is made of them.
 
 
 def _canonical_spaces(spelling: str) -> str:
@@ -90,9 +118,10 @@ PartShare = Annotated[float, Field(gt=0, le=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 Seconds = Annotated[float, Field(gt=0, le=30 * 86400)]
 
-# ---- checking ----
+
+# ---- values against their tables' rules ----
 #
-# Values against the rules of their tables. What is wrong comes out as one line: where, what, the rule, the way out.
+# An error comes out as one line: where, what, the rule, the way out.
 
 Whole = TypeVar("Whole", bound=Table)
 
@@ -159,9 +188,9 @@ def one_line(error: object) -> str:
     return _shown(" ".join(str(error).split()), 240)
 
 
-# ---- commented ----
+# ---- the commented file ----
 #
-# From tables to the commented file: one line per key, its description beside it.
+# One line per key, its description beside it.
 
 _COMMENT_COLUMN = 32
 

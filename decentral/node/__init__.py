@@ -1,1 +1,1 @@
-"""One peer's swarm side, put together. No thread, no torch.nn."""
+"""The swarm side of one peer, put together. No thread, no torch.nn."""

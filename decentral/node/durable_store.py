@@ -1,4 +1,4 @@
-"""What a peer must not lose: its journal of commits with their frames, its vote, its checkpoints.
+"""A peer's durable store: its journal of commits with their frames, its vote, its checkpoints. None may be lost.
 
 A commit is durable, frames first, before it is applied; a checkpoint makes the frames before it unnecessary. After
 a crash the newest valid checkpoint is loaded and the journal replayed on top, to the very bits of the last commit.
@@ -147,7 +147,10 @@ class DurableStore:
     def keep_frozen(
         self, specs: Sequence[FrozenSpec], tensors: Callable[[], Mapping[str, Tensor]], whole: Whole = as_it_is
     ) -> None:
-        """Write what is not trained, once: no checkpoint holds it, and an export needs it. ``whole``: see there."""
+        """Write what is not trained, once: no checkpoint holds it, and an export needs it.
+
+        ``whole``: see `keep_frozen` of the state.
+        """
         if specs and not self._has_frozen:
             keep_frozen(self._out, specs, tensors, self._disk, whole)
             self._has_frozen = True

@@ -1,4 +1,7 @@
-"""A run directory belongs to one run: whose it is, is written in its ``run.toml`` and in its checkpoints."""
+"""A run directory belongs to one run and to one process at a time; its files say which run, its lock which process.
+
+The run is written in its ``run.toml`` and in its checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,8 @@ from decentral.observe.status import STATUS_FILE, ProcessInfo, Status, check_fre
 from decentral.state.checkpoint import load_metas
 from decentral.state.durable import DISK, disk_errors
 
+# ---- the run of a folder ----
+
 MANIFEST_FILE = "run.toml"
 TOKEN_FILE = "admission.token"
 
@@ -31,12 +36,12 @@ def kept_terms(out: Path, run: bytes, whose: str = "these terms") -> Manifest | 
     ManifestMismatch when the folder is another run's: its peer could never come back.
     """
     for head in (Head.from_dict(meta["head"]) for meta in load_metas(out / "checkpoints") if "head" in meta):
-        _check(out / "checkpoints", head.run, run, whose)
+        _check_run(out / "checkpoints", head.run, run, whose)
     path = out / MANIFEST_FILE
     if not path.exists():
         return None
     manifest = load_manifest(path)
-    _check(path, manifest.digest, run, whose)
+    _check_run(path, manifest.digest, run, whose)
     return manifest
 
 
@@ -70,17 +75,16 @@ def keep_token(out: Path, token: str) -> None:
             DISK.replace_file(path, [token.encode()])
 
 
-def _check(path: Path, kept: bytes, run: bytes, whose: str) -> None:
+def _check_run(path: Path, kept: bytes, run: bytes, whose: str) -> None:
     if kept != run:
         raise ManifestMismatch(
             f"{path} holds another run ({kept.hex()[:12]}), {whose} are of {run.hex()[:12]}; choose another --out"
         )
 
 
-# ---- occupying ----
+# ---- one process at a time ----
 #
-# A peer's folder is one process's at a time: two with one key might vote twice in a ballot, and its journal has one
-# writer.
+# Two processes with one key might vote twice in a ballot, and a peer's journal has one writer.
 #
 # What `check_free` reads is written once a process has begun: until then, up to 20 s on a slow machine, a second start
 # saw nobody, and both trained there. The kernel's lock is there from the beginning, and gone with its process.
@@ -102,17 +106,17 @@ logger = logging.getLogger("decentral.peer")
 def occupied(folder: Path) -> Iterator[None]:
     """One peer's, while it lasts, be it of a command that has ``begun``. Raises FolderInUse, DiskError."""
     check_free(folder, own=os.getpid())
-    made = _make(folder)
+    made = _make_folder(folder)
     lock = FileLock(folder.absolute() / LOCK_FILE, thread_local=False, is_singleton=True, fallback_to_soft=False)
     if lock.is_locked and folder.absolute() not in _BEGUN:
         raise FolderInUse(
             f"{folder}: another peer of this process lives here; leave its with block, or choose another out"
         )
     try:
-        _take(lock, folder)
+        _take_lock(lock, folder)
         yield
     finally:
-        _unmake(folder, made, held=lock.is_locked)
+        _remove_made(folder, made, held=lock.is_locked)
         lock.release()
 
 
@@ -121,11 +125,11 @@ def begun(folder: Path) -> Iterator[None]:
     """The same, and ``decentral status`` says so from now on, and requests are this process's: loading torch takes
     seconds, in which it told of the last life. What it said comes back when nothing comes of this one.
     """
-    with occupied(folder), _known(folder.absolute()):
+    with occupied(folder), _noted_as_begun(folder.absolute()):
         drop_requests(folder)
         path = folder / STATUS_FILE
         before = path.read_bytes() if path.exists() else None
-        said = _say(folder)
+        said = _say_it_begins(folder)
         try:
             yield
         except BaseException:
@@ -141,7 +145,7 @@ def has_begun(folder: Path) -> bool:
 
 
 @contextmanager
-def _known(folder: Path) -> Iterator[None]:
+def _noted_as_begun(folder: Path) -> Iterator[None]:
     _BEGUN.add(folder)
     try:
         yield
@@ -149,7 +153,7 @@ def _known(folder: Path) -> Iterator[None]:
         _BEGUN.discard(folder)
 
 
-def _say(folder: Path) -> bytes:
+def _say_it_begins(folder: Path) -> bytes:
     """That a peer begins, with what the one before knew of the run."""
     status = Status()
     with suppress(ConfigError):  # none, or another version's
@@ -159,7 +163,7 @@ def _say(folder: Path) -> bytes:
     return (folder / STATUS_FILE).read_bytes()
 
 
-def _make(folder: Path) -> list[Path]:
+def _make_folder(folder: Path) -> list[Path]:
     """The folder, and those that it is in; which were not there, the innermost first."""
     made = [path for path in (folder, *folder.absolute().parents) if not path.exists()]
     if folder.exists() and not folder.is_dir():
@@ -169,7 +173,7 @@ def _make(folder: Path) -> list[Path]:
     return made
 
 
-def _unmake(folder: Path, made: list[Path], *, held: bool) -> None:
+def _remove_made(folder: Path, made: list[Path], *, held: bool) -> None:
     """Where nothing came of it: no more is in what was ``made`` than the lock, if that is ``held``."""
     with suppress(OSError):  # or something did
         if made and held and os.listdir(folder) == [LOCK_FILE]:
@@ -178,7 +182,7 @@ def _unmake(folder: Path, made: list[Path], *, held: bool) -> None:
             path.rmdir()
 
 
-def _take(lock: BaseFileLock, folder: Path) -> None:
+def _take_lock(lock: BaseFileLock, folder: Path) -> None:
     with disk_errors(f"locking {folder}"):
         try:
             lock.acquire(timeout=_DYING)

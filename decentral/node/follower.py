@@ -200,14 +200,14 @@ def named_tensors(schema: Schema, anchors: list[Tensor], buffers_B: Tensor | Non
     return named
 
 
-# ---- follower state ----
+# ---- state over a restart ----
 #
-# What a follower keeps to go on from after a restart: one anchor with its outer state, and where the chain stood.
+# A follower keeps one anchor with its outer state, and where the chain stood.
 #
 # With it the missed commits are replayed where that is less than a snapshot. A journal is not needed, as a follower
 # promises nothing; what a crash loses the others have.
 
-STATE = "following"  # folder of the state
+STATE_FOLDER = "following"
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,14 +226,14 @@ def kept_state(out: Path, run: bytes) -> FollowerState | None:
     """Where an earlier process stood; None where there is nothing, or nothing whole. Raises ManifestMismatch."""
     manifest = kept_terms(out, run, "those of the invite")
     try:
-        found = load_newest(out / STATE)
+        found = load_newest(out / STATE_FOLDER)
     except DiskError:
         return None
     if found is None or manifest is None:
         return None
     head = Head.from_dict(found.meta["head"])
     if head.run != run:
-        raise ManifestMismatch(f"{out / STATE} is of another run ({head.run.hex()[:12]}); choose another --out")
+        raise ManifestMismatch(f"{out / STATE_FOLDER} is of another run ({head.run.hex()[:12]}); choose another --out")
     check_methods(manifest)
     schema = Schema.from_json(str(found.meta["parameters"]))
     return FollowerState(
@@ -248,7 +248,7 @@ def keep_state(out: Path, anchor: Anchor, schema: Schema, ways: Sequence[str]) -
     """
     meta = {"head": anchor.head.to_dict(), "gossip_step": anchor.round, "parameters": schema.to_json()}
     meta["ways"] = list(ways)
-    save(out / STATE, f"round-{anchor.round:06d}", anchor.shared, meta, keep=1)
+    save(out / STATE_FOLDER, f"round-{anchor.round:06d}", anchor.shared, meta, keep=1)
 
 
 def check_size(known: FollowerState, max_disk: int | None, kept_files: int) -> None:

@@ -1,4 +1,4 @@
-"""One peer's swarm side, put together: chain, frames, directory, catch-up, gossip. No thread, no torch.nn.
+"""The swarm side of one peer, put together: chain, frames, directory, catch-up, gossip. No thread, no torch.nn.
 
 Runs on any transport and any anyio backend, so that tests drive real nodes in memory under virtual time.
 """
@@ -19,8 +19,8 @@ from decentral.compressors import parse_compressor
 from decentral.consensus.chain import VOTING, Head, Voting
 from decentral.consensus.paxos import Acceptor
 from decentral.consensus.round_state import RoundTerms, RunClock
-from decentral.dissemination.broadcast import UNKNOWN, Line, Lines
-from decentral.dissemination.reduce import USUAL, Grain, alike, partition, shares
+from decentral.dissemination.broadcast import UNKNOWN_RATE, Line, Lines
+from decentral.dissemination.reduce import USUAL_GRAIN, Grain, alike, partition, shares
 from decentral.errors import (
     ConfigError,
     ManifestMismatch,
@@ -61,174 +61,7 @@ from decentral.wire.frames import FrameKind
 from decentral.wire.keys import PeerId, Signer, peer_name
 from decentral.wire.messages import PRIVATE
 
-# ---- uplinks ----
-#
-# What members' leases say that each can send, and what follows from it for a round: a hint, wrong ones cost time.
-
-FRESH = (
-    1.0  # s for which lines are remembered: leases change less often; looked up with every tick they took a tenth of it
-)
-LEAST = 0.1  # of the usual uplink: nobody is waited for as long as who says that it sends less would need
-
-
-@dataclass(slots=True)
-class Uplinks:
-    """Of the members of one run; ``reduces``: whether its rounds are reduces."""
-
-    directory: Directory
-    reduces: bool
-    clock: Callable[[], float] = anyio.current_time
-    _members: tuple[PeerId, ...] = ()  # whose lines were looked up last, when, and what was found
-    _since: float = -math.inf
-    _places: dict[PeerId, int] = field(default_factory=dict)
-    _lines: Lines | None = None
-
-    def lines_of(self, peers: Sequence[PeerId]) -> list[Line]:
-        """What each says it was seen to send; private peers, whom not all can reach, pass nothing on."""
-        live, own = self.directory.live(), self.directory.draft()
-        leases = [own if peer == own.peer else live.get(peer) for peer in peers]
-        known = {lease.peer: lease.uplink / 8 for lease in leases if lease is not None and lease.uplink}
-        others = [rate for peer, rate in known.items() if peer != own.peer]  # the own line says nothing of theirs
-        usual = fmean(others or known.values() or [UNKNOWN])
-        rates = alike([lease.uplink / 8 if lease is not None and lease.uplink else usual for lease in leases])
-        private = [lease is not None and bool(lease.state & PRIVATE) for lease in leases]
-        return [Line(rate, passes_on=not hidden) for rate, hidden in zip(rates, private, strict=True)]
-
-    def for_owners(self, peers: Sequence[PeerId]) -> list[float]:
-        """Bytes per second for a reduce; private peers own nothing of it, unless all are."""
-        lines = self.lines_of(peers)
-        nobody = not any(line.passes_on for line in lines)
-        return [line.rate if line.passes_on or nobody else 0.0 for line in lines]
-
-    def takes(self, nbytes: int, peer: PeerId, members: Sequence[PeerId]) -> float | None:
-        """See Takes. Of a reduce, slices and results are about two bodies."""
-        lines = self._waited_for(tuple(members))
-        me = self._places.get(peer)
-        if lines is None or me is None:
-            return None
-        return lines.seconds_alone(2 * nbytes, me) if self.reduces else lines.seconds_to_all(nbytes, me)
-
-    def _waited_for(self, members: tuple[PeerId, ...]) -> Lines | None:
-        now = self.clock()
-        if self._since <= now < self._since + FRESH and (members is self._members or members == self._members):
-            return self._lines
-        self._members, self._since = members, now
-        self._places = {peer: place for place, peer in enumerate(members)}
-        lines = self.lines_of(members)
-        usual = median(line.rate for line in lines)
-        least = [replace(line, rate=max(line.rate, LEAST * usual)) for line in lines]
-        self._lines = None if usual == UNKNOWN else Lines(least)
-        return self._lines
-
-
-# ---- terms ----
-#
-# What a manifest means to the parts of a peer: its replica, and the terms of its rounds.
-
-
-def make_replica(
-    manifest: Manifest, schema: Schema, anchors: Sequence[Tensor], buffers_B: Tensor | None = None
-) -> Replica:
-    """Anchor, buffers, outer optimizer and codec as the manifest says."""
-    outer = manifest.outer
-    codec = codec_of(manifest)
-    codec.warm_up()
-    return Replica(
-        schema,
-        anchors,
-        make_outer(outer.method, outer.hyper),
-        codec,
-        Codec(parse_compressor("none")),
-        manifest.weighting,
-        buffers_B,
-        Tail.of(schema, manifest.model.buffers or "average"),
-        rule_of(manifest),
-    )
-
-
-def largest_offer(replica: Replica, gossips: bool, fragments: int) -> int:
-    """Bytes of the largest body that a peer may offer: a contribution, whole or in slices, or what gossip merges."""
-    codec, channels = (replica.merge_codec, 1) if gossips else (replica.codec, len(replica.method.channels()))
-    whole = [replica.shapes(f) * channels for f in range(fragments)]
-    shapes = [*whole, *(((replica.numel(f),),) * channels for f in range(fragments))]
-    return max(codec.max_body_nbytes(one, channels) for one in shapes) + replica.tail.nbytes(0)
-
-
-def make_terms(
-    manifest: Manifest, replica: Replica, uplinks: Uplinks, grain: Grain, clock: RunClock, voting: Voting
-) -> RoundTerms:
-    """What the round machine needs of the manifest and of the links."""
-
-    def ranges(fragment: int, owners: tuple[PeerId, ...]) -> tuple[tuple[PeerId, int, int], ...]:
-        return partition(replica.numel(fragment), owners, shares(uplinks.for_owners(owners)), grain)
-
-    swarm, fragments = manifest.swarm, manifest.outer.fragments
-    gossips, method = not replica.agrees, replica.method
-    return RoundTerms(
-        num_fragments=fragments,
-        rounds=fragments if gossips else manifest.run.rounds,  # gossip commits only the merge at the end
-        min_peers=swarm.min_peers,
-        floor=swarm.deadline_floor,
-        ceiling=swarm.deadline_ceiling,
-        patience=max(2.0, swarm.deadline_floor),
-        partition=ranges if uplinks.reduces else None,
-        steps=0 if manifest.inner.pace == "clock" else manifest.inner.steps // fragments,  # all are full then
-        overlaps=manifest.outer.overlap > 0,
-        largest=largest_offer(replica, gossips, fragments),
-        takes=uplinks.takes,
-        quorum=method.quorum.peers,
-        grace=method.quorum.grace,
-        max_staleness=method.max_staleness * fragments,
-        offered=FrameKind.MERGE if gossips else FrameKind.CONTRIBUTION,
-        states=lambda outer_step: 0 if gossips else len(replica.due(outer_step)) - 1,
-        clock=clock,
-        voting=voting,
-    )
-
-
-# ---- company ----
-#
-# Who trains with this peer now, and whether it was left alone: a pure watch over the live leases.
-
-
-@dataclass(slots=True)
-class Company:
-    """The other members that are here, and the last ones that were."""
-
-    here: frozenset[PeerId] = frozenset()
-    gone: frozenset[PeerId] = frozenset()  # who was here last, once nobody is any more; empty before anybody came
-    left: bool = False  # whether all of those said goodbye, rather than fell silent
-    _seen: tuple[object, object] = (None, None)  # the live ones and the members at the look before
-
-    def look(
-        self, live: Collection[PeerId], members: Collection[PeerId], said_goodbye: Callable[[PeerId], bool]
-    ) -> bool:
-        """Book who is here; whether the last one has gone since the look before.
-
-        A peer that rests is no member and still here; one that only asks for the terms never was.
-        """
-        if self._seen[0] is live and self._seen[1] is members:  # nobody came or went; asked four times a second
-            return False
-        before, self._seen = self.here, (live, members)
-        self.here = frozenset(peer for peer in live if peer in members or peer in before)
-        if self.here:
-            self.gone = frozenset()
-        elif before:
-            self.gone, self.left = before, all(map(said_goodbye, before))
-        return bool(before) and not self.here
-
-
-class RunMembers(Container[PeerId]):
-    """The members of the run as its chain has them now."""
-
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
-
-    def __contains__(self, peer: object) -> bool:
-        return peer in self._driver.head.members
-
-
-# ---- node ----
+# ---- the node ----
 
 END_TIMEOUT = 15.0  # s for the others to get the last commit: a frame of 10 MB and 10 Mbit/s take 8
 RETRY = 0.5  # s between looks for a peer that answers
@@ -270,7 +103,7 @@ class Node:
         daily_upload: DailyUpload | None = None,
         private: bool = False,
         admission: Admission | None = None,
-        grain: Grain = USUAL,
+        grain: Grain = USUAL_GRAIN,
         voting: Voting = VOTING,
         readings: Readings | None = None,
     ) -> None:
@@ -492,20 +325,178 @@ class Node:
         return greeting(self.manifest, self.start.schema, self.age, over=self.driver.head.final)
 
 
-# ---- links ----
+# ---- what the manifest means here ----
 #
-# The transport of a peer as its person allows it: caps, a day's upload, and votes ahead of frames.
+# A peer's replica and the terms of its rounds follow from it.
 
-URGENT = (
-    CONTROL,
-    LEASE,
-    LEASE_LIST,
-    LEASES,
-    HELLO,
-    PAIR,
-    DIALBACK,
-    ADMISSION,
-)  # what a swarm must hear in time; all else is bulk
+
+def make_replica(
+    manifest: Manifest, schema: Schema, anchors: Sequence[Tensor], buffers_B: Tensor | None = None
+) -> Replica:
+    """Anchor, buffers, outer optimizer and codec as the manifest says."""
+    outer = manifest.outer
+    codec = codec_of(manifest)
+    codec.warm_up()
+    return Replica(
+        schema,
+        anchors,
+        make_outer(outer.method, outer.hyper),
+        codec,
+        Codec(parse_compressor("none")),
+        manifest.weighting,
+        buffers_B,
+        Tail.of(schema, manifest.model.buffers or "average"),
+        rule_of(manifest),
+    )
+
+
+def largest_offer(replica: Replica, gossips: bool, fragments: int) -> int:
+    """Bytes of the largest body that a peer may offer: a contribution, whole or in slices, or what gossip merges."""
+    codec, channels = (replica.merge_codec, 1) if gossips else (replica.codec, len(replica.method.channels()))
+    whole = [replica.shapes(f) * channels for f in range(fragments)]
+    shapes = [*whole, *(((replica.numel(f),),) * channels for f in range(fragments))]
+    return max(codec.max_body_nbytes(one, channels) for one in shapes) + replica.tail.nbytes(0)
+
+
+def make_terms(
+    manifest: Manifest, replica: Replica, uplinks: Uplinks, grain: Grain, clock: RunClock, voting: Voting
+) -> RoundTerms:
+    """What the round machine needs of the manifest and of the links."""
+
+    def ranges(fragment: int, owners: tuple[PeerId, ...]) -> tuple[tuple[PeerId, int, int], ...]:
+        return partition(replica.numel(fragment), owners, shares(uplinks.for_owners(owners)), grain)
+
+    swarm, fragments = manifest.swarm, manifest.outer.fragments
+    gossips, method = not replica.agrees, replica.method
+    return RoundTerms(
+        num_fragments=fragments,
+        rounds=fragments if gossips else manifest.run.rounds,  # gossip commits only the merge at the end
+        min_peers=swarm.min_peers,
+        floor=swarm.deadline_floor,
+        ceiling=swarm.deadline_ceiling,
+        patience=max(2.0, swarm.deadline_floor),
+        partition=ranges if uplinks.reduces else None,
+        steps=0 if manifest.inner.pace == "clock" else manifest.inner.steps // fragments,  # all are full then
+        overlaps=manifest.outer.overlap > 0,
+        largest=largest_offer(replica, gossips, fragments),
+        takes=uplinks.takes,
+        quorum=method.quorum.peers,
+        grace=method.quorum.grace,
+        max_staleness=method.max_staleness * fragments,
+        offered=FrameKind.MERGE if gossips else FrameKind.CONTRIBUTION,
+        states=lambda outer_step: 0 if gossips else len(replica.due(outer_step)) - 1,
+        clock=clock,
+        voting=voting,
+    )
+
+
+# ---- what members can send ----
+#
+# Their leases say it: a hint for a round, wrong ones cost time.
+
+# s for which lines are remembered: leases change less often; looked up with every tick they took a tenth of it
+FRESH = 1.0
+LEAST = 0.1  # of the usual uplink: nobody is waited for as long as who says that it sends less would need
+
+
+@dataclass(slots=True)
+class Uplinks:
+    """Of the members of one run; ``reduces``: whether its rounds are reduces."""
+
+    directory: Directory
+    reduces: bool
+    clock: Callable[[], float] = anyio.current_time
+    _members: tuple[PeerId, ...] = ()  # whose lines were looked up last, when, and what was found
+    _since: float = -math.inf
+    _places: dict[PeerId, int] = field(default_factory=dict)
+    _lines: Lines | None = None
+
+    def lines_of(self, peers: Sequence[PeerId]) -> list[Line]:
+        """What each says it was seen to send; private peers, whom not all can reach, pass nothing on."""
+        live, own = self.directory.live(), self.directory.draft()
+        leases = [own if peer == own.peer else live.get(peer) for peer in peers]
+        known = {lease.peer: lease.uplink / 8 for lease in leases if lease is not None and lease.uplink}
+        others = [rate for peer, rate in known.items() if peer != own.peer]  # the own line says nothing of theirs
+        usual = fmean(others or known.values() or [UNKNOWN_RATE])
+        rates = alike([lease.uplink / 8 if lease is not None and lease.uplink else usual for lease in leases])
+        private = [lease is not None and bool(lease.state & PRIVATE) for lease in leases]
+        return [Line(rate, passes_on=not hidden) for rate, hidden in zip(rates, private, strict=True)]
+
+    def for_owners(self, peers: Sequence[PeerId]) -> list[float]:
+        """Bytes per second for a reduce; private peers own nothing of it, unless all are."""
+        lines = self.lines_of(peers)
+        nobody = not any(line.passes_on for line in lines)
+        return [line.rate if line.passes_on or nobody else 0.0 for line in lines]
+
+    def takes(self, nbytes: int, peer: PeerId, members: Sequence[PeerId]) -> float | None:
+        """See Takes. Of a reduce, slices and results are about two bodies."""
+        lines = self._waited_for(tuple(members))
+        me = self._places.get(peer)
+        if lines is None or me is None:
+            return None
+        return lines.seconds_alone(2 * nbytes, me) if self.reduces else lines.seconds_to_all(nbytes, me)
+
+    def _waited_for(self, members: tuple[PeerId, ...]) -> Lines | None:
+        now = self.clock()
+        if self._since <= now < self._since + FRESH and (members is self._members or members == self._members):
+            return self._lines
+        self._members, self._since = members, now
+        self._places = {peer: place for place, peer in enumerate(members)}
+        lines = self.lines_of(members)
+        usual = median(line.rate for line in lines)
+        least = [replace(line, rate=max(line.rate, LEAST * usual)) for line in lines]
+        self._lines = None if usual == UNKNOWN_RATE else Lines(least)
+        return self._lines
+
+
+# ---- who is here ----
+#
+# A pure watch over the live leases: who trains with this peer now, and whether it was left alone.
+
+
+@dataclass(slots=True)
+class Company:
+    """The other members that are here, and the last ones that were."""
+
+    here: frozenset[PeerId] = frozenset()
+    gone: frozenset[PeerId] = frozenset()  # who was here last, once nobody is any more; empty before anybody came
+    left: bool = False  # whether all of those said goodbye, rather than fell silent
+    _seen: tuple[object, object] = (None, None)  # the live ones and the members at the look before
+
+    def look(
+        self, live: Collection[PeerId], members: Collection[PeerId], said_goodbye: Callable[[PeerId], bool]
+    ) -> bool:
+        """Book who is here; whether the last one has gone since the look before.
+
+        A peer that rests is no member and still here; one that only asks for the terms never was.
+        """
+        if self._seen[0] is live and self._seen[1] is members:  # nobody came or went; asked four times a second
+            return False
+        before, self._seen = self.here, (live, members)
+        self.here = frozenset(peer for peer in live if peer in members or peer in before)
+        if self.here:
+            self.gone = frozenset()
+        elif before:
+            self.gone, self.left = before, all(map(said_goodbye, before))
+        return bool(before) and not self.here
+
+
+class RunMembers(Container[PeerId]):
+    """The members of the run as its chain has them now."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+
+    def __contains__(self, peer: object) -> bool:
+        return peer in self._driver.head.members
+
+
+# ---- limits of the transport ----
+#
+# The person of a peer allows caps and a day's upload; votes go ahead of frames.
+
+# A swarm must hear these in time; all else is bulk.
+URGENT = (CONTROL, LEASE, LEASE_LIST, LEASES, HELLO, PAIR, DIALBACK, ADMISSION)
 OPEN_TO_ALL = frozenset({HELLO, LEASE, LEASES, DIALBACK, SPEED})  # also where a run admits by token
 
 

@@ -1,4 +1,4 @@
-"""What the terms say of keeping each other's state, made for one node."""
+"""The keeping of each other's state, made for one node as the terms say."""
 
 from __future__ import annotations
 

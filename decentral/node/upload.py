@@ -1,4 +1,4 @@
-"""How much this peer may send, and whether it may at all."""
+"""The upload that a peer may use in a day, and the reasons for which it rests."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from decentral.rounds.driver import Driver
 from decentral.state.durable import DISK, Disk, disk_errors
 from decentral.transport import Traffic
 
-# ---- daily upload ----
+# ---- bytes of a day ----
 #
-# How many bytes this peer may still send today: counted over restarts, anew at midnight UTC.
+# They are counted over restarts, anew at midnight UTC.
 #
 # A peer that has used them up does as if paused by its person: it says farewell, trains on, follows by what it
 # receives, and asks to be let in again the next day. It does not stay as a voter that contributes nothing, because
@@ -41,7 +41,7 @@ class DailyUpload:
     def __init__(
         self, folder: Path, limit: int | None, *, wall: Callable[[], float] = time.time, disk: Disk = DISK
     ) -> None:
-        self.limit = checked(limit)
+        self.limit = checked_limit(limit)
         self._path, self._wall, self._disk = folder / UPLOAD_FILE, wall, disk
         self._counted = 0  # of this process
         self._saved_at = float("-inf")
@@ -102,19 +102,17 @@ class DailyUpload:
         return (day, sent) if whole else (self._today(), 0)
 
 
-def checked(limit: int | None) -> int | None:
+def checked_limit(limit: int | None) -> int | None:
     """A limit that can be kept. Raises ConfigError."""
     if limit is not None and limit < 1:
         raise ConfigError(f"daily_upload={limit}: at least a byte; leave it out for no limit")
     return limit
 
 
-# ---- suspension ----
+# ---- reasons to rest ----
 #
-# Why a peer contributes and votes no more for now: a person paused it, or the day's upload is used up.
-#
-# It says farewell, so that nobody waits for it, trains on and follows by what it receives; when the last reason is
-# gone it asks to be let in again.
+# A peer contributes and votes no more for now because a person paused it, or because the day's upload is used up. It
+# says farewell, so that nobody waits for it; when the last reason is gone it asks to be let in again.
 
 PAUSED, UPLOAD = "paused", "upload"
 LOOK_EVERY = 0.25  # s between looks at what was sent today

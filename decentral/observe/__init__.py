@@ -1,6 +1,6 @@
-"""What a peer shows of itself: events and metrics on disk, a status to ask for, one sentence of health.
+"""A peer as it shows itself: events and metrics on disk, a status to ask for, one sentence of health.
 
-Nothing here touches the network or torch; the peer reports, this room writes it down and says it in words.
+Nothing here talks to the swarm or loads torch; the peer reports, this folder writes it down and says it in words.
 """
 
 from decentral.observe.events import EventLog, read_events

@@ -23,7 +23,7 @@ class Beacon:
     """Publish ``read()`` every ``period`` seconds until closed; give each request to ``on_request``.
 
     Without a directory it only shows, and hears nothing. What was asked before it began was meant for an earlier
-    process, and is dropped, unless this one has ``begun`` to hear before (`occupying`).
+    process, and is dropped, unless this one has ``begun`` to hear before (`decentral.node.folder.begun`).
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What one peer's run directory tells of its run over time, to be set beside others.
+"""The run of one peer over time, as its directory tells it, to be set beside others.
 
 Of ``start`` and ``join`` it is read from ``metrics.jsonl``: held-out bits per byte of the anchor, bytes, steps. A loop
 of one's own leaves ``events.jsonl``: there a point is what ``peer.log`` was given, at the round that it was given in.
@@ -18,8 +18,6 @@ from decentral.observe.events import EVENTS_FILE
 from decentral.observe.lines import read_json_lines
 from decentral.observe.metrics import METRICS_FILE, read_metrics
 from decentral.observe.status import STATUS_FILE, Status, read_status
-
-__all__ = ["draw"]
 
 BITS, LOSS = "held-out bits per byte", "training loss"
 TERMS = "run.toml"
@@ -128,9 +126,9 @@ def names_of(runs: Iterable[SeenRun]) -> list[str]:
     return [run.directory.name if names.count(run.directory.name) == 1 else str(run.directory) for run in several]
 
 
-# ---- figure ----
+# ---- runs side by side, drawn ----
 #
-# Runs side by side as one figure: what was reached over inner steps, and over what was sent.
+# Their figure: what was reached over inner steps, and over what was sent.
 
 
 def draw(path: Path, curves: Mapping[str, Sequence[Point]], *, kind: str) -> None:
@@ -141,11 +139,11 @@ def draw(path: Path, curves: Mapping[str, Sequence[Point]], *, kind: str) -> Non
     figure = Figure(figsize=(10, 4), layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, sharey=True)
-    _lines(left, curves, "inner steps of this peer", lambda point: point.steps)
+    _draw_lines(left, curves, "inner steps of this peer", lambda point: point.steps)
     if all(point.nbytes is None for points in curves.values() for point in points):
-        _lines(right, curves, "hours", lambda point: point.seconds / 3600)
+        _draw_lines(right, curves, "hours", lambda point: point.seconds / 3600)
     else:
-        _lines(right, curves, "MB sent by this peer", lambda point: (point.nbytes or 0.0) / 1e6)
+        _draw_lines(right, curves, "MB sent by this peer", lambda point: (point.nbytes or 0.0) / 1e6)
     left.set_ylabel(kind)
     try:
         figure.savefig(path, dpi=120)
@@ -153,7 +151,7 @@ def draw(path: Path, curves: Mapping[str, Sequence[Point]], *, kind: str) -> Non
         raise DiskError(f"{path}: the figure cannot be written ({error}); name another file with --figure") from error
 
 
-def _lines(axes: Any, curves: Mapping[str, Sequence[Point]], label: str, spent: Callable[[Point], float]) -> None:
+def _draw_lines(axes: Any, curves: Mapping[str, Sequence[Point]], label: str, spent: Callable[[Point], float]) -> None:
     for name, points in curves.items():
         axes.plot([spent(point) for point in points], [point.value for point in points], label=name, marker=".")
     axes.set_xlabel(label)

@@ -19,9 +19,9 @@ from decentral.replica.figures import (
 
 __all__ = ["BANDS", "ROUNDS", "Band", "Crossing", "Watch", "back_sentence", "in_words", "warning"]
 
-# ---- bands ----
+# ---- where each figure belongs ----
 #
-# Between which bounds each figure of a healthy swarm stays, and the probable cause where it does not.
+# Between which bounds it stays in a healthy swarm, and the probable cause where it does not.
 #
 # The bounds are for warnings that are worth a person's time: each lies well outside of what healthy runs showed
 # (docs/diagnostics.md has the numbers), and none of them changes what the run does.
@@ -98,10 +98,11 @@ BANDS = (
     ),
 )
 
-# ---- watch ----
+
+# ---- leaving a band, and coming back ----
 #
-# Tells when a figure leaves its band and when it is back: after three rounds running each time, so that one odd round
-# is nothing, and a figure near its bound does not come and go.
+# Told after three rounds running each time, so that one odd round is nothing, and a figure near its bound does not come
+# and go.
 #
 # A round that does not have the figure counts for neither: in a streaming run, say, or where a peer was away.
 
@@ -165,9 +166,9 @@ def _finite(bound: float) -> float | None:
     return bound if math.isfinite(bound) else None
 
 
-# ---- words ----
+# ---- figures in words ----
 #
-# Figures in words: the warning when one leaves its band, and the line of ``decentral status``.
+# The warning when one leaves its band, and the line of ``decentral status``.
 
 _SAYS = {band.figure: band.says for band in BANDS}
 _SHORT = {

@@ -94,9 +94,9 @@ def _short(value: object) -> str:
     return text if len(text) <= 64 else text[:61] + "..."
 
 
-# ---- follow ----
+# ---- events as they come ----
 #
-# Events as they come: a file that another process appends to, renames when it is long, and starts anew.
+# From a file that another process appends to, renames when it is long, and starts anew.
 #
 # Only whole lines are told. What is left of a file when it is put aside is read first, then those that were put aside
 # after it, then the new one from its beginning. A file that was packed meanwhile is known by its first line, which is

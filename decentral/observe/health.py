@@ -1,5 +1,6 @@
-"""The one sentence that says whether a peer is healthy and useful. A pure function of its status, as is the short
-line of a round.
+"""The one sentence that says whether a peer is healthy and useful.
+
+A pure function of its status, as is the short line of a round.
 """
 
 from __future__ import annotations
@@ -219,12 +220,12 @@ def short_name(peer: str) -> str:
     return peer if len(peer) <= 8 else "…" + peer[-6:]
 
 
-# ---- notices ----
+# ---- sentences about peers ----
 #
-# Sentences about what peers do to the run, from the events that name them; the status repeats them for a while, and
-# warnings of figures until they are back.
+# From the events that name them: about what they do to the run. The status repeats them for a while, and warnings of
+# figures until they are back.
 
-LASTS = 30  # rounds: events are told again after 20, so what goes on is always there
+SAID_FOR = 30  # rounds: events are told again after 20, so what goes on is always there
 
 
 class Notices:
@@ -257,7 +258,7 @@ class Notices:
 
     def now(self, round_: int) -> tuple[str, ...]:
         """What still holds in ``round_``, the newest first, and figures out of their bands behind that."""
-        self._said = {who: said for who, said in self._said.items() if round_ - said[0] < LASTS}
+        self._said = {who: said for who, said in self._said.items() if round_ - said[0] < SAID_FOR}
         newest = sorted(self._said.values(), reverse=True)
         return (*(sentence for _, sentence in newest), *reversed(self._lasting.values()))
 

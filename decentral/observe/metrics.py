@@ -1,8 +1,8 @@
-"""``metrics.jsonl``: numbers of one peer over time, one JSON object per inner or outer step.
+"""Numbers of one peer: over time in ``metrics.jsonl``, of the moment for Prometheus and for trackers of experiments.
 
-``scope`` is ``inner`` (loss of a training step) or ``outer`` (state after a round: held-out bits per byte,
-bytes so far). ``step`` counts inner steps of this peer, ``tokens`` the tokens it has trained on,
-``seconds`` the wall time since it started.
+``metrics.jsonl`` has one JSON object per inner or outer step. ``scope`` is ``inner`` (loss of a training step) or
+``outer`` (state after a round: held-out bits per byte, bytes so far). ``step`` counts inner steps of this peer,
+``tokens`` the tokens it has trained on, ``seconds`` the wall time since it started.
 """
 
 from __future__ import annotations
@@ -59,18 +59,17 @@ def read_metrics(directory: Path, scope: Scope | None = None) -> Iterator[dict[s
             yield row
 
 
-# ---- prometheus ----
+# ---- Prometheus, over HTTP ----
 #
-# Numbers of a running process for Prometheus, over HTTP: a scraper asks ``http://HOST:PORT/metrics``.
-#
-# ``/healthz`` says in one line how it is, with 200 while that is well and 503 else, for what restarts or alarms.
+# A scraper asks a running process for its numbers at ``http://HOST:PORT/metrics``. ``/healthz`` says in one line how it
+# is, with 200 while that is well and 503 else, for what restarts or alarms.
 #
 # One request per connection, one answer, closed. Whoever reaches the port can read the numbers and nothing else, and
 # can cost us no more than a few connections of a few seconds: so it is meant for localhost. That is why the server is
 # ours: prometheus_client's has a thread for each connection and waits for its request without end.
 
-_LONGEST = 8192  # bytes of a request's head
-_PATIENCE = 5.0  # s for all of it
+_LONGEST_HEAD = 8192  # bytes of a request's
+_REQUEST_SECONDS = 5.0  # for all of it
 _AT_ONCE = 16  # connections; a scraper needs one
 
 Read = Callable[[], Iterable[Metric]]
@@ -104,7 +103,7 @@ async def serve_metrics(listener: anyio.abc.Listener[anyio.abc.SocketStream], re
             if room.borrowed_tokens >= _AT_ONCE:
                 return
             async with room:
-                with anyio.move_on_after(_PATIENCE):
+                with anyio.move_on_after(_REQUEST_SECONDS):
                     await _answer(stream, read, health)
 
     await listener.serve(attend)
@@ -131,8 +130,8 @@ def _answer_to(request: bytes, read: Read, health: Health) -> bytes:
 
 async def _head(stream: anyio.abc.SocketStream) -> bytes:
     request = b""
-    while b"\r\n\r\n" not in request and len(request) < _LONGEST:
-        request += await stream.receive(_LONGEST)
+    while b"\r\n\r\n" not in request and len(request) < _LONGEST_HEAD:
+        request += await stream.receive(_LONGEST_HEAD)
     return request
 
 
@@ -144,11 +143,11 @@ def _response(status: str, body: bytes, *, head_only: bool = False) -> bytes:
     return head.encode() + (b"" if head_only else body)
 
 
-# ---- swarm numbers ----
+# ---- trackers of experiments ----
 #
-# What a peer's status tells a tracker of experiments: numbers under ``swarm/``, the same wherever they are logged.
+# A peer's status as numbers under ``swarm/``, the same wherever they are logged.
 
-PREFIX = "swarm/"
+SWARM_PREFIX = "swarm/"
 
 
 def swarm_numbers(status: Status) -> dict[str, float]:
@@ -173,12 +172,12 @@ def swarm_numbers(status: Status) -> dict[str, float]:
     for name in ("held_seconds", "checkpoint_held_seconds"):
         if (seconds := getattr(status, name)) is not None:
             numbers[name] = seconds
-    return {f"{PREFIX}{name}": float(value) for name, value in numbers.items()}
+    return {f"{SWARM_PREFIX}{name}": float(value) for name, value in numbers.items()}
 
 
-# ---- figures ----
+# ---- whether figures can be drawn here ----
 #
-# Whether figures can be drawn here. Their library is an extra: it takes 96 MB, and a peer draws nothing.
+# Their library is an extra: it takes 96 MB, and a peer draws nothing.
 
 NO_FIGURE = "no figure was drawn: that takes matplotlib; pip install 'decentral[figures]'"
 

@@ -1,4 +1,4 @@
-"""What is left when a run is over: ``summary.json``, a table for people, ``loss.png``."""
+"""The results of a run that is over: ``summary.json``, a table for people, ``loss.png``."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from rich.table import Table
 
 from decentral.errors import DiskError
 from decentral.observe.health import in_units
-from decentral.observe.lines import plain
+from decentral.observe.lines import json_value
 
 SUMMARY_FILE = "summary.json"
 FIGURE_FILE = "loss.png"
@@ -68,7 +68,7 @@ def write_summary(directory: Path, summary: DemoSummary | Mapping[str, Any]) -> 
     values = asdict(summary) if isinstance(summary, DemoSummary) else summary
     temporary = directory / f".{SUMMARY_FILE}"
     try:
-        temporary.write_text(json.dumps(plain(values), indent=2) + "\n", encoding="utf-8")
+        temporary.write_text(json.dumps(json_value(values), indent=2) + "\n", encoding="utf-8")
         temporary.replace(directory / SUMMARY_FILE)
     except OSError as error:
         raise DiskError(f"{directory}: summary cannot be written ({error.strerror}); free some space") from error

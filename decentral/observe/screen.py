@@ -1,4 +1,7 @@
-"""What a running peer shows on a screen, in a live view or in plain lines."""
+"""The views of a running peer: a live one on a terminal, one plain line per round anywhere else.
+
+Both write to stderr, because stdout belongs to results. Both say how to stop. Colours follow ``NO_COLOR``.
+"""
 
 from __future__ import annotations
 
@@ -17,26 +20,6 @@ from rich.text import Text
 
 from decentral.observe.health import health_sentence, health_word, in_time, in_units, round_line, short_name
 from decentral.observe.status import Status, presence
-
-# ---- bar ----
-#
-# A bar of plain characters, for people: the same wherever one is shown.
-
-WIDTH = 20  # characters between its ends
-
-
-def bar(share: float, width: int = WIDTH) -> str:
-    """``[#####---------------]`` for a quarter; ``share`` from 0 to 1."""
-    done = int(width * min(1.0, max(0.0, share)))
-    return f"[{'#' * done}{'-' * (width - done)}]"
-
-
-# ---- terminal ----
-#
-# What a running peer shows: a live view on a terminal, one plain line per round anywhere else.
-#
-# Both write to stderr, because stdout belongs to results. Both say how to stop. Colours follow
-# ``NO_COLOR``.
 
 _SILENCE_SECONDS = 30.0  # a log that says nothing for longer looks stuck
 _JUST_NOW = 5.0  # s in which a line that was logged is not said again by the status
@@ -223,37 +206,10 @@ def _members(status: Status, num_shown: int) -> Table:
     return table
 
 
-# ---- hints ----
+# ---- a run that is over already ----
 #
-# A word on the screen for somebody that waits longer than usual.
+# A peer that joins it shows nothing but its end, as there is nothing to get ready for.
 
-
-@contextmanager
-def hint_after(seconds: float, text: str) -> Iterator[None]:
-    """Say ``text`` on stderr, once, when the block has lasted so long."""
-    timer = threading.Timer(seconds, say, (text,))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
-
-
-def say(text: str) -> None:
-    """A line on stderr, whoever still reads that."""
-    if sys.stderr is None:  # a process without any, as pythonw
-        return
-    with suppress(OSError, ValueError):  # closed, or on a disk that is full
-        sys.stderr.write(f"{text}\n")
-        sys.stderr.flush()
-
-
-# ---- late display ----
-#
-# What a peer shows that joins a run which is over: nothing but its end, as there is nothing to get ready for.
-
-PATIENCE = 15.0  # s until somebody that waits is told for what
 _FETCHING = "the run is over: fetching its last state ..."
 _OF_THE_END = ("starting", "syncing", "done")  # what such a peer goes through
 
@@ -275,7 +231,7 @@ class LateDisplay:
             self._display = self._open()
         if self._display is not None:
             self._display.show(status)
-        elif status.state != "done" and not self._told and self._monotonic() - self._began >= PATIENCE:
+        elif status.state != "done" and not self._told and self._monotonic() - self._began >= HINT_SECONDS:
             self._told = True
             self.say(_FETCHING)
 
@@ -299,17 +255,16 @@ class LateDisplay:
             self._display.close()
 
 
-# ---- log lines ----
+# ---- the library's own log ----
 #
-# The library's own log, ``logging.getLogger("decentral...")``, as lines of a display.
-#
-# A handler that wrote to stderr by itself would tear the live view, and be wiped off by it.
+# ``logging.getLogger("decentral...")`` as lines of a display. A handler that wrote to stderr by itself would tear the
+# live view, and be wiped off by it.
 
 
 @contextmanager
 def log_shown_on(display: Display) -> Iterator[None]:
     """Inside the block warnings and errors that are logged are said on ``display``, too, and what is logged for it."""
-    log, handler = logging.getLogger("decentral"), _Lines(display)
+    log, handler = logging.getLogger("decentral"), _LogLines(display)
     handler.addFilter(lambda record: record.levelno >= logging.WARNING or _is_plain(record))
     level = log.level
     log.setLevel(logging.INFO)
@@ -321,7 +276,7 @@ def log_shown_on(display: Display) -> Iterator[None]:
         log.setLevel(level)
 
 
-class _Lines(logging.Handler):
+class _LogLines(logging.Handler):
     def __init__(self, display: Display) -> None:
         super().__init__()
         self._display = display
@@ -349,3 +304,44 @@ def _is_plain(record: logging.LogRecord) -> bool:
 def _printable(line: str) -> str:
     """Without what could steer a terminal: a peer may have chosen a part of the words."""
     return "".join(c if c.isprintable() else "?" for c in line)
+
+
+# ---- a word for who waits ----
+#
+# On the screen, for somebody that waits longer than usual.
+
+HINT_SECONDS = 15.0  # until somebody who waits is told for what, and what may be wrong
+
+
+@contextmanager
+def hint_after(seconds: float, text: str) -> Iterator[None]:
+    """Say ``text`` on stderr, once, when the block has lasted so long."""
+    timer = threading.Timer(seconds, say, (text,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def say(text: str) -> None:
+    """A line on stderr, whoever still reads that."""
+    if sys.stderr is None:  # a process without any, as pythonw
+        return
+    with suppress(OSError, ValueError):  # closed, or on a disk that is full
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+
+
+# ---- a bar of plain characters ----
+#
+# For people: the same wherever one is shown.
+
+BAR_WIDTH = 20  # characters between its ends
+
+
+def bar(share: float, width: int = BAR_WIDTH) -> str:
+    """``[#####---------------]`` for a quarter; ``share`` from 0 to 1."""
+    done = int(width * min(1.0, max(0.0, share)))
+    return f"[{'#' * done}{'-' * (width - done)}]"

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 from decentral.errors import DiskError, FolderInUse, UsageError, VersionError
-from decentral.observe.lines import plain
+from decentral.observe.lines import json_value
 
 STATUS_FILE = "status.json"
 STATUS_VERSION = 1
@@ -165,7 +165,7 @@ def write_status(directory: Path, status: Status, process: ProcessInfo) -> None:
         updated=time.time(),
         library=_library(),
     )
-    text = json.dumps({"version": STATUS_VERSION, **plain(asdict(stamped))}, indent=1)
+    text = json.dumps({"version": STATUS_VERSION, **json_value(asdict(stamped))}, indent=1)
     temporary = directory / f".{STATUS_FILE}.{process.pid}"
     try:
         temporary.write_text(text + "\n", encoding="utf-8")

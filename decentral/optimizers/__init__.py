@@ -1,4 +1,4 @@
-"""Outer methods: each file the whole algorithm, the source's equation beside the code.
+"""Outer methods: each class the whole algorithm, the source's equation beside the code.
 
 A method is a frozen dataclass derived from `OuterMethod`, whose fields are the keys that ``[outer]`` accepts for it.
 """

@@ -1,8 +1,8 @@
-"""What an outer method is: one frozen dataclass in one file, the whole algorithm.
+"""An outer method: one frozen dataclass that is the whole algorithm, and what it may see of rounds and peers.
 
 Its fields are the keys that ``[outer]`` of a manifest accepts for it. ``OuterMethod`` gives the defaults, so a method
-states little but its outer step. Nothing outside this folder knows a method by name: a module here, or an entry point
-"decentral.optimizers" of another package, is found by itself.
+states little but its outer step. Nothing outside this folder knows a method by name: one in a module here, or behind an
+entry point "decentral.optimizers" of another package, is found by itself.
 
 One sign everywhere: the change is anchor - local, a descent direction; an outer step subtracts it. A method whose
 equations have the other sign turns it over in ``contribute``. Nothing is mutated, and all results are new tensors.
@@ -54,9 +54,9 @@ __all__ = [
     "within",
 ]
 
-# ---- channels ----
+# ---- channels of a contribution ----
 #
-# What a contribution carries: named vectors, each as long as the fragment.
+# A contribution carries named vectors, each as long as the fragment.
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +103,10 @@ CHANGE = Channel("change")
 PROPOSED = Channel("proposed", combine="each", is_replica=True)
 """The one vector of a gossip method that keeps its change to itself: where it would go alone (OuterMethod.proposal)."""
 
-# ---- round info ----
+
+# ---- what the record says of a round ----
 #
-# What an outer step may know of its round: the same on every peer, for it comes from the record.
+# All that an outer step may know of its round: the same on every peer, for it comes from the record.
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,11 +133,11 @@ class RoundInfo:
     members: int = 0  # peers of the swarm in the record's epoch, whether they contributed or not; 0 without a record
 
 
-# ---- live ----
+# ---- a peer that trains ----
 #
-# What a method may see and change of a peer that trains: its parameters, its inner optimizer, and notes of its own.
+# A method may see and change a peer's parameters and its inner optimizer, and keep notes of its own.
 #
-# All of it is this peer's alone. What all peers hold alike is the shared state of `OuterMethod.init`.
+# All of it is this peer's alone. What all peers hold alike is the shared state of ``OuterMethod.init``.
 
 # Shape suffix: N = elements of one fragment, flat float32, on the processor.
 
@@ -146,7 +147,7 @@ Own = dict[str, Tensor]  # tensors are replaced, never written to: a contributio
 
 @dataclass(frozen=True, slots=True)
 class Derivative:
-    """Of the loss along one random direction, over all fragments: see `decentral.optimizers.zeroth_order`."""
+    """Of the loss along one random direction, over all fragments: see `decentral.optimizers.just_one_byte`."""
 
     seed: int
     number: int
@@ -241,91 +242,43 @@ class NoMoments:
 
 NO_MOMENTS = NoMoments()
 
-# ---- owners ----
-#
-# Parts of the parameters that only some peers train: freezing the rest, and a mean that counts owners alone.
-#
-# mean over the owners of a part = mean over all who came * (sum of all weights) / (sum of the owners' weights)
-#
-# for whoever does not train a part sends zeros there, and anything else that it sends is taken for zeros. So no row of
-# each peer is needed: a reduce will do, and a swarm of any size costs one fragment of memory.
 
-# Shape suffix: N = elements of one fragment, flat float32.
+# ---- keys and presets in manifests ----
 
-_HELD = "held"
-_AHEAD = "z_minus_x"  # of an inner optimizer that trains at other parameters than it learns (training/inner/averages)
-Span = tuple[int, int]  # start and stop in the flat fragment
-Part = Sequence[Span]
+_SPELLED = MappingProxyType({"lr": "learning_rate"})  # a field's name where the manifest has another one
 
 
-def numel_of(layout: Layout) -> int:
-    """Elements of a fragment."""
-    return sum(math.prod(shape) for shape in layout.values())
+def key(default: Any, meaning: str, example: Any = None) -> Any:  # Any: as dataclasses.field
+    """A field of a method: a key of [outer], with what the manifest's comment says of it.
 
-
-def hold(live: Live, fragment: int, others: Part) -> None:
-    """Before an inner step: remember what is trained by others."""
-    if others:
-        live_N = live.read(fragment)
-        live.own(fragment)[_HELD] = torch.cat([live_N[start:stop] for start, stop in others])
-
-
-def put_back(live: Live, fragment: int, others: Part) -> None:
-    """After it: that becomes what it was, whatever the inner optimizer did, decay for one."""
-    if others:
-        live_N, held = live.read(fragment), live.own(fragment).pop(_HELD)
-        pieces = torch.split_with_sizes(held, [stop - start for start, stop in others])
-        for (start, stop), piece in zip(others, pieces, strict=True):
-            live_N[start:stop] = piece
-        live.write(fragment, live_N)
-        _hold_back(live, fragment, others)
-
-
-def _hold_back(live: Live, fragment: int, others: Part) -> None:
-    """What is not trained does not go ahead of what is learnt either, or its owner's gradients would see it move."""
-    ahead_N = live.read_moment(_AHEAD, fragment)
-    if ahead_N is not None:
-        for start, stop in others:
-            ahead_N[start:stop] = 0.0
-        live.write_moment(_AHEAD, fragment, ahead_N)
-
-
-def is_still(sent_N: Tensor, part: Part) -> bool:
-    """Whether nothing moves in a part."""
-    return not any(bool(sent_N[start:stop].any()) for start, stop in part)
-
-
-def within(add: Callable[..., None], outside: Part, total_N: Tensor, weight: float) -> None:
-    """``add(total_N, weight=weight)`` that changes nothing ``outside``: who does not own a part has no say in it."""
-    before = [total_N[start:stop].clone() for start, stop in outside]
-    add(total_N, weight=weight)
-    for (start, stop), part in zip(outside, before, strict=True):
-        total_N[start:stop] = part
-
-
-def scaled_to_owners(
-    mean_N: Tensor, parts: Sequence[Part], owned: Sequence[Collection[int]], weights: Sequence[float]
-) -> tuple[Tensor, Tensor]:
-    """The mean over the owners of each part, and where there is an owner (bool); zero where there is none.
-
-    Args:
-        mean_N: over all contributors.
-        parts: where each part is; together they need not be everything, and what is in none belongs to all.
-        owned: the parts of each contributor, by their numbers.
-        weights: what each contributor counted.
-
+    ``example``: what the comment shows where the default is None, which TOML has no word for.
     """
-    scaled_N, has_owner_N = mean_N.clone(), torch.ones_like(mean_N, dtype=torch.bool)
-    whole = math.fsum(weights)
-    for number, part in enumerate(parts):
-        of_owners = math.fsum(weight for own, weight in zip(owned, weights, strict=True) if number in own)
-        for start, stop in part:
-            has_owner_N[start:stop] = of_owners > 0
-            scaled_N[start:stop] *= whole / of_owners if of_owners > 0 else 0.0
-    return scaled_N, has_owner_N
+    return field(default=default, metadata={"meaning": meaning, "example": default if example is None else example})
 
 
-# ---- base ----
+def keys_of(method: OuterMethod) -> dict[str, Any]:  # Any: as key
+    """A method's keys of [outer] and their values, as manifests spell them; those that are unset are not there."""
+    given = {one.name: getattr(method, one.name) for one in fields(method)}  # type: ignore[arg-type]  # each is one
+    return {_SPELLED.get(name, name): value for name, value in given.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preset:
+    """What ``decentral init --preset`` writes into a manifest: everything that a paper puts around its method."""
+
+    hyper: Mapping[str, Any] = field(default_factory=dict)  # keys of [outer] that are the method's own
+    compressor: str  # canonical spelling
+    feedback: str = "none"  # canonical spelling
+    exchange: Literal["reduce", "gather", "pair"]
+    fragments: int = 1  # blocks are strided over all but the last, which has the rest; 1: the whole model
+    overlap: int = 0  # tau: inner steps between contribution and merge
+    norm_clip: Literal["median"] | None = None  # contributions far longer than the typical one are shortened to it
+    inner: Mapping[str, Any] = field(default_factory=dict)  # of [inner]: a method may live from its inner optimizer
+    model: Mapping[str, Any] = field(default_factory=dict)  # keys of [model]: a method may be for one kind of them
+    demo: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: MappingProxyType({}))  # tables it changes
+
+
+# ---- the method itself ----
 
 # Shape suffixes: N = elements of one fragment, flat float32; K = contributors, or the peers of a pair that came.
 
@@ -346,7 +299,6 @@ _AT_TRAINING = (  # hooks that are given tensors of one peer's training, or make
     "after_commit",
     "progress_lost",
 )
-_SPELLED = MappingProxyType({"lr": "learning_rate"})  # a field's name where the manifest has another one
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,38 +307,6 @@ class Quorum:
 
     peers: int = 0  # 0: all that are present, within the deadline
     grace: float = 0.0  # s after the quorum in which further ones are still taken
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Preset:
-    """What ``decentral init --preset`` writes into a manifest: everything that a paper puts around its method."""
-
-    hyper: Mapping[str, Any] = field(default_factory=dict)  # keys of [outer] that are the method's own
-    compressor: str  # canonical spelling
-    feedback: str = "none"  # canonical spelling
-    exchange: Literal["reduce", "gather", "pair"]
-    fragments: int = 1  # blocks are strided over all but the last, which has the rest; 1: the whole model
-    overlap: int = 0  # tau: inner steps between contribution and merge
-    norm_clip: Literal["median"] | None = None  # contributions far longer than the typical one are shortened to it
-    inner: Mapping[str, Any] = field(
-        default_factory=dict
-    )  # keys of [inner]: a method may live from its inner optimizer
-    model: Mapping[str, Any] = field(default_factory=dict)  # keys of [model]: a method may be for one kind of them
-    demo: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: MappingProxyType({}))  # tables it changes
-
-
-def key(default: Any, meaning: str, example: Any = None) -> Any:  # Any: as dataclasses.field
-    """A field of a method: a key of [outer], with what the manifest's comment says of it.
-
-    ``example``: what the comment shows where the default is None, which TOML has no word for.
-    """
-    return field(default=default, metadata={"meaning": meaning, "example": default if example is None else example})
-
-
-def keys_of(method: OuterMethod) -> dict[str, Any]:  # Any: as key
-    """A method's keys of [outer] and their values, as manifests spell them; those that are unset are not there."""
-    given = {one.name: getattr(method, one.name) for one in fields(method)}  # type: ignore[arg-type]  # each is one
-    return {_SPELLED.get(name, name): value for name, value in given.items() if value is not None}
 
 
 class OuterMethod:
@@ -456,7 +376,7 @@ class OuterMethod:
 
     @property
     def max_staleness(self) -> int:
-        """Outer steps of a fragment that may pass a peer by before its progress is dropped (`schedule/absence.py`)."""
+        """Outer steps of a fragment that may pass a peer by before its progress is dropped (`training.progress`)."""
         return 2
 
     def channels(self) -> tuple[Channel, ...]:
@@ -611,3 +531,87 @@ class OuterMethod:
         anchor or a state is of another shape or dtype than before, or not finite.
         """
         raise NotImplementedError
+
+
+# ---- parts that only some peers train ----
+#
+# The rest is frozen at each of them, and a mean counts owners alone.
+#
+# mean over the owners of a part = mean over all who came * (sum of all weights) / (sum of the owners' weights)
+#
+# for whoever does not train a part sends zeros there, and anything else that it sends is taken for zeros. So no row of
+# each peer is needed: a reduce will do, and a swarm of any size costs one fragment of memory.
+
+# Shape suffix: N = elements of one fragment, flat float32.
+
+_HELD = "held"
+_AHEAD = "z_minus_x"  # of inner optimizers that train elsewhere than they learn (`training.inner.Z_MINUS_X`)
+Span = tuple[int, int]  # start and stop in the flat fragment
+Part = Sequence[Span]
+
+
+def numel_of(layout: Layout) -> int:
+    """Elements of a fragment."""
+    return sum(math.prod(shape) for shape in layout.values())
+
+
+def hold(live: Live, fragment: int, others: Part) -> None:
+    """Before an inner step: remember what is trained by others."""
+    if others:
+        live_N = live.read(fragment)
+        live.own(fragment)[_HELD] = torch.cat([live_N[start:stop] for start, stop in others])
+
+
+def put_back(live: Live, fragment: int, others: Part) -> None:
+    """After it: that becomes what it was, whatever the inner optimizer did, decay for one."""
+    if others:
+        live_N, held = live.read(fragment), live.own(fragment).pop(_HELD)
+        pieces = torch.split_with_sizes(held, [stop - start for start, stop in others])
+        for (start, stop), piece in zip(others, pieces, strict=True):
+            live_N[start:stop] = piece
+        live.write(fragment, live_N)
+        _hold_back(live, fragment, others)
+
+
+def _hold_back(live: Live, fragment: int, others: Part) -> None:
+    """What is not trained does not go ahead of what is learnt either, or its owner's gradients would see it move."""
+    ahead_N = live.read_moment(_AHEAD, fragment)
+    if ahead_N is not None:
+        for start, stop in others:
+            ahead_N[start:stop] = 0.0
+        live.write_moment(_AHEAD, fragment, ahead_N)
+
+
+def is_still(sent_N: Tensor, part: Part) -> bool:
+    """Whether nothing moves in a part."""
+    return not any(bool(sent_N[start:stop].any()) for start, stop in part)
+
+
+def within(add: Callable[..., None], outside: Part, total_N: Tensor, weight: float) -> None:
+    """``add(total_N, weight=weight)`` that changes nothing ``outside``: who does not own a part has no say in it."""
+    before = [total_N[start:stop].clone() for start, stop in outside]
+    add(total_N, weight=weight)
+    for (start, stop), part in zip(outside, before, strict=True):
+        total_N[start:stop] = part
+
+
+def scaled_to_owners(
+    mean_N: Tensor, parts: Sequence[Part], owned: Sequence[Collection[int]], weights: Sequence[float]
+) -> tuple[Tensor, Tensor]:
+    """The mean over the owners of each part, and where there is an owner (bool); zero where there is none.
+
+    Args:
+        mean_N: over all contributors.
+        parts: where each part is; together they need not be everything, and what is in none belongs to all.
+        owned: the parts of each contributor, by their numbers.
+        weights: what each contributor counted.
+
+    """
+    scaled_N, has_owner_N = mean_N.clone(), torch.ones_like(mean_N, dtype=torch.bool)
+    whole = math.fsum(weights)
+    for number, part in enumerate(parts):
+        of_owners = math.fsum(weight for own, weight in zip(owned, weights, strict=True) if number in own)
+        for start, stop in part:
+            has_owner_N[start:stop] = of_owners > 0
+            scaled_N[start:stop] *= whole / of_owners if of_owners > 0 else 0.0
+    return scaled_N, has_owner_N

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError
-from decentral.optimizers.aggregation.base import kept
+from decentral.optimizers.aggregation.base import mean_share
 from decentral.optimizers.base import Contributor, OuterMethod, Preset, Quorum, RoundInfo, State, key
 from decentral.optimizers.edit import cos, exp, power
 from decentral.optimizers.steps import check_rate, check_waiting, root
@@ -88,7 +88,7 @@ class CGAD(OuterMethod):
         steps = int(state["steps"].item()) + 1
         first, second = 1.0 - power(self.beta1, steps), 1.0 - power(self.beta2, steps)
         with torch.no_grad():
-            change = received["change"] * kept(info.weights, [self._share(one.age) for one in info.contributors])
+            change = received["change"] * mean_share(info.weights, [self._share(one.age) for one in info.contributors])
             mean = state["exp_avg"] * self.beta1 + change * (1 - self.beta1)
             square = state["exp_avg_sq"] * self.beta2 + (change * change).clamp(max=_MOST) * (1 - self.beta2)
             move = mean / first / (root(square / second) + self.eps)

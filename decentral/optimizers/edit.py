@@ -1,4 +1,7 @@
-"""EDiT and A-EDiT."""
+"""EDiT and A-EDiT: contributions count by a softmax over their norms, and one far off what was usual counts nothing.
+
+Both make one step around that mean, and differ in when a contribution is due.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError
-from decentral.optimizers.aggregation.base import LARGEST, UNKNOWN, is_outlier, learnt, norm
+from decentral.optimizers.aggregation.base import LARGEST_NORM, NOTHING_LEARNT, is_outlier, norm, with_learnt
 from decentral.optimizers.base import Contributor, OuterMethod, Preset, RoundInfo, State, key
 from decentral.optimizers.steps import check_momentum, check_rate, nesterov
 
@@ -30,58 +33,9 @@ __all__ = [
     "softmax_of_norms",
 ]
 
-# ---- exponential ----
+# ---- the step around a mean without outliers ----
 #
-# Exponential, cosine and powers with the same bits on every machine: those of C's library differ in their last digits.
-#
-# Products and sums of float64, in one order.
-
-_HALVINGS = 10
-_TERMS = 16  # |x| / 1024 is below 0.7: the seventeenth is below 1e-16 of the sum
-
-
-def exp(power: float) -> float:
-    """e to a ``power`` up to 0, to about 12 digits; 0 below -700."""
-    if power < -700.0:
-        return 0.0
-    small, term, total = power / (1 << _HALVINGS), 1.0, 1.0
-    for n in range(1, _TERMS + 1):
-        term = term * small / n
-        total += term
-    for _ in range(_HALVINGS):
-        total *= total
-    return total
-
-
-def cos(angle: float) -> float:
-    """The cosine of an angle between 0 and half a turn, to about 12 digits: its series, whose tail is below 1e-16."""
-    square, term, total = angle * angle, 1.0, 1.0
-    for n in range(1, _TERMS + 1):
-        term = -term * square / ((2 * n - 1) * (2 * n))
-        total += term
-    return total
-
-
-def power(base: float, times: int) -> float:
-    """``base ** times`` for a whole number from 0, by squaring."""
-    result, square = 1.0, base
-    while times:
-        result = result * square if times & 1 else result
-        square, times = square * square, times >> 1
-    return result
-
-
-# ---- guarded mean ----
-#
-# EDiT's step around a mean that outliers have no part in: the hooks of methods that differ in when they are due.
-#
-# G_i = ||g_i|| ;  w = softmax(-G / T) over those that are no outliers ;  g <- min(1, clip / (||g|| + 1e-6)) g ;
-# Nesterov
-#
-# A method puts them into its class: ``weights = softmax_of_norms``. State {"momentum": (N,), "usual": (4,), "frozen":
-# (1,)}: what norms are usual, and rounds in a row in which all were outliers.
-#
-# Source: Cheng et al., "EDiT", 2024, arXiv:2412.07210; what differs from it stands in `edit`.
+# A method puts the hooks into its class: ``weights = softmax_of_norms``.
 
 # Shape suffix: N = elements of one fragment, flat float32.
 
@@ -117,7 +71,7 @@ def check_guard(method: Guarded) -> None:
 
 def nothing_usual(method: Guarded, anchor: Tensor) -> dict[str, Tensor]:
     """No momentum, and no norm seen."""
-    return {"momentum": torch.zeros_like(anchor), "usual": torch.tensor(UNKNOWN), "frozen": torch.zeros(1)}
+    return {"momentum": torch.zeros_like(anchor), "usual": torch.tensor(NOTHING_LEARNT), "frozen": torch.zeros(1)}
 
 
 def own_norm(method: Guarded, sent: Sequence[Tensor]) -> bytes:
@@ -149,7 +103,7 @@ def clipped_step(
     after, momentum = nesterov(anchor, change * shrunk, state["momentum"], method.lr, method.momentum)
     usual = state["usual"]
     for one, weight in zip(info.contributors, info.weights, strict=True):
-        usual = learnt(usual, _norm_of(one), method.warmup) if weight > 0 else usual
+        usual = with_learnt(usual, _norm_of(one), method.warmup) if weight > 0 else usual
     return after, {"momentum": momentum, "usual": usual.clone(), "frozen": torch.zeros(1)}
 
 
@@ -158,25 +112,23 @@ def relearnt(method: Guarded, state: State, info: RoundInfo) -> State:
     frozen = state["frozen"] + 1
     if float(frozen) < method.relearn_after:
         return {**state, "frozen": frozen}
-    return {**state, "usual": torch.tensor(UNKNOWN), "frozen": torch.zeros(1)}
+    return {**state, "usual": torch.tensor(NOTHING_LEARNT), "frozen": torch.zeros(1)}
 
 
 def _norm_of(contributor: Contributor) -> float:
     """As measured, or as it said; one that said nothing, or what cannot be, is taken for infinitely large."""
     if contributor.norm is not None:
-        return contributor.norm if contributor.norm <= LARGEST else math.inf
+        return contributor.norm if contributor.norm <= LARGEST_NORM else math.inf
     if len(contributor.summary) != _NORM.size:
         return math.inf
     (value,) = _NORM.unpack(contributor.summary)
-    return float(value) if 0 <= value <= LARGEST else math.inf
+    return float(value) if 0 <= value <= LARGEST_NORM else math.inf
 
 
-# ---- edit ----
+# ---- EDiT ----
 #
-# EDiT: contributions count by a softmax over their norms, and one that is far off what was usual counts nothing.
-#
-# G_i = ||g_i|| ;  w = softmax(-G / T) over those that are no outliers (aggregation/usual_norm.py) g = sum w_i g_i ;  g
-# <- min(1, clip / (||g|| + 1e-6)) g ;  m <- mu*m + g ;  x <- x - lr*(g + mu*m)
+# G_i = ||g_i|| ;  w = softmax(-G / T) over those that are no outliers (`is_outlier`)
+# g = sum w_i g_i ;  g <- min(1, clip / (||g|| + 1e-6)) g ;  m <- mu*m + g ;  x <- x - lr*(g + mu*m)
 #
 # When all contributions are outliers nothing moves, every live copy goes back to the anchor, and all peers are told;
 # after ``relearn_after`` such rounds in a row the detector begins anew, so that a run whose norms have grown goes on.
@@ -223,25 +175,23 @@ class EDiT(OuterMethod):
     nobody_counts = relearnt
 
 
-# ---- a edit ----
+# ---- A-EDiT, due by time ----
 #
-# A-EDiT: EDiT whose peers train for a time and not for a number of steps, so that no fast one waits for a slow one.
+# EDiT whose peers train for a time and not for a number of steps, so that no fast one waits for a slow one.
 #
 # A contribution is due after ``seconds`` of training, or after ``inner.steps`` steps if those are made sooner, and
-# never before ``least`` steps. All else is `edit`: softmax weights over norms, outliers left out, a clipped mean,
-# Nesterov.
+# never before ``least`` steps. All else is EDiT's.
 #
 # Peers of different speed then come to a round at one time with different numbers of steps behind their changes. A
 # fast peer's change is longer for it, and the softmax over norms counts it less; ``[outer] weighting = "tokens"``
 # counts it by the tokens behind it. ``seconds`` is the time of inner steps: waiting for a round is not counted.
 #
-# What differs from the paper. There time alone decides; here inner.steps bounds it, so that the bounds on what a peer
-# brings back from an absence, which count in steps, hold: choose it for the fastest peer. Time is each peer's own,
-# where the authors' code looks at the clock of one rank. Its option to mix step counts into the weights is the run's
-# weighting. What else differs stands in `edit`.
+# What differs from the paper, beside EDiT's differences. There time alone decides; here inner.steps bounds it, so that
+# the bounds on what a peer brings back from an absence, which count in steps, hold: choose it for the fastest peer.
+# Time is each peer's own, where the authors' code looks at the clock of one rank. Its option to mix step counts into
+# the weights is the run's weighting.
 #
-# Source: Cheng et al., "EDiT: A Local-SGD-Based Efficient Distributed Training Method for Large Language Models",
-# 2024, arXiv:2412.07210 (A-EDiT); 600 s and at least 100 steps as in intelligent-machine-learning/atorch.
+# Source: the same paper and code; there 600 s, and at least 100 steps.
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,3 +233,43 @@ class AEDiT(OuterMethod):
     def is_due(self, steps: int, seconds: float, most: int) -> bool:
         """After the time, or the steps; never with fewer than ``least``."""
         return steps >= most or (seconds >= self.seconds and steps >= self.least)
+
+
+# ---- exponential, cosine and powers ----
+#
+# Those of C's library differ in their last digits. Here they have the same bits on every machine: products and sums of
+# float64, in one order.
+
+_HALVINGS = 10
+_TERMS = 16  # |x| / 1024 is below 0.7: the seventeenth is below 1e-16 of the sum
+
+
+def exp(power: float) -> float:
+    """e to a ``power`` up to 0, to about 12 digits; 0 below -700."""
+    if power < -700.0:
+        return 0.0
+    small, term, total = power / (1 << _HALVINGS), 1.0, 1.0
+    for n in range(1, _TERMS + 1):
+        term = term * small / n
+        total += term
+    for _ in range(_HALVINGS):
+        total *= total
+    return total
+
+
+def cos(angle: float) -> float:
+    """The cosine of an angle between 0 and half a turn, to about 12 digits: its series, whose tail is below 1e-16."""
+    square, term, total = angle * angle, 1.0, 1.0
+    for n in range(1, _TERMS + 1):
+        term = -term * square / ((2 * n - 1) * (2 * n))
+        total += term
+    return total
+
+
+def power(base: float, times: int) -> float:
+    """``base ** times`` for a whole number from 0, by squaring."""
+    result, square = 1.0, base
+    while times:
+        result = result * square if times & 1 else result
+        square, times = square * square, times >> 1
+    return result

@@ -1,4 +1,7 @@
-"""Which parameters are experts, and whose they are."""
+"""Parts of a model that peers share out among them, experts or equal slices, and how a peer says which are its own.
+
+A peer says it in the summary of its offer, which has 64 bytes at most.
+"""
 
 from __future__ import annotations
 
@@ -19,17 +22,17 @@ __all__ = [
     "by_expert",
     "experts_of",
     "merged",
-    "named_by",
     "owns",
+    "read_places",
+    "read_slices",
     "span_of",
-    "trained_by",
     "written_places",
     "written_slices",
 ]
 
-# ---- experts ----
+# ---- experts of a mixture, by names ----
 #
-# The experts of a mixture-of-experts model, found by the names of its tensors, and their warm-up by merging.
+# The experts of a mixture-of-experts model are found by the names of its tensors, and warmed up by merging.
 #
 # ``layers.0.mlp.experts.3.w1`` is of expert 3 of the layer ``layers.0.mlp``; of ``layers.0.mlp.experts.gate_up_proj``,
 # whose first dimension counts experts, each has an equal part.
@@ -63,6 +66,12 @@ def _spans(word: str, shape: tuple[int, ...], start: int) -> list[tuple[int, Spa
     count = shape[0] if len(shape) > 1 else 0  # a vector says nothing of whose it is
     each = numel // count if count else 0
     return [(expert, (start + expert * each, start + (expert + 1) * each)) for expert in range(count)]
+
+
+def by_expert(layers: Layers) -> dict[int, Part]:
+    """By number where an expert is, in all layers: who owns it owns it in each."""
+    numbers = sorted({expert for experts in layers.values() for expert in experts})
+    return {e: [span for experts in layers.values() for span in experts.get(e, [])] for e in numbers}
 
 
 def merged(anchor_N: Tensor, layers: Layers, rate: float) -> Tensor:
@@ -104,9 +113,9 @@ def _move(after_N: Tensor, spans: Sequence[Span], own_E: Tensor, donors: Sequenc
         at += stop - start
 
 
-# ---- places ----
+# ---- which experts are whose: places ----
 #
-# Which experts a peer says are its own: those whose number, modulo so many peers, is its place among them.
+# A peer's own are those whose number, modulo so many peers, is its place among them.
 #
 # In a summary: places one after the other, each two uint16, little-endian: the place, and of how many. Of more peers
 # than there are experts, a place names one expert.
@@ -115,12 +124,6 @@ Place = tuple[int, int]
 ALL: Place = (0, 1)
 _PLACE = struct.Struct("<HH")
 _NAMED_PLACES = MAX_SUMMARY_NBYTES // _PLACE.size
-
-
-def by_expert(layers: Layers) -> dict[int, Part]:
-    """By number where an expert is, in all layers: who owns it owns it in each."""
-    numbers = sorted({expert for experts in layers.values() for expert in experts})
-    return {e: [span for experts in layers.values() for span in experts.get(e, [])] for e in numbers}
 
 
 def owns(named: Sequence[Place], expert: int) -> bool:
@@ -139,7 +142,7 @@ def written_places(now: Place, before: Place, moved: Sequence[int], num_experts:
     return _PLACE.pack(*ALL)
 
 
-def named_by(contributor: Contributor) -> list[Place]:
+def read_places(contributor: Contributor) -> list[Place]:
     """Its places; none where there is one that cannot be, or too many."""
     if len(contributor.summary) % _PLACE.size or len(contributor.summary) > _NAMED_PLACES * _PLACE.size:
         return []
@@ -147,9 +150,9 @@ def named_by(contributor: Contributor) -> list[Place]:
     return named if all(place < count for place, count in named) else []
 
 
-# ---- slices ----
+# ---- equal slices of a fragment ----
 #
-# A fragment in equal slices, and which of them a peer says it trained: in a summary, uint16 each, little-endian.
+# A peer says which of them it trained: in a summary, uint16 each, little-endian.
 
 _SLICE = struct.Struct("<H")
 _NAMED_SLICES = MAX_SUMMARY_NBYTES // _SLICE.size
@@ -165,7 +168,7 @@ def written_slices(named: Sequence[int]) -> bytes:
     return b"".join(map(_SLICE.pack, named[:_NAMED_SLICES]))
 
 
-def trained_by(contributor: Contributor, slices: int) -> tuple[int, ...]:
+def read_slices(contributor: Contributor, slices: int) -> tuple[int, ...]:
     """The slices that it names; none where it names one that there is not, or one twice."""
     if len(contributor.summary) % _SLICE.size:
         return ()

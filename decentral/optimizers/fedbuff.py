@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError
-from decentral.optimizers.aggregation.base import aged, kept
+from decentral.optimizers.aggregation.base import aged_share, mean_share
 from decentral.optimizers.base import Contributor, OuterMethod, Preset, Quorum, RoundInfo, State, key
 from decentral.optimizers.steps import check_rate, check_waiting
 
@@ -64,7 +64,7 @@ class FedBuff(OuterMethod):
 
     def weights(self, contributors: Sequence[Contributor], given: Sequence[float], state: State) -> Sequence[float]:
         """What is given, and less for who is late."""
-        return [weight * aged(one.age, self.discount) for one, weight in zip(contributors, given, strict=True)]
+        return [weight * aged_share(one.age, self.discount) for one, weight in zip(contributors, given, strict=True)]
 
     def outer_step(
         self, anchor: Tensor, received: State, state: State, info: RoundInfo
@@ -75,4 +75,4 @@ class FedBuff(OuterMethod):
 
     def rate(self, info: RoundInfo) -> float:
         """The divisor is in it."""
-        return self.lr * kept(info.weights, [aged(one.age, self.discount) for one in info.contributors])
+        return self.lr * mean_share(info.weights, [aged_share(one.age, self.discount) for one in info.contributors])

@@ -8,7 +8,7 @@ not of x: a peer without a partner has it, too. The mean of all replicas moves a
 whoever met whom; a group of all whose changes are alike is DiLoCo on every replica.
 
 Without training this is the recursion of arXiv:2506.10911, so that replicas stay together for
-0 < a < 2*(1 - mu**2), see pairs.py.
+0 < a < 2*(1 - mu**2), see `check_pull`.
 
 What differs from the paper. Its graph may be any, ours is one partner a round, fresh each time. Its constants were not
 to be had: mu 0.5 and a 1.0 are near the best of a sweep over quadratics, for 4 peers and for 16, and lr 0.7, as

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError
-from decentral.optimizers.aggregation.base import aged, norm
+from decentral.optimizers.aggregation.base import aged_share, norm
 from decentral.optimizers.aggregation.gram import cosine, direction, factor, ranges, weighted_sum
 from decentral.optimizers.base import CHANGE, Channel, OuterMethod, Preset, Quorum, RoundInfo, State, key
 from decentral.optimizers.steps import check_momentum, check_rate, check_waiting
@@ -93,7 +93,7 @@ class HeLoCo(OuterMethod):
         change, rows_KN, before = torch.empty_like(anchor), received["change"], state["momentum"]
         whole = math.fsum(info.weights)
         told = zip(info.contributors, info.weights, strict=True)
-        shares = [weight * aged(one.age, self.discount) / whole for one, weight in told]
+        shares = [weight * aged_share(one.age, self.discount) / whole for one, weight in told]
         with torch.no_grad():
             for _, place in ranges(info, anchor.numel()):
                 turned = [self._corrected(row_N, before[place]) for row_N in rows_KN[:, place]]

@@ -11,7 +11,7 @@ goes by gradients, g_s is the gradient along z_s, which becomes the gradient: th
 
 What differs from the paper. There a peer stands still between two rounds; here inner steps walk, the commit replaces
 the walk, and g_s is measured where it is, as in FedKSeed. Directions there are Gaussian, by bits that depend on the
-device; its byte has no sign, see `levels`. The authors' code divides the rate by n; here by sqrt(n), as the sum grows.
+device; its byte has no sign, see `byte_of`. The authors' code divides the rate by n; here by sqrt(n), as the sum grows.
 
 Robustness: a byte is worth 234 at most. Who lies moves all by that, as anyone's gradient would.
 
@@ -51,8 +51,8 @@ from decentral.optimizers.steps import check_rate
 from decentral.tensors.ops import float32, philox_4x32
 
 __all__ = [
-    "LARGEST",
-    "MOST",
+    "LARGEST_LEVEL",
+    "MOST_DERIVATIVES",
     "MOST_NUMBER",
     "Direction",
     "JustOneByte",
@@ -65,9 +65,88 @@ __all__ = [
     "noted",
 ]
 
-# ---- directions ----
+# ---- the method ----
+
+# Shape suffix: N = values of a fragment, flat float32.
+
+
+@dataclass(frozen=True, slots=True)
+class JustOneByte(OuterMethod):
+    """Descent along random directions; no state."""
+
+    name: ClassVar[str] = "just_one_byte"
+    equation: ClassVar[str] = "inner: g_s = dL/dz_s ; x <- x - lr/sqrt(n)*sum(g_s*z_s), z_s from seeds"
+    source: ClassVar[str] = 'Zelikman et al., "Just One Byte (per gradient)", 2023, arXiv:2306.10015'
+    preset: ClassVar[Preset] = Preset(
+        hyper={"learning_rate": 0.002},
+        compressor="none",
+        exchange="gather",
+        inner={"optimizer": "spsa", "learning_rate": 2e-4, "weight_decay": 0.0, "clip": None},
+        demo={
+            "model": {"hidden": 32, "layers": 1, "context": 64},  # 21,600 parameters: few, so that steps can be long
+            "inner": {"learning_rate": 3e-3, "steps": 16, "weight_decay": 0.0, "clip": None},
+            "outer": {"learning_rate": 0.012},
+        },
+    )
+    lr: float = 0.002
+
+    def __post_init__(self) -> None:
+        check_rate(self, self.lr)
+
+    @property
+    def most_steps(self) -> int | None:
+        """As many as a summary has bytes for."""
+        return MOST_DERIVATIVES
+
+    def before_inner_step(self, live: Live, fragment: int) -> None:
+        """Where the step goes by a gradient: note it along a direction, and let the step go by no more than that."""
+        if live.derivatives is not None or (gradient_N := live.read_gradient(fragment)) is None:
+            return
+        seed, number = next_direction(live.own(fragment), live.peer)
+        direction_N = Direction(seed, number).over(live.layout(fragment))
+        along = float(torch.dot(gradient_N.double(), direction_N.double()))
+        if math.isfinite(along):  # else nothing is to be told, and what it does to the parameters is found there
+            byte = byte_of(along)
+            note(live.own(fragment), Derivative(seed, number, byte))
+            live.add_to_gradient(fragment, direction_N.mul_(level_of(byte)).sub_(gradient_N))
+
+    def after_inner_step(self, live: Live, fragment: int) -> None:
+        """Where the step measured derivatives: note those."""
+        for derivative in live.derivatives or ():
+            note(live.own(fragment), derivative)
+
+    def says(self, live: Live, fragment: int, sent: Sequence[Tensor]) -> bytes:
+        """What no commit took yet: the newest, as many as inner steps count."""
+        return noted(live.own(fragment)).newest(live.counted(fragment)).written()
+
+    def after_commit(self, live: Live, fragment: int, state: State, sent: State | None, peers: Sequence[bytes]) -> None:
+        """Keep what was noted since the contribution that the commit took."""
+        if sent is not None and "next" in sent:
+            keep_newer(live.own(fragment), sent)
+
+    def progress_lost(self, live: Live, fragment: int) -> None:
+        """They were of steps that count for nothing."""
+        live.own(fragment).pop("levels", None)
+
+    # ---- the replica's side ----
+
+    def rebuilt(self, told: Contributor, layout: Layout) -> Tensor:
+        """The sum over its derivatives."""
+        return ToldDerivatives.read(told.summary).gradient(layout)
+
+    def outer_step(
+        self, anchor: Tensor, received: State, state: State, info: RoundInfo
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The peers' sum, which is their mean as often as they are, over the root of all derivatives."""
+        counts = [len(ToldDerivatives.read(one.summary).levels) for one in info.contributors]
+        scale = self.lr * max(1, len(counts)) / math.sqrt(max(1, sum(counts)))
+        with torch.no_grad():
+            return anchor - received["change"] * float32(scale), {}
+
+
+# ---- random directions, alike on every peer ----
 #
-# Random directions that every peer makes alike: of each value 1 or -1, from a seed, a number and a tensor's name.
+# Of each value 1 or -1, from a seed, a number and a tensor's name.
 #
 # Bit j of a tensor's Philox words says the sign of its value j: 128 values a block, and no float on the way, so that
 # no two machines differ. SPSA wants such signs: Gaussian values, which arXiv:2306.10015 draws, have a fourth moment of
@@ -124,9 +203,9 @@ def _hash(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
-# ---- levels ----
+# ---- a derivative in one byte ----
 #
-# A derivative in one byte: its sign, and its magnitude to the nearest eighth of a power of two.
+# Its sign, and its magnitude to the nearest eighth of a power of two.
 #
 # byte = 128*(g < 0) + m ;  |g| = 2**((m - 64)/8)        m from 1 to 127: 0.0043 to 234; a byte of 0 is zero
 #
@@ -134,13 +213,12 @@ def _hash(name: str) -> int:
 # worth more than another's largest. Levels are float32 numbers of a table, for no two machines need have the same
 # 2**x.
 #
-# Source: "Just One Byte (per gradient)", 2023, arXiv:2306.10015, whose byte is round(16 ln|g|) in all 8 bits: the sign
-# has no place in it, and the authors' code sends a float in JSON. Here the steps are 1/8 of an octave, 1.4 times as
-# wide.
+# The paper's byte is round(16 ln|g|) in all 8 bits: the sign has no place in it, and the authors' code sends a float
+# in JSON. Here the steps are 1/8 of an octave, 1.4 times as wide.
 
 _NEGATIVE = 128
 _ONE = 64  # the byte of 1.0
-_MOST = 127
+_LARGEST_MAGNITUDE = 127
 _EIGHTHS: Final = (1.0, 1.09050773, 1.18920712, 1.29683955, 1.41421356, 1.54221083, 1.68179283, 1.83400809)  # 2**(j/8)
 
 
@@ -148,18 +226,18 @@ def byte_of(derivative: float) -> int:
     """The byte of a finite derivative."""
     if abs(derivative) < 2.0 ** -(_ONE / 8):
         return 0
-    m = max(1, min(_MOST, round(8 * math.log2(abs(derivative))) + _ONE))
+    m = max(1, min(_LARGEST_MAGNITUDE, round(8 * math.log2(abs(derivative))) + _ONE))
     return m + _NEGATIVE * (derivative < 0)
 
 
 def _level(byte: int) -> float:
-    octave, eighth = divmod((byte & _MOST) - _ONE, 8)
-    size = math.ldexp(float32(_EIGHTHS[eighth]), octave) if byte & _MOST else 0.0
+    octave, eighth = divmod((byte & _LARGEST_MAGNITUDE) - _ONE, 8)
+    size = math.ldexp(float32(_EIGHTHS[eighth]), octave) if byte & _LARGEST_MAGNITUDE else 0.0
     return -size if byte & _NEGATIVE else size
 
 
 _LEVELS: Final = tuple(_level(byte) for byte in range(256))
-LARGEST: Final = _LEVELS[_MOST]
+LARGEST_LEVEL: Final = _LEVELS[_LARGEST_MAGNITUDE]
 
 
 def level_of(byte: int) -> float:
@@ -167,9 +245,9 @@ def level_of(byte: int) -> float:
     return _LEVELS[byte]
 
 
-# ---- told ----
+# ---- the summary of an offer ----
 #
-# What a peer says of its derivatives, in the summary of an offer: along which directions, and a byte for each.
+# A peer says in it along which directions its derivatives are, and a byte for each.
 #
 # Layout, little-endian: seed uint64, number uint32 of the first direction, then one byte for each, of directions whose
 # numbers follow one another: 52 at most, for a summary has 64 bytes. Any bytes are read: those too few say nothing.
@@ -177,7 +255,7 @@ def level_of(byte: int) -> float:
 # Shape suffix: N = values of a fragment, flat float32.
 
 _HEAD = struct.Struct("<QI")
-MOST = MAX_SUMMARY_NBYTES - _HEAD.size
+MOST_DERIVATIVES = MAX_SUMMARY_NBYTES - _HEAD.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,13 +296,13 @@ class ToldDerivatives:
         return torch.cat(parts)
 
 
-# ---- noted ----
+# ---- derivatives that no commit took yet ----
 #
-# Derivatives that a peer measured and no commit took yet, in the state of its own that a checkpoint keeps.
+# A peer keeps what it measured in the state of its own that is in its checkpoints.
 #
 # ``own``: "levels" a byte for each of them (S,) ; "next" seed and number of the direction after the last (2,), int64.
 
-_NONE: Final = torch.zeros(0, dtype=torch.uint8)
+_NO_LEVELS: Final = torch.zeros(0, dtype=torch.uint8)
 
 
 def next_direction(own: Own, peer: bytes) -> tuple[int, int]:
@@ -236,104 +314,25 @@ def next_direction(own: Own, peer: bytes) -> tuple[int, int]:
 
 
 def note(own: Own, derivative: Derivative) -> None:
-    """One more, and only the newest ``MOST``. Another seed, of another process, begins anew."""
-    before = own.get("levels", _NONE)
+    """One more, and only the newest ``MOST_DERIVATIVES``. Another seed, of another process, begins anew."""
+    before = own.get("levels", _NO_LEVELS)
     if "next" in own and own["next"].tolist() != [derivative.seed, derivative.number]:
         before = before[:0]
-    own["levels"] = torch.cat([before, torch.tensor([derivative.byte], dtype=torch.uint8)])[-MOST:]
+    own["levels"] = torch.cat([before, torch.tensor([derivative.byte], dtype=torch.uint8)])[-MOST_DERIVATIVES:]
     own["next"] = torch.tensor([derivative.seed, derivative.number + 1 & MOST_NUMBER])
 
 
 def keep_newer(own: Own, sent: Mapping[str, Tensor]) -> None:
     """Forget what was noted when ``own`` was as ``sent`` has it: a commit took that."""
     since = int(own["next"][1] - sent["next"][1]) & MOST_NUMBER
-    levels = own.get("levels", _NONE)  # none where progress was given up since
+    levels = own.get("levels", _NO_LEVELS)  # none where progress was given up since
     own["levels"] = levels[max(0, len(levels) - since) :]
 
 
 def noted(own: Mapping[str, Tensor]) -> ToldDerivatives:
     """All of them."""
-    levels = own.get("levels", _NONE)
+    levels = own.get("levels", _NO_LEVELS)
     if not len(levels):
         return ToldDerivatives()
     seed, number = own["next"].tolist()
     return ToldDerivatives(seed, number - len(levels) & MOST_NUMBER, bytes(levels.tolist()))
-
-
-# ---- just one byte ----
-
-# Shape suffix: N = values of a fragment, flat float32.
-
-
-@dataclass(frozen=True, slots=True)
-class JustOneByte(OuterMethod):
-    """Descent along random directions; no state."""
-
-    name: ClassVar[str] = "just_one_byte"
-    equation: ClassVar[str] = "inner: g_s = dL/dz_s ; x <- x - lr/sqrt(n)*sum(g_s*z_s), z_s from seeds"
-    source: ClassVar[str] = 'Zelikman et al., "Just One Byte (per gradient)", 2023, arXiv:2306.10015'
-    preset: ClassVar[Preset] = Preset(
-        hyper={"learning_rate": 0.002},
-        compressor="none",
-        exchange="gather",
-        inner={"optimizer": "spsa", "learning_rate": 2e-4, "weight_decay": 0.0, "clip": None},
-        demo={
-            "model": {"hidden": 32, "layers": 1, "context": 64},  # 21,600 parameters: few, so that steps can be long
-            "inner": {"learning_rate": 3e-3, "steps": 16, "weight_decay": 0.0, "clip": None},
-            "outer": {"learning_rate": 0.012},
-        },
-    )
-    lr: float = 0.002
-
-    def __post_init__(self) -> None:
-        check_rate(self, self.lr)
-
-    @property
-    def most_steps(self) -> int | None:
-        """As many as a summary has bytes for."""
-        return MOST
-
-    def before_inner_step(self, live: Live, fragment: int) -> None:
-        """Where the step goes by a gradient: note it along a direction, and let the step go by no more than that."""
-        if live.derivatives is not None or (gradient_N := live.read_gradient(fragment)) is None:
-            return
-        seed, number = next_direction(live.own(fragment), live.peer)
-        direction_N = Direction(seed, number).over(live.layout(fragment))
-        along = float(torch.dot(gradient_N.double(), direction_N.double()))
-        if math.isfinite(along):  # else nothing is to be told, and what it does to the parameters is found there
-            byte = byte_of(along)
-            note(live.own(fragment), Derivative(seed, number, byte))
-            live.add_to_gradient(fragment, direction_N.mul_(level_of(byte)).sub_(gradient_N))
-
-    def after_inner_step(self, live: Live, fragment: int) -> None:
-        """Where the step measured derivatives: note those."""
-        for derivative in live.derivatives or ():
-            note(live.own(fragment), derivative)
-
-    def says(self, live: Live, fragment: int, sent: Sequence[Tensor]) -> bytes:
-        """What no commit took yet: the newest, as many as inner steps count."""
-        return noted(live.own(fragment)).newest(live.counted(fragment)).written()
-
-    def after_commit(self, live: Live, fragment: int, state: State, sent: State | None, peers: Sequence[bytes]) -> None:
-        """Keep what was noted since the contribution that the commit took."""
-        if sent is not None and "next" in sent:
-            keep_newer(live.own(fragment), sent)
-
-    def progress_lost(self, live: Live, fragment: int) -> None:
-        """They were of steps that count for nothing."""
-        live.own(fragment).pop("levels", None)
-
-    # ---- the replica's side ----
-
-    def rebuilt(self, told: Contributor, layout: Layout) -> Tensor:
-        """The sum over its derivatives."""
-        return ToldDerivatives.read(told.summary).gradient(layout)
-
-    def outer_step(
-        self, anchor: Tensor, received: State, state: State, info: RoundInfo
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The peers' sum, which is their mean as often as they are, over the root of all derivatives."""
-        counts = [len(ToldDerivatives.read(one.summary).levels) for one in info.contributors]
-        scale = self.lr * max(1, len(counts)) / math.sqrt(max(1, sum(counts)))
-        with torch.no_grad():
-            return anchor - received["change"] * float32(scale), {}

@@ -2,11 +2,11 @@
 
 D = local - slow ;  m <- alpha*m + beta*mean(D) - gamma*(slow - mean(slow)) ;  slow <- slow + m
 
-The paper prints minus beta, which with its own D climbs; its appendix and its code have plus. D is minus the
-change that other methods send: here local - slow is sent, because that is what the equations say.
-In pairs the expected square of the disagreement contracts when 0 < gamma < 2*(1 - alpha**2), see pairs.py; the test
-computes it. The paper's own bound is far too wide for large alpha, and the mean loss hides the divergence, so anything
-outside is refused. The reference code's defaults (alpha 0.9, gamma 0.7) are outside.
+The paper prints minus beta, which with its own D climbs; its appendix and its code have plus. D is minus the change
+that other methods send: here local - slow is sent, because that is what the equations say. In pairs the expected square
+of the disagreement contracts when 0 < gamma < 2*(1 - alpha**2), see `check_pull`; the test computes it. The paper's own
+bound is far too wide for large alpha, and the mean loss hides the divergence, so anything outside is refused. The
+reference code's defaults (alpha 0.9, gamma 0.7) are outside.
 
 Source: Kolehmainen et al., "NoLoCo: No-all-reduce Low Communication Training Method for Large Models", 2025,
 arXiv:2506.10911: alpha 0.5, beta 0.7, gamma = beta as in its code.

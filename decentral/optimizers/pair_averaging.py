@@ -1,4 +1,4 @@
-"""AD-PSGD and A2CiD2."""
+"""AD-PSGD and A2CiD2, gossip in which a pair goes to its mean, and the pull that all gossip methods share."""
 
 import math
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ from decentral.optimizers.steps import check_rate
 
 __all__ = ["ADPSGD", "A2CiD2", "check_pull", "most_twin_pull", "pull_to_mean"]
 
-# ---- pairs ----
+# ---- pull towards the pair's mean ----
 #
-# What gossip methods share: the pull of a peer towards its pair's mean, and how strong it may be beside momentum.
+# Each peer of a pair is drawn to their mean; beside momentum there is a bound on how strongly.
 #
 # x <- x - a*(s - mean(s))      s: the parameters as both of a pair were sent them, the own ones too
 #
@@ -46,9 +46,9 @@ def check_pull(method: object, pull: str, momentum: str) -> None:
         )
 
 
-# ---- ad psgd ----
+# ---- AD-PSGD ----
 #
-# AD-PSGD: average with one partner, and nothing else.
+# A peer averages with one partner, and does nothing else.
 #
 # y = x - lr*D ;  x <- mean of both y      D = anchor - local
 #
@@ -61,8 +61,8 @@ def check_pull(method: object, pull: str, momentum: str) -> None:
 # partner that does not come costs a step alone.
 #
 # Push-sum (Assran et al., "Stochastic Gradient Push", 2019, arXiv:1811.10792) sends a weight w beside w*y, for graphs
-# in which a peer may be told without being heard. A pair is made by both or by neither, so every w stays 1 and push-
-# sum is this method (a test shows it): it has no name of its own.
+# in which a peer may be told without being heard. A pair is made by both or by neither, so every w stays 1 and
+# push-sum is this method (a test shows it): it has no name of its own.
 #
 # Source: Lian, Zhang, Zhang, Liu, "Asynchronous Decentralized Parallel Stochastic Gradient Descent", 2018,
 # arXiv:1710.06952.
@@ -99,13 +99,13 @@ class ADPSGD(OuterMethod):
             return self.proposal(anchor, received["change"], state) - pull_to_mean(received["proposed"], 1.0), {}
 
 
-# ---- a2cid2 ----
+# ---- A2CiD2 ----
 #
-# A2CiD2: each replica has a twin that mixes with it all the time, and a partner pulls both, the twin more strongly.
+# Each replica has a twin that mixes with it all the time, and a partner pulls both, the twin more strongly.
 #
-# x <- x - D ;  y <- y - D                               D = anchor - local: gradients go on both x <- x + c*(y - x) ;
-# y <- y + c*(x - y)               c = (1 - exp(-2*eta))/2, at once: one round's mixing x <- x - (x - mean(x)) ;  y <-
-# y - r*(x - mean(x))     eta = 1/(2*sqrt(chi1*chi2)), r = sqrt(chi1/chi2)
+# x <- x - D ;  y <- y - D                               D = anchor - local: gradients go on both
+# x <- x + c*(y - x) ;  y <- y + c*(x - y)               c = (1 - exp(-2*eta))/2, at once: one round's mixing
+# x <- x - (x - mean(x)) ;  y <- y - r*(x - mean(x))     eta = 1/(2*sqrt(chi1*chi2)), r = sqrt(chi1/chi2)
 #
 # One vector crosses, the mixed x, and the twin y stays at home. x + y is kept by the mixing, and over all replicas by
 # the pulls. Without training the expected square of the disagreement contracts over random pairs while r is below a

@@ -42,8 +42,7 @@ from decentral.optimizers.base import (
     put_back,
     scaled_to_owners,
 )
-from decentral.optimizers.experts import span_of, trained_by
-from decentral.optimizers.experts import written_slices as written
+from decentral.optimizers.experts import read_slices, span_of, written_slices
 from decentral.optimizers.steps import check_momentum, check_rate, nesterov
 
 __all__ = ["PartialUpdates"]
@@ -88,7 +87,7 @@ class PartialUpdates(OuterMethod):
         """The slice that is trained, and others in which something is left of before."""
         mine, numel = self._slice_of(live, fragment), numel_of(live.layout(fragment))
         others = [s for s in range(self.slices) if s != mine and sent and not is_still(sent[0], [self._span(s, numel)])]
-        return written([mine, *others])
+        return written_slices([mine, *others])
 
     def after_commit(self, live: Live, fragment: int, state: State, sent: State | None, peers: Sequence[bytes]) -> None:
         """The slice of the place that this peer had among the contributors."""
@@ -99,12 +98,12 @@ class PartialUpdates(OuterMethod):
     def weights(self, contributors: Sequence[Contributor], given: Sequence[float], state: State) -> Sequence[float]:
         """Nothing for who names no slice."""
         return [
-            weight if trained_by(one, self.slices) else 0.0 for one, weight in zip(contributors, given, strict=True)
+            weight if read_slices(one, self.slices) else 0.0 for one, weight in zip(contributors, given, strict=True)
         ]
 
     def outside(self, contributor: Contributor, layout: Layout) -> list[Span]:
         """The slices that it does not name."""
-        named, numel = trained_by(contributor, self.slices), numel_of(layout)
+        named, numel = read_slices(contributor, self.slices), numel_of(layout)
         return [self._span(number, numel) for number in range(self.slices) if number not in named]
 
     def outer_step(
@@ -112,7 +111,7 @@ class PartialUpdates(OuterMethod):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """One Nesterov step of the slices that had an owner."""
         parts = [[self._span(number, anchor.numel())] for number in range(self.slices)]
-        owned, came = [trained_by(one, self.slices) for one in info.contributors], len(info.contributors)
+        owned, came = [read_slices(one, self.slices) for one in info.contributors], len(info.contributors)
         with torch.no_grad():
             change, has_owner = scaled_to_owners(received["change"], parts, owned, info.weights)
             after, momentum = nesterov(anchor, change, state["momentum"], self.lr, self.momentum)

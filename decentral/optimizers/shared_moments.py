@@ -1,4 +1,10 @@
-"""DES-LOC and MT-DAO: moments that are averaged, too."""
+"""DES-LOC and MT-DAO: beside the parameters, moments of the inner optimizer are averaged.
+
+Each moment is a channel by torch's name, and its last mean a state, so that a peer that joins, starts over or was away
+has it from its donors. Who has no moments yet, or an inner optimizer that has none, says so beside its offer and counts
+in no mean of them. Moments have a compressor of their own, which must keep 95 % of them, so that the change may be
+sparse, with feedback.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +32,9 @@ __all__ = [
     "who_has_it",
 ]
 
-# ---- inner moments ----
+# ---- hooks of methods that average moments ----
 #
-# Moments of the inner optimizer that a method averages: each a channel by torch's name, its last mean a state.
-#
-# The functions are the hooks of such methods, which put them into their classes: ``adopt = adopted``.
+# The methods put them into their classes: ``adopt = adopted``.
 
 MOMENTS = "bf16"  # the range of float32: fp16 would flush most of a variance to zero
 SECOND = "exp_avg_sq"  # a variance
@@ -96,23 +100,19 @@ def _last_means(received: State, state: State) -> dict[str, Tensor]:
     return kept
 
 
-# ---- des loc ----
+# ---- DES-LOC ----
 #
-# DES-LOC: parameters are averaged every H inner steps, the moments of the inner Adam every few rounds of that.
+# Parameters are averaged every H inner steps, the moments of the inner Adam every few rounds of that.
 #
-# x <- mean(x_i) every H ;  u <- mean(u_i) every 3 H ;  v <- mean(v_i) every 6 H      u, v: Adam's first and second
-# moment
+# x <- mean(x_i) every H ;  u <- mean(u_i) every 3 H ;  v <- mean(v_i) every 6 H   u, v: Adam's first and second moment
 #
 # A moment changes by its own half-life, ln .5 / ln beta, so averaging it as often as the parameters sends what has
 # hardly changed: with these periods a round costs 1.5 times DiLoCo's bytes in the mean. Left apart, as in local Adam,
-# moments drift; and a joiner that begins with none makes Adam's largest steps. Here the last means stay in the shared
-# state, so a peer that joins, starts over or was away has them from its donors. Who has no moments yet, or an inner
-# optimizer that has none, says so beside its offer and counts in no mean of them.
+# moments drift; and a joiner that begins with none makes Adam's largest steps.
 #
 # What differs from the paper. Its averages are of all workers; here of those who contributed, with the run's weights.
-# Moments are sent uncompressed there, and here by a compressor of their own, which must keep 95 % of them: "bf16" has
-# the range of float32, where fp16 would flush most of v to zero. So the change may be sparse, with feedback. A
-# fragment's periods are counted in its own outer steps.
+# Moments are sent uncompressed there, and here in "bf16" unless a key says otherwise: it has the range of float32,
+# where fp16 would flush most of v to zero. A fragment's periods are counted in its own outer steps.
 #
 # Source: Iacob et al., "DES-LOC: Desynced Low Communication Adaptive Optimizers for Training Foundation Models", 2025,
 # arXiv:2505.22549.
@@ -153,22 +153,21 @@ class DESLoc(OuterMethod):
     adopt = adopted
 
 
-# ---- mt dao ----
+# ---- MT-DAO ----
 #
-# MT-DAO: parameters and the inner optimizer's slow momentum are averaged together; outside there is none.
+# Parameters and the inner optimizer's slow momentum are averaged together; outside there is none.
 #
-# inside, H times (QH-ADOPT): u <- b1*u + (1-b1)*n ;  x <- x - lr*((1-w)*n + w*u)      n: gradient over sqrt(v),
-# clipped every round: x <- mean(x_i) ;  every slow-th: u <- mean(u_i) ;  every variance-th: v <- mean(v_i)
+# inside, H times (QH-ADOPT): u <- b1*u + (1-b1)*n ;  x <- x - lr*((1-w)*n + w*u)      n: gradient over sqrt(v), clipped
+# every round: x <- mean(x_i) ;  every slow-th: u <- mean(u_i) ;  every variance-th: v <- mean(v_i)
 #
 # An outer momentum remembers the last rounds, and what it says of the next one is as old as they are. Here the memory
 # is inside: u decays so slowly that its mean over the peers holds for a whole round, and every inner step of every
 # peer is drawn along the direction of all. 1-w of the fresh gradient keeps the steps quick. w must be tuned.
 #
 # What differs from the paper. Its averages are of all workers, here of those who contributed, with the run's weights.
-# How often it averages v was not to be found: here as often as u, both periods keys. Its channels are float32; here u
-# and v have a compressor of their own, which must keep 95 % of them, so that the change may be sparse. A round costs
-# three times DiLoCo's bytes at these periods, half of that in bf16. An inner Adam or AdamW fits, too; its momentum is
-# too fast to outlive a round. Who has no moments yet says so beside its offer, and counts in no mean of them.
+# How often it averages v was not to be found: here as often as u, both periods keys. Its channels are float32. A round
+# costs three times DiLoCo's bytes at these periods, half of that in bf16. An inner Adam or AdamW fits, too; its
+# momentum is too fast to outlive a round.
 #
 # Source: Iacob et al., "MT-DAO: Multi-Timescale Distributed Adaptive Optimizers with Local Updates", 2025,
 # arXiv:2510.05361: b1 0.99 to 0.999, b2 0.9999, H 32, outer lr 1 without momentum.

@@ -1,4 +1,4 @@
-"""SlowMo, CO2 and delayed steps."""
+"""SlowMo, and two methods whose outer step is one round late: CO2, which is SlowMo late, and DiLoCo late."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -12,9 +12,9 @@ from decentral.optimizers.steps import check_momentum, check_rate, heavy_ball, n
 
 __all__ = ["CO2", "Delayed", "SlowMo"]
 
-# ---- slowmo ----
+# ---- SlowMo ----
 #
-# SlowMo: slow heavy-ball momentum on top of local SGD, in units of the inner steps' gradients.
+# Slow heavy-ball momentum on top of local SGD, in units of the inner steps' gradients.
 #
 # u <- beta*u + (x - mean(local)) / rate ;  x <- x - lr*rate*u        rate: the inner learning rate of the round
 #
@@ -64,9 +64,9 @@ class SlowMo(OuterMethod):
         return after, {"momentum": buffer}
 
 
-# ---- co2 ----
+# ---- CO2 ----
 #
-# CO2: SlowMo one round late, with a penalty for the staleness and a bound on the momentum.
+# SlowMo one round late, with a penalty for the staleness and a bound on the momentum.
 #
 # m <- clip(mu*m + g' / penalty, bound) ;  x <- x - lr*m ;  g' <- g        g' = 0 in round 0, which moves nothing
 #
@@ -132,9 +132,9 @@ class CO2(OuterMethod):
             return anchor - momentum * self.lr, {"momentum": momentum, "pending": pending}
 
 
-# ---- delayed ----
+# ---- DiLoCo one round late ----
 #
-# DiLoCo one round late: the outer step of a round applies what the round before it averaged.
+# The outer step of a round applies what the round before it averaged.
 #
 # m <- mu*m + g' ;  x <- x - lr*(g' + mu*m) ;  g' <- g        g' = 0 in round 0, which moves nothing
 #

@@ -10,7 +10,7 @@ What differs besides. Norms are not clipped unless ``[outer] norm_clip`` says so
 per parameter, down to the median of the peers' norms. The code decays all weights by lr * weight decay before the step;
 here that is the inner optimizer's. The preset has k = 64 of 4096 and beta 0.95, as Covenant-72B; the sweeps released
 with the paper have 128 at H = 15. Two bits are `signmag2`'s, published ones are `sparseloco2`; tiles at a border are
-cut smaller (`tiles`), where the code looks for a divisor of the dimension, 64 at most.
+cut smaller (`regions`), where the code looks for a divisor of the dimension, 64 at most.
 
 Source: Sarfi et al., "Communication Efficient LLM Pre-training with SparseLoCo", 2025, arXiv:2508.15706; real outer
 momentum on top of sparsity hurts there, so there is none.

@@ -43,8 +43,7 @@ from decentral.optimizers.base import (
     put_back,
     scaled_to_owners,
 )
-from decentral.optimizers.experts import ALL, Place, by_expert, experts_of, merged, named_by, owns
-from decentral.optimizers.experts import written_places as written
+from decentral.optimizers.experts import ALL, Place, by_expert, experts_of, merged, owns, read_places, written_places
 from decentral.optimizers.steps import check_rate
 
 __all__ = ["SPES"]
@@ -88,7 +87,7 @@ class SPES(OuterMethod):
         """Its place, and what else names the experts in which something is left of earlier ones."""
         parts, now = by_expert(experts_of(live.layout(fragment))), self._place_of(live, fragment)
         moved = [e for e, part in parts.items() if sent and not is_still(sent[0], part)]
-        return written(now, self._place_of(live, fragment, "before"), moved, 1 + max(parts, default=0))
+        return written_places(now, self._place_of(live, fragment, "before"), moved, 1 + max(parts, default=0))
 
     def after_commit(self, live: Live, fragment: int, state: State, sent: State | None, peers: Sequence[bytes]) -> None:
         """The place that this peer had among the contributors."""
@@ -99,11 +98,11 @@ class SPES(OuterMethod):
 
     def weights(self, contributors: Sequence[Contributor], given: Sequence[float], state: State) -> Sequence[float]:
         """Nothing for who names no place."""
-        return [weight if named_by(one) else 0.0 for one, weight in zip(contributors, given, strict=True)]
+        return [weight if read_places(one) else 0.0 for one, weight in zip(contributors, given, strict=True)]
 
     def outside(self, contributor: Contributor, layout: Layout) -> list[Span]:
         """The experts of others."""
-        named = named_by(contributor)
+        named = read_places(contributor)
         parts = by_expert(experts_of(layout))
         return [span for expert, part in parts.items() if not owns(named, expert) for span in part]
 
@@ -112,7 +111,7 @@ class SPES(OuterMethod):
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """A mean among owners, and in the warm-up the merging."""
         layers = experts_of(dict(zip(info.names, info.shapes, strict=False)))
-        parts, said = by_expert(layers), [named_by(one) for one in info.contributors]
+        parts, said = by_expert(layers), [read_places(one) for one in info.contributors]
         owned = [[n for n, e in enumerate(parts) if owns(named, e)] for named in said]
         with torch.no_grad():
             change, _ = scaled_to_owners(received["change"], list(parts.values()), owned, info.weights)

@@ -1,4 +1,4 @@
-"""Steps that several methods take, as pure functions of tensors.
+"""Steps, checks of keys, merges and draws that several methods take, as pure functions of tensors.
 
 Every operation is elementwise IEEE arithmetic without fused multiply-add: ``a + b * c`` is written as a product and a
 sum, because ``add(alpha=...)`` may or may not fuse, and then peers would differ in the last bit.
@@ -27,6 +27,8 @@ __all__ = [
     "root",
 ]
 
+# ---- outer steps ----
+
 
 def nesterov(
     anchor: Tensor, gradient: Tensor, momentum_buffer: Tensor, lr: float, momentum: float
@@ -51,32 +53,12 @@ def root(square: Tensor) -> Tensor:
     return square.double().sqrt().to(square.dtype)
 
 
-def check_rate(method: object, lr: float) -> None:
-    """ConfigError unless the outer learning rate is positive and finite."""
-    if not 0 < lr < float("inf"):
-        raise ConfigError(f"{method}: lr must be above 0 and finite; 0.4 to 1.0 is usual")
-
-
-def check_momentum(method: object, momentum: float) -> None:
-    """ConfigError unless the momentum is in [0, 1)."""
-    if not 0 <= momentum < 1:
-        raise ConfigError(f"{method}: momentum must be in [0, 1); 0.9 is usual, 0 is none")
-
-
-def check_waiting(method: object, wait_for: int, grace: float, staleness: int) -> None:
-    """ConfigError unless a round can wait so, and a contribution be so late."""
-    if wait_for < 1 or staleness < 0:
-        raise ConfigError(f"{method}: wait_for must be at least 1 contribution, staleness at least 0 outer steps")
-    if not 0 <= grace <= 3600:
-        raise ConfigError(f"{method}: grace must be in [0, 3600] s; 1 is usual")
-
-
-# ---- merge ----
+# ---- merging a new anchor into live parameters ----
 #
-# How a new anchor reaches parameters that trained on while the round was in flight.
+# These trained on while the round was in flight.
 #
-# carry:  live <- anchor + (live - contributed)          keeps the inner steps made since the contribution blend:  live
-# <- alpha*live + (1-alpha)*anchor          Streaming DiLoCo; alpha weighs the live copy
+# carry:  live <- anchor + (live - contributed)          keeps the inner steps made since the contribution
+# blend:  live <- alpha*live + (1-alpha)*anchor          Streaming DiLoCo; alpha weighs the live copy
 #
 # Carry is what LOSCAR-SGD does to live parameters with its mask full (2026, arXiv:2605.20866: x <- mean + (z - y), z
 # live and y as sent), which has a proof of convergence.
@@ -104,9 +86,9 @@ def blend(live: Tensor, anchor: Tensor, alpha: float) -> Tensor:
         return live * alpha + anchor * (1 - alpha)
 
 
-# ---- draws ----
+# ---- parameters drawn by a round's number ----
 #
-# Parameters that are drawn by a round's number, the same on every peer without a word or a generator.
+# The same on every peer without a word or a generator.
 #
 # Of each run of ``parts`` consecutive parameters one, and in ``parts`` rounds each of them once: from a place on that
 # is another one, by a hash of counters, in each run and for each pass through it.
@@ -133,3 +115,26 @@ def only_drawn(drawn_N: Tensor, base_N: Tensor, local_N: Tensor) -> tuple[Tensor
     stays progress; and how much longer a change of all would be.
     """
     return torch.where(drawn_N, local_N, base_N), math.sqrt(len(local_N) / max(1, int(drawn_N.sum())))
+
+
+# ---- checks of keys ----
+
+
+def check_rate(method: object, lr: float) -> None:
+    """ConfigError unless the outer learning rate is positive and finite."""
+    if not 0 < lr < float("inf"):
+        raise ConfigError(f"{method}: lr must be above 0 and finite; 0.4 to 1.0 is usual")
+
+
+def check_momentum(method: object, momentum: float) -> None:
+    """ConfigError unless the momentum is in [0, 1)."""
+    if not 0 <= momentum < 1:
+        raise ConfigError(f"{method}: momentum must be in [0, 1); 0.9 is usual, 0 is none")
+
+
+def check_waiting(method: object, wait_for: int, grace: float, staleness: int) -> None:
+    """ConfigError unless a round can wait so, and a contribution be so late."""
+    if wait_for < 1 or staleness < 0:
+        raise ConfigError(f"{method}: wait_for must be at least 1 contribution, staleness at least 0 outer steps")
+    if not 0 <= grace <= 3600:
+        raise ConfigError(f"{method}: grace must be in [0, 3600] s; 1 is usual")

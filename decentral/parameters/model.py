@@ -1,4 +1,4 @@
-"""The schema of a model: its parameters by fragments, its buffers, and what of it is not trained.
+"""A model's schema, and the way of its parameters and buffers out of it and into it, as flat vectors and digests.
 
 Fragments are strided over the transformer blocks (block b -> fragment b mod P-1, the rest in the last one), as in
 Douillard et al., "Streaming DiLoCo with overlapping communication", 2025, arXiv:2501.18512.
@@ -28,12 +28,12 @@ from decentral.tensors.device import PROCESSOR, moved
 from decentral.tensors.memory import fresh
 from decentral.tensors.ops import is_finite
 
+# ---- the schema of a model ----
+
 NamedParameters = torch.nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, Tensor]]
 
-_WRAPPERS = (
-    "_orig_mod",
-    "_checkpoint_wrapped_module",
-)  # of torch.compile, of activation checkpointing: in every name below
+# of torch.compile, of activation checkpointing: in the name of everything inside
+_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
 
 
 def schema_of(model_or_named_parameters: NamedParameters, num_fragments: int = 1) -> Schema:
@@ -121,9 +121,7 @@ def _strided(specs: list[ParameterSpec], num_fragments: int) -> list[list[Parame
     return members
 
 
-# ---- flat ----
-#
-# Fragments and buffers as flat float32 vectors: into a model, out of it, and their digests.
+# ---- fragments and buffers, flat ----
 
 # Shape suffixes: N = elements of one fragment, B = elements of all buffers; flat float32, on the CPU unless it is said.
 

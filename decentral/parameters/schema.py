@@ -1,4 +1,4 @@
-"""What of a model its peers must agree on: trained parameters by fragments, buffers, and what is frozen.
+"""All of a model that its peers must agree on: trained parameters by fragments, buffers, and what is frozen.
 
 Its canonical JSON crosses the wire in the greeting and is hashed into the run's first record. A model without buffers
 and frozen parameters keeps the form that knew neither: a list of fragments.
@@ -253,12 +253,12 @@ def _rubbish(why: str) -> PayloadError:
     return PayloadError(f"this is no schema of a model: {why}; ask another peer for it")
 
 
-# ---- sharding ----
+# ---- parts of a sharded tensor ----
 #
-# Where each process's part of a sharded tensor lies in the whole, as FSDP2 (``fully_shard``) leaves parameters.
+# A box says where each process's part lies in the whole, as FSDP2 (``fully_shard``) leaves parameters.
 #
-# A process holds one box of each parameter, along dimension 0 by default: rank r of n has rows [r*c, (r+1)*c) with
-# c = ceil(rows / n), so the last one may hold fewer or none. Where a mesh has replicas, too, several hold one box.
+# A process holds one box of each parameter, along dimension 0 by default: rank r of n has rows [r*c, (r+1)*c) with c =
+# ceil(rows / n), so the last one may hold fewer or none. Where a mesh has replicas, too, several hold one box.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What ``decentral join INVITE --script train.py`` hands to the script's own ``decentral.join``.
+"""Arguments that ``decentral join INVITE --script train.py`` hands to the script's own ``decentral.join``.
 
 A script founds a run, or is told which one to join. The command line knows the invite, the folder and the limits of
 this peer: it hands them over inside the process before it runs the script, and they stand above what the script says:

@@ -14,7 +14,7 @@ from decentral.errors import ConfigError, InviteError, NoPeersError, PayloadErro
 from decentral.manifest import Manifest, check_methods, load_manifest
 from decentral.node.folder import kept_terms
 from decentral.node.node import RETRY
-from decentral.observe.screen import hint_after, say
+from decentral.observe.screen import HINT_SECONDS, hint_after, say
 from decentral.peer.network_setup import run_apart
 from decentral.swarm.directory import Directory
 from decentral.swarm.hello import Hello, ask_hello
@@ -24,7 +24,6 @@ from decentral.swarm.lan import Lan
 from decentral.transport import Transport
 from decentral.transport.choice import make_transport
 
-PATIENCE = 15.0  # s until somebody who waits is told what may be wrong
 NOBODY = (
     "nobody has answered yet, still searching: is the run over, or no peer of it up? Try a fresh invite, "
     "decentral doctor INVITE, or {} to give up by itself"
@@ -67,7 +66,7 @@ def terms_of(
 def _said() -> Iterator[None]:
     """A script that waits for others looks like one that hangs."""
     say("decentral: looking for the run's peers ...")
-    with hint_after(PATIENCE, "decentral: " + NOBODY.format("join(join_timeout=S)")):
+    with hint_after(HINT_SECONDS, "decentral: " + NOBODY.format("join(join_timeout=S)")):
         yield
 
 

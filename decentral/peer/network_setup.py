@@ -24,35 +24,6 @@ from decentral.transport.native.tcp import endpoint
 from decentral.transport.reachability import Kind, probe, relays_among
 from decentral.wire.keys import peer_from_name
 
-# ---- notebooks ----
-#
-# A coroutine from synchronous code, also where an event loop runs in this thread already, as it does in a notebook.
-
-T = TypeVar("T")
-
-
-def run_apart(work: Callable[..., Awaitable[T]], *args: Any) -> T:
-    """``work(*args)`` on a loop of its own: here, or on a thread where this one's is taken.
-
-    An error in a task group comes as it was raised: of a group, a SystemExit of a handler of signals was status 1.
-    """
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return _run(work, *args)
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(lambda: _run(work, *args)).result()
-
-
-def _run(work: Callable[..., Awaitable[T]], *args: Any) -> T:
-    try:
-        return anyio.run(work, *args)
-    except BaseExceptionGroup as group:
-        raise first_of(group) from None
-
-
-# ---- network setup ----
-
 logger = logging.getLogger("decentral.peer")
 
 
@@ -113,3 +84,30 @@ def _free(listen: Sequence[str]) -> bool:
     except ListenError:
         return False
     return True
+
+
+# ---- coroutines from synchronous code ----
+#
+# Also where an event loop runs in this thread already, as it does in a notebook.
+
+T = TypeVar("T")
+
+
+def run_apart(work: Callable[..., Awaitable[T]], *args: Any) -> T:
+    """``work(*args)`` on a loop of its own: here, or on a thread where this one's is taken.
+
+    An error in a task group comes as it was raised: of a group, a SystemExit of a handler of signals was status 1.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return _run(work, *args)
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(lambda: _run(work, *args)).result()
+
+
+def _run(work: Callable[..., Awaitable[T]], *args: Any) -> T:
+    try:
+        return anyio.run(work, *args)
+    except BaseExceptionGroup as group:
+        raise first_of(group) from None

@@ -1,4 +1,6 @@
-"""What a peer that takes part consists of, on the one of its processes that talks to the swarm."""
+"""A peer's participation, on the one of its processes that talks to the swarm: the parts that it consists of, how it
+gathers with others, where it stands among them, how it ends.
+"""
 
 from __future__ import annotations
 
@@ -28,52 +30,7 @@ from decentral.training.swarm_side import SwarmThread, run_blocking
 from decentral.transport.throttle import ThrottledTransport
 from decentral.wire.keys import PeerId, peer_name
 
-# ---- write behind ----
-#
-# One thing at a time written on a thread of its own, while training goes on: a slow disk holds nobody.
-
 LOOK_EVERY = 0.2  # s: Ctrl-C must get through to who waits, on every platform
-
-
-class WriteBehind:
-    """Its methods are called on the training thread."""
-
-    def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
-
-    @property
-    def busy(self) -> bool:
-        """Whether what was begun last is not written yet."""
-        return self._thread is not None and self._thread.is_alive()
-
-    def begin(self, work: Callable[[], object]) -> None:
-        """Start it; nothing may be in progress."""
-        assert not self.busy, "one write at a time"
-        self.check()
-        self._thread = threading.Thread(target=self._run, args=(work,), name="checkpoint", daemon=True)
-        self._thread.start()
-
-    def check(self) -> None:
-        """Raise what ended the last write, once."""
-        if not self.busy and self._error is not None:
-            error, self._error = self._error, None
-            raise error
-
-    def wait(self) -> None:
-        """Return when it is written. Raises what ended it."""
-        while self._thread is not None and self._thread.is_alive():
-            self._thread.join(LOOK_EVERY)
-        self.check()
-
-    def _run(self, work: Callable[[], object]) -> None:
-        try:
-            work()
-        except BaseException as error:  # noqa: BLE001 - raised on the thread that asked for it
-            self._error = error
-
-
-# ---- participation ----
 
 
 @dataclass(slots=True)
@@ -189,9 +146,52 @@ class Participation:
         self.announce.close()
 
 
-# ---- gathering ----
+# ---- a thread that writes ----
 #
-# Waiting for other members before the first step.
+# One thing at a time, while training goes on: a slow disk holds nobody.
+
+
+class WriteBehind:
+    """Its methods are called on the training thread."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether what was begun last is not written yet."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def begin(self, work: Callable[[], object]) -> None:
+        """Start it; nothing may be in progress."""
+        assert not self.busy, "one write at a time"
+        self.check()
+        self._thread = threading.Thread(target=self._run, args=(work,), name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise what ended the last write, once."""
+        if not self.busy and self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def wait(self) -> None:
+        """Return when it is written. Raises what ended it."""
+        while self._thread is not None and self._thread.is_alive():
+            self._thread.join(LOOK_EVERY)
+        self.check()
+
+    def _run(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - raised on the thread that asked for it
+            self._error = error
+
+
+# ---- waiting for other members ----
+#
+# Before the first step.
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,9 +230,36 @@ class Gathering:
         return begins
 
 
-# ---- ending ----
+# ---- the place among the members ----
 #
-# What a peer says, and whom it still serves, once its training loop has come to its own end.
+# It says which part of the data is this peer's own.
+
+
+class Standing:
+    """The place as of the last change of the membership."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._steps = manifest.inner.steps // manifest.outer.fragments
+        self._members: tuple[PeerId, ...] = ()
+        self._place = ShardPlace()
+
+    def place(self, node: Node) -> ShardPlace:
+        """Where this peer stands now; one that no commit has let in yet counts itself."""
+        members = tuple(sorted({*node.driver.head.members, node.driver.me}))
+        if members != self._members:
+            self._members = members
+            rank, count = members.index(node.driver.me), len(members)
+            self._place = ShardPlace(rank, count, self._steps * self._given(node, count))
+        return self._place
+
+    def _given(self, node: Node, count: int) -> int:
+        """Contributions so far, of all peers; gossip commits none, but all make their steps."""
+        return node.driver.head.contributions if node.gossip is None else node.gossip.step * count
+
+
+# ---- the end of a peer ----
+#
+# What it says, and whom it still serves, once its training loop has come to its own end.
 
 PLAIN = {"plain": True}  # of a log line that is no complaint, and that a display shows without a word before it
 
@@ -273,30 +300,3 @@ def end_before_the_run(part: Participation) -> None:
     """The loop ended by itself while the run goes on: often a script that counts its own steps."""
     made = f"{part.swarm.node.outer_steps} of {part.settings.manifest.run.rounds} rounds"
     logger.warning("left after %s; the run goes on without this peer; loop until peer.done", made, extra=PLAIN)
-
-
-# ---- standing ----
-#
-# This peer's place among the members of its run: which part of the data is its own.
-
-
-class Standing:
-    """The place as of the last change of the membership."""
-
-    def __init__(self, manifest: Manifest) -> None:
-        self._steps = manifest.inner.steps // manifest.outer.fragments
-        self._members: tuple[PeerId, ...] = ()
-        self._place = ShardPlace()
-
-    def place(self, node: Node) -> ShardPlace:
-        """Where this peer stands now; one that no commit has let in yet counts itself."""
-        members = tuple(sorted({*node.driver.head.members, node.driver.me}))
-        if members != self._members:
-            self._members = members
-            rank, count = members.index(node.driver.me), len(members)
-            self._place = ShardPlace(rank, count, self._steps * self._given(node, count))
-        return self._place
-
-    def _given(self, node: Node, count: int) -> int:
-        """Contributions so far, of all peers; gossip commits none, but all make their steps."""
-        return node.driver.head.contributions if node.gossip is None else node.gossip.step * count

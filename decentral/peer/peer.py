@@ -1,7 +1,7 @@
 """A peer beside a training loop: what the loop and the command line see of it.
 
-Its hook runs inside every ``optimizer.step``. How it begins is in `startup`, what happens at a boundary in
-`decentral.training.outer_loop`; both act on a `Participation`, which only the main process of a peer has.
+Its hook runs inside every ``optimizer.step``. How it begins is in `decentral.peer.startup`, what happens at a boundary
+in `decentral.training.outer_loop`; both act on a `Participation`, which only the main process of a peer has.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class Peer:
             raise ConfigError("peer.seed is known once the peer has entered the run; ask inside the with block")
         return self._seed
 
-    def shard(self, dataset: Any, batch_size: int = 1) -> Any:  # Any: see tasks.shards.shard
+    def shard(self, dataset: Any, batch_size: int = 1) -> Any:  # Any: see decentral.tasks.batches.shard
         """This peer's part of a data set, disjoint from the other members', for the loop inside the ``with`` block.
 
         Args:

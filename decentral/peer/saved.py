@@ -1,4 +1,4 @@
-"""What outlives a peer's process, or its disk: checkpoints, and a state that other members keep."""
+"""Checkpoints of a peer, which outlive its process, and its state with other members, which outlives its disk."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from decentral.manifest import Redundancy
 from decentral.node.durable_store import DurableStore, Resumed
 from decentral.node.node import Node
 from decentral.parameters import Schema
-from decentral.peer.participation import StepCount, WriteBehind
-from decentral.redundancy.giver import packed, unpacked
+from decentral.peer.participation import LOOK_EVERY, StepCount, WriteBehind
+from decentral.redundancy.giver import packed_state, unpacked_state
 from decentral.redundancy.recovery import Recovered, Recovery, RedundancyService
 from decentral.state.checkpoint import flatten, unflatten
 from decentral.state.snapshot import live_buffer_name
@@ -31,9 +31,11 @@ from decentral.training.schedule import SyncSchedule
 from decentral.training.swarm_side import SwarmThread
 from decentral.wire.keys import peer_name
 
-# ---- checkpointing ----
+Announce = Callable[[str, dict[str, object]], None]
+
+# ---- checkpoints ----
 #
-# What one peer writes down so that a restart goes on as if nothing had happened.
+# One peer writes down so much that a restart goes on as if nothing had happened.
 #
 # Anchor, outer state, shared buffers and debt (the replica); live model with its buffers, inner optimizer, scheduler
 # and random generators (the training side); inner steps, gossip step and age of the run.
@@ -116,7 +118,7 @@ class Saver:
     buffers: str  # what the run makes of them, for the export
     behind: WriteBehind
     told: Callable[[float], None]  # s that taking one held the training thread
-    announce: Callable[[str, dict[str, object]], None]
+    announce: Announce
     after: Callable[[Taken], None] = lambda taken: None  # once it is durable, on the thread that wrote it
     clock: Callable[[], float] = time.monotonic
 
@@ -177,20 +179,16 @@ def live_name(fragment: int) -> str:
     return f"live/{fragment}"
 
 
-# ---- own state ----
+# ---- a peer's own state, kept by others ----
 #
-# What a peer alone has, out of its checkpoints: given to members to keep, and had back once the disk is lost.
+# It comes out of its checkpoints, is given to members to keep, and had back once the disk is lost.
 #
-# That is the inner optimizer, the scheduler, random generators, the method's own, the count of inner steps, and
-# buffers where each peer has its own. The anchor, the outer state and shared buffers the swarm has. The debt and the
-# live model's lead stay behind: commits since then may have taken from them, and what was taken must not be sent
-# again. So a peer that lost its disk goes on as one that slept through rounds, and its live model begins at the
-# anchor.
+# That is the inner optimizer, the scheduler, random generators, the method's own, the count of inner steps, and buffers
+# where each peer has its own. The anchor, the outer state and shared buffers the swarm has. The debt and the live
+# model's lead stay behind: commits since then may have taken from them, and what was taken must not be sent again. So a
+# peer that lost its disk goes on as one that slept through rounds, and its live model begins at the anchor.
 
-KEYS = ("inner_steps", "training", "progress", "buffers", "schema", "parameters")  # of a checkpoint's document
-LOOK_EVERY = 0.2  # s: Ctrl-C must get through while pieces come
-
-Announce = Callable[[str, dict[str, object]], None]
+OWN_KEYS = ("inner_steps", "training", "progress", "buffers", "schema", "parameters")  # of a checkpoint's document
 
 logger = logging.getLogger("decentral.peer")
 
@@ -207,7 +205,7 @@ class OwnState:
         """That of a checkpoint."""
         kinds = ("training/", OWN, *([live_buffer_name("")] if taken.meta["buffers"] == "own" else []))
         tensors = {name: tensor for name, tensor in taken.tensors.items() if name.startswith(kinds)}
-        return cls(tensors, {key: taken.meta[key] for key in KEYS})
+        return cls(tensors, {key: taken.meta[key] for key in OWN_KEYS})
 
 
 class OwnStateKept:
@@ -231,7 +229,7 @@ class OwnStateKept:
         self._given_at = now
         own = OwnState.of(taken)
         round_ = int(taken.meta.get("gossip_step") or taken.head.outer_step)
-        self._swarm.tell(self._give, service, packed(own.tensors, own.meta), round_)
+        self._swarm.tell(self._give, service, packed_state(own.tensors, own.meta), round_)
 
     async def _give(self, service: RedundancyService, state: bytes, round_: int) -> None:
         given = await service.giver.give(state, round_)
@@ -253,7 +251,7 @@ def recovered(swarm: SwarmThread[Node], restore: Callable[[OwnState], None], ann
     found, why = _searched(swarm, recovery), recovery.why
     try:
         if found is not None:
-            own = OwnState(*unpacked(found.state))
+            own = OwnState(*unpacked_state(found.state))
             restore(own)
             _tell(found, time.monotonic() - began, announce)
             return own

@@ -1,4 +1,4 @@
-"""What a peer was asked to be: as ``join`` was called, and once sense was made of that."""
+"""A peer as it was asked to be: how ``join`` was called, and what follows from that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a peer shows of itself while it runs: events, its status file, trackers."""
+"""The sides that a peer shows while it runs: events, the status in its folder and on the screen, trackers."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from decentral.peer.settings import Observer, Settings
 from decentral.preferences.controls import Controls, Steered
 from decentral.preferences.preferences import Preferences
 
-# ---- announcer ----
+# ---- events as they happen ----
 #
-# Tells what happens to a peer: its event log, its notices, the log, and whoever observes it.
+# They go to its event log, its notices, the log, and whoever observes it.
 
 logger = logging.getLogger("decentral.peer")
 
@@ -57,9 +57,9 @@ class Announcer:
             self._observer({"event": event, **fields})
 
 
-# ---- beacon ----
+# ---- the folder and the screen ----
 #
-# Where a peer beside a loop of one's own shows itself: its folder, for the commands, and lines on stderr.
+# Beside a loop of one's own: a status for the commands, and lines on stderr.
 
 
 @contextmanager
@@ -93,9 +93,9 @@ def _logging_is_configured() -> bool:
     return False
 
 
-# ---- trackers ----
+# ---- the trackers of an Accelerator ----
 #
-# The trackers of an ``Accelerator``: whatever ``log_with`` names hears after every round how the swarm is.
+# Whatever ``log_with`` names hears after every round how the swarm is.
 
 
 class Tracked(Protocol):

@@ -16,7 +16,7 @@ from decentral.consensus.chain import Head
 from decentral.node.durable_store import Resumed
 from decentral.node.folder import keep_terms, keep_token
 from decentral.node.node import Node, Start, throttled
-from decentral.node.upload import PAUSED, DailyUpload, checked
+from decentral.node.upload import PAUSED, DailyUpload, checked_limit
 from decentral.optimizers.base import State
 from decentral.peer.network_setup import NetworkSetup, enter
 from decentral.peer.participation import Participation, StepCount
@@ -31,7 +31,7 @@ from decentral.swarm.invite import Admission
 from decentral.swarm.lan import Lan
 from decentral.swarm.patience import time_left
 from decentral.tensors.threads import ThreadsWanted
-from decentral.training.inner import differences, warning
+from decentral.training.inner import differences, differences_sentence
 from decentral.training.live_side import LiveSide, Moments
 from decentral.training.outer_loop import LoopControl, LoopParts, OuterLoop
 from decentral.training.resuming import note_replayed, recall_unadopted, resume, stand_at
@@ -39,55 +39,6 @@ from decentral.training.schedule import SyncSchedule, make_schedule
 from decentral.training.swarm_side import AcrossThreads, SwarmThread, run_blocking
 from decentral.transport.memory import MemoryNetwork
 from decentral.transport.throttle import Caps
-
-# ---- limits ----
-#
-# What a peer sends, receives and computes with at most, while that changes.
-
-
-class PeerLimits:
-    """One peer's: as ``join`` was told at first. Any thread may change them."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.daily_upload = DailyUpload(settings.out, settings.daily_upload)
-        self.caps = settings.caps
-        self._duty = Duty(time.monotonic, settle_device)
-        self._threads = ThreadsWanted()
-
-    def change(self, wanted: Preferences, part: Participation | None) -> None:
-        """Hold to other ones. Raises ConfigError for a rate that is too little; nothing is changed then.
-
-        ``part`` is what takes part, once there is a swarm side.
-        """
-        caps, limit = Caps(up=wanted.max_upload, down=wanted.max_download), checked(wanted.daily_upload)
-        self.caps, self.daily_upload.limit = caps, limit
-        self._threads.want(wanted.threads)
-        self._duty.share = wanted.max_compute or 1.0
-        self.hold(part)
-
-    def hold(self, part: Participation | None) -> None:
-        """Make the transport keep to them."""
-        if part is not None:
-            part.swarm.tell(part.links.cap, self.caps)
-
-    def worked(self) -> float:
-        """Seconds to rest for, once an inner step is over; before anything else is waited for."""
-        return self._duty.worked()
-
-    def rest(self, seconds: float, wait: Callable[[float], object]) -> None:
-        """``wait`` so long, if at all; the next step begins then."""
-        if seconds:
-            wait(seconds)
-        self._duty.goes_on()
-
-
-def settle_device() -> None:
-    """Wait until an accelerator has done what it was given; a processor has."""
-    if torch.accelerator.is_available():
-        torch.accelerator.synchronize()
-
-
-# ---- startup ----
 
 
 @dataclass(slots=True)
@@ -146,7 +97,7 @@ class Startup:
         self._part.announce("joined", {"invite": self._part.invite, "round": node.outer_steps, **where})
         found = differences(self._manifest.inner, self._settings.optimizers.parts)
         if found:  # after the checkpoint's were restored
-            logging.getLogger("decentral").warning(warning(found))
+            logging.getLogger("decentral").warning(differences_sentence(found))
             fields: dict[str, object] = {key: {"manifest": there, "loop": here} for key, there, here in found}
             self._part.announce("inner_differs", fields)
 
@@ -335,3 +286,50 @@ async def _standing(swarm: SwarmThread[Node]) -> tuple[Head, list[Tensor], Tenso
     included = swarm.updates.drain()
     replica = swarm.node.replica
     return swarm.node.driver.head, list(replica.anchors), replica.buffers_B, included
+
+
+# ---- a peer's limits ----
+#
+# It sends, receives and computes with so much at most, while that changes.
+
+
+class PeerLimits:
+    """One peer's: as ``join`` was told at first. Any thread may change them."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.daily_upload = DailyUpload(settings.out, settings.daily_upload)
+        self.caps = settings.caps
+        self._duty = Duty(time.monotonic, settle_device)
+        self._threads = ThreadsWanted()
+
+    def change(self, wanted: Preferences, part: Participation | None) -> None:
+        """Hold to other ones. Raises ConfigError for a rate that is too little; nothing is changed then.
+
+        ``part`` is what takes part, once there is a swarm side.
+        """
+        caps, limit = Caps(up=wanted.max_upload, down=wanted.max_download), checked_limit(wanted.daily_upload)
+        self.caps, self.daily_upload.limit = caps, limit
+        self._threads.want(wanted.threads)
+        self._duty.share = wanted.max_compute or 1.0
+        self.hold(part)
+
+    def hold(self, part: Participation | None) -> None:
+        """Make the transport keep to them."""
+        if part is not None:
+            part.swarm.tell(part.links.cap, self.caps)
+
+    def worked(self) -> float:
+        """Seconds to rest for, once an inner step is over; before anything else is waited for."""
+        return self._duty.worked()
+
+    def rest(self, seconds: float, wait: Callable[[float], object]) -> None:
+        """``wait`` so long, if at all; the next step begins then."""
+        if seconds:
+            wait(seconds)
+        self._duty.goes_on()
+
+
+def settle_device() -> None:
+    """Wait until an accelerator has done what it was given; a processor has."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()

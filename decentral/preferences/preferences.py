@@ -1,4 +1,7 @@
-"""What a volunteer allows, and which of it stands against training now. Pure: the machine is looked at elsewhere."""
+"""The preferences of a volunteer, and which of them stand against training now.
+
+Pure: the machine is looked at elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,9 @@ from typing import Any, Literal
 from decentral.errors import ConfigError, UsageError
 from decentral.quantities import parse_rate, parse_share, parse_size
 
-# ---- hours ----
+# ---- hours of the day ----
 #
-# Hours of the day in which a machine may train: ``22:00-07:00``, several with commas between, local time.
+# In which a machine may train: ``22:00-07:00``, several with commas between, local time.
 
 _SPAN = re.compile(r"(\d{1,2}):(\d{2})-(\d{1,2}):(\d{2})")
 _HINT = "write 22:00-07:00, or 12:00-13:30,22:00-07:00, or always"
@@ -78,7 +81,7 @@ def _clock(minute: int) -> str:
     return f"{minute // 60:02d}:{minute % 60:02d}"
 
 
-# ---- preferences ----
+# ---- the preferences of one peer ----
 
 IN_USE = 180.0  # s since a key was pressed for which a machine is in use; BOINC's default
 LEAST_MEMORY = 100_000_000  # bytes: Python with torch takes more before there is a model
@@ -193,9 +196,10 @@ _READ: Mapping[str, Callable[[str], Any]] = {
 }
 SETTINGS = tuple(_READ)
 
-# ---- duty ----
+
+# ---- rest after each inner step ----
 #
-# Rest after each inner step, so that a machine computes for a share of the time only: less power, heat and noise.
+# So that a machine computes for a share of the time only: less power, heat and noise.
 #
 # BOINC's "use at most so much of the CPU time". A limit in watts is the driver's, for all programs of a machine, and
 # asks for an administrator (``nvidia-smi -pl``); this one is a peer's own, on every device.

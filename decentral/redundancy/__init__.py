@@ -1,1 +1,1 @@
-"""What a peer alone has, kept in the memory of other peers: sealed, in pieces of which a few are enough."""
+"""State that a peer alone has, kept in the memory of others: sealed, in pieces of which a few are enough."""

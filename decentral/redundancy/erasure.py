@@ -20,7 +20,6 @@ __all__ = ["MOST_PIECES", "WORD", "joined", "pieces_of"]
 
 # Shape suffixes: K = rows, W = bytes of a row, n = pieces, w = words of eight bytes of a row.
 
-
 Rows = NDArray[np.uint8]
 
 MOST_PIECES = 256  # elements of the field

@@ -28,73 +28,7 @@ from decentral.transport import Transport
 from decentral.transport.requests import request
 from decentral.wire.keys import PeerId, peer_name
 
-# ---- packing ----
-#
-# A peer's own state as one run of bytes, and back: a safetensors file in memory, with a JSON document in its header.
-#
-# Format: safetensors 0.x, https://huggingface.co/docs/safetensors
-
-_LENGTH_NBYTES = 8  # of the header's length, which a file begins with
-_DOCUMENT = "document"
-
-Json = Any  # what json.dumps takes: the caller's own document
-
-
-def packed(tensors: Mapping[str, Tensor], document: Json) -> bytes:
-    """One run of bytes; a copy."""
-    text = json.dumps(document, allow_nan=False, separators=(",", ":"))
-    made: bytes = save({name: tensor.contiguous() for name, tensor in tensors.items()}, {_DOCUMENT: text})
-    return made
-
-
-def unpacked(state: bytes) -> tuple[dict[str, Tensor], Json]:
-    """What was packed. Raises PayloadError: then another version of this program packed it."""
-    try:
-        end = _LENGTH_NBYTES + int.from_bytes(state[:_LENGTH_NBYTES], "little")
-        document = json.loads(json.loads(state[_LENGTH_NBYTES:end])["__metadata__"][_DOCUMENT])
-        return dict(load(state)), document
-    except (ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
-        raise PayloadError(f"kept state does not decode ({type(error).__name__}); another version gave it") from error
-
-
-# ---- choice ----
-#
-# Who keeps a peer's pieces: members after it in the order of their ids, those of other machines first. Pure.
-#
-# A ring, so that in a swarm whose peers all have machines of their own everybody keeps for as many as keep for it.
-
-Addresses = Mapping[PeerId, Sequence[str]]
-
-
-def choose(me: PeerId, own: Sequence[str], others: Addresses, count: int) -> list[PeerId]:
-    """``count`` of ``others``, or as many as there are, from their ids and addresses; ``own``: this peer's."""
-    ring = sorted(others, key=lambda peer: (peer <= me, peer))
-    taken, elsewhere = set(_hosts(own)), list[PeerId]()
-    for peer in ring:
-        hosts = set(_hosts(others[peer]))
-        if not taken & hosts:
-            elsewhere.append(peer)
-            taken |= hosts
-    rest = [peer for peer in ring if peer not in elsewhere]
-    return [*elsewhere, *rest][:count]
-
-
-def _hosts(addresses: Sequence[str]) -> Iterator[str]:
-    """Machines that addresses name. A relay's is not that of who is behind it; each has a loopback of its own."""
-    for address in addresses:
-        _, kind, host, *_ = (*address.split("/"), "", "", "")
-        if kind in ("ip4", "ip6") and "/p2p-circuit" not in address and not _is_loopback(host):
-            yield host
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return True
-
-
-# ---- giver ----
+# ---- giving one state ----
 
 TIMEOUT = 30.0  # s for a keeper to be reached, and to answer
 PATIENCE = 5.0  # s for which a stripe lets other bulk pass
@@ -151,7 +85,7 @@ class _Giving:
         self._needed, self._seals, self._way_out, self._offload = terms.needed, seals, way_out, offload
         self._state = memoryview(state)
         self._plan = Label(round_, secrets.token_bytes(SALT_NBYTES), 0, terms.keepers, terms.needed, len(state))
-        chosen = choose(way_out.transport.peer, way_out.transport.addresses(), way_out.others(), terms.keepers)
+        chosen = choose_keepers(way_out.transport.peer, way_out.transport.addresses(), way_out.others(), terms.keepers)
         self._keepers = dict(enumerate(chosen))  # by the numbers of their pieces; those that took all so far
         self._labels = {number: seals.label(self._plan, number) for number in self._keepers}
         self._sent, self._why = 0, ""
@@ -204,3 +138,68 @@ class _Giving:
         if why:
             del self._keepers[number]
             self._why = f"{peer_name(peer)} {why}"
+
+
+# ---- who keeps a piece ----
+#
+# Members after this peer in the order of their ids, those of other machines first. A ring, so that in a swarm whose
+# peers all have machines of their own everybody keeps for as many as keep for it. Pure.
+
+Addresses = Mapping[PeerId, Sequence[str]]
+
+
+def choose_keepers(me: PeerId, own: Sequence[str], others: Addresses, count: int) -> list[PeerId]:
+    """``count`` of ``others``, or as many as there are, from their ids and addresses; ``own``: this peer's."""
+    ring = sorted(others, key=lambda peer: (peer <= me, peer))
+    taken, elsewhere = set(_hosts(own)), list[PeerId]()
+    for peer in ring:
+        hosts = set(_hosts(others[peer]))
+        if not taken & hosts:
+            elsewhere.append(peer)
+            taken |= hosts
+    rest = [peer for peer in ring if peer not in elsewhere]
+    return [*elsewhere, *rest][:count]
+
+
+def _hosts(addresses: Sequence[str]) -> Iterator[str]:
+    """Machines that addresses name. A relay's is not that of who is behind it; each has a loopback of its own."""
+    for address in addresses:
+        _, kind, host, *_ = (*address.split("/"), "", "", "")
+        if kind in ("ip4", "ip6") and "/p2p-circuit" not in address and not _is_loopback(host):
+            yield host
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return True
+
+
+# ---- a state as one run of bytes ----
+#
+# It is a safetensors file in memory, with a JSON document in its header.
+#
+# Format: safetensors 0.x, https://huggingface.co/docs/safetensors
+
+_LENGTH_NBYTES = 8  # of the header's length, which a file begins with
+_DOCUMENT = "document"
+
+Json = Any  # what json.dumps takes: the caller's own document
+
+
+def packed_state(tensors: Mapping[str, Tensor], document: Json) -> bytes:
+    """One run of bytes; a copy."""
+    text = json.dumps(document, allow_nan=False, separators=(",", ":"))
+    made: bytes = save({name: tensor.contiguous() for name, tensor in tensors.items()}, {_DOCUMENT: text})
+    return made
+
+
+def unpacked_state(state: bytes) -> tuple[dict[str, Tensor], Json]:
+    """What was packed. Raises PayloadError: then another version of this program packed it."""
+    try:
+        end = _LENGTH_NBYTES + int.from_bytes(state[:_LENGTH_NBYTES], "little")
+        document = json.loads(json.loads(state[_LENGTH_NBYTES:end])["__metadata__"][_DOCUMENT])
+        return dict(load(state)), document
+    except (ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
+        raise PayloadError(f"kept state does not decode ({type(error).__name__}); another version gave it") from error

@@ -1,4 +1,4 @@
-"""What a kept piece is called, whose it is, and how it is sealed."""
+"""Labels that say what a kept piece is and whose, and the sealing by which only its owner can read and make it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from decentral.errors import PayloadError
 from decentral.redundancy.erasure import WORD, joined, pieces_of
 from decentral.wire.keys import Digest, Signer
 
-# ---- labels ----
+# ---- labels of pieces ----
 #
-# What stands on a piece: whose state of which moment it is of, which of the pieces it is, and how long.
+# A label says whose state of which moment a piece is of, which of the pieces it is, and how long.
 #
-# Crosses the wire: 51 bytes, the last 16 of them a seal that only the owner can make and check. A keeper reads the
-# rest to know how much it is asked to keep; the owner believes nothing of it before the seal.
+# Crosses the wire: 51 bytes, the last 16 of them a seal that only the owner can make and check. A keeper reads the rest
+# to know how much it is asked to keep; the owner believes nothing of it before the seal.
 
 SALT_NBYTES = 16
 SEAL_NBYTES = 16  # of ChaCha20-Poly1305
@@ -96,9 +96,9 @@ class Label:
 
 LABEL_NBYTES = _FIELDS.size + SEAL_NBYTES
 
-# ---- sealing ----
+# ---- sealing with ChaCha20-Poly1305 ----
 #
-# Pieces that only their owner can read, and that nobody can alter, mix or pass off as others: ChaCha20-Poly1305.
+# Only their owner can read the pieces, and nobody can alter, mix or pass them off as others.
 #
 # The key is made of the owner's own, the run, and a salt that is drawn for every state, so that a nonce (number of the
 # piece, number of the stripe) is used once. The label is part of what is sealed: a chunk of another piece, of another
@@ -116,7 +116,7 @@ class Seals:
 
     def __init__(self, signer: Signer, run: Digest) -> None:
         self._signer, self._run = signer, run
-        self._cipher = lru_cache(maxsize=4)(self._made)
+        self._cipher = lru_cache(maxsize=4)(self._new_cipher)
 
     def label(self, plan: Label, number: int) -> Label:
         """The one of piece ``number``, sealed."""
@@ -157,5 +157,5 @@ class Seals:
         rows = {number: np.frombuffer(chunk, np.uint8) for number, chunk in opened.items()}
         return joined(rows, plan.needed).reshape(-1).data
 
-    def _made(self, salt: bytes) -> ChaCha20Poly1305:
+    def _new_cipher(self, salt: bytes) -> ChaCha20Poly1305:
         return ChaCha20Poly1305(self._signer.secret_for(_PURPOSE + self._run, salt))

@@ -154,9 +154,9 @@ class _Fetch:
                 self._left.remove((number, peer))
 
 
-# ---- service ----
+# ---- both sides of one peer ----
 #
-# One peer's part in it, put together: it keeps for others, and others keep for it.
+# It keeps for others, and others keep for it.
 
 TIDY_EVERY = 60.0  # s
 

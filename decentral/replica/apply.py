@@ -1,4 +1,4 @@
-"""What a commit makes of the tensors."""
+"""The way from a record's frames to what the outer step takes: means or rows of each channel, or the next anchor."""
 
 from __future__ import annotations
 
@@ -29,22 +29,30 @@ from decentral.wire.frames import Frame
 from decentral.wire.keys import PeerId
 from decentral.wire.messages import Record
 
-__all__ = ["rebuilt"]
+__all__ = [
+    "NOTHING_KEPT",
+    "Estimates",
+    "GatherReader",
+    "KeptOfSenders",
+    "OpenedRecord",
+    "Reception",
+    "combined",
+    "gram_of",
+    "rebuilt",
+]
 
-# ---- combining ----
-#
-# What came of each channel, as the outer step takes it: one mean over all who contributed, or a row of each.
+# Shape suffixes: N = elements of one fragment, S = places of its sample, V = values of a tensor that are not zero,
+# K = contributors; flat float32.
 
-# Shape suffixes: N = elements of one fragment, K = contributors; flat float32.
+# ---- a mean of each channel, or a row of each contributor ----
 
-OfChannel = tuple[
-    Channel, Sequence[Adder]
-]  # an adder adds one contributor's vector, and has its weight in this channel
+# An adder adds one contributor's vector, and has its weight in this channel.
+OfChannel = tuple[Channel, Sequence[Adder]]
 
 
 def combined(channels: Sequence[OfChannel], numel: int, by_rows: Aggregation | None = None) -> dict[str, Tensor]:
-    """By channel its weighted mean (N,), or the rows of all (K, N) in the order of their peers' ids; nothing of a mean
-    in which nobody counts.
+    """What came, as the outer step takes it: by channel its weighted mean (N,), or the rows of all (K, N) in the order
+    of their peers' ids; nothing of a mean in which nobody counts.
 
     Rows of all need K times a fragment's memory, so methods that can do with the mean ask for that. ``by_rows``: a rule
     that makes the first channel of rows, instead of a mean. Raises NonFiniteError when a contribution is not finite,
@@ -72,14 +80,10 @@ def _row(add: Callable[..., None], numel: int) -> Tensor:
     return row_N
 
 
-# ---- inner products ----
+# ---- inner products of contributions ----
 #
-# The inner products of what frames hold: sparse where the codec says places, dense where it does not.
-#
-# Of one tensor all contributions are looked at together: what is not sparse needs the memory of that tensor, times the
-# contributors, and no copy of the whole.
-
-# Shape suffixes: K = contributors, S = values of a tensor that are not zero.
+# Sparse where the codec says places, dense where it does not. Of one tensor all contributions are looked at together:
+# what is not sparse needs the memory of that tensor, times the contributors, and no copy of the whole.
 
 
 def gram_of(codec: Codec, changes: Sequence[Sequence[Payload]]) -> Floats:
@@ -95,17 +99,15 @@ def _tensors(codec: Codec, changes: Sequence[Sequence[Payload]]) -> Iterator[lis
 def _values(codec: Codec, payload: Payload) -> Values:
     found = support(codec.compressor, payload)
     if found is not None:
-        place_S, value_S = found
-        return Sparse(place_S.contiguous().numpy(), value_S.float().contiguous().numpy())
+        place_V, value_V = found
+        return Sparse(place_V.contiguous().numpy(), value_V.float().contiguous().numpy())
     (piece,) = codec.pieces([payload])
     return Dense(piece.contiguous().reshape(-1).numpy())
 
 
-# ---- rebuilt ----
+# ---- changes of a method that sends none ----
 #
-# Changes of a method that sends none: each peer makes them of what contributors said. See `OuterMethod.rebuilt`.
-
-# Shape suffix: N = elements of one fragment, flat float32.
+# Each peer makes them of what contributors said. See `OuterMethod.rebuilt`.
 
 
 def rebuilt(
@@ -113,11 +115,11 @@ def rebuilt(
 ) -> dict[str, Tensor]:
     """What came, by the name of the channel: a mean by ``weights``. Raises Unusable where the method gave no change."""
     pairs = zip(told, weights, strict=True)
-    adders = [(one.peer, partial(_add, method, one, layout), weight) for one, weight in pairs]
+    adders = [(one.peer, partial(_add_rebuilt, method, one, layout), weight) for one, weight in pairs]
     return combined([(channel, adders)], numel_of(layout))
 
 
-def _add(method: OuterMethod, told: Contributor, layout: Layout, total_N: Tensor, weight: float) -> None:
+def _add_rebuilt(method: OuterMethod, told: Contributor, layout: Layout, total_N: Tensor, weight: float) -> None:
     made_N, why = called("rebuilt", lambda: method.rebuilt(told, layout))
     if made_N is None or why:
         raise Unusable(f"{method.name}: {why or 'rebuilt gave nothing'}")
@@ -126,9 +128,9 @@ def _add(method: OuterMethod, told: Contributor, layout: Layout, total_N: Tensor
     total_N += made_N * float32(weight)
 
 
-# ---- estimates ----
+# ---- changes where receivers remember ----
 #
-# What each contributor's change is taken for, where receivers remember: what came, with what is kept of its sender.
+# A contributor's change is taken for what came, with what is kept of its sender.
 #
 # Under ef21 a frame holds how the sender's gradient differs from what it sent before, so a mean of frames would say
 # nothing. The mean is that of the estimates of those whom the record names; who is absent is not in it, as ever. Norms
@@ -139,8 +141,6 @@ def _add(method: OuterMethod, told: Contributor, layout: Layout, total_N: Tensor
 # is taken for new then, and starts anew as all hold it; a rule that clips sees one long estimate.
 #
 # One estimate is in memory at a time, beside what is kept. It is made twice: to measure and keep, then to add.
-
-# Shape suffix: N = elements of one fragment, flat float32.
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ NOTHING_KEPT = KeptOfSenders()
 
 @dataclass(frozen=True, slots=True)
 class Estimates:
-    """Of contributions. Pure: what is kept of senders is not changed."""
+    """The changes of contributions, estimated. Pure: what is kept of senders is not changed."""
 
     contents: FrameContents
     senders: Senders
@@ -183,14 +183,12 @@ class Estimates:
         return receiving if is_finite(receiving.estimate_N) else feedback.receive(arrived_N, {})
 
 
-# ---- gathering ----
-#
-# How the frames of a gather become what the outer step receives: one vector of each channel, or a row of each peer.
+# ---- the frames of a gather ----
 
 
 @dataclass(frozen=True, slots=True)
 class GatherReader:
-    """Of one run. Pure: what is kept of senders is not changed."""
+    """Reads what the frames of a run's gathers bring. Pure: what is kept of senders is not changed."""
 
     contents: FrameContents
     senders: Senders
@@ -282,13 +280,9 @@ class GatherReader:
         return Estimates(self.contents, self.senders)
 
 
-# ---- reception ----
+# ---- the frames of any record ----
 #
-# What the frames of a record become: one vector of each channel, or a row of each peer.
-#
-# Or the next anchor itself, where an outer step is that simple.
-
-# Shape suffixes: N = elements of one fragment, S = places of its sample; flat float32.
+# They become the next anchor itself where an outer step is that simple.
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +299,7 @@ class OpenedRecord:
 
 @dataclass(frozen=True, slots=True)
 class Reception:
-    """Of one run. Pure."""
+    """What comes of the records of one run, gathers, reduces and summaries alike. Pure."""
 
     schema: Schema
     method: OuterMethod

@@ -1,8 +1,8 @@
 """A fragment's pseudo-gradient to the bytes of a frame's body, and back.
 
-What crosses the wire is the compressor's parts, entropy coded; it costs at most ``max_body_nbytes``. Sparse
-methods see every parameter in its own shape (tiles need it); a reduce sees flat ranges, so that it can be cut
-anywhere. Shapes and payloads are those of all channels in a row, the change first: ``channels`` says how many they are.
+What crosses the wire is the compressor's parts, entropy coded; it costs at most ``max_body_nbytes``. Sparse methods see
+every parameter in its own shape (tiles need it); a reduce sees flat ranges, so that it can be cut anywhere. Shapes and
+payloads are those of all channels in a row, the change first: ``channels`` says how many they are.
 """
 
 from __future__ import annotations
@@ -212,13 +212,14 @@ def numel(shapes: Shapes) -> int:
     return sum(math.prod(shape) for shape in shapes)
 
 
-# ---- run codec ----
-#
-# The codec of a run's contributions, as its manifest says: the chain, its feedback, and what compresses the states.
+# ---- the codec that a manifest asks for ----
 
 
 def codec_of(manifest: Manifest) -> Codec:
-    """Channels whose own compressor is the run's are in one section with the change, as those that have none."""
+    """The codec of a run's contributions: the chain, its feedback, and what compresses the states.
+
+    Channels whose own compressor is the run's are in one section with the change, as those that have none.
+    """
     method = make_outer(manifest.outer.method, manifest.outer.hyper)
     if method.rebuilds:
         return Codec(Nothing())

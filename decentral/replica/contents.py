@@ -1,4 +1,4 @@
-"""What a frame holds, opened once."""
+"""The contents of frames, read from their bytes once: payloads, buffers, norms; and what is kept of their senders."""
 
 from __future__ import annotations
 
@@ -20,14 +20,30 @@ from decentral.replica.codec import Codec, FixedShapes
 from decentral.replica.measures import Measure, Measures
 from decentral.tensors.ops import float32, is_finite
 from decentral.wire.frames import Frame, FrameKind, Header
-from decentral.wire.keys import Digest, PeerId
+from decentral.wire.keys import PEER_NBYTES, Digest, PeerId
 from decentral.wire.messages import MAX_PEERS, Record
 
-__all__ = ["Readings"]
+__all__ = [
+    "CAPACITY",
+    "GATHERED",
+    "NO_TAIL",
+    "FrameContents",
+    "Kept",
+    "Payloads",
+    "Readings",
+    "Senders",
+    "Tail",
+    "Unpacked",
+    "is_of_sender",
+    "nbytes_of",
+    "sender_name",
+]
 
-# ---- unpacked ----
+# Shape suffixes: N = elements of one fragment, B = elements of all buffers; flat float32.
+
+# ---- payloads of the open round ----
 #
-# What the bodies of gathered frames hold, read from their bytes once: checked, measured and added from the same parts.
+# Gathered frames are checked, measured and added from the same parts.
 #
 # Kept for as long as the round is open, of each sender the newest frame of a round, and within so many bytes: a sparse
 # contribution to 31 million parameters takes 1.5 MB. What found no room is read again. What was measured stays longer.
@@ -39,7 +55,7 @@ Payloads = Sequence[Payload]
 
 
 class Unpacked:
-    """By round and sender. Called from the threads that decode."""
+    """Payloads by round and sender. Called from the threads that decode."""
 
     def __init__(self, capacity: int = CAPACITY) -> None:
         self.capacity, self.nbytes, self.measures = capacity, 0, Measures()
@@ -88,107 +104,14 @@ def _key(frame: Frame) -> tuple[int, PeerId]:
     return frame.header.round, frame.header.sender
 
 
-# ---- senders ----
+# ---- what peers of one process read of the same frames ----
 #
-# What every receiver keeps of each sender, alike on all peers: under ef21 and econtrol the sum of what it sent.
-#
-# It belongs to the anchor: snapshots and checkpoints hold it, and only commits change it. A sender keeps no copy of
-# its own. What it takes the others to hold of it is what they hold, whatever was passed by, given up or adopted
-# meanwhile. Of a peer that is no member any more nothing is kept: it is as long as the model for each member, and no
-# longer. Who comes back starts anew, and everybody with it.
-
-_PREFIX = "senders/"
-_PEER_NBYTES = 32
-Kept = dict[PeerId, State]
-
-
-class Senders:
-    """By fragment and sender. Tensors are replaced, never written to."""
-
-    def __init__(self, names: tuple[str, ...], sizes: Sequence[int]) -> None:
-        """``names``: of what receivers keep, none under most mechanisms; ``sizes``: elements of each fragment."""
-        self.names, self.sizes = names, tuple(sizes)
-        self._kept: list[Kept] = [{} for _ in self.sizes]
-
-    def of(self, fragment: int, peer: PeerId) -> State:
-        """What is kept of a sender; {} before its first contribution."""
-        return self._kept[fragment].get(peer, {})
-
-    def book(self, fragment: int, states: Mapping[PeerId, State]) -> None:
-        """Keep what a commit left of its contributors."""
-        self._kept[fragment] = {**self._kept[fragment], **states}
-
-    def keep_only(self, members: Collection[PeerId]) -> None:
-        """Drop what is kept of everybody else: a record set a new membership."""
-        self._kept = [{peer: state for peer, state in kept.items() if peer in members} for kept in self._kept]
-
-    # ---- what a checkpoint or a snapshot holds ----
-
-    @property
-    def nbytes(self) -> int:
-        """What all of it takes."""
-        return sum(tensor.nbytes for tensor in self.tensors().values())
-
-    def tensors(self) -> dict[str, Tensor]:
-        """All of it, by the names of a snapshot."""
-        return {
-            sender_name(f, peer, name): tensor
-            for f, kept in enumerate(self._kept)
-            for peer, state in kept.items()
-            for name, tensor in state.items()
-        }
-
-    def found(self, tensors: Mapping[str, Tensor]) -> list[Kept]:
-        """What these tensors hold of senders. PayloadError for a name or a size that cannot be, or for too many."""
-        found: list[dict[PeerId, dict[str, Tensor]]] = [{} for _ in self.sizes]
-        for key in filter(is_of_sender, tensors):
-            fragment, peer, name = self._place(key)
-            tensor = tensors[key]
-            if tensor.shape != (self.sizes[fragment],) or not tensor.is_floating_point() or tensor.element_size() != 4:
-                raise PayloadError(f"{key} of shape {tuple(tensor.shape)}, want ({self.sizes[fragment]},) of float32")
-            found[fragment].setdefault(peer, {})[name] = tensor
-        for kept in found:
-            if len(kept) > MAX_PEERS or any(set(state) != set(self.names) for state in kept.values()):
-                raise PayloadError(f"state of {len(kept)} senders, or of one by halves; use another donor")
-        return [dict(kept) for kept in found]
-
-    def take_over(self, found: Sequence[Kept]) -> None:
-        """Hold what was ``found``, and nothing else."""
-        self._kept = list(found)
-
-    def _place(self, key: str) -> tuple[int, PeerId, str]:
-        """Fragment, sender and name. PayloadError where this run has no such thing."""
-        fragment, peer, name = [*key.removeprefix(_PREFIX).split("/"), "", "", ""][:3]
-        known = {str(f): f for f in range(len(self.sizes))}
-        try:
-            sender = bytes.fromhex(peer)
-        except ValueError:
-            sender = b""
-        if fragment not in known or name not in self.names or key != sender_name(known[fragment], sender, name):
-            raise PayloadError(f"state holds {key[:120]!r}, which no receiver of this run keeps; use another donor")
-        if len(sender) != _PEER_NBYTES:
-            raise PayloadError(f"state of a sender whose id has {len(sender)} bytes; use another donor")
-        return known[fragment], sender, name
-
-
-def sender_name(fragment: int, peer: PeerId, name: str) -> str:
-    """Name of what is kept of one sender. They sort behind all others, so that those stay in the same chunks."""
-    return f"{_PREFIX}{fragment}/{peer.hex()}/{name}"
-
-
-def is_of_sender(name: str) -> bool:
-    """Whether a tensor of a checkpoint or a snapshot is kept of some sender."""
-    return name.startswith(_PREFIX)
-
-
-# ---- readings ----
-#
-# What peers of one process read of the same frames: a simulation has hundreds, and each frame comes to all of them.
+# A simulation has hundreds of peers, and each frame comes to all of them.
 #
 # A frame's hash covers its header and body, and the schema and the codec are the run's, so what one peer has read of a
 # frame, and found to be as it should, is what every other would read. Parts are shared and never written to.
 
-KEPT = 2048  # frames: two rounds of the largest membership
+KEPT_READINGS = 2048  # frames: two rounds of the largest membership
 
 
 class Readings:
@@ -204,13 +127,13 @@ class Readings:
     def add(self, frame: bytes, payloads: Payloads, measure: Measure | None) -> None:
         """Remember what was read of a frame."""
         self._known[frame] = payloads, measure
-        if len(self._known) > KEPT:
+        if len(self._known) > KEPT_READINGS:
             self._known.popitem(last=False)
 
 
-# ---- buffers ----
+# ---- a model's buffers, behind the body ----
 #
-# The buffers of a model behind the body of a frame: BatchNorm's running means, for instance.
+# BatchNorm's running means, for instance.
 #
 # Crosses the wire: little-endian float32, in the schema's order, after what the compressor wrote, under the same hash
 # and signature. They ride with fragment 0: on contributions, on slices and results of part 0, on both halves of a
@@ -218,8 +141,6 @@ class Readings:
 #
 # They are not compressed, for an error in a running variance is not averaged away. That costs 4 bytes a value, and
 # buffers are few; a mask as large as the context is better registered with ``persistent=False``.
-
-# Shape suffix: B = elements of all buffers, flat float32.
 
 _FLOAT = np.dtype("<f4")
 
@@ -307,18 +228,16 @@ class Tail:
 
 NO_TAIL = Tail()
 
-# ---- frame contents ----
-#
-# What gathered frames hold, read from their bytes once: payloads by channel, norms and sketches, and sums of them.
-#
-# Where there is no room to keep what frames hold, it is here of one frame at a time.
 
-# Shape suffix: N = elements of one fragment, flat float32.
+# ---- gathered frames, by channel ----
+#
+# Payloads, norms and sketches, and sums of them. Where there is no room to keep what frames hold, it is here of one
+# frame at a time.
 
 
 @dataclass(frozen=True, slots=True)
 class FrameContents:
-    """Of one run's contributions and merges."""
+    """What one run's contributions and merges hold."""
 
     schema: Schema
     codec: Codec
@@ -380,3 +299,95 @@ def _scaled(add: AddBand, scale: float) -> AddBand:
 
 def _counted(scale: float, weight: float) -> float:
     return weight if scale == 1.0 else float32(weight * scale)  # two float32 make an exact float64: rounded once
+
+
+# ---- what every receiver keeps of each sender ----
+#
+# Under ef21 and econtrol it is the sum of what was sent, alike on all peers.
+#
+# It belongs to the anchor: snapshots and checkpoints hold it, and only commits change it. A sender keeps no copy of
+# its own. What it takes the others to hold of it is what they hold, whatever was passed by, given up or adopted
+# meanwhile. Of a peer that is no member any more nothing is kept: it is as long as the model for each member, and no
+# longer. Who comes back starts anew, and everybody with it.
+
+_PREFIX = "senders/"
+Kept = dict[PeerId, State]
+
+
+class Senders:
+    """What is kept, by fragment and sender. Tensors are replaced, never written to."""
+
+    def __init__(self, names: tuple[str, ...], sizes: Sequence[int]) -> None:
+        """``names``: of what receivers keep, none under most mechanisms; ``sizes``: elements of each fragment."""
+        self.names, self.sizes = names, tuple(sizes)
+        self._kept: list[Kept] = [{} for _ in self.sizes]
+
+    def of(self, fragment: int, peer: PeerId) -> State:
+        """What is kept of a sender; {} before its first contribution."""
+        return self._kept[fragment].get(peer, {})
+
+    def book(self, fragment: int, states: Mapping[PeerId, State]) -> None:
+        """Keep what a commit left of its contributors."""
+        self._kept[fragment] = {**self._kept[fragment], **states}
+
+    def keep_only(self, members: Collection[PeerId]) -> None:
+        """Drop what is kept of everybody else: a record set a new membership."""
+        self._kept = [{peer: state for peer, state in kept.items() if peer in members} for kept in self._kept]
+
+    # ---- what a checkpoint or a snapshot holds ----
+
+    @property
+    def nbytes(self) -> int:
+        """What all of it takes."""
+        return sum(tensor.nbytes for tensor in self.tensors().values())
+
+    def tensors(self) -> dict[str, Tensor]:
+        """All of it, by the names of a snapshot."""
+        return {
+            sender_name(f, peer, name): tensor
+            for f, kept in enumerate(self._kept)
+            for peer, state in kept.items()
+            for name, tensor in state.items()
+        }
+
+    def found(self, tensors: Mapping[str, Tensor]) -> list[Kept]:
+        """What these tensors hold of senders. PayloadError for a name or a size that cannot be, or for too many."""
+        found: list[dict[PeerId, dict[str, Tensor]]] = [{} for _ in self.sizes]
+        for key in filter(is_of_sender, tensors):
+            fragment, peer, name = self._place(key)
+            tensor = tensors[key]
+            if tensor.shape != (self.sizes[fragment],) or not tensor.is_floating_point() or tensor.element_size() != 4:
+                raise PayloadError(f"{key} of shape {tuple(tensor.shape)}, want ({self.sizes[fragment]},) of float32")
+            found[fragment].setdefault(peer, {})[name] = tensor
+        for kept in found:
+            if len(kept) > MAX_PEERS or any(set(state) != set(self.names) for state in kept.values()):
+                raise PayloadError(f"state of {len(kept)} senders, or of one by halves; use another donor")
+        return [dict(kept) for kept in found]
+
+    def take_over(self, found: Sequence[Kept]) -> None:
+        """Hold what was ``found``, and nothing else."""
+        self._kept = list(found)
+
+    def _place(self, key: str) -> tuple[int, PeerId, str]:
+        """Fragment, sender and name. PayloadError where this run has no such thing."""
+        fragment, peer, name = [*key.removeprefix(_PREFIX).split("/"), "", "", ""][:3]
+        known = {str(f): f for f in range(len(self.sizes))}
+        try:
+            sender = bytes.fromhex(peer)
+        except ValueError:
+            sender = b""
+        if fragment not in known or name not in self.names or key != sender_name(known[fragment], sender, name):
+            raise PayloadError(f"state holds {key[:120]!r}, which no receiver of this run keeps; use another donor")
+        if len(sender) != PEER_NBYTES:
+            raise PayloadError(f"state of a sender whose id has {len(sender)} bytes; use another donor")
+        return known[fragment], sender, name
+
+
+def sender_name(fragment: int, peer: PeerId, name: str) -> str:
+    """Name of what is kept of one sender. They sort behind all others, so that those stay in the same chunks."""
+    return f"{_PREFIX}{fragment}/{peer.hex()}/{name}"
+
+
+def is_of_sender(name: str) -> bool:
+    """Whether a tensor of a checkpoint or a snapshot is kept of some sender."""
+    return name.startswith(_PREFIX)

@@ -1,4 +1,4 @@
-"""This peer's part in the round in progress: what it measured, what it sends, what it will owe."""
+"""This peer's part in the rounds: what it measured and sends, what it will owe, what it gave to those that are over."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Contribution:
     base_N: Tensor | None = None  # the parameters that it was begun from, as written
     is_difference: bool = False  # what is sent is ``base_N - local_N``, bit for bit
     is_finite: bool = False  # gradient_N is known to hold neither NaN nor Inf: nobody need look again
-    hands_on_nothing: set[tuple[int, int]] = field(default_factory=set)  # (round, plan); see owing
+    hands_on_nothing: set[tuple[int, int]] = field(default_factory=set)  # (round, plan); see ``owed_after``
 
     def __post_init__(self) -> None:
         self.trained = self.trained or self.steps
@@ -197,14 +197,11 @@ def range_of(record_or_plan: Record | ReducePlan, part: int) -> FixedShapes:
     return range_shapes(start, stop)
 
 
-# ---- forgetting ----
+# ---- frames sent in a previous life ----
 #
-# What a peer gives up of its own when a commit names a frame that it sent in a previous life.
-#
-# The feedback to book with a contribution dies with the process that made it. Going on with the older one would send
-# again what was sent: where our frame has a value it becomes zero, and stays elsewhere, as sparse methods owe it.
-
-# Shape suffix: N = elements of one fragment, flat float32.
+# When a commit names one, a peer gives up some of its own. The feedback to book with a contribution dies with the
+# process that made it. Going on with the older one would send again what was sent: where our frame has a value it
+# becomes zero, and stays elsewhere, as sparse methods owe it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,18 +226,16 @@ def forgotten(replica: Replica, record: Record, frames: Mapping[bytes, Frame], m
     return Forgotten(kept, sent_N)
 
 
-# ---- outbox ----
+# ---- what was given to the last rounds ----
 #
-# What this peer gave to the last rounds, as the others applied it: should those rounds be given up, it is owed again.
+# It is kept as the others applied it: should those rounds be given up, it is owed again.
 #
 # Kept compressed, as it was sent: a gather's body is the very bytes the frame store holds, so it costs nothing there.
 # Bounded by rounds and by bytes, the oldest dropped first. Not kept over a restart.
 
-# Shape suffix: N = elements of one fragment, flat float32.
-
 ROUNDS = 64  # as many as their frames are kept for others
 
-Piece = tuple[int, int, bytes | memoryview]  # elements [start, stop) of the fragment, and what was sent of them
+SentRange = tuple[int, int, bytes | memoryview]  # elements [start, stop) of the fragment, and what was sent of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +245,7 @@ class Given:
     fragment: int
     steps: int
     sliced: bool  # for a reduce, which compresses flat ranges; a gather compresses parameter by parameter
-    pieces: tuple[Piece, ...]
+    pieces: tuple[SentRange, ...]
     channels: int = 1  # in each of them, the change first
 
     @property
@@ -286,7 +281,7 @@ class Outbox:
             contribution.fragment,
             contribution.trained,
             sliced,
-            _pieces(record, contribution),
+            _ranges_sent(record, contribution),
             1 + len(contribution.states),
         )
         self._given[record.round] = given
@@ -324,7 +319,7 @@ class Outbox:
         self.nbytes = sum(given.nbytes for given in self._given.values())
 
 
-def _pieces(record: Record, contribution: Contribution) -> tuple[Piece, ...]:
+def _ranges_sent(record: Record, contribution: Contribution) -> tuple[SentRange, ...]:
     if contribution.encoded is not None:
         return ((0, contribution.local_N.numel(), contribution.encoded.body),)
     made = contribution.slices.get(record.plan, {})

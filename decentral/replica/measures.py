@@ -1,4 +1,8 @@
-"""Figures of contributions: norms, sketches, disagreement."""
+"""Figures of contributions: how long each is and how far they differ, who stands out, what nobody has sent yet.
+
+Shape suffixes: N = elements of one fragment, K = contributions, C = channels, S = numbers of a sketch or places of a
+sample, V = values that are not zero; flat float32.
+"""
 
 from __future__ import annotations
 
@@ -27,29 +31,32 @@ from decentral.wire.keys import PeerId, peer_name
 from decentral.wire.messages import Record
 
 __all__ = [
-    "LAST",
-    "MOST",
+    "LAST_PAIRS",
+    "MOST_PLACES",
     "Coverage",
     "Distances",
+    "Event",
+    "Measure",
+    "Measures",
     "Sample",
+    "Scrutiny",
     "between",
     "between_losses",
     "between_two",
     "dispersion",
     "mean_cosine",
+    "outliers",
     "ratio",
 ]
 
-# ---- measures ----
+# ---- the norm and the sketch of each contribution ----
 #
-# The norm and the sketch of each contribution, made where its frame is checked anyway: few numbers, kept by its hash.
+# They are made where its frame is checked anyway: few numbers, kept by its hash.
 #
 # Straight from the parts where they say places and values (64 of 4096: 3 ms for 31 million parameters, 40 through a
 # dense tensor); else one pass over what each tensor decompresses to. Which of the two is the compressor's alone, for
 # squares add up in another order, and every peer must get the same bits. A sum of squares finds NaN and Inf, too. An
 # outer step must not depend on what happens to be here: what is missing is measured again, to the same bits.
-
-# Shape suffixes: S = numbers of a sketch, V = values that are not zero.
 
 KEPT = 1024  # frames, 4 KiB each: a round of the largest membership
 
@@ -59,7 +66,7 @@ class Measure:
     """What is known of one contribution, or of one slice of it."""
 
     norm: float
-    sketch_S: Tensor  # see optimizers.sketches
+    sketch_S: Tensor  # see ``Sketching``
 
     @classmethod
     def of(cls, pieces: Iterable[Tensor], numel: int) -> Measure:
@@ -93,7 +100,7 @@ class Measure:
 
 
 class Measures:
-    """The newest frames', by hash. Called from the threads that measure."""
+    """What was measured of the newest frames, by hash. Called from the threads that measure."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[bytes, Measure] = OrderedDict()
@@ -112,86 +119,17 @@ class Measures:
         return made
 
 
-# ---- sample ----
+# ---- how far the contributions of one round differ ----
 #
-# A few coordinates of a fragment, looked at for all: which of them anybody has sent yet, how large is what is owed.
+# From what was measured of each when its frame was checked:
 #
-# One random place in each of S equal ranges, the same on every peer: of 16,384 a share is off by 0.4 % at most and a
-# norm of Gaussian values by 0.6 % (one standard deviation). All of a fragment that is no larger. A pass over every
-# coordinate would be a sizeable part of the outer step.
-
-# Shape suffixes: N = elements of one fragment, S = those of the sample, K = contributions; flat float32.
-
-
-MOST = 1 << 14  # places of one fragment
-_SEED = 1  # any, the same on all peers
-
-
-class Sample:
-    """Of one fragment."""
-
-    def __init__(self, numel: int, most: int = MOST) -> None:
-        self.numel, self._place_S = numel, _places(numel, most) if numel > most else None
-
-    @property
-    def size(self) -> int:
-        """How many coordinates it has."""
-        return self.numel if self._place_S is None else len(self._place_S)
-
-    def of(self, value: Tensor) -> Tensor:
-        """The sample's values of (N,) or (K, N), no copy where it is all of them."""
-        return value if self._place_S is None else value.index_select(-1, beside(self._place_S, value))
-
-    def of_part(self, value: Tensor, start: int) -> Tensor:
-        """The sample's values of what lies at ``start`` of the fragment, flat; of parts in order they make up `of`."""
-        if self._place_S is None:
-            return value
-        first, last = torch.searchsorted(self._place_S, torch.tensor([start, start + len(value)])).tolist()
-        return value[self._place_S[first:last] - start]
-
-    def came(self, change: Tensor) -> Tensor:
-        """Where something was sent, bool (S,), of a change (N,) in which only what nobody sent is zero; or of rows
-        (K, N) of each.
-        """
-        came = self.of(change) != 0
-        return came if came.dim() == 1 else came.any(0)
-
-    def norm(self, value_N: Tensor) -> float:
-        """Of the sample alone: for ratios of two."""
-        return _norm(self.of(value_N))
-
-
-def ratio(one_S: Tensor, other_S: Tensor) -> float | None:
-    """The norm of one sample over that of the other; None where that is no finite number."""
-    below, above = _norm(other_S), _norm(one_S)
-    found = above / below if 0 < below < math.inf else math.inf
-    return found if math.isfinite(found) else None
-
-
-def _norm(value_S: Tensor) -> float:
-    return float(torch.linalg.vector_norm(value_S, dtype=torch.float64))
-
-
-def _places(numel: int, count: int) -> Tensor:
-    """Rising places, one in each of ``count`` ranges that differ in length by one at most."""
-    bound = torch.arange(count + 1) * numel // count
-    within = torch.rand(count, generator=torch.Generator().manual_seed(_SEED), dtype=torch.float64)
-    return bound[:-1] + (within * bound.diff()).long()
-
-
-# ---- between ----
-#
-# How far the contributions of one round differ, from what was measured of each when its frame was checked.
-#
-# dispersion   std(x) / mean(x)                                           over the peers mean cosine  mean of <x_i,
-# x_j> / (|x_i| |x_j|) over i < j = (|sum u_i|^2 - K) / (K (K - 1)),   u_i = x_i / |x_i|
+# dispersion   std(x) / mean(x)                                           over the peers
+# mean cosine  mean of <x_i, x_j> / (|x_i| |x_j|) over i < j = (|sum u_i|^2 - K) / (K (K - 1)),   u_i = x_i / |x_i|
 #
 # The right-hand side needs K sums instead of K^2 products. Its vectors are sketches of 1024 numbers
 # (`decentral.optimizers.aggregation.gram`): the mean over K of them is off by about 0.04 / (K - 1), and exact for
 # contributions that are equal or opposite. All is float64 in the order of the record, so that peers who measured the
 # same frames have the same bits.
-
-# Shape suffixes: K = contributions, S = numbers of a sketch or a sample.
 
 
 def between(measures: Sequence[Measure]) -> dict[str, float]:
@@ -228,49 +166,9 @@ def mean_cosine(vectors: Sequence[Tensor]) -> float | None:
     return max(-1.0, min(1.0, cosine))
 
 
-# ---- coverage ----
+# ---- how far the peers' losses differ ----
 #
-# Which coordinates anybody has sent since this process looks, by the sample of each fragment.
-
-# Shape suffix: S = places of a sample.
-
-
-class Coverage:
-    """Of one peer's view."""
-
-    def __init__(self, samples: Sequence[Sample]) -> None:
-        """``samples``: of each fragment."""
-        self.samples = samples
-        self._came = [torch.zeros(sample.size, dtype=torch.bool) for sample in samples]
-        self._rounds = [0] * len(samples)
-
-    def add(self, fragment: int, *came: Tensor) -> None:
-        """Where in the sample something came in one round, each bool (S,)."""
-        self._rounds[fragment] += 1
-        for came_S in came:
-            self._came[fragment] |= came_S
-
-    @property
-    def rounds(self) -> int:
-        """How many were looked at, of each fragment at least."""
-        return min(self._rounds, default=0)
-
-    @property
-    def never_sent(self) -> float | None:
-        """The share of all coordinates that never came; None while nothing was looked at."""
-        if not any(self._rounds):
-            return None
-        numel = sum(sample.numel for sample in self.samples)
-        pairs = zip(self.samples, self._came, strict=True)
-        missing = sum(
-            sample.numel * (1.0 - float(came_S.sum()) / sample.size) for sample, came_S in pairs if sample.size
-        )
-        return missing / numel if numel else None
-
-
-# ---- losses ----
-#
-# How far the peers' losses differ, of a method whose summaries tell them: of others nothing is known, nor asked.
+# It is known of a method whose summaries tell them: of others nothing is known, nor asked.
 
 
 def between_losses(method: OuterMethod, told: Sequence[Contributor]) -> dict[str, float]:
@@ -289,52 +187,11 @@ def _loss(method: OuterMethod, told: Contributor) -> float | None:
     return found if found is not None and math.isfinite(found) else None
 
 
-# ---- pairs ----
+# ---- contributors that stand out ----
 #
-# What a gossip pair tells: whether both changes pull together, and how far the two replicas are from one another.
-#
-# Of independent replicas x_i with the same mean, E |x_i - x_j|^2 = 2 Var(x): half the mean square of the distances to
-# the last partners is the variance between all replicas, in units of a replica's own square.
-
-# Shape suffixes: N = elements of one fragment, C = channels, S = places of a sample; flat float32.
-
-
-LAST = 16  # pairs: one replica of eight that diverges is met every seventh step
-
-
-def between_two(due: Sequence[Channel], mine_CN: Tensor, theirs_CN: Tensor, sample: Sample) -> dict[str, float]:
-    """Of the changes that both sent, by a sample; nothing of a method that keeps its change to itself."""
-    if due[0].is_replica:
-        return {}
-    changes = [one_CN.view(len(due), -1)[0] for one_CN in (mine_CN, theirs_CN)]
-    found = {
-        NORM_DISPERSION: dispersion([sample.norm(change_N) for change_N in changes]),
-        MEAN_COSINE: mean_cosine([sample.of(change_N) for change_N in changes]),
-    }
-    return {name: value for name, value in found.items() if value is not None}
-
-
-class Distances:
-    """Between this peer's replica and those of its last partners."""
-
-    def __init__(self) -> None:
-        self._last: deque[float] = deque(maxlen=LAST)
-
-    def add(self, distance: float | None) -> dict[str, float]:
-        """The figures after one more pair; ``distance``: see `GossipStep.disagreement`."""
-        if distance is None:
-            return {}
-        self._last.append(distance)
-        squares = [one * one for one in self._last]
-        return {REPLICA_DISTANCE: distance, REPLICA_VARIANCE: sum(squares) / (2 * len(squares))}
-
-
-# ---- scrutiny ----
-#
-# Looks at who contributed to a round: a peer whose update is far larger than the others', two that send the same one.
-#
-# Both train at full speed, commit every round and look healthy; the first ruins the run, the second wastes a machine.
-# Only names are told: what becomes of an update is the manifest's business (``outer.norm_clip``).
+# A peer whose update is far larger than the others', or two that send the same one: both train at full speed, commit
+# every round and look healthy; the first ruins the run, the second wastes a machine. Only names are told: what becomes
+# of an update is the manifest's business (``outer.norm_clip``).
 
 # Peers of a clean run stayed within 1.11 times the median; three times their learning rate made 2.3 to 2.7, a rate of
 # 0.5 made 70 to 280 (experiments/clip). The spread guards swarms whose peers differ more than that.
@@ -412,3 +269,140 @@ def _outlier(record: Record, peer: PeerId, norm: float, norms: Sequence[float]) 
     typical = statistics.median_low(norms)
     said = {"peer": peer_name(peer), "norm": norm, "median": typical, "times": norm / typical}
     return {"round": record.round, "outer_step": record.outer_step + 1, **said}
+
+
+# ---- a sample of each fragment's coordinates ----
+#
+# A few are looked at for all: which of them anybody has sent yet, how large is what is owed.
+#
+# One random place in each of S equal ranges, the same on every peer: of 16,384 a share is off by 0.4 % at most and a
+# norm of Gaussian values by 0.6 % (one standard deviation). All of a fragment that is no larger. A pass over every
+# coordinate would be a sizeable part of the outer step.
+
+MOST_PLACES = 1 << 14  # places of one fragment
+_SEED = 1  # any, the same on all peers
+
+
+class Sample:
+    """The coordinates of one fragment that are looked at."""
+
+    def __init__(self, numel: int, most: int = MOST_PLACES) -> None:
+        self.numel, self._place_S = numel, _places(numel, most) if numel > most else None
+
+    @property
+    def size(self) -> int:
+        """How many coordinates it has."""
+        return self.numel if self._place_S is None else len(self._place_S)
+
+    def of(self, value: Tensor) -> Tensor:
+        """The sample's values of (N,) or (K, N), no copy where it is all of them."""
+        return value if self._place_S is None else value.index_select(-1, beside(self._place_S, value))
+
+    def of_part(self, value: Tensor, start: int) -> Tensor:
+        """The sample's values of what lies at ``start`` of the fragment, flat; of parts in order they make up `of`."""
+        if self._place_S is None:
+            return value
+        first, last = torch.searchsorted(self._place_S, torch.tensor([start, start + len(value)])).tolist()
+        return value[self._place_S[first:last] - start]
+
+    def came(self, change: Tensor) -> Tensor:
+        """Where something was sent, bool (S,), of a change (N,) in which only what nobody sent is zero; or of rows
+        (K, N) of each.
+        """
+        came = self.of(change) != 0
+        return came if came.dim() == 1 else came.any(0)
+
+    def norm(self, value_N: Tensor) -> float:
+        """Of the sample alone: for ratios of two."""
+        return _norm(self.of(value_N))
+
+
+def ratio(one_S: Tensor, other_S: Tensor) -> float | None:
+    """The norm of one sample over that of the other; None where that is no finite number."""
+    below, above = _norm(other_S), _norm(one_S)
+    found = above / below if 0 < below < math.inf else math.inf
+    return found if math.isfinite(found) else None
+
+
+def _norm(value_S: Tensor) -> float:
+    return float(torch.linalg.vector_norm(value_S, dtype=torch.float64))
+
+
+def _places(numel: int, count: int) -> Tensor:
+    """Rising places, one in each of ``count`` ranges that differ in length by one at most."""
+    bound = torch.arange(count + 1) * numel // count
+    within = torch.rand(count, generator=torch.Generator().manual_seed(_SEED), dtype=torch.float64)
+    return bound[:-1] + (within * bound.diff()).long()
+
+
+# ---- coordinates that nobody has sent yet ----
+
+
+class Coverage:
+    """Where anybody has sent something since this process looks, by the sample of each fragment: one peer's view."""
+
+    def __init__(self, samples: Sequence[Sample]) -> None:
+        """``samples``: of each fragment."""
+        self.samples = samples
+        self._came = [torch.zeros(sample.size, dtype=torch.bool) for sample in samples]
+        self._rounds = [0] * len(samples)
+
+    def add(self, fragment: int, *came: Tensor) -> None:
+        """Where in the sample something came in one round, each bool (S,)."""
+        self._rounds[fragment] += 1
+        for came_S in came:
+            self._came[fragment] |= came_S
+
+    @property
+    def rounds(self) -> int:
+        """How many were looked at, of each fragment at least."""
+        return min(self._rounds, default=0)
+
+    @property
+    def never_sent(self) -> float | None:
+        """The share of all coordinates that never came; None while nothing was looked at."""
+        if not any(self._rounds):
+            return None
+        numel = sum(sample.numel for sample in self.samples)
+        pairs = zip(self.samples, self._came, strict=True)
+        missing = sum(
+            sample.numel * (1.0 - float(came_S.sum()) / sample.size) for sample, came_S in pairs if sample.size
+        )
+        return missing / numel if numel else None
+
+
+# ---- what a gossip pair tells ----
+#
+# It tells whether both changes pull together, and how far the two replicas are from one another.
+#
+# Of independent replicas x_i with the same mean, E |x_i - x_j|^2 = 2 Var(x): half the mean square of the distances to
+# the last partners is the variance between all replicas, in units of a replica's own square.
+
+LAST_PAIRS = 16  # pairs: one replica of eight that diverges is met every seventh step
+
+
+def between_two(due: Sequence[Channel], mine_CN: Tensor, theirs_CN: Tensor, sample: Sample) -> dict[str, float]:
+    """Of the changes that both sent, by a sample; nothing of a method that keeps its change to itself."""
+    if due[0].is_replica:
+        return {}
+    changes = [one_CN.view(len(due), -1)[0] for one_CN in (mine_CN, theirs_CN)]
+    found = {
+        NORM_DISPERSION: dispersion([sample.norm(change_N) for change_N in changes]),
+        MEAN_COSINE: mean_cosine([sample.of(change_N) for change_N in changes]),
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+class Distances:
+    """Between this peer's replica and those of its last partners."""
+
+    def __init__(self) -> None:
+        self._last: deque[float] = deque(maxlen=LAST_PAIRS)
+
+    def add(self, distance: float | None) -> dict[str, float]:
+        """The figures after one more pair; ``distance``: see `GossipStep.disagreement`."""
+        if distance is None:
+            return {}
+        self._last.append(distance)
+        squares = [one * one for one in self._last]
+        return {REPLICA_DISTANCE: distance, REPLICA_VARIANCE: sum(squares) / (2 * len(squares))}

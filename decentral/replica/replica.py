@@ -2,6 +2,8 @@
 
 Tensors are replaced, never written to: whoever holds one (a snapshot being served, a round being encoded) has an
 immutable copy. All is float32 on the CPU, the same bits on every peer; only what a peer owes lies where it trains.
+
+Shape suffixes: N = elements of one fragment, S = places of its sample, B = elements of all buffers; flat.
 """
 
 from __future__ import annotations
@@ -43,88 +45,10 @@ from decentral.wire.frames import Frame, FrameKind
 from decentral.wire.keys import PeerId
 from decentral.wire.messages import FrameRef, Record
 
-# ---- tensor names ----
-#
-# What a checkpoint or a snapshot holds of a replica: names for its tensors, and the way back.
-#
-# Shared are the anchor, the outer state and the buffers, which every peer holds alike; own is the feedback, which is
-# in no snapshot.
-
-# Shape suffix: B = elements of all buffers; flat float32.
-
-States = Sequence[Mapping[str, Tensor]]  # a fragment each
-_FEEDBACK = "feedback/"
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """What was found, a fragment each, checked and not yet taken over."""
-
-    anchors: list[Tensor]
-    states: list[dict[str, Tensor]]
-    feedback: list[dict[str, Tensor]]  # this peer's own; {} where a snapshot of another is loaded
-    senders: list[Kept]
-    buffers_B: Tensor
-    digests: list[bytes]  # of the anchors
-
-
-def shared_names(anchors: Sequence[Tensor], states: States, buffers_B: Tensor | None) -> dict[str, Tensor]:
-    """The tensors that every peer holds alike; ``buffers_B`` is None where the schema has none."""
-    named = {anchor_name(f): anchor for f, anchor in enumerate(anchors)}
-    if buffers_B is not None:
-        named[BUFFERS] = buffers_B
-    for f, state in enumerate(states):
-        named |= {outer_name(f, key): tensor for key, tensor in state.items()}
-    return named
-
-
-def own_names(feedback: States) -> dict[str, Tensor]:
-    """The feedback, debts for instance: this peer's alone."""
-    return {feedback_name(f, name): tensor for f, own in enumerate(feedback) for name, tensor in own.items()}
-
-
-def found_states(tensors: Mapping[str, Tensor], like: States) -> list[dict[str, Tensor]]:
-    """The outer state of each fragment. Raises PayloadError when a tensor is missing or has another size."""
-    return [
-        {key: found(tensors, outer_name(f, key), tensor) for key, tensor in state.items()}
-        for f, state in enumerate(like)
-    ]
-
-
-def found_feedback(tensors: Mapping[str, Tensor], names: Iterable[str], num_fragments: int) -> list[dict[str, Tensor]]:
-    """The feedback of each fragment, as far as it is there."""
-    keys = [{name: feedback_name(f, name) for name in names} for f in range(num_fragments)]
-    return [{name: tensors[key] for name, key in own.items() if key in tensors} for own in keys]
-
-
-def found(tensors: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:
-    """One tensor. Raises PayloadError when it is missing or has another shape or dtype than ``like``."""
-    tensor = tensors.get(name)
-    if tensor is None or tensor.shape != like.shape or tensor.dtype != like.dtype:
-        raise PayloadError(f"state lacks {name} of shape {tuple(like.shape)}; use another donor or checkpoint")
-    return tensor
-
-
-def feedback_name(fragment: int, name: str) -> str:
-    """Name of a fragment's feedback in a checkpoint; feedback is never in a snapshot."""
-    return f"{_FEEDBACK}{fragment}/{name}"
-
-
-def is_feedback(name: str) -> bool:
-    """Whether a tensor of a checkpoint is some fragment's feedback."""
-    return name.startswith(_FEEDBACK)
-
-
-# ---- outer step ----
-#
-# What a commit makes of a replica, before it is installed.
-
-# Shape suffixes: N = elements of one fragment, S = places of its sample, B = elements of all buffers; flat float32.
-
 
 @dataclass(frozen=True, slots=True)
 class OuterStep:
-    """The result of one commit, not yet installed."""
+    """What one commit makes of a replica, not yet installed."""
 
     fragment: int
     before_N: Tensor
@@ -136,65 +60,6 @@ class OuterStep:
     channels: frozenset[str] = frozenset()  # of which something came
     came_S: Tensor | None = None  # where in the fragment's sample the change came, bool; None: it did not
     unmoved: str = ""  # why nothing moved, alike on every peer; "": it did
-
-
-# ---- owing ----
-#
-# What an owner of a reduce owes: what compressing its results lost, in units of the mean.
-#
-# The contributors have struck it off their books, so nobody else has it. It is added to the next result that this peer
-# makes of the same elements, and booked with the commit that names the result, never before: a plan that is made again
-# begins from the same debt.
-#
-# Ranges move from round to round, with the uplinks as they are measured. What is owed of elements that another peer
-# owns now goes into this peer's own slice for them, times the number of contributors, so that the mean has it in full.
-# Kept until this peer owns them again, it might be never; and a slice is booked like all that this peer sends. Where
-# it counts nothing, or next to nothing, nothing is handed on, and it is owed still.
-#
-# An owner that dies takes its debt along, as a contributor does; so does one whose rounds are given up, for
-# contributors then owe again all that went into them.
-
-# Shape suffix: N = elements of one fragment, flat float32.
-
-OWED = "owed"  # its name beside the sender's feedback
-LEAST = 2.0**-20  # of all weights, with which a contributor still hands on: beyond it float32 would lose its own change
-
-
-def in_own_units(contributors: Sequence[FrameRef], weights: Sequence[float], me: PeerId) -> float:
-    """What a unit of the mean is in the contribution of ``me``: the number of contributors, when all weigh the same.
-
-    0 where that is beyond all bounds, for ``me`` counts nothing: then nothing is to be handed on.
-    """
-    own = next(weight for ref, weight in zip(contributors, weights, strict=True) if ref.peer == me)
-    total = math.fsum(weights)
-    return total / own if own > LEAST * total else 0.0
-
-
-def owed_after(
-    owed_N: Tensor | None, record: Record, me: PeerId, made: Mapping[bytes, Tensor], numel: int, keeps: bool = False
-) -> Tensor | None:
-    """What ``me`` owes as an owner once ``record`` is applied, new; None when that is nothing new.
-
-    ``keeps``: the slices that ``me`` contributed handed nothing on.
-
-    ``made``: by the hashes of the results that this process made, what each leaves to owe. Of one that a previous
-    incarnation made nobody knows, and its elements are owed no more, rather than twice.
-    """
-    if not record.partition:
-        return None
-    mine = [(record.partition[ref.part], made.get(ref.frame)) for ref in record.frames if ref.peer == me]
-    if owed_N is None and not any(left_N is not None for _, left_N in mine):
-        return None
-    slices_took_the_rest = not keeps and any(ref.peer == me for ref in record.contributors)
-    after_N = fresh_zeros(numel) if owed_N is None or slices_took_the_rest else owed_N.clone()
-    for (_, start, stop), left_N in mine:
-        after_N[start:stop] = 0.0 if left_N is None else left_N
-    return after_N
-
-
-# ---- replica ----
-
-# Shape suffixes: N = elements of one fragment, B = elements of all buffers; flat float32.
 
 
 class Replica:
@@ -483,9 +348,9 @@ class Replica:
 
     def read(self, tensors: Mapping[str, Tensor]) -> Loaded:
         """What ``load`` would take over, with its digests: hashing takes time, and nothing changes yet."""
-        anchors = [found(tensors, anchor_name(f), anchor) for f, anchor in enumerate(self.anchors)]
+        anchors = [found_tensor(tensors, anchor_name(f), anchor) for f, anchor in enumerate(self.anchors)]
         states = found_states(tensors, self.states)
-        buffers_B = found(tensors, BUFFERS, self.buffers_B) if self.schema.buffers else self.buffers_B
+        buffers_B = found_tensor(tensors, BUFFERS, self.buffers_B) if self.schema.buffers else self.buffers_B
         feedback = found_feedback(tensors, self._own_names, len(anchors))
         senders = self.senders.found(tensors)
         return Loaded(anchors, states, feedback, senders, buffers_B, [digest(anchor) for anchor in anchors])
@@ -495,3 +360,124 @@ class Replica:
         self.senders.take_over(loaded.senders)
         self.anchors, self.states, self.feedback = loaded.anchors, loaded.states, loaded.feedback
         self.buffers_B, self.digests = loaded.buffers_B, loaded.digests
+
+
+# ---- debts of an owner of a reduce ----
+#
+# It owes what compressing its results lost, in units of the mean.
+#
+# The contributors have struck it off their books, so nobody else has it. It is added to the next result that this peer
+# makes of the same elements, and booked with the commit that names the result, never before: a plan that is made again
+# begins from the same debt.
+#
+# Ranges move from round to round, with the uplinks as they are measured. What is owed of elements that another peer
+# owns now goes into this peer's own slice for them, times the number of contributors, so that the mean has it in full.
+# Kept until this peer owns them again, it might be never; and a slice is booked like all that this peer sends. Where
+# it counts nothing, or next to nothing, nothing is handed on, and it is owed still.
+#
+# An owner that dies takes its debt along, as a contributor does; so does one whose rounds are given up, for
+# contributors then owe again all that went into them.
+
+OWED = "owed"  # its name beside the sender's feedback
+# Of all weights, with which a contributor still hands on: beyond it float32 would lose its own change.
+LEAST_SHARE = 2.0**-20
+
+
+def in_own_units(contributors: Sequence[FrameRef], weights: Sequence[float], me: PeerId) -> float:
+    """What a unit of the mean is in the contribution of ``me``: the number of contributors, when all weigh the same.
+
+    0 where that is beyond all bounds, for ``me`` counts nothing: then nothing is to be handed on.
+    """
+    own = next(weight for ref, weight in zip(contributors, weights, strict=True) if ref.peer == me)
+    total = math.fsum(weights)
+    return total / own if own > LEAST_SHARE * total else 0.0
+
+
+def owed_after(
+    owed_N: Tensor | None, record: Record, me: PeerId, made: Mapping[bytes, Tensor], numel: int, keeps: bool = False
+) -> Tensor | None:
+    """What ``me`` owes as an owner once ``record`` is applied, new; None when that is nothing new.
+
+    ``keeps``: the slices that ``me`` contributed handed nothing on.
+
+    ``made``: by the hashes of the results that this process made, what each leaves to owe. Of one that a previous
+    incarnation made nobody knows, and its elements are owed no more, rather than twice.
+    """
+    if not record.partition:
+        return None
+    mine = [(record.partition[ref.part], made.get(ref.frame)) for ref in record.frames if ref.peer == me]
+    if owed_N is None and not any(left_N is not None for _, left_N in mine):
+        return None
+    slices_took_the_rest = not keeps and any(ref.peer == me for ref in record.contributors)
+    after_N = fresh_zeros(numel) if owed_N is None or slices_took_the_rest else owed_N.clone()
+    for (_, start, stop), left_N in mine:
+        after_N[start:stop] = 0.0 if left_N is None else left_N
+    return after_N
+
+
+# ---- names in checkpoints and snapshots, and the way back ----
+#
+# Shared are the anchor, the outer state and the buffers, which every peer holds alike; own is the feedback, which is
+# in no snapshot.
+
+States = Sequence[Mapping[str, Tensor]]  # a fragment each
+_FEEDBACK = "feedback/"
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What was found of a replica, a fragment each, checked and not yet taken over."""
+
+    anchors: list[Tensor]
+    states: list[dict[str, Tensor]]
+    feedback: list[dict[str, Tensor]]  # this peer's own; {} where a snapshot of another is loaded
+    senders: list[Kept]
+    buffers_B: Tensor
+    digests: list[bytes]  # of the anchors
+
+
+def shared_names(anchors: Sequence[Tensor], states: States, buffers_B: Tensor | None) -> dict[str, Tensor]:
+    """The tensors that every peer holds alike; ``buffers_B`` is None where the schema has none."""
+    named = {anchor_name(f): anchor for f, anchor in enumerate(anchors)}
+    if buffers_B is not None:
+        named[BUFFERS] = buffers_B
+    for f, state in enumerate(states):
+        named |= {outer_name(f, key): tensor for key, tensor in state.items()}
+    return named
+
+
+def own_names(feedback: States) -> dict[str, Tensor]:
+    """The feedback, debts for instance: this peer's alone."""
+    return {feedback_name(f, name): tensor for f, own in enumerate(feedback) for name, tensor in own.items()}
+
+
+def found_states(tensors: Mapping[str, Tensor], like: States) -> list[dict[str, Tensor]]:
+    """The outer state of each fragment. Raises PayloadError when a tensor is missing or has another size."""
+    return [
+        {key: found_tensor(tensors, outer_name(f, key), tensor) for key, tensor in state.items()}
+        for f, state in enumerate(like)
+    ]
+
+
+def found_feedback(tensors: Mapping[str, Tensor], names: Iterable[str], num_fragments: int) -> list[dict[str, Tensor]]:
+    """The feedback of each fragment, as far as it is there."""
+    keys = [{name: feedback_name(f, name) for name in names} for f in range(num_fragments)]
+    return [{name: tensors[key] for name, key in own.items() if key in tensors} for own in keys]
+
+
+def found_tensor(tensors: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:
+    """One tensor. Raises PayloadError when it is missing or has another shape or dtype than ``like``."""
+    tensor = tensors.get(name)
+    if tensor is None or tensor.shape != like.shape or tensor.dtype != like.dtype:
+        raise PayloadError(f"state lacks {name} of shape {tuple(like.shape)}; use another donor or checkpoint")
+    return tensor
+
+
+def feedback_name(fragment: int, name: str) -> str:
+    """Name of a fragment's feedback in a checkpoint; feedback is never in a snapshot."""
+    return f"{_FEEDBACK}{fragment}/{name}"
+
+
+def is_feedback(name: str) -> bool:
+    """Whether a tensor of a checkpoint is some fragment's feedback."""
+    return name.startswith(_FEEDBACK)

@@ -1,4 +1,7 @@
-"""How much each contribution counts."""
+"""Answers of methods and rules, looked at before they are applied: how much each contribution counts, above all.
+
+Shape suffixes: N = elements of one fragment, K = contributors; flat float32.
+"""
 
 from __future__ import annotations
 
@@ -27,23 +30,24 @@ __all__ = [
     "Weighed",
     "attempted",
     "called",
+    "outside_of",
     "row_of",
     "said",
     "scales_of",
+    "state_weights_of",
     "stepped",
+    "told_of",
     "weighed",
+    "weights_of",
 ]
 
-# ---- method output ----
+# ---- what a method returned ----
 #
-# What a method returned, looked at before any of it is applied: a plugin is anybody's code, a summary a peer's bytes.
+# A plugin is anybody's code, a summary a peer's bytes.
 #
 # A commit is durable and binding when the method is asked. What cannot be used is therefore no error that ends a
 # process, which would meet it again when it is restarted: nothing moves, on every peer alike, and all are told of the
 # method.
-
-# Shape suffix: N = elements of one fragment, flat float32.
-
 
 T = TypeVar("T")
 
@@ -157,13 +161,10 @@ def _wrong_with_one(name: str, new: object, old: Tensor) -> str:
     return f"outer_step gave NaN or Inf for {name}" if torch.is_floating_point(new) and not is_finite(new) else ""
 
 
-# ---- rule output ----
+# ---- what an aggregation rule returned ----
 #
-# What an aggregation rule returned, looked at before any of it is added up: see `method_output`.
-#
-# A rule is asked after the commit is durable, with numbers that peers chose. One of them must not end every process.
-
-# Shape suffixes: N = elements of one fragment, K = contributors; flat float32.
+# A rule, too, is asked after the commit is durable, with numbers that peers chose. One of them must not end every
+# process.
 
 
 class Unusable(ValueError):
@@ -206,9 +207,9 @@ def row_of(rule: Aggregation, row_KN: Tensor) -> Tensor:
     return made
 
 
-# ---- weighing ----
+# ---- how much each contributor of a record counts ----
 #
-# What each contributor of a record counts: asked of the method with what the record tells, and looked at.
+# The method is asked with what the record tells.
 
 
 def told_of(

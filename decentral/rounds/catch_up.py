@@ -3,7 +3,7 @@
 Replay costs the frames of the missed rounds: with 64 of 4096 values kept 0.46 % of a snapshot per round and
 contributor; a snapshot is fetched when that may come to more. It costs the anchor and the outer state, striped over the
 donors that stand at the same commit; every chunk is checked by its hash and the whole by the anchor's digest before
-anything is touched. ``donor`` is the other side.
+anything is touched. `Donor` is the other side.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Answer:
 
 
 class CatchUp:
-    """The asking side of one peer; ``donor`` is its serving side."""
+    """The asking side of one peer; its `Donor` is the serving side."""
 
     def __init__(self, driver: Driver, folder: Path | None) -> None:
         """``folder``: for the chunks of a snapshot that is being fetched."""

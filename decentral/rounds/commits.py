@@ -1,4 +1,4 @@
-"""What follows a commit, begun ahead of it where it can be."""
+"""Work that follows a commit: its outer step, the books of this peer's progress, another branch taken over."""
 
 from __future__ import annotations
 
@@ -20,15 +20,13 @@ from decentral.tensors.device import beside
 from decentral.wire.frames import Frame
 from decentral.wire.messages import Record
 
-# ---- ahead ----
-#
-# The outer step of a record that this peer voted for, made while the votes are on their way.
+# Shape suffix: N = elements of one fragment, flat float32.
+
+# ---- the outer step, ahead of votes ----
 #
 # Most records that a peer votes for are committed, and an outer step is a pure function of the record, its frames and
-# the replica. So it need not wait for the commit; only to install it must. What was made of another record, or of a
-# replica that has moved on meanwhile, is made again.
-
-# Shape suffix: N = elements of one fragment, flat float32.
+# the replica. So it is made while the votes are on their way; only to install it must it wait for the commit. What was
+# made of another record, or of a replica that has moved on meanwhile, is made again.
 
 
 @dataclass(slots=True)
@@ -43,7 +41,7 @@ class _Making:
 
 
 class StepAhead:
-    """Of one peer: that of one record at a time."""
+    """One peer's: the step of one record at a time."""
 
     def __init__(self, state: LocalState) -> None:
         self._state = state
@@ -86,14 +84,12 @@ class StepAhead:
         return making.anchor_N is replica.anchors[fragment] and making.state is replica.states[fragment]
 
 
-# ---- bookkeeping ----
+# ---- books of progress and debt ----
 #
-# What a commit takes of this peer's progress, and what it leaves this peer to owe.
+# A commit takes something of this peer's progress, and leaves this peer something to owe.
 #
 # A frame that a previous incarnation of this peer sent may be named long after that one ended. Where it has a value,
 # this peer's progress may be in the anchor already, and goes: a crash may lose steps, and none may count twice.
-
-# Shape suffix: N = elements of one fragment, flat float32.
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,15 +176,13 @@ class Bookkeeping:
             self.outbox.forget_after(-1)
 
 
-# ---- adoption ----
+# ---- adopting another branch ----
 #
-# Another branch of the chain, or a place too far ahead to replay to: what becomes of this peer's own progress there.
+# It is another branch of the chain, or a place too far ahead to replay to; this peer has progress of its own, some of
+# which stays and some of which goes.
 #
 # The training side is told moves of the anchor. Progress is the anchor less the live parameters, so what must stay or
-# go is said by where the move begins: further from the live parameters by what is owed again, nearer by what was
-# taken.
-
-# Shape suffix: N = elements of one fragment, flat float32.
+# go is said by where the move begins: further from the live parameters by what is owed again, nearer by what was taken.
 
 
 class Adoption:

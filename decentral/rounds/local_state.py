@@ -1,4 +1,4 @@
-"""What one peer's rounds hold, and what they are made from. The roles beside it are given it and act on it."""
+"""State of one peer's rounds, and the parts that it is made from. The roles beside it are given it and act on it."""
 
 from __future__ import annotations
 
@@ -32,222 +32,9 @@ from decentral.wire.frames import HEADER_NBYTES, Frame, Header
 from decentral.wire.keys import PeerId, Signer
 from decentral.wire.messages import Commit, Record, ReducePlan
 
-# ---- updates ----
-#
-# What a commit is to those beside the rounds: to the training side an update, to the disk a line of its journal.
-
 # Shape suffixes: N = elements of one fragment, B = elements of all shared buffers; flat float32.
 
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """How a commit came about, as this peer saw it; seconds of the loop's clock."""
-
-    leader: PeerId
-    ballot: int  # 0: the round's first leader; each above is a change of leader
-    votes: int  # that prove it
-    sending: float | None  # s until the others had this peer's frame, or so far; None: none was pushed
-    applying: float  # s that the outer step took
-
-
-@dataclass(frozen=True, slots=True)
-class CommittedUpdate:
-    """One commit as the training side sees it."""
-
-    record: Record | None  # None: adopted from a snapshot
-    head: Digest  # hash of the chain's head after it
-    fragment: int
-    before_N: Tensor | None  # None: only the membership changed
-    after_N: Tensor | None
-    contribution: Contribution | None  # this peer's, when the record names it
-    anchor: Digest = b""  # digest of this peer's anchor after it, over all fragments
-    owed_steps: int = 0  # inner steps of this peer on a branch that is given up, less those that the new one took
-    rounds: int = 1  # outer steps of the fragment from ``before_N`` to ``after_N``
-    buffers_B: Tensor | None = None  # the model's buffers after it; None: the live ones stay
-    state: Mapping[str, Tensor] = field(default_factory=dict)  # the method's after it, if the inner optimizer needs it
-    channels: frozenset[str] = frozenset()  # that the contributions had
-    unmoved: bool = False  # the commit moved nothing: what it took is given up
-    adopted: bool = False  # a snapshot was taken over, for this move or for one that it was joined with
-    whole: bool = True  # False: moves of other fragments to the same head follow
-    took: bool = False  # adopted: what this peer had in flight was taken, and ``before_N`` is without what it measured
-    taken_N: Tensor | None = None  # bool: where progress is in the anchor already, sent by a previous incarnation
-    decision: Decision | None = None  # None: adopted
-
-
-@dataclass(slots=True)
-class Ledger:
-    """Where commits and acceptor state become durable. In tests it may keep them in memory."""
-
-    append: Callable[[Commit, Sequence[bytes]], None]
-    save_acceptor: Callable[[bytes], None]
-    keep: Callable[[Record, Sequence[bytes]], None] = lambda record, frames: None  # frames of a record voted for
-    adopt: Callable[[Head, Mapping[str, Tensor]], None] = lambda head, tensors: None  # a snapshot, before it is used
-    swap_begins: Callable[[], None] = lambda: None  # from now on a partner may hold what the last checkpoint owes
-
-
-# ---- slices ----
-#
-# Slices of the reduces in progress, as they come, for the owners of their parts.
-
-Key = tuple[int, int, int]  # round, plan, part
-
-
-class Slices:
-    """Those of one round, by round, plan and part, then by sender. Whoever was decoding one may be a round late."""
-
-    def __init__(self, tail: Tail) -> None:
-        self._tail = tail
-        self._decoded: dict[Key, dict[PeerId, Tensor]] = {}
-        self._buffers: dict[Key, dict[PeerId, Tensor]] = {}  # that came with them
-        self._headers: dict[Key, dict[PeerId, Header]] = {}
-        self.came = anyio.Event()  # replaced when the next one comes
-
-    def add(self, frame: Frame, decoded: Tensor) -> None:
-        """Take a checked slice."""
-        key = (frame.header.round, frame.header.plan, frame.header.part)
-        self._headers.setdefault(key, {})[frame.header.sender] = frame.header
-        self._decoded.setdefault(key, {})[frame.header.sender] = decoded
-        if (tail_B := self._tail.split(frame)[1]) is not None:
-            self._buffers.setdefault(key, {})[frame.header.sender] = tail_B
-        self.came.set()
-        self.came = anyio.Event()
-
-    def of(self, plan: ReducePlan, part: int) -> tuple[dict[PeerId, Tensor], dict[PeerId, Tensor]]:
-        """What came of one part, and the buffers that came with it.
-
-        Not what its sender signed with other claims than the plan names: the result would count it as what it is not.
-        """
-        key = (plan.round, plan.number, part)
-        headers = self._headers.get(key, {})
-        right = {ref.peer for ref in plan.contributors if ref.peer in headers and claims_match(headers[ref.peer], ref)}
-        decoded, buffers = self._decoded.get(key, {}), self._buffers.get(key, {})
-        return (
-            {peer: slice_N for peer, slice_N in decoded.items() if peer in right},
-            {peer: tail_B for peer, tail_B in buffers.items() if peer in right},
-        )
-
-    def forget(self) -> None:
-        """The round is over."""
-        self._decoded, self._buffers, self._headers = {}, {}, {}
-
-
-# ---- steps ----
-#
-# The machine's steps, one at a time, and what goes on beside them: sends, fetches and reduces.
-#
-# What a step asks for is done, in order, before the next is taken: so what a peer says never runs ahead of what it has
-# made durable. What goes on beside may fail without ending the peer.
-
-CarryOut = Callable[[list[Effect]], Awaitable[None]]
-OnEvent = Callable[[str, dict[str, object]], None]
-logger = logging.getLogger("decentral.rounds")
-
-
-class Steps:
-    """Those of one peer's machine; whoever changes what a step reads or decides holds ``lock``."""
-
-    def __init__(self, carry_out: CarryOut) -> None:
-        self._carry_out = carry_out
-        self.lock = anyio.Lock(fast_acquire=True)
-        self.failure: Exception | None = None  # a full disk, say: the machine has moved on and the disk has not
-
-    async def take(self, call: Callable[[float], list[Effect]]) -> None:
-        """Call the machine, with the time, and do what it asks for."""
-        async with self.lock:
-            effects = call(anyio.current_time())
-            if not effects:
-                return
-            with anyio.CancelScope(shield=True):  # a caller that goes away must not leave a commit half done
-                try:
-                    await self._carry_out(effects)
-                except Exception as error:
-                    self.failure = error
-                    raise
-
-    def check(self) -> None:
-        """Raise what an earlier step failed with."""
-        if self.failure is not None:
-            raise self.failure
-
-
-class Tasks:
-    """Tasks in the group that the rounds run in."""
-
-    def __init__(self, on_event: OnEvent) -> None:
-        self._on_event = on_event
-        self._group: anyio.abc.TaskGroup | None = None
-        self._over = False
-
-    @property
-    def begun(self) -> bool:
-        """Whether the rounds have begun."""
-        return self._group is not None
-
-    def begin(self, group: anyio.abc.TaskGroup) -> None:
-        """The rounds run, in ``group``."""
-        self._group = group
-
-    def end(self) -> None:
-        """They do not any more; nothing else is begun."""
-        self._over = True
-
-    def spawn(self, work: Callable[..., object], *args: object) -> bool:
-        """Do ``work(*args)`` beside the rounds; False when they end, and it is not done."""
-        if self._group is None or self._over or self._group.cancel_scope.cancel_called:  # messages may come meanwhile
-            return False
-        self._group.start_soon(self._guarded, work, *args)
-        return True
-
-    async def _guarded(self, work: Callable[..., object], *args: object) -> None:
-        """A failed send or a bad answer must not end the peer; it is counted and the timers above go on."""
-        what = getattr(work, "__name__", "task")
-        try:
-            await work(*args)  # type: ignore[misc]
-        except DecentralError as error:
-            self._on_event("dropped", {"what": what, "why": str(error)})
-        except Exception as error:  # noqa: BLE001  told with its traceback
-            tell_unexpected(self._on_event, what, error)
-
-
-def tell_unexpected(on_event: OnEvent, what: str, error: Exception) -> None:
-    """A mistake of this package, which a peer's bytes may have led to: as in every handler, nobody ends a peer so.
-
-    A step that was carried out by half does all the same, see ``Steps``.
-    """
-    logger.exception("%s failed; rounds go on without it, and this is a bug: please report it", what)
-    on_event("unexpected", {"what": what, "why": f"{type(error).__name__}: {error}"})
-
-
-# ---- requests ----
-#
-# Peers that this one should catch up with: said by any part that notices, done by ``CatchUp``, one at a time.
-
-
-class CatchUpRequests:
-    """Room for one: the last asked wins, as whoever is ahead is noticed again at the next look."""
-
-    def __init__(self) -> None:
-        self._peer: PeerId | None = None
-        self._asked = anyio.Event()
-
-    def ask(self, peer: PeerId) -> None:
-        """Catch up with ``peer`` soon."""
-        self._peer = peer
-        self._asked.set()
-
-    async def next(self) -> PeerId | None:
-        """Wait for a request and take it; None when it was dropped meanwhile."""
-        await self._asked.wait()
-        self._asked = anyio.Event()
-        peer, self._peer = self._peer, None
-        return peer
-
-    def drop(self) -> None:
-        """Forget what was asked meanwhile: a peer that is ahead still is asked for again at the next tick."""
-        self._peer = None
-
-
-# ---- local state ----
+# ---- the state and its parts ----
 
 KEEP_ROUNDS = 64  # rounds of frames kept for those who missed them
 
@@ -378,3 +165,216 @@ class LocalState:
         self.slices.forget()
         self.results.forget()
         self.left, self.measured = {}, {}
+
+
+# ---- a commit, for training and disk ----
+#
+# To the training side a commit is an update, to the disk a line of its journal.
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """How a commit came about, as this peer saw it; seconds of the loop's clock."""
+
+    leader: PeerId
+    ballot: int  # 0: the round's first leader; each above is a change of leader
+    votes: int  # that prove it
+    sending: float | None  # s until the others had this peer's frame, or so far; None: none was pushed
+    applying: float  # s that the outer step took
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedUpdate:
+    """One commit as the training side sees it."""
+
+    record: Record | None  # None: adopted from a snapshot
+    head: Digest  # hash of the chain's head after it
+    fragment: int
+    before_N: Tensor | None  # None: only the membership changed
+    after_N: Tensor | None
+    contribution: Contribution | None  # this peer's, when the record names it
+    anchor: Digest = b""  # digest of this peer's anchor after it, over all fragments
+    owed_steps: int = 0  # inner steps of this peer on a branch that is given up, less those that the new one took
+    rounds: int = 1  # outer steps of the fragment from ``before_N`` to ``after_N``
+    buffers_B: Tensor | None = None  # the model's buffers after it; None: the live ones stay
+    state: Mapping[str, Tensor] = field(default_factory=dict)  # the method's after it, if the inner optimizer needs it
+    channels: frozenset[str] = frozenset()  # that the contributions had
+    unmoved: bool = False  # the commit moved nothing: what it took is given up
+    adopted: bool = False  # a snapshot was taken over, for this move or for one that it was joined with
+    whole: bool = True  # False: moves of other fragments to the same head follow
+    took: bool = False  # adopted: what this peer had in flight was taken, and ``before_N`` is without what it measured
+    taken_N: Tensor | None = None  # bool: where progress is in the anchor already, sent by a previous incarnation
+    decision: Decision | None = None  # None: adopted
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Where commits and acceptor state become durable. In tests it may keep them in memory."""
+
+    append: Callable[[Commit, Sequence[bytes]], None]
+    save_acceptor: Callable[[bytes], None]
+    keep: Callable[[Record, Sequence[bytes]], None] = lambda record, frames: None  # frames of a record voted for
+    adopt: Callable[[Head, Mapping[str, Tensor]], None] = lambda head, tensors: None  # a snapshot, before it is used
+    swap_begins: Callable[[], None] = lambda: None  # from now on a partner may hold what the last checkpoint owes
+
+
+# ---- steps of the machine ----
+#
+# They are taken one at a time; sends, fetches and reduces go on beside them, and may fail without ending the peer.
+#
+# What a step asks for is done, in order, before the next is taken: so what a peer says never runs ahead of what it has
+# made durable.
+
+CarryOut = Callable[[list[Effect]], Awaitable[None]]
+OnEvent = Callable[[str, dict[str, object]], None]
+logger = logging.getLogger("decentral.rounds")
+
+
+class Steps:
+    """Those of one peer's machine; whoever changes what a step reads or decides holds ``lock``."""
+
+    def __init__(self, carry_out: CarryOut) -> None:
+        self._carry_out = carry_out
+        self.lock = anyio.Lock(fast_acquire=True)
+        self.failure: Exception | None = None  # a full disk, say: the machine has moved on and the disk has not
+
+    async def take(self, call: Callable[[float], list[Effect]]) -> None:
+        """Call the machine, with the time, and do what it asks for."""
+        async with self.lock:
+            effects = call(anyio.current_time())
+            if not effects:
+                return
+            with anyio.CancelScope(shield=True):  # a caller that goes away must not leave a commit half done
+                try:
+                    await self._carry_out(effects)
+                except Exception as error:
+                    self.failure = error
+                    raise
+
+    def check(self) -> None:
+        """Raise what an earlier step failed with."""
+        if self.failure is not None:
+            raise self.failure
+
+
+class Tasks:
+    """Tasks in the group that the rounds run in."""
+
+    def __init__(self, on_event: OnEvent) -> None:
+        self._on_event = on_event
+        self._group: anyio.abc.TaskGroup | None = None
+        self._over = False
+
+    @property
+    def begun(self) -> bool:
+        """Whether the rounds have begun."""
+        return self._group is not None
+
+    def begin(self, group: anyio.abc.TaskGroup) -> None:
+        """The rounds run, in ``group``."""
+        self._group = group
+
+    def end(self) -> None:
+        """They do not any more; nothing else is begun."""
+        self._over = True
+
+    def spawn(self, work: Callable[..., object], *args: object) -> bool:
+        """Do ``work(*args)`` beside the rounds; False when they end, and it is not done."""
+        if self._group is None or self._over or self._group.cancel_scope.cancel_called:  # messages may come meanwhile
+            return False
+        self._group.start_soon(self._guarded, work, *args)
+        return True
+
+    async def _guarded(self, work: Callable[..., object], *args: object) -> None:
+        """A failed send or a bad answer must not end the peer; it is counted and the timers above go on."""
+        what = getattr(work, "__name__", "task")
+        try:
+            await work(*args)  # type: ignore[misc]
+        except DecentralError as error:
+            self._on_event("dropped", {"what": what, "why": str(error)})
+        except Exception as error:  # noqa: BLE001  told with its traceback
+            tell_unexpected(self._on_event, what, error)
+
+
+def tell_unexpected(on_event: OnEvent, what: str, error: Exception) -> None:
+    """A mistake of this package, which a peer's bytes may have led to: as in every handler, nobody ends a peer so.
+
+    A step that was carried out by half does all the same, see ``Steps``.
+    """
+    logger.exception("%s failed; rounds go on without it, and this is a bug: please report it", what)
+    on_event("unexpected", {"what": what, "why": f"{type(error).__name__}: {error}"})
+
+
+# ---- slices of reduces in progress ----
+#
+# They are kept as they come, for the owners of their parts.
+
+PartKey = tuple[int, int, int]  # round, plan, part
+
+
+class Slices:
+    """Those of one round, by round, plan and part, then by sender. Whoever was decoding one may be a round late."""
+
+    def __init__(self, tail: Tail) -> None:
+        self._tail = tail
+        self._decoded: dict[PartKey, dict[PeerId, Tensor]] = {}
+        self._buffers: dict[PartKey, dict[PeerId, Tensor]] = {}  # that came with them
+        self._headers: dict[PartKey, dict[PeerId, Header]] = {}
+        self.came = anyio.Event()  # replaced when the next one comes
+
+    def add(self, frame: Frame, decoded: Tensor) -> None:
+        """Take a checked slice."""
+        key = (frame.header.round, frame.header.plan, frame.header.part)
+        self._headers.setdefault(key, {})[frame.header.sender] = frame.header
+        self._decoded.setdefault(key, {})[frame.header.sender] = decoded
+        if (tail_B := self._tail.split(frame)[1]) is not None:
+            self._buffers.setdefault(key, {})[frame.header.sender] = tail_B
+        self.came.set()
+        self.came = anyio.Event()
+
+    def of(self, plan: ReducePlan, part: int) -> tuple[dict[PeerId, Tensor], dict[PeerId, Tensor]]:
+        """What came of one part, and the buffers that came with it.
+
+        Not what its sender signed with other claims than the plan names: the result would count it as what it is not.
+        """
+        key = (plan.round, plan.number, part)
+        headers = self._headers.get(key, {})
+        right = {ref.peer for ref in plan.contributors if ref.peer in headers and claims_match(headers[ref.peer], ref)}
+        decoded, buffers = self._decoded.get(key, {}), self._buffers.get(key, {})
+        return (
+            {peer: slice_N for peer, slice_N in decoded.items() if peer in right},
+            {peer: tail_B for peer, tail_B in buffers.items() if peer in right},
+        )
+
+    def forget(self) -> None:
+        """The round is over."""
+        self._decoded, self._buffers, self._headers = {}, {}, {}
+
+
+# ---- peers to catch up with ----
+#
+# Any part that notices one says so; ``CatchUp`` does it, one at a time.
+
+
+class CatchUpRequests:
+    """Room for one: the last asked wins, as whoever is ahead is noticed again at the next look."""
+
+    def __init__(self) -> None:
+        self._peer: PeerId | None = None
+        self._asked = anyio.Event()
+
+    def ask(self, peer: PeerId) -> None:
+        """Catch up with ``peer`` soon."""
+        self._peer = peer
+        self._asked.set()
+
+    async def next(self) -> PeerId | None:
+        """Wait for a request and take it; None when it was dropped meanwhile."""
+        await self._asked.wait()
+        self._asked = anyio.Event()
+        peer, self._peer = self._peer, None
+        return peer
+
+    def drop(self) -> None:
+        """Forget what was asked meanwhile: a peer that is ahead still is asked for again at the next tick."""
+        self._peer = None

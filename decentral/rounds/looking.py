@@ -1,4 +1,4 @@
-"""What one peer sees of the contributions that commits name: outliers and twins as events, and the round's figures.
+"""A peer's view of the contributions that commits name: outliers and twins as events, and the round's figures.
 
 Nothing is sent or decoded for it: a frame was measured when it was checked, the mean was made for the outer step. In a
 gather every peer sees all, in a reduce an owner its part of all. Figures are made between two waits of the loop, from

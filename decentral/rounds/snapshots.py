@@ -1,4 +1,4 @@
-"""Whole states: given, fetched in stripes, checked."""
+"""Snapshots of whole states, as a peer gives them to others and fetches them from all who have one, checked."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from decentral.state.checkpoint import Assembler
 from decentral.state.snapshot import (
     BY_PLANES,
     CHUNK_NBYTES,
+    FORM_NBYTES,
     HASH_NBYTES,
-    HEAD_NBYTES,
     PLANES,
     Layout,
     Snapshot,
@@ -38,181 +38,14 @@ from decentral.transport.requests import request, serve_requests
 from decentral.wire.keys import PeerId, peer_name
 from decentral.wire.messages import encode
 
-# ---- gain ----
+# ---- what a peer gives ----
 #
-# Whether chunks come sooner packed or as they are: both are timed, as no rate alone can tell.
-#
-# A packed chunk is a sixth shorter, and packing and unpacking take turns from the streams. That gains where the way is
-# the narrow part, and loses where a processor is, at either end; from here both are only bytes that come slowly. So
-# the two forms are timed against each other, a few chunks each, and the sooner one is asked for; now and then the
-# other is tried again. Where a way is so slow that packing takes a small part of what it saves, nothing is tried.
-#
-# Measured (experiments/LOG.md): a rule that compared the time saved at the rate seen with the quickest unpacking gave
-# packing up at 400 Mbit/s, where it gains 17 %.
-
-_TURN = 8  # chunks that are timed before the forms are compared
-_TRIALS = 0.01  # of the time may go to trying the slower form
-_SURELY = 40  # times unpacking: both ends take four of it, and a busy processor would have to be ten times slower
-_MARGIN = 0.03  # the other form has to be that much sooner: turns of one form differ so
-_FIRST_STAY, _LONGEST_STAY = 6, 24  # turns; the first comparison falls into the time in which windows grow
-_KEPT = 7 / 8  # of what is known of a form when its next chunk comes
-_NEVER = float("inf")
-
-
-@dataclass(slots=True)
-class LinkPace:
-    """Seconds for a byte in one form, of late."""
-
-    seconds: float = 0.0
-    nbytes: float = 0.0
-
-    def add(self, seconds: float, nbytes: int) -> None:
-        """A chunk of ``nbytes`` came so long after the one before it."""
-        self.seconds = _KEPT * self.seconds + seconds
-        self.nbytes = _KEPT * self.nbytes + nbytes
-
-    @property
-    def per_byte(self) -> float:
-        """Seconds; none is known before something came."""
-        return self.seconds / self.nbytes if self.nbytes else _NEVER
-
-
-@dataclass(slots=True)
-class Gain:
-    """Which form to ask for. Pure: the times come in."""
-
-    packed: bool = True  # the form to ask for now
-    better: bool = True  # the form that came sooner; the other one while that is tried
-    paces: tuple[LinkPace, LinkPace] = field(default_factory=lambda: (LinkPace(), LinkPace()))  # as they are, packed
-    saved: float = 0.0  # of a byte, by the last chunk that came packed
-    unpacking: float = _NEVER  # s for a byte, the quickest: a busy machine makes one slow, nothing makes one fast
-    _left: int = _TURN  # chunks until the next decision
-    _longest: int = _FIRST_STAY
-    _last: tuple[bool, float] | None = None  # the form in which the last chunk was asked for, and when it came
-
-    def unpacked(self, nbytes: int, chunk_nbytes: int, seconds: float) -> None:
-        """A chunk that came as ``nbytes`` was made what it is in so many seconds."""
-        self.saved = 1 - nbytes / chunk_nbytes
-        self.unpacking = min(self.unpacking, seconds / chunk_nbytes)
-
-    def came(self, chunk_nbytes: int, now: float, *, packed: bool) -> None:
-        """A chunk that was asked for in this form is here. Only one after another in the same form tells its pace."""
-        before, self._last = self._last, (packed, now)
-        if before is None or before[0] != packed:
-            return
-        self.paces[packed].add(now - before[1], chunk_nbytes)
-        if packed == self.packed:
-            self._left -= 1
-            if self._left <= 0:
-                self._decide()
-
-    def _decide(self) -> None:
-        if self.packed != self.better:
-            self._compare()
-        elif self._is_sure():
-            self._left = _TURN
-        else:
-            self.packed, self._left = not self.better, _TURN
-
-    def _is_sure(self) -> bool:
-        """Whether the way is so slow that packing pays whatever the processors do."""
-        saved = self.saved * self.paces[True].per_byte
-        return self.better and self.saved > 0 and saved >= _SURELY * self.unpacking
-
-    def _compare(self) -> None:
-        here, other = self.paces[self.better].per_byte, self.paces[not self.better].per_byte
-        if other < (1 - _MARGIN) * here:
-            self.better = not self.better
-        self.packed = self.better
-        loss = max(here, other) / min(here, other) - 1 if min(here, other) else 0.0
-        self._left = _TURN * max(1, min(self._longest, round(loss / _TRIALS)))
-        self._longest = _LONGEST_STAY
-
-
-# ---- layouts ----
-#
-# How large a snapshot may be, and which tensors it has: by this peer's own model, and the donor's word on senders.
-#
-# What receivers keep of each sender is in a snapshot, and who has sent is not the same in every round. The index says
-# it beside the head: for each fragment a bit for each of the head's members, as hexadecimal digits, the first member
-# lowest. All names and sizes follow from that and the local schema. Members are a stranger's word here, and each one
-# that is claimed takes a copy of the model, so a snapshot that this machine cannot hold is refused before room is made
-# for it.
-
-SENT = "senders"  # its name in the document of an index
-_COPIES = 2  # as it comes, and as tensors
-
-
-class Layouts:
-    """Of the snapshots of one run."""
-
-    def __init__(self, replica: Replica) -> None:
-        self._senders = replica.senders
-        own = replica.senders.tensors()
-        self.least = Layout.of({name: one for name, one in replica.shared_tensors().items() if name not in own})
-
-    @property
-    def nbytes(self) -> int:
-        """What a snapshot takes, as far as this peer knows who has sent."""
-        return self.least.nbytes + self._senders.nbytes
-
-    @property
-    def longest_index(self) -> int:
-        """Bytes that an index may have: the bound to read with."""
-        most = SnapshotIndex.max_nbytes(self.least)
-        return most + HASH_NBYTES * (_room() // CHUNK_NBYTES) if self._senders.names else most
-
-    def of(self, meta: dict[str, Any], head: Head) -> Layout:  # Any: a JSON document
-        """Of a snapshot with this document. Raises PayloadError."""
-        if not self._senders.names:
-            return self.least
-        told = meta.get(SENT)
-        if not isinstance(told, list) or len(told) != len(self._senders.sizes):
-            raise PayloadError("snapshot that does not say, by fragment, of whom something is kept; use another donor")
-        names, sizes = self._senders.names, self._senders.sizes
-        entries = [
-            (sender_name(f, peer, name), sizes[f])
-            for f, digits in enumerate(told)
-            for peer in _peers_of(digits, head.members)
-            for name in names
-        ]
-        layout = Layout(tuple(sorted([*self.least.entries, *entries])))
-        if layout.nbytes > _room():
-            raise PayloadError(
-                f"snapshot of {layout.nbytes / 1e9:.1f} GB, for it keeps what up to {len(head.members)} members sent; "
-                f"this machine cannot hold {_COPIES} copies: use another donor, or a machine with more memory"
-            )
-        return layout
-
-    def document(self, members: Sequence[PeerId]) -> dict[str, Any]:  # Any: a JSON document
-        """What a donor's index says of senders."""
-        if not self._senders.names:
-            return {}
-        fragments = range(len(self._senders.sizes))
-        bits = [sum(1 << i for i, peer in enumerate(members) if self._senders.of(f, peer)) for f in fragments]
-        return {SENT: [f"{number:x}" for number in bits]}
-
-
-def _room() -> int:
-    return int(psutil.virtual_memory().total) // _COPIES
-
-
-def _peers_of(digits: object, members: Sequence[PeerId]) -> list[PeerId]:
-    """The members whose bits are set, in one spelling only. Raises PayloadError."""
-    known = isinstance(digits, str) and 0 < len(digits) <= len(members) and set(digits) <= set("0123456789abcdef")
-    number = int(str(digits), 16) if known else -1
-    if number < 0 or number >> len(members) or f"{number:x}" != digits:
-        raise PayloadError("snapshot that keeps something of peers that are no members; use another donor")
-    return [peer for i, peer in enumerate(members) if number >> i & 1]
-
-
-# ---- donor ----
-#
-# What a peer gives to those that missed something: its commits after a place, and snapshots of its newest one.
+# Peers that missed something get the commits after a place, and snapshots of the newest one. Snapshots are immutable
+# copies, so donors never wait.
 #
 # Crosses the wire: a chain request is up to ``LOCATOR`` places of 40 bytes, its answer the round of the newest one
-# known here and commits with their lengths; an index request is empty, a state request names a chunk, and since
-# version 2 the forms in which it may come (`state/chunk_form`). Snapshots are immutable copies, so donors never wait.
+# known here and commits with their lengths; an index request is empty, a state request names a chunk, and since version
+# 2 the forms in which it may come (see `to_form`).
 
 CHAIN = "/decentral/chain/1"
 INDEX = "/decentral/index/1"
@@ -338,71 +171,12 @@ def _asked(fields: struct.Struct, data: bytes) -> tuple[Any, ...]:  # Any: what 
     return fields.unpack(data)
 
 
-# ---- chunks ----
+# ---- fetching a snapshot ----
 #
-# One chunk from one donor: packed while that gains time, and as it is from donors of before that could be asked for.
+# It comes from all who have it, and is checked: index, chunks, and whether the whole is what the chain commits to.
 #
-# Crosses the wire: 37 bytes for a chunk in one of several forms (`state/chunk_form`). A donor that does not serve that
-# is asked once more, with the 36 bytes of the protocol before it, and only so from then on.
-
-
-class Chunks:
-    """Asks for those of one snapshot."""
-
-    def __init__(self, transport: Transport, index: SnapshotIndex, timeout: float) -> None:
-        self.transport, self.index, self.timeout = transport, index, timeout
-        self.gain = Gain()
-        self._packs: dict[PeerId, bool] = {}  # peers that have answered, and whether in any form
-
-    async def ask(self, donor: PeerId, number: int) -> bytes:
-        """The plain bytes. Raises TransportError, also when it has that snapshot no more, or PayloadError."""
-        if self._packs.get(donor, True):
-            try:
-                chunk = await self._in_a_form(donor, number)
-                self._packs[donor] = True
-                return chunk
-            except PeerUnreachable:
-                if donor in self._packs:
-                    raise
-        chunk = await self._as_it_is(donor, number)
-        self._packs[donor] = False
-        return chunk
-
-    async def _in_a_form(self, donor: PeerId, number: int) -> bytes:
-        nbytes = self.index.layout.chunk_nbytes(number)
-        packed = self.gain.packed
-        ask = ANY_FORM.pack(self.index.digest, number, BY_PLANES if packed else 0)
-        answer = self._there(donor, await self._request(donor, PACKED, ask, nbytes + HEAD_NBYTES))
-        chunk = self._plain(answer, nbytes)
-        self.gain.came(nbytes, anyio.current_time(), packed=packed)
-        return chunk
-
-    def _plain(self, answer: bytes, nbytes: int) -> bytes:
-        began = anyio.current_time()
-        chunk = from_form(answer, nbytes)
-        if answer[0] == PLANES:
-            self.gain.unpacked(len(answer), nbytes, anyio.current_time() - began)
-        return chunk
-
-    async def _as_it_is(self, donor: PeerId, number: int) -> bytes:
-        ask = CHUNK.pack(self.index.digest, number)
-        return self._there(donor, await self._request(donor, STATE, ask, self.index.layout.chunk_nbytes(number)))
-
-    async def _request(self, donor: PeerId, protocol: str, ask: bytes, limit: int) -> bytes:
-        return await request(self.transport, donor, protocol, ask, limit=limit, timeout=self.timeout)
-
-    def _there(self, donor: PeerId, answer: bytes) -> bytes:
-        if not answer:
-            raise TransportError(f"{peer_name(donor)}: it does not have that snapshot any more; ask another")
-        return answer
-
-
-# ---- fetching ----
-#
-# A snapshot from all who have it, checked: index, chunks, and whether the whole is what the chain commits to.
-#
-# What came of a snapshot that could not be finished is kept for the next attempt. A donor that sent something else
-# than the index names is not asked again for a while.
+# What came of a snapshot that could not be finished is kept for the next attempt. A donor that sent something else than
+# the index names is not asked again for a while.
 
 TIMEOUT = 30.0  # s until an answer begins: a donor may have to hash its whole state first
 DONORS = 16  # peers that serve one snapshot
@@ -518,3 +292,230 @@ def _digest_in(index: SnapshotIndex) -> bytes:
     if not isinstance(claimed, str) or len(claimed) != 64 or not set(claimed) <= set("0123456789abcdef"):
         raise PayloadError("snapshot of a gossiping peer without a digest; drop the donor")
     return bytes.fromhex(claimed)
+
+
+# ---- one chunk from one donor ----
+#
+# It comes packed while that gains time, and as it is from donors of before that could be asked for.
+#
+# Crosses the wire: 37 bytes for a chunk in one of several forms (see `to_form`). A donor that does not serve that is
+# asked once more, with the 36 bytes of the protocol before it, and only so from then on.
+
+
+class Chunks:
+    """Asks for those of one snapshot."""
+
+    def __init__(self, transport: Transport, index: SnapshotIndex, timeout: float) -> None:
+        self.transport, self.index, self.timeout = transport, index, timeout
+        self.gain = Gain()
+        self._packs: dict[PeerId, bool] = {}  # peers that have answered, and whether in any form
+
+    async def ask(self, donor: PeerId, number: int) -> bytes:
+        """The plain bytes. Raises TransportError, also when it has that snapshot no more, or PayloadError."""
+        if self._packs.get(donor, True):
+            try:
+                chunk = await self._in_a_form(donor, number)
+                self._packs[donor] = True
+                return chunk
+            except PeerUnreachable:
+                if donor in self._packs:
+                    raise
+        chunk = await self._as_it_is(donor, number)
+        self._packs[donor] = False
+        return chunk
+
+    async def _in_a_form(self, donor: PeerId, number: int) -> bytes:
+        nbytes = self.index.layout.chunk_nbytes(number)
+        packed = self.gain.packed
+        ask = ANY_FORM.pack(self.index.digest, number, BY_PLANES if packed else 0)
+        answer = self._there(donor, await self._request(donor, PACKED, ask, nbytes + FORM_NBYTES))
+        chunk = self._plain(answer, nbytes)
+        self.gain.came(nbytes, anyio.current_time(), packed=packed)
+        return chunk
+
+    def _plain(self, answer: bytes, nbytes: int) -> bytes:
+        began = anyio.current_time()
+        chunk = from_form(answer, nbytes)
+        if answer[0] == PLANES:
+            self.gain.unpacked(len(answer), nbytes, anyio.current_time() - began)
+        return chunk
+
+    async def _as_it_is(self, donor: PeerId, number: int) -> bytes:
+        ask = CHUNK.pack(self.index.digest, number)
+        return self._there(donor, await self._request(donor, STATE, ask, self.index.layout.chunk_nbytes(number)))
+
+    async def _request(self, donor: PeerId, protocol: str, ask: bytes, limit: int) -> bytes:
+        return await request(self.transport, donor, protocol, ask, limit=limit, timeout=self.timeout)
+
+    def _there(self, donor: PeerId, answer: bytes) -> bytes:
+        if not answer:
+            raise TransportError(f"{peer_name(donor)}: it does not have that snapshot any more; ask another")
+        return answer
+
+
+# ---- packed, or as they are ----
+#
+# No rate alone can tell in which form chunks come sooner, so both are timed.
+#
+# A packed chunk is a sixth shorter, and packing and unpacking take turns from the streams. That gains where the way is
+# the narrow part, and loses where a processor is, at either end; from here both are only bytes that come slowly. So the
+# two forms are timed against each other, a few chunks each, and the sooner one is asked for; now and then the other is
+# tried again. Where a way is so slow that packing takes a small part of what it saves, nothing is tried.
+#
+# Measured (experiments/LOG.md): a rule that compared the time saved at the rate seen with the quickest unpacking gave
+# packing up at 400 Mbit/s, where it gains 17 %.
+
+_TURN = 8  # chunks that are timed before the forms are compared
+_TRIALS = 0.01  # of the time may go to trying the slower form
+_SURELY = 40  # times unpacking: both ends take four of it, and a busy processor would have to be ten times slower
+_MARGIN = 0.03  # the other form has to be that much sooner: turns of one form differ so
+_FIRST_STAY, _LONGEST_STAY = 6, 24  # turns; the first comparison falls into the time in which windows grow
+_KEPT_SHARE = 7 / 8  # of what is known of a form when its next chunk comes
+_NEVER = float("inf")
+
+
+@dataclass(slots=True)
+class LinkPace:
+    """Seconds for a byte in one form, of late."""
+
+    seconds: float = 0.0
+    nbytes: float = 0.0
+
+    def add(self, seconds: float, nbytes: int) -> None:
+        """A chunk of ``nbytes`` came so long after the one before it."""
+        self.seconds = _KEPT_SHARE * self.seconds + seconds
+        self.nbytes = _KEPT_SHARE * self.nbytes + nbytes
+
+    @property
+    def per_byte(self) -> float:
+        """Seconds; none is known before something came."""
+        return self.seconds / self.nbytes if self.nbytes else _NEVER
+
+
+@dataclass(slots=True)
+class Gain:
+    """Which form to ask for. Pure: the times come in."""
+
+    packed: bool = True  # the form to ask for now
+    better: bool = True  # the form that came sooner; the other one while that is tried
+    paces: tuple[LinkPace, LinkPace] = field(default_factory=lambda: (LinkPace(), LinkPace()))  # as they are, packed
+    saved: float = 0.0  # of a byte, by the last chunk that came packed
+    unpacking: float = _NEVER  # s for a byte, the quickest: a busy machine makes one slow, nothing makes one fast
+    _left: int = _TURN  # chunks until the next decision
+    _longest: int = _FIRST_STAY
+    _last: tuple[bool, float] | None = None  # the form in which the last chunk was asked for, and when it came
+
+    def unpacked(self, nbytes: int, chunk_nbytes: int, seconds: float) -> None:
+        """A chunk that came as ``nbytes`` was made what it is in so many seconds."""
+        self.saved = 1 - nbytes / chunk_nbytes
+        self.unpacking = min(self.unpacking, seconds / chunk_nbytes)
+
+    def came(self, chunk_nbytes: int, now: float, *, packed: bool) -> None:
+        """A chunk that was asked for in this form is here. Only one after another in the same form tells its pace."""
+        before, self._last = self._last, (packed, now)
+        if before is None or before[0] != packed:
+            return
+        self.paces[packed].add(now - before[1], chunk_nbytes)
+        if packed == self.packed:
+            self._left -= 1
+            if self._left <= 0:
+                self._decide()
+
+    def _decide(self) -> None:
+        if self.packed != self.better:
+            self._compare()
+        elif self._is_sure():
+            self._left = _TURN
+        else:
+            self.packed, self._left = not self.better, _TURN
+
+    def _is_sure(self) -> bool:
+        """Whether the way is so slow that packing pays whatever the processors do."""
+        saved = self.saved * self.paces[True].per_byte
+        return self.better and self.saved > 0 and saved >= _SURELY * self.unpacking
+
+    def _compare(self) -> None:
+        here, other = self.paces[self.better].per_byte, self.paces[not self.better].per_byte
+        if other < (1 - _MARGIN) * here:
+            self.better = not self.better
+        self.packed = self.better
+        loss = max(here, other) / min(here, other) - 1 if min(here, other) else 0.0
+        self._left = _TURN * max(1, min(self._longest, round(loss / _TRIALS)))
+        self._longest = _LONGEST_STAY
+
+
+# ---- tensors and size of a snapshot ----
+#
+# They follow from this peer's own model, and from the donor's word on senders: what receivers keep of each sender is in
+# a snapshot, and who has sent is not the same in every round.
+#
+# The index says it beside the head: for each fragment a bit for each of the head's members, as hexadecimal digits, the
+# first member lowest. All names and sizes follow from that and the local schema. Members are a stranger's word here,
+# and each one that is claimed takes a copy of the model, so a snapshot that this machine cannot hold is refused before
+# room is made for it.
+
+SENT = "senders"  # its name in the document of an index
+_COPIES = 2  # as it comes, and as tensors
+
+
+class Layouts:
+    """Of the snapshots of one run."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._senders = replica.senders
+        own = replica.senders.tensors()
+        self.least = Layout.of({name: one for name, one in replica.shared_tensors().items() if name not in own})
+
+    @property
+    def nbytes(self) -> int:
+        """What a snapshot takes, as far as this peer knows who has sent."""
+        return self.least.nbytes + self._senders.nbytes
+
+    @property
+    def longest_index(self) -> int:
+        """Bytes that an index may have: the bound to read with."""
+        most = SnapshotIndex.max_nbytes(self.least)
+        return most + HASH_NBYTES * (_room() // CHUNK_NBYTES) if self._senders.names else most
+
+    def of(self, meta: dict[str, Any], head: Head) -> Layout:  # Any: a JSON document
+        """Of a snapshot with this document. Raises PayloadError."""
+        if not self._senders.names:
+            return self.least
+        told = meta.get(SENT)
+        if not isinstance(told, list) or len(told) != len(self._senders.sizes):
+            raise PayloadError("snapshot that does not say, by fragment, of whom something is kept; use another donor")
+        names, sizes = self._senders.names, self._senders.sizes
+        entries = [
+            (sender_name(f, peer, name), sizes[f])
+            for f, digits in enumerate(told)
+            for peer in _peers_of(digits, head.members)
+            for name in names
+        ]
+        layout = Layout(tuple(sorted([*self.least.entries, *entries])))
+        if layout.nbytes > _room():
+            raise PayloadError(
+                f"snapshot of {layout.nbytes / 1e9:.1f} GB, for it keeps what up to {len(head.members)} members sent; "
+                f"this machine cannot hold {_COPIES} copies: use another donor, or a machine with more memory"
+            )
+        return layout
+
+    def document(self, members: Sequence[PeerId]) -> dict[str, Any]:  # Any: a JSON document
+        """What a donor's index says of senders."""
+        if not self._senders.names:
+            return {}
+        fragments = range(len(self._senders.sizes))
+        bits = [sum(1 << i for i, peer in enumerate(members) if self._senders.of(f, peer)) for f in fragments]
+        return {SENT: [f"{number:x}" for number in bits]}
+
+
+def _room() -> int:
+    return int(psutil.virtual_memory().total) // _COPIES
+
+
+def _peers_of(digits: object, members: Sequence[PeerId]) -> list[PeerId]:
+    """The members whose bits are set, in one spelling only. Raises PayloadError."""
+    known = isinstance(digits, str) and 0 < len(digits) <= len(members) and set(digits) <= set("0123456789abcdef")
+    number = int(str(digits), 16) if known else -1
+    if number < 0 or number >> len(members) or f"{number:x}" != digits:
+        raise PayloadError("snapshot that keeps something of peers that are no members; use another donor")
+    return [peer for i, peer in enumerate(members) if number >> i & 1]

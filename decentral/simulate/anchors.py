@@ -1,4 +1,8 @@
-"""[I4] Judges where anchors came to rest: the records, the frames that they name, and the method's equation."""
+"""The judge of models at the end of a run: [I4] where anchors came to rest, by the records, the frames that they name
+and the method's equation; [I8] in gossip, by what each peer noted of its own steps.
+
+The equations are written again in `decentral.simulate.equations`, from the papers, so that an error of a method shows.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ from decentral.wire.frames import HEADER_NBYTES, Frame, parse
 from decentral.wire.keys import PeerId
 from decentral.wire.messages import Record
 
-__all__ = ["chain_at_rest", "check_anchors", "parsed"]
+__all__ = ["chain_at_rest", "check_anchors", "check_pairs", "parsed"]
 
 ROUNDED = 1e-4  # of the largest value: what float32 leaves of some hundred steps
 
@@ -117,13 +121,12 @@ def parsed(data: bytes) -> Frame:
     return parse(data, lambda header: len(data) - HEADER_NBYTES)
 
 
-# ---- pairs ----
+# ---- pairs of gossip ----
 #
-# Judges gossip by what each peer noted of its own steps: did both of a pair step, and was nothing made or lost by it?
+# Did both of a pair step, and was nothing made or lost by it?
 #
 # A step that both of a pair took moves their sum by what the equation says and by nothing else: the two pulls towards
-# the mean cancel. The equations are written again in `equations.pulls`, from the papers, so that an error of a method
-# shows.
+# the mean cancel.
 
 TOLERANCE = 1e-3  # of the largest parameter: what fp16 and float32 rounding leave of a sum of two
 NEAR = 3 * UNDECIDED  # s between two entries of one step: a peer that crashed or restored a backup takes it again

@@ -17,7 +17,6 @@ import anyio._core._eventloop as anyio_loops
 import sniffio
 from anyio import WouldBlock
 
-import decentral.simulate.backend as virtual
 from decentral.simulate.loop import (
     Cancelled,
     CancelScope,
@@ -34,11 +33,10 @@ from decentral.simulate.loop import (
     sleep,
 )
 
-__all__ = ["CapacityLimiter", "Event", "Lock", "Semaphore", "TaskGroup", "run"]
+__all__ = ["CapacityLimiter", "Event", "Lock", "Semaphore", "TaskGroup", "run", "run_in_virtual_time"]
 
-# ---- groups ----
-#
-# Task groups of anyio under virtual time.
+
+# ---- task groups ----
 
 _NOTHING = object()
 
@@ -176,9 +174,9 @@ def _hang(task: Task, before: Scope, after: Scope) -> None:
     scope.parent = after
 
 
-# ---- locks ----
+# ---- events, locks, semaphores and limiters ----
 #
-# Events, locks, semaphores and limiters of anyio under virtual time: first come, first served.
+# First come, first served.
 
 
 class Event:
@@ -333,10 +331,7 @@ class CapacityLimiter(_Held):
         return True
 
 
-# ---- backend ----
-
-NAME = "decentral-virtual"
-T = TypeVar("T")
+# ---- what anyio asks of a backend ----
 
 
 class VirtualBackend:
@@ -369,8 +364,22 @@ class VirtualBackend:
         return Loop.current.task
 
 
-def run(main: Callable[[], Job], seed: int) -> Any:  # Any: what ``main`` returns
+# ---- running in virtual time ----
+#
+# Hours of timeouts in seconds, and the same interleaving for the same seed, in every process.
+
+NAME = "decentral-virtual"
+T = TypeVar("T")
+
+
+def run_in_virtual_time(main: Callable[[], Coroutine[Any, Any, T]], seed: int) -> T:  # Any: what the loop is told
     """Run ``main()`` under virtual time; equal seeds give equal interleavings."""
+    result: T = run(main, seed)
+    return result
+
+
+def run(main: Callable[[], Job], seed: int) -> Any:  # Any: what ``main`` returns
+    """As ``run_in_virtual_time``, which tells the type."""
     with _installed():
         loop = Loop.current = Loop(seed)
         try:
@@ -397,14 +406,3 @@ def _installed() -> Iterator[None]:
     finally:
         anyio_loops.get_async_backend = look_up
         sniffio.thread_local.name = before
-
-
-# ---- virtual time ----
-#
-# Hours of timeouts in seconds, and the same interleaving for the same seed, in every process.
-
-
-def run_in_virtual_time(main: Callable[[], Coroutine[Any, Any, T]], seed: int) -> T:  # Any: what the loop is told
-    """Run ``main()`` under virtual time; equal seeds give equal interleavings."""
-    result: T = virtual.run(main, seed)
-    return result

@@ -1,4 +1,4 @@
-"""What a swarm of any size sends: arithmetic over the sizes of real messages. No tensors, no event loop, no peers.
+"""Costs of a swarm of any size: arithmetic over the sizes of real messages. No tensors, no event loop, no peers.
 
 Costs are what a peer sends on average over the peers of a swarm in which nothing fails; as much is received.
 ``tests/simulate/test_cost_model.py`` holds them against what real peers sent.
@@ -37,13 +37,6 @@ from decentral.wire.messages import (
     encode_record,
 )
 
-# ---- sizes ----
-#
-# Sizes of messages: every one comes from the encoder that makes it.
-#
-# Lists grow by the bytes that one more item adds, so that sizes beyond ``MAX_PEERS``, which no encoder makes, can be
-# drawn.
-
 HASH = bytes(32)
 
 
@@ -67,79 +60,9 @@ def message(nbytes: float) -> Cost:
     return Cost(1.0, PREFIX_NBYTES + nbytes)
 
 
-def record_nbytes(members: int, frames: int, contributors: int = 0) -> float:
-    """A record that keeps its members; with contributors, ``frames`` are the results of a reduce, one per range."""
-    empty, member, frame, contributor, part = _record_sizes()
-    result = part if contributors else frame
-    return empty + members * member + frames * result + contributors * contributor
-
-
-@cache
-def _record_sizes() -> tuple[int, int, int, int, int]:
-    """Bytes of an empty record, and what a member, a frame, a contributor, a range with its result add to one."""
-    empty = _nbytes(_record(0, 0, 0))
-    reduced = _nbytes(_record(0, 1, 1))
-    return (
-        empty,
-        _nbytes(_record(1, 0, 0)) - empty,
-        _nbytes(_record(0, 1, 0)) - empty,
-        _nbytes(_record(0, 1, 2)) - reduced,
-        _nbytes(_record(0, 2, 1)) - reduced,
-    )
-
-
-def _nbytes(record: Record) -> int:
-    return len(encode_record(record))
-
-
-def _peers(count: int) -> list[bytes]:
-    return [bytes([n]) * 32 for n in range(count)]
-
-
-def _record(members: int, frames: int, contributors: int) -> Record:
-    peers, ranges = tuple(_peers(members)), tuple(_ranges(frames)) if contributors else ()
-    refs = tuple(FrameRef(p, HASH, n if contributors else 0, 1, 1) for n, p in enumerate(_peers(frames)))
-    given = tuple(FrameRef(p, HASH, 0, 1, 1) for p in _peers(contributors))
-    return Record(HASH, 0, 1, 0, 0, 0, HASH, HASH, peers, refs, given, ranges, peers, False)
-
-
-def _ranges(count: int) -> list[tuple[bytes, int, int]]:
-    return [(peer, n, n + 1) for n, peer in enumerate(_peers(count))]
-
-
-def plan_nbytes(contributors: int, ranges: int) -> float:
-    """The plan of a reduce."""
-    base, more, wider = (
-        len(encode(ReducePlan(0, 1, 0, 0, tuple(FrameRef(p, HASH, 0, 1, 1) for p in _peers(c)), tuple(_ranges(r)))))
-        for c, r in ((1, 1), (2, 1), (1, 2))
-    )
-    return base + (contributors - 1) * (more - base) + (ranges - 1) * (wider - base)
-
-
-def commit_nbytes(record: float, votes: int) -> float:
-    """A commit over a record of that size."""
-    empty, one = (_commit(votes) for votes in (0, 1))
-    return empty - _nbytes(_record(0, 0, 0)) + record + votes * (one - empty)
-
-
-def _commit(votes: int) -> int:
-    signed = tuple((peer, bytes(SIGNATURE_NBYTES)) for peer in _peers(votes))
-    return len(encode(Commit(_record(0, 0, 0), Certificate(0, signed))))
-
-
-def proposal_nbytes(record: float) -> float:
-    """A proposal of a record of that size."""
-    return len(encode(Proposal(0, _record(0, 0, 0)))) - _nbytes(_record(0, 0, 0)) + record
-
-
-def size(of: Message) -> int:
-    """Of its encoding."""
-    return len(encode(of))
-
-
-# ---- of rounds ----
+# ---- rounds ----
 #
-# What a round sends: frames, and what is said to agree on them.
+# Frames, and what is said to agree on them.
 
 Body = Callable[[int], float]  # values -> bytes of a frame's body
 
@@ -221,9 +144,9 @@ def grouped(n: int, numel: int, body: Body, group: int) -> Cost:
     return gather(size, numel, body) + control("gather", size, numel)
 
 
-# ---- of directory ----
+# ---- knowing who is here ----
 #
-# What it costs to know who is here: leases, and hivemind's DHT.
+# Leases, and hivemind's DHT.
 
 ANSWER_NBYTES = PREFIX_NBYTES  # an answer without a body
 
@@ -281,9 +204,9 @@ def nodes_asked(n: int) -> float:
     return min(n - 1.0, BEAM + max(0.0, float(np.log2(n / 1000))))
 
 
-# ---- bounds ----
+# ---- least seconds of a round ----
 #
-# How long the frames of a round take at least, on lines of these rates.
+# For its frames, on lines of these rates.
 #
 # Source: the lower bounds of gather and reduce are those of Patarasuk and Yuan, "Bandwidth optimal all-reduce
 # algorithms for clusters of workstations", 2009, with a rate of its own for each direction of each peer.
@@ -312,3 +235,81 @@ def push_seconds(payload: float, up: Sequence[float], down: Sequence[float]) -> 
 def reduce_seconds(payload: float, n: int, up: float, down: float) -> float:
     """The least time of a reduce over ``n`` equal peers."""
     return 2 * (n - 1) / n * payload / min(up, down)
+
+
+# ---- sizes of messages ----
+#
+# Every one comes from the encoder that makes it.
+#
+# Lists grow by the bytes that one more item adds, so that sizes beyond ``MAX_PEERS``, which no encoder makes, can be
+# drawn.
+
+
+def record_nbytes(members: int, frames: int, contributors: int = 0) -> float:
+    """A record that keeps its members; with contributors, ``frames`` are the results of a reduce, one per range."""
+    empty, member, frame, contributor, part = _record_sizes()
+    result = part if contributors else frame
+    return empty + members * member + frames * result + contributors * contributor
+
+
+@cache
+def _record_sizes() -> tuple[int, int, int, int, int]:
+    """Bytes of an empty record, and what a member, a frame, a contributor, a range with its result add to one."""
+    empty = _nbytes(_record(0, 0, 0))
+    reduced = _nbytes(_record(0, 1, 1))
+    return (
+        empty,
+        _nbytes(_record(1, 0, 0)) - empty,
+        _nbytes(_record(0, 1, 0)) - empty,
+        _nbytes(_record(0, 1, 2)) - reduced,
+        _nbytes(_record(0, 2, 1)) - reduced,
+    )
+
+
+def _nbytes(record: Record) -> int:
+    return len(encode_record(record))
+
+
+def _peers(count: int) -> list[bytes]:
+    return [bytes([n]) * 32 for n in range(count)]
+
+
+def _record(members: int, frames: int, contributors: int) -> Record:
+    peers, ranges = tuple(_peers(members)), tuple(_ranges(frames)) if contributors else ()
+    refs = tuple(FrameRef(p, HASH, n if contributors else 0, 1, 1) for n, p in enumerate(_peers(frames)))
+    given = tuple(FrameRef(p, HASH, 0, 1, 1) for p in _peers(contributors))
+    return Record(HASH, 0, 1, 0, 0, 0, HASH, HASH, peers, refs, given, ranges, peers, False)
+
+
+def _ranges(count: int) -> list[tuple[bytes, int, int]]:
+    return [(peer, n, n + 1) for n, peer in enumerate(_peers(count))]
+
+
+def plan_nbytes(contributors: int, ranges: int) -> float:
+    """The plan of a reduce."""
+    base, more, wider = (
+        len(encode(ReducePlan(0, 1, 0, 0, tuple(FrameRef(p, HASH, 0, 1, 1) for p in _peers(c)), tuple(_ranges(r)))))
+        for c, r in ((1, 1), (2, 1), (1, 2))
+    )
+    return base + (contributors - 1) * (more - base) + (ranges - 1) * (wider - base)
+
+
+def commit_nbytes(record: float, votes: int) -> float:
+    """A commit over a record of that size."""
+    empty, one = (_commit(votes) for votes in (0, 1))
+    return empty - _nbytes(_record(0, 0, 0)) + record + votes * (one - empty)
+
+
+def _commit(votes: int) -> int:
+    signed = tuple((peer, bytes(SIGNATURE_NBYTES)) for peer in _peers(votes))
+    return len(encode(Commit(_record(0, 0, 0), Certificate(0, signed))))
+
+
+def proposal_nbytes(record: float) -> float:
+    """A proposal of a record of that size."""
+    return len(encode(Proposal(0, _record(0, 0, 0)))) - _nbytes(_record(0, 0, 0)) + record
+
+
+def size(of: Message) -> int:
+    """Of its encoding."""
+    return len(encode(of))

@@ -1,4 +1,9 @@
-"""The methods' equations once more, in float64 and from the papers, apart from `decentral.optimizers`."""
+"""The methods' equations once more, in float64 and from the papers.
+
+Written apart from `decentral.optimizers`, so that an error of a method, or of what it is told of its round, shows.
+
+Shape suffixes: N = elements of one fragment, which is one tensor, flat float64; K = contributors.
+"""
 
 from __future__ import annotations
 
@@ -46,12 +51,6 @@ __all__ = [
     "state_name",
 ]
 
-# ---- averaged ----
-#
-# What the equations are made of: what each record of one fragment averaged, in order.
-#
-# Shape suffixes in this room: N = elements of one fragment, which is one tensor, flat float64; K = contributors.
-
 Keys = Mapping[str, Any]  # Any: of [outer], numbers
 
 
@@ -66,9 +65,9 @@ class Averaged:
     name: str = ""  # of the fragment's tensor
 
 
-# ---- momenta ----
+# ---- steps along the mean ----
 #
-# Steps along the mean, and with a momentum over the means.
+# With and without a momentum over the means.
 
 
 def plain(run: Sequence[Averaged], keys: Keys) -> Tensor:
@@ -174,9 +173,9 @@ def delayed_nesterov(run: Sequence[Averaged], keys: Keys) -> Tensor:
     return moved_N
 
 
-# ---- contributors ----
+# ---- steps that ask for each contribution ----
 #
-# Steps that ask what each contributor sent: how long, how late, which way.
+# How long, how late, which way.
 
 
 def edit(run: Sequence[Averaged], keys: Keys) -> Tensor:
@@ -292,37 +291,9 @@ def decoupled(run: Sequence[Averaged], keys: Keys) -> Tensor:
     return moved_N
 
 
-# ---- directions ----
+# ---- steps that treat coordinates apart ----
 #
-# Random directions once more, by Python's whole numbers: what zeroth-order methods are judged by.
-#
-# Source: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", 2011: Philox4x32-10.
-
-_WORD = (1 << 32) - 1
-
-
-def signs(seed: int, number: int, name: str, numel: int) -> Tensor:
-    """1 of a bit that is not set, else -1: flat float64, (numel,)."""
-    named = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
-    bits = 0
-    for block in range(-(-numel // 128)):
-        words = _philox((block, number & _WORD, named & _WORD, named >> 32), (seed & _WORD, seed >> 32))
-        bits |= sum(word << 32 * place for place, word in enumerate(words)) << 128 * block
-    return torch.tensor([-1.0 if bits >> place & 1 else 1.0 for place in range(numel)], dtype=torch.float64)
-
-
-def _philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
-    (a, b, c, d), (left, right) = counter, key
-    for _ in range(10):
-        first, second = 0xD2511F53 * a, 0xCD9E8D57 * c
-        a, b, c, d = second >> 32 ^ b ^ left, second & _WORD, first >> 32 ^ d ^ right, first & _WORD
-        left, right = left + 0x9E3779B9 & _WORD, right + 0xBB67AE85 & _WORD
-    return a, b, c, d
-
-
-# ---- coordinates ----
-#
-# Steps that treat coordinates apart: by size, by sign, by slice, or along directions that a seed stands for.
+# By size, by sign, by slice, or along directions that a seed stands for.
 
 
 def fedopt(run: Sequence[Averaged], keys: Keys) -> Tensor:
@@ -375,14 +346,40 @@ def just_one_byte(run: Sequence[Averaged], keys: Keys) -> Tensor:
     return moved_N
 
 
-# ---- of methods ----
+# ---- random directions ----
 #
-# Which equation each outer method has: where an anchor must be after its records.
+# By Python's whole numbers: what zeroth-order methods are judged by.
 #
-# Written apart from decentral.optimizers, so that an error of a method, or of what it is told of its round, shows.
-# They take what the records of one fragment averaged, in order, and return the sum of the anchor's moves. Pairs:
-# `pulls`.
+# Source: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", 2011: Philox4x32-10.
 
+_WORD = (1 << 32) - 1
+
+
+def signs(seed: int, number: int, name: str, numel: int) -> Tensor:
+    """1 of a bit that is not set, else -1: flat float64, (numel,)."""
+    named = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
+    bits = 0
+    for block in range(-(-numel // 128)):
+        words = _philox((block, number & _WORD, named & _WORD, named >> 32), (seed & _WORD, seed >> 32))
+        bits |= sum(word << 32 * place for place, word in enumerate(words)) << 128 * block
+    return torch.tensor([-1.0 if bits >> place & 1 else 1.0 for place in range(numel)], dtype=torch.float64)
+
+
+def _philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
+    (a, b, c, d), (left, right) = counter, key
+    for _ in range(10):
+        first, second = 0xD2511F53 * a, 0xCD9E8D57 * c
+        a, b, c, d = second >> 32 ^ b ^ left, second & _WORD, first >> 32 ^ d ^ right, first & _WORD
+        left, right = left + 0x9E3779B9 & _WORD, right + 0xBB67AE85 & _WORD
+    return a, b, c, d
+
+
+# ---- the equation of each method ----
+#
+# Where an anchor must be after its records: they take what the records of one fragment averaged, in order, and return
+# the sum of the anchor's moves. ``PULLS`` has those of gossip.
+
+# masha has no equation here: which values are the largest is decided by float32's last bits, of which many are equal.
 EQUATIONS: Mapping[str, Callable[[Sequence[Averaged], Keys], Tensor]] = {
     "sparseloco": plain,
     "sparta": sparta,
@@ -412,18 +409,15 @@ EQUATIONS: Mapping[str, Callable[[Sequence[Averaged], Keys], Tensor]] = {
     "just_one_byte": just_one_byte,
 }
 SHARE = {"cgad", "fedbuff", "partial_updates"}  # methods whose divisor is known of a reduce where all weigh the same
-# masha has no equation here: which values are the largest is decided by float32's last bits, of which many are equal.
 # Methods whose frames do not count alike, or whose step is another where a mean is zero up to rounding: their mean is
 # known where owners sent it.
 WEIGH = {"edit", "a_edit", "demo_sgd"}
 
-# ---- pulls ----
-#
-# Gossip methods' equations once more, in float64 and from the papers: how one of a pair moves, but for the pull.
-#
-# Over both of a pair the pulls towards their mean cancel, whatever was lost of what they told each other.
 
-# Shape suffix: N = elements of one fragment, flat float64.
+# ---- one of a pair of gossip ----
+#
+# How it moves, but for the pull: over both of a pair the pulls towards their mean cancel, whatever was lost of what
+# they told each other.
 
 _STATE = "state/"
 

@@ -1,4 +1,4 @@
-"""What inner steps do to the parameters of a simulated peer: leave marks, make noise, or learn.
+"""Lessons of a simulated peer: its inner steps leave marks in the parameters, make noise, or learn.
 
 ``marks``: step n subtracts 840 from one parameter. 840 is divisible by 1 to 8, so with that many contributors means,
 debts and carried progress stay integers below 2**24 and float32 sums of them are exact: no tolerance hides anything.
@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from decentral.dissemination import broadcast
-from decentral.dissemination.broadcast import PIECE
 from decentral.dissemination.reduce import Grain, partition
 from decentral.manifest import Manifest
 from decentral.manifest.terms import Inner
@@ -33,15 +32,145 @@ from decentral.transport.requests import PREFIX_NBYTES
 from decentral.wire.frames import HEADER_NBYTES
 from decentral.wire.pieces import PIECE_HEAD_NBYTES
 
-__all__ = ["UNIT", "VALUES", "Descent", "Lesson", "LessonName", "first_anchors", "lesson_named", "toy_schema"]
+__all__ = [
+    "UNIT",
+    "VALUES",
+    "Descent",
+    "Lesson",
+    "LessonName",
+    "StandIn",
+    "body_nbytes",
+    "first_anchors",
+    "lesson_named",
+    "stand_in_for",
+    "toy_schema",
+]
 
-# ---- moments ----
+# Shape suffix: N = elements of a fragment, flat float32.
+
+UNIT = 840.0  # lcm(1..8)
+TILES = 128  # rows and columns of what stands for a large model: slices of eight peers that are longer than a header
+NUM_DRAWN = 64  # steps that there are; sums of some of them are as Gaussian as sums of others
+VALUES = 96  # parameters of one fragment: more than any peer makes inner steps between two commits of its own
+Begins = Callable[[], None]
+LessonName = Literal["marks", "noise", "tiles", "learn"]
+
+_SHAPES: dict[LessonName, tuple[int, int]] = {
+    "marks": (8, VALUES // 8),
+    "noise": (8, VALUES // 8),
+    "tiles": (TILES, TILES),
+    "learn": (WIDTH, WIDTH),
+}
+
+
+class Lesson(Protocol):
+    """What one peer's inner steps do."""
+
+    inner: InnerOptimizer  # what stands for one
+
+    def step(self, live: Sequence[Tensor], number: int, begins: Begins = lambda: None) -> list[Tensor]:
+        """What inner step ``number`` of this peer subtracts from each fragment; ``begins``: once gradients are made."""
+        ...
+
+    def loss(self, anchors: Sequence[Tensor]) -> float | None:
+        """How much is left to learn; None where nothing is learnt."""
+        ...
+
+
+class Marks:
+    """``marks``: every step can be told from the others in a sum."""
+
+    def __init__(self) -> None:
+        self._descent = Descent()
+        self.inner: InnerOptimizer = self._descent
+
+    def step(self, live: Sequence[Tensor], number: int, begins: Begins = lambda: None) -> list[Tensor]:
+        """See Lesson."""
+        marks = [torch.zeros_like(live_N) for live_N in live]
+        for fragment, mark_N in enumerate(marks):
+            mark_N[(number - 1 + fragment) % len(mark_N)] = UNIT
+        return self._descent.step(marks, begins)
+
+    def loss(self, anchors: Sequence[Tensor]) -> float | None:
+        """See Lesson."""
+        return None
+
+
+class Noise:
+    """``noise``: another tensor in every step."""
+
+    def __init__(self, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+        self._descent = Descent()
+        self.inner: InnerOptimizer = self._descent
+
+    def step(self, live: Sequence[Tensor], number: int, begins: Begins = lambda: None) -> list[Tensor]:
+        """See Lesson."""
+        steps = [0.01 * torch.randn(live_N.shape, generator=self._generator) for live_N in live]
+        return self._descent.step(steps, begins)
+
+    def loss(self, anchors: Sequence[Tensor]) -> float | None:
+        """See Lesson."""
+        return None
+
+
+class Tiles:
+    """``tiles``: noise that is drawn once for all peers; a peer's step is one of ``NUM_DRAWN`` tensors, by its seed."""
+
+    def __init__(self, seed: int, num_fragments: int, *, averages: bool) -> None:
+        self._choice, self._drawn = random.Random(seed), _drawn_tiles(num_fragments)
+        self._descent = Descent(averages=averages)
+        self.inner: InnerOptimizer = self._descent
+
+    def step(self, live: Sequence[Tensor], number: int, begins: Begins = lambda: None) -> list[Tensor]:
+        """See Lesson."""
+        return self._descent.step(list(self._choice.choice(self._drawn)), begins)
+
+    def loss(self, anchors: Sequence[Tensor]) -> float | None:
+        """See Lesson."""
+        return None
+
+
+@lru_cache(maxsize=4)
+def _drawn_tiles(num_fragments: int) -> list[list[Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    return [
+        [0.01 * torch.randn(TILES * TILES, generator=generator) for _ in range(num_fragments)] for _ in range(NUM_DRAWN)
+    ]
+
+
+def lesson_named(
+    name: LessonName, num_fragments: int, generator: random.Random, inner: Inner, *, averages: bool = True
+) -> Lesson:
+    """The lesson of one process of one peer; ``inner``: how it learns; ``averages``: whether moments are asked for."""
+    if name == "marks":
+        return Marks()
+    seed = generator.randrange(1 << 30)
+    if name == "tiles":
+        return Tiles(seed, num_fragments, averages=averages)
+    return Student(num_fragments, seed, inner) if name == "learn" else Noise(seed)
+
+
+def first_anchors(name: LessonName, num_fragments: int) -> list[Tensor]:
+    """The parameters that every run starts from."""
+    if name == "learn":
+        return beginning(num_fragments)
+    return [torch.zeros(fragment.numel) for fragment in toy_schema(name, num_fragments).fragments]
+
+
+def toy_schema(name: LessonName, num_fragments: int) -> Schema:
+    """A model of one small matrix per fragment."""
+    shape = _SHAPES[name]
+    return Schema(
+        tuple(Fragment(f, (ParameterSpec(weight_name(f), shape),)) for f in range(num_fragments)),
+    )
+
+
+# ---- plain descent, with moments ----
 #
-# A simulated peer's inner optimizer: plain descent, with moments for the methods that average them.
+# A simulated peer's inner optimizer; moments are for the methods that average them.
 
 BETAS = {"exp_avg": 0.9, "exp_avg_sq": 0.95}  # by torch's names; decays of tens of steps show within a few rounds
-
-# Shape suffix: N = elements of one fragment, flat float32.
 
 
 class Descent:
@@ -93,131 +222,9 @@ class Descent:
         self._gradients[fragment] = self._gradients[fragment] + added_N
 
 
-# ---- lessons ----
-
-UNIT = 840.0  # lcm(1..8)
-TILES = 128  # rows and columns of what stands for a large model: slices of eight peers that are longer than a header
-NUM_DRAWN = 64  # steps that there are; sums of some of them are as Gaussian as sums of others
-VALUES = 96  # parameters of one fragment: more than any peer makes inner steps between two commits of its own
-Begins = Callable[[], None]
-LessonName = Literal["marks", "noise", "tiles", "learn"]
-
-_SHAPES: dict[LessonName, tuple[int, int]] = {
-    "marks": (8, VALUES // 8),
-    "noise": (8, VALUES // 8),
-    "tiles": (TILES, TILES),
-    "learn": (WIDTH, WIDTH),
-}
-
-# Shape suffix: N = elements of one fragment, flat float32.
-
-
-class Lesson(Protocol):
-    """What one peer's inner steps do."""
-
-    inner: InnerOptimizer  # what stands for one
-
-    def step(self, live: Sequence[Tensor], number: int, begins: Begins = lambda: None) -> list[Tensor]:
-        """What inner step ``number`` of this peer subtracts from each fragment; ``begins``: once gradients are made."""
-        ...
-
-    def loss(self, anchors: Sequence[Tensor]) -> float | None:
-        """How much is left to learn; None where nothing is learnt."""
-        ...
-
-
-class Marks:
-    """See the module."""
-
-    def __init__(self) -> None:
-        self._descent = Descent()
-        self.inner: InnerOptimizer = self._descent
-
-    def step(self, live: Sequence[Tensor], number: int, begins: Begins = lambda: None) -> list[Tensor]:
-        """See Lesson."""
-        marks = [torch.zeros_like(live_N) for live_N in live]
-        for fragment, mark_N in enumerate(marks):
-            mark_N[(number - 1 + fragment) % len(mark_N)] = UNIT
-        return self._descent.step(marks, begins)
-
-    def loss(self, anchors: Sequence[Tensor]) -> float | None:
-        """See Lesson."""
-        return None
-
-
-class Noise:
-    """See the module."""
-
-    def __init__(self, seed: int) -> None:
-        self._generator = torch.Generator().manual_seed(seed)
-        self._descent = Descent()
-        self.inner: InnerOptimizer = self._descent
-
-    def step(self, live: Sequence[Tensor], number: int, begins: Begins = lambda: None) -> list[Tensor]:
-        """See Lesson."""
-        steps = [0.01 * torch.randn(live_N.shape, generator=self._generator) for live_N in live]
-        return self._descent.step(steps, begins)
-
-    def loss(self, anchors: Sequence[Tensor]) -> float | None:
-        """See Lesson."""
-        return None
-
-
-class Tiles:
-    """See the module. Noise is drawn once for all peers: a peer's step is one of ``NUM_DRAWN`` tensors, by its seed."""
-
-    def __init__(self, seed: int, num_fragments: int, *, averages: bool) -> None:
-        self._choice, self._drawn = random.Random(seed), _drawn(num_fragments)
-        self._descent = Descent(averages=averages)
-        self.inner: InnerOptimizer = self._descent
-
-    def step(self, live: Sequence[Tensor], number: int, begins: Begins = lambda: None) -> list[Tensor]:
-        """See Lesson."""
-        return self._descent.step(list(self._choice.choice(self._drawn)), begins)
-
-    def loss(self, anchors: Sequence[Tensor]) -> float | None:
-        """See Lesson."""
-        return None
-
-
-@lru_cache(maxsize=4)
-def _drawn(num_fragments: int) -> list[list[Tensor]]:
-    generator = torch.Generator().manual_seed(0)
-    return [
-        [0.01 * torch.randn(TILES * TILES, generator=generator) for _ in range(num_fragments)] for _ in range(NUM_DRAWN)
-    ]
-
-
-def lesson_named(
-    name: LessonName, num_fragments: int, generator: random.Random, inner: Inner, *, averages: bool = True
-) -> Lesson:
-    """The lesson of one process of one peer; ``inner``: how it learns; ``averages``: whether moments are asked for."""
-    if name == "marks":
-        return Marks()
-    seed = generator.randrange(1 << 30)
-    if name == "tiles":
-        return Tiles(seed, num_fragments, averages=averages)
-    return Student(num_fragments, seed, inner) if name == "learn" else Noise(seed)
-
-
-def first_anchors(name: LessonName, num_fragments: int) -> list[Tensor]:
-    """The parameters that every run starts from."""
-    if name == "learn":
-        return beginning(num_fragments)
-    return [torch.zeros(fragment.numel) for fragment in toy_schema(name, num_fragments).fragments]
-
-
-def toy_schema(name: LessonName, num_fragments: int) -> Schema:
-    """A model of one small matrix per fragment."""
-    shape = _SHAPES[name]
-    return Schema(
-        tuple(Fragment(f, (ParameterSpec(weight_name(f), shape),)) for f in range(num_fragments)),
-    )
-
-
-# ---- stand in ----
+# ---- small tensors for a real model ----
 #
-# Small tensors that stand for a real model: bytes and seconds of the real one, arithmetic of a few hundred values.
+# Bytes and seconds of the real one, arithmetic of a few hundred values.
 #
 # One byte of a bulk protocol takes the time of as many bytes as the real frame is larger than the small one. The real
 # size is what the run's own codec makes of Gaussian values, entropy coding included; control messages are as they are.
@@ -227,8 +234,6 @@ def toy_schema(name: LessonName, num_fragments: int) -> Schema:
 SAMPLE = 1 << 22  # values that are encoded; a larger model is so many times as large
 DRAWS = 16  # small bodies that are made: one alone is up to a tenth longer or shorter than most
 WHOLE = Grain(align=1, piece=1 << 30)  # of a reduce of small tensors: as many parts as owners
-
-# Shape suffix: N = elements, flat float32.
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +257,7 @@ def stand_in_for(manifest: Manifest, num_parameters: int, peers: int, lesson: Le
     state = Weight(num_parameters / sum(fragment.numel for fragment in toy), PREFIX_NBYTES + ANY_FORM.size)
     frame = Weight(body, PREFIX_NBYTES + HEADER_NBYTES)
     piece = Weight(body, PREFIX_NBYTES + PIECE_HEAD_NBYTES)
-    protocols = {broadcast.PUSH: frame, broadcast.FETCH: frame, PIECE: piece, PACKED: state}
+    protocols = {broadcast.PUSH: frame, broadcast.FETCH: frame, broadcast.PIECE: piece, PACKED: state}
     whole = (HEADER_NBYTES + real) / (HEADER_NBYTES + small)
     offer = numel / toy[0].numel if manifest.exchange.kind == "reduce" else whole  # a reduce's: all bodies at most
     return StandIn(protocols, body, offer, WHOLE)

@@ -24,12 +24,15 @@ __all__ = [
     "cancel_shielded_checkpoint",
     "checkpoint",
     "checkpoint_if_cancelled",
+    "look_from",
     "outermost",
     "pause",
+    "sleep",
 ]
 
 Job = Coroutine[Any, Any, object]  # Any: what traps yield and are sent is this module's own
 Abort = Callable[["Task"], object]  # told of a task that waits no more, as it is cancelled
+_NEVER = float("inf")  # of a deadline, or of a sleep: no timer is started
 _STALE = 1000  # timers that are not wanted any more and may stay in the heap
 
 
@@ -38,7 +41,7 @@ class Cancelled(BaseException):
 
 
 class Scope(Protocol):
-    """What a task stands in; see `scopes`."""
+    """What a task stands in: ``CancelScope``."""
 
     cancel_called: bool
     effective: bool
@@ -52,7 +55,7 @@ class Scope(Protocol):
 
 
 class Group(Protocol):
-    """What a task belongs to; see `groups`."""
+    """What a task belongs to: ``TaskGroup`` in `decentral.simulate.backend`."""
 
     tasks: dict[Task, None]
     host: Task | None
@@ -304,7 +307,7 @@ def sleep(delay: float) -> Generator[Abort | None, Cancelled | None, None]:
     if loop.over:
         raise Cancelled
     task = loop.task
-    if delay == _FOREVER:
+    if delay == _NEVER:
         error = yield leave_be
     else:
         timer = Timer(loop.now + delay, lambda: loop.resume(task))
@@ -316,17 +319,11 @@ def sleep(delay: float) -> Generator[Abort | None, Cancelled | None, None]:
         raise Cancelled
 
 
-_FOREVER = float("inf")
-
-# ---- scopes ----
-#
-# Cancel scopes of anyio under virtual time.
+# ---- cancel scopes ----
 #
 # A scope knows the task that entered it, and a task its innermost scope; what lies between is found by going outwards,
 # and what a group's tasks stand in by going through the group. So entering and leaving, which every message does a
 # dozen times, touch two attributes, and cancelling, which is rare, looks around.
-
-_NEVER = float("inf")
 
 
 class CancelScope:

@@ -1,7 +1,7 @@
-"""One process of a simulated machine: the real node and the real outer loop on the real store.
+"""A simulated machine, and the process on it: the real node and the real outer loop on the real store.
 
-Rounds, exchange, directory, catch-up, codecs, journal and checkpoints are those of a peer. A crash ends it between any
-two steps of its tasks: nothing it does afterwards reaches a disk or a peer.
+Rounds, exchange, directory, catch-up, codecs, journal and checkpoints are those of a peer. A crash ends the process
+between any two steps of its tasks: nothing it does afterwards reaches a disk or a peer.
 """
 
 from __future__ import annotations
@@ -284,9 +284,9 @@ async def _interleaved(work: Callable[[*Ts], T], *args: *Ts) -> T:
     return result
 
 
-# ---- host ----
+# ---- the machine ----
 #
-# One machine of a simulated swarm: a key and a disk that outlive processes, and a process that comes and goes.
+# A key and a disk that outlive processes, and a process that comes and goes.
 
 
 class Host:
@@ -341,7 +341,7 @@ class Host:
         try:
             await self.process.run()
         except* DecentralError as errors:
-            self.note("failed", why=sorted(type(error).__name__ for error in _leaves(errors)))
+            self.note("failed", why=sorted(type(error).__name__ for error in _single_errors(errors)))
         finally:
             self.up = False
             self.num_steps = self.process.num_steps
@@ -425,9 +425,9 @@ class Host:
         self.site.trace.note(self.number, self.lives, event, tensors, **fields)
 
 
-def _leaves(group: BaseExceptionGroup[Any]) -> list[BaseException]:
+def _single_errors(group: BaseExceptionGroup[Any]) -> list[BaseException]:
     return [
         leaf
         for error in group.exceptions
-        for leaf in (_leaves(error) if isinstance(error, BaseExceptionGroup) else [error])
+        for leaf in (_single_errors(error) if isinstance(error, BaseExceptionGroup) else [error])
     ]

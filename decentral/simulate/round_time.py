@@ -1,4 +1,4 @@
-"""How long an outer step takes on equal machines and lines, and what it costs, without a simulation. Arithmetic.
+"""Time and cost of an outer step on equal machines and lines, and terms that fit a line. Arithmetic, no simulation.
 
 An outer step is H / F inner steps of each peer, F fragments, and what of its messages ``overlap`` inner steps do not
 hide: control messages one after another, three times the way to the other side each (a stream is confirmed before
@@ -120,9 +120,9 @@ def _all_channels(codec: Codec, values: int, channels: int) -> float:
     return body_nbytes(codec.of(0), values) + sum(body_nbytes(codec.of(one), values) for one in range(1, channels))
 
 
-# ---- fitting ----
+# ---- terms that fit a line ----
 #
-# The terms that fit a line: the preset that is justified for it, with inner steps enough to compute nearly always.
+# The preset that is justified for it, with inner steps enough to compute nearly always.
 
 TARGET = 0.95  # of the time in inner steps
 MARGIN = 1.1  # times the wait: simulated swarms of the four classes wait for up to 1.06 times what arithmetic says

@@ -1,4 +1,4 @@
-"""What is simulated: the terms of a run, how many machines, what befalls them. A function of its seed."""
+"""A scenario of a simulation: the terms of a run, how many machines, what befalls them. A function of its seed."""
 
 from __future__ import annotations
 
@@ -27,14 +27,38 @@ __all__ = [
     "toy_manifest",
 ]
 
-# ---- profiles ----
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One simulated run."""
+
+    manifest: Manifest
+    profile: Profile
+    seed: int = 0
+    hosts: int = 4
+    rounds: int = 20  # outer steps under the profile, counted from the calm start's; then the swarm must come to rest
+    step_seconds: float = 0.25  # of one inner step at the median speed
+    calm_start: bool = False  # nothing befalls the machines before all of them train together
+    lesson: LessonName = "marks"  # what inner steps do
+    patience: float = 5.0  # s of virtual time per outer step: a storm may keep a swarm from making any
+    settle: float = 240.0  # s of virtual time that calm may take before it counts as a hang
+    stand_in: StandIn | None = None  # what the small model's bytes stand for; None: for themselves
+    seats: int = SEATS  # of the committee that votes where there are more hosts
+    claims: tuple[float, ...] = ()  # bytes/s that hosts say they were seen to send, one of these; empty: nothing
+
+    @property
+    def round_seconds(self) -> float:
+        """Seconds of virtual time that the median peer trains for one round."""
+        return self.step_seconds * self.manifest.inner.steps
+
+
+# ---- machines and links of volunteers ----
 #
-# How machines and links of volunteers behave: what is drawn for each simulated peer, and how often things break.
+# What is drawn for each simulated peer, and how often things break.
 #
-# Sources of the figures: sessions of spot machines, SkyPilot's AWS V100 traces (1,884 sessions: Weibull k = 0.59,
-# scale 1.78 h); sessions of home machines, KAD and IPFS measurements (Weibull k about 0.6, scale 3 h); the range of
-# loss and duplication, TigerBeetle's simulator. The shares of stale and corrupt disks and the stragglers are proposals
-# of ours.
+# Sources of the figures: sessions of spot machines, SkyPilot's AWS V100 traces (1,884 sessions: Weibull k = 0.59, scale
+# 1.78 h); sessions of home machines, KAD and IPFS measurements (Weibull k about 0.6, scale 3 h); the range of loss and
+# duplication, TigerBeetle's simulator. The shares of stale and corrupt disks and the stragglers are proposals of ours.
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,32 +134,9 @@ def on_lines(profile: Profile, rate: float | None) -> Profile:
     return profile if rate is None else replace(profile, bandwidth=rate, asymmetry=1.0, bandwidth_spread=0.0)
 
 
-# ---- scenario ----
-
-
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    """One simulated run."""
-
-    manifest: Manifest
-    profile: Profile
-    seed: int = 0
-    hosts: int = 4
-    rounds: int = 20  # outer steps under the profile, counted from the calm start's; then the swarm must come to rest
-    step_seconds: float = 0.25  # of one inner step at the median speed
-    calm_start: bool = False  # nothing befalls the machines before all of them train together
-    lesson: LessonName = "marks"  # what inner steps do
-    patience: float = 5.0  # s of virtual time per outer step: a storm may keep a swarm from making any
-    settle: float = 240.0  # s of virtual time that calm may take before it counts as a hang
-    stand_in: StandIn | None = None  # what the small model's bytes stand for; None: for themselves
-    seats: int = SEATS  # of the committee that votes where there are more hosts
-    claims: tuple[float, ...] = ()  # bytes/s that hosts say they were seen to send, one of these; empty: nothing
-
-    @property
-    def round_seconds(self) -> float:
-        """Seconds of virtual time that the median peer trains for one round."""
-        return self.step_seconds * self.manifest.inner.steps
-
+# ---- the scenario of a seed ----
+#
+# For the project's own suites: all is drawn; runs have a few inner steps per round, and deadlines of seconds.
 
 _EXACT = {"chain": "topk(k=128, chunk=4096)", "feedback": "ef(beta=1)"}  # 3 of 96: most of it is debt for a while
 _UNCLIPPED = {"norm_clip": None}  # what is given is counted to the last bit, and a clip takes some of it

@@ -1,4 +1,4 @@
-"""Simulate one scenario and judge it: the front door of this package."""
+"""The front door of this package: simulate one scenario and judge it, or forecast a run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from decentral.simulate.world import Progress, World, in_memory_folder
 from decentral.tasks.sizing import LanguageModelConfig, parameters_of
 from decentral.tensors.threads import on_threads
 
-__all__ = ["Outcome", "simulate"]
+__all__ = ["By", "Outcome", "forecast", "simulate"]
 
 GARBAGE_EVERY = 100_000  # objects more than were freed; Python's own is 700
 
@@ -171,9 +171,9 @@ async def _run(scenario: Scenario, folder: Path, afflict: Afflict, on_progress: 
     return Outcome(scenario, trace, verdict, tuple(world.hangs), world.reached, calm)
 
 
-# ---- forecast ----
+# ---- a forecast of somebody's own run ----
 #
-# What a run would do on such machines and links: a scenario made of somebody's own manifest.
+# A scenario is made of its manifest, on such machines and links.
 
 By = Literal["messages", "rounds"]
 

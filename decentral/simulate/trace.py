@@ -1,4 +1,4 @@
-"""What happened in a simulated run, in order: the only thing its checker reads besides the peers' disks.
+"""The trace of a simulated run: what happened, in order, which is all that its checker reads besides the peers' disks.
 
 One entry is one event of one peer at one virtual time. The hash over all entries names the run: equal seeds give equal
 hashes in every process, or something took its randomness, its clock or its order from outside.
@@ -68,9 +68,9 @@ def _plain(value: object) -> str:
     return value.hex() if isinstance(value, bytes) else repr(value)
 
 
-# ---- verdict ----
+# ---- the verdict on a trace ----
 #
-# What the checker found: counts of broken guarantees, and a sentence for each.
+# Counts of broken guarantees, and a sentence for each.
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""What befalls simulated machines: crashes, goodbyes, lids that close, networks that split. Drawn from the seed."""
+"""Troubles of simulated machines: crashes, goodbyes, lids that close, networks that split. Drawn from the seed."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""What a peer keeps: checkpoints on its own disk, the log of commits, snapshots, the exported model.
+"""State that a peer keeps: checkpoints on its own disk, the log of commits, snapshots, the exported model.
 
-``durable`` the fsync protocol · ``tensor_file`` safetensors with a hash per tensor · ``checkpoint`` save
-and load the newest valid one · ``optimizer_state`` torch state as tensors and JSON · ``journal`` the log of
-commits · ``snapshot`` and ``assembler`` hand the anchor to a joiner, in chunks as ``chunk_form`` says ·
-``packed_file`` a file packed so · ``delta`` the exact difference of two versions · ``export`` a model
-folder. No pickle anywhere.
+``durable`` the fsync protocol · ``tensor_file`` safetensors with a hash per tensor · ``checkpoint`` save and load the
+newest valid one, torch's state as tensors and JSON, snapshots from chunks · ``journal`` the log of commits ·
+``snapshot`` hands the anchor to a joiner, in chunks · ``delta`` the exact difference of two versions, and anchors as
+files · ``export`` a model folder, also packed for the way. No pickle anywhere.
 """

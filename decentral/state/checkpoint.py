@@ -1,9 +1,12 @@
 """Checkpoints: written whole or not at all, the newest valid one loaded, damaged ones passed over and named.
 
-One checkpoint is one folder, ``00000012-NAME``, with ``tensors.safetensors`` and ``meta.json``. It is
-written under a temporary name in the same directory, every file and the folder fsynced, renamed, and the
-directory fsynced: after a crash at any point the directory holds the earlier checkpoints, and the new one
-either completely or not at all. One process writes a directory at a time.
+One checkpoint is one folder, ``00000012-NAME``, with ``tensors.safetensors`` and ``meta.json``. It is written under a
+temporary name in the same directory, every file and the folder fsynced, renamed, and the directory fsynced: after a
+crash at any point the directory holds the earlier checkpoints, and the new one either completely or not at all. One
+process writes a directory at a time.
+
+Beside them: torch's nested state as tensors and JSON, the parameters that are not trained, adapters of peft, and
+snapshots put together from chunks.
 """
 
 from __future__ import annotations
@@ -40,6 +43,8 @@ from decentral.state.tensor_file import (
     untold,
     write_tensor_file,
 )
+
+# ---- checkpoints ----
 
 FORMAT = 1
 KEEP = 3  # two spares: one may be damaged while the next is being written
@@ -216,105 +221,12 @@ def _prune(folders: list[Path], keep: int, disk: Disk) -> None:
             disk.remove(doomed)
 
 
-# ---- adapters ----
+# ---- nested state as tensors and JSON ----
 #
-# Adapters of peft on a frozen base: what a checkpoint says of them, and the files by which peft opens them.
+# State of torch's optimizers, schedulers and generators becomes tensors plus JSON, and comes back bit for bit.
 #
-# The base stays where it came from, so the export of such a run is what was trained. In a model a parameter carries
-# the name of its adapter (``...q_proj.lora_A.default.weight``), in peft's files it does not
-# (``...q_proj.lora_A.weight``).
-
-TASK = "adapter"  # of the model, in a checkpoint's meta
-ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
-
-
-def saved_name(name: str, adapter: str) -> str | None:
-    """A parameter's name in peft's file; None for one of no adapter whose files have such names."""
-    copied = f".modules_to_save.{adapter}."  # a module of the base that is trained whole
-    if copied in name:
-        return name.replace(copied, ".")
-    before, found, after = name.partition(f".{adapter}")
-    is_whole = found and (not after or after.startswith("."))
-    return before + after if is_whole and ".lora_" in before else None
-
-
-def described(config: Mapping[str, Any], adapter: str, trained: Iterable[str]) -> dict[str, Any] | None:  # Any: JSON
-    """For a checkpoint's meta; None where something is trained that such an adapter's files have no place for."""
-    if any(saved_name(name, adapter) is None for name in trained):
-        return None
-    plain = {key: sorted(value) if isinstance(value, set) else value for key, value in config.items()}
-    return {"task": TASK, "adapter": adapter, "config": {**plain, "inference_mode": True}}
-
-
-# ---- frozen ----
-#
-# What of a model is not trained, in one file per run directory: written once, never sent, needed to export the model.
-#
-# The run's schema has a digest of each tensor, so the file is checked by what all peers agreed on.
-
-FROZEN = "frozen.safetensors"
-
-
-def keep_frozen(
-    folder: Path,
-    specs: Sequence[FrozenSpec],
-    tensors: Callable[[], Mapping[str, Tensor]],
-    disk: Disk = DISK,
-    whole: Whole = as_it_is,
-) -> None:
-    """Write ``FROZEN`` into ``folder``, durably, unless these very tensors are in it. DiskError: the disk refused.
-
-    ``whole``: makes one tensor of what stands for it, when its turn comes.
-    """
-    path, digest = folder / FROZEN, _digest(specs)
-    if _digest_in(path) == digest:
-        return
-    temporary = path.with_name(f"{TEMPORARY}{FROZEN}")
-    with disk_errors(f"writing {path}"):
-        disk.remove(temporary)
-        write_tensor_file(temporary, tensors(), {"format": "pt", "digest": digest}, disk, whole)
-        disk.rename(temporary, path)
-        disk.sync_folder(folder)
-
-
-def read_frozen(folder: Path, specs: Sequence[FrozenSpec]) -> dict[str, Tensor]:
-    """The tensors that ``specs`` name, each checked. DiskError: the file is missing, of another model or damaged."""
-    path = folder / FROZEN
-    named = f"{len(specs)} frozen tensors of the model ({specs[0].name} ...)"
-    way_out = "copy it from another peer of the run, or start this one again without it: it writes it"
-    try:
-        found = {name: tensor.clone() for name, tensor in load_file(path).items()}  # clones: see tensor_file
-    except FileNotFoundError as error:
-        raise DiskError(f"{path} is missing, and with it the {named}; {way_out}") from error
-    except (OSError, SafetensorError) as error:
-        raise DiskError(f"{path} cannot be read ({error}), and in it are the {named}; {way_out}") from error
-    for spec in specs:
-        if spec.name not in found or frozen_digest(found[spec.name]) != spec.digest:
-            raise DiskError(f"{path}: {spec.name} is not the one that the run's peers agreed on; {way_out}")
-    return {spec.name: found[spec.name] for spec in specs}
-
-
-def _digest(specs: Sequence[FrozenSpec]) -> str:
-    text = json.dumps([[spec.name, spec.shape, spec.dtype, spec.digest] for spec in specs])
-    return hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
-
-
-def _digest_in(path: Path) -> str | None:
-    """What a file that is there says of itself; its last rename came after its bytes were durable."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            return (file.metadata() or {}).get("digest")
-    except (OSError, SafetensorError):
-        return None
-
-
-# ---- optimizer state ----
-#
-# torch's nested state (optimizers, schedulers, generators) as tensors plus JSON, and back, bit for bit.
-#
-# ``state_dict()`` mixes tensors with dicts that have integer keys, tuples and floats like inf, which JSON
-# alone would change silently. Every value is tagged instead; an unknown type is an error now and not a
-# surprise at resume.
+# ``state_dict()`` mixes tensors with dicts that have integer keys, tuples and floats like inf, which JSON alone would
+# change silently. Every value is tagged instead; an unknown type is an error now and not a surprise at resume.
 
 Tree = Any  # nested dict, list, tuple, str, int, float, bool, None, Tensor: torch has no closer type
 
@@ -432,14 +344,107 @@ def _decode(document: Json, tensors: Mapping[str, Tensor]) -> Tree:
     raise ValueError(f"unknown tag {kind!r}")
 
 
-# ---- assembler ----
+# ---- parameters that are not trained ----
 #
-# Put a snapshot together from chunks that come in any order, from any donors, over any number of restarts.
+# They are in one file per run directory: written once, never sent, needed to export the model.
 #
-# A chunk is accepted only if its hash is the one the index names, so one lying donor costs one chunk's bytes.
-# With a folder, chunks are also written to ``DIGEST.partial``; on restart its chunks are hashed again and
-# only the missing ones are fetched. No fsync is needed there: what a crash lost fails its hash and is fetched
-# again.
+# The run's schema has a digest of each tensor, so the file is checked by what all peers agreed on.
+
+FROZEN = "frozen.safetensors"
+
+
+def keep_frozen(
+    folder: Path,
+    specs: Sequence[FrozenSpec],
+    tensors: Callable[[], Mapping[str, Tensor]],
+    disk: Disk = DISK,
+    whole: Whole = as_it_is,
+) -> None:
+    """Write ``FROZEN`` into ``folder``, durably, unless these very tensors are in it. DiskError: the disk refused.
+
+    ``whole``: makes one tensor of what stands for it, when its turn comes.
+    """
+    path, digest = folder / FROZEN, _digest_of_specs(specs)
+    if _digest_in_file(path) == digest:
+        return
+    temporary = path.with_name(f"{TEMPORARY}{FROZEN}")
+    with disk_errors(f"writing {path}"):
+        disk.remove(temporary)
+        write_tensor_file(temporary, tensors(), {"format": "pt", "digest": digest}, disk, whole)
+        disk.rename(temporary, path)
+        disk.sync_folder(folder)
+
+
+def read_frozen(folder: Path, specs: Sequence[FrozenSpec]) -> dict[str, Tensor]:
+    """The tensors that ``specs`` name, each checked. DiskError: the file is missing, of another model or damaged."""
+    path = folder / FROZEN
+    named = f"{len(specs)} frozen tensors of the model ({specs[0].name} ...)"
+    way_out = "copy it from another peer of the run, or start this one again without it: it writes it"
+    try:
+        found = {name: tensor.clone() for name, tensor in load_file(path).items()}  # clones: see read_tensor_file
+    except FileNotFoundError as error:
+        raise DiskError(f"{path} is missing, and with it the {named}; {way_out}") from error
+    except (OSError, SafetensorError) as error:
+        raise DiskError(f"{path} cannot be read ({error}), and in it are the {named}; {way_out}") from error
+    for spec in specs:
+        if spec.name not in found or frozen_digest(found[spec.name]) != spec.digest:
+            raise DiskError(f"{path}: {spec.name} is not the one that the run's peers agreed on; {way_out}")
+    return {spec.name: found[spec.name] for spec in specs}
+
+
+def _digest_of_specs(specs: Sequence[FrozenSpec]) -> str:
+    text = json.dumps([[spec.name, spec.shape, spec.dtype, spec.digest] for spec in specs])
+    return hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
+
+
+def _digest_in_file(path: Path) -> str | None:
+    """What a file that is there says of itself; its last rename came after its bytes were durable."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return (file.metadata() or {}).get("digest")
+    except (OSError, SafetensorError):
+        return None
+
+
+# ---- adapters of peft ----
+#
+# A checkpoint says of them how peft opens their files; the base is frozen and stays where it came from, so the export
+# of such a run is what was trained.
+#
+# In a model a parameter carries the name of its adapter (``...q_proj.lora_A.default.weight``), in peft's files it does
+# not (``...q_proj.lora_A.weight``).
+
+ADAPTER_TASK = "adapter"  # of the model, in a checkpoint's meta
+ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+
+
+def name_in_adapter_file(name: str, adapter: str) -> str | None:
+    """A parameter's name in peft's file; None for one of no adapter whose files have such names."""
+    copied = f".modules_to_save.{adapter}."  # a module of the base that is trained whole
+    if copied in name:
+        return name.replace(copied, ".")
+    before, found, after = name.partition(f".{adapter}")
+    is_whole = found and (not after or after.startswith("."))
+    return before + after if is_whole and ".lora_" in before else None
+
+
+def adapter_description(
+    config: Mapping[str, Any], adapter: str, trained: Iterable[str]
+) -> dict[str, Any] | None:  # Any: JSON
+    """For a checkpoint's meta; None where something is trained that such an adapter's files have no place for."""
+    if any(name_in_adapter_file(name, adapter) is None for name in trained):
+        return None
+    plain = {key: sorted(value) if isinstance(value, set) else value for key, value in config.items()}
+    return {"task": ADAPTER_TASK, "adapter": adapter, "config": {**plain, "inference_mode": True}}
+
+
+# ---- snapshots from chunks ----
+#
+# Chunks come in any order, from any donors, over any number of restarts.
+#
+# A chunk is accepted only if its hash is the one the index names, so one lying donor costs one chunk's bytes. With a
+# folder, chunks are also written to ``DIGEST.partial``; on restart its chunks are hashed again and only the missing
+# ones are fetched. No fsync is needed there: what a crash lost fails its hash and is fetched again.
 
 
 class Assembler:

@@ -1,11 +1,11 @@
 """The exact difference of two versions of named tensors: where stored bits changed, and to what.
 
 Layout: magic "DCDL", form u8 (0 delta, 1 full), id of the base, id of the result (32 bytes each); then groups of
-tensors of one element size, in order of size and name, each of at most 2**26 elements or a single tensor.
-A delta's group: how many elements changed u32 per tensor; one stream of their places (gaps); one stream per byte of
-their changes, lowest byte first. A change is new bits less old bits, folded so that small ones of either sign are small
-numbers: most of a trained bfloat16's changes are one step, and take one or two bits. A full group: all bits.
-Streams are those of `decentral.coding`. Names, dtypes and shapes are not sent: both sides hold the base.
+tensors of one element size, in order of size and name, each of at most 2**26 elements or a single tensor. A delta's
+group: how many elements changed u32 per tensor; one stream of their places (gaps); one stream per byte of their
+changes, lowest byte first. A change is new bits less old bits, folded so that small ones of either sign are small
+numbers: most of a trained bfloat16's changes are one step, and take one or two bits. A full group: all bits. Streams
+are those of `decentral.coding`. Names, dtypes and shapes are not sent: both sides hold the base.
 
 Bits are compared as integers, so NaN payloads and minus zero arrive as they are. A delta that would be larger than all
 bits is sent as all bits, which need no base but its schema. A receiver that holds another base gets BaseMismatch, and
@@ -41,10 +41,9 @@ from decentral.errors import BaseMismatch, ConfigError, PayloadError
 from decentral.state.durable import DISK, TEMPORARY, Disk, disk_errors
 from decentral.state.tensor_file import DTYPES, tensor_bytes, write_tensor_file
 
-__all__ = ["DeltaHeader", "apply_delta", "make_delta", "read_header", "version_id"]
+__all__ = ["LATEST", "AnchorFolder", "DeltaHeader", "apply_delta", "make_delta", "read_header", "version_id"]
 
 # Shape suffixes: N = elements of a tensor, K = elements changed.
-
 
 ID_NBYTES = 32
 _HEADER = struct.Struct(f"<4sB{ID_NBYTES}s{ID_NBYTES}s")
@@ -256,14 +255,14 @@ def _refused(what: str) -> PayloadError:
     return PayloadError(f"delta refused: {what}; drop it and its sender")
 
 
-# ---- anchors ----
+# ---- anchors of a run as files ----
 #
-# The anchors of a run as files, for whoever evaluates it, serves it or samples from it.
+# They are for whoever evaluates the run, serves it or samples from it.
 #
 # ``round-000012.safetensors`` holds one anchor under the names of the model's ``state_dict``; ``latest.json`` says
 # which is the newest, its digest and when it was written. Both appear whole or not at all, the tensors first: the file
-# that ``latest.json`` names is there, until as many newer ones are as are kept. ``round-000012.delta`` beside it is
-# the exact difference from the anchor that was written before (`state/delta`), for readers that hold that one.
+# that ``latest.json`` names is there, until as many newer ones are as are kept. ``round-000012.delta`` beside it is the
+# exact difference from the anchor that was written before (see `make_delta`), for readers that hold that one.
 
 LATEST = "latest.json"
 LATEST_VERSION = 1

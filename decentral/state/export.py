@@ -1,4 +1,4 @@
-"""Turn a checkpoint into a model folder: ``model.safetensors``, and ``config.json`` where the task gave one.
+"""A checkpoint turned into a model folder: ``model.safetensors``, and ``config.json`` where the task gave one.
 
 It holds the whole model under the names of its ``state_dict``, tied weights once: what is trained, what is frozen (from
 ``frozen.safetensors`` beside the checkpoints), and the buffers. What is trained is the anchor, the parameters all peers
@@ -29,19 +29,19 @@ from decentral.parameters import Schema, in_dtype_of, split
 from decentral.state.checkpoint import (
     ADAPTER,
     ADAPTER_CONFIG,
-    TASK,
+    ADAPTER_TASK,
     Checkpoint,
     load_newest,
+    name_in_adapter_file,
     newest_nbytes,
     read_frozen,
-    saved_name,
 )
 from decentral.state.durable import DISK, TEMPORARY, Disk, disk_errors
 from decentral.state.snapshot import (
     BUFFERS,
     BY_PLANES,
     CHUNK_NBYTES,
-    HEAD_NBYTES,
+    FORM_NBYTES,
     anchor_name,
     from_form,
     live_buffer_name,
@@ -49,104 +49,11 @@ from decentral.state.snapshot import (
 )
 from decentral.state.tensor_file import OnBytes, untold, write_tensor_file
 
-# ---- packed file ----
-#
-# A file packed for the way, five sixths of a safetensors file of float32, and the very same file again.
-#
-# Layout, little-endian: magic "DCPK", bytes of the file u64; then for each 256 KiB of it a length u32 and the chunk in
-# a form (`chunk_form`); then the blake2b-256 of the file. A stranger may have made it: no chunk is expanded beyond its
-# size, and memory stays at one.
+# ---- the model folder ----
 
-_HEAD = struct.Struct("<4sQ")
-_MAGIC = b"DCPK"
-_LENGTH = struct.Struct("<I")
-_HASH_NBYTES = 32
-
-
-def pack_file(plain: Path, packed: Path, disk: Disk = DISK, on_bytes: OnBytes = untold) -> None:
-    """Write ``packed``, a new file; ``on_bytes`` is told how many more of ``plain`` are in it. Raises OSError."""
-    with plain.open("rb") as file:
-        disk.write(packed, _told(_packed(file, nbytes := plain.stat().st_size), nbytes, on_bytes))
-
-
-def unpack_file(packed: Path, plain: Path, disk: Disk = DISK, on_bytes: OnBytes = untold) -> None:
-    """Write ``plain``, a new file, as it was; none stays when DiskError is raised.
-
-    ``on_bytes`` is told how many more are written.
-    """
-    with disk_errors(f"unpacking {packed} to {plain}"):
-        try:
-            with packed.open("rb") as file:
-                disk.write(plain, _counted(_unpacked(file), on_bytes))
-        except PayloadError as error:
-            disk.remove(plain)
-            why = str(error).split(";")[0]  # its way out is for peers
-            raise DiskError(f"{packed} is damaged ({why}); copy it again") from None
-        except BaseException:
-            disk.remove(plain)
-            raise
-
-
-def _counted(parts: Iterator[bytes], on_bytes: OnBytes) -> Iterator[bytes]:
-    for part in parts:
-        yield part
-        on_bytes(len(part))
-
-
-def _told(parts: Iterator[bytes], nbytes: int, on_bytes: OnBytes) -> Iterator[bytes]:
-    """``parts``: a head, then one for each chunk of a file of ``nbytes``, then a seal."""
-    yield next(parts)
-    for size, part in zip(_sizes(nbytes), parts, strict=False):
-        yield part
-        on_bytes(size)
-    yield from parts
-
-
-def _packed(file: BinaryIO, nbytes: int) -> Iterator[bytes]:
-    seal = blake2b(digest_size=_HASH_NBYTES)
-    yield _HEAD.pack(_MAGIC, nbytes)
-    for size in _sizes(nbytes):
-        chunk = _read(file, size)
-        seal.update(chunk)
-        form = to_form(chunk, BY_PLANES if size % 4 == 0 else 0)
-        yield _LENGTH.pack(len(form)) + form
-    yield seal.digest()
-
-
-def _unpacked(file: BinaryIO) -> Iterator[bytes]:
-    magic, nbytes = _HEAD.unpack(_read(file, _HEAD.size))
-    if magic != _MAGIC:
-        raise PayloadError("it does not begin as a packed file")
-    seal = blake2b(digest_size=_HASH_NBYTES)
-    for size in _sizes(nbytes):
-        (length,) = _LENGTH.unpack(_read(file, _LENGTH.size))
-        if length > size + HEAD_NBYTES:
-            raise PayloadError(f"a chunk of {size} bytes has {length}")
-        chunk = from_form(_read(file, length), size)
-        seal.update(chunk)
-        yield chunk
-    if _read(file, _HASH_NBYTES) != seal.digest() or file.read(1):
-        raise PayloadError("its hash is another, or something follows it")
-
-
-def _sizes(nbytes: int) -> Iterator[int]:
-    for begin in range(0, nbytes, CHUNK_NBYTES):
-        yield min(CHUNK_NBYTES, nbytes - begin)
-
-
-def _read(file: BinaryIO, nbytes: int) -> bytes:
-    data = file.read(nbytes)
-    if len(data) != nbytes:
-        raise PayloadError("it is cut short")
-    return data
-
-
-# ---- export ----
-
-Beside = Callable[[Mapping[str, Any]], Mapping[str, str]]
+Beside = Callable[[Mapping[str, Any]], Mapping[str, str]]  # texts beside a config, by file name
 OnShare = Callable[[float], None]  # is told which share of the work is done, from 0 to 1
 MODEL, PACKED, CONFIG = "model.safetensors", "model.safetensors.packed", "config.json"
-
 
 _WRITING, _PACKING = 5, 3  # times as long as reading, a byte: 117, 176 and 583 MB/s on one machine
 _UNPACKED = 1.2  # times the bytes of the packed file: float32 is packed in five sixths
@@ -213,9 +120,9 @@ def export(
     model = whole_model(checkpoint, checkpoints.parent)
     work.is_of(sum(tensor.numel() * tensor.element_size() for tensor in model.values()))
     with disk_errors(f"writing the model to {to}"), _new_folder(to) as temporary:
-        _write(temporary, model, packed, work)
+        _write_model(temporary, model, packed, work)
         if (config := config_of(checkpoint)) is not None:
-            _describe(temporary, config, {} if beside is None else beside(config))
+            _write_config(temporary, config, {} if beside is None else beside(config))
     return checkpoint
 
 
@@ -237,7 +144,7 @@ def is_of_adapters(checkpoint: Checkpoint) -> bool:
 
 def _adapters_of(checkpoint: Checkpoint) -> dict[str, Any] | None:
     model = checkpoint.meta.get("model") or {}
-    return model if model.get("task") == TASK else None
+    return model if model.get("task") == ADAPTER_TASK else None
 
 
 def _export_adapters(checkpoint: Checkpoint, described: Mapping[str, Any], to: Path, packed: bool) -> None:
@@ -245,7 +152,7 @@ def _export_adapters(checkpoint: Checkpoint, described: Mapping[str, Any], to: P
     if packed:
         raise UsageError("--packed: the run trained adapters, which are small; export them as they are")
     trained = anchor_parameters(checkpoint)
-    named = {saved_name(name, described["adapter"]) or name: tensor for name, tensor in trained.items()}
+    named = {name_in_adapter_file(name, described["adapter"]) or name: tensor for name, tensor in trained.items()}
     document = json.dumps(described["config"], indent=2, sort_keys=True) + "\n"
     with disk_errors(f"writing the adapters to {to}"), _new_folder(to) as temporary:
         write_tensor_file(temporary / ADAPTER, named, {"format": "pt"})
@@ -294,14 +201,14 @@ def _check_free(to: Path) -> None:
         raise UsageError(f"{to} exists and is not an empty folder; name another with --to")
 
 
-def _write(folder: Path, parameters: dict[str, Tensor], packed: bool, work: _Work) -> None:
+def _write_model(folder: Path, parameters: dict[str, Tensor], packed: bool, work: _Work) -> None:
     write_tensor_file(folder / MODEL, parameters, {"format": "pt"}, on_bytes=work.wrote)
     if packed:
         pack_file(folder / MODEL, folder / PACKED, on_bytes=work.packed)
         DISK.remove(folder / MODEL)
 
 
-def _describe(folder: Path, config: Mapping[str, Any], beside: Mapping[str, str]) -> None:
+def _write_config(folder: Path, config: Mapping[str, Any], beside: Mapping[str, str]) -> None:
     document = json.dumps(config, indent=2, sort_keys=True) + "\n"
     for name, text in {CONFIG: document, **beside}.items():
         DISK.write(folder / name, [text.encode()])
@@ -324,3 +231,95 @@ def _new_folder(to: Path) -> Iterator[Path]:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
     DISK.sync_folder(to.parent)
+
+
+# ---- a file packed for the way ----
+#
+# It takes five sixths of a safetensors file of float32, and unpacks to the very same file.
+#
+# Layout, little-endian: magic "DCPK", bytes of the file u64; then for each 256 KiB of it a length u32 and the chunk in
+# a form (see `to_form`); then the blake2b-256 of the file. A stranger may have made it: no chunk is expanded beyond its
+# size, and memory stays at one.
+
+_PACKED_HEAD = struct.Struct("<4sQ")
+_MAGIC = b"DCPK"
+_LENGTH = struct.Struct("<I")
+_HASH_NBYTES = 32
+
+
+def pack_file(plain: Path, packed: Path, disk: Disk = DISK, on_bytes: OnBytes = untold) -> None:
+    """Write ``packed``, a new file; ``on_bytes`` is told how many more of ``plain`` are in it. Raises OSError."""
+    with plain.open("rb") as file:
+        disk.write(packed, _telling_of_plain(_packed(file, nbytes := plain.stat().st_size), nbytes, on_bytes))
+
+
+def unpack_file(packed: Path, plain: Path, disk: Disk = DISK, on_bytes: OnBytes = untold) -> None:
+    """Write ``plain``, a new file, as it was; none stays when DiskError is raised.
+
+    ``on_bytes`` is told how many more are written.
+    """
+    with disk_errors(f"unpacking {packed} to {plain}"):
+        try:
+            with packed.open("rb") as file:
+                disk.write(plain, _telling(_unpacked(file), on_bytes))
+        except PayloadError as error:
+            disk.remove(plain)
+            why = str(error).split(";")[0]  # its way out is for peers
+            raise DiskError(f"{packed} is damaged ({why}); copy it again") from None
+        except BaseException:
+            disk.remove(plain)
+            raise
+
+
+def _telling(parts: Iterator[bytes], on_bytes: OnBytes) -> Iterator[bytes]:
+    for part in parts:
+        yield part
+        on_bytes(len(part))
+
+
+def _telling_of_plain(parts: Iterator[bytes], nbytes: int, on_bytes: OnBytes) -> Iterator[bytes]:
+    """``parts``: a head, then one for each chunk of a file of ``nbytes``, then a seal."""
+    yield next(parts)
+    for size, part in zip(_chunk_sizes(nbytes), parts, strict=False):
+        yield part
+        on_bytes(size)
+    yield from parts
+
+
+def _packed(file: BinaryIO, nbytes: int) -> Iterator[bytes]:
+    seal = blake2b(digest_size=_HASH_NBYTES)
+    yield _PACKED_HEAD.pack(_MAGIC, nbytes)
+    for size in _chunk_sizes(nbytes):
+        chunk = _read_exactly(file, size)
+        seal.update(chunk)
+        form = to_form(chunk, BY_PLANES if size % 4 == 0 else 0)
+        yield _LENGTH.pack(len(form)) + form
+    yield seal.digest()
+
+
+def _unpacked(file: BinaryIO) -> Iterator[bytes]:
+    magic, nbytes = _PACKED_HEAD.unpack(_read_exactly(file, _PACKED_HEAD.size))
+    if magic != _MAGIC:
+        raise PayloadError("it does not begin as a packed file")
+    seal = blake2b(digest_size=_HASH_NBYTES)
+    for size in _chunk_sizes(nbytes):
+        (length,) = _LENGTH.unpack(_read_exactly(file, _LENGTH.size))
+        if length > size + FORM_NBYTES:
+            raise PayloadError(f"a chunk of {size} bytes has {length}")
+        chunk = from_form(_read_exactly(file, length), size)
+        seal.update(chunk)
+        yield chunk
+    if _read_exactly(file, _HASH_NBYTES) != seal.digest() or file.read(1):
+        raise PayloadError("its hash is another, or something follows it")
+
+
+def _chunk_sizes(nbytes: int) -> Iterator[int]:
+    for begin in range(0, nbytes, CHUNK_NBYTES):
+        yield min(CHUNK_NBYTES, nbytes - begin)
+
+
+def _read_exactly(file: BinaryIO, nbytes: int) -> bytes:
+    data = file.read(nbytes)
+    if len(data) != nbytes:
+        raise PayloadError("it is cut short")
+    return data

@@ -1,12 +1,11 @@
 """A snapshot of the anchor: an immutable copy, cut into content-addressed chunks that any donor can serve.
 
-The tensors, in the layout's order, form one row of little-endian float32 bytes; chunk ``i`` is its i-th 256
-KiB. The index lists the chunks' hashes and carries a small JSON document (round, record hash, digests). A
-joiner computes the layout from its own model: the number of chunks and every size come from there, never
-from the wire.
+The tensors, in the layout's order, form one row of little-endian float32 bytes; chunk ``i`` is its i-th 256 KiB. The
+index lists the chunks' hashes and carries a small JSON document (round, record hash, digests). A joiner computes the
+layout from its own model: the number of chunks and every size come from there, never from the wire.
 
-Index on the wire, little-endian: magic "DCSN", version u16, zero u16, layout digest 32, number of chunks
-u32, length of the JSON u32, JSON (canonical), then the hashes, 32 bytes each. Nothing follows.
+Index on the wire, little-endian: magic "DCSN", version u16, zero u16, layout digest 32, number of chunks u32, length of
+the JSON u32, JSON (canonical), then the hashes, 32 bytes each. Nothing follows.
 """
 
 import json
@@ -33,6 +32,23 @@ HASH_NBYTES = 32
 MAX_META_NBYTES = 512 * 2**10
 _HEAD = struct.Struct("<4sHH32sII")
 _MAGIC, _VERSION = b"DCSN", 1
+
+BUFFERS = "buffers"  # name of the buffers that peers share, in snapshots and checkpoints
+
+
+def live_buffer_name(name: str) -> str:
+    """Name of one buffer of the live model in a checkpoint, where it has its own dtype."""
+    return f"live_buffer/{name}"
+
+
+def anchor_name(fragment: int) -> str:
+    """Name of a fragment's anchor in snapshots and checkpoints."""
+    return f"anchor/{fragment}"
+
+
+def outer_name(fragment: int, name: str) -> str:
+    """Name of one tensor of a fragment's outer optimizer state."""
+    return f"outer/{fragment}/{name}"
 
 
 @dataclass(frozen=True)
@@ -72,24 +88,6 @@ class Layout:
     def chunk_nbytes(self, number: int) -> int:
         """Exact size of chunk ``number``; only the last one is short."""
         return min(CHUNK_NBYTES, self.nbytes - number * CHUNK_NBYTES)
-
-
-BUFFERS = "buffers"  # name of the buffers that peers share, in snapshots and checkpoints
-
-
-def live_buffer_name(name: str) -> str:
-    """Name of one buffer of the live model in a checkpoint, where it has its own dtype."""
-    return f"live_buffer/{name}"
-
-
-def anchor_name(fragment: int) -> str:
-    """Name of a fragment's anchor in snapshots and checkpoints."""
-    return f"anchor/{fragment}"
-
-
-def outer_name(fragment: int, name: str) -> str:
-    """Name of one tensor of a fragment's outer optimizer state."""
-    return f"outer/{fragment}/{name}"
 
 
 @dataclass(frozen=True)
@@ -205,16 +203,16 @@ def _check(holds: bool, what: str) -> None:
         raise PayloadError(f"snapshot index refused: {what}; drop the donor")
 
 
-# ---- chunk form ----
+# ---- a chunk on its way ----
 #
-# How a chunk of a snapshot travels: as it is, or by planes through zstd where that is shorter.
+# It travels as it is, or by planes through zstd where that is shorter.
 #
-# Crosses the wire: the form, one byte, then the chunk in it. A chunk's name stays the hash of its plain bytes. How
-# many these are follows from the local layout, so nothing is expanded beyond it.
+# Crosses the wire: the form, one byte, then the chunk in it. A chunk's name stays the hash of its plain bytes. How many
+# these are follows from the local layout, so nothing is expanded beyond it.
 
 PLAIN, PLANES = 0, 1
 BY_PLANES = 1 << 0  # in an asker's set of forms, one byte: this one may come, too. Bits without a meaning are ignored
-HEAD_NBYTES = 1
+FORM_NBYTES = 1  # ahead of a chunk
 
 
 def to_form(chunk: bytes, forms: int) -> bytes:
@@ -230,7 +228,7 @@ def from_form(answer: bytes, nbytes: int) -> bytes:
     """The chunk, of ``nbytes``. Raises PayloadError; whether it is the right one, its hash says."""
     if not answer or answer[0] not in (PLAIN, PLANES):
         raise PayloadError(f"a chunk in form {answer[:1].hex() or 'none'}, which nobody asked for; drop the donor")
-    body = answer[HEAD_NBYTES:]
+    body = answer[FORM_NBYTES:]
     packed = answer[0] == PLANES
     if packed and nbytes % 4:
         raise PayloadError(f"a chunk of {nbytes} bytes by planes of four; drop the donor")

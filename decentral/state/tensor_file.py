@@ -27,7 +27,6 @@ DTYPES = {
     torch.uint64: "U64", torch.uint32: "U32", torch.uint16: "U16", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
 
-
 OnBytes = Callable[[int], None]  # is told how many more bytes of tensors were read or written
 
 

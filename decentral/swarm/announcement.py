@@ -1,4 +1,4 @@
-"""What a peer says of itself on its own network, as libp2p nodes do by multicast DNS, and how others' words are read.
+"""Announcements on the local network, as libp2p nodes make them by multicast DNS: how they are written and read.
 
 Crosses the wire: a TXT record of strings with a length byte each: ``run=`` and 32 hex digits, then at most 8 of
 ``dnsaddr=`` and a multiaddr that ends in ``/p2p/<name>``, about 100 bytes each. Bytes of strangers: they say where to

@@ -1,7 +1,4 @@
-"""Peers contacted in the background: of each kind of contact one with a peer at a time, and few with all together.
-
-A contact that fails is no error: the peer is tried again when its turn comes.
-"""
+"""Contacts with other peers in the background, and the leases that are told, asked for and passed on in them."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from decentral.swarm.leases import (
     MAX_LIST_NBYTES,
     LeaseTable,
     OwnLease,
-    packed,
+    lease_bytes,
     read_lease,
     read_leases,
     write_leases,
@@ -29,15 +26,21 @@ from decentral.transport.requests import notify, request, serve_requests
 from decentral.wire.keys import PeerId, peer_name
 from decentral.wire.messages import Goodbye, Lease, decode, encode
 
-_AT_ONCE = 32  # peers contacted at the same time
-
 logger = logging.getLogger("decentral.swarm")
+
+
+# ---- contacts in the background ----
+#
+# Of each kind of contact there is one with a peer at a time, and few with all peers together. A contact that fails is
+# no error: the peer is tried again when its turn comes.
+
+_AT_ONCE = 32  # peers contacted at the same time
 
 Contact = Callable[[PeerId], Awaitable[None]]
 
 
 class Contacts:
-    """Those of one directory."""
+    """The contacts of one directory."""
 
     def __init__(self) -> None:
         self.group: anyio.abc.TaskGroup | None = None  # that they run in; None: none are begun
@@ -74,12 +77,10 @@ class Contacts:
             logger.exception("a contact with %s failed, and this is a bug: please report it", peer_name(peer))
 
 
-# ---- lease messages ----
-#
-# Leases as they cross the wire: told, asked for, passed on and heard, and who is dialled for it.
+# ---- leases on the wire ----
 #
 # A lease is about 400 bytes. Whatever comes is signed by whom it is of; what another peer passes on counts less than a
-# peer's own word (`leases`).
+# peer's own word (``LeaseTable``).
 
 LEASE = "/decentral/lease/1"
 LEASES = "/decentral/leases/1"  # a lease, for all that the other knows
@@ -151,7 +152,7 @@ class LeaseMessages:
         return self.table.is_live(peer, anyio.current_time())
 
     async def _request(self, peer: PeerId, protocol: str, limit: int, body: bytes | None = None) -> bytes:
-        body = packed(self.own.sealed()) if body is None else body
+        body = lease_bytes(self.own.sealed()) if body is None else body
         return await request(self.transport, peer, protocol, body, limit=limit, timeout=self._patience)
 
     # ---- hearing ----
@@ -178,8 +179,8 @@ class LeaseMessages:
         newcomer = not self.is_live(peer)
         newer = self._welcome(peer, lease)
         if newer is not None:
-            return packed(newer)
-        return packed(self.own.sealed()) if newcomer and not self.left else b""
+            return lease_bytes(newer)
+        return lease_bytes(self.own.sealed()) if newcomer and not self.left else b""
 
     async def _on_leases(self, peer: PeerId, body: bytes) -> bytes:
         newer = self._welcome(peer, read_lease(body))
@@ -192,7 +193,7 @@ class LeaseMessages:
         """Book a peer's own lease; returns what is known newer of it, or as new with other addresses.
 
         A peer that was started anew counts from 1: told what it said last, it goes on above that. Of two processes with
-        one key each is told what the other said (`own_lease`).
+        one key each is told what the other said (``OwnLease.came_back``).
         """
         known = self.table.newest(peer)
         self.heard_from(peer, lease)

@@ -1,4 +1,14 @@
-"""hivemind's DHT: how peers that share no bootstrap peer hear of each other."""
+"""hivemind's DHT beside the directory: how peers that share no bootstrap peer still hear of each other.
+
+A lease found there is only a hint where to dial; nobody counts as present before it answers itself. So neither a
+forged expiry nor a wrong clock matters, and when the DHT fails, the directory does not notice.
+
+Crosses the wire: one lease to at most five peers per third of its life, and about four look-ups of all of them by the
+whole swarm: an answer holds the lease of every peer, and comes from each of the five, so that a look-up by everybody
+would cost them N**2 leases.
+
+Source: Maymounkov and Mazieres, "Kademlia: A peer-to-peer information system based on the XOR metric", 2002.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +28,6 @@ from decentral.transport.base import DhtHost
 from decentral.transport.protocols.messages import peer_to_id
 from decentral.wire.keys import Digest, PeerId, peer_name
 from decentral.wire.messages import MAX_PEERS, Lease, encode
-
-# hivemind's DHT beside the directory: how peers that share no bootstrap peer still hear of each other.
-#
-# A lease found there is only a hint where to dial; nobody counts as present before it answers itself. So neither a
-# forged expiry nor a wrong clock matters, and when the DHT fails, the directory does not notice.
-#
-# Crosses the wire: one lease to at most five peers per third of its life, and about four look-ups of all of them by
-# the whole swarm: an answer holds the lease of every peer, and comes from each of the five, so that a look-up by
-# everybody would cost them N**2 leases.
-#
-# Source: Maymounkov and Mazieres, "Kademlia: A peer-to-peer information system based on the XOR metric", 2002.
 
 Handler = Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object]  # Any: asyncio's
 

@@ -1,4 +1,4 @@
-"""What a peer stores for others in the DHT: signed leases of its own run, each under its signer's name.
+"""The only records that a peer stores for others in the DHT: signed leases of its run, each under its signer's name.
 
 Without it anybody could fill this process's memory with records of any kind, or overwrite another peer's lease.
 Importing this imports hivemind, and with it torch.

@@ -1,9 +1,10 @@
-"""Who is here: every peer tells every other, or who tells that one, so nobody depends on one that keeps the list.
+"""The directory of the peers that are here: every peer tells every other, or one that tells it on, so that nobody
+depends on one that keeps the list.
 
-Crosses the wire: one lease (about 400 bytes) to each live peer per third of its life, and at most every sixth
-when it changed; beyond 21 peers to the row of ``circles``, and that row's leases to the column; the leases of all,
-asked from one peer in turn per third. Per peer and second that is about N * 4 kB / ttl, both ways: 0.2 MB/s for 1,024
-peers and 20 s.
+Crosses the wire: one lease (about 400 bytes) to each live peer per third of its life, and at most every sixth when it
+changed; beyond 21 peers to the row of ``circles``, and that row's leases to the column; the leases of all, asked from
+one peer in turn per third. Per peer and second that is about N * 4 kB / ttl, both ways: 0.2 MB/s for 1,024 peers and
+20 s.
 
 Finding nobody is a state (``looking``), never an error.
 """
@@ -28,120 +29,8 @@ from decentral.transport import Transport
 from decentral.wire.keys import Digest, PeerId, Signer, peer_from_name
 from decentral.wire.messages import MAX_ADDRESS, MAX_PEERS, PRIVATE, Lease
 
-__all__ = ["DIRECT", "Circles", "circles"]
-
-# ---- circles ----
-#
-# Whom a peer tells that it is here: everybody in a small swarm, its row and its column in a large one.
-#
-# The peers, in the order of their ids, stand in rows of equal length, or one longer: about the square root of their
-# number. A peer tells its row of itself, and its column of its row: so all hear of all by way of one other at most, in
-# 2 to 3 ``sqrt(N)`` messages per renewal instead of N. What is passed on is as old as a renewal, a third of a lease at
-# most, and signed by whom it is of; who passes nothing on is made up for by the list that each peer asks another for.
-
-DIRECT = 20  # others that are told one by one: where the DHT begins, too
-
-
-@dataclass(frozen=True, slots=True)
-class Circles:
-    """Others, each once."""
-
-    told: Sequence[PeerId]  # hear of this peer alone
-    passed_to: Sequence[PeerId] = ()  # hear of it and of its row
-    row: Sequence[PeerId] = ()  # of whom those hear
-
-
-def circles(me: PeerId, others: Sequence[PeerId]) -> Circles:
-    """Where peer ``me`` stands among ``others``, which are in the order of their ids."""
-    if len(others) <= DIRECT:
-        return Circles(others)
-    peers = sorted((me, *others))
-    num_rows = math.isqrt(len(peers))
-    short, num_long = divmod(len(peers), num_rows)
-    rows, start = [], 0
-    for number in range(num_rows):
-        stop = start + short + (number < num_long)
-        rows.append(peers[start:stop])
-        start = stop
-    own = next(row for row in rows if row[-1] >= me)
-    place = own.index(me)
-    column = [row[place] for row in rows if place < len(row) and row is not own]
-    nobody_passes_on = [row[short] for row in rows if len(row) > short] if len(own) == short else []
-    told = [peer for peer in (*own, *nobody_passes_on) if peer != me]
-    return Circles(told, column, [peer for peer in own if peer != me])
-
-
-# ---- bootstrap ----
-#
-# The peers that this one was told of beforehand: each is tried until it answers, for ever, as it may come up tomorrow.
-#
-# Finding none of them is no error; the pauses grow to half a minute.
-
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # s between attempts to reach one
-_BOOTSTRAPS = 64
-
 logger = logging.getLogger("decentral.swarm")
 
-Visit = Callable[[PeerId, tuple[str, ...]], Awaitable[None]]
-
-
-class Bootstrap:
-    """Those of the peer ``me``. ``visit`` dials one and asks it; one that ``is_live`` is left alone for ``rest`` s."""
-
-    def __init__(
-        self, me: PeerId, contacts: Contacts, visit: Visit, is_live: Callable[[PeerId], bool], rest: float
-    ) -> None:
-        self._me, self._contacts, self._visit, self._is_live, self._rest = me, contacts, visit, is_live, rest
-        self._known: dict[PeerId, tuple[str, ...]] = {}
-
-    def add(self, addresses: Iterable[str]) -> None:
-        """Try the peers at these addresses, too; of a peer that is known, these count from now on."""
-        for peer, theirs in _by_peer(addresses).items():
-            if peer == self._me or len(self._known) >= _BOOTSTRAPS:
-                continue
-            fresh = peer not in self._known
-            self._known[peer] = theirs
-            if fresh:
-                self._begin(peer)
-
-    def start(self) -> None:
-        """Begin with those that are known, in the group of the contacts."""
-        for peer in self._known:
-            self._begin(peer)
-
-    def _begin(self, peer: PeerId) -> None:
-        if self._contacts.group is not None:
-            self._contacts.group.start_soon(self._court, peer)
-
-    async def _court(self, peer: PeerId) -> None:
-        pause = _FIRST_PAUSE
-        while True:
-            if self._is_live(peer):
-                pause = _FIRST_PAUSE
-                await anyio.sleep(self._rest)
-                continue
-            await self._contacts.make(peer, self._try)
-            if not self._is_live(peer):
-                await anyio.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
-
-    async def _try(self, peer: PeerId) -> None:
-        await self._visit(peer, self._known[peer])
-
-
-def _by_peer(addresses: Iterable[str]) -> dict[PeerId, tuple[str, ...]]:
-    found: dict[PeerId, tuple[str, ...]] = {}
-    for address in addresses:
-        try:
-            peer = peer_from_name(address.rpartition("/p2p/")[2])
-        except PayloadError as error:
-            logger.warning("bootstrap address %s is passed over: %s", ascii(address[:MAX_ADDRESS]), error)
-            continue
-        found[peer] = (*found.get(peer, ()), address)
-    return found
-
-
-# ---- directory ----
 
 _RECALLED = 4  # silent peers tried again per renewal
 _OTHER_WAYS = 3  # peers beside this one that an invite leads to
@@ -246,7 +135,6 @@ class Directory:
 
     def look_for(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Somebody said, without proof, where a peer may be: look there once, unless it is known to be here."""
-
         if peer != self.peer and not self._messages.is_live(peer):
             self._contacts.spawn("look", peer, partial(self._messages.visit, addresses=addresses))
 
@@ -326,3 +214,113 @@ class Directory:
                 self._messages.answered_in = {peer: took for peer, took in answered.items() if peer in live}
             with anyio.CancelScope(deadline=self._table.next_end()):
                 await self._messages.changed.next()
+
+
+# ---- whom a peer tells ----
+#
+# Everybody in a small swarm, its row and its column in a large one.
+#
+# The peers, in the order of their ids, stand in rows of equal length, or one longer: about the square root of their
+# number. A peer tells its row of itself, and its column of its row: so all hear of all by way of one other at most, in
+# 2 to 3 ``sqrt(N)`` messages per renewal instead of N. What is passed on is as old as a renewal, a third of a lease at
+# most, and signed by whom it is of; who passes nothing on is made up for by the list that each peer asks another for.
+
+DIRECT = 20  # others that are told one by one: where the DHT begins, too
+
+
+@dataclass(frozen=True, slots=True)
+class Circles:
+    """Others, each once."""
+
+    told: Sequence[PeerId]  # hear of this peer alone
+    passed_to: Sequence[PeerId] = ()  # hear of it and of its row
+    row: Sequence[PeerId] = ()  # of whom those hear
+
+
+def circles(me: PeerId, others: Sequence[PeerId]) -> Circles:
+    """Where peer ``me`` stands among ``others``, which are in the order of their ids."""
+    if len(others) <= DIRECT:
+        return Circles(others)
+    peers = sorted((me, *others))
+    num_rows = math.isqrt(len(peers))
+    short, num_long = divmod(len(peers), num_rows)
+    rows, start = [], 0
+    for number in range(num_rows):
+        stop = start + short + (number < num_long)
+        rows.append(peers[start:stop])
+        start = stop
+    own = next(row for row in rows if row[-1] >= me)
+    place = own.index(me)
+    column = [row[place] for row in rows if place < len(row) and row is not own]
+    nobody_passes_on = [row[short] for row in rows if len(row) > short] if len(own) == short else []
+    told = [peer for peer in (*own, *nobody_passes_on) if peer != me]
+    return Circles(told, column, [peer for peer in own if peer != me])
+
+
+# ---- peers known beforehand ----
+#
+# Each peer that this one was told of is tried until it answers, for ever, as it may come up tomorrow. The pauses grow
+# to half a minute.
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # s between attempts to reach one
+_BOOTSTRAPS = 64
+
+Visit = Callable[[PeerId, tuple[str, ...]], Awaitable[None]]
+
+
+class Bootstrap:
+    """Those that the peer ``me`` was told of. ``visit`` dials one and asks it; one that ``is_live`` is left alone for
+    ``rest`` s.
+    """
+
+    def __init__(
+        self, me: PeerId, contacts: Contacts, visit: Visit, is_live: Callable[[PeerId], bool], rest: float
+    ) -> None:
+        self._me, self._contacts, self._visit, self._is_live, self._rest = me, contacts, visit, is_live, rest
+        self._known: dict[PeerId, tuple[str, ...]] = {}
+
+    def add(self, addresses: Iterable[str]) -> None:
+        """Try the peers at these addresses, too; of a peer that is known, these count from now on."""
+        for peer, theirs in _by_peer(addresses).items():
+            if peer == self._me or len(self._known) >= _BOOTSTRAPS:
+                continue
+            fresh = peer not in self._known
+            self._known[peer] = theirs
+            if fresh:
+                self._begin(peer)
+
+    def start(self) -> None:
+        """Begin with those that are known, in the group of the contacts."""
+        for peer in self._known:
+            self._begin(peer)
+
+    def _begin(self, peer: PeerId) -> None:
+        if self._contacts.group is not None:
+            self._contacts.group.start_soon(self._court, peer)
+
+    async def _court(self, peer: PeerId) -> None:
+        pause = _FIRST_PAUSE
+        while True:
+            if self._is_live(peer):
+                pause = _FIRST_PAUSE
+                await anyio.sleep(self._rest)
+                continue
+            await self._contacts.make(peer, self._try)
+            if not self._is_live(peer):
+                await anyio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+
+    async def _try(self, peer: PeerId) -> None:
+        await self._visit(peer, self._known[peer])
+
+
+def _by_peer(addresses: Iterable[str]) -> dict[PeerId, tuple[str, ...]]:
+    found: dict[PeerId, tuple[str, ...]] = {}
+    for address in addresses:
+        try:
+            peer = peer_from_name(address.rpartition("/p2p/")[2])
+        except PayloadError as error:
+            logger.warning("bootstrap address %s is passed over: %s", ascii(address[:MAX_ADDRESS]), error)
+            continue
+        found[peer] = (*found.get(peer, ()), address)
+    return found

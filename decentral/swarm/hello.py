@@ -1,4 +1,6 @@
-"""The greeting: what a peer says of its run before anything else is exchanged, and whether it is the same run."""
+"""The greeting: what a peer says of its run before anything else is exchanged, and whether it is the same run, the
+same model and the same version.
+"""
 
 from __future__ import annotations
 
@@ -112,13 +114,12 @@ def model_difference(here: Schema, there: Schema) -> str:
     return f"{'; '.join(found[:3])}{more}"
 
 
-# ---- same version ----
+# ---- coming back after an upgrade ----
 #
-# Does a peer that comes back still speak the others' version? A newcomer learns it before it fetches anything.
-#
-# Who resumes asks nobody for the run's terms, because it has them: after an upgrade it would train on beside a swarm
-# that drops its frames. So it asks those that are here, a few bytes each. One that lies cannot send it away: it goes
-# only when nobody who answered speaks its version.
+# A newcomer learns which version the others speak before it fetches anything. A peer that resumes asks nobody for the
+# run's terms, because it has them: after an upgrade it would train on beside a swarm that drops its frames. So it asks
+# those that are here, a few bytes each. One that lies cannot send it away: it goes only when nobody who answered speaks
+# its version.
 
 _ASKED = 3  # peers
 _AGAIN = 2.0  # s between two looks for somebody who answers

@@ -1,7 +1,5 @@
-"""An invite: one line that says which run, whom to ask first, and, where the run wants one, a token.
-
-``decentral1:`` and base64url of: length u16, run 32, addresses, token, checksum 4 (blake2b). The length tells a line
-that was cut from one that was altered. No secret is in it unless there is a token.
+"""An invite, one line that leads to a run, and the token that may be in it: a run that admits by token serves nobody
+who has not proved to know it.
 """
 
 from __future__ import annotations
@@ -23,6 +21,12 @@ from decentral.transport.throttle import Caps, ThrottledStream, ThrottledTranspo
 from decentral.wire.codecs import Hash, Many, Maybe, Text, from_bytes, to_bytes
 from decentral.wire.keys import Digest, PeerId, peer_name
 from decentral.wire.messages import ADDRESS
+
+# ---- the line ----
+#
+# It says which run it is, whom to ask first, and, where the run wants one, a token: ``decentral1:`` and base64url of
+# length u16, run 32, addresses, token, checksum 4 (blake2b). The length tells a line that was cut from one that was
+# altered. No secret is in it unless there is a token.
 
 PREFIX = "decentral1:"
 MAX_ADDRESSES = 8
@@ -109,9 +113,7 @@ def _checksum(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=_CHECKSUM_NBYTES).digest()
 
 
-# ---- admission ----
-#
-# A run that admits by token: its peers serve nobody who has not proved to know the word that its invites carry.
+# ---- admission by token ----
 #
 # Crosses the wire: 32 bytes each way, once per 10 s and pair of peers that have something to say to one another, and
 # the same 32 with a greeting. A proof is a keyed hash of the run, of who proves and to whom; the transport has shown

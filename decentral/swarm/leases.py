@@ -1,6 +1,7 @@
-"""The table of leases: whose word is newest, how long it still counts here, who fell silent since when.
+"""Leases: what each peer says of itself, and for how long its word counts.
 
-Pure: the time comes in. Only this machine's clock decides, so a peer whose clock is wrong harms nobody.
+A table knows whose word is newest, how long it still counts here, and who fell silent since when. It is pure: the time
+comes in. Only this machine's clock decides, so a peer whose clock is wrong harms nobody.
 """
 
 from __future__ import annotations
@@ -19,11 +20,6 @@ import anyio
 from decentral.errors import ConfigError, PayloadError
 from decentral.wire.keys import Digest, PeerId, Signer, peer_name
 from decentral.wire.messages import MAX_ADDRESS, MAX_ADDRESSES, MAX_PEERS, Lease, decode, encode, seal_lease
-
-_ENTRY = struct.Struct("<IH")  # milliseconds it still counts, bytes of the lease
-MAX_LEASE_NBYTES = 1 << 13
-MAX_LEASES_NBYTES = MAX_PEERS * (_ENTRY.size + MAX_LEASE_NBYTES)
-MAX_LIST_NBYTES = 64 * (_ENTRY.size + MAX_LEASE_NBYTES)  # a row of the largest swarm, and the half again
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +64,7 @@ class LeaseTable:
             self._shown = None
         elif self._shown is not None and lease.peer in self._shown:
             self._shown[lease.peer] = lease
-        return appeared or known is None or _told(known) != _told(lease)
+        return appeared or known is None or _news_in(known) != _news_in(lease)
 
     def check(self, lease: Lease) -> None:
         """PayloadError when the lease is of another run."""
@@ -161,14 +157,27 @@ class LeaseTable:
         self._silent[peer] = silence
 
 
+def _news_in(lease: Lease) -> tuple[object, ...]:
+    """What a renewal may change that anybody would want to know."""
+    return lease.addresses, lease.epoch, lease.round, lease.digest, lease.state, lease.uplink, lease.version
+
+
+# ---- leases as bytes ----
+
+_ENTRY = struct.Struct("<IH")  # milliseconds it still counts, bytes of the lease
+MAX_LEASE_NBYTES = 1 << 13
+MAX_LEASES_NBYTES = MAX_PEERS * (_ENTRY.size + MAX_LEASE_NBYTES)
+MAX_LIST_NBYTES = 64 * (_ENTRY.size + MAX_LEASE_NBYTES)  # a row of the largest swarm, and the half again
+
+
 def write_leases(entries: Sequence[tuple[float, Lease]]) -> bytes:
     """Leases for others, each with the seconds it still counts."""
-    told = [(int(1000 * max(0.0, remaining)), packed(lease)) for remaining, lease in entries[:MAX_PEERS]]
+    told = [(int(1000 * max(0.0, remaining)), lease_bytes(lease)) for remaining, lease in entries[:MAX_PEERS]]
     return b"".join(_ENTRY.pack(remaining, len(data)) + data for remaining, data in told)
 
 
 @lru_cache(maxsize=2 * MAX_PEERS)
-def packed(lease: Lease) -> bytes:
+def lease_bytes(lease: Lease) -> bytes:
     """The bytes of one lease: each is sent to many."""
     return encode(lease)
 
@@ -194,14 +203,9 @@ def read_lease(data: bytes) -> Lease:
     return lease
 
 
-def _told(lease: Lease) -> tuple[object, ...]:
-    """What a renewal may change that anybody would want to know."""
-    return lease.addresses, lease.epoch, lease.round, lease.digest, lease.state, lease.uplink, lease.version
-
-
-# ---- own lease ----
+# ---- this peer's own lease ----
 #
-# What this peer says of itself: one lease, renewed under a growing number, and sooner when there is news.
+# Renewed under a growing number, and sooner when there is news.
 
 _LOOKED_AT, _TWIN = 12, 5  # our last renewals; those in which what we never said came back: a restart explains few
 

@@ -1,6 +1,7 @@
-"""Where host and guest find each other: by multicast DNS on the local network, or at a relay that both know.
+"""An invite handed over by words: host and guest find each other, and the guest who knows the words gets the invite.
 
-Either way it is the number that is looked for. On the network it is announced as peers of a run announce theirs; at a
+They meet by multicast DNS on the local network, or at a relay that both know. Either way it is the number that is
+looked for. On the network it is announced as peers of a run announce theirs; at a
 relay the host takes a place under the key that follows from it. Nothing is stored at the relay, and any relay will do.
 """
 
@@ -30,126 +31,10 @@ from decentral.transport.native.tcp import endpoint
 from decentral.transport.native.transport import NativeOptions, NativeTransport
 from decentral.wire.keys import PeerId, Signer, peer_name
 
-# ---- hosting ----
-#
-# The side that invites: it waits at its number, gives the invite to the first who knows the words, and ends.
-#
-# Bounded: three wrong guesses end it, as do ten minutes; at most 4 strangers are heard at a time, each for ten
-# seconds, and 200 in all.
-
-WORDS_PROTOCOL = "/decentral/words/1"
-LASTS = 600.0  # s
-MOST_WRONG = 3  # guesses
-MOST_HEARD = 200  # strangers that began, and may have gone before they guessed
-AT_ONCE = 4
-PATIENCE = 10.0  # s for one of them
-LENGTH_NBYTES = 2
-
 logger = logging.getLogger("decentral.swarm")
 
-
-@dataclass(slots=True)
-class Hosting:
-    """One code's life. ``over`` is set once the invite was given or the tries are used up."""
-
-    code: SpokenCode
-    invite: str
-    me: PeerId
-    given_to: PeerId | None = None
-    wrong: int = 0
-    over: anyio.Event = field(default_factory=anyio.Event)
-    _heard: int = 0
-    _now: int = 0
-
-    def serve(self, transport: Transport) -> None:
-        """Answer guests. Before the transport is entered."""
-        transport.serve(WORDS_PROTOCOL, self._attend)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether a guess is still heard."""
-        return self.given_to is None and self.wrong < MOST_WRONG
-
-    async def _attend(self, stream: Stream) -> None:
-        if not self.is_open or self._now >= AT_ONCE or self._heard >= MOST_HEARD:
-            raise PayloadError("words: not now; drop who asks")
-        self._heard += 1
-        self._now += 1
-        try:
-            with anyio.move_on_after(PATIENCE):
-                await self._hear(stream)
-        finally:
-            self._now -= 1
-
-    async def _hear(self, stream: Stream) -> None:
-        shakes = WordsHandshake(self.code.password, stream.peer, self.me, is_guest=False)
-        shakes.hear(await stream.receive_exactly(ELEMENT_NBYTES))
-        await stream.send(shakes.first)
-        proof = await stream.receive_exactly(PROOF_NBYTES)
-        if not self.is_open:  # somebody else was quicker
-            raise PayloadError("words: used; drop who asks")
-        if not shakes.takes(proof):
-            self._guessed_wrong()
-            raise PayloadError("words: a wrong guess; drop who made it")
-        self.given_to = stream.peer  # from here on it is used, whatever becomes of the line
-        try:
-            sealed = shakes.seal(self.invite.encode("ascii"))
-            await stream.send(len(sealed).to_bytes(LENGTH_NBYTES, "little") + sealed)
-            await stream.receive_exactly(1)  # it has it
-        except TransportError as error:
-            logger.debug("words: %s", error)
-        finally:
-            self.over.set()
-
-    def _guessed_wrong(self) -> None:
-        self.wrong += 1
-        if self.wrong >= MOST_WRONG:
-            self.over.set()
-
-
-# ---- asking ----
-#
-# The side that was invited: one handshake with whoever is at the number, and the invite that comes of it.
-
-_WRONG = (
-    "words: they are not those of the one who invites at {}, or were used by somebody else; ask for new ones "
-    "(decentral invite --words)"
-)
-
-
-async def ask_for_invite(transport: Transport, code: SpokenCode) -> Invite:
-    """From the host, to whom there is a path by now. Raises InviteError when the words are wrong.
-
-    Raises TransportError when there was no handshake: no guess was made then.
-    """
-    stream = await transport.open(code.host, WORDS_PROTOCOL)
-    try:
-        with anyio.fail_after(PATIENCE):
-            return await _shake(stream, code, transport.peer)
-    except TimeoutError:
-        raise TransportError(f"words: no answer within {PATIENCE:g} s; try again") from None
-    finally:
-        await stream.aclose()
-
-
-async def _shake(stream: Stream, code: SpokenCode, me: bytes) -> Invite:
-    shakes = WordsHandshake(code.password, me, code.host, is_guest=True)
-    await stream.send(shakes.first)
-    shakes.hear(await stream.receive_exactly(ELEMENT_NBYTES))
-    await stream.send(shakes.proof())
-    try:
-        nbytes = int.from_bytes(await stream.receive_exactly(LENGTH_NBYTES), "little")
-        if nbytes > MAX_SEALED:
-            raise PayloadError(f"words: an invite of {nbytes} bytes, at most {MAX_SEALED} are taken")
-        text = shakes.open(await stream.receive_exactly(nbytes))
-        await stream.send(b"!")
-    except (PayloadError, StreamClosed):
-        raise InviteError(_WRONG.format(code.number)) from None
-    return Invite.parse(text.decode("ascii", errors="replace"))
-
-
-# ---- meeting ----
-
+RELAY_PORT = 4001  # where decentral relay listens unless it is told otherwise
+LASTS = 600.0  # s that the words are good for
 _NOWHERE = ("/ip4/127.0.0.1/tcp/0",)  # nobody is to dial a guest
 _PLACE = 10.0  # s for the relays to give a place
 _LOOK = 0.05  # s
@@ -237,9 +122,6 @@ async def relay_at(where: str) -> str:
     return f"/{kind}/{host}/tcp/{number}/p2p/{peer_name(found)}"
 
 
-RELAY_PORT = 4001  # where decentral relay listens unless it is told otherwise
-
-
 def spoken_place(relay: str) -> str:
     """A relay's address as it can be said: host, and port where it is another than the usual one."""
     end = endpoint(relay.partition("/p2p/")[0])
@@ -316,3 +198,114 @@ async def _aired(
         logger.debug("words: local network: %s", error)
         return False
     return True
+
+
+# ---- the side that invites ----
+#
+# It waits at its number, gives the invite to the first who knows the words, and ends. Bounded: three wrong guesses end
+# it, as do ten minutes; at most 4 strangers are heard at a time, each for ten seconds, and 200 in all.
+
+WORDS_PROTOCOL = "/decentral/words/1"
+MOST_WRONG = 3  # guesses
+MOST_HEARD = 200  # strangers that began, and may have gone before they guessed
+AT_ONCE = 4
+PATIENCE = 10.0  # s for one of them
+LENGTH_NBYTES = 2
+
+
+@dataclass(slots=True)
+class Hosting:
+    """One code's life. ``over`` is set once the invite was given or the tries are used up."""
+
+    code: SpokenCode
+    invite: str
+    me: PeerId
+    given_to: PeerId | None = None
+    wrong: int = 0
+    over: anyio.Event = field(default_factory=anyio.Event)
+    _heard: int = 0
+    _now: int = 0
+
+    def serve(self, transport: Transport) -> None:
+        """Answer guests. Before the transport is entered."""
+        transport.serve(WORDS_PROTOCOL, self._attend)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a guess is still heard."""
+        return self.given_to is None and self.wrong < MOST_WRONG
+
+    async def _attend(self, stream: Stream) -> None:
+        if not self.is_open or self._now >= AT_ONCE or self._heard >= MOST_HEARD:
+            raise PayloadError("words: not now; drop who asks")
+        self._heard += 1
+        self._now += 1
+        try:
+            with anyio.move_on_after(PATIENCE):
+                await self._hear(stream)
+        finally:
+            self._now -= 1
+
+    async def _hear(self, stream: Stream) -> None:
+        shakes = WordsHandshake(self.code.password, stream.peer, self.me, is_guest=False)
+        shakes.hear(await stream.receive_exactly(ELEMENT_NBYTES))
+        await stream.send(shakes.first)
+        proof = await stream.receive_exactly(PROOF_NBYTES)
+        if not self.is_open:  # somebody else was quicker
+            raise PayloadError("words: used; drop who asks")
+        if not shakes.takes(proof):
+            self._guessed_wrong()
+            raise PayloadError("words: a wrong guess; drop who made it")
+        self.given_to = stream.peer  # from here on it is used, whatever becomes of the line
+        try:
+            sealed = shakes.seal(self.invite.encode("ascii"))
+            await stream.send(len(sealed).to_bytes(LENGTH_NBYTES, "little") + sealed)
+            await stream.receive_exactly(1)  # it has it
+        except TransportError as error:
+            logger.debug("words: %s", error)
+        finally:
+            self.over.set()
+
+    def _guessed_wrong(self) -> None:
+        self.wrong += 1
+        if self.wrong >= MOST_WRONG:
+            self.over.set()
+
+
+# ---- the side that was invited ----
+
+_WRONG = (
+    "words: they are not those of the one who invites at {}, or were used by somebody else; ask for new ones "
+    "(decentral invite --words)"
+)
+
+
+async def ask_for_invite(transport: Transport, code: SpokenCode) -> Invite:
+    """From the host, to whom there is a path by now. Raises InviteError when the words are wrong.
+
+    Raises TransportError when there was no handshake: no guess was made then.
+    """
+    stream = await transport.open(code.host, WORDS_PROTOCOL)
+    try:
+        with anyio.fail_after(PATIENCE):
+            return await _shake(stream, code, transport.peer)
+    except TimeoutError:
+        raise TransportError(f"words: no answer within {PATIENCE:g} s; try again") from None
+    finally:
+        await stream.aclose()
+
+
+async def _shake(stream: Stream, code: SpokenCode, me: bytes) -> Invite:
+    shakes = WordsHandshake(code.password, me, code.host, is_guest=True)
+    await stream.send(shakes.first)
+    shakes.hear(await stream.receive_exactly(ELEMENT_NBYTES))
+    await stream.send(shakes.proof())
+    try:
+        nbytes = int.from_bytes(await stream.receive_exactly(LENGTH_NBYTES), "little")
+        if nbytes > MAX_SEALED:
+            raise PayloadError(f"words: an invite of {nbytes} bytes, at most {MAX_SEALED} are taken")
+        text = shakes.open(await stream.receive_exactly(nbytes))
+        await stream.send(b"!")
+    except (PayloadError, StreamClosed):
+        raise InviteError(_WRONG.format(code.number)) from None
+    return Invite.parse(text.decode("ascii", errors="replace"))

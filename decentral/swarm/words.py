@@ -1,4 +1,5 @@
-"""Four words and a number: the number says where two people meet, the words that they are those two.
+"""Four words and a number: the number says where two people meet, the words that they are those two. The code itself,
+and the handshake by which both sides find out that they know the same words.
 
 The number is public: a transport's key follows from it, so whoever knows the number can find the one who invites, in
 the local network or at a relay, and can also pretend to be it. The words never cross the wire. Each is one of 1,295,
@@ -102,20 +103,19 @@ def _nearest(word: str) -> str:
     return f", perhaps {found[0]}" if found else ""
 
 
-# ---- handshake ----
+# ---- the handshake ----
 #
-# Two who know the same words find out that they do, and nobody learns the words or the invite from watching.
+# Nobody learns the words or the invite from watching it.
 #
 # Crosses the wire: 33 bytes from the guest, 33 from the host, 32 from the guest (its proof), then the invite, sealed.
 # The guest proves itself first: the host gives nothing to who has not. Each side may test one guess of the words per
 # handshake, and neither side's messages let anybody test guesses afterwards. What is agreed is bound to both sides'
-# transport keys, so a third one that passes messages on gets nowhere, and a message sent back to its sender is
-# refused.
+# transport keys, so a third one that passes messages on gets nowhere, and a message sent back to its sender is refused.
 #
 # Not defended against: an observer of how long a Python program computes. The words are used once, for ten minutes.
 #
-# Source: Abdalla and Pointcheval, "Simple Password-Based Encrypted Key Exchange Protocols", 2005, as the package
-# spake2 (Brian Warner, MIT) has it over Ed25519; key confirmation as in RFC 9382, 3.3.
+# Source: Abdalla and Pointcheval, "Simple Password-Based Encrypted Key Exchange Protocols", 2005, as the package spake2
+# (Brian Warner, MIT) has it over Ed25519; key confirmation as in RFC 9382, 3.3.
 
 ELEMENT_NBYTES = 33  # one for the side, a point of 32
 PROOF_NBYTES = 32

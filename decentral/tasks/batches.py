@@ -1,7 +1,8 @@
-"""Which bytes a peer sees at a step: a pure function of (seed, peer, row), so any step can be resumed.
+"""The data that a peer trains on: bytes at a step, or its part of any data set.
 
-Counter-based: row ``i`` (= step * batch_size + position in the batch) starts where blake2b of (seed, peer,
-i) says. No generator to save, no peer's data depends on another's, and two peers never walk the same order.
+The bytes are a pure function of (seed, peer, row), so any step can be resumed. Counter-based: row ``i`` (= step *
+batch_size + position in the batch) starts where blake2b of (seed, peer, i) says. No generator to save, no peer's data
+depends on another's, and two peers never walk the same order.
 """
 
 from __future__ import annotations
@@ -84,15 +85,15 @@ def batch_loader(
     return DataLoader(rows, batch_size=batch_size, generator=torch.Generator().manual_seed(0))
 
 
-# ---- shards ----
+# ---- a part of a data set ----
 #
-# Which part of a data set a peer trains on: disjoint from the other members', shared out anew when they change.
+# Disjoint from the other members', shared out anew when they change.
 #
 # All peers walk one endless row of places: one pass over the data set in shuffled order, the next in another, and so
-# on. The member of rank r among n takes the places that leave r when divided by n. While the membership stays as it
-# is, nobody takes what another member took: no index is drawn twice in a pass, and every index of a pass is drawn once
-# all members have been through it. When the membership changes, each goes on with its new remainder at the place that
-# the committed rounds have reached, or where it was if that is further: what members had drawn beyond it may be drawn
+# on. The member of rank r among n takes the places that leave r when divided by n. While the membership stays as it is,
+# nobody takes what another member took: no index is drawn twice in a pass, and every index of a pass is drawn once all
+# members have been through it. When the membership changes, each goes on with its new remainder at the place that the
+# committed rounds have reached, or where it was if that is further: what members had drawn beyond it may be drawn
 # again, and what a slower one had not reached is left out of this pass. No message is sent, and nobody waits.
 
 T = TypeVar("T")

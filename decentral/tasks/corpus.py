@@ -1,7 +1,8 @@
-"""Text as one row of bytes: the standard library's own source, or what ``--data`` names.
+"""Text as one row of bytes, an order to walk such rows in, and a tokenizer for bytes.
 
-Nothing is downloaded: every Python carries about 12 MB of its own source, real text written by many hands.
-The last part of the row is held out for evaluation; batches are drawn from the rest only.
+The text is the standard library's own source, or what ``--data`` names. Nothing is downloaded: every Python carries
+about 12 MB of its own source, real text written by many hands. The last part of the row is held out for evaluation;
+batches are drawn from the rest only.
 """
 
 from __future__ import annotations
@@ -139,16 +140,16 @@ def _read_until(nbytes: int, files: Iterable[Path]) -> Iterator[bytes]:
         yield text
 
 
-# ---- shuffle ----
+# ---- a shuffled order ----
 #
-# A shuffled order of any length without a list of it: the same on every machine, whatever its version of torch.
+# Of any length without a list of it: the same on every machine, whatever its version of torch.
 #
 # An index is written in two digits, one of which is moved by a hash of the other, six times in turn; a result beyond
 # the length goes through again. Every index comes once, and no peer has to hold eight bytes for each.
 #
 # Source: Feistel networks as in Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002.
 
-_ROUNDS = 6
+_TURNS = 6
 _MASK = 2**64 - 1
 
 
@@ -165,7 +166,7 @@ class Shuffle:
         low = -(-self.length // high)
         while True:
             one, other = divmod(place, low)
-            for round_ in range(0, _ROUNDS, 2):
+            for round_ in range(0, _TURNS, 2):
                 one = (one + _hash(self.seed, round_, other)) % high
                 other = (other + _hash(self.seed, round_ + 1, one)) % low
             place = one * low + other
@@ -181,13 +182,12 @@ def _hash(seed: int, round_: int, digit: int) -> int:
     return mixed ^ (mixed >> 31)
 
 
-# ---- byte tokenizer ----
+# ---- a tokenizer for bytes ----
 #
-# A tokenizer for models over bytes, as files that ``transformers.AutoTokenizer`` opens: the ids are the bytes.
+# As files that ``transformers.AutoTokenizer`` opens: the ids are the bytes.
 #
-# Training reads bytes and needs none (tasks/corpus.py). Who opens an exported model does: byte-level BPE without a
-# merge is exactly that, so no network and no code of ours is needed. Its alphabet has a printable character for each
-# byte.
+# Training reads bytes and needs none. Who opens an exported model does: byte-level BPE without a merge is exactly that,
+# so no network and no code of ours is needed. Its alphabet has a printable character for each byte.
 #
 # Source of the alphabet: Radford et al., "Language Models are Unsupervised Multitask Learners", 2019 (encoder.py).
 
@@ -204,7 +204,7 @@ def tokenizer_files(config: Mapping[str, Any]) -> dict[str, str]:
         "model_max_length": config.get("max_position_embeddings"),
         "clean_up_tokenization_spaces": False,
     }
-    return {"tokenizer.json": _text(_tokenizer()), "tokenizer_config.json": _text(about)}
+    return {"tokenizer.json": _json_text(_tokenizer()), "tokenizer_config.json": _json_text(about)}
 
 
 def alphabet() -> list[str]:
@@ -226,5 +226,5 @@ def _tokenizer() -> dict[str, Any]:
     }
 
 
-def _text(document: Mapping[str, Any]) -> str:
+def _json_text(document: Mapping[str, Any]) -> str:
     return json.dumps(document, indent=2) + "\n"

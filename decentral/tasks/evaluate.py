@@ -1,4 +1,7 @@
-"""Held-out loss in bits per byte: what a compressor built on the model would need."""
+"""A model and a text: held-out loss in bits per byte, what the model says next, a look at the text before training.
+
+Bits per byte are what a compressor built on the model would need.
+"""
 
 from __future__ import annotations
 
@@ -80,17 +83,53 @@ def _summed_loss(model: Any, batch: Tensor) -> float:
     return float(each.double().sum())
 
 
-# ---- survey ----
+# ---- what a model says next ----
 #
-# What ``--data`` names, looked through before anything is started: how much it is, whether it is text, and which.
+# Token by token. Every one costs a forward pass over all that the model sees: to look at a model, and not to serve it.
+
+# Shape suffixes: T = tokens so far, V = vocabulary.
+
+
+def continued(
+    module: Any,  # transformers' causal interface; it ships no types
+    prompt_T: Tensor,
+    *,
+    num_tokens: int,
+    context: int,
+    temperature: float,
+    generator: torch.Generator,
+) -> Iterator[int]:
+    """Yield ``num_tokens`` tokens after the prompt (T >= 1), of which the last ``context`` are seen.
+
+    ``temperature`` 0 takes the likeliest each time; else it divides the logits, and one is drawn by ``generator``, the
+    processor's, so that a seed gives the same text wherever the logits are the same.
+    """
+    token_T = prompt_T
+    for _ in range(num_tokens):
+        with torch.no_grad():
+            logits_V = module(input_ids=token_T[None, -context:]).logits[0, -1].float().cpu()
+        drawn = _drawn(logits_V, temperature, generator)
+        token_T = torch.cat([token_T, drawn.to(token_T.device)])
+        yield int(drawn)
+
+
+def _drawn(logits_V: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
+    if temperature == 0:
+        return logits_V.argmax(dim=-1, keepdim=True)
+    return torch.multinomial(torch.softmax(logits_V / temperature, dim=-1), 1, generator=generator)
+
+
+# ---- a look at what --data names ----
 #
-# The terms of a run name a corpus by a label and, where all peers are to have the same, by a digest: blake2b-256 of
-# the tokens, which here are the bytes. Streamed: a chunk is in memory at a time, whatever the corpus holds.
+# Before anything is started: how much it is, whether it is text, and which.
+#
+# The terms of a run name a corpus by a label and, where all peers are to have the same, by a digest: blake2b-256 of the
+# tokens, which here are the bytes. Streamed: a chunk is in memory at a time, whatever the corpus holds.
 
 # Shares measured: source code and UTF-8 prose 1.00, French with every tenth letter accented in Latin-1 0.81; random
 # bytes, PNG and gzip 0.48, an executable 0.11.
 LEAST_TEXT = 0.75
-_NAMED = 3  # files that are passed over
+_NAMED = 3  # of the files that are passed over
 _CONTROL = bytes({*range(32), 127} - set(b"\t\n\v\f\r\x1b"))
 _DOMAIN = b"decentral corpus 1\n"
 _NOT_UTF8 = "\N{REPLACEMENT CHARACTER}"
@@ -167,41 +206,3 @@ def check_agreed(terms: Data, found: Survey | None) -> str:
             f"{terms.digest[:8]}; name the same text, or {own} {found.path}"
         )
     return f"this peer's text is {found}: the run's {label}"
-
-
-# ---- generating ----
-#
-# What a causal language model says next, token by token.
-#
-# Every token costs a forward pass over all that the model sees: to look at a model, and not to serve it.
-
-# Shape suffixes: T = tokens so far, V = vocabulary.
-
-
-def continued(
-    module: Any,  # transformers' causal interface; it ships no types
-    prompt_T: Tensor,
-    *,
-    num_tokens: int,
-    context: int,
-    temperature: float,
-    generator: torch.Generator,
-) -> Iterator[int]:
-    """Yield ``num_tokens`` tokens after the prompt (T >= 1), of which the last ``context`` are seen.
-
-    ``temperature`` 0 takes the likeliest each time; else it divides the logits, and one is drawn by ``generator``, the
-    processor's, so that a seed gives the same text wherever the logits are the same.
-    """
-    token_T = prompt_T
-    for _ in range(num_tokens):
-        with torch.no_grad():
-            logits_V = module(input_ids=token_T[None, -context:]).logits[0, -1].float().cpu()
-        drawn = _drawn(logits_V, temperature, generator)
-        token_T = torch.cat([token_T, drawn.to(token_T.device)])
-        yield int(drawn)
-
-
-def _drawn(logits_V: Tensor, temperature: float, generator: torch.Generator) -> Tensor:
-    if temperature == 0:
-        return logits_V.argmax(dim=-1, keepdim=True)
-    return torch.multinomial(torch.softmax(logits_V / temperature, dim=-1), 1, generator=generator)

@@ -1,7 +1,8 @@
-"""The shape of the built-in language model, and the one with about so many parameters. Arithmetic; nothing is built.
+"""The shape of the built-in language model, and the one with about so many parameters; numbers that go with it.
 
-Heads are 64 wide, or 32 in models too small for two of those; blocks are as many as make a model about as deep for its
-width as published ones are: hidden / layers of 64 in GPT-3's 125M and 2.7B of 80, Llama's 7B 128.
+Arithmetic; nothing is built. Heads are 64 wide, or 32 in models too small for two of those; blocks are as many as make
+a model about as deep for its width as published ones are: hidden / layers of 64 in GPT-3's 125M and 2.7B of 80, Llama's
+7B 128.
 
 Source of the shapes: Brown et al., "Language Models are Few-Shot Learners", 2020, table 2.1, arXiv:2005.14165; Touvron
 et al., "LLaMA", 2023, table 2, arXiv:2302.13971.
@@ -18,8 +19,6 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from decentral.errors import ConfigError
 from decentral.manifest.terms import EXPERTS_PER_TOKEN, INNER_OPTIMIZERS, Model
-
-__all__ = ["VOCAB", "LanguageModelConfig", "config_of_size", "parameters_of"]
 
 VOCAB = 256  # every byte is a token; already a multiple of 64
 HEAD = 64
@@ -132,11 +131,10 @@ def _largest() -> int:
     return parameters_of(LanguageModelConfig(hidden=WIDEST, layers=DEEPEST, heads=WIDEST // HEAD))
 
 
-# ---- presets ----
+# ---- the demo's numbers ----
 #
-# The demo's numbers, plain values without torch. How each was chosen: experiments/demo_tuning/README.md.
-#
-# Spelled as tables of a manifest: ``preset_manifest(method, **demo_tables(method))``.
+# Spelled as tables of a manifest: ``preset_manifest(method, **demo_tables(method))``. How each was chosen:
+# experiments/demo_tuning/README.md.
 
 Tables = dict[str, dict[str, Any]]  # Any: values of every key
 
@@ -163,9 +161,9 @@ def demo_tables(method: str) -> Tables:
     return {table: {**shared.get(table, {}), **own.get(table, {})} for table in [*shared, *(own.keys() - shared)]}
 
 
-# ---- schedule ----
+# ---- the inner learning rate ----
 #
-# The inner learning rate: a linear warm-up, then constant, because a swarm's run has no known last step.
+# A linear warm-up, then constant, because a swarm's run has no known last step.
 
 
 @dataclass(frozen=True, slots=True)

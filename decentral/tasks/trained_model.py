@@ -22,60 +22,6 @@ from decentral.state.checkpoint import ADAPTER, ADAPTER_CONFIG, Checkpoint, load
 from decentral.state.export import CONFIG, MODEL, PACKED, config_of, export, is_of_adapters, whole_model
 from decentral.tasks.language_model import put_in
 
-# ---- adapted model ----
-#
-# A base model with the adapters that a run trained, as one model: the base from its folder, the adapters from the run.
-#
-# peft puts them together; they are then added to the base's weights, so that what follows sees a usual model.
-
-BASE = "base_model_name_or_path"  # in peft's configuration: where the base was when it was trained
-
-
-def of_run(checkpoints: Path, base: Path | None) -> tuple[Any, Path]:
-    """The newest checkpoint's adapters on their base, and the base's folder. Raises UsageError, DiskError."""
-    with tempfile.TemporaryDirectory(prefix="decentral-") as folder:
-        adapters = Path(folder) / "adapters"
-        export(checkpoints, adapters)
-        return of_folder(adapters, base)
-
-
-def of_folder(adapters: Path, base: Path | None) -> tuple[Any, Path]:
-    """The adapters of a folder, as peft saves them, on their base, and the base's folder."""
-    if importlib.util.find_spec("peft") is None:
-        raise UsageError(f"{adapters} holds adapters, which take peft to open; pip install 'decentral[lora]'")
-    from peft import PeftModel
-    from transformers import AutoModelForCausalLM
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    place = base or _base_of(adapters)
-    if place is None:
-        raise UsageError("what was trained are adapters, and their base is not in the folder: name its own with --base")
-    try:
-        module = AutoModelForCausalLM.from_pretrained(place, local_files_only=True, use_safetensors=True)
-        return PeftModel.from_pretrained(module, str(adapters), local_files_only=True).merge_and_unload(), place
-    except (ValueError, KeyError, OSError, RuntimeError) as error:
-        why = str(error).strip().split("\n", 1)[0]
-        raise UsageError(f"{place} is no base that these adapters fit: {why}; name another one with --base") from error
-
-
-def is_adapters(folder: Path) -> bool:
-    """Whether ``folder`` is what peft saves, or ``decentral export`` of such a run."""
-    return (folder / ADAPTER).is_file() and (folder / ADAPTER_CONFIG).is_file()
-
-
-def _base_of(adapters: Path) -> Path | None:
-    """Where the base was, if that is a folder here; a name of a hub is fetched by nobody."""
-    try:
-        named = json.loads((adapters / ADAPTER_CONFIG).read_text(encoding="utf-8")).get(BASE)
-    except (OSError, ValueError, AttributeError) as error:
-        raise DiskError(f"{adapters / ADAPTER_CONFIG} cannot be read ({type(error).__name__})") from error
-    place = Path(named) if isinstance(named, str) and named else None
-    return place if place is not None and (place / "config.json").is_file() else None
-
-
-# ---- trained model ----
-
 CHECKPOINTS, TERMS = "checkpoints", "run.toml"
 
 
@@ -135,8 +81,8 @@ def open_trained(directory: Path, tokenizer: Path | None = None, base: Path | No
         raise UsageError(f"{directory} is packed; unpack it with decentral export {directory} --to FOLDER")
     if (directory / MODEL).is_file() and (directory / CONFIG).is_file():
         return _of_folder(directory, tokenizer)
-    if is_adapters(directory):
-        return _adapted(*of_folder(directory, base), tokenizer, str(directory))
+    if holds_adapters(directory):
+        return _adapted(*adapted_of_folder(directory, base), tokenizer, str(directory))
     if (directory / MODEL).is_file():
         raise UsageError(f"{directory} has tensors and no {CONFIG}: only the script that built the model opens it")
     raise UsageError(f"{directory}: neither a run directory with checkpoints nor a model folder; name one of them")
@@ -148,7 +94,7 @@ def _of_run(directory: Path, tokenizer: Path | None, base: Path | None) -> Train
         raise DiskError(f"no checkpoint in {directory / CHECKPOINTS}; train until one is written")
     if is_of_adapters(checkpoint):
         source = f"{directory}, {checkpoint.path.name}"
-        return _adapted(*of_run(directory / CHECKPOINTS, base), tokenizer, source)
+        return _adapted(*adapted_of_run(directory / CHECKPOINTS, base), tokenizer, source)
     manifest = load_manifest(directory / TERMS) if (directory / TERMS).exists() else None
     module = _built(checkpoint, directory)
     reads_bytes = manifest is not None and manifest.model.task == "causal-lm"
@@ -230,3 +176,54 @@ def _ready(module: Any, tokenizer: Tokenizer, source: str, manifest: Manifest | 
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     module.to(accelerator or "cpu").eval()
     return TrainedModel(module, tokenizer, int(module.config.max_position_embeddings), source, manifest)
+
+
+# ---- adapters on their base, as one model ----
+#
+# The base is from its folder, the adapters from the run. peft puts them together; they are then added to the base's
+# weights, so that what follows sees a usual model.
+
+_BASE_KEY = "base_model_name_or_path"  # in peft's configuration: where the base was when it was trained
+
+
+def adapted_of_run(checkpoints: Path, base: Path | None) -> tuple[Any, Path]:
+    """The newest checkpoint's adapters on their base, and the base's folder. Raises UsageError, DiskError."""
+    with tempfile.TemporaryDirectory(prefix="decentral-") as folder:
+        adapters = Path(folder) / "adapters"
+        export(checkpoints, adapters)
+        return adapted_of_folder(adapters, base)
+
+
+def adapted_of_folder(adapters: Path, base: Path | None) -> tuple[Any, Path]:
+    """The adapters of a folder, as peft saves them, on their base, and the base's folder."""
+    if importlib.util.find_spec("peft") is None:
+        raise UsageError(f"{adapters} holds adapters, which take peft to open; pip install 'decentral[lora]'")
+    from peft import PeftModel
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    place = base or _base_of(adapters)
+    if place is None:
+        raise UsageError("what was trained are adapters, and their base is not in the folder: name its own with --base")
+    try:
+        module = AutoModelForCausalLM.from_pretrained(place, local_files_only=True, use_safetensors=True)
+        return PeftModel.from_pretrained(module, str(adapters), local_files_only=True).merge_and_unload(), place
+    except (ValueError, KeyError, OSError, RuntimeError) as error:
+        why = str(error).strip().split("\n", 1)[0]
+        raise UsageError(f"{place} is no base that these adapters fit: {why}; name another one with --base") from error
+
+
+def holds_adapters(folder: Path) -> bool:
+    """Whether ``folder`` is what peft saves, or ``decentral export`` of such a run."""
+    return (folder / ADAPTER).is_file() and (folder / ADAPTER_CONFIG).is_file()
+
+
+def _base_of(adapters: Path) -> Path | None:
+    """Where the base was, if that is a folder here; a name of a hub is fetched by nobody."""
+    try:
+        named = json.loads((adapters / ADAPTER_CONFIG).read_text(encoding="utf-8")).get(_BASE_KEY)
+    except (OSError, ValueError, AttributeError) as error:
+        raise DiskError(f"{adapters / ADAPTER_CONFIG} cannot be read ({type(error).__name__})") from error
+    place = Path(named) if isinstance(named, str) and named else None
+    return place if place is not None and (place / CONFIG).is_file() else None

@@ -1,4 +1,7 @@
-"""Tensors on an accelerator: where they are, how they come and go."""
+"""Tensors on an accelerator: where they lie, how they come and go, and how the work on them is told to it.
+
+Each function does the same on the processor alone, where there is nothing to move, to wait for or to compile.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +36,162 @@ __all__ = [
     "tried",
 ]
 
-# ---- one kernel ----
+# Shape suffix: N = values.
+
+PROCESSOR = torch.device("cpu")
+
+# ---- place of a fragment before it is sent ----
 #
-# Elementwise work on a CUDA device as one kernel instead of one for each operation, each of which goes through memory.
+# A fragment that is copied out of the live model, and what is made of it before it is sent, lie on the device that
+# trains, if the model is on one CUDA device and the method's training side knows tensors of any device: then the
+# pseudo-gradient is made there, and only what the compressor leaves of it crosses to the processor. That takes memory
+# of the device: the local parameters, the change, what is owed before and after, and the anchor for as long as the
+# change is made, 4 bytes a parameter each. Where that is more than a quarter of the device's, the processor's is taken.
+# Anchors and outer states are on the processor in any case: their bits are the same on every peer.
+
+BYTES_A_PARAMETER = 20
+_MOST = 0.25  # of the device's memory
+
+
+def _memory(device: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(device).total_memory)
+
+
+def place_of(parameters: Iterable[Tensor], memory: Callable[[torch.device], int] = _memory) -> torch.device:
+    """Of a model whose trained parameters these are, each whole in this process; ``memory``: bytes of a device."""
+    held = list(parameters)
+    devices = {one.device for one in held}
+    if len(devices) != 1:
+        return PROCESSOR
+    (device,) = devices
+    numel = sum(one.numel() for one in held)
+    return device if device.type == "cuda" and BYTES_A_PARAMETER * numel <= _MOST * memory(device) else PROCESSOR
+
+
+# ---- transfer by way of pinned memory ----
+#
+# From the processor to a device and back, slab by slab.
+#
+# A device copies by itself only from memory that the kernel may not move, which is dear to get; torch keeps what it
+# got. Pinning a whole model would take as much memory again, so a few slabs of it go to and fro: while the device
+# copies one, the processor fills, or empties, the next. The copy up is asynchronous: what is asked of the device
+# afterwards waits for it there, and the caller does not.
+
+_PINNED = 1 << 22  # values: 16 MiB of float32, a third of a millisecond of a fast line
+_AHEAD = 3  # slabs on their way down at once
+_WORTH_A_BATCH = 1 << 18  # values: below, one call is quicker
+
+
+def beside(tensor: Tensor, like: Tensor) -> Tensor:
+    """The tensor on the device of ``like``: itself where it is there."""
+    return moved(tensor, like.device)
+
+
+def less(left: Tensor, right: Tensor) -> Tensor:
+    """``left - right``, where ``left`` lies."""
+    return difference(left, beside(right, left))
+
+
+def all_beside(tensors: Mapping[str, Tensor], like: Tensor) -> dict[str, Tensor]:
+    """Each of them on the device of ``like``."""
+    return {name: beside(one, like) for name, one in tensors.items()}
+
+
+def moved(tensor: Tensor, device: torch.device) -> Tensor:
+    """The tensor on ``device``: itself where it is there."""
+    if tensor.device == device:
+        return tensor
+    large = tensor.dtype == torch.float32 and tensor.numel() >= _WORTH_A_BATCH and tensor.is_contiguous()
+    if large and (tensor.device.type, device.type) == ("cpu", "cuda"):
+        return _up(tensor.detach().view(-1), device).view(tensor.shape)
+    if large and (tensor.device.type, device.type) == ("cuda", "cpu"):
+        return _down(tensor.detach().view(-1)).view(tensor.shape)
+    return tensor.to(device)
+
+
+def moved_together(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Each on ``device``; of one dtype they cross as one: a device takes microseconds to begin a copy of any size."""
+    found = list(tensors)
+    for dtype in {one.dtype for one in tensors}:
+        here = [i for i, one in enumerate(tensors) if one.dtype == dtype and one.device != device]
+        if not here:
+            continue
+        whole = _at_once(torch.cat([tensors[i].reshape(-1) for i in here]), device)
+        pieces = whole.split_with_sizes([tensors[i].numel() for i in here])
+        for i, piece in zip(here, pieces, strict=True):
+            found[i] = piece.view(tensors[i].shape)
+    return found
+
+
+def _at_once(flat_N: Tensor, device: torch.device) -> Tensor:
+    """What is a small part of a model, and may stay in pinned memory."""
+    if (flat_N.device.type, device.type) != ("cuda", "cpu"):
+        return flat_N.to(device)
+    pinned_N = torch.empty(flat_N.shape, dtype=flat_N.dtype, pin_memory=True)
+    pinned_N.copy_(flat_N, non_blocking=True)
+    torch.cuda.current_stream(flat_N.device).synchronize()
+    return pinned_N
+
+
+def _up(flat_N: Tensor, device: torch.device) -> Tensor:
+    made_N = torch.empty(flat_N.numel(), dtype=torch.float32, device=device)
+    for start in range(0, flat_N.numel(), _PINNED):
+        part = flat_N[start : start + _PINNED]
+        pinned = torch.empty(part.numel(), dtype=torch.float32, pin_memory=True).copy_(part)
+        made_N[start : start + _PINNED].copy_(pinned, non_blocking=True)  # torch gives it out again once that is done
+    return made_N
+
+
+def _down(flat_N: Tensor) -> Tensor:
+    made_N = fresh(flat_N.numel())
+    begun: deque[tuple[int, Tensor, torch.cuda.Event]] = deque()
+
+    def end() -> None:
+        start, pinned, event = begun.popleft()
+        event.synchronize()
+        made_N[start : start + _PINNED].copy_(pinned)
+
+    for start in range(0, flat_N.numel(), _PINNED):
+        part = flat_N[start : start + _PINNED]
+        pinned = torch.empty(part.numel(), dtype=torch.float32, pin_memory=True)
+        pinned.copy_(part, non_blocking=True)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(torch.cuda.current_stream(flat_N.device))
+        begun.append((start, pinned, event))
+        if len(begun) > _AHEAD:
+            end()
+    while begun:
+        end()
+    return made_N
+
+
+# ---- stream beside the one that trains ----
+#
+# Work that is asked of the device there does not wait for inner steps, nor they for it.
+
+
+@contextmanager
+def aside(device: torch.device) -> Iterator[None]:
+    """What is done inside goes to that stream, from this thread. It begins when all is there that was asked for before,
+    which is an inner step or two; what it made must be waited for before the end: nothing else orders the streams.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    stream = _stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        yield
+
+
+@functools.cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+# ---- one kernel for elementwise work ----
+#
+# On a CUDA device each operation by itself goes through memory; compiled, all of them do so once.
 #
 # The same function is what runs everywhere else: on the processor, on short tensors, where there is no compiler for
 # the device, and where the compiler fails. A compiled quotient may differ from the plain one in its last bit.
@@ -102,170 +258,11 @@ def _has_compiler() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-# ---- streams ----
+# ---- long tensors slab by slab ----
 #
-# A stream of a device beside the one that trains: what is asked of it there does not wait for inner steps, nor they
-# for it.
-
-
-@contextmanager
-def aside(device: torch.device) -> Iterator[None]:
-    """What is done inside goes to that stream, from this thread. It begins when all is there that was asked for before,
-    which is an inner step or two; what it made must be waited for before the end: nothing else orders the streams.
-    """
-    if device.type != "cuda":
-        yield
-        return
-    stream = _stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        yield
-
-
-@functools.cache
-def _stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
-# ---- transfer ----
-#
-# Tensors from the processor to a device and back, by way of pinned memory, slab by slab.
-#
-# A device copies by itself only from memory that the kernel may not move, which is dear to get; torch keeps what it
-# got. Pinning a whole model would take as much memory again, so a few slabs of it go to and fro: while the device
-# copies one, the processor fills, or empties, the next. The copy up is asynchronous: what is asked of the device
-# afterwards waits for it there, and the caller does not.
-
-# Shape suffix: N = values.
-
-
-PROCESSOR = torch.device("cpu")
-_SLAB = 1 << 22  # values: 16 MiB of float32, a third of a millisecond of a fast line
-_AHEAD = 3  # slabs on their way down at once
-_WORTH_A_BATCH = 1 << 18  # values: below, one call is quicker
-
-
-def beside(tensor: Tensor, like: Tensor) -> Tensor:
-    """The tensor on the device of ``like``: itself where it is there."""
-    return moved(tensor, like.device)
-
-
-def less(left: Tensor, right: Tensor) -> Tensor:
-    """``left - right``, where ``left`` lies."""
-    return difference(left, beside(right, left))
-
-
-def all_beside(tensors: Mapping[str, Tensor], like: Tensor) -> dict[str, Tensor]:
-    """Each of them so."""
-    return {name: beside(one, like) for name, one in tensors.items()}
-
-
-def moved(tensor: Tensor, device: torch.device) -> Tensor:
-    """The tensor on ``device``: itself where it is there."""
-    if tensor.device == device:
-        return tensor
-    large = tensor.dtype == torch.float32 and tensor.numel() >= _WORTH_A_BATCH and tensor.is_contiguous()
-    if large and (tensor.device.type, device.type) == ("cpu", "cuda"):
-        return _up(tensor.detach().view(-1), device).view(tensor.shape)
-    if large and (tensor.device.type, device.type) == ("cuda", "cpu"):
-        return _down(tensor.detach().view(-1)).view(tensor.shape)
-    return tensor.to(device)
-
-
-def moved_together(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
-    """Each on ``device``; of one dtype they cross as one: a device takes microseconds to begin a copy of any size."""
-    found = list(tensors)
-    for dtype in {one.dtype for one in tensors}:
-        here = [i for i, one in enumerate(tensors) if one.dtype == dtype and one.device != device]
-        if not here:
-            continue
-        whole = _at_once(torch.cat([tensors[i].reshape(-1) for i in here]), device)
-        pieces = whole.split_with_sizes([tensors[i].numel() for i in here])
-        for i, piece in zip(here, pieces, strict=True):
-            found[i] = piece.view(tensors[i].shape)
-    return found
-
-
-def _at_once(flat_N: Tensor, device: torch.device) -> Tensor:
-    """What is a small part of a model, and may stay in pinned memory."""
-    if (flat_N.device.type, device.type) != ("cuda", "cpu"):
-        return flat_N.to(device)
-    pinned_N = torch.empty(flat_N.shape, dtype=flat_N.dtype, pin_memory=True)
-    pinned_N.copy_(flat_N, non_blocking=True)
-    torch.cuda.current_stream(flat_N.device).synchronize()
-    return pinned_N
-
-
-def _up(flat_N: Tensor, device: torch.device) -> Tensor:
-    made_N = torch.empty(flat_N.numel(), dtype=torch.float32, device=device)
-    for start in range(0, flat_N.numel(), _SLAB):
-        part = flat_N[start : start + _SLAB]
-        pinned = torch.empty(part.numel(), dtype=torch.float32, pin_memory=True).copy_(part)
-        made_N[start : start + _SLAB].copy_(pinned, non_blocking=True)  # torch gives it out again once that is done
-    return made_N
-
-
-def _down(flat_N: Tensor) -> Tensor:
-    made_N = fresh(flat_N.numel())
-    begun: deque[tuple[int, Tensor, torch.cuda.Event]] = deque()
-
-    def end() -> None:
-        start, pinned, event = begun.popleft()
-        event.synchronize()
-        made_N[start : start + _SLAB].copy_(pinned)
-
-    for start in range(0, flat_N.numel(), _SLAB):
-        part = flat_N[start : start + _SLAB]
-        pinned = torch.empty(part.numel(), dtype=torch.float32, pin_memory=True)
-        pinned.copy_(part, non_blocking=True)
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(flat_N.device))
-        begun.append((start, pinned, event))
-        if len(begun) > _AHEAD:
-            end()
-    while begun:
-        end()
-    return made_N
-
-
-# ---- place ----
-#
-# Where a fragment that is copied out of the live model lies, and what is made of it before it is sent.
-#
-# On the device that trains, if the model is on one CUDA device and the method's training side knows tensors of any
-# device: then the pseudo-gradient is made there, and only what the compressor leaves of it crosses to the processor.
-# That takes memory of the device: the local parameters, the change, what is owed before and after, and the anchor for
-# as long as the change is made, 4 bytes a parameter each. Where that is more than a quarter of the device's, the
-# processor's is taken. Anchors and outer states are on the processor in any case: their bits are the same on every
-# peer.
-
-BYTES_A_PARAMETER = 20
-_MOST = 0.25  # of the device's memory
-
-
-def _memory(device: torch.device) -> int:
-    return int(torch.cuda.get_device_properties(device).total_memory)
-
-
-def place_of(parameters: Iterable[Tensor], memory: Callable[[torch.device], int] = _memory) -> torch.device:
-    """Of a model whose trained parameters these are, each whole in this process; ``memory``: bytes of a device."""
-    held = list(parameters)
-    devices = {one.device for one in held}
-    if len(devices) != 1:
-        return PROCESSOR
-    (device,) = devices
-    numel = sum(one.numel() for one in held)
-    return device if device.type == "cuda" and BYTES_A_PARAMETER * numel <= _MOST * memory(device) else PROCESSOR
-
-
-# ---- slabs ----
-#
-# Long tensors slab by slab: what is made on the way stays in the cache, and takes no memory to speak of.
+# Intermediate results stay in the cache, and take no memory to speak of.
 #
 # As one piece, nf4 needs sixteen bytes beside each value; and every operation of torch goes through memory again.
-
-# Shape suffixes: N = values.
-
 
 _ON_PROCESSOR = 1 << 16  # values: 256 KiB of float32, several times in a core's second-level cache
 _ELSEWHERE = 1 << 24  # a device is told of each operation on its own, which takes microseconds

@@ -1,4 +1,7 @@
-"""Loops over tensors at the speed of memory."""
+"""Loops over tensors at the speed of memory, and numbers that are the same on every machine.
+
+A loop is one pass, compiled for the processor, where torch reads and writes every intermediate result.
+"""
 
 from __future__ import annotations
 
@@ -42,13 +45,14 @@ __all__ = [
     "with_momentum",
 ]
 
-# ---- finite ----
+# ---- finite tensors ----
 #
-# Whether a tensor holds NaN or Inf: one pass over it at the speed of memory, and no copy.
+# NaN and Inf are found in one pass, without a copy.
 
 # The bits of the exponent: all ones in NaN and Inf, and in nothing else.
+_EXPONENT = np.uint32(0x7F800000)  # of float32
 _EXPONENTS = {
-    torch.float32: (torch.uint32, np.uint32(0x7F800000)),
+    torch.float32: (torch.uint32, _EXPONENT),
     torch.float16: (torch.uint16, np.uint16(0x7C00)),
     torch.bfloat16: (torch.uint16, np.uint16(0x7F80)),
 }
@@ -73,10 +77,10 @@ def _is_finite(bits, exponent):  # type: ignore[no-untyped-def]
     return found == 0
 
 
-# ---- rising ----
+# ---- rows that rise ----
 #
-# Whether rows of indices rise strictly within bounds: one pass over them, and no copy.
-
+# Indices must rise strictly within bounds: one pass over them, and no copy.
+#
 # Shape suffixes: C = rows, k = indices of a row.
 
 
@@ -102,50 +106,9 @@ def _is_rising(index, limit):  # type: ignore[no-untyped-def]
     return falls == 0
 
 
-# ---- rows ----
+# ---- tensors that lie alike in memory ----
 #
-# A flat tensor, whole or in pieces, as rows of a constant width, for loops that are vector instructions then and crawl
-# otherwise.
-
-WIDTH = 1024  # a row of float64 is 8 KiB: in the first-level cache, and many vectors long
-
-
-def sum_of_lanes(lane_L: NDArray[np.float64]) -> float:
-    """The sum of WIDTH numbers, in halves: one order of additions on every machine."""
-    while lane_L.size > 1:
-        half = lane_L.size // 2
-        lane_L = lane_L[:half] + lane_L[half:]
-    return float(lane_L[0])
-
-
-def rows_of(pieces: Iterable[Tensor]) -> Iterator[NDArray[np.float32]]:
-    """The rows (R, WIDTH) of float32 tensors on the processor, one behind the other; the last is filled up with zeros.
-
-    Whole rows of a piece are not copied. To be used before the next are asked for: a row that several pieces share is
-    overwritten.
-    """
-    shared_L, filled = np.zeros((1, WIDTH), dtype=np.float32), 0
-    for piece in pieces:
-        flat_N = piece.detach().contiguous().reshape(-1).numpy()
-        if filled:
-            taken = min(WIDTH - filled, flat_N.size)
-            shared_L[0, filled : filled + taken] = flat_N[:taken]
-            filled, flat_N = filled + taken, flat_N[taken:]
-            if filled < WIDTH:
-                continue
-            yield shared_L
-        whole = flat_N.size // WIDTH * WIDTH
-        yield flat_N[:whole].reshape(-1, WIDTH)
-        filled = flat_N.size - whole
-        shared_L[0, :filled] = flat_N[whole:]
-    if filled:
-        shared_L[0, filled:] = 0.0
-        yield shared_L
-
-
-# ---- lying ----
-#
-# How tensors lie in memory, for loops that go over several of them side by side.
+# Loops go over several of them side by side.
 
 LANES = 64  # sums of squares side by side: with 32 to 128 they cost the pass nothing, with 8 two thirds more
 
@@ -166,28 +129,26 @@ def flat(tensor: Tensor) -> Any:  # Any: numpy's
     return tensor.detach().view(-1).numpy()
 
 
-# ---- elementwise ----
+# ---- elementwise steps ----
 #
-# Elementwise steps as one pass over memory each, on all threads that torch may use.
+# Each is one pass over memory, on all threads that torch may use.
 #
-# A model's parameters are longer than any cache, so what a step costs is how often they go through memory: torch reads
-# and writes every intermediate result. Each operation is rounded as in torch, product and sum apart, and the threads
-# change no bit. For other devices and dtypes torch does the same.
-
+# A model's parameters are longer than any cache, so what a step costs is how often it goes through memory. Each
+# operation is rounded as in torch, product and sum apart, and the threads change no bit. For other devices and dtypes
+# torch does the same.
+#
 # Shape suffix: N = values; of tensors of any shape, all of one.
-
 
 R = TypeVar("R")
 Arrays = tuple[Any, ...]  # numpy's
 _IN_CACHE = 4096  # values
-_EXPONENT = np.uint32(0x7F800000)  # all ones in NaN and Inf, and in nothing else
 
 
 def difference(left: Tensor, right: Tensor) -> Tensor:
     """``left - right``, new."""
     if not lie_alike(left, right):
         return left - right
-    return _made(_difference, left, right)
+    return _filled(_difference, left, right)
 
 
 def difference_and_norm(left: Tensor, right: Tensor) -> tuple[Tensor, float]:
@@ -206,7 +167,7 @@ def minus_times(left: Tensor, right: Tensor, factor: float) -> Tensor:
     """``left - right * factor``, new; the product is rounded first."""
     if not lie_alike(left, right):
         return left - right * factor
-    return _made(_minus_times, left, right, np.float32(factor))
+    return _filled(_minus_times, left, right, np.float32(factor))
 
 
 def with_momentum(
@@ -232,7 +193,7 @@ def carried(live: Tensor, contributed: Tensor, anchor: Tensor) -> Tensor:
     """``anchor + (live - contributed)``, and ``anchor`` bit for bit where the two are equal; new."""
     if not lie_alike(live, contributed, anchor):
         return torch.where(live == contributed, anchor, anchor + (live - contributed))
-    return _made(_carried, live, contributed, anchor)
+    return _filled(_carried, live, contributed, anchor)
 
 
 def divide(total: Tensor, divisor: float) -> bool:
@@ -254,7 +215,7 @@ def minus_quotient(left: Tensor, total: Tensor, made: Tensor, divisor: float, fa
     return bool(_minus_quotient(flat(left), flat(total), flat(made), flat(made).view(np.uint32), *numbers))
 
 
-def _made(kernel: Callable[..., Any], *given: Any) -> Tensor:
+def _filled(kernel: Callable[..., Any], *given: Any) -> Tensor:
     """A new tensor that the kernel fills from the given ones; numbers come after them."""
     made = fresh_like(given[0])
     arrays = tuple(flat(one) for one in (*given, made) if isinstance(one, Tensor))
@@ -350,15 +311,14 @@ def _divide(total, bits, divisor):  # type: ignore[no-untyped-def]
     return found == 0
 
 
-# ---- live rows ----
+# ---- rows of a model that is being trained ----
 #
-# Passes over a model that is being trained, in the memory where it lies: a row per parameter, vectors beside them.
+# Passes over its memory where it lies: a row per parameter, vectors beside them.
 #
-# While they run, training stands still. So each is one pass, writes nothing as long as the model but what is asked
-# for, and rounds as the same steps one by one do. The norms' last bits depend on the number of threads and of rows.
-
+# While they run, training stands still. So each writes nothing as long as the model but what is asked for, and rounds
+# as the same steps one by one do. The norms' last bits depend on the number of threads and of rows.
+#
 # Shape suffix: N = values of all rows, in order; flat float32 on the processor.
-
 
 Rows = Sequence[Tensor]
 
@@ -497,16 +457,57 @@ def _copy_and_difference(live, base, copy, made):  # type: ignore[no-untyped-def
     return lanes.sum()
 
 
-# ---- philox ----
+# ---- rows of equal width, for vector loops ----
 #
-# Philox4x32-10: random words that are a pure function of a counter and a key, the same on every machine.
+# A flat tensor, whole or in pieces, as rows of a constant width: loops over them are vector instructions, and crawl
+# otherwise.
+
+WIDTH = 1024  # a row of float64 is 8 KiB: in the first-level cache, and many vectors long
+
+
+def sum_of_lanes(lane_L: NDArray[np.float64]) -> float:
+    """The sum of WIDTH numbers, in halves: one order of additions on every machine."""
+    while lane_L.size > 1:
+        half = lane_L.size // 2
+        lane_L = lane_L[:half] + lane_L[half:]
+    return float(lane_L[0])
+
+
+def rows_of(pieces: Iterable[Tensor]) -> Iterator[NDArray[np.float32]]:
+    """The rows (R, WIDTH) of float32 tensors on the processor, one behind the other; the last is filled up with zeros.
+
+    Whole rows of a piece are not copied. To be used before the next are asked for: a row that several pieces share is
+    overwritten.
+    """
+    shared_L, filled = np.zeros((1, WIDTH), dtype=np.float32), 0
+    for piece in pieces:
+        flat_N = piece.detach().contiguous().reshape(-1).numpy()
+        if filled:
+            taken = min(WIDTH - filled, flat_N.size)
+            shared_L[0, filled : filled + taken] = flat_N[:taken]
+            filled, flat_N = filled + taken, flat_N[taken:]
+            if filled < WIDTH:
+                continue
+            yield shared_L
+        whole = flat_N.size // WIDTH * WIDTH
+        yield flat_N[:whole].reshape(-1, WIDTH)
+        filled = flat_N.size - whole
+        shared_L[0, :filled] = flat_N[whole:]
+    if filled:
+        shared_L[0, filled:] = 0.0
+        yield shared_L
+
+
+# ---- random words by Philox4x32-10 ----
+#
+# A pure function of a counter and a key.
 #
 # Ten rounds of two 32-bit products; no state, so that word n of a stream costs what the first does, and no float, so
 # that no library rounds it otherwise. A block of 4 words takes some 45 ns of one core.
 #
 # Source: Salmon, Moraes, Dror and Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", 2011 (SC11), and its Random123,
 # whose known answers the tests have.
-
+#
 # Shape suffix: B = blocks.
 
 Words = NDArray[np.uint32]
@@ -529,9 +530,9 @@ def philox_4x32(counter_4B: Words, key: tuple[int, int]) -> Words:
     return made_4B
 
 
-# ---- rounding ----
+# ---- float32 of a Python float ----
 #
-# Python's floats rounded to float32: what a weight is multiplied with, said once and the same on every machine.
+# Weights are rounded so before anything is multiplied with them: said once, and the same on every machine.
 
 
 def float32(value: float) -> float:

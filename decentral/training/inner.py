@@ -1,4 +1,4 @@
-"""Inner optimizers that a manifest can name, one file each where torch has none, and what a round sees of them."""
+"""Inner optimizers that a manifest can name: built, stepped, compared with those of a loop, and seen by rounds."""
 
 from __future__ import annotations
 
@@ -15,16 +15,243 @@ from decentral.errors import ConfigError
 from decentral.manifest.terms import INNER_OPTIMIZERS, OWN_KEYS, Inner, InnerName
 from decentral.training.inner_optimizers import ADOPT, GPA, QHADOPT, SPSA, ScheduleFree, step_forward
 
-__all__ = ["AHEAD", "Averages", "build_inner", "built", "forward_only", "inner_step"]
+__all__ = [
+    "Z_MINUS_X",
+    "Averages",
+    "InnerSteps",
+    "Together",
+    "build_inner",
+    "built",
+    "check_covers",
+    "differences",
+    "differences_sentence",
+    "forward_only",
+    "inner_step",
+]
 
-# ---- together ----
+# ---- building what a manifest names ----
 #
-# The optimizers that a training loop steps, as one: checked, hooked, watched, saved and restored together.
+# Muon is torch's, for the matrices inside, with AdamW beside it for embeddings, head and vectors. Its rate is scaled by
+# 0.2 * sqrt(max(rows, columns)), so that its steps are as long as AdamW's and one ``learning_rate`` fits both; decay
+# uses the rate as it is. No Nesterov, as in MuLoCo, which scales by sqrt(rows / columns) instead.
 #
-# One inner step is one more step of each of them, Muon for the matrices and AdamW for the rest, say. What else the
-# loop does with its optimizers is its own business, so an optimizer that it never steps is only seen by what goes on
-# without it: then the parameters change between two backward passes, and no step of the optimizer that was given came
-# between.
+# Source of Muon: Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024; of the scale: Liu et
+# al., "Muon is Scalable for LLM Training", 2025, arXiv:2502.16982.
+
+Optimizers = list[torch.optim.Optimizer]
+OwnValues = Mapping[str, float]
+
+
+def build_inner(inner: Inner, model: nn.Module) -> Optimizers:
+    """One optimizer, or two of which each has some of the parameters; a step of every one is an inner step."""
+    held = list(model.parameters())
+    if INNER_OPTIMIZERS[inner.named].forward_only:
+        return [forward_only(inner, [(name, p) for name, p in model.named_parameters() if p.requires_grad])]
+    hidden = {id(parameter) for parameter in _hidden_matrices(model)} if inner.named == "muon" else set()
+    return built(inner, [p for p in held if id(p) in hidden], [p for p in held if id(p) not in hidden])
+
+
+def built(inner: Inner, matrices: Sequence[Tensor], others: Sequence[Tensor]) -> Optimizers:
+    """For parameters of which Muon may have the ``matrices``; any other optimizer has all."""
+    own = inner.own()
+    if inner.named != "muon":
+        return [_MAKERS[inner.named](inner, own, [*matrices, *others])]
+    parts = (_muon, matrices), (_adamw, others)
+    return [make(inner, own, held) for make, held in parts if held]
+
+
+def forward_only(inner: Inner, named: Sequence[tuple[str, Tensor]], seed: int | None = None) -> torch.optim.Optimizer:
+    """The one that steps by losses alone, for parameters with their names in the model; ``seed``: see SPSA."""
+    return SPSA(named, lr=inner.learning_rate, seed=seed)
+
+
+def _hidden_matrices(model: nn.Module) -> list[Tensor]:
+    embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    head = getattr(model, "get_output_embeddings", lambda: None)()  # transformers' models; others may tie or not
+    apart = {id(p) for module in [*embeddings, *([head] if head is not None else [])] for p in module.parameters()}
+    return [parameter for parameter in model.parameters() if parameter.ndim == 2 and id(parameter) not in apart]
+
+
+def _betas(own: OwnValues) -> tuple[float, float]:
+    return own["beta1"], own["beta2"]
+
+
+def _adamw(inner: Inner, own: OwnValues, held: Sequence[Tensor]) -> torch.optim.Optimizer:
+    rate, decay, one_pass = inner.learning_rate, inner.weight_decay, _in_one_pass(held)
+    return torch.optim.AdamW(held, lr=rate, betas=_betas(own), weight_decay=decay, fused=one_pass)
+
+
+def _in_one_pass(held: Sequence[Tensor]) -> bool | None:
+    """Whether torch has a kernel for whole steps of these. 29 small tensors on a processor take 0.15 ms, else 0.96."""
+    here = all(p.device.type in {"cpu", "cuda"} and p.is_floating_point() for p in held)
+    return here or None  # None: as torch chooses
+
+
+def _muon(inner: Inner, own: OwnValues, held: Sequence[Tensor]) -> torch.optim.Optimizer:
+    return torch.optim.Muon(
+        held,
+        lr=inner.learning_rate,
+        weight_decay=inner.weight_decay,
+        momentum=own["momentum"],
+        nesterov=False,
+        adjust_lr_fn="match_rms_adamw",
+    )
+
+
+def _sgd(inner: Inner, own: OwnValues, held: Sequence[Tensor]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(held, lr=inner.learning_rate, momentum=own["momentum"], weight_decay=inner.weight_decay)
+
+
+def _adopt(inner: Inner, own: OwnValues, held: Sequence[Tensor]) -> torch.optim.Optimizer:
+    return ADOPT(held, lr=inner.learning_rate, betas=_betas(own), weight_decay=inner.weight_decay)
+
+
+def _qh_adopt(inner: Inner, own: OwnValues, held: Sequence[Tensor]) -> torch.optim.Optimizer:
+    return QHADOPT(
+        held, lr=inner.learning_rate, betas=_betas(own), mixing=own["mixing"], weight_decay=inner.weight_decay
+    )
+
+
+def _schedule_free(inner: Inner, own: OwnValues, held: Sequence[Tensor]) -> torch.optim.Optimizer:
+    return ScheduleFree(
+        held, lr=inner.learning_rate, beta2=own["beta2"], mixing=own["mixing"], weight_decay=inner.weight_decay
+    )
+
+
+def _gpa(inner: Inner, own: OwnValues, held: Sequence[Tensor]) -> torch.optim.Optimizer:
+    return GPA(
+        held,
+        lr=inner.learning_rate,
+        betas=_betas(own),
+        mixing=own["mixing"],
+        averaging=own["averaging"],
+        weight_decay=inner.weight_decay,
+    )
+
+
+_MAKERS: Final[Mapping[InnerName, Callable[[Inner, OwnValues, Sequence[Tensor]], torch.optim.Optimizer]]] = {
+    "adamw": _adamw,
+    "adopt": _adopt,
+    "sgd": _sgd,
+    "schedule_free": _schedule_free,
+    "gpa": _gpa,
+    "qh_adopt": _qh_adopt,
+}
+
+# ---- one inner step ----
+#
+# It goes by gradients or by losses alone, as the manifest's optimizer wants it.
+
+
+def _nothing() -> None:
+    """Nothing to do before the step."""
+
+
+def inner_step(
+    inner: Inner,
+    optimizers: Sequence[Any],  # Any: accelerate's wrapper has no type
+    loss: Callable[[], Tensor],
+    *,
+    backward: Callable[[Tensor], object] = Tensor.backward,
+    begins: Callable[[], None] = _nothing,
+) -> Tensor:
+    """One step of each of ``optimizers``; the loss that it went by. Gradients are as they were left: clear them.
+
+    ``backward``: makes the gradients, and clips them; not called where losses are enough. ``begins``: called when all
+    is there that the step goes by, before a parameter moves for good.
+    """
+    if INNER_OPTIMIZERS[inner.named].forward_only:
+        begins()
+        return step_forward(optimizers[0], loss)
+    value = loss()
+    backward(value)
+    begins()
+    for optimizer in optimizers:
+        optimizer.step()  # a round may begin or end in the last one's
+    return value
+
+
+# ---- settings that differ from the manifest ----
+#
+# A peer that trains at other settings than the rest wastes a run, or ruins it: one at a learning rate of 0.5 ended a
+# run at an accuracy of 0.09, and every process with exit code 0. Its loop is its own, so this is a warning and no
+# refusal.
+
+Difference = tuple[str, str, str]  # key, in the manifest, in the loop
+
+
+def differences(inner: Inner, optimizers: Sequence[torch.optim.Optimizer]) -> list[Difference]:
+    """Keys of ``[inner]`` that no parameter group of any optimizer agrees with; a group's own rate is a choice.
+
+    The optimizer's own keys are compared where the manifest sets them.
+    """
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    rates = [_highest_rate(group, inner.learning_rate) for group in groups]
+    decays = [float(group.get("weight_decay", 0.0)) for group in groups]
+    found = [
+        _differs("learning_rate", inner.learning_rate, rates),
+        _differs("weight_decay", inner.weight_decay, decays),
+        _another(inner, [type(optimizer).__name__ for optimizer in optimizers]),
+    ]
+    if found[-1] is None:
+        found += [_differs(key, getattr(inner, key), _values_of(key, groups)) for key in _set_keys(inner)]
+    return [difference for difference in found if difference is not None]
+
+
+def _highest_rate(group: Mapping[str, Any], otherwise: float) -> float:
+    """Schedulers keep the rate they began with as ``initial_lr``, OneCycleLR the one it goes up to as ``max_lr``."""
+    return float(group.get("max_lr", group.get("initial_lr", group.get("lr", otherwise))))
+
+
+def _another(inner: Inner, names: Sequence[str]) -> Difference | None:
+    """None when one of the classes of these ``names`` is the manifest's optimizer, as an AdamW8bit is an AdamW."""
+    title = INNER_OPTIMIZERS[inner.named].title
+    return None if inner.named in map(_kind_of, names) else ("optimizer", title, " and ".join(names))
+
+
+def _kind_of(name: str) -> InnerName | None:
+    """An AdamWScheduleFree is no AdamW, and a QHADOPT no ADOPT."""
+    order: Sequence[InnerName] = ("qh_adopt", "schedule_free", "gpa", "muon", "adopt", "adamw", "spsa", "sgd")
+    found = (known for known in order if _letters(INNER_OPTIMIZERS[known].title) in _letters(name))
+    return next(found, None)
+
+
+def _letters(name: str) -> str:
+    return "".join(letter for letter in name.lower() if letter.isalnum())
+
+
+def _set_keys(inner: Inner) -> list[str]:
+    return [key for key in OWN_KEYS if getattr(inner, key) is not None]
+
+
+def _values_of(key: str, groups: Sequence[Mapping[str, Any]]) -> list[float]:
+    """By the group's own name for it, or as one of torch's two betas."""
+    if key in ("beta1", "beta2"):
+        return [float(group["betas"][int(key[-1]) - 1]) for group in groups if len(group.get("betas", ())) == 2]
+    return [float(group[key]) for group in groups if key in group]
+
+
+def differences_sentence(found: Sequence[Difference]) -> str:
+    """The sentence for people."""
+    told = ", ".join(f"{key} is {there} in the manifest and {here} in this loop" for key, there, here in found)
+    return f"inner optimizer: {told}; peers that train at other settings than the rest can ruin a run"
+
+
+def _differs(key: str, wanted: float, given: Sequence[float]) -> Difference | None:
+    if any(math.isclose(value, wanted, rel_tol=1e-6, abs_tol=1e-12) for value in given):
+        return None
+    if not given:  # no group names it: another package has other names
+        return None
+    return key, f"{wanted:g}", " and ".join(f"{value:g}" for value in sorted(set(given)))
+
+
+# ---- several optimizers as one ----
+#
+# All that a training loop steps are checked, hooked, watched, saved and restored together.
+#
+# One inner step is one more step of each of them, Muon for the matrices and AdamW for the rest, say. What else the loop
+# does with its optimizers is its own business, so an optimizer that it never steps is only seen by what goes on without
+# it: then the parameters change between two backward passes, and no step of the optimizer that was given came between.
 
 # Two, not one: sharpness-aware methods move the parameters once inside each step, between their two backward passes.
 UNSEEN_CHANGES = 2  # backward passes in a row that find the parameters changed by somebody else
@@ -178,16 +405,16 @@ def _first_of(optimizer: torch.optim.Optimizer, wanted: set[int]) -> Tensor:
     return next(parameter for parameter in parameters if id(parameter) in wanted)
 
 
-# ---- averages ----
+# ---- the averages that rounds see ----
 #
-# What a round sees of an optimizer that trains at other parameters than it learns: the average, x.
+# An optimizer that trains at other parameters than it learns shows a round what it learns: the average, x.
 #
 # Schedule-Free and GPA keep y in the parameters, where gradients are taken, and swap it for x in ``eval()``. Peers
 # agree on x: it is what is contributed, what the anchor is a mean of, and what is evaluated and checkpointed. A commit
 # that moves x moves z, and with them y, by as much: each peer goes on as far ahead of its x as it was. Were z left
 # behind, peers would never average what their steps are made on, and x would run back to it.
 
-AHEAD = "z_minus_x"  # what stands for z in an optimizer's state while the parameters hold x and may be moved
+Z_MINUS_X = "z_minus_x"  # what stands for z in an optimizer's state while the parameters hold x and may be moved
 
 
 class Averages:
@@ -212,7 +439,7 @@ class Averages:
             optimizer.eval()
             for parameter, state in optimizer.state.items():
                 if "z" in state:
-                    state[AHEAD] = state.pop("z").sub_(parameter)
+                    state[Z_MINUS_X] = state.pop("z").sub_(parameter)
 
     @torch.no_grad()
     def resume(self, *, to_train: bool = True) -> None:
@@ -221,8 +448,8 @@ class Averages:
             return
         for optimizer, trained in zip(self._swapping, self._trained, strict=True):
             for parameter, state in optimizer.state.items():
-                if AHEAD in state:
-                    state["z"] = state.pop(AHEAD).add_(parameter)
+                if Z_MINUS_X in state:
+                    state["z"] = state.pop(Z_MINUS_X).add_(parameter)
             if to_train and trained:
                 optimizer.train()
         self._trained = None
@@ -240,223 +467,3 @@ def _swaps(optimizer: torch.optim.Optimizer) -> bool:
 
 def _trains(optimizer: torch.optim.Optimizer) -> bool:
     return any(group["train_mode"] for group in optimizer.param_groups)
-
-
-# ---- building ----
-#
-# The inner optimizers of a manifest, built for a model.
-#
-# Muon is torch's, for the matrices inside, with AdamW beside it for embeddings, head and vectors. Its rate is scaled
-# by 0.2 * sqrt(max(rows, columns)), so that its steps are as long as AdamW's and one ``learning_rate`` fits both;
-# decay uses the rate as it is. No Nesterov, as in MuLoCo, which scales by sqrt(rows / columns) instead.
-#
-# Source of Muon: Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024; of the scale: Liu et
-# al., "Muon is Scalable for LLM Training", 2025, arXiv:2502.16982.
-
-Optimizers = list[torch.optim.Optimizer]
-Own = Mapping[str, float]
-
-
-def build_inner(inner: Inner, model: nn.Module) -> Optimizers:
-    """One optimizer, or two of which each has some of the parameters; a step of every one is an inner step."""
-    held = list(model.parameters())
-    if INNER_OPTIMIZERS[inner.named].forward_only:
-        return [forward_only(inner, [(name, p) for name, p in model.named_parameters() if p.requires_grad])]
-    hidden = {id(parameter) for parameter in _hidden_matrices(model)} if inner.named == "muon" else set()
-    return built(inner, [p for p in held if id(p) in hidden], [p for p in held if id(p) not in hidden])
-
-
-def built(inner: Inner, matrices: Sequence[Tensor], others: Sequence[Tensor]) -> Optimizers:
-    """For parameters of which Muon may have the ``matrices``; any other optimizer has all."""
-    own = inner.own()
-    if inner.named != "muon":
-        return [_MAKERS[inner.named](inner, own, [*matrices, *others])]
-    parts = (_muon, matrices), (_adamw, others)
-    return [make(inner, own, held) for make, held in parts if held]
-
-
-def forward_only(inner: Inner, named: Sequence[tuple[str, Tensor]], seed: int | None = None) -> torch.optim.Optimizer:
-    """The one that steps by losses alone, for parameters with their names in the model; ``seed``: see SPSA."""
-    return SPSA(named, lr=inner.learning_rate, seed=seed)
-
-
-def _hidden_matrices(model: nn.Module) -> list[Tensor]:
-    embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
-    head = getattr(model, "get_output_embeddings", lambda: None)()  # transformers' models; others may tie or not
-    apart = {id(p) for module in [*embeddings, *([head] if head is not None else [])] for p in module.parameters()}
-    return [parameter for parameter in model.parameters() if parameter.ndim == 2 and id(parameter) not in apart]
-
-
-def _betas(own: Own) -> tuple[float, float]:
-    return own["beta1"], own["beta2"]
-
-
-def _adamw(inner: Inner, own: Own, held: Sequence[Tensor]) -> torch.optim.Optimizer:
-    rate, decay, one_pass = inner.learning_rate, inner.weight_decay, _in_one_pass(held)
-    return torch.optim.AdamW(held, lr=rate, betas=_betas(own), weight_decay=decay, fused=one_pass)
-
-
-def _in_one_pass(held: Sequence[Tensor]) -> bool | None:
-    """Whether torch has a kernel for whole steps of these. 29 small tensors on a processor take 0.15 ms, else 0.96."""
-    here = all(p.device.type in {"cpu", "cuda"} and p.is_floating_point() for p in held)
-    return here or None  # None: as torch chooses
-
-
-def _muon(inner: Inner, own: Own, held: Sequence[Tensor]) -> torch.optim.Optimizer:
-    return torch.optim.Muon(
-        held,
-        lr=inner.learning_rate,
-        weight_decay=inner.weight_decay,
-        momentum=own["momentum"],
-        nesterov=False,
-        adjust_lr_fn="match_rms_adamw",
-    )
-
-
-def _sgd(inner: Inner, own: Own, held: Sequence[Tensor]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(held, lr=inner.learning_rate, momentum=own["momentum"], weight_decay=inner.weight_decay)
-
-
-def _adopt(inner: Inner, own: Own, held: Sequence[Tensor]) -> torch.optim.Optimizer:
-    return ADOPT(held, lr=inner.learning_rate, betas=_betas(own), weight_decay=inner.weight_decay)
-
-
-def _qh_adopt(inner: Inner, own: Own, held: Sequence[Tensor]) -> torch.optim.Optimizer:
-    return QHADOPT(
-        held, lr=inner.learning_rate, betas=_betas(own), mixing=own["mixing"], weight_decay=inner.weight_decay
-    )
-
-
-def _schedule_free(inner: Inner, own: Own, held: Sequence[Tensor]) -> torch.optim.Optimizer:
-    return ScheduleFree(
-        held, lr=inner.learning_rate, beta2=own["beta2"], mixing=own["mixing"], weight_decay=inner.weight_decay
-    )
-
-
-def _gpa(inner: Inner, own: Own, held: Sequence[Tensor]) -> torch.optim.Optimizer:
-    return GPA(
-        held,
-        lr=inner.learning_rate,
-        betas=_betas(own),
-        mixing=own["mixing"],
-        averaging=own["averaging"],
-        weight_decay=inner.weight_decay,
-    )
-
-
-_MAKERS: Final[Mapping[InnerName, Callable[[Inner, Own, Sequence[Tensor]], torch.optim.Optimizer]]] = {
-    "adamw": _adamw,
-    "adopt": _adopt,
-    "sgd": _sgd,
-    "schedule_free": _schedule_free,
-    "gpa": _gpa,
-    "qh_adopt": _qh_adopt,
-}
-
-# ---- stepping ----
-#
-# One inner step, by gradients or by losses alone, as the manifest's optimizer wants it.
-
-
-def _nothing() -> None:
-    """Nothing to do before the step."""
-
-
-def inner_step(
-    inner: Inner,
-    optimizers: Sequence[Any],  # Any: accelerate's wrapper has no type
-    loss: Callable[[], Tensor],
-    *,
-    backward: Callable[[Tensor], object] = Tensor.backward,
-    begins: Callable[[], None] = _nothing,
-) -> Tensor:
-    """One step of each of ``optimizers``; the loss that it went by. Gradients are as they were left: clear them.
-
-    ``backward``: makes the gradients, and clips them; not called where losses are enough. ``begins``: called when all
-    is there that the step goes by, before a parameter moves for good.
-    """
-    if INNER_OPTIMIZERS[inner.named].forward_only:
-        begins()
-        return step_forward(optimizers[0], loss)
-    value = loss()
-    backward(value)
-    begins()
-    for optimizer in optimizers:
-        optimizer.step()  # a round may begin or end in the last one's
-    return value
-
-
-# ---- terms ----
-#
-# What the manifest says of the inner optimizer, compared with the one that the training loop has.
-#
-# A peer that trains at other settings than the rest wastes a run, or ruins it: one at a learning rate of 0.5 ended a
-# run at an accuracy of 0.09, and every process with exit code 0. Its loop is its own, so this is a warning and no
-# refusal.
-
-Difference = tuple[str, str, str]  # key, in the manifest, in the loop
-
-
-def differences(inner: Inner, optimizers: Sequence[torch.optim.Optimizer]) -> list[Difference]:
-    """Keys of ``[inner]`` that no parameter group of any optimizer agrees with; a group's own rate is a choice.
-
-    The optimizer's own keys are compared where the manifest sets them.
-    """
-    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    rates = [_highest_rate(group, inner.learning_rate) for group in groups]
-    decays = [float(group.get("weight_decay", 0.0)) for group in groups]
-    found = [
-        _differs("learning_rate", inner.learning_rate, rates),
-        _differs("weight_decay", inner.weight_decay, decays),
-        _another(inner, [type(optimizer).__name__ for optimizer in optimizers]),
-    ]
-    if found[-1] is None:
-        found += [_differs(key, getattr(inner, key), _values_of(key, groups)) for key in _set_keys(inner)]
-    return [difference for difference in found if difference is not None]
-
-
-def _highest_rate(group: Mapping[str, Any], otherwise: float) -> float:
-    """Schedulers keep the rate they began with as ``initial_lr``, OneCycleLR the one it goes up to as ``max_lr``."""
-    return float(group.get("max_lr", group.get("initial_lr", group.get("lr", otherwise))))
-
-
-def _another(inner: Inner, names: Sequence[str]) -> Difference | None:
-    """None when one of the classes of these ``names`` is the manifest's optimizer, as an AdamW8bit is an AdamW."""
-    title = INNER_OPTIMIZERS[inner.named].title
-    return None if inner.named in map(_kind_of, names) else ("optimizer", title, " and ".join(names))
-
-
-def _kind_of(name: str) -> InnerName | None:
-    """An AdamWScheduleFree is no AdamW, and a QHADOPT no ADOPT."""
-    order: Sequence[InnerName] = ("qh_adopt", "schedule_free", "gpa", "muon", "adopt", "adamw", "spsa", "sgd")
-    found = (known for known in order if _letters(INNER_OPTIMIZERS[known].title) in _letters(name))
-    return next(found, None)
-
-
-def _letters(name: str) -> str:
-    return "".join(letter for letter in name.lower() if letter.isalnum())
-
-
-def _set_keys(inner: Inner) -> list[str]:
-    return [key for key in OWN_KEYS if getattr(inner, key) is not None]
-
-
-def _values_of(key: str, groups: Sequence[Mapping[str, Any]]) -> list[float]:
-    """By the group's own name for it, or as one of torch's two betas."""
-    if key in ("beta1", "beta2"):
-        return [float(group["betas"][int(key[-1]) - 1]) for group in groups if len(group.get("betas", ())) == 2]
-    return [float(group[key]) for group in groups if key in group]
-
-
-def warning(found: Sequence[Difference]) -> str:
-    """The sentence for people."""
-    told = ", ".join(f"{key} is {there} in the manifest and {here} in this loop" for key, there, here in found)
-    return f"inner optimizer: {told}; peers that train at other settings than the rest can ruin a run"
-
-
-def _differs(key: str, wanted: float, given: Sequence[float]) -> Difference | None:
-    if any(math.isclose(value, wanted, rel_tol=1e-6, abs_tol=1e-12) for value in given):
-        return None
-    if not given:  # no group names it: another package has other names
-        return None
-    return key, f"{wanted:g}", " and ".join(f"{value:g}" for value in sorted(set(given)))

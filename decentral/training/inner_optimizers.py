@@ -1,4 +1,4 @@
-"""Inner optimizers of our own."""
+"""Inner optimizers of our own, where torch has none: ADOPT, QH-ADOPT, Schedule-Free AdamW, GPA and SPSA."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ __all__ = [
     "Group",
     "PerParameter",
     "ScheduleFree",
-    "advance",
+    "adopt_direction",
     "step_along",
     "step_forward",
 ]
 
-# ---- per parameter ----
+# ---- one parameter after the other ----
 #
-# What the optimizers of this folder share: one parameter after the other, elementwise, in its own dtype.
+# All but SPSA step each parameter by itself, elementwise, in its own dtype.
 
 Group = dict[str, Any]  # Any: a parameter group of torch's holds numbers, words and parameters
 
@@ -73,9 +73,9 @@ class PerParameter(torch.optim.Optimizer):
         """Step one parameter in place; its gradient is left as it is."""
 
 
-# ---- adopt ----
+# ---- ADOPT ----
 #
-# ADOPT: Adam that divides by the second moment of the gradients before this one, and takes the momentum after that.
+# Adam that divides by the second moment of the gradients before this one, and takes the momentum after that:
 #
 # n = clip(g / max(sqrt(v), eps), t**(1/4)) ;  m <- b1*m + (1-b1)*n ;  x <- x - lr*(m + wd*x) ;  v <- b2*v + (1-b2)*g*g
 #
@@ -102,12 +102,12 @@ class ADOPT(PerParameter):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     def update(self, parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: Group) -> None:
-        """See the module."""
-        if advance(gradient, state, group) is not None:
+        """See the equations above."""
+        if adopt_direction(gradient, state, group) is not None:
             step_along(parameter, state["exp_avg"], group)
 
 
-def advance(gradient: Tensor, state: dict[str, Any], group: Group) -> Tensor | None:
+def adopt_direction(gradient: Tensor, state: dict[str, Any], group: Group) -> Tensor | None:
     """n of this gradient, with the moments brought up to it; None of the first one, which makes v."""
     if not state:
         state.update(step=1, exp_avg=torch.zeros_like(gradient), exp_avg_sq=gradient.square())
@@ -126,9 +126,50 @@ def step_along(parameter: Tensor, direction: Tensor, group: Group) -> None:
     parameter.mul_(1 - group["lr"] * group["weight_decay"]).sub_(direction, alpha=group["lr"])
 
 
-# ---- averaging ----
+# ---- quasi-hyperbolic ADOPT ----
 #
-# Optimizers that learn an average x: gradients are taken at y, between x and the sequence z that steps are made on.
+# A step along a mixture of this gradient and of a momentum so slow that it outlives a round:
+#
+# n = clip(g / max(sqrt(v), eps), t**(1/4)) ;  u <- b1*u + (1-b1)*n ;  x <- x - lr*((1-w)*n + w*u + wd*x)
+#
+# v as in ADOPT. w = 1 is ADOPT, w = 0 has no momentum. Between two outer steps u changes little (its half-life is 69
+# steps at b1 = 0.99, and 693 at 0.999), so its mean over the peers stays worth what it cost (``mt_dao``), while 1-w of
+# the fresh gradient keeps the step quick.
+#
+# The papers do it otherwise. QHAdam mixes the raw gradient and its mean, and divides by sqrt(v) afterwards, v with this
+# gradient in it; MT-DAO prints that form and trains with ADOPT, whose order, above, this has.
+#
+# Source: Iacob et al., "MT-DAO: Multi-Timescale Distributed Adaptive Optimizers with Local Updates", 2025,
+# arXiv:2510.05361: b1 0.99 to 0.999, b2 0.9999, w to be tuned; w = 0.7 as in Ma, Yarats, "Quasi-hyperbolic Momentum and
+# Adam for Deep Learning", 2018, arXiv:1810.06801.
+
+
+class QHADOPT(PerParameter):
+    """State of a parameter: step, exp_avg (u), exp_avg_sq (v)."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.99, 0.9999),
+        mixing: float = 0.7,
+        eps: float = 1e-6,
+        weight_decay: float = 0.0,
+    ) -> None:
+        if not 0 <= mixing <= 1:
+            raise ConfigError(f"QHADOPT(mixing={mixing}): mixing, the share of the momentum, must be in [0, 1]")
+        super().__init__(params, {"lr": lr, "betas": betas, "mixing": mixing, "eps": eps, "weight_decay": weight_decay})
+
+    def update(self, parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: Group) -> None:
+        """See the equations above."""
+        if (normal := adopt_direction(gradient, state, group)) is not None:
+            share = group["mixing"]
+            step_along(parameter, normal * (1 - share) + state["exp_avg"] * share, group)
+
+
+# ---- optimizers that learn an average ----
+#
+# The average is x: gradients are taken at y, between x and the sequence z that steps are made on.
 #
 # y = s*x + (1-s)*z
 #
@@ -196,105 +237,15 @@ class Averaging(PerParameter):
             state.update({name: torch.zeros_like(parameter) for name in moments}, step=0, z=parameter.clone())
 
 
-# ---- gpa ----
+# ---- Schedule-Free AdamW ----
 #
-# GPA, generalised primal averaging: the inner steps of AdamW and a smooth average of them, as DiLoCo's of one peer.
+# The average of all iterates takes the place of a learning rate that falls:
 #
-# y = s*x + (1-s)*z ;  z <- (1-lr*wd)*z - lr*Adam(grad(y)) ;  x <- a*x + (1-a)*z
-#
-# s = 0.7; a = 0.9**(1/H) is what DiLoCo of one peer with H inner steps does, 0.9967 for 32. It sends nothing and has
-# no second loop, so it is the fair baseline of a peer that trains alone; plain AdamW is a weaker one.
-#
-# What differs from the authors' code. There decay shrinks z after y was made of it, so that the x which y implies
-# moves by (1-s)/s of what z lost, away from zero. Here x, y and z obey the equations above, with decay as without.
-#
-# Source: Defazio et al., "Smoothing DiLoCo with Primal Averaging for Faster Training of LLMs", 2025, arXiv:2512.17131.
-
-
-class GPA(Averaging):
-    """State of a parameter: step, z, exp_avg, exp_avg_sq."""
-
-    def __init__(
-        self,
-        params: ParamsT,
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        mixing: float = 0.7,
-        averaging: float = 0.9967,
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-    ) -> None:
-        if not 0 <= averaging < 1:
-            raise ConfigError(f"GPA(averaging={averaging}): what x keeps in a step must be in [0, 1); 0.9967 is usual")
-        own = {"mixing": mixing, "averaging": averaging, "eps": eps, "weight_decay": weight_decay}
-        super().__init__(params, {"lr": lr, "betas": betas, **own})
-
-    def update(self, parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: Group) -> None:
-        """See the module."""
-        self._begun(state, parameter, ("exp_avg", "exp_avg_sq"))
-        (b1, b2), z = group["betas"], state["z"]
-        state["step"] += 1
-        state["exp_avg"].lerp_(gradient, 1 - b1)
-        state["exp_avg_sq"].mul_(b2).addcmul_(gradient, gradient, value=1 - b2)
-        size = (state["exp_avg_sq"] / (1 - b2 ** state["step"])).sqrt_().add_(group["eps"])
-        direction = (state["exp_avg"] / (1 - b1 ** state["step"])).div_(size)
-        shrink = group["lr"] * group["weight_decay"]
-        parameter.sub_(z, alpha=shrink * (1 - group["mixing"]))  # y of the z that decay leaves
-        z.mul_(1 - shrink)
-        self._advance(parameter, z, direction, 1 - group["averaging"], group)
-
-
-# ---- qh adopt ----
-#
-# Quasi-hyperbolic ADOPT: a step along a mixture of this gradient and of a momentum so slow that it outlives a round.
-#
-# n = clip(g / max(sqrt(v), eps), t**(1/4)) ;  u <- b1*u + (1-b1)*n ;  x <- x - lr*((1-w)*n + w*u + wd*x)
-#
-# v as in ADOPT. w = 1 is ADOPT, w = 0 has no momentum. Between two outer steps u changes little (its half-life is 69
-# steps at b1 = 0.99, and 693 at 0.999), so its mean over the peers stays worth what it cost (`mt_dao`), while 1-w of
-# the fresh gradient keeps the step quick.
-#
-# What differs from the papers. QHAdam mixes the raw gradient and its mean, and divides by sqrt(v) afterwards, v with
-# this gradient in it; MT-DAO prints that form and trains with ADOPT, whose order, above, this has.
-#
-# Source: Iacob et al., "MT-DAO: Multi-Timescale Distributed Adaptive Optimizers with Local Updates", 2025,
-# arXiv:2510.05361: b1 0.99 to 0.999, b2 0.9999, w to be tuned; w = 0.7 as in Ma, Yarats, "Quasi-hyperbolic Momentum
-# and Adam for Deep Learning", 2018, arXiv:1810.06801.
-
-
-class QHADOPT(PerParameter):
-    """State of a parameter: step, exp_avg (u), exp_avg_sq (v)."""
-
-    def __init__(
-        self,
-        params: ParamsT,
-        lr: float = 1e-3,
-        betas: tuple[float, float] = (0.99, 0.9999),
-        mixing: float = 0.7,
-        eps: float = 1e-6,
-        weight_decay: float = 0.0,
-    ) -> None:
-        if not 0 <= mixing <= 1:
-            raise ConfigError(f"QHADOPT(mixing={mixing}): mixing, the share of the momentum, must be in [0, 1]")
-        super().__init__(params, {"lr": lr, "betas": betas, "mixing": mixing, "eps": eps, "weight_decay": weight_decay})
-
-    def update(self, parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: Group) -> None:
-        """See the module."""
-        if (normal := advance(gradient, state, group)) is not None:
-            share = group["mixing"]
-            step_along(parameter, normal * (1 - share) + state["exp_avg"] * share, group)
-
-
-# ---- schedule free ----
-#
-# Schedule-Free AdamW: the average of all iterates in place of a learning rate that falls.
-#
-# d = g / (sqrt(v_hat) + eps) + wd*y ;  z <- z - lr*d ;  x <- (1-c)*x + c*z ;  y = s*x + (1-s)*z c = w / sum(w), w =
-# max(lr)**2
+# d = g / (sqrt(v_hat) + eps) + wd*y ;  z <- z - lr*d ;  x <- (1-c)*x + c*z ;  y = s*x + (1-s)*z
+# c = w / sum(w), w = max(lr)**2
 #
 # v is Adam's second moment with its bias corrected, g the gradient at y, and s takes the place of Adam's beta1. During
-# a warm-up w grows with the rate, so that first iterates count little. Decay is taken at y, as in the authors'
-# package.
+# a warm-up w grows with the rate, so that first iterates count little. Decay is taken at y, as in the authors' package.
 #
 # Source: Defazio et al., "The Road Less Scheduled", 2024, arXiv:2405.15682; s 0.9, beta2 0.999 in its package.
 
@@ -323,7 +274,7 @@ class ScheduleFree(Averaging):
         group["fresh"] = weight / group["weight_sum"] if group["weight_sum"] else 0.0
 
     def update(self, parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: Group) -> None:
-        """See the module."""
+        """See the equations above."""
         self._begun(state, parameter, ("exp_avg_sq",))
         beta2 = group["betas"][1]
         state["step"] += 1
@@ -333,23 +284,70 @@ class ScheduleFree(Averaging):
         self._advance(parameter, state["z"], direction, group["fresh"], group)
 
 
-# ---- spsa ----
+# ---- GPA, generalised primal averaging ----
 #
-# SPSA: descent along one random direction a step, by two losses and no backward pass.
+# The inner steps of AdamW and a smooth average of them, as DiLoCo's of one peer:
+#
+# y = s*x + (1-s)*z ;  z <- (1-lr*wd)*z - lr*Adam(grad(y)) ;  x <- a*x + (1-a)*z
+#
+# s = 0.7; a = 0.9**(1/H) is what DiLoCo of one peer with H inner steps does, 0.9967 for 32. It sends nothing and has no
+# second loop, so it is the fair baseline of a peer that trains alone; plain AdamW is a weaker one.
+#
+# The authors' code does it otherwise. There decay shrinks z after y was made of it, so that the x which y implies moves
+# by (1-s)/s of what z lost, away from zero. Here x, y and z obey the equations above, with decay as without.
+#
+# Source: Defazio et al., "Smoothing DiLoCo with Primal Averaging for Faster Training of LLMs", 2025, arXiv:2512.17131.
+
+
+class GPA(Averaging):
+    """State of a parameter: step, z, exp_avg, exp_avg_sq."""
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        mixing: float = 0.7,
+        averaging: float = 0.9967,
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+    ) -> None:
+        if not 0 <= averaging < 1:
+            raise ConfigError(f"GPA(averaging={averaging}): what x keeps in a step must be in [0, 1); 0.9967 is usual")
+        own = {"mixing": mixing, "averaging": averaging, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, {"lr": lr, "betas": betas, **own})
+
+    def update(self, parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: Group) -> None:
+        """See the equations above."""
+        self._begun(state, parameter, ("exp_avg", "exp_avg_sq"))
+        (b1, b2), z = group["betas"], state["z"]
+        state["step"] += 1
+        state["exp_avg"].lerp_(gradient, 1 - b1)
+        state["exp_avg_sq"].mul_(b2).addcmul_(gradient, gradient, value=1 - b2)
+        size = (state["exp_avg_sq"] / (1 - b2 ** state["step"])).sqrt_().add_(group["eps"])
+        direction = (state["exp_avg"] / (1 - b1 ** state["step"])).div_(size)
+        shrink = group["lr"] * group["weight_decay"]
+        parameter.sub_(z, alpha=shrink * (1 - group["mixing"]))  # y of the z that decay leaves
+        z.mul_(1 - shrink)
+        self._advance(parameter, z, direction, 1 - group["averaging"], group)
+
+
+# ---- SPSA, by losses alone ----
+#
+# Descent along one random direction a step, by two losses and no backward pass:
 #
 # g = (L(x + eps*z) - L(x - eps*z)) / (2*eps) ;  x <- x - lr*level(g)*z        z of random signs, level: g in one byte
 #
 # It needs no gradients, no activations and no moments: the parameters once more, to put them back exactly, and z. What
-# a step did is a seed, a number and a byte, which ``derivatives`` has: who knows them can make the step again. The
-# more parameters, the noisier is each one's step, so rates are small, and a small model learns fastest.
+# a step did is a seed, a number and a byte, which ``derivatives`` has: who knows them can make the step again. The more
+# parameters, the noisier is each one's step, so rates are small, and a small model learns fastest.
 #
 # A loss that is NaN or Inf makes the parameters NaN, as its gradients would, and no derivative is noted of it.
 #
-# The closure gives the loss, and the same one for the same parameters: no dropout between its two calls, so
-# ``eval()``.
+# The closure gives the loss, and the same one for the same parameters: no dropout between its two calls, so ``eval()``.
 #
-# Source: Spall, "Multivariate Stochastic Approximation Using a Simultaneous Perturbation Gradient Approximation",
-# 1992; for language models Malladi et al., "Fine-Tuning Language Models with Just Forward Passes" (MeZO), 2023,
+# Source: Spall, "Multivariate Stochastic Approximation Using a Simultaneous Perturbation Gradient Approximation", 1992;
+# for language models Malladi et al., "Fine-Tuning Language Models with Just Forward Passes" (MeZO), 2023,
 # arXiv:2305.17333: eps 1e-3, Gaussian z; the byte is of "Just One Byte", 2023, arXiv:2306.10015.
 
 _SEED_BITS = 63  # a checkpoint's whole numbers have a sign

@@ -20,7 +20,7 @@ from decentral.training.inner import Together
 from decentral.training.outer_loop import forget_non_finite
 from decentral.training.processes import MAIN, Order, Orders, Processes, Shards, undisturbed
 
-Tree = Any  # as `state.optimizer_state` has it
+Tree = Any  # nested as `flatten` takes it
 
 APART = "of a sharded parameter"  # stands for a tensor that is spread by itself
 

@@ -28,45 +28,14 @@ from decentral.parameters import (
     schema_of,
 )
 from decentral.parameters.schema import boxes_of, is_sharded, local_part
-from decentral.state.checkpoint import described
+from decentral.state.checkpoint import adapter_description
 from decentral.state.snapshot import live_buffer_name
 from decentral.tensors.device import PROCESSOR, moved, place_of
 from decentral.tensors.ops import as_rows
 from decentral.training.inner import Averages
 from decentral.training.processes import Order, Orders, Processes, Shards, undisturbed
 
-# ---- describing ----
-#
-# What a checkpoint says of a model so that ``export`` can write a folder that others open.
-
-
-def description_of(bare: nn.Module, trained: Iterable[str]) -> dict[str, Any] | None:  # Any: JSON
-    """A transformers configuration, adapters of peft by theirs; None for a model that only its script can build."""
-    if type(bare).__module__.startswith("peft."):
-        return _of_adapters(bare, trained)
-    config = getattr(bare, "config", None)
-    if config is None or not hasattr(config, "to_json_string"):
-        return None
-    if any(".base_layer." in name for name, _ in bare.named_parameters()):
-        return None  # adapters that transformers put in: its folder would be opened without them
-    document = json.loads(config.to_json_string())
-    is_theirs = type(bare).__module__.startswith("transformers.")
-    if is_theirs and not document.get("architectures"):  # they write it when they save a model, as nobody did here
-        document["architectures"] = [type(bare).__name__]
-    return {"task": "causal-lm", "config": document}
-
-
-def _of_adapters(bare: Any, trained: Iterable[str]) -> dict[str, Any] | None:  # Any: peft may not be here
-    active = bare.active_adapter
-    if not isinstance(active, str):  # several at once
-        return None
-    found = described(bare.peft_config[active].to_dict(), active, trained)
-    return None if found is None else dict(json.loads(json.dumps(found, default=str)))
-
-
-# ---- live model ----
-
-# Shape suffixes: N = elements of one fragment, on `place`; B = elements of all buffers, on the CPU; flat float32.
+# Shape suffixes: N = elements of one fragment, on ``place``; B = elements of all buffers, on the CPU; flat float32.
 
 Told = tuple[int, ...]  # whole numbers below 2**63 that all ranks must know alike
 
@@ -331,3 +300,32 @@ class LiveModel:
             flat_B = broadcast(self.read_buffers().to(device), from_process=0)
             if not self.is_main:
                 self.write_buffers(flat_B.cpu())
+
+
+# ---- a description for exports ----
+#
+# A checkpoint has it, so that ``export`` can write a folder that others open.
+
+
+def description_of(bare: nn.Module, trained: Iterable[str]) -> dict[str, Any] | None:  # Any: JSON
+    """A transformers configuration, adapters of peft by theirs; None for a model that only its script can build."""
+    if type(bare).__module__.startswith("peft."):
+        return _of_adapters(bare, trained)
+    config = getattr(bare, "config", None)
+    if config is None or not hasattr(config, "to_json_string"):
+        return None
+    if any(".base_layer." in name for name, _ in bare.named_parameters()):
+        return None  # adapters that transformers put in: its folder would be opened without them
+    document = json.loads(config.to_json_string())
+    is_theirs = type(bare).__module__.startswith("transformers.")
+    if is_theirs and not document.get("architectures"):  # they write it when they save a model, as nobody did here
+        document["architectures"] = [type(bare).__name__]
+    return {"task": "causal-lm", "config": document}
+
+
+def _of_adapters(bare: Any, trained: Iterable[str]) -> dict[str, Any] | None:  # Any: peft may not be here
+    active = bare.active_adapter
+    if not isinstance(active, str):  # several at once
+        return None
+    found = adapter_description(bare.peft_config[active].to_dict(), active, trained)
+    return None if found is None else dict(json.loads(json.dumps(found, default=str)))

@@ -1,4 +1,4 @@
-"""What a method sees and changes of one peer's training, and the moments at which it is asked.
+"""The training of one peer as a method sees and changes it, and the moments at which the method is asked.
 
 Beside a shipped peer, a simulated one and those of the tests. Everything here happens on the training thread. The
 method's own tensors are in the peer's checkpoints; what a contribution changes of them is booked with its commit.
@@ -21,7 +21,7 @@ from decentral.parameters import Schema, split
 from decentral.rounds.local_state import CommittedUpdate
 from decentral.training.live_model import LiveModel
 
-# Shape suffix: N = elements of one fragment, flat float32.
+# Shape suffix: N = elements of one fragment, flat float32; moments and gradients on the processor.
 
 OWN = "own/"  # FRAGMENT/NAME, in a checkpoint
 
@@ -199,15 +199,13 @@ class LiveSide:
             own.update({name.removeprefix(start): one for name, one in tensors.items() if name.startswith(start)})
 
 
-# ---- moments ----
+# ---- moments and gradients ----
 #
-# The inner optimizer's moments and gradients, fragment by fragment, for the methods that share or correct them.
+# Methods that share or correct the inner optimizer's get them fragment by fragment.
 #
 # A parameter without a moment has zeros: one that got no gradient yet, where Adam's moments are zeros of themselves,
-# and one whose optimizer keeps no such moment, as Muon of matrices, where nobody reads them. Only where a step is
-# still to make the moment is there nothing to share yet.
-
-# Shape suffix: N = elements of one fragment, flat float32, on the processor.
+# and one whose optimizer keeps no such moment, as Muon of matrices, where nobody reads them. Only where a step is still
+# to make the moment is there nothing to share yet.
 
 
 class Moments:

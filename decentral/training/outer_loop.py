@@ -1,8 +1,8 @@
-"""What happens at a step boundary: merge the commits that came, contribute when due, wait when the algorithm waits.
+"""The step boundary: merge the commits that came, contribute when due, wait when the algorithm waits.
 
 One class for all that train: a peer's training thread, a simulated peer, a test. The synchronous family offers to a
-round that all agree on (`round_steps`); the gossip family swaps with one partner and ends with one merge of all
-replicas (`gossip_steps`).
+round that all agree on (`RoundSteps`); the gossip family swaps with one partner and ends with one merge of all replicas
+(`GossipSteps`).
 """
 
 from __future__ import annotations
@@ -33,11 +33,10 @@ from decentral.training.schedule import Pace, SyncSchedule
 from decentral.training.swarm_side import PendingResult, SwarmSide
 from decentral.wire.frames import FrameKind
 
-# ---- loop parts ----
+# ---- what a loop is given ----
 #
-# What an outer loop is given: its terms, what it acts on, and who is told.
-#
-# The shipped peer, the simulator and the tests each give their own, and run the same loop.
+# Its terms, what it acts on, and who is told. The shipped peer, the simulator and the tests each give their own, and
+# run the same loop.
 
 # Shape suffix: B = elements of all buffers, flat float32.
 
@@ -143,62 +142,325 @@ class LoopParts:
             self.model.write_buffers(buffers_B)
 
 
-# ---- starting over ----
-#
-# Putting a live model back to the anchor: after an absence, or after NaN where the user asked for that.
+# ---- the loop ----
 
 RESTARTS = 3  # after NaN, without a commit that names this peer in between: then the settings are wrong, not a batch
 
 
-@dataclass(frozen=True, slots=True)
-class FreshStart:
-    """What a live model that starts over becomes."""
+class OuterLoop:
+    """The training side of rounds. ``step_boundary`` after every inner step, until ``done``."""
 
-    anchors: list[Tensor]
-    buffers_B: Tensor | None  # None: each peer has its own, or there are none
-    debts: dict[int, Tensor]  # by fragment, what was owed of this peer's progress and is no more
+    def __init__(self, parts: LoopParts) -> None:
+        self._parts, self._merger = parts, Merger(parts)
+        gossip = parts.swarm.node.gossip
+        self._pairs = None if gossip is None else GossipSteps(parts, self._merger, gossip)
+        self._steps = self._pairs or RoundSteps(parts, self._merger)
+        self._left_at: float | None = None  # when the last boundary ended; None: none has, see ``step_boundary``
+        self._saved_at = 0  # commits merged when the last checkpoint was begun
+        self.forgets = False  # whether inner moments that are NaN are to be dropped; for the caller to do and to clear
+
+    @property
+    def done(self) -> bool:
+        """Whether the run is over for this peer, and the live model what it made."""
+        return self._merger.done
+
+    @property
+    def schedule(self) -> SyncSchedule:
+        """Step counters, to be read."""
+        return self._parts.schedule
+
+    @property
+    def is_up_to_date(self) -> bool:
+        """Whether every commit so far is in the live model."""
+        return self._merger.is_up_to_date
+
+    async def step_boundary(self) -> set[int]:
+        """What is to be done after an inner step; returns the fragments that were written.
+
+        The first boundary begins to measure: what lies before it is waiting for company, or a model that is compiled.
+        Raises NonFiniteError, which names the parameter, unless the live model is to be put back to the anchor then.
+        """
+        step_seconds = None if self._left_at is None else self._parts.clock() - self._left_at
+        self._parts.schedule.trained(step_seconds or 0.0)
+        try:
+            changed = await self._steps.boundary(step_seconds)
+            self._merger.tell_given_up()
+            self._save_if_due()
+            return changed | self._parts.schedule.detours.told() | await self.end_if_over()
+        except NonFiniteError as error:
+            self._parts.schedule.withdrawn()
+            if self._parts.on_nan == "stop" or self._merger.restarts == RESTARTS:
+                raise
+            return await self._restart_after_nan(error)
+        finally:
+            self._left_at = self._parts.clock()
+
+    async def _restart_after_nan(self, error: NonFiniteError) -> set[int]:
+        """The user asked for it: all of the live model to the anchor, and on with fresh moments where they are NaN.
+
+        What is owed is of contributions before, and finite: it stays.
+        """
+        written = await self._merger.start_over(self._parts.all_fragments, forget=[])
+        if written:
+            self._merger.restarts += 1
+            self.forgets = True
+            self._parts.events.restarted(str(error))
+            self._parts.schedule.given_up.clear()
+        return written
+
+    async def end_if_over(self) -> set[int]:
+        """The end of the run for whom it was over before: it comes late, or was away; returns what was written.
+
+        There is no round any more in which what this peer learnt meanwhile could count, so the live model becomes what
+        the run made. Commits that are on their way are merged first, as any others.
+        """
+        node = self._parts.swarm.node
+        head = node.driver.head
+        left = self.done or self._parts.control.leaving
+        if left or not head.final or head.anchor is None or not self.is_up_to_date:
+            return set()
+        behind = node.gossip is not None and head.anchor != node.replica.digest
+        if behind and not await self._parts.swarm.call(node.follow_others):
+            return set()  # in gossip a head comes without the replicas that were merged
+        self._parts.schedule.seen = head.hash
+        return self._merger.end_at_replica()
+
+    async def settle(self) -> bool:
+        """Before the last checkpoint, after an end at any moment: wait for what a partner may have taken. False: nobody
+        knows whether it did, and no checkpoint may be made of this model.
+        """
+        return self._pairs is None or await self._pairs.settle()
+
+    async def begin(self, included: Iterable[CommittedUpdate], *, afresh: bool = False) -> set[int]:
+        """Merge what came before the first step, but what is ``included`` in the live model already: that is noted.
+
+        ``afresh``: the inner optimizer has no moments yet. Returns the fragments that were written.
+        """
+        if afresh:
+            self._merger.adopt_all(self._parts.all_fragments)
+        self._merger.adopt_later(dict(self._parts.schedule.unadopted))
+        for update in included:
+            self._merger.note(update)
+        return await self._merger.merge_all() | await self.end_if_over()
+
+    def save(self) -> bool:
+        """Begin to write a checkpoint; False when this is no moment for one, and the next boundary tries again."""
+        saved, merged = self._parts.save(self._parts.schedule), self._parts.schedule.num_merged
+        self._merger.must_save = not saved
+        self._saved_at = merged if saved else self._saved_at
+        return saved
+
+    def _save_if_due(self) -> None:
+        since = self._parts.schedule.num_merged - self._saved_at
+        if self._merger.must_save or since >= self._parts.checkpoint_every:
+            self.save()
 
 
-async def anchors_without_debt(node: Node, seen: Digest, fragments: Sequence[int]) -> FreshStart | None:
-    """Drop what ``fragments`` owe of this peer's progress, and return where to start, as it is after the record
-    ``seen``. None: the chain moved.
-
-    To be run on the swarm's loop, where no commit can come in between, with nothing of this peer's in flight.
-    """
-    if node.driver.head.hash != seen or node.driver.pending is not None:
-        return None
-    feedback, debts = node.replica.feedback, {}
-    for fragment in fragments:
-        if (debt_N := feedback[fragment].get("debt")) is not None:
-            debts[fragment] = debt_N
-        owed_N = node.replica.owed(fragment)  # as an owner of a reduce: the progress of others, which nobody else has
-        feedback[fragment] = {} if owed_N is None else {OWED: owed_N}
-    return FreshStart(list(node.replica.anchors), node.replica.shared_buffers(0), debts)
+# ---- boundaries of the synchronous family ----
 
 
-def forget_non_finite(
-    optimizer: torch.optim.Optimizer, agree: Callable[[list[int]], list[int]] = lambda found: found
-) -> int:
-    """Drop an inner optimizer's state of every parameter where it holds NaN or Inf; returns of how many.
+class RoundSteps:
+    """Offers what was learnt since the last round, and merges what the round made of it."""
 
-    Such moments would make the parameter NaN again at the next step. It starts anew there, as a joiner does everywhere.
-    ``agree``: among the processes of a peer, each of which holds a part of a parameter's state.
-    """
-    held = list(optimizer.state.items())
-    found = [int(any(isinstance(one, Tensor) and _is_poisoned(one) for one in state.values())) for _, state in held]
-    poisoned = [parameter for (parameter, _), is_poisoned in zip(held, agree(found), strict=True) if is_poisoned]
-    for parameter in poisoned:
-        del optimizer.state[parameter]
-    return len(poisoned)
+    def __init__(self, parts: LoopParts, merger: Merger) -> None:
+        self._parts, self._merger = parts, merger
+        self._model, self._schedule, self._swarm = parts.model, parts.schedule, parts.swarm
+        self._pace = Pace(parts.manifest.inner, parts.schedule.interval, parts.schedule.overlap + 1)
+        self._offered: PendingResult[bool] | None = None  # of what is in flight, where training goes on meanwhile
+
+    async def boundary(self, step_seconds: float | None) -> set[int]:
+        """Merge what has come, contribute when due, wait when the algorithm waits; returns the fragments written.
+
+        ``step_seconds``: of the inner step before it; None: nobody knows.
+        """
+        if step_seconds is not None:
+            self._pace.stepped(step_seconds)
+        await self._withdraw_if_refused()
+        changed = await self._merger.merge_all()
+        if not self._may_contribute(step_seconds or 0.0):
+            return changed
+        waits = self._schedule.overlap == 0
+        if waits and self._swarm.node.driver.head.hash != self._schedule.seen:
+            changed |= await self._catch_update()
+        if await self._contribute(changed) and waits:
+            self._parts.events.waits(True)
+            changed |= await self._merger.merge_all(until=self._parts.clock() + self._patience())
+            self._parts.events.waits(False)
+        return changed
+
+    def _may_contribute(self, step_seconds: float) -> bool:
+        self._schedule.paced = self._pace.steps(self._swarm.node.driver.full_times)
+        due = self._schedule.due or self._schedule.due_early(self._swarm.node.driver.pressed, step_seconds)
+        return due and not (self._parts.rests or self._merger.done or self._parts.control.leaving)
+
+    async def _catch_update(self) -> set[int]:
+        """Merge a commit that the swarm is about to hand over: without it nothing can be contributed.
+
+        A peer that went on instead made one more inner step, alone, when it met a membership change at its boundary.
+        """
+        return await self._merger.merge_waiting(LOOK_EVERY)
+
+    def _patience(self) -> float:
+        """How long a round may hold the training: ceiling and frames, and as long again for the vote."""
+        return 2.0 * (self._parts.manifest.swarm.deadline_ceiling + self._swarm.node.driver.allowed)
+
+    async def _contribute(self, changed: set[int]) -> bool:
+        """Take the fragment whose turn it is and offer it; False when the chain is elsewhere just now, or when this
+        peer was away for too long and starts from the anchor: what that writes is added to ``changed``.
+        """
+        head = self._swarm.node.driver.head
+        if head.anchor is None or head.hash != self._schedule.seen or not self._swarm.node.driver.is_member:
+            return False
+        fragment = head.fragment(self._parts.manifest.outer.fragments)
+        with self._parts.holding():
+            contribution = self._take(fragment, head)
+        if contribution is None:
+            dropped = self._schedule.away_too_long(fragment)
+            changed |= await self._merger.start_over(dropped, forget=dropped)
+            return False
+        return await self._offer(contribution)
+
+    def _take(self, fragment: int, head: Head) -> Contribution | None:
+        self._model.check_trained()
+        replica, tokens = self._swarm.node.replica, self._parts.tokens_per_step
+        contribution = self._schedule.take(
+            self._model, fragment, replica.anchors[fragment], head.hash, tokens, outer_step=head.outer_step
+        )
+        if contribution is not None:
+            contribution.tail = self._parts.tail(fragment)
+            contribution.check_finite(replica)  # here, where an error reaches the loop
+        return contribution
+
+    async def _offer(self, contribution: Contribution) -> bool:
+        offered = self._swarm.begin(self._swarm.node.driver.contribute, contribution)
+        if self._schedule.overlap:
+            self._offered = offered
+        elif not await offered.result():
+            self._schedule.withdrawn()
+            return False
+        return True
+
+    async def _withdraw_if_refused(self) -> None:
+        """What was offered while training went on did not fit the chain any more."""
+        if self._offered is None or not self._offered.done():
+            return
+        offered, self._offered = self._offered, None
+        try:
+            fits = await offered.result()
+        except (DecentralError, CancelledError):
+            fits = False
+        if not fits:
+            self._schedule.withdrawn()
 
 
-def _is_poisoned(value: Tensor) -> bool:
-    return value.is_floating_point() and not is_finite(local_part(value))
-
-
-# ---- merging ----
+# ---- boundaries of the gossip family ----
 #
-# Brings into the live model what the swarm decided, and notes what follows from it; alike in all algorithms.
+# A peer swaps with one partner every H steps.
+
+SWAP_SLACK = 1.0  # s beyond the time in which a pair decides
+MERGE_EVERY = 1.0  # s between two offers of a replica for the last merge
+
+
+class GossipSteps:
+    """Swaps what was learnt since the last gossip step."""
+
+    def __init__(self, parts: LoopParts, merger: Merger, gossip: Gossip) -> None:
+        self._parts, self._merger, self._gossip = parts, merger, gossip
+        self._model, self._schedule, self._swarm = parts.model, parts.schedule, parts.swarm
+        self._swap: tuple[int, PendingResult[Swapped]] | None = None  # fragment and outcome of the step in progress
+
+    async def boundary(self, step_seconds: float | None) -> set[int]:
+        """Every H steps one gossip step; after the last one, the merge of all replicas. ``step_seconds``: no matter."""
+        changed = await self._merger.merge_all()
+        node = self._swarm.node
+        if not self._is_due(node):
+            return changed
+        if self._schedule.was_away and await self._swarm.call(node.follow_others):
+            return changed | self._merger.stand_at_replica()
+        with self._parts.holding():
+            mine = self._take(node)
+        if mine is None:  # merges at the run's end passed it by
+            return changed | self._merger.stand_at_replica()
+        await self._exchange(mine)
+        if self._gossip.step >= self._parts.manifest.run.rounds or node.clock.is_up:
+            return await self._merge_replicas(node)
+        return changed | {mine.fragment}
+
+    def _is_due(self, node: Node) -> bool:
+        over = self._merger.done or self._parts.control.leaving or node.driver.head.final
+        return self._schedule.due and not self._parts.rests and not over
+
+    def _take(self, node: Node) -> Contribution | None:
+        self._model.check_trained()
+        fragment = self._gossip.step % self._parts.manifest.outer.fragments
+        slow_N, tokens = node.replica.anchors[fragment], self._parts.tokens_per_step
+        based_on, step = node.driver.head.hash, self._gossip.step
+        mine = self._schedule.take(self._model, fragment, slow_N, based_on, tokens, outer_step=step)
+        if mine is not None:
+            mine.tail = self._parts.tail(fragment)
+            mine.check_finite(node.replica)
+        return mine
+
+    async def _exchange(self, mine: Contribution) -> None:
+        self._parts.events.swap_begins(mine)
+        told = (mine.fragment, mine.gradient_N, mine.steps, mine.tokens, mine.tail, mine.states)
+        self._swap = (mine.fragment, self._swarm.begin(self._gossip.exchange, *told))
+        await self._end_swap()
+
+    async def _end_swap(self, within: float | None = None) -> None:
+        """Wait for the outcome of the swap in progress, ``within`` seconds, and bring it into the live model.
+
+        Ctrl-C ends the waiting and not the swap: the partner may take its half, so whoever saves asks here first.
+        """
+        if self._swap is None:
+            return
+        fragment, outcome = self._swap
+        swapped = await outcome.result(within)
+        with undisturbed(), self._parts.holding():  # see Merger: of a model that was half written a checkpoint is wrong
+            self._swap = None
+            self._schedule.swapped(self._model, fragment, swapped.after_N, unmoved=swapped.unmoved)
+            self._parts.take_buffers(swapped.buffers_B)
+        self._parts.events.swapped(swapped)
+
+    async def settle(self) -> bool:
+        """Before the last checkpoint: a swap that Ctrl-C left is decided within seconds. Else the checkpoint before has
+        to stay: False.
+        """
+        with suppress(DecentralError, TimeoutError, CancelledError):
+            await self._end_swap(UNDECIDED + SWAP_SLACK)
+        return self._swap is None
+
+    async def _merge_replicas(self, node: Node) -> set[int]:
+        """The end of a gossip run: one full average, agreed on like any other round."""
+        while not _is_over(node.driver.head) and not self._parts.control.leaving:
+            await self._swarm.call(self._offer_merge, node)
+            within = MERGE_EVERY
+            while (update := await self._merger.next_update(within)) is not None:
+                within = 0.0
+                if update.record is not None:
+                    self._parts.events.round_ended(update, of_pairs=True)
+        return self._merger.end_at_replica()
+
+    async def _offer_merge(self, node: Node) -> None:
+        head, replica = node.driver.head, node.replica
+        if node.driver.pending is not None or head.final:
+            return
+        fragment = head.fragment(self._parts.manifest.outer.fragments)
+        slow_N, tail = replica.anchors[fragment], self._parts.tail(fragment)
+        encoded = await node.driver.state.offload(replica.merge_codec.encode, slow_N, {}, replica.shapes(fragment))
+        kind = FrameKind.MERGE
+        offered = Contribution(fragment, head.hash, slow_N, slow_N, 0, 0, kind=kind, encoded=encoded, tail=tail)
+        await node.driver.contribute(offered)
+
+
+def _is_over(head: Head) -> bool:
+    """Whether the last commit is applied: while it is, the head has no anchor, and the replica is still the old one."""
+    return head.final and head.anchor is not None
+
+
+# ---- merging into the live model ----
+#
+# Decisions of the swarm come into the live model alike in all algorithms; what follows from them is noted.
 
 LOOK_EVERY = 0.2  # s to wait for the next commit at a time: Ctrl-C must get through on every platform
 
@@ -337,317 +599,52 @@ class Merger:
         return set(self._parts.all_fragments)
 
 
-# ---- round steps ----
+# ---- starting over from the anchor ----
 #
-# Boundaries of the synchronous family: contribute to a round that all agree on, and wait when the algorithm waits.
+# The live model is put back to it after an absence, or after NaN where the user asked for that.
 
 
-class RoundSteps:
-    """Offers what was learnt since the last round, and merges what the round made of it."""
+@dataclass(frozen=True, slots=True)
+class FreshStart:
+    """What a live model that starts over becomes."""
 
-    def __init__(self, parts: LoopParts, merger: Merger) -> None:
-        self._parts, self._merger = parts, merger
-        self._model, self._schedule, self._swarm = parts.model, parts.schedule, parts.swarm
-        self._pace = Pace(parts.manifest.inner, parts.schedule.interval, parts.schedule.overlap + 1)
-        self._offered: PendingResult[bool] | None = None  # of what is in flight, where training goes on meanwhile
-
-    async def boundary(self, step_seconds: float | None) -> set[int]:
-        """Merge what has come, contribute when due, wait when the algorithm waits; returns the fragments written.
-
-        ``step_seconds``: of the inner step before it; None: nobody knows.
-        """
-        if step_seconds is not None:
-            self._pace.stepped(step_seconds)
-        await self._withdraw_if_refused()
-        changed = await self._merger.merge_all()
-        if not self._may_contribute(step_seconds or 0.0):
-            return changed
-        waits = self._schedule.overlap == 0
-        if waits and self._swarm.node.driver.head.hash != self._schedule.seen:
-            changed |= await self._catch_update()
-        if await self._contribute(changed) and waits:
-            self._parts.events.waits(True)
-            changed |= await self._merger.merge_all(until=self._parts.clock() + self._patience())
-            self._parts.events.waits(False)
-        return changed
-
-    def _may_contribute(self, step_seconds: float) -> bool:
-        self._schedule.paced = self._pace.steps(self._swarm.node.driver.full_times)
-        due = self._schedule.due or self._schedule.due_early(self._swarm.node.driver.pressed, step_seconds)
-        return due and not (self._parts.rests or self._merger.done or self._parts.control.leaving)
-
-    async def _catch_update(self) -> set[int]:
-        """Merge a commit that the swarm is about to hand over: without it nothing can be contributed.
-
-        A peer that went on instead made one more inner step, alone, when it met a membership change at its boundary.
-        """
-        return await self._merger.merge_waiting(LOOK_EVERY)
-
-    def _patience(self) -> float:
-        """How long a round may hold the training: ceiling and frames, and as long again for the vote."""
-        return 2.0 * (self._parts.manifest.swarm.deadline_ceiling + self._swarm.node.driver.allowed)
-
-    async def _contribute(self, changed: set[int]) -> bool:
-        """Take the fragment whose turn it is and offer it; False when the chain is elsewhere just now, or when this
-        peer was away for too long and starts from the anchor: what that writes is added to ``changed``.
-        """
-        head = self._swarm.node.driver.head
-        if head.anchor is None or head.hash != self._schedule.seen or not self._swarm.node.driver.is_member:
-            return False
-        fragment = head.fragment(self._parts.manifest.outer.fragments)
-        with self._parts.holding():
-            contribution = self._take(fragment, head)
-        if contribution is None:
-            dropped = self._schedule.away_too_long(fragment)
-            changed |= await self._merger.start_over(dropped, forget=dropped)
-            return False
-        return await self._offer(contribution)
-
-    def _take(self, fragment: int, head: Head) -> Contribution | None:
-        self._model.check_trained()
-        replica, tokens = self._swarm.node.replica, self._parts.tokens_per_step
-        contribution = self._schedule.take(
-            self._model, fragment, replica.anchors[fragment], head.hash, tokens, outer_step=head.outer_step
-        )
-        if contribution is not None:
-            contribution.tail = self._parts.tail(fragment)
-            contribution.check_finite(replica)  # here, where an error reaches the loop
-        return contribution
-
-    async def _offer(self, contribution: Contribution) -> bool:
-        offered = self._swarm.begin(self._swarm.node.driver.contribute, contribution)
-        if self._schedule.overlap:
-            self._offered = offered
-        elif not await offered.result():
-            self._schedule.withdrawn()
-            return False
-        return True
-
-    async def _withdraw_if_refused(self) -> None:
-        """What was offered while training went on did not fit the chain any more."""
-        if self._offered is None or not self._offered.done():
-            return
-        offered, self._offered = self._offered, None
-        try:
-            fits = await offered.result()
-        except (DecentralError, CancelledError):
-            fits = False
-        if not fits:
-            self._schedule.withdrawn()
+    anchors: list[Tensor]
+    buffers_B: Tensor | None  # None: each peer has its own, or there are none
+    debts: dict[int, Tensor]  # by fragment, what was owed of this peer's progress and is no more
 
 
-# ---- gossip steps ----
-#
-# Boundaries of the gossip family: swap with one partner every H steps, and end with one merge of all replicas.
+async def anchors_without_debt(node: Node, seen: Digest, fragments: Sequence[int]) -> FreshStart | None:
+    """Drop what ``fragments`` owe of this peer's progress, and return where to start, as it is after the record
+    ``seen``. None: the chain moved.
 
-SWAP_SLACK = 1.0  # s beyond the time in which a pair decides
-MERGE_EVERY = 1.0  # s between two offers of a replica for the last merge
-
-
-class GossipSteps:
-    """Swaps what was learnt since the last gossip step."""
-
-    def __init__(self, parts: LoopParts, merger: Merger, gossip: Gossip) -> None:
-        self._parts, self._merger, self._gossip = parts, merger, gossip
-        self._model, self._schedule, self._swarm = parts.model, parts.schedule, parts.swarm
-        self._swap: tuple[int, PendingResult[Swapped]] | None = None  # fragment and outcome of the step in progress
-
-    async def boundary(self, step_seconds: float | None) -> set[int]:
-        """Every H steps one gossip step; after the last one, the merge of all replicas. ``step_seconds``: no matter."""
-        changed = await self._merger.merge_all()
-        node = self._swarm.node
-        if not self._is_due(node):
-            return changed
-        if self._schedule.was_away and await self._swarm.call(node.follow_others):
-            return changed | self._merger.stand_at_replica()
-        with self._parts.holding():
-            mine = self._take(node)
-        if mine is None:  # merges at the run's end passed it by
-            return changed | self._merger.stand_at_replica()
-        await self._exchange(mine)
-        if self._gossip.step >= self._parts.manifest.run.rounds or node.clock.is_up:
-            return await self._merge_replicas(node)
-        return changed | {mine.fragment}
-
-    def _is_due(self, node: Node) -> bool:
-        over = self._merger.done or self._parts.control.leaving or node.driver.head.final
-        return self._schedule.due and not self._parts.rests and not over
-
-    def _take(self, node: Node) -> Contribution | None:
-        self._model.check_trained()
-        fragment = self._gossip.step % self._parts.manifest.outer.fragments
-        slow_N, tokens = node.replica.anchors[fragment], self._parts.tokens_per_step
-        based_on, step = node.driver.head.hash, self._gossip.step
-        mine = self._schedule.take(self._model, fragment, slow_N, based_on, tokens, outer_step=step)
-        if mine is not None:
-            mine.tail = self._parts.tail(fragment)
-            mine.check_finite(node.replica)
-        return mine
-
-    async def _exchange(self, mine: Contribution) -> None:
-        self._parts.events.swap_begins(mine)
-        told = (mine.fragment, mine.gradient_N, mine.steps, mine.tokens, mine.tail, mine.states)
-        self._swap = (mine.fragment, self._swarm.begin(self._gossip.exchange, *told))
-        await self._end_swap()
-
-    async def _end_swap(self, within: float | None = None) -> None:
-        """Wait for the outcome of the swap in progress, ``within`` seconds, and bring it into the live model.
-
-        Ctrl-C ends the waiting and not the swap: the partner may take its half, so whoever saves asks here first.
-        """
-        if self._swap is None:
-            return
-        fragment, outcome = self._swap
-        swapped = await outcome.result(within)
-        with undisturbed(), self._parts.holding():  # see Merger: of a model that was half written a checkpoint is wrong
-            self._swap = None
-            self._schedule.swapped(self._model, fragment, swapped.after_N, unmoved=swapped.unmoved)
-            self._parts.take_buffers(swapped.buffers_B)
-        self._parts.events.swapped(swapped)
-
-    async def settle(self) -> bool:
-        """Before the last checkpoint: a swap that Ctrl-C left is decided within seconds. Else the checkpoint before has
-        to stay: False.
-        """
-        with suppress(DecentralError, TimeoutError, CancelledError):
-            await self._end_swap(UNDECIDED + SWAP_SLACK)
-        return self._swap is None
-
-    async def _merge_replicas(self, node: Node) -> set[int]:
-        """The end of a gossip run: one full average, agreed on like any other round."""
-        while not _is_over(node.driver.head) and not self._parts.control.leaving:
-            await self._swarm.call(self._offer_merge, node)
-            within = MERGE_EVERY
-            while (update := await self._merger.next_update(within)) is not None:
-                within = 0.0
-                if update.record is not None:
-                    self._parts.events.round_ended(update, of_pairs=True)
-        return self._merger.end_at_replica()
-
-    async def _offer_merge(self, node: Node) -> None:
-        head, replica = node.driver.head, node.replica
-        if node.driver.pending is not None or head.final:
-            return
-        fragment = head.fragment(self._parts.manifest.outer.fragments)
-        slow_N, tail = replica.anchors[fragment], self._parts.tail(fragment)
-        encoded = await node.driver.state.offload(replica.merge_codec.encode, slow_N, {}, replica.shapes(fragment))
-        kind = FrameKind.MERGE
-        offered = Contribution(fragment, head.hash, slow_N, slow_N, 0, 0, kind=kind, encoded=encoded, tail=tail)
-        await node.driver.contribute(offered)
+    To be run on the swarm's loop, where no commit can come in between, with nothing of this peer's in flight.
+    """
+    if node.driver.head.hash != seen or node.driver.pending is not None:
+        return None
+    feedback, debts = node.replica.feedback, {}
+    for fragment in fragments:
+        if (debt_N := feedback[fragment].get("debt")) is not None:
+            debts[fragment] = debt_N
+        owed_N = node.replica.owed(fragment)  # as an owner of a reduce: the progress of others, which nobody else has
+        feedback[fragment] = {} if owed_N is None else {OWED: owed_N}
+    return FreshStart(list(node.replica.anchors), node.replica.shared_buffers(0), debts)
 
 
-def _is_over(head: Head) -> bool:
-    """Whether the last commit is applied: while it is, the head has no anchor, and the replica is still the old one."""
-    return head.final and head.anchor is not None
+def forget_non_finite(
+    optimizer: torch.optim.Optimizer, agree: Callable[[list[int]], list[int]] = lambda found: found
+) -> int:
+    """Drop an inner optimizer's state of every parameter where it holds NaN or Inf; returns of how many.
+
+    Such moments would make the parameter NaN again at the next step. It starts anew there, as a joiner does everywhere.
+    ``agree``: among the processes of a peer, each of which holds a part of a parameter's state.
+    """
+    held = list(optimizer.state.items())
+    found = [int(any(isinstance(one, Tensor) and _is_poisoned(one) for one in state.values())) for _, state in held]
+    poisoned = [parameter for (parameter, _), is_poisoned in zip(held, agree(found), strict=True) if is_poisoned]
+    for parameter in poisoned:
+        del optimizer.state[parameter]
+    return len(poisoned)
 
 
-# ---- outer loop ----
-
-
-class OuterLoop:
-    """The training side of rounds. ``step_boundary`` after every inner step, until ``done``."""
-
-    def __init__(self, parts: LoopParts) -> None:
-        self._parts, self._merger = parts, Merger(parts)
-        gossip = parts.swarm.node.gossip
-        self._pairs = None if gossip is None else GossipSteps(parts, self._merger, gossip)
-        self._steps = self._pairs or RoundSteps(parts, self._merger)
-        self._left_at: float | None = None  # when the last boundary ended; None: none has, see ``step_boundary``
-        self._saved_at = 0  # commits merged when the last checkpoint was begun
-        self.forgets = False  # whether inner moments that are NaN are to be dropped; for the caller to do and to clear
-
-    @property
-    def done(self) -> bool:
-        """Whether the run is over for this peer, and the live model what it made."""
-        return self._merger.done
-
-    @property
-    def schedule(self) -> SyncSchedule:
-        """Step counters, to be read."""
-        return self._parts.schedule
-
-    @property
-    def is_up_to_date(self) -> bool:
-        """Whether every commit so far is in the live model."""
-        return self._merger.is_up_to_date
-
-    async def step_boundary(self) -> set[int]:
-        """What is to be done after an inner step; returns the fragments that were written.
-
-        The first boundary begins to measure: what lies before it is waiting for company, or a model that is compiled.
-        Raises NonFiniteError, which names the parameter, unless the live model is to be put back to the anchor then.
-        """
-        step_seconds = None if self._left_at is None else self._parts.clock() - self._left_at
-        self._parts.schedule.trained(step_seconds or 0.0)
-        try:
-            changed = await self._steps.boundary(step_seconds)
-            self._merger.tell_given_up()
-            self._save_if_due()
-            return changed | self._parts.schedule.detours.told() | await self.end_if_over()
-        except NonFiniteError as error:
-            self._parts.schedule.withdrawn()
-            if self._parts.on_nan == "stop" or self._merger.restarts == RESTARTS:
-                raise
-            return await self._restart_after_nan(error)
-        finally:
-            self._left_at = self._parts.clock()
-
-    async def _restart_after_nan(self, error: NonFiniteError) -> set[int]:
-        """The user asked for it: all of the live model to the anchor, and on with fresh moments where they are NaN.
-
-        What is owed is of contributions before, and finite: it stays.
-        """
-        written = await self._merger.start_over(self._parts.all_fragments, forget=[])
-        if written:
-            self._merger.restarts += 1
-            self.forgets = True
-            self._parts.events.restarted(str(error))
-            self._parts.schedule.given_up.clear()
-        return written
-
-    async def end_if_over(self) -> set[int]:
-        """The end of the run for whom it was over before: it comes late, or was away; returns what was written.
-
-        There is no round any more in which what this peer learnt meanwhile could count, so the live model becomes what
-        the run made. Commits that are on their way are merged first, as any others.
-        """
-        node = self._parts.swarm.node
-        head = node.driver.head
-        left = self.done or self._parts.control.leaving
-        if left or not head.final or head.anchor is None or not self.is_up_to_date:
-            return set()
-        behind = node.gossip is not None and head.anchor != node.replica.digest
-        if behind and not await self._parts.swarm.call(node.follow_others):
-            return set()  # in gossip a head comes without the replicas that were merged
-        self._parts.schedule.seen = head.hash
-        return self._merger.end_at_replica()
-
-    async def settle(self) -> bool:
-        """Before the last checkpoint, after an end at any moment: wait for what a partner may have taken. False: nobody
-        knows whether it did, and no checkpoint may be made of this model.
-        """
-        return self._pairs is None or await self._pairs.settle()
-
-    async def begin(self, included: Iterable[CommittedUpdate], *, afresh: bool = False) -> set[int]:
-        """Merge what came before the first step, but what is ``included`` in the live model already: that is noted.
-
-        ``afresh``: the inner optimizer has no moments yet. Returns the fragments that were written.
-        """
-        if afresh:
-            self._merger.adopt_all(self._parts.all_fragments)
-        self._merger.adopt_later(dict(self._parts.schedule.unadopted))
-        for update in included:
-            self._merger.note(update)
-        return await self._merger.merge_all() | await self.end_if_over()
-
-    def save(self) -> bool:
-        """Begin to write a checkpoint; False when this is no moment for one, and the next boundary tries again."""
-        saved, merged = self._parts.save(self._parts.schedule), self._parts.schedule.num_merged
-        self._merger.must_save = not saved
-        self._saved_at = merged if saved else self._saved_at
-        return saved
-
-    def _save_if_due(self) -> None:
-        since = self._parts.schedule.num_merged - self._saved_at
-        if self._merger.must_save or since >= self._parts.checkpoint_every:
-            self.save()
+def _is_poisoned(value: Tensor) -> bool:
+    return value.is_floating_point() and not is_finite(local_part(value))

@@ -1,4 +1,4 @@
-"""One peer of several processes."""
+"""Processes that are one peer: the bytes between them, the orders that they follow, the parameters they share out."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from decentral.errors import ConfigError, DecentralError, ProcessLost
 from decentral.parameters import Fragment, split
 from decentral.parameters.schema import Box, boxes_of, holders, is_sharded, local_part
 
-# ---- group ----
+# ---- bytes between processes ----
 #
-# The processes of one peer, and the bytes between them: on a process group of its own, so nothing else mixes with it.
+# They have a process group of their own, so nothing else mixes with it.
 #
 # On the processor (gloo), whatever the model trains on: the anchor is there too, and a process that ends closes its
 # connections, so that the others learn of it at once and fail as well, instead of waiting.
@@ -135,9 +135,9 @@ def _bytes_of(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
 
-# ---- orders ----
+# ---- orders of the main process ----
 #
-# What the main process has the others of its peer do: it gives orders, they follow until it lets them go.
+# It gives them, and the others follow until it lets them go.
 #
 # Between two orders the main process talks to the swarm, for as long as that takes. The others wait inside ``follow``
 # for its next word, and Ctrl-C waits with them: else one process would leave in the middle of what all do together.
@@ -253,17 +253,16 @@ def undisturbed() -> Iterator[None]:
         signal.raise_signal(signal.SIGINT)
 
 
-# ---- shards ----
+# ---- parameters in parts ----
 #
-# Parameters of which every process holds a part: collected on the main one, and spread from it, piece by piece.
+# Every process holds a part of each: they are collected on the main one, and spread from it, piece by piece.
 #
 # No process but the main one ever holds more than its part, and the main one no more than the fragment that it asked
 # for. Each part crosses once, in the dtype that the model has.
 
 # Shape suffix: N = elements of one fragment, flat float32, on the processor of the main process.
 
-
-AHEAD = 8  # parts on their way at once: a process that is woken for each alone waits for the processor each time
+PARTS_AHEAD = 8  # parts on their way at once: a process that is woken for each alone waits for the processor each time
 
 
 class Shards:
@@ -348,7 +347,7 @@ def _in_turn(steps: Iterable[Callable[[], None]]) -> None:
     begun: deque[Callable[[], None]] = deque()
     for end in steps:
         begun.append(end)
-        if len(begun) > AHEAD:
+        if len(begun) > PARTS_AHEAD:
             begun.popleft()()
     while begun:
         begun.popleft()()

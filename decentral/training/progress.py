@@ -1,4 +1,4 @@
-"""How much of what was learnt counts."""
+"""Progress that no commit accounts for yet: how it is read, how much of it counts, where training goes on meanwhile."""
 
 from __future__ import annotations
 
@@ -43,19 +43,21 @@ __all__ = [
     "states_due",
 ]
 
-# ---- absence ----
+# Shape suffix: N = elements of one fragment, flat float32; live ones lie where the model's copies do.
+
+# ---- progress after an absence ----
 #
-# What a peer that was away may bring back: as much as it would have sent in one round, or nothing.
+# A peer that was away may bring back as much as it would have sent in one round, or nothing.
 #
 # Progress is measured from an anchor. While a peer is away (paused, out of upload, cut off, asleep, too slow) the
 # others move that anchor, in the same direction as a rule, so its own progress is applied a second time when it is
 # carried on to the new one. Three DiLoCo peers on a quadratic, one of them away (largest ratio of the anchor's loss to
 # its loss had the peer stayed away, over conditions and noise): after 1, 2, 3, 6, 10 missed rounds 3.0, 2.4, 1.3, 6.2,
-# 89 when all is carried; 1.2, 1.2, 1.2, 4.4, 1.2 when it counts as one contribution of H steps; 1.0 when it is
-# dropped. Hence both bounds: up to ``ROUNDS`` missed rounds it is scaled to H steps, beyond them it is dropped with
-# its debt. So is what took more than as many rounds of inner steps, by a peer that trained on while one slow round
-# passed: scaled to H steps of a thousand it would only dilute the others' mean (a ratio of 2.4 through real peers).
-# Where no round passed a peer by, its progress is of the present anchor, and is shortened to its usual norm.
+# 89 when all is carried; 1.2, 1.2, 1.2, 4.4, 1.2 when it counts as one contribution of H steps; 1.0 when it is dropped.
+# Hence both bounds: up to ``ROUNDS`` missed rounds it is scaled to H steps, beyond them it is dropped with its debt. So
+# is what took more than as many rounds of inner steps, by a peer that trained on while one slow round passed: scaled to
+# H steps of a thousand it would only dilute the others' mean (a ratio of 2.4 through real peers). Where no round passed
+# a peer by, its progress is of the present anchor, and is shortened to its usual norm.
 #
 # Scaling by steps is the normalisation of Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous
 # Federated Optimization" (FedNova), 2020, arXiv:2007.07481, for peers that made more steps than the others.
@@ -153,9 +155,9 @@ def share_of(
     return by_steps if usual is None or norm * by_steps <= usual else usual / norm
 
 
-# ---- offers ----
+# ---- what a contribution speaks of ----
 #
-# What a contribution speaks of, and how much of it counts: the pure part of taking one.
+# And how much of it counts: the pure part of taking one.
 #
 # A method may draw the parameters that a round speaks of. What a peer learnt of the others stays in its live model, so
 # what is behind a contribution is older than one round, in rounds that speak of all the most. The bound on an absence
@@ -164,8 +166,6 @@ def share_of(
 #
 # A round that draws some, and passes a peer by, leaves one in ``parts`` of its parameters late. Those are not told
 # apart from the others when they are drawn again, and count in full.
-
-# Shape suffix: N = elements of one fragment, flat float32.
 
 
 @dataclass(slots=True)
@@ -258,15 +258,13 @@ def states_due(method: OuterMethod, step: int, anchor_N: Tensor, live: Live, fra
     return tuple(told.get(channel.name, torch.zeros_like(anchor_N)) for channel in due)
 
 
-# ---- detours ----
+# ---- detours while one is in flight ----
 #
-# Where fragments of the live model train on while their contributions are in flight, and the way back from there.
+# Fragments of the live model may train on elsewhere while their contributions are in flight, and find the way back.
 #
 # A method may guess what the round in progress will bring, and train on from that. What is learnt there counts, where
 # it began does not: when the round is decided, for this peer or without it, that is taken out again, and the commit is
 # merged as if training had gone on from where the contribution was taken.
-
-# Shape suffix: N = elements of one fragment, flat float32.
 
 
 class Detours:
@@ -313,7 +311,7 @@ class Detours:
     def tensors(self) -> dict[str, Tensor]:
         """The way there, by names in a checkpoint."""
         places = (("left", self._left_N), ("begun", self._begun_N))
-        return {_name_of(f, place): one_N for place, by_fragment in places for f, one_N in by_fragment.items()}
+        return {_detour_name(f, place): one_N for place, by_fragment in places for f, one_N in by_fragment.items()}
 
     def recall(
         self, model: Parameters, tensors: Mapping[str, Tensor], num_fragments: int
@@ -323,25 +321,22 @@ class Detours:
         What was in flight is not any more. Whoever asks writes it.
         """
         for f in range(num_fragments):
-            if _name_of(f, "begun") in tensors:
-                self._left_N[f], self._begun_N[f] = (tensors[_name_of(f, place)] for place in ("left", "begun"))
+            if _detour_name(f, "begun") in tensors:
+                self._left_N[f], self._begun_N[f] = (tensors[_detour_name(f, place)] for place in ("left", "begun"))
                 self._untold.add(f)
                 yield f, self.live(model, f)
 
 
-def _name_of(fragment: int, place: str) -> str:
+def _detour_name(fragment: int, place: str) -> str:
     return f"detour/{fragment}/{place}"
 
 
-# ---- passes ----
+# ---- few passes over the parameters ----
 #
-# What a boundary reads and writes of the live model, in as few passes as there can be: training is held.
+# Training is held while a boundary reads and writes the live model, so it does that in as few passes as there can be.
 #
-# One each where the model lies in this process's memory as peers send it (`Parameters.in_place`). Of a model in
-# another dtype or order, sharded, or on a device, copies are read and written, and what is made of them is made in
-# between.
-
-# Shape suffix: N = elements of one fragment, flat float32; live ones where the model's copies lie.
+# One each where the model lies in this process's memory as peers send it (`Parameters.in_place`). Of a model in another
+# dtype or order, sharded, or on a device, copies are read and written, and what is made of them is made in between.
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,7 +351,7 @@ class _Copied:
 
     def is_of(self, fragment: int, base_N: Tensor, rows: Sequence[Tensor]) -> bool:
         """Whether nobody has written to the fragment since, and its progress is measured from there."""
-        return self.fragment == fragment and self.base_N is base_N and self.state == _state_of(rows)
+        return self.fragment == fragment and self.base_N is base_N and self.state == _memory_state(rows)
 
 
 class Passes:
@@ -413,7 +408,7 @@ class Passes:
             return carry(live_N, beside(sent_N, live_N), beside(anchor_N, live_N))
         if due and self._may_copy:
             live_N, norm = carry_and_copy(rows, sent_N, anchor_N)
-            self._copied = _Copied(fragment, anchor_N, live_N, norm, _state_of(rows))
+            self._copied = _Copied(fragment, anchor_N, live_N, norm, _memory_state(rows))
         else:
             carry_rows(rows, sent_N, anchor_N)
         return None
@@ -424,6 +419,6 @@ def as_written(anchor_N: Tensor, rounding_N: Tensor | None) -> Tensor:
     return anchor_N if rounding_N is None else anchor_N + beside(rounding_N, anchor_N)
 
 
-def _state_of(rows: Sequence[Tensor]) -> Sequence[tuple[int, int]]:
+def _memory_state(rows: Sequence[Tensor]) -> Sequence[tuple[int, int]]:
     """Where they lie, and how often torch has written to them."""
     return [(row.data_ptr(), row._version) for row in rows]

@@ -1,4 +1,4 @@
-"""What a peer counts of itself, and tells as it happens: rounds, waiting, bytes per second."""
+"""Counters of one peer, told as they change: rounds, waiting, bytes per second, and figures that leave their bands."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from decentral.rounds.local_state import CommittedUpdate, Decision
 from decentral.training.progress import Away
 from decentral.wire.keys import PeerId, peer_name
 
-__all__ = ["Diagnosed"]
+__all__ = ["Diagnosed", "Reporter"]
 
 logger = logging.getLogger("decentral.peer")
 
@@ -265,9 +265,9 @@ def _number(name: str, given: float | Tensor) -> float:
         raise ConfigError(f"peer.log({name}=...): a {what} is not one number; pass its mean, say") from None
 
 
-# ---- diagnosed ----
+# ---- figures of the swarm ----
 #
-# Joins what rounds tell of the swarm to one peer: the newest figures for its status, events when one leaves its band.
+# Rounds tell them; one peer has the newest for its status, and events when one leaves its band.
 #
 # Called on the swarm's thread before the training side learns of the round; read by any.
 

@@ -1,4 +1,4 @@
-"""What a checkpoint keeps of a schedule, and how a peer goes on from there: with its progress, or at an anchor."""
+"""The memory of a schedule in a checkpoint, and how a peer goes on from it: with its progress, or at an anchor."""
 
 from __future__ import annotations
 

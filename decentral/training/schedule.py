@@ -1,4 +1,4 @@
-"""When a peer contributes, waits and merges, and how much of what it learnt counts: without a swarm."""
+"""When a peer contributes, waits and merges, and after how many inner steps: the training side without a swarm."""
 
 from __future__ import annotations
 
@@ -33,79 +33,9 @@ from decentral.training.progress import (
     states_due,
 )
 
-# ---- pace ----
+# ---- the schedule ----
 #
-# How many inner steps this peer makes before it contributes: H, or fewer where it is slower than the others.
-#
-# equal    H steps of every peer; who is slow is waited for until the deadline, or is late
-# speed    min(H, T / s): T, the seconds that the typical peer takes for H steps; s, those of one inner step here
-# clock    min(H, T / s): T, ``inner.seconds``: rounds begin at even times, with what each has learnt by then
-#
-# T of ``speed`` is the lower median over all members, this one included, of what their offers have shown
-# (`decentral/consensus/paces.py`): half of the peers make all of their steps, and one that lies hurries nobody who has
-# two honest ones beside it. It is never below a sixteenth of H, as weights are never below a sixteenth of the typical.
-#
-# Sources: steps by speed, as DyLU of Liu et al., "Asynchronous Local-SGD Training for Language Modeling", 2024,
-# arXiv:2401.09135, which takes the fastest worker for T; peers that arrive together, Li et al., "FedCompass", 2023,
-# arXiv:2309.14675, where a server assigns the steps; fixed times, Fraboni et al., "A General Theory for Federated
-# Optimization with Asynchronous and Heterogeneous Clients Updates" (FedFix), 2022, arXiv:2206.10189.
-
-TOLERANCE = 0.1  # share by which a peer may be slower and still makes all steps: as much do equal machines vary
-SLOWEST = 16  # times slower than typical, beyond which a peer makes no fewer steps yet
-KNOWN = 3  # inner steps of which one in the middle is this peer's speed; before them it makes all steps
-USUAL = 31  # inner steps whose median is this peer's speed: an evaluation between two of them does not move it
-
-
-def lengthening(interval: int, paced: int, steps: float) -> float:
-    """What the change of a slow peer that is in time is multiplied by: all inner steps count alike in a mean by tokens
-    then, H sum(change_i) / sum(steps_i). FedNova's normalisation, see `absence`.
-
-    ``interval``: steps of a full contribution; ``paced``: those after which this peer makes one, 0: all; ``steps``:
-    behind it, per fragment. By the pace, and not by H over its steps alone: of P fragments the first cycle has H / P
-    steps and more at every peer, however fast.
-    """
-    if not 0 < paced < interval:
-        return 1.0
-    return max(1.0, min(float(SLOWEST), interval / paced, interval / max(steps, 1 / interval)))
-
-
-class Pace:
-    """One peer's."""
-
-    def __init__(self, inner: Inner, full: int, least: int) -> None:
-        """``full``: inner steps of a full contribution, ``least``: of any."""
-        self._kind, self._clock = inner.pace or "equal", inner.seconds
-        self._full, self._least = full, min(full, max(least, math.ceil(full / SLOWEST)))
-        self._seconds: deque[float] = deque(maxlen=USUAL)
-
-    def stepped(self, seconds: float) -> None:
-        """An inner step took so long."""
-        self._seconds.append(seconds)
-
-    def steps(self, others: Sequence[float]) -> int:
-        """Inner steps after which to contribute; ``others``: seconds of a full contribution of the other members."""
-        if len(self._seconds) < KNOWN:
-            return self._full
-        step = statistics.median(self._seconds)
-        target = self._target(others, step * self._full)
-        if target is None or target >= step * self._full * (1 - TOLERANCE):
-            return self._full
-        return max(self._least, math.floor(target / step))
-
-    def _target(self, others: Sequence[float], own: float) -> float | None:
-        """T; None: nothing is known that would call for fewer steps."""
-        if self._kind == "clock":
-            return self._clock
-        if self._kind == "equal" or not others:
-            return None
-        return statistics.median_low([*others, own])
-
-
-# ---- sync schedule ----
-#
-# When a peer contributes, waits and merges: the training side of a round, without a swarm.
-#
-# Counts inner steps. Every ``H / P`` of them one fragment is due; what a commit brings is merged at a step boundary,
+# It counts inner steps. Every ``H / P`` of them one fragment is due; what a commit brings is merged at a step boundary,
 # our own contribution ``overlap`` steps after it was sent, everybody else's at once.
 #
 # Progress is measured from the value that was *written* into the live model, not from the anchor: a model in bfloat16
@@ -371,3 +301,72 @@ def make_schedule(manifest: Manifest, seen: bytes, live: LiveSide | None = None)
     method, interval = make_outer(outer.method, outer.hyper), inner.steps // outer.fragments
     lengthens, live = inner.pace == "speed", live or LiveSide()
     return SyncSchedule(interval, outer.overlap, method, seen, outer.fragments, lengthens=lengthens, live=live)
+
+
+# ---- inner steps by speed ----
+#
+# A peer makes H inner steps before it contributes, or fewer where it is slower than the others:
+#
+# equal    H steps of every peer; who is slow is waited for until the deadline, or is late
+# speed    min(H, T / s): T, the seconds that the typical peer takes for H steps; s, those of one inner step here
+# clock    min(H, T / s): T, ``inner.seconds``: rounds begin at even times, with what each has learnt by then
+#
+# T of ``speed`` is the lower median over all members, this one included, of what their offers have shown
+# (`decentral.consensus.timing.Paces`): half of the peers make all of their steps, and one that lies hurries nobody who
+# has two honest ones beside it. It is never below a sixteenth of H, as weights are never below a sixteenth of the
+# typical.
+#
+# Sources: steps by speed, as DyLU of Liu et al., "Asynchronous Local-SGD Training for Language Modeling", 2024,
+# arXiv:2401.09135, which takes the fastest worker for T; peers that arrive together, Li et al., "FedCompass", 2023,
+# arXiv:2309.14675, where a server assigns the steps; fixed times, Fraboni et al., "A General Theory for Federated
+# Optimization with Asynchronous and Heterogeneous Clients Updates" (FedFix), 2022, arXiv:2206.10189.
+
+TOLERANCE = 0.1  # share by which a peer may be slower and still makes all steps: as much do equal machines vary
+SLOWEST = 16  # times slower than typical, beyond which a peer makes no fewer steps yet
+KNOWN = 3  # inner steps of which one in the middle is this peer's speed; before them it makes all steps
+USUAL = 31  # inner steps whose median is this peer's speed: an evaluation between two of them does not move it
+
+
+def lengthening(interval: int, paced: int, steps: float) -> float:
+    """What the change of a slow peer that is in time is multiplied by: all inner steps count alike in a mean by tokens
+    then, H sum(change_i) / sum(steps_i). FedNova's normalisation, see `share_of`.
+
+    ``interval``: steps of a full contribution; ``paced``: those after which this peer makes one, 0: all; ``steps``:
+    behind it, per fragment. By the pace, and not by H over its steps alone: of P fragments the first cycle has H / P
+    steps and more at every peer, however fast.
+    """
+    if not 0 < paced < interval:
+        return 1.0
+    return max(1.0, min(float(SLOWEST), interval / paced, interval / max(steps, 1 / interval)))
+
+
+class Pace:
+    """One peer's."""
+
+    def __init__(self, inner: Inner, full: int, least: int) -> None:
+        """``full``: inner steps of a full contribution, ``least``: of any."""
+        self._kind, self._clock = inner.pace or "equal", inner.seconds
+        self._full, self._least = full, min(full, max(least, math.ceil(full / SLOWEST)))
+        self._seconds: deque[float] = deque(maxlen=USUAL)
+
+    def stepped(self, seconds: float) -> None:
+        """An inner step took so long."""
+        self._seconds.append(seconds)
+
+    def steps(self, others: Sequence[float]) -> int:
+        """Inner steps after which to contribute; ``others``: seconds of a full contribution of the other members."""
+        if len(self._seconds) < KNOWN:
+            return self._full
+        step = statistics.median(self._seconds)
+        target = self._target(others, step * self._full)
+        if target is None or target >= step * self._full * (1 - TOLERANCE):
+            return self._full
+        return max(self._least, math.floor(target / step))
+
+    def _target(self, others: Sequence[float], own: float) -> float | None:
+        """T; None: nothing is known that would call for fewer steps."""
+        if self._kind == "clock":
+            return self._clock
+        if self._kind == "equal" or not others:
+            return None
+        return statistics.median_low([*others, own])

@@ -1,4 +1,4 @@
-"""The swarm's event loop as the training thread sees it."""
+"""The swarm as an outer loop sees it: beside it on one event loop, or from a training thread of its own."""
 
 from __future__ import annotations
 
@@ -22,100 +22,124 @@ from decentral.rounds.local_state import CommittedUpdate
 from decentral.swarm.directory import Directory
 from decentral.transport import Transport
 
-# ---- backlog ----
+# ---- the swarm, as a loop sees it ----
 #
-# The one queue of commits that are not in the live model yet, from the swarm to the training loop: in order, bounded.
-#
-# A commit waits here until the loop takes it, and the loop may leave the oldest where it is until its time has come. A
-# training loop that stands still (paused, suspended, debugged) must not pile up one pair of tensors per commit: two
-# commits that passed this peer by on the same fragment are one move of the anchor, from before the first to after the
-# second.
-
-LIMIT = 32  # updates kept apart
-
-IsTime = Callable[[CommittedUpdate], bool]  # whether a commit may be merged by now
-
-
-class Backlog:
-    """A queue of updates that folds what it can once it is long."""
-
-    def __init__(self) -> None:
-        self._waiting: deque[CommittedUpdate] = deque()
-        self._came = threading.Condition()
-
-    def put(self, update: CommittedUpdate) -> None:
-        """Add the newest commit."""
-        with self._came:
-            if len(self._waiting) >= LIMIT:
-                update = self._folded(update)
-            self._waiting.append(update)
-            self._came.notify()
-
-    def get(self, is_time: IsTime, timeout: float | None = None) -> CommittedUpdate:
-        """Take the oldest if ``is_time`` says so of it; raises queue.Empty where there is none, or it is too early,
-        for ``timeout`` seconds; at once when that is None.
-        """
-        with self._came:
-            if not self._came.wait_for(lambda: self.has_one(is_time), timeout or 0):
-                raise queue.Empty
-            return self._waiting.popleft()
-
-    def drain(self) -> list[CommittedUpdate]:
-        """Take all, oldest first."""
-        with self._came:
-            taken = list(self._waiting)
-            self._waiting.clear()
-            return taken
-
-    def has_one(self, is_time: IsTime) -> bool:
-        """Whether ``get`` need not wait."""
-        return bool(self._waiting) and is_time(self._waiting[0])
-
-    def empty(self) -> bool:
-        """Whether nothing waits."""
-        return not self._waiting
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def _folded(self, newest: CommittedUpdate) -> CommittedUpdate:
-        """``newest`` joined with the last one on its fragment, if neither took progress of this peer's."""
-        if _is_of_this_peer(newest):
-            return newest
-        for at in range(len(self._waiting) - 1, -1, -1):
-            older = self._waiting[at]
-            if older.before_N is None or (older.fragment == newest.fragment and newest.before_N is not None):
-                if _is_of_this_peer(older):
-                    return newest
-                del self._waiting[at]
-                return newest if older.before_N is None else _joined(older, newest)
-        return newest
-
-
-def _is_of_this_peer(update: CommittedUpdate) -> bool:
-    """Whether it took progress of this peer's: it is merged by itself."""
-    return update.contribution is not None or update.took or update.taken_N is not None
-
-
-def _joined(older: CommittedUpdate, newest: CommittedUpdate) -> CommittedUpdate:
-    """Both moves as one. They meet, unless a branch was given up in between: what is owed since then is the gap."""
-    before_N = older.before_N
-    assert before_N is not None
-    if older.after_N is not None and newest.before_N is not None and older.after_N is not newest.before_N:
-        before_N = before_N + (newest.before_N - older.after_N)
-    owed, rounds = older.owed_steps + newest.owed_steps, older.rounds + newest.rounds
-    channels, adopted = older.channels | newest.channels, older.adopted or newest.adopted
-    return replace(newest, before_N=before_N, owed_steps=owed, rounds=rounds, channels=channels, adopted=adopted)
-
-
-# ---- thread ----
-#
-# The swarm's event loop on a thread of its own, and the only two doors between it and the training thread.
-#
-# In: ``call`` and ``start`` run a coroutine function on the loop. Out: a queue of updates, in commit order. The
-# training thread never touches a socket, the loop never touches the model.
+# The loop is written once, as coroutines. Beside a node on one event loop they are awaited (`SameLoop`). On the
+# training thread every await blocks the thread instead of suspending, so one ``send`` runs a coroutine to its end.
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class PendingResult(Protocol[T_co]):
+    """Of work that was begun on the swarm's loop, and goes on whether or not anybody waits for it."""
+
+    def done(self) -> bool:
+        """Whether ``result`` need not wait."""
+        ...
+
+    async def result(self, within: float | None = None) -> T_co:
+        """What the work returned or raised; TimeoutError after ``within`` seconds."""
+        ...
+
+
+class SwarmSide(Protocol):
+    """Where rounds are made. Plain attributes of ``node`` may be read; all else is asked of its loop."""
+
+    @property
+    def node(self) -> Node:
+        """The node that takes part for this loop."""
+        ...
+
+    @property
+    def alive(self) -> bool:
+        """Whether commits can still come."""
+        ...
+
+    @property
+    def has_updates(self) -> bool:
+        """Whether commits wait, be it their time or not."""
+        ...
+
+    async def next_update(self, within: float, is_time: IsTime) -> CommittedUpdate | None:
+        """The next commit, in order, if ``is_time`` says so of it; None when it is not there by then, or too early."""
+        ...
+
+    def begin(self, work: Callable[..., Awaitable[T]], *args: Any) -> PendingResult[T]:
+        """Run ``work(*args)`` on the swarm's loop; do not wait."""
+        ...
+
+    async def call(self, work: Callable[..., Awaitable[T]], *args: Any) -> T:
+        """Run ``work(*args)`` on the swarm's loop and wait for its result."""
+        ...
+
+
+class AcrossThreads:
+    """The swarm side of a loop whose thread is not the swarm's: what it awaits blocks, and never suspends."""
+
+    def __init__(self, thread: SwarmThread[Node]) -> None:
+        self._thread = thread
+
+    @property
+    def node(self) -> Node:
+        """See SwarmSide."""
+        return self._thread.node
+
+    @property
+    def alive(self) -> bool:
+        """See SwarmSide."""
+        return self._thread.alive
+
+    @property
+    def has_updates(self) -> bool:
+        """See SwarmSide."""
+        return not self._thread.updates.empty()
+
+    async def next_update(self, within: float, is_time: IsTime) -> CommittedUpdate | None:
+        """See SwarmSide."""
+        try:
+            return self._thread.updates.get(is_time, within if self.alive else None)
+        except queue.Empty:
+            return None
+
+    def begin(self, work: Callable[..., Awaitable[T]], *args: Any) -> PendingResult[T]:
+        """See SwarmSide."""
+        return _BegunThere(self._thread.begin(work, *args))
+
+    async def call(self, work: Callable[..., Awaitable[T]], *args: Any) -> T:
+        """See SwarmSide."""
+        return self._thread.call(work, *args)
+
+
+class _BegunThere(PendingResult[T]):
+    def __init__(self, future: Future[T]) -> None:
+        self._future = future
+
+    def done(self) -> bool:
+        return self._future.done()
+
+    async def result(self, within: float | None = None) -> T:
+        return self._future.result(within)
+
+
+def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that awaits nothing but what blocks, on the thread that calls."""
+    try:
+        coroutine.send(None)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    coroutine.close()
+    raise AssertionError(f"{coroutine!r} suspended: nobody would ever go on with it")
+
+
+# ---- the event loop on a thread ----
+#
+# There are two doors between the swarm's thread and the training thread.
+#
+# In: ``call`` and ``begin`` run a coroutine function on the loop. Out: a queue of updates, in commit order. The
+# training thread never touches a socket, the loop never touches the model.
+
 N = TypeVar("N", bound=Node)
 
 logger = logging.getLogger("decentral.swarm")
@@ -273,121 +297,96 @@ class SwarmThread(Generic[N]):
             self._stop.set()
 
 
-# ---- side ----
+# ---- commits that wait to be merged ----
 #
-# The swarm as an outer loop sees it, and how a loop on a thread of its own drives it.
+# This is the one queue of commits that are not in the live model yet, from the swarm to the training loop: in order,
+# bounded.
 #
-# The loop is written once, as coroutines. Beside a node on one event loop they are awaited (`same_loop`). On the
-# training thread every await blocks the thread instead of suspending, so one ``send`` runs a coroutine to its end.
+# A commit waits here until the loop takes it, and the loop may leave the oldest where it is until its time has come. A
+# training loop that stands still (paused, suspended, debugged) must not pile up one pair of tensors per commit: two
+# commits that passed this peer by on the same fragment are one move of the anchor, from before the first to after the
+# second.
 
-T_co = TypeVar("T_co", covariant=True)
+MOST_APART = 32  # updates kept apart
 
-
-class PendingResult(Protocol[T_co]):
-    """Of work that was begun on the swarm's loop, and goes on whether or not anybody waits for it."""
-
-    def done(self) -> bool:
-        """Whether ``result`` need not wait."""
-        ...
-
-    async def result(self, within: float | None = None) -> T_co:
-        """What the work returned or raised; TimeoutError after ``within`` seconds."""
-        ...
+IsTime = Callable[[CommittedUpdate], bool]  # whether a commit may be merged by now
 
 
-class SwarmSide(Protocol):
-    """Where rounds are made. Plain attributes of ``node`` may be read; all else is asked of its loop."""
+class Backlog:
+    """A queue of updates that folds what it can once it is long."""
 
-    @property
-    def node(self) -> Node:
-        """The node that takes part for this loop."""
-        ...
+    def __init__(self) -> None:
+        self._waiting: deque[CommittedUpdate] = deque()
+        self._came = threading.Condition()
 
-    @property
-    def alive(self) -> bool:
-        """Whether commits can still come."""
-        ...
+    def put(self, update: CommittedUpdate) -> None:
+        """Add the newest commit."""
+        with self._came:
+            if len(self._waiting) >= MOST_APART:
+                update = self._folded(update)
+            self._waiting.append(update)
+            self._came.notify()
 
-    @property
-    def has_updates(self) -> bool:
-        """Whether commits wait, be it their time or not."""
-        ...
+    def get(self, is_time: IsTime, timeout: float | None = None) -> CommittedUpdate:
+        """Take the oldest if ``is_time`` says so of it; raises queue.Empty where there is none, or it is too early,
+        for ``timeout`` seconds; at once when that is None.
+        """
+        with self._came:
+            if not self._came.wait_for(lambda: self.has_one(is_time), timeout or 0):
+                raise queue.Empty
+            return self._waiting.popleft()
 
-    async def next_update(self, within: float, is_time: IsTime) -> CommittedUpdate | None:
-        """The next commit, in order, if ``is_time`` says so of it; None when it is not there by then, or too early."""
-        ...
+    def drain(self) -> list[CommittedUpdate]:
+        """Take all, oldest first."""
+        with self._came:
+            taken = list(self._waiting)
+            self._waiting.clear()
+            return taken
 
-    def begin(self, work: Callable[..., Awaitable[T]], *args: Any) -> PendingResult[T]:
-        """Run ``work(*args)`` on the swarm's loop; do not wait."""
-        ...
+    def has_one(self, is_time: IsTime) -> bool:
+        """Whether ``get`` need not wait."""
+        return bool(self._waiting) and is_time(self._waiting[0])
 
-    async def call(self, work: Callable[..., Awaitable[T]], *args: Any) -> T:
-        """Run ``work(*args)`` on the swarm's loop and wait for its result."""
-        ...
+    def empty(self) -> bool:
+        """Whether nothing waits."""
+        return not self._waiting
 
+    def __len__(self) -> int:
+        return len(self._waiting)
 
-class AcrossThreads:
-    """The swarm side of a loop whose thread is not the swarm's: what it awaits blocks, and never suspends."""
-
-    def __init__(self, thread: SwarmThread[Node]) -> None:
-        self._thread = thread
-
-    @property
-    def node(self) -> Node:
-        """See SwarmSide."""
-        return self._thread.node
-
-    @property
-    def alive(self) -> bool:
-        """See SwarmSide."""
-        return self._thread.alive
-
-    @property
-    def has_updates(self) -> bool:
-        """See SwarmSide."""
-        return not self._thread.updates.empty()
-
-    async def next_update(self, within: float, is_time: IsTime) -> CommittedUpdate | None:
-        """See SwarmSide."""
-        try:
-            return self._thread.updates.get(is_time, within if self.alive else None)
-        except queue.Empty:
-            return None
-
-    def begin(self, work: Callable[..., Awaitable[T]], *args: Any) -> PendingResult[T]:
-        """See SwarmSide."""
-        return _BegunThere(self._thread.begin(work, *args))
-
-    async def call(self, work: Callable[..., Awaitable[T]], *args: Any) -> T:
-        """See SwarmSide."""
-        return self._thread.call(work, *args)
+    def _folded(self, newest: CommittedUpdate) -> CommittedUpdate:
+        """``newest`` joined with the last one on its fragment, if neither took progress of this peer's."""
+        if _is_of_this_peer(newest):
+            return newest
+        for at in range(len(self._waiting) - 1, -1, -1):
+            older = self._waiting[at]
+            if older.before_N is None or (older.fragment == newest.fragment and newest.before_N is not None):
+                if _is_of_this_peer(older):
+                    return newest
+                del self._waiting[at]
+                return newest if older.before_N is None else _joined(older, newest)
+        return newest
 
 
-class _BegunThere(PendingResult[T]):
-    def __init__(self, future: Future[T]) -> None:
-        self._future = future
-
-    def done(self) -> bool:
-        return self._future.done()
-
-    async def result(self, within: float | None = None) -> T:
-        return self._future.result(within)
+def _is_of_this_peer(update: CommittedUpdate) -> bool:
+    """Whether it took progress of this peer's: it is merged by itself."""
+    return update.contribution is not None or update.took or update.taken_N is not None
 
 
-def run_blocking(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that awaits nothing but what blocks, on the thread that calls."""
-    try:
-        coroutine.send(None)
-    except StopIteration as end:
-        result: T = end.value
-        return result
-    coroutine.close()
-    raise AssertionError(f"{coroutine!r} suspended: nobody would ever go on with it")
+def _joined(older: CommittedUpdate, newest: CommittedUpdate) -> CommittedUpdate:
+    """Both moves as one. They meet, unless a branch was given up in between: what is owed since then is the gap."""
+    before_N = older.before_N
+    assert before_N is not None
+    if older.after_N is not None and newest.before_N is not None and older.after_N is not newest.before_N:
+        before_N = before_N + (newest.before_N - older.after_N)
+    owed, rounds = older.owed_steps + newest.owed_steps, older.rounds + newest.rounds
+    channels, adopted = older.channels | newest.channels, older.adopted or newest.adopted
+    return replace(newest, before_N=before_N, owed_steps=owed, rounds=rounds, channels=channels, adopted=adopted)
 
 
-# ---- same loop ----
+# ---- a loop beside the node ----
 #
-# The swarm side of an outer loop that is a task on the node's own event loop, as in a simulation.
+# The outer loop is a task on the node's own event loop, as in a simulation.
 
 
 class Updates(Backlog):

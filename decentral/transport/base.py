@@ -1,4 +1,5 @@
-"""What every transport promises: streams to a peer id, with back-pressure and three errors.
+"""The promise of every transport: streams to a peer id, with back-pressure and three errors. Beside it is what all
+transports share: counts of bytes, the protocols that are served, and addresses.
 
 The laws, the same on every transport and tested on all of them:
 
@@ -30,53 +31,12 @@ from decentral.errors import ConfigError, DecentralError, ListenError, UsageErro
 from decentral.flow.upload import Budget, UplinkMeter
 from decentral.wire.keys import PeerId, peer_name
 
-# ---- letters ----
-#
-# One body out and at most one back, carried whole: what a transport may offer where no bytes have to be moved.
-#
-# Requests are made of streams everywhere else (`requests.py`). A network in memory has hundreds of peers that say
-# small things to all others; it puts each on the line, and gives it to the handler when it would be there, without a
-# stream.
+logger = logging.getLogger("decentral.transport")
 
-OnBytes = Callable[[int], None]
-Respond = Callable[[PeerId, bytes], Awaitable[bytes]]
-Watch = Callable[[PeerId], AbstractContextManager[OnBytes]]
-
-
-class Letter(Protocol):
-    """A body that was sent."""
-
-    async def answer(self, limit: int) -> bytes:
-        """What comes back. StreamClosed when nothing will, PayloadError when it is longer than ``limit``."""
-        ...
-
-    async def close(self) -> None:
-        """Nobody waits for what comes back."""
-        ...
-
-
-class Letters(Protocol):
-    """One peer's letters."""
-
-    def carry(self, protocol: str, nbytes: int) -> bool:
-        """Whether a body of ``nbytes`` of that protocol goes as one, rather than on a stream."""
-        ...
-
-    def serve(self, protocol: str, respond: Respond, limit: int, watch: Watch | None) -> None:
-        """Answer each body of at most ``limit`` bytes with what ``respond`` returns, as ``serve_requests`` does."""
-        ...
-
-    async def post(self, peer: PeerId, protocol: str, body: bytes) -> Letter:
-        """Send a body. PeerUnreachable when there is no path or nobody serves the protocol."""
-        ...
-
-
-# ---- base ----
 
 UNREAD = 40.0  # s that what was sent may take to be read: buffers on the way hold about 1 MiB, 32 s at the least rate
-_MAX_COUNTED_PEERS = 4096  # identities cost nothing to make, so the table of counts must end somewhere
 
-logger = logging.getLogger("decentral.transport")
+OnBytes = Callable[[int], None]  # told how many came
 
 
 class Stream(Protocol):
@@ -215,6 +175,11 @@ class Uncapped:
         return nullcontext()
 
 
+# ---- bytes that crossed ----
+
+_MAX_COUNTED_PEERS = 4096  # identities cost nothing to make, so the table of counts must end somewhere
+
+
 @dataclass(slots=True)
 class Count:
     """Bytes sent and received."""
@@ -255,6 +220,9 @@ class Traffic:
         return self.peers[peer]
 
 
+# ---- protocols that are served ----
+
+
 async def attend(stream: Stream, protocol: str, handler: Handler) -> None:
     """Run a handler on an inbound stream and close it; breaking a rule costs the peer this stream only."""
     try:
@@ -283,11 +251,48 @@ class Services:
         self.handlers[protocol] = handler
 
 
-# ---- address book ----
+# ---- letters, where no stream is needed ----
 #
-# Where peers can be dialled, as they or others said: kept for when a connection to them is gone.
+# One body out and at most one back, carried whole: a transport may offer them where no bytes have to be moved. Requests
+# are made of streams everywhere else (``transport.requests``). A network in memory has hundreds of peers that say small
+# things to all others; it puts each on the line, and gives it to the handler when it would be there, without a stream.
+
+Respond = Callable[[PeerId, bytes], Awaitable[bytes]]
+Watch = Callable[[PeerId], AbstractContextManager[OnBytes]]
+
+
+class Letter(Protocol):
+    """A body that was sent."""
+
+    async def answer(self, limit: int) -> bytes:
+        """What comes back. StreamClosed when nothing will, PayloadError when it is longer than ``limit``."""
+        ...
+
+    async def close(self) -> None:
+        """Nobody waits for what comes back."""
+        ...
+
+
+class Letters(Protocol):
+    """One peer's letters."""
+
+    def carry(self, protocol: str, nbytes: int) -> bool:
+        """Whether a body of ``nbytes`` of that protocol goes as one, rather than on a stream."""
+        ...
+
+    def serve(self, protocol: str, respond: Respond, limit: int, watch: Watch | None) -> None:
+        """Answer each body of at most ``limit`` bytes with what ``respond`` returns, as ``serve_requests`` does."""
+        ...
+
+    async def post(self, peer: PeerId, protocol: str, body: bytes) -> Letter:
+        """Send a body. PeerUnreachable when there is no path or nobody serves the protocol."""
+        ...
+
+
+# ---- addresses of other peers ----
 #
-# Whoever is dialled gets in, so the number of peers is bounded; who was dialled longest ago is forgotten first.
+# Kept as they or others said them, for when a connection to them is gone. Whoever is dialled gets in, so the number of
+# peers is bounded; who was dialled longest ago is forgotten first.
 
 _REMEMBERED = 1024  # peers
 
@@ -314,9 +319,7 @@ class AddressBook:
         return list(self._known.items())
 
 
-# ---- interfaces ----
-#
-# A machine's network cards: the addresses of one by its name, and the name by an address.
+# ---- network cards of this machine ----
 
 _VERSIONS = {socket.AF_INET: 4, socket.AF_INET6: 6}
 
@@ -324,7 +327,7 @@ Cards = Mapping[str, Sequence[str]]  # addresses by the card's name
 
 
 def cards() -> Cards:
-    """Those of this machine; of IPv6 no link-local addresses, as a multiaddr has no place for their scope."""
+    """The cards of this machine; of IPv6 no link-local addresses, as a multiaddr has no place for their scope."""
     found: dict[str, list[str]] = {}
     for name, entries in psutil.net_if_addrs().items():
         hosts = [entry.address for entry in entries if entry.family in _VERSIONS and "%" not in entry.address]
@@ -351,9 +354,9 @@ def card_of(host: str, known: Cards) -> str:
     return next((name for name, hosts in known.items() if host in hosts), "")
 
 
-# ---- listen ----
+# ---- addresses of this peer ----
 #
-# Addresses: what to listen on, whether it is free, and which of a daemon's addresses others may dial.
+# On which to listen on, whether it is free, and at which addresses others may dial it.
 
 MAX_ADDRESSES = 16  # per peer, as in a lease
 _LISTEN = re.compile(r"/(ip4|ip6)/([0-9a-fA-F:.]+)/tcp/(\d{1,5})")
@@ -374,7 +377,7 @@ def check_listen(addresses: Sequence[str]) -> None:
     if not addresses:
         raise UsageError("listen=(): name at least one address, such as /ip4/0.0.0.0/tcp/0")
     for address in addresses:
-        _check_free(address, *_parse(address))
+        _check_free(address, *_host_and_port(address))
 
 
 def pinned(listen: Sequence[str], bound: Iterable[str]) -> tuple[str, ...]:
@@ -409,7 +412,7 @@ def _rank(address: str) -> int:
     return _PUBLIC if host.is_global else _PRIVATE
 
 
-def _parse(address: str) -> tuple[str, int]:
+def _host_and_port(address: str) -> tuple[str, int]:
     if address.endswith("/quic-v1"):
         raise UsageError(
             f"listen address {address!r}: TCP only; the daemon loses the ends of streams over QUIC and stands still "
@@ -446,7 +449,7 @@ def _check_free(address: str, host: str, port: int) -> None:
 
 
 def _pin(address: str, bound: list[str]) -> str:
-    host, port = _parse(address)
+    host, port = _host_and_port(address)
     if port != 0:
         return address
     family = "ip6" if ":" in host else "ip4"

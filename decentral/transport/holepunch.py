@@ -1,4 +1,17 @@
-"""A direct connection between two peers behind NATs: DCUtR."""
+"""A direct connection instead of a relayed one: tried in the background, while streams go through the relay (DCUtR).
+
+Who was reached through the relay dials the other side's public addresses, if it has any; else both dial at the same
+time from the ports they listen on, so that each NAT takes what comes in for an answer. Once a direct connection stands
+new streams use it, and the relayed one is closed when no stream is left on it.
+
+Others can make this peer dial: at most four addresses of each, as public as the relay is (``plausible``), eight peers
+at a time, and only peers that share a relayed connection with it.
+
+Of the two who dial at once, the one that dialled through the relay plays the one that dials, as the specification has
+it and js-libp2p does. go-libp2p has it the other way round (its issue 3171), so the second attempt swaps the roles.
+
+Source: libp2p/specs, relay/DCUtR.md.
+"""
 
 from __future__ import annotations
 
@@ -23,162 +36,6 @@ from decentral.transport.protocols.yamux import Session
 from decentral.transport.relay.circuit import read_message, relay_of, write_message
 from decentral.wire.keys import PeerId, peer_name
 
-# ---- dcutr ----
-#
-# What two peers say over a relayed connection before both dial at once. No sockets.
-#
-# Crosses the wire: CONNECT each way with the addresses that each is seen at from outside, then SYNC; 70 bytes in all.
-# The time between the first two is the round trip; who sends SYNC dials after half of it, who hears it dials at once.
-#
-# Source: libp2p/specs, relay/DCUtR.md.
-
-DCUTR = "/libp2p/dcutr"
-MOST_ADDRESSES = 4  # of one peer that are dialled; one of each family is what it takes
-_READ = 16  # addresses of a message that are looked at
-
-
-class PunchMessage(IntEnum):
-    """What a message says."""
-
-    CONNECT = 100
-    SYNC = 300
-
-
-def packed(kind: PunchMessage, addresses: Iterable[str] = ()) -> bytes:
-    """One message."""
-    return number_field(1, kind) + b"".join(bytes_field(2, to_bytes(address)) for address in addresses)
-
-
-def read(message: bytes, due: PunchMessage) -> tuple[str, ...]:
-    """The addresses in a message of the kind that is due; what is no address is passed over. PayloadError."""
-    kind = number_fields(message).get(1)
-    if kind != due:
-        raise PayloadError(f"dcutr: a message of type {kind} where {due.name} ({due.value}) is due; drop the stream")
-    found = []
-    for value in bytes_fields(message).get(2, [])[:_READ]:
-        with suppress(PayloadError):  # of a transport that is not spoken here
-            found.append(to_text(value))
-    return tuple(found)
-
-
-async def send(ends: Ends, kind: PunchMessage, addresses: Iterable[str] = ()) -> None:
-    """Send one message."""
-    await write_message(ends, packed(kind, addresses))
-
-
-async def receive(ends: Ends, due: PunchMessage) -> tuple[str, ...]:
-    """The next message, of the kind that is due."""
-    return read(await read_message(ends), due)
-
-
-def plausible(addresses: Iterable[str], relay_host: str | None) -> list[End]:
-    """The few of a stranger's addresses that may be dialled: TCP, numeric, and as public as the relay is.
-
-    Otherwise a peer could have us knock inside the network that we are in. Over a relay in a private network or on
-    this machine, which is how swarms of one laboratory and tests meet, addresses of the same kind are taken, too.
-    """
-    found = dict.fromkeys(end for end in map(endpoint, addresses) if end and _may_be_dialled(end[0], relay_host))
-    return list(found)[:MOST_ADDRESSES]
-
-
-def _may_be_dialled(host: str, relay_host: str | None) -> bool:
-    reach = _reach(host)
-    return reach == "public" or (reach is not None and relay_host is not None and reach == _reach(relay_host))
-
-
-def _reach(host: str) -> str | None:
-    """How far an address reaches; None for a name and for what nobody can be dialled at."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return None
-    if isinstance(address, ipaddress.IPv6Address):
-        if address.ipv4_mapped is not None:
-            return None  # nobody announces one; what it means depends on the system
-        if address.sixtofour is not None:
-            return _reach(str(address.sixtofour))
-    if address.is_loopback:
-        return "loopback"
-    if address.is_multicast or address.is_unspecified or address.is_link_local or address.is_reserved:
-        return None
-    return "public" if address.is_global else "private"
-
-
-# ---- observed ----
-#
-# What a relay says that this peer looks like from outside: the address that another one behind a NAT would dial.
-#
-# Asked once per connection to a relay, over identify; one answer holds as long as the connection, which keeps the
-# NAT's mapping open. Nothing of it is told to others but those that want to punch.
-
-_MOST = 64  # relays that are remembered
-
-
-class Observed:
-    """This peer as relays see it."""
-
-    def __init__(self, sessions: Sessions, ports: Ports, timeout: float) -> None:
-        self._sessions, self._ports, self._timeout = sessions, ports, timeout
-        self._known: dict[PeerId, tuple[Session, str | None]] = {}
-
-    async def at(self, relay: PeerId) -> tuple[str, ...]:
-        """Where the listening port can be dialled, as the relay sees it: one address, or none when it cannot tell."""
-        session = self._sessions.standing(relay)
-        if session is None:
-            return ()
-        known = self._known.get(relay)
-        if known is None or known[0] is not session:
-            known = session, await self._asked(session)
-            self._remember(relay, known)
-        return (known[1],) if known[1] else ()
-
-    async def _asked(self, session: Session) -> str | None:
-        stream = NativeStream(session.peer, session.open())
-        try:
-            with anyio.fail_after(self._timeout):
-                told = await ask(stream)
-        except (DecentralError, TimeoutError):
-            return None
-        finally:
-            stream.reset()
-        return self._reachable_at(told.observed or "", self._sessions.ends(session))
-
-    def _reachable_at(self, seen: str, ends: SocketEnds) -> str | None:
-        """``seen`` with the port that is listened on. None: not plausible, or no way to tell which port that is."""
-        found, own = plausible([seen], ends.host), self._ports.own_end(ends.host or "")
-        if not found or own is None:
-            return None
-        host, port = found[0]
-        if ends.local_port != own[1]:
-            if port != ends.local_port:
-                return None  # this NAT gives every connection another port
-            port = own[1]  # it kept the port of this connection, so it will keep that one
-        return f"/ip{6 if ':' in host else 4}/{host}/tcp/{port}"
-
-    def _remember(self, relay: PeerId, known: tuple[Session, str | None]) -> None:
-        self._known.pop(relay, None)
-        if len(self._known) >= _MOST:
-            del self._known[next(iter(self._known))]
-        self._known[relay] = known
-
-
-# ---- punch ----
-#
-# A direct connection instead of a relayed one: tried in the background, while streams go through the relay.
-#
-# Who was reached through the relay dials the other side's public addresses, if it has any; else both dial at the same
-# time from the ports they listen on, so that each NAT takes what comes in for an answer. Once a direct connection
-# stands new streams use it, and the relayed one is closed when no stream is left on it.
-#
-# Others can make this peer dial: at most four addresses of each, as public as the relay is (``plausible``), eight
-# peers at a time, and only peers that share a relayed connection with it.
-#
-# Of the two who dial at once, the one that dialled through the relay plays the one that dials, as the specification
-# has it and js-libp2p does. go-libp2p has it the other way round (its issue 3171), so the second attempt swaps the
-# roles.
-#
-# Source: libp2p/specs, relay/DCUtR.md.
-
 PAUSES = (0.5, 3.0)  # s before each attempt: a handshake and an identify take less, a daemon learns its address later
 GRACE = 10.0  # s for which a direct connection has proven itself before the relayed one may go
 _REACHING = 2.0  # s for an address without a NAT in front of it
@@ -194,7 +51,7 @@ logger = logging.getLogger("decentral.transport")
 
 
 class Puncher:
-    """Does so for every relayed connection of one transport that it is given."""
+    """Has a hole punched for every relayed connection of one transport that it is given."""
 
     def __init__(self, me: PeerId, sessions: Sessions, dialler: Dialler, meetings: Meetings, timeout: float) -> None:
         self._me, self._timeout = me, timeout
@@ -281,10 +138,10 @@ class Puncher:
             with anyio.fail_after(self._timeout):
                 await propose(stream, DCUTR)
                 began = anyio.current_time()
-                await send(stream, PunchMessage.CONNECT, mine)
-                theirs = await receive(stream, PunchMessage.CONNECT)
+                await send_punch(stream, PunchMessage.CONNECT, mine)
+                theirs = await receive_punch(stream, PunchMessage.CONNECT)
                 half = (anyio.current_time() - began) / 2
-                await send(stream, PunchMessage.SYNC)
+                await send_punch(stream, PunchMessage.SYNC)
                 done = True
                 await stream.aclose()
         finally:
@@ -302,12 +159,12 @@ class Puncher:
         mine, host = await self._observed.at(relay), self._sessions.host_of(relay)
         async with self._only(peer, asked=True):
             with anyio.fail_after(self._timeout):
-                ends = plausible(await receive(stream, PunchMessage.CONNECT), host)
+                ends = plausible(await receive_punch(stream, PunchMessage.CONNECT), host)
             dialled = not self._is_second(session)
             with self._meetings.expecting(peer, ends if dialled else ()):
                 with anyio.fail_after(self._timeout):
-                    await send(stream, PunchMessage.CONNECT, mine)
-                    await receive(stream, PunchMessage.SYNC)
+                    await send_punch(stream, PunchMessage.CONNECT, mine)
+                    await receive_punch(stream, PunchMessage.SYNC)
                 await stream.aclose()
                 await self._dial(peer, ends, dialled=dialled)
 
@@ -376,3 +233,143 @@ class Puncher:
             stands = stands + _LOOK if self._sessions.is_direct(session.peer) else 0.0
             if stands >= GRACE and session.idle:
                 await session.finish(_PARTING)
+
+
+# ---- messages before both dial ----
+#
+# They go over the relayed connection. No sockets.
+#
+# Crosses the wire: CONNECT each way with the addresses that each is seen at from outside, then SYNC; 70 bytes in all.
+# The time between the first two is the round trip; who sends SYNC dials after half of it, who hears it dials at once.
+
+DCUTR = "/libp2p/dcutr"
+_MOST_READ = 16  # addresses of a message that are looked at
+
+
+class PunchMessage(IntEnum):
+    """What a message says."""
+
+    CONNECT = 100
+    SYNC = 300
+
+
+def punch_message(kind: PunchMessage, addresses: Iterable[str] = ()) -> bytes:
+    """One message."""
+    return number_field(1, kind) + b"".join(bytes_field(2, to_bytes(address)) for address in addresses)
+
+
+def read_punch(message: bytes, due: PunchMessage) -> tuple[str, ...]:
+    """The addresses in a message of the kind that is due; what is no address is passed over. PayloadError."""
+    kind = number_fields(message).get(1)
+    if kind != due:
+        raise PayloadError(f"dcutr: a message of type {kind} where {due.name} ({due.value}) is due; drop the stream")
+    found = []
+    for value in bytes_fields(message).get(2, [])[:_MOST_READ]:
+        with suppress(PayloadError):  # of a transport that is not spoken here
+            found.append(to_text(value))
+    return tuple(found)
+
+
+async def send_punch(ends: Ends, kind: PunchMessage, addresses: Iterable[str] = ()) -> None:
+    """Send one message."""
+    await write_message(ends, punch_message(kind, addresses))
+
+
+async def receive_punch(ends: Ends, due: PunchMessage) -> tuple[str, ...]:
+    """The next message, of the kind that is due."""
+    return read_punch(await read_message(ends), due)
+
+
+# ---- addresses that may be dialled ----
+
+MOST_ADDRESSES = 4  # of one peer that are dialled; one of each family is what it takes
+
+
+def plausible(addresses: Iterable[str], relay_host: str | None) -> list[End]:
+    """The few of a stranger's addresses that may be dialled: TCP, numeric, and as public as the relay is.
+
+    Otherwise a peer could have us knock inside the network that we are in. Over a relay in a private network or on
+    this machine, which is how swarms of one laboratory and tests meet, addresses of the same kind are taken, too.
+    """
+    found = dict.fromkeys(end for end in map(endpoint, addresses) if end and _may_be_dialled(end[0], relay_host))
+    return list(found)[:MOST_ADDRESSES]
+
+
+def _may_be_dialled(host: str, relay_host: str | None) -> bool:
+    reach = _reach(host)
+    return reach == "public" or (reach is not None and relay_host is not None and reach == _reach(relay_host))
+
+
+def _reach(host: str) -> str | None:
+    """How far an address reaches; None for a name and for what nobody can be dialled at."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return None
+    if isinstance(address, ipaddress.IPv6Address):
+        if address.ipv4_mapped is not None:
+            return None  # nobody announces one; what it means depends on the system
+        if address.sixtofour is not None:
+            return _reach(str(address.sixtofour))
+    if address.is_loopback:
+        return "loopback"
+    if address.is_multicast or address.is_unspecified or address.is_link_local or address.is_reserved:
+        return None
+    return "public" if address.is_global else "private"
+
+
+# ---- this peer as relays see it ----
+#
+# A relay says what this peer looks like from outside: the address that another one behind a NAT would dial. It is asked
+# once per connection to a relay, over identify; one answer holds as long as the connection, which keeps the NAT's
+# mapping open. Nothing of it is told to others but those that want to punch.
+
+_MOST_RELAYS = 64  # relays that are remembered
+
+
+class Observed:
+    """This peer as relays see it."""
+
+    def __init__(self, sessions: Sessions, ports: Ports, timeout: float) -> None:
+        self._sessions, self._ports, self._timeout = sessions, ports, timeout
+        self._known: dict[PeerId, tuple[Session, str | None]] = {}
+
+    async def at(self, relay: PeerId) -> tuple[str, ...]:
+        """Where the listening port can be dialled, as the relay sees it: one address, or none when it cannot tell."""
+        session = self._sessions.standing(relay)
+        if session is None:
+            return ()
+        known = self._known.get(relay)
+        if known is None or known[0] is not session:
+            known = session, await self._asked(session)
+            self._remember(relay, known)
+        return (known[1],) if known[1] else ()
+
+    async def _asked(self, session: Session) -> str | None:
+        stream = NativeStream(session.peer, session.open())
+        try:
+            with anyio.fail_after(self._timeout):
+                told = await ask(stream)
+        except (DecentralError, TimeoutError):
+            return None
+        finally:
+            stream.reset()
+        return self._reachable_at(told.observed or "", self._sessions.ends(session))
+
+    def _reachable_at(self, seen: str, ends: SocketEnds) -> str | None:
+        """``seen`` with the port that is listened on. None: not plausible, or no way to tell which port that is."""
+        found, own = plausible([seen], ends.host), self._ports.own_end(ends.host or "")
+        if not found or own is None:
+            return None
+        host, port = found[0]
+        if ends.local_port != own[1]:
+            if port != ends.local_port:
+                return None  # this NAT gives every connection another port
+            port = own[1]  # it kept the port of this connection, so it will keep that one
+        return f"/ip{6 if ':' in host else 4}/{host}/tcp/{port}"
+
+    def _remember(self, relay: PeerId, known: tuple[Session, str | None]) -> None:
+        self._known.pop(relay, None)
+        if len(self._known) >= _MOST_RELAYS:
+            del self._known[next(iter(self._known))]
+        self._known[relay] = known

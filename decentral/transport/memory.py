@@ -1,4 +1,8 @@
-"""A network inside one event loop."""
+"""A network inside one event loop: the laws of every transport, with delay, rate, cuts and deaths at will.
+
+Nothing crosses a wire. On anyio only, so it runs under trio's MockClock (virtual time) as well as asyncio. The order of
+events depends on nothing but the calls made, and a seeded ``jitter`` keeps it so.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +27,7 @@ from decentral.transport.base import Handler, Letter, Letters, Respond, Services
 from decentral.transport.requests import PREFIX_NBYTES, STALL, Holdable, Watchdog, unwatched
 from decentral.wire.keys import PeerId, Signer, peer_name
 
-# ---- pipe ----
-#
-# One direction of a simulated stream: a bounded queue of pieces, each with the time it may be read.
-
-WINDOW = 1 << 20  # bytes in flight per stream; where the daemon's senders were measured to block
-PIECE = 1 << 16  # bytes
-# s of a line that a piece takes at most: what is written next to it waits that long. TCP begins with ten packets. With
-# three pieces of half a second before the plan of a reduce, rounds at 1 Mbit/s took 13 % longer than real ones.
-PIECE_SECONDS = 0.1
-PACKET = 1460  # bytes, the least piece
-_NEVER = float("inf")
+logger = logging.getLogger("decentral.transport")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,500 +44,6 @@ class Weight:
 
 
 AS_THEY_ARE = Weight()
-
-
-@dataclass(slots=True)
-class Link:
-    """A way between peers that takes one piece after the other."""
-
-    latency: float = 0.0  # s, one way
-    bandwidth: float | None = None  # bytes/s; None: no limit
-    free_at: float = 0.0  # s, on the loop's clock: when the last piece will have left
-
-    @property
-    def piece(self) -> float:
-        """The largest piece, in bytes."""
-        return PIECE if self.bandwidth is None else min(PIECE, max(PACKET, PIECE_SECONDS * self.bandwidth))
-
-    def arrival(self, nbytes: float, now: float) -> float:
-        """Put ``nbytes`` on the link; returns when the last of them arrives."""
-        self.free_at = max(self.free_at, now) + (nbytes / self.bandwidth if self.bandwidth else 0.0)
-        return self.free_at + self.latency
-
-
-@dataclass(slots=True)
-class TimedPiece:
-    """Bytes on their way."""
-
-    data: memoryview
-    nbytes: float  # that it takes on the links
-    reaches: float  # s: when it is at the receiver's downlink
-    ready: float | None = None  # s: when it is through; None: nobody knows yet who else is ahead of it
-    soonest: float = 0.0  # s: when it is through if nobody is
-
-    @property
-    def due(self) -> float:
-        """When to look whether it is through."""
-        return self.soonest if self.ready is None else self.ready
-
-
-@dataclass(slots=True)
-class Downlink:
-    """What one peer can receive over all its streams: pieces pass in the order in which they reach it.
-
-    A piece written first may reach it last, so its turn is decided when it is there and not when it is written.
-    """
-
-    bandwidth: float | None = None  # bytes/s; None: no limit
-    free_at: float = 0.0  # s
-    _coming: list[tuple[float, int, TimedPiece]] = field(default_factory=list)
-    _count: int = 0
-
-    def expect(self, piece: TimedPiece, now: float) -> None:
-        """A piece was sent."""
-        if self.bandwidth is None:
-            piece.ready = piece.reaches
-            return
-        piece.soonest = piece.reaches + piece.nbytes / self.bandwidth
-        heapq.heappush(self._coming, (piece.reaches, self._count, piece))
-        self._count += 1
-        self.settle(now)
-
-    def settle(self, now: float) -> None:
-        """Give every piece that has reached the downlink by now its turn."""
-        while self._coming and self._coming[0][0] <= now:
-            reaches, _, piece = heapq.heappop(self._coming)
-            took = piece.nbytes / self.bandwidth if self.bandwidth else 0.0
-            piece.ready = self.free_at = max(self.free_at, reaches) + took
-
-
-class Pipe:
-    """Bytes one way. Both sides wait on one event, renewed at every change that one of them may wait for."""
-
-    def __init__(self, link: Link, downlink: Downlink, jitter: Callable[[], float], weight: Weight) -> None:
-        self._link, self._downlink, self._jitter, self._weight = link, downlink, jitter, weight
-        self._pieces: deque[TimedPiece] = deque()
-        self.written = self.read_so_far = 0  # bytes, as they are
-        self._held = 0.0
-        self._last = 0.0
-        self._changed = Changes()
-        self._ended = self._refused = self._severed = False
-
-    @property
-    def over(self) -> bool:
-        """Whether nothing can come through any more."""
-        return self._severed or self._refused or (self._ended and not self._pieces)
-
-    async def write(self, data: bytes | memoryview) -> None:
-        """Queue a copy of ``data``, waiting while a window of it is unread."""
-        await anyio.lowlevel.checkpoint_if_cancelled()
-        view = memoryview(data).cast("B")
-        size = max(1, int(self._link.piece / self._weight.each))
-        for start in range(0, len(view), size):
-            while self._held >= WINDOW and not self._dead:
-                await self._changed.next()
-            if self._dead:
-                raise StreamClosed(f"{start} of {len(view)} bytes were taken before the other side ended the stream")
-            self._put(bytes(view[start : start + size]))
-            if self._weight.each != 1.0:
-                await self._share_the_line()
-
-    async def _share_the_line(self) -> None:
-        """Frames that a line takes seconds for leave side by side, and leave room for leases and votes: real ones stay
-        with their sender while so much is under way.
-        """
-        await anyio.sleep(max(0.0, self._link.free_at - anyio.current_time() - SECONDS))
-
-    async def read(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
-        """The next ``nbytes``; StreamClosed when the pipe ends before."""
-        await anyio.lowlevel.checkpoint_if_cancelled()
-        taken: list[memoryview] = []
-        missing = nbytes
-        while missing:
-            await self._wait_for_a_piece(nbytes - missing, nbytes)
-            piece = self._take(missing)
-            missing -= len(piece)
-            taken.append(piece)
-            if on_bytes is not None:
-                on_bytes(len(piece))
-        return b"".join(taken)
-
-    def end(self) -> None:
-        """The writer is done; what is queued still arrives."""
-        self._ended = True
-        self._changed.tell()
-
-    def refuse(self) -> None:
-        """The reader is gone: further writes fail and what is queued is dropped."""
-        self._refused = True
-        self._pieces.clear()
-        self._changed.tell()
-
-    def sever(self) -> None:
-        """The link broke: both sides fail and what is queued is lost."""
-        self._severed = True
-        self._pieces.clear()
-        self._changed.tell()
-
-    @property
-    def _dead(self) -> bool:
-        return self._severed or self._refused or self._ended
-
-    def _put(self, piece: bytes) -> None:
-        now = anyio.current_time()
-        nbytes = self._weight.of(self.written, len(piece))
-        self.written += len(piece)
-        arrival = self._link.arrival(nbytes, now) + self._jitter()
-        self._last = max(self._last, arrival)  # jitter never reorders a stream
-        sent = TimedPiece(memoryview(piece), nbytes, self._last)
-        self._downlink.expect(sent, now)
-        self._pieces.append(sent)
-        self._held += nbytes
-        if len(self._pieces) == 1:
-            self._changed.tell()
-
-    def _take(self, most: int) -> memoryview:
-        piece = self._pieces[0]
-        taken, piece.data = piece.data[:most], piece.data[most:]
-        if not piece.data:
-            self._pieces.popleft()
-        if self._held >= WINDOW:
-            self._changed.tell()
-        self._held -= self._weight.of(self.read_so_far, len(taken))
-        self.read_so_far += len(taken)
-        return taken
-
-    async def _wait_for_a_piece(self, come: int, nbytes: int) -> None:
-        while (due := self._due()) > anyio.current_time():
-            if self._severed or self._refused or (self._ended and not self._pieces):
-                raise StreamClosed(f"{come} of {nbytes} bytes came before the stream ended")
-            if due == _NEVER:
-                await self._changed.next()
-                continue
-            with anyio.CancelScope(deadline=due):
-                await self._changed.next()
-
-    def _due(self) -> float:
-        """When to look again: the first piece is ready, or may be, or was not sent yet."""
-        if not self._pieces:
-            return _NEVER
-        self._downlink.settle(anyio.current_time())
-        return self._pieces[0].due
-
-
-# ---- lines ----
-#
-# The lines between all peers of a network in memory: what each way takes, and what a peer can send and receive.
-
-
-class MemoryLines:
-    """``latency`` is one way in seconds, ``bandwidth`` and ``downlink`` are bytes per second of each peer over all its
-    streams (None: no limit), ``jitter`` is the largest extra delay of a piece in seconds, drawn from ``generator``.
-    """
-
-    def __init__(
-        self,
-        *,
-        latency: float,
-        bandwidth: float | None,
-        downlink: float | None,
-        jitter: float,
-        generator: random.Random,
-    ) -> None:
-        self.latency, self.bandwidth, self._downlink_rate = latency, bandwidth, downlink
-        self.jitter, self.generator = jitter, generator
-        self._links: dict[tuple[PeerId, PeerId], Link] = {}
-        self._uplinks: dict[PeerId, Link] = {}
-        self._downlinks: dict[PeerId, Downlink] = {}
-
-    def connect(self, sender: PeerId, receiver: PeerId, link: Link) -> None:
-        """Give one direction between two peers a line of its own."""
-        self._links[sender, receiver] = link
-
-    def link(self, sender: PeerId, receiver: PeerId) -> Link:
-        """What one direction between two peers goes by."""
-        return self._links.get((sender, receiver)) or self.uplink(sender)
-
-    def uplink(self, peer: PeerId) -> Link:
-        """What a peer sends by, to all who have no line of their own with it."""
-        if peer not in self._uplinks:
-            self._uplinks[peer] = Link(latency=self.latency, bandwidth=self.bandwidth)
-        return self._uplinks[peer]
-
-    def downlink(self, peer: PeerId) -> Downlink:
-        """What a peer receives by."""
-        if peer not in self._downlinks:
-            self._downlinks[peer] = Downlink(bandwidth=self._downlink_rate)
-        return self._downlinks[peer]
-
-    def pipe(self, sender: PeerId, receiver: PeerId, weight: Weight) -> Pipe:
-        """A fresh one, one way."""
-        return Pipe(self.link(sender, receiver), self.downlink(receiver), self._extra_delay, weight)
-
-    def put(self, link: Link, receiver: PeerId, nbytes: float) -> TimedPiece:
-        """A piece that leaves now."""
-        now = anyio.current_time()
-        piece = TimedPiece(memoryview(b""), nbytes, link.arrival(nbytes, now) + self._extra_delay())
-        self.downlink(receiver).expect(piece, now)
-        return piece
-
-    def settle(self, receiver: PeerId, now: float) -> None:
-        """Give what has reached a peer's line by now its turn."""
-        self.downlink(receiver).settle(now)
-
-    def _extra_delay(self) -> float:
-        return self.generator.uniform(0.0, self.jitter) if self.jitter else 0.0
-
-
-# ---- letters ----
-#
-# Bodies that fit into one piece, put on the line as a stream would and given to the handler when they are through.
-#
-# A stream costs two pipes, four watchdogs and a dozen waits; a letter two waits. What is on a line, and for how long,
-# is the same: the handshake, the length before each body, the queue at both lines, cuts and deaths.
-
-logger = logging.getLogger("decentral.transport")
-
-_Served = tuple[Respond, int, Watch | None]
-
-
-class MemoryLetter:
-    """See Letter. ``weight``: what its bytes stand for, both ways."""
-
-    def __init__(self, sender: PeerId, receiver: PeerId, protocol: str, body: bytes, weight: Weight) -> None:
-        self.sender, self.receiver, self.protocol, self.body, self.weight = sender, receiver, protocol, body, weight
-        self.opened = anyio.current_time()
-        self.over = False  # nothing comes back any more, or nobody wants it
-        self._came: anyio.Event | None = None
-        self._answer: bytes | None = None
-
-    async def answer(self, limit: int) -> bytes:
-        """See Letter."""
-        if not self.over:
-            self._came = anyio.Event()
-            await self._came.wait()
-        self.over = True
-        if self._answer is None:
-            raise StreamClosed(f"{peer_name(self.receiver)}: ended {self.protocol} without an answer; ask another peer")
-        if len(self._answer) > limit:
-            found = f"{len(self._answer)} bytes announced, at most {limit} taken; drop it"
-            raise PayloadError(f"{self.protocol} from {peer_name(self.receiver)}: {found}")
-        return self._answer
-
-    async def close(self) -> None:
-        """See Letter."""
-        self.over = True
-
-    def end(self, answer: bytes | None = None) -> None:
-        """What comes back, or that nothing does."""
-        if not self.over:
-            self.over, self._answer = True, answer
-        if self._came is not None:
-            self._came.set()
-
-
-class Station(Protocol):
-    """One peer's transport, as letters need it."""
-
-    peer: PeerId
-    traffic: Traffic
-    budget: Budget
-
-    def letters_of(self, protocol: str) -> MemoryLetters:
-        """Where letters of a protocol come in; PeerUnreachable when it is not served."""
-        ...
-
-    def begin(self, deliver: Callable[..., Awaitable[None]], *args: object) -> None:
-        """Do something that ends with the handlers."""
-        ...
-
-
-class Wires(Protocol):
-    """The network between all of them."""
-
-    lines: MemoryLines
-    weights: Mapping[str, Weight]
-    long: Collection[str]  # protocols whose answers come in many pieces
-
-    def reach(self, sender: PeerId, receiver: PeerId) -> Station:
-        """The other's transport. PeerUnreachable when there is no way."""
-        ...
-
-    def posted(self, letter: MemoryLetter) -> None:
-        """It is on its way."""
-        ...
-
-    def done(self, letter: MemoryLetter) -> None:
-        """It is there, or lost."""
-        ...
-
-    def carries(self, letter: MemoryLetter) -> bool:
-        """Whether its way was not broken since it was posted."""
-        ...
-
-    def received(self, letter: MemoryLetter, nbytes: int) -> None:
-        """Book the answer to a letter, which came."""
-        ...
-
-
-class MemoryLetters:
-    """See Letters: those of one transport, out and in."""
-
-    def __init__(self, transport: Station, network: Wires) -> None:
-        self._transport, self._network = transport, network
-        self._served: dict[str, _Served] = {}
-
-    def carry(self, protocol: str, nbytes: int) -> bool:
-        """See Letters: what is one piece on a stream."""
-        return self._weight(protocol).of(0, PREFIX_NBYTES + nbytes) <= PIECE and protocol not in self._network.long
-
-    def serve(self, protocol: str, respond: Respond, limit: int, watch: Watch | None) -> None:
-        """See Letters."""
-        self._served[protocol] = respond, limit, watch
-
-    async def post(self, peer: PeerId, protocol: str, body: bytes) -> Letter:
-        """See Letters."""
-        await self.reach(peer, protocol)
-        return await self.put(peer, protocol, body)
-
-    async def reach(self, peer: PeerId, protocol: str, *, late: float = 0.0) -> None:
-        """The handshake, ``late`` by so many seconds. Raises PeerUnreachable."""
-        await anyio.sleep(late + 2 * self._network.lines.link(self._transport.peer, peer).latency)
-        self._network.reach(self._transport.peer, peer).letters_of(protocol)
-
-    async def put(self, peer: PeerId, protocol: str, body: bytes, *, lost: bool = False) -> MemoryLetter:
-        """The body on the line, or nowhere where it is ``lost``; returns when a stream would have taken it."""
-        own = self._transport
-        letter = MemoryLetter(own.peer, peer, protocol, body, self._weight(protocol))
-        if lost:
-            await anyio.lowlevel.checkpoint()
-            return letter
-        link = self._network.lines.link(own.peer, peer)
-        nbytes = letter.weight.of(0, PREFIX_NBYTES + len(body))
-        piece = self._network.lines.put(link, peer, nbytes)
-        own.traffic.add(peer, sent=round(nbytes), kind=protocol)
-        other = self._network.reach(own.peer, peer)
-        self._network.posted(letter)
-        other.begin(other.letters_of(protocol).deliver, letter, piece, nbytes)
-        if letter.weight.each != 1.0:
-            await self._share_the_line(link)
-        return letter
-
-    async def _share_the_line(self, link: Link) -> None:
-        """See Pipe."""
-        await anyio.sleep(max(0.0, link.free_at - anyio.current_time() - SECONDS))
-
-    async def deliver(self, letter: MemoryLetter, piece: TimedPiece, nbytes: float) -> None:
-        """At its receiver: wait for it, have it handled, send what comes back."""
-        try:
-            with self._transport.budget.inbound(letter.sender):
-                if await self._through(piece, self._transport.peer, letter):
-                    await self._handle(letter, nbytes)
-        except DecentralError as error:
-            logger.debug("%s from %s: %s", letter.protocol, peer_name(letter.sender), error)
-        except Exception:  # see `attend` of streams
-            logger.exception("handler of %s failed on a letter from %s", letter.protocol, peer_name(letter.sender))
-        finally:
-            letter.end()
-            self._network.done(letter)
-
-    async def _handle(self, letter: MemoryLetter, nbytes: float) -> None:
-        transport, sender, body = self._transport, letter.sender, letter.body
-        transport.traffic.add(sender, received=round(nbytes), kind=letter.protocol)
-        respond, limit, watch = self._served[letter.protocol]
-        if len(body) > limit:
-            raise PayloadError(f"{letter.protocol} from {peer_name(sender)}: {len(body)} bytes, at most {limit} taken")
-        async with transport.budget.bytes_of(sender, len(body)):
-            with nullcontext(unwatched) if watch is None else watch(sender) as on_bytes:
-                on_bytes(len(body))
-                answer = await respond(sender, body)
-        if not letter.over:
-            await self._send_back(letter, answer)
-
-    async def _send_back(self, letter: MemoryLetter, answer: bytes) -> None:
-        back = letter.weight.of(0, PREFIX_NBYTES + len(answer))
-        link = self._network.lines.link(self._transport.peer, letter.sender)
-        piece = self._network.lines.put(link, letter.sender, back)
-        self._transport.traffic.add(letter.sender, sent=round(back), kind=letter.protocol)
-        if await self._through(piece, letter.sender, letter) and not letter.over:
-            self._network.received(letter, round(back))
-            letter.end(answer)
-
-    async def _through(self, piece: TimedPiece, receiver: PeerId, letter: MemoryLetter) -> bool:
-        """Wait until a piece is through the receiver's line; whether it is, and not cut off by a watchdog before."""
-        began = anyio.current_time()
-        while not letter.over or receiver == letter.receiver:
-            now = anyio.current_time()
-            self._network.lines.settle(receiver, now)
-            due = piece.due
-            if due <= now:
-                return self._network.carries(letter)
-            if due - began > STALL and letter.weight.each == 1.0:
-                await anyio.sleep(max(0.0, began + STALL - now))
-                return False
-            await anyio.sleep(due - now)
-        return False
-
-    def _weight(self, protocol: str) -> Weight:
-        return self._network.weights.get(protocol, AS_THEY_ARE)
-
-    def answers(self, protocol: str) -> bool:
-        """Whether anything is served here under that name."""
-        return protocol in self._served
-
-
-def refuse(peer: PeerId, protocol: str) -> PeerUnreachable:
-    """Nobody answers that there."""
-    return PeerUnreachable(f"{peer_name(peer)}: it does not serve {protocol}; compare the versions")
-
-
-# ---- stream ----
-#
-# A stream of the network in memory: a pipe each way.
-
-
-@dataclass(eq=False)
-class MemoryStream(Holdable):
-    """One end of two pipes. Where a byte stands for many, watchdogs rest: they count bytes, and hardly any move."""
-
-    peer: PeerId
-    outgoing: Pipe
-    incoming: Pipe
-    traffic: Traffic
-    weight: Weight
-    kind: str | None  # under which its bytes are booked, too; None: whoever wraps the transport does that
-    watchdogs: list[Watchdog] = field(default_factory=list)
-
-    async def send(self, data: bytes | memoryview) -> None:
-        """See Stream."""
-        start = self.outgoing.written
-        with self._counted():
-            await self.outgoing.write(data)
-        self.traffic.add(self.peer, sent=round(self.weight.of(start, len(data))), kind=self.kind)
-
-    async def receive_exactly(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
-        """See Stream."""
-        start = self.incoming.read_so_far
-        with self._counted():
-            data = await self.incoming.read(nbytes, on_bytes)
-        self.traffic.add(self.peer, received=round(self.weight.of(start, nbytes)), kind=self.kind)
-        return data
-
-    async def aclose(self) -> None:
-        """See Stream."""
-        self.outgoing.end()
-        self.incoming.refuse()
-
-    def _counted(self) -> AbstractContextManager[None]:
-        return nullcontext() if self.weight.each == 1.0 else self.held()
-
-
-# ---- transport ----
-#
-# A network inside one event loop: the daemon transport's laws, with delay, rate, cuts and deaths at will.
-#
-# Nothing crosses a wire. On anyio only, so it runs under trio's MockClock (virtual time) as well as asyncio.
-# The order of events depends on nothing but the calls made, and a seeded ``jitter`` keeps it so.
 
 
 class MemoryNetwork:
@@ -787,3 +287,495 @@ class MemoryTransport(Uncapped):
             await stream.aclose()  # over its budget: it sees StreamClosed
         finally:
             del self._scopes[scope]
+
+
+# ---- a stream: a pipe each way ----
+
+
+@dataclass(eq=False)
+class MemoryStream(Holdable):
+    """One end of two pipes. Where a byte stands for many, watchdogs rest: they count bytes, and hardly any move."""
+
+    peer: PeerId
+    outgoing: Pipe
+    incoming: Pipe
+    traffic: Traffic
+    weight: Weight
+    kind: str | None  # under which its bytes are booked, too; None: whoever wraps the transport does that
+    watchdogs: list[Watchdog] = field(default_factory=list)
+
+    async def send(self, data: bytes | memoryview) -> None:
+        """See Stream."""
+        start = self.outgoing.written
+        with self._counted():
+            await self.outgoing.write(data)
+        self.traffic.add(self.peer, sent=round(self.weight.of(start, len(data))), kind=self.kind)
+
+    async def receive_exactly(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
+        """See Stream."""
+        start = self.incoming.read_so_far
+        with self._counted():
+            data = await self.incoming.read(nbytes, on_bytes)
+        self.traffic.add(self.peer, received=round(self.weight.of(start, nbytes)), kind=self.kind)
+        return data
+
+    async def aclose(self) -> None:
+        """See Stream."""
+        self.outgoing.end()
+        self.incoming.refuse()
+
+    def _counted(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.weight.each == 1.0 else self.held()
+
+
+# ---- the lines between all peers ----
+
+
+class MemoryLines:
+    """``latency`` is one way in seconds, ``bandwidth`` and ``downlink`` are bytes per second of each peer over all its
+    streams (None: no limit), ``jitter`` is the largest extra delay of a piece in seconds, drawn from ``generator``.
+    """
+
+    def __init__(
+        self,
+        *,
+        latency: float,
+        bandwidth: float | None,
+        downlink: float | None,
+        jitter: float,
+        generator: random.Random,
+    ) -> None:
+        self.latency, self.bandwidth, self._downlink_rate = latency, bandwidth, downlink
+        self.jitter, self.generator = jitter, generator
+        self._links: dict[tuple[PeerId, PeerId], Link] = {}
+        self._uplinks: dict[PeerId, Link] = {}
+        self._downlinks: dict[PeerId, Downlink] = {}
+
+    def connect(self, sender: PeerId, receiver: PeerId, link: Link) -> None:
+        """Give one direction between two peers a line of its own."""
+        self._links[sender, receiver] = link
+
+    def link(self, sender: PeerId, receiver: PeerId) -> Link:
+        """What one direction between two peers goes by."""
+        return self._links.get((sender, receiver)) or self.uplink(sender)
+
+    def uplink(self, peer: PeerId) -> Link:
+        """What a peer sends by, to all who have no line of their own with it."""
+        if peer not in self._uplinks:
+            self._uplinks[peer] = Link(latency=self.latency, bandwidth=self.bandwidth)
+        return self._uplinks[peer]
+
+    def downlink(self, peer: PeerId) -> Downlink:
+        """What a peer receives by."""
+        if peer not in self._downlinks:
+            self._downlinks[peer] = Downlink(bandwidth=self._downlink_rate)
+        return self._downlinks[peer]
+
+    def pipe(self, sender: PeerId, receiver: PeerId, weight: Weight) -> Pipe:
+        """A fresh one, one way."""
+        return Pipe(self.link(sender, receiver), self.downlink(receiver), self._extra_delay, weight)
+
+    def put(self, link: Link, receiver: PeerId, nbytes: float) -> TimedPiece:
+        """A piece that leaves now."""
+        now = anyio.current_time()
+        piece = TimedPiece(memoryview(b""), nbytes, link.arrival(nbytes, now) + self._extra_delay())
+        self.downlink(receiver).expect(piece, now)
+        return piece
+
+    def settle(self, receiver: PeerId, now: float) -> None:
+        """Give what has reached a peer's line by now its turn."""
+        self.downlink(receiver).settle(now)
+
+    def _extra_delay(self) -> float:
+        return self.generator.uniform(0.0, self.jitter) if self.jitter else 0.0
+
+
+# ---- one direction of a stream ----
+#
+# A bounded queue of pieces, each with the time it may be read.
+
+WINDOW = 1 << 20  # bytes in flight per stream; where the daemon's senders were measured to block
+PIECE = 1 << 16  # bytes
+# s of a line that a piece takes at most: what is written next to it waits that long. TCP begins with ten packets. With
+# three pieces of half a second before the plan of a reduce, rounds at 1 Mbit/s took 13 % longer than real ones.
+PIECE_SECONDS = 0.1
+PACKET = 1460  # bytes, the least piece
+_NEVER = float("inf")
+
+
+@dataclass(slots=True)
+class Link:
+    """A way between peers that takes one piece after the other."""
+
+    latency: float = 0.0  # s, one way
+    bandwidth: float | None = None  # bytes/s; None: no limit
+    free_at: float = 0.0  # s, on the loop's clock: when the last piece will have left
+
+    @property
+    def piece(self) -> float:
+        """The largest piece, in bytes."""
+        return PIECE if self.bandwidth is None else min(PIECE, max(PACKET, PIECE_SECONDS * self.bandwidth))
+
+    def arrival(self, nbytes: float, now: float) -> float:
+        """Put ``nbytes`` on the link; returns when the last of them arrives."""
+        self.free_at = max(self.free_at, now) + (nbytes / self.bandwidth if self.bandwidth else 0.0)
+        return self.free_at + self.latency
+
+
+@dataclass(slots=True)
+class TimedPiece:
+    """Bytes on their way."""
+
+    data: memoryview
+    nbytes: float  # that it takes on the links
+    reaches: float  # s: when it is at the receiver's downlink
+    ready: float | None = None  # s: when it is through; None: nobody knows yet who else is ahead of it
+    soonest: float = 0.0  # s: when it is through if nobody is
+
+    @property
+    def due(self) -> float:
+        """When to look whether it is through."""
+        return self.soonest if self.ready is None else self.ready
+
+
+@dataclass(slots=True)
+class Downlink:
+    """What one peer can receive over all its streams: pieces pass in the order in which they reach it.
+
+    A piece written first may reach it last, so its turn is decided when it is there and not when it is written.
+    """
+
+    bandwidth: float | None = None  # bytes/s; None: no limit
+    free_at: float = 0.0  # s
+    _coming: list[tuple[float, int, TimedPiece]] = field(default_factory=list)
+    _count: int = 0
+
+    def expect(self, piece: TimedPiece, now: float) -> None:
+        """A piece was sent."""
+        if self.bandwidth is None:
+            piece.ready = piece.reaches
+            return
+        piece.soonest = piece.reaches + piece.nbytes / self.bandwidth
+        heapq.heappush(self._coming, (piece.reaches, self._count, piece))
+        self._count += 1
+        self.settle(now)
+
+    def settle(self, now: float) -> None:
+        """Give every piece that has reached the downlink by now its turn."""
+        while self._coming and self._coming[0][0] <= now:
+            reaches, _, piece = heapq.heappop(self._coming)
+            took = piece.nbytes / self.bandwidth if self.bandwidth else 0.0
+            piece.ready = self.free_at = max(self.free_at, reaches) + took
+
+
+class Pipe:
+    """Bytes one way. Both sides wait on one event, renewed at every change that one of them may wait for."""
+
+    def __init__(self, link: Link, downlink: Downlink, jitter: Callable[[], float], weight: Weight) -> None:
+        self._link, self._downlink, self._jitter, self._weight = link, downlink, jitter, weight
+        self._pieces: deque[TimedPiece] = deque()
+        self.written = self.read_so_far = 0  # bytes, as they are
+        self._held = 0.0
+        self._last = 0.0
+        self._changed = Changes()
+        self._ended = self._refused = self._severed = False
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing can come through any more."""
+        return self._severed or self._refused or (self._ended and not self._pieces)
+
+    async def write(self, data: bytes | memoryview) -> None:
+        """Queue a copy of ``data``, waiting while a window of it is unread."""
+        await anyio.lowlevel.checkpoint_if_cancelled()
+        view = memoryview(data).cast("B")
+        size = max(1, int(self._link.piece / self._weight.each))
+        for start in range(0, len(view), size):
+            while self._held >= WINDOW and not self._dead:
+                await self._changed.next()
+            if self._dead:
+                raise StreamClosed(f"{start} of {len(view)} bytes were taken before the other side ended the stream")
+            self._put(bytes(view[start : start + size]))
+            if self._weight.each != 1.0:
+                await self._share_the_line()
+
+    async def _share_the_line(self) -> None:
+        """Frames that a line takes seconds for leave side by side, and leave room for leases and votes: real ones stay
+        with their sender while so much is under way.
+        """
+        await anyio.sleep(max(0.0, self._link.free_at - anyio.current_time() - SECONDS))
+
+    async def read(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
+        """The next ``nbytes``; StreamClosed when the pipe ends before."""
+        await anyio.lowlevel.checkpoint_if_cancelled()
+        taken: list[memoryview] = []
+        missing = nbytes
+        while missing:
+            await self._wait_for_a_piece(nbytes - missing, nbytes)
+            piece = self._take(missing)
+            missing -= len(piece)
+            taken.append(piece)
+            if on_bytes is not None:
+                on_bytes(len(piece))
+        return b"".join(taken)
+
+    def end(self) -> None:
+        """The writer is done; what is queued still arrives."""
+        self._ended = True
+        self._changed.tell()
+
+    def refuse(self) -> None:
+        """The reader is gone: further writes fail and what is queued is dropped."""
+        self._refused = True
+        self._pieces.clear()
+        self._changed.tell()
+
+    def sever(self) -> None:
+        """The link broke: both sides fail and what is queued is lost."""
+        self._severed = True
+        self._pieces.clear()
+        self._changed.tell()
+
+    @property
+    def _dead(self) -> bool:
+        return self._severed or self._refused or self._ended
+
+    def _put(self, piece: bytes) -> None:
+        now = anyio.current_time()
+        nbytes = self._weight.of(self.written, len(piece))
+        self.written += len(piece)
+        arrival = self._link.arrival(nbytes, now) + self._jitter()
+        self._last = max(self._last, arrival)  # jitter never reorders a stream
+        sent = TimedPiece(memoryview(piece), nbytes, self._last)
+        self._downlink.expect(sent, now)
+        self._pieces.append(sent)
+        self._held += nbytes
+        if len(self._pieces) == 1:
+            self._changed.tell()
+
+    def _take(self, most: int) -> memoryview:
+        piece = self._pieces[0]
+        taken, piece.data = piece.data[:most], piece.data[most:]
+        if not piece.data:
+            self._pieces.popleft()
+        if self._held >= WINDOW:
+            self._changed.tell()
+        self._held -= self._weight.of(self.read_so_far, len(taken))
+        self.read_so_far += len(taken)
+        return taken
+
+    async def _wait_for_a_piece(self, come: int, nbytes: int) -> None:
+        while (due := self._due()) > anyio.current_time():
+            if self._severed or self._refused or (self._ended and not self._pieces):
+                raise StreamClosed(f"{come} of {nbytes} bytes came before the stream ended")
+            if due == _NEVER:
+                await self._changed.next()
+                continue
+            with anyio.CancelScope(deadline=due):
+                await self._changed.next()
+
+    def _due(self) -> float:
+        """When to look again: the first piece is ready, or may be, or was not sent yet."""
+        if not self._pieces:
+            return _NEVER
+        self._downlink.settle(anyio.current_time())
+        return self._pieces[0].due
+
+
+# ---- bodies that need no stream ----
+#
+# Those that fit into one piece are put on the line as a stream would, and given to the handler when they are through. A
+# stream costs two pipes, four watchdogs and a dozen waits; a letter two waits. What is on a line, and for how long, is
+# the same: the handshake, the length before each body, the queue at both lines, cuts and deaths.
+
+_Served = tuple[Respond, int, Watch | None]
+
+
+class MemoryLetter:
+    """See Letter. ``weight``: what its bytes stand for, both ways."""
+
+    def __init__(self, sender: PeerId, receiver: PeerId, protocol: str, body: bytes, weight: Weight) -> None:
+        self.sender, self.receiver, self.protocol, self.body, self.weight = sender, receiver, protocol, body, weight
+        self.opened = anyio.current_time()
+        self.over = False  # nothing comes back any more, or nobody wants it
+        self._came: anyio.Event | None = None
+        self._answer: bytes | None = None
+
+    async def answer(self, limit: int) -> bytes:
+        """See Letter."""
+        if not self.over:
+            self._came = anyio.Event()
+            await self._came.wait()
+        self.over = True
+        if self._answer is None:
+            raise StreamClosed(f"{peer_name(self.receiver)}: ended {self.protocol} without an answer; ask another peer")
+        if len(self._answer) > limit:
+            found = f"{len(self._answer)} bytes announced, at most {limit} taken; drop it"
+            raise PayloadError(f"{self.protocol} from {peer_name(self.receiver)}: {found}")
+        return self._answer
+
+    async def close(self) -> None:
+        """See Letter."""
+        self.over = True
+
+    def end(self, answer: bytes | None = None) -> None:
+        """What comes back, or that nothing does."""
+        if not self.over:
+            self.over, self._answer = True, answer
+        if self._came is not None:
+            self._came.set()
+
+
+class Station(Protocol):
+    """One peer's transport, as letters need it."""
+
+    peer: PeerId
+    traffic: Traffic
+    budget: Budget
+
+    def letters_of(self, protocol: str) -> MemoryLetters:
+        """Where letters of a protocol come in; PeerUnreachable when it is not served."""
+        ...
+
+    def begin(self, deliver: Callable[..., Awaitable[None]], *args: object) -> None:
+        """Do something that ends with the handlers."""
+        ...
+
+
+class Wires(Protocol):
+    """The network between all of them."""
+
+    lines: MemoryLines
+    weights: Mapping[str, Weight]
+    long: Collection[str]  # protocols whose answers come in many pieces
+
+    def reach(self, sender: PeerId, receiver: PeerId) -> Station:
+        """The other's transport. PeerUnreachable when there is no way."""
+        ...
+
+    def posted(self, letter: MemoryLetter) -> None:
+        """It is on its way."""
+        ...
+
+    def done(self, letter: MemoryLetter) -> None:
+        """It is there, or lost."""
+        ...
+
+    def carries(self, letter: MemoryLetter) -> bool:
+        """Whether its way was not broken since it was posted."""
+        ...
+
+    def received(self, letter: MemoryLetter, nbytes: int) -> None:
+        """Book the answer to a letter, which came."""
+        ...
+
+
+class MemoryLetters:
+    """See Letters: those of one transport, out and in."""
+
+    def __init__(self, transport: Station, network: Wires) -> None:
+        self._transport, self._network = transport, network
+        self._served: dict[str, _Served] = {}
+
+    def carry(self, protocol: str, nbytes: int) -> bool:
+        """See Letters: what is one piece on a stream."""
+        return self._weight(protocol).of(0, PREFIX_NBYTES + nbytes) <= PIECE and protocol not in self._network.long
+
+    def serve(self, protocol: str, respond: Respond, limit: int, watch: Watch | None) -> None:
+        """See Letters."""
+        self._served[protocol] = respond, limit, watch
+
+    async def post(self, peer: PeerId, protocol: str, body: bytes) -> Letter:
+        """See Letters."""
+        await self.reach(peer, protocol)
+        return await self.put(peer, protocol, body)
+
+    async def reach(self, peer: PeerId, protocol: str, *, late: float = 0.0) -> None:
+        """The handshake, ``late`` by so many seconds. Raises PeerUnreachable."""
+        await anyio.sleep(late + 2 * self._network.lines.link(self._transport.peer, peer).latency)
+        self._network.reach(self._transport.peer, peer).letters_of(protocol)
+
+    async def put(self, peer: PeerId, protocol: str, body: bytes, *, lost: bool = False) -> MemoryLetter:
+        """The body on the line, or nowhere where it is ``lost``; returns when a stream would have taken it."""
+        own = self._transport
+        letter = MemoryLetter(own.peer, peer, protocol, body, self._weight(protocol))
+        if lost:
+            await anyio.lowlevel.checkpoint()
+            return letter
+        link = self._network.lines.link(own.peer, peer)
+        nbytes = letter.weight.of(0, PREFIX_NBYTES + len(body))
+        piece = self._network.lines.put(link, peer, nbytes)
+        own.traffic.add(peer, sent=round(nbytes), kind=protocol)
+        other = self._network.reach(own.peer, peer)
+        self._network.posted(letter)
+        other.begin(other.letters_of(protocol).deliver, letter, piece, nbytes)
+        if letter.weight.each != 1.0:
+            await self._share_the_line(link)
+        return letter
+
+    async def _share_the_line(self, link: Link) -> None:
+        """See the pipe's."""
+        await anyio.sleep(max(0.0, link.free_at - anyio.current_time() - SECONDS))
+
+    async def deliver(self, letter: MemoryLetter, piece: TimedPiece, nbytes: float) -> None:
+        """At its receiver: wait for it, have it handled, send what comes back."""
+        try:
+            with self._transport.budget.inbound(letter.sender):
+                if await self._through(piece, self._transport.peer, letter):
+                    await self._handle(letter, nbytes)
+        except DecentralError as error:
+            logger.debug("%s from %s: %s", letter.protocol, peer_name(letter.sender), error)
+        except Exception:  # as ``attend`` has it of streams
+            logger.exception("handler of %s failed on a letter from %s", letter.protocol, peer_name(letter.sender))
+        finally:
+            letter.end()
+            self._network.done(letter)
+
+    async def _handle(self, letter: MemoryLetter, nbytes: float) -> None:
+        transport, sender, body = self._transport, letter.sender, letter.body
+        transport.traffic.add(sender, received=round(nbytes), kind=letter.protocol)
+        respond, limit, watch = self._served[letter.protocol]
+        if len(body) > limit:
+            raise PayloadError(f"{letter.protocol} from {peer_name(sender)}: {len(body)} bytes, at most {limit} taken")
+        async with transport.budget.bytes_of(sender, len(body)):
+            with nullcontext(unwatched) if watch is None else watch(sender) as on_bytes:
+                on_bytes(len(body))
+                answer = await respond(sender, body)
+        if not letter.over:
+            await self._send_back(letter, answer)
+
+    async def _send_back(self, letter: MemoryLetter, answer: bytes) -> None:
+        back = letter.weight.of(0, PREFIX_NBYTES + len(answer))
+        link = self._network.lines.link(self._transport.peer, letter.sender)
+        piece = self._network.lines.put(link, letter.sender, back)
+        self._transport.traffic.add(letter.sender, sent=round(back), kind=letter.protocol)
+        if await self._through(piece, letter.sender, letter) and not letter.over:
+            self._network.received(letter, round(back))
+            letter.end(answer)
+
+    async def _through(self, piece: TimedPiece, receiver: PeerId, letter: MemoryLetter) -> bool:
+        """Wait until a piece is through the receiver's line; whether it is, and not cut off by a watchdog before."""
+        began = anyio.current_time()
+        while not letter.over or receiver == letter.receiver:
+            now = anyio.current_time()
+            self._network.lines.settle(receiver, now)
+            due = piece.due
+            if due <= now:
+                return self._network.carries(letter)
+            if due - began > STALL and letter.weight.each == 1.0:
+                await anyio.sleep(max(0.0, began + STALL - now))
+                return False
+            await anyio.sleep(due - now)
+        return False
+
+    def _weight(self, protocol: str) -> Weight:
+        return self._network.weights.get(protocol, AS_THEY_ARE)
+
+    def answers(self, protocol: str) -> bool:
+        """Whether anything is served here under that name."""
+        return protocol in self._served
+
+
+def refuse(peer: PeerId, protocol: str) -> PeerUnreachable:
+    """Nobody answers that there."""
+    return PeerUnreachable(f"{peer_name(peer)}: it does not serve {protocol}; compare the versions")

@@ -1,10 +1,4 @@
-"""Can this machine be dialled? Others know: each is asked to dial back the address that it sees the question come from.
-
-Crosses the wire: a port, and back who I seem to be, whether I answered there, and what time it is: 60 bytes. Nobody is
-dialled but who asks, at the host the question came from, so nobody can be made to knock at a third one's door.
-
-Source: the idea is that of libp2p's AutoNAT (libp2p/specs, autonat-v1.md), whose answers the daemon keeps to itself.
-"""
+"""Questions to other peers about the path to them: whether this machine can be dialled over it, and how fast it is."""
 
 from __future__ import annotations
 
@@ -23,6 +17,15 @@ from decentral.transport.native.tcp import close_now, endpoint, secure_outbound
 from decentral.transport.requests import request, serve_requests
 from decentral.wire.codecs import U8, U16, U64, Text, from_bytes, to_bytes
 from decentral.wire.keys import PeerId, Signer
+
+# ---- can this machine be dialled? ----
+#
+# Others know: each is asked to dial back the address that it sees the question come from.
+#
+# Crosses the wire: a port, and back who I seem to be, whether I answered there, and what time it is: 60 bytes. Nobody
+# is dialled but who asks, at the host the question came from, so nobody can be made to knock at a third one's door.
+#
+# Source: the idea is that of libp2p's AutoNAT (libp2p/specs, autonat-v1.md), whose answers the daemon keeps to itself.
 
 DIALBACK = "/decentral/dialback/1"
 ANSWERED, SILENT, NOT_TRIED = 1, 0, 2
@@ -94,16 +97,16 @@ async def _answers(seen: str, port: int, peer: PeerId) -> bool:
     return True
 
 
-# ---- speed ----
+# ---- how fast is the path? ----
 #
-# How fast is the path to a peer: a body there, the same body back. For people who ask, never for rounds.
+# A body there, the same body back. For people who ask, never for rounds.
 #
 # Crosses the wire: at most 1 MiB each way, from one peer at a time, 64 times a day. What training knows of links it
-# measures on its own frames (flow/uplink.py).
+# measures on its own frames (``UplinkMeter``).
 
 SPEED = "/decentral/speed/1"
-NBYTES = 1 << 20
-AT_MOST = 64  # tests a day: 67 MB each way, and every peer of a large swarm may ask a few times
+SPEED_NBYTES = 1 << 20
+SPEEDS_A_DAY = 64  # tests a day: 67 MB each way, and every peer of a large swarm may ask a few times
 _DAY = 86_400.0  # s
 _PIECE = 1 << 16  # bytes after which a test that goes on is booked
 _PATIENCE_FOR_SPEED = 30.0  # s for all of it: 0.6 Mbit/s
@@ -118,7 +121,7 @@ class Speed:
 
 
 class SpeedTest:
-    """The answering side: sends back what comes, to one peer at a time and ``AT_MOST`` times a day.
+    """The answering side: sends back what comes, to one peer at a time and ``SPEEDS_A_DAY`` times a day.
 
     Anybody may ask, and what is sent for that is paid by this peer's line: so it is bounded. It is none of the run's
     cost: so ``count`` has it apart, for who tells what a run has sent. A day's upload has it in, as the line has.
@@ -145,13 +148,13 @@ class SpeedTest:
     def _one_more(self, now: float) -> None:
         if now - self._day_began >= _DAY:
             self._tests, self._day_began = 0, now
-        if self._tests >= AT_MOST:
-            raise TransportError(f"{AT_MOST} speeds were measured here today; the next one is refused")
+        if self._tests >= SPEEDS_A_DAY:
+            raise TransportError(f"{SPEEDS_A_DAY} speeds were measured here today; the next one is refused")
         self._tests += 1
 
     async def _send_back(self, stream: _Counted) -> None:
         await stream.send(b"!")  # who is refused learns it before it has sent anything
-        body = await stream.receive_exactly(NBYTES)
+        body = await stream.receive_exactly(SPEED_NBYTES)
         await stream.send(b"!")
         await stream.receive_exactly(1)
         await stream.send(body)
@@ -192,17 +195,19 @@ async def measure_speed(transport: Transport, peer: bytes) -> Speed:
         with anyio.fail_after(_PATIENCE_FOR_SPEED):
             await stream.receive_exactly(1)
             began = anyio.current_time()
-            await stream.send(os.urandom(NBYTES))  # nothing on the way could squeeze it
+            await stream.send(os.urandom(SPEED_NBYTES))  # nothing on the way could squeeze it
             await stream.receive_exactly(1)
             sent = anyio.current_time()
             await stream.send(b"!")
-            await stream.receive_exactly(NBYTES)
+            await stream.receive_exactly(SPEED_NBYTES)
             came = anyio.current_time()
             await stream.send(b"!")
             with suppress(StreamClosed):  # ended: the peer is free to measure with the next one who asks
                 await stream.receive_exactly(1)
     except TimeoutError:
-        raise TransportError(f"{NBYTES} bytes each way took longer than {_PATIENCE_FOR_SPEED:g} s; try again") from None
+        raise TransportError(
+            f"{SPEED_NBYTES} bytes each way took longer than {_PATIENCE_FOR_SPEED:g} s; try again"
+        ) from None
     finally:
         await stream.aclose()
-    return Speed(8 * NBYTES / (sent - began), 8 * NBYTES / (came - sent))
+    return Speed(8 * SPEED_NBYTES / (sent - began), 8 * SPEED_NBYTES / (came - sent))

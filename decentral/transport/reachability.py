@@ -1,7 +1,8 @@
-"""What this machine is to others before its transport starts: dialled by anybody, behind a NAT, or nobody could say.
+"""The reachability of this machine before its transport starts: dialled by anybody, behind a NAT, or nobody could say.
 
-Found out by asking, over connections of a throw-away identity and with the port open that will be used, so that the
-daemon starts in the role it has: left to find out for itself it takes a place at a relay after about 16 s.
+It is found out by asking, over connections of a throw-away identity and with the port open that will be used, so that
+the daemon starts in the role it has: left to find out for itself it takes a place at a relay after about 16 s. The
+relays of a running daemon are asked the same way, for what it does not say of them.
 """
 
 from __future__ import annotations
@@ -151,11 +152,10 @@ def _is_global(address: str) -> bool:
         return False
 
 
-# ---- relay questions ----
+# ---- relays of a daemon, asked by us ----
 #
-# What a daemon does not say of its relays, found out by asking them with a transport of our own.
-#
-# go-libp2p names no place at a relay on loopback or a private network, and does not tell what a relay grants.
+# With a transport of our own, as go-libp2p names no place at a relay on loopback or a private network, and does not
+# tell what a relay grants.
 
 _NOWHERE = ("/ip4/127.0.0.1/tcp/0",)  # nobody is to dial a peer that only asks
 _PATIENCE_WITH_A_RELAY = 5.0  # s for a relay to be dialled and to answer; one grants a place within milliseconds

@@ -1,10 +1,10 @@
-"""One body out, at most one body back, each on its own stream.
+"""Bodies of bytes on streams: one out and at most one back, or many in a row.
 
 Crosses the wire: a little-endian u32 length before each body. Nothing is allocated for a length until it was
 compared with the limit, and then only as the bytes come. A stream costs the daemon about 0.12 ms on loopback.
 
 Time-outs are for waiting: for a path, and for an answer to begin. Bytes that move are never timed out, bytes that do
-not are cut by the watchdog.
+not are cut by the ``Watchdog``.
 
 Who answers closes last: a daemon may lose the last bytes of what closes first (transport/daemon/stream.py).
 """
@@ -20,101 +20,8 @@ import anyio
 
 from decentral.errors import PayloadError, PeerUnreachable, StreamClosed, TransportError
 from decentral.flow.schedule import Ack, InFlight, Window
-from decentral.transport.base import UNREAD, Letter, Letters, Respond, Stream, Transport, Watch
+from decentral.transport.base import UNREAD, Letter, Letters, OnBytes, Respond, Stream, Transport, Watch
 from decentral.wire.keys import PeerId, peer_name
-
-# ---- watchdog ----
-#
-# Cuts a transfer in which nothing moves, or too little over all; never one that is merely long.
-#
-# A frame of 100 MB takes 160 s over 5 Mbit/s and is fine. Ten seconds in which no byte comes are not: the path is
-# dead. A byte every nine seconds is not either: it would hold a stream, and the memory of a body, for as long as it
-# likes.
-#
-# Time that this peer's own cap on bandwidth takes is left out: who is slow then is not the other side.
-
-STALL = 10.0  # s without a byte: a lost packet costs TCP about one, a change of route seldom more than five
-# s without a byte taken: a reader lets the daemon's sender go on every 460 kB or so, as the muxer tells of room in
-# large steps (measured: at 32 kB/s 14 to 22 s), and that the path is dead is seen by who waits for the bytes
-SENDING_STALL = 30.0
-GRACE = 30.0  # s before the least rate counts: slow start, a short outage
-LEAST_RATE = 4096  # bytes/s over all: a fifth of what one of 64 pushes at once gets of a 10 Mbit/s uplink
-
-OnBytes = Callable[[int], None]
-
-
-class Watchdog:
-    """Cut the block it holds with StreamClosed when no byte moved for ``stall`` seconds, or fewer than ``LEAST_RATE``
-    a second after ``GRACE``. Call what it yields with every number of bytes that moved.
-    """
-
-    __slots__ = ("_began", "_held_at", "_moved", "_scope", "_stall", "_stream", "_what")
-
-    def __init__(self, stream: Stream, what: str, stall: float = STALL) -> None:
-        self._stream, self._what, self._stall, self._moved = stream, what, stall, 0
-        self._held_at: float | None = None
-
-    def __enter__(self) -> OnBytes:
-        self._began = anyio.current_time()
-        self._scope = anyio.CancelScope(deadline=self._began + self._stall)
-        self._scope.__enter__()
-        if isinstance(self._stream, Holdable):
-            self._stream.watchdogs.append(self)
-        return self._on_bytes
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        if isinstance(self._stream, Holdable):
-            self._stream.watchdogs.remove(self)
-        swallowed = self._scope.__exit__(kind, error, trace)
-        if self._scope.cancelled_caught:
-            raise StreamClosed(
-                f"{peer_name(self._stream.peer)}: {self._what} stood still for {self._stall:g} s, or crept, after "
-                f"{self._moved} bytes in {anyio.current_time() - self._began:.0f} s; ask another peer or try again"
-            ) from None
-        return swallowed
-
-    def hold(self) -> None:
-        """What comes now is this peer's own doing."""
-        self._held_at = anyio.current_time()
-        self._scope.deadline = float("inf")
-
-    def go_on(self) -> None:
-        """As if no time had passed since ``hold``."""
-        assert self._held_at is not None, "after hold"
-        self._began += anyio.current_time() - self._held_at
-        self._held_at = None
-        self._on_bytes(0)
-
-    def _on_bytes(self, count: int) -> None:
-        self._moved += count
-        if self._held_at is not None:
-            return
-        due = self._began + GRACE + self._moved / LEAST_RATE
-        self._scope.deadline = min(anyio.current_time() + self._stall, due)
-
-
-class Holdable:
-    """A stream that this peer may hold up itself."""
-
-    def __init__(self) -> None:
-        self.watchdogs: list[Watchdog] = []
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        """Its watchdogs stand still in this block."""
-        watchdogs = tuple(self.watchdogs)
-        for watchdog in watchdogs:
-            watchdog.hold()
-        try:
-            yield
-        finally:
-            for watchdog in watchdogs:
-                watchdog.go_on()
-
-
-# ---- requests ----
 
 PREFIX_NBYTES = 4
 _RECEIVED_AT_ONCE = 1 << 20  # bytes asked of the stream at a time
@@ -325,14 +232,14 @@ async def receive_body(stream: Stream, protocol: str, nbytes: int, watch: OnByte
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-# ---- sequences ----
+# ---- many bodies on one stream ----
 #
-# Many bodies in one direction on one stream, each answered when it is handled.
+# All in one direction, each answered when it is handled.
 #
-# Crosses the wire: as in ``requests``, a little-endian u32 length before each body; the answer to each is a body of 8
-# bytes, u64 microseconds since the stream was open over there; length 0 ends the sequence. Bodies on streams of their
-# own would share the way and arrive together; in one stream they arrive one after the other, and no more of them is
-# under way than the window allows.
+# Crosses the wire: a length before each body, as with one; the answer to each is a body of 8 bytes, u64 microseconds
+# since the stream was open over there; length 0 ends the sequence. Bodies on streams of their own would share the way
+# and arrive together; in one stream they arrive one after the other, and no more of them is under way than the window
+# allows.
 
 Send = Callable[[bytes], Awaitable[None]]
 Take = Callable[[PeerId, bytes], Awaitable[None]]
@@ -355,15 +262,15 @@ async def sequence(
     handled, in order. Raises PeerUnreachable, and StreamClosed when the peer refused one or says nothing.
     """
     async with transport.pushing(protocol):
-        with InFlight(window, lambda: _answer(stream, protocol), on_handled) as flight:
+        with InFlight(window, lambda: _handled_after(stream, protocol), on_handled) as flight:
             stream = await open_stream(transport, peer, protocol, timeout)
 
-            async def send(body: bytes) -> None:
+            async def send_next(body: bytes) -> None:
                 await flight.begin(len(body))
                 await send_body(stream, protocol, body)
 
             try:
-                yield send
+                yield send_next
                 await flight.land()
                 await send_body(stream, protocol, b"")
             finally:
@@ -397,9 +304,97 @@ def serve_sequences(transport: Transport, protocol: str, take: Take, *, limit: i
     transport.serve(protocol, attend)
 
 
-async def _answer(stream: Stream, protocol: str) -> float:
+async def _handled_after(stream: Stream, protocol: str) -> float:
+    """Seconds since the stream was open over there, as the answer to a body says."""
     with Watchdog(stream, protocol, HANDLED):
         nbytes = await receive_length(stream, protocol, _STAMP.size)
     if nbytes != _STAMP.size:
         raise PayloadError(f"{protocol}: an answer of {nbytes} bytes, want {_STAMP.size}; drop it")
     return float(_STAMP.unpack(await receive_body(stream, protocol, nbytes, unwatched))[0]) / 1e6
+
+
+# ---- the watchdog ----
+#
+# It cuts a transfer in which nothing moves, or too little over all; never one that is merely long. A frame of 100 MB
+# takes 160 s over 5 Mbit/s and is fine. Ten seconds in which no byte comes are not: the path is dead. A byte every nine
+# seconds is not either: it would hold a stream, and the memory of a body, for as long as it likes.
+#
+# Time that this peer's own cap on bandwidth takes is left out: who is slow then is not the other side.
+
+STALL = 10.0  # s without a byte: a lost packet costs TCP about one, a change of route seldom more than five
+# s without a byte taken: a reader lets the daemon's sender go on every 460 kB or so, as the muxer tells of room in
+# large steps (measured: at 32 kB/s 14 to 22 s), and that the path is dead is seen by who waits for the bytes
+SENDING_STALL = 30.0
+GRACE = 30.0  # s before the least rate counts: slow start, a short outage
+LEAST_RATE = 4096  # bytes/s over all: a fifth of what one of 64 pushes at once gets of a 10 Mbit/s uplink
+
+
+class Watchdog:
+    """Cut the block it holds with StreamClosed when no byte moved for ``stall`` seconds, or fewer than ``LEAST_RATE``
+    a second after ``GRACE``. Call what it yields with every number of bytes that moved.
+    """
+
+    __slots__ = ("_began", "_held_at", "_moved", "_scope", "_stall", "_stream", "_what")
+
+    def __init__(self, stream: Stream, what: str, stall: float = STALL) -> None:
+        self._stream, self._what, self._stall, self._moved = stream, what, stall, 0
+        self._held_at: float | None = None
+
+    def __enter__(self) -> OnBytes:
+        self._began = anyio.current_time()
+        self._scope = anyio.CancelScope(deadline=self._began + self._stall)
+        self._scope.__enter__()
+        if isinstance(self._stream, Holdable):
+            self._stream.watchdogs.append(self)
+        return self._on_bytes
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        if isinstance(self._stream, Holdable):
+            self._stream.watchdogs.remove(self)
+        swallowed = self._scope.__exit__(kind, error, trace)
+        if self._scope.cancelled_caught:
+            raise StreamClosed(
+                f"{peer_name(self._stream.peer)}: {self._what} stood still for {self._stall:g} s, or crept, after "
+                f"{self._moved} bytes in {anyio.current_time() - self._began:.0f} s; ask another peer or try again"
+            ) from None
+        return swallowed
+
+    def hold(self) -> None:
+        """What comes now is this peer's own doing."""
+        self._held_at = anyio.current_time()
+        self._scope.deadline = float("inf")
+
+    def go_on(self) -> None:
+        """As if no time had passed since ``hold``."""
+        assert self._held_at is not None, "after hold"
+        self._began += anyio.current_time() - self._held_at
+        self._held_at = None
+        self._on_bytes(0)
+
+    def _on_bytes(self, count: int) -> None:
+        self._moved += count
+        if self._held_at is not None:
+            return
+        due = self._began + GRACE + self._moved / LEAST_RATE
+        self._scope.deadline = min(anyio.current_time() + self._stall, due)
+
+
+class Holdable:
+    """A stream that this peer may hold up itself."""
+
+    def __init__(self) -> None:
+        self.watchdogs: list[Watchdog] = []
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Its watchdogs stand still in this block."""
+        watchdogs = tuple(self.watchdogs)
+        for watchdog in watchdogs:
+            watchdog.hold()
+        try:
+            yield
+        finally:
+            for watchdog in watchdogs:
+                watchdog.go_on()

@@ -25,11 +25,8 @@ from decentral.transport.base import Count, DhtHost, Handler, Letters, Stream, T
 from decentral.transport.requests import LEAST_RATE, Holdable
 from decentral.wire.keys import PeerId, peer_name
 
-# ---- caps ----
-#
-# What a peer may send and receive per second, and the least that others do not take for its death.
-
-# bytes/s: at 32 kB/s a reader lets the daemon's sender move every 14 to 22 s (experiments/LOG.md), of 30 s at most
+# bytes/s, the least that others do not take for a peer's death: at 32 kB/s a reader lets the daemon's sender move every
+# 14 to 22 s (experiments/LOG.md), of 30 s at most
 LEAST_CAP = 8 * LEAST_RATE
 
 
@@ -48,161 +45,6 @@ class Caps:
                     "for dead; leave it out for no cap"
                 )
 
-
-# ---- gate ----
-#
-# Where those who send or receive wait for their turn at a cap.
-
-_FREE = 1e15  # bytes/s: for those who wait at a cap that was lifted
-
-
-class Gate:
-    """One direction's schedule, and those who wait for it. Whose turn is next keeps the time for all."""
-
-    def __init__(self, rate: float) -> None:
-        self.rate = rate
-        self._schedule: Schedule | None = None  # made when the loop's clock is there
-        self._waiting: dict[Turn, anyio.Event] = {}
-
-    def change(self, rate: float) -> None:
-        """Go on at another rate, for those who wait already, too."""
-        self.rate = rate
-        if self._schedule is not None:
-            self._schedule.change(rate, anyio.current_time())
-            self._wake(self._schedule.head)  # it keeps the time, by the old rate
-
-    @property
-    def schedule(self) -> Schedule:
-        """Who may move when."""
-        if self._schedule is None:
-            self._schedule = Schedule(self.rate, anyio.current_time())
-        return self._schedule
-
-    def ask(self, peer: PeerId, nbytes: int, *, urgent: bool) -> Turn:
-        """See Schedule; ``wait`` for it unless it is granted."""
-        return self.schedule.ask(peer, nbytes, anyio.current_time(), urgent=urgent)
-
-    async def wait(self, turn: Turn) -> None:
-        """Until it is granted."""
-        event = self._waiting[turn] = anyio.Event()
-        try:
-            while not turn.granted:
-                deadline = self.schedule.next_at() if self.schedule.head is turn else float("inf")
-                with anyio.CancelScope(deadline=deadline):
-                    await event.wait()
-                    event = self._waiting[turn] = anyio.Event()
-                self._grant()
-        finally:
-            del self._waiting[turn]
-            if not turn.granted:
-                self.schedule.drop(turn)
-            self._wake(self.schedule.head)  # it keeps the time from now on
-
-    def _grant(self) -> None:
-        for turn in self.schedule.due(anyio.current_time()):
-            self._wake(turn)
-
-    def _wake(self, turn: Turn | None) -> None:
-        if turn in self._waiting:
-            self._waiting[turn].set()
-
-
-def changed(gate: Gate | None, rate: float | None) -> Gate | None:
-    """The gate for ``rate``: the same one while there is a cap, because some wait at it."""
-    if gate is None:
-        return None if rate is None else Gate(rate)
-    gate.change(_FREE if rate is None else rate)
-    return None if rate is None else gate
-
-
-# ---- stream ----
-#
-# A stream whose pieces wait for their turn at its transport's caps.
-
-_UNCAPPED_PIECE = 1 << 16  # bytes, so that the meter sees when the buffers are full; no slower than larger ones
-_TRIFLE = 64  # bytes: lengths and acknowledgements are booked without waiting
-_QUESTION = 4096  # bytes: asking for what others have is no upload
-
-
-class Throttle(Protocol):
-    """What a stream goes by: its transport, whose caps may change while it waits."""
-
-    up: Gate | None
-    down: Gate | None
-    meter: UplinkMeter
-    may_upload: Callable[[], bool]
-
-
-class ThrottledStream(Holdable):
-    """See Stream."""
-
-    def __init__(self, inner: Stream, transport: Throttle, count: Count, *, urgent: bool) -> None:
-        """``count``: of its protocol, to be added to."""
-        super().__init__()
-        if isinstance(inner, Holdable):
-            self.watchdogs = inner.watchdogs  # whichever holds it up
-        self.peer = inner.peer
-        self._inner, self._transport, self._count, self._urgent = inner, transport, count, urgent
-
-    async def send(self, data: bytes | memoryview) -> None:
-        """See Stream. TransportError when it is bulk and the transport's owner allows no more."""
-        view, transport = memoryview(data).cast("B"), self._transport
-        piece = _UNCAPPED_PIECE if transport.up is None else piece_of(transport.up.rate)
-        for start in range(0, len(view), piece):
-            if not self._urgent and len(view) > _QUESTION and not transport.may_upload():
-                name = peer_name(self.peer)
-                raise TransportError(f"to {name}: the day's upload is used up; it goes on tomorrow (UTC)")
-            await self._send_piece(view[start : start + piece])
-
-    async def receive_exactly(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
-        """See Stream."""
-        gate = self._transport.down
-        if gate is None:
-            data = await self._inner.receive_exactly(nbytes, on_bytes)
-            self._count.received += nbytes
-            return data
-        pieces, piece = [], piece_of(gate.rate)
-        for start in range(0, nbytes, piece):
-            pieces.append(await self._inner.receive_exactly(min(piece, nbytes - start), on_bytes))
-            self._count.received += len(pieces[-1])
-            await self._pass(gate, len(pieces[-1]))
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-    async def aclose(self) -> None:
-        """See Stream."""
-        await self._inner.aclose()
-
-    async def _send_piece(self, piece: memoryview) -> None:
-        if self._urgent:
-            await self._pass_up(piece)
-            return
-        meter, began, taken = self._transport.meter, anyio.current_time(), 0
-        meter.begin(began)
-        try:
-            await self._pass_up(piece)
-            taken = len(piece)
-        finally:
-            meter.end(began, anyio.current_time(), taken)
-
-    async def _pass_up(self, piece: memoryview) -> None:
-        if self._transport.up is not None:
-            await self._pass(self._transport.up, len(piece))
-        await self._inner.send(piece)
-        self._count.sent += len(piece)
-
-    async def _pass(self, gate: Gate, nbytes: int) -> None:
-        if nbytes <= _TRIFLE:
-            gate.schedule.spend(nbytes, anyio.current_time())
-            return
-        turn = gate.ask(self.peer, nbytes, urgent=self._urgent)
-        if not turn.granted:
-            with self.held():
-                await gate.wait(turn)
-
-
-# ---- transport ----
-#
-# Any transport behind caps: what is bulk waits for its turn, and few enough pushes begin at once.
 
 _LOOK_EVERY = 0.5  # s between looks whether a push may begin because the others do not use the cap
 
@@ -319,3 +161,150 @@ class ThrottledTransport:
     def _throttled(self, stream: Stream, protocol: str) -> ThrottledStream:
         count = self.traffic.kinds.setdefault(protocol, Count())
         return ThrottledStream(stream, self, count, urgent=protocol in self._urgent)
+
+
+# ---- a stream that waits its turn ----
+
+_UNCAPPED_PIECE = 1 << 16  # bytes, so that the meter sees when the buffers are full; no slower than larger ones
+_TRIFLE = 64  # bytes: lengths and acknowledgements are booked without waiting
+_QUESTION = 4096  # bytes: asking for what others have is no upload
+
+
+class Throttle(Protocol):
+    """What a stream goes by: its transport, whose caps may change while it waits."""
+
+    up: Gate | None
+    down: Gate | None
+    meter: UplinkMeter
+    may_upload: Callable[[], bool]
+
+
+class ThrottledStream(Holdable):
+    """See Stream."""
+
+    def __init__(self, inner: Stream, transport: Throttle, count: Count, *, urgent: bool) -> None:
+        """``count``: of its protocol, to be added to."""
+        super().__init__()
+        if isinstance(inner, Holdable):
+            self.watchdogs = inner.watchdogs  # whichever holds it up
+        self.peer = inner.peer
+        self._inner, self._transport, self._count, self._urgent = inner, transport, count, urgent
+
+    async def send(self, data: bytes | memoryview) -> None:
+        """See Stream. TransportError when it is bulk and the transport's owner allows no more."""
+        view, transport = memoryview(data).cast("B"), self._transport
+        piece = _UNCAPPED_PIECE if transport.up is None else piece_of(transport.up.rate)
+        for start in range(0, len(view), piece):
+            if not self._urgent and len(view) > _QUESTION and not transport.may_upload():
+                name = peer_name(self.peer)
+                raise TransportError(f"to {name}: the day's upload is used up; it goes on tomorrow (UTC)")
+            await self._send_piece(view[start : start + piece])
+
+    async def receive_exactly(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
+        """See Stream."""
+        gate = self._transport.down
+        if gate is None:
+            data = await self._inner.receive_exactly(nbytes, on_bytes)
+            self._count.received += nbytes
+            return data
+        pieces, piece = [], piece_of(gate.rate)
+        for start in range(0, nbytes, piece):
+            pieces.append(await self._inner.receive_exactly(min(piece, nbytes - start), on_bytes))
+            self._count.received += len(pieces[-1])
+            await self._pass(gate, len(pieces[-1]))
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    async def aclose(self) -> None:
+        """See Stream."""
+        await self._inner.aclose()
+
+    async def _send_piece(self, piece: memoryview) -> None:
+        if self._urgent:
+            await self._pass_up(piece)
+            return
+        meter, began, taken = self._transport.meter, anyio.current_time(), 0
+        meter.begin(began)
+        try:
+            await self._pass_up(piece)
+            taken = len(piece)
+        finally:
+            meter.end(began, anyio.current_time(), taken)
+
+    async def _pass_up(self, piece: memoryview) -> None:
+        if self._transport.up is not None:
+            await self._pass(self._transport.up, len(piece))
+        await self._inner.send(piece)
+        self._count.sent += len(piece)
+
+    async def _pass(self, gate: Gate, nbytes: int) -> None:
+        if nbytes <= _TRIFLE:
+            gate.schedule.spend(nbytes, anyio.current_time())
+            return
+        turn = gate.ask(self.peer, nbytes, urgent=self._urgent)
+        if not turn.granted:
+            with self.held():
+                await gate.wait(turn)
+
+
+# ---- gates, where turns are awaited ----
+
+_FREE = 1e15  # bytes/s: for those who wait at a cap that was lifted
+
+
+class Gate:
+    """One direction's schedule, and those who wait for it. Whose turn is next keeps the time for all."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+        self._schedule: Schedule | None = None  # made when the loop's clock is there
+        self._waiting: dict[Turn, anyio.Event] = {}
+
+    def change(self, rate: float) -> None:
+        """Go on at another rate, for those who wait already, too."""
+        self.rate = rate
+        if self._schedule is not None:
+            self._schedule.change(rate, anyio.current_time())
+            self._wake(self._schedule.head)  # it keeps the time, by the old rate
+
+    @property
+    def schedule(self) -> Schedule:
+        """Who may move when."""
+        if self._schedule is None:
+            self._schedule = Schedule(self.rate, anyio.current_time())
+        return self._schedule
+
+    def ask(self, peer: PeerId, nbytes: int, *, urgent: bool) -> Turn:
+        """See Schedule; ``wait`` for it unless it is granted."""
+        return self.schedule.ask(peer, nbytes, anyio.current_time(), urgent=urgent)
+
+    async def wait(self, turn: Turn) -> None:
+        """Until it is granted."""
+        event = self._waiting[turn] = anyio.Event()
+        try:
+            while not turn.granted:
+                deadline = self.schedule.next_at() if self.schedule.head is turn else float("inf")
+                with anyio.CancelScope(deadline=deadline):
+                    await event.wait()
+                    event = self._waiting[turn] = anyio.Event()
+                self._grant()
+        finally:
+            del self._waiting[turn]
+            if not turn.granted:
+                self.schedule.drop(turn)
+            self._wake(self.schedule.head)  # it keeps the time from now on
+
+    def _grant(self) -> None:
+        for turn in self.schedule.due(anyio.current_time()):
+            self._wake(turn)
+
+    def _wake(self, turn: Turn | None) -> None:
+        if turn in self._waiting:
+            self._waiting[turn].set()
+
+
+def changed(gate: Gate | None, rate: float | None) -> Gate | None:
+    """The gate for ``rate``: the same one while there is a cap, because some wait at it."""
+    if gate is None:
+        return None if rate is None else Gate(rate)
+    gate.change(_FREE if rate is None else rate)
+    return None if rate is None else gate

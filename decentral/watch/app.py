@@ -1,4 +1,4 @@
-"""The view itself: looks once a second on a thread, shows the picture of it, and hands keys on."""
+"""The app of the view: it looks once a second on a thread, shows the picture of it, and hands keys on."""
 
 from __future__ import annotations
 
@@ -25,90 +25,6 @@ from decentral.errors import DecentralError
 from decentral.observe.requests import answer_to, ask_running
 from decentral.watch.panels import furthest
 from decentral.watch.picture import FRAME, FRAMED, REQUESTS, Part, help_text, picture, question
-
-# ---- dialogs ----
-#
-# What stands above the view for a moment: a question, and the page of help.
-
-
-class Question(ModalScreen[bool]):
-    """Whether a request is meant: y, and nothing else, is yes."""
-
-    def __init__(self, request: str, peer: str) -> None:
-        super().__init__()
-        self._asks, self._does = question(request, peer)
-        self._answered = False  # a second key may come before the screen is gone
-
-    def compose(self) -> ComposeResult:
-        """One box."""
-        yield Static(Text.assemble((f"{self._asks}\n", "bold"), self._does), classes="box")
-
-    def on_key(self, event: Key) -> None:
-        """Any key answers."""
-        event.stop()
-        if not self._answered:
-            self._answered = True
-            self.dismiss(event.key in ("y", "Y"))
-
-
-class Help(ModalScreen[None]):
-    """What keys and signs mean; any key closes it."""
-
-    _answered = False
-
-    def compose(self) -> ComposeResult:
-        """One box."""
-        yield Static(help_text(), classes="box")
-
-    def on_key(self, event: Key) -> None:
-        """Close."""
-        event.stop()
-        if not self._answered:
-            self._answered = True
-            self.dismiss()
-
-
-# ---- folder ----
-#
-# The folder that is looked at, which may hold several peers: one of them at a time, through the page's reader.
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """A look: the view of one peer in its parts, and whose it is."""
-
-    parts: Mapping[str, View]
-    directory: Path
-    name: str = ""  # of its folder
-    names: tuple[str, ...] = ("",)
-
-
-class Watched:
-    """Looks into ``directory``. Not to be asked by two threads at a time."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._live: LiveFolder | None = None
-        self._of: Path | None = None
-
-    def look(self, asked: str | None = None) -> Seen:
-        """What is there now; ``asked``: one folder of several, else the first. Blocks while it reads."""
-        folders = peers_in(self._directory)
-        name = chosen(folders, asked)
-        place = self._directory if name is None else folders[name]
-        if self._live is None or place != self._of:
-            self.close()
-            self._live, self._of = LiveFolder(place), place
-        return Seen(self._live.look(), place, name or "", tuple(folders) or ("",))
-
-    def close(self) -> None:
-        """Close the files."""
-        if self._live is not None:
-            self._live.close()
-        self._live = self._of = None
-
-
-# ---- app ----
 
 PERIOD = 1.0  # s between two looks: as often as a peer writes its status
 SAID = 10.0  # s that an answer stays in the last line
@@ -275,3 +191,85 @@ class Watch(App[BaseException]):
     def action_interrupt(self) -> None:
         """Ctrl-C: the view ends, the peer does not."""
         self.exit(KeyboardInterrupt())
+
+
+# ---- the folder that is looked at ----
+#
+# It may hold several peers: one of them at a time, through the page's reader.
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A look: the view of one peer in its parts, and whose it is."""
+
+    parts: Mapping[str, View]
+    directory: Path
+    name: str = ""  # of its folder
+    names: tuple[str, ...] = ("",)
+
+
+class Watched:
+    """Looks into ``directory``. Not to be asked by two threads at a time."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._live: LiveFolder | None = None
+        self._of: Path | None = None
+
+    def look(self, asked: str | None = None) -> Seen:
+        """What is there now; ``asked``: one folder of several, else the first. Blocks while it reads."""
+        folders = peers_in(self._directory)
+        name = chosen(folders, asked)
+        place = self._directory if name is None else folders[name]
+        if self._live is None or place != self._of:
+            self.close()
+            self._live, self._of = LiveFolder(place), place
+        return Seen(self._live.look(), place, name or "", tuple(folders) or ("",))
+
+    def close(self) -> None:
+        """Close the files."""
+        if self._live is not None:
+            self._live.close()
+        self._live = self._of = None
+
+
+# ---- dialogs above the view ----
+#
+# For a moment: a question, and the page of help.
+
+
+class Question(ModalScreen[bool]):
+    """Whether a request is meant: y, and nothing else, is yes."""
+
+    def __init__(self, request: str, peer: str) -> None:
+        super().__init__()
+        self._asks, self._does = question(request, peer)
+        self._answered = False  # a second key may come before the screen is gone
+
+    def compose(self) -> ComposeResult:
+        """One box."""
+        yield Static(Text.assemble((f"{self._asks}\n", "bold"), self._does), classes="box")
+
+    def on_key(self, event: Key) -> None:
+        """Any key answers."""
+        event.stop()
+        if not self._answered:
+            self._answered = True
+            self.dismiss(event.key in ("y", "Y"))
+
+
+class Help(ModalScreen[None]):
+    """What keys and signs mean; any key closes it."""
+
+    _answered = False
+
+    def compose(self) -> ComposeResult:
+        """One box."""
+        yield Static(help_text(), classes="box")
+
+    def on_key(self, event: Key) -> None:
+        """Close."""
+        event.stop()
+        if not self._answered:
+            self._answered = True
+            self.dismiss()

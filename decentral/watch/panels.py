@@ -16,11 +16,11 @@ from decentral.observe.health import in_time, in_units
 from decentral.observe.status import ENDED
 from decentral.watch.cells import NOT_KNOWN, bits, block, figure, fit, joined, nbytes, padded, shown, span, wrapped
 
-# ---- head ----
+# ---- the first lines ----
 #
-# The first lines: which run and peer this is, and the sentence of health. Pure.
+# The run and the peer, and the sentence of health.
 
-_STYLES = {
+_STYLE_OF_WORD = {
     **dict.fromkeys(("healthy", "done"), "green"),
     **dict.fromkeys(("attention", "gone", "stalled", "nothing"), "bold red"),
     **dict.fromkeys(("late", "shrunk", "alone", "looking", "waiting"), "yellow"),
@@ -50,27 +50,29 @@ def health(now: View, width: int, rows: int) -> Text:
     word = shown(now.get("word", ""))
     text = Text("\n".join(f" {line}" for line in wrapped(shown(now.get("health", "")), width - 2, rows)), no_wrap=True)
     if text.plain.startswith(f" {word}:"):
-        text.stylize(_STYLES.get(word, "cyan"), 1, len(word) + 2)
+        text.stylize(_STYLE_OF_WORD.get(word, "cyan"), 1, len(word) + 2)
     return text
 
 
-# ---- own ----
+# ---- this peer ----
 #
-# The panel of this peer: what it does, for whom, and what it costs. Pure.
+# Its state, for whom it works, and what that costs.
 
-_NAMES = 9  # cells of the first column
-_LATE = 0.5  # of the recent rounds: below it a look at the link is worth it
+_NAME_CELLS = 9  # cells of the first column
+_FEW = 0.5  # of the recent rounds: below it a look at the link is worth it
 
 
 def own(now: View, width: int, height: int) -> Text:
     """Rows in the order in which they are given up where there is little room."""
     if not now.get("me"):
         return Text("nothing is known of a peer yet", style="dim")
-    rows = [Text.assemble(padded(Text(name, style="dim"), _NAMES), value) for name, value in _rows(now, now["me"])]
+    rows = [
+        Text.assemble(padded(Text(name, style="dim"), _NAME_CELLS), value) for name, value in _own_rows(now, now["me"])
+    ]
     return block(rows[:height], width, height)  # a terminal that is higher shows the others
 
 
-def _rows(now: View, me: dict[str, Any]) -> Iterator[tuple[str, Text]]:
+def _own_rows(now: View, me: dict[str, Any]) -> Iterator[tuple[str, Text]]:
     yield "state", _state(now, me)
     yield "useful", _useful(me)
     yield "loss", Text(_decimal(me.get("loss")))
@@ -101,7 +103,7 @@ def _useful(me: dict[str, Any]) -> Text:
     seen, contributed = figure(me.get("rounds_seen")), figure(me.get("rounds_contributed"))
     if not seen or contributed is None:
         return Text("no round yet")
-    return Text(f"{contributed} of {seen} rounds", style="yellow" if contributed < _LATE * seen else "")
+    return Text(f"{contributed} of {seen} rounds", style="yellow" if contributed < _FEW * seen else "")
 
 
 def _decimal(loss: object) -> str:
@@ -133,13 +135,13 @@ def _fewer(now: View) -> str:
     return f"{dense / sent:,.0f} x fewer bytes than all-reduce" if dense and sent else ""
 
 
-# ---- others ----
+# ---- the other peers ----
 #
-# The panel of the others: one line each, with as many columns as there is room for. Pure.
+# One line each, with as many columns as there is room for.
 
 _GAP = 2
 _PATHS = {"direct": "green", "punched": "green", "relayed": "yellow"}
-_MARKS = {True: ("●", "green"), False: ("○", "yellow")}
+_IN_LAST_ROUND = {True: ("●", "green"), False: ("○", "yellow")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,8 +161,8 @@ def others(now: View, width: int, height: int, first: int = 0) -> Text:
     room = max(0, height - 1)
     hidden = len(peers) > room
     rows = peers[first : first + room - hidden]
-    lines = [_line([Text(column.name, style="dim") for column in columns], columns)]
-    lines += [_line([column.cell(peer) for column in columns], columns) for peer in rows]
+    lines = [_line_of([Text(column.name, style="dim") for column in columns], columns)]
+    lines += [_line_of([column.cell(peer) for column in columns], columns) for peer in rows]
     if hidden:
         lines.append(Text(_more(first, len(peers) - first - len(rows)), style="dim"))
     return block(lines, width, height)
@@ -204,7 +206,7 @@ def _columns(width: int) -> list[_Column]:
     return kept
 
 
-def _line(cells: list[Text], columns: list[_Column]) -> Text:
+def _line_of(cells: list[Text], columns: list[_Column]) -> Text:
     both = zip(cells, columns, strict=True)
     return Text(" " * _GAP).join(padded(cell, column.width, right=column.right) for cell, column in both)
 
@@ -216,7 +218,7 @@ def _name(peer: View) -> Text:
 def _last(peer: View) -> Text:
     """Whether its update was in the last round."""
     taken = peer.get("in_last_round")
-    return Text(*_MARKS[taken]) if isinstance(taken, bool) else Text("·", style="dim")
+    return Text(*_IN_LAST_ROUND[taken]) if isinstance(taken, bool) else Text("·", style="dim")
 
 
 def _path(peer: View) -> Text:
@@ -252,13 +254,14 @@ _COLUMNS = (
     _Column("round", 7, lambda peer: Text(shown("?" if peer.get("round") is None else peer["round"])), right=True),
 )
 
-# ---- strip ----
+
+# ---- the strip of rounds ----
 #
-# The strip of rounds: a bar each, as high as it took long, and below it a mark of who was in it. Pure.
+# A bar for each round, as high as it took long, and below it a mark of who was in it.
 
 EIGHTHS = " ▁▂▃▄▅▆▇█"
 LEGEND = "● all in  ◐ not everybody  ○ not yours"
-PAIRS = "● met a partner  ○ alone"
+LEGEND_OF_PAIRS = "● met a partner  ○ alone"
 _UNKNOWN = 0.3  # of the height, of a round that nobody timed
 _MOST_BUT_FEW = 0.95  # one stall of an hour must not flatten the others
 
@@ -293,7 +296,7 @@ def caption_of_rounds(part: View) -> str:
 def legend(part: View) -> str:
     """What the marks are."""
     rounds = part.get("rounds", ())
-    return PAIRS if rounds and is_pair(rounds[-1]) else LEGEND if rounds else ""
+    return LEGEND_OF_PAIRS if rounds and is_pair(rounds[-1]) else LEGEND if rounds else ""
 
 
 def in_progress(now: View) -> str:
@@ -322,9 +325,7 @@ def _mark(made: Mapping[str, Any]) -> tuple[str, str]:
     return ("◐", "yellow") if made.get("late") else ("●", "green")
 
 
-# ---- loss ----
-#
-# The sparkline of the loss. Pure.
+# ---- the sparkline of the loss ----
 
 _MOST_CELLS = 4  # of one value
 _CURVES = (  # the first that has a value
@@ -375,9 +376,7 @@ def means(values: Sequence[float], width: int) -> list[float]:
     return [sum(part) / len(part) for part in parts]
 
 
-# ---- news ----
-#
-# What happened, the newest first. Pure.
+# ---- events, the newest first ----
 
 
 def news(part: View, width: int, height: int) -> Text:

@@ -1,4 +1,8 @@
-"""Fixed little-endian structs, sized by the local schema."""
+"""Codecs of messages: how single values are written, and how the annotations of a dataclass make up a layout.
+
+Little-endian, no padding, no names on the wire. Both directions apply the same rules: what cannot be read cannot be
+written either. The only exception is PayloadError.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +15,10 @@ from typing import Annotated, Any, Generic, Protocol, TypeVar, get_type_hints
 from decentral.errors import PayloadError
 from decentral.wire.keys import DIGEST_NBYTES, PEER_NBYTES, SIGNATURE_NBYTES, Digest, PeerId
 
-# ---- codecs ----
+# ---- single values and lists ----
 #
-# How single values and lists are written: integers, keys, flags, text, lists with a bounded count.
-#
-# Little-endian, no padding, no names on the wire. Every list is counted and its count bounded before
-# anything is read; lists that are sets are sorted, so every value has exactly one encoding. Both
-# directions apply the same rules: what cannot be read cannot be written either. The only exception is
-# PayloadError.
+# Integers, keys, flags, text, lists with a bounded count: every list is counted and its count bounded before anything
+# is read; lists that are sets are sorted, so every value has exactly one encoding.
 
 T = TypeVar("T")
 
@@ -242,13 +242,11 @@ Peer = Annotated[PeerId, PEER_CODEC]
 Hash = Annotated[Digest, Fixed(DIGEST_NBYTES)]
 Signature = Annotated[bytes, SIGNATURE_CODEC]
 
-# ---- layout ----
+# ---- the layout of a dataclass ----
 #
-# One declaration per message: the annotations of a frozen dataclass are its byte layout, field after
-# field.
-#
-# No names and no lengths of fields cross the wire. Rules that concern several fields live in the
-# dataclass's method ``check() -> str | None``, asked after reading and before writing.
+# A message is declared once: the annotations of a frozen dataclass are its byte layout, field after field, and no
+# lengths of fields cross the wire. Rules that concern several fields live in the dataclass's method ``check() -> str |
+# None``, asked after reading and before writing.
 
 
 class Struct(Generic[T]):
@@ -263,7 +261,7 @@ class Struct(Generic[T]):
 
     def write(self, value: T, out: bytearray) -> None:
         """Append the fields in order."""
-        _check(value, lambda what: PayloadError(f"{self._name}: {what}; nothing was sent"))
+        _check_rule(value, lambda what: PayloadError(f"{self._name}: {what}; nothing was sent"))
         out += self.fields_to_bytes(value)
 
     def fields_to_bytes(self, value: T) -> bytes:
@@ -284,8 +282,11 @@ class Struct(Generic[T]):
             values[name] = codec.read(reader)
         reader.place = self._name
         value = self._make(**values)
-        _check(value, reader.bad)
+        _check_rule(value, reader.bad)
         return value
+
+
+_LAYOUTS: dict[type, Struct[Any]] = {}  # Any: every T
 
 
 def layout_of(make: type[T]) -> Struct[T]:
@@ -294,9 +295,6 @@ def layout_of(make: type[T]) -> Struct[T]:
     if layout is None:
         layout = _LAYOUTS[make] = Struct(make)
     return layout
-
-
-_LAYOUTS: dict[type, Struct[Any]] = {}  # Any: every T
 
 
 def to_bytes(value: object) -> bytes:
@@ -315,7 +313,7 @@ def from_bytes(make: type[T], data: bytes) -> T:
     return value
 
 
-def _check(value: object, bad: Callable[[str], PayloadError]) -> None:
+def _check_rule(value: object, bad: Callable[[str], PayloadError]) -> None:
     rule = getattr(value, "check", None)
     broken = rule() if rule is not None else None
     if broken:

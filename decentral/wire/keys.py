@@ -1,4 +1,4 @@
-"""Who signs: a peer is its Ed25519 public key, 32 bytes, and its name is the libp2p id of that key.
+"""Keys and signatures: a peer is its Ed25519 public key, 32 bytes, and its name is the libp2p id of that key.
 
 Crosses the wire: 32 bytes per peer id, 64 per signature. Checking one costs about 0.1 ms.
 

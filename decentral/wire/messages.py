@@ -1,4 +1,7 @@
-"""All messages of the protocol; the annotations are the layout."""
+"""All messages of the protocol, and their bytes: the annotations of each class are its layout.
+
+One encoding per value: decoding and encoding again gives the same bytes.
+"""
 
 from __future__ import annotations
 
@@ -63,12 +66,12 @@ __all__ = [
     "vote_text",
 ]
 
-# ---- records ----
+# ---- the record of a round ----
 #
-# The record of a round: what a commit makes true. Chained by hash, so equal heads mean equal histories.
+# It is what a commit makes true. Chained by hash, so equal heads mean equal histories.
 #
-# Crosses the wire: 149 bytes, then 32 per member (twice: this epoch and the next), 89 per frame or
-# contributor and its summary, and 48 per range of a reduce.
+# Crosses the wire: 149 bytes, then 32 per member (twice: this epoch and the next), 89 per frame or contributor and its
+# summary, and 48 per range of a reduce.
 
 MAX_PEERS = 1024  # of one epoch: beyond it, groups; bounds every list below
 MAX_SUMMARY_NBYTES = 64  # a few norms or a scalar; with every list full, a commit still fits one message
@@ -167,9 +170,9 @@ def decode_record(data: bytes) -> Record:
     return from_bytes(Record, data)
 
 
-# ---- control ----
+# ---- small messages around a round ----
 #
-# Small messages around a round: offers, plans, which peers are missing, joining and leaving.
+# Offers, plans, which peers are missing, joining and leaving.
 #
 # Crosses the wire: 0 to 180 bytes each, a plan 89 per contributor and its summary, and 48 per range.
 
@@ -238,9 +241,9 @@ class Behind:
     round: U64
 
 
-# ---- votes ----
+# ---- messages of a round's ballots ----
 #
-# Messages of a round's ballots: proposals, votes, promises, and the commit that a majority signed.
+# Proposals, votes, promises, and the commit that a majority signed.
 #
 # Crosses the wire: 118 bytes a vote; a proposal or a promise is its record and a few bytes; a commit is its record and
 # 96 bytes per vote; a farewell its record and 79. Only votes are signed one by one: they are what others must believe
@@ -291,7 +294,7 @@ class Promise:
 
     def check(self) -> str | None:
         """The rule across fields that this promise breaks."""
-        return _accepted(self.accepted_ballot, self.accepted)
+        return _broken_acceptance(self.accepted_ballot, self.accepted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,10 +312,10 @@ class Farewell:
             return "a signature without a record"
         if self.accepted is not None and self.accepted.round != self.round:
             return f"a record of round {self.accepted.round} in a farewell in round {self.round}"
-        return _accepted(self.accepted_ballot, self.accepted)
+        return _broken_acceptance(self.accepted_ballot, self.accepted)
 
 
-def _accepted(ballot: int, record: Record | None) -> str | None:
+def _broken_acceptance(ballot: int, record: Record | None) -> str | None:
     if ballot < -1 or (ballot == -1) != (record is None):
         return f"accepted ballot {ballot} {'without' if record is None else 'with'} a record"
     return None
@@ -351,32 +354,31 @@ def verify_certificate(commit: Commit, voters: Collection[PeerId], quorum: int) 
     record, certificate = commit.record, commit.certificate
     signed = [voter for voter, _ in certificate.votes]
     if len(set(signed)) != len(signed) or not set(signed) <= set(voters):
-        raise _bad(record, "a vote is not by one of its voters, or is there twice")
+        raise _bad_commit(record, "a vote is not by one of its voters, or is there twice")
     if len(signed) < quorum:
-        raise _bad(record, f"{len(signed)} votes, a majority is {quorum} of {len(voters)}")
+        raise _bad_commit(record, f"{len(signed)} votes, a majority is {quorum} of {len(voters)}")
     text = vote_text(record.run, record.epoch, record.round, certificate.ballot, record.hash)
     for voter, signature in certificate.votes:
         if not verify(voter, signature, text):
-            raise _bad(record, f"the vote of {peer_name(voter)} is not signed by it")
+            raise _bad_commit(record, f"the vote of {peer_name(voter)} is not signed by it")
 
 
-def _bad(record: Record, what: str) -> PayloadError:
+def _bad_commit(record: Record, what: str) -> PayloadError:
     return PayloadError(f"commit of round {record.round}: {what}; drop it and its sender")
 
 
-# ---- lease ----
+# ---- leases ----
 #
-# A lease: one peer's signed word that it is here, where to find it and how far it is.
+# A lease is a peer's signed word that it is here, where to find it and how far it is.
 #
-# Crosses the wire, mostly as a value in the DHT: about 200 bytes plus the addresses. It expires unless
-# renewed. Anybody may carry it, nobody can alter it. The sequence number rises with every renewal, so an
-# old lease never replaces a new one.
+# Crosses the wire, mostly as a value in the DHT: about 200 bytes plus the addresses. It expires unless renewed. Anybody
+# may carry it, nobody can alter it. The sequence number rises with every renewal, so an old lease never replaces a new
+# one.
 
 MAX_ADDRESSES = 16
 MAX_ADDRESS = 256  # characters
 
 ADDRESS = Text(MAX_ADDRESS)
-
 
 PRIVATE = 1  # flag of ``state``: others reach this peer through relays only
 
@@ -400,28 +402,25 @@ class Lease:
 
     def check(self) -> str | None:
         """The rule across fields that this lease breaks."""
-        return None if verify(self.peer, self.signature, _text(self)) else "not signed by the peer it names"
+        return None if verify(self.peer, self.signature, _signed_text(self)) else "not signed by the peer it names"
 
 
 def seal_lease(lease: Lease, signer: Signer) -> Lease:
     """The same lease, signed. Raises PayloadError when it is another peer's, or a field breaks its rule."""
     if lease.peer != signer.peer:
         raise PayloadError("seal_lease: lease.peer is not the signer's peer; a peer signs its own lease only")
-    return replace(lease, signature=signer.sign(_text(lease)))
+    return replace(lease, signature=signer.sign(_signed_text(lease)))
 
 
-def _text(lease: Lease) -> bytes:
+def _signed_text(lease: Lease) -> bytes:
     """What the signature covers: every field before it, named so that no other signed text begins alike."""
     return b"decentral lease 1\0" + layout_of(Lease).fields_to_bytes(lease)[:-SIGNATURE_NBYTES]
 
 
-# ---- messages ----
+# ---- the bytes of any message ----
 #
-# Every control message, and its bytes: a type byte, a version byte, then the fields that its class
-# declares.
-#
-# Bounded by ``MAX_MESSAGE_NBYTES`` before anything is read. One encoding per value: decoding and encoding
-# again gives the same bytes. Raises PayloadError and nothing else.
+# Crosses the wire: a type byte, a version byte, then the fields that its class declares. Bounded by
+# ``MAX_MESSAGE_NBYTES`` before anything is read. Raises PayloadError and nothing else.
 
 VERSION = 2  # 1 had no age and no summary of contributions and was never released
 _SMALL = 1 << 10  # bytes of a message of which many are remembered: leases, offers, votes

@@ -1,4 +1,4 @@
-"""Pieces of frames, and which are wanted."""
+"""Bytes of frames that travel by themselves: pieces, as they are sent, and wants, which ask for ranges."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from itertools import pairwise
 
 from decentral.errors import PayloadError
 from decentral.wire.frames import HEADER_NBYTES, Header, parse_header
+from decentral.wire.keys import DIGEST_NBYTES
 
-# ---- pieces ----
+# ---- a piece of a frame ----
 #
-# A piece of a frame, for one who passes it on to the others or puts the frame together.
+# It is for one who passes it on to the others or puts the frame together.
 #
 # Crosses the wire, little-endian: the frame's header of ``HEADER_NBYTES``, which is signed and names the body's hash;
 # u64 bytes of the whole frame; u64 where the piece begins in it; u8, 1 when it is to be passed on; the bytes. The
 # header comes with each piece, so that nothing is kept for a frame that belongs to nothing here.
 
-_FIELDS = struct.Struct("<QQB")
-PIECE_HEAD_NBYTES = HEADER_NBYTES + _FIELDS.size
+_PIECE_FIELDS = struct.Struct("<QQB")
+PIECE_HEAD_NBYTES = HEADER_NBYTES + _PIECE_FIELDS.size
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,14 +40,14 @@ class Piece:
 
     def to_bytes(self) -> bytes:
         """The piece as it crosses the wire."""
-        return b"".join((self.head, _FIELDS.pack(self.nbytes, self.start, self.pass_on), self.data))
+        return b"".join((self.head, _PIECE_FIELDS.pack(self.nbytes, self.start, self.pass_on), self.data))
 
 
 def read_piece(data: bytes) -> Piece:
     """Read one; the header's signature is still to be checked. Raises PayloadError."""
     if len(data) <= PIECE_HEAD_NBYTES:
         raise PayloadError(f"piece of {len(data)} bytes, its head alone takes {PIECE_HEAD_NBYTES}; drop it")
-    nbytes, start, pass_on = _FIELDS.unpack_from(data, HEADER_NBYTES)
+    nbytes, start, pass_on = _PIECE_FIELDS.unpack_from(data, HEADER_NBYTES)
     piece = Piece(data[:HEADER_NBYTES], nbytes, start, pass_on == 1, data[PIECE_HEAD_NBYTES:])
     if pass_on > 1:
         raise PayloadError(f"piece: flag byte {pass_on}, want 0 or 1; drop it")
@@ -56,9 +57,9 @@ def read_piece(data: bytes) -> Piece:
     return piece
 
 
-# ---- wants ----
+# ---- what is asked of a holder ----
 #
-# What is asked of a holder: a frame by its hash, or only the ranges of it that did not come.
+# A frame by its hash, or only the ranges of it that did not come.
 #
 # Crosses the wire, little-endian: the hash of 32 bytes; then, for each of at most ``MOST`` ranges, u64 where it begins
 # and u64 where it ends, rising, with a gap between any two. No ranges: all of the frame, or its first ``AT_ONCE``
@@ -69,9 +70,8 @@ Range = tuple[int, int]  # bytes [start, stop) of a frame
 
 MOST = 64  # ranges
 AT_ONCE = 1 << 30  # bytes of one answer at most
-_HASH_NBYTES = 32
 _RANGE = struct.Struct("<QQ")
-WANT_NBYTES = _HASH_NBYTES + MOST * _RANGE.size  # of the longest
+WANT_NBYTES = DIGEST_NBYTES + MOST * _RANGE.size  # of the longest
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +119,14 @@ class Want:
 
 def read_want(data: bytes) -> Want:
     """Read one. Raises PayloadError."""
-    left = len(data) - _HASH_NBYTES
+    left = len(data) - DIGEST_NBYTES
     if left < 0 or left % _RANGE.size or left > MOST * _RANGE.size:
         raise PayloadError(f"want of {len(data)} bytes, want 32 and 16 for each of at most {MOST} ranges; drop it")
-    ranges = tuple(_RANGE.iter_unpack(data[_HASH_NBYTES:]))
+    ranges = tuple(_RANGE.iter_unpack(data[DIGEST_NBYTES:]))
     ends = [end for range_ in ranges for end in range_]
     if any(one >= other for one, other in pairwise(ends)):
         raise PayloadError("want: its ranges do not rise; drop it")
-    return Want(data[:_HASH_NBYTES], ranges)
+    return Want(data[:DIGEST_NBYTES], ranges)
 
 
 def joined(ranges: Sequence[Range]) -> tuple[Range, ...]:

@@ -20,7 +20,7 @@ import torch
 from decentral.flow.schedule import in_thread
 from decentral.manifest import Redundancy
 from decentral.redundancy.erasure import joined, pieces_of
-from decentral.redundancy.giver import Giver, WayOut, packed, unpacked
+from decentral.redundancy.giver import Giver, WayOut, packed_state, unpacked_state
 from decentral.redundancy.keeper import Keeper
 from decentral.redundancy.labels import CHUNK_NBYTES, Label, Seals
 from decentral.redundancy.recovery import Recovery
@@ -46,7 +46,7 @@ def adamw(parameters: int) -> bytes:
     optimizer.step()
     tensors, document = flatten({"optimizer": optimizer.state_dict()}, "training")
     nbytes = sum(tensor.nbytes for tensor in tensors.values())
-    return timed("pack", nbytes, lambda: packed(tensors, document))
+    return timed("pack", nbytes, lambda: packed_state(tensors, document))
 
 
 async def through_transports(state: bytes, terms: Redundancy) -> None:
@@ -109,7 +109,7 @@ def main() -> None:
         return b"".join(whole)[: len(state)]
 
     assert timed("open and decode", len(state), opened) == state
-    timed("unpack", len(state), lambda: unpacked(state))
+    timed("unpack", len(state), lambda: unpacked_state(state))
     anyio.run(through_transports, state, terms)
 
 

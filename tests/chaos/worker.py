@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from decentral.cli.group import describe
+from decentral.cli.group import describe_failure
 from decentral.compressors import parse_compressor, parse_feedback
 from decentral.manifest import Manifest, load_manifest
 from decentral.peer import Peer, join
@@ -48,7 +48,7 @@ def main(order: dict[str, Any]) -> int:
     try:
         _live(order)
     except BaseException as error:  # noqa: BLE001 - what ends a peer is said in one line and a code
-        line, code = describe(error)
+        line, code = describe_failure(error)
         with suppress(OSError):  # what is said goes to the disk that may be full
             sys.stderr.write(f"error: {line}\n")
             if code == 1:

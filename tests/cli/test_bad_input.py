@@ -165,13 +165,13 @@ def test_a_start_that_another_was_faster_than_leaves_what_that_one_has_just_made
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "run.toml").write_text(MANIFEST)
-    out, take = tmp_path / "decentral-run", folder._take
+    out, take = tmp_path / "decentral-run", folder._take_lock
 
     def while_the_other_begins(*arguments: Any) -> None:
         (out / "identity.key").write_text("of the other")
         take(*arguments)
 
-    monkeypatch.setattr(folder, "_take", while_the_other_begins)
+    monkeypatch.setattr(folder, "_take_lock", while_the_other_begins)
     with held_elsewhere(out):
         one_line(run("start", "run.toml", "--solo"), 2, "decentral-run: a peer begins here just now; choose another")
     assert (out / "identity.key").read_text() == "of the other"

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from decentral.manifest import preset_manifest
-from decentral.state.checkpoint import save, saved_name
+from decentral.state.checkpoint import name_in_adapter_file, save
 from decentral.state.snapshot import anchor_name
 from decentral.tasks.language_model import build_language_model
 from decentral.tasks.sizing import LanguageModelConfig
@@ -139,4 +139,4 @@ def test_adapters_beside_what_else_is_trained_are_left_to_the_script() -> None:
     ],
 )
 def test_names_in_a_model_become_those_of_pefts_files(name: str, saved: str | None) -> None:
-    assert saved_name(name, "default") == saved
+    assert name_in_adapter_file(name, "default") == saved

@@ -10,7 +10,7 @@ import click
 import pytest
 
 from decentral import errors
-from decentral.cli.group import TRACEBACK_FILE, describe, end, stop_signals
+from decentral.cli.group import TRACEBACK_FILE, describe_failure, report_failure, stop_signals
 from decentral.manifest import preset_manifest
 
 
@@ -46,7 +46,7 @@ EXIT_CODES = {
 @pytest.mark.parametrize("name", errors.__all__)
 def test_every_error_of_ours_is_its_message_and_its_exit_code(name: str) -> None:
     error = getattr(errors, name)("what happened;\n  do this")
-    assert describe(error) == ("what happened; do this", EXIT_CODES[name])
+    assert describe_failure(error) == ("what happened; do this", EXIT_CODES[name])
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_every_error_of_ours_is_its_message_and_its_exit_code(name: str) -> None
     ],
 )
 def test_every_other_exception_is_one_line_too(error: BaseException, line: str, code: int) -> None:
-    found, exit_code = describe(error)
+    found, exit_code = describe_failure(error)
     assert found.startswith(line)
     assert "\n" not in found
     assert exit_code == code
@@ -79,7 +79,7 @@ def test_where_an_unexpected_error_came_from_is_written_to_the_run_directory(
 ) -> None:
     with pytest.raises(ValueError, match="odd") as raised:
         raise ValueError("odd")
-    assert end(raised.value, directory=tmp_path, traceback=False) == 1
+    assert report_failure(raised.value, directory=tmp_path, traceback=False) == 1
     assert "test_failure.py" in (tmp_path / TRACEBACK_FILE).read_text()
     assert capsys.readouterr().err == (
         f"error: unexpected ValueError: odd; its origin is in {tmp_path / TRACEBACK_FILE}\n"
@@ -87,12 +87,12 @@ def test_where_an_unexpected_error_came_from_is_written_to_the_run_directory(
 
 
 def test_without_a_directory_the_way_to_the_origin_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    assert end(ValueError("odd"), directory=None, traceback=False) == 1
+    assert report_failure(ValueError("odd"), directory=None, traceback=False) == 1
     assert "run decentral --traceback" in capsys.readouterr().err
 
 
 def test_the_origin_is_shown_when_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert end(errors.DataError("no text"), directory=tmp_path, traceback=True) == 30
+    assert report_failure(errors.DataError("no text"), directory=tmp_path, traceback=True) == 30
     shown = capsys.readouterr().err
     assert "DataError" in shown
     assert shown.endswith("error: no text\n")
@@ -104,7 +104,7 @@ def test_a_full_disk_under_stderr_takes_the_line_and_leaves_the_exit_code(monkey
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(click, "echo", full)
-    assert end(errors.DiskError("full"), directory=None, traceback=False) == 50
+    assert report_failure(errors.DiskError("full"), directory=None, traceback=False) == 50
 
 
 TOO_LARGE = """

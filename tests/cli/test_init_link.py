@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from decentral.cli.fitting import MEASURED, WARM_UP, measured_step_seconds
+from decentral.cli.fitting import TIMED_STEPS, WARM_UP_STEPS, measured_step_seconds
 from decentral.manifest import load_manifest, preset_manifest
 from decentral.tasks.sizing import LanguageModelConfig, parameters_of
 from tests.cli.conftest import Run
@@ -212,8 +212,8 @@ def test_without_a_line_terms_are_the_presets_own(run: Run, tmp_path: Path) -> N
 def test_the_step_that_is_timed_is_the_median_of_some_after_the_first_ones() -> None:
     manifest = preset_manifest("muloco", model={"hidden": 32, "layers": 1, "heads": 1, "context": 16})
     ticks, durations = [0.0], [3.0, 1.0, 9.0, 2.0, 2.5]
-    assert len(durations) == MEASURED
-    assert WARM_UP > 0
+    assert len(durations) == TIMED_STEPS
+    assert WARM_UP_STEPS > 0
     for seconds in durations:
         ticks += [ticks[-1], ticks[-1] + seconds]
     times = iter(ticks[1:])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from decentral.cli.ports import health, metrics_beside
+from decentral.cli.ports import health_of, metrics_beside
 from decentral.errors import ListenError
 from decentral.observe.status import ProcessInfo, Status, write_status
 
@@ -40,14 +40,14 @@ def test_a_peer_answers_prometheus_and_a_health_check_while_it_runs(tmp_path: Pa
 
 def test_a_peer_that_was_killed_is_not_well(tmp_path: Path) -> None:
     write_status(tmp_path, Status(state="training", health="healthy: round 41"), ProcessInfo(pid=1, created=0.0))
-    well, line = health(tmp_path)
+    well, line = health_of(tmp_path)
     assert not well
     assert line.startswith("gone: ")
 
 
 def test_a_peer_that_ended_is_well(tmp_path: Path) -> None:
     write_status(tmp_path, Status(state="done", health="done: 100 rounds"), ProcessInfo(pid=1, created=0.0))
-    assert health(tmp_path) == (True, "done: 100 rounds")
+    assert health_of(tmp_path) == (True, "done: 100 rounds")
 
 
 def test_a_port_that_is_taken_is_said_and_nothing_is_left_open(tmp_path: Path) -> None:

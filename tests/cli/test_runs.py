@@ -11,10 +11,10 @@ import pytest
 
 PROGRAM = """
 import sys
+from decentral.cli import progress
 from decentral.cli.runs import compile_for
-from decentral.cli.shown import countdown
 from decentral.manifest import preset_manifest
-countdown._QUIET_SECONDS = 0.0
+progress._QUIET_SECONDS = 0.0
 compile_for(preset_manifest(sys.argv[1]), sys.stderr)
 """
 

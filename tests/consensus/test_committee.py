@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from decentral.consensus.chain import SEATS, VOTING, Head, Voting, majority
-from decentral.consensus.voter import shares
+from decentral.consensus.voter import relay_shares
 from decentral.errors import PayloadError
 from decentral.wire import messages as m
 from tests.lab.machines import RUN, digest_of, finish_round, signer_of
@@ -177,9 +177,9 @@ def test_every_member_is_the_share_of_one_who_voted():
     head = head_of(40)
     commit = signed(record_of(head, head.members), VOTING.committee(head)[:11])
     relays = tuple(peer for peer, _ in commit.certificate.votes)
-    told = [peer for share in shares(commit, relays).values() for peer in share]
+    told = [peer for share in relay_shares(commit, relays).values() for peer in share]
     assert sorted([*told, *relays]) == list(head.members)
-    sizes = {len(share) for share in shares(commit, relays).values()}
+    sizes = {len(share) for share in relay_shares(commit, relays).values()}
     assert max(sizes) - min(sizes) <= 1
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from decentral.consensus.machine import TICK
-from decentral.consensus.timing import USUAL, Deadline, Paces
+from decentral.consensus.timing import OFFERS_OF_A_PACE, Deadline, Paces
 from tests.lab.machines import finish_round
 
 A, B, C = (bytes([n]) * 32 for n in range(3))
@@ -32,7 +32,7 @@ def test_one_straggle_does_not_move_it_and_the_last_offers_do():
     for took in (5.0, 5.0, 300.0, 5.0):
         paces.observe(A, 10, 0.0, took)
     assert paces.full_times([A]) == (5.0,)
-    for _ in range(USUAL):
+    for _ in range(OFFERS_OF_A_PACE):
         paces.observe(A, 10, 50.0, 57.0)
     assert paces.full_times([A]) == (7.0,)
 

@@ -13,8 +13,8 @@ import yaml
 from click import Context
 
 from decentral.cli import main
-from decentral.cli.ports import numbers as peer_numbers
-from decentral.cli.relaying import numbers as relay_numbers
+from decentral.cli.ports import peer_numbers
+from decentral.cli.relaying import relay_numbers
 from decentral.observe.metrics import exposition
 from decentral.observe.status import Status
 from decentral.replica.figures import NAMES

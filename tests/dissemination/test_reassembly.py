@@ -13,7 +13,15 @@ import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decentral.dissemination.reassembly import NOTHING, PAUSE, SCATTERED, SMALLEST, Arrivals, RangeSet, Reassembly
+from decentral.dissemination.reassembly import (
+    NOTHING_CAME,
+    PAUSE,
+    SCATTERED,
+    SMALLEST_PIECE,
+    Arrivals,
+    RangeSet,
+    Reassembly,
+)
 from decentral.errors import PayloadError
 from decentral.wire.frames import HEADER_NBYTES, Frame, FrameKind, Header, seal
 from decentral.wire.keys import Signer
@@ -211,7 +219,7 @@ def test_what_came_first_from_others_stays_and_crumbs_are_refused():
     assert not puzzle.add(Piece(head, nbytes, 11, False, b"IRS"), OTHER.peer)[0]
     assert puzzle.add(Piece(head, nbytes, 8, False, b"SECOND IS LATE"), OTHER.peer)[0]
     assert puzzle.part(5, SIGNER.peer).data[8:22] == b"SEfirst" + b"IS LATE"
-    for number in range(SCATTERED + nbytes // SMALLEST):
+    for number in range(SCATTERED + nbytes // SMALLEST_PIECE):
         puzzle.add(Piece(head, nbytes, 100 + 2 * number, False, b"x"), OTHER.peer)
     with pytest.raises(PayloadError, match="crumbs"):
         puzzle.add(Piece(head, nbytes, nbytes - 1, False, b"x"), OTHER.peer)
@@ -298,7 +306,7 @@ def test_a_part_with_a_forged_piece_does_not_become_the_frame_and_the_whole_answ
     puzzle.add(replace(bad, data=bytes(len(bad.data))), OTHER.peer)
     came = puzzle.part(5, SIGNER.peer)
     assert came.filled(Want(whole.hash, came.missing).of(whole.data), whole.hash) is None
-    assert NOTHING.filled(whole.data, whole.hash) == whole.data
+    assert NOTHING_CAME.filled(whole.data, whole.hash) == whole.data
 
 
 @given(st.lists(st.tuples(st.integers(0, 500), st.integers(1, 9)), min_size=1, max_size=200), st.integers(1, 600))

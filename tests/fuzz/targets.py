@@ -454,7 +454,7 @@ def _announcement(data: bytes) -> object:
 
 
 def _punch_message(data: bytes) -> object:
-    ends = holepunch.plausible(holepunch.read(data, holepunch.PunchMessage.CONNECT), None)
+    ends = holepunch.plausible(holepunch.read_punch(data, holepunch.PunchMessage.CONNECT), None)
     assert len(ends) <= holepunch.MOST_ADDRESSES
     assert all(ipaddress.ip_address(host).is_global for host, _ in ends)
     return ends

@@ -11,7 +11,7 @@ from typing import Any
 import anyio
 import pytest
 
-from decentral.cli.checks import told, ways_to
+from decentral.cli.checks import card_findings, ways_to
 from decentral.transport.base import cards, listen_addresses
 from decentral.transport.native.transport import NativeTransport
 from decentral.transport.probes import serve_speed
@@ -76,7 +76,7 @@ def test_the_doctor_measures_each_card_and_names_the_fastest(machines: tuple[Nam
     rate = {way.card: way.speed.down for way in ways}
     assert rate["wire"] > 2 * rate["wifi"]
     assert rate["wifi"] < 10e6
-    *_, advice = told(ways)
+    *_, advice = card_findings(ways)
     assert "with --listen wire and the other with --listen /ip4/10.9.2.2/tcp/0" in advice.detail
 
 
@@ -86,4 +86,4 @@ def test_a_peer_that_listens_on_the_fast_card_is_found_at_no_other(
     addresses, ways = _look(away, machines, "wire")
     assert {where.split("/")[2] for where in addresses} == {"10.9.2.2"}
     assert [way.card for way in ways] == ["wire"]
-    assert list(told(ways)) == []
+    assert list(card_findings(ways)) == []

@@ -9,10 +9,10 @@ from dataclasses import asdict, replace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from decentral.cli.ports import text
-from decentral.cli.train import of_status
+from decentral.cli.ports import peer_exposition
+from decentral.cli.train import progress_of_status
 from decentral.observe.diagnostics import BANDS, ROUNDS, Crossing, Watch, in_words
-from decentral.observe.health import LASTS, Notices, health_sentence
+from decentral.observe.health import SAID_FOR, Notices, health_sentence
 from decentral.observe.status import Status
 from decentral.replica.figures import (
     DEBT_RATIO,
@@ -130,17 +130,17 @@ def test_a_warning_holds_in_the_status_until_its_figure_is_back() -> None:
     notices = Notices()
     diagnosed = Diagnosed(lambda event, fields: told.append(notices.hear(event, fields, "me")))
     told: list[str | None] = []
-    for step in range(1, 10 * LASTS):
+    for step in range(1, 10 * SAID_FOR):
         diagnosed(Figures(step, 4, values={NORM_DISPERSION: 0.9}))
-    (sentence,) = notices.now(10 * LASTS)
+    (sentence,) = notices.now(10 * SAID_FOR)
     status = Status(state="training", round=10, rounds_seen=4, rounds_contributed=4, notices=(sentence,))
     assert health_sentence(status).startswith("attention: the peers' updates differ in length by 90% of their mean")
     for step in range(3):
-        diagnosed(Figures(10 * LASTS + step, 4, values={NORM_DISPERSION: 0.05}))
-    assert notices.now(10 * LASTS) == ()
+        diagnosed(Figures(10 * SAID_FOR + step, 4, values={NORM_DISPERSION: 0.05}))
+    assert notices.now(10 * SAID_FOR) == ()
     assert (
         told[-1]
-        == f"the peers' updates differ in length by 5% of their mean (round {10 * LASTS + 2}); that is usual again"
+        == f"the peers' updates differ in length by 5% of their mean (round {10 * SAID_FOR + 2}); that is usual again"
     )
 
 
@@ -164,7 +164,7 @@ def test_a_status_keeps_its_figures_over_the_disk() -> None:
 
 
 def test_the_numbers_for_prometheus_are_valid_and_all_there() -> None:
-    families = {one.name: one for one in text_string_to_metric_families(text(STATUS, alive=True))}
+    families = {one.name: one for one in text_string_to_metric_families(peer_exposition(STATUS, alive=True))}
     for name in NAMES:
         (sample,) = families[f"decentral_peer_{name}"].samples
         assert sample.value == USUAL[name]
@@ -176,16 +176,16 @@ def test_the_numbers_for_prometheus_are_valid_and_all_there() -> None:
 
 
 def test_what_a_peer_does_not_know_is_not_told_to_prometheus() -> None:
-    told = text(Status(), alive=False)
+    told = peer_exposition(Status(), alive=False)
     assert "decentral_peer_up 0.0" in told
     assert not any(f"decentral_peer_{name}" in told for name in (*NAMES, "loss", "out_of_band", "diagnosed_round"))
     some = replace(STATUS, diagnostics={MEAN_COSINE: -0.25}, out_of_band=())
-    families = {one.name for one in text_string_to_metric_families(text(some, alive=True))}
+    families = {one.name for one in text_string_to_metric_families(peer_exposition(some, alive=True))}
     assert families & {f"decentral_peer_{name}" for name in NAMES} == {"decentral_peer_mean_cosine"}
 
 
 def test_a_row_of_metrics_has_the_figures_and_which_round_they_are_of() -> None:
-    row = of_status(STATUS)
+    row = progress_of_status(STATUS)
     assert {name: row[name] for name in NAMES} == USUAL
     assert row["diagnosed_round"] == 12
-    assert "diagnosed_round" not in of_status(Status())
+    assert "diagnosed_round" not in progress_of_status(Status())

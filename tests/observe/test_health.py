@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from decentral.observe.health import (
-    LASTS,
+    SAID_FOR,
     Notices,
     health_sentence,
     in_time,
@@ -192,5 +192,5 @@ def test_the_newest_notice_is_the_health_of_a_peer_that_trains_and_ends_after_a_
     status = Status(state="training", round=10, rounds_seen=4, rounds_contributed=4, notices=notices.now(10))
     assert health_sentence(status).startswith("attention: you and …aaaAAA send nearly the same update")
     assert health_sentence(status).endswith("0.0 kB sent per round")
-    assert notices.now(7 + LASTS) == notices.now(8 + LASTS)[:1]
-    assert notices.now(9 + LASTS) == ()
+    assert notices.now(7 + SAID_FOR) == notices.now(8 + SAID_FOR)[:1]
+    assert notices.now(9 + SAID_FOR) == ()

@@ -21,7 +21,7 @@ from decentral.errors import DiskError
 from decentral.observe import lines
 from decentral.observe.events import FileTail
 from decentral.observe.lines import (
-    KEPT,
+    KEPT_FILES,
     MAX_LINE_NBYTES,
     Damage,
     JsonLines,
@@ -375,7 +375,7 @@ def rotate(path: Path, disk: Disk) -> None:
     pack_put_aside(path, disk)
 
 
-@pytest.mark.parametrize("forms", [*itertools.product(FORMS, repeat=KEPT)], ids="-".join)
+@pytest.mark.parametrize("forms", [*itertools.product(FORMS, repeat=KEPT_FILES)], ids="-".join)
 def test_wherever_a_process_is_killed_every_line_is_read_once_and_the_next_time_all_is_packed(tmp_path, forms):
     path = tmp_path / "x.jsonl"
     lay(path, forms)
@@ -393,7 +393,7 @@ def test_wherever_a_process_is_killed_every_line_is_read_once_and_the_next_time_
         assert set(read_of_rotation(path)) >= set(left[PER_FILE:]), killed_before
         assert read_of_rotation(path) == sorted(set(read_of_rotation(path)))
         put_aside_ = sorted(found.name for found in tmp_path.iterdir() if found != path)
-        assert set(put_aside_) <= {f"x.{number}.jsonl.zst" for number in range(1, KEPT + 1)}, killed_before
+        assert set(put_aside_) <= {f"x.{number}.jsonl.zst" for number in range(1, KEPT_FILES + 1)}, killed_before
 
 
 def test_a_power_cut_while_a_file_is_packed_leaves_its_lines_once(tmp_path):
@@ -432,7 +432,7 @@ def test_whenever_a_file_is_put_aside_or_packed_who_reads_finds_every_line_once(
     for at in range(200):
         lay(path, forms)
         before = read_of_rotation(path)
-        oldest = PER_FILE if len(forms) == KEPT else 0
+        oldest = PER_FILE if len(forms) == KEPT_FILES else 0
         with monkeypatch.context() as patch:
             count = looks_of(patch, lambda: change(path, RecordingDisk(tmp_path)), at)
             with ExitStack() as stack:
@@ -450,7 +450,7 @@ def test_who_has_begun_to_read_goes_on_whatever_is_renamed_packed_or_removed(tmp
     lay(path, ("packed", "plain", "plain"))
     rows = read_json_lines(path)
     assert next(rows) == {"i": 0}
-    for _ in range(KEPT + 2):
+    for _ in range(KEPT_FILES + 2):
         rotate(path, RecordingDisk(tmp_path))
         append(path, 100)
     assert [row["i"] for row in rows] == list(range(1, 4 * PER_FILE))
@@ -500,7 +500,7 @@ def test_a_disk_too_full_to_pack_on_keeps_the_plain_file_and_lets_the_writer_go_
 
 
 def test_a_file_longer_than_a_packed_one_is_read_stays_plain(tmp_path, monkeypatch):
-    monkeypatch.setattr(lines, "MAX_NBYTES", 100)
+    monkeypatch.setattr(lines, "MAX_UNPACKED_NBYTES", 100)
     path = tmp_path / "x.jsonl"
     append(path, *range(50))
     rotate(path, RecordingDisk(tmp_path))
@@ -540,7 +540,7 @@ def test_whatever_happens_in_whatever_order_lines_come_out_once_and_in_order(tmp
                     found = read_of_rotation(path)
                     readers.append((opened(path, stack), found))
                     assert found == list(range(written - len(found), written))
-                    assert len(found) >= sum(counts[-KEPT:])
+                    assert len(found) >= sum(counts[-KEPT_FILES:])
                 case "go on":
                     for files, found in readers:
                         later = numbers(line for file in reversed(files) for line in file.lines())
@@ -553,4 +553,6 @@ def test_whatever_happens_in_whatever_order_lines_come_out_once_and_in_order(tmp
         append(path, written)
         followed += numbers(tail.new_lines())
         assert followed == sorted(set(followed))
-        assert followed[-sum(counts[-KEPT:]) - 1 :] == list(range(written - sum(counts[-KEPT:]), written + 1))
+        assert followed[-sum(counts[-KEPT_FILES:]) - 1 :] == list(
+            range(written - sum(counts[-KEPT_FILES:]), written + 1)
+        )

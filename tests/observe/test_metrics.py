@@ -4,7 +4,7 @@ import anyio
 import pytest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
 
-from decentral.cli.relaying import numbers
+from decentral.cli.relaying import relay_numbers
 from decentral.observe.metrics import exposition, serve_metrics
 from decentral.transport.native.transport import NativeOptions, NativeTransport
 from decentral.transport.relay.circuit import HopStatus, RelayLimits
@@ -67,7 +67,7 @@ def test_a_relay_tells_the_same_names_in_every_release() -> None:
     relay.counts.refused[HopStatus.NO_RESERVATION] += 1
 
     async def script() -> str:
-        return exposition(lambda: numbers(relay)).decode()
+        return exposition(lambda: relay_numbers(relay)).decode()
 
     told = anyio.run(script)
     assert [line.split(" ")[0] for line in told.splitlines() if not line.startswith("#")] == [

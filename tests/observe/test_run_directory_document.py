@@ -13,7 +13,7 @@ from decentral.cli.train import HELD
 from decentral.node.folder import MANIFEST_FILE
 from decentral.node.upload import UPLOAD_FILE
 from decentral.observe.events import EVENTS_FILE
-from decentral.observe.lines import KEPT, MAX_FILE_NBYTES, SUFFIX
+from decentral.observe.lines import KEPT_FILES, MAX_FILE_NBYTES, PACKED_SUFFIX
 from decentral.observe.metrics import METRICS_FILE
 from decentral.observe.report import SUMMARY_FILE
 from decentral.observe.status import STATUS_FILE
@@ -87,9 +87,9 @@ def test_the_files_that_have_names_in_the_code_are_there() -> None:
 def test_the_bounds_are_as_the_page_says() -> None:
     assert MAX_FILE_NBYTES == 16 * 2**20
     assert "has 16 MiB" in FILES
-    assert f"`.{KEPT}`, " in FILES
-    assert f"`{Path(EVENTS_FILE).stem}.1.jsonl{SUFFIX}`" in FILES
-    assert f"{(KEPT + 1) * 16} MiB each at most" in FILES
+    assert f"`.{KEPT_FILES}`, " in FILES
+    assert f"`{Path(EVENTS_FILE).stem}.1.jsonl{PACKED_SUFFIX}`" in FILES
+    assert f"{(KEPT_FILES + 1) * 16} MiB each at most" in FILES
 
 
 def test_every_metric_of_a_training_job_is_there() -> None:
@@ -101,7 +101,7 @@ def test_every_metric_of_a_training_job_is_there() -> None:
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in written:
                 written[node.func.attr] |= {keyword.arg for keyword in node.keywords if keyword.arg}
-            if isinstance(node, ast.FunctionDef) and node.name == "of_status":
+            if isinstance(node, ast.FunctionDef) and node.name == "progress_of_status":
                 (answer,) = (one.value for one in node.body if isinstance(one, ast.Return))
                 written["outer"] |= _keys(answer)
     written["outer"] |= {"bits_per_byte", "diagnosed_round", *NAMES, *HELD}

@@ -14,7 +14,7 @@ from decentral.observe.beacon import Beacon
 from decentral.observe.health import alone_sentence
 from decentral.observe.requests import Request, ask
 from decentral.observe.screen import (
-    PATIENCE,
+    HINT_SECONDS,
     LateDisplay,
     LiveDisplay,
     PlainDisplay,
@@ -61,7 +61,7 @@ def test_of_a_run_that_is_over_only_its_end_is_said(capsys: pytest.CaptureFixtur
 def test_fetching_that_takes_long_is_said_once() -> None:
     display, stream, _, now = late()
     for _ in range(5):
-        now[0] += PATIENCE / 2
+        now[0] += HINT_SECONDS / 2
         display.show(Status(state="syncing"))
     assert stream.getvalue() == "the run is over: fetching its last state ...\n"
 

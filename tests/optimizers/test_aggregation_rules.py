@@ -15,7 +15,7 @@ import torch
 from decentral.errors import ConfigError
 from decentral.optimizers import make_aggregation
 from decentral.optimizers.aggregation.base import Sent
-from decentral.optimizers.aggregation.by_gram import MOST_SUBSETS, drawn
+from decentral.optimizers.aggregation.by_gram import MOST_SUBSETS, drawn_groups
 from decentral.optimizers.aggregation.gram import largest_eigenvectors
 from tests.laws.tables import rule_of
 from tests.optimizers import aggregating as dense
@@ -200,8 +200,8 @@ def test_caf_ends_where_attackers_are_at_very_different_lengths():
 
 
 def test_groups_are_drawn_anew_in_each_round_and_alike_by_all():
-    assert drawn(7, 2, b"a") == drawn(7, 2, b"a") != drawn(7, 2, b"b")
-    groups = drawn(7, 2, b"a")
+    assert drawn_groups(7, 2, b"a") == drawn_groups(7, 2, b"a") != drawn_groups(7, 2, b"b")
+    groups = drawn_groups(7, 2, b"a")
     assert sorted(len(group) for group in groups) == [1, 2, 2, 2]
     assert sorted(place for group in groups for place in group) == list(range(7))
 
@@ -219,7 +219,7 @@ def test_where_the_suspects_could_spoil_half_of_the_groups_there_are_no_groups()
 
 
 def grouped_mda(sent_KN: Any) -> Any:
-    return dense.dense_mda(np.stack([sent_KN[group].mean(0) for group in drawn(8, 2, b"round")]), 1)
+    return dense.dense_mda(np.stack([sent_KN[group].mean(0) for group in drawn_groups(8, 2, b"round")]), 1)
 
 
 def test_the_median_of_an_even_number_is_between_the_middle_two_and_does_not_overflow():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from decentral.errors import ConfigError
-from decentral.optimizers.aggregation.base import aged, kept
+from decentral.optimizers.aggregation.base import aged_share, mean_share
 from decentral.optimizers.fedbuff import FedBuff
 from tests.optimizers.stepping import step, step_of
 
@@ -46,11 +46,11 @@ def test_without_a_discount_late_ones_count_in_full():
 
 
 def test_shares_are_powers_of_the_root_and_a_divisor_without_them_is_what_was_given():
-    assert [aged(3, times) for times in range(4)] == [1.0, 0.5, 0.25, 0.125]
-    assert aged(0, 5) == 1.0
-    assert kept([1.0, 0.5], [1.0, 0.5]) == 0.75
-    assert kept([4.0, 0.5, 0.0], [1.0, 0.25, 0.0]) == 0.75
-    assert kept([3.0, 7.0], [1.0, 1.0]) == 1.0
+    assert [aged_share(3, times) for times in range(4)] == [1.0, 0.5, 0.25, 0.125]
+    assert aged_share(0, 5) == 1.0
+    assert mean_share([1.0, 0.5], [1.0, 0.5]) == 0.75
+    assert mean_share([4.0, 0.5, 0.0], [1.0, 0.25, 0.0]) == 0.75
+    assert mean_share([3.0, 7.0], [1.0, 1.0]) == 1.0
 
 
 def test_a_round_waits_for_the_buffer_and_takes_what_is_late():

@@ -14,8 +14,8 @@ from decentral.manifest import check_methods, preset_manifest
 from decentral.optimizers import Contributor, RoundInfo
 from decentral.optimizers.base import Derivative
 from decentral.optimizers.just_one_byte import (
-    LARGEST,
-    MOST,
+    LARGEST_LEVEL,
+    MOST_DERIVATIVES,
     Direction,
     JustOneByte,
     ToldDerivatives,
@@ -84,7 +84,8 @@ def test_levels_rise_and_are_odd():
 
 
 @pytest.mark.parametrize(
-    ("derivative", "level"), [(1e30, LARGEST), (-1e30, -LARGEST), (1e-30, 0.0), (0.0, 0.0), (1.0, 1.0), (-2.0, -2.0)]
+    ("derivative", "level"),
+    [(1e30, LARGEST_LEVEL), (-1e30, -LARGEST_LEVEL), (1e-30, 0.0), (0.0, 0.0), (1.0, 1.0), (-2.0, -2.0)],
 )
 def test_what_no_level_fits_is_cut_to_the_ends(derivative: float, level: float):
     assert level_of(byte_of(derivative)) == level
@@ -97,7 +98,7 @@ def test_every_byte_says_a_float32_number(byte: int):
 
 
 def test_what_was_written_is_read():
-    told = ToldDerivatives(seed=(1 << 63) + 5, first=(1 << 32) - 1, levels=bytes(range(MOST)))
+    told = ToldDerivatives(seed=(1 << 63) + 5, first=(1 << 32) - 1, levels=bytes(range(MOST_DERIVATIVES)))
     assert ToldDerivatives.read(told.written()) == told
     assert len(told.written()) == 64
 
@@ -112,7 +113,7 @@ def test_whatever_a_summary_holds_its_gradient_is_finite_and_no_longer_than_its_
     for length in range(65):
         gradient_N = ToldDerivatives.read(bytes([fill]) * length).gradient(LAYOUT)
         assert gradient_N.shape == (215,)
-        assert float(gradient_N.abs().max()) <= max(0, length - 12) * LARGEST * (1 + 1e-6)
+        assert float(gradient_N.abs().max()) <= max(0, length - 12) * LARGEST_LEVEL * (1 + 1e-6)
 
 
 def test_a_gradient_is_the_sum_of_what_each_byte_says_along_its_direction():
@@ -224,10 +225,10 @@ def test_progress_that_is_given_up_is_not_told():
 
 def test_of_more_steps_than_a_summary_has_bytes_for_the_newest_are_told():
     run = Learners(JustOneByte(), 1, randn(0))
-    for number in range(MOST + 3):
+    for number in range(MOST_DERIVATIVES + 3):
         run.learn({0: 0.001 * randn(number)})
     told = told_by(run, 0)
-    assert (told.first, len(told.levels)) == (3, MOST)
+    assert (told.first, len(told.levels)) == (3, MOST_DERIVATIVES)
 
 
 @pytest.mark.parametrize(("missed", "told"), [(0, 12), (2, 4)])

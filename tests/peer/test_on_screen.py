@@ -16,7 +16,7 @@ from decentral.observe.requests import ask
 from decentral.observe.status import ENDED, read_status
 from decentral.peer import join
 from decentral.transport.native.transport import NativeTransport
-from decentral.transport.probes import NBYTES, measure_speed
+from decentral.transport.probes import SPEED_NBYTES, measure_speed
 from decentral.wire.keys import Signer, peer_from_name
 from tests.peer.test_absence import alone
 from tests.peer.test_join import LOOPBACK, Problem, run_terms
@@ -147,6 +147,6 @@ def test_bytes_that_strangers_cause_by_measuring_are_not_the_runs_cost(tmp_path:
 
         anyio.run(measure)
         after = peer.status()
-    assert after.bytes_measuring == NBYTES + 2
+    assert after.bytes_measuring == SPEED_NBYTES + 2
     assert after.bytes_sent - before.bytes_sent < 10_000
     assert after.bytes_received - before.bytes_received < 10_000

@@ -11,7 +11,7 @@ import pytest
 from decentral.manifest import preset_manifest
 from decentral.observe.health import health_sentence
 from decentral.observe.status import Status, presence
-from decentral.peer.status import ALONE, OpenRound, _kind, _member, _open_round, stall_of, why_open
+from decentral.peer.status import STEPS_ALONE, OpenRound, _kind, _member, _open_round, stall_of, why_open
 from decentral.training.reporting import Reporter
 from decentral.wire.keys import peer_name
 from tests.lab.nodes import Lab
@@ -74,7 +74,7 @@ def test_gossip_in_which_nobody_pairs_with_a_peer_is_a_hang_although_its_steps_g
         gossip=object(),
         driver=SimpleNamespace(head=SimpleNamespace(final=False)),
     )
-    for partner in (B, *[None] * (ALONE - 1)):
+    for partner in (B, *[None] * (STEPS_ALONE - 1)):
         now[0] += 10.0
         reporter.swapped(SimpleNamespace(step=0, partner=partner, disagreement=None, matched=True))  # type: ignore[arg-type]
         assert stall_of(node, reporter, 0.0, (0.0, 0.0)) == (0.0, "")

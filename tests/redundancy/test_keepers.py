@@ -10,7 +10,7 @@ import trio
 
 from decentral.errors import ConfigError, TransportError
 from decentral.manifest import preset_manifest
-from decentral.redundancy.giver import GivenState, choose
+from decentral.redundancy.giver import GivenState, choose_keepers
 from decentral.redundancy.keeper import FULL, KEEP, KEPT, KEPT_FOR, REFUSED, STRIPE, TAKEN
 from decentral.redundancy.labels import CHUNK_NBYTES, LABEL_NBYTES, SEAL_NBYTES, Label, Seals
 from tests.redundancy.swarm import RUN, SIGNERS, Swarm, run, terms
@@ -265,18 +265,18 @@ def test_keepers_are_the_next_in_the_ring_and_of_other_machines_where_that_is_kn
     me, *others = (bytes([n]) * 32 for n in (5, 1, 3, 7, 9))
     far = {peer: (f"/ip4/192.0.2.{number}/tcp/1",) for number, peer in enumerate(others)}
     own = ("/ip4/192.0.2.99/tcp/1", "/ip4/127.0.0.1/tcp/1")
-    assert choose(me, own, far, 3) == [others[2], others[3], others[0]]
-    assert choose(me, own, dict(reversed(far.items())), 3) == [others[2], others[3], others[0]]
+    assert choose_keepers(me, own, far, 3) == [others[2], others[3], others[0]]
+    assert choose_keepers(me, own, dict(reversed(far.items())), 3) == [others[2], others[3], others[0]]
     here = {**far, others[2]: ("/ip4/192.0.2.99/tcp/2",)}
-    assert choose(me, own, here, 3) == [others[3], others[0], others[1]]
-    assert choose(me, own, here, 4)[-1] == others[2], "better than nobody"
+    assert choose_keepers(me, own, here, 3) == [others[3], others[0], others[1]]
+    assert choose_keepers(me, own, here, 4)[-1] == others[2], "better than nobody"
     unknown = {peer: ("/ip4/127.0.0.1/tcp/1", "/dns4/example/tcp/1", "nonsense") for peer in others}
-    assert choose(me, own, unknown, 2) == [others[2], others[3]]
+    assert choose_keepers(me, own, unknown, 2) == [others[2], others[3]]
 
 
 def test_every_peer_of_a_ring_keeps_for_as_many_as_keep_for_it() -> None:
     peers = sorted(bytes([n]) * 32 for n in (1, 20, 30, 44, 90, 200))
-    chosen = [choose(me, (), {peer: () for peer in peers if peer != me}, 3) for me in peers]
+    chosen = [choose_keepers(me, (), {peer: () for peer in peers if peer != me}, 3) for me in peers]
     assert [sum(peer in one for one in chosen) for peer in peers] == [3] * 6
 
 

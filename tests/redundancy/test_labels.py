@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from decentral.errors import PayloadError
-from decentral.redundancy.giver import packed, unpacked
+from decentral.redundancy.giver import packed_state, unpacked_state
 from decentral.redundancy.labels import CHUNK_NBYTES, LABEL_NBYTES, MOST_STRIPES, SEAL_NBYTES, Label, Seals
 from decentral.wire.keys import Signer
 
@@ -134,7 +134,7 @@ def test_tensors_of_every_kind_come_back_to_the_bit() -> None:
         "random": torch.get_rng_state(),
         "none": torch.empty(0, 2),
     }
-    found, document = unpacked(packed(tensors, {"steps": [1, 2.5, None, "ü"]}))
+    found, document = unpacked_state(packed_state(tensors, {"steps": [1, 2.5, None, "ü"]}))
     assert document == {"steps": [1, 2.5, None, "ü"]}
     assert found.keys() == tensors.keys()
     assert all(
@@ -145,7 +145,7 @@ def test_tensors_of_every_kind_come_back_to_the_bit() -> None:
 @pytest.mark.parametrize("data", [b"", bytes(7), b"\xff" * 64, (2).to_bytes(8, "little") + b"{}" + bytes(9)])
 def test_bytes_of_another_version_are_refused(data: bytes) -> None:
     with pytest.raises(PayloadError, match="another version"):
-        unpacked(data)
+        unpacked_state(data)
 
 
 LABEL = "0700000000000000000102030405060708090a0b0c0d0e0f0203021000000000000000cb9b981b4cf61c4eab0d426940c7c0a8"

@@ -17,8 +17,8 @@ from decentral.optimizers import CHANGE, Channel, Contributor
 from decentral.optimizers.diloco import DiLoCo
 from decentral.replica.figures import LOSS_DISPERSION, MEAN_COSINE, NORM_DISPERSION, REPLICA_DISTANCE, REPLICA_VARIANCE
 from decentral.replica.measures import (
-    LAST,
-    MOST,
+    LAST_PAIRS,
+    MOST_PLACES,
     Coverage,
     Distances,
     Measure,
@@ -31,7 +31,7 @@ from decentral.replica.measures import (
     ratio,
 )
 
-LONG = 4 * MOST + 5
+LONG = 4 * MOST_PLACES + 5
 
 
 def random(numel: int, seed: int) -> Tensor:
@@ -99,20 +99,20 @@ def test_one_peer_alone_differs_from_nobody() -> None:
 # ---- a sample for all ----
 
 
-@pytest.mark.parametrize("numel", [1, MOST, MOST + 1, LONG])
+@pytest.mark.parametrize("numel", [1, MOST_PLACES, MOST_PLACES + 1, LONG])
 def test_a_sample_has_distinct_rising_places_from_the_whole_fragment(numel: int) -> None:
     places = Sample(numel).of(torch.arange(numel))
-    assert len(places) == min(numel, MOST)
+    assert len(places) == min(numel, MOST_PLACES)
     assert bool((places.diff() > 0).all())
-    assert int(places[0]) < max(1, 2 * numel // MOST)
-    assert int(places[-1]) >= numel - max(1, 2 * numel // MOST) - 1
+    assert int(places[0]) < max(1, 2 * numel // MOST_PLACES)
+    assert int(places[-1]) >= numel - max(1, 2 * numel // MOST_PLACES) - 1
 
 
 @pytest.mark.parametrize("numel", [100, LONG])
 def test_the_ratio_of_two_norms_is_that_of_the_whole(numel: int) -> None:
     one, other = 3 * random(numel, 1), random(numel, 2)
     found = ratio(Sample(numel).of(one), Sample(numel).of(other))
-    assert found == pytest.approx(float(one.norm() / other.norm()), rel=1e-6 if numel <= MOST else 0.05)
+    assert found == pytest.approx(float(one.norm() / other.norm()), rel=1e-6 if numel <= MOST_PLACES else 0.05)
 
 
 def test_a_ratio_to_nothing_is_none_and_one_of_huge_values_a_number() -> None:
@@ -131,7 +131,7 @@ def test_what_was_never_sent_is_what_no_round_had(numel: int) -> None:
         sent |= change != 0
         coverage.add(0, sample.came(change))
         truth = 1 - float(sent.float().mean())
-        assert coverage.never_sent == pytest.approx(truth, abs=1e-6 if numel <= MOST else 0.02)
+        assert coverage.never_sent == pytest.approx(truth, abs=1e-6 if numel <= MOST_PLACES else 0.02)
         assert coverage.rounds == rounds
 
 
@@ -167,7 +167,7 @@ def test_who_keeps_the_change_at_home_tells_no_more_than_the_distance() -> None:
 
 def test_half_the_mean_square_of_distances_is_the_variance_of_the_replicas() -> None:
     centre = random(5000, 0)
-    replicas = [centre + 0.05 * random(5000, seed) for seed in range(1, 2 + LAST)]
+    replicas = [centre + 0.05 * random(5000, seed) for seed in range(1, 2 + LAST_PAIRS)]
     mean = sum(replicas) / len(replicas)  # type: ignore[arg-type]
     variance = np.mean([float((one - mean).square().sum()) for one in replicas]) / float(mean.square().sum())
     distances, found = Distances(), dict[str, float]()
@@ -181,7 +181,7 @@ def test_a_step_taken_alone_tells_no_distance_and_old_pairs_are_forgotten() -> N
     distances = Distances()
     assert distances.add(None) == {}
     distances.add(1.0)
-    for _ in range(LAST):
+    for _ in range(LAST_PAIRS):
         found = distances.add(0.0)
     assert found == {REPLICA_DISTANCE: 0.0, REPLICA_VARIANCE: 0.0}
 

@@ -12,7 +12,7 @@ import trio
 import trio.testing
 
 from decentral.dissemination import broadcast
-from decentral.dissemination.broadcast import HASTE, PIECE, UNKNOWN, ChunkedBroadcast, Line, all_equal
+from decentral.dissemination.broadcast import HASTE, PIECE, UNKNOWN_RATE, ChunkedBroadcast, Line, all_equal
 from decentral.dissemination.reassembly import Arrivals, RangeSet
 from decentral.errors import PayloadError, StreamClosed
 from decentral.flow.schedule import SECONDS
@@ -121,7 +121,7 @@ def test_a_frame_that_is_called_off_leaves_the_uplink_free_and_has_told_what_it_
     """Round after round, what was called off would be before the next offer and the next frame."""
 
     async def script(spreading, others):
-        spreading.lines_of = lambda peers: [Line(RATE if known else UNKNOWN, passes_on=False)] * len(peers)
+        spreading.lines_of = lambda peers: [Line(RATE if known else UNKNOWN_RATE, passes_on=False)] * len(peers)
         with anyio.move_on_after(3.0) as scope:
             await spreading.give(frame(bytes(NBYTES)), others, fail)
         assert scope.cancelled_caught
@@ -144,7 +144,9 @@ def test_a_peer_that_learns_that_its_uplink_is_thin_goes_on_by_way_of_others():
     async def script(spreading, others):
         def lines(peers):
             own = spreading.transport.uplink
-            return [Line((own or UNKNOWN) if peer == spreading.me else 10 * RATE, passes_on=True) for peer in peers]
+            return [
+                Line((own or UNKNOWN_RATE) if peer == spreading.me else 10 * RATE, passes_on=True) for peer in peers
+            ]
 
         spreading.lines_of, began = lines, anyio.current_time()
         await spreading.give(frame(bytes(4 * NBYTES)), others, fail)
@@ -184,7 +186,7 @@ def test_a_peer_that_takes_nothing_keeps_nobody_waiting_when_the_uplink_becomes_
 
     async def script(spreading, others):
         def lines(peers):
-            return [Line(spreading.transport.uplink or UNKNOWN, passes_on=False)] * len(peers)
+            return [Line(spreading.transport.uplink or UNKNOWN_RATE, passes_on=False)] * len(peers)
 
         spreading.lines_of, began = lines, anyio.current_time()
         with anyio.move_on_after(14.0):

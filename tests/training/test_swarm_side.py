@@ -10,7 +10,7 @@ import torch
 
 from decentral.replica.contribution import Contribution
 from decentral.rounds.local_state import CommittedUpdate
-from decentral.training.swarm_side import LIMIT, Backlog
+from decentral.training.swarm_side import MOST_APART, Backlog
 
 
 def at_once(update: CommittedUpdate) -> bool:
@@ -55,7 +55,7 @@ def test_commits_behind_one_that_must_wait_are_folded_too():
         backlog.put(update(number, at=number))
         with pytest.raises(queue.Empty):
             backlog.get(lambda update: update.contribution is None)
-    assert len(backlog) <= LIMIT
+    assert len(backlog) <= MOST_APART
     first, *others = backlog.drain()
     assert first.head == ours
     assert sum(float(other.after_N - other.before_N) for other in others) == 300.0
@@ -66,7 +66,7 @@ def test_a_training_loop_that_stands_still_keeps_a_bounded_backlog_that_adds_up_
     backlog = Backlog()
     for number in range(300):
         backlog.put(update(number, fragment=number % 2, at=number // 2))
-    assert len(backlog) <= LIMIT
+    assert len(backlog) <= MOST_APART
     moved = {0: 0.0, 1: 0.0}
     last = b""
     for taken in backlog.drain():
@@ -80,15 +80,15 @@ def test_commits_that_only_change_the_membership_do_not_pile_up_either():
     backlog = Backlog()
     for number in range(300):
         backlog.put(update(number, moves=False))
-    assert len(backlog) <= LIMIT
+    assert len(backlog) <= MOST_APART
 
 
 def test_folding_over_a_branch_that_was_given_up_keeps_what_is_owed_since():
     backlog = Backlog()
-    for number in range(LIMIT):
+    for number in range(MOST_APART):
         backlog.put(update(number, at=number))
     owed = CommittedUpdate(
-        None, b"h" * 32, 0, torch.tensor([LIMIT - 0.0 + 40.0]), torch.tensor([-7.0]), None, owed_steps=12
+        None, b"h" * 32, 0, torch.tensor([MOST_APART - 0.0 + 40.0]), torch.tensor([-7.0]), None, owed_steps=12
     )
     backlog.put(owed)
     live = torch.tensor([100.0])
@@ -102,22 +102,22 @@ def test_folding_over_a_branch_that_was_given_up_keeps_what_is_owed_since():
 
 def test_a_branch_that_took_what_was_in_flight_is_merged_by_itself():
     backlog = Backlog()
-    for number in range(LIMIT):
+    for number in range(MOST_APART):
         backlog.put(update(number, at=number))
-    backlog.put(replace(update(LIMIT, at=LIMIT), took=True))
-    backlog.put(update(LIMIT + 1, at=LIMIT + 1))
+    backlog.put(replace(update(MOST_APART, at=MOST_APART), took=True))
+    backlog.put(update(MOST_APART + 1, at=MOST_APART + 1))
     updates = backlog.drain()
-    assert [one.before_N.item() for one in updates if one.took] == [LIMIT]
+    assert [one.before_N.item() for one in updates if one.took] == [MOST_APART]
 
 
 def test_that_a_snapshot_was_taken_over_is_known_when_a_commit_after_it_is_joined_with_it():
     """Else nobody would save a model that has left its last checkpoint's branch."""
     backlog = Backlog()
-    for number in range(LIMIT):
+    for number in range(MOST_APART):
         backlog.put(update(number, at=number))
     backlog.put(CommittedUpdate(None, b"h" * 32, 0, torch.zeros(1), torch.ones(1), None, adopted=True))
-    backlog.put(update(LIMIT, at=LIMIT))
+    backlog.put(update(MOST_APART, at=MOST_APART))
     told = backlog.drain()
-    assert len(told) <= LIMIT
+    assert len(told) <= MOST_APART
     assert told[-1].adopted
-    assert torch.equal(told[-1].after_N, update(LIMIT, at=LIMIT).after_N), "joined"
+    assert torch.equal(told[-1].after_N, update(MOST_APART, at=MOST_APART).after_N), "joined"

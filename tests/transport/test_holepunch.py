@@ -11,7 +11,15 @@ import pytest
 
 from decentral.errors import PayloadError, StreamClosed
 from decentral.transport import holepunch
-from decentral.transport.holepunch import DCUTR, PunchMessage, packed, plausible, read, receive, send
+from decentral.transport.holepunch import (
+    DCUTR,
+    PunchMessage,
+    plausible,
+    punch_message,
+    read_punch,
+    receive_punch,
+    send_punch,
+)
 from decentral.transport.multiaddr import to_bytes
 from decentral.transport.native import dialling
 from decentral.transport.native.transport import NativeTransport
@@ -44,10 +52,10 @@ class Sent:
 
 
 def test_messages_are_those_of_the_specification() -> None:
-    assert packed(PunchMessage.SYNC).hex() == "08ac02"
-    assert packed(PunchMessage.CONNECT, [HERE]).hex() == "08641208" + "042d430009060fa1"
-    assert read(packed(PunchMessage.CONNECT, [HERE, THERE]), PunchMessage.CONNECT) == (HERE, THERE)
-    assert read(packed(PunchMessage.SYNC), PunchMessage.SYNC) == ()
+    assert punch_message(PunchMessage.SYNC).hex() == "08ac02"
+    assert punch_message(PunchMessage.CONNECT, [HERE]).hex() == "08641208" + "042d430009060fa1"
+    assert read_punch(punch_message(PunchMessage.CONNECT, [HERE, THERE]), PunchMessage.CONNECT) == (HERE, THERE)
+    assert read_punch(punch_message(PunchMessage.SYNC), PunchMessage.SYNC) == ()
 
 
 @pytest.mark.parametrize(
@@ -56,7 +64,7 @@ def test_messages_are_those_of_the_specification() -> None:
         b"",
         b"\x08",
         b"\x00" * 9,
-        packed(PunchMessage.SYNC),
+        punch_message(PunchMessage.SYNC),
         CONNECT + b"\x12\x7f",
         CONNECT + bytes_field(2, b"") * 64,
         b"\xff" * 9,
@@ -66,20 +74,20 @@ def test_messages_are_those_of_the_specification() -> None:
 )
 def test_a_message_that_makes_no_sense_is_refused(message: bytes) -> None:
     with pytest.raises(PayloadError, match="drop"):
-        read(message, PunchMessage.CONNECT)
+        read_punch(message, PunchMessage.CONNECT)
 
 
 def test_addresses_that_are_none_are_passed_over_and_few_are_looked_at() -> None:
     useless = [b"", b"\xff" * 40, to_bytes("/dns4/example.org/udp/1/quic-v1")]
     message = CONNECT + b"".join(bytes_field(2, one) for one in [*useless, to_bytes(HERE)])
-    assert read(message, PunchMessage.CONNECT)[-1] == HERE
-    assert len(read(CONNECT + bytes_field(2, to_bytes(HERE)) * 60, PunchMessage.CONNECT)) == 16
+    assert read_punch(message, PunchMessage.CONNECT)[-1] == HERE
+    assert len(read_punch(CONNECT + bytes_field(2, to_bytes(HERE)) * 60, PunchMessage.CONNECT)) == 16
 
 
 def test_a_length_beyond_the_bound_is_refused_before_anything_is_read() -> None:
     async def script() -> None:
         with pytest.raises(PayloadError, match="more than 4096 bytes"):
-            await receive(Sent(b"\xff\x7f"), PunchMessage.CONNECT)
+            await receive_punch(Sent(b"\xff\x7f"), PunchMessage.CONNECT)
 
     anyio.run(script)
 
@@ -329,9 +337,9 @@ def test_a_stranger_makes_us_dial_few_addresses_and_only_when_it_was_dialled_thr
 async def say(one: NativeTransport, session: Session, addresses: list[str]) -> None:
     """Play the other side's part up to the moment at which both dial."""
     stream = await _stream(one, session)
-    await send(stream, PunchMessage.CONNECT, addresses)
-    await receive(stream, PunchMessage.CONNECT)
-    await send(stream, PunchMessage.SYNC)
+    await send_punch(stream, PunchMessage.CONNECT, addresses)
+    await receive_punch(stream, PunchMessage.CONNECT)
+    await send_punch(stream, PunchMessage.SYNC)
     await stream.aclose()
 
 

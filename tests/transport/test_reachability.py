@@ -11,10 +11,10 @@ from decentral.transport.native.transport import NativeTransport
 from decentral.transport.probes import (
     ANSWERED,
     DIALBACK,
-    NBYTES,
     NOT_TRIED,
     SILENT,
     SPEED,
+    SPEED_NBYTES,
     SpeedTest,
     ask_dialback,
     measure_speed,
@@ -206,7 +206,7 @@ def test_a_measurement_is_over_when_the_peer_is_free_for_the_next_one():
 
 
 def test_what_a_speed_test_costs_is_counted_apart_and_is_bounded(other, monkeypatch):
-    monkeypatch.setattr("decentral.transport.probes.AT_MOST", 2)
+    monkeypatch.setattr("decentral.transport.probes.SPEEDS_A_DAY", 2)
     test = serve_speed(other)
     asking = NativeTransport(Signer.generate(), listen=LOOPBACK)
 
@@ -215,13 +215,13 @@ def test_what_a_speed_test_costs_is_counted_apart_and_is_bounded(other, monkeypa
             await asking.connect(other.peer, other.addresses())
             for asked in (1, 2):
                 await measure_speed(asking, other.peer)
-                assert test.count.sent == asked * (NBYTES + 2)
+                assert test.count.sent == asked * (SPEED_NBYTES + 2)
             with anyio.fail_after(20):
-                while test.count.received < 2 * (NBYTES + 2):  # its last byte may still be on its way
+                while test.count.received < 2 * (SPEED_NBYTES + 2):  # its last byte may still be on its way
                     await anyio.sleep(0.01)
             assert other.traffic.total.sent >= test.count.sent
             with pytest.raises(TransportError):
                 await measure_speed(asking, other.peer)
-            assert test.count.sent == 2 * (NBYTES + 2)
+            assert test.count.sent == 2 * (SPEED_NBYTES + 2)
 
     run(script)

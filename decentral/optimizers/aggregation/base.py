@@ -1,4 +1,9 @@
-"""What an aggregation rule is, and the arithmetic that several rules share."""
+"""An aggregation rule, by which the contributions to a round become one vector, and arithmetic that rules share.
+
+Every peer must get the same bits. So float64 is added in one order (lane by lane in the order of the values, and then
+the lanes in halves), or by `total`, for which any order will do: ``torch.sum`` splits by the number of threads, and a
+product of matrices by a library adds in an order of the machine's choice.
+"""
 
 from __future__ import annotations
 
@@ -18,45 +23,124 @@ from decentral.tensors.compiled import compiled
 from decentral.tensors.ops import WIDTH, float32, rows_of, sum_of_lanes
 
 __all__ = [
-    "ENOUGH",
-    "LARGEST",
-    "UNKNOWN",
+    "ENOUGH_TO_CLIP",
+    "LARGEST_NORM",
+    "NOTHING_LEARNT",
     "Aggregation",
     "Floats",
     "Needs",
     "Sent",
     "SquareSum",
     "Start",
-    "aged",
+    "aged_share",
     "check_f",
     "check_iterations",
     "check_start",
     "chosen_scales",
     "clip_scales",
     "is_outlier",
-    "kept",
-    "learnt",
     "mean_and_variance",
+    "mean_share",
     "norm",
     "start_of",
     "total",
     "typical_norm",
     "typical_scales",
+    "with_learnt",
 ]
 
-# ---- sent ----
+# ---- what a rule is ----
 #
-# What a rule may know of the contributions to a round: their norms, weights and inner products. No vector is needed.
+# A rule says what each contribution is multiplied by: the result is sum(w_i s_i x_i) / sum(w_i), w the run's weights.
+# It sees inner products and no vector, so sparse contributions stay sparse. Rules by coordinates see rows instead.
+#
+# A rule is one frozen dataclass in a module of this folder, or an entry point "decentral.aggregation" of another
+# package; its fields are the keys that ``[outer.aggregation]`` accepts beside ``rule``. A rule sees one fragment at a
+# time, and of a contribution its first channel: states beside the change are averaged. What a rule leaves out is not
+# owed again.
+#
+# With fewer contributors than it needs no rule can tell who is wrong: they are then shortened to the typical norm, and
+# of two the mean is taken. All peers see the same contributors, so all do the same.
+
+# Shape suffixes: N = elements of one fragment, flat float32; K = contributors, by peer id.
+
+Needs = Literal["nothing", "norms", "products", "rows"]  # nothing: the plain mean
+MOST_PEERS = 1024  # of a run
+MOST_ITERATIONS = 1000
+
+
+class Aggregation:
+    """Defaults of a rule that looks at inner products."""
+
+    __slots__ = ()
+
+    name: ClassVar[str]  # in manifests
+    equation: ClassVar[str] = "not described"
+    source: ClassVar[str] = "not described"  # authors, title, year, arXiv
+
+    @property
+    def needs(self) -> Needs:
+        """What it must know of the contributions."""
+        return "products"
+
+    @property
+    def least(self) -> int:
+        """Contributors below which it cannot tell who is wrong."""
+        return 3
+
+    def scales(self, sent: Sent) -> list[float]:
+        """What each is multiplied by; at least ``least`` of them, each with a weight above 0."""
+        raise NotImplementedError
+
+    def combine(self, row_KN: Tensor) -> Tensor:
+        """The result (N,) of a rule by coordinates, which counts heads; at least ``least`` rows."""
+        raise NotImplementedError
+
+    def weigh(self, sent: Sent) -> list[float]:
+        """The scales of all; who has no weight is not looked at."""
+        counted = [place for place, weight in enumerate(sent.weight_K) if weight > 0]
+        among, found = sent.among(counted), [1.0] * len(sent)
+        enough = len(counted) >= self.least
+        for place, scale in zip(counted, self.scales(among) if enough else typical_scales(among), strict=True):
+            found[place] = scale
+        return found
+
+
+def typical_scales(sent: Sent) -> list[float]:
+    """Where there are too few for a rule."""
+    return clip_scales(sent.norm_K.tolist())
+
+
+def check_f(rule: object, f: int) -> None:
+    """ConfigError unless f is a number of contributors that may be wrong."""
+    if not 1 <= f < MOST_PEERS // 2:
+        raise ConfigError(
+            f"{rule}: f contributors may send anything, want 1 <= f < {MOST_PEERS // 2}; 0 is the rule mean"
+        )
+
+
+def check_iterations(rule: object, iterations: int) -> None:
+    """ConfigError unless every peer can make so many."""
+    if not 1 <= iterations <= MOST_ITERATIONS:
+        raise ConfigError(f"{rule}: want 1 <= iterations <= {MOST_ITERATIONS}; 8 is usual")
+
+
+def chosen_scales(sent: Sent, chosen: Sequence[int]) -> list[float]:
+    """The weighted mean of those at these places."""
+    return sent.scales_of(sent.mean_shares(chosen))
+
+
+# ---- what a rule sees of contributions ----
+#
+# Their norms, weights and inner products. No vector is needed.
 #
 # A point is a mixture v = sum c_i x_i, said by its shares c. With G_ij = <x_i, x_j>:
 #
 # <x_i, v> = sum_j c_j G_ij ;  |v|^2 = sum_i c_i <x_i, v> ;  |x_i - v|^2 = G_ii - 2 <x_i, v> + |v|^2
 #
-# Every peer must get the same bits: elementwise float64, sums by `total` or row by row in the order of peer ids, and
-# no product of matrices by a library, which adds in an order of the machine's choice.
+# All is elementwise float64, with sums by `total` or row by row in the order of peer ids.
 
 # Shape suffixes: K = contributors, J = mixtures of them.
-
 
 Floats = NDArray[np.float64]
 
@@ -158,50 +242,22 @@ def _times(left_JK: Floats, right_KL: Floats) -> Floats:
     return found_JL
 
 
-# ---- starts ----
+# ---- norms, and the scale that clips them ----
 #
-# Where rules that move a centre begin: at no change, at the mean, or at the medoid.
-#
-# The medoid is the contribution with the least sum of distances to the others, the first of equals.
-
-Start = Literal["zero", "mean", "medoid"]
-
-
-def check_start(rule: object, start: str, known: Sequence[Start]) -> None:
-    """ConfigError unless it is one of them."""
-    if start not in known:
-        raise ConfigError(f"{rule}: start is where the centre begins, want one of {', '.join(known)}")
-
-
-def start_of(sent: Sent, start: str) -> Floats:
-    """The start as a mixture of the contributions."""
-    if start == "mean":
-        return sent.mean_shares()
-    share_K = np.zeros(len(sent), dtype=np.float64)
-    if start == "medoid":
-        sums = [total(np.sqrt(square_K)) for square_K in sent.squared_distances_KK()]
-        share_K[sums.index(min(sums))] = 1.0
-    return share_K
-
-
-# ---- norm clip ----
-#
-# How large contributions are, and the scale that shortens those far above the typical one before the mean.
+# How large contributions are, and what shortens those far above the typical one before the mean.
 #
 # scale_i = min(1, median(norms) / norm_i)      the mean's divisor stays the sum of the weights
 #
 # One peer with a wrong learning rate, or a flipped exponent, cannot move the anchor further than a typical peer does;
-# a direction that is wrong at the usual length is not found. Every peer computes the scales itself and must get the
-# same bits: squares of float32 are exact in float64, they are added lane by lane in the order of the values, and the
-# lanes in halves. ``torch.sum`` splits by the number of threads.
+# a direction that is wrong at the usual length is not found. Every peer computes the scales itself: squares of float32
+# are exact in float64.
 #
 # Source: median-norm clipping of Templar's SparseLoCo runs, "Covenant-72B", 2026; Lidin et al., "Incentivizing
 # Permissionless Distributed Learning of LLMs", 2025, arXiv:2505.21684.
 
 # Shape suffixes: N = elements of a contribution, L = lanes, R = rows of so many elements.
 
-
-ENOUGH = 3  # contributors: the lower median of two is the smaller one, which would shorten the other in every round
+ENOUGH_TO_CLIP = 3  # contributors: of two the lower median is the smaller, which would shorten the other every round
 
 
 class SquareSum:
@@ -229,7 +285,7 @@ def norm(value_N: Tensor) -> float:
 
 def typical_norm(norms: Sequence[float]) -> float | None:
     """The lower median: a norm that some contribution has. None when there are too few to say, or it is 0."""
-    typical = statistics.median_low(norms) if len(norms) >= ENOUGH else 0.0
+    typical = statistics.median_low(norms) if len(norms) >= ENOUGH_TO_CLIP else 0.0
     return typical or None
 
 
@@ -249,96 +305,37 @@ def _add_squares(value_RL, lane_L):  # type: ignore[no-untyped-def]
             lane_L[lane] += value * value
 
 
-# ---- rule ----
+# ---- where a moving centre begins ----
 #
-# What an aggregation rule is: how the contributions to a round become one vector.
+# At no change, at the mean, or at the medoid: the contribution with the least sum of distances to the others, the
+# first of equals.
+
+Start = Literal["zero", "mean", "medoid"]
+
+
+def check_start(rule: object, start: str, known: Sequence[Start]) -> None:
+    """ConfigError unless it is one of them."""
+    if start not in known:
+        raise ConfigError(f"{rule}: start is where the centre begins, want one of {', '.join(known)}")
+
+
+def start_of(sent: Sent, start: str) -> Floats:
+    """The start as a mixture of the contributions."""
+    if start == "mean":
+        return sent.mean_shares()
+    share_K = np.zeros(len(sent), dtype=np.float64)
+    if start == "medoid":
+        sums = [total(np.sqrt(square_K)) for square_K in sent.squared_distances_KK()]
+        share_K[sums.index(min(sums))] = 1.0
+    return share_K
+
+
+# ---- usual norms, learnt from norm to norm ----
 #
-# A rule says what each contribution is multiplied by: the result is sum(w_i s_i x_i) / sum(w_i), w the run's weights.
-# It sees inner products and no vector, so sparse contributions stay sparse. Rules by coordinates see rows instead.
+# The detector finds which norm is far above them.
 #
-# A rule is one frozen dataclass in one file of ``rules``, or an entry point "decentral.aggregation" of another
-# package; its fields are the keys that ``[outer.aggregation]`` accepts beside ``rule``. A rule sees one fragment at a
-# time, and of a contribution its first channel: states beside the change are averaged. What a rule leaves out is not
-# owed again.
-#
-# With fewer contributors than it needs no rule can tell who is wrong: they are then shortened to the typical norm, and
-# of two the mean is taken (`norm_clip`). All peers see the same contributors, so all do the same.
-
-# Shape suffixes: N = elements of one fragment, flat float32; K = contributors, by peer id.
-
-
-Needs = Literal["nothing", "norms", "products", "rows"]  # nothing: the plain mean
-MOST_PEERS = 1024  # of a run
-MOST_ITERATIONS = 1000
-
-
-class Aggregation:
-    """Defaults of a rule that looks at inner products."""
-
-    __slots__ = ()
-
-    name: ClassVar[str]  # in manifests
-    equation: ClassVar[str] = "not described"
-    source: ClassVar[str] = "not described"  # authors, title, year, arXiv
-
-    @property
-    def needs(self) -> Needs:
-        """What it must know of the contributions."""
-        return "products"
-
-    @property
-    def least(self) -> int:
-        """Contributors below which it cannot tell who is wrong."""
-        return 3
-
-    def scales(self, sent: Sent) -> list[float]:
-        """What each is multiplied by; at least ``least`` of them, each with a weight above 0."""
-        raise NotImplementedError
-
-    def combine(self, row_KN: Tensor) -> Tensor:
-        """The result (N,) of a rule by coordinates, which counts heads; at least ``least`` rows."""
-        raise NotImplementedError
-
-    def weigh(self, sent: Sent) -> list[float]:
-        """The scales of all; who has no weight is not looked at."""
-        counted = [place for place, weight in enumerate(sent.weight_K) if weight > 0]
-        among, found = sent.among(counted), [1.0] * len(sent)
-        enough = len(counted) >= self.least
-        for place, scale in zip(counted, self.scales(among) if enough else typical_scales(among), strict=True):
-            found[place] = scale
-        return found
-
-
-def typical_scales(sent: Sent) -> list[float]:
-    """Where there are too few for a rule: see above."""
-    return clip_scales(sent.norm_K.tolist())
-
-
-def check_f(rule: object, f: int) -> None:
-    """ConfigError unless f is a number of contributors that may be wrong."""
-    if not 1 <= f < MOST_PEERS // 2:
-        raise ConfigError(
-            f"{rule}: f contributors may send anything, want 1 <= f < {MOST_PEERS // 2}; 0 is the rule mean"
-        )
-
-
-def check_iterations(rule: object, iterations: int) -> None:
-    """ConfigError unless every peer can make so many."""
-    if not 1 <= iterations <= MOST_ITERATIONS:
-        raise ConfigError(f"{rule}: want 1 <= iterations <= {MOST_ITERATIONS}; 8 is usual")
-
-
-def chosen_scales(sent: Sent, chosen: Sequence[int]) -> list[float]:
-    """The weighted mean of those at these places."""
-    return sent.scales_of(sent.mean_shares(chosen))
-
-
-# ---- usual norm ----
-#
-# What norms are usual, learnt from norm to norm, and which one is far above it.
-#
-# z = (norm - mean) / sigma, an outlier when z > 3 max(1, std z) mean <- mean + a d ;  M2 <- (1-a) (M2 + a d d')
-# d, d': norm - mean, before and after ;  a = 0.02
+# z = (norm - mean) / sigma, an outlier when z > 3 max(1, std z)
+# mean <- mean + a d ;  M2 <- (1-a) (M2 + a d d')      d, d': norm - mean, before and after ;  a = 0.02
 #
 # What was learnt is four float32, (count, mean, M2, mean z^2), as part of a state that all peers hold alike. It is
 # computed in float64. std z is learnt after the warm-up: after two norms that are nearly equal the third one's z may
@@ -346,8 +343,8 @@ def chosen_scales(sent: Sent, chosen: Sequence[int]) -> list[float]:
 #
 # Source: Cheng et al., "EDiT", 2024, arXiv:2412.07210; constants as in intelligent-machine-learning/atorch.
 
-LARGEST = 1e18  # of a norm, and of z: a square beyond float32 would stay in the state for ever
-UNKNOWN = (0.0, 0.0, 0.0, 0.0)
+LARGEST_NORM = 1e18  # of a norm, and of z: a square beyond float32 would stay in the state for ever
+NOTHING_LEARNT = (0.0, 0.0, 0.0, 0.0)
 _AVERAGING = 0.02  # a, of the moving mean and variance
 _THRESHOLD = 3.0  # standard deviations
 
@@ -362,32 +359,31 @@ def is_outlier(value: float, usual: Tensor, warmup: int) -> bool:
     return bool((value - mean) / math.sqrt(squares) > _THRESHOLD * max(1.0, math.sqrt(deviation)))
 
 
-def learnt(usual: Tensor, value: float, warmup: int) -> Tensor:
+def with_learnt(usual: Tensor, value: float, warmup: int) -> Tensor:
     """What is usual with one more norm."""
     count, mean, squares, deviation = usual.tolist()
     if count == 0:
         return torch.tensor([1.0, value, 0.0, 0.0])
     off = value - mean
     if count >= warmup and squares > 0:
-        z = min(abs(off) / math.sqrt(squares), LARGEST)
+        z = min(abs(off) / math.sqrt(squares), LARGEST_NORM)
         deviation += _AVERAGING * (z * z - deviation)
     mean += _AVERAGING * off
     squares = (1 - _AVERAGING) * (squares + _AVERAGING * off * (value - mean))
     return torch.tensor([count + 1, mean, squares, deviation])
 
 
-# ---- staleness ----
+# ---- shares of late contributions ----
 #
-# What a contribution counts when outer steps passed since its progress began.
-#
-# A mean whose weights are multiplied by such shares must not divide by them as well: alone in a commit, a late
-# contribution would count in full again. ``kept`` is the factor that puts the divisor right.
+# A contribution may count less for the outer steps that passed since its progress began. A mean whose weights are
+# multiplied by such shares must not divide by them as well: alone in a commit, a late contribution would count in full
+# again. `mean_share` is the factor that puts the divisor right.
 #
 # Shares are products and quotients of float64 and square roots, which IEEE 754 rounds alike everywhere: the power of
 # C's library differs in its last digits.
 
 
-def aged(age: int, times: int) -> float:
+def aged_share(age: int, times: int) -> float:
     """``(1 + age) ** (-times / 2)``: 1 for one that is in time, and for ``times = 0``."""
     share, root = 1.0, math.sqrt(1.0 + age)
     for _ in range(times):
@@ -395,7 +391,7 @@ def aged(age: int, times: int) -> float:
     return share
 
 
-def kept(weights: Sequence[float], shares: Sequence[float]) -> float:
+def mean_share(weights: Sequence[float], shares: Sequence[float]) -> float:
     """What a mean by ``weights``, each with its share in it, is multiplied by, so that its divisor has no shares.
 
     Contributors whose share is 0 are in neither sum. 1 where all shares are 1.
@@ -404,11 +400,7 @@ def kept(weights: Sequence[float], shares: Sequence[float]) -> float:
     return math.fsum(weight for weight, _ in counted) / math.fsum(weight / share for weight, share in counted)
 
 
-# ---- moments ----
-#
-# Mean and variance of a tensor's values, with the same bits on every machine.
-#
-# Values are added row by row into lanes, and the lanes in halves: ``torch.sum`` splits by the number of threads.
+# ---- mean and variance of a tensor ----
 
 # Shape suffixes: N = values, L = lanes, R = rows of so many.
 

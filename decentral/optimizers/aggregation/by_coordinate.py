@@ -1,4 +1,7 @@
-"""Rules that look at each coordinate by itself."""
+"""Rules that look at each coordinate by itself, for dense contributions.
+
+They count heads, not weights. Sparse contributions have zeros nearly everywhere, so that their median is zero: refused.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,12 +16,11 @@ from decentral.tensors.memory import fresh_zeros
 
 __all__ = ["Meamed", "Median", "TrimmedMean", "by_slabs", "mean_in_order", "middle"]
 
-# ---- coordinates ----
+# ---- sorted values, their middle and mean ----
 #
-# What rules by coordinates share: sorted values, their middle, their mean. The same bits on every peer.
+# The same bits on every peer.
 
 # Shape suffixes: K = contributors, N = elements of one fragment, S = some of them; float32.
-
 
 SLAB = 1 << 20  # values of each that are looked at together: sorting needs three times their memory
 
@@ -46,14 +48,9 @@ def mean_in_order(value_KS: Tensor) -> Tensor:
     return total_S / torch.full_like(total_S[:1], float(len(value_KS)))
 
 
-# ---- median ----
-#
-# The median of each coordinate, for dense contributions.
+# ---- the median of each coordinate ----
 #
 # g_k = median over i of x_ik ;  the mean of the middle two where they are even in number
-#
-# It counts heads, not weights. Sparse contributions have zeros nearly everywhere, so that their median is zero:
-# refused.
 #
 # Source: Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", 2018,
 # arXiv:1803.01498.
@@ -77,13 +74,47 @@ class Median(Aggregation):
         return by_slabs(row_KN, lambda slab_KS: middle(slab_KS.sort(dim=0).values))
 
 
-# ---- meamed ----
+# ---- the trimmed mean ----
 #
-# The mean of the n - f values nearest to the median of each coordinate, for dense contributions.
+# g_k = mean of x_ik sorted over i, less the f smallest and the f largest
+#
+# Needs n >= 2f + 1.
+#
+# Source: Yin et al., as for the median.
+
+
+@dataclass(frozen=True, slots=True)
+class TrimmedMean(Aggregation):
+    """The mean of each coordinate's inner values."""
+
+    name: ClassVar[str] = "trimmed_mean"
+    equation: ClassVar[str] = "g_k = mean of x_ik without the f smallest and the f largest"
+    source: ClassVar[str] = 'Yin et al., "Byzantine-Robust Distributed Learning", 2018, arXiv:1803.01498'
+    f: int = key(1, "values that are cut at each end")
+
+    def __post_init__(self) -> None:
+        check_f(self, self.f)
+
+    @property
+    def needs(self) -> Needs:
+        """Every value of everybody."""
+        return "rows"
+
+    @property
+    def least(self) -> int:
+        """So that something is left."""
+        return 2 * self.f + 1
+
+    def combine(self, row_KN: Tensor) -> Tensor:
+        """Sorted, cut, and the rest averaged from the smallest up."""
+        return by_slabs(row_KN, lambda slab_KS: mean_in_order(slab_KS.sort(dim=0).values[self.f : -self.f]))
+
+
+# ---- the mean around the median ----
 #
 # g_k = mean of the n - f values x_ik nearest to their median ;  of equally near ones the smaller
 #
-# It counts heads, not weights. Needs n >= 2f + 1.
+# Needs n >= 2f + 1.
 #
 # Source: Xie, Koyejo, Gupta, "Generalized Byzantine-tolerant SGD", 2018, arXiv:1802.10116.
 
@@ -118,42 +149,3 @@ class Meamed(Aggregation):
         rising_KS = slab_KS.sort(dim=0).values
         order_KS = (rising_KS - middle(rising_KS)).abs().sort(dim=0, stable=True).indices
         return mean_in_order(rising_KS.gather(0, order_KS[: len(slab_KS) - self.f]))
-
-
-# ---- trimmed mean ----
-#
-# The mean of each coordinate without its f smallest and f largest values, for dense contributions.
-#
-# g_k = mean of x_ik sorted over i, less f at each end
-#
-# It counts heads, not weights. Needs n >= 2f + 1.
-#
-# Source: Yin et al., "Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates", 2018,
-# arXiv:1803.01498.
-
-
-@dataclass(frozen=True, slots=True)
-class TrimmedMean(Aggregation):
-    """The mean of each coordinate's inner values."""
-
-    name: ClassVar[str] = "trimmed_mean"
-    equation: ClassVar[str] = "g_k = mean of x_ik without the f smallest and the f largest"
-    source: ClassVar[str] = 'Yin et al., "Byzantine-Robust Distributed Learning", 2018, arXiv:1803.01498'
-    f: int = key(1, "values that are cut at each end")
-
-    def __post_init__(self) -> None:
-        check_f(self, self.f)
-
-    @property
-    def needs(self) -> Needs:
-        """Every value of everybody."""
-        return "rows"
-
-    @property
-    def least(self) -> int:
-        """So that something is left."""
-        return 2 * self.f + 1
-
-    def combine(self, row_KN: Tensor) -> Tensor:
-        """Sorted, cut, and the rest averaged from the smallest up."""
-        return by_slabs(row_KN, lambda slab_KS: mean_in_order(slab_KS.sort(dim=0).values[self.f : -self.f]))

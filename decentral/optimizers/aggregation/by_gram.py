@@ -1,4 +1,8 @@
-"""Rules that look at inner products of contributions."""
+"""Rules that look at inner products of contributions, and so at their distances and angles.
+
+Some choose contributions that lie together (Krum, Multi-Krum, MDA), some mix them and ask another rule (NNM,
+bucketing), one moves a centre (RFA), and two go by main directions (CAF, Flag).
+"""
 
 import hashlib
 import math
@@ -28,9 +32,7 @@ from decentral.optimizers.base import key
 
 __all__ = ["CAF", "MDA", "NNM", "RFA", "Bucketing", "Flag", "Krum", "MultiKrum", "krum_order"]
 
-# ---- krum ----
-#
-# The one contribution that is nearest to its neighbours.
+# ---- Krum: the nearest to its neighbours ----
 #
 # score_i = sum of |x_i - x_j|^2 over the n - f - 2 nearest others ;  g = x_i with the least score, the first of equals
 #
@@ -72,17 +74,16 @@ def krum_order(sent: Sent, f: int) -> list[int]:
     return sorted(range(len(sent)), key=lambda place: (scores[place], place))
 
 
-# ---- multi krum ----
+# ---- Multi-Krum: a mean of the nearest ----
 #
-# The mean of the m contributions with the least Krum scores: Krum with less of the honest work thrown away.
+# Krum with less of the honest work thrown away.
 #
 # g = weighted mean of the m with the least score_i ;  m = n - f - 2 unless it is given
 #
 # What differs. The paper leaves m open up to n - f - 2; a well-known implementation returns the sum of the m, another
 # takes m = n - f with other scores.
 #
-# Source: Blanchard et al., "Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent", 2017,
-# arXiv:1703.02757.
+# Source: Blanchard et al., as for Krum.
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +112,7 @@ class MultiKrum(Aggregation):
         return chosen_scales(sent, krum_order(sent, self.f)[:count])
 
 
-# ---- mda ----
-#
-# The mean of the n - f contributions that lie closest together: the subset with the least diameter.
+# ---- MDA: the narrowest subset ----
 #
 # g = weighted mean of the subset S of n - f with the least max |x_i - x_j| over S ;  the first of equals
 #
@@ -166,9 +165,9 @@ def narrowest(square_KK: Floats, f: int) -> list[int]:
     return [place for place in everybody if place not in best]
 
 
-# ---- nnm ----
+# ---- NNM: nearest-neighbour mixing ----
 #
-# Nearest-neighbour mixing: each contribution becomes the mean of the n - f nearest ones, then another rule decides.
+# Each contribution becomes the mean of the n - f nearest ones, then another rule decides.
 #
 # y_i = weighted mean of the n - f contributions nearest to x_i, itself included ;  g = then(y)
 #
@@ -206,9 +205,7 @@ class NNM(Aggregation):
         return scales_through(sent, share_KK, sent.weight_K, rule_after(self.then, self.f))
 
 
-# ---- bucketing ----
-#
-# Means of small groups drawn by chance, then another rule decides over the groups.
+# ---- bucketing: means of small groups ----
 #
 # groups of ``size`` by a draw of the round ;  y_j = weighted mean of group j ;  g = then(y), a group weighs what its
 # members do
@@ -243,7 +240,7 @@ class Bucketing(Aggregation):
     def scales(self, sent: Sent) -> list[float]:
         """What each counts through its group."""
         after = rule_after(self.then, self.f)
-        groups = drawn(len(sent), self.size, sent.seed)
+        groups = drawn_groups(len(sent), self.size, sent.seed)
         if 2 * self.f >= len(groups):
             return after.weigh(sent)
         share_JK = np.stack([sent.mean_shares(group) for group in groups])
@@ -251,16 +248,16 @@ class Bucketing(Aggregation):
         return scales_through(sent, share_JK, weight_J, after)
 
 
-def drawn(count: int, size: int, seed: bytes) -> list[list[int]]:
+def drawn_groups(count: int, size: int, seed: bytes) -> list[list[int]]:
     """Places in groups; alike on all who have the seed."""
     lots = [hashlib.blake2b(seed + place.to_bytes(4, "little"), digest_size=16).digest() for place in range(count)]
     order = sorted(range(count), key=lots.__getitem__)
     return [order[start : start + size] for start in range(0, count, size)]
 
 
-# ---- rfa ----
+# ---- RFA: the geometric median ----
 #
-# The geometric median: the point with the least sum of distances, by Weiszfeld's iteration.
+# The point with the least sum of distances, by Weiszfeld's iteration.
 #
 # v <- sum(b_i x_i) / sum(b_i) ;  b_i = w_i / max(floor * d, |v - x_i|), d the lower median of the |x_i|
 #
@@ -303,12 +300,13 @@ class RFA(Aggregation):
         return sent.scales_of(share_K)
 
 
-# ---- caf ----
+# ---- CAF: a filter by covariance ----
 #
-# A filter by covariance: whoever stands out along the direction of most spread counts less, until 2f are gone.
+# Whoever stands out along the direction of most spread counts less, until 2f are gone.
 #
 # c_i = 1 ;  while sum c > n - 2f:  m = sum c_i x_i / sum c ;  u = the main direction of sum c_i (x_i-m)(x_i-m)^T
-# keep the m with the least spread along u ;  t_i = <x_i - m, u>^2 ;  c_i <- c_i (1 - t_i / max t) g = that m
+#   keep the m with the least spread along u ;  t_i = <x_i - m, u>^2 ;  c_i <- c_i (1 - t_i / max t)
+# g = that m
 #
 # No bound on honest spread must be known. Needs n >= 2f + 1. Every lap takes one contribution to zero at least, so
 # there are n laps at most. The run's weights multiply c, and heads are counted.
@@ -320,8 +318,8 @@ class RFA(Aggregation):
 # Source: Allouah, Guerraoui, Stephan, "Towards Trustworthy Federated Learning with Untrusted Participants", 2025,
 # arXiv:2505.01874.
 
-ITERATIONS = 100
-ENOUGH = 1e-12  # change of the spread in one iteration, of itself, after which no more are made
+_POWER_ITERATIONS = 100
+_STEADY = 1e-12  # change of the spread in one iteration, of itself, after which no more are made
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,24 +372,25 @@ def _main_direction(gram_KK: Floats, share_K: Floats) -> tuple[float, Floats]:
     if length == 0.0:
         return 0.0, np.zeros(len(share_K))
     along_K, spread = gram_KK[first] / length, 0.0
-    for _ in range(ITERATIONS):
+    for _ in range(_POWER_ITERATIONS):
         pull_K = share_K * along_K
         next_K = np.array([total(row_K * pull_K) for row_K in gram_KK])
         length = math.sqrt(max(total(pull_K * next_K), 0.0))
         if length == 0.0:
             return 0.0, np.zeros(len(share_K))
         along_K, before, spread = next_K / length, spread, length
-        if abs(spread - before) <= ENOUGH * spread:
+        if abs(spread - before) <= _STEADY * spread:
             break
     return spread, along_K
 
 
-# ---- flag ----
+# ---- Flag: directions of a shared subspace ----
 #
-# The flag aggregator: the mean of the directions, as far as it lies in the subspace that most of them share.
+# The mean of the directions, as far as it lies in the subspace that most of them share.
 #
-# u_i = x_i / l_i, l_i = max(|x_i|, d 2^-20) in turns Y = the ``rank`` main directions of the a_i u_i, a_i = (1 - |Y^T
-# u_i|^2 + 1e-7)^(-1/4) g = d Y Y^T sum(w_i u_i) / sum(w_i),  d the lower median of the |x_i|
+# u_i = x_i / l_i, l_i = max(|x_i|, d 2^-20)
+# in turns Y = the ``rank`` main directions of the a_i u_i, a_i = (1 - |Y^T u_i|^2 + 1e-7)^(-1/4)
+# g = d Y Y^T sum(w_i u_i) / sum(w_i),  d the lower median of the |x_i|
 #
 # With inner products alone: if v_k are the main eigenvectors of a_i <u_i, u_j> a_j, then |Y^T u_i|^2 = sum_k l_k
 # v_ki^2 / a_i^2, and x_i counts d a_i / l_i sum_k v_ki sum_j v_kj w_j / a_j / sum(w).
@@ -404,7 +403,7 @@ def _main_direction(gram_KK: Floats, share_K: Floats) -> tuple[float, Floats]:
 # Source: Almasi et al., "Flag Aggregator: Scalable Distributed Training under Failures and Augmented Losses using
 # Convex Optimization", 2023, arXiv:2302.05865.
 
-MOST = 128  # contributors: a sweep over so many turns 3 million pairs of values
+MOST_FOR_FLAG = 128  # contributors: a sweep over so many turns 3 million pairs of values
 _SHORTEST = 2.0**-20  # of the typical length: shorter ones are not lengthened beyond a million times
 _INSIDE = 1e-7  # of the sine squared: who lies in the subspace does not count without bound
 
@@ -426,7 +425,7 @@ class Flag(Aggregation):
 
     def scales(self, sent: Sent) -> list[float]:
         """What each counts in the projected mean; zeros have no direction, and count nothing."""
-        if len(sent) > MOST:
+        if len(sent) > MOST_FOR_FLAG:
             return RFA().scales(sent)
         typical = statistics.median_low(sent.norm_K.tolist())
         length_K = np.maximum(sent.norm_K, typical * _SHORTEST)

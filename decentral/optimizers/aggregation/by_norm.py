@@ -1,4 +1,4 @@
-"""Rules that look at how long contributions are."""
+"""Rules that look at how long contributions, or their distances from a centre, are."""
 
 import math
 import statistics
@@ -24,9 +24,9 @@ from decentral.optimizers.base import key
 
 __all__ = ["ARC", "CenteredClip", "NormClip"]
 
-# ---- norm clip ----
+# ---- shortened to the typical norm ----
 #
-# Contributions longer than the typical one are shortened to it; ``outer.norm_clip = "median"`` is its older spelling.
+# ``outer.norm_clip = "median"`` is the older spelling of this rule.
 #
 # g = sum(w_i x_i min(1, median |x| / |x_i|)) / sum(w_i)
 #
@@ -59,9 +59,9 @@ class NormClip(Aggregation):
         return typical_scales(sent)
 
 
-# ---- arc ----
+# ---- adaptive robust clipping ----
 #
-# Adaptive robust clipping: the longest contributions are shortened to the longest of the rest, then another rule.
+# The longest contributions are shortened to the longest of the rest, then another rule decides.
 #
 # k = floor(2 (f/n) (n - f)) ;  C = the (k+1)-th largest norm ;  y_i = x_i min(1, C / |x_i|) ;  g = then(y)
 #
@@ -106,7 +106,7 @@ class ARC(Aggregation):
         return [float(left) * scale for left, scale in zip(left_K, after, strict=True)]
 
 
-# ---- centered clip ----
+# ---- centred clipping ----
 #
 # A centre that every contribution pulls, none harder than tau.
 #

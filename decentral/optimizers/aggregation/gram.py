@@ -1,4 +1,7 @@
-"""Inner products of contributions, whole, by tensor or from sketches, and what is made of them."""
+"""Inner products of contributions, whole, by tensor or from sketches, and what rules and methods make of them.
+
+All but the sketches, which no peer compares with another's, have the same bits on every peer.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,6 @@ from decentral.tensors.compiled import compiled
 from decentral.tensors.ops import WIDTH, float32, rows_of, sum_of_lanes
 
 __all__ = [
-    "WIDTH",
     "Dense",
     "Sketching",
     "Sparse",
@@ -35,9 +37,9 @@ __all__ = [
     "weighted_sum",
 ]
 
-# ---- gram ----
+# ---- inner products ----
 #
-# Inner products of contributions, tensor by tensor: the same bits on every peer, whether they are sparse or dense.
+# Products are the same whether contributions are sparse or dense.
 #
 # <x, y> over one tensor: products of float32 are exact in float64, each is added to the lane of its place modulo 1024
 # in the order of places, and the lanes in halves. A product with a zero changes no lane, so looking at the places that
@@ -122,17 +124,31 @@ def _add_dense_at(place_S, value_S, value_N, lane_L):  # type: ignore[no-untyped
         lane_L[place % WIDTH] += np.float64(value_S[s]) * np.float64(value_N[place])
 
 
-# ---- eigen ----
+# ---- rules on mixtures of contributions ----
 #
-# Eigenvectors of a small symmetric matrix, the same bits on every machine: those of a library are not.
+# A rule that decides over mixtures is said as what each contribution counts.
+
+# Shape suffixes: K = contributions, J = mixtures of them.
+
+
+def scales_through(sent: Sent, share_JK: Floats, weight_J: Floats, rule: Aggregation) -> list[float]:
+    """What each contribution is multiplied by where ``rule`` decides over mixtures of them."""
+    mixed = sent.mixed(share_JK, weight_J)
+    of_mixture_J = mixed.shares_of(rule.weigh(mixed))
+    share_K = of_mixture_J[0] * share_JK[0]
+    for j in range(1, len(share_JK)):
+        share_K = share_K + of_mixture_J[j] * share_JK[j]
+    return sent.scales_of(share_K)
+
+
+# ---- eigenvectors of a small matrix ----
 #
-# Jacobi: turn every pair of axes, in one order, until what is off the diagonal is rounding. Sums, products, quotients
-# and square roots of float64 only.
+# Those of a library differ from machine to machine. Jacobi, for a symmetric matrix: turn every pair of axes, in one
+# order, until what is off the diagonal is rounding. Sums, products, quotients and square roots of float64 only.
 #
 # Source: Golub, Van Loan, "Matrix Computations", 1996, 8.4.
 
 # Shape suffixes: K = rows, R = the largest eigenvalues.
-
 
 _SWEEPS = 30  # it takes 6 to 10; a bound
 _ROUNDING = 1e-15  # of the largest value
@@ -182,9 +198,56 @@ def _turn(matrix_KK, vector_KK):  # type: ignore[no-untyped-def]
             return
 
 
-# ---- sketches ----
+# ---- a fragment's tensors one by one ----
 #
-# A contribution as 1024 numbers whose angles tell those of the contributions: who does the same work twice?
+# For methods that look at the length and the direction of each. All is elementwise float32 with lengths of `norm`.
+
+_SHORTEST = 1e-30  # a length below it counts as none: the inverse of one that is smaller yet is beyond float32
+_LARGEST_FACTOR = 1e38  # for a vector of length 1: lengths of float32 vectors may be beyond float32
+
+# Shape suffix: N = elements of one tensor, flat.
+
+
+def ranges(info: RoundInfo, numel: int) -> Iterator[tuple[str, slice]]:
+    """Name and place of each tensor in the flat vector; all of it, without a name, where a round tells no shapes."""
+    start = 0
+    for n, shape in enumerate(info.shapes or ((numel,),)):
+        stop = start + prod(shape)
+        yield info.names[n] if n < len(info.names) else "", slice(start, stop)
+        start = stop
+
+
+def direction(value_N: Tensor) -> tuple[Tensor, float]:
+    """A vector divided by its length, and the length; zeros where that is next to nothing."""
+    length = norm(value_N)
+    return value_N * (float32(1.0 / length) if length > _SHORTEST else 0.0), length
+
+
+def factor(value: float) -> float:
+    """What to multiply a vector of length 1 by, in float32; a peer that sends values near 1e38 ends no step."""
+    return float32(max(-_LARGEST_FACTOR, min(value, _LARGEST_FACTOR)))
+
+
+def cosine(one_N: Tensor, other_N: Tensor) -> float:
+    """Of two vectors that are not zero; exactly 0 where one is zero wherever the other is not.
+
+    The same bits on every peer, see `inner`.
+    """
+    product = inner(Dense(one_N.detach().numpy()), Dense(other_N.detach().numpy()))
+    return product / (norm(one_N) * norm(other_N))
+
+
+def weighted_sum(values: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    """Products and sums apart, in the order given; weights are rounded to float32."""
+    total_N = torch.zeros_like(values[0])
+    for value_N, weight in zip(values, weights, strict=True):
+        total_N += value_N * float32(weight)
+    return total_N
+
+
+# ---- sketches, to find who does the same work twice ----
+#
+# A contribution as 1024 numbers whose angles tell those of the contributions:
 #
 # sketch[(j + turn_r) mod 1024] += sign_r * value[1024 r + j]      turn and sign of row r from a seed
 #
@@ -197,8 +260,7 @@ def _turn(matrix_KK, vector_KK):  # type: ignore[no-untyped-def]
 # Shape suffixes: N = elements of a contribution, R = rows of S elements, K = contributions, S = numbers of a sketch,
 # V = values that are not zero.
 
-
-_SEED = 1  # any: a sketch is compared with others of the same process only
+_SKETCH_SEED = 1  # any: a sketch is compared with others of the same process only
 
 
 class Sketching:
@@ -206,7 +268,7 @@ class Sketching:
 
     def __init__(self, numel: int) -> None:
         """``numel``: how many values will come."""
-        random, rows = np.random.default_rng(_SEED), -(-numel // WIDTH)
+        random, rows = np.random.default_rng(_SKETCH_SEED), -(-numel // WIDTH)
         self._turn_R = random.integers(0, WIDTH, rows)
         self._sign_R = random.integers(0, 2, rows).astype(np.float32) * 2 - 1
         self._made_2S = np.zeros(2 * WIDTH, dtype=np.float32)  # what turns beyond the end is added to the beginning
@@ -247,7 +309,7 @@ def cosines(sketches: Sequence[Tensor]) -> Tensor:
 def _add_rows(value_RS, turn_R, sign_R, made_2S):  # type: ignore[no-untyped-def]
     for row in range(value_RS.shape[0]):
         turned_S, sign = made_2S[turn_R[row] : turn_R[row] + WIDTH], sign_R[row]
-        for j in range(WIDTH):  # see norms
+        for j in range(WIDTH):  # a constant, as in `norm`'s loop
             turned_S[j] += sign * value_RS[row, j]
 
 
@@ -256,69 +318,3 @@ def _add_places(place_V, value_V, turn_R, sign_R, made_2S):  # type: ignore[no-u
     for i in range(place_V.size):
         row, j = place_V[i] // WIDTH, place_V[i] % WIDTH
         made_2S[turn_R[row] + j] += sign_R[row] * value_V[i]
-
-
-# ---- mixing ----
-#
-# A rule on mixtures of contributions, said as what each contribution counts.
-
-# Shape suffixes: K = contributions, J = mixtures of them.
-
-
-def scales_through(sent: Sent, share_JK: Floats, weight_J: Floats, rule: Aggregation) -> list[float]:
-    """What each contribution is multiplied by where ``rule`` decides over mixtures of them."""
-    mixed = sent.mixed(share_JK, weight_J)
-    of_mixture_J = mixed.shares_of(rule.weigh(mixed))
-    share_K = of_mixture_J[0] * share_JK[0]
-    for j in range(1, len(share_JK)):
-        share_K = share_K + of_mixture_J[j] * share_JK[j]
-    return sent.scales_of(share_K)
-
-
-# ---- per tensor ----
-#
-# A fragment's tensors one by one, for rules that look at the length and the direction of each.
-#
-# All is elementwise float32 with lengths of `norm`: the same bits on every peer.
-
-_SMALLEST = 1e-30  # a length below it counts as none: the inverse of one that is smaller yet is beyond float32
-_LARGEST = 1e38  # what a vector of length 1 may be multiplied by: lengths of float32 vectors may be beyond float32
-
-# Shape suffix: N = elements of one tensor, flat.
-
-
-def ranges(info: RoundInfo, numel: int) -> Iterator[tuple[str, slice]]:
-    """Name and place of each tensor in the flat vector; all of it, without a name, where a round tells no shapes."""
-    start = 0
-    for n, shape in enumerate(info.shapes or ((numel,),)):
-        stop = start + prod(shape)
-        yield info.names[n] if n < len(info.names) else "", slice(start, stop)
-        start = stop
-
-
-def direction(value_N: Tensor) -> tuple[Tensor, float]:
-    """A vector divided by its length, and the length; zeros where that is next to nothing."""
-    length = norm(value_N)
-    return value_N * (float32(1.0 / length) if length > _SMALLEST else 0.0), length
-
-
-def factor(value: float) -> float:
-    """What to multiply a vector of length 1 by, in float32; a peer that sends values near 1e38 ends no step."""
-    return float32(max(-_LARGEST, min(value, _LARGEST)))
-
-
-def cosine(one_N: Tensor, other_N: Tensor) -> float:
-    """Of two vectors that are not zero; exactly 0 where one is zero wherever the other is not.
-
-    The same bits on every peer, see `inner`.
-    """
-    product = inner(Dense(one_N.detach().numpy()), Dense(other_N.detach().numpy()))
-    return product / (norm(one_N) * norm(other_N))
-
-
-def weighted_sum(values: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    """Products and sums apart, in the order given; weights are rounded to float32."""
-    total_N = torch.zeros_like(values[0])
-    for value_N, weight in zip(values, weights, strict=True):
-        total_N += value_N * float32(weight)
-    return total_N

@@ -153,9 +153,9 @@ def _divisor(peers: Sequence[bytes], weights: Sequence[float]) -> float:
     return divisor
 
 
-# ---- piecewise ----
+# ---- the mean and its step, band by band ----
 #
-# ``anchor - mean * rate`` band by band: sums stay in the cache, and nothing new but the result is as long as it.
+# ``anchor - mean * rate`` where sums stay in the cache, and nothing new but the result is as long as it.
 #
 # The same bits as `mean_of` and a step after it. Four sparse contributions fall on nearly every line of memory: added
 # one after the other over the whole fragment, each goes through all of it. A band is a tensor, or a part of a large
@@ -163,11 +163,10 @@ def _divisor(peers: Sequence[bytes], weights: Sequence[float]) -> float:
 
 # Shape suffixes: N = elements of one fragment, n = of a band; flat float32.
 
-
 AddBand = Callable[[int, Tensor, float], None]  # add(start, total_n, weight): from that element of the tensor on
 Open = Callable[[slice], Sequence[AddBand]]  # of some neighbouring tensors, what one peer sent
 Seen = Callable[[int, Tensor], None]  # seen(start, total_n): of one band, before it is divided
-Adders = Sequence[tuple[bytes, Open, float]]  # peer id, what adds, weight >= 0
+BandAdders = Sequence[tuple[bytes, Open, float]]  # peer id, what adds, weight >= 0
 _LUMP = 1 << 21  # elements of tensors that are opened together
 Opened = list[tuple[Sequence[AddBand], float]]  # by peer
 Sizes = Sequence[tuple[int, int]]  # of each tensor its elements, and those of a band, but for the last
@@ -182,7 +181,7 @@ class _Band:
     is_large: bool  # whether the tensor is opened by itself
 
 
-def minus_mean(anchor_N: Tensor, sizes: Sizes, adders: Adders, rate: float, seen: Seen) -> Tensor | None:
+def minus_mean(anchor_N: Tensor, sizes: Sizes, adders: BandAdders, rate: float, seen: Seen) -> Tensor | None:
     """The next anchor, new; None where a sum, or what comes of it, is beyond float32.
 
     ``seen`` is shown the sums, from several threads.
@@ -213,11 +212,11 @@ def minus_mean(anchor_N: Tensor, sizes: Sizes, adders: Adders, rate: float, seen
         return minus_quotient(anchor_N[here], total_n, made_N[here], divisor, rate)
 
     with torch.no_grad():
-        is_finite = all(spread(move, _shares(list(_bands(sizes))), anchor_N.numel()))
+        is_finite = all(spread(move, _by_thread(list(_bands(sizes))), anchor_N.numel()))
     return made_N if is_finite else None
 
 
-def _opening(ordered: Adders, number: int) -> Callable[[], Opened]:
+def _opening(ordered: BandAdders, number: int) -> Callable[[], Opened]:
     return lambda: [(open_(slice(number, number + 1)), weight) for _, open_, weight in ordered]
 
 
@@ -253,7 +252,7 @@ def _lumps(bands: Sequence[_Band]) -> Iterator[tuple[slice, Sequence[_Band]]]:
         yield slice(some[0].number, some[-1].number + 1), some
 
 
-def _shares(bands: Sequence[_Band]) -> list[list[_Band]]:
+def _by_thread(bands: Sequence[_Band]) -> list[list[_Band]]:
     """Bands in order, for each thread about as many elements."""
     threads = torch.get_num_threads()
     shares: list[list[_Band]] = [[] for _ in range(threads)]
@@ -262,11 +261,9 @@ def _shares(bands: Sequence[_Band]) -> list[list[_Band]]:
     return [share for share in shares if share]
 
 
-# ---- mean ----
+# ---- the rule mean ----
 #
-# The weighted mean of all: best where nobody is wrong, and one contributor can move it anywhere.
-#
-# g = sum(w_i x_i) / sum(w_i)
+# Best where nobody is wrong; one contributor can move it anywhere.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,6 @@
-"""How long what is said takes, and what of it gets lost and is said again."""
+"""The messages of a round as seconds: how long what is said takes, what of it gets lost and is said again, and when a
+leader, voters and everybody have what they wait for.
+"""
 
 from __future__ import annotations
 
@@ -54,9 +56,9 @@ class Air:
         return (self.generator.geometric(1.0 - self.lost, shape) - 1).astype(np.float64)
 
 
-# ---- collecting ----
+# ---- the end of a leader's wait ----
 #
-# When the leader of a round waits no longer, and whose contributions it has then: the rules of ``Readiness``.
+# When it waits no longer, and whose contributions it has then: the rules of ``Readiness``.
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +94,7 @@ def _with_what_is_coming(seen: LeaderView, now: float) -> float:
         now = float(until[coming].min())
 
 
-# ---- voting ----
-#
-# From a proposal to the commit, and from the commit to everybody.
+# ---- from a proposal to everybody ----
 
 
 @dataclass(frozen=True, slots=True)

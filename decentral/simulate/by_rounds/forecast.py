@@ -1,4 +1,4 @@
-"""What a run would do, reckoned round by round: seconds for hundreds of peers, where messages take minutes for 64.
+"""A forecast of a run, reckoned round by round: seconds for hundreds of peers, where messages take minutes for 64.
 
 Nothing of the protocol is run, and so nothing checked. docs/simulation.md has how far both forecasts differ.
 """
@@ -34,38 +34,56 @@ from decentral.wire.messages import Lease, seal_lease
 
 __all__ = ["check_by_rounds", "forecast_by_rounds", "is_by_rounds"]
 
-# ---- besides ----
+PROFILES_OF = {  # where it was held against the other forecast; elsewhere what comes of lost messages decides
+    "gather": ("lab", "home", "spot", "cliff", "even"),
+    "reduce": ("lab", "spot", "even"),
+    "pair": ("lab", "even"),
+}
+
+
+def is_by_rounds(manifest: Manifest, profile: str) -> bool:
+    """Whether there is such a forecast for these terms and machines."""
+    has_pace = manifest.inner.pace not in (None, "equal")
+    return profile in PROFILES_OF[manifest.exchange.kind] and not has_pace
+
+
+def check_by_rounds(manifest: Manifest, profile: str, *, learn: bool) -> None:
+    """Raise ConfigError where there is none, and of what is learnt."""
+    if learn:
+        raise ConfigError("--by rounds trains no model; --learn wants --by messages")
+    if not is_by_rounds(manifest, profile):
+        kind, known = manifest.exchange.kind, ", ".join(PROFILES_OF[manifest.exchange.kind])
+        raise ConfigError(
+            f"--by rounds: a {kind} is reckoned so on {known}, and with equal steps of all; use --by messages"
+        )
+
+
+def forecast_by_rounds(scenario: Scenario, num_parameters: int, on_progress: Progress) -> dict[str, Any]:
+    """Plain JSON, as ``decentral simulate --by rounds`` prints it."""
+    manifest = scenario.manifest
+    nbytes = body_of(manifest, num_parameters, scenario.hosts)
+    gossips = manifest.exchange.kind == "pair"
+    swarm = (Gossiping if gossips else Rounds)(scenario, nbytes)
+    told = swarm.run(on_progress)
+    seconds, machines = max(told.times, default=0.0), swarm.machines
+    more = besides(scenario, told, num_parameters, nbytes, machines)
+    pairs = {"pairs": told.named.count(2), "unpaired": told.named.count(1)} if gossips else {}
+    return {
+        "rounds": told.reached,
+        "commits": 0 if gossips else len(told.times),
+        "contributors": 0.0 if gossips else round(statistics.fmean(told.named or [0]), 2),
+        **pairs,
+        "bytes_per_peer": round(max(machine.nbytes for machine in machines) + more),
+        "utilisation": round(statistics.fmean(machine.utilisation(seconds) for machine in machines), 4),
+        "seconds": round(seconds, 3),
+        "seconds_per_round": told.seconds_per_round,
+        "parameters": num_parameters,
+    }
+
+
+# ---- rounds of a gather or a reduce ----
 #
-# Bytes that a peer sends besides frames: what is said about rounds, who is here, and what others missed.
-
-_SIGNER = Signer(bytes(32))
-LEASE = seal_lease(
-    Lease(bytes(32), _SIGNER.peer, 1, 15, ("/memory/" + "0" * 52,), 1, 1, bytes(32), 0, 1, "0.1.0"), _SIGNER
-)
-RENEWALS = 3  # in the life of a lease
-SNAPSHOT = 3.34  # bytes per parameter, packed; see docs/cost.md
-
-
-def besides(scenario: Scenario, told: StepTimes, numel: int, nbytes: float, spent: Sequence[MachineModel]) -> float:
-    """Bytes of one of ``spent`` until the last outer step; ``nbytes``: of a frame, ``numel``: of the model."""
-    n, kind, seconds = scenario.hosts, scenario.manifest.exchange.kind, max(told.times, default=0.0)
-    directory = cost.renewal(n, LEASE).nbytes * RENEWALS * seconds / scenario.manifest.swarm.lease
-    votes = 0.0 if kind == "pair" else cost.control(kind, n, numel).nbytes * len(told.times)
-    absences = [away for machine in spent for away in machine.been_away if away.end < seconds]
-    return directory + votes + sum(_missed(away, told, numel, nbytes) for away in absences) / n
-
-
-def _missed(away: Absence, told: StepTimes, numel: int, nbytes: float) -> float:
-    """What the others send a machine that was away: the frames of the rounds since, or all of the model where that is
-    less, or where it has forgotten all.
-    """
-    passed = sum(named for at, named in zip(told.times, told.named, strict=False) if away.begin < at < away.end)
-    return SNAPSHOT * numel if away.forgets else min(SNAPSHOT * numel, passed * nbytes)
-
-
-# ---- swarm ----
-#
-# Round after round of a gather or a reduce: who is there, from where each trains on, who is named.
+# Who is there, from where each trains on, who is named.
 
 TRIES = 100  # rounds that are begun, for each that is made: on machines that are away more often than a round lasts
 ENTERS = 1.5  # s until a peer that asks to be let in is a member
@@ -173,50 +191,30 @@ class Rounds:
         machine.crash(RETURNS)
 
 
-# ---- forecast ----
+# ---- bytes besides frames ----
+#
+# What a peer says about rounds and who is here, and sends of what others missed.
 
-PROFILES_OF = {  # where it was held against the other forecast; elsewhere what comes of lost messages decides
-    "gather": ("lab", "home", "spot", "cliff", "even"),
-    "reduce": ("lab", "spot", "even"),
-    "pair": ("lab", "even"),
-}
-
-
-def is_by_rounds(manifest: Manifest, profile: str) -> bool:
-    """Whether there is such a forecast for these terms and machines."""
-    has_pace = manifest.inner.pace not in (None, "equal")
-    return profile in PROFILES_OF[manifest.exchange.kind] and not has_pace
+_SIGNER = Signer(bytes(32))
+LEASE = seal_lease(
+    Lease(bytes(32), _SIGNER.peer, 1, 15, ("/memory/" + "0" * 52,), 1, 1, bytes(32), 0, 1, "0.1.0"), _SIGNER
+)
+RENEWALS = 3  # in the life of a lease
+SNAPSHOT = 3.34  # bytes per parameter, packed; see docs/cost.md
 
 
-def check_by_rounds(manifest: Manifest, profile: str, *, learn: bool) -> None:
-    """Raise ConfigError where there is none, and of what is learnt."""
-    if learn:
-        raise ConfigError("--by rounds trains no model; --learn wants --by messages")
-    if not is_by_rounds(manifest, profile):
-        kind, known = manifest.exchange.kind, ", ".join(PROFILES_OF[manifest.exchange.kind])
-        raise ConfigError(
-            f"--by rounds: a {kind} is reckoned so on {known}, and with equal steps of all; use --by messages"
-        )
+def besides(scenario: Scenario, told: StepTimes, numel: int, nbytes: float, spent: Sequence[MachineModel]) -> float:
+    """Bytes of one of ``spent`` until the last outer step; ``nbytes``: of a frame, ``numel``: of the model."""
+    n, kind, seconds = scenario.hosts, scenario.manifest.exchange.kind, max(told.times, default=0.0)
+    directory = cost.renewal(n, LEASE).nbytes * RENEWALS * seconds / scenario.manifest.swarm.lease
+    votes = 0.0 if kind == "pair" else cost.control(kind, n, numel).nbytes * len(told.times)
+    absences = [away for machine in spent for away in machine.been_away if away.end < seconds]
+    return directory + votes + sum(_missed(away, told, numel, nbytes) for away in absences) / n
 
 
-def forecast_by_rounds(scenario: Scenario, num_parameters: int, on_progress: Progress) -> dict[str, Any]:
-    """Plain JSON, as ``decentral simulate --by rounds`` prints it."""
-    manifest = scenario.manifest
-    nbytes = body_of(manifest, num_parameters, scenario.hosts)
-    gossips = manifest.exchange.kind == "pair"
-    swarm = (Gossiping if gossips else Rounds)(scenario, nbytes)
-    told = swarm.run(on_progress)
-    seconds, machines = max(told.times, default=0.0), swarm.machines
-    more = besides(scenario, told, num_parameters, nbytes, machines)
-    pairs = {"pairs": told.named.count(2), "unpaired": told.named.count(1)} if gossips else {}
-    return {
-        "rounds": told.reached,
-        "commits": 0 if gossips else len(told.times),
-        "contributors": 0.0 if gossips else round(statistics.fmean(told.named or [0]), 2),
-        **pairs,
-        "bytes_per_peer": round(max(machine.nbytes for machine in machines) + more),
-        "utilisation": round(statistics.fmean(machine.utilisation(seconds) for machine in machines), 4),
-        "seconds": round(seconds, 3),
-        "seconds_per_round": told.seconds_per_round,
-        "parameters": num_parameters,
-    }
+def _missed(away: Absence, told: StepTimes, numel: int, nbytes: float) -> float:
+    """What the others send a machine that was away: the frames of the rounds since, or all of the model where that is
+    less, or where it has forgotten all.
+    """
+    passed = sum(named for at, named in zip(told.times, told.named, strict=False) if away.begin < at < away.end)
+    return SNAPSHOT * numel if away.forgets else min(SNAPSHOT * numel, passed * nbytes)

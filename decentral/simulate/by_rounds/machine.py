@@ -1,4 +1,6 @@
-"""One machine as a forecast by rounds knows it: its line, its speed, when it is away, and where its training is."""
+"""A machine as a forecast by rounds knows it: its line, its speed, when it is away, where its training is, and what it
+offers to a round.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from decentral.simulate.training import StepPace
 
 # ---- absences ----
 #
-# When a machine is away: the same draws as of the machines on which every message is simulated, see ``Troubles``.
+# The same draws as of the machines on which every message is simulated, see ``Troubles``.
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ def _until_it_returns(profile: Profile, generator: random.Random, number: int, n
     return Absence(now, now + away, graceful=graceful, forgets=forgets)
 
 
-# ---- machine ----
+# ---- the machine and its line ----
 
 BEGINS = 1.5  # s from a swarm's start until its first members train
 MANY = 10_000  # inner steps
@@ -181,10 +183,10 @@ class MachineModel:
 
 def machines_of(scenario: Scenario) -> list[MachineModel]:
     """Those of a scenario: lines and speeds as ``World`` draws them."""
-    return [_drawn(scenario, number) for number in range(scenario.hosts)]
+    return [_machine_drawn(scenario, number) for number in range(scenario.hosts)]
 
 
-def _drawn(scenario: Scenario, number: int) -> MachineModel:
+def _machine_drawn(scenario: Scenario, number: int) -> MachineModel:
     profile = scenario.profile
     generator = random.Random(f"host {scenario.seed} {number}")
     seconds = scenario.step_seconds * generator.lognormvariate(0.0, profile.speed_spread)
@@ -194,9 +196,9 @@ def _drawn(scenario: Scenario, number: int) -> MachineModel:
     return MachineModel(number, down / profile.asymmetry, down, pace)
 
 
-# ---- training ----
+# ---- training and offers in a round ----
 #
-# Until when each peer trains in a round, and what it offers: all its inner steps, or what it has when others wait.
+# All of its inner steps, or what a peer has when others wait.
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,14 +320,12 @@ def _offer(work: RoundWork, hurry: Hurry, interval: int) -> Offering | None:
     return None
 
 
-# ---- told ----
-#
-# What came of a forecast by rounds.
+# ---- times of all steps ----
 
 
 @dataclass(slots=True)
 class StepTimes:
-    """Of each outer step, or gossip step of whoever is first."""
+    """What comes of a forecast: of each outer step, or gossip step of whoever is first."""
 
     times: list[float] = field(default_factory=list)  # s
     reached: int = 0  # outer steps; in gossip peers leave some out

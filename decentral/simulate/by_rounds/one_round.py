@@ -1,6 +1,6 @@
-"""One round of a gather or a reduce: what the leader has when it waits no longer, and when everybody goes on.
+"""A round of a gather or a reduce: what the leader has when it waits no longer, and when everybody goes on.
 
-The rules are those of `decentral/consensus/leader.py` and its neighbours, told of times, not of messages.
+The rules are those of `decentral.consensus.leader` and its neighbours, told of times, not of messages.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from decentral.consensus.chain import SEATS
 from decentral.consensus.round_state import FETCH_AFTER, RESEND_AFTER
 from decentral.consensus.timing import SLACK, Unsent, allowance
 from decentral.dissemination.broadcast import Line, Lines
-from decentral.dissemination.reduce import USUAL, shares
+from decentral.dissemination.reduce import USUAL_GRAIN, shares
 from decentral.manifest import Manifest
 from decentral.node.node import LEAST
 from decentral.simulate import cost
@@ -27,156 +27,6 @@ from decentral.simulate.cost import plan_nbytes
 from decentral.simulate.scenario import Scenario
 from decentral.transport.memory import WINDOW
 from decentral.wire.frames import HEADER_NBYTES
-
-# ---- frames ----
-#
-# When the frames of a round are where they must be: lines are shared by all copies that leave a peer at a time.
-
-
-@dataclass(frozen=True, slots=True)
-class MemberLines:
-    """Of the members of a round, by their places."""
-
-    up: Seconds  # bytes/s
-    down: Seconds
-    latency: float
-
-    @classmethod
-    def of(cls, machines: Sequence[MachineModel], latency: float) -> MemberLines:
-        """Theirs."""
-        return cls(np.array([one.up for one in machines]), np.array([one.down for one in machines]), latency)
-
-    def rates(self, streams: int) -> Seconds:
-        """Bytes/s that a peer sends on so many streams at once: each has a window."""
-        return np.minimum(self.up, max(1, streams) * WINDOW / (2 * self.latency) if self.latency else math.inf)
-
-
-def gathered(
-    lines: MemberLines, air: Air, places: np.ndarray, offered: Seconds, nbytes: float, gone: Seconds
-) -> Seconds:
-    """When each peer (rows) has the frame of each contributor (columns); never, where its owner goes before.
-
-    ``places``: of the contributors; ``gone``: when each of them is away.
-    """
-    n, c = len(lines.up), len(places)
-    copies = (n - 1) * (HEADER_NBYTES + nbytes)
-    sent = offered + copies / lines.rates(n - 1)[places]
-    there = sent + air.delays(n, c)
-    there = _through(lines.down, there, float(offered.min()), nbytes)
-    lost = air.losses(n, c)
-    asked = offered + air.delays(n, c) + air.fetches(n, c) + nbytes / lines.up[places]
-    there = np.where(lost, np.maximum(asked, there), there)
-    there[places, np.arange(c)] = offered
-    there[:, sent > gone] = math.inf  # at its owner, too: a commit that names it could not be applied
-    return there
-
-
-def _through(down: Seconds, there: Seconds, began: float, nbytes: float) -> Seconds:
-    """Through the receivers' lines: in turn, and not sooner than the line has carried all that came before."""
-    order = np.argsort(there, axis=1)
-    carried = began + np.arange(1, there.shape[1] + 1) * nbytes / down[:, None]
-    found = np.empty_like(there)
-    np.put_along_axis(found, order, np.maximum(np.take_along_axis(there, order, axis=1), carried), axis=1)
-    return found
-
-
-# ---- reducing ----
-#
-# A reduce that is carried out, once or again without those who let it down, as `record_builder` and `Reducer` do.
-
-ATTEMPTS = 64  # plans of one round at most
-
-
-@dataclass(frozen=True, slots=True)
-class Reduced:
-    """When each peer has all results, what each sent, and whose slices are in them. By places of members."""
-
-    there: Seconds
-    sent: Seconds  # bytes
-    named: NDArray[np.int64]
-
-
-@dataclass(slots=True)
-class Reducing:
-    """The plans of one round. ``patience``: s, of a leader; half of what exceeds it is an owner's for slices."""
-
-    lines: MemberLines
-    air: Air
-    leader: int
-    nbytes: float
-    patience: float
-    allowed: float
-
-    def carried_out(self, places: NDArray[np.int64], ready: float) -> Reduced:
-        """Plan after plan from ``ready`` on, with the slices of ``places`` at first."""
-        sent = np.zeros(len(self.lines.up))
-        for attempt in range(ATTEMPTS):
-            plan = _Plan(self, places, ready)
-            sent += plan.sent
-            missing = self.air.losses(len(places), len(places)) & ~np.eye(len(places), dtype=np.bool_)
-            owners = np.flatnonzero(missing.any(axis=0))
-            unheard = self.air.losses(len(places)) & (places != self.leader)
-            if len(places) > 1 and len(owners):
-                owner = owners[self.air.generator.integers(len(owners))]
-                ready = float(plan.heard[places[owner]]) + self.patience + self.allowed / 2
-                ready += float(self.air.messages(1)[0])
-                places = places[~missing[:, owner]]
-            elif len(places) > 1 and unheard.any():
-                ready += (self.patience + self.allowed) * 2.0 ** min(attempt, 6)
-                places = places[~unheard]
-            else:
-                break
-        return Reduced(plan.there(), sent, places)
-
-
-class _Plan:
-    def __init__(self, of: Reducing, places: NDArray[np.int64], ready: float) -> None:
-        n, self.of = len(of.lines.up), of
-        self.heard = ready + of.air.messages(n)
-        self.heard[of.leader] = ready
-        self.share = np.zeros(n)
-        self.share[places] = shares([float(rate) for rate in of.lines.up[places]])
-        self.slices = np.zeros(n)
-        self.slices[places] = (1.0 - self.share[places]) * of.nbytes
-        self.results = (n - 1) * self.share * of.nbytes
-        parts = float((self.share > 0).sum()) * HEADER_NBYTES
-        self.sent = self.slices + self.results + parts * ((self.slices > 0) + (self.share > 0) * 1.0)
-
-    def there(self) -> Seconds:
-        """When each peer has all results."""
-        lines, air, n = self.of.lines, self.of.air, len(self.heard)
-        count = int((self.slices > 0).sum())
-        left = self.heard + self.slices / lines.rates(count - 1)
-        came = float(left[self.slices > 0].max()) + air.delays(n) if count > 1 else self.heard
-        summed = np.maximum(came, self.heard + (count - 1) * self.share * self.of.nbytes / lines.down)
-        done = np.maximum(summed, left) + self.results / lines.rates(n - 1)
-        done[self.of.leader] += self._told_again()
-        last = float(done[self.share > 0].max())
-        mine = (count - 1) * self.share + (1.0 - self.share)  # slices of what it owns, and results of the rest
-        carried = float(self.heard.min()) + mine * self.of.nbytes / lines.down
-        return np.maximum(self._fetched(last), np.maximum(last + air.delays(n), carried))
-
-    def _told_again(self) -> float:
-        """Seconds that the leader's line takes for the plan, told to all, and again while results are missing."""
-        n, up = len(self.heard), float(self.of.lines.up[self.of.leader])
-        plan = (n - 1) * plan_nbytes(int((self.slices > 0).sum()), int((self.share > 0).sum()))
-        lasts = float((self.slices + self.results).max()) / up
-        return plan * (1 + lasts // RESEND_AFTER) / up
-
-    def _fetched(self, last: float) -> Seconds:
-        """When who lacks a result of some owner has asked for it, from the proposal on, and got it."""
-        lines, air, n = self.of.lines, self.of.air, len(self.heard)
-        owners = np.flatnonzero(self.share)
-        takes = 2.0 * self.of.nbytes / lines.up[owners]
-        turn = FETCH_AFTER + SLACK * takes / 2 + self.share[owners] * self.of.nbytes / lines.up[owners]
-        lost = air.losses(n, len(owners)) & (np.arange(n)[:, None] != owners[None, :])
-        lost[self.of.leader] = False
-        asked = last + air.delays(n, len(owners)) + turn[None, :] + air.messages(n, len(owners))
-        latest: Seconds = np.where(lost, asked, 0.0).max(axis=1, initial=0.0)
-        return latest
-
-
-# ---- one round ----
 
 DETECTS = 18.0  # s until a lease has run out, from its middle on, and half as long again
 LEAST_PATIENCE = 2.0  # s with a leader, see RoundTerms.patience
@@ -272,7 +122,8 @@ class Round:
     def _vote(self, leader: int, ready: float, held: Seconds) -> tuple[float, Seconds]:
         n, kind = len(self.members), self.memory.manifest.exchange.kind
         voters = {leader, *self._in_turn()[: SEATS - 1]}
-        told = cost.leader(kind, n, USUAL.align * n).nbytes / float(self.lines.up[leader])  # proposals and commits
+        proposals_and_commits = cost.leader(kind, n, USUAL_GRAIN.align * n)
+        told = proposals_and_commits.nbytes / float(self.lines.up[leader])
         proposed = Proposed(ready + told / 2, leader, sorted(voters), held)
         at = committed(proposed, self.air) + told / 2
         offered = np.full(n, at)
@@ -336,3 +187,151 @@ def _missed_until(goes_at: float, leader_offers: float) -> float:
     if leader_offers < goes_at:
         return goes_at + DETECTS
     return max(goes_at, min(leader_offers, goes_at + DETECTS))
+
+
+# ---- frames on their lines ----
+#
+# When they are where they must be: lines are shared by all copies that leave a peer at a time.
+
+
+@dataclass(frozen=True, slots=True)
+class MemberLines:
+    """Of the members of a round, by their places."""
+
+    up: Seconds  # bytes/s
+    down: Seconds
+    latency: float
+
+    @classmethod
+    def of(cls, machines: Sequence[MachineModel], latency: float) -> MemberLines:
+        """Theirs."""
+        return cls(np.array([one.up for one in machines]), np.array([one.down for one in machines]), latency)
+
+    def rates(self, streams: int) -> Seconds:
+        """Bytes/s that a peer sends on so many streams at once: each has a window."""
+        return np.minimum(self.up, max(1, streams) * WINDOW / (2 * self.latency) if self.latency else math.inf)
+
+
+def gathered(
+    lines: MemberLines, air: Air, places: np.ndarray, offered: Seconds, nbytes: float, gone: Seconds
+) -> Seconds:
+    """When each peer (rows) has the frame of each contributor (columns); never, where its owner goes before.
+
+    ``places``: of the contributors; ``gone``: when each of them is away.
+    """
+    n, c = len(lines.up), len(places)
+    copies = (n - 1) * (HEADER_NBYTES + nbytes)
+    sent = offered + copies / lines.rates(n - 1)[places]
+    there = sent + air.delays(n, c)
+    there = _through(lines.down, there, float(offered.min()), nbytes)
+    lost = air.losses(n, c)
+    asked = offered + air.delays(n, c) + air.fetches(n, c) + nbytes / lines.up[places]
+    there = np.where(lost, np.maximum(asked, there), there)
+    there[places, np.arange(c)] = offered
+    there[:, sent > gone] = math.inf  # at its owner, too: a commit that names it could not be applied
+    return there
+
+
+def _through(down: Seconds, there: Seconds, began: float, nbytes: float) -> Seconds:
+    """Through the receivers' lines: in turn, and not sooner than the line has carried all that came before."""
+    order = np.argsort(there, axis=1)
+    carried = began + np.arange(1, there.shape[1] + 1) * nbytes / down[:, None]
+    found = np.empty_like(there)
+    np.put_along_axis(found, order, np.maximum(np.take_along_axis(there, order, axis=1), carried), axis=1)
+    return found
+
+
+# ---- a reduce that is carried out ----
+#
+# Once, or again without those who let it down, as ``RecordBuilder`` and ``Reducer`` do.
+
+ATTEMPTS = 64  # plans of one round at most
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """When each peer has all results, what each sent, and whose slices are in them. By places of members."""
+
+    there: Seconds
+    sent: Seconds  # bytes
+    named: NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class Reducing:
+    """The plans of one round. ``patience``: s, of a leader; half of what exceeds it is an owner's for slices."""
+
+    lines: MemberLines
+    air: Air
+    leader: int
+    nbytes: float
+    patience: float
+    allowed: float
+
+    def carried_out(self, places: NDArray[np.int64], ready: float) -> Reduced:
+        """Plan after plan from ``ready`` on, with the slices of ``places`` at first."""
+        sent = np.zeros(len(self.lines.up))
+        for attempt in range(ATTEMPTS):
+            plan = _Plan(self, places, ready)
+            sent += plan.sent
+            missing = self.air.losses(len(places), len(places)) & ~np.eye(len(places), dtype=np.bool_)
+            owners = np.flatnonzero(missing.any(axis=0))
+            unheard = self.air.losses(len(places)) & (places != self.leader)
+            if len(places) > 1 and len(owners):
+                owner = owners[self.air.generator.integers(len(owners))]
+                ready = float(plan.heard[places[owner]]) + self.patience + self.allowed / 2
+                ready += float(self.air.messages(1)[0])
+                places = places[~missing[:, owner]]
+            elif len(places) > 1 and unheard.any():
+                ready += (self.patience + self.allowed) * 2.0 ** min(attempt, 6)
+                places = places[~unheard]
+            else:
+                break
+        return Reduced(plan.there(), sent, places)
+
+
+class _Plan:
+    def __init__(self, of: Reducing, places: NDArray[np.int64], ready: float) -> None:
+        n, self.of = len(of.lines.up), of
+        self.heard = ready + of.air.messages(n)
+        self.heard[of.leader] = ready
+        self.share = np.zeros(n)
+        self.share[places] = shares([float(rate) for rate in of.lines.up[places]])
+        self.slices = np.zeros(n)
+        self.slices[places] = (1.0 - self.share[places]) * of.nbytes
+        self.results = (n - 1) * self.share * of.nbytes
+        parts = float((self.share > 0).sum()) * HEADER_NBYTES
+        self.sent = self.slices + self.results + parts * ((self.slices > 0) + (self.share > 0) * 1.0)
+
+    def there(self) -> Seconds:
+        """When each peer has all results."""
+        lines, air, n = self.of.lines, self.of.air, len(self.heard)
+        count = int((self.slices > 0).sum())
+        left = self.heard + self.slices / lines.rates(count - 1)
+        came = float(left[self.slices > 0].max()) + air.delays(n) if count > 1 else self.heard
+        summed = np.maximum(came, self.heard + (count - 1) * self.share * self.of.nbytes / lines.down)
+        done = np.maximum(summed, left) + self.results / lines.rates(n - 1)
+        done[self.of.leader] += self._told_again()
+        last = float(done[self.share > 0].max())
+        mine = (count - 1) * self.share + (1.0 - self.share)  # slices of what it owns, and results of the rest
+        carried = float(self.heard.min()) + mine * self.of.nbytes / lines.down
+        return np.maximum(self._fetched(last), np.maximum(last + air.delays(n), carried))
+
+    def _told_again(self) -> float:
+        """Seconds that the leader's line takes for the plan, told to all, and again while results are missing."""
+        n, up = len(self.heard), float(self.of.lines.up[self.of.leader])
+        plan = (n - 1) * plan_nbytes(int((self.slices > 0).sum()), int((self.share > 0).sum()))
+        lasts = float((self.slices + self.results).max()) / up
+        return plan * (1 + lasts // RESEND_AFTER) / up
+
+    def _fetched(self, last: float) -> Seconds:
+        """When who lacks a result of some owner has asked for it, from the proposal on, and got it."""
+        lines, air, n = self.of.lines, self.of.air, len(self.heard)
+        owners = np.flatnonzero(self.share)
+        takes = 2.0 * self.of.nbytes / lines.up[owners]
+        turn = FETCH_AFTER + SLACK * takes / 2 + self.share[owners] * self.of.nbytes / lines.up[owners]
+        lost = air.losses(n, len(owners)) & (np.arange(n)[:, None] != owners[None, :])
+        lost[self.of.leader] = False
+        asked = last + air.delays(n, len(owners)) + turn[None, :] + air.messages(n, len(owners))
+        latest: Seconds = np.where(lost, asked, 0.0).max(axis=1, initial=0.0)
+        return latest

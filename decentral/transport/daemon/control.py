@@ -21,7 +21,7 @@ import anyio
 from decentral.errors import PayloadError, PeerUnreachable, TransportError
 from decentral.transport.daemon.process import package_folder
 from decentral.transport.multiaddr import to_bytes, to_text
-from decentral.transport.protocols.messages import LONGEST, peer_from_id, peer_to_id, read_varint, varint
+from decentral.transport.protocols.messages import LONGEST_VARINT, peer_from_id, peer_to_id, read_varint, varint
 from decentral.wire.keys import PeerId, peer_name
 
 READ_LIMIT = 1 << 16  # bytes; asyncio stops reading a socket at twice this, which bounds a stream's memory
@@ -147,7 +147,7 @@ async def _read_delimited(reader: asyncio.StreamReader) -> bytes:
     prefix = b""
     while not prefix or prefix[-1] >= 0x80:
         prefix += await reader.readexactly(1)
-        if len(prefix) > LONGEST:
+        if len(prefix) > LONGEST_VARINT:
             break
     nbytes, _ = read_varint(prefix)
     if nbytes > _MESSAGE_LIMIT:

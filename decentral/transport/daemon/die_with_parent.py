@@ -1,7 +1,7 @@
 """Run a command that dies with the process that started this one. A script, not a module: nothing imports it.
 
-    python -I -S tether.py exec  PARENT COMMAND...     Linux: the kernel kills the command with its parent
-    python -I -S tether.py watch PARENT COMMAND...     elsewhere: stay between, kill it when stdin ends
+    python -I -S die_with_parent.py exec  PARENT COMMAND...     Linux: the kernel kills the command with its parent
+    python -I -S die_with_parent.py watch PARENT COMMAND...     elsewhere: stay between, kill it when stdin ends
 
 The parent need not run any code for either: SIGKILL, a crash and an exit all end the command.
 """

@@ -1,4 +1,5 @@
-"""The go-libp2p daemon as a child process: found, started tethered to this process, watched, ended.
+"""The go-libp2p daemon as a child process: found, told how it takes part, started tethered to this process, watched,
+ended.
 
 Start-up takes about 0.1 s. Its control sockets live in a folder only this user may enter.
 """
@@ -53,7 +54,7 @@ def find_daemon() -> Path:
 
 
 def tethered(command: Sequence[str], mode: str = "exec") -> list[str]:
-    """``command``, its program by its path, such that it ends with the thread that starts it (Linux; see tether.py)."""
+    """``command``, its program by its path, tied to the thread that starts it (Linux; see die_with_parent.py)."""
     return [sys.executable, "-I", "-S", str(_TETHER), mode, str(os.getpid()), *command]
 
 
@@ -183,14 +184,12 @@ def _sweep(base: Path) -> None:
             continue  # in use, or another user's
 
 
-# ---- options ----
-#
-# How a daemon takes part in the network, and as whom: what it is told when it is started.
+# ---- how it takes part, and as whom ----
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DaemonOptions:
-    """How the daemon takes part in the network."""
+    """How the daemon takes part in the network: what it is told when it is started."""
 
     announce: tuple[str, ...] = ()  # addresses to tell others instead of those found
     relays: tuple[str, ...] = ()  # one address per relay that may carry this peer's streams
@@ -198,7 +197,7 @@ class DaemonOptions:
     nat_port_map: bool = False  # ask the router to open a port (UPnP, NAT-PMP)
     dial_timeout: float = 10.0  # s, for open, connect and every request to the daemon
     start_timeout: float = 60.0  # s; 0.1 s is usual, a laden machine may take a hundred times that
-    watcher: bool | None = None  # see transport.child.launched
+    watcher: bool | None = None  # see ``launched``
 
     @property
     def wants_a_place(self) -> bool:

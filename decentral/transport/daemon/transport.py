@@ -39,78 +39,7 @@ from decentral.transport.daemon.supervisor import Supervisor
 from decentral.transport.protocols.messages import peer_from_id
 from decentral.wire.keys import PeerId, peer_name
 
-# ---- inbound ----
-#
-# The streams that others open: the daemon brings each to a unix socket of this process, which serves its protocol.
-
-_WAITING = 1024  # streams that the daemon has brought and that are not looked at yet
-
 logger = logging.getLogger("decentral.transport")
-
-
-class Inbound:
-    """Those of one transport. ``timeout`` (s) is what the daemon has to say whose a stream is."""
-
-    def __init__(self, services: Services, budget: Budget, traffic: Traffic, timeout: float) -> None:
-        self.group: anyio.abc.TaskGroup | None = None  # that handlers run in; None: streams are dropped
-        self._services, self._budget, self._traffic, self._timeout = services, budget, traffic, timeout
-        self._writers: set[asyncio.StreamWriter] = set()
-        self._socket = ""
-
-    @asynccontextmanager
-    async def served(self, socket: str) -> AsyncIterator[None]:
-        """Take streams at this unix socket. To be left after the daemon has ended: asyncio leaks a connection that is
-        being accepted meanwhile.
-        """
-        self._socket = socket
-        server = await asyncio.start_unix_server(self._came, socket, limit=READ_LIMIT, backlog=_WAITING)
-        try:
-            yield
-        finally:
-            server.close()
-
-    async def offer(self, control: Control) -> None:
-        """Have a daemon bring the streams of all protocols here."""
-        for protocol in self._services.handlers:
-            await control.handle(protocol, self._socket)
-
-    def end(self) -> None:
-        """Drop every inbound stream: a handler cancelled before its first step would close nothing."""
-        self.group = None
-        for writer in tuple(self._writers):
-            drop(writer)
-
-    def _came(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self.group is None:
-            drop(writer)
-            return
-        self._writers.add(writer)
-        self.group.start_soon(self._attend, reader, writer)
-
-    async def _attend(self, *ends: *Ends) -> None:
-        reader, writer = ends
-        stream = None
-        try:
-            with anyio.fail_after(self._timeout):
-                peer, protocol = await read_stream_info(reader)
-            handler = self._handler(protocol)
-            with self._budget.inbound(peer):
-                stream = DaemonStream(peer, reader, writer, self._traffic)
-                await attend(stream, protocol, handler)
-        except (DecentralError, OSError, EOFError) as error:
-            logger.debug("inbound stream refused: %s", error)
-        finally:
-            if stream is None:
-                drop(writer)
-            self._writers.discard(writer)
-
-    def _handler(self, protocol: str) -> Handler:
-        if protocol not in self._services.handlers:
-            raise TransportError(f"{protocol}: not served here")
-        return self._services.handlers[protocol]
-
-
-# ---- transport ----
 
 _PARTING = 1.0  # s for what was sent last to be read when the transport is left
 
@@ -195,9 +124,8 @@ class DaemonTransport(Uncapped):
     @asynccontextmanager
     async def attached(self) -> AsyncIterator[Any]:  # Any: hivemind.P2P, which has no types
         """hivemind's own client of the daemon that runs now, for its DHT. Its bytes count in ``traffic``."""
-
         await self._supervisor.until_up(self.peer)
-        async with attached(self.folder, self._control.socket, self.traffic) as client:
+        async with hivemind_client(self.folder, self._control.socket, self.traffic) as client:
             yield client
 
     @property
@@ -267,17 +195,85 @@ def _only(errors: ExceptionGroup[Exception]) -> Exception:
     return _only(first) if isinstance(first, ExceptionGroup) else first
 
 
-# ---- unary ----
+# ---- streams that others open ----
 #
-# hivemind's client of our daemon, for its DHT: attached, counted, and taken down without a trace.
+# The daemon brings each to a unix socket of this process, which serves its protocol.
+
+_WAITING = 1024  # streams that the daemon has brought and that are not looked at yet
+
+
+class Inbound:
+    """The inbound streams of one transport. ``timeout`` (s) is what the daemon has to say whose a stream is."""
+
+    def __init__(self, services: Services, budget: Budget, traffic: Traffic, timeout: float) -> None:
+        self.group: anyio.abc.TaskGroup | None = None  # that handlers run in; None: streams are dropped
+        self._services, self._budget, self._traffic, self._timeout = services, budget, traffic, timeout
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._socket = ""
+
+    @asynccontextmanager
+    async def served(self, socket: str) -> AsyncIterator[None]:
+        """Take streams at this unix socket. To be left after the daemon has ended: asyncio leaks a connection that is
+        being accepted meanwhile.
+        """
+        self._socket = socket
+        server = await asyncio.start_unix_server(self._came, socket, limit=READ_LIMIT, backlog=_WAITING)
+        try:
+            yield
+        finally:
+            server.close()
+
+    async def offer(self, control: Control) -> None:
+        """Have a daemon bring the streams of all protocols here."""
+        for protocol in self._services.handlers:
+            await control.handle(protocol, self._socket)
+
+    def end(self) -> None:
+        """Drop every inbound stream: a handler cancelled before its first step would close nothing."""
+        self.group = None
+        for writer in tuple(self._writers):
+            drop(writer)
+
+    def _came(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.group is None:
+            drop(writer)
+            return
+        self._writers.add(writer)
+        self.group.start_soon(self._attend, reader, writer)
+
+    async def _attend(self, *ends: *Ends) -> None:
+        reader, writer = ends
+        stream = None
+        try:
+            with anyio.fail_after(self._timeout):
+                peer, protocol = await read_stream_info(reader)
+            handler = self._handler(protocol)
+            with self._budget.inbound(peer):
+                stream = DaemonStream(peer, reader, writer, self._traffic)
+                await attend(stream, protocol, handler)
+        except (DecentralError, OSError, EOFError) as error:
+            logger.debug("inbound stream refused: %s", error)
+        finally:
+            if stream is None:
+                drop(writer)
+            self._writers.discard(writer)
+
+    def _handler(self, protocol: str) -> Handler:
+        if protocol not in self._services.handlers:
+            raise TransportError(f"{protocol}: not served here")
+        return self._services.handlers[protocol]
+
+
+# ---- hivemind's client, for its DHT ----
 #
-# Unary calls reach 50-100 MB/s and hold whole messages in memory: the DHT's small records only, never frames.
+# Attached to our daemon, counted, and taken down without a trace. Unary calls reach 50-100 MB/s and hold whole messages
+# in memory: the DHT's small records only, never frames.
 
 _ATTACHING = 2.0  # s: a daemon on this machine answers in milliseconds, or is dead
 
 
 @asynccontextmanager
-async def attached(folder: Path, socket: str, traffic: Traffic) -> AsyncIterator[Any]:  # Any: untyped hivemind
+async def hivemind_client(folder: Path, socket: str, traffic: Traffic) -> AsyncIterator[Any]:  # Any: untyped hivemind
     """A hivemind.P2P on the daemon behind ``socket``, closed when left; its own socket goes into ``folder``."""
     await anyio.to_thread.run_sync(quiet_hivemind, abandon_on_cancel=True)  # takes a second or three
     from hivemind.p2p import P2P

@@ -1,7 +1,8 @@
-"""A session to a peer: the one that stands, or a new one, dialled at all addresses of the peer at once.
+"""Dialling: a session to a peer, and a stream on it.
 
-Direct addresses have a head start over those through a relay, and a relay over the next. What is known of a peer's
-addresses is remembered, so that it is dialled again when its connection is gone.
+The session is the one that stands, or a new one, dialled at all addresses of the peer at once. Direct addresses have a
+head start over those through a relay, and a relay over the next. What is known of a peer's addresses is remembered, so
+that it is dialled again when its connection is gone.
 """
 
 from __future__ import annotations
@@ -173,9 +174,9 @@ class Dialler:
         return RelayedSocket(muxed, relay)
 
 
-# ---- opening ----
+# ---- a stream for one protocol ----
 #
-# A stream for one protocol to a peer: over the connection there is, or over a new one when that is found dead.
+# It goes over the connection there is, or over a new one when that is found dead.
 
 
 class Opener:
@@ -225,16 +226,14 @@ def unreachable(peer: PeerId, error: DecentralError) -> PeerUnreachable:
     return PeerUnreachable(f"{peer_name(peer)}: no path to it now: {error}; try again or ask another peer")
 
 
-# ---- links ----
+# ---- a transport's connections, put together ----
 #
-# A transport's connections to peers, and what makes them: sockets become sessions by handshakes, dialled or accepted.
-#
-# ``sessions`` knows what stands, ``handshakes`` let strangers become sessions, ``dialler`` goes out to peers, and all
-# leave from the ``ports`` that are listened on.
+# Sockets become sessions by handshakes, dialled or accepted: ``sessions`` knows what stands, ``handshakes`` let
+# strangers become sessions, ``dialler`` goes out to peers, and all leave from the ``ports`` that are listened on.
 
 
 class Links:
-    """The parts, put together. ``limits``: those of a relay, which has strangers for guests; None for a peer."""
+    """The parts of one transport. ``limits``: those of a relay, which has strangers for guests; None for a peer."""
 
     def __init__(
         self, signer: Signer, timeout: float, events: SessionEvents, limits: RelayLimits | None = None

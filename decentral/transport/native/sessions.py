@@ -1,4 +1,4 @@
-"""The connections that stand: found by peer id, and bounded in number.
+"""Connections to peers: those that stand, found by peer id and bounded in number, and how a socket becomes one of them.
 
 When too many came in, the one that has been idle longest is dropped; those in use stay. Those of members of the run
 stay, idle or not, and others' make room for them.
@@ -33,11 +33,12 @@ from decentral.transport.protocols.yamux import PROTOCOL, MuxedStream, Session, 
 from decentral.transport.relay.circuit import RelayedSocket, network_of
 from decentral.wire.keys import PeerId, Signer, peer_name
 
+logger = logging.getLogger("decentral.transport")
+
+
 _CONNECTIONS = 512  # inbound; about 60 KiB each when idle
 _OF_ONE_PEER = 4  # inbound; both may dial at once, and a path may die unnoticed
 _STOCK = 1 << 25  # bytes by which windows may grow beyond 256 KiB, all streams together
-
-logger = logging.getLogger("decentral.transport")
 
 OnStream = Callable[[Session, MuxedStream], None]
 OnRelayed = Callable[[Session, bool], None]  # and whether it was dialled from here
@@ -209,156 +210,14 @@ class Sessions:
         return sorted(reversed(self.of(peer)), key=self._relayed.__contains__)
 
 
-# ---- strangers ----
+# ---- from a socket to a session ----
 #
-# Connections that came in and whose other end has yet to prove who it is: a few at a time, each for a while.
-#
-# When too many are at it, the one that takes longest is dropped: an honest peer needs three round trips.
-
-_MOST = 64  # connections in their handshake
-_NO_FILES = 0.2  # s until connections are accepted again
-
-
-class Strangers:
-    """Those of one transport; each has ``timeout`` s."""
-
-    def __init__(self, timeout: float) -> None:
-        self._timeout = timeout
-        self._scopes: dict[anyio.CancelScope, None] = {}
-
-    def __len__(self) -> int:
-        return len(self._scopes)
-
-    @contextmanager
-    def one_more(self) -> Iterator[None]:
-        """Let one shake hands. What is in here is cut short when time is up, or when it has to make room."""
-        scope = anyio.CancelScope(deadline=anyio.current_time() + self._timeout)
-        self._scopes[scope] = None
-        if len(self._scopes) > _MOST:
-            oldest = next(iter(self._scopes))
-            del self._scopes[oldest]  # now: it takes a moment to end, and must not be chosen for the next one, too
-            oldest.cancel()
-        try:
-            with scope:
-                yield
-        finally:
-            self._scopes.pop(scope, None)
-
-    def dismiss(self) -> None:
-        """Drop all of them."""
-        for scope in tuple(self._scopes):
-            scope.cancel()
-
-
-async def accept_for_ever(
-    listener: SocketListener,
-    group: TaskGroup,
-    accept: Callable[[SocketStream], Coroutine[object, object, None]],
-) -> None:
-    """Have ``accept`` take each connection: with too many files open, connections wait until some are closed.
-
-    ``accept`` closes what it was given. A task that is cancelled before its first step gives it nothing, so until then
-    connections are closed here.
-    """
-    handed: set[SocketStream] = set()
-
-    async def take(stream: SocketStream) -> None:
-        handed.discard(stream)
-        await accept(stream)
-
-    try:
-        while True:
-            try:
-                stream = await _accepted(listener.extra(SocketAttribute.raw_socket))
-            except OSError as error:
-                logger.warning("connections cannot be accepted now: %s", error)
-                await anyio.sleep(_NO_FILES)
-                continue
-            handed.add(stream)
-            group.start_soon(take, stream)
-    finally:
-        for stream in handed:
-            await close_now(stream)
-
-
-async def _accepted(listening: socket.socket) -> SocketStream:
-    """The next connection. asyncio's own ``sock_accept`` drops the one that it has just taken when it is cancelled."""
-    while True:
-        await anyio.wait_readable(listening)
-        try:
-            made, _ = listening.accept()
-        except BlockingIOError:  # it was reset before it could be taken
-            continue
-        try:
-            made.setblocking(False)
-            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return await SocketStream.from_socket(made)
-        except (OSError, ValueError):  # it is gone already: macOS says so here
-            made.close()
-        except BaseException:
-            made.close()
-            raise
-
-
-# ---- meeting ----
-#
-# Two that dial each other at the same time: one connection, of which both must know beforehand who counts as the one
-# that dialled.
-#
-# The connection itself does not say: it comes out of this peer's own dialling, or in at its listener, as it happens.
-
-Greet = Callable[[Socket, PeerId], Awaitable[Session]]  # as the one that dialled
-Answer = Callable[[Socket, PeerId | None], Awaitable[bool]]  # as the one that was; whether it came to a session
-
-
-class Meetings:
-    """Those of one transport, which shakes hands with ``greet`` within ``timeout`` s, and with ``answer``."""
-
-    def __init__(self, greet: Greet, answer: Answer, timeout: float) -> None:
-        self._greet, self._answer, self._timeout = greet, answer, timeout
-        self._expected: dict[End, PeerId] = {}
-
-    @contextmanager
-    def expecting(self, peer: PeerId, ends: Sequence[End]) -> Iterator[None]:
-        """Who comes from there meanwhile is greeted as if it had been dialled."""
-        self._expected.update(dict.fromkeys(ends, peer))
-        try:
-            yield
-        finally:
-            for end in ends:
-                self._expected.pop(end, None)
-
-    async def accept(self, socket: anyio.abc.SocketStream) -> None:
-        """Shake hands over a connection that came in."""
-        peer = self._expected.get(far_end(socket))
-        if peer is None:
-            await self._answer(socket, None)
-        else:  # it dials at the same time, and counts on being answered as the one who was dialled
-            await self.meet(socket, peer, dialled=True)
-
-    async def meet(self, socket: Socket, peer: PeerId, *, dialled: bool) -> bool:
-        """Shake hands with ``peer``, who dialled at the same time; whether it came to a session."""
-        if not dialled:
-            return await self._answer(socket, peer)
-        try:
-            with anyio.fail_after(self._timeout):
-                await self._greet(socket, peer)
-        except (DecentralError, TimeoutError) as error:
-            logger.debug("%s: %s", peer_name(peer), error)
-            return False
-        return True
-
-
-# ---- handshakes ----
-#
-# From a socket to a session: both ends prove who they are, whoever of them dialled.
-#
-# A stranger costs a TCP connection and nothing else until it has proven who it is; when too many are at it, the one
-# that takes longest is dropped.
+# Both ends prove who they are, whoever of them dialled. A stranger costs a TCP connection and nothing else until it has
+# proven who it is.
 
 
 class Handshakes:
-    """Those of one transport. What comes out of them is one of its ``sessions``."""
+    """The handshakes of one transport. Each that succeeds makes one of its ``sessions``."""
 
     def __init__(
         self, signer: Signer, timeout: float, sessions: Sessions, *, of_one_network: int | None = None
@@ -429,3 +288,140 @@ class Handshakes:
         near = self._sessions.num_from(network)
         if near >= self._of_one_network:
             raise PayloadError(f"{near} connections came from {network}; the new one is refused")
+
+
+# ---- strangers, and accepting them ----
+#
+# Connections that came in and whose other end has yet to prove who it is: a few at a time, each for a while. When too
+# many are at it, the one that takes longest is dropped: an honest peer needs three round trips.
+
+_MOST_STRANGERS = 64  # connections in their handshake
+_NO_FILES = 0.2  # s until connections are accepted again
+
+
+class Strangers:
+    """The strangers of one transport; each has ``timeout`` s."""
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._scopes: dict[anyio.CancelScope, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._scopes)
+
+    @contextmanager
+    def one_more(self) -> Iterator[None]:
+        """Let one shake hands. What is in here is cut short when time is up, or when it has to make room."""
+        scope = anyio.CancelScope(deadline=anyio.current_time() + self._timeout)
+        self._scopes[scope] = None
+        if len(self._scopes) > _MOST_STRANGERS:
+            oldest = next(iter(self._scopes))
+            del self._scopes[oldest]  # now: it takes a moment to end, and must not be chosen for the next one, too
+            oldest.cancel()
+        try:
+            with scope:
+                yield
+        finally:
+            self._scopes.pop(scope, None)
+
+    def dismiss(self) -> None:
+        """Drop all of them."""
+        for scope in tuple(self._scopes):
+            scope.cancel()
+
+
+async def accept_for_ever(
+    listener: SocketListener,
+    group: TaskGroup,
+    accept: Callable[[SocketStream], Coroutine[object, object, None]],
+) -> None:
+    """Have ``accept`` take each connection: with too many files open, connections wait until some are closed.
+
+    ``accept`` closes what it was given. A task that is cancelled before its first step gives it nothing, so until then
+    connections are closed here.
+    """
+    handed: set[SocketStream] = set()
+
+    async def take(stream: SocketStream) -> None:
+        handed.discard(stream)
+        await accept(stream)
+
+    try:
+        while True:
+            try:
+                stream = await _accepted(listener.extra(SocketAttribute.raw_socket))
+            except OSError as error:
+                logger.warning("connections cannot be accepted now: %s", error)
+                await anyio.sleep(_NO_FILES)
+                continue
+            handed.add(stream)
+            group.start_soon(take, stream)
+    finally:
+        for stream in handed:
+            await close_now(stream)
+
+
+async def _accepted(listening: socket.socket) -> SocketStream:
+    """The next connection. asyncio's own ``sock_accept`` drops the one that it has just taken when it is cancelled."""
+    while True:
+        await anyio.wait_readable(listening)
+        try:
+            made, _ = listening.accept()
+        except BlockingIOError:  # it was reset before it could be taken
+            continue
+        try:
+            made.setblocking(False)
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return await SocketStream.from_socket(made)
+        except (OSError, ValueError):  # it is gone already: macOS says so here
+            made.close()
+        except BaseException:
+            made.close()
+            raise
+
+
+# ---- two that dial each other at once ----
+#
+# It is one connection, of which both must know beforehand who counts as the one that dialled. The connection itself
+# does not say: it comes out of this peer's own dialling, or in at its listener, as it happens.
+
+Greet = Callable[[Socket, PeerId], Awaitable[Session]]  # as the one that dialled
+Answer = Callable[[Socket, PeerId | None], Awaitable[bool]]  # as the one that was; whether it came to a session
+
+
+class Meetings:
+    """The meetings of one transport, which shakes hands with ``greet`` within ``timeout`` s, and with ``answer``."""
+
+    def __init__(self, greet: Greet, answer: Answer, timeout: float) -> None:
+        self._greet, self._answer, self._timeout = greet, answer, timeout
+        self._expected: dict[End, PeerId] = {}
+
+    @contextmanager
+    def expecting(self, peer: PeerId, ends: Sequence[End]) -> Iterator[None]:
+        """Who comes from there meanwhile is greeted as if it had been dialled."""
+        self._expected.update(dict.fromkeys(ends, peer))
+        try:
+            yield
+        finally:
+            for end in ends:
+                self._expected.pop(end, None)
+
+    async def accept(self, socket: anyio.abc.SocketStream) -> None:
+        """Shake hands over a connection that came in."""
+        peer = self._expected.get(far_end(socket))
+        if peer is None:
+            await self._answer(socket, None)
+        else:  # it dials at the same time, and counts on being answered as the one who was dialled
+            await self.meet(socket, peer, dialled=True)
+
+    async def meet(self, socket: Socket, peer: PeerId, *, dialled: bool) -> bool:
+        """Shake hands with ``peer``, who dialled at the same time; whether it came to a session."""
+        if not dialled:
+            return await self._answer(socket, peer)
+        try:
+            with anyio.fail_after(self._timeout):
+                await self._greet(socket, peer)
+        except (DecentralError, TimeoutError) as error:
+            logger.debug("%s: %s", peer_name(peer), error)
+            return False
+        return True

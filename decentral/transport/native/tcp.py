@@ -1,4 +1,4 @@
-"""TCP sockets behind multiaddrs: what is listened on, where that can be dialled, and the first address that answers."""
+"""TCP sockets behind multiaddrs: those that listen, those that leave from the same port, and Noise over them."""
 
 from __future__ import annotations
 
@@ -22,9 +22,14 @@ from decentral.transport.protocols.messages import answer, propose
 from decentral.transport.protocols.noise import LONGEST, MOST_AT_ONCE, Cipher, Handshake
 from decentral.wire.keys import PeerId, Signer, peer_name
 
+# ---- sockets that listen, and addresses ----
+
 _LISTEN = re.compile(r"/(?:ip4|ip6)/([^/]+)/tcp/(\d+)")
 _DIAL = re.compile(r"/(ip4|ip6|dns|dns4|dns6)/([^/]+)/tcp/(\d{1,5})(?:/p2p/[^/]+)?")
 _BACKLOG = 128
+
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+End = tuple[str, int]  # host, port
 
 
 def check_tcp(listen: Sequence[str]) -> None:
@@ -98,12 +103,9 @@ def ends_of(socket: object) -> SocketEnds:
     return SocketEnds(f"/ip{address.version}/{address}/tcp/{port}", local_port, str(address))
 
 
-def far_end(socket: object) -> tuple[str, int]:
+def far_end(socket: object) -> End:
     """Host and port at the other end of a TCP connection; nothing and 0 when there is none any more."""
     return endpoint(ends_of(socket).remote) or ("", 0)
-
-
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def _interfaces(host: Address) -> list[Address]:
@@ -114,7 +116,7 @@ def _interfaces(host: Address) -> list[Address]:
     return [ipaddress.ip_address(entry.address.partition("%")[0]) for entry in entries]
 
 
-def endpoint(address: str) -> tuple[str, int] | None:
+def endpoint(address: str) -> End | None:
     """Host and port of an address that TCP can dial, else None."""
     match = _DIAL.fullmatch(address)
     if match is None or not 0 < int(match[3]) < 65536:
@@ -122,16 +124,12 @@ def endpoint(address: str) -> tuple[str, int] | None:
     return match[2], int(match[3])
 
 
-# ---- ports ----
+# ---- leaving from the port listened on ----
 #
-# Connections that leave from the port this peer listens on.
-#
-# A NAT that keeps one mapping for a port then shows others where this peer can be reached, and keeps that open. Where
-# a port cannot be shared (Windows has no SO_REUSEPORT), or such a connection exists already, another port is taken.
+# A NAT that keeps one mapping for a port then shows others where this peer can be reached, and keeps that open. Where a
+# port cannot be shared (Windows has no SO_REUSEPORT), or such a connection exists already, another port is taken.
 #
 # Source: Ford, Srisuresh, Kegel, "Peer-to-Peer Communication Across Network Address Translators", 2005, section 4.1.
-
-End = tuple[str, int]  # host, port
 
 _SHARED: int | None = getattr(socket, "SO_REUSEPORT", None)
 # The connection exists already, or did until a minute ago (TIME_WAIT); or the port was not shared after all.
@@ -229,11 +227,10 @@ async def _numeric(host: str, port: int) -> str:
     return str(min(found, key=lambda entry: entry[0] != socket.AF_INET)[4][0])
 
 
-# ---- secured ----
+# ---- connections with proven ends ----
 #
-# A TCP connection with proven ends: the Noise handshake over it, then encrypted messages both ways.
-#
-# At most 320 KiB of it are held in this process: one read, and one message that is not whole yet.
+# The Noise handshake, then encrypted messages both ways. At most 320 KiB of it are held in this process: one read, and
+# one message that is not whole yet.
 
 NOISE = "/noise"
 _READ = 1 << 18  # bytes asked of the socket at a time

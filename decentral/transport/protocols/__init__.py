@@ -1,1 +1,1 @@
-"""What libp2p peers say to each other, byte by byte. No sockets."""
+"""The protocols of libp2p, byte by byte. No sockets."""

@@ -1,4 +1,4 @@
-"""What libp2p peers ask of each other when they meet: key, addresses, protocols, and how they look from the other side.
+"""The question of libp2p peers that meet: key, addresses, protocols, and how they look from the other side (identify).
 
 Without an answer the daemon would not know what is served here, and propose every protocol anew. Asked is only who may
 tell something new: a relay, and a peer that came through one.

@@ -1,4 +1,4 @@
-"""What libp2p peers say to each other, byte by byte: names of protocols, numbers, fields and ids. No sockets."""
+"""The words of libp2p peers, byte by byte: numbers, names of protocols, fields and ids. No sockets."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Protocol
 from decentral.errors import PayloadError, PeerUnreachable
 from decentral.wire.keys import PEER_NBYTES, PeerId, is_sound
 
-# ---- varint ----
+# ---- numbers: unsigned varints ----
 #
-# Unsigned varints, as protobuf and multiaddrs use them: seven bits a byte, low first, high bit says more.
+# As protobuf and multiaddrs use them: seven bits a byte, low first, high bit says more.
 
-LONGEST = 5  # bytes: 35 bits, more than any length here
+LONGEST_VARINT = 5  # bytes: 35 bits, more than any length here
 
 
 def varint(number: int) -> bytes:
@@ -25,7 +25,7 @@ def varint(number: int) -> bytes:
     return bytes(packed)
 
 
-def read_varint(data: bytes, at: int = 0, longest: int = LONGEST) -> tuple[int, int]:
+def read_varint(data: bytes, at: int = 0, longest: int = LONGEST_VARINT) -> tuple[int, int]:
     """The number that starts at ``at`` and where it ends. PayloadError when it does not end, or could be shorter."""
     number = 0
     for n, byte in enumerate(data[at : at + longest]):
@@ -37,9 +37,9 @@ def read_varint(data: bytes, at: int = 0, longest: int = LONGEST) -> tuple[int, 
     raise PayloadError(f"varint: no end within {longest} bytes; drop the message")
 
 
-# ---- multistream ----
+# ---- the protocol of a stream ----
 #
-# Which protocol a connection or a stream speaks: one side proposes by name, the other takes it or says ``na``.
+# Or of a connection: one side proposes by name, the other takes it or says ``na`` (multistream-select).
 #
 # Crosses the wire: each side's ``/multistream/1.0.0`` and the name, about 50 bytes each way and one round trip.
 #
@@ -47,8 +47,8 @@ def read_varint(data: bytes, at: int = 0, longest: int = LONGEST) -> tuple[int, 
 
 _HEADER = "/multistream/1.0.0"
 _REFUSED = "na"
-_LONGEST = 256  # bytes of a name; ours have fewer than 40
-_MOST = 32  # proposals listened to
+_LONGEST_NAME = 256  # bytes; ours have fewer than 40
+_MOST_PROPOSALS = 32  # proposals listened to
 
 
 class Ends(Protocol):
@@ -66,8 +66,8 @@ class Ends(Protocol):
 async def propose(ends: Ends, protocol: str) -> None:
     """Have the other side speak ``protocol``. PeerUnreachable when it does not, PayloadError for nonsense."""
     await ends.send(_line(_HEADER) + _line(protocol))
-    header = await _read(ends)
-    answer = await _read(ends) if header == _HEADER else header
+    header = await _read_line(ends)
+    answer = await _read_line(ends) if header == _HEADER else header
     if answer == _REFUSED and header == _HEADER:
         raise PeerUnreachable(f"{protocol} is not served there; compare the versions")
     if answer != protocol:
@@ -77,35 +77,35 @@ async def propose(ends: Ends, protocol: str) -> None:
 async def answer(ends: Ends, known: Container[str]) -> str:
     """The first protocol proposed that is ``known``. PayloadError when none of many is."""
     await ends.send(_line(_HEADER))
-    if (header := await _read(ends)) != _HEADER:
+    if (header := await _read_line(ends)) != _HEADER:
         raise PayloadError(f"multistream: begins with {header!a}; drop the stream")
-    for _ in range(_MOST):
-        protocol = await _read(ends)
+    for _ in range(_MOST_PROPOSALS):
+        protocol = await _read_line(ends)
         if protocol in known:
             await ends.send(_line(protocol))
             return protocol
         await ends.send(_line(_REFUSED))
-    raise PayloadError(f"multistream: {_MOST} proposals and none is served here; drop the stream")
+    raise PayloadError(f"multistream: {_MOST_PROPOSALS} proposals and none is served here; drop the stream")
 
 
 def _line(text: str) -> bytes:
     return varint(len(text) + 1) + text.encode() + b"\n"
 
 
-async def _read(ends: Ends) -> str:
+async def _read_line(ends: Ends) -> str:
     prefix = await ends.receive_exactly(1)
     if prefix[-1] >= 0x80:
         prefix += await ends.receive_exactly(1)
-    nbytes, _ = read_varint(prefix) if prefix[-1] < 0x80 else (_LONGEST + 1, 0)
-    if not 0 < nbytes <= _LONGEST:
-        raise PayloadError(f"multistream: a name of {nbytes} bytes or more, at most {_LONGEST} are taken; drop it")
+    nbytes, _ = read_varint(prefix) if prefix[-1] < 0x80 else (_LONGEST_NAME + 1, 0)
+    if not 0 < nbytes <= _LONGEST_NAME:
+        raise PayloadError(f"multistream: a name of {nbytes} bytes or more, at most {_LONGEST_NAME} are taken; drop it")
     line = await ends.receive_exactly(nbytes)
     return line.decode("utf-8", errors="replace").removesuffix("\n")
 
 
-# ---- protobuf ----
+# ---- fields of messages: protobuf ----
 #
-# The little of protobuf that libp2p's own messages need: numbered fields of bytes and of numbers.
+# The little of it that libp2p's own messages need: numbered fields of bytes and of numbers.
 #
 # Bytes of strangers: nothing is copied before its length was found to fit, and a message has few fields.
 #
@@ -146,7 +146,7 @@ def _fields(message: bytes, most: int = _MOST_FIELDS) -> Iterator[tuple[int, byt
         if at == len(message):
             return
         key, at = read_varint(message, at)
-        value, at = read_varint(message, at, _LONGEST_NUMBER if key & 7 == _NUMBER else LONGEST)
+        value, at = read_varint(message, at, _LONGEST_NUMBER if key & 7 == _NUMBER else LONGEST_VARINT)
         if value >> 64:
             raise PayloadError(f"protobuf: field {key >> 3} has more than 64 bits; drop the message")
         if key & 7 == _NUMBER:
@@ -159,9 +159,9 @@ def _fields(message: bytes, most: int = _MOST_FIELDS) -> Iterator[tuple[int, byt
     raise PayloadError(f"protobuf: more than {most} fields; drop the message")
 
 
-# ---- peer ids ----
+# ---- ids of peers ----
 #
-# libp2p's ids of peers as bytes: a multihash around the public key itself, because Ed25519 keys are short.
+# As bytes each is a multihash around the public key itself, because Ed25519 keys are short.
 #
 # Source: libp2p/specs, peer-ids/peer-ids.md.
 

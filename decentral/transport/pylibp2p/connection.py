@@ -27,57 +27,6 @@ from decentral.transport.protocols.messages import peer_from_id, peer_to_id
 from decentral.transport.protocols.yamux import MuxedStream, Session
 from decentral.wire.keys import PeerId, Signer
 
-# ---- keys ----
-#
-# Peers and keys in py-libp2p's words. The secret stays in the signer.
-
-
-class SignerKey(PrivateKey):
-    """A key that signs through ``signer``."""
-
-    def __init__(self, signer: Signer) -> None:
-        self._signer = signer
-
-    def sign(self, data: bytes) -> bytes:
-        """The signature of ``data``."""
-        return self._signer.sign(data)
-
-    def get_public_key(self) -> PublicKey:
-        """Its other half."""
-        return public_key(self._signer.peer)
-
-    def get_type(self) -> KeyType:
-        """Ed25519."""
-        return KeyType.Ed25519
-
-    def to_bytes(self) -> bytes:
-        """Nobody needs them."""
-        raise PayloadError("the private key is not given out")
-
-
-def key_pair(signer: Signer) -> KeyPair:
-    """Both halves."""
-    private = SignerKey(signer)
-    return KeyPair(private, private.get_public_key())
-
-
-def public_key(peer: PeerId) -> PublicKey:
-    """The key that a peer id is."""
-    return Ed25519PublicKey.from_bytes(peer)
-
-
-def peer_id(peer: PeerId) -> ID:
-    """A peer's libp2p id."""
-    return ID(peer_to_id(peer))
-
-
-def peer_of(found: ID) -> PeerId:
-    """The peer behind a libp2p id. PayloadError for anything but an Ed25519 one."""
-    return peer_from_id(found.to_bytes())
-
-
-# ---- connection ----
-
 _PIECE = 1 << 18  # bytes handed out at a time
 _MOST_AT_ONCE = 1 << 20  # bytes that who reads to the end of a stream can be made to hold
 
@@ -301,3 +250,52 @@ def _address(ends: SocketEnds) -> list[Multiaddr]:
 
 def _kind(ends: SocketEnds) -> ConnectionType:
     return ConnectionType.RELAYED if ends.host is None else ConnectionType.DIRECT
+
+
+# ---- peers and keys, in its words ----
+#
+# The secret stays in the signer.
+
+
+class SignerKey(PrivateKey):
+    """A key that signs through ``signer``."""
+
+    def __init__(self, signer: Signer) -> None:
+        self._signer = signer
+
+    def sign(self, data: bytes) -> bytes:
+        """The signature of ``data``."""
+        return self._signer.sign(data)
+
+    def get_public_key(self) -> PublicKey:
+        """Its other half."""
+        return public_key(self._signer.peer)
+
+    def get_type(self) -> KeyType:
+        """Ed25519."""
+        return KeyType.Ed25519
+
+    def to_bytes(self) -> bytes:
+        """Nobody needs them."""
+        raise PayloadError("the private key is not given out")
+
+
+def key_pair(signer: Signer) -> KeyPair:
+    """Both halves."""
+    private = SignerKey(signer)
+    return KeyPair(private, private.get_public_key())
+
+
+def public_key(peer: PeerId) -> PublicKey:
+    """The key that a peer id is."""
+    return Ed25519PublicKey.from_bytes(peer)
+
+
+def peer_id(peer: PeerId) -> ID:
+    """A peer's libp2p id."""
+    return ID(peer_to_id(peer))
+
+
+def peer_of(found: ID) -> PeerId:
+    """The peer behind a libp2p id. PayloadError for anything but an Ed25519 one."""
+    return peer_from_id(found.to_bytes())

@@ -1,8 +1,8 @@
-"""py-libp2p's table of connections, without what strangers could turn against it.
+"""py-libp2p's table of connections, without what strangers could turn against it, and the ways into it.
 
-What is left out: the limiter of inbound connections, whose places are held until shutdown, so that nobody gets in
-after 250; the auto-dialler, the pruner and the tags, which dial on their own and keep a row for each peer ever met; and
-the service manager, which ends the host when any task of it fails.
+Left out are the limiter of inbound connections, whose places are held until shutdown, so that nobody gets in after 250;
+the auto-dialler, the pruner and the tags, which dial on their own and keep a row for each peer ever met; and the
+service manager, which ends the host when any task of it fails.
 """
 
 from __future__ import annotations
@@ -41,11 +41,87 @@ from decentral.transport.pylibp2p.connection import (
 )
 from decentral.wire.keys import PeerId, Signer, peer_name
 
-# ---- upgrader ----
+_NO_LIMIT = 1 << 30  # connections; how many there are is bounded by ``Sessions``
+
+logger = logging.getLogger("decentral.transport")
+
+# It logs to the root by ``logging.debug``, which gives the root a handler: every line of ours was on stderr twice.
+swarm_connection.logging = logging.getLogger("libp2p.network.connection")  # type: ignore[assignment, attr-defined]
+
+
+class GuardedSwarm(Swarm):
+    """Connections that ``upgrader`` makes; their tasks run in ``nursery``."""
+
+    def __init__(self, signer: Signer, upgrader: Upgrader, nursery: trio.Nursery, timeout: float) -> None:
+        me, store = peer_id(signer.peer), PeerStore()
+        store.add_key_pair(me, key_pair(signer))
+        super().__init__(
+            me,
+            store,
+            upgrader,  # type: ignore[arg-type]  # a Protocol would do; the class is asked for
+            transports=[],
+            retry_config=RetryConfig(max_retries=0),
+            connection_config=_config(timeout),
+        )
+        self.background_nursery = nursery
+        self.event_background_nursery_created.set()
+        self._upgrader = upgrader
+
+    def _init_connection_management(self) -> None:
+        """None of it is wanted: the module's docstring says why."""
+
+    async def add_conn(self, muxed_conn: IMuxedConn, direction: str = "unknown") -> SwarmConn:
+        """Have the streams of a connection served."""
+        assert isinstance(muxed_conn, Connection), "made by the upgrader"
+        conn = SwarmConn(muxed_conn, self, direction)
+        conn.set_transport_info(muxed_conn.get_transport_addresses(), muxed_conn.get_connection_type())
+        self.connections.setdefault(muxed_conn.peer_id, []).append(conn)
+        assert self.background_nursery is not None, "set at the start"
+        self.background_nursery.start_soon(guarded, self._serve, conn)
+        await conn.event_started.wait()
+        await self.notify_connected(conn)
+        return conn
+
+    async def notify_disconnected(self, conn: INetConn) -> None:
+        """Tell who wants to know, and nobody else."""
+        await self._notify("disconnected", conn)
+
+    async def _serve(self, conn: SwarmConn) -> None:
+        assert isinstance(conn.muxed_conn, Connection), "made by the upgrader"
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(conn.muxed_conn.start)
+                await conn.start()
+        finally:
+            self._upgrader.forget(conn.muxed_conn)
+            self.remove_conn(conn)
+
+
+async def guarded(work: Callable[..., Awaitable[None]], *args: object) -> None:
+    """Run it; a bug that a peer found, here or in py-libp2p, is said with its traceback and ends nothing else."""
+    try:
+        await work(*args)
+    except Exception:
+        logger.exception("%s failed", getattr(work, "__qualname__", work))
+
+
+def _config(timeout: float) -> ConnectionConfig:
+    return ConnectionConfig(
+        max_connections=_NO_LIMIT,
+        min_connections=0,
+        low_watermark=0,
+        high_watermark=_NO_LIMIT,
+        max_connections_per_peer=_NO_LIMIT,
+        dial_timeout=timeout,
+        inbound_upgrade_timeout=timeout,
+        outbound_upgrade_timeout=timeout,
+    )
+
+
+# ---- from a socket to streams ----
 #
-# From a socket to streams, in py-libp2p's two steps: Noise and nothing else, then our yamux.
-#
-# By default py-libp2p also takes SECIO and plaintext, and plaintext believes whatever peer id it is told.
+# In py-libp2p's two steps: Noise and nothing else, then our yamux. By default py-libp2p also takes SECIO and plaintext,
+# and plaintext believes whatever peer id it is told.
 
 
 class Upgrader:
@@ -102,92 +178,14 @@ class Upgrader:
             connection.arrived(muxed)
 
 
-# ---- swarm ----
-
-_NO_LIMIT = 1 << 30  # connections; how many there are is bounded by ``Sessions``
-
-logger = logging.getLogger("decentral.transport")
-
-# It logs to the root by ``logging.debug``, which gives the root a handler: every line of ours was on stderr twice.
-swarm_connection.logging = logging.getLogger("libp2p.network.connection")  # type: ignore[assignment, attr-defined]
-
-
-class GuardedSwarm(Swarm):
-    """Connections that ``upgrader`` makes; their tasks run in ``nursery``."""
-
-    def __init__(self, signer: Signer, upgrader: Upgrader, nursery: trio.Nursery, timeout: float) -> None:
-        me, store = peer_id(signer.peer), PeerStore()
-        store.add_key_pair(me, key_pair(signer))
-        super().__init__(
-            me,
-            store,
-            upgrader,  # type: ignore[arg-type]  # a Protocol would do; the class is asked for
-            transports=[],
-            retry_config=RetryConfig(max_retries=0),
-            connection_config=_config(timeout),
-        )
-        self.background_nursery = nursery
-        self.event_background_nursery_created.set()
-        self._upgrader = upgrader
-
-    def _init_connection_management(self) -> None:
-        """None of it: see the top of the file."""
-
-    async def add_conn(self, muxed_conn: IMuxedConn, direction: str = "unknown") -> SwarmConn:
-        """Have the streams of a connection served."""
-        assert isinstance(muxed_conn, Connection), "made by the upgrader"
-        conn = SwarmConn(muxed_conn, self, direction)
-        conn.set_transport_info(muxed_conn.get_transport_addresses(), muxed_conn.get_connection_type())
-        self.connections.setdefault(muxed_conn.peer_id, []).append(conn)
-        assert self.background_nursery is not None, "set at the start"
-        self.background_nursery.start_soon(guarded, self._serve, conn)
-        await conn.event_started.wait()
-        await self.notify_connected(conn)
-        return conn
-
-    async def notify_disconnected(self, conn: INetConn) -> None:
-        """Tell who wants to know, and nobody else."""
-        await self._notify("disconnected", conn)
-
-    async def _serve(self, conn: SwarmConn) -> None:
-        assert isinstance(conn.muxed_conn, Connection), "made by the upgrader"
-        try:
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(conn.muxed_conn.start)
-                await conn.start()
-        finally:
-            self._upgrader.forget(conn.muxed_conn)
-            self.remove_conn(conn)
-
-
-async def guarded(work: Callable[..., Awaitable[None]], *args: object) -> None:
-    """Run it; a bug that a peer found, here or in py-libp2p, is said with its traceback and ends nothing else."""
-    try:
-        await work(*args)
-    except Exception:
-        logger.exception("%s failed", getattr(work, "__qualname__", work))
-
-
-def _config(timeout: float) -> ConnectionConfig:
-    return ConnectionConfig(
-        max_connections=_NO_LIMIT,
-        min_connections=0,
-        low_watermark=0,
-        high_watermark=_NO_LIMIT,
-        max_connections_per_peer=_NO_LIMIT,
-        dial_timeout=timeout,
-        inbound_upgrade_timeout=timeout,
-        outbound_upgrade_timeout=timeout,
-    )
-
-
-# ---- doors ----
-#
-# Sockets that are let in and sockets that were dialled, on their way through the swarm's upgrade.
+# ---- sockets on their way in ----
 
 
 class Doors:
-    """Those of one swarm. Strangers are few at a time, and each gives its place back, whatever came of it."""
+    """Sockets that are let in and sockets that were dialled, on their way through one swarm's upgrade.
+
+    Strangers are few at a time, and each gives its place back, whatever came of it.
+    """
 
     def __init__(self, swarm: GuardedSwarm, group: anyio.abc.TaskGroup, timeout: float) -> None:
         self.strangers = Strangers(timeout)

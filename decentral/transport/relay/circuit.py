@@ -1,7 +1,5 @@
-"""Through a relay: ask it to keep a place, dial a peer that has one, and be dialled. The relay sees only ciphertext.
-
-Crosses the wire: a question and an answer of about 100 bytes for a place, once in half its life; two of each for a
-connection, which is then shaken hands over and multiplexed as a TCP one is.
+"""The words of a relay: how a peer asks it to keep a place, to dial a peer that has one, and is dialled; how the relay
+answers, and what it gives at most. The relay sees only ciphertext.
 
 Source: libp2p/specs, relay/circuit-v2.md.
 """
@@ -33,11 +31,14 @@ from decentral.transport.protocols.messages import (
 from decentral.transport.protocols.yamux import MuxedStream
 from decentral.wire.keys import PeerId, peer_from_name, peer_name
 
+# ---- asking a relay, and being dialled ----
+#
+# Crosses the wire: a question and an answer of about 100 bytes for a place, once in half its life; two of each for a
+# connection, which is then shaken hands over and multiplexed as a TCP one is.
+
 HOP, STOP = "/libp2p/circuit/relay/0.2.0/hop", "/libp2p/circuit/relay/0.2.0/stop"
 RESERVE, CONNECT, HOP_STATUS = range(3)  # types of the messages to a relay
 STOP_CONNECT, STOP_STATUS = range(2)  # and of its own
-OK = 100
-_LONGEST = 4096  # bytes of a message, as the specification asks
 _RELAYED = re.compile(r"(/.+)/p2p/([^/]+)/p2p-circuit(?:/p2p/[^/]+)?")
 
 
@@ -65,7 +66,7 @@ async def reserve(ends: Ends) -> Reservation:
     """Keep a place at the relay. TransportError when it has none."""
     await write_message(ends, number_field(1, RESERVE))
     message = await read_message(ends)
-    _check(number_fields(message), HOP_STATUS, 5)
+    _check_answer(number_fields(message), HOP_STATUS, 5)
     place = number_fields(_last(bytes_fields(message), 3))
     limit = number_fields(_last(bytes_fields(message), 4))
     return Reservation(place.get(1, 0), limit.get(2) or None, limit.get(1) or None)
@@ -75,7 +76,7 @@ async def pass_through(ends: Ends, peer: PeerId) -> None:
     """Have the relay join this stream to ``peer``. PeerUnreachable when it does not."""
     await write_message(ends, number_field(1, CONNECT) + bytes_field(2, bytes_field(1, peer_to_id(peer))))
     try:
-        _check(number_fields(await read_message(ends)), HOP_STATUS, 5)
+        _check_answer(number_fields(await read_message(ends)), HOP_STATUS, 5)
     except TransportError as error:
         raise PeerUnreachable(f"{peer_name(peer)}: {error}") from None
 
@@ -86,8 +87,17 @@ async def admit(ends: Ends) -> PeerId:
     if number_fields(message).get(1, STOP_CONNECT) != STOP_CONNECT:
         raise PayloadError("relay: brings no connection; drop the stream")
     peer = peer_from_id(_last(bytes_fields(_last(bytes_fields(message), 2)), 1))
-    await write_message(ends, number_field(1, STOP_STATUS) + number_field(4, OK))
+    await write_message(ends, number_field(1, STOP_STATUS) + number_field(4, HopStatus.OK))
     return peer
+
+
+def _check_answer(numbers: dict[int, int], kind: int, field: int) -> None:
+    if numbers.get(1, 0) != kind or numbers.get(field) != HopStatus.OK:
+        raise TransportError(f"the relay says no ({numbers.get(field, 0)}); try another relay")
+
+
+def _last(fields: dict[int, list[bytes]], number: int) -> bytes:
+    return fields.get(number, [b""])[-1]
 
 
 class RelayedSocket:
@@ -124,38 +134,12 @@ def _ignore(nbytes: int) -> None:
     return None
 
 
-def _check(numbers: dict[int, int], kind: int, field: int) -> None:
-    if numbers.get(1, 0) != kind or numbers.get(field) != OK:
-        raise TransportError(f"the relay says no ({numbers.get(field, 0)}); try another relay")
-
-
-def _last(fields: dict[int, list[bytes]], number: int) -> bytes:
-    return fields.get(number, [b""])[-1]
-
-
-async def write_message(ends: Ends, message: bytes) -> None:
-    """Send one message with its length before it."""
-    await ends.send(varint(len(message)) + message)
-
-
-async def read_message(ends: Ends, longest: int = _LONGEST) -> bytes:
-    """The next message, of at most ``longest`` bytes, which is below 16,384."""
-    prefix = await ends.receive_exactly(1)
-    if prefix[-1] >= 0x80:
-        prefix += await ends.receive_exactly(1)
-    nbytes = read_varint(prefix)[0] if prefix[-1] < 0x80 else longest + 1
-    if nbytes > longest:
-        raise PayloadError(f"a message of more than {longest} bytes; drop the stream")
-    return await ends.receive_exactly(nbytes)
-
-
-# ---- hop ----
+# ---- the relay's answers ----
 #
-# What a relay is asked, and what it answers: the other half of ``circuit``. No sockets, but for one question of ours.
+# No sockets, but for one question of ours.
 #
-# Crosses the wire: an answer of about 40 bytes and the relay's addresses for a place, of 15 for a connection.
-#
-# Source: libp2p/specs, relay/circuit-v2.md. No voucher is signed: go-libp2p takes a place without one, and so do we.
+# Crosses the wire: an answer of about 40 bytes and the relay's addresses for a place, of 15 for a connection. No
+# voucher is signed: go-libp2p takes a place without one, and so do we.
 
 
 class HopStatus(IntEnum):
@@ -231,16 +215,14 @@ def _limit(number: int, place: Reservation) -> bytes:
     return bytes_field(number, fields) if fields else b""
 
 
-# ---- limits ----
+# ---- the most that a relay gives ----
 #
-# What a relay gives at most: places, connections, bytes, seconds, and the memory behind all of it.
+# Places, connections, bytes, seconds, and the memory behind all of it.
 
 _MOST_TOLD = 1 << 64  # what the message that tells it holds
-_LEAST_NBYTES = 1 << 24  # our own peers pass a relay over that grants less
+LEAST_NBYTES = 1 << 24  # bytes of one connection: our own peers pass a relay over that grants less
 _LEAST_SECONDS = 60
-_PROCESS = (
-    64 << 20
-)  # bytes: Python and what it imports are 35 MiB; the rest is what streams hold before they are refused
+_PROCESS = 64 << 20  # bytes: Python and what it imports are 35 MiB; the rest is what streams hold before a refusal
 _OF_A_PEER = 192 << 10  # bytes of a connection that sends half a message and reads nothing; an idle one takes 60 KiB
 _OF_A_PAIR = 3 << 19  # bytes of a joined pair of which neither side reads; 1.15 MiB were measured with 20 of them
 
@@ -291,7 +273,7 @@ class RelayLimits:
         self._check("place_seconds", _LEAST_SECONDS)
         self._check("peers", self.places + 1)
         if self.nbytes is not None:
-            self._check("nbytes", _LEAST_NBYTES)
+            self._check("nbytes", LEAST_NBYTES)
         if self.seconds is not None:
             self._check("seconds", _LEAST_SECONDS)
         if self.nbytes is not None and self.nbytes >= _MOST_TOLD:
@@ -315,3 +297,24 @@ def network_of(host: str) -> str:
     if address.ipv4_mapped is not None:
         return str(address.ipv4_mapped)
     return str(ipaddress.ip_network((address, 64), strict=False))
+
+
+# ---- messages with their length ----
+
+_LONGEST = 4096  # bytes, as the specification asks
+
+
+async def write_message(ends: Ends, message: bytes) -> None:
+    """Send one message with its length before it."""
+    await ends.send(varint(len(message)) + message)
+
+
+async def read_message(ends: Ends, longest: int = _LONGEST) -> bytes:
+    """The next message, of at most ``longest`` bytes, which is below 16,384."""
+    prefix = await ends.receive_exactly(1)
+    if prefix[-1] >= 0x80:
+        prefix += await ends.receive_exactly(1)
+    nbytes = read_varint(prefix)[0] if prefix[-1] < 0x80 else longest + 1
+    if nbytes > longest:
+        raise PayloadError(f"a message of more than {longest} bytes; drop the stream")
+    return await ends.receive_exactly(nbytes)

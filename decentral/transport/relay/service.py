@@ -1,8 +1,5 @@
-"""The serving half of a relay: gives places to peers that nobody can dial, and joins to them who asks for them.
-
-It holds a place per peer, two streams per joined pair, and nothing else; all of it is bounded (``RelayLimits``), and
-what is above a bound is refused by the word that the specification has for it. It sees who talks to whom, when, and how
-much; what they say is encrypted between them.
+"""Both sides of the places at relays: a relay gives them to peers that nobody can dial, and joins to them who asks for
+them; and such a peer keeps its own.
 
 Source: libp2p/specs, relay/circuit-v2.md.
 """
@@ -27,6 +24,7 @@ from decentral.transport.native.tcp import endpoint
 from decentral.transport.protocols.messages import propose
 from decentral.transport.relay.circuit import (
     HOP,
+    LEAST_NBYTES,
     STOP,
     HopStatus,
     Refused,
@@ -45,77 +43,14 @@ from decentral.transport.relay.circuit import (
 from decentral.transport.throttle import Gate
 from decentral.wire.keys import PeerId, peer_from_name, peer_name
 
-# ---- splice ----
-#
-# Two streams joined into one: what comes on either leaves on the other, no faster than it is taken there.
-#
-# At most one piece of 64 KiB each way is in hand; what waits to be read lies in the streams' windows, which nobody
-# widens while the other side does not keep pace. The end of one direction is passed on after its last byte and leaves
-# the other one open. A reset is passed on as an end, too: one that overtakes what was sent before would lose it.
-
-PIECE = 65507  # bytes: one frame of yamux, which with its header is one message of Noise
-_PARTING = 5.0  # s that one side has to read the end, once the other one is gone
-
-
-@dataclass(frozen=True, slots=True)
-class SpliceTerms:
-    """What a joined pair keeps to."""
-
-    seconds: float | None  # that it lasts
-    nbytes: int | None  # that each direction carries
-    gate: Gate | None  # through which all pairs' bytes go, by turns of those who send
-    on_bytes: Callable[[int], None]  # told of what was passed on
-
-
-async def join(one: NativeStream, other: NativeStream, terms: SpliceTerms) -> None:
-    """Carry bytes both ways until both have ended, either is gone, or the terms are used up."""
-    one.muxed.most_unread = other.muxed.most_unread = None
-    try:
-        with anyio.move_on_after(terms.seconds):
-            async with anyio.create_task_group() as group:
-                group.start_soon(_carry, one, other, terms)
-                group.start_soon(_carry, other, one, terms)
-    finally:
-        one.reset()
-        other.reset()
-
-
-async def _carry(source: NativeStream, target: NativeStream, terms: SpliceTerms) -> None:
-    """One direction. When it is over, the whole pair soon is, unless the source still listens."""
-    try:
-        await _pass_on(source, target, terms)
-    except StreamClosed:
-        return  # the target is gone; what it had sent before is on its way in the other direction
-    target.muxed.end()
-    await source.muxed.until_ended()
-    with anyio.move_on_after(_PARTING):
-        await target.muxed.until_ended()
-    target.reset()
-
-
-async def _pass_on(source: NativeStream, target: NativeStream, terms: SpliceTerms) -> None:
-    most = PIECE if terms.gate is None else min(PIECE, terms.gate.schedule.piece)
-    passed = 0
-    while piece := await source.muxed.receive(most):
-        passed += len(piece)
-        if terms.nbytes is not None and passed > terms.nbytes:
-            target.reset()
-            source.reset()
-            return
-        if terms.gate is not None:
-            await _turn(terms.gate, source, len(piece))
-        await target.muxed.send(piece, terms.on_bytes)
-
-
-async def _turn(gate: Gate, source: NativeStream, nbytes: int) -> None:
-    turn = gate.ask(source.peer, nbytes, urgent=False)
-    if not turn.granted:
-        await gate.wait(turn)
-
-
-# ---- service ----
-
 logger = logging.getLogger("decentral.transport")
+
+
+# ---- the relay ----
+#
+# It holds a place per peer, two streams per joined pair, and nothing else; all of it is bounded (``RelayLimits``), and
+# everything above a bound is refused by the word that the specification has for it. It sees who talks to whom, when,
+# and how much; what they say is encrypted between them.
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,13 +228,79 @@ class Relay:
         await self._say(stream, refused(status))
 
 
-# ---- reservations ----
+# ---- two streams joined into one ----
 #
-# Places kept at relays, so that peers behind a NAT can be dialled: asked for, renewed, and asked for again when lost.
+# Bytes that come on either leave on the other, no faster than they are taken there.
 #
-# A relay that lets a connection carry less than one large frame is passed over: rounds would break off in the middle.
+# At most one piece of 64 KiB each way is in hand; what waits to be read lies in the streams' windows, which nobody
+# widens while the other side does not keep pace. The end of one direction is passed on after its last byte and leaves
+# the other one open. A reset is passed on as an end, too: one that overtakes what was sent before would lose it.
 
-LEAST = 1 << 24  # bytes of one connection; relays of the public network grant 128 KiB, ours 4 GiB
+_PIECE = 65507  # bytes: one frame of yamux, which with its header is one message of Noise
+_PARTING = 5.0  # s that one side has to read the end, once the other one is gone
+
+
+@dataclass(frozen=True, slots=True)
+class SpliceTerms:
+    """What a joined pair keeps to."""
+
+    seconds: float | None  # that it lasts
+    nbytes: int | None  # that each direction carries
+    gate: Gate | None  # through which all pairs' bytes go, by turns of those who send
+    on_bytes: Callable[[int], None]  # told of what was passed on
+
+
+async def join(one: NativeStream, other: NativeStream, terms: SpliceTerms) -> None:
+    """Carry bytes both ways until both have ended, either is gone, or the terms are used up."""
+    one.muxed.most_unread = other.muxed.most_unread = None
+    try:
+        with anyio.move_on_after(terms.seconds):
+            async with anyio.create_task_group() as group:
+                group.start_soon(_carry, one, other, terms)
+                group.start_soon(_carry, other, one, terms)
+    finally:
+        one.reset()
+        other.reset()
+
+
+async def _carry(source: NativeStream, target: NativeStream, terms: SpliceTerms) -> None:
+    """One direction. When it is over, the whole pair soon is, unless the source still listens."""
+    try:
+        await _pass_on(source, target, terms)
+    except StreamClosed:
+        return  # the target is gone; what it had sent before is on its way in the other direction
+    target.muxed.end()
+    await source.muxed.until_ended()
+    with anyio.move_on_after(_PARTING):
+        await target.muxed.until_ended()
+    target.reset()
+
+
+async def _pass_on(source: NativeStream, target: NativeStream, terms: SpliceTerms) -> None:
+    most = _PIECE if terms.gate is None else min(_PIECE, terms.gate.schedule.piece)
+    passed = 0
+    while piece := await source.muxed.receive(most):
+        passed += len(piece)
+        if terms.nbytes is not None and passed > terms.nbytes:
+            target.reset()
+            source.reset()
+            return
+        if terms.gate is not None:
+            await _turn(terms.gate, source, len(piece))
+        await target.muxed.send(piece, terms.on_bytes)
+
+
+async def _turn(gate: Gate, source: NativeStream, nbytes: int) -> None:
+    turn = gate.ask(source.peer, nbytes, urgent=False)
+    if not turn.granted:
+        await gate.wait(turn)
+
+
+# ---- places kept at relays ----
+#
+# They are asked for, renewed, and asked for again when lost, so that peers behind a NAT can be dialled. A relay that
+# lets a connection carry less than one large frame is passed over: rounds would break off in the middle.
+
 _SHORTEST, _LONGEST = 15.0, 1800.0  # s between renewals: half of what was granted, by a clock that may be wrong
 _LOOK = 1.0  # s between looks whether the relay is still there
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # s between attempts
@@ -309,7 +310,7 @@ class Places:
     """The relays that this peer can be reached through."""
 
     def __init__(self, sessions: Sessions, dialler: Dialler, relays: Sequence[str], timeout: float) -> None:
-        self.relays = {_relay(address): address for address in relays}
+        self.relays = {_relay_at(address): address for address in relays}
         self._sessions, self._dialler, self._timeout = sessions, dialler, timeout
         self._kept: dict[PeerId, str] = {}
 
@@ -334,7 +335,9 @@ class Places:
     async def _reserved(self, relay: PeerId) -> Reservation:
         place = await ask_place(self._dialler, relay, (self.relays[relay],), self._timeout)
         if too_little(place):
-            raise TransportError(f"it carries {place.nbytes} bytes a connection, {LEAST} are needed; use another relay")
+            raise TransportError(
+                f"it carries {place.nbytes} bytes a connection, {LEAST_NBYTES} are needed; use another relay"
+            )
         return place
 
     async def _while_it_lasts(self, relay: PeerId, place: Reservation) -> None:
@@ -359,11 +362,11 @@ async def ask_place(dialler: Dialler, relay: PeerId, where: Sequence[str], timeo
 
 
 def too_little(place: Reservation) -> bool:
-    """Whether one frame may not pass."""
-    return place.nbytes is not None and place.nbytes < LEAST
+    """Whether one frame may not pass: relays of the public network grant 128 KiB a connection, ours 4 GiB."""
+    return place.nbytes is not None and place.nbytes < LEAST_NBYTES
 
 
-def _relay(address: str) -> PeerId:
+def _relay_at(address: str) -> PeerId:
     where, _, name = address.rpartition("/p2p/")
     if endpoint(where) is None:
         raise ConfigError(f"relay {address!r}: want /ip4/HOST/tcp/PORT/p2p/NAME, as the relay prints it")

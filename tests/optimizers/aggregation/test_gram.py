@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from decentral.optimizers.aggregation.base import norm
-from decentral.optimizers.aggregation.gram import WIDTH, Dense, Sparse, cosines, gram, inner, sketch
+from decentral.optimizers.aggregation.gram import Dense, Sparse, cosines, gram, inner, sketch
+from decentral.tensors.ops import WIDTH
 
 
 def randn(numel: int, seed: int) -> np.ndarray:

@@ -9,7 +9,7 @@ import anyio
 
 from decentral.transport.base import Traffic
 from decentral.transport.daemon.control import _messages, _read_delimited
-from decentral.transport.daemon.transport import attached
+from decentral.transport.daemon.transport import hivemind_client
 from decentral.transport.protocols.messages import peer_to_id, varint
 
 SLOW = 0.2  # s
@@ -44,7 +44,7 @@ def test_a_client_that_is_given_up_while_it_attaches_leaves_no_connection(tmp_pa
         async with server, anyio.create_task_group() as group:
 
             async def attach() -> None:
-                async with attached(tmp_path, socket, Traffic()):
+                async with hivemind_client(tmp_path, socket, Traffic()):
                     await anyio.sleep_forever()
 
             group.start_soon(attach)

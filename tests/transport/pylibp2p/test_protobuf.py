@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from decentral.errors import PayloadError
 from decentral.transport import pylibp2p  # noqa: F401  before libp2p: it keeps these definitions apart from hivemind's
 from decentral.transport.daemon.control import peer_to_id
-from decentral.transport.holepunch import PunchMessage, packed, read
+from decentral.transport.holepunch import PunchMessage, punch_message, read_punch
 from decentral.transport.multiaddr import to_bytes
 from decentral.transport.protocols.identify import ask, tell
 from decentral.transport.protocols.messages import bytes_fields, read_varint, varint
@@ -129,9 +129,9 @@ def test_a_connection_through_a_relay_is_asked_for_and_brought_in_the_same_words
 
 @given(addresses, st.sampled_from(PunchMessage))
 def test_what_is_said_before_two_dial_at_once_is_the_same_in_their_definition(where, kind):
-    theirs = HolePunch.FromString(packed(kind, where))
+    theirs = HolePunch.FromString(punch_message(kind, where))
     assert (theirs.type, list(theirs.ObsAddrs)) == (kind, [to_bytes(one) for one in where])
-    assert read(theirs.SerializeToString(), kind) == tuple(where)
+    assert read_punch(theirs.SerializeToString(), kind) == tuple(where)
 
 
 @given(st.binary(max_size=200))

@@ -10,7 +10,7 @@ import pytest
 
 from decentral.errors import StreamClosed
 from decentral.transport import holepunch
-from decentral.transport.holepunch import DCUTR, PunchMessage, send
+from decentral.transport.holepunch import DCUTR, PunchMessage, send_punch
 from decentral.transport.native import dialling
 from decentral.transport.native.stream import NativeStream
 from decentral.transport.protocols.messages import propose
@@ -124,7 +124,7 @@ def test_over_a_direct_connection_nobody_may_ask_it_to_dial():
             session = a.links.sessions.standing(b.peer)
             stream = NativeStream(session.peer, session.open())
             await propose(stream, DCUTR)
-            await send(stream, PunchMessage.CONNECT, ["/ip4/127.0.0.1/tcp/1"])
+            await send_punch(stream, PunchMessage.CONNECT, ["/ip4/127.0.0.1/tcp/1"])
             with pytest.raises(StreamClosed):
                 await stream.receive_exactly(1)
 

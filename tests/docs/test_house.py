@@ -1,0 +1,41 @@
+"""The package in totals: tools/house.toml against the sources, and the counting itself on a small package."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tools import house
+
+
+def test_the_package_has_no_more_modules_importers_and_folders_than_it_had():
+    allowed = house.figures()
+    assert [house.verdict(name, now, allowed[name]) for name, now in house.totals().items()] == [""] * 4
+
+
+@pytest.mark.parametrize(("now", "says"), [(4, "rose from 3 to 4"), (2, "fell from 3 to 2"), (3, "")])
+def test_a_total_that_rises_or_falls_unsaid_is_told(now: int, says: str):
+    assert says in house.verdict("folders", now, 3)
+    assert bool(house.verdict("folders", now, 3)) == bool(says)
+
+
+def test_totals_count_modules_beside_the_core_apart_and_imports_wherever_they_stand(tmp_path: Path):
+    sources = {
+        "decentral/__init__.py": "from decentral.core import first\n",
+        "decentral/core/__init__.py": "",
+        "decentral/core/first.py": "import decentral.core.second\n",
+        "decentral/core/second.py": "def late():\n    from decentral.core import third\n    return third\n",
+        "decentral/core/third.py": "",
+        "decentral/lab/study.py": "from decentral.core.third import what\nfrom decentral.core.first import that\n",
+        "decentral/laboratory/much.py": "",
+    }
+    for name, text in sources.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert house.totals(tmp_path) == {
+        "core_modules": 4,
+        "all_modules": 5,
+        "modules_with_one_importer": 2,  # second by first, first by study: what a package imports does not count
+        "folders": 4,
+    }
