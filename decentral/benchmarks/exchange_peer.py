@@ -22,7 +22,7 @@ import psutil
 import torch
 
 from decentral.consensus.chain import Head
-from decentral.flow.upload import Changes
+from decentral.flow.waiting import Changes
 from decentral.manifest import Manifest, parse_manifest
 from decentral.node.node import Node, Start, throttled
 from decentral.replica.contribution import Contribution

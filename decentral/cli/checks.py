@@ -21,7 +21,7 @@ from decentral.errors import DecentralError
 from decentral.observe.health import short_name
 from decentral.peer.network_setup import check_relays
 from decentral.swarm.invite import Invite
-from decentral.transport.base import Cards, card_of, cards
+from decentral.transport.interfaces import Cards, card_of, cards
 from decentral.transport.native.tcp import endpoint
 from decentral.transport.native.transport import NativeTransport
 from decentral.transport.probes import Speed, measure_speed

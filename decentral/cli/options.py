@@ -38,7 +38,7 @@ def cards_by_name(context: click.Context, parameter: click.Parameter, given: tup
     """Of ``--listen``: a network card's addresses for its name. UsageError for a card that there is not."""
     if not any(one[:1] != "/" for one in given):
         return given
-    from decentral.transport.base import cards, listen_addresses
+    from decentral.transport.interfaces import cards, listen_addresses
 
     return tuple(address for one in given for address in listen_addresses(one, cards()))
 

@@ -53,7 +53,7 @@ def start_command(context: click.Context, /, file: Path, directory: Path, alone:
     """
     from decentral.cli.preflight import check_trained_here
     from decentral.manifest import load_manifest
-    from decentral.swarm.invite import check_token
+    from decentral.swarm.admission import check_token
 
     waits = not (alone or given["require_peers"])
     options = JobOptions(out=directory, waits_for_company=waits, **given)

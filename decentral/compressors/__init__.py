@@ -13,10 +13,12 @@ from decentral.compressors.base import (
     Uncompressed,
     accumulate,
 )
-from decentral.compressors.blockwise import E3M0, FP8, NF4, BFloat16, Codebook8, Float16, Int4, Int8, Sign
+from decentral.compressors.blockwise import E3M0, FP8, NF4, Int4, Int8, Sign
 from decentral.compressors.chain import Chain, support
+from decentral.compressors.codebook8 import Codebook8
 from decentral.compressors.dct import DCT
 from decentral.compressors.feedback import Feedback, compress_with_debt, describe_feedback, parse_feedback
+from decentral.compressors.half import BFloat16, Float16
 from decentral.compressors.lowrank import LowRank
 from decentral.compressors.randk import RandK
 from decentral.compressors.registry import describe_compressors, parse_compressor

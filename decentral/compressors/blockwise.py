@@ -1,7 +1,6 @@
-"""Quantisers that give every value the nearest level: of a block's scale, a tensor's codebook, a short float."""
+"""Quantisers that scale each block and give every value the nearest level of a table."""
 
 import functools
-import math
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
@@ -9,24 +8,16 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from decentral.coding import Floats, Symbols
 from decentral.compressors.base import (
     About,
-    Method,
-    PartSpec,
     Payload,
-    Shape,
     check_dtype,
-    check_input,
-    check_parts,
     non_finite,
-    require,
 )
 from decentral.compressors.blocks import (
     UNUSED,
     Code,
     Tabled,
-    binned,
     check_block,
     largest_scale,
     over,
@@ -37,10 +28,9 @@ from decentral.compressors.blocks import (
     table,
     to_blocks,
 )
-from decentral.tensors.device import in_slabs, one_kernel
-from decentral.tensors.ops import is_finite
+from decentral.tensors.device import one_kernel
 
-__all__ = ["E3M0", "FP8", "NF4", "BFloat16", "Codebook8", "Float16", "Int4", "Int8", "Linear", "Sign"]
+__all__ = ["E3M0", "FP8", "NF4", "Int4", "Int8", "Linear", "Sign"]
 
 # Shape suffixes: N = values, B = blocks, L = values in a block, K = bins of a codebook.
 
@@ -409,140 +399,3 @@ def _next_shorter(size_B: Tensor) -> Tensor:
     never more than sending nothing.
     """
     return (size_B.view(torch.int32) & _SHORT_BITS).view(torch.float32)
-
-
-# ---- codebook8: 8 bits, levels that are sent ----
-#
-# A codebook of the tensor's own: 256 bins over six sigmas, each decoded to the mean of its members.
-#
-# Parts: codes uint8 (N,), rising with the value; codebook float32 (K,), 0 for a bin without members. K = 256 from 8192
-# values on; below, the power of two that costs at most one bit per value (K <= N / 32), yet at least 16. So a bias of
-# 768 pays 64 bytes and not 1 KiB, and has 16 bins in place of 256: wider ones, as the bounds say. At most log2 K + 32
-# K / N bits per value; entropy coded 7.5 on Gaussian data, at an error of 0.016 of the norm. Bin b holds mean + sigma
-# * 6 / K * [b - K/2, b - K/2 + 1): the bins lie evenly on both sides of the mean, and what is more than three sigmas
-# away goes to the end bins. Between these a value is off by less than a bin, 6 sigma / K; in an end bin by as much as
-# outliers differ. What is lost is at most the variance: |error|**2 <= N sigma**2. Means are rounded once, so that a
-# level lies between its members, and both hold for neighbouring floats.
-#
-# INTELLECT-1's paper centres by the mean and speaks of six sigmas on both sides; its code has three, as here, and does
-# not centre, so all values of a tensor whose mean is ten sigmas fall into the last bin, and it rounds, which puts the
-# first bin half a bin further out than the last. Its ring quantises anew at every hop; here a contribution is
-# quantised once, and in a reduce its result once.
-#
-# Source: Jaghouar et al., "INTELLECT-1 Technical Report", 2024, arXiv:2412.01152; bin means as in hivemind's
-# Uniform8BitQuantization.
-
-_FEWEST_BITS, _MOST_BITS = 4, 8
-_VALUES_PER_BIN = 32  # a bin's mean has 32 bits: at most one bit per value
-_WINDOW = 6.0  # sigmas
-
-
-@dataclass(frozen=True, slots=True)
-class Codebook8(Method):
-    """Uniform bins, decoded to the means of their members."""
-
-    name: ClassVar[str] = "codebook8"
-    about: ClassVar[About] = About(
-        layout="codes 8 bits (N), codebook float32 (256); fewer bins below 8192 values",
-        biased=False,
-        source='Jaghouar et al., "INTELLECT-1 Technical Report", 2024, arXiv:2412.01152',
-        bound=(
-            "|error|**2 <= N * variance; |error| <= 6 * sigma / K per value, but in the two end bins, "
-            "K = 256 from 8192 values on, 16 to 128 below"
-        ),
-    )
-
-    def layout(self, shape: Shape) -> tuple[PartSpec, ...]:
-        """Codes, then the codebook."""
-        numel = math.prod(shape)
-        bits = _codebook_bits(numel)
-        return (
-            PartSpec(f"codes{bits}", torch.uint8, (numel,), Symbols(bits)),  # codes of other widths are other numbers
-            PartSpec("codebook", torch.float32, (1 << bits,), Floats()),
-        )
-
-    def compress(self, tensor: Tensor) -> Payload:
-        """Sort the values into bins, then take the bins' means."""
-        value_N = check_input(tensor).flatten()
-        bins = 1 << _codebook_bits(value_N.numel())
-        found = binned(value_N, bins, _WINDOW, lambda place_n: place_n.floor().add_(bins // 2))
-        level_K = (found.mean + found.place_K * found.width).where(found.count_K > 0, 0.0)
-        return Payload(tuple(tensor.shape), (found.code_N, level_K.float()))
-
-    def decompress(self, payload: Payload) -> Tensor:
-        """codebook[code]."""
-        check_parts(self, payload, self.layout(payload.shape))
-        code_N, level_K = payload.parts
-        require(torch.isfinite(level_K).all(), self, "every level must be finite")
-        return level_K.index_select(0, code_N.int()).reshape(payload.shape)
-
-
-def _codebook_bits(numel: int) -> int:
-    """Bits of a code of a tensor of so many values."""
-    return min(_MOST_BITS, max(_FEWEST_BITS, (numel // _VALUES_PER_BIN).bit_length() - 1))
-
-
-# ---- fp16 and bf16: 16-bit floats ----
-#
-# Parts: the values, float16 or bfloat16 (N,). 16 bits per value.
-# float16 has 11 significant bits in +-65504; bfloat16 has 8 in float32's whole range. Values beyond the range are
-# sent as its end, never as Inf. Rounding is to nearest, so the error is at most half a unit in the last place: of a
-# denormal that is 2**-25 for float16, 2**-134 for bfloat16, and may be the value itself.
-#
-# Source: OpenDiLoCo found no loss from an fp16 all-reduce (Jaghouar et al., "OpenDiLoCo", 2024, arXiv:2407.07852).
-
-_HALF_SOURCE = 'Jaghouar et al., "OpenDiLoCo", 2024, arXiv:2407.07852'
-
-
-@dataclass(frozen=True, slots=True)
-class _Half(Method):
-    dtype: ClassVar[torch.dtype]
-
-    def layout(self, shape: Shape) -> tuple[PartSpec, ...]:
-        """One 16-bit part of N values."""
-        return (PartSpec("values", self.dtype, (math.prod(shape),), Floats()),)
-
-    def compress(self, tensor: Tensor) -> Payload:
-        """Round to nearest, within the range."""
-        end, value_N = torch.finfo(self.dtype).max, check_input(tensor).flatten()
-        half_N = in_slabs(value_N, self.dtype, lambda start, stop: _to_half(value_N[start:stop], end, self.dtype))
-        return Payload(tuple(tensor.shape), (half_N,))
-
-    def decompress(self, payload: Payload) -> Tensor:
-        """Widen to float32, exactly."""
-        check_parts(self, payload, self.layout(payload.shape))
-        require(is_finite(payload.parts[0]), self, "every value must be finite")
-        return payload.parts[0].float().reshape(payload.shape)
-
-
-@one_kernel
-def _to_half(value_N: Tensor, end: float, dtype: torch.dtype) -> Tensor:
-    return value_N.clamp(-end, end).to(dtype)
-
-
-@dataclass(frozen=True, slots=True)
-class Float16(_Half):
-    """IEEE half precision; values beyond +-65504 are sent as +-65504."""
-
-    name: ClassVar[str] = "fp16"
-    dtype: ClassVar[torch.dtype] = torch.float16
-    about: ClassVar[About] = About(
-        layout="values float16 (N)",
-        biased=False,
-        source=_HALF_SOURCE,
-        bound="|error| <= |value| / 2048 + 2**-25 per value up to 65504",
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class BFloat16(_Half):
-    """float32 with 8 significant bits: the whole range, three decimal digits fewer."""
-
-    name: ClassVar[str] = "bf16"
-    dtype: ClassVar[torch.dtype] = torch.bfloat16
-    about: ClassVar[About] = About(
-        layout="values bfloat16 (N)",
-        biased=False,
-        source=_HALF_SOURCE,
-        bound="|error| <= |value| / 256 + 2**-134 per value",
-    )

@@ -8,9 +8,11 @@ the canonical spelling, with every argument. Other packages add methods through 
 from types import MappingProxyType
 
 from decentral.compressors.base import Compressor, Uncompressed, bits_per_value
-from decentral.compressors.blockwise import E3M0, FP8, NF4, BFloat16, Codebook8, Float16, Int4, Int8, Sign
+from decentral.compressors.blockwise import E3M0, FP8, NF4, Int4, Int8, Sign
 from decentral.compressors.chain import Chain
+from decentral.compressors.codebook8 import Codebook8
 from decentral.compressors.dct import DCT
+from decentral.compressors.half import BFloat16, Float16
 from decentral.compressors.lowrank import LowRank
 from decentral.compressors.randk import RandK
 from decentral.compressors.stochastic import QSGD, Natural

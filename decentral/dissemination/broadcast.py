@@ -15,7 +15,8 @@ from decentral.consensus.chain import Head
 from decentral.dissemination.reassembly import PAUSE, SMALLEST_PIECE, Arrivals, Part, Reassembly
 from decentral.errors import PayloadError, PeerUnreachable, TransportError
 from decentral.flow.schedule import Ack, SendQueue, Window, shifted
-from decentral.flow.upload import Changes, UplinkMeter
+from decentral.flow.uplink import UplinkMeter
+from decentral.flow.waiting import Changes
 from decentral.transport import Transport
 from decentral.transport.requests import notify, request, sequence, serve_sequences
 from decentral.wire.frames import HEADER_NBYTES, Frame, FrameKind, Header

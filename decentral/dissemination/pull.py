@@ -8,7 +8,7 @@ from decentral.consensus.round_state import Fetch
 from decentral.dissemination.broadcast import FETCH, ChunkedBroadcast, Receiver, fetch, thin_last
 from decentral.dissemination.reassembly import NOTHING_CAME, Arrivals
 from decentral.errors import PayloadError
-from decentral.flow.schedule import Offload
+from decentral.flow.waiting import Offload
 from decentral.transport import Transport
 from decentral.transport.requests import serve_requests
 from decentral.wire.frames import Frame

@@ -1,6 +1,6 @@
-"""The parts of a reduce, which are whose and in which order slices go; and the pairs of gossip.
+"""The parts of a reduce: which are whose, and in which order slices go.
 
-In a reduce each owner sums its parts of the contributors' slices and returns re-quantised results, one for each part.
+Each owner sums its parts of the contributors' slices and returns re-quantised results, one for each part.
 Right for dense frames: sent per peer and round ``2 (N-1)/N * body``, whatever N. Everybody applies the owners' result
 frames, so all apply the same bits although sums were made in one place only (`decentral.replica.reduction`).
 
@@ -10,7 +10,6 @@ hop, as decentral training runs do since INTELLECT-1 (Jaghouar et al., 2024, arX
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise, zip_longest
@@ -111,24 +110,3 @@ def _in_pieces(start: int, stop: int, grain: Grain, most: int) -> list[int]:
         return []
     count = max(1, min(most, (stop - start) * grain.align // grain.piece))
     return [start + (stop - start) * number // count for number in range(count + 1)]
-
-
-# ---- pairs of gossip ----
-#
-# A fresh random matching of the members for every gossip step, without a message: every peer sorts the members by a
-# hash of (run, step, peer) and pairs neighbours; with an odd number one is left over and takes its step alone.
-
-
-def matching(run: bytes, step: int, members: Sequence[PeerId]) -> list[tuple[PeerId, ...]]:
-    """Disjoint pairs that cover ``members``; the last group holds one peer when their number is odd."""
-    salt = b"pair" + run + step.to_bytes(8, "little")
-    order = sorted(members, key=lambda peer: hashlib.blake2b(salt + peer, digest_size=16).digest())
-    return [tuple(sorted(order[at : at + 2])) for at in range(0, len(order), 2)]
-
-
-def partner_of(run: bytes, step: int, members: Sequence[PeerId], me: PeerId) -> PeerId | None:
-    """The peer that ``me`` swaps with at ``step``, or None when it is left over."""
-    for group in matching(run, step, members):
-        if me in group:
-            return next((peer for peer in group if peer != me), None)
-    return None

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 import anyio
 
 from decentral.errors import DecentralError, PayloadError, TransportError
-from decentral.flow.upload import Changes
-from decentral.state.checkpoint import Assembler
+from decentral.flow.waiting import Changes
+from decentral.state.snapshot import Assembler
 from decentral.wire.keys import PeerId
 
 FIRST_WINDOW = 1  # chunks asked of a donor of which nothing is known: two would share its way, and look slow

@@ -1,4 +1,4 @@
-"""Turns: when bytes may leave for whom, how many may be under way, and on which thread heavy work runs meanwhile."""
+"""Turns: when bytes may leave for whom, and how many may be under way."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol, Self, TypeVar, TypeVarTuple
+from typing import Self
 
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-from decentral.flow.upload import Changes
+from decentral.flow.waiting import Changes
 from decentral.wire.keys import PeerId
 
 # ---- one rate for all, with an express lane ----
@@ -290,33 +290,3 @@ class InFlight:
     def _count(self, nbytes: int) -> None:
         self._nbytes += nbytes
         self._window.nbytes += nbytes
-
-
-# ---- threads for heavy work ----
-#
-# It runs on a worker thread, or inline when virtual time must not run ahead of it.
-#
-# Torch and numpy release the GIL, so compressing on a thread leaves the event loop free. A simulated clock jumps
-# while a thread computes, which would fire every timer; the simulator therefore passes ``inline``.
-
-T = TypeVar("T")
-Ts = TypeVarTuple("Ts")
-
-
-class Offload(Protocol):
-    """Runs ``work(*args)`` and returns its result."""
-
-    async def __call__(self, work: Callable[[*Ts], T], *args: *Ts) -> T:
-        """Run it."""
-        ...
-
-
-async def in_thread(work: Callable[[*Ts], T], *args: *Ts) -> T:
-    """On one of anyio's worker threads."""
-    return await anyio.to_thread.run_sync(work, *args)
-
-
-async def inline(work: Callable[[*Ts], T], *args: *Ts) -> T:
-    """Here and now, after one turn of the loop."""
-    await anyio.lowlevel.checkpoint()
-    return work(*args)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from decentral.consensus.chain import Head
-from decentral.dissemination.reduce import partner_of
 from decentral.lab.lab_peer import LabPeer, LabWorld
 from decentral.replica.contribution import Contribution
 from decentral.replica.pair_step import GossipStep, Half, half_of, install, step_alone, step_together
+from decentral.rounds.partners import partner_of
 
 __all__ = ["Gossiping", "step_apart", "step_as_pair"]
 

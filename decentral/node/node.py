@@ -30,8 +30,8 @@ from decentral.errors import (
     TransportError,
     VersionError,
 )
-from decentral.flow.schedule import Offload, in_thread
-from decentral.flow.upload import lease_bits
+from decentral.flow.uplink import lease_bits
+from decentral.flow.waiting import Offload, in_thread
 from decentral.manifest import Manifest, rule_of
 from decentral.node.redundancy import redundancy_of
 from decentral.node.upload import DailyUpload, Suspension
@@ -48,10 +48,10 @@ from decentral.rounds.gossip import PAIR, Gossip
 from decentral.rounds.inbox import Inbox
 from decentral.rounds.local_state import CommittedUpdate, Ledger, Listeners, OwnParts, SwarmAccess
 from decentral.rounds.partners import Partners, Punctuality
+from decentral.swarm.admission import ADMISSION, Admission, AdmittingTransport
 from decentral.swarm.contacts import LEASE, LEASE_LIST, LEASES
 from decentral.swarm.directory import Directory
 from decentral.swarm.hello import HELLO, ask_hello, check_terms, greeting, refusal
-from decentral.swarm.invite import ADMISSION, Admission, AdmittingTransport
 from decentral.swarm.paths import Paths
 from decentral.transport import Transport
 from decentral.transport.probes import DIALBACK, SPEED, serve_dialback, serve_speed

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from decentral.flow.schedule import Offload
+from decentral.flow.waiting import Offload
 from decentral.manifest import Manifest
 from decentral.node.upload import DailyUpload
 from decentral.redundancy.giver import WayOut

@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 
 from decentral.errors import ConfigError, DiskError
-from decentral.flow.schedule import Offload
+from decentral.flow.waiting import Offload
 from decentral.rounds.driver import Driver
 from decentral.state.durable import DISK, Disk, disk_errors
 from decentral.transport import Traffic

@@ -28,8 +28,7 @@ from torch import Tensor
 from decentral.errors import ConfigError
 from decentral.optimizers.aggregation.base import mean_share
 from decentral.optimizers.base import Contributor, OuterMethod, Preset, Quorum, RoundInfo, State, key
-from decentral.optimizers.edit import cos, exp, power
-from decentral.optimizers.steps import check_rate, check_waiting, root
+from decentral.optimizers.steps import check_rate, check_waiting, cos, exp, power, root
 
 __all__ = ["CGAD"]
 

@@ -17,21 +17,9 @@ from torch import Tensor
 from decentral.errors import ConfigError
 from decentral.optimizers.aggregation.base import LARGEST_NORM, NOTHING_LEARNT, is_outlier, norm, with_learnt
 from decentral.optimizers.base import Contributor, OuterMethod, Preset, RoundInfo, State, key
-from decentral.optimizers.steps import check_momentum, check_rate, nesterov
+from decentral.optimizers.steps import check_momentum, check_rate, exp, nesterov
 
-__all__ = [
-    "AEDiT",
-    "EDiT",
-    "check_guard",
-    "clipped_step",
-    "cos",
-    "exp",
-    "nothing_usual",
-    "own_norm",
-    "power",
-    "relearnt",
-    "softmax_of_norms",
-]
+__all__ = ["AEDiT", "EDiT", "check_guard", "clipped_step", "nothing_usual", "own_norm", "relearnt", "softmax_of_norms"]
 
 # ---- the step around a mean without outliers ----
 #
@@ -233,43 +221,3 @@ class AEDiT(OuterMethod):
     def is_due(self, steps: int, seconds: float, most: int) -> bool:
         """After the time, or the steps; never with fewer than ``least``."""
         return steps >= most or (seconds >= self.seconds and steps >= self.least)
-
-
-# ---- exponential, cosine and powers ----
-#
-# Those of C's library differ in their last digits. Here they have the same bits on every machine: products and sums of
-# float64, in one order.
-
-_HALVINGS = 10
-_TERMS = 16  # |x| / 1024 is below 0.7: the seventeenth is below 1e-16 of the sum
-
-
-def exp(power: float) -> float:
-    """e to a ``power`` up to 0, to about 12 digits; 0 below -700."""
-    if power < -700.0:
-        return 0.0
-    small, term, total = power / (1 << _HALVINGS), 1.0, 1.0
-    for n in range(1, _TERMS + 1):
-        term = term * small / n
-        total += term
-    for _ in range(_HALVINGS):
-        total *= total
-    return total
-
-
-def cos(angle: float) -> float:
-    """The cosine of an angle between 0 and half a turn, to about 12 digits: its series, whose tail is below 1e-16."""
-    square, term, total = angle * angle, 1.0, 1.0
-    for n in range(1, _TERMS + 1):
-        term = -term * square / ((2 * n - 1) * (2 * n))
-        total += term
-    return total
-
-
-def power(base: float, times: int) -> float:
-    """``base ** times`` for a whole number from 0, by squaring."""
-    result, square = 1.0, base
-    while times:
-        result = result * square if times & 1 else result
-        square, times = square * square, times >> 1
-    return result

@@ -1,4 +1,4 @@
-"""Parts of a model that peers share out among them, experts or equal slices, and how a peer says which are its own.
+"""Experts of a mixture that peers share out among them, and how a peer says which are its own.
 
 A peer says it in the summary of its offer, which has 64 bytes at most.
 """
@@ -15,20 +15,7 @@ from torch import Tensor
 from decentral.optimizers.aggregation.base import norm
 from decentral.optimizers.base import MAX_SUMMARY_NBYTES, Contributor, Layout, Part, Span
 
-__all__ = [
-    "ALL",
-    "Layers",
-    "Place",
-    "by_expert",
-    "experts_of",
-    "merged",
-    "owns",
-    "read_places",
-    "read_slices",
-    "span_of",
-    "written_places",
-    "written_slices",
-]
+__all__ = ["ALL", "Layers", "Place", "by_expert", "experts_of", "merged", "owns", "read_places", "written_places"]
 
 # ---- experts of a mixture, by names ----
 #
@@ -148,29 +135,3 @@ def read_places(contributor: Contributor) -> list[Place]:
         return []
     named = [(int(place), int(count)) for place, count in _PLACE.iter_unpack(contributor.summary)]
     return named if all(place < count for place, count in named) else []
-
-
-# ---- equal slices of a fragment ----
-#
-# A peer says which of them it trained: in a summary, uint16 each, little-endian.
-
-_SLICE = struct.Struct("<H")
-_NAMED_SLICES = MAX_SUMMARY_NBYTES // _SLICE.size
-
-
-def span_of(number: int, slices: int, numel: int) -> Span:
-    """Where slice ``number`` of so many begins and stops."""
-    return numel * number // slices, numel * (number + 1) // slices
-
-
-def written_slices(named: Sequence[int]) -> bytes:
-    """The first 32; what moves in a slice that is not named counts nothing."""
-    return b"".join(map(_SLICE.pack, named[:_NAMED_SLICES]))
-
-
-def read_slices(contributor: Contributor, slices: int) -> tuple[int, ...]:
-    """The slices that it names; none where it names one that there is not, or one twice."""
-    if len(contributor.summary) % _SLICE.size:
-        return ()
-    named = tuple(int(number) for (number,) in _SLICE.iter_unpack(contributor.summary))
-    return named if len(set(named)) == len(named) and all(number < slices for number in named) else ()

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from decentral.errors import ConfigError
 from decentral.optimizers.base import PROPOSED, Channel, OuterMethod, Preset, RoundInfo, State, key
-from decentral.optimizers.edit import exp
-from decentral.optimizers.steps import check_rate
+from decentral.optimizers.steps import check_rate, exp
 
 __all__ = ["ADPSGD", "A2CiD2", "check_pull", "most_twin_pull", "pull_to_mean"]
 

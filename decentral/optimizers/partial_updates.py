@@ -18,6 +18,7 @@ Source: Filippova et al., "Partial Parameter Updates for Efficient Distributed T
 """
 
 import hashlib
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
@@ -27,6 +28,7 @@ from torch import Tensor
 
 from decentral.errors import ConfigError
 from decentral.optimizers.base import (
+    MAX_SUMMARY_NBYTES,
     Contributor,
     Layout,
     Live,
@@ -42,10 +44,9 @@ from decentral.optimizers.base import (
     put_back,
     scaled_to_owners,
 )
-from decentral.optimizers.experts import read_slices, span_of, written_slices
 from decentral.optimizers.steps import check_momentum, check_rate, nesterov
 
-__all__ = ["PartialUpdates"]
+__all__ = ["PartialUpdates", "read_slices", "span_of", "written_slices"]
 
 _MOST = 1024  # slices: fewer peers than that train one model
 
@@ -130,3 +131,29 @@ class PartialUpdates(OuterMethod):
         if "slice" in live.own(fragment):
             return int(live.own(fragment)["slice"]) % self.slices
         return int.from_bytes(hashlib.blake2b(live.peer, digest_size=8).digest(), "little") % self.slices
+
+
+# ---- equal slices of a fragment ----
+#
+# A peer says which of them it trained: in a summary, uint16 each, little-endian.
+
+_SLICE = struct.Struct("<H")
+_NAMED_SLICES = MAX_SUMMARY_NBYTES // _SLICE.size
+
+
+def span_of(number: int, slices: int, numel: int) -> Span:
+    """Where slice ``number`` of so many begins and stops."""
+    return numel * number // slices, numel * (number + 1) // slices
+
+
+def written_slices(named: Sequence[int]) -> bytes:
+    """The first 32; what moves in a slice that is not named counts nothing."""
+    return b"".join(map(_SLICE.pack, named[:_NAMED_SLICES]))
+
+
+def read_slices(contributor: Contributor, slices: int) -> tuple[int, ...]:
+    """The slices that it names; none where it names one that there is not, or one twice."""
+    if len(contributor.summary) % _SLICE.size:
+        return ()
+    named = tuple(int(number) for (number,) in _SLICE.iter_unpack(contributor.summary))
+    return named if len(set(named)) == len(named) and all(number < slices for number in named) else ()

@@ -34,8 +34,9 @@ from decentral.observe.status import check_free
 from decentral.peer.invitation import greeted
 from decentral.peer.network_setup import NetworkSetup, check_relays, enter
 from decentral.quantities import rate_of, size_of
+from decentral.swarm.admission import Admission
 from decentral.swarm.identity import Identity
-from decentral.swarm.invite import Admission, Invite
+from decentral.swarm.invite import Invite
 from decentral.swarm.lan import Lan
 from decentral.swarm.patience import moment_in, time_left
 from decentral.training.swarm_side import SwarmThread

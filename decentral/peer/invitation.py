@@ -16,10 +16,11 @@ from decentral.node.folder import kept_terms
 from decentral.node.node import RETRY
 from decentral.observe.screen import HINT_SECONDS, hint_after, say
 from decentral.peer.network_setup import run_apart
+from decentral.swarm.admission import Admission
 from decentral.swarm.directory import Directory
 from decentral.swarm.hello import Hello, ask_hello
 from decentral.swarm.identity import Identity
-from decentral.swarm.invite import Admission, Invite
+from decentral.swarm.invite import Invite
 from decentral.swarm.lan import Lan
 from decentral.transport import Transport
 from decentral.transport.choice import make_transport

@@ -28,7 +28,8 @@ from decentral.peer.invitation import fetch, terms_of
 from decentral.peer.peer import Peer
 from decentral.peer.settings import JoinOptions, Observer, Settings
 from decentral.quantities import rate_of, size_of
-from decentral.swarm.invite import Invite, check_token
+from decentral.swarm.admission import check_token
+from decentral.swarm.invite import Invite
 from decentral.swarm.patience import moment_in
 from decentral.tensors.memory import offload_to
 from decentral.training.inner import Together, check_covers

@@ -25,9 +25,9 @@ from decentral.peer.settings import Settings
 from decentral.preferences.preferences import Duty, Preferences
 from decentral.rounds.local_state import CommittedUpdate
 from decentral.state.snapshot import BUFFERS
+from decentral.swarm.admission import Admission
 from decentral.swarm.directory import Directory
 from decentral.swarm.hello import check_version
-from decentral.swarm.invite import Admission
 from decentral.swarm.lan import Lan
 from decentral.swarm.patience import time_left
 from decentral.tensors.threads import ThreadsWanted

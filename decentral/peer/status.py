@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import anyio
 
-from decentral.flow.upload import lease_bits
+from decentral.flow.uplink import lease_bits
 from decentral.manifest import Manifest
 from decentral.node.node import Node
 from decentral.observe.health import in_units, listed

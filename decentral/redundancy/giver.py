@@ -20,7 +20,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from decentral.errors import PayloadError, TransportError
-from decentral.flow.schedule import Offload
+from decentral.flow.waiting import Offload
 from decentral.manifest import Redundancy
 from decentral.redundancy.keeper import FULL, KEEP, STRIPE, TAKEN
 from decentral.redundancy.labels import SALT_NBYTES, Label, Seals

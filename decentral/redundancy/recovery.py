@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import anyio
 
 from decentral.errors import PayloadError, TransportError
-from decentral.flow.schedule import Offload
+from decentral.flow.waiting import Offload
 from decentral.manifest import Redundancy
 from decentral.redundancy.giver import Giver, WayOut
 from decentral.redundancy.keeper import KEPT, PIECES_PER_OWNER, STRIPE, Keeper

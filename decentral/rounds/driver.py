@@ -19,13 +19,14 @@ from decentral.consensus.chain import Digest, Head, Past, moves_anchor
 from decentral.consensus.machine import TICK, RoundMachine
 from decentral.consensus.paxos import Acceptor
 from decentral.consensus.round_state import CatchUpWith, Decide, Effect, Fetch, Persist, Send, SendSlices
-from decentral.flow.upload import Repeats
+from decentral.flow.waiting import Repeats
 from decentral.replica.codec import Encoded
 from decentral.replica.contribution import Contribution
 from decentral.rounds.commits import NOTHING_DUE, Adoption, Bookkeeping, StepAhead
-from decentral.rounds.frame_io import SEND_TIMEOUT, FrameIO, PeerWatch
+from decentral.rounds.frame_io import SEND_TIMEOUT, FrameIO
 from decentral.rounds.local_state import CommittedUpdate, Decision, Listeners, LocalState, OwnParts, Steps, SwarmAccess
 from decentral.rounds.looking import Looking
+from decentral.rounds.peer_watch import PeerWatch
 from decentral.rounds.reducing import Reducer
 from decentral.wire.frames import FrameKind
 from decentral.wire.keys import PeerId, peer_name

@@ -1,4 +1,4 @@
-"""Frames and messages of one peer, checked as they come and sent as the machine asks; and a watch on the others."""
+"""Frames and messages of one peer, checked as they come and sent as the machine asks."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from decentral.dissemination.pull import FrameFetcher
 from decentral.dissemination.reassembly import Arrivals
 from decentral.errors import PayloadError, TransportError
 from decentral.rounds.local_state import LocalState, Steps, SwarmAccess
+from decentral.rounds.peer_watch import PeerWatch
 from decentral.transport.requests import notify, serve_requests
 from decentral.wire.frames import Frame, FrameKind, Header
 from decentral.wire.keys import PeerId
@@ -157,95 +158,3 @@ class FrameIO:
         """Drop what belongs to rounds up to ``round_`` and is of no use to those who missed them."""
         self.state.tidy(round_)
         self.broadcast.forget_before(round_ + 1)
-
-
-# ---- a watch on the others ----
-#
-# At each look: which peers are silent, stand on another chain, or know what this peer's disk forgot.
-
-
-class PeerWatch:
-    """One peer's view of the others, from their leases and from when they were last heard."""
-
-    def __init__(self, state: LocalState, swarm: SwarmAccess) -> None:
-        self.state, self.directory = state, swarm.directory
-        self.lease, self.shrink_after = swarm.lease, swarm.shrink_after
-        self._heard: dict[PeerId, float] = {}
-        self._looked: float | None = None
-        self._asked_since: float | None = None
-        self._rivals: dict[PeerId, float] = {}
-
-    def heard(self, peer: PeerId, now: float) -> None:
-        """Something came from ``peer``."""
-        self._heard[peer] = now
-
-    def absent(self, now: float) -> tuple[frozenset[PeerId], frozenset[PeerId]]:
-        """Members not heard of for a lease, and for so long that they are given up."""
-        self._leave_out_own_sleep(now)
-        live, members = self.directory.live(), self.state.head.members
-        for peer in members:
-            if peer in live or peer not in self._heard:
-                self._heard[peer] = now
-        silent = {peer: now - self._heard[peer] for peer in members if peer != self.state.me}
-        expired = frozenset(peer for peer, s in silent.items() if s > self.lease / 2)
-        return expired, frozenset(peer for peer in expired if silent[peer] > self.shrink_after)
-
-    def _leave_out_own_sleep(self, now: float) -> None:
-        """Time in which this process stood still is nobody else's silence.
-
-        A laptop that was shut for longer than ``shrink_after`` gave up all the others the moment it woke, and
-        committed a round of its own that they had committed long ago.
-        """
-        slept = now - (now if self._looked is None else self._looked)
-        self._looked = now
-        if slept > self.lease / 2:
-            self._heard = {peer: min(now, heard + slept) for peer, heard in self._heard.items()}
-
-    def look_who_remembers(self, now: float) -> None:
-        """Rounds that this peer's disk forgot, or a vote that binds it in vain: once all members were here for a lease
-        and nobody stood further, go on without. All that time they are asked for what is missing.
-        """
-        round_, head = self.state.machine.state, self.state.head
-        if not (round_.forgetful or round_.is_bound_in_vain) or not self._nobody_stands_further():
-            self._asked_since = None
-            return
-        self._asked_since = now if self._asked_since is None else self._asked_since
-        if now - self._asked_since > self.lease:
-            round_.forget() if round_.forgetful else round_.forget_what_it_accepted()
-            self._asked_since = None
-            self.state.on_event("forgot", {"round": head.round})
-
-    def _nobody_stands_further(self) -> bool:
-        """Whether all members that are not given up are here, and nobody who is here is further than this peer."""
-        head, live = self.state.head, self.directory.live()
-        asked = set(head.members) - {self.state.me, *self.state.machine.state.presence.given_up()}
-        return asked <= live.keys() and all(lease.round <= head.round for lease in live.values())
-
-    def look_for_other_chains(self, now: float) -> None:
-        """A peer two rounds ahead, or one round for long: we missed a commit. One that stays on another branch: either
-        must adopt. A member may stand there, too, that left us out in the same round.
-
-        Branches come from a partition, or from a chain that was given up and came back; comparing them is the
-        catch-up's work, and both sides start it, so it does not matter which is the longer.
-        """
-        head, rivals = self.state.head, {}
-        for peer, lease in self.directory.live().items():
-            if lease.round > head.round + 1:
-                self.state.catch_up.ask(peer)
-            elif lease.digest != head.hash and (lease.round >= head.round or self._is_outside(peer)):
-                rivals[peer] = self._rivals.get(peer, now)
-        for peer, since in rivals.items():
-            if now - since > self.lease:
-                rivals[peer] = now
-                self.state.catch_up.ask(peer)
-        self._rivals = rivals
-
-    def _is_outside(self, peer: PeerId) -> bool:
-        return peer not in self.state.head.members and peer not in self.state.machine.state.joiners
-
-    def lacks_the_end(self, peer: PeerId) -> bool:
-        """Whether a peer is here and has not reached this peer's head, as far as it said."""
-        lease, machine = self.directory.live().get(peer), self.state.machine
-        if lease is None or peer in machine.state.presence.leaving:
-            return False
-        return max(lease.round, machine.state.stands_at.get(peer, 0)) < self.state.head.round

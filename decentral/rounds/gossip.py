@@ -20,11 +20,10 @@ from torch import Tensor
 from decentral.consensus.chain import NOTHING, Head
 from decentral.consensus.timing import allowance
 from decentral.dissemination import broadcast
-from decentral.dissemination.reduce import partner_of
 from decentral.errors import PayloadError, TransportError
 from decentral.replica.pair_step import GossipStep, half_of, install, stay, step_alone, step_together
 from decentral.rounds.driver import Driver
-from decentral.rounds.partners import AHEAD, HELD_UP, Partners
+from decentral.rounds.partners import AHEAD, HELD_UP, Partners, partner_of
 from decentral.transport import Stream
 from decentral.transport.requests import handled, request, send, serve_requests
 from decentral.wire.frames import Frame, FrameKind, Header, seal

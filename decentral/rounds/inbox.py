@@ -13,8 +13,7 @@ from torch import Tensor
 
 from decentral.consensus.chain import Head
 from decentral.errors import PayloadError
-from decentral.flow.schedule import Offload, in_thread
-from decentral.flow.upload import Changes
+from decentral.flow.waiting import Changes, Offload, in_thread
 from decentral.parameters import Schema
 from decentral.replica.codec import Codec, FixedShapes, Shapes, range_shapes
 from decentral.replica.contents import GATHERED, NO_TAIL, Payloads, Readings, Tail, Unpacked

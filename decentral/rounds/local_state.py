@@ -17,7 +17,7 @@ from decentral.consensus.round_state import Effect, RoundTerms, claims_match
 from decentral.dissemination.broadcast import LinesOf, all_equal
 from decentral.dissemination.pull import FrameStore
 from decentral.errors import DecentralError
-from decentral.flow.schedule import Offload, in_thread
+from decentral.flow.waiting import Offload, in_thread
 from decentral.replica.contents import Tail
 from decentral.replica.contribution import Contribution, Outbox
 from decentral.replica.figures import Figures

@@ -1,7 +1,8 @@
-"""Partners of a gossiping peer: their frames for steps near its own, how far each of them is, and when they come."""
+"""Partners of a gossiping peer: who meets whom, their frames for steps near its own, and how long to wait for them."""
 
 from __future__ import annotations
 
+import hashlib
 import statistics
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -150,3 +151,24 @@ class Punctuality:
         median = statistics.median(self._delays)
         spread = statistics.median(abs(delay - median) for delay in self._delays)
         return min(self.ceiling, max(self.floor, median + max(self.floor, SPREAD * spread)))
+
+
+# ---- pairs of gossip ----
+#
+# A fresh random matching of the members for every gossip step, without a message: every peer sorts the members by a
+# hash of (run, step, peer) and pairs neighbours; with an odd number one is left over and takes its step alone.
+
+
+def matching(run: bytes, step: int, members: Sequence[PeerId]) -> list[tuple[PeerId, ...]]:
+    """Disjoint pairs that cover ``members``; the last group holds one peer when their number is odd."""
+    salt = b"pair" + run + step.to_bytes(8, "little")
+    order = sorted(members, key=lambda peer: hashlib.blake2b(salt + peer, digest_size=16).digest())
+    return [tuple(sorted(order[at : at + 2])) for at in range(0, len(order), 2)]
+
+
+def partner_of(run: bytes, step: int, members: Sequence[PeerId], me: PeerId) -> PeerId | None:
+    """The peer that ``me`` swaps with at ``step``, or None when it is left over."""
+    for group in matching(run, step, members):
+        if me in group:
+            return next((peer for peer in group if peer != me), None)
+    return None

@@ -20,13 +20,13 @@ from decentral.errors import DecentralError, PayloadError, PeerUnreachable, Tran
 from decentral.replica.contents import sender_name
 from decentral.replica.replica import Replica
 from decentral.rounds.local_state import LocalState, SwarmAccess
-from decentral.state.checkpoint import Assembler
 from decentral.state.snapshot import (
     BY_PLANES,
     CHUNK_NBYTES,
     FORM_NBYTES,
     HASH_NBYTES,
     PLANES,
+    Assembler,
     Layout,
     Snapshot,
     SnapshotIndex,

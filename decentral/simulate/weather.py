@@ -16,7 +16,7 @@ from typing import Self
 import anyio
 
 from decentral.errors import TransportError
-from decentral.flow.upload import Budget
+from decentral.flow.budget import Budget
 from decentral.simulate.scenario import Profile
 from decentral.transport.base import Handler, Letter, Letters, Respond, Stream, Traffic, Transport, Uncapped, Watch
 from decentral.transport.memory import MemoryLetter, MemoryLetters, MemoryTransport

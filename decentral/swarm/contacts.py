@@ -9,7 +9,7 @@ import anyio
 import anyio.abc
 
 from decentral.errors import PayloadError, TransportError
-from decentral.flow.upload import Changes
+from decentral.flow.waiting import Changes
 from decentral.swarm.leases import (
     MAX_LEASE_NBYTES,
     MAX_LEASES_NBYTES,

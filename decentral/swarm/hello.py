@@ -13,8 +13,8 @@ import anyio
 from decentral.errors import ConfigError, DecentralError, ManifestMismatch, NotAdmitted, PayloadError, VersionError
 from decentral.manifest import Manifest, differences, parse_manifest
 from decentral.parameters import Schema
+from decentral.swarm.admission import Admission
 from decentral.swarm.directory import Directory
-from decentral.swarm.invite import Admission
 from decentral.transport import Transport
 from decentral.transport.requests import request
 from decentral.wire.keys import PeerId

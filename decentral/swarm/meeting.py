@@ -26,7 +26,8 @@ from decentral.errors import (
 from decentral.swarm.announcement import host_of, local_addresses, read_announcement, write_announcement
 from decentral.swarm.invite import Invite
 from decentral.swarm.words import ELEMENT_NBYTES, MAX_SEALED, PROOF_NBYTES, SpokenCode, WordsHandshake
-from decentral.transport.base import Stream, Transport, cards
+from decentral.transport.base import Stream, Transport
+from decentral.transport.interfaces import cards
 from decentral.transport.native.tcp import endpoint
 from decentral.transport.native.transport import NativeOptions, NativeTransport
 from decentral.wire.keys import PeerId, Signer, peer_name

@@ -21,8 +21,9 @@ import anyio.abc
 import anyio.lowlevel
 
 from decentral.errors import DecentralError, PayloadError, PeerUnreachable, StreamClosed, TransportError
+from decentral.flow.budget import Budget, Limits
 from decentral.flow.schedule import SECONDS
-from decentral.flow.upload import Budget, Changes, Limits
+from decentral.flow.waiting import Changes
 from decentral.transport.base import Handler, Letter, Letters, Respond, Services, Traffic, Uncapped, Watch, attend
 from decentral.transport.requests import PREFIX_NBYTES, STALL, Holdable, Watchdog, unwatched
 from decentral.wire.keys import PeerId, Signer, peer_name

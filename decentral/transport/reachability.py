@@ -21,7 +21,7 @@ from decentral.transport.native.tcp import endpoint
 from decentral.transport.native.transport import NativeOptions, NativeTransport
 from decentral.transport.probes import ANSWERED, NOT_TRIED, ask_dialback
 from decentral.transport.relay.circuit import relay_of
-from decentral.transport.relay.service import too_little
+from decentral.transport.relay.reservations import too_little
 from decentral.wire.keys import PeerId, Signer, peer_from_name, peer_name
 
 Kind = Literal["public", "nat", "symmetric nat", "firewall", "local", "unknown"]

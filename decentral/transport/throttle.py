@@ -19,8 +19,10 @@ from typing import Protocol, Self
 import anyio
 
 from decentral.errors import ConfigError, TransportError
+from decentral.flow.budget import Budget
 from decentral.flow.schedule import Schedule, Turn, piece_of
-from decentral.flow.upload import Budget, Changes, UplinkMeter
+from decentral.flow.uplink import UplinkMeter
+from decentral.flow.waiting import Changes
 from decentral.transport.base import Count, DhtHost, Handler, Letters, Stream, Traffic, Transport
 from decentral.transport.requests import LEAST_RATE, Holdable
 from decentral.wire.keys import PeerId, peer_name

@@ -20,8 +20,7 @@ from safetensors.torch import load_file
 
 from decentral.dissemination.stripes import fetch_chunks
 from decentral.rounds.snapshots import ANY_FORM, PACKED, Chunks, Gain
-from decentral.state.checkpoint import Assembler
-from decentral.state.snapshot import Snapshot, to_form
+from decentral.state.snapshot import Assembler, Snapshot, to_form
 from decentral.transport.native.transport import NativeTransport
 from decentral.transport.requests import serve_requests
 from decentral.transport.throttle import Caps, ThrottledTransport

@@ -23,7 +23,7 @@ import trio._core._run as scheduler
 import trio.testing
 from safetensors.torch import load_file
 
-from decentral.flow.schedule import inline
+from decentral.flow.waiting import inline
 from decentral.manifest import Manifest, preset_manifest
 from decentral.node.node import Node, Start
 from decentral.parameters import Schema, schema_of

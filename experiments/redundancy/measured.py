@@ -17,7 +17,7 @@ import anyio
 import numpy as np
 import torch
 
-from decentral.flow.schedule import in_thread
+from decentral.flow.waiting import in_thread
 from decentral.manifest import Redundancy
 from decentral.redundancy.erasure import joined, pieces_of
 from decentral.redundancy.giver import Giver, WayOut, packed_state, unpacked_state

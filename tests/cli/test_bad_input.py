@@ -9,7 +9,8 @@ from click.testing import Result
 
 from decentral.errors import ListenError
 from decentral.node import folder
-from decentral.swarm.invite import MAX_TOKEN, MIN_TOKEN
+from decentral.swarm.admission import MIN_TOKEN
+from decentral.swarm.invite import MAX_TOKEN
 from decentral.tasks.corpus import MIN_NBYTES
 from tests.node.test_folder import held_elsewhere
 

@@ -13,7 +13,7 @@ import decentral.rounds
 from decentral.dissemination import broadcast
 from decentral.redundancy import keeper
 from decentral.rounds import frame_io, gossip, snapshots
-from decentral.swarm import contacts, hello, invite
+from decentral.swarm import admission, contacts, hello
 from decentral.wire import messages
 from decentral.wire.frames import HEADER_NBYTES
 
@@ -23,13 +23,11 @@ GOLDEN = ROOT / "tests/golden"
 ALSO = (
     "decentral.transport.requests",
     "decentral.dissemination.broadcast",
-    "decentral.dissemination.broadcast",
     "decentral.dissemination.pull",
     "decentral.wire.pieces",
     "decentral.redundancy.labels",
     "decentral.redundancy.keeper",
     "decentral.redundancy.giver",
-    "decentral.redundancy.recovery",
     "decentral.redundancy.recovery",
 )
 
@@ -63,7 +61,7 @@ def test_every_stream_is_there() -> None:
         hello.HELLO,
     }
     streams |= {keeper.KEEP, keeper.KEPT}
-    streams |= {contacts.LEASE, contacts.LEASES, invite.ADMISSION}
+    streams |= {contacts.LEASE, contacts.LEASES, admission.ADMISSION}
     assert set(re.findall(r"`(/decentral/[a-z]+/\d+)`", PAGE)) == streams
     assert f"{HEADER_NBYTES} bytes of signed header" in PAGE
 

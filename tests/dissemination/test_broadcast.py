@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from decentral.dissemination.broadcast import SURE, Deliveries, Line, Lines, spread, thin_last
 from decentral.flow.schedule import Ack
-from decentral.flow.upload import UplinkMeter
+from decentral.flow.uplink import UplinkMeter
 
 RATE, PIECE = 250_000.0, 32_768
 

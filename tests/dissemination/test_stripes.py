@@ -13,8 +13,7 @@ import trio.testing
 
 from decentral.dissemination.stripes import LARGEST_WINDOW, Stripes, StripeSource, fetch_chunks
 from decentral.errors import DecentralError, DiskError, PayloadError, TransportError
-from decentral.state.checkpoint import Assembler
-from decentral.state.snapshot import CHUNK_NBYTES, Snapshot
+from decentral.state.snapshot import CHUNK_NBYTES, Assembler, Snapshot
 from decentral.transport.memory import MemoryNetwork
 from decentral.transport.requests import request, serve_requests
 from decentral.wire.keys import Signer

@@ -38,10 +38,19 @@ from decentral.redundancy.labels import Label
 from decentral.replica.codec import Codec, Shapes, numel
 from decentral.rounds.catch_up import split_commits
 from decentral.rounds.inbox import Inbox
-from decentral.state.checkpoint import META, TENSORS, Assembler, read_checkpoint, unflatten
+from decentral.state.checkpoint import META, TENSORS, read_checkpoint, unflatten
 from decentral.state.export import unpack_file
 from decentral.state.journal import HEAD_NBYTES, Journal
-from decentral.state.snapshot import BY_PLANES, CHUNK_NBYTES, Layout, SnapshotIndex, chunk_hash, from_form, to_form
+from decentral.state.snapshot import (
+    BY_PLANES,
+    CHUNK_NBYTES,
+    Assembler,
+    Layout,
+    SnapshotIndex,
+    chunk_hash,
+    from_form,
+    to_form,
+)
 from decentral.state.tensor_file import DamagedFile, read_tensor_file
 from decentral.swarm.announcement import MOST_ADDRESSES, local_addresses, read_announcement, write_announcement
 from decentral.swarm.hello import Hello

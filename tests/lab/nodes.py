@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from decentral.errors import DiskError
-from decentral.flow.schedule import inline
+from decentral.flow.waiting import inline
 from decentral.manifest import Manifest, preset_manifest
 from decentral.node.node import Node, Start
 from decentral.optimizers import NO_MOMENTS

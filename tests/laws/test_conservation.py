@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from decentral.compressors import Compressor, parse_compressor
-from decentral.dissemination.reduce import matching
 from decentral.errors import ConfigError
 from decentral.manifest import Manifest, check_methods, preset_manifest
 from decentral.replica.pair_step import half_of, install, step_alone, step_together
+from decentral.rounds.partners import matching
 from tests.laws.swarm import NUMEL, SIGNERS, Swarm, changed_books, mean, peer_of
 
 # What a sender owes is only known under feedback: "none" says that what is dropped is gone.

@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from decentral.cli.checks import card_findings, ways_to
-from decentral.transport.base import cards, listen_addresses
+from decentral.transport.interfaces import cards, listen_addresses
 from decentral.transport.native.transport import NativeTransport
 from decentral.transport.probes import serve_speed
 from decentral.wire.keys import Signer

@@ -14,7 +14,7 @@ import anyio
 import pytest
 import torch
 
-from decentral.flow.schedule import inline
+from decentral.flow.waiting import inline
 from decentral.manifest import Manifest, preset_manifest
 from decentral.node.node import Node, Start
 from decentral.parameters import schema_of

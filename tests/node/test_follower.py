@@ -8,7 +8,7 @@ import anyio
 import pytest
 import torch
 
-from decentral.flow.schedule import inline
+from decentral.flow.waiting import inline
 from decentral.node.follower import Anchor, Follower
 from decentral.node.node import END_TIMEOUT, Start
 from decentral.rounds.snapshots import CHAIN, INDEX

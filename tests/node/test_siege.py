@@ -9,7 +9,7 @@ import anyio
 
 from decentral.dissemination.broadcast import PUSH
 from decentral.errors import TransportError
-from decentral.flow.upload import Budget, Limits
+from decentral.flow.budget import Budget, Limits
 from decentral.node.node import RunMembers
 from decentral.wire.keys import Signer
 from tests.lab.nodes import tiny_model

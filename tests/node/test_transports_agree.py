@@ -11,7 +11,7 @@ import anyio
 import pytest
 import torch
 
-from decentral.flow.schedule import in_thread
+from decentral.flow.waiting import in_thread
 from decentral.manifest import Manifest, preset_manifest
 from decentral.node.node import Node, Start
 from decentral.parameters import schema_of

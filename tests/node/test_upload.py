@@ -13,7 +13,7 @@ from decentral.node.upload import DAY, PAUSED, SAVE_EVERY, UPLOAD_FILE, DailyUpl
 from decentral.redundancy.keeper import KEEP, KEPT
 from decentral.rounds.snapshots import PACKED
 from decentral.state.durable import Disk
-from decentral.swarm.invite import ADMISSION
+from decentral.swarm.admission import ADMISSION
 from decentral.transport.memory import MemoryNetwork
 from decentral.transport.probes import SPEED
 from decentral.transport.throttle import Caps

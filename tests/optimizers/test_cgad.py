@@ -9,7 +9,7 @@ from torch import Tensor
 
 from decentral.errors import ConfigError
 from decentral.optimizers.cgad import CGAD
-from decentral.optimizers.edit import cos, power
+from decentral.optimizers.steps import cos, power
 from tests.optimizers.stepping import step, step_of
 
 

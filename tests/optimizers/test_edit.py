@@ -16,7 +16,8 @@ from decentral.errors import ConfigError
 from decentral.optimizers import Contributor, RoundInfo
 from decentral.optimizers.aggregation.base import norm
 from decentral.optimizers.diloco import DiLoCo
-from decentral.optimizers.edit import AEDiT, EDiT, exp
+from decentral.optimizers.edit import AEDiT, EDiT
+from decentral.optimizers.steps import exp
 from tests.laws.learners import Learners, replica_of
 from tests.laws.swarm import NUMEL
 from tests.optimizers.stepping import step, step_of

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 import trio
 import trio.testing
 
-from decentral.flow.schedule import inline
+from decentral.flow.waiting import inline
 from decentral.manifest import Redundancy
 from decentral.redundancy.giver import Giver, WayOut
 from decentral.redundancy.keeper import Keeper

@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 import pytest
 
-from decentral.flow.schedule import inline
+from decentral.flow.waiting import inline
 from decentral.replica.contribution import Contribution
 
 

@@ -15,7 +15,7 @@ import trio.testing
 
 from decentral.consensus.chain import Branch
 from decentral.errors import DiskError
-from decentral.flow.schedule import in_thread, inline
+from decentral.flow.waiting import in_thread, inline
 from decentral.replica.pair_step import GossipStep
 from decentral.replica.replica import OuterStep, Replica
 from decentral.rounds.commits import StepAhead

@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from decentral.dissemination import broadcast
-from decentral.dissemination.reduce import matching, partner_of
 from decentral.errors import PayloadError
 from decentral.rounds.gossip import PAIR, UNDECIDED
-from decentral.rounds.partners import AHEAD
+from decentral.rounds.partners import AHEAD, matching, partner_of
 from decentral.transport.memory import Weight
 from decentral.wire.frames import Frame
 from decentral.wire.keys import peer_name

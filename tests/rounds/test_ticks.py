@@ -7,7 +7,7 @@ from typing import Any
 import anyio
 import pytest
 
-from decentral.rounds.frame_io import PeerWatch
+from decentral.rounds.peer_watch import PeerWatch
 
 SECONDS = 20
 

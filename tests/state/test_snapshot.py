@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from decentral.errors import ConfigError, DiskError, PayloadError
 from decentral.parameters import gather, schema_of
-from decentral.state.checkpoint import Assembler
 from decentral.state.snapshot import (
     CHUNK_NBYTES,
     MAX_META_NBYTES,
+    Assembler,
     Layout,
     Snapshot,
     SnapshotIndex,

@@ -10,7 +10,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from decentral.flow.upload import Limits
+from decentral.flow.budget import Limits
 from decentral.swarm.identity import Identity
 from decentral.transport import Transport
 from decentral.transport.daemon.transport import DaemonTransport

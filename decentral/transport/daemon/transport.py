@@ -20,7 +20,8 @@ import anyio.abc
 import anyio.to_thread
 
 from decentral.errors import DecentralError, PayloadError, PeerUnreachable, TransportError
-from decentral.flow.upload import Budget, Changes, Limits
+from decentral.flow.budget import Budget, Limits
+from decentral.flow.waiting import Changes
 from decentral.transport.base import (
     AddressBook,
     Handler,

@@ -19,7 +19,7 @@ import anyio
 import anyio.abc
 
 from decentral.errors import DecentralError, PayloadError
-from decentral.flow.upload import Budget, Limits
+from decentral.flow.budget import Budget, Limits
 from decentral.transport.base import Handler, Services, Traffic, Uncapped, attend, check_listen, dialable, everywhere
 from decentral.transport.holepunch import DCUTR, Puncher
 from decentral.transport.native.dialling import Links, Opener
@@ -30,7 +30,8 @@ from decentral.transport.protocols.identify import IDENTIFY, tell
 from decentral.transport.protocols.messages import Ends, answer
 from decentral.transport.protocols.yamux import MuxedStream, Session
 from decentral.transport.relay.circuit import HOP, STOP, RelayedSocket, RelayLimits, Reservation, admit
-from decentral.transport.relay.service import Places, Relay, ask_place
+from decentral.transport.relay.reservations import Places, ask_place
+from decentral.transport.relay.service import Relay
 from decentral.wire.keys import PeerId, Signer, peer_name
 
 _OF_A_QUESTION = 1 << 14  # bytes that a stream brings to a mere relay before it is joined: proposals and 4 KiB

@@ -26,7 +26,7 @@ import anyio.abc
 import anyio.lowlevel
 
 from decentral.errors import PayloadError, StreamClosed
-from decentral.flow.upload import Changes
+from decentral.flow.waiting import Changes
 from decentral.transport.native.tcp import Secured
 from decentral.wire.keys import peer_name
 

@@ -20,7 +20,7 @@ from libp2p.stream_muxer.exceptions import MuxedConnUnavailable, MuxedStreamClos
 from multiaddr import Multiaddr
 
 from decentral.errors import PayloadError, StreamClosed
-from decentral.flow.upload import Changes
+from decentral.flow.waiting import Changes
 from decentral.transport.multiaddr import to_bytes
 from decentral.transport.native.tcp import BROKEN, Secured, Socket, SocketEnds, close_now, ends_of
 from decentral.transport.protocols.messages import peer_from_id, peer_to_id

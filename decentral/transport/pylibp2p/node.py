@@ -19,7 +19,7 @@ from libp2p.identity.identify_push.identify_push import ID_PUSH
 from multiaddr import Multiaddr
 
 from decentral.errors import DecentralError
-from decentral.flow.upload import Budget
+from decentral.flow.budget import Budget
 from decentral.transport.base import Traffic, check_listen, dialable
 from decentral.transport.holepunch import DCUTR, Puncher
 from decentral.transport.multiaddr import to_bytes
@@ -31,7 +31,7 @@ from decentral.transport.protocols.yamux import Session
 from decentral.transport.pylibp2p.connection import Connection, MuxedLibp2pStream
 from decentral.transport.pylibp2p.swarm import Doors, GuardedSwarm, Upgrader, guarded
 from decentral.transport.relay.circuit import STOP, RelayedSocket, admit
-from decentral.transport.relay.service import Places
+from decentral.transport.relay.reservations import Places
 from decentral.wire.keys import PeerId, Signer, peer_name
 
 logger = logging.getLogger("decentral.transport")

@@ -18,7 +18,7 @@ import anyio.abc
 import anyio.lowlevel
 
 from decentral.errors import DecentralError, PeerUnreachable, StreamClosed
-from decentral.flow.upload import Budget, Limits
+from decentral.flow.budget import Budget, Limits
 from decentral.transport.base import Handler, Services, Traffic, Uncapped, attend, everywhere
 from decentral.transport.native.dialling import unreachable
 from decentral.transport.native.stream import NativeStream

@@ -15,7 +15,7 @@ from enum import IntEnum
 import anyio
 
 from decentral.errors import ConfigError, PayloadError, PeerUnreachable, StreamClosed, TransportError
-from decentral.flow.upload import Limits
+from decentral.flow.budget import Limits
 from decentral.transport.multiaddr import to_bytes
 from decentral.transport.protocols.messages import (
     Ends,
