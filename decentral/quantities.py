@@ -5,6 +5,7 @@ Pure: the command line and ``decentral.join`` read the same spellings by it.
 
 import math
 import re
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -102,3 +103,18 @@ def _number(given: object, argument: str, way_out: str) -> float:
     if isinstance(given, int | float) and not isinstance(given, bool) and math.isfinite(given) and given > 0:
         return given
     raise ConfigError(f"join({argument}={given!r:.40}): {way_out}; leave it out for no limit")
+
+
+# ---- moments on the monotonic clock ----
+#
+# Until when somebody waits who said for how long.
+
+
+def moment_in(seconds: float | None) -> float | None:
+    """The moment ``seconds`` from now; None: never."""
+    return None if seconds is None else time.monotonic() + seconds
+
+
+def time_left(until: float | None) -> float | None:
+    """Seconds until a moment, 0 when it has passed; None: for ever."""
+    return None if until is None else max(0.0, until - time.monotonic())

@@ -7,7 +7,7 @@ import click
 
 from decentral.cli.options import CAPS, WAYS, Decorator, remember
 from decentral.cli.quantities import Size
-from decentral.swarm.patience import moment_in, time_left
+from decentral.quantities import moment_in, time_left
 
 DEFAULT = Path("decentral-follow")
 

@@ -20,8 +20,8 @@ from decentral.observe.requests import FOLLOWERS_TOO, Request, only_follows
 from decentral.observe.screen import HINT_SECONDS, hint_after
 from decentral.observe.status import Status
 from decentral.peer.following import Following, follow
+from decentral.quantities import time_left
 from decentral.state.delta import AnchorFolder
-from decentral.swarm.patience import time_left
 from decentral.wire.keys import peer_name
 
 FOLDER = "anchors"

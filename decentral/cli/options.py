@@ -10,7 +10,7 @@ import click
 from decentral.cli.ports import with_metrics, with_page
 from decentral.cli.quantities import HoursOfDay, Rate, Share, Size
 from decentral.preferences.preferences import ALWAYS, LEAST_MEMORY, Hours, Preferences
-from decentral.swarm.patience import moment_in
+from decentral.quantities import moment_in
 
 DEFAULT_DIRECTORY = Path("decentral-run")
 

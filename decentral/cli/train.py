@@ -31,8 +31,8 @@ from decentral.peer import Peer, join
 from decentral.peer.startup import settle_device
 from decentral.preferences.controls import Controls
 from decentral.preferences.preferences import Duty, Preferences
+from decentral.quantities import time_left
 from decentral.swarm.identity import Identity
-from decentral.swarm.patience import time_left
 from decentral.tasks.batches import batch_loader
 from decentral.tensors.threads import ThreadsWanted
 from decentral.training.inner import inner_step

@@ -17,8 +17,7 @@ from decentral.node.node import make_replica
 from decentral.replica.contribution import Contribution
 from decentral.replica.replica import Replica
 from decentral.rounds.local_state import CommittedUpdate
-from decentral.tasks.schedule import warm_up
-from decentral.training.inner import build_inner, inner_step
+from decentral.training.inner import build_inner, inner_step, warm_up
 from decentral.training.live_model import LiveModel
 from decentral.training.live_side import LiveSide, Moments
 from decentral.training.schedule import SyncSchedule, make_schedule

@@ -19,8 +19,7 @@ from torch import Tensor
 from decentral.lab.lab_peer import LabPeer
 from decentral.lab.work import Trained
 from decentral.manifest.terms import INNER_OPTIMIZERS
-from decentral.tasks.schedule import warm_up
-from decentral.training.inner import built
+from decentral.training.inner import built, warm_up
 
 __all__ = ["Lockstep", "StackedMuon", "lockstep_of"]
 

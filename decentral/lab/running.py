@@ -27,8 +27,7 @@ from decentral.optimizers import OuterMethod, RoundInfo
 from decentral.optimizers.base import State
 from decentral.parameters import parameters_of, scatter, schema_of
 from decentral.tasks.corpus import Corpus, load_corpus
-from decentral.tasks.schedule import warm_up
-from decentral.training.inner import Averages, build_inner, inner_step
+from decentral.training.inner import Averages, build_inner, inner_step, warm_up
 
 __all__ = [
     "HeldOut",

@@ -33,10 +33,12 @@ from decentral.errors import (
 from decentral.flow.uplink import lease_bits
 from decentral.flow.waiting import Offload, in_thread
 from decentral.manifest import Manifest, rule_of
-from decentral.node.redundancy import redundancy_of
 from decentral.node.upload import DailyUpload, Suspension
 from decentral.optimizers import make_outer
 from decentral.parameters import Schema
+from decentral.redundancy.giver import WayOut
+from decentral.redundancy.labels import Seals
+from decentral.redundancy.recovery import RedundancyService
 from decentral.replica.codec import Codec, codec_of
 from decentral.replica.contents import Readings, Tail
 from decentral.replica.figures import Figures
@@ -516,3 +518,37 @@ def throttled(
     return AdmittingTransport(
         inner, caps, admission=admission, open_to_all=OPEN_TO_ALL, urgent=URGENT, may_upload=may_upload
     )
+
+
+# ---- the keeping of each other's state ----
+#
+# Made for one node as the terms say.
+
+
+def redundancy_of(
+    manifest: Manifest,
+    signer: Signer,
+    transport: Transport,
+    directory: Directory,
+    driver: Driver,
+    daily_upload: DailyUpload | None,
+    offload: Offload,
+) -> RedundancyService | None:
+    """None where the terms do not ask for it: then nothing of it is served, or sent."""
+    terms = manifest.swarm.redundancy
+    if terms is None:
+        return None
+
+    def others() -> dict[PeerId, tuple[str, ...]]:
+        members = driver.head.members
+        return {peer: lease.addresses for peer, lease in directory.live().items() if peer in members}
+
+    way_out = WayOut(
+        transport=transport,
+        others=others,
+        may_send=lambda: daily_upload is None or not daily_upload.used_up,
+        is_quiet=lambda: transport.meter.is_idle,
+    )
+    seals = Seals(signer, manifest.digest)
+    members, live = lambda: driver.head.members, lambda: tuple(directory.live())
+    return RedundancyService(terms, seals, way_out, members=members, live=live, offload=offload)

@@ -33,12 +33,11 @@ from decentral.observe.events import EventLog
 from decentral.observe.status import check_free
 from decentral.peer.invitation import greeted
 from decentral.peer.network_setup import NetworkSetup, check_relays, enter
-from decentral.quantities import rate_of, size_of
+from decentral.quantities import moment_in, rate_of, size_of, time_left
 from decentral.swarm.admission import Admission
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
 from decentral.swarm.lan import Lan
-from decentral.swarm.patience import moment_in, time_left
 from decentral.training.swarm_side import SwarmThread
 from decentral.transport import Traffic, Transport
 from decentral.transport.memory import MemoryNetwork

@@ -23,14 +23,12 @@ from decentral.errors import ConfigError
 from decentral.manifest import Manifest
 from decentral.manifest.terms import INNER_OPTIMIZERS
 from decentral.optimizers import make_outer
-from decentral.peer.handed_over import takes_what_is_handed_over
 from decentral.peer.invitation import fetch, terms_of
 from decentral.peer.peer import Peer
-from decentral.peer.settings import JoinOptions, Observer, Settings
-from decentral.quantities import rate_of, size_of
+from decentral.peer.settings import JoinOptions, Observer, Settings, takes_what_is_handed_over
+from decentral.quantities import moment_in, rate_of, size_of
 from decentral.swarm.admission import check_token
 from decentral.swarm.invite import Invite
-from decentral.swarm.patience import moment_in
 from decentral.tensors.memory import offload_to
 from decentral.training.inner import Together, check_covers
 from decentral.training.inner_optimizers import SPSA

@@ -18,9 +18,9 @@ from decentral.node.node import Node
 from decentral.peer.network_setup import NetworkSetup
 from decentral.peer.settings import Settings
 from decentral.peer.shown import Announcer
+from decentral.quantities import time_left
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
-from decentral.swarm.patience import time_left
 from decentral.tasks.batches import ShardPlace
 from decentral.training.live_model import LiveModel
 from decentral.training.outer_loop import OuterLoop

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec, TypeVar
 
 from decentral.errors import ConfigError
 from decentral.manifest import Manifest
+from decentral.plugins import nearest
 from decentral.swarm.invite import Invite
 from decentral.training.inner import Together
 from decentral.training.inner_states import InnerStates
@@ -68,3 +72,49 @@ class Settings:
     caps: Caps
     daily_upload: int | None  # bytes
     admit: str | None  # the admission token, as given; what the folder keeps is not in it
+
+
+# ---- arguments handed over to a script ----
+#
+# They are what ``decentral join INVITE --script train.py`` hands to the script's own ``decentral.join``.
+#
+# A script founds a run, or is told which one to join. The command line knows the invite, the folder and the limits of
+# this peer: it hands them over inside the process before it runs the script, and they stand above what the script
+# says:
+#
+#     decentral.join(None, model, optimizer)           # only ever joins what is handed over
+# decentral.join("run.toml", model, optimizer)     # founds the run when nothing is
+#
+# Set by the command line and nobody else; a library that is told by a hidden variable would be hard to reason about.
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_handed_over: dict[str, Any] = {}  # arguments of join by their names; Any: as various as those are
+
+
+@contextmanager
+def handed_over(arguments: Mapping[str, Any]) -> Iterator[None]:
+    """Within the block every ``decentral.join`` of this process takes these ``arguments`` instead of its own."""
+    _handed_over.update(arguments)
+    try:
+        yield
+    finally:
+        _handed_over.clear()
+
+
+def takes_what_is_handed_over(join: Callable[P, T]) -> Callable[P, T]:
+    """Have a function's arguments replaced by those that are handed over under their names."""
+    signature = inspect.signature(join)
+
+    @wraps(join)
+    def with_those(*args: P.args, **kwargs: P.kwargs) -> T:
+        for name in kwargs:
+            if name not in signature.parameters:
+                near = nearest(name, [known for known in signature.parameters if known[0] == name[0]])
+                raise TypeError(f"{join.__name__}() has no argument {name}; {near}")
+        bound = signature.bind(*args, **kwargs)
+        bound.arguments.update(_handed_over)
+        return join(*bound.args, **bound.kwargs)
+
+    return with_those

@@ -23,13 +23,13 @@ from decentral.peer.participation import Participation, StepCount
 from decentral.peer.saved import Checkpointer, OwnState, OwnStateKept, Saver, recovered
 from decentral.peer.settings import Settings
 from decentral.preferences.preferences import Duty, Preferences
+from decentral.quantities import time_left
 from decentral.rounds.local_state import CommittedUpdate
 from decentral.state.snapshot import BUFFERS
 from decentral.swarm.admission import Admission
 from decentral.swarm.directory import Directory
 from decentral.swarm.hello import check_version
 from decentral.swarm.lan import Lan
-from decentral.swarm.patience import time_left
 from decentral.tensors.threads import ThreadsWanted
 from decentral.training.inner import differences, differences_sentence
 from decentral.training.live_side import LiveSide, Moments

@@ -28,11 +28,10 @@ from decentral.errors import DecentralError, PayloadError, StreamClosed, Transpo
 from decentral.transport.multiaddr import to_bytes, to_text
 from decentral.transport.native.dialling import Dialler
 from decentral.transport.native.sessions import Meetings, Sessions
-from decentral.transport.native.stream import NativeStream
 from decentral.transport.native.tcp import TAKEN, End, Ports, SocketEnds, endpoint
 from decentral.transport.protocols.identify import Told, ask
 from decentral.transport.protocols.messages import Ends, bytes_field, bytes_fields, number_field, number_fields, propose
-from decentral.transport.protocols.yamux import Session
+from decentral.transport.protocols.yamux import NativeStream, Session
 from decentral.transport.relay.circuit import read_message, relay_of, write_message
 from decentral.wire.keys import PeerId, peer_name
 

@@ -6,7 +6,7 @@ compared with the limit, and then only as the bytes come. A stream costs the dae
 Time-outs are for waiting: for a path, and for an answer to begin. Bytes that move are never timed out, bytes that do
 not are cut by the ``Watchdog``.
 
-Who answers closes last: a daemon may lose the last bytes of what closes first (transport/daemon/stream.py).
+Who answers closes last: a daemon may lose the last bytes of what closes first (transport/daemon/control.py).
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ from decentral.tasks.batches import batch_at
 from decentral.tasks.corpus import load_corpus
 from decentral.tasks.evaluate import bits_per_byte
 from decentral.tasks.language_model import build_language_model
-from decentral.tasks.schedule import warm_up
 from decentral.tasks.sizing import DEMO_BETAS, LanguageModelConfig, demo_tables
+from decentral.training.inner import warm_up
 
 PEERS, PARTS = 4, 4
 

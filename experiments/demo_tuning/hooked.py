@@ -30,9 +30,8 @@ from decentral.tasks.batches import batch_at
 from decentral.tasks.corpus import load_corpus
 from decentral.tasks.evaluate import bits_per_byte
 from decentral.tasks.language_model import build_language_model
-from decentral.tasks.schedule import warm_up
 from decentral.tasks.sizing import LanguageModelConfig, demo_tables
-from decentral.training.inner import build_inner
+from decentral.training.inner import build_inner, warm_up
 from decentral.training.live_model import LiveModel
 from decentral.training.live_side import LiveSide, Moments
 

@@ -21,8 +21,7 @@ from decentral.lab.running import work_of
 from decentral.manifest import Manifest
 from decentral.peer import Peer, join
 from decentral.swarm.identity import Identity
-from decentral.tasks.schedule import warm_up
-from decentral.training.inner import build_inner
+from decentral.training.inner import build_inner, warm_up
 
 __all__ = ["Ended", "Place", "swarm_terms", "take_part"]
 

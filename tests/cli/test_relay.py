@@ -25,8 +25,8 @@ from decentral.cli.relaying import _report, advice, introduction
 from decentral.errors import PeerUnreachable, UsageError
 from decentral.transport.native.dialling import Links
 from decentral.transport.native.sessions import SessionEvents
-from decentral.transport.native.stream import NativeStream
 from decentral.transport.native.transport import NativeOptions, NativeTransport
+from decentral.transport.protocols.yamux import NativeStream
 from decentral.transport.relay.circuit import HOP, RelayLimits, admit, pass_through, reserve
 from decentral.transport.relay.service import Relay
 from decentral.transport.requests import request, serve_requests

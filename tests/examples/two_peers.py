@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from decentral.observe.status import Status, read_status
-from decentral.peer.handed_over import handed_over
+from decentral.peer.settings import handed_over
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"

@@ -12,7 +12,7 @@ import torch
 
 import decentral
 from decentral.manifest import Manifest, preset_manifest
-from decentral.transport.native.stream import NativeStream
+from decentral.transport.protocols.yamux import NativeStream
 from decentral.wire.frames import MAGIC
 
 LOCAL = {"listen": ("/ip4/127.0.0.1/tcp/0",), "transport": "native", "lan": False, "quiet": True}

@@ -21,8 +21,7 @@ from decentral.optimizers.base import Derivative
 from decentral.optimizers.just_one_byte import Direction, byte_of, level_of
 from decentral.peer import Peer, join
 from decentral.swarm.identity import Identity
-from decentral.tasks.schedule import warm_up
-from decentral.training.inner import InnerSteps, Together, build_inner, differences
+from decentral.training.inner import InnerSteps, Together, build_inner, differences, warm_up
 from decentral.training.inner_optimizers import SPSA, step_forward
 from decentral.training.live_model import LiveModel
 from decentral.training.live_side import Moments

@@ -33,9 +33,8 @@ from decentral.transport.base import (
     dialable,
     everywhere,
 )
-from decentral.transport.daemon.control import READ_LIMIT, Control, Ends, drop, read_stream_info
+from decentral.transport.daemon.control import READ_LIMIT, Control, DaemonStream, Ends, drop, read_stream_info
 from decentral.transport.daemon.process import DaemonOptions, KeyFile, private_folder
-from decentral.transport.daemon.stream import DaemonStream
 from decentral.transport.daemon.supervisor import Supervisor
 from decentral.transport.protocols.messages import peer_from_id
 from decentral.wire.keys import PeerId, peer_name

@@ -17,10 +17,9 @@ import anyio.lowlevel
 from decentral.errors import DecentralError, PayloadError, PeerUnreachable, StreamClosed
 from decentral.transport.base import AddressBook, Traffic
 from decentral.transport.native.sessions import Handshakes, SessionEvents, Sessions
-from decentral.transport.native.stream import NativeStream
 from decentral.transport.native.tcp import End, Ports, Socket, endpoint
 from decentral.transport.protocols.messages import propose
-from decentral.transport.protocols.yamux import Session
+from decentral.transport.protocols.yamux import NativeStream, Session
 from decentral.transport.relay.circuit import HOP, RelayedSocket, RelayLimits, pass_through, relay_of
 from decentral.wire.keys import PeerId, Signer, peer_name
 

@@ -24,11 +24,10 @@ from decentral.transport.base import Handler, Services, Traffic, Uncapped, atten
 from decentral.transport.holepunch import DCUTR, Puncher
 from decentral.transport.native.dialling import Links, Opener
 from decentral.transport.native.sessions import SessionEvents
-from decentral.transport.native.stream import NativeStream
 from decentral.transport.native.tcp import bound_addresses, check_tcp, listeners
 from decentral.transport.protocols.identify import IDENTIFY, tell
 from decentral.transport.protocols.messages import Ends, answer
-from decentral.transport.protocols.yamux import MuxedStream, Session
+from decentral.transport.protocols.yamux import MuxedStream, NativeStream, Session
 from decentral.transport.relay.circuit import HOP, STOP, RelayedSocket, RelayLimits, Reservation, admit
 from decentral.transport.relay.reservations import Places, ask_place
 from decentral.transport.relay.service import Relay

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from decentral.errors import PayloadError
 from decentral.transport.multiaddr import to_bytes, to_text
-from decentral.transport.native.stream import NativeStream
 from decentral.transport.protocols.messages import Ends, bytes_field, bytes_fields, propose, varint
+from decentral.transport.protocols.yamux import NativeStream
 from decentral.transport.relay.circuit import read_message
 from decentral.wire.keys import PeerId
 

@@ -24,10 +24,9 @@ from decentral.transport.base import Traffic, check_listen, dialable
 from decentral.transport.holepunch import DCUTR, Puncher
 from decentral.transport.multiaddr import to_bytes
 from decentral.transport.native.dialling import Dialler, Opener
-from decentral.transport.native.stream import NativeStream
 from decentral.transport.native.tcp import Ports, bound_addresses, check_tcp, listeners
 from decentral.transport.native.transport import Negotiations
-from decentral.transport.protocols.yamux import Session
+from decentral.transport.protocols.yamux import NativeStream, Session
 from decentral.transport.pylibp2p.connection import Connection, MuxedLibp2pStream
 from decentral.transport.pylibp2p.swarm import Doors, GuardedSwarm, Upgrader, guarded
 from decentral.transport.relay.circuit import STOP, RelayedSocket, admit

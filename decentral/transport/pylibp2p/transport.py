@@ -21,7 +21,7 @@ from decentral.errors import DecentralError, PeerUnreachable, StreamClosed
 from decentral.flow.budget import Budget, Limits
 from decentral.transport.base import Handler, Services, Traffic, Uncapped, attend, everywhere
 from decentral.transport.native.dialling import unreachable
-from decentral.transport.native.stream import NativeStream
+from decentral.transport.protocols.yamux import NativeStream
 from decentral.transport.pylibp2p.node import Above, Libp2pNode, PyLibp2pOptions
 from decentral.transport.pylibp2p.trio_thread import TrioThread
 from decentral.wire.keys import PeerId, Signer, peer_name

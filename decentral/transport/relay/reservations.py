@@ -13,9 +13,9 @@ import anyio
 from decentral.errors import ConfigError, DecentralError, TransportError
 from decentral.transport.native.dialling import Dialler
 from decentral.transport.native.sessions import Sessions
-from decentral.transport.native.stream import NativeStream
 from decentral.transport.native.tcp import endpoint
 from decentral.transport.protocols.messages import propose
+from decentral.transport.protocols.yamux import NativeStream
 from decentral.transport.relay.circuit import (
     HOP,
     LEAST_NBYTES,

@@ -17,8 +17,8 @@ import anyio
 from decentral.errors import DecentralError, PayloadError, StreamClosed
 from decentral.transport.base import Stream
 from decentral.transport.native.dialling import Links
-from decentral.transport.native.stream import NativeStream
 from decentral.transport.protocols.messages import propose
+from decentral.transport.protocols.yamux import NativeStream
 from decentral.transport.relay.circuit import (
     STOP,
     HopStatus,

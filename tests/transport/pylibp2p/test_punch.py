@@ -12,8 +12,8 @@ from decentral.errors import StreamClosed
 from decentral.transport import holepunch
 from decentral.transport.holepunch import DCUTR, PunchMessage, send_punch
 from decentral.transport.native import dialling
-from decentral.transport.native.stream import NativeStream
 from decentral.transport.protocols.messages import propose
+from decentral.transport.protocols.yamux import NativeStream
 from decentral.transport.pylibp2p.node import PyLibp2pOptions
 from decentral.transport.pylibp2p.transport import PyLibp2pTransport
 from decentral.transport.requests import request, serve_requests

@@ -6,8 +6,8 @@ import anyio
 import pytest
 
 from decentral.errors import ConfigError, ListenError, PeerUnreachable, StreamClosed
-from decentral.transport.native.stream import NativeStream
 from decentral.transport.protocols.identify import ask
+from decentral.transport.protocols.yamux import NativeStream
 from decentral.transport.pylibp2p.node import PyLibp2pOptions
 from decentral.transport.pylibp2p.transport import PyLibp2pTransport
 from decentral.transport.requests import request, serve_requests
