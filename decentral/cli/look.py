@@ -48,7 +48,7 @@ def status_command(context: click.Context, directory: Path, prometheus: bool, as
         raise click.UsageError("--prometheus and --json are two formats; name one")
     status, alive = read_peer(remember(context, directory))
     if prometheus:
-        from decentral.cli.ports import peer_exposition
+        from decentral.observe.metrics import peer_exposition
 
         click.echo(peer_exposition(status, alive=alive), nl=False)
     elif as_json:

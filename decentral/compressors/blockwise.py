@@ -8,12 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from decentral.compressors.base import (
-    About,
-    Payload,
-    check_dtype,
-    non_finite,
-)
+from decentral.compressors.base import About, Payload, check_dtype, non_finite
 from decentral.compressors.blocks import (
     UNUSED,
     Code,

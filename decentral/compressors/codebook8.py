@@ -26,19 +26,8 @@ import torch
 from torch import Tensor
 
 from decentral.coding import Floats, Symbols
-from decentral.compressors.base import (
-    About,
-    Method,
-    PartSpec,
-    Payload,
-    Shape,
-    check_input,
-    check_parts,
-    require,
-)
-from decentral.compressors.blocks import (
-    binned,
-)
+from decentral.compressors.base import About, Method, PartSpec, Payload, Shape, check_input, check_parts, require
+from decentral.compressors.blocks import binned
 
 __all__ = ["Codebook8"]
 

@@ -16,16 +16,7 @@ import torch
 from torch import Tensor
 
 from decentral.coding import Floats
-from decentral.compressors.base import (
-    About,
-    Method,
-    PartSpec,
-    Payload,
-    Shape,
-    check_input,
-    check_parts,
-    require,
-)
+from decentral.compressors.base import About, Method, PartSpec, Payload, Shape, check_input, check_parts, require
 from decentral.tensors.device import in_slabs, one_kernel
 from decentral.tensors.ops import is_finite
 

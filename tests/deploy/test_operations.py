@@ -13,9 +13,8 @@ import yaml
 from click import Context
 
 from decentral.cli import main
-from decentral.cli.ports import peer_numbers
 from decentral.cli.relaying import relay_numbers
-from decentral.observe.metrics import exposition
+from decentral.observe.metrics import exposition, peer_numbers
 from decentral.observe.status import Status
 from decentral.replica.figures import NAMES
 from decentral.transport.native.transport import NativeOptions, NativeTransport

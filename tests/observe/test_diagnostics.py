@@ -9,10 +9,10 @@ from dataclasses import asdict, replace
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from decentral.cli.ports import peer_exposition
 from decentral.cli.train import progress_of_status
 from decentral.observe.diagnostics import BANDS, ROUNDS, Crossing, Watch, in_words
 from decentral.observe.health import SAID_FOR, Notices, health_sentence
+from decentral.observe.metrics import peer_exposition
 from decentral.observe.status import Status
 from decentral.replica.figures import (
     DEBT_RATIO,

@@ -16,12 +16,7 @@ from decentral.transport.native.sessions import Sessions
 from decentral.transport.native.tcp import endpoint
 from decentral.transport.protocols.messages import propose
 from decentral.transport.protocols.yamux import NativeStream
-from decentral.transport.relay.circuit import (
-    HOP,
-    LEAST_NBYTES,
-    Reservation,
-    reserve,
-)
+from decentral.transport.relay.circuit import HOP, LEAST_NBYTES, Reservation, reserve
 from decentral.transport.relay.service import logger
 from decentral.wire.keys import PeerId, peer_from_name, peer_name
 
