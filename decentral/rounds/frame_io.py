@@ -20,8 +20,6 @@ from decentral.wire.frames import Frame, FrameKind, Header
 from decentral.wire.keys import PeerId
 from decentral.wire.messages import Message, Record, decode, encode
 
-# ---- frames and messages ----
-
 CONTROL = "/decentral/control/1"
 CONTROL_LIMIT = 1 << 20  # bytes; a record of 1,024 members with certificate is about 380 KB
 SEND_TIMEOUT = 10.0  # s for a control message

@@ -1,4 +1,8 @@
-"""An invite: one line that leads to a run, with the token of a run that admits by one."""
+"""An invite: one line that says which run it is, whom to ask first and, where the run wants one, a token.
+
+``decentral1:`` and base64url of length u16, run 32, addresses, token, checksum 4 (blake2b). The length tells a line
+that was cut from one that was altered. No secret is in it unless there is a token.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +15,6 @@ from typing import Annotated
 from decentral.errors import InviteError, PayloadError
 from decentral.wire.codecs import Hash, Many, Maybe, Text, from_bytes, to_bytes
 from decentral.wire.messages import ADDRESS
-
-# ---- the line ----
-#
-# It says which run it is, whom to ask first, and, where the run wants one, a token: ``decentral1:`` and base64url of
-# length u16, run 32, addresses, token, checksum 4 (blake2b). The length tells a line that was cut from one that was
-# altered. No secret is in it unless there is a token.
 
 PREFIX = "decentral1:"
 MAX_ADDRESSES = 8
