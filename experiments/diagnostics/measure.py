@@ -1,4 +1,4 @@
-"""What the figures of `decentral.replica.diagnosing` are in runs that are well, and in runs that are not.
+"""What the figures of `decentral.replica.measures` are in runs that are well, and in runs that are not.
 
 A laboratory's swarm in one process: the demo's inner optimizer and batch, a language model of 0.1 to 0.2 million
 parameters, the preset's method, compressor and feedback. One line of JSON for each run: of each figure the smallest,
