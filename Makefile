@@ -15,7 +15,7 @@ KILLS ?= 1000
 WORKERS ?= 2
 # Tests wait for sockets and processes a third of the time: one more of them at a time than the two cores.
 TESTERS ?= 3
-# Bytecode is kept: the assertions of 470 files are rewritten once, and not by each worker of each run.
+# Bytecode is kept: the assertions of some 400 files are rewritten once, and not by each worker of each run.
 TESTED := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1}
 
 SEEDS ?= 1-2400

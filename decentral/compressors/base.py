@@ -28,6 +28,7 @@ __all__ = [
     "Nothing",
     "PartSpec",
     "Payload",
+    "Shape",
     "Sparsifier",
     "Uncompressed",
     "accumulate",

@@ -17,7 +17,7 @@ from typing import Any
 
 from decentral.errors import PayloadError
 from decentral.wire.frames import Frame
-from decentral.wire.keys import PeerId, peer_name
+from decentral.wire.keys import Digest, PeerId, peer_name
 from decentral.wire.messages import MAX_PEERS, Commit, FrameRef, Offer, Record, verify_certificate
 
 # ---- heads, and the records that may follow ----
@@ -25,8 +25,6 @@ from decentral.wire.messages import MAX_PEERS, Commit, FrameRef, Offer, Record, 
 # When a majority was given up and lives on elsewhere, two chains of one run meet again: the heavier one wins. Weight
 # is what the chain's records say of the training behind it, so everybody computes the same. Nothing of it costs a byte
 # on the wire.
-
-Digest = bytes
 
 NOTHING: Digest = bytes(32)  # in the place of a digest where there is none
 TYPICAL_TIMES = 2  # one contribution counts as at most so many typical ones: a claim of 1e18 tokens wins no fork

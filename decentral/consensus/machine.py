@@ -17,7 +17,7 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import replace
 
-from decentral.consensus.chain import Digest, Head, Past
+from decentral.consensus.chain import Head, Past
 from decentral.consensus.leader import Leader
 from decentral.consensus.learner import RECENT, Attendance, Learner, Offers
 from decentral.consensus.paxos import Acceptor
@@ -26,7 +26,7 @@ from decentral.consensus.voter import Retrieval, Succession, Voter
 from decentral.errors import PayloadError
 from decentral.wire import messages as m
 from decentral.wire.frames import Header
-from decentral.wire.keys import PeerId, Signer
+from decentral.wire.keys import Digest, PeerId, Signer
 
 __all__ = ["TICK", "RoundMachine"]
 

@@ -1,7 +1,7 @@
 """The state of one peer in a round: what was seen of it, what is kept for later, what the shell is asked to do.
 
-Plain data and small queries. The roles of a round are objects that are given a ``RoundState``: ``Offers``, ``Voter``,
-``Leader``, ``Learner``, ``Attendance``.
+Plain data and small queries. The roles of a round (`decentral.consensus.voter`, `.leader`, `.learner`) are objects
+that are given a ``RoundState``.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass, field
 
 from decentral.consensus import chain
-from decentral.consensus.chain import VOTING, Branch, Digest, Head, History, Presence, Voting
+from decentral.consensus.chain import VOTING, Branch, Head, History, Presence, Voting
 from decentral.consensus.paxos import PLANS_PER_BALLOT, Acceptor, Ballot, Farewells, Partition
 from decentral.consensus.timing import Deadline, Paces, Takes, Unsent, allowance, unmeasured
 from decentral.errors import PayloadError
 from decentral.wire import messages as m
 from decentral.wire.frames import FrameKind, Header, claims_of
-from decentral.wire.keys import PeerId, Signer, peer_name
+from decentral.wire.keys import Digest, PeerId, Signer, peer_name
 
 # ---- offers and frames of the round ----
 #

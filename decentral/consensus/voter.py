@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 
-from decentral.consensus.chain import Digest, check_contributors, check_known
+from decentral.consensus.chain import check_contributors, check_known
 from decentral.consensus.paxos import PLANS_PER_BALLOT, farewell
 from decentral.consensus.round_state import FETCH_AFTER, RESEND_AFTER, Fetch, RoundState, SendSlices, fits
 from decentral.consensus.timing import SLACK
 from decentral.errors import PayloadError
 from decentral.flow.schedule import shifted
 from decentral.wire import messages as m
-from decentral.wire.keys import PeerId
+from decentral.wire.keys import Digest, PeerId
 
 # ---- frames that are not here yet ----
 #

@@ -23,7 +23,7 @@ from decentral.training.live_side import LiveSide, Moments
 from decentral.training.schedule import SyncSchedule, make_schedule
 from decentral.wire.keys import Signer
 
-__all__ = ["LabPeer", "LabWorld", "lab_peers", "lab_signers"]
+__all__ = ["ExchangeKind", "LabPeer", "LabWorld", "lab_peers", "lab_signers"]
 
 Backward = Callable[[Tensor], object]
 

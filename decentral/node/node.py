@@ -483,23 +483,22 @@ class Company:
         return bool(before) and not self.here
 
 
+# ---- limits of the transport ----
+#
+# The person of a peer allows caps and a day's upload; what a swarm must hear in time goes ahead of bulk.
+
+URGENT = (CONTROL, LEASE, LEASE_LIST, LEASES, HELLO, PAIR, DIALBACK, ADMISSION)
+OPEN_TO_ALL = frozenset({HELLO, LEASE, LEASES, DIALBACK, SPEED})  # also where a run admits by token
+
+
 class RunMembers(Container[PeerId]):
-    """The members of the run as its chain has them now."""
+    """The members of the run as its chain has them now: whom the transport's budget prefers."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
 
     def __contains__(self, peer: object) -> bool:
         return peer in self._driver.head.members
-
-
-# ---- limits of the transport ----
-#
-# The person of a peer allows caps and a day's upload; votes go ahead of frames.
-
-# A swarm must hear these in time; all else is bulk.
-URGENT = (CONTROL, LEASE, LEASE_LIST, LEASES, HELLO, PAIR, DIALBACK, ADMISSION)
-OPEN_TO_ALL = frozenset({HELLO, LEASE, LEASES, DIALBACK, SPEED})  # also where a run admits by token
 
 
 def throttled(

@@ -376,7 +376,10 @@ class OuterMethod:
 
     @property
     def max_staleness(self) -> int:
-        """Outer steps of a fragment that may pass a peer by before its progress is dropped (`training.progress`)."""
+        """Outer steps of a fragment that may pass a peer by before its progress is dropped.
+
+        `decentral.training.progress` drops it.
+        """
         return 2
 
     def channels(self) -> tuple[Channel, ...]:
@@ -545,7 +548,7 @@ class OuterMethod:
 # Shape suffix: N = elements of one fragment, flat float32.
 
 _HELD = "held"
-_AHEAD = "z_minus_x"  # of inner optimizers that train elsewhere than they learn (`training.inner.Z_MINUS_X`)
+_AHEAD = "z_minus_x"  # of inner optimizers that train elsewhere than they learn (`decentral.training.inner.Z_MINUS_X`)
 Span = tuple[int, int]  # start and stop in the flat fragment
 Part = Sequence[Span]
 

@@ -19,7 +19,7 @@ from decentral.optimizers.aggregation.base import LARGEST_NORM, NOTHING_LEARNT, 
 from decentral.optimizers.base import Contributor, OuterMethod, Preset, RoundInfo, State, key
 from decentral.optimizers.steps import check_momentum, check_rate, exp, nesterov
 
-__all__ = ["AEDiT", "EDiT", "check_guard", "clipped_step", "nothing_usual", "own_norm", "relearnt", "softmax_of_norms"]
+__all__ = ["AEDiT", "EDiT"]
 
 # ---- the step around a mean without outliers ----
 #

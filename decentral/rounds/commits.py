@@ -11,13 +11,14 @@ import anyio
 import torch
 from torch import Tensor
 
-from decentral.consensus.chain import Branch, Digest, Head, contributions, moves_anchor
+from decentral.consensus.chain import Branch, Head, contributions, moves_anchor
 from decentral.replica.contribution import Contribution, Owed, forgotten
 from decentral.replica.replica import OWED, Loaded, OuterStep, Replica, owed_after
 from decentral.rounds.frame_io import FrameIO
 from decentral.rounds.local_state import CommittedUpdate, LocalState, Steps
 from decentral.tensors.device import beside
 from decentral.wire.frames import Frame
+from decentral.wire.keys import Digest
 from decentral.wire.messages import Record
 
 # Shape suffix: N = elements of one fragment, flat float32.

@@ -15,7 +15,7 @@ import anyio
 import anyio.abc
 from torch import Tensor
 
-from decentral.consensus.chain import Digest, Head, Past, moves_anchor
+from decentral.consensus.chain import Head, Past, moves_anchor
 from decentral.consensus.machine import TICK, RoundMachine
 from decentral.consensus.paxos import Acceptor
 from decentral.consensus.round_state import CatchUpWith, Decide, Effect, Fetch, Persist, Send, SendSlices
@@ -29,7 +29,7 @@ from decentral.rounds.looking import Looking
 from decentral.rounds.peer_watch import PeerWatch
 from decentral.rounds.reducing import Reducer
 from decentral.wire.frames import FrameKind
-from decentral.wire.keys import PeerId, peer_name
+from decentral.wire.keys import Digest, PeerId, peer_name
 from decentral.wire.messages import Behind, Commit, JoinRequest, Record
 
 JOIN_EVERY = 1.0  # s until a peer is asked for the second time to let this one in; then twice as long each time

@@ -10,7 +10,7 @@ import anyio
 import anyio.abc
 from torch import Tensor
 
-from decentral.consensus.chain import Digest, Head, Past
+from decentral.consensus.chain import Head, Past
 from decentral.consensus.machine import RoundMachine
 from decentral.consensus.paxos import Acceptor
 from decentral.consensus.round_state import Effect, RoundTerms, claims_match
@@ -29,7 +29,7 @@ from decentral.rounds.partners import Partners
 from decentral.swarm.directory import Directory
 from decentral.transport import Transport
 from decentral.wire.frames import HEADER_NBYTES, Frame, Header
-from decentral.wire.keys import PeerId, Signer
+from decentral.wire.keys import Digest, PeerId, Signer
 from decentral.wire.messages import Commit, Record, ReducePlan
 
 # Shape suffixes: N = elements of one fragment, B = elements of all shared buffers; flat float32.

@@ -16,7 +16,7 @@ from decentral.errors import PayloadError
 from decentral.wire.frames import Frame
 from decentral.wire.keys import PeerId
 
-__all__ = ["AHEAD", "HELD_UP", "LATEST", "Partners", "Punctuality"]
+__all__ = ["AHEAD", "HELD_UP", "LATEST", "Partners", "Punctuality", "partner_of"]
 
 # ---- frames and steps of the others ----
 

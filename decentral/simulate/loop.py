@@ -19,7 +19,9 @@ from typing import Any, Protocol, Self
 __all__ = [
     "CancelScope",
     "Cancelled",
+    "Job",
     "Loop",
+    "Scope",
     "Task",
     "cancel_shielded_checkpoint",
     "checkpoint",

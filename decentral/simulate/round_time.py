@@ -28,7 +28,7 @@ from decentral.simulate.lessons import body_nbytes
 from decentral.simulate.scenario import PROFILES
 from decentral.transport.memory import WINDOW
 
-__all__ = ["TARGET", "Circumstances", "Fit", "RoundTime", "body_of", "fitting", "steps_for", "time_of_round"]
+__all__ = ["TARGET", "WAYS", "Circumstances", "Fit", "RoundTime", "body_of", "fitting", "steps_for", "time_of_round"]
 
 LATENCY = PROFILES["even"].latency
 WAYS = 3  # one-way delays of a message on a stream of its own: open, confirm, say

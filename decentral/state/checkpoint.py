@@ -18,7 +18,6 @@ import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -192,7 +191,7 @@ def _document(meta: Json, hashes: Mapping[str, str]) -> bytes:
         text = json.dumps(document, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError) as error:
         raise ConfigError(f"checkpoint meta is no JSON document ({error}); flatten it first") from error
-    seal = blake2b(text.encode(), digest_size=32).hexdigest()
+    seal = hashlib.blake2b(text.encode(), digest_size=32).hexdigest()
     return f'{{"document":{text},"blake2b":"{seal}"}}\n'.encode()
 
 

@@ -1,4 +1,4 @@
-"""Inner optimizers that a manifest can name: built, stepped, compared with those of a loop, and seen by rounds."""
+"""Inner optimizers that a manifest can name: built, warmed up, stepped, compared with a loop's, and seen by rounds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from decentral.errors import ConfigError
@@ -29,6 +28,7 @@ __all__ = [
     "differences_sentence",
     "forward_only",
     "inner_step",
+    "warm_up",
 ]
 
 # ---- building what a manifest names ----
@@ -139,6 +139,32 @@ _MAKERS: Final[Mapping[InnerName, Callable[[Inner, OwnValues, Sequence[Tensor]],
     "gpa": _gpa,
     "qh_adopt": _qh_adopt,
 }
+
+# ---- the inner learning rate ----
+#
+# A linear warm-up, then constant, because a swarm's run has no known last step.
+
+
+@dataclass(frozen=True, slots=True)
+class WarmUp:
+    """Factor on the learning rate at an inner step, from 0: (step + 1) / num_steps, at most 1."""
+
+    num_steps: int  # 0: no warm-up
+
+    def __post_init__(self) -> None:
+        if self.num_steps < 0:
+            raise ConfigError(f"warmup = {self.num_steps}: must be 0 or more inner steps")
+
+    def __call__(self, step: int) -> float:
+        """Factor for the inner step that comes after ``step`` others."""
+        return min(1.0, (step + 1) / max(1, self.num_steps))
+
+
+def warm_up(optimizer: torch.optim.Optimizer, num_steps: int) -> LambdaLR:
+    """Rise over ``num_steps`` inner steps, then stay. Its state_dict is plain numbers."""
+    factor = WarmUp(num_steps)
+    return LambdaLR(optimizer, lambda step: factor(step))
+
 
 # ---- one inner step ----
 #
@@ -469,29 +495,3 @@ def _swaps(optimizer: torch.optim.Optimizer) -> bool:
 
 def _trains(optimizer: torch.optim.Optimizer) -> bool:
     return any(group["train_mode"] for group in optimizer.param_groups)
-
-
-# ---- the inner learning rate ----
-#
-# A linear warm-up, then constant, because a swarm's run has no known last step.
-
-
-@dataclass(frozen=True, slots=True)
-class WarmUp:
-    """Factor on the learning rate at an inner step, from 0: (step + 1) / num_steps, at most 1."""
-
-    num_steps: int  # 0: no warm-up
-
-    def __post_init__(self) -> None:
-        if self.num_steps < 0:
-            raise ConfigError(f"warmup = {self.num_steps}: must be 0 or more inner steps")
-
-    def __call__(self, step: int) -> float:
-        """Factor for the inner step that comes after ``step`` others."""
-        return min(1.0, (step + 1) / max(1, self.num_steps))
-
-
-def warm_up(optimizer: Optimizer, num_steps: int) -> LambdaLR:
-    """Rise over ``num_steps`` inner steps, then stay. Its state_dict is plain numbers."""
-    factor = WarmUp(num_steps)
-    return LambdaLR(optimizer, lambda step: factor(step))

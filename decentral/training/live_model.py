@@ -44,7 +44,7 @@ class LiveModel:
     """Reads and writes fragments of a model; knows the other ranks through accelerate.
 
     Of an optimizer that trains at other parameters than it learns, what is read and written is what it learns; the
-    caller lets it go on with ``averages.resume``, once for all that a boundary read and wrote.
+    caller lets it go on with `Averages.resume`, once for all that a boundary read and wrote.
     """
 
     def __init__(

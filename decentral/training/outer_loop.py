@@ -1,8 +1,8 @@
 """The step boundary: merge the commits that came, contribute when due, wait when the algorithm waits.
 
-One class for all that train: a peer's training thread, a simulated peer, a test. The synchronous family offers to a
-round that all agree on (`RoundSteps`); the gossip family swaps with one partner and ends with one merge of all replicas
-(`GossipSteps`).
+One `OuterLoop` for all that train: a peer's training thread, a simulated peer, a test. The synchronous family offers
+to a round that all agree on (`RoundSteps`); the gossip family swaps with one partner and ends with one merge of all
+replicas (`GossipSteps`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from decentral.consensus.chain import Digest, Head
+from decentral.consensus.chain import Head
 from decentral.errors import DecentralError, NonFiniteError
 from decentral.manifest import Manifest
 from decentral.node.node import Node
@@ -32,13 +32,14 @@ from decentral.training.progress import Away
 from decentral.training.schedule import Pace, SyncSchedule
 from decentral.training.swarm_side import PendingResult, SwarmSide
 from decentral.wire.frames import FrameKind
+from decentral.wire.keys import Digest
 
 # ---- what a loop is given ----
 #
 # Its terms, what it acts on, and who is told. The shipped peer, the simulator and the tests each give their own, and
 # run the same loop.
 
-# Shape suffix: B = elements of all buffers, flat float32.
+# Shape suffixes: N = elements of one fragment, B = elements of all buffers; flat float32.
 
 
 class LiveParameters(Parameters, Protocol):
@@ -100,7 +101,7 @@ class LoopControl:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopParts:
-    """One peer's."""
+    """All that one peer gives its loop: terms, model, schedule, swarm, and whom to tell."""
 
     manifest: Manifest
     tokens_per_step: int
@@ -144,6 +145,7 @@ class LoopParts:
 
 # ---- the loop ----
 
+LOOK_EVERY = 0.2  # s to wait for the next commit at a time: Ctrl-C must get through on every platform
 RESTARTS = 3  # after NaN, without a commit that names this peer in between: then the settings are wrong, not a batch
 
 
@@ -416,7 +418,7 @@ class GossipSteps:
             return
         fragment, outcome = self._swap
         swapped = await outcome.result(within)
-        with undisturbed(), self._parts.holding():  # see Merger: of a model that was half written a checkpoint is wrong
+        with undisturbed(), self._parts.holding():  # whole, whenever Ctrl-C comes: see `Merger`
             self._swap = None
             self._schedule.swapped(self._model, fragment, swapped.after_N, unmoved=swapped.unmoved)
             self._parts.take_buffers(swapped.buffers_B)
@@ -461,8 +463,6 @@ def _is_over(head: Head) -> bool:
 # ---- merging into the live model ----
 #
 # Decisions of the swarm come into the live model alike in all algorithms; what follows from them is noted.
-
-LOOK_EVERY = 0.2  # s to wait for the next commit at a time: Ctrl-C must get through on every platform
 
 
 class Merger:

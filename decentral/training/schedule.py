@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from decentral.consensus.chain import Digest
 from decentral.manifest import Manifest
 from decentral.manifest.terms import Inner
 from decentral.optimizers import OuterMethod, carry, make_outer
@@ -32,6 +31,7 @@ from decentral.training.progress import (
     sent_of,
     states_due,
 )
+from decentral.wire.keys import Digest
 
 # ---- the schedule ----
 #

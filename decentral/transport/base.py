@@ -253,8 +253,9 @@ class Services:
 # ---- letters, where no stream is needed ----
 #
 # One body out and at most one back, carried whole: a transport may offer them where no bytes have to be moved. Requests
-# are made of streams everywhere else (``transport.requests``). A network in memory has hundreds of peers that say small
-# things to all others; it puts each on the line, and gives it to the handler when it would be there, without a stream.
+# are made of streams everywhere else (`decentral.transport.requests`). A network in memory has hundreds of peers that
+# say small things to all others; it puts each on the line, and gives it to the handler when it would be there, without
+# a stream.
 
 Respond = Callable[[PeerId, bytes], Awaitable[bytes]]
 Watch = Callable[[PeerId], AbstractContextManager[OnBytes]]

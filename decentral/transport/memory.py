@@ -1,7 +1,7 @@
 """A network inside one event loop: the laws of every transport, with delay, rate, cuts and deaths at will.
 
-Nothing crosses a wire. On anyio only, so it runs under trio's MockClock (virtual time) as well as asyncio. The order of
-events depends on nothing but the calls made, and a seeded ``jitter`` keeps it so.
+Nothing crosses a wire. On anyio only, so it runs under virtual time (`decentral.simulate.backend`), trio and asyncio.
+The order of events depends on nothing but the calls made, and a seeded ``jitter`` keeps it so.
 """
 
 from __future__ import annotations

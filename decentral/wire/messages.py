@@ -38,8 +38,12 @@ from decentral.wire.codecs import (
 from decentral.wire.keys import DIGEST_NBYTES, SIGNATURE_NBYTES, Digest, PeerId, Signer, peer_name, verify
 
 __all__ = [
+    "ADDRESS",
+    "MAX_ADDRESS",
+    "MAX_ADDRESSES",
     "MAX_MESSAGE_NBYTES",
     "MAX_PEERS",
+    "PRIVATE",
     "Behind",
     "Certificate",
     "Commit",

@@ -4,9 +4,16 @@ import pytest
 import torch
 
 from decentral.compressors import Payload, TopK, accumulate
-from decentral.compressors.topk import _add_at_by_torch as _add_at
-from decentral.compressors.topk import _largest_by_torch as _largest
-from decentral.compressors.topk import add_at, as_matrix, cut, largest, paste, regions
+from decentral.compressors.topk import (
+    _add_at_by_torch,
+    _largest_by_torch,
+    add_at,
+    as_matrix,
+    cut,
+    largest,
+    paste,
+    regions,
+)
 from decentral.errors import ConfigError, PayloadError
 
 SHAPES = [(), (1,), (5,), (16,), (17,), (4, 4), (5, 7), (8, 9), (1, 33), (33, 1), (2, 3, 5), (0,), (4, 0)]
@@ -156,7 +163,7 @@ class TestIndicesOfAPeer:
 
 
 class TestTheProcessorsWayAndTheDevices:
-    """`selection` is for the processor, `_largest` and `_add_at` for any device; both run here on the processor."""
+    """`largest` and `add_at` are for the processor, those by torch for any device; both run here on the processor."""
 
     @pytest.mark.parametrize("shape", [(4096,), (67, 131), (256, 192), (1, 5000)])
     @pytest.mark.parametrize("k", [1, 64, 300])
@@ -164,7 +171,9 @@ class TestTheProcessorsWayAndTheDevices:
         matrix = as_matrix(gaussian(*shape) * torch.logspace(-20, 20, shape[-1]))
         for region in regions(shape, 4096):
             kept = min(k, region.length)
-            for ours, theirs in zip(largest(matrix, region, kept), _largest(matrix, region, kept), strict=True):
+            for ours, theirs in zip(
+                largest(matrix, region, kept), _largest_by_torch(matrix, region, kept), strict=True
+            ):
                 assert torch.equal(ours, theirs)
 
     def test_add_the_same_bits(self):
@@ -173,7 +182,7 @@ class TestTheProcessorsWayAndTheDevices:
             index, value = largest(matrix, region, min(5, region.length))
             one, other = gaussian(67, 131) * 3, gaussian(67, 131) * 3
             add_at(one, region, index, value, -0.3)
-            _add_at(other, region, index, value, -0.3)
+            _add_at_by_torch(other, region, index, value, -0.3)
             assert torch.equal(one, other)
 
     def test_a_threshold_that_falls_or_rises_from_chunk_to_chunk_is_found(self):

@@ -164,7 +164,9 @@ def test_a_second_simulation_inside_of_one_is_refused():
 
 
 def test_the_names_that_virtual_time_and_its_tests_stand_on_are_there():
-    assert version("trio").startswith("0.35."), "look at tests/simulate/virtual before another trio is allowed"
+    assert version("trio").startswith("0.35."), (
+        "look at tests/simulate/under_trio.py and this file before another trio is allowed"
+    )
     assert scheduler._ALLOW_DETERMINISTIC_SCHEDULING in (False, True)  # Hypothesis sets it, too
     assert hasattr(scheduler._r, "random")
     assert "trio" in anyio._core._eventloop.loaded_backends

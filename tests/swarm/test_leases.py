@@ -35,7 +35,7 @@ def test_a_lease_counts_for_its_life_from_when_it_came():
 
 
 def test_who_is_live_is_one_mapping_until_somebody_comes_or_goes():
-    """Who looks several times a second takes the same mapping for the same company (`node.company`)."""
+    """Who looks several times a second takes the same mapping for the same company (`decentral.node.node.Company`)."""
     leases, (one, other, third) = table(), (PEERS[number] for number in range(3))
     leases.take(lease(one, 1), now=100.0)
     leases.take(lease(other, 1), now=100.0)

@@ -25,6 +25,7 @@ from decentral.tensors.ops import WIDTH, float32, rows_of, sum_of_lanes
 __all__ = [
     "ENOUGH_TO_CLIP",
     "LARGEST_NORM",
+    "MOST_PEERS",
     "NOTHING_LEARNT",
     "Aggregation",
     "Floats",

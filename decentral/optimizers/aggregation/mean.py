@@ -32,6 +32,7 @@ from decentral.tensors.threads import lumps, spread
 __all__ = [
     "OUTLIER",
     "AddBand",
+    "Adder",
     "Mean",
     "Open",
     "Seen",

@@ -86,7 +86,9 @@ def test_a_native_peer_dials_a_daemon_through_a_relay(daemons):
 
 def test_a_place_is_asked_for_again_when_the_relay_was_away(daemons, monkeypatch):
     identity = daemons.identity()
-    monkeypatch.setattr("decentral.transport.relay.reservations.LEAST_NBYTES", 0)  # what it carries is not the question here
+    monkeypatch.setattr(
+        "decentral.transport.relay.reservations.LEAST_NBYTES", 0
+    )  # what it carries is not the question here
 
     async def script():
         async with DaemonTransport(identity, listen=LOOPBACK, options=RELAYS) as relay:
