@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import plistlib
 import re
 import shutil
 import subprocess
@@ -22,7 +21,6 @@ import click
 
 from decentral.cli.options import as_json
 from decentral.errors import ConfigError, DiskError, UsageError
-from decentral.swarm.invite import Invite
 
 _name = click.option("--name", default="peer", show_default=True, help="What the service is called.")
 
@@ -132,6 +130,8 @@ def plan(root: click.Context, name: str, words: tuple[str, ...], here: Path) -> 
     assert command is not None
     values = command.make_context(words[0], list(words[1:]), parent=root).params
     if words[0] == "join":
+        from decentral.swarm.invite import Invite  # here: help texts need none of the wire
+
         Invite.parse(values["invite"])
     return ServicePlan(name, words, here, _writes(words[0], values, here))
 
@@ -239,6 +239,8 @@ def _specified(text: str) -> str:
 def agent(plan: ServicePlan) -> bytes:
     """For ``~/Library/LaunchAgents``."""
     log = str(plan.writes[0] / "service.log")
+    import plistlib
+
     return plistlib.dumps(
         {
             "Label": label(plan.name),
