@@ -80,7 +80,7 @@ def test_where_an_unexpected_error_came_from_is_written_to_the_run_directory(
     with pytest.raises(ValueError, match="odd") as raised:
         raise ValueError("odd")
     assert report_failure(raised.value, directory=tmp_path, traceback=False) == 1
-    assert "test_failure.py" in (tmp_path / TRACEBACK_FILE).read_text()
+    assert "test_group.py" in (tmp_path / TRACEBACK_FILE).read_text()
     assert capsys.readouterr().err == (
         f"error: unexpected ValueError: odd; its origin is in {tmp_path / TRACEBACK_FILE}\n"
     )

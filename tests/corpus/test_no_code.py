@@ -52,7 +52,7 @@ def test_nothing_in_the_package_unpickles_evaluates_or_runs_a_shell() -> None:
 
 def test_a_script_is_run_in_one_place_which_is_the_one_that_the_user_names_it_to() -> None:
     runs = [path.name for path in SOURCES if "runpy" in imports(ast.parse(path.read_text(encoding="utf-8")))]
-    assert runs == ["scripts.py"], "join --script"
+    assert runs == ["runs.py"], "join --script"
 
 
 def test_nothing_in_the_package_downloads() -> None:

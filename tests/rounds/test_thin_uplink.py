@@ -10,7 +10,7 @@ import torch
 
 from decentral.benchmarks.exchange import gather_bound
 from decentral.consensus.round_state import Fetch
-from decentral.dissemination import broadcast
+from decentral.dissemination import pull
 from decentral.dissemination.reassembly import PAUSE
 from decentral.flow.schedule import SECONDS
 from decentral.manifest import preset_manifest
@@ -120,7 +120,7 @@ def test_a_frame_is_not_asked_of_its_owner_while_that_one_s_push_stands_still(ru
     async def script(lab):
         await swarm_of(lab, [FAST] * 3)
         driver, owner, other = (member.node.driver for member in lab.members)
-        monkeypatch.setattr(broadcast, "fetch", fetch)
+        monkeypatch.setattr(pull, "fetch", fetch)
         wanted = Fetch(b"f" * 32, owner.me, (owner.me, other.me))
         with driver.frames.arrivals.push(owner.me):
             await driver.frames.fetcher.fetch(wanted, driver.head.round + 1)
