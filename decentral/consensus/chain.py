@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, reduce
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 from decentral.errors import PayloadError
@@ -29,6 +29,9 @@ from decentral.wire.messages import MAX_PEERS, Commit, FrameRef, Offer, Record, 
 NOTHING: Digest = bytes(32)  # in the place of a digest where there is none
 TYPICAL_TIMES = 2  # one contribution counts as at most so many typical ones: a claim of 1e18 tokens wins no fork
 MOST_TOKENS = 1 << 40  # per contribution, whatever is typical: sums stay far inside 64 bits
+
+
+Weight = tuple[int, int, int, Digest]  # of a head: tokens, outer steps, round, hash
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +51,9 @@ class Head:
     contributions: int = 0  # committed so far
 
     @property
-    def weight(self) -> tuple[int, int, int, Digest]:
-        """What decides between two branches: committed tokens; without any, outer steps; the rest breaks ties.
+    def weight(self) -> Weight:
+        """What decides between two branches that are equally legitimate (see ``rank_of``): committed tokens; without
+        any, outer steps; the rest breaks ties.
 
         It rises with every record, so a chain is always heavier than its own past.
         """
@@ -207,9 +211,26 @@ def leaders(head: Head) -> list[PeerId]:
     return sorted(head.members, key=lambda peer: hashlib.blake2b(salt + peer, digest_size=16).digest())
 
 
+LIARS_FROM = 4  # voters, of whom one may lie about what it accepted
+
+
 def majority(voters: Sequence[PeerId]) -> int:
     """The number of votes that any two quorums of ``voters`` cannot both have without sharing a peer."""
     return len(voters) // 2 + 1
+
+
+def enough_promises(voters: Sequence[PeerId]) -> int:
+    """Promises that share two peers with every majority, so that one who hides what it accepted hides nothing. Of three
+    or fewer that would be all of them, and one that is away would end the run: there a majority is enough.
+    """
+    return majority(voters) if len(voters) < LIARS_FROM else len(voters) + 2 - majority(voters)
+
+
+def is_refuted(voters: Sequence[PeerId], against: int) -> bool:
+    """Whether so many voters have accepted something else, or nothing, that no majority accepted it: one more than that
+    takes, as one of them may lie.
+    """
+    return len(voters) - against + (len(voters) >= LIARS_FROM) < majority(voters)
 
 
 # ---- whose votes count ----
@@ -254,6 +275,10 @@ class Voting:
     def drops_majority(self, record: Record) -> bool:
         """Whether ``record`` is made by the few who are left."""
         return not keeps_majority(self.committee(record), dropped_by(record))
+
+    def shrinks_to(self, head: Head, members: Collection[PeerId]) -> bool:
+        """Whether the record from ``head`` to these members was made by the few who were left."""
+        return not keeps_majority(self.committee(head), frozenset(head.members).difference(members))
 
     def leaders(self, head: Head) -> list[PeerId]:
         """The members in the order in which they lead the next round's ballots: the committee before the others."""
@@ -306,8 +331,10 @@ class Presence:
 
     me: PeerId
     voting: Voting
+    missed: frozenset[PeerId] = frozenset()  # nothing is heard of them now
     expired: frozenset[PeerId] = frozenset()  # lease ran out
     gone: frozenset[PeerId] = frozenset()  # lease ran out long enough ago to give the peer up
+    known: frozenset[PeerId] = frozenset()  # have a live lease, and answered where it says that they are
     leaving: set[PeerId] = field(default_factory=set)  # said goodbye
     unreachable: set[PeerId] = field(default_factory=set)  # the last send failed
 
@@ -324,18 +351,29 @@ class Presence:
         """Those whose votes are not waited for when too few others are left."""
         return self.gone | frozenset(self.leaving)
 
-    def next_members(self, head: Head, joiners: Iterable[PeerId]) -> tuple[PeerId, ...]:
-        """The membership that a record made now would set, sorted."""
-        away = {peer for peer in head.members if peer in self.leaving or peer in self.expired} - {self.me}
+    def next_members(
+        self, head: Head, joiners: Iterable[PeerId], disputed: Collection[PeerId] = ()
+    ) -> tuple[PeerId, ...]:
+        """The membership that a record made now would set, sorted; those ``disputed`` stay what they are."""
+        away = {peer for peer in head.members if peer in self.leaving or peer in self.expired} - {self.me, *disputed}
         if not keeps_majority(self.voting.committee(head), away):
             away &= self.given_up()  # no majority would be left: drop only those who left or are gone for good
         kept = set(head.members) - away
-        joined = sorted(peer for peer in {*joiners} - kept if self.present(peer))
+        joined = sorted(peer for peer in {*joiners} - kept - {*disputed} if self.present(peer))
         return tuple(sorted({*kept, *joined[: MAX_PEERS - len(kept)]}))  # a record names no more
 
-    def may_drop(self, record: Record) -> bool:
-        """Whether to vote for whom ``record`` drops: if no majority stays to vote, only when we gave them up, too."""
-        return not self.voting.drops_majority(record) or dropped_by(record) <= self.given_up()
+    def may_drop(self, record: Record, farewells: Collection[PeerId] = ()) -> bool:
+        """Whether this peer stands behind whom ``record`` drops, if no majority stays to vote: it gave them up itself,
+        or they said farewell. Of whom does not vote a few more may be dropped: nobody needs their word.
+        """
+        if not self.voting.drops_majority(record):
+            return True
+        voters = frozenset(self.voting.committee(record))
+        return dropped_by(record) & voters <= self.given_up() | frozenset(farewells) | {self.me}
+
+    def would_drop(self, record: Record, farewells: Collection[PeerId] = ()) -> frozenset[PeerId]:
+        """The members that ``record`` drops although this peer hears of them: it is one of those itself."""
+        return dropped_by(record) - self.missed - self.expired - self.leaving - frozenset(farewells)
 
     def is_majority_here(self, voters: tuple[PeerId, ...]) -> bool:
         """Whether those vote, rather than the few who are left."""
@@ -404,6 +442,22 @@ class History:
     def newest_of(self, places: Iterable[Place]) -> Head | None:
         """The first of ``places`` that the chain went through."""
         return next((head for place in places if (head := self.at(place)) is not None), None)
+
+    def since(self, shared: Head) -> list[Head]:
+        """The way from ``shared``, a head of this chain, to its newest, both included."""
+        return [shared, *(head for head in self._heads.values() if head.round > shared.round)]
+
+
+def rank_of(way: Sequence[Head], voting: Voting) -> tuple[Weight, ...]:
+    """What decides between the branches of a chain that parted at ``way[0]``: the greater tuple wins.
+
+    The weights at which a branch gave up a majority, one after the other, and last its own. So where the oldest fork is
+    between a record that a majority of the shared committee signed and one that was made by the few who were left, the
+    first wins, however heavy the other has become; where both are of the same kind, the heavier. A tuple of a total
+    order is one, and it rises with every record: docs/protocol.md, section 11.
+    """
+    parted = [one.weight for one, following in pairwise(way) if voting.shrinks_to(one, following.members)]
+    return (*parted, way[-1].weight)
 
 
 @dataclass(frozen=True, slots=True)

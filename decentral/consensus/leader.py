@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from decentral.consensus.paxos import Ballot, Partition, Planned, results_of
+from decentral.consensus.chain import enough_promises, majority
+from decentral.consensus.paxos import Ballot, Partition, Planned, check_promise, promise, results_of
 from decentral.consensus.round_state import RESEND_AFTER, RoundState, SendSlices, references
 from decentral.consensus.voter import Herald, Retrieval, Succession, Voter
 from decentral.errors import PayloadError
@@ -40,7 +41,7 @@ class Readiness:
         """Whether a leader is needed."""
         state = self._state
         carried_on = state.acceptor.accepted is not None or state.leading is not None or state.acceptor.promised > 0
-        return carried_on or self.frames_ready(usable, now) or self.membership_due()
+        return carried_on or self.frames_ready(usable, now) or self.membership_due(now)
 
     def frames_ready(self, usable: Sequence[PeerId], now: float) -> bool:
         """Whether it is worth it to commit what ``usable`` have offered, and nothing more is on its way."""
@@ -69,11 +70,11 @@ class Readiness:
         fits = waited_for and state.round.offers[peer].base == state.head.anchor
         return fits and now < state.round.offered_at[peer] + 2 * state.allowed((peer,))
 
-    def membership_due(self) -> bool:
+    def membership_due(self, now: float) -> bool:
         """Between rounds the membership may change by itself; with offers under way it rides along."""
         state = self._state
         waiting = not state.round.offers or len(state.head.members) < state.terms.min_peers
-        return waiting and state.next_members() != state.head.members
+        return waiting and state.next_members(now) != state.head.members
 
 
 # ---- the record to propose ----
@@ -91,19 +92,19 @@ class RecordBuilder:
         """The record to propose; None while it is too early, or while a reduce is under way."""
         state = self._state
         if not self._readiness.frames_ready(usable, now):
-            return self._record() if self._readiness.membership_due() else None
+            return self._record(now) if self._readiness.membership_due(now) else None
         if not state.reduces:
-            return self._record(frames=references(usable, state.round.offers))
+            return self._record(now, frames=references(usable, state.round.offers))
         return self._reduced_record(leading, usable, now)
 
-    def carried_on(self, bound: m.Record) -> m.Record:
+    def carried_on(self, bound: m.Record, now: float) -> m.Record:
         """A value that may be chosen. By the few who are left it must also say who was given up: were it chosen before,
         one of those would have voted for it; that peer re-syncs if it returns. So it is when those who were to vote on
         it were few, and are gone, while others are back whom it drops: nobody could vote for it as it is.
         """
         if self._state.presence.is_majority_here(self._state.terms.voting.voters_on(bound)):
             return bound
-        return replace(bound, next_members=self._state.next_members())
+        return replace(bound, next_members=self._state.next_members(now))
 
     def _reduced_record(self, leading: Ballot, usable: Sequence[PeerId], now: float) -> m.Record | None:
         """Plan the reduce, wait for every owner's result, re-plan without those who let it down."""
@@ -113,7 +114,7 @@ class RecordBuilder:
             frames = results_of(planned.plan, state.results)
             if frames is not None:
                 plan = planned.plan
-                return self._record(frames, plan.contributors, plan.partition, plan.number)
+                return self._record(now, frames, plan.contributors, plan.partition, plan.number)
             if not planned.failed(absent, state.patience(), now):
                 return None
         plan = self._plan(leading, usable, absent)
@@ -144,6 +145,7 @@ class RecordBuilder:
 
     def _record(
         self,
+        now: float,
         frames: tuple[m.FrameRef, ...] = (),
         contributors: tuple[m.FrameRef, ...] = (),
         partition: Partition = (),
@@ -151,8 +153,7 @@ class RecordBuilder:
     ) -> m.Record:
         state, head = self._state, self._state.head
         assert head.anchor is not None
-        last = bool(frames) and (head.outer_step + 1 >= state.terms.rounds or state.terms.clock.is_up)
-        return m.Record(
+        made = m.Record(
             run=head.run,
             epoch=head.epoch,
             round=head.round + 1,
@@ -165,10 +166,13 @@ class RecordBuilder:
             frames=frames,
             contributors=contributors,
             partition=partition,
-            next_members=state.next_members(),
-            final=last,
+            next_members=state.next_members(now),
+            final=False,
         )
+        return replace(made, final=state.ends_with(made, now))
 
+
+SHOWN_TO_ASK = 2  # promises that a leader shows to those that have not answered
 
 # ---- leading a ballot ----
 #
@@ -198,7 +202,7 @@ class Leader:
         leading = self._ballot_of_ours(now)
         if leading is None:
             return
-        if leading.prepared(state.voters):
+        if self._is_prepared(leading, now):
             if leading.proposal is None:
                 self._propose_something(leading, usable, now)
             self._resend(leading, now)
@@ -215,15 +219,35 @@ class Leader:
             state.leading = self._opened(ballot, now)
         return state.leading
 
+    def _is_prepared(self, leading: Ballot, now: float) -> bool:
+        """Whether as many promised as it takes. A majority is enough when this peer has waited for as long as the
+        others keep what it asked; until then so many that one may lie, and where a record is bound by nobody's word but
+        its proposer's, all who are there: else a leader that was silent in its own ballot has the next ones wait for
+        frames that nobody has.
+        """
+        state = self._state
+        if leading.ballot == 0 or leading.proposal is not None:
+            return True
+        voters = state.voters
+        if now >= leading.opened + state.patience():
+            return leading.prepared(voters, majority(voters))
+        silent = set(voters) - leading.promises.keys() - state.presence.leaving - {state.me}
+        if not any(map(state.presence.present, silent)):
+            return leading.prepared(voters, majority(voters))
+        bound = self._bound(leading)
+        alone = bound is not None and leading.stands_alone(
+            bound[1], state.leader_of(bound[0]), state.acceptor, state.me
+        )
+        return not alone and leading.prepared(voters, enough_promises(voters))
+
     def _opened(self, ballot: int, now: float) -> Ballot:
-        state, leading = self._state, Ballot(ballot, self._state.terms.voting, sent_at=now)
+        state, leading = self._state, Ballot(ballot, self._state.terms.voting, opened=now, sent_at=now)
         if ballot == 0:
             return leading
         promised = state.acceptor.promise(ballot)
         assert promised is not None, "the ballot in charge is never below the promised one"
         state.become(promised)
-        own = m.Promise(state.head.epoch, promised.round, ballot, promised.accepted_ballot, promised.accepted)
-        leading.promises[state.me] = own
+        leading.promises[state.me] = promise(promised, state.head.run, state.head.epoch, ballot, state.signer)
         state.broadcast(m.Prepare(state.head.epoch, promised.round, ballot))
         return leading
 
@@ -240,22 +264,36 @@ class Leader:
         own = self._state.acceptor
         return own.accepted if own.accepted_ballot == leading.ballot else None
 
-    def _bound_or_new(self, leading: Ballot, usable: list[PeerId], now: float) -> m.Record | None:
+    def _bound(self, leading: Ballot) -> tuple[int, m.Record] | None:
         state = self._state
         leading.farewells = state.farewells.votes(state.acceptor.round, but=state.presence.gone)
-        bound = leading.bound_value(state.acceptor)
-        return self._builder.new_record(leading, usable, now) if bound is None else self._builder.carried_on(bound)
+        return leading.bound_value(state.acceptor)
+
+    def _bound_or_new(self, leading: Ballot, usable: list[PeerId], now: float) -> m.Record | None:
+        bound = self._bound(leading)
+        if bound is None:
+            return self._builder.new_record(leading, usable, now)
+        return self._builder.carried_on(bound[1], now)
 
     def _propose(self, leading: Ballot, record: m.Record, now: float) -> None:
         """Accept our own proposal durably first: a leader that restarts proposes the same or nothing."""
         state = self._state
-        leading.proposal = m.Proposal(leading.ballot, record)
+        leading.proposal = self._shown(leading, record)
         leading.sent_at = now
         state.proposal = (state.me, leading.proposal)
         if state.acceptor.accepted_ballot == leading.ballot:  # restarted after voting: same record, same signature
             leading.votes[state.me] = self._voter.vote_for(leading.proposal).signature
         self._voter.vote(now)
         self._ask_for_votes(leading.proposal)
+
+    def _shown(self, leading: Ballot, record: m.Record) -> m.Proposal:
+        """The proposal of ``record``, with what others have signed that makes its changes right."""
+        state, asked = self._state, self._state.joiners
+        joined = [peer for peer in record.next_members if peer not in record.members and peer in asked]
+        requests = tuple(m.Asked(peer, (r := asked[peer]).round, r.digest, r.signature) for peer in joined)
+        promises = leading.shown(state.terms.voting.voters_on(record)) if leading.ballot else ()
+        bare = m.Proposal(leading.ballot, record, m.NO_SIGNATURE, promises, state.farewells.shown(record), requests)
+        return replace(bare, signature=self._voter.vote_for(bare).signature)
 
     def _ask_for_votes(self, proposal: m.Proposal, but: Iterable[PeerId] = ()) -> None:
         """Those of the committee, too, who are given up: one that is back says so by its answer."""
@@ -278,20 +316,30 @@ class Leader:
         elif leading.planned is not None:
             state.broadcast(leading.planned.plan)
         elif leading.ballot > 0:
-            prepare = m.Prepare(state.head.epoch, state.head.round + 1, leading.ballot)
-            state.broadcast(prepare, but=leading.promises)
+            self._ask_for_promises(leading)
+
+    def _ask_for_promises(self, leading: Ballot) -> None:
+        """Those that have not answered; with the answers of others, as two that ask are followed at once."""
+        state = self._state
+        shown = leading.shown([peer for peer in state.committee if peer != state.me])[:SHOWN_TO_ASK]
+        prepare = m.Prepare(state.head.epoch, state.head.round + 1, leading.ballot, shown)
+        state.broadcast(prepare, but=leading.promises)
 
     def take_promise(self, sender: PeerId, promise: m.Promise) -> None:
         """Count it if it answers the ballot that we lead. Raises PayloadError when it accepted what nobody may."""
         state, leading = self._state, self._state.leading
         if leading is None or promise.ballot != leading.ballot:
             return
+        check_promise(sender, promise, state.head.run, state.leader_of)
         if promise.accepted is not None:
             if not state.succeeds(promise.accepted, sender):
                 return
             state.check_acceptable(promise.accepted)
         self._answered(leading, sender)
+        first = leading.promises.keys() <= {state.me}
         leading.promises[sender] = promise
+        if first and sender in state.committee:
+            self._ask_for_promises(leading)
 
     def take_vote(self, sender: PeerId, vote: m.Vote) -> None:
         """Count it. Raises PayloadError when it is for another record or not signed by its sender."""
@@ -305,11 +353,11 @@ class Leader:
         self._answered(leading, sender)
         leading.votes[sender] = vote.signature
 
-    def take_missing(self, missing: m.Missing) -> None:
+    def take_missing(self, sender: PeerId, missing: m.Missing) -> None:
         """An owner's complaint about the plan that is being carried out."""
         leading = self._state.leading
         if leading is not None and leading.planned is not None:
-            leading.planned.blame(missing.plan, missing.peers)
+            leading.planned.blame(sender, missing.plan, missing.peers)
 
     def _answered(self, leading: Ballot, peer: PeerId) -> None:
         """A peer that answers a ballot opened after its farewell is back: it said that it would vote no more.

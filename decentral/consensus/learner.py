@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from decentral.consensus.chain import check_turn, dropped_by
+from decentral.consensus.chain import check_turn, contributions, dropped_by
+from decentral.consensus.paxos import check_farewell
 from decentral.consensus.round_state import FETCH_AFTER, RESEND_AFTER, CatchUpWith, Decide, RoundState
 from decentral.consensus.voter import Herald, Retrieval, Succession
 from decentral.errors import PayloadError
-from decentral.wire.keys import PeerId
-from decentral.wire.messages import MAX_PEERS, Behind, Commit, Farewell, JoinRequest, Offer
+from decentral.wire.keys import PeerId, peer_name, verify
+from decentral.wire.messages import MAX_PEERS, Behind, Commit, Farewell, JoinRequest, Offer, join_text
 
 # ---- peers that come, leave and are behind ----
 #
@@ -27,6 +28,8 @@ class Attendance:
         state = self._state
         state.is_back(sender)
         if sender not in state.head.members:
+            if not verify(sender, request.signature, join_text(state.head.run, request.round, request.digest)):
+                raise PayloadError(f"request to join by {peer_name(sender)} that it did not sign; drop it")
             state.joiners.pop(sender, None)
             state.joiners[sender] = request
             if len(state.joiners) > MAX_PEERS:  # who is there asks again
@@ -41,6 +44,10 @@ class Attendance:
             state.early.keep(sender, farewell, state.head.members)
             state.effects.append(CatchUpWith(sender))
             return
+        current = farewell.round == state.head.round + 1
+        check_farewell(sender, farewell, state.head.run, state.leader_of if current else None)
+        if farewell.round < state.last_active.get(sender, 0):
+            return  # it is older than what its sender has offered or voted for since
         if sender in state.head.members:
             if farewell.accepted is not None:
                 state.check_acceptable(farewell.accepted)
@@ -77,6 +84,7 @@ class Attendance:
         """What a commit that is decided tells of who is here."""
         state, record = self._state, commit.record
         self._note_who_never_sent(record.round)
+        self.note_who_was_active(commit)
         self._note_who_is_back(commit)
         self._note_shrink(commit)
         state.presence.leaving &= set(record.next_members)
@@ -89,6 +97,13 @@ class Attendance:
         for peer, offer in state.round.offers.items():
             if offer.frame not in state.held:
                 state.unsent.passed_over(peer, round_)
+
+    def note_who_was_active(self, commit: Commit) -> None:
+        """Its contributors and voters had not left when it was decided."""
+        state, record = self._state, commit.record
+        for peer in (*(ref.peer for ref in contributions(record)), *(peer for peer, _ in commit.certificate.votes)):
+            state.active(peer, record.round)
+        state.last_active = {peer: round_ for peer, round_ in state.last_active.items() if peer in record.next_members}
 
     def _note_who_is_back(self, commit: Commit) -> None:
         """A peer that voted in a round after its farewell came back meanwhile, though nothing it sent came here.
@@ -111,6 +126,8 @@ class Attendance:
 #
 # A record that a majority voted for is decided, once every frame that it names is here.
 
+PUT_BACK_AFTER = 12.0  # s, beside what its frames need: four requests to all who may have them
+MOST_PUT_BACK = 16  # of one round: more than one that a majority signed is somebody's invention
 RECENT = 256  # commits kept for peers that missed them or compare branches: 0.9 MB with 16 members
 
 
@@ -121,7 +138,7 @@ class Learner:
         self._state, self._retrieval, self._attendance = state, retrieval, attendance
         self._herald = Herald(state)
 
-    def take_commit(self, sender: PeerId, commit: Commit) -> None:
+    def take_commit(self, sender: PeerId, commit: Commit, now: float) -> None:
         """What somebody else says is decided. Raises PayloadError unless a majority signed it."""
         state, record = self._state, commit.record
         if record.round <= state.head.round or state.decided is not None:
@@ -129,11 +146,16 @@ class Learner:
         if record.round > state.head.round + 1:
             state.effects.append(CatchUpWith(sender))
             return
-        if state.succeeds(record, sender):
-            check_turn(record, state.terms.num_fragments)
-            state.terms.voting.check_certified(commit)
-            state.decided = (sender, commit)
+        if record.hash in state.put_back or not state.succeeds(record, sender):
+            return
+        check_turn(record, state.terms.num_fragments)
+        state.terms.voting.check_certified(commit)
+        if state.takes(commit):
+            self._decided(sender, commit, now)
             self._herald.pass_on(sender, commit)
+
+    def _decided(self, told_by: PeerId, commit: Commit, now: float) -> None:
+        self._state.decided, self._state.decided_since = (told_by, commit), now
 
     def count_farewells(self, now: float) -> None:
         """Those who left may have chosen a record before; it is decided once every named frame is here."""
@@ -144,11 +166,12 @@ class Learner:
         told = commit.certificate.votes[0][0]
         if state.succeeds(commit.record, told) and self._retrieval.all_held(commit.record, told, now):
             self._herald.announce_found(commit)
-            state.decided = (told, commit)
+            self._decided(told, commit, now)
 
     def finish(self, now: float) -> bool:
         """Decide once every named frame is here: a commit is never applied by half. Whether it was done."""
         state = self._state
+        self._take_up_again()
         if state.decided is None or state.head.anchor is None:
             return False
         sender, commit = state.decided
@@ -156,6 +179,7 @@ class Learner:
             state.decided = None
             return False
         if not self._retrieval.all_held(commit.record, sender, now):
+            self._put_back(now)
             return False
         state.effects.append(Decide(commit))
         self._keep(commit)
@@ -165,6 +189,27 @@ class Learner:
         state.restart(replace(state.head.extended(commit.record), anchor=None), now)
         state.history.add(state.head)
         return True
+
+    def _put_back(self, now: float) -> None:
+        """A commit whose frames nobody gives blocks nothing: a record that named one which is nowhere stalled a run for
+        ever, without a word. It is taken up again when they are here.
+        """
+        state = self._state
+        assert state.decided is not None
+        if now - state.decided_since > PUT_BACK_AFTER + 2 * state.allowed():
+            told_by, commit = state.decided
+            state.decided = None
+            if len(state.put_back) < MOST_PUT_BACK:
+                state.put_back[commit.record.hash] = told_by, commit
+
+    def _take_up_again(self) -> None:
+        state = self._state
+        if state.decided is not None:
+            return
+        for told_by, commit in state.put_back.values():
+            if all(ref.frame in state.held for ref in commit.record.frames):
+                state.decided = told_by, commit
+                return
 
     def _keep(self, commit: Commit) -> None:
         recent = self._state.recent
@@ -209,6 +254,7 @@ class Offers:
         if offer.nbytes > state.terms.largest:
             raise PayloadError(f"offer of {offer.nbytes} bytes, {state.terms.largest} are possible here; drop it")
         state.check_age((offer,))
+        state.active(sender, offer.round)
         if state.farewells.since(sender) < offer.round:  # one of the same round may be older than the farewell
             state.is_back(sender)  # to drop it would find no votes
         new = state.round.add(sender, offer, now)

@@ -21,7 +21,7 @@ from decentral.consensus.chain import Head, Past
 from decentral.consensus.leader import Leader
 from decentral.consensus.learner import RECENT, Attendance, Learner, Offers
 from decentral.consensus.paxos import Acceptor
-from decentral.consensus.round_state import FETCH_AFTER, CatchUpWith, Effect, RoundState, RoundTerms
+from decentral.consensus.round_state import FETCH_AFTER, CatchUpWith, Effect, Returning, RoundState, RoundTerms
 from decentral.consensus.voter import Retrieval, Succession, Voter
 from decentral.errors import PayloadError
 from decentral.wire import messages as m
@@ -46,7 +46,7 @@ class RoundMachine:
         self.state = state = RoundState(signer, head, terms, now, acceptor)
         retrieval, succession = Retrieval(state), Succession(state)
         self._attendance = Attendance(state)
-        self._offers = Offers(state, succession)
+        self._offers, self._succession = Offers(state, succession), succession
         self._voter = Voter(state, retrieval)
         self._leader = Leader(state, self._voter, retrieval, succession)
         self._learner = Learner(state, retrieval, self._attendance)
@@ -63,6 +63,8 @@ class RoundMachine:
             state.history.add(head)
         state.history.add(state.head)
         state.recent.update((commit.record.round, commit) for commit in past.commits[-RECENT:])
+        for commit in past.commits[-RECENT:]:
+            self._attendance.note_who_was_active(commit)
         state.held.update((frame.hash, frame.header) for frame in past.frames if frame.header.round > state.head.round)
 
     def offer(self, offer: m.Offer, now: float) -> list[Effect]:
@@ -89,18 +91,43 @@ class RoundMachine:
             case m.Behind():
                 self._attendance.take_behind(sender, message)
             case m.Commit():
-                self._learner.take_commit(sender, message)
-            case m.Offer() | m.ReducePlan() | m.Proposal() | m.Vote() | m.Prepare() | m.Promise() | m.Missing():
+                self._learner.take_commit(sender, message, now)
+            case (
+                m.Offer()
+                | m.ReducePlan()
+                | m.Proposal()
+                | m.Vote()
+                | m.Prepare()
+                | m.Promise()
+                | m.Missing()
+                | m.Refusal()
+            ):
                 self._take_round_message(sender, message, now)
         return self._progress(now)
 
-    def liveness(self, expired: frozenset[PeerId], gone: frozenset[PeerId], now: float) -> list[Effect]:
-        """Whose lease ran out, and whose did so long ago that the peer is given up."""
+    def liveness(
+        self,
+        expired: frozenset[PeerId],
+        gone: frozenset[PeerId],
+        now: float,
+        *,
+        missed: frozenset[PeerId] = frozenset(),
+        known: frozenset[PeerId] = frozenset(),
+    ) -> list[Effect]:
+        """Whose lease ran out, and whose did so long ago that the peer is given up. ``missed``: nothing is heard of
+        them now; ``known``: have a live lease.
+        """
         presence = self.state.presence
-        if (expired, gone) == (presence.expired, presence.gone):
+        if (expired, gone, missed, known) == (presence.expired, presence.gone, presence.missed, presence.known):
             return []  # as most often: the tick before it has done what there was to do
-        presence.expired, presence.gone = expired, gone
+        presence.expired, presence.gone, presence.missed, presence.known = expired, gone, missed, known
         return self._progress(now)
+
+    def came_back(self, now: float, *, excused: bool) -> None:
+        """This peer slept, was restarted, or left another branch: it votes again when it has heard all members, or
+        after a lease. ``excused``: it was away for so long that the others could give it up.
+        """
+        self.state.returning = Returning(now, now + self.state.terms.lease, excused=excused)
 
     def unreachable(self, peer: PeerId, now: float) -> list[Effect]:
         """A send to ``peer`` failed: do not wait for it until it speaks again."""
@@ -167,20 +194,31 @@ class RoundMachine:
             case m.Vote():
                 self._leader.take_vote(sender, message)
             case m.Missing():
-                self._leader.take_missing(message)
+                self._leader.take_missing(sender, message)
+            case m.Refusal():
+                self._voter.take_refusal(sender, message)
 
     def _progress(self, now: float) -> list[Effect]:
         """Do what can be done now; what is to be carried out."""
         state = self.state
+        self._look_whether_back(now)
         self._finish(now)
         if state.decided is None and state.head.anchor is not None and not state.head.final:
+            self._voter.answer_prepares(self._succession, now)
             self._voter.vote(now)
+            self._voter.end_refused(now)
             self._learner.count_farewells(now)
             if state.decided is None:
                 self._leader.lead(now)
             self._finish(now)
         effects, state.effects = state.effects, []
         return effects
+
+    def _look_whether_back(self, now: float) -> None:
+        state = self.state
+        others = (peer for peer in state.head.members if peer != state.me)
+        if state.returning is not None and state.returning.is_over(others, now):
+            state.returning = None
 
     def _finish(self, now: float) -> None:
         """Decide, if it is time, and take what was said too early of the round that is open then."""

@@ -7,18 +7,29 @@ that are given a ``RoundState``.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from decentral.consensus import chain
-from decentral.consensus.chain import VOTING, Branch, Head, History, Presence, Voting
-from decentral.consensus.paxos import PLANS_PER_BALLOT, Acceptor, Ballot, Farewells, Partition
+from decentral.consensus.chain import VOTING, Branch, Head, History, Place, Presence, Voting
+from decentral.consensus.paxos import (
+    PLANS_PER_BALLOT,
+    Acceptor,
+    Ballot,
+    Farewells,
+    Partition,
+    Refusals,
+    check_proposed,
+    shows_farewell,
+    shows_promise,
+)
 from decentral.consensus.timing import Deadline, Paces, Takes, Unsent, allowance, unmeasured
 from decentral.errors import PayloadError
 from decentral.wire import messages as m
 from decentral.wire.frames import FrameKind, Header, claims_of
-from decentral.wire.keys import Digest, PeerId, Signer, peer_name
+from decentral.wire.keys import Digest, PeerId, Signer, peer_name, verify
 
 # ---- offers and frames of the round ----
 #
@@ -227,16 +238,50 @@ Effect = Send | Persist | Fetch | SendSlices | Decide | CatchUpWith
 # By it one part of a peer tells all the others when the time is up.
 
 
+CLOCKS_DIFFER = 10.0  # s that the run may be younger here than where its end is proposed; a tenth of a short run
+
+
 @dataclass(slots=True)
 class RunClock:
     """Read by the round machine and by the training thread; told the run's age on the swarm's."""
 
     minutes: float | None = None  # None: the run ends by its rounds
     is_up: bool = False
+    _left: float = math.inf  # s
 
     def tell(self, age: float) -> None:
         """The run has lasted ``age`` seconds."""
-        self.is_up = self.minutes is not None and age >= 60 * self.minutes
+        if self.minutes is not None:
+            self._left = 60 * self.minutes - age
+            self.is_up = self._left <= 0
+
+    @property
+    def is_nearly_up(self) -> bool:
+        """Whether another peer may say that the time is up."""
+        return self.is_up or (self.minutes is not None and self._left <= min(CLOCKS_DIFFER, 6 * self.minutes))
+
+
+# ---- a peer that comes back ----
+#
+# It slept, was restarted, or was on another branch. What the others did meanwhile it hears from them, and not before
+# it has heard all of them, or has waited for as long as one that is here may be silent, does its vote count again: two
+# of three that woke together would else decide on a round which the third had decided long ago.
+
+
+class Returning:
+    """Until when this peer only listens. ``excused``: it was away for so long that the others could give it up."""
+
+    def __init__(self, since: float, until: float, *, excused: bool) -> None:
+        self.since, self.until, self.excused = since, until, excused
+        self._answered: set[PeerId] = set()
+
+    def answered(self, peer: PeerId) -> None:
+        """``peer`` said since where it stands, and that is where this peer stands."""
+        self._answered.add(peer)
+
+    def is_over(self, members: Iterable[PeerId], now: float) -> bool:
+        """Whether all ``members`` have, or waiting longer helps nobody."""
+        return now >= self.until or self._answered.issuperset(members)
 
 
 # ---- what every role stands on ----
@@ -244,6 +289,7 @@ class RunClock:
 # The chain's head, what was seen of the round, what is to be done.
 
 FETCH_AFTER = 1.0  # s a pushed frame may take before it is asked for: a fetch at once would send most frames twice
+MOST_UNKNOWN = 1  # newcomers that a record lets in of whom a voter has heard nothing
 RESEND_AFTER = 3.0  # s before a message without an answer is sent again
 
 
@@ -269,6 +315,7 @@ class RoundTerms:
     max_staleness: int = 0  # outer steps that a contribution may be older than one that is in time
     clock: RunClock = field(default_factory=RunClock)  # of a run that ends by time
     voting: Voting = VOTING
+    lease: float = 20.0  # s for which a peer counts as here after it said so
 
     @property
     def enough(self) -> int:
@@ -294,11 +341,15 @@ class RoundState:
         self.paces = Paces(terms.steps, overlaps=terms.overlaps)
         self.presence = Presence(self.me, terms.voting)
         self.farewells = Farewells(terms.voting)
+        self.refusals = Refusals()
+        self.last_active: dict[PeerId, int] = {}  # rounds in which members are known to have offered or voted
+        self.returning: Returning | None = None  # since this peer came back
         self.has_left = False  # and votes no more
         self.stands_at: dict[PeerId, int] = {}  # rounds that members said they have reached
         self.joiners: dict[PeerId, m.JoinRequest] = {}
         self.recent: OrderedDict[int, m.Commit] = OrderedDict()
         self.history = History(head)
+        self.followed: set[Digest] = set()  # records that give up peers, who follow them all the same
         self.given_up: frozenset[PeerId] = frozenset()  # dropped without a majority left, and not back
         self.held: dict[Digest, Header] = {}
         self.unsent = Unsent()
@@ -319,7 +370,13 @@ class RoundState:
         self.results: dict[tuple[int, int], m.FrameRef] = {}
         self.leading: Ballot | None = None
         self.proposal: tuple[PeerId, m.Proposal] | None = None
+        self.prepares: dict[PeerId, m.Prepare] = {}  # by leaders whose turn it is not yet
+        self.taken_early: dict[PeerId, int] = {}  # how many of each were promised before its turn
+        self.refused_ballot = -1  # the newest that cannot end in a decision, for its record is refused
+        self.refusals.forget_ballots()
         self.decided: tuple[PeerId, m.Commit] | None = None
+        self.decided_since = 0.0
+        self.put_back: dict[Digest, tuple[PeerId, m.Commit]] = {}  # decided, and their frames are nowhere
         self.stalled_since: float | None = None
         self.promised_since: tuple[int, float] | None = None  # the ballot that is promised, and since when
         self.planned_number = -1
@@ -377,7 +434,8 @@ class RoundState:
     @property
     def may_vote(self) -> bool:
         """Whether this peer's word counts in the ballots of the round."""
-        return not self.forgetful and not self.has_left and self.me in self.head.members
+        is_back = self.returning is None
+        return is_back and not self.forgetful and not self.has_left and self.me in self.head.members
 
     @property
     def reduces(self) -> bool:
@@ -393,9 +451,112 @@ class RoundState:
         """Whose promises and votes decide, as far as is known here who is given up."""
         return self.terms.voting.voters(self.head, self.presence.given_up())
 
-    def next_members(self) -> tuple[PeerId, ...]:
+    def next_members(self, now: float) -> tuple[PeerId, ...]:
         """The membership that a record made now would set."""
-        return self.presence.next_members(self.head, self.joiners)
+        disputed = {peer for peer in self.refusals.disputed(now) if peer is not None}
+        return self.presence.next_members(self.head, self.joiners, disputed)
+
+    def ends_with(self, record: m.Record, now: float) -> bool:
+        """Whether a record of ours with these frames is the run's last."""
+        is_up = self.terms.clock.is_up and None not in self.refusals.disputed(now)
+        return bool(record.frames) and (record.outer_step + 1 >= self.terms.rounds or is_up)
+
+    # ---- what a record changes, and whether this peer stands behind it ----
+
+    def takes(self, commit: m.Commit) -> bool:
+        """Whether a commit is learned as it was signed. One that gives up a majority is so only where this peer has
+        given up those peers itself, holds their farewells, or was away for so long that it cannot know.
+
+        Else one vote of one peer, which counts for a record that drops all the others, would end the run of them all.
+        """
+        if (self.returning is not None and self.returning.excused) or commit.record.hash in self.followed:
+            return True
+        return self.presence.may_drop(commit.record, self.farewelled(commit.farewells, commit.record))
+
+    def note_followers(self, commits: Sequence[m.Commit], places: Mapping[PeerId, Place]) -> None:
+        """Those whom a record of a chain gives up, and who stand on that chain themselves, do not ask that anybody
+        hold on to them. ``places``: where those who are here stand.
+        """
+        if len(self.followed) > chain.LENGTH:
+            self.followed.clear()  # they cost one vote each to make up
+        beyond = {(commit.record.round, commit.record.hash) for commit in commits}
+        for commit in commits:
+            record = commit.record
+            voters = self.terms.voting.committee(record)
+            there = {peer for peer, place in places.items() if place in beyond}
+            left_behind = chain.dropped_by(record).intersection(voters) - there - self.presence.given_up() - {self.me}
+            if self.terms.voting.drops_majority(record) and not left_behind:
+                self.followed.add(record.hash)
+            beyond.discard((record.round, record.hash))  # who stands there has not taken those after it
+
+    def farewelled(self, shown: Iterable[m.Shown], record: m.Record) -> frozenset[PeerId]:
+        """Members that said farewell, as it is shown, and have neither offered nor voted since."""
+        return frozenset(
+            one.peer
+            for one in shown
+            if self.last_active.get(one.peer, 0) <= one.round <= record.round and shows_farewell(one, record.run)
+        )
+
+    def objections(self, proposal: m.Proposal) -> tuple[frozenset[PeerId], bool]:
+        """Whom a proposed record drops or lets in without reason, as far as this peer can tell; and whether it ends the
+        run without one, or does not although it should.
+        """
+        record = proposal.record
+        said = self.farewelled(proposal.farewells, record)
+        wrong = self.presence.would_drop(record, said)
+        if not self.presence.may_drop(record, said):
+            wrong |= chain.dropped_by(record) - self.presence.given_up() - said
+        joined = frozenset(record.next_members).difference(record.members)
+        wrong |= joined - self.joiners.keys() - self._shown_to_ask(proposal)
+        return wrong, not self._ends_as_agreed(record)
+
+    def _shown_to_ask(self, proposal: m.Proposal) -> frozenset[PeerId]:
+        """Newcomers whose signed requests the leader shows, and whose lease is here; and one of whom nothing is here,
+        for it may reach nobody but the leader. More would be as many as a leader cares to make up.
+        """
+        run, known = proposal.record.run, self.presence.known
+        asked = {
+            one.peer
+            for one in proposal.requests
+            if verify(one.peer, one.signature, m.join_text(run, one.round, one.digest))
+        }
+        unknown = asked - known - self.joiners.keys() - set(proposal.record.members)
+        return frozenset(asked if len(unknown) <= MOST_UNKNOWN else asked & known)
+
+    def _ends_as_agreed(self, record: m.Record) -> bool:
+        by_rounds = chain.moves_anchor(record) and record.outer_step + 1 >= self.terms.rounds
+        if not record.final:
+            return not by_rounds
+        return by_rounds or (chain.moves_anchor(record) and self.terms.clock.is_nearly_up)
+
+    def is_carried_on(self, proposal: m.Proposal) -> bool:
+        """Whether its leader shows that it is bound to the record: a majority has promised its ballot, so many of them
+        have accepted the record that it may be chosen, and not only who proposed it says so.
+
+        Then it is voted for as it stands. It may have been chosen when its changes were right, and a voter that asks
+        again would find that whom it drops is back. The word of who proposed it is enough where all others who might
+        know better are given up.
+        """
+        record, run = proposal.record, proposal.record.run
+        if not self.presence.may_drop(record, self.farewelled(proposal.farewells, record)):
+            return False  # of the few who are left each has to stand behind that
+        voters = self.terms.voting.voters_on(record)
+        shown = [one for one in proposal.promises if one.peer in voters and one.epoch == record.epoch]
+        shown = [one for one in shown if one.round == record.round and shows_promise(one, run, proposal.ballot)]
+        for_it = [one for one in shown if one.accepted == record.hash]
+        if len(shown) < chain.majority(voters) or chain.is_refuted(voters, len(shown) - len(for_it)) or not for_it:
+            return False
+        if len(for_it) > 1 or self.leader_of(for_it[0].accepted_ballot) != for_it[0].peer:
+            return True
+        return set(voters) - {one.peer for one in shown} <= self.presence.given_up()
+
+    def check_proposed(self, proposal: m.Proposal) -> None:
+        """Raise PayloadError unless the leader of its ballot signed it."""
+        check_proposed(proposal.record, proposal.ballot, proposal.signature, self.leader_of)
+
+    def active(self, peer: PeerId, round_: int) -> None:
+        """``peer`` offered or voted in a round: what it said of its leaving before is void."""
+        self.last_active[peer] = max(round_, self.last_active.get(peer, 0))
 
     def succeeds(self, record: m.Record, sender: PeerId) -> bool:
         """Whether ``record`` continues our chain; if not, one of us is on another branch and the shell compares."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol, TypeVar, TypeVarTuple
@@ -68,6 +69,17 @@ class Repeats:
             wait = self._first if before is None else min(self._longest, 2 * before.wait)
             self._told[peer] = _Told(now + wait, wait)
         return now_due
+
+
+# ---- a clock that goes on while the machine sleeps ----
+
+
+def seconds_asleep_or_not() -> float:
+    """Seconds since some moment, those included in which the machine was suspended, where the system tells them: the
+    monotonic clock of Linux stands still in a suspend, and a laptop that was shut all night would know of none.
+    """
+    boot = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if boot is None else time.clock_gettime(boot)
 
 
 # ---- threads for heavy work ----

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,7 +33,7 @@ from decentral.state.journal import AcceptorFile, Journal
 from decentral.state.tensor_file import Whole, as_it_is
 from decentral.wire.frames import HEADER_NBYTES, Frame, parse
 from decentral.wire.keys import PeerId
-from decentral.wire.messages import Commit, Record, decode, encode
+from decentral.wire.messages import Commit, Record, decode_kept, encode
 
 KEPT_CHECKPOINTS = 3
 FRAMES_AT_HAND = 1 << 28  # bytes of frames that a restarted peer reads for those behind it
@@ -55,8 +56,12 @@ class DurableStore:
     def __init__(self, out: Path, *, disk: Disk = DISK) -> None:
         """Open or create. Raises DiskError."""
         self._disk, self._out = disk, out
+        kept = (out / name for name in ("journal", "acceptor", "checkpoints", "adopted"))
+        # Before the journal is opened, which may shorten it.
+        self._written = max((path.stat().st_mtime for path in kept if path.exists()), default=None)
         self.checkpoints = out / "checkpoints"
         self.adopted = out / "adopted"
+        self.aside = out / "aside"
         self.frames = out / "frames"
         self.journal = Journal(out / "journal", disk)
         self.acceptor = AcceptorFile(out / "acceptor", disk)
@@ -70,7 +75,11 @@ class DurableStore:
 
     def ledger(self) -> Ledger:
         """What the driver writes through."""
-        return Ledger(self.append, self.acceptor.write, self.keep, self.adopt, self.swap_begins)
+        return Ledger(self.append, self.acceptor.write, self.keep, self.adopt, self.swap_begins, self.set_aside)
+
+    def away(self, wall: Callable[[], float] = time.time) -> float:
+        """Seconds of the wall's clock since an earlier process wrote here what it decided; 0 where it went back."""
+        return 0.0 if self._written is None else max(0.0, wall() - self._written)
 
     def keep(self, record: Record, frames: Sequence[bytes]) -> None:
         """Make the frames of a record durable. Those of a vote are not written again for its commit."""
@@ -112,6 +121,10 @@ class DurableStore:
     def adopt(self, head: Head, tensors: Mapping[str, Tensor]) -> None:
         """Make a snapshot durable that is about to be used; the next checkpoint replaces it."""
         save(self.adopted, f"round-{head.outer_step:06d}", tensors, {"head": head.to_dict()}, self._disk)
+
+    def set_aside(self, head: Head, tensors: Mapping[str, Tensor]) -> None:
+        """Keep what this peer had, before it takes over a state that it cannot check; one of them at a time."""
+        save(self.aside, f"round-{head.outer_step:06d}", tensors, {"head": head.to_dict()}, self._disk, keep=1)
 
     def swap_begins(self) -> None:
         """Make it durable that a partner may soon hold what the newest checkpoint owes."""
@@ -285,6 +298,4 @@ def _live_part(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _commit(body: bytes) -> Commit:
-    commit = decode(body)
-    assert isinstance(commit, Commit)
-    return commit
+    return decode_kept(body)

@@ -82,6 +82,7 @@ class Start:
     head: Head | None = None  # resumed from a checkpoint
     acceptor: Acceptor | None = None  # the last vote: also without a checkpoint it must not be given twice
     age: float = 0.0  # s the run has lasted already
+    away: float = 0.0  # s since the head below was made durable here
     gossip_step: int = 0
     folder: Path | None = None  # for the chunks of a snapshot that is being fetched
     join_timeout: float | None = None  # s to look for anybody when it has no model yet
@@ -108,11 +109,12 @@ class Node:
         grain: Grain = USUAL_GRAIN,
         voting: Voting = VOTING,
         readings: Readings | None = None,
+        clock: Callable[[], float] = anyio.current_time,
     ) -> None:
         """``on_figures`` is told what rounds say of the swarm; ``uplink`` tells the bytes per second that this peer was
         seen to send, for its lease; ``private`` that others reach it through relays only; ``admission`` who may ask for
         the terms, where the run admits by token; ``grain`` how finely a reduce is cut; ``voting`` whose votes
-        count, the same for all; ``readings`` is of a simulation.
+        count, the same for all; ``readings`` is of a simulation; ``clock`` counts seconds in which the machine sleeps.
         """
         manifest = start.manifest
         self.manifest, self.transport, self.signer = manifest, transport, signer
@@ -157,9 +159,12 @@ class Node:
             lease=manifest.swarm.lease,
             shrink_after=manifest.swarm.shrink_after,
             lines_of=uplinks.lines_of,
+            clock=clock,
         )
         listeners = Listeners(on_update=on_update, on_event=on_event, on_figures=on_figures)
         self.driver = Driver(parts, swarm, listeners)
+        self.driver.away = start.away
+        self._now = clock
         self.paths = Paths(transport)
         self.catch_up = CatchUp(self.driver, start.folder)
         self.gossip = None if partners is None else Gossip(self.driver, partners)
@@ -185,8 +190,8 @@ class Node:
     def age(self) -> float:
         """Seconds since the run began, wherever that was; it has not, while its first peers wait for others."""
         if self.waits and not self.outer_steps:
-            self._began = anyio.current_time()
-        return anyio.current_time() - self._began
+            self._began = self._now()
+        return self._now() - self._began
 
     def ways_to_others(self) -> tuple[str, ...]:
         """Addresses by which this peer can come back to its run: of those it knows, else of those it came by."""
@@ -194,7 +199,7 @@ class Node:
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Take part until cancelled. Raises ManifestMismatch, VersionError or NoPeersError while joining."""
-        self._began = anyio.current_time() - self.start.age
+        self._began = self._now() - self.start.age - self.start.away
         async with anyio.create_task_group() as group:
             group.start_soon(self.directory.run)
             self.directory.add_bootstrap(self.start.bootstrap)
@@ -264,7 +269,7 @@ class Node:
         hello = await ask_hello(self.transport, peer, self.admission)
         check_terms(self.manifest, self.start.schema, hello)
         self.state = "syncing"
-        self._began = anyio.current_time() - hello.age
+        self._began = self._now() - hello.age
         fetched = await self.catch_up.snapshots.fetch(peer)
         self.replica.take_over(await self.driver.state.offload(self.replica.read, fetched.tensors))
         self.driver.begin_at(fetched.head, self.start.acceptor)
@@ -389,6 +394,7 @@ def make_terms(
         states=lambda outer_step: 0 if gossips else len(replica.due(outer_step)) - 1,
         clock=clock,
         voting=voting,
+        lease=swarm.lease,
     )
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from decentral.consensus.chain import Head
+from decentral.flow.waiting import seconds_asleep_or_not
 from decentral.node.durable_store import Resumed
 from decentral.node.folder import keep_terms, keep_token
 from decentral.node.node import Node, Start, throttled
@@ -126,7 +127,7 @@ class Startup:
         kept_whole = found.head.final and not found.adopted and bool(memory.get("over"))
         ended = found.head.final and found.adopted
         self._part.was_over = kept_whole or ended or store.leads_to_the_end(found.head)
-        common |= {"age": float(memory["age"]), "gossip_step": int(memory["gossip_step"])}
+        common |= {"age": float(memory["age"]), "gossip_step": int(memory["gossip_step"]), "away": store.away()}
         return Start(founder=False, head=found.head, bootstrap=self._ways, **common), kept_whole
 
     # ---- the swarm ----
@@ -172,6 +173,7 @@ class Startup:
                 daily_upload=self._daily_upload,
                 private=part.network.is_private,
                 admission=admission,
+                clock=seconds_asleep_or_not,
             )
             self._take_up(start, node)
             return node

@@ -8,21 +8,24 @@ anything is touched. `Donor` is the other side.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
 
 from decentral.consensus.chain import LENGTH as LONGEST
-from decentral.consensus.chain import Branch, Head, Place, Rules, checked_branch
+from decentral.consensus.chain import Branch, Head, Place, Rules, checked_branch, dropped_by, rank_of
 from decentral.errors import DecentralError, PayloadError, TransportError
 from decentral.rounds.driver import Driver
 from decentral.rounds.local_state import tell_unexpected
 from decentral.rounds.snapshots import CHAIN, CHAIN_LIMIT, LENGTH, SHARED, TIMEOUT, WHERE, Donor, SnapshotFetch
+from decentral.state.snapshot import SnapshotIndex
 from decentral.transport.requests import request
 from decentral.wire.frames import HEADER_NBYTES
-from decentral.wire.keys import PeerId
+from decentral.wire.keys import Digest, PeerId, peer_name
 from decentral.wire.messages import Commit, FrameRef, decode
 
 ASKED = 4  # other peers asked for the missed commits before a snapshot is fetched
@@ -71,13 +74,21 @@ class CatchUp:
             missed = await self._missed(holder, head)
             lied = lied or (holder == peer and missed is None)
             if missed:
-                if self.is_cheap(missed) and await self.replayed(holder, missed):
+                if not self.state.machine.state.takes(missed[0]):
+                    self._tell_refused(holder, missed[0])
+                elif self.is_cheap(missed) and await self.replayed(holder, missed):
                     self.state.catch_up.drop()
                 else:  # of this one's chain it is known that it goes on from ours
-                    await self._adopt_if_heavier(holder)
+                    await self._adopt_if_better(holder)
                 return
         if not lied:
-            await self._adopt_if_heavier(peer)
+            await self._adopt_if_better(peer)
+
+    def _tell_refused(self, peer: PeerId, commit: Commit) -> None:
+        """A record gives up peers that are here: nobody who hears them takes it."""
+        self.driver.watch.parted(peer)
+        dropped = [peer_name(one) for one in sorted(dropped_by(commit.record))]
+        self.state.on_event("refused", {"round": commit.record.round, "peer": peer_name(peer), "gives_up": dropped})
 
     def _others(self, peer: PeerId, head: Head) -> list[PeerId]:
         """Whom to ask besides ``peer``: those that say they are ahead before others, and members before newcomers."""
@@ -96,6 +107,7 @@ class CatchUp:
             if answer.shared is None or answer.shared.hash != head.hash:
                 return ()
             self._rules.last(answer.shared, answer.commits)
+            self._note_followers(answer.commits)
         except PayloadError as error:
             self.state.on_event("catch_up_failed", {"why": str(error)})
             return None
@@ -134,6 +146,9 @@ class CatchUp:
                 continue  # it came from its leader while this peer asked for it
             if not await self._fetch_frames(holder, commit):
                 return False
+            if not self.state.machine.state.takes(commit):
+                self._tell_refused(holder, commit)
+                return True  # as far as this peer goes with it
             await self.driver.frames.feed(holder, commit)
         return True
 
@@ -162,18 +177,29 @@ class CatchUp:
                 group.start_soon(fetch, turn, ref)
         return all(ref.frame in state.store for ref in record.frames)
 
-    async def _adopt_if_heavier(self, peer: PeerId) -> None:
-        """Compare before a byte of state is fetched; adopt what is heavier and hangs together."""
+    async def _adopt_if_better(self, peer: PeerId) -> None:
+        """Compare before a byte of state is fetched; adopt the branch that ranks higher and hangs together."""
         index, head = await self.snapshots.index(peer)
-        if head.weight <= self.state.head.weight:
-            return
+        if self.state.machine.state.history.at((head.round, head.hash)) is not None:
+            return  # it is behind, on our chain
         branch = await self._branch_to(peer, head)
-        if branch.shared is None and peer not in self.state.head.members and self._most_stand_here():
-            raise PayloadError(
-                "nobody can check its chain, it is no member, and most members stand on ours; ask another"
-            )
+        if branch.shared is None:
+            named = await self._named_by_most(peer)
+            if named is None:
+                self.driver.watch.parted(peer)
+                return
+            peer, index, head = named
+        elif not self._ranks_higher(branch):
+            self.driver.watch.parted(peer)
+            return
         tensors = {} if self.state.gossips else (await self.snapshots.tensors(peer, index, head)).tensors
         await self.driver.adoption.adopt(head, tensors, branch)
+
+    def _ranks_higher(self, branch: Branch) -> bool:
+        state = self.state.machine.state
+        assert branch.shared is not None
+        ours = rank_of(state.history.since(branch.shared), state.terms.voting)
+        return rank_of((branch.shared, *branch.heads), state.terms.voting) > ours
 
     async def _branch_to(self, peer: PeerId, claimed: Head) -> Branch:
         """The way from our chain to ``claimed``, checked. Unknown when it left ours longer ago than peers remember."""
@@ -182,6 +208,7 @@ class CatchUp:
         if shared is None or not answer.commits:
             return Branch(None)
         commits, head = list(answer.commits), self._rules.last(shared, answer.commits)
+        self._check_taken(peer, shared, commits)
         while answer.commits and head.round < claimed.round:  # an answer holds only so many bytes
             if len(commits) > LONGEST:
                 raise PayloadError(f"its chain goes on after {len(commits)} commits, more than peers keep; ask another")
@@ -190,11 +217,72 @@ class CatchUp:
             commits += answer.commits
         return checked_branch(self.state.machine.state.history, shared, commits, claimed, self._rules)
 
-    def _most_stand_here(self) -> bool:
-        """Whether more than half of the other members that are here say that they stand on its chain."""
-        history, members = self.state.machine.state.history, self.state.head.members
-        fellows = [lease for peer, lease in self.directory.live().items() if peer in members]
-        return 2 * sum(history.at((one.round, one.digest)) is not None for one in fellows) > len(fellows)
+    def _note_followers(self, commits: Sequence[Commit]) -> None:
+        places = {peer: (lease.round, lease.digest) for peer, lease in self.directory.live().items()}
+        self.state.machine.state.note_followers(commits, places)
+
+    def _check_taken(self, peer: PeerId, shared: Head, commits: Sequence[Commit]) -> None:
+        """Raise PayloadError where they go on from our own head by giving up peers that are here."""
+        self._note_followers(commits)
+        if shared.hash == self.state.head.hash and not self.state.machine.state.takes(commits[0]):
+            self._tell_refused(peer, commits[0])
+            raise PayloadError("its chain goes on without peers that are here; ask another")
+
+    # ---- a head that no record leads to ----
+    #
+    # Who was away for longer than peers remember commits, or was cut off for as long, cannot check how the chain went
+    # on. Then it takes the word of those it knows: of the members of its head, and of those who were given up on the
+    # way there, half or more of all that answer, itself included, and a heavier chain. All of the state is
+    # named by them, the outer state too, which no anchor's digest covers. What this peer had is kept aside.
+
+    async def _named_by_most(self, first: PeerId) -> tuple[PeerId, SnapshotIndex, Head] | None:
+        """A donor, and what it can give, that most members here stand behind; None: they do not."""
+        said = await self._ask_indices(self._electors(first))
+        groups: dict[tuple[Digest, Digest], list[PeerId]] = defaultdict(list)
+        for peer, (index, head) in said.items():
+            groups[head.hash, b"" if self.state.gossips else index.digest].append(peer)
+        if not groups:
+            return None
+        name, group = max(groups.items(), key=lambda found: (len(found[1]), said[found[1][0]][1].weight))
+        index, head = said[group[0]]
+        if head.weight <= self.state.head.weight or (len(said) > 1 and len(group) < 2 and not self.state.gossips):
+            return None
+        ahead = [peer for peer, (_, other) in said.items() if other.hash != name[0]]
+        behind = [await self._has_passed(peer, head) for peer in ahead]
+        if 2 * (len(group) + sum(behind)) < len(said) + 1:
+            raise PayloadError(
+                "nobody can check its chain, and most members that answer do not stand behind it; ask another"
+            )
+        asked: dict[str, object] = {"round": head.round, "asked": len(said), "named": len(group) + sum(behind)}
+        self.state.on_event("unchecked", asked)
+        return (first if first in group else group[0]), index, head
+
+    def _electors(self, first: PeerId) -> list[PeerId]:
+        """Those here of whom this peer knows that they belong to the run; who speaks of itself, where none is."""
+        known = {*self.state.head.members, *self.state.machine.state.given_up}
+        found = [peer for peer in self.directory.live() if peer in known]
+        return found or [first]
+
+    async def _ask_indices(self, peers: Sequence[PeerId]) -> dict[PeerId, tuple[SnapshotIndex, Head]]:
+        """What each can give now; asked of all at once, so that few rounds pass in between."""
+        said: dict[PeerId, tuple[SnapshotIndex, Head]] = {}
+
+        async def ask(peer: PeerId) -> None:
+            with suppress(TransportError, PayloadError):
+                said[peer] = await self.snapshots.index(peer)
+
+        async with anyio.create_task_group() as group:
+            for peer in peers:
+                group.start_soon(ask, peer)
+        return said
+
+    async def _has_passed(self, peer: PeerId, head: Head) -> bool:
+        """Whether the chain of ``peer`` went through ``head``."""
+        with suppress(TransportError, PayloadError):
+            place = WHERE.pack(head.round, head.hash)
+            data = await request(self.transport, peer, CHAIN, place, limit=CHAIN_LIMIT, timeout=TIMEOUT)
+            return len(data) >= SHARED.size and SHARED.unpack_from(data)[0] == head.round
+        return False
 
 
 def split_commits(answer: bytes) -> list[Commit]:

@@ -11,7 +11,7 @@ import anyio
 import torch
 from torch import Tensor
 
-from decentral.consensus.chain import Branch, Head, contributions, moves_anchor
+from decentral.consensus.chain import Branch, Head, contributions, moves_anchor, rank_of
 from decentral.replica.contribution import Contribution, Owed, forgotten
 from decentral.replica.replica import OWED, Loaded, OuterStep, Replica, owed_after
 from decentral.rounds.frame_io import FrameIO
@@ -201,8 +201,10 @@ class Adoption:
         """
         state = self.state
         async with self.steps.lock:
-            if head.weight <= state.head.weight:
+            if not self._is_still_better(head, branch):
                 return  # ours grew meanwhile
+            if branch.shared is None and state.head.anchor is not None:
+                await state.offload(state.ledger.set_aside, state.head, self._all_of_ours())
             owed = await state.offload(self._owed, branch)
             taken = {} if state.gossips else self._taken(branch)
             was, book = list(state.replica.feedback), partial(self._book_after, branch, taken)
@@ -218,12 +220,25 @@ class Adoption:
                 state.replica.feedback[f] = books[f] if own is was[f] else book(f, own)
             self._tell_adopted(head, branch, owed)
             state.pending, state.inherits = None, False
+            heals = branch.shared is None or branch.shared.hash != state.head.hash
             state.machine.state.switch(head, branch, anyio.current_time())
+            if heals:
+                state.machine.came_back(anyio.current_time(), excused=False)
             self.frames.tidy(head.round)
             for move in moves or [self._no_move(head)]:
                 state.on_update(replace(move, anchor=state.replica.digest))
             if not state.machine.state.forgetful:
                 await state.offload(state.ledger.save_acceptor, state.machine.state.acceptor.to_bytes())
+
+    def _is_still_better(self, head: Head, branch: Branch) -> bool:
+        machine = self.state.machine.state
+        if branch.shared is None:
+            return head.weight > self.state.head.weight
+        way = (branch.shared, *(branch.heads or (head,)))
+        return rank_of(way, machine.terms.voting) > rank_of(machine.history.since(branch.shared), machine.terms.voting)
+
+    def _all_of_ours(self) -> dict[str, Tensor]:
+        return {**self.replica.shared_tensors(), **self.replica.own_tensors()}
 
     def _take_over(self, loaded: Loaded | None) -> None:
         """What a snapshot holds; it has nothing of what this peer owes."""

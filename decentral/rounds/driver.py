@@ -30,7 +30,7 @@ from decentral.rounds.peer_watch import PeerWatch
 from decentral.rounds.reducing import Reducer
 from decentral.wire.frames import FrameKind
 from decentral.wire.keys import Digest, PeerId, peer_name
-from decentral.wire.messages import Behind, Commit, JoinRequest, Record
+from decentral.wire.messages import Behind, Commit, JoinRequest, Record, join_text
 
 JOIN_EVERY = 1.0  # s until a peer is asked for the second time to let this one in; then twice as long each time
 JOIN_LONGEST = 8.0  # s between requests to the same peer: who begins to lead must know of this one in a round or two
@@ -56,6 +56,7 @@ class Driver:
         self._judged = -math.inf  # when both were made last
         self._requests = Repeats(JOIN_EVERY, JOIN_LONGEST)
         self.stopping = False
+        self.away = 0.0  # s since this peer's disk was written last, where it begins from that
 
     @property
     def me(self) -> PeerId:
@@ -94,6 +95,8 @@ class Driver:
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Take part until cancelled."""
         self.state.begin(anyio.current_time())
+        if self.state.resumed:
+            self.awake_after(self.away)
         try:
             async with anyio.create_task_group() as group:
                 self.state.tasks.begin(group)
@@ -121,7 +124,15 @@ class Driver:
     async def _look_around(self, now: float) -> None:
         """What goes by leases, which change in seconds: at every tick, ticks were 29 % of a simulation of 64 peers."""
         state = self.state
-        await self.steps.take(lambda now: state.machine.liveness(*self.watch.absent(now), now))
+        if slept := self.watch.slept(now):
+            self.awake_after(slept)
+        self.watch.look_who_answers(now)
+        seen = self.watch.absent(now)
+        await self.steps.take(
+            lambda now: state.machine.liveness(
+                seen.expired, seen.gone, now, missed=seen.missed, known=frozenset(self.swarm.directory.live())
+            )
+        )
         if now - self._judged >= JUDGE_EVERY:
             self._judged = now
             self.allowed = state.machine.state.allowed()
@@ -129,13 +140,19 @@ class Driver:
         self.watch.look_for_other_chains(now)
         self.watch.look_who_remembers(now)
 
+    def awake_after(self, away: float) -> None:
+        """This peer was away for so many seconds: asleep, or down. It listens before it votes again."""
+        excused = away > self.swarm.shrink_after
+        self.machine.came_back(anyio.current_time(), excused=excused)
+        self.state.on_event("awake", {"away": round(away, 1), "round": self.head.round})
+
     def _is_outside(self) -> bool:
         return not self.state.is_member and not self.stopping and self.state.head.anchor is not None
 
     def _ask_to_be_let_in(self, now: float) -> None:
         head = self.state.head
         self.swarm.directory.greet(head.members)
-        request = JoinRequest(head.round, head.hash)
+        request = self._request(head)
         for peer in self._requests.due(request, self.swarm.directory.live(), now):
             self.state.tasks.spawn(self.frames.send, peer, request)
 
@@ -192,7 +209,11 @@ class Driver:
         self.machine.stay()
         for peer in self.head.members:
             if peer != self.me:
-                self.state.tasks.spawn(self.frames.send, peer, JoinRequest(self.head.round, self.head.hash))
+                self.state.tasks.spawn(self.frames.send, peer, self._request(self.head))
+
+    def _request(self, head: Head) -> JoinRequest:
+        signature = self.state.signer.sign(join_text(head.run, head.round, head.hash))
+        return JoinRequest(head.round, head.hash, signature)
 
     def _takes(self, contribution: Contribution, head: Head) -> bool:
         open_ = head.anchor is not None and not head.final and self.me in head.members and self.pending is None

@@ -64,6 +64,7 @@ class SwarmAccess:
     lease: float  # s
     shrink_after: float  # s
     lines_of: LinesOf = all_equal  # what peers can send, as far as is known
+    clock: Callable[[], float] = anyio.current_time  # s; goes on while the machine sleeps, where there is one that does
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +94,7 @@ class LocalState:
         self.outbox = Outbox(parts.replica.codec, parts.reserve)
         self.pending: Contribution | None = None
         self.contributed = 0
+        self.resumed = False  # whether it begins where a previous incarnation stood
         self.inherits = False  # whether a previous incarnation may have sent what no record has named yet
         self.reclaimed = False  # whether progress was given to a branch, too, that was given up and may come back
         self.slices, self.results = Slices(parts.replica.tail), Results()
@@ -127,7 +129,7 @@ class LocalState:
         others may have from nobody else.
         """
         self._start = (head, acceptor, past or Past())
-        self.inherits = self.reclaimed = past is not None
+        self.resumed = self.inherits = self.reclaimed = past is not None
 
     def begin(self, now: float) -> None:
         """Make the machine, at the head that is known by now."""
@@ -216,6 +218,7 @@ class Ledger:
     keep: Callable[[Record, Sequence[bytes]], None] = lambda record, frames: None  # frames of a record voted for
     adopt: Callable[[Head, Mapping[str, Tensor]], None] = lambda head, tensors: None  # a snapshot, before it is used
     swap_begins: Callable[[], None] = lambda: None  # from now on a partner may hold what the last checkpoint owes
+    set_aside: Callable[[Head, Mapping[str, Tensor]], None] = lambda head, tensors: None  # before an unchecked snapshot
 
 
 # ---- steps of the machine ----

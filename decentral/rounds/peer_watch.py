@@ -2,46 +2,97 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from decentral.rounds.local_state import LocalState, SwarmAccess
 from decentral.wire.keys import PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """Members that are silent, and for how long."""
+
+    missed: frozenset[PeerId]  # nothing is heard of them now
+    expired: frozenset[PeerId]  # for half a lease: nobody waits for them
+    gone: frozenset[PeerId]  # for ``shrink_after``, here or on this chain: they are given up
 
 
 class PeerWatch:
     """One peer's view of the others, from their leases and from when they were last heard."""
 
     def __init__(self, state: LocalState, swarm: SwarmAccess) -> None:
-        self.state, self.directory = state, swarm.directory
+        self.state, self.directory, self.clock = state, swarm.directory, swarm.clock
         self.lease, self.shrink_after = swarm.lease, swarm.shrink_after
         self._heard: dict[PeerId, float] = {}
+        self._parted: set[PeerId] = set()
         self._looked: float | None = None
+        self._looked_at_clock = 0.0
         self._asked_since: float | None = None
         self._rivals: dict[PeerId, float] = {}
 
     def heard(self, peer: PeerId, now: float) -> None:
         """Something came from ``peer``."""
-        self._heard[peer] = now
+        if peer not in self._parted:
+            self._heard[peer] = now
 
-    def absent(self, now: float) -> tuple[frozenset[PeerId], frozenset[PeerId]]:
-        """Members not heard of for a lease, and for so long that they are given up."""
-        self._leave_out_own_sleep(now)
+    def absent(self, now: float) -> Absent:
+        """Members not heard of for a part of a lease, for half of one, and for so long that they are given up.
+
+        A member that is here and goes on on another branch is silent on this one: two of four that were given up by
+        the other two could else not go on for as long as these are heard.
+        """
         live, members = self.directory.live(), self.state.head.members
         for peer in members:
-            if peer in live or peer not in self._heard:
+            if (peer in live and not self._is_parted(peer)) or peer not in self._heard:
                 self._heard[peer] = now
         silent = {peer: now - self._heard[peer] for peer in members if peer != self.state.me}
-        expired = frozenset(peer for peer, s in silent.items() if s > self.lease / 2)
-        return expired, frozenset(peer for peer in expired if silent[peer] > self.shrink_after)
+        missed = frozenset(peer for peer, s in silent.items() if s > self.lease / 8)
+        expired = frozenset(peer for peer in missed if silent[peer] > self.lease / 2)
+        return Absent(missed, expired, frozenset(peer for peer in expired if silent[peer] > self.shrink_after))
 
-    def _leave_out_own_sleep(self, now: float) -> None:
-        """Time in which this process stood still is nobody else's silence.
+    def parted(self, peer: PeerId) -> None:
+        """``peer`` is on a branch that this one does not take."""
+        self._parted.add(peer)
 
-        A laptop that was shut for longer than ``shrink_after`` gave up all the others the moment it woke, and
-        committed a round of its own that they had committed long ago.
+    def _is_parted(self, peer: PeerId) -> bool:
+        """Whether it still is, by its lease."""
+        if peer in self._parted:
+            lease = self.directory.live()[peer]
+            if self.state.machine.state.history.at((lease.round, lease.digest)) is not None:
+                self._parted.discard(peer)
+        return peer in self._parted
+
+    def slept(self, now: float) -> float:
+        """Seconds in which this process stood still since the last look: 0, unless it was half a lease or more.
+
+        By a clock that goes on while the machine sleeps, too. That time is nobody else's silence: a laptop that was
+        shut for longer than ``shrink_after`` gave up all the others the moment it woke, and committed a round of its
+        own that they had committed long ago.
         """
-        slept = now - (now if self._looked is None else self._looked)
-        self._looked = now
-        if slept > self.lease / 2:
-            self._heard = {peer: min(now, heard + slept) for peer, heard in self._heard.items()}
+        clock = self.clock()
+        here = now - (now if self._looked is None else self._looked)
+        slept = max(here, clock - self._looked_at_clock if self._looked is not None else 0.0)
+        self._looked, self._looked_at_clock = now, clock
+        if here > self.lease / 2:
+            self._heard = {peer: min(now, heard + here) for peer, heard in self._heard.items()}
+        return slept if slept > self.lease / 2 else 0.0
+
+    def look_who_answers(self, now: float) -> None:
+        """While this peer is coming back: who has said since where it stands, and that it is here. One that stands
+        elsewhere is asked at once.
+        """
+        machine = self.state.machine.state
+        returning = machine.returning
+        if returning is None:
+            return
+        for peer, lease in self.directory.live().items():
+            heard = self.directory.heard(peer)
+            if heard is None or now - heard < returning.since:
+                continue
+            if lease.round >= self.state.head.round and machine.history.at((lease.round, lease.digest)) is None:
+                self.state.catch_up.ask(peer)
+            else:
+                returning.answered(peer)
 
     def look_who_remembers(self, now: float) -> None:
         """Rounds that this peer's disk forgot, or a vote that binds it in vain: once all members were here for a lease

@@ -307,7 +307,7 @@ def _commit(votes: int) -> int:
 
 def proposal_nbytes(record: float) -> float:
     """A proposal of a record of that size."""
-    return len(encode(Proposal(0, _record(0, 0, 0)))) - _nbytes(_record(0, 0, 0)) + record
+    return len(encode(Proposal(0, _record(0, 0, 0), bytes(SIGNATURE_NBYTES)))) - _nbytes(_record(0, 0, 0)) + record
 
 
 def size(of: Message) -> int:

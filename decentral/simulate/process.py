@@ -85,6 +85,7 @@ class Machine:
     may_found: bool  # with an empty disk: it is the run's first peer
     claim: float | None  # bytes/s that it may say it was seen to send
     num_steps: int  # inner steps of earlier lives
+    away: float  # s since the last of them
     note: Note
 
 
@@ -116,6 +117,7 @@ class SimulatedProcess:
             head=None if found is None else found.head,
             acceptor=self.store.last_vote(site.manifest.digest),
             age=0.0 if found is None else float(found.meta["age"]),
+            away=0.0 if found is None else machine.away,
             gossip_step=0 if found is None else int(found.meta["gossip_step"]),
         )
         self.node = Node(
@@ -306,6 +308,7 @@ class Host:
         self.up = False
         self.num_steps = 0  # inner steps over all lives, so that no two leave the same mark
         self._past = Spent()  # by the lives before this one
+        self._ended_at = 0.0  # when the last of them did, on the loop's clock
         self.process: SimulatedProcess | None = None
         self.ended = anyio.Event()
         self.task: int | None = None  # id of the one in which all of the process runs
@@ -344,6 +347,7 @@ class Host:
             self.note("failed", why=sorted(type(error).__name__ for error in _single_errors(errors)))
         finally:
             self.up = False
+            self._ended_at = anyio.current_time()
             self.num_steps = self.process.num_steps
             self.ended.set()
 
@@ -357,6 +361,7 @@ class Host:
             may_found=self.founder,
             claim=self.claim,
             num_steps=self.num_steps,
+            away=anyio.current_time() - self._ended_at,
             note=self.note,
         )
 

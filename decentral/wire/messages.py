@@ -44,6 +44,7 @@ __all__ = [
     "MAX_MESSAGE_NBYTES",
     "MAX_PEERS",
     "PRIVATE",
+    "Asked",
     "Behind",
     "Certificate",
     "Commit",
@@ -60,11 +61,18 @@ __all__ = [
     "Proposal",
     "Record",
     "ReducePlan",
+    "Refusal",
+    "Shown",
     "Vote",
     "decode",
+    "decode_kept",
     "decode_record",
     "encode",
     "encode_record",
+    "farewell_text",
+    "hash_of",
+    "join_text",
+    "promise_text",
     "seal_lease",
     "verify_certificate",
     "vote_text",
@@ -227,10 +235,11 @@ class Missing:
 
 @dataclass(frozen=True, slots=True)
 class JoinRequest:
-    """Its sender stands at this round with this anchor and asks to be a member."""
+    """Its sender stands at this round with this anchor and asks to be a member. Signed, for a leader shows it."""
 
     round: U64
     digest: Hash
+    signature: Signature  # over ``join_text``
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,21 +258,66 @@ class Behind:
 #
 # Proposals, votes, promises, and the commit that a majority signed.
 #
-# Crosses the wire: 118 bytes a vote; a proposal or a promise is its record and a few bytes; a commit is its record and
-# 96 bytes per vote; a farewell its record and 79. Only votes are signed one by one: they are what others must believe
-# without having heard them.
+# Crosses the wire: 118 bytes a vote; a proposal or a promise is its record and 70 to 160 bytes; a commit is its record
+# and 96 bytes per vote; a farewell its record and 215. Signed one by one is what others must believe without having
+# heard it: votes, what a promise or a farewell says was accepted, and who asked to come in.
 #
 # Source: Lamport, "Paxos Made Simple", 2001.
 
 _VOTE = struct.Struct("<17s32sQQI32s")
+_PROMISE = struct.Struct("<20s32sQQIi32s")
+_FAREWELL = struct.Struct("<21s32sQQi32s")
+_JOIN = struct.Struct("<17s32sQ32s")
+NO_SIGNATURE = bytes(SIGNATURE_NBYTES)  # where nothing was accepted, nobody proposed it
+MOST_SHOWN = 64  # statements of others that a message repeats: a committee has 21 members
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A promise or a farewell as another repeats it: all that its signature covers, the record by its hash."""
+
+    peer: Peer
+    epoch: U64
+    round: U64
+    accepted_ballot: I32
+    accepted: Hash  # zeros: nothing
+    signature: Signature
+
+
+def _shown_by(shown: Shown) -> PeerId:
+    return shown.peer
+
+
+Statements = Annotated[tuple[Shown, ...], Many(Struct(Shown), MOST_SHOWN, _shown_by)]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request to come in, as a leader repeats it."""
+
+    peer: Peer
+    round: U64
+    digest: Hash
+    signature: Signature  # over ``join_text``
+
+
+def _asked_by(asked: Asked) -> PeerId:
+    return asked.peer
+
+
+Requests = Annotated[tuple[Asked, ...], Many(Struct(Asked), MAX_PEERS, _asked_by)]
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """The leader of ``ballot`` asks for votes on ``record``."""
+    """The leader of ``ballot`` asks for votes on ``record``, and shows why it may be voted for."""
 
     ballot: U32
     record: Annotated[Record, Struct(Record)]
+    signature: Signature  # the leader's own vote: proof of who proposed it, for whoever carries it on
+    promises: Statements = ()  # of a record that is carried on: what the voters had accepted
+    farewells: Statements = ()  # of those whom it drops
+    requests: Requests = ()  # of those whom it lets in
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,11 +333,12 @@ class Vote:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """The leader of ``ballot`` asks who has accepted what."""
+    """The leader of ``ballot`` asks who has accepted what, and shows who else has lost patience before."""
 
     epoch: U64
     round: U64
     ballot: U32
+    promises: Statements = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,34 +350,51 @@ class Promise:
     ballot: U32
     accepted_ballot: I32  # -1: nothing accepted
     accepted: Annotated[Record | None, Maybe(Struct(Record))]
+    proposed: Signature  # of who proposed that, over its ``vote_text``; zeros where nothing was accepted
+    signature: Signature  # over ``promise_text``
 
     def check(self) -> str | None:
         """The rule across fields that this promise breaks."""
-        return _broken_acceptance(self.accepted_ballot, self.accepted)
+        return _broken_acceptance(self.accepted_ballot, self.accepted, self.proposed)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Its sender does not vote for a record that was proposed: these members it would not drop or let in."""
+
+    epoch: U64
+    round: U64
+    ballot: U32
+    record: Hash
+    peers: Peers
+    final: Flag  # the run's terms do not say that it is over
 
 
 @dataclass(frozen=True, slots=True)
 class Farewell:
     """Its sender leaves and votes no more: in ``round`` it has accepted this, in later ones nothing."""
 
+    epoch: U64
     round: U64
     accepted_ballot: I32  # -1: nothing accepted
     accepted: Annotated[Record | None, Maybe(Struct(Record))]
-    signature: Signature  # over ``vote_text``; zeros where nothing was accepted
+    proposed: Signature  # of who proposed that, over its ``vote_text``; zeros where nothing was accepted
+    vote: Signature  # of its sender, the same
+    signature: Signature  # over ``farewell_text``
 
     def check(self) -> str | None:
         """The rule across fields that this farewell breaks."""
-        if self.accepted is None and any(self.signature):
-            return "a signature without a record"
+        if self.accepted is None and any(self.vote):
+            return "a vote without a record"
         if self.accepted is not None and self.accepted.round != self.round:
             return f"a record of round {self.accepted.round} in a farewell in round {self.round}"
-        return _broken_acceptance(self.accepted_ballot, self.accepted)
+        return _broken_acceptance(self.accepted_ballot, self.accepted, self.proposed)
 
 
-def _broken_acceptance(ballot: int, record: Record | None) -> str | None:
+def _broken_acceptance(ballot: int, record: Record | None, proposed: bytes) -> str | None:
     if ballot < -1 or (ballot == -1) != (record is None):
         return f"accepted ballot {ballot} {'without' if record is None else 'with'} a record"
-    return None
+    return "a proposer's signature without a record" if record is None and any(proposed) else None
 
 
 def _voter(vote: tuple[PeerId, bytes]) -> PeerId:
@@ -343,11 +415,40 @@ class Commit:
 
     record: Annotated[Record, Struct(Record)]
     certificate: Annotated[Certificate, Struct(Certificate)]
+    farewells: Statements = ()  # of those whom it drops, where they are so many that no majority is left
+
+
+@dataclass(frozen=True, slots=True)
+class _OlderCommit:
+    """A commit of version 2."""
+
+    record: Annotated[Record, Struct(Record)]
+    certificate: Annotated[Certificate, Struct(Certificate)]
 
 
 def vote_text(run: Digest, epoch: int, round: int, ballot: int, record_hash: Digest) -> bytes:
     """The bytes that a vote signs: no other message of any run, round or ballot has the same."""
     return _VOTE.pack(b"decentral vote 1\0", run, epoch, round, ballot, record_hash)
+
+
+def promise_text(run: Digest, epoch: int, round: int, ballot: int, accepted_ballot: int, accepted: Digest) -> bytes:
+    """The bytes that a promise signs."""
+    return _PROMISE.pack(b"decentral promise 1\0", run, epoch, round, ballot, accepted_ballot, accepted)
+
+
+def farewell_text(run: Digest, epoch: int, round: int, accepted_ballot: int, accepted: Digest) -> bytes:
+    """The bytes that a farewell signs."""
+    return _FAREWELL.pack(b"decentral farewell 1\0", run, epoch, round, accepted_ballot, accepted)
+
+
+def join_text(run: Digest, round: int, digest: Digest) -> bytes:
+    """The bytes that a request to come in signs."""
+    return _JOIN.pack(b"decentral join 1\0", run, round, digest)
+
+
+def hash_of(record: Record | None) -> Digest:
+    """What is signed in the place of a record; zeros where there is none."""
+    return bytes(DIGEST_NBYTES) if record is None else record.hash
 
 
 def verify_certificate(commit: Commit, voters: Collection[PeerId], quorum: int) -> None:
@@ -426,9 +527,10 @@ def _signed_text(lease: Lease) -> bytes:
 # Crosses the wire: a type byte, a version byte, then the fields that its class declares. Bounded by
 # ``MAX_MESSAGE_NBYTES`` before anything is read. Raises PayloadError and nothing else.
 
-VERSION = 2  # 1 had no age and no summary of contributions and was never released
+VERSION = 3  # 2 signed votes only, and farewells where they held one; 1 was never released
+_COMMITS_WITHOUT_FAREWELLS = 2  # the version of the commits in older journals
 _SMALL = 1 << 10  # bytes of a message of which many are remembered: leases, offers, votes
-MAX_MESSAGE_NBYTES = 512 * 1024  # a commit with every list full takes 461 kB
+MAX_MESSAGE_NBYTES = 640 * 1024  # a proposal with every list full takes 524 kB
 
 Message = (
     Offer
@@ -444,6 +546,7 @@ Message = (
     | Behind
     | Lease
     | Farewell
+    | Refusal
 )
 
 # Numbers are for ever: a message that goes away leaves its number unused, as 12 to 14 are.
@@ -461,6 +564,7 @@ _TYPES: dict[int, type[Message]] = {
     11: Behind,
     15: Lease,
     16: Farewell,
+    17: Refusal,
 }
 _CODES = {type_: code for code, type_ in _TYPES.items()}
 
@@ -476,6 +580,17 @@ def decode(data: bytes | memoryview) -> Message:
     What came lately is not read again: one lease comes from many peers, one commit from all who help.
     """
     return (_decode_small if len(data) <= _SMALL else _decode_large)(bytes(data))
+
+
+def decode_kept(data: bytes) -> Commit:
+    """A commit as a journal has it: of this version, or of the one before. Raises PayloadError."""
+    if data[:2] == bytes((_CODES[Commit], _COMMITS_WITHOUT_FAREWELLS)):
+        older = from_bytes(_OlderCommit, data[2:])
+        return Commit(older.record, older.certificate)
+    message = decode(data)
+    if not isinstance(message, Commit):
+        raise PayloadError(f"journal holds a {type(message).__name__}, not a commit; remove it")
+    return message
 
 
 def _decode(data: bytes) -> Message:

@@ -15,7 +15,7 @@ from typing import Any
 
 from decentral.errors import PayloadError
 from decentral.observe.events import read_events
-from decentral.wire.messages import Commit, decode
+from decentral.wire.messages import Commit, decode_kept
 
 _LENGTH = struct.Struct("<I")
 _SEAL_NBYTES = 16
@@ -76,7 +76,7 @@ class Evidence:
 
     def _take_commit(self, who: str, body: bytes) -> None:
         try:
-            commit = decode(body)
+            commit = decode_kept(body)
         except PayloadError:
             commit = None
         if not isinstance(commit, Commit):

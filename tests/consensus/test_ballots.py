@@ -7,7 +7,7 @@ import pytest
 from decentral.consensus import chain
 from decentral.errors import PayloadError
 from decentral.wire import messages as m
-from tests.lab.machines import digest_of, finish_round, signer_of
+from tests.lab.machines import digest_of, finish_round, join_request, signer_of
 
 
 def test_each_round_is_led_by_the_peer_that_the_hash_chooses(make_swarm):
@@ -173,6 +173,7 @@ def test_who_promised_a_ballot_accepts_nothing_of_a_lower_one(make_swarm):
     for frame, header in swarm.hosts[first].machine.state.held.items():
         machine.hold(frame, header, swarm.now)
     assert machine.state.acceptor.accepted is None
+    machine.unreachable(first, swarm.now)
     machine.receive(second, m.Prepare(0, 1, 1), swarm.now)
     effects = machine.receive(first, proposal, swarm.now)
     assert not [effect for effect in effects if isinstance(getattr(effect, "message", None), m.Vote)]
@@ -216,7 +217,7 @@ def test_a_leader_that_restarts_in_its_ballot_proposes_what_it_proposed(make_swa
     assert swarm.hosts[leader].machine.state.acceptor.accepted_ballot == ballot
     first, back = proposed[0], True
     swarm.restart(leader)
-    asks = m.JoinRequest(first.round - 1, first.previous)
+    asks = join_request(signer_of(99), first.round - 1, first.previous)
     swarm.do(leader, swarm.hosts[leader].machine.receive(newcomer, asks, swarm.now))
     swarm.offer_all()
     assert swarm.run(lambda: len(proposed) >= 2, limit=60)

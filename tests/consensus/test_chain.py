@@ -22,7 +22,7 @@ from decentral.consensus.paxos import Acceptor
 from decentral.consensus.round_state import FETCH_AFTER, CatchUpWith
 from decentral.errors import PayloadError
 from decentral.wire import messages as m
-from tests.lab.machines import RUN, digest_of, finish_round, ref, signer_of
+from tests.lab.machines import RUN, digest_of, finish_round, join_request, ref, signer_of
 
 A, B, C = sorted(signer_of(n).peer for n in range(3))
 RULES = Rules(Voting(), 1)
@@ -239,7 +239,7 @@ def test_a_joiner_is_admitted_between_rounds_at_once(make_swarm):
         host.machine.state.restart(
             chain.Head(*_genesis_fields(swarm), tuple(p for p in swarm.members if p != joiner)), swarm.now
         )
-    request = m.JoinRequest(0, swarm.genesis().hash)
+    request = join_request(swarm.signer(joiner), 0, swarm.genesis().hash)
     for peer in swarm.members[:3]:
         swarm.do(peer, swarm.hosts[peer].machine.receive(joiner, request, swarm.now))
     assert swarm.run(lambda: all(joiner in host.machine.head.members for host in swarm.hosts.values()), limit=10)
@@ -253,8 +253,9 @@ def test_more_newcomers_than_a_record_can_name_are_let_in_one_record_after_the_o
     swarm = make_swarm(3)
     machine = swarm.hosts[swarm.members[0]].machine
     for number in range(m.MAX_PEERS + 100):
-        machine.receive(signer_of(1000 + number).peer, m.JoinRequest(0, bytes(32)), swarm.now)
-    wanted = machine.state.next_members()
+        newcomer = signer_of(1000 + number)
+        machine.receive(newcomer.peer, join_request(newcomer, 0, bytes(32)), swarm.now)
+    wanted = machine.state.next_members(swarm.now)
     assert len(wanted) == m.MAX_PEERS
     assert set(swarm.members) <= set(wanted)
     assert len(machine.state.joiners) <= m.MAX_PEERS
@@ -293,7 +294,7 @@ def test_a_shrink_is_remembered_until_those_given_up_are_back_and_a_goodbye_is_n
     for machine in machines:
         machine.liveness(frozenset(), frozenset(), swarm.now)
         machine.state.presence.unreachable.clear()
-        machine.state.joiners[dead] = m.JoinRequest(0, machine.head.hash)
+        machine.state.joiners[dead] = join_request(swarm.signer(dead), 0, machine.head.hash)
     assert swarm.run(lambda: all(dead in machine.head.members for machine in machines), limit=30)
     assert not any(machine.state.given_up for machine in machines)
 
@@ -319,7 +320,7 @@ def test_an_accepted_record_that_drops_a_peer_who_is_back_does_not_end_the_run(m
         swarm.offer(peer)
     swarm.run(lambda: not swarm.queue)
     swarm.kill(dead)
-    swarm.lose = lambda sender, to, message: sender == back
+    swarm.lose = lambda sender, to, message: sender == back or isinstance(message, m.Proposal)
     swarm.leave(back, to=[leader])
     swarm.lose_leases(gone=True)
     assert swarm.run(lambda: swarm.hosts[leader].machine.state.acceptor.accepted is not None)
@@ -327,6 +328,7 @@ def test_an_accepted_record_that_drops_a_peer_who_is_back_does_not_end_the_run(m
     assert dropped == {dead, back}
     swarm.lose = lambda sender, to, message: False
     swarm.come_back(back)
+    swarm.asks_again = True
     assert finish_round(swarm, 2)
     assert back in swarm.hosts[leader].machine.head.members
     swarm.check_agreement()

@@ -10,7 +10,7 @@ from decentral.consensus import chain
 from decentral.errors import PayloadError
 from decentral.wire import messages as m
 from decentral.wire.frames import FrameKind, claims_of
-from tests.lab.machines import digest_of
+from tests.lab.machines import digest_of, proposal_of
 
 LIES = pytest.mark.parametrize(
     "lie", [{"summary": b"a lie"}, {"based": 0}, {"tokens": 7}], ids=lambda lie: next(iter(lie))
@@ -44,7 +44,9 @@ def test_a_record_that_says_of_a_frame_what_its_sender_did_not_sign_is_refused(m
     swarm = two_rounds(make_swarm)
     leader, proposal = proposed(swarm)
     first, *rest = proposal.record.frames
-    false = m.Proposal(proposal.ballot, replace(proposal.record, frames=(replace(first, **lie), *rest)))
+    false = proposal_of(
+        swarm.signer(leader), proposal.ballot, replace(proposal.record, frames=(replace(first, **lie), *rest))
+    )
     voter = swarm.hosts[next(peer for peer in swarm.members if peer != leader)].machine
     with pytest.raises(PayloadError, match="what it did not sign"):
         voter.receive(leader, false, swarm.now)
@@ -57,7 +59,7 @@ def test_a_record_that_says_of_a_frame_what_its_sender_did_not_sign_is_refused(m
 def test_a_record_of_a_fragment_whose_turn_it_is_not_gets_no_vote(make_swarm, fragment):
     swarm = two_rounds(make_swarm)
     leader, proposal = proposed(swarm)
-    false = m.Proposal(proposal.ballot, replace(proposal.record, fragment=fragment))
+    false = proposal_of(swarm.signer(leader), proposal.ballot, replace(proposal.record, fragment=fragment))
     voter = swarm.hosts[next(peer for peer in swarm.members if peer != leader)].machine
     with pytest.raises(PayloadError, match=rf"fragment {fragment} in step {proposal.record.outer_step}: not its turn"):
         voter.receive(leader, false, swarm.now)
@@ -69,7 +71,9 @@ def test_a_frame_that_comes_after_a_record_that_lies_about_it_brings_no_vote(mak
     swarm = two_rounds(make_swarm)
     leader, proposal = proposed(swarm)
     first, *rest = proposal.record.frames
-    false = m.Proposal(proposal.ballot, replace(proposal.record, frames=(replace(first, **lie), *rest)))
+    false = proposal_of(
+        swarm.signer(leader), proposal.ballot, replace(proposal.record, frames=(replace(first, **lie), *rest))
+    )
     voter = swarm.hosts[next(peer for peer in swarm.members if peer not in (leader, first.peer))].machine
     header = voter.state.held.pop(first.frame)
     voter.receive(leader, false, swarm.now)
@@ -107,7 +111,11 @@ def test_a_peer_of_which_a_reduce_says_what_it_did_not_offer_takes_no_part_in_it
     record = proposal.record
     false = tuple(replace(ref, **lie) if ref.peer == mine else ref for ref in record.contributors)
     plan = m.ReducePlan(record.epoch, record.round, 0, record.plan + 1, false, record.partition)
-    told = plan if said_in == "plan" else m.Proposal(proposal.ballot, replace(record, contributors=false))
+    told = (
+        plan
+        if said_in == "plan"
+        else proposal_of(swarm.signer(leader), proposal.ballot, replace(record, contributors=false))
+    )
     voter = swarm.hosts[mine].machine
     with pytest.raises(PayloadError, match="what it did not offer"):
         voter.receive(leader, told, swarm.now)

@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 
 from decentral.consensus import chain
+from decentral.consensus.paxos import Acceptor, farewell
 from decentral.consensus.round_state import Decide
 from decentral.consensus.timing import FIRST_REST, LONGEST_REST, SLACK, Unsent
 from decentral.errors import PayloadError
@@ -170,7 +171,8 @@ def test_nothing_more_is_decided_before_what_was_decided_is_applied(make_swarm):
     record = m.Record(**numbers, **lists, run=head.run, previous=head.hash, base=head.anchor, final=False)
     text = m.vote_text(record.run, 0, 1, 0, record.hash)
     votes = tuple((s.peer, s.sign(text)) for s in swarm.signers if s.peer in (me, other))
-    machine.receive(other, m.Farewell(2, -1, None, bytes(64)), 0.0)  # after its vote: so that it is alone then,
+    said = farewell(Acceptor(2), head.run, 0, swarm.signer(other))
+    machine.receive(other, said, 0.0)  # after its vote: so that it is alone then,
     machine.state.presence.leaving.add(third)  # and could decide on the next one at once
     effects = machine.receive(other, m.Commit(record, m.Certificate(0, votes)), 0.0)
     assert [e.commit.record.round for e in effects if isinstance(e, Decide)] == [1]

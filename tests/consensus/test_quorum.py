@@ -8,10 +8,11 @@ import pytest
 
 from decentral.consensus import chain
 from decentral.consensus.machine import TICK
+from decentral.consensus.paxos import Acceptor, farewell, promise
 from decentral.errors import PayloadError
 from decentral.wire import messages as m
 from decentral.wire.frames import FrameKind, claims_of
-from tests.lab.machines import digest_of, finish_round
+from tests.lab.machines import digest_of, finish_round, vote_of
 
 BOTH = pytest.mark.parametrize("reduce", [False, True], ids=["gather", "reduce"])
 
@@ -159,9 +160,10 @@ def test_a_farewell_that_accepted_what_is_too_old_binds_nobody(make_swarm):
     assert finish_round(swarm, 2)
     machine, liar = swarm.hosts[swarm.members[0]].machine, swarm.signers[1]
     record = aged(swarm.hosts[liar.peer].disk.log[-1].record, 0)
-    text = m.vote_text(record.run, record.epoch, record.round, 1, record.hash)
+    proposed = vote_of(swarm.signer(machine.state.leader_of(1)), 1, record)
+    said = farewell(Acceptor(record.round, 1, 1, record, proposed), record.run, record.epoch, liar)
     with pytest.raises(PayloadError, match="1 outer steps ago, 0 are the most"):
-        machine.receive(liar.peer, m.Farewell(record.round, 1, record, liar.sign(text)), swarm.now)
+        machine.receive(liar.peer, said, swarm.now)
     assert machine.state.farewells.since(liar.peer) == -1
 
 
@@ -179,9 +181,11 @@ def test_a_promise_that_accepted_what_is_too_old_is_not_counted(make_swarm):
     record = replace(
         aged(last, 0), round=head.round + 1, outer_step=head.outer_step, previous=head.hash, base=head.anchor
     )
-    promise = m.Promise(head.epoch, head.round + 1, machine.state.leading.ballot, 0, record)
+    ballot, proposed = machine.state.leading.ballot, vote_of(swarm.signer(first), 0, record)
+    accepted = Acceptor(head.round + 1, ballot, 0, record, proposed)
+    promised = promise(accepted, head.run, head.epoch, ballot, swarm.signer(liar))
     with pytest.raises(PayloadError, match="2 outer steps ago, 0 are the most"):
-        machine.receive(liar, promise, swarm.now)
+        machine.receive(liar, promised, swarm.now)
     assert set(machine.state.leading.promises) == {leader}
 
 

@@ -110,7 +110,7 @@ def promise_in(number: int) -> Acceptor:
 
 def vote_in(history: History, number: int) -> Acceptor:
     """What the peer accepts in a round."""
-    accepted = promise_in(number).accept(1, history.commits[number - 1].record)
+    accepted = promise_in(number).accept(1, history.commits[number - 1].record, bytes(64))
     assert accepted is not None
     return accepted
 

@@ -39,6 +39,10 @@ PARTITION = ((PEERS[0], 0, 4096), (PEERS[1], 4096, 5000))
 REDUCED = m.Record(RUN, 2, 18, 17, 1, 65536, PREVIOUS, BASE, PEERS, RESULTS, _refs(17), PARTITION, PEERS, True)
 TEXT = m.vote_text(RUN, 1, 17, 2, GATHERED.hash)
 CERTIFICATE = m.Certificate(2, tuple((signer.peer, signer.sign(TEXT)) for signer in SIGNERS[:2]))
+PROMISE_TEXT = m.promise_text(RUN, 1, 17, 2, -1, bytes(32))
+FAREWELL_TEXT = m.farewell_text(RUN, 1, 17, 2, GATHERED.hash)
+SHOWN = tuple(m.Shown(signer.peer, 1, 17, 2, GATHERED.hash, signer.sign(FAREWELL_TEXT)) for signer in SIGNERS[:2])
+REQUESTS = (m.Asked(PEERS[2], 16, BASE, SIGNERS[2].sign(m.join_text(RUN, 16, BASE))),)
 LEASE = m.Lease(RUN, PEERS[0], 7, 15, ("/ip4/192.0.2.1/tcp/4001",), 1, 17, BASE, 2, 20_000_000, "0.1.0")
 
 MESSAGES: dict[str, m.Message] = {
@@ -46,18 +50,24 @@ MESSAGES: dict[str, m.Message] = {
     "offer_of_older_progress": m.Offer(1, 17, 0, BASE, FRAMES[0], 4344, 30, 15360, 14, SUMMARY),
     "plan": m.ReducePlan(2, 18, 1, 65536, _refs(17), PARTITION),
     "missing": m.Missing(2, 18, 65536, PEERS[1:]),
-    "proposal": m.Proposal(1, GATHERED),
+    "proposal": m.Proposal(1, GATHERED, SIGNERS[1].sign(TEXT)),
     "vote": m.Vote(1, 17, 2, GATHERED.hash, SIGNERS[0].sign(TEXT)),
     "prepare": m.Prepare(1, 17, 2),
-    "promise_of_nothing": m.Promise(1, 17, 2, -1, None),
-    "promise": m.Promise(2, 18, 2, 1, REDUCED),
+    "promise_of_nothing": m.Promise(1, 17, 2, -1, None, m.NO_SIGNATURE, SIGNERS[0].sign(PROMISE_TEXT)),
+    "promise": m.Promise(2, 18, 2, 1, REDUCED, SIGNERS[1].sign(TEXT), SIGNERS[0].sign(PROMISE_TEXT)),
     "commit": m.Commit(GATHERED, CERTIFICATE),
-    "join_request": m.JoinRequest(16, BASE),
+    "join_request": m.JoinRequest(16, BASE, SIGNERS[0].sign(m.join_text(RUN, 16, BASE))),
     "goodbye": m.Goodbye(),
     "behind": m.Behind(41),
     "lease": m.seal_lease(LEASE, SIGNERS[0]),
-    "farewell_of_nothing": m.Farewell(17, -1, None, bytes(64)),
-    "farewell": m.Farewell(17, 2, GATHERED, SIGNERS[0].sign(TEXT)),
+    "farewell_of_nothing": m.Farewell(1, 17, -1, None, m.NO_SIGNATURE, m.NO_SIGNATURE, SIGNERS[0].sign(FAREWELL_TEXT)),
+    "farewell": m.Farewell(
+        1, 17, 2, GATHERED, SIGNERS[1].sign(TEXT), SIGNERS[0].sign(TEXT), SIGNERS[0].sign(FAREWELL_TEXT)
+    ),
+    "proposal_with_all_it_shows": m.Proposal(3, GATHERED, SIGNERS[1].sign(TEXT), SHOWN, SHOWN[:1], REQUESTS),
+    "commit_with_a_farewell": m.Commit(GATHERED, CERTIFICATE, SHOWN[:1]),
+    "prepare_that_shows_a_promise": m.Prepare(1, 17, 2, SHOWN[:1]),
+    "refusal": m.Refusal(1, 17, 2, GATHERED.hash, PEERS[1:], True),
 }
 RECORDS = {"record_of_a_gather": GATHERED, "record_of_a_reduce": REDUCED}
 DIALBACKS = {

@@ -17,7 +17,18 @@ from decentral.dissemination.reduce import partition
 from decentral.errors import PayloadError
 from decentral.wire.frames import FrameKind, Header, claims_of
 from decentral.wire.keys import PeerId, Signer
-from decentral.wire.messages import Commit, FrameRef, JoinRequest, Message, Offer, ReducePlan
+from decentral.wire.messages import (
+    Commit,
+    FrameRef,
+    JoinRequest,
+    Message,
+    Offer,
+    Proposal,
+    Record,
+    ReducePlan,
+    join_text,
+    vote_text,
+)
 
 RUN = bytes(range(32))
 NUMEL = 3 * 4096 + 17
@@ -30,6 +41,18 @@ def signer_of(number: int) -> Signer:
 
 def digest_of(*words: object) -> bytes:
     return hashlib.blake2b(repr(words).encode(), digest_size=32).digest()
+
+
+def join_request(signer: Signer, round_: int, digest: bytes) -> JoinRequest:
+    return JoinRequest(round_, digest, signer.sign(join_text(RUN, round_, digest)))
+
+
+def proposal_of(signer: Signer, ballot: int, record: Record) -> Proposal:
+    return Proposal(ballot, record, vote_of(signer, ballot, record))
+
+
+def vote_of(signer: Signer, ballot: int, record: Record) -> bytes:
+    return signer.sign(vote_text(record.run, record.epoch, record.round, ballot, record.hash))
 
 
 @dataclass
@@ -86,6 +109,7 @@ class Swarm:
         )
         self.queue: list[tuple[PeerId, PeerId, Message | tuple[bytes, Header]]] = []
         self.delivered = 0
+        self.asks_again = False  # whether who was left out asks to be let in, as the driver does
         self.on_delivery: Callable[[int], None] = lambda count: None
         self.hosts: dict[PeerId, Host] = {}
         self.lose: Callable[[PeerId, PeerId, object], bool] = lambda a, b, m: False
@@ -112,6 +136,9 @@ class Swarm:
         self.hosts[signer.peer] = Host(machine, disk, frames=dict(disk.frames))
         machine.state.held.update({frame: kept for frame, kept in disk.frames.items() if kept.round > head.round})
 
+    def signer(self, peer: PeerId) -> Signer:
+        return next(one for one in self.signers if one.peer == peer)
+
     def kill(self, peer: PeerId) -> None:
         self.hosts[peer].alive = False
 
@@ -132,7 +159,7 @@ class Swarm:
         """It votes again, and says so."""
         machine = self.hosts[peer].machine
         machine.stay()
-        request = JoinRequest(machine.head.round, machine.head.hash)
+        request = join_request(machine.state.signer, machine.head.round, machine.head.hash)
         self.queue += [(peer, other, request) for other in machine.head.members if other != peer]
 
     def alive(self) -> list[PeerId]:
@@ -188,6 +215,8 @@ class Swarm:
                 self.now += TICK
                 for peer in self.alive():
                     self.do(peer, self.hosts[peer].machine.tick(self.now))
+                    if self.asks_again and peer not in self.hosts[peer].machine.head.members:
+                        self.come_back(peer)
         return True
 
     def deliver_one(self) -> None:

@@ -18,7 +18,7 @@ from decentral.node.node import Company, Uplinks
 from decentral.swarm.hello import HELLO, WIRE_VERSION
 from decentral.transport.requests import serve_requests
 from decentral.wire.frames import parse
-from decentral.wire.messages import PRIVATE, FrameRef, Record
+from decentral.wire.messages import PRIVATE, FrameRef, Record, vote_text
 from tests.laws.tables import ALONG_DIRECTIONS, DOSED_WIRES, SYNCHRONOUS, SYNCHRONOUS_WIRES, long_but
 
 ME, A, B = b"me", b"a", b"b"
@@ -387,7 +387,10 @@ def test_a_vote_for_what_nobody_votes_for_any_more_binds_for_a_lease_and_not_for
         record = successor(round_.head, frames, kept)
         bound = lab.members if lost == "frames" else [first]
         for member in bound:
-            member.node.driver.machine.state.acceptor = Acceptor(record.round, 3, 3, record)
+            state = member.node.driver.machine.state
+            proposer = next(one.signer for one in lab.members if one.signer.peer == state.leader_of(3))
+            text = vote_text(record.run, record.epoch, record.round, 3, record.hash)
+            state.acceptor = Acceptor(record.round, 3, 3, record, proposer.sign(text))
         began = anyio.current_time()
         await lab.rounds(2)
         assert anyio.current_time() - began > lab.manifest.swarm.lease

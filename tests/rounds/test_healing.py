@@ -32,8 +32,10 @@ def weight(members) -> int:
     return max(member.node.driver.head.tokens for member in members)
 
 
-async def partition(lab, kinds, split: int, winner: str):
-    """A swarm that was cut in two until both sides have committed alone and the winner's chain is the heavier one."""
+async def partition(lab, kinds, split: int, heavier: str):
+    """A swarm that was cut in two until both sides have committed alone, and one side's chain is the heavier one. The
+    larger side wins, and comes first.
+    """
     for kind in kinds:
         lab.add(kind=kind)
     await lab.all_members()
@@ -41,12 +43,12 @@ async def partition(lab, kinds, split: int, winner: str):
     few, many = lab.members[:split], lab.members[split:]
     lab.cut(few, many)
     fork = max(member.rounds for member in lab.members)
-    won, lost = (many, few) if winner == "many" else (few, many)
+    heavy, light = (many, few) if heavier == "many" else (few, many)
     assert not lab.members[0].node.driver.given_up
-    await lab.until(lambda: all(m.rounds >= fork + 2 for m in lab.members) and weight(won) > 1.2 * weight(lost))
+    await lab.until(lambda: all(m.rounds >= fork + 2 for m in lab.members) and weight(heavy) > 1.2 * weight(light))
     check_shrunk(few, many)
     lab.heal(few, many)
-    return won, lost
+    return many, few
 
 
 def check_shrunk(few, many):
@@ -85,17 +87,40 @@ def check_progress(lab, chain):
         torch.testing.assert_close(found, member.moved[0], rtol=0, atol=1.0, msg="progress was lost or counted twice")
 
 
-@pytest.mark.parametrize(("compressor", "winner"), [(SPARSE, "many"), (DENSE, "few")])
-def test_after_a_partition_the_chain_with_more_tokens_wins_and_no_progress_is_lost(run_lab, terms, compressor, winner):
+@pytest.mark.parametrize(("compressor", "heavier"), [(SPARSE, "many"), (DENSE, "few")])
+def test_after_a_partition_the_majority_wins_however_heavy_the_others_and_no_progress_is_lost(
+    run_lab, terms, compressor, heavier
+):
     async def script(lab):
-        few = Heavy if winner == "few" else Learner
-        won, lost = await partition(lab, [few] * 2 + [Learner] * 3, 2, winner)
+        few = Heavy if heavier == "few" else Learner
+        won, lost = await partition(lab, [few] * 2 + [Learner] * 3, 2, heavier)
         await settle(lab)
         assert not any(member.happened("healed") for member in won)
         for member in lost:
             (healed,) = member.happened("healed")
             assert healed["given_up"] >= healed["kept"] >= 2
             assert healed["steps"] == 4 * healed["kept"]
+        check_progress(lab, won[0].log)
+
+    run_lab(exact_terms(terms, compressor), script, make_model=tiny_model)
+
+
+@pytest.mark.parametrize("compressor", [SPARSE, DENSE])
+def test_of_two_sides_without_a_majority_the_heavier_wins_and_no_progress_is_lost(run_lab, terms, compressor):
+    async def script(lab):
+        for kind in [Heavy] * 2 + [Learner] * 2:
+            lab.add(kind=kind)
+        await lab.all_members()
+        await lab.rounds(2)
+        won, lost = lab.members[:2], lab.members[2:]
+        lab.cut(won, lost)
+        fork = max(member.rounds for member in lab.members)
+        await lab.until(lambda: all(m.rounds >= fork + 2 for m in lab.members) and weight(won) > 1.2 * weight(lost))
+        assert all(member.happened("shrunk") for member in lab.members)
+        lab.heal(won, lost)
+        await settle(lab)
+        assert not any(member.happened("healed") for member in won)
+        assert all(member.happened("healed") for member in lost)
         check_progress(lab, won[0].log)
 
     run_lab(exact_terms(terms, compressor), script, make_model=tiny_model)

@@ -63,8 +63,8 @@ def test_sizes_are_those_of_the_encoders(n):
     record, parts = gather_record(n), min(n, 40)
     reduced = reduce_record(n, parts)
     votes = tuple((peer, bytes(64)) for peer in peers(n // 2 + 1))
-    assert cost.proposal_nbytes(cost.record_nbytes(n, n)) == len(encode(Proposal(0, record)))
-    assert cost.proposal_nbytes(cost.record_nbytes(n, parts, n)) == len(encode(Proposal(0, reduced)))
+    assert cost.proposal_nbytes(cost.record_nbytes(n, n)) == len(encode(Proposal(0, record, bytes(64))))
+    assert cost.proposal_nbytes(cost.record_nbytes(n, parts, n)) == len(encode(Proposal(0, reduced, bytes(64))))
     assert cost.commit_nbytes(cost.record_nbytes(n, n), n // 2 + 1) == len(
         encode(Commit(record, Certificate(0, votes)))
     )

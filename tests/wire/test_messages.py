@@ -135,20 +135,33 @@ def records(draw: st.DrawFn) -> m.Record:
 def promises(draw: st.DrawFn) -> m.Promise:
     accepted = draw(st.none() | records())
     ballot = -1 if accepted is None else draw(st.integers(0, 2**31 - 1))
-    return m.Promise(draw(U64), draw(U64), draw(U32), ballot, accepted)
+    proposed = bytes(64) if accepted is None else draw(SIGNATURE)
+    return m.Promise(draw(U64), draw(U64), draw(U32), ballot, accepted, proposed, draw(SIGNATURE))
 
 
 @st.composite
 def farewells(draw: st.DrawFn) -> m.Farewell:
     accepted = draw(st.none() | records())
     if accepted is None:
-        return m.Farewell(draw(U64), -1, None, bytes(64))
-    return m.Farewell(accepted.round, draw(st.integers(0, 2**31 - 1)), accepted, draw(SIGNATURE))
+        return m.Farewell(draw(U64), draw(U64), -1, None, bytes(64), bytes(64), draw(SIGNATURE))
+    ballot, signatures = draw(st.integers(0, 2**31 - 1)), (draw(SIGNATURE), draw(SIGNATURE), draw(SIGNATURE))
+    return m.Farewell(draw(U64), accepted.round, ballot, accepted, *signatures)
 
 
 @st.composite
 def certificates(draw: st.DrawFn) -> m.Certificate:
     return m.Certificate(draw(U32), tuple((peer, draw(SIGNATURE)) for peer in draw(MEMBERS)))
+
+
+@st.composite
+def shown(draw: st.DrawFn) -> tuple[m.Shown, ...]:
+    said = (U64, U64, st.integers(-1, 2**31 - 1), DIGEST, SIGNATURE)
+    return tuple(m.Shown(peer, *map(draw, said)) for peer in draw(MEMBERS))
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> tuple[m.Asked, ...]:
+    return tuple(m.Asked(peer, draw(U64), draw(DIGEST), draw(SIGNATURE)) for peer in draw(MEMBERS))
 
 
 @st.composite
@@ -170,12 +183,13 @@ MESSAGES = st.one_of(
     st.builds(m.Offer, U64, U64, U32, DIGEST, DIGEST, U64, U32, U64),
     st.builds(m.ReducePlan, U64, U64, U32, U32, refs(least=1), partitions()),
     st.builds(m.Missing, U64, U64, U32, MEMBERS),
-    st.builds(m.Proposal, U32, records()),
+    st.builds(m.Proposal, U32, records(), SIGNATURE, shown(), shown(), requests()),
+    st.builds(m.Refusal, U64, U64, U32, DIGEST, MEMBERS, st.booleans()),
     st.builds(m.Vote, U64, U64, U32, DIGEST, SIGNATURE),
-    st.builds(m.Prepare, U64, U64, U32),
+    st.builds(m.Prepare, U64, U64, U32, shown()),
     promises(),
-    st.builds(m.Commit, records(), certificates()),
-    st.builds(m.JoinRequest, U64, DIGEST),
+    st.builds(m.Commit, records(), certificates(), shown()),
+    st.builds(m.JoinRequest, U64, DIGEST, SIGNATURE),
     st.just(m.Goodbye()),
     st.builds(m.Behind, U64),
     leases(),
@@ -197,10 +211,10 @@ def test_decoding_and_encoding_again_gives_the_same_value_and_bytes(message: m.M
     assert m.encode(m.decode(memoryview(data))) == data
 
 
-@given(st.binary(max_size=400), st.integers(1, 15))
+@given(st.binary(max_size=400), st.integers(1, 17))
 @settings(max_examples=1000, deadline=None)
 def test_random_bytes_give_payload_error_or_a_message_with_those_very_bytes(data: bytes, code: int) -> None:
-    for hostile in (data, bytes((code, 2)) + data):
+    for hostile in (data, bytes((code, 3)) + data):
         try:
             message = m.decode(hostile)
         except PayloadError:
@@ -236,11 +250,11 @@ def test_no_beginning_of_a_message_is_a_message(message: m.Message) -> None:
 
 
 def test_a_huge_count_or_length_allocates_nothing() -> None:
-    before_count = bytes((3, 2)) + bytes(8 + 8 + 4)  # Missing, up to its list of peers
+    before_count = bytes((3, 3)) + bytes(8 + 8 + 4)  # Missing, up to its list of peers
     hostile = [
         before_count + b"\xff\xff\xff\xff",
         before_count + (1024).to_bytes(4, "little"),
-        bytes((8, 2)) + b"\xff" * 400,
+        bytes((8, 3)) + b"\xff" * 400,
     ]
     tracemalloc.start()
     try:
@@ -253,8 +267,8 @@ def test_a_huge_count_or_length_allocates_nothing() -> None:
 
 
 def test_a_message_over_the_bound_is_not_read() -> None:
-    with pytest.raises(PayloadError, match="524289 bytes"):
-        m.decode(bytes((8, 2)) + bytes(m.MAX_MESSAGE_NBYTES - 1))
+    with pytest.raises(PayloadError, match="655361 bytes"):
+        m.decode(bytes((8, 3)) + bytes(m.MAX_MESSAGE_NBYTES - 1))
 
 
 def test_the_largest_commit_fits_the_bound_and_one_peer_more_is_refused() -> None:
@@ -270,7 +284,7 @@ def test_the_largest_commit_fits_the_bound_and_one_peer_more_is_refused() -> Non
         m.encode_record(record(members=(*peers, b"\xff" * 32)))
 
 
-@pytest.mark.parametrize("data", [b"", b"\1", b"\0\2", b"\x11\2", b"\xff\2"])
+@pytest.mark.parametrize("data", [b"", b"\1", b"\0\3", b"\x12\3", b"\xff\3"])
 def test_what_is_no_message_is_refused(data: bytes) -> None:
     with pytest.raises(PayloadError, match="message of"):
         m.decode(data)
@@ -283,7 +297,7 @@ def test_the_number_of_a_message_that_went_away_is_not_given_to_another(number: 
 
 
 def test_another_version_is_named() -> None:
-    with pytest.raises(PayloadError, match="Goodbye in version 1, this library reads 2"):
+    with pytest.raises(PayloadError, match="Goodbye in version 1, this library reads 3"):
         m.decode(b"\x0a\1")
 
 
@@ -349,7 +363,7 @@ def test_a_flag_byte_other_than_0_or_1_is_refused() -> None:
 def test_a_promise_names_a_ballot_exactly_when_it_carries_a_record() -> None:
     for ballot, accepted in ((-1, record()), (0, None), (-2, record())):
         with pytest.raises(PayloadError, match="accepted ballot"):
-            m.encode(m.Promise(1, 2, 3, ballot, accepted))
+            m.encode(m.Promise(1, 2, 3, ballot, accepted, bytes(64), bytes(64)))
 
 
 def test_every_field_of_a_record_changes_its_hash() -> None:

@@ -1,0 +1,123 @@
+"""Leaders, promises and prepares that lie: what is decided is one record, and soon."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import anyio
+import pytest
+
+from decentral.consensus import paxos
+from decentral.wire import messages as m
+from tests.attacks.liars import CLEAN_ENOUGH, at_a_head, check_nobody_is_out, honest, record_after, rounds_in, say
+from tests.lab.nodes import signer_of
+
+SECONDS = 120.0
+SIZES = [3, 4, 5, pytest.param(10, marks=pytest.mark.long), pytest.param(24, marks=pytest.mark.long)]
+
+
+async def prepare_all_the_time(lab, liar) -> None:
+    """Ten times a second, each time for a higher ballot that it leads."""
+    ballot, told = 0, 0
+    while True:
+        head = await at_a_head(liar)
+        state = liar.node.driver.machine.state
+        ballot = 0 if head.round != told else ballot
+        told = head.round
+        ballot = next(b for b in range(ballot + 1, ballot + 2000) if state.leader_of(b) == liar.signer.peer)
+        for member in honest(lab, liar):
+            lab.group.start_soon(say, liar, member, m.Prepare(head.epoch, head.round + 1, ballot))
+        await anyio.sleep(0.1)
+
+
+async def never_lead(lab, liar) -> None:
+    """Silent in the ballots that fall to it."""
+    liar.node.driver.machine._leader.lead = lambda now: None
+    await anyio.sleep_forever()
+
+
+async def lie_in_promises(lab, liar) -> None:
+    """Never leads, and tells whoever does that it accepted a record of its own in the ballot that it led, of a frame
+    that nobody has.
+    """
+    machine = liar.node.driver.machine
+    machine._leader.lead = lambda now: None
+
+    def promised(acceptor, run, epoch, ballot, signer):
+        head = machine.head
+        mine = [b for b in range(ballot) if machine.state.leader_of(b) == liar.signer.peer]
+        if head.anchor is None or not mine:
+            return true_promise(acceptor, run, epoch, ballot, signer)
+        nowhere = m.FrameRef(liar.signer.peer, bytes(32), 0, 30, 100, head.outer_step)
+        record = record_after(head, frames=(nowhere,))
+        text = m.vote_text(record.run, record.epoch, record.round, mine[-1], record.hash)
+        false = paxos.Acceptor(head.round + 1, ballot, mine[-1], record, liar.signer.sign(text))
+        return true_promise(false, run, epoch, ballot, signer)
+
+    true_promise = paxos.promise
+    from decentral.consensus import voter
+
+    def of_the_liar_only(acceptor, run, epoch, ballot, signer):
+        make = promised if signer.peer == liar.signer.peer else true_promise
+        return make(acceptor, run, epoch, ballot, signer)
+
+    voter.promise = of_the_liar_only
+    try:
+        await anyio.sleep_forever()
+    finally:
+        voter.promise = true_promise
+
+
+async def propose(lab, liar, change) -> None:
+    """Leads as everybody does, and changes something in each record that it makes."""
+    builder = liar.node.driver.machine._leader._builder
+    made = builder._record
+    builder._record = lambda *args, **more: change(made(*args, **more))
+    liar.node.driver.machine._voter._stands_behind = lambda proposal, now: True
+    await anyio.sleep_forever()
+
+
+def final(record: m.Record) -> m.Record:
+    return replace(record, final=True)
+
+
+def of_its_friends(record: m.Record) -> m.Record:
+    """Two honest members out, twenty invented ones in."""
+    invented = {signer_of(9000 + number).peer for number in range(20)}
+    return replace(record, next_members=tuple(sorted({*record.members[2:], *invented})))
+
+
+def without_two(record: m.Record) -> m.Record:
+    return replace(record, next_members=record.members[2:] or record.members)
+
+
+def check(lab, liar) -> None:
+    check_nobody_is_out(lab, liar)
+    invented = {signer_of(9000 + number).peer for number in range(20)}
+    for member in honest(lab, liar):
+        assert not invented & set(member.node.driver.head.members)
+
+
+LIES = {
+    "prepares all the time": prepare_all_the_time,
+    "ends the run": lambda lab, liar: propose(lab, liar, final),
+    "makes members": lambda lab, liar: propose(lab, liar, of_its_friends),
+    "drops members": lambda lab, liar: propose(lab, liar, without_two),
+}
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_a_lying_promise_costs_no_more_than_that_its_peer_never_leads(run_lab, terms, n):
+    manifest = terms("sparseloco")
+    silent = rounds_in(run_lab, manifest, n, SECONDS, never_lead, check)
+    made = rounds_in(run_lab, manifest, n, SECONDS, lie_in_promises, check)
+    assert made >= CLEAN_ENOUGH * silent, f"{made} rounds, {silent} where it is silent"
+
+
+@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("n", SIZES)
+def test_a_liar_among_leaders_and_voters_ends_no_run_puts_nobody_out_and_stops_no_round(run_lab, terms, n, lie):
+    manifest = terms("sparseloco")
+    clean = rounds_in(run_lab, manifest, n, SECONDS, None)
+    made = rounds_in(run_lab, manifest, n, SECONDS, LIES[lie], check)
+    assert made >= CLEAN_ENOUGH * clean, f"{made} rounds, {clean} without a liar"

@@ -1,0 +1,86 @@
+"""A member that claims a heavier chain: a lie costs time, and nobody's model."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+import anyio
+import pytest
+
+from decentral.rounds.snapshots import CHAIN, INDEX, PACKED, STATE
+from decentral.state.snapshot import Snapshot
+from decentral.swarm.directory import Directory
+from decentral.transport.requests import serve_requests
+from tests.attacks.liars import at_a_head, honest
+from tests.lab.nodes import tiny_model
+
+
+class Pretender:
+    """A key that was a member, and from now on shows a chain that nobody made."""
+
+    def __init__(self, lab, liar, head, tensors) -> None:
+        self.transport = lab.network.transport(liar.signer)
+        self.directory = Directory(self.transport, liar.signer, lab.manifest.digest, ttl=lab.manifest.swarm.lease)
+        self.head = head
+        self.snapshot = Snapshot(tensors, {"head": head.to_dict()})
+        self.bootstrap = [a for member in honest(lab, liar) for a in member.transport.addresses()]
+        serve_requests(self.transport, CHAIN, self._nothing, limit=1 << 16)
+        serve_requests(self.transport, INDEX, self._index, limit=0)
+        serve_requests(self.transport, STATE, self._chunk, limit=36)
+        serve_requests(self.transport, PACKED, self._packed, limit=37)
+
+    async def _nothing(self, peer, data):
+        return b""
+
+    async def _index(self, peer, data):
+        return self.snapshot.index.to_bytes()
+
+    async def _chunk(self, peer, data):
+        return self.snapshot.chunk(int.from_bytes(data[32:36], "little"))
+
+    async def _packed(self, peer, data):
+        return b"\0" + self.snapshot.chunk(int.from_bytes(data[32:36], "little"))
+
+    async def live(self) -> None:
+        async with self.transport, anyio.create_task_group() as group:
+            group.start_soon(self.directory.run)
+            self.directory.add_bootstrap(self.bootstrap)
+            self.directory.update(epoch=self.head.epoch, round=self.head.round, digest=self.head.hash)
+            await anyio.sleep_forever()
+
+
+@pytest.mark.parametrize("n", [3, 4, 5, pytest.param(10, marks=pytest.mark.long)])
+@pytest.mark.parametrize("weight", ["heavier", "a round ahead"])
+def test_a_claimed_chain_that_nobody_else_knows_is_adopted_by_nobody(run_lab, terms, n, weight):
+    async def script(lab) -> None:
+        for _ in range(n):
+            lab.add()
+        await lab.all_members()
+        await lab.rounds(3)
+        liar = lab.members[-1]
+        head = await at_a_head(liar)
+        more = 10_000 if weight == "heavier" else 2
+        claimed = replace(
+            head,
+            round=head.round + more,
+            outer_step=head.outer_step + more,
+            tokens=head.tokens * 1000 + 10**9,
+            contributions=head.contributions + 10**6,
+            hash=hashlib.blake2b(b"nobody made this", digest_size=32).digest(),
+        )
+        tensors = {name: tensor.clone() for name, tensor in liar.node.replica.shared_tensors().items()}
+        liar.kill()
+        lab.members.remove(liar)
+        before = [member.rounds for member in lab.members]
+        lab.group.start_soon(Pretender(lab, liar, claimed, tensors).live)
+        await anyio.sleep(40.0)
+        for member, rounds in zip(lab.members, before, strict=True):
+            told = [event for event, _ in member.events]
+            assert "resynced" not in told
+            assert "healed" not in told
+            assert member.rounds >= rounds + 5
+            assert member.node.driver.head.round < claimed.round or weight != "heavier"
+        lab.check_equal()
+
+    run_lab(terms("sparseloco"), script, make_model=tiny_model)
