@@ -239,7 +239,8 @@ class Passing:
         given = {peer: _pieces_between(0, len(self.data), UNMEASURED_PIECE, False) for peer in self.peers}
         if uplink() is None:
             await self._send_all(given, lambda: uplink() is not None)
-        furthest = max((_next_start(ranges, len(self.data)) for ranges in given.values()), default=0)
+        starts = (_next_start(ranges, len(self.data)) for ranges in given.values())
+        furthest = max(starts, default=len(self.data))  # for nobody nothing is left to send
         if (rate := uplink()) is None or furthest == len(self.data):
             return await self._send_all(given)
         behind = {peer: [range_ for range_ in ranges if range_[0] < furthest] for peer, ranges in given.items()}
@@ -544,6 +545,8 @@ class ChunkedBroadcast:
 
     async def give(self, frame: Frame, others: Sequence[PeerId], on_failed: OnFailed) -> None:
         """Send a frame to all, by way of others where that is sooner; ``on_failed`` is told of who is not reached."""
+        if not others:  # nor does a frame for nobody say anything of the uplink
+            return
         data, peers = frame.data, shifted(others, self.me)
         with self._deliveries.of_a_frame():
             if frame.header.kind == FrameKind.CONTRIBUTION and len(data) >= PIECED:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 
+import anyio
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from decentral.dissemination.broadcast import SURE, Deliveries, Line, Lines, spread, thin_last
-from decentral.flow.schedule import Ack
+from decentral.dissemination.broadcast import PIECED, SURE, Deliveries, Line, Lines, Passing, Spread, spread, thin_last
+from decentral.flow.schedule import Ack, Window
 from decentral.flow.uplink import UplinkMeter
+from decentral.transport.memory import MemoryNetwork
+from decentral.wire.keys import Signer
 
 RATE, PIECE = 250_000.0, 32_768
 
@@ -169,3 +172,19 @@ def test_how_long_a_frame_takes_follows_from_how_it_is_sent(nbytes, drawn, me):
     finish = max(nbytes / lines[me].rate, len(lines) * (len(lines) - 1) * nbytes / sum(one.rate for one in lines))
     seconds = alone if spread(nbytes, lines, me) is None else finish
     assert Lines(lines).seconds_to_all(nbytes, me) == seconds
+
+
+@pytest.mark.parametrize("uplink", [None, RATE])
+def test_a_frame_in_pieces_for_nobody_is_sent_at_once(uplink):
+    """Pieces are as long as what the uplink carries in a second, over the number of those who get them."""
+
+    async def send():
+        transport = MemoryNetwork().transport(Signer(bytes(32)))
+        passing = Passing(transport, Window(lambda: uplink), (), bytes(PIECED), lambda landing, whole: None, fail)
+        with anyio.fail_after(1.0):
+            await passing.send(lambda nbytes: Spread(nbytes, (0,)), lambda: uplink)
+
+    async def fail(peer):
+        raise AssertionError(f"{peer!r} should not have been sent to")
+
+    anyio.run(send)
