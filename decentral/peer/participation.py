@@ -31,6 +31,7 @@ from decentral.transport.throttle import ThrottledTransport
 from decentral.wire.keys import PeerId, peer_name
 
 LOOK_EVERY = 0.2  # s: Ctrl-C must get through to who waits, on every platform
+LAST_TRIES = 3  # at the last checkpoint: one more commit may come between looking for it and copying
 
 
 @dataclass(slots=True)
@@ -132,6 +133,21 @@ class Participation:
         saved = self.loop.save()
         self.behind.wait()
         return saved
+
+    def save_last(self) -> bool:
+        """Bring the live model in step with the chain, and write the last checkpoint. False, and the user is told, where
+        that cannot be: then the one before stays the newest. Raises DiskError.
+        """
+        gossips, why = self.swarm.node.gossip is not None, "a commit was still being applied"
+        for _ in range(LAST_TRIES):
+            if not run_blocking(self.loop.settle()):
+                why = "a partner did not say whether it took its half of the last step" if gossips else why
+                break
+            if self.save_now():
+                return True
+        self.announce("checkpoint_failed", {"round": self.swarm.node.outer_steps, "why": why})
+        logger.warning("no last checkpoint: %s; the next start in %s goes on from the one before", why, self.settings.called)
+        return False
 
     def close(self, *, politely: bool = False) -> None:
         """End the swarm's side, saying goodbye when ``politely``, and close the files. A second time does nothing."""

@@ -316,9 +316,7 @@ class Peer:
         """``kind``: what ended the training loop; None: it came to its own end."""
         whole, over, kept = kind is None, self._done and not self._control.leaving, False
         try:
-            if save and not part.was_over and run_blocking(part.loop.settle()):
-                part.save_now()
-            kept = save
+            kept = save and (part.was_over or part.save_last())
             self._model.let_go(interrupted=kind is KeyboardInterrupt)
             if whole and over:
                 end_of_run(part, self._asked_to_leave)
@@ -328,7 +326,7 @@ class Peer:
             self.status()  # no step is made any more: what it says now of this peer is its last state
             if kept:
                 self._parting = "done" if over else "left"
-            elif save:  # its last checkpoint failed
+            elif save:  # there is no last checkpoint
                 self._last_status = replace(self._last_status, state="leaving")
             part.close(politely=True)
 

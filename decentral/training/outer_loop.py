@@ -146,6 +146,8 @@ class LoopParts:
 # ---- the loop ----
 
 LOOK_EVERY = 0.2  # s to wait for the next commit at a time: Ctrl-C must get through on every platform
+APPLIED = 8.0  # s, at the end, until a commit that is decided is applied here, too; then the checkpoint before stays
+DECIDED = 2.0  # s, at the end, for a contribution that is in flight: whoever leaves does so within ten
 RESTARTS = 3  # after NaN, without a commit that names this peer in between: then the settings are wrong, not a batch
 
 
@@ -228,10 +230,14 @@ class OuterLoop:
         return self._merger.end_at_replica()
 
     async def settle(self) -> bool:
-        """Before the last checkpoint, after an end at any moment: wait for what a partner may have taken. False: nobody
-        knows whether it did, and no checkpoint may be made of this model.
+        """Before the last checkpoint, after an end at any moment, bring live model and chain in step: no step follows.
+
+        Commits are merged whose time had not come, or that are only now applied; what a partner may have taken is
+        waited for. False: it was not decided in time, and no checkpoint may be made of this model.
         """
-        return self._pairs is None or await self._pairs.settle()
+        is_in_step = await self._steps.settle()
+        self._merger.tell_given_up()
+        return is_in_step
 
     async def begin(self, included: Iterable[CommittedUpdate], *, afresh: bool = False) -> set[int]:
         """Merge what came before the first step, but what is ``included`` in the live model already: that is noted.
@@ -342,6 +348,24 @@ class RoundSteps:
             return False
         return True
 
+    async def settle(self) -> bool:
+        """At the end: merge all that waits, and wait for what is being applied, and a little for what is in flight.
+
+        A commit of this peer's waits in the queue for its ``overlap``, and the chain is ahead of the live model
+        meanwhile: no checkpoint can be made of the two.
+        """
+        self._schedule.overlap = 0  # no inner step comes that a merge could wait for
+        began, is_in_step = self._parts.clock(), False
+        while True:
+            await self._withdraw_if_refused()
+            await self._merger.merge_waiting(0.0)
+            head, waited = self._swarm.node.driver.head, self._parts.clock() - began
+            is_in_step = head.anchor is not None and head.hash == self._schedule.seen
+            is_decided = self._schedule.sent_at is None or self._merger.done or waited >= DECIDED
+            if (is_in_step and is_decided) or waited >= APPLIED or not self._swarm.alive:
+                return is_in_step
+            await self._merger.merge_waiting(LOOK_EVERY)
+
     async def _withdraw_if_refused(self) -> None:
         """What was offered while training went on did not fit the chain any more."""
         if self._offered is None or not self._offered.done():
@@ -425,9 +449,7 @@ class GossipSteps:
         self._parts.events.swapped(swapped)
 
     async def settle(self) -> bool:
-        """Before the last checkpoint: a swap that Ctrl-C left is decided within seconds. Else the checkpoint before has
-        to stay: False.
-        """
+        """At the end: a swap that Ctrl-C left is decided within seconds. Else the checkpoint before has to stay: False."""
         with suppress(DecentralError, TimeoutError, CancelledError):
             await self._end_swap(UNDECIDED + SWAP_SLACK)
         return self._swap is None

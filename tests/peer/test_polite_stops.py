@@ -1,0 +1,197 @@
+"""A peer that stops politely goes on bit for bit where it stopped, wherever in a round that was."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from decentral.manifest import Manifest
+from decentral.observe.status import ENDED, read_status
+from decentral.optimizers import presets
+from decentral.peer import Peer
+from decentral.state.durable import Disk
+from decentral.training import outer_loop
+from decentral.training.resuming import memory_of, tensors_of
+from tests.laws.tables import ALONG_DIRECTIONS, SYNCHRONOUS
+from tests.peer.test_absence import alone
+from tests.peer.test_join import Problem, run_terms
+from tests.peer.test_participation import until
+
+INTERVAL = 4  # inner steps from one contribution to the next
+LAST = 3 * INTERVAL
+# A reduce, detours, a debt, a blend of fragments.
+FEW = (("diloco", INTERVAL - 1), ("eager", 1), ("sparseloco", 1), ("streaming", INTERVAL - 1))
+NOT_LEARNT = (*ALONG_DIRECTIONS, "spes")  # which want another inner optimizer, or experts in the model
+
+CASES = [
+    pytest.param(name, overlap, marks=[] if (name, overlap) in FEW else pytest.mark.long, id=f"{name}-{overlap}")
+    for name, overlap in itertools.product((n for n in SYNCHRONOUS if n not in NOT_LEARNT), (0, 1, INTERVAL - 1))
+]
+
+
+def terms_of(preset: str, overlap: int) -> Manifest:
+    fragments = presets()[preset].fragments
+    return run_terms(
+        preset, run={"rounds": 1000}, inner={"steps": INTERVAL * fragments}, outer={"overlap": overlap}
+    )
+
+
+class Adamant(Problem):
+    """Learns by Adam, from data that follow from the number of the inner step."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+
+    def train(self, peer: Peer, until: int) -> None:
+        """Inner steps up to number ``until``; a contribution is committed before the next one, as on a quick network."""
+        while peer.inner_steps < until:
+            self.data.manual_seed(peer.inner_steps)
+            self.step()
+            committed(peer)
+
+
+def committed(peer: Peer) -> None:
+    """Wait until what is in flight is on the chain, and in the queue of commits to be merged."""
+    until(lambda: not peer.in_flight or not peer.swarm.updates.empty(), lambda: threading.Event().wait(0.002))
+
+
+@dataclass(frozen=True)
+class Kept:
+    """All that a peer has to have again."""
+
+    tensors: dict[str, torch.Tensor]
+    memory: dict[str, Any]
+
+
+def kept_by(peer: Peer, problem: Problem) -> Kept:
+    part = peer._part
+    assert part is not None
+    schedule, replica = part.loop.schedule, part.swarm.node.replica
+    moments = {
+        f"moment/{number}/{name}": one.detach().clone()
+        for number, state in problem.optimizer.state_dict()["state"].items()
+        for name, one in state.items()
+    }
+    tensors = {**replica.shared_tensors(), **replica.own_tensors(), **tensors_of(schedule), **moments}
+    memory = {"inner_steps": peer.inner_steps, "round": peer.round, **memory_of(schedule)}
+    return Kept({**tensors, "live": problem.flat()}, memory)
+
+
+def check_same(found: Kept, wanted: Kept) -> None:
+    assert found.memory == wanted.memory
+    assert found.tensors.keys() == wanted.tensors.keys()
+    differing = [name for name, one in wanted.tensors.items() if not torch.equal(found.tensors[name], one)]
+    assert not differing
+
+
+@contextmanager
+def life(folder: Path, manifest: Manifest, **given: Any) -> Iterator[tuple[Peer, Adamant]]:
+    problem = Adamant()
+    with alone(folder, manifest, problem, **given) as peer:
+        yield peer, problem
+
+
+def never_stopped(folder: Path, manifest: Manifest) -> list[torch.Tensor]:
+    """The live model after each inner step, 0 first."""
+    with life(folder, manifest) as (peer, problem):
+        found = [problem.flat()]
+        for number in range(1, LAST + 1):
+            problem.train(peer, number)
+            found.append(problem.flat())
+    return found
+
+
+@pytest.mark.parametrize(("preset", "overlap"), CASES)
+def test_a_peer_that_stops_at_any_inner_step_of_a_round_goes_on_bit_for_bit_where_it_stopped(
+    tmp_path: Path, preset: str, overlap: int
+) -> None:
+    """A stop merges what waits for its ``overlap``, as no inner step comes any more. So it is the run that never stopped
+    to the bit, but where a stop comes between a contribution and its merge: that merge was earlier.
+    """
+    manifest = terms_of(preset, overlap)
+    straight = never_stopped(tmp_path / "straight", manifest)
+    for stop in range(INTERVAL, 2 * INTERVAL + 1):
+        folder = tmp_path / f"stop{stop}"
+        with life(folder, manifest) as (peer, problem):
+            problem.train(peer, stop)
+            assert torch.equal(problem.flat(), straight[stop])
+            waits = not peer.swarm.updates.empty()
+        wanted = kept_by(peer, problem)
+        assert wanted.memory["inner_steps"] == stop
+        with life(folder, manifest) as (peer, problem):
+            check_same(kept_by(peer, problem), wanted)
+            if not waits:
+                problem.train(peer, LAST)
+                assert torch.equal(problem.flat(), straight[LAST])
+        assert waits == (stop % INTERVAL < overlap)
+
+
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_ctrl_c_while_a_contribution_is_in_flight_waits_a_little_for_what_becomes_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overlap: int
+) -> None:
+    """Its commit came after the checkpoint, and before the goodbye."""
+    for bound in ("DECIDED", "APPLIED"):
+        monkeypatch.setattr(outer_loop, bound, 60.0)  # this machine may be busy
+    manifest = terms_of("diloco", overlap)
+    with pytest.raises(KeyboardInterrupt), life(tmp_path, manifest) as (peer, problem):  # noqa: PT012 - as a user's loop
+        problem.train(peer, INTERVAL - 1)
+        problem.step()
+        raise KeyboardInterrupt
+    wanted = kept_by(peer, problem)
+    assert (wanted.memory["inner_steps"], wanted.memory["round"]) == (INTERVAL, 1)
+    with life(tmp_path, manifest) as (peer, problem):
+        check_same(kept_by(peer, problem), wanted)
+
+
+class SlowJournal:
+    """A disk on which commits are written when the gate is open."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.open = threading.Event()
+        self.open.set()
+        write = Disk.write
+
+        def slowly(disk: Disk, path: Path, parts: Iterable[Any], at: int | None = None) -> None:
+            if path.name == "journal":
+                assert self.open.wait(60.0)
+            write(disk, path, parts, at)
+
+        monkeypatch.setattr(Disk, "write", slowly)
+
+    def hears(self, events: list[dict[str, Any]]) -> Callable[[dict[str, Any]], None]:
+        """An observer, at whose word that a checkpoint failed the disk is quick again."""
+
+        def hear(event: dict[str, Any]) -> None:
+            events.append(event)
+            if event["event"] == "checkpoint_failed":
+                self.open.set()
+
+        return hear
+
+
+def test_a_stop_without_a_last_checkpoint_says_so_and_not_that_everything_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(outer_loop, "APPLIED", 0.3)
+    manifest, journal, events = terms_of("diloco", 1), SlowJournal(monkeypatch), list[dict[str, Any]]()
+    with life(tmp_path, manifest, observer=journal.hears(events)) as (peer, problem):
+        problem.train(peer, INTERVAL - 1)
+        journal.open.clear()
+        problem.step()
+        until(lambda: peer.swarm.node.driver.head.anchor is None)
+    told = [event for event in events if event["event"] == "checkpoint_failed"]
+    assert [event["why"] for event in told] == ["a commit was still being applied"]
+    assert "no last checkpoint: a commit was still being applied" in caplog.text
+    assert read_status(tmp_path).state not in ENDED
+    with life(tmp_path, manifest) as (peer, _):
+        assert peer.round == 1, "a durable commit was lost"
