@@ -52,6 +52,8 @@ class History:
             self._round(row, [partner] if isinstance(partner, str) else [], [])  # who else met is not told
         elif (said := sentence_of(row)) is not None:
             self._say(row, said)
+        if row.get("event") == "healed" and isinstance(parted := row.get("parted"), int):
+            self._drop_after(parted)
 
     def metric(self, row: Mapping[str, Any]) -> None:
         """One row of ``metrics.jsonl``."""
@@ -68,8 +70,7 @@ class History:
     def _round(self, row: Mapping[str, Any], contributors: list[str], members: list[str]) -> None:
         if (step := steps_made(row)) is None:
             return
-        while self.rounds and self.rounds[-1]["step"] >= step:  # made anew, on another branch
-            self.rounds.pop()
+        self._drop_after(step - 1)  # made anew, on another branch
         mono = number(row.get("mono"))
         self.rounds.append(
             {
@@ -84,6 +85,11 @@ class History:
             }
         )
         self._last_mono = mono
+
+    def _drop_after(self, step: int) -> None:
+        """The rounds after so many outer steps are none of the run's any more."""
+        while self.rounds and self.rounds[-1]["step"] > step:
+            self.rounds.pop()
 
     def _next_members(self, row: Mapping[str, Any], members: list[str]) -> None:
         """Who is a member of the next round, and who came or went with that."""

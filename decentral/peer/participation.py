@@ -135,8 +135,9 @@ class Participation:
         return saved
 
     def save_last(self) -> bool:
-        """Bring the live model in step with the chain, and write the last checkpoint. False, and the user is told, where
-        that cannot be: then the one before stays the newest. Raises DiskError.
+        """Bring the live model in step with the chain, and write the last checkpoint. Raises DiskError.
+
+        False, and the user is told, where that cannot be: then the one before stays the newest.
         """
         gossips, why = self.swarm.node.gossip is not None, "a commit was still being applied"
         for _ in range(LAST_TRIES):
@@ -146,7 +147,9 @@ class Participation:
             if self.save_now():
                 return True
         self.announce("checkpoint_failed", {"round": self.swarm.node.outer_steps, "why": why})
-        logger.warning("no last checkpoint: %s; the next start in %s goes on from the one before", why, self.settings.called)
+        logger.warning(
+            "no last checkpoint: %s; the next start in %s goes on from the one before", why, self.settings.called
+        )
         return False
 
     def close(self, *, politely: bool = False) -> None:

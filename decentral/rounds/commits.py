@@ -262,8 +262,9 @@ class Adoption:
             return []
         to, last = loaded or self.replica, len(self.replica.anchors) - 1
         moves = [self._move(f, old_N, to, owed.get(f), taken) for f, old_N in enumerate(self.replica.anchors)]
-        rounds = _rounds_of_each(head, branch, len(moves))
-        return [replace(move, head=head.hash, rounds=rounds, whole=f == last) for f, move in enumerate(moves)]
+        rounds, parted = _rounds_of_each(head, branch, len(moves)), _parted(self.state.head, branch)
+        of_all = {"head": head.hash, "rounds": rounds, "parted": parted}
+        return [replace(move, whole=f == last, **of_all) for f, move in enumerate(moves)]
 
     def _move(
         self,
@@ -352,23 +353,33 @@ class Adoption:
 
     def _tell_adopted(self, head: Head, branch: Branch, owed: Mapping[int, Owed]) -> None:
         """Events of an adoption; ``healed`` when rounds of ours are given up for it."""
-        old, shared = self.state.head, branch.shared
+        old, shared, parted = self.state.head, branch.shared, _parted(self.state.head, branch)
         self.outbox.forget_after(-1 if shared is None else shared.round)
         self.bookkeeping.forget_given()
         where = {"record": head.hash.hex(), "anchor": self.replica.digest.hex()}
         self.state.on_event("resynced", {"round": head.round, "epoch": head.epoch, **where})
-        if shared is not None and shared.hash == old.hash:
+        if parted is None:
             return
         self.state.on_event(
             "healed",
             {
                 "round": head.round,
                 "epoch": head.epoch,
-                "given_up": None if shared is None else old.outer_step - shared.outer_step,
+                "parted": None if self.state.gossips else parted,
+                "given_up": None if shared is None else old.outer_step - parted,
                 "kept": sum(one.rounds for one in owed.values()),
                 "steps": sum(one.steps for one in owed.values()),
             },
         )
+
+
+def _parted(ours: Head, branch: Branch) -> int | None:
+    """The outer step after which our rounds are given up for ``branch``: 0 where it left too long ago to be known; None
+    where it follows ``ours``.
+    """
+    if branch.shared is None:
+        return 0
+    return None if branch.shared.hash == ours.hash else branch.shared.outer_step
 
 
 def _rounds_of_each(head: Head, branch: Branch, num_fragments: int) -> int:

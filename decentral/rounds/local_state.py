@@ -203,6 +203,7 @@ class CommittedUpdate:
     channels: frozenset[str] = frozenset()  # that the contributions had
     unmoved: bool = False  # the commit moved nothing: what it took is given up
     adopted: bool = False  # a snapshot was taken over, for this move or for one that it was joined with
+    parted: int | None = None  # adopted: the outer step after which our branch is given up; None: it is not
     whole: bool = True  # False: moves of other fragments to the same head follow
     took: bool = False  # adopted: what this peer had in flight was taken, and ``before_N`` is without what it measured
     taken_N: Tensor | None = None  # bool: where progress is in the anchor already, sent by a previous incarnation

@@ -120,6 +120,9 @@ class TraceEvents:
         loss = self._lesson.loss(self._model.fragments)
         self._note("swapped", tensors, round=outcome.step, partner=outcome.partner, loss=loss)
 
+    def parted(self, outer_step: int) -> None:
+        """The trace has the branch by its records."""
+
     def away(self, away: Away) -> None:
         """Progress, and with what starts over its debt, that is given up."""
         self._note("away", {str(away.fragment): away.dropped_N}, **away.fields())

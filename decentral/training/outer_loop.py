@@ -73,6 +73,10 @@ class LoopEvents(Protocol):
         """A commit was merged, or changed the membership; ``of_pairs``: in a gossip run, where it is no round."""
         ...
 
+    def parted(self, outer_step: int) -> None:
+        """Another branch is taken over: the rounds of ours after so many outer steps are none of the run's any more."""
+        ...
+
     def swap_begins(self, mine: Contribution) -> None:
         """The loop stands still for a gossip step."""
         ...
@@ -449,7 +453,7 @@ class GossipSteps:
         self._parts.events.swapped(swapped)
 
     async def settle(self) -> bool:
-        """At the end: a swap that Ctrl-C left is decided within seconds. Else the checkpoint before has to stay: False."""
+        """At the end: a swap that Ctrl-C left is decided within seconds. Else the checkpoint before stays: False."""
         with suppress(DecentralError, TimeoutError, CancelledError):
             await self._end_swap(UNDECIDED + SWAP_SLACK)
         return self._swap is None
@@ -573,6 +577,8 @@ class Merger:
         record = update.record
         if update.adopted:
             self.must_save = True  # the last checkpoint is of a branch, or a time, that this peer has left
+        if update.parted is not None:
+            self._parts.events.parted(update.parted)
         if record is None:
             return
         self._parts.events.round_ended(update, of_pairs=self._swarm.node.gossip is not None)

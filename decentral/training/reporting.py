@@ -41,7 +41,7 @@ class Reporter:
     ) -> None:
         self._emit, self._me = emit, me
         self._clock = clock
-        self._outcomes: deque[bool] = deque(maxlen=SEEN)
+        self._outcomes: deque[tuple[int, bool]] = deque(maxlen=SEEN)  # outer steps made, whether it contributed
         self._num_outcomes = 0  # ever
         self._sent_after: deque[tuple[int, int]] = deque([(0, 0)])  # so many outcomes: bytes sent until then
         self._traffic: deque[tuple[float, int, int]] = deque(maxlen=256)
@@ -114,9 +114,16 @@ class Reporter:
         if not moves_anchor(record) or of_pairs:
             return
         if was_there:
-            self._ended(update.contribution is not None)
+            self._ended(update.contribution is not None, record.outer_step + 1)
         else:  # what ends while this peer is away is no round that it missed, but the swarm does not hang
             self._round_began = self._clock()
+
+    def parted(self, outer_step: int) -> None:
+        """Another branch is taken over: what this peer contributed to its own after so many outer steps is in no round
+        of the run, and sent again.
+        """
+        stay = [one for one in list(self._outcomes) if one[0] <= outer_step]
+        self._outcomes = deque(stay, maxlen=SEEN)  # another one, as another thread may be reading
 
     def away(self, away: Away) -> None:
         """Progress of an absence is given up, in part or whole."""
@@ -143,13 +150,13 @@ class Reporter:
             **self._times(),
         }
         self._emit("pair", fields)
-        self._ended(outcome.partner is not None if outcome.matched else None)
+        self._ended(outcome.partner is not None if outcome.matched else None, outcome.step + 1)
 
-    def _ended(self, contributed: bool | None) -> None:
+    def _ended(self, contributed: bool | None, step: int) -> None:
         """A round is over; None: in which nobody contributes, so that this peer missed nothing."""
         now = self._clock()
         if contributed is not None:
-            self._outcomes.append(contributed)
+            self._outcomes.append((step, contributed))
             self._contributed_at = now if contributed else self._contributed_at
             self._num_outcomes += 1
         self._rounds.append((now - self._round_began, contributed is not False))
@@ -178,8 +185,8 @@ class Reporter:
 
     @property
     def outcomes(self) -> list[bool]:
-        """Of the last rounds: whether this peer contributed to each."""
-        return list(self._outcomes)
+        """Of the last rounds of the run, at most ``SEEN``: whether this peer contributed to each."""
+        return [contributed for _, contributed in list(self._outcomes)]
 
     @property
     def usual_round(self) -> float | None:

@@ -381,7 +381,10 @@ def _joined(older: CommittedUpdate, newest: CommittedUpdate) -> CommittedUpdate:
         before_N = before_N + (newest.before_N - older.after_N)
     owed, rounds = older.owed_steps + newest.owed_steps, older.rounds + newest.rounds
     channels, adopted = older.channels | newest.channels, older.adopted or newest.adopted
-    return replace(newest, before_N=before_N, owed_steps=owed, rounds=rounds, channels=channels, adopted=adopted)
+    parted = min((one.parted for one in (older, newest) if one.parted is not None), default=None)
+    return replace(
+        newest, before_N=before_N, owed_steps=owed, rounds=rounds, channels=channels, adopted=adopted, parted=parted
+    )
 
 
 # ---- a loop beside the node ----

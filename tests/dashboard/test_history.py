@@ -67,6 +67,16 @@ def test_rounds_that_another_branch_made_anew_take_the_place_of_the_old_ones() -
     assert [made["step"] for made in history.rounds] == [1, 2]
 
 
+def test_rounds_that_were_given_up_for_another_branch_are_none_any_more() -> None:
+    history = History()
+    for step in range(1, 9):
+        history.event(commit(step, [ME], [ME]))
+    history.event({"event": "healed", "t": 1009.0, "round": 12, "epoch": 3, "parted": 2, "given_up": 6})
+    assert [made["step"] for made in history.rounds] == [1, 2]
+    history.event({"event": "healed", "t": 1010.0, "round": 12, "epoch": 3, "parted": None, "given_up": None})
+    assert [made["step"] for made in history.rounds] == [1, 2]
+
+
 def test_a_gossip_step_has_a_partner_or_none() -> None:
     history = History()
     history.event({"event": "pair", "step": 1, "partner": OTHER, "disagreement": 0.02})

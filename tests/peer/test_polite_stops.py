@@ -39,9 +39,7 @@ CASES = [
 
 def terms_of(preset: str, overlap: int) -> Manifest:
     fragments = presets()[preset].fragments
-    return run_terms(
-        preset, run={"rounds": 1000}, inner={"steps": INTERVAL * fragments}, outer={"overlap": overlap}
-    )
+    return run_terms(preset, run={"rounds": 1000}, inner={"steps": INTERVAL * fragments}, outer={"overlap": overlap})
 
 
 class Adamant(Problem):
@@ -51,9 +49,9 @@ class Adamant(Problem):
         super().__init__(0)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
 
-    def train(self, peer: Peer, until: int) -> None:
-        """Inner steps up to number ``until``; a contribution is committed before the next one, as on a quick network."""
-        while peer.inner_steps < until:
+    def train(self, peer: Peer, last: int) -> None:
+        """Inner steps up to number ``last``; a contribution is committed before the next one, as on a quick network."""
+        while peer.inner_steps < last:
             self.data.manual_seed(peer.inner_steps)
             self.step()
             committed(peer)
@@ -114,8 +112,8 @@ def never_stopped(folder: Path, manifest: Manifest) -> list[torch.Tensor]:
 def test_a_peer_that_stops_at_any_inner_step_of_a_round_goes_on_bit_for_bit_where_it_stopped(
     tmp_path: Path, preset: str, overlap: int
 ) -> None:
-    """A stop merges what waits for its ``overlap``, as no inner step comes any more. So it is the run that never stopped
-    to the bit, but where a stop comes between a contribution and its merge: that merge was earlier.
+    """A stop merges what waits for its ``overlap``, as no inner step comes any more. So it is to the bit the run that
+    never stopped, but where a stop comes between a contribution and its merge: that merge was earlier.
     """
     manifest = terms_of(preset, overlap)
     straight = never_stopped(tmp_path / "straight", manifest)

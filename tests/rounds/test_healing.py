@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import anyio
 import pytest
 import torch
 
-from decentral.consensus.chain import Branch
+from decentral.consensus.chain import Branch, contributions
 from decentral.consensus.round_state import references
+from decentral.training.reporting import Reporter
 from decentral.wire.keys import peer_name
 from tests.lab.learners import Learner, accounted_for, given_by
 from tests.lab.nodes import tiny_model
@@ -124,6 +126,39 @@ def test_of_two_sides_without_a_majority_the_heavier_wins_and_no_progress_is_los
         check_progress(lab, won[0].log)
 
     run_lab(exact_terms(terms, compressor), script, make_model=tiny_model)
+
+
+class Counted(Learner):
+    """Counts its rounds as a peer does for its status."""
+
+    def __init__(self, lab, number, founder):
+        super().__init__(lab, number, founder)
+        self.reporter = Reporter(lambda event, fields: None, self.signer.peer, anyio.current_time)
+
+    def round_ended(self, update, *, of_pairs=False):
+        self.reporter.round_ended(update, of_pairs=of_pairs)
+
+    def parted(self, outer_step):
+        self.reporter.parted(outer_step)
+
+
+def test_after_a_partition_nobody_counts_contributions_to_rounds_that_were_given_up(run_lab, terms):
+    """A peer of the lighter side had contributed to 95 of the last 100, and the run had five of them."""
+
+    async def script(lab):
+        won, lost = await partition(lab, [Counted] * 3, 1, "many")
+        await settle(lab)
+        chain = [commit.record for commit in won[0].log]
+        for member in (*won, *lost):
+            named = sum(member.signer.peer in {ref.peer for ref in contributions(record)} for record in chain)
+            assert 2 <= sum(member.reporter.outcomes) <= named
+        assert all(len(member.reporter.outcomes) < len(won[0].reporter.outcomes) for member in lost)
+        for member in lost:
+            (healed,) = member.happened("healed")
+            (parted,) = {one.parted for one in member.all_updates if one.adopted}
+            assert healed["parted"] == parted > 0
+
+    run_lab(exact_terms(terms, SPARSE), script, make_model=tiny_model)
 
 
 def test_what_a_peer_gave_to_reduced_rounds_survives_as_well(run_lab, terms):

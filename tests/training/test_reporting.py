@@ -70,6 +70,20 @@ def test_the_merge_that_ends_a_gossip_run_is_no_round_beside_its_steps() -> None
     assert told == ["pair"] * 6 + ["commit"]
 
 
+def test_rounds_of_a_branch_that_is_given_up_are_none_that_a_peer_contributed_to() -> None:
+    """It contributed to 95 of the last 100, of which the run had five."""
+    reporter = Reporter(lambda kind, fields: None, b"me", lambda: 0.0)
+    for made in range(100):
+        reporter.round_ended(update((b"me", b"other"), made != 3, outer_step=made))
+    reporter.parted(5)
+    assert reporter.outcomes == [True, True, True, False, True]
+    reporter.parted(5)  # each fragment's move of one adoption says so
+    reporter.round_ended(update((b"me", b"other"), True, outer_step=200))
+    assert len(reporter.outcomes) == 6
+    reporter.parted(0)  # nobody knows where
+    assert reporter.outcomes == []
+
+
 def test_bytes_per_round_are_those_of_the_rounds_that_are_told_of() -> None:
     """All bytes ever sent were shared out among the last hundred rounds: they seemed to grow from there on."""
     reporter, sent = Reporter(lambda kind, fields: None, b"me", lambda: 0.0), 0
@@ -112,9 +126,9 @@ def test_rounds_that_a_peer_catches_up_with_do_not_tell_how_long_one_takes() -> 
     assert reporter.next_round_in == pytest.approx(20.0)
 
 
-def update(members: tuple[bytes, ...], contributed: bool) -> Any:
+def update(members: tuple[bytes, ...], contributed: bool, outer_step: int = 0) -> Any:
     frames = (SimpleNamespace(peer=bytes(32)),)
-    where = {"round": 1, "epoch": 0, "outer_step": 0, "fragment": 0, "final": False, "hash": b""}
+    where = {"round": 1, "epoch": 0, "outer_step": outer_step, "fragment": 0, "final": False, "hash": b""}
     record = SimpleNamespace(**where, frames=frames, contributors=(), members=members, next_members=())
     return SimpleNamespace(
         record=record, fragment=0, contribution=object() if contributed else None, anchor=b"", decision=None
