@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -108,29 +109,44 @@ def never_stopped(folder: Path, manifest: Manifest) -> list[torch.Tensor]:
     return found
 
 
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """More of them take a hundred times as long for so small a model on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], list[torch.Tensor]]:
+    """Of a preset and its overlap."""
+    return functools.cache(
+        lambda preset, overlap: never_stopped(tmp_path_factory.mktemp("straight"), terms_of(preset, overlap))
+    )
+
+
+@pytest.mark.parametrize("stop", range(INTERVAL, 2 * INTERVAL + 1))
 @pytest.mark.parametrize(("preset", "overlap"), CASES)
 def test_a_peer_that_stops_at_any_inner_step_of_a_round_goes_on_bit_for_bit_where_it_stopped(
-    tmp_path: Path, preset: str, overlap: int
+    tmp_path: Path, straight: Callable[[str, int], list[torch.Tensor]], preset: str, overlap: int, stop: int
 ) -> None:
     """A stop merges what waits for its ``overlap``, as no inner step comes any more. So it is to the bit the run that
     never stopped, but where a stop comes between a contribution and its merge: that merge was earlier.
     """
-    manifest = terms_of(preset, overlap)
-    straight = never_stopped(tmp_path / "straight", manifest)
-    for stop in range(INTERVAL, 2 * INTERVAL + 1):
-        folder = tmp_path / f"stop{stop}"
-        with life(folder, manifest) as (peer, problem):
-            problem.train(peer, stop)
-            assert torch.equal(problem.flat(), straight[stop])
-            waits = not peer.swarm.updates.empty()
-        wanted = kept_by(peer, problem)
-        assert wanted.memory["inner_steps"] == stop
-        with life(folder, manifest) as (peer, problem):
-            check_same(kept_by(peer, problem), wanted)
-            if not waits:
-                problem.train(peer, LAST)
-                assert torch.equal(problem.flat(), straight[LAST])
-        assert waits == (stop % INTERVAL < overlap)
+    manifest, never = terms_of(preset, overlap), straight(preset, overlap)
+    with life(tmp_path, manifest) as (peer, problem):
+        problem.train(peer, stop)
+        assert torch.equal(problem.flat(), never[stop])
+        waits = not peer.swarm.updates.empty()
+    wanted = kept_by(peer, problem)
+    assert wanted.memory["inner_steps"] == stop
+    with life(tmp_path, manifest) as (peer, problem):
+        check_same(kept_by(peer, problem), wanted)
+        if not waits:
+            problem.train(peer, LAST)
+            assert torch.equal(problem.flat(), never[LAST])
+    assert waits == (stop % INTERVAL < overlap)
 
 
 @pytest.mark.parametrize("overlap", [0, 1])
