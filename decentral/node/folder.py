@@ -6,11 +6,12 @@ The run is written in its ``run.toml`` and in its checkpoints.
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from filelock import BaseFileLock, FileLock, Timeout
@@ -80,6 +81,45 @@ def _check_run(path: Path, kept: bytes, run: bytes, whose: str) -> None:
         raise ManifestMismatch(
             f"{path} holds another run ({kept.hex()[:12]}), {whose} are of {run.hex()[:12]}; choose another --out"
         )
+
+
+# ---- where it was, and where others were ----
+#
+# A peer that comes back listens where it did and looks for those that it knew, so that two that were restarted together
+# find each other. At a new port, or with what a checkpoint of long ago knew, neither would be where the other looks.
+
+ADDRESSES_FILE = "addresses.json"
+_MOST_ADDRESSES = 64  # of each kind
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Multiaddrs: those that a peer listened on, and those at which it met others of its run."""
+
+    listen: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+
+
+def kept_addresses(out: Path) -> Addresses:
+    """Those of the last process in ``out``; none where the file is missing or damaged, and the invite has to do."""
+    try:
+        found = json.loads((out / ADDRESSES_FILE).read_text(encoding="utf-8"))
+        return Addresses(_texts(found["listen"]), _texts(found["others"]))
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return Addresses()
+
+
+def keep_addresses(out: Path, addresses: Addresses) -> None:
+    """Write them to ``out``. Raises DiskError."""
+    path = out / ADDRESSES_FILE
+    with disk_errors(f"writing {path}"):
+        DISK.replace_file(path, [json.dumps(asdict(addresses)).encode()])
+
+
+def _texts(found: object) -> tuple[str, ...]:
+    if not isinstance(found, list):
+        raise TypeError(f"{type(found).__name__} where a list of addresses belongs")
+    return tuple(one for one in found[:_MOST_ADDRESSES] if isinstance(one, str))
 
 
 # ---- one process at a time ----

@@ -193,10 +193,6 @@ class Node:
             self._began = self._now()
         return self._now() - self._began
 
-    def ways_to_others(self) -> tuple[str, ...]:
-        """Addresses by which this peer can come back to its run: of those it knows, else of those it came by."""
-        return self.directory.ways_to_others() or self.start.bootstrap
-
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Take part until cancelled. Raises ManifestMismatch, VersionError or NoPeersError while joining."""
         self._began = self._now() - self.start.age - self.start.away

@@ -18,7 +18,7 @@ import anyio
 
 from decentral.errors import ListenError, PayloadError, UsageError, first_of
 from decentral.transport import Transport
-from decentral.transport.base import check_listen
+from decentral.transport.base import check_listen, everywhere, pinned
 from decentral.transport.choice import Keys, make_transport
 from decentral.transport.native.tcp import endpoint
 from decentral.transport.reachability import Kind, probe, relays_among
@@ -34,6 +34,7 @@ class NetworkSetup:
     transport: Transport
     kind: Kind = "unknown"
     relays: tuple[str, ...] = ()  # where it keeps places
+    listen: tuple[str, ...] = ()  # on which it listens, with their ports; none where the transport was given
 
     @property
     def is_private(self) -> bool:
@@ -61,21 +62,28 @@ def enter(
     *,
     relays: Sequence[str] = (),
     invited_by: Sequence[str] = (),
+    before: Sequence[str] = (),
 ) -> NetworkSetup:
     """Ask the relays and who invited this peer whether it can be dialled, then make its transport.
 
-    Takes milliseconds where somebody can dial it, 3 s behind a NAT. Raises ListenError, UsageError.
+    Where ``listen`` leaves the port open, it is that of ``before``, on which the last process listened, if it is free:
+    others look for this peer there. Takes milliseconds where somebody can dial it, 3 s behind a NAT. Raises
+    ListenError, UsageError.
     """
     if asked is not None and not isinstance(asked, str):
         return NetworkSetup(asked)
     check_relays(relays)
     others = (*relays, *invited_by)
     known = relays_among(others)
+    again = pinned(everywhere() if listen is None else listen, before)
+    if before and _free(again):
+        listen = again
     found = run_apart(probe, listen, (*others, *known), time.time)
     chosen = {"public": (), "private": known, None: tuple(relays)}[found.role]
     logger.debug("reachability: %s, seen by %s", found.kind, found.views)
     where = found.listen if _free(found.listen) else listen
-    return NetworkSetup(make_transport(asked, keys, where, role=found.role, relays=chosen), found.kind, chosen)
+    transport = make_transport(asked, keys, where, role=found.role, relays=chosen)
+    return NetworkSetup(transport, found.kind, chosen, tuple(where or ()))
 
 
 def _free(listen: Sequence[str]) -> bool:

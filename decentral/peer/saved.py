@@ -170,7 +170,7 @@ async def _consistent_state(node: Node) -> tuple[Head, dict[str, Tensor], dict[s
     replica, head = node.replica, node.driver.head
     step = node.gossip.step if node.gossip is not None else 0
     is_the_last = head.final and head.anchor == replica.digest
-    memory = {"gossip_step": step, "age": node.age, "over": is_the_last, "ways": node.ways_to_others()}
+    memory = {"gossip_step": step, "age": node.age, "over": is_the_last}
     return head, {**replica.shared_tensors(), **replica.own_tensors()}, memory
 
 

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from decentral.consensus.chain import Head
-from decentral.flow.waiting import seconds_asleep_or_not
+from decentral.errors import DiskError
+from decentral.flow.waiting import in_thread, seconds_asleep_or_not
 from decentral.node.durable_store import Resumed
-from decentral.node.folder import keep_terms, keep_token
+from decentral.node.folder import Addresses, keep_addresses, keep_terms, keep_token, kept_addresses
 from decentral.node.node import Node, Start, throttled
 from decentral.node.upload import PAUSED, DailyUpload, checked_limit
 from decentral.optimizers.base import State
@@ -40,6 +41,10 @@ from decentral.training.schedule import SyncSchedule, make_schedule
 from decentral.training.swarm_side import AcrossThreads, SwarmThread, run_blocking
 from decentral.transport.memory import MemoryNetwork
 from decentral.transport.throttle import Caps
+
+_NOTED_EVERY = 1.0  # s between two looks at the addresses to keep: what a crash forgets
+
+logger = logging.getLogger("decentral.peer")
 
 
 @dataclass(slots=True)
@@ -71,6 +76,7 @@ class Startup:
         self._limits, self._daily_upload, self._lan = limits, limits.daily_upload, lan
         self._checkpointer = Checkpointer(part.store, part.settings.states)
         self._checkpoint: _Checkpoint | None = None
+        self._before = kept_addresses(part.settings.out)
 
     def begin(self) -> None:
         """Resume or start, find the swarm, and stand at a verified anchor. Raises what it cannot get over."""
@@ -139,18 +145,24 @@ class Startup:
 
     @property
     def _ways(self) -> tuple[str, ...]:
-        """Those, and of who was there when the checkpoint was written: a first peer has no invite, and when it comes
-        back at another address the others have only its old one.
+        """Those, and of who was there last: a first peer has no invite, and when it comes back at another address the
+        others have only its old one.
         """
-        kept = () if self._checkpoint is None else self._checkpoint.memory.get("ways", ())
-        return tuple(dict.fromkeys((*self._invited_by, *kept)))
+        return tuple(dict.fromkeys((*self._invited_by, *self._before.others)))
 
     def _enter(self) -> NetworkSetup:
         """The way to the others; a network with nobody in it for whom the run is over, and who serves nobody."""
         given, identity = self._settings.options, self._part.identity
         if self._part.is_offline:
             return NetworkSetup(MemoryNetwork().transport(identity.signer))
-        return enter(given.transport, identity, given.listen, relays=given.relays, invited_by=self._invited_by)
+        return enter(
+            given.transport,
+            identity,
+            given.listen,
+            relays=given.relays,
+            invited_by=self._invited_by,
+            before=self._before.listen,
+        )
 
     def _start_swarm(self, start: Start) -> None:
         """Returns once the chain has a head here. Raises what the swarm's side cannot get over."""
@@ -180,6 +192,7 @@ class Startup:
 
         async def beside(directory: Directory) -> None:
             async with anyio.create_task_group() as group:
+                group.start_soon(self._note_addresses, directory)
                 if lan is not None:
                     group.start_soon(lan.run, directory)
                 if resumed:
@@ -187,6 +200,22 @@ class Startup:
 
         part.swarm = SwarmThread(transport, make_node, None if part.is_offline else beside)
         part.swarm.start()
+
+    async def _note_addresses(self, directory: Directory) -> None:
+        """Keep in the folder where this peer listens and where others are, for its next start; never raises.
+
+        Once nobody is left, those who were there last stay: they may be restarted as well.
+        """
+        noted, out = self._before, self._settings.out
+        while True:
+            now = Addresses(self._part.network.listen or noted.listen, directory.ways_back() or noted.others)
+            if now != noted:
+                try:
+                    await in_thread(keep_addresses, out, now)
+                    noted = now
+                except DiskError as error:
+                    logger.debug("addresses: %s", error)
+            await anyio.sleep(_NOTED_EVERY)
 
     def _take_up(self, start: Start, node: Node) -> None:
         """What the checkpoint and the journal say, into a node that has not run yet."""

@@ -34,6 +34,7 @@ logger = logging.getLogger("decentral.swarm")
 
 _RECALLED = 4  # silent peers tried again per renewal
 _OTHER_WAYS = 3  # peers beside this one that an invite leads to
+_KEPT, _KEPT_EACH = 8, 4  # peers that a restart begins with, and addresses of each
 
 
 class Directory:
@@ -54,7 +55,9 @@ class Directory:
         self._own = OwnLease(signer, run, ttl, transport.addresses)
         self._contacts = Contacts()
         self._messages = LeaseMessages(transport, self._table, self._own, self._contacts)
-        self._bootstrap = Bootstrap(signer.peer, self._contacts, self._messages.visit, self._messages.is_live, ttl / 3)
+        self._bootstrap = Bootstrap(
+            signer.peer, self._contacts, self._messages.visit, self._messages.is_live, lambda: self.looking, ttl / 3
+        )
         self._dht = dht  # look in hivemind's DHT, too, where the transport has one
         self._turn = 0
 
@@ -90,6 +93,14 @@ class Directory:
         """One address of each of a few others that can be dialled, here now or lately."""
         known = [lease.addresses[0] for lease in self._table.known() if lease.addresses and not lease.state & PRIVATE]
         return tuple(known[:_OTHER_WAYS])
+
+    def ways_back(self) -> tuple[str, ...]:
+        """Addresses by which a restart finds the run again: of a few others, those first that have been here longest.
+
+        Also of who said goodbye, for it may be restarted, too, and of private ones, for nobody else may be there.
+        """
+        known = [lease.addresses[:_KEPT_EACH] for lease in self._table.lately() if lease.addresses]
+        return tuple(address for addresses in known[:_KEPT] for address in addresses)
 
     @property
     def answered_in(self) -> Mapping[PeerId, float]:
@@ -260,9 +271,11 @@ def circles(me: PeerId, others: Sequence[PeerId]) -> Circles:
 # ---- peers known beforehand ----
 #
 # Each peer that this one was told of is tried until it answers, for ever, as it may come up tomorrow. The pauses grow
-# to half a minute.
+# to half a minute; in the first minute of being alone to a second, because machines that are restarted together do not
+# listen at the same moment, and a doubled pause is as long as the time that one of them was late.
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0  # s between attempts to reach one
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 30.0  # s between attempts to reach one
+_EAGER_PAUSE, _EAGER_FOR = 1.0, 60.0  # s between them while nobody is here, and for how long: some 60 attempts
 _BOOTSTRAPS = 64
 
 Visit = Callable[[PeerId, tuple[str, ...]], Awaitable[None]]
@@ -270,14 +283,22 @@ Visit = Callable[[PeerId, tuple[str, ...]], Awaitable[None]]
 
 class Bootstrap:
     """Those that the peer ``me`` was told of. ``visit`` dials one and asks it; one that ``is_live`` is left alone for
-    ``rest`` s.
+    ``rest`` s. ``is_alone``: whether nobody at all is here.
     """
 
     def __init__(
-        self, me: PeerId, contacts: Contacts, visit: Visit, is_live: Callable[[PeerId], bool], rest: float
+        self,
+        me: PeerId,
+        contacts: Contacts,
+        visit: Visit,
+        is_live: Callable[[PeerId], bool],
+        is_alone: Callable[[], bool],
+        rest: float,
     ) -> None:
-        self._me, self._contacts, self._visit, self._is_live, self._rest = me, contacts, visit, is_live, rest
+        self._me, self._contacts, self._visit = me, contacts, visit
+        self._is_live, self._is_alone, self._rest = is_live, is_alone, rest
         self._known: dict[PeerId, tuple[str, ...]] = {}
+        self._pace = 0.8 + 0.4 * me[-1] / 255  # of its own: many that wait for one peer do not dial it in step
 
     def add(self, addresses: Iterable[str]) -> None:
         """Try the peers at these addresses, too; of a peer that is known, these count from now on."""
@@ -299,16 +320,17 @@ class Bootstrap:
             self._contacts.group.start_soon(self._court, peer)
 
     async def _court(self, peer: PeerId) -> None:
-        pause = _FIRST_PAUSE
+        pause, since = _FIRST_PAUSE, anyio.current_time()
         while True:
             if self._is_live(peer):
-                pause = _FIRST_PAUSE
                 await anyio.sleep(self._rest)
+                pause, since = _FIRST_PAUSE, anyio.current_time()
                 continue
             await self._contacts.make(peer, self._try)
             if not self._is_live(peer):
-                await anyio.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
+                await anyio.sleep(pause * self._pace)
+                eager = self._is_alone() and anyio.current_time() - since < _EAGER_FOR
+                pause = min(2 * pause, _EAGER_PAUSE if eager else _LONGEST_PAUSE)
 
     async def _try(self, peer: PeerId) -> None:
         await self._visit(peer, self._known[peer])

@@ -142,6 +142,10 @@ class LeaseTable:
         """Of everybody who may be found again: those who are here, then those who fell silent without a goodbye."""
         return [lease for _, (_, lease) in sorted(self._live.items())] + self.missed()
 
+    def lately(self) -> list[Lease]:
+        """Of everybody who was here, however they went: who has been here longest, then who fell silent last."""
+        return [lease for _, lease in self._live.values()] + [one.lease for one in reversed(self._silent.values())]
+
     def missed(self) -> list[Lease]:
         """The last words of those who fell silent without a goodbye, in the order of their ids."""
         return [silence.lease for _, silence in sorted(self._silent.items()) if not silence.said_goodbye]

@@ -1,6 +1,7 @@
 """tests/node/test_folder.py"""
 
 import errno
+import json
 import os
 import queue
 import signal
@@ -19,7 +20,14 @@ import decentral
 from decentral.cli.preflight import look_over
 from decentral.cli.progress import read_peer
 from decentral.errors import DiskError, FolderInUse
-from decentral.node.folder import begun, occupied
+from decentral.node.folder import (
+    ADDRESSES_FILE,
+    Addresses,
+    begun,
+    keep_addresses,
+    kept_addresses,
+    occupied,
+)
 from decentral.observe.beacon import Beacon
 from decentral.observe.requests import ask, ask_running
 from decentral.observe.status import ProcessInfo, Status, read_status, write_status
@@ -231,3 +239,15 @@ def test_threads_that_nobody_wants_any_more_are_as_many_as_before():
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
+
+
+def test_addresses_come_back_as_they_were_and_none_from_a_damaged_file(tmp_path):
+    assert kept_addresses(tmp_path) == Addresses()
+    known = Addresses(("/ip4/0.0.0.0/tcp/4001",), ("/ip4/192.0.2.1/tcp/4002/p2p/x", "/ip6/::1/tcp/3/p2p/y"))
+    keep_addresses(tmp_path, known)
+    assert kept_addresses(tmp_path) == known
+    for damaged in (b"", b"\xff", b"[" * 100_000, b"[]", b"{}", b'{"listen": "/ip4", "others": []}', b"null"):
+        (tmp_path / ADDRESSES_FILE).write_bytes(damaged)
+        assert kept_addresses(tmp_path) == Addresses()
+    (tmp_path / ADDRESSES_FILE).write_text(json.dumps({"listen": [1, None], "others": ["/x"] * 1000}))
+    assert kept_addresses(tmp_path) == Addresses((), ("/x",) * 64)

@@ -10,7 +10,7 @@ from pathlib import Path
 from decentral.cli.group import TRACEBACK_FILE
 from decentral.cli.identity import KEY_FILE
 from decentral.cli.train import HELD
-from decentral.node.folder import MANIFEST_FILE
+from decentral.node.folder import ADDRESSES_FILE, MANIFEST_FILE
 from decentral.node.upload import UPLOAD_FILE
 from decentral.observe.events import EVENTS_FILE
 from decentral.observe.lines import KEPT_FILES, MAX_FILE_NBYTES, PACKED_SUFFIX
@@ -80,7 +80,17 @@ def test_the_fields_of_events_are_there() -> None:
 
 
 def test_the_files_that_have_names_in_the_code_are_there() -> None:
-    named = {EVENTS_FILE, METRICS_FILE, SUMMARY_FILE, STATUS_FILE, UPLOAD_FILE, MANIFEST_FILE, FROZEN, KEY_FILE}
+    named = {
+        EVENTS_FILE,
+        METRICS_FILE,
+        SUMMARY_FILE,
+        STATUS_FILE,
+        UPLOAD_FILE,
+        ADDRESSES_FILE,
+        MANIFEST_FILE,
+        FROZEN,
+        KEY_FILE,
+    }
     assert named | {TRACEBACK_FILE} <= documented_files()
 
 

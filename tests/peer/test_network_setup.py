@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import anyio
 import pytest
 
@@ -79,6 +81,21 @@ def test_the_port_that_was_tried_is_listened_on_unless_somebody_took_it(identity
 
         patch.setattr(network_setup, "check_listen", taken)
         assert enter("native", identity, LISTEN).transport.listen_on == LISTEN
+
+
+def test_a_restart_listens_on_the_ports_of_before_unless_they_are_taken_or_others_are_named(identity):
+    first = enter("native", identity, LISTEN)
+    assert "/tcp/0" not in first.listen[0], "a port that a restart can come back to"
+    assert enter("native", identity, LISTEN, before=first.listen).listen == first.listen
+    assert enter("native", identity, LISTEN, before=["no address", "/ip4/10.0.0.1/tcp/1"]).listen != first.listen
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        named = (f"/ip4/127.0.0.1/tcp/{other.getsockname()[1]}",)
+    assert enter("native", identity, named, before=first.listen).listen == named
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", int(first.listen[0].rpartition("/")[2])))
+        other.listen()
+        assert enter("native", identity, LISTEN, before=first.listen).listen != first.listen
 
 
 def test_a_transport_of_ones_own_is_taken_as_it_is(identity, found):

@@ -10,8 +10,8 @@ import trio
 import trio.testing
 
 from decentral.errors import ConfigError, StreamClosed
-from decentral.swarm.contacts import LEASE, LEASES
-from decentral.swarm.directory import DIRECT, Directory, circles
+from decentral.swarm.contacts import LEASE, LEASES, Contacts
+from decentral.swarm.directory import DIRECT, Bootstrap, Directory, circles
 from decentral.swarm.leases import write_leases
 from decentral.transport.memory import MemoryNetwork
 from decentral.transport.requests import request
@@ -474,5 +474,86 @@ def test_an_invite_leads_to_who_is_away_for_a_moment_and_not_to_who_left_or_is_b
         await swarm.directories[1].goodbye()
         await anyio.sleep(2 * TTL)
         assert swarm.directories[0].ways_in() == (*own, away[0])
+
+    play(script)
+
+
+# ---- test restarts ----
+#
+# A peer that comes back knows what its last life noted, and nothing else.
+
+
+async def met_again(swarm: Swarm, kept: dict[int, tuple[str, ...]], first: int, offset: float) -> float:
+    """Restart peers 0 and 1, the second one so much later; s from then until each sees the other."""
+    for number in (first, 1 - first):
+        if number != first:
+            await anyio.sleep(offset)
+        directory = await swarm.add(number, None)
+        directory.add_bootstrap(kept[number])
+    began = anyio.current_time()
+    while not (swarm.seen_by(0) and swarm.seen_by(1)):
+        await anyio.sleep(0.01)
+    return anyio.current_time() - began
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("offset", [0.0, 0.1, 0.3, 0.7, 1.0, 1.6, 2.0])
+@pytest.mark.parametrize("politely", [False, True])
+def test_two_that_are_restarted_together_find_each_other_within_two_seconds(play, first, offset, politely):
+    async def script(swarm):
+        for number in range(2):
+            await swarm.add(number)
+        await anyio.sleep(2.0)
+        if politely:
+            await swarm.directories[1].goodbye()
+            await anyio.sleep(5 * TTL)
+        kept = {number: swarm.directories[number].ways_back() for number in range(2)}
+        for number in range(2):
+            swarm.kill(number)
+        await anyio.sleep(1.0)
+        assert await met_again(swarm, kept, first, offset) < 2.0
+
+    play(script)
+
+
+@pytest.mark.parametrize("offset", [0.6, 1.6, 3.6, 8.0, 16.0, 32.0, 55.0])
+def test_who_is_late_by_less_than_a_minute_is_found_within_two_seconds_by_the_only_one_that_knows_where(play, offset):
+    async def script(swarm):
+        where = swarm.make(0).transport.addresses()
+        assert await met_again(swarm, {0: (), 1: where}, 1, offset) < 2.0
+
+    play(script)
+
+
+def test_a_peer_comes_back_to_those_that_have_been_here_longest_to_eight_of_them(play):
+    async def script(swarm):
+        for number in range(12):
+            await swarm.add(number)
+            await anyio.sleep(TTL)
+        swarm.kill(3)
+        await anyio.sleep(2 * TTL)
+        ways, addresses = swarm.directories[0].ways_back(), [swarm.make(n).transport.addresses() for n in range(12)]
+        assert set(ways) == {address for n in (1, 2, 4, 5, 6, 7, 8, 9) for address in addresses[n]}
+
+    play(script)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_who_waits_for_one_that_never_comes_dials_once_a_second_for_a_minute_if_alone_and_then_every_half(play, alone):
+    async def script(swarm):
+        dialled = []
+
+        async def visit(peer, addresses):
+            dialled.append(anyio.current_time())
+
+        contacts = Contacts()
+        contacts.group = swarm.group
+        bootstrap = Bootstrap(bytes(32), contacts, visit, lambda peer: False, lambda: alone, 10.0)
+        bootstrap.add(swarm.make(0).transport.addresses())
+        began = anyio.current_time()
+        await anyio.sleep(3600.0)
+        first_minute = [at for at in dialled if at < began + 60.0]
+        assert (60 < len(first_minute) < 80) if alone else (len(first_minute) < 12)
+        assert len(dialled) - len(first_minute) <= 3540 / (0.8 * 30) + 6
 
     play(script)

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -23,6 +23,7 @@ from decentral.errors import DecentralError, PayloadError, PeerUnreachable, Tran
 from decentral.flow.budget import Budget, Limits
 from decentral.flow.waiting import Changes
 from decentral.transport.base import (
+    MAX_ADDRESSES,
     AddressBook,
     Handler,
     Services,
@@ -36,8 +37,9 @@ from decentral.transport.base import (
 from decentral.transport.daemon.control import READ_LIMIT, Control, DaemonStream, Ends, drop, read_stream_info
 from decentral.transport.daemon.process import DaemonOptions, KeyFile, private_folder
 from decentral.transport.daemon.supervisor import Supervisor
+from decentral.transport.native.tcp import endpoint, secure_outbound
 from decentral.transport.protocols.messages import peer_from_id
-from decentral.wire.keys import PeerId, peer_name
+from decentral.wire.keys import PeerId, Signer, peer_name
 
 logger = logging.getLogger("decentral.transport")
 
@@ -67,6 +69,7 @@ class DaemonTransport(Uncapped):
         self._services = Services()
         self._known = AddressBook()
         self._supervisor = Supervisor(identity, self.listen_on, self.options, self._known)
+        self._doors = Doors(self.options.dial_timeout)
         self._inbound = Inbound(self._services, self.budget, self.traffic, self.options.dial_timeout)
         self._closing = 0  # streams that are left, and not read yet
         self._closed = Changes()
@@ -106,20 +109,42 @@ class DaemonTransport(Uncapped):
         """See Transport. The addresses are remembered for when the daemon has to be started again."""
         self._known.remember(peer, addresses)
         await self._supervisor.until_up(peer)
-        await self._control.connect(peer, addresses)
+        await self._reach(peer, addresses, patient=True)
 
     async def open(self, peer: PeerId, protocol: str) -> DaemonStream:
         """See Transport."""
         await self._supervisor.until_up(peer)
+        addresses = self._known.find(peer)
+        if addresses is not None and self._doors.are_shut(peer):
+            await self._reach(peer, addresses, patient=False)
         try:
             ends = await self._control.open(peer, protocol)
         except PeerUnreachable:
-            addresses = self._known.find(peer)
             if addresses is None:
                 raise
-            await self._control.connect(peer, addresses)
+            await self._reach(peer, addresses, patient=False)
             ends = await self._control.open(peer, protocol)
         return DaemonStream(peer, *ends, self.traffic, self._later)
+
+    async def _reach(self, peer: PeerId, addresses: Sequence[str], *, patient: bool) -> None:
+        """Have the daemon dial, once it is known that the peer is there, or connected already."""
+        opened = False
+        async with anyio.create_task_group() as group:
+            group.start_soon(self._look_for_connection, peer, group.cancel_scope)
+            opened = await self._doors.knock(peer, addresses, patient=patient)
+            group.cancel_scope.cancel()
+        if not opened:
+            if peer not in await self._control.connections():
+                raise PeerUnreachable(f"{peer_name(peer)}: it answers at none of its addresses now; try again")
+            self._doors.opened(peer)
+        await self._control.connect(peer, addresses)
+
+    async def _look_for_connection(self, peer: PeerId, scope: anyio.CancelScope) -> None:
+        """End a knock that lasts when the peer came by itself: most of those that cannot be dialled have."""
+        await anyio.sleep(_LASTS)
+        with suppress(TransportError):
+            if peer in await self._control.connections():
+                scope.cancel()
 
     @asynccontextmanager
     async def attached(self) -> AsyncIterator[Any]:  # Any: hivemind.P2P, which has no types
@@ -193,6 +218,72 @@ def _only(errors: ExceptionGroup[Exception]) -> Exception:
     if len(errors.exceptions) > 1:
         return errors
     return _only(first) if isinstance(first, ExceptionGroup) else first
+
+
+# ---- knocking before the daemon dials ----
+#
+# go-libp2p does not dial an address again for 5 s after it failed there, then 6, 9, 14 s, up to 5 minutes, and calls it
+# a failure meanwhile. Of two peers that are restarted together, the first to listen dials the other in vain: they met
+# 7 s later where only that one had an address, and minutes later when it had been alone for long. So this process
+# knocks, by a handshake that ends at once, and the daemon is not asked to dial who does not open.
+
+_MOST_SHUT = 1024  # peers
+_LASTS = 1.0  # s until a knock is said to last
+_AGAIN = 1.0  # s from a knock in vain to the next one for the sake of a stream
+
+
+class Doors:
+    """The peers' addresses, as far as TCP leads there. ``timeout`` (s) is what all of one peer's have to answer."""
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout, self._stranger = timeout, Signer.generate()  # who knocks is nobody they know
+        self._shut: dict[PeerId, float] = {}  # until when a stream is refused at once, of those that did not open
+
+    def are_shut(self, peer: PeerId) -> bool:
+        """Whether ``peer`` did not open the last time."""
+        return peer in self._shut
+
+    async def knock(self, peer: PeerId, addresses: Sequence[str], *, patient: bool) -> bool:
+        """Whether ``peer`` answers at one of them. True where a relay leads to it, or nothing that TCP can dial: the
+        daemon may know more. False at once for one in vain a moment ago or under way, unless ``patient``: a machine
+        that is off takes ``timeout`` to say nothing, and every vote for it would wait as long.
+        """
+        if not addresses or not all(map(endpoint, addresses)):
+            return True
+        now = anyio.current_time()
+        if peer in self._shut:
+            if now < self._shut[peer] and not patient:
+                return False
+            self._shut[peer] = now + self._timeout + _AGAIN
+        opened = await self._knock(peer, addresses)
+        if opened:
+            self._shut.pop(peer, None)
+        elif peer in self._shut or len(self._shut) < _MOST_SHUT:
+            self._shut[peer] = anyio.current_time() + _AGAIN
+        return opened
+
+    def opened(self, peer: PeerId) -> None:
+        """There is a connection, whoever dialled."""
+        self._shut.pop(peer, None)
+
+    async def _knock(self, peer: PeerId, addresses: Sequence[str]) -> bool:
+        opened = anyio.Event()
+        ends = dict.fromkeys(end for end in map(endpoint, addresses[:MAX_ADDRESSES]) if end is not None)
+        with anyio.move_on_after(self._timeout):
+            async with anyio.create_task_group() as group:
+                for host, port in ends:
+                    group.start_soon(self._try, host, port, peer, opened, group.cancel_scope)
+        return opened.is_set()
+
+    async def _try(self, host: str, port: int, peer: PeerId, opened: anyio.Event, scope: anyio.CancelScope) -> None:
+        try:
+            async with await anyio.connect_tcp(host, port) as socket:
+                await secure_outbound(socket, self._stranger, peer)
+        except (OSError, ValueError, DecentralError) as error:  # ValueError: of a name that no resolver takes
+            logger.debug("%s at %s: %s", peer_name(peer), host, error)
+            return
+        opened.set()
+        scope.cancel()
 
 
 # ---- streams that others open ----

@@ -17,7 +17,7 @@ import anyio
 import psutil
 import pytest
 
-from decentral.errors import ListenError, StreamClosed, TransportError
+from decentral.errors import ListenError, PeerUnreachable, StreamClosed, TransportError
 from decentral.transport.daemon import supervisor
 from decentral.transport.daemon.control import Control
 from decentral.transport.daemon.process import DaemonOptions, DaemonProcess, private_folder
@@ -26,7 +26,7 @@ from decentral.transport.native.transport import NativeOptions, NativeTransport
 from decentral.transport.reachability import grants_little
 from decentral.transport.relay.circuit import RelayLimits
 from decentral.transport.requests import notify, request, serve_requests
-from decentral.wire.keys import Signer
+from decentral.wire.keys import Signer, peer_name
 from tests.transport.conftest import LOOPBACK
 
 ECHO = "/test/echo"
@@ -460,5 +460,95 @@ def test_a_stream_may_be_closed_at_any_time(daemons, when):
                 group.cancel_scope.cancel()
             if when == "after the transport was left":
                 await stream.aclose()
+
+    daemons.run(script)
+
+
+# ---- test knocking ----
+#
+# A daemon that dialled in vain calls a peer unreachable for 5 s more; it is not asked to.
+
+
+def at(transport, port):
+    return f"/ip4/127.0.0.1/tcp/{port}/p2p/{peer_name(transport.peer)}"
+
+
+@pytest.fixture
+def port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+def test_who_comes_up_is_reached_at_once_although_it_was_dialled_in_vain_before(daemons, port):
+    a, signer = daemons.transport(), Signer.generate()
+    b = NativeTransport(signer, listen=(f"/ip4/127.0.0.1/tcp/{port}",))
+    serve_requests(b, ECHO, echo, limit=100)
+
+    async def script():
+        async with a:
+            for _ in range(3):
+                with pytest.raises(PeerUnreachable, match="answers at none of its addresses"):
+                    await a.connect(b.peer, [at(b, port)])
+            other = NativeTransport(Signer.generate(), listen=b.listen_on)
+            async with other:  # the port is somebody else's for a while
+                with pytest.raises(PeerUnreachable, match="answers at none of its addresses"):
+                    await a.connect(b.peer, [at(b, port)])
+            async with b:
+                await a.connect(b.peer, [at(b, port)])
+                assert await request(a, b.peer, ECHO, b"!", limit=1, timeout=5) == b"!"
+
+    daemons.run(script)
+
+
+def test_a_stream_to_who_is_gone_fails_at_once_and_comes_about_when_it_is_back(daemons, port):
+    """Nobody waits for a machine that is off: it takes the whole of a dial's time to say nothing."""
+    a, signer = daemons.transport(), Signer.generate()
+    made = [NativeTransport(signer, listen=(f"/ip4/127.0.0.1/tcp/{port}",)) for _ in range(2)]
+    for b in made:
+        serve_requests(b, ECHO, echo, limit=100)
+
+    async def script():
+        peer = made[0].peer
+        async with a:
+            async with made[0]:
+                await a.connect(peer, [at(made[0], port)])
+            await knocks_in_vain(a, peer, [at(made[0], port)])
+            with socket.socket() as silent:  # takes connections, and says nothing
+                silent.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                silent.bind(("127.0.0.1", port))
+                silent.listen()
+                async with anyio.create_task_group() as group:
+                    group.start_soon(knocks_in_vain, a, peer, [at(made[0], port)])
+                    await anyio.sleep(0.5)
+                    began = time.monotonic()
+                    for _ in range(5):
+                        with pytest.raises(PeerUnreachable):
+                            await a.open(peer, ECHO)
+                    assert time.monotonic() - began < 5.0
+                    group.cancel_scope.cancel()
+            async with made[1]:
+                assert await answered(a, made[1]) == b"?"
+
+    daemons.run(script)
+
+
+async def knocks_in_vain(transport, peer, addresses):
+    with pytest.raises(PeerUnreachable):
+        await transport.connect(peer, addresses)
+
+
+def test_who_cannot_be_dialled_is_reached_over_the_connection_that_it_made(daemons, port):
+    a, b = daemons.transport(), daemons.transport()
+    serve_requests(b, ECHO, echo, limit=100)
+
+    async def script():
+        async with a, b:
+            nowhere = [at(b, port)]
+            with pytest.raises(PeerUnreachable):
+                await a.connect(b.peer, nowhere)
+            await b.connect(a.peer, a.addresses())
+            assert await request(a, b.peer, ECHO, b"!", limit=1, timeout=5) == b"!"
+            await a.connect(b.peer, nowhere)
 
     daemons.run(script)
