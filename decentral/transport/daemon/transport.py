@@ -142,7 +142,7 @@ class DaemonTransport(Uncapped):
     async def _look_for_connection(self, peer: PeerId, scope: anyio.CancelScope) -> None:
         """End a knock that lasts when the peer came by itself: most of those that cannot be dialled have."""
         await anyio.sleep(_LASTS)
-        with suppress(TransportError):
+        with suppress(DecentralError):
             if peer in await self._control.connections():
                 scope.cancel()
 
