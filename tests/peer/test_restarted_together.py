@@ -55,6 +55,7 @@ class Two:
         self.processes: dict[int, BaseProcess] = {}
 
     def start(self, number: int) -> None:
+        self.told[number] = FORKS.SimpleQueue()  # a killed process may hold the lock of the one before for ever
         given = (self.runs[number], self.folders[number], self.told[number])
         self.processes[number] = FORKS.Process(target=take_part, args=given, daemon=True)
         self.processes[number].start()
