@@ -40,7 +40,7 @@ from decentral.redundancy.giver import WayOut
 from decentral.redundancy.labels import Seals
 from decentral.redundancy.recovery import RedundancyService
 from decentral.replica.codec import Codec, codec_of
-from decentral.replica.contents import Readings, Tail
+from decentral.replica.contents import MAKERS, Readings, Tail
 from decentral.replica.figures import Figures
 from decentral.replica.replica import Replica
 from decentral.rounds.catch_up import CatchUp
@@ -353,12 +353,15 @@ def make_replica(
     )
 
 
-def largest_offer(replica: Replica, gossips: bool, fragments: int) -> int:
-    """Bytes of the largest body that a peer may offer: a contribution, whole or in slices, or what gossip merges."""
+def largest_offer(replica: Replica, gossips: bool, fragments: int, tails: int = 1) -> int:
+    """Bytes of the largest body that a peer may offer: a contribution, whole or in slices, or what gossip merges.
+
+    ``tails``: how often its buffers are with it.
+    """
     codec, channels = (replica.merge_codec, 1) if gossips else (replica.codec, len(replica.method.channels()))
     whole = [replica.shapes(f) * channels for f in range(fragments)]
     shapes = [*whole, *(((replica.numel(f),),) * channels for f in range(fragments))]
-    return max(codec.max_body_nbytes(one, channels) for one in shapes) + replica.tail.nbytes(0)
+    return max(codec.max_body_nbytes(one, channels) for one in shapes) + tails * replica.tail.nbytes(0)
 
 
 def make_terms(
@@ -381,7 +384,7 @@ def make_terms(
         partition=ranges if uplinks.reduces else None,
         steps=0 if manifest.inner.pace == "clock" else manifest.inner.steps // fragments,  # all are full then
         overlaps=manifest.outer.overlap > 0,
-        largest=largest_offer(replica, gossips, fragments),
+        largest=largest_offer(replica, gossips, fragments, MAKERS if uplinks.reduces else 1),
         takes=uplinks.takes,
         quorum=method.quorum.peers,
         grace=method.quorum.grace,

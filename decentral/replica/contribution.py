@@ -156,7 +156,7 @@ class Contribution:
         parts = len(plan.partition)
         header = header_after(head, FrameKind.SLICE, self.fragment, signer.peer, part, parts, plan.number)
         header = self._claimed(header, head)
-        frame = seal(header, made.body, signer, self.tail if part == 0 else b"")
+        frame = seal(header, made.body, signer, self.tail if replica.tail.nbytes_of(header) else b"")
         self.slices.setdefault(plan.number, {})[part] = replace(made, body=frame.body[: len(made.body)], payloads=())
         return frame
 

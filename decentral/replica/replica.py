@@ -213,7 +213,7 @@ class Replica:
         self, record: Record, frames: Mapping[bytes, Frame], decoded: Mapping[bytes, Tensor]
     ) -> tuple[OpenedRecord, Tensor | None]:
         """The record with what its frames hold, and the buffers after it."""
-        bodies, buffers_B = self.tail.opened(record, frames)
+        bodies, buffers_B = self.tail.opened(record, frames, self.buffers_B)
         named = [frames[ref.frame] for ref in record.frames]
         kept = NOTHING_KEPT if record.contributors else self.gathering.told(named)
         told = self._told(contributions(record), record.outer_step, self._norms(record, named, kept))
@@ -311,7 +311,7 @@ class Replica:
         arXiv:2507.06542.
         """
         f = record.fragment
-        _, buffers_B = self.tail.opened(record, frames)
+        _, buffers_B = self.tail.opened(record, frames, self.buffers_B)
         adders: list[Adder] = [
             (ref.peer, partial(self.contents.add, frames[ref.frame], 0, 1.0), 1.0) for ref in record.frames
         ]

@@ -19,6 +19,7 @@ import anyio
 from decentral.consensus.chain import LENGTH as LONGEST
 from decentral.consensus.chain import Branch, Head, Place, Rules, checked_branch, dropped_by, rank_of
 from decentral.errors import DecentralError, PayloadError, TransportError
+from decentral.replica.contents import MAKERS
 from decentral.rounds.driver import Driver
 from decentral.rounds.local_state import tell_unexpected
 from decentral.rounds.snapshots import CHAIN, CHAIN_LIMIT, LENGTH, SHARED, TIMEOUT, WHERE, Donor, SnapshotFetch
@@ -132,7 +133,7 @@ class CatchUp:
         replica, nbytes = self.state.replica, 0
         for record in (commit.record for commit in commits):
             missing = sum(ref.frame not in self.state.store for ref in record.frames)
-            tails = min(missing, 1) if record.contributors else missing
+            tails = min(missing, MAKERS) if record.contributors else missing
             channels = len(replica.due(record.outer_step)) if replica.agrees else 1  # gossip commits what it merges
             shapes = replica.shapes(record.fragment) * channels
             whole = HEADER_NBYTES + replica.codec.max_body_nbytes(shapes, channels)

@@ -21,6 +21,7 @@ from decentral.consensus.paxos import Acceptor
 from decentral.consensus.round_state import CatchUpWith, Decide, Effect, Fetch, Persist, Send, SendSlices
 from decentral.flow.waiting import Repeats
 from decentral.replica.codec import Encoded
+from decentral.replica.contents import MAKERS
 from decentral.replica.contribution import Contribution
 from decentral.rounds.commits import NOTHING_DUE, Adoption, Bookkeeping, StepAhead
 from decentral.rounds.frame_io import SEND_TIMEOUT, FrameIO
@@ -232,7 +233,7 @@ class Driver:
         if state.terms.partition is not None:
             channels = 1 + len(pending.states)
             shapes = ((state.replica.numel(pending.fragment),),) * channels
-            nbytes = state.replica.codec.max_body_nbytes(shapes, channels) + len(pending.tail)
+            nbytes = state.replica.codec.max_body_nbytes(shapes, channels) + MAKERS * len(pending.tail)
             await self._carry_out(state.machine.offer(pending.offer(head, pending.offered, nbytes), now))
             self.allowed = state.machine.state.allowed()
             return

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
 from decentral.consensus.chain import contributions
 from decentral.node.node import largest_offer, make_replica
 from decentral.parameters import schema_of
+from decentral.replica.contents import Tail
 from tests.lab.nodes import Lab, Member
 from tests.laws.tables import SYNCHRONOUS_WIRES
 
@@ -49,6 +52,60 @@ def test_the_buffers_of_a_commit_are_the_mean_of_those_that_it_names(run_lab, te
 
     outer = {"fragments": 2} if preset == "streaming" else {}
     run_lab(terms(preset).changed(outer=outer), script, make_model=normed)
+
+
+class LiesOfItsOwn(Member):
+    """Contributes buffers of 1e30."""
+
+    def tail(self, fragment: int) -> bytes:
+        tail = self.node.replica.tail
+        return tail.pack(torch.full((tail.numel,), 1e30)) if tail.nbytes(fragment) else b""
+
+
+class LyingTail(Tail):
+    """Of an owner that makes 1e30 of whatever the contributors have."""
+
+    def packed_merge(self, tails: Sequence[torch.Tensor]) -> bytes:
+        return self.pack(torch.full((self.numel,), 1e30)) if tails else b""
+
+
+class LiesOfThoseOfAll(Member):
+    def __init__(self, lab: Lab, number: int, founder: bool) -> None:
+        super().__init__(lab, number, founder)
+        tail = self.node.replica.tail
+        self.node.replica.tail = LyingTail(tail.buffers, tail.numel, tail.takes_first)
+
+
+def wide() -> torch.nn.Module:
+    """Each of three owns a part of a reduce: they are cut at multiples of 4096."""
+    return torch.nn.Sequential(torch.nn.Linear(128, 128), torch.nn.BatchNorm1d(128))
+
+
+@pytest.mark.parametrize(
+    ("preset", "liar", "place", "most"),
+    [
+        ("sparseloco", LiesOfItsOwn, 2, 7.0),
+        ("diloco", LiesOfItsOwn, 2, 7.0),
+        *(("diloco", LiesOfThoseOfAll, place, 1.0) for place in range(3)),
+    ],
+)
+def test_one_of_three_that_lies_of_buffers_moves_them_no_further_than_the_others_differ(
+    run_lab, terms, preset, liar, place, most
+):
+    """The others have 0 and 1, and of three the mean takes in what is within 15 times the smaller gap."""
+
+    async def script(lab: Lab) -> None:
+        for number in range(3):
+            lab.add(kind=liar if number == place else None)
+        await lab.all_members()
+        await lab.rounds(3)
+        await lab.until(lambda: all(map(is_applied, lab.members)))
+        lab.check_equal()
+        assert all(0.0 <= value <= most for member in lab.members for value in shared(member))
+        named = [len(contributions(commit.record)) for commit in lab.members[0].log if commit.record.frames]
+        assert named[-1] == 3
+
+    run_lab(terms(preset), script, make_model=wide)
 
 
 @pytest.mark.parametrize("preset", ["sparseloco", "diloco"])

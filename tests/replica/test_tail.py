@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -13,9 +14,11 @@ from decentral.compressors import parse_compressor
 from decentral.errors import NonFiniteError, PayloadError
 from decentral.parameters import BufferSpec
 from decentral.replica.codec import Codec, range_shapes
-from decentral.replica.contents import NO_TAIL, Tail
+from decentral.replica.contents import NO_TAIL, Tail, carriers
 from decentral.rounds.inbox import Inbox
 from decentral.wire.frames import HEADER_NBYTES, Frame, FrameKind, parse, seal
+from decentral.wire.keys import Signer
+from decentral.wire.messages import FrameRef, Record
 from tests.corpus.builders import header
 from tests.fuzz.targets import HEAD, SCHEMA, SHAPES, SIGNERS, THE_PLAN
 
@@ -55,7 +58,8 @@ PLANNED = {"parts": len(THE_PLAN.partition), "plan": THE_PLAN.number}
         ({"kind": FrameKind.SWAP, "states": 1}, True),
         ({"kind": FrameKind.SLICE, "part": 0, **PLANNED}, True),
         ({"kind": FrameKind.RESULT, "part": 0, **PLANNED}, True),
-        ({"kind": FrameKind.SLICE, "part": 1, **PLANNED}, False),
+        ({"kind": FrameKind.SLICE, "part": 1, **PLANNED}, True),
+        ({"kind": FrameKind.RESULT, "part": 1, "sender": SIGNERS[1].peer, **PLANNED}, True),
         ({"kind": FrameKind.CONTRIBUTION, "fragment": 1}, False),
     ],
     ids=str,
@@ -122,6 +126,118 @@ def test_the_mean_counts_all_alike_is_finite_and_rounds_whole_numbers():
     assert torch.equal(TAIL.merged(told[:1]), told[0])
 
 
-def test_the_first_contributors_buffers_are_taken_as_they_are():
+def test_of_two_the_first_contributors_buffers_are_taken_as_they_are():
     first = Tail.of(WHOLE, "first")
     assert torch.equal(first.merged([VALUES, torch.zeros(4)]), VALUES)
+
+
+# ---- buffers that are far from the others' ----
+
+MANY = 20_000
+
+
+def tail_of(numel: int, policy: str = "average") -> Tail:
+    return Tail.of(replace(SCHEMA, buffers=(BufferSpec("norm.running_mean", (numel,), "float"),)), policy)
+
+
+def drawn(kind: str, count: int, numel: int) -> np.ndarray:
+    """Honest values (K, B) around zero."""
+    generator = np.random.default_rng(count)
+    heavy = {"gaussian": generator.standard_normal, "laplace": lambda size: generator.laplace(size=size)}
+    return heavy.get(kind, lambda size: generator.standard_t(3, size))((count, numel)).astype(np.float32)
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "laplace", "student"])
+@pytest.mark.parametrize("count", [3, 4, 5, 6, 8, 16, 64])
+def test_shortening_costs_honest_peers_two_percent_of_the_means_error_at_most(kind, count):
+    value_KB = drawn(kind, count, MANY)
+    merged_B = tail_of(MANY).merged([torch.from_numpy(value_B) for value_B in value_KB]).numpy()
+    error, of_the_mean = (
+        np.sqrt(np.square(made_B, dtype=np.float64).mean()) for made_B in (merged_B, value_KB.mean(0))
+    )
+    assert error <= 1.02 * of_the_mean
+    if kind != "gaussian":
+        assert error < of_the_mean
+
+
+@pytest.mark.parametrize("lie", [1e30, -3e38, 50.0])
+@pytest.mark.parametrize(("count", "spreads"), [(3, 6.0), (4, 1.5), (5, 2.0), (9, 1.0), (64, 0.1)])
+def test_what_one_says_moves_the_mean_by_no_more_than_the_others_differ(lie, count, spreads):
+    told_KB = drawn("gaussian", count, 2000)
+    honest_KB = told_KB[1:].astype(np.float64)
+    told_KB[0] = lie
+    merged_B = tail_of(2000).merged([torch.from_numpy(value_B) for value_B in told_KB]).numpy()
+    moved_B = np.abs(merged_B - honest_KB.mean(0))
+    floor = 1e-3 * np.abs(honest_KB).max(0) + 1e-5
+    assert (moved_B <= spreads * (honest_KB.max(0) - honest_KB.min(0)) + floor).all()
+
+
+def test_values_that_agree_but_for_rounding_are_averaged_as_they_are():
+    told = [torch.tensor([1.0, 0.0, 100.0]) + n * 1e-7 for n in (0, 0, 0, 0, 1)]
+    mean_B = torch.stack(told).double().mean(0).float()
+    assert torch.equal(tail_of(3).merged(told), mean_B)
+
+
+def test_the_first_contributors_buffers_are_shortened_to_where_the_others_have_them():
+    told = [torch.tensor([1e30]), *(torch.tensor([value]) for value in (1.0, 1.1, 0.9, 1.05))]
+    assert 1.0 < float(tail_of(1, "first").merged(told)) < 2.5
+    assert float(tail_of(1, "first").merged(told[1:])) == 1.0
+
+
+def frames_of(tails: list[torch.Tensor], kind: FrameKind, partition: tuple = ()) -> tuple[Record, dict]:
+    """A record of a swarm of five that names one frame of each signer, and the frames."""
+    signers = sorted((Signer(bytes([n + 1] * 32)) for n in range(len(tails))), key=lambda signer: signer.peer)
+    of = tail_of(len(tails[0]))
+    frames = [
+        seal(header(kind=kind, sender=one.peer, part=n if partition else 0, parts=len(partition) or 1), b"", one,
+             of.pack(tail_B))
+        for n, (one, tail_B) in enumerate(zip(signers, tails, strict=True))
+    ]  # fmt: skip
+    refs = tuple(FrameRef(frame.header.sender, frame.hash, frame.header.part, 1, 1) for frame in frames)
+    peers = tuple(signer.peer for signer in signers)
+    cut = tuple((peer, n, n + 1) for n, peer in enumerate(peers)) if partition else ()
+    record = Record(
+        bytes(32), 0, 1, 0, 0, 0, bytes(32), bytes(32), peers, refs, refs if partition else (), cut, peers, False
+    )
+    return record, {frame.hash: frame for frame in frames}
+
+
+def test_frames_give_the_same_bits_in_whatever_order_a_record_names_them():
+    tails = list(torch.from_numpy(drawn("student", 5, 500)))
+    record, frames = frames_of(tails, FrameKind.CONTRIBUTION)
+    made_B = tail_of(500).opened(record, frames, torch.zeros(500))[1]
+    for turn in range(1, 5):
+        turned = replace(record, frames=(*record.frames[turn:], *record.frames[:turn]))
+        assert torch.equal(tail_of(500).opened(turned, frames, torch.zeros(500))[1], made_B)
+
+
+@pytest.mark.parametrize(("owners", "liars"), [(3, 1), (4, 1), (5, 2)])
+def test_owners_of_a_reduce_who_lie_change_nothing_while_most_tell_the_truth(owners, liars):
+    honest_B = torch.from_numpy(drawn("gaussian", 1, 50)[0])
+    lies = [torch.full((50,), lie) for lie in (1e30, -1e30)[:liars]]
+    for tails in ([*lies, *[honest_B] * (owners - liars)], [*[honest_B] * (owners - liars), *lies]):
+        record, frames = frames_of(tails, FrameKind.RESULT, tuple(range(owners)))
+        assert torch.equal(tail_of(50).opened(record, frames, torch.zeros(50))[1], honest_B)
+
+
+def test_of_two_owners_that_differ_what_is_nearer_to_the_buffers_before_counts():
+    honest_B, before_B = torch.tensor([1.0, 2.0, -3.0]), torch.tensor([0.9, 2.5, -3.0])
+    for lie in (1e30, -1e30):
+        for tails in ([honest_B, torch.full((3,), lie)], [torch.full((3,), lie), honest_B]):
+            record, frames = frames_of(tails, FrameKind.RESULT, (0, 1))
+            assert torch.equal(tail_of(3).opened(record, frames, before_B)[1], honest_B)
+
+
+def test_an_owner_of_several_parts_has_one_say():
+    honest_B, lie_B = torch.ones(3), torch.full((3,), 1e30)
+    record, frames = frames_of([lie_B, lie_B, honest_B, honest_B], FrameKind.RESULT, (0, 1, 2, 3))
+    first, second, *others = record.frames
+    liars = (first, replace(second, peer=first.peer))
+    again = replace(record, frames=(*liars, *others))
+    assert torch.equal(tail_of(3).opened(again, frames, torch.zeros(3))[1], honest_B)
+
+
+@pytest.mark.parametrize(("parts", "wanted"), [(1, {0}), (2, {0, 1}), (5, {0, 1, 2, 3, 4}), (20, {0, 4, 8, 12, 16})])
+def test_parts_that_carry_buffers_are_few_and_spread_over_the_owners(parts, wanted):
+    assert carriers(parts) == wanted
+    assert [part for part in range(parts) if TAIL.nbytes(0, part, parts)] == sorted(wanted)
