@@ -200,13 +200,14 @@ def _result(plan: ReducePlan, part: int, head: Head, fragment: int, owner: LabPe
     """As ``Reducer`` in `decentral.rounds.reducing`, which waits for slices besides."""
     replica, (_, start, stop) = owner.replica, plan.partition[part]
     reduction = Reduction(plan, part, {f.header.sender: _decoded(owner, f, stop - start) for f in frames})
-    weights, owed_N = replica.weights(plan.contributors, head.outer_step), replica.owed(fragment)
+    norms, owed_N = _norms(reduction), replica.owed(fragment)
+    weights = replica.weights(plan.contributors, head.outer_step, norms)
     beside = replica.state_weights(plan.contributors, head.outer_step, weights)
     made = reduction.result(
         replica.codec,
         weights,
         None if owed_N is None else owed_N[start:stop],
-        _scales(owner, reduction, weights),
+        _scales(owner, norms, weights),
         beside,
         _outside(owner, plan, head),
     )
@@ -220,12 +221,16 @@ def _decoded(owner: LabPeer, frame: Frame, numel: int) -> Tensor:
     return owner.replica.codec.decode(frame.body, range_shapes(0, numel) * channels, channels)
 
 
-def _scales(owner: LabPeer, reduction: Reduction, weights: Sequence[float]) -> list[float]:
-    """By the norms of the part's slices; zeros where the rule gives nothing that fits."""
+def _norms(reduction: Reduction) -> list[float]:
+    """Of the part's slices."""
     start, stop = reduction.range
     slices = [reduction.slices[ref.peer][: stop - start] for ref in reduction.plan.contributors]
+    return [Measure.of((slice_N,), stop - start).norm for slice_N in slices]
+
+
+def _scales(owner: LabPeer, norms: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """By the norms of the part's slices; zeros where the rule gives nothing that fits."""
     try:
-        norms = [Measure.of((slice_N,), stop - start).norm for slice_N in slices]
         return scales_of(owner.replica.rule, Sent.of_norms(norms, weights))
     except Unusable:
         return [0.0] * len(weights)

@@ -306,7 +306,7 @@ class Outer(Table):
 
     weighting: Literal["equal", "tokens"] | None = Field(
         default=None,
-        description="equal, or by tokens (1/16 to 16 times the typical); unset: equal, or tokens with a pace of speed",
+        description="equal, or by tokens (1/16 to 4 times the typical); unset: equal, or tokens with a pace of speed",
         examples=["tokens"],
     )
     norm_clip: Literal["none", "median"] | None = Field(

@@ -119,6 +119,7 @@ class Contributor:
     age: int = 0  # outer steps of the fragment that passed since its progress began
     summary: bytes = b""  # what the method's ``summary`` made of it at its sender
     norm: float | None = None  # of its change as every peer decoded it: in a gather, where the method ``measures``
+    part: float | None = None  # of what of it an owner of a reduce sums: known to that owner, where the same holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +326,7 @@ class OuterMethod:
     source: ClassVar[str] = "not described"  # authors, title, year, arXiv
     preset: ClassVar[Preset | None] = None
     inner: ClassVar[bool] = False  # it touches a peer's training; true by itself with hooks around inner steps
-    measures: ClassVar[bool] = False  # whether its weights go by norms, which in a gather all measure themselves
+    measures: ClassVar[bool] = False  # whether its weights go by norms, which who has the change measures
     divides: ClassVar[bool] = False  # peers train different parts of the model: no two changes tell of one another
     topology: ClassVar[Literal["all", "pair"]] = "all"  # pair: gossip; each peer has a replica of its own
     on_device: ClassVar[bool] = True  # whether its training side takes tensors of any device; see __init_subclass__

@@ -11,7 +11,7 @@ peer's are others.
 
 What differs from the paper. Its syncer merges what learners stream, with a grace window from the slack until the next
 fragment; here it is ``grace``, from the moment at which ``wait_for`` contributions are there (1 in its experiments).
-Weights stay within 1/16 to 16 times the typical one, as saying is free. A late peer's progress is carried to the
+Weights stay within 1/16 to 4 times the typical one, as saying is free. A late peer's progress is carried to the
 present anchor up to ``staleness`` outer steps, then overwritten as in the paper: near an optimum one old change is far
 longer than the others' and its direction counts as much, so that after 6 steps the loss was 4 times as high. Its outer
 lr and mu were not to be had: these are DiLoCo's.

@@ -6,6 +6,7 @@ Both make one step around that mean, and differ in when a contribution is due.
 from __future__ import annotations
 
 import math
+import statistics
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from decentral.errors import ConfigError
 from decentral.optimizers.aggregation.base import LARGEST_NORM, NOTHING_LEARNT, is_outlier, norm, with_learnt
+from decentral.optimizers.aggregation.mean import MOST
 from decentral.optimizers.base import Contributor, OuterMethod, Preset, RoundInfo, State, key
 from decentral.optimizers.steps import check_momentum, check_rate, exp, nesterov
 
@@ -28,6 +30,7 @@ __all__ = ["AEDiT", "EDiT"]
 # Shape suffix: N = elements of one fragment, flat float32.
 
 _NORM = struct.Struct("<d")
+_UNEVEN = 2.0  # times its share of a whole that a part may be: what peers learn is not spread alike over parameters
 
 
 class Guarded(Protocol):
@@ -71,7 +74,7 @@ def softmax_of_norms(
     method: Guarded, contributors: Sequence[Contributor], given: Sequence[float], state: State
 ) -> Sequence[float]:
     """A softmax over the norms of those that are no outliers, times what is given."""
-    norms = [_norm_of(one) for one in contributors]
+    norms = _norms_of(contributors)
     fit = [value for value in norms if not is_outlier(value, state["usual"], method.warmup)]
     if not fit:
         return [0.0] * len(norms)
@@ -90,8 +93,8 @@ def clipped_step(
     shrunk = min(1.0, method.clip / (norm(change) + 1e-6))
     after, momentum = nesterov(anchor, change * shrunk, state["momentum"], method.lr, method.momentum)
     usual = state["usual"]
-    for one, weight in zip(info.contributors, info.weights, strict=True):
-        usual = with_learnt(usual, _norm_of(one), method.warmup) if weight > 0 else usual
+    for value, weight in zip(_learnable(info.contributors), info.weights, strict=True):
+        usual = with_learnt(usual, value, method.warmup) if weight > 0 else usual
     return after, {"momentum": momentum, "usual": usual.clone(), "frozen": torch.zeros(1)}
 
 
@@ -103,10 +106,41 @@ def relearnt(method: Guarded, state: State, info: RoundInfo) -> State:
     return {**state, "usual": torch.tensor(NOTHING_LEARNT), "frozen": torch.zeros(1)}
 
 
-def _norm_of(contributor: Contributor) -> float:
-    """As measured, or as it said; one that said nothing, or what cannot be, is taken for infinitely large."""
+def _norms_of(contributors: Sequence[Contributor]) -> list[float]:
+    """Of each: as measured, or by the part of it that was measured, or as it said where nobody can measure it."""
+    times = _whole_of_part(contributors)
+    return [_norm_of(one, times) for one in contributors]
+
+
+def _norm_of(contributor: Contributor, times: float) -> float:
+    """What cannot be, or was not said, is taken for infinitely large."""
     if contributor.norm is not None:
-        return contributor.norm if contributor.norm <= LARGEST_NORM else math.inf
+        return _possible(contributor.norm)
+    said = _said(contributor)
+    if contributor.part is None or times * contributor.part <= _UNEVEN * said:
+        return said
+    return _possible(times * contributor.part)
+
+
+def _whole_of_part(contributors: Sequence[Contributor]) -> float:
+    """How many times the norm of a part is that of the whole: at the lower median of the contributors."""
+    ratios = [_said(one) / one.part for one in contributors if one.part and _said(one) < math.inf]
+    return max(1.0, statistics.median_low(ratios)) if ratios else 1.0
+
+
+def _learnable(contributors: Sequence[Contributor]) -> list[float]:
+    """Of norms that nobody measured none beyond ``MOST`` times the lower median: saying is free, and it is kept."""
+    norms = _norms_of(contributors)
+    most = MOST * statistics.median_low(norms) if norms else 0.0
+    pairs = zip(contributors, norms, strict=True)
+    return [min(value, most) if one.norm is None and most > 0 else value for one, value in pairs]
+
+
+def _possible(norm_: float) -> float:
+    return norm_ if norm_ <= LARGEST_NORM else math.inf
+
+
+def _said(contributor: Contributor) -> float:
     if len(contributor.summary) != _NORM.size:
         return math.inf
     (value,) = _NORM.unpack(contributor.summary)
@@ -123,10 +157,17 @@ def _norm_of(contributor: Contributor) -> float:
 #
 # What differs from the paper. It works layer by layer; here by fragment, and [outer] fragments cuts them. Its detector
 # is one for each worker; here one over all, in the shared state, so that it survives a worker's leaving and is in
-# every snapshot. Outliers never enter it, where the authors' FSDP code lets one poison it. In a gather every peer
-# measures the norms of what came, to the same bits. In a reduce nobody has a whole change: norms are those that
-# senders state, signed, and the record names them; who states a small one counts more than it should. Equal norms give
-# the plain mean.
+# every snapshot. Outliers never enter it, where the authors' FSDP code lets one poison it. Equal norms give the plain
+# mean.
+#
+# In a gather every peer measures the norms of what came, to the same bits. In a reduce nobody has a whole change, and
+# each owner measures its part of it:
+#
+# G_i = stated_i            where k part_i <= 2 stated_i      k = median over j of stated_j / part_j, 1 at least
+# G_i = k part_i            else
+#
+# so that who states its norm as it is counts as in a gather, and who understates it is taken for what it sends. All
+# but the owners know the stated norms only; from those the detector learns, each for four times their median at most.
 #
 # Source: Cheng et al., "EDiT: A Local-SGD-Based Efficient Distributed Training Method for Large Language Models",
 # 2024, arXiv:2412.07210; constants as in intelligent-machine-learning/atorch (outer mu 0.8, a 0.02, threshold 3, clip

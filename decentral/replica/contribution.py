@@ -13,6 +13,7 @@ from torch import Tensor
 
 from decentral.compressors import Nothing
 from decentral.consensus.chain import Head
+from decentral.optimizers.aggregation.mean import MOST
 from decentral.replica.codec import Codec, Encoded, FixedShapes, numel, range_shapes
 from decentral.replica.measures import Sample
 from decentral.replica.replica import Replica, in_own_units
@@ -150,6 +151,8 @@ class Contribution:
         if owner != signer.peer and replica.owed(self.fragment) is not None:
             weights = replica.weights(plan.contributors, head.outer_step)
             passed_on = in_own_units(plan.contributors, weights, signer.peer)
+            if replica.method.measures and passed_on > MOST * len(weights):
+                passed_on = 0.0  # here weights go by stated norms: a lie would have all others hand on too much
             if not passed_on:
                 self.hands_on_nothing.add((plan.round, plan.number))
         made = replica.encode_range(self.fragment, self.gradient_N, start, stop, passed_on, self.states)

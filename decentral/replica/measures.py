@@ -22,6 +22,7 @@ from decentral.errors import PayloadError
 from decentral.optimizers import Channel, Contributor, OuterMethod
 from decentral.optimizers.aggregation.base import SquareSum, typical_norm
 from decentral.optimizers.aggregation.gram import Sketching, cosines
+from decentral.optimizers.aggregation.mean import MOST
 from decentral.replica.codec import Codec, numel
 from decentral.replica.figures import LOSS_DISPERSION, MEAN_COSINE, NORM_DISPERSION, REPLICA_DISTANCE, REPLICA_VARIANCE
 from decentral.replica.weights import attempted
@@ -249,13 +250,15 @@ class Scrutiny:
 
 
 def outliers(norms: Sequence[float], steps: Sequence[int]) -> list[int]:
-    """Places of those far above the lower median, given their inner steps: an absent peer brings several rounds'."""
+    """Places of those far above the lower median, given the inner steps that they claim: an absent peer brings
+    several rounds', and who claims more than ``MOST`` times the usual number is taken for one that claims so many.
+    """
     typical = typical_norm(norms)
     if typical is None:
         return []
     least = typical + OUTLIER_SPREAD * statistics.median(abs(norm - typical) for norm in norms)
     usual = max(1, statistics.median_low(steps))
-    allowed = [OUTLIER_TIMES * typical * max(1.0, count / usual) for count in steps]
+    allowed = [OUTLIER_TIMES * typical * min(max(1.0, count / usual), MOST) for count in steps]
     return [i for i, norm in enumerate(norms) if norm > max(least, allowed[i])]
 
 

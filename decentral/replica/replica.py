@@ -254,10 +254,16 @@ class Replica:
             return None
         return [measure.norm for measure in kept.measures.values() or map(self.contents.measure, named)]
 
-    def weights(self, contributors: Sequence[FrameRef], outer_step: int) -> list[float]:
-        """What each of a record's contributors counts in outer step ``outer_step`` of the run, counted from 0."""
-        f = outer_step % len(self.anchors)
-        return weights_of(self.method, self.weighting, self._told(contributors, outer_step), self.states[f]).weights
+    def weights(
+        self, contributors: Sequence[FrameRef], outer_step: int, parts: Sequence[float] | None = None
+    ) -> list[float]:
+        """What each of a record's contributors counts in outer step ``outer_step`` of the run, counted from 0.
+
+        ``parts``: the norms of their slices, for the owner that sums them; others go by what contributors say.
+        """
+        f, measured = outer_step % len(self.anchors), parts if self.method.measures else None
+        told = told_of(contributors, outer_step, len(self.anchors), parts=measured)
+        return weights_of(self.method, self.weighting, told, self.states[f]).weights
 
     def state_weights(
         self, contributors: Sequence[FrameRef], outer_step: int, weights: Sequence[float]

@@ -213,14 +213,20 @@ def row_of(rule: Aggregation, row_KN: Tensor) -> Tensor:
 
 
 def told_of(
-    contributors: Sequence[FrameRef], outer_step: int, num_fragments: int, norms: Sequence[float] | None = None
+    contributors: Sequence[FrameRef],
+    outer_step: int,
+    num_fragments: int,
+    norms: Sequence[float] | None = None,
+    parts: Sequence[float] | None = None,
 ) -> list[Contributor]:
-    """What a method may know of each; ``norms``: of their changes, where all peers measured them."""
-    measured: Sequence[float | None] = [None] * len(contributors) if norms is None else norms
+    """What a method may know of each; ``norms``: of their changes, where all peers measured them; ``parts``: of what an
+    owner of a reduce has of them.
+    """
+    unknown: Sequence[float | None] = [None] * len(contributors)
     ages = [(outer_step - ref.based) // num_fragments for ref in contributors]
     return [
-        Contributor(ref.peer, ref.tokens, ref.steps, age, ref.summary, norm)
-        for ref, age, norm in zip(contributors, ages, measured, strict=True)
+        Contributor(ref.peer, ref.tokens, ref.steps, age, ref.summary, norm, part)
+        for ref, age, norm, part in zip(contributors, ages, norms or unknown, parts or unknown, strict=True)
     ]
 
 

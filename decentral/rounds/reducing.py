@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import anyio
@@ -91,8 +91,9 @@ class Reducer:
             peer: Measure.of((slice_N[: stop - start],), stop - start) for peer, slice_N in reduction.slices.items()
         }
         state.measured[(plan.round, plan.number)] = measured
-        weights = replica.weights(plan.contributors, head.outer_step)
-        scales, outside = self._slice_scales(reduction, measured, weights), self._outside(reduction, head)
+        norms = [measured[ref.peer].norm for ref in plan.contributors]
+        weights = replica.weights(plan.contributors, head.outer_step, norms)
+        scales, outside = self._slice_scales(reduction, norms, weights), self._outside(reduction, head)
         if reduction.unmoved:
             scales = [0.0] * len(scales)
         beside = replica.state_weights(plan.contributors, head.outer_step, weights)
@@ -106,14 +107,11 @@ class Reducer:
         _ = frame.hash  # see Inbox.check
         return frame, replica.codec.decompress(made.payloads, header.channels), made.feedback
 
-    def _slice_scales(
-        self, reduction: Reduction, measured: Mapping[PeerId, Measure], weights: Sequence[float]
-    ) -> list[float]:
+    def _slice_scales(self, reduction: Reduction, norms: Sequence[float], weights: Sequence[float]) -> list[float]:
         """An owner knows the norms of its own part's slices, and no more; everybody applies its result.
 
         Zeros where the rule gives nothing that fits: nobody's change is in the part, and all are given that alike.
         """
-        norms = [measured[ref.peer].norm for ref in reduction.plan.contributors]
         try:
             return scales_of(self.replica.rule, Sent.of_norms(norms, weights))
         except Unusable as error:

@@ -280,7 +280,7 @@ def decoupled(run: Sequence[Averaged], keys: Keys) -> Tensor:
     for one in run:
         worth = [ref.tokens**2 / max(1, ref.steps) for ref in one.contributors]
         usual = statistics.median_low(worth)
-        weight_K = torch.tensor([min(max(value / usual, 1 / 16), 16.0) for value in worth], dtype=torch.float64)
+        weight_K = torch.tensor([min(max(value / usual, 1 / 16), 4.0) for value in worth], dtype=torch.float64)
         length_K = one.rows_KN.norm(dim=1)
         toward_N = (weight_K[:, None] * one.rows_KN / length_K.clamp(min=1e-300)[:, None]).sum(0) / weight_K.sum()
         change_N = (weight_K[:, None] * one.rows_KN).sum(0) / weight_K.sum()

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 import torch
 
+from decentral.consensus.chain import contributions
 from decentral.manifest import check_methods
+from decentral.optimizers.edit import EDiT
 from tests.lab.learners import Learner
-from tests.lab.nodes import Lab, tiny_model
+from tests.lab.nodes import Lab, Member, tiny_model
 from tests.rounds.test_healing import settle
 
 SPARSE = {"chain": "topk(k=64, chunk=4096) >> signmag2", "feedback": "ef(beta=0.95)"}
@@ -80,3 +85,49 @@ def test_owners_of_a_reduce_shorten_by_the_norms_of_their_parts(run_lab: Any, te
     honest = run(run_lab, terms, [Learner] * 3, None, **tables)
     borne = run(run_lab, terms, [Learner, Learner, Wild], {"rule": "arc", "f": 1, "then": "mean"}, **tables)
     assert 0 < borne < 10 * honest
+
+
+class Understates(EDiT):
+    """States next to no norm, whatever it sends."""
+
+    def summary(self, sent: Sequence[torch.Tensor]) -> bytes:
+        return struct.pack("<d", 1e-300)
+
+
+class Modest(Member):
+    """Sends a thousand times what the others do, and says that it is nothing."""
+
+    def __init__(self, lab: Lab, number: int, founder: bool) -> None:
+        super().__init__(lab, number, founder)
+        own = self.node.replica.method
+        assert isinstance(own, EDiT)
+        self.node.replica.method = Understates(**asdict(own))
+
+    def target(self, fragment: int) -> torch.Tensor:
+        return 1e3 * super().target(fragment)
+
+
+@pytest.mark.parametrize("exchange", ["reduce", "gather"])
+def test_who_sends_far_too_much_and_states_a_small_norm_does_not_move_edit(
+    run_lab: Any, terms: Any, exchange: str
+) -> None:
+    """The other two are 67 long; one step to the third would be 20,000."""
+
+    async def script(lab: Lab) -> None:
+        for kind in (None, None, Modest):
+            lab.add(kind=kind)
+        await lab.all_members()
+        await lab.rounds(5)
+        lab.check_equal()
+        assert float(lab.members[0].node.replica.anchors[0].norm()) < 200.0
+        last = [commit.record for commit in lab.members[0].log if commit.record.frames][-1]
+        assert len(contributions(last)) == 3
+        assert bool(last.partition) == (exchange == "reduce")
+
+    outer = {"temperature": 50.0, "clip": 1e9}
+    run_lab(terms("edit").changed(outer=outer, exchange={"kind": exchange}), script, make_model=wide_enough)
+
+
+def wide_enough() -> torch.nn.Module:
+    """Each of three owns a part of a reduce: they are cut at multiples of 4096."""
+    return torch.nn.Linear(128, 128)

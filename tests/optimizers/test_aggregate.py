@@ -5,7 +5,7 @@ import torch
 
 from decentral.errors import ConfigError, NonFiniteError
 from decentral.optimizers import mean_pseudo_gradient
-from decentral.optimizers.aggregation.mean import OUTLIER, contribution_weights
+from decentral.optimizers.aggregation.mean import LEAST, MOST, contribution_weights
 
 PEERS = [bytes([first]) + bytes(31) for first in (9, 200, 3, 77)]
 
@@ -113,18 +113,23 @@ def test_equal_weights_do_not_look_at_tokens():
 
 def test_token_weights_are_bounded_by_the_typical_one_and_exact_in_float32():
     weights = contribution_weights("tokens", [0, 10, 30, 20, 10**18])
-    assert weights == [1 / OUTLIER, 0.5, 1.5, 1.0, OUTLIER]
+    assert weights == [LEAST, 0.5, 1.5, 1.0, MOST]
     thirds = contribution_weights("tokens", [1, 3, 3])
     assert thirds[0] == float(torch.tensor(1 / 3))
     assert contribution_weights("tokens", [0, 0, 7]) == [1.0, 1.0, 1.0], "no tokens told: equal"
     assert contribution_weights("tokens", []) == []
 
 
-def test_one_liar_among_many_moves_the_mean_by_no_more_than_sixteen_of_them():
+def test_a_claim_counts_for_four_times_the_typical_at_most_and_of_two_the_lower_one_is_typical():
+    assert contribution_weights("tokens", [100, 100, 100, 100, 10**18]) == [1.0, 1.0, 1.0, 1.0, 4.0]
+    assert contribution_weights("tokens", [100, 10**18]) == [1.0, 4.0]
+
+
+def test_one_liar_among_many_moves_the_mean_by_no_more_than_four_of_them():
     honest, lie = torch.zeros(8), torch.ones(8)
     weights = contribution_weights("tokens", [100] * 15 + [10**18])
     peers = [bytes([n]) * 32 for n in range(16)]
     mean = mean_pseudo_gradient(
         [(p, lie if p == peers[-1] else honest, w) for p, w in zip(peers, weights, strict=True)]
     )
-    torch.testing.assert_close(mean, torch.full((8,), 16 / 31))
+    torch.testing.assert_close(mean, torch.full((8,), 4 / 19))

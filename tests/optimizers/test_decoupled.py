@@ -99,7 +99,7 @@ def test_weights_are_tokens_squared_over_steps_within_bounds():
     assert method.weights(told, [1.0] * 3, {}) == [1.0, 0.25, 4.0]
     assert method.weights(told, [1.0, 0.5, 2.0], {}) == [1.0, 0.25, 4.0], "tokens count once"
     liar = Contributor(bytes(32), tokens=2**63, steps=0)
-    assert method.weights([*told[:2], liar], [1.0] * 3, {}) == [1.0, 0.25, 16.0]
+    assert method.weights([*told[:2], liar], [1.0] * 3, {}) == [1.0, 0.25, 4.0]
     silent = [Contributor(bytes([n]) * 32) for n in range(2)]
     assert method.weights(silent, [1.0] * 2, {}) == [1.0, 1.0]
 

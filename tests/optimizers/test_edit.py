@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import random
 import struct
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -85,6 +87,58 @@ def learnt(method: EDiT, rounds: int, peers: int = 2) -> tuple[Tensor, dict[str,
     for number in range(rounds):
         anchor, state = step_of(method, anchor, [randn(10 * number + n, 1001) for n in range(peers)], state)
     return anchor, state
+
+
+def owned(stated: Sequence[float], parts: Sequence[float]) -> list[Contributor]:
+    """As the owner of a part of a reduce knows them: what each states, and the norm of its slice."""
+    return [replace(one, part=part) for one, part in zip(said(*stated), parts, strict=True)]
+
+
+def test_an_owner_counts_who_states_its_norm_as_it_is_by_that_norm_bit_for_bit():
+    method, given = EDiT(temperature=2.0), [1.0, 4.0, 1.0]
+    state = method.init(randn(0))
+    for parts in ([1.5, 0.5, 1.0], [2.0, 0.4, 0.9], [1.0, 0.6, 0.6], [3.0, 1.0, 2.0], [0.0, 0.0, 0.0]):
+        assert method.weights(owned([3.0, 1.0, 2.0], parts), given, state) == method.weights(
+            said(3.0, 1.0, 2.0), given, state
+        )
+
+
+@pytest.mark.parametrize("stated", [0.0, 1e-300, 0.5])
+def test_an_owner_takes_who_understates_its_norm_for_what_it_sends(stated):
+    method = EDiT(warmup=20)
+    state = method.init(randn(0))
+    for count in (2, 3, 5):  # of two, too: a part is no longer than the whole
+        liar, *others = method.weights(
+            owned([stated, *[10.0] * (count - 1)], [500.0, *[5.0] * (count - 1)]), [1.0] * count, state
+        )
+        assert others == [1.0] * (count - 1)
+        assert liar < 1e-100
+    _, usual = learnt(EDiT(temperature=math.inf, warmup=20), 20)
+    typical = norm(randn(7, 1001))
+    told = owned([stated, typical, typical], [500 * typical, 0.5 * typical, 0.5 * typical])
+    assert EDiT(temperature=math.inf, warmup=20).weights(told, [1.0] * 3, usual) == [0.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("stated", [math.nan, math.inf, -1.0, 1e300])
+def test_a_stated_norm_that_cannot_be_counts_nothing_and_takes_nothing_from_others(stated):
+    method = EDiT()
+    told = owned([stated, 10.0, 10.0, 10.0, 10.0], [5.0] * 5)
+    assert method.weights(told, [1.0] * 5, method.init(randn(0))) == [0.0, 1.0, 1.0, 1.0, 1.0]
+
+
+def test_of_stated_norms_none_is_learnt_beyond_four_times_the_median():
+    method, anchor = EDiT(), torch.zeros(4)
+    told = said(1.0, 1.0, 1.0, 1.0, 1e6)
+    info = RoundInfo(0, tuple(told), (1.0,) * 5)
+    _, state = method.outer_step(anchor, {"change": torch.zeros(4)}, method.init(anchor), info)
+    four = RoundInfo(0, tuple(said(1.0, 1.0, 1.0, 1.0, 4.0)), (1.0,) * 5)
+    _, wanted = method.outer_step(anchor, {"change": torch.zeros(4)}, method.init(anchor), four)
+    assert torch.equal(state["usual"], wanted["usual"])
+    measured = [replace(one, norm=value) for one, value in zip(told, (1.0, 1.0, 1.0, 1.0, 1e6), strict=True)]
+    _, seen = method.outer_step(
+        anchor, {"change": torch.zeros(4)}, method.init(anchor), RoundInfo(0, tuple(measured), (1.0,) * 5)
+    )
+    assert float(seen["usual"][1]) > 1e4, "of what all measured nothing is taken away"
 
 
 def test_equal_norms_give_the_plain_mean():

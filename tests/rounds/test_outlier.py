@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from decentral.replica.measures import outliers
 from decentral.wire.keys import peer_name
 from tests.lab.learners import Learner
 from tests.lab.nodes import Lab
@@ -107,3 +108,9 @@ def test_two_peers_with_the_same_data_order_are_named_by_every_peer(run_lab, ter
         assert [sorted(event["peers"]) for event in told] == [names] * len(told)
         assert told[0]["cosine"] > 0.99
         assert told[0]["round"] <= 12
+
+
+@pytest.mark.parametrize("claimed", [16, 2**32 - 1])
+def test_who_claims_any_number_of_steps_is_named_for_an_update_that_is_too_long_for_four_times_the_usual(claimed):
+    assert outliers([1.0, 1.0, 9.0, 1.0], [4, 4, claimed, 4]) == [2]
+    assert outliers([1.0, 1.0, 7.0, 1.0], [4, 4, claimed, 4]) == [], "an absent peer brings several rounds' steps"

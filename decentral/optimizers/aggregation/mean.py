@@ -4,8 +4,8 @@ mean = sum(weight * pseudo_gradient) / sum(weight), over the contributors *actua
 dropped or came late is in neither sum, and a sparse contribution counts in full at coordinates it did not send.
 The order is that of the peer ids: summing in another order changed 73 % of the elements' bits, and then anchors differ.
 
-Weights are equal, or go by the tokens that contributors say they trained on. Saying is free, so a weight stays within
-``OUTLIER`` times the typical one: a lie of 10**18 tokens counts as much as 16 peers and no more.
+Weights are equal, or go by the tokens that contributors say they trained on. Saying is free, so a claim counts for at
+most ``MOST`` times the typical one of its record: a lie of 10**18 tokens counts as much as 4 peers and no more.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from decentral.tensors.ops import divide, float32, is_finite, minus_quotient
 from decentral.tensors.threads import lumps, spread
 
 __all__ = [
-    "OUTLIER",
+    "LEAST",
+    "MOST",
     "AddBand",
     "Adder",
     "Mean",
@@ -46,7 +47,8 @@ __all__ = [
 ]
 
 _LARGEST = torch.finfo(torch.float32).max
-OUTLIER = 16.0  # times, up or down, that a weight may differ from the typical: one GPU beside a machine of eight
+MOST = 4.0  # times the typical that a claim counts for: a machine of four GPUs beside those of one, or a liar
+LEAST = 1 / 16  # of it, at least: a slow peer is no stranger to the mean
 
 A = TypeVar("A")
 Contribution = tuple[bytes, Tensor, float]  # peer id, (N,) float32, weight >= 0
@@ -56,13 +58,14 @@ Adder = tuple[bytes, Callable[..., None], float]  # peer id, add(total, weight=.
 def contribution_weights(weighting: str, tokens: Sequence[float]) -> list[float]:
     """One weight per contributor, from the tokens behind each as a record names them: the same bits on every peer.
 
-    ``equal``: all 1. ``tokens``: tokens over their lower median, within [1/16, 16], rounded to float32; all 1 when the
-    median is 0, for a training loop that tells no tokens.
+    ``equal``: all 1. ``tokens``: tokens over their lower median, within [1/16, 4], rounded to float32; all 1 when the
+    median is 0, for a training loop that tells no tokens. Of two the lower one is typical: a lie makes no weight of
+    more than 4.
     """
     typical = statistics.median_low(tokens) if tokens else 0
     if weighting == "equal" or typical == 0:
         return [1.0] * len(tokens)
-    return [float32(min(max(count / typical, 1 / OUTLIER), OUTLIER)) for count in tokens]
+    return [float32(min(max(count / typical, LEAST), MOST)) for count in tokens]
 
 
 def mean_pseudo_gradient(contributions: Sequence[Contribution], scales: Sequence[float] | None = None) -> Tensor:
