@@ -137,7 +137,7 @@ class Inbox:
         if partition is None:
             raise PlanUnknown(f"frame of plan {header.plan} in round {header.round}, which is not known here")
         if header.part >= len(partition) or header.parts != len(partition):
-            raise PayloadError(f"frame for part {header.part} of {header.parts}, want {len(partition)}; drop it")
+            raise PayloadError(f"frame for part {header.part} of {len(partition)}, as one of {header.parts}; drop it")
         if partition[-1][2] != self.schema.fragments[header.fragment].numel:
             raise PayloadError(f"plan {header.plan} does not cover fragment {header.fragment}; drop it and its frames")
         owner, start, stop = partition[header.part]
