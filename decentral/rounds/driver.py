@@ -332,9 +332,12 @@ class Driver:
             await self._offer()
 
     def _decision(self, commit: Commit, sending: float | None, applying: float) -> Decision:
-        """Before the machine goes on: the leaders are those of the round that the commit ends."""
-        ballot = commit.certificate.ballot
-        leader = self.machine.state.leader_of(ballot)
+        """Led by the order of the round that the commit ends: the machine stands at the next one, which has another."""
+        record, ballot = commit.record, commit.certificate.ballot
+        before = self.machine.state.history.at((record.round - 1, record.previous))
+        assert before is not None, "the machine has just gone on from there"
+        leaders = self.state.terms.voting.leaders(before)
+        leader = leaders[ballot % len(leaders)]
         return Decision(leader, ballot, len(commit.certificate.votes), sending, applying)
 
     def _tell_the_end(self, record: Record) -> None:
