@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 def status_command(context: click.Context, directory: Path, prometheus: bool, as_json: bool) -> None:
     """Say in one sentence how the peer is, and what it cost since it started.
 
-    Ends with code 1 when the peer is gone without a word, killed or crashed; in JSON, "alive" tells whether it runs.
+    Ends with code 1 when the peer is gone without a word, killed or crashed, or frozen; in JSON, "alive" tells whether
+    its process is there, "frozen_seconds" for how long it has written nothing.
 
     \b
     $ decentral status --out decentral-run
@@ -55,7 +56,7 @@ def status_command(context: click.Context, directory: Path, prometheus: bool, as
         click.echo(json.dumps({**asdict(status), "alive": alive}))
     else:
         _print_status(status, alive=alive)
-    if is_lost(status):
+    if is_lost(status) or status.frozen_seconds:
         context.exit(1)
 
 

@@ -70,8 +70,6 @@ def page_beside(directory: Path, say: Callable[[str], None], *, wanted: bool) ->
 #
 # A relay or a peer answers there, also whatever restarts it and asks how it is.
 
-_ILL = ("attention", "stalled", "gone")  # first words of a health sentence
-
 
 def _port_wanted(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[str, int] | None:
     """Refused before anything is read or made."""
@@ -142,24 +140,23 @@ def metrics_beside(directory: Path, where: tuple[str, int] | None, say: Callable
 
 def health_of(directory: Path) -> tuple[bool, str]:
     """Whether the peer of ``directory`` is well, and its sentence. Nobody there, or nothing that can be read: not."""
-    from decentral.observe.health import lost_sentence
-    from decentral.observe.status import is_lost, read_status
+    from decentral.observe.health import as_seen, is_well
+    from decentral.observe.status import read_status
 
     try:
-        status = read_status(directory)
+        status = as_seen(read_status(directory), time.time(), time.monotonic())
     except DecentralError as error:
         return False, str(error)
-    if is_lost(status):
-        return False, lost_sentence(status, time.time())
-    return status.health.partition(":")[0] not in _ILL, status.health
+    return is_well(status), status.health
 
 
 def _numbers_of(directory: Path) -> Iterator[Metric]:
+    from decentral.observe.health import as_seen
     from decentral.observe.metrics import peer_numbers
     from decentral.observe.status import is_running, read_status
 
     try:
-        status = read_status(directory)
+        status = as_seen(read_status(directory), time.time(), time.monotonic())
     except DecentralError:  # none has been written yet
         return
     yield from peer_numbers(status, alive=is_running(status))

@@ -100,13 +100,11 @@ class StudyLine:
 
 
 def read_peer(directory: Path) -> tuple[Status, bool]:
-    """The last status and whether its process runs; the sentence is another when it is gone without a word."""
-    from decentral.observe.health import lost_sentence
-    from decentral.observe.status import is_lost, is_running, read_status
+    """The last status and whether its process runs; the sentence is another when that is gone or frozen."""
+    from decentral.observe.health import as_seen
+    from decentral.observe.status import is_running, read_status
 
-    status = read_status(directory)
-    if is_lost(status):
-        status = replace(status, health=lost_sentence(status, time.time()))
+    status = as_seen(read_status(directory), time.time(), time.monotonic())
     alive = is_running(status)
     return status if alive else _with_settings(status, directory), alive
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from decentral.observe.diagnostics import back_sentence, warning
 from decentral.observe.events import event_line
-from decentral.observe.health import alone_sentence, listed, short_name
+from decentral.observe.health import alone_sentence, in_time, left_out_sentence, listed, short_name
 from decentral.replica.figures import NAMES
 
 ROUNDS = 300  # on the strip
@@ -277,6 +277,9 @@ _SENTENCE_OF: dict[str, Callable[[Mapping[str, Any]], str]] = {
         if row.get("away")
         else f"the run goes on without {len(row['given_up'])} silent peers, half of it or more"
     ),
+    "left_out": lambda row: left_out_sentence(str(row["leader"] or ""), int(row["outer_step"])),
+    "stalled": lambda row: f"round {int(row['outer_step'])} is stalled: {row['why']}",
+    "stall_over": lambda row: f"rounds are made again, after {in_time(float(row['seconds']))} without one",
     "resynced": lambda row: "this peer was behind, and took over the others' state whole",
     "unmoved": lambda row: f"a round moved nothing: {row['why']}",
     "restarted": lambda row: f"the live model was put back to the anchor: {row['why']}",

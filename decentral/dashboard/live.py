@@ -14,9 +14,9 @@ from decentral.dashboard.history import History, number, steps_made
 from decentral.dashboard.view import View, events_of, learning_of, now_of, rounds_of
 from decentral.errors import DecentralError, UsageError
 from decentral.observe.events import EVENTS_FILE, FileTail, read_events
-from decentral.observe.health import lost_sentence
+from decentral.observe.health import as_seen
 from decentral.observe.metrics import METRICS_FILE, read_metrics
-from decentral.observe.status import STATUS_FILE, Status, is_lost, is_running, read_status
+from decentral.observe.status import STATUS_FILE, Status, is_running, read_status
 
 # ---- a folder as it grows ----
 #
@@ -28,8 +28,13 @@ PARTS = ("now", "rounds", "learning", "events")
 class LiveFolder:
     """What the page shows of ``directory``. Not to be asked by two threads at a time."""
 
-    def __init__(self, directory: Path, clock: Callable[[], float] = time.time) -> None:
-        self._directory, self._clock = directory, clock
+    def __init__(
+        self,
+        directory: Path,
+        clock: Callable[[], float] = time.time,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._directory, self._clock, self._monotonic = directory, clock, monotonic
         self._of = Status()  # the status that was read last
         self._begin()
 
@@ -74,7 +79,8 @@ class LiveFolder:
         if isinstance(status, str):
             return {"health": status, "word": "nothing", "alive": False}
         alive = is_running(status)
-        now = now_of(status, self.history, health=health_now(status, self._clock()), alive=alive)
+        health = as_seen(status, self._clock(), self._monotonic()).health
+        now = now_of(status, self.history, health=health, alive=alive)
         rates = self._rates.see(status) if alive else {}
         return {**now, "peers": [{**peer, **rates.get(peer["peer"], {})} for peer in now["peers"]]}
 
@@ -88,11 +94,6 @@ def _is_another(before: Status, now: Status) -> bool:
     """Of another peer or run; who begins does not know its name yet."""
     pairs = ((before.peer, now.peer), (before.run_id, now.run_id))
     return any(old and new and old != new for old, new in pairs)
-
-
-def health_now(status: Status, now: float) -> str:
-    """The sentence that the peer wrote, or the one of its loss."""
-    return lost_sentence(status, now) if is_lost(status) else status.health
 
 
 def rows_of(lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:

@@ -313,6 +313,8 @@ class Node:
             if self.state in ("looking", "syncing") and self.ready.is_set():
                 self.state = "training"
             self._look_who_is_here(head)
+            if self.ready.is_set():  # not with the rounds: a disk that hangs holds those up
+                self.driver.watch.look_how_far_the_others_are(anyio.current_time())
             await anyio.sleep(0.25)
 
     def _look_who_is_here(self, head: Head) -> None:

@@ -92,7 +92,7 @@ class Beacon:
 
     def _keep(self, directory: Path, status: Status) -> None:
         try:
-            write_status(directory, status, self._process)
+            write_status(directory, status, self._process, every=self._period)
             self._disk_problem = ""
         except DiskError as error:
             self._disk_problem = str(error)

@@ -1,21 +1,24 @@
 """The one sentence that says whether a peer is healthy and useful.
 
-A pure function of its status, as is the short line of a round.
+A pure function of its status, as is the short line of a round. Who reads one looks at its process, too (`as_seen`).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from decentral.observe.diagnostics import back_sentence, warning
-from decentral.observe.status import Status
+from decentral.observe.status import Status, is_lost, is_stopped, silent_for
 
 _HIDDEN = ("nat", "symmetric nat", "firewall", "unknown")  # as far as anybody could tell
 _RESUME = "decentral resume continues from there"
 _AGAIN = "start it again with the same --out to resume"
 _SCRIPT_ALONE = "a script goes on without when it calls decentral.join(require_peers=0), and no peer.wait_for_company()"
+_TAKING_PART = ("training", "waiting", "looking")
+_ILL = ("attention", "stalled", "gone", "frozen", "behind", "out")  # first words of sentences: it takes no part
 _LATE_SHARE = 0.5  # below this share of recent rounds a volunteer should look at the link
 
 
@@ -23,6 +26,10 @@ def health_sentence(status: Status) -> str:
     """Say in one line how the peer is, and when something is wrong what to do."""
     if status.problem:
         return f"attention: {status.problem}"
+    if status.left_out_seconds is not None and status.state in _TAKING_PART:
+        return _left_out(status)
+    if status.others_round is not None and status.state in _TAKING_PART:
+        return _behind(status)
     if status.given_up and status.peer not in status.given_up and status.state in ("training", "looking"):
         return _shrunk(status)
     if status.stalled_seconds and status.state in ("training", "waiting") and not status.wanted_members:
@@ -39,12 +46,40 @@ def health_sentence(status: Status) -> str:
     return _training(status)
 
 
+def as_seen(status: Status, now: float, monotonic: float) -> Status:
+    """What a reader finds, who also looks at the process: the sentence is another where that is gone, or is frozen.
+
+    ``now`` in seconds since the epoch, ``monotonic`` by this machine's clock of that name.
+    """
+    if is_lost(status):
+        return replace(status, health=lost_sentence(status, now))
+    if silent := silent_for(status, monotonic):
+        found = replace(status, frozen_seconds=silent)
+        return replace(found, health=_frozen(found, stopped=is_stopped(status)))
+    return status
+
+
+def is_well(status: Status) -> bool:
+    """Whether the peer takes part, or rests because somebody wished it, by its sentence."""
+    return status.health.partition(":")[0] not in _ILL
+
+
 def lost_sentence(status: Status, now: float) -> str:
     """What is to be said when the process that wrote ``status`` is gone, ``now`` in seconds since the epoch."""
     stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(status.updated))
     return (
         f"gone: the peer that wrote this is gone (killed or crashed); its last sign was at {stamp}, "
         f"{in_time(max(0.0, now - status.updated))} ago, in round {status.round} ({status.state}); {_AGAIN}"
+    )
+
+
+def _frozen(status: Status, *, stopped: bool) -> str:
+    why = "its machine, its disk or the process itself hangs"
+    if stopped:
+        why = f"it is stopped: kill -CONT {status.pid} lets it go on"
+    return (
+        f"frozen: nothing was written for {in_time(status.frozen_seconds)}, in round {status.round} ({status.state}), "
+        f"though process {status.pid} is there; {why}"
     )
 
 
@@ -137,7 +172,27 @@ def listed(names: Sequence[str]) -> str:
 def _stalled(status: Status) -> str:
     usual = status.usual_round_seconds
     than = "" if usual is None else f", where one takes {in_time(usual)}"
-    return f"stalled: no round was made with others for {in_time(status.stalled_seconds)}{than}; {status.stalled_by}"
+    return f"stalled: {status.stalled_by}; no round was made with others for {in_time(status.stalled_seconds)}{than}"
+
+
+def left_out_sentence(leader: str, round_: int) -> str:
+    """What is said of who was left out; ``leader``: of the commit that did so, empty where that is not known."""
+    if not leader:
+        return f"left out of the run while it was behind, in round {round_} or before"
+    return f"left out of the run by {short_name(leader)} in round {round_}"
+
+
+def _left_out(status: Status) -> str:
+    asks = "it asks to be let in again" if status.state != "looking" else "none of the others can be reached"
+    said = left_out_sentence(status.left_out_by, status.left_out_round)
+    return f"out: {said}, {in_time(status.left_out_seconds or 0.0)} ago; {asks}"
+
+
+def _behind(status: Status) -> str:
+    came = ""
+    if status.model_nbytes:
+        came = f"; {in_units(status.model_here)} of the {in_units(status.model_nbytes)} of a later model are here"
+    return f"behind: the others are in round {status.others_round}, this peer in {status.round}{came}"
 
 
 def _paused(status: Status) -> str:

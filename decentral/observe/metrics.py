@@ -222,6 +222,12 @@ def peer_numbers(status: Status, *, alive: bool) -> Iterator[Metric]:
     yield _gauge("rounds_seen", "Rounds that ended since this peer is a member, at most 100.", status.rounds_seen)
     yield _gauge("rounds_contributed", "Those of them that carry this peer's update.", status.rounds_contributed)
     yield _gauge("stalled_seconds", "Without a round, where that is unusual; 0: as usual.", status.stalled_seconds)
+    behind = 0 if status.others_round is None else max(0, status.others_round - status.round)
+    yield _gauge(
+        "left_out_seconds", "Since it was left out of the members; 0: it was not.", status.left_out_seconds or 0
+    )
+    yield _gauge("rounds_behind", "Outer steps that most others are ahead, once that lasts; 0: none.", behind)
+    yield _gauge("frozen_seconds", "Without a status, though its process lives; 0: as usual.", status.frozen_seconds)
     yield _gauge("send_rate_bytes", "Bytes sent per second, of late.", status.sent_per_second)
     yield _gauge("receive_rate_bytes", "Bytes received per second, of late.", status.received_per_second)
     yield _counter("sent_bytes", "Bytes sent since the process began.", status.bytes_sent)

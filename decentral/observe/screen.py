@@ -25,7 +25,11 @@ _SILENCE_SECONDS = 30.0  # a log that says nothing for longer looks stuck
 _JUST_NOW = 5.0  # s in which a line that was logged is not said again by the status
 _MAX_MEMBERS_SHOWN = 12
 _OTHER_ROWS = 12  # of the live view at 60 columns: sentence 4, numbers 4, head, "and n more", how to stop, the cursor
-_STYLES = {"healthy": "green", "done": "green", "attention": "bold red", "late": "yellow", "stalled": "yellow"}
+_STYLES = {
+    **dict.fromkeys(("healthy", "done"), "green"),
+    **dict.fromkeys(("late", "stalled", "behind", "out"), "yellow"),
+    "attention": "bold red",
+}
 
 
 class Display(Protocol):

@@ -45,7 +45,13 @@ class Status:
     given_up: tuple[str, ...] = ()  # names of peers without whom the run went on although they were half of it or more
     waiting_for: tuple[str, ...] = ()  # names of the peers a blocked training loop waits for
     stalled_seconds: float = 0.0  # without a round, where that is many times as long as one takes; 0: as usual
-    stalled_by: str = ""  # what the round in progress waits for then
+    stalled_by: str = ""  # what the round in progress waits for then, and for whom
+    left_out_seconds: float | None = None  # since a commit left this peer out; None: it is a member, or said farewell
+    left_out_round: int = 0  # outer steps made with that commit
+    left_out_by: str = ""  # who led it; empty: this peer was behind then, and read of it later
+    others_round: int | None = (
+        None  # outer steps that most others have made, while this peer is behind; None: it is not
+    )
     usual_round_seconds: float | None = None  # None: no round has ended here
     held_seconds: float | None = None  # of a round, in which the training thread copies parameters; None: as above
     checkpoint_held_seconds: float | None = None  # in which it copies what a checkpoint holds; None before the first
@@ -97,6 +103,9 @@ class Status:
     process_born: str = ""  # boot and tick of its start, which no step of a clock moves; empty: not told here
     library: str = ""  # version of this library, by which it was written
     updated: float = 0.0  # seconds since the epoch
+    updated_monotonic: float = 0.0  # the same moment by the machine's monotonic clock, which stands still in its sleep
+    written_every: float = 0.0  # seconds; 0: it was written once, and need not be again
+    frozen_seconds: float = 0.0  # found by who reads it: for so long its process has not written, though it lives
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> "Status":
@@ -155,14 +164,19 @@ def _born(pid: int) -> str:
         return ""
 
 
-def write_status(directory: Path, status: Status, process: ProcessInfo) -> None:
-    """Replace ``status.json`` in one step, so that a reader never sees half of it."""
+def write_status(directory: Path, status: Status, process: ProcessInfo, *, every: float = 0.0) -> None:
+    """Replace ``status.json`` in one step, so that a reader never sees half of it.
+
+    ``every``: seconds until it is written again, for as long as the process is well; 0: nobody is to wait for that.
+    """
     stamped = replace(
         status,
         pid=process.pid,
         process_created=process.created,
         process_born=process.born,
         updated=time.time(),
+        updated_monotonic=time.monotonic(),
+        written_every=every,
         library=_library(),
     )
     text = json.dumps({"version": STATUS_VERSION, **json_value(asdict(stamped))}, indent=1)
@@ -228,6 +242,32 @@ def is_running(status: Status) -> bool:
 def is_lost(status: Status) -> bool:
     """Tell whether the process that wrote this status is gone without having said so: killed, or crashed."""
     return status.state not in ENDED and not is_running(status)
+
+
+SILENT_AFTER = 15.0  # s: a lease, after which the others wait for a peer no more; its thread writes once a second
+STOPPED_AFTER = 3.0  # s, where the system says that the process is stopped
+
+
+def is_stopped(status: Status) -> bool:
+    """Tell whether the process that wrote this status is stopped by a signal, or by who debugs it."""
+    try:
+        return psutil.Process(status.pid).status() in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+    except psutil.Error:
+        return False
+
+
+def silent_for(status: Status, monotonic: float) -> float:
+    """Seconds for which a process that lives should have written its status and has not; 0: it has, or had not to.
+
+    ``monotonic``: this machine's clock, whose time does not pass while it sleeps, so that a laptop that was opened a
+    moment ago finds nobody frozen.
+    """
+    if not status.written_every or status.state in ENDED:
+        return 0.0
+    silent = monotonic - status.updated_monotonic
+    if silent <= max(STOPPED_AFTER, 3 * status.written_every) or not is_running(status):
+        return 0.0
+    return silent if silent > max(SILENT_AFTER, 5 * status.written_every) or is_stopped(status) else 0.0
 
 
 def check_free(directory: Path, own: int | None = None) -> None:

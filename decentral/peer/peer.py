@@ -36,7 +36,7 @@ from decentral.peer.participation import (
 from decentral.peer.settings import Settings
 from decentral.peer.shown import Announcer, Trackers, shown
 from decentral.peer.startup import PeerLimits, Startup
-from decentral.peer.status import Shown, status_of
+from decentral.peer.status import Shown, StallWatch, status_of
 from decentral.preferences.preferences import Preferences
 from decentral.swarm.lan import Lan
 from decentral.tasks.batches import ShardPlace, seed_of, shard
@@ -54,6 +54,7 @@ class Peer:
         self._done = self._has_entered = False
         self._model = settings.model
         self._announce = Announcer(settings.options.observer)
+        self._stalls = StallWatch(self._announce)
         self._lan = Lan(self._announce) if settings.options.lan else None
         self._limits = PeerLimits(settings)
         self._control, self._asked_to_leave = LoopControl(), threading.Event()
@@ -178,7 +179,14 @@ class Peer:
         notices = self._announce.notices.now(part.swarm.node.driver.head.round)
         asked = {"paused": self.paused, "leaving": self._control.leaving, "done": self._done}
         return status_of(
-            Shown(manifest=self.manifest, part=part, notices=notices, inner_steps=self.inner_steps, **asked)
+            Shown(
+                manifest=self.manifest,
+                part=part,
+                stalls=self._stalls,
+                notices=notices,
+                inner_steps=self.inner_steps,
+                **asked,
+            )
         )
 
     def _last_word(self) -> Status:
@@ -283,7 +291,7 @@ class Peer:
         part = self._part = Participation(self.settings, self._announce, token)
         stack.callback(part.close)
         self._seed = seed_of(self.manifest.digest, part.identity.peer)
-        Startup(part, self._control, self._count, self._limits, self._lan).begin()
+        Startup(part, self._control, self._count, self._limits, self._lan, self._stalls).begin()
         self._limits.hold(part)  # somebody may have changed them meanwhile
 
     def _require_peers(self, count: int) -> None:

@@ -24,6 +24,7 @@ from decentral.peer.network_setup import NetworkSetup, enter
 from decentral.peer.participation import Participation, StepCount
 from decentral.peer.saved import Checkpointer, OwnState, OwnStateKept, Saver, recovered
 from decentral.peer.settings import Settings
+from decentral.peer.status import StallWatch
 from decentral.preferences.preferences import Duty, Preferences
 from decentral.quantities import time_left
 from decentral.rounds.local_state import CommittedUpdate
@@ -70,7 +71,9 @@ class Startup:
         count: StepCount,
         limits: PeerLimits,
         lan: Lan | None,
+        stalls: StallWatch,
     ) -> None:
+        self._stalls = stalls
         self._part, self._control, self._count = part, control, count
         self._settings, self._manifest, self._model = part.settings, part.settings.manifest, part.settings.model
         self._limits, self._daily_upload, self._lan = limits, limits.daily_upload, lan
@@ -170,7 +173,8 @@ class Startup:
         admission = Admission(part.token, self._manifest.digest, signer.peer) if part.token is not None else None
         transport = throttled(part.network.transport, self._limits.caps, self._daily_upload, admission)
         part.links = transport
-        lan, resumed = self._lan, start.head is not None  # what goes on beside the rounds must not hold the model
+        lan, stalls = self._lan, self._stalls  # what goes on beside the rounds must not hold the model
+        resumed = start.head is not None
 
         def make_node(on_update: Callable[[CommittedUpdate], None]) -> Node:
             node = Node(
@@ -193,6 +197,7 @@ class Startup:
         async def beside(directory: Directory) -> None:
             async with anyio.create_task_group() as group:
                 group.start_soon(self._note_addresses, directory)
+                group.start_soon(stalls.watch, part)
                 if lan is not None:
                     group.start_soon(lan.run, directory)
                 if resumed:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import anyio
 
+from decentral.consensus.chain import majority
+from decentral.consensus.paxos import Ballot
+from decentral.consensus.round_state import RoundState
 from decentral.flow.uplink import lease_bits
 from decentral.manifest import Manifest
 from decentral.node.node import Node
@@ -15,8 +20,10 @@ from decentral.observe.status import Status
 from decentral.peer.participation import Participation
 from decentral.training.reporting import Reporter
 from decentral.transport import Transport
-from decentral.wire.keys import PeerId, peer_name
-from decentral.wire.messages import PRIVATE, Lease
+from decentral.wire.keys import Digest, PeerId, peer_name
+from decentral.wire.messages import PRIVATE, Lease, Record
+
+logger = logging.getLogger("decentral.peer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +32,7 @@ class Shown:
 
     manifest: Manifest
     part: Participation
+    stalls: StallWatch
     notices: tuple[str, ...]
     inner_steps: int
     done: bool
@@ -51,11 +59,11 @@ def status_of(shown: Shown) -> Status:
     """Everything that a status tells."""
     node, counted, traffic = shown.node, shown.counted, shown.transport.traffic
     measuring = node.speed.count
-    sent, received = traffic.total.sent - measuring.sent, traffic.total.received - measuring.received
-    up, down = counted.rates(sent, received)
+    sent, received, up, down = _rates(shown.part)
     outcomes, fetched = counted.outcomes, node.catch_up.snapshots.under_way
-    stalled_seconds, stalled_by = stall_of(node, counted, anyio.current_time(), (up, down))
-    head = node.driver.head
+    now, head, left_out = anyio.current_time(), node.driver.head, node.driver.state.left_out
+    stalled_seconds, stalled_by = shown.stalls.look(node, counted, now, (up, down))
+    others_stand_at = node.driver.watch.others_stand_at
     return Status(
         state=state_of(shown),
         peer=peer_name(node.driver.me),
@@ -71,6 +79,10 @@ def status_of(shown: Shown) -> Status:
         waiting_for=_awaited(node) if counted.stands_still else (),
         stalled_seconds=stalled_seconds,
         stalled_by=stalled_by,
+        left_out_seconds=None if left_out is None else now - left_out.since,
+        left_out_round=0 if left_out is None else left_out.outer_step,
+        left_out_by="" if left_out is None or left_out.leader is None else peer_name(left_out.leader),
+        others_round=None if others_stand_at is None else _outer_steps(node, others_stand_at),
         usual_round_seconds=counted.usual_round,
         held_seconds=counted.usual_hold,
         checkpoint_held_seconds=counted.usual_checkpoint_hold,
@@ -112,6 +124,13 @@ def status_of(shown: Shown) -> Status:
         reachability=shown.part.network.kind,
         relays=shown.part.network.relays,
     )
+
+
+def _rates(part: Participation) -> tuple[int, int, float, float]:
+    """Bytes sent and received without those that measured lines, and both per second."""
+    total, measuring = part.swarm.transport.traffic.total, part.swarm.node.speed.count
+    sent, received = total.sent - measuring.sent, total.received - measuring.received
+    return sent, received, *part.reporter.rates(sent, received)
 
 
 def state_of(shown: Shown) -> str:
@@ -156,7 +175,11 @@ def _round_of(node: Node, lease: Lease | None) -> int | None:
     """Outer steps of another member, from the height that its lease tells; in gossip none tells them."""
     if lease is None or node.gossip is not None:
         return None
-    return node.driver.machine.state.history.outer_steps_at(lease.round)
+    return _outer_steps(node, lease.round)
+
+
+def _outer_steps(node: Node, height: int) -> int:
+    return node.driver.machine.state.history.outer_steps_at(height)
 
 
 def _way(shown: Shown, member: bytes) -> dict[str, object]:
@@ -223,6 +246,109 @@ def _left(shown: Shown) -> float | None:
 
 STALLED_AFTER = 5.0  # usual rounds: two deaths in one round, whose leases run out one after the other, take three
 STEPS_ALONE = 4  # gossip steps in a row without a partner
+LOOK_EVERY = 1.0  # s
+
+
+class StallWatch:
+    """Of one peer's rounds; it is looked at again and again, and tells once that a stall began, and that it is over."""
+
+    def __init__(self, emit: Callable[[str, dict[str, object]], None]) -> None:
+        """``emit``: takes an event and its fields."""
+        self._emit = emit
+        self._stalled: tuple[int, float] | None = None  # the height it began at, and when that was told
+        self._decided: tuple[Digest, float] | None = None  # whose frames are awaited, and since when
+
+    async def watch(self, part: Participation) -> None:
+        """Look once in ``LOOK_EVERY`` until cancelled; a mistake in what is said must not end what is watched."""
+        while True:
+            await anyio.sleep(LOOK_EVERY)
+            if part.is_up:
+                try:
+                    self.look(part.swarm.node, part.reporter, anyio.current_time(), _rates(part)[2:])
+                except Exception:
+                    logger.exception("the round in progress could not be looked at; training is not affected")
+
+    def look(
+        self, node: Node, counted: Reporter, now: float, rates: tuple[float, float] = (0.0, 0.0)
+    ) -> tuple[float, str]:
+        """Seconds without a round and why; (0, "") while that is as usual. ``rates``: bytes/s sent and received."""
+        seconds, why = self._found(node, counted, now, rates)
+        height = node.driver.head.round
+        if why and self._stalled is None:
+            self._stalled = height, now - seconds
+            self._emit("stalled", {"round": height + 1, "outer_step": node.outer_steps + 1, "why": why})
+        elif not why and self._stalled is not None:
+            began, self._stalled = self._stalled[1], None
+            self._emit(
+                "stall_over", {"round": height, "outer_step": node.outer_steps, "seconds": round(now - began, 3)}
+            )
+        return seconds, why
+
+    def _found(self, node: Node, counted: Reporter, now: float, rates: tuple[float, float]) -> tuple[float, str]:
+        if not node.ready.is_set() or node.driver.head.final or counted.wanted_members or node.driver.stopping:
+            return 0.0, ""
+        if node.gossip is not None:
+            return _unpaired(counted)
+        seconds, usual = max(
+            self._of_agreeing(node, now), _of_gathering(node, counted, now), key=lambda found: found[0] - found[1]
+        )
+        goes_on = self._stalled is not None and self._stalled[0] == node.driver.head.round
+        if seconds <= usual and not goes_on:  # what counts as usual may change meanwhile
+            return 0.0, ""
+        return seconds, why_open(_seen(node, rates))
+
+    def _of_agreeing(self, node: Node, now: float) -> tuple[float, float]:
+        """Seconds for which a leader has been due, or a record is decided and its frames are awaited, and the most
+        that this takes: nobody computes meanwhile, so that usual rounds say nothing of it.
+        """
+        state = node.driver.machine.state
+        decided = None if state.decided is None else state.decided[1].record.hash
+        if decided is None or self._decided is None or self._decided[0] != decided:
+            self._decided = None if decided is None else (decided, now)
+        since = state.stalled_since if self._decided is None else self._decided[1]
+        takes = node.driver.allowed * (3 if state.reduces else 1)  # slices, results, and both once more; or frames
+        return 0.0 if since is None else now - since, 2 * (node.manifest.swarm.lease + state.terms.patience + takes)
+
+
+def _of_gathering(node: Node, counted: Reporter, now: float) -> tuple[float, float]:
+    """Seconds for which offers come in, or of the round, and the most that this takes."""
+    seen, usual = node.driver.machine.state.round, counted.usual_round
+    since_round = 0.0 if usual is None else counted.since_round  # before the first nobody knows how long steps take
+    seconds = since_round if seen.first_offer is None else now - seen.first_offer
+    ceiling = node.manifest.swarm.deadline_ceiling
+    return seconds, max(STALLED_AFTER * (usual or 0.0), 2 * (ceiling + node.driver.allowed))
+
+
+def _unpaired(counted: Reporter) -> tuple[float, str]:
+    """A gossip step ends by itself, alone where nobody comes."""
+    last = counted.outcomes[-STEPS_ALONE:]
+    if len(last) < STEPS_ALONE or any(last):
+        return 0.0, ""
+    return counted.since_contributed, f"waiting for a partner: the last {len(last)} steps were taken alone"
+
+
+# ---- what a round waits for ----
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Balloting:
+    """The newest ballot of a round, as far as this peer sees it."""
+
+    leader: PeerId
+    number: int
+    asked: str = ""  # what its leader collects, votes or promises, where that is this peer
+    voters: Sequence[PeerId] = ()  # of whom they count
+    given: Sequence[PeerId] = ()  # who of these gave one
+    needed: int = 0
+    owners: Sequence[PeerId] = ()  # who owe results of the plan that this peer leads
+    lacks: Sequence[PeerId] = ()  # whose frames the proposal names, and this peer has not
+    proposed: bool = False
+    voted: bool = False  # by this peer
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether its leader has done its part, so that offers are not what is missing."""
+        return self.proposed or bool(self.asked or self.owners)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,48 +359,65 @@ class OpenRound:
     members: Sequence[PeerId]
     present: Sequence[PeerId]  # those of them that are here
     min_peers: int
+    round: int = 0  # outer steps that are made with it
     voters: Sequence[PeerId] = ()  # none: all members
     offerers: Sequence[PeerId] = ()  # whose offers come here; none: all members
     offered: Mapping[PeerId, int] = field(default_factory=dict)  # bytes of each contribution that was offered
     arrived: Sequence[PeerId] = ()  # whose contributions are here whole, in a reduce all that are offered
+    nowhere: Sequence[PeerId] = ()  # whose frames a decided record names, and this peer has not
+    ballot: Balloting | None = None
     sent_per_second: float = 0.0  # bytes
     received_per_second: float = 0.0
 
+    @property
+    def rates(self) -> str:
+        """What its line carries, for people."""
+        return f"{in_units(self.received_per_second)}/s come in and {in_units(self.sent_per_second)}/s go out"
+
 
 def why_open(seen: OpenRound) -> str:
-    """What the round waits for, most telling first."""
+    """What the round waits for and for whom, most telling first."""
     here, voters = len(seen.present), seen.voters or seen.members
+    if seen.nowhere:
+        them = "it" if len(seen.nowhere) == 1 else "them"
+        frames = f"{_frames(seen.nowhere)} that round {seen.round} names"
+        return f"waiting for {frames}: it is decided, and nobody who was asked has {them}"
+    if seen.me not in seen.members:
+        return "waiting for the members to let this peer in"
     if here < seen.min_peers:
-        return f"it takes {seen.min_peers} peers (swarm.min_peers), and {here} are here"
+        return f"waiting for more peers: it takes {seen.min_peers} (swarm.min_peers), and {here} are here"
     absent = [peer for peer in voters if peer not in seen.present]
     if 2 * len(absent) >= len(voters):
-        return f"a majority of {len(voters)} members has to vote, and {_names(absent)} cannot be reached"
-    if seen.me in seen.members and seen.me not in seen.offered:
-        return "this peer's own loop has not made the inner steps of the round"
+        return f"waiting for {_names(absent)}, who cannot be reached: a majority of {len(voters)} members has to vote"
+    if seen.ballot is not None and seen.ballot.is_under_way:
+        return _why_undecided(seen, seen.ballot)
+    if seen.me not in seen.offered:
+        return "waiting for this peer's own loop: it has not made the inner steps of the round"
     if late := [peer for peer in seen.offerers or seen.members if peer in seen.present and peer not in seen.offered]:
-        return f"nothing was offered by {_names(late)}"
-    rates = f"{in_units(seen.received_per_second)}/s come in and {in_units(seen.sent_per_second)}/s go out"
+        return f"waiting for {_names(late)}, who offered nothing"
     if missing := [peer for peer in seen.offered if peer not in seen.arrived]:
         nbytes = sum(seen.offered[peer] for peer in missing)
-        return f"{in_units(nbytes)} of {_names(missing)} have not come, and {rates}: a line may be too thin"
-    return f"all have offered, and votes or what others lack are under way: {rates}"
+        return f"waiting for {in_units(nbytes)} of {_names(missing)}, and {seen.rates}: a line may be too thin"
+    if seen.ballot is None or seen.ballot.leader == seen.me:
+        return f"waiting for what the others lack: {seen.rates}"
+    return _why_undecided(seen, seen.ballot)
 
 
-def stall_of(node: Node, counted: Reporter, now: float, rates: tuple[float, float]) -> tuple[float, str]:
-    """Seconds without a round and why; (0, "") while that is as usual. ``rates``: bytes/s sent and received."""
-    if not node.ready.is_set() or node.driver.head.final:
-        return 0.0, ""
-    if node.gossip is not None:
-        return _unpaired(counted)
-    round_, usual = node.driver.machine.state.round, counted.usual_round
-    if round_.first_offer is not None:
-        seconds = now - round_.first_offer
-    else:  # before the first round nobody knows how long inner steps take
-        seconds = 0.0 if usual is None else counted.since_round
-    ceiling = node.manifest.swarm.deadline_ceiling
-    if seconds <= max(STALLED_AFTER * (usual or 0.0), 2 * (ceiling + node.driver.allowed)):
-        return 0.0, ""
-    return seconds, why_open(_seen(node, rates))
+def _why_undecided(seen: OpenRound, ballot: Balloting) -> str:
+    """What the ballot waits for; votes and promises are told to its leader alone."""
+    leader = f"{_names([ballot.leader])}, who leads ballot {ballot.number}"
+    if ballot.owners:
+        return f"waiting for the results of {_names(ballot.owners)}, who sum their parts of the reduce: {seen.rates}"
+    if ballot.lacks:
+        return f"waiting for {_frames(ballot.lacks)} that the proposal names: {seen.rates}"
+    if ballot.asked:
+        silent = [peer for peer in ballot.voters if peer not in ballot.given]
+        given = f"{len(ballot.voters) - len(silent)} of {ballot.needed} are here"
+        return f"waiting for the {ballot.asked} of {_names(silent)}: {given}, in ballot {ballot.number}; {seen.rates}"
+    if not ballot.proposed:
+        return f"waiting for {leader}, to propose the round: {seen.rates}"
+    voted = "has voted" if ballot.voted else "has not voted"
+    return f"waiting for the votes that are told to {leader}: this peer {voted}; {seen.rates}"
 
 
 def _seen(node: Node, rates: tuple[float, float]) -> OpenRound:
@@ -286,21 +429,61 @@ def _seen(node: Node, rates: tuple[float, float]) -> OpenRound:
         members=members,
         present=[peer for peer in members if peer == state.me or state.presence.present(peer)],
         min_peers=node.manifest.swarm.min_peers,
+        round=state.head.outer_step + 1,
         voters=state.committee,
         offerers=state.offerers,
         offered={peer: offer.nbytes for peer, offer in state.round.offers.items()},
         arrived=state.round.usable(state.head, state.held, state.terms.named, channels),
+        nowhere=() if state.decided is None else _not_held(state, state.decided[1].record),
+        ballot=_balloting(state),
         sent_per_second=up,
         received_per_second=down,
     )
 
 
-def _unpaired(counted: Reporter) -> tuple[float, str]:
-    """A gossip step ends by itself, alone where nobody comes."""
-    last = counted.outcomes[-STEPS_ALONE:]
-    if len(last) < STEPS_ALONE or any(last):
-        return 0.0, ""
-    return counted.since_contributed, f"nobody to pair with: the last {len(last)} steps were taken alone"
+def _balloting(state: RoundState) -> Balloting | None:
+    """The ballot that is led here where it is the newest, else what its leader has said; None: there is no work yet."""
+    promised, leading = max(0, state.acceptor.promised), state.leading
+    if leading is not None and leading.ballot >= promised:
+        return _led_here(state, leading)
+    if state.proposal is not None and state.proposal[1].ballot >= promised:
+        leader, proposal = state.proposal
+        voted = state.acceptor.accepted_ballot == proposal.ballot
+        lacks = () if voted else _not_held(state, proposal.record)
+        return Balloting(leader=leader, number=proposal.ballot, lacks=lacks, proposed=True, voted=voted)
+    if state.stalled_since is None:
+        return None
+    return Balloting(leader=state.leader_of(promised), number=promised)
+
+
+def _led_here(state: RoundState, leading: Ballot) -> Balloting:
+    mine: dict[str, Any] = {"leader": state.me, "number": leading.ballot}  # Any: fields of different types
+    if leading.proposal is not None:
+        record = leading.proposal.record
+        voters, lacks = state.terms.voting.voters_on(record), _not_held(state, record)
+        asked: dict[str, Any] = {
+            "asked": "votes",
+            "voters": voters,
+            "given": [*leading.votes],
+            "needed": majority(voters),
+        }
+        return Balloting(**mine, **asked, lacks=lacks, proposed=True, voted=state.me in leading.votes)
+    if not leading.prepared(state.voters):
+        voters = state.voters
+        asked = {"asked": "promises", "voters": voters, "given": [*leading.promises], "needed": majority(voters)}
+        return Balloting(**mine, **asked)
+    if leading.planned is not None:
+        return Balloting(**mine, owners=sorted(leading.planned.silent_owners(state.results, state.me)))
+    return Balloting(**mine)
+
+
+def _not_held(state: RoundState, record: Record) -> list[PeerId]:
+    """Whose frames a record names, and this peer has not; each once."""
+    return list(dict.fromkeys(ref.peer for ref in record.frames if ref.frame not in state.held))
+
+
+def _frames(peers: Sequence[PeerId]) -> str:
+    return f"the frame{'s' if len(peers) > 1 else ''} of {_names(peers)}"
 
 
 def _names(peers: Sequence[PeerId]) -> str:

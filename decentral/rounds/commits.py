@@ -221,7 +221,9 @@ class Adoption:
             self._tell_adopted(head, branch, owed)
             state.pending, state.inherits = None, False
             heals = branch.shared is None or branch.shared.hash != state.head.hash
+            members = state.head.members
             state.machine.state.switch(head, branch, anyio.current_time())
+            state.note_members(members, None, anyio.current_time())
             if heals:
                 state.machine.came_back(anyio.current_time(), excused=False)
             self.frames.tidy(head.round)

@@ -195,7 +195,7 @@ class Driver:
 
     async def goodbye(self) -> None:
         """Tell everybody that this peer leaves, so that nobody waits for it; ``come_back`` takes it back."""
-        self.stopping = True
+        self.stopping, self.state.left_out = True, None
         with anyio.move_on_after(SEND_TIMEOUT / 2):
             async with self.steps.lock:  # what a step decides on is durable, and said, before this is
                 farewell, members = self.machine.leave(), self.head.members
@@ -318,6 +318,7 @@ class Driver:
         self.bookkeeping.forget_leavers(record)
         self.frames.end_pushes(record)
         self._tell_shrunk(record)
+        state.note_members(record.members, decision.leader, anyio.current_time())
         self.frames.tidy(record.round)
         anchor = state.replica.digest if moves_anchor(record) else record.base
         moved = (record.fragment, before_N, after_N, named, anchor)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import anyio
@@ -29,7 +29,7 @@ from decentral.rounds.partners import Partners
 from decentral.swarm.directory import Directory
 from decentral.transport import Transport
 from decentral.wire.frames import HEADER_NBYTES, Frame, Header
-from decentral.wire.keys import Digest, PeerId, Signer
+from decentral.wire.keys import Digest, PeerId, Signer, peer_name
 from decentral.wire.messages import Commit, Record, ReducePlan
 
 # Shape suffixes: N = elements of one fragment, B = elements of all shared buffers; flat float32.
@@ -97,6 +97,7 @@ class LocalState:
         self.resumed = False  # whether it begins where a previous incarnation stood
         self.inherits = False  # whether a previous incarnation may have sent what no record has named yet
         self.reclaimed = False  # whether progress was given to a branch, too, that was given up and may come back
+        self.left_out: LeftOut | None = None  # until this peer is a member again
         self.slices, self.results = Slices(parts.replica.tail), Results()
         self.left: dict[Digest, Tensor] = {}  # by the results made here in this round, what each leaves to owe
         self.measured: dict[tuple[int, int], dict[PeerId, Measure]] = {}  # (round, plan) -> slices of a part of ours
@@ -139,6 +140,20 @@ class LocalState:
         self.make_room()
         for frame in past.frames:
             self.keep(frame)
+
+    def note_members(self, before: Collection[PeerId], leader: PeerId | None, now: float) -> None:
+        """The membership was ``before`` what the head has now. Who said farewell has left, and was not left out.
+
+        ``leader``: of the commit that changed it; None: a branch was adopted.
+        """
+        if self.is_member:
+            self.left_out = None
+        elif self.me in before and not self.machine.state.has_left:
+            head = self.head
+            self.left_out = LeftOut(head.outer_step, now, leader)
+            told = None if leader is None else peer_name(leader)
+            where = {"round": head.round, "epoch": head.epoch, "outer_step": head.outer_step}
+            self.on_event("left_out", {**where, "leader": told})
 
     # ---- frames ----
 
@@ -183,6 +198,15 @@ class Decision:
     votes: int  # that prove it
     sending: float | None  # s until the others had this peer's frame, or so far; None: none was pushed
     applying: float  # s that the outer step took
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """The commit since which this peer is no member, without having said farewell."""
+
+    outer_step: int  # made with it
+    since: float  # s of the loop's clock
+    leader: PeerId | None  # of the ballot that decided it; None: on a branch that was adopted, at that step or before
 
 
 @dataclass(frozen=True, slots=True)

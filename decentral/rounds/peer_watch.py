@@ -29,6 +29,8 @@ class PeerWatch:
         self._looked_at_clock = 0.0
         self._asked_since: float | None = None
         self._rivals: dict[PeerId, float] = {}
+        self.others_stand_at: int | None = None  # height of the chain, while this peer is behind; None: it is not
+        self._passed_since: float | None = None  # since when it lacks two rounds
 
     def heard(self, peer: PeerId, now: float) -> None:
         """Something came from ``peer``."""
@@ -132,6 +134,19 @@ class PeerWatch:
                 rivals[peer] = now
                 self.state.catch_up.ask(peer)
         self._rivals = rivals
+
+    def look_how_far_the_others_are(self, now: float) -> None:
+        """Behind is who lacks two rounds, by the leases of more than half of the other members that are here, for
+        longer than a lease: a replay takes a moment, a lease tells a round late, and one that lies moves nobody.
+        """
+        state, live = self.state, self.directory.live()
+        stand_at = sorted(live[peer].round for peer in state.head.members if peer != state.me and peer in live)
+        passed_by = stand_at[(len(stand_at) - 1) // 2] if stand_at and not state.gossips else 0
+        if passed_by < state.head.round + 2:
+            self._passed_since = self.others_stand_at = None
+            return
+        self._passed_since = now if self._passed_since is None else self._passed_since
+        self.others_stand_at = passed_by if now - self._passed_since > self.lease else None
 
     def _is_outside(self, peer: PeerId) -> bool:
         return peer not in self.state.head.members and peer not in self.state.machine.state.joiners

@@ -22,7 +22,7 @@ from decentral.watch.cells import NOT_KNOWN, bits, block, figure, fit, joined, n
 
 _STYLE_OF_WORD = {
     **dict.fromkeys(("healthy", "done"), "green"),
-    **dict.fromkeys(("attention", "gone", "stalled", "nothing"), "bold red"),
+    **dict.fromkeys(("attention", "gone", "stalled", "frozen", "behind", "out", "nothing"), "bold red"),
     **dict.fromkeys(("late", "shrunk", "alone", "looking", "waiting"), "yellow"),
 }
 
@@ -96,6 +96,8 @@ def _state(now: View, me: dict[str, Any]) -> Text:
     state = shown(me.get("state", ""))
     if not now.get("alive") and state not in ENDED:
         return Text("gone", style="bold red")
+    if now.get("word") == "frozen":
+        return Text(f"{state}, frozen", style="bold red")
     return Text(state, style="green" if state == "training" else "")
 
 

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from decentral.observe.health import (
     SAID_FOR,
     Notices,
+    as_seen,
     health_sentence,
     in_time,
     in_units,
+    is_well,
     lost_sentence,
     round_line,
     short_name,
 )
-from decentral.observe.status import STATES, Status
+from decentral.observe.status import STATES, ProcessInfo, Status, read_status, write_status
 
 A, B, C, D = (f"12D3KooW{letter * 6}" for letter in "ABCD")
 
@@ -124,6 +129,69 @@ def test_who_is_gone_is_told_with_the_time_of_its_last_sign_and_how_to_go_on() -
         f"gone: the peer that wrote this is gone (killed or crashed); its last sign was at {stamp}, 7 min ago, "
         "in round 41 (training); start it again with the same --out to resume"
     )
+
+
+def written(folder: Path, every: float = 1.0, **fields: Any) -> Status:
+    """A status of this very process, as a reader has it."""
+    write_status(
+        folder,
+        Status(**{"state": "training", "round": 41, "health": "healthy: x", **fields}),
+        ProcessInfo(),
+        every=every,
+    )
+    return read_status(folder)
+
+
+def test_who_writes_nothing_though_its_process_lives_is_frozen(tmp_path: Path) -> None:
+    status = written(tmp_path)
+    for seconds in (1.0, 14.0):
+        assert as_seen(status, status.updated + seconds, status.updated_monotonic + seconds) == status
+    seen = as_seen(status, status.updated + 40.0, status.updated_monotonic + 40.0)
+    assert seen.frozen_seconds == 40.0
+    assert seen.health == (
+        f"frozen: nothing was written for 40 s, in round 41 (training), though process {os.getpid()} is there; "
+        "its machine, its disk or the process itself hangs"
+    )
+    assert is_well(status)
+    assert not is_well(seen)
+
+
+def test_a_machine_that_slept_and_a_clock_that_was_set_freeze_nobody(tmp_path: Path) -> None:
+    """The monotonic clock stands still in its sleep."""
+    status = written(tmp_path)
+    assert as_seen(status, status.updated + 30_000.0, status.updated_monotonic + 1.0) == status
+    assert as_seen(status, status.updated - 30_000.0, status.updated_monotonic + 20.0).frozen_seconds == 20.0
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{"every": 0.0, "state": "starting"}, {"state": "left"}, {"state": "done"}],  # while torch is loaded; last words
+)
+def test_who_has_nothing_more_to_write_is_not_frozen(tmp_path: Path, given: dict[str, Any]) -> None:
+    status = written(tmp_path, **given)
+    assert as_seen(status, status.updated + 900.0, status.updated_monotonic + 900.0) == status
+
+
+def test_who_takes_no_part_is_told_so_before_all_that_follows_from_it() -> None:
+    stalled = {"stalled_seconds": 90.0, "stalled_by": "waiting for the members to let this peer in"}
+    behind = {"others_round": 41, "round": 12, **stalled}
+    out = {"left_out_seconds": 130.0, "left_out_round": 12, "left_out_by": A, **behind}
+    assert health_sentence(Status(state="training", **behind)) == (
+        "behind: the others are in round 41, this peer in 12"
+    )
+    fetching = {**behind, "model_here": 3_000_000, "model_nbytes": 30_000_000}
+    assert health_sentence(Status(state="training", **fetching)) == (
+        "behind: the others are in round 41, this peer in 12; 3.0 MB of the 30.0 MB of a later model are here"
+    )
+    assert health_sentence(Status(state="waiting", **out)) == (
+        "out: left out of the run by …AAAAAA in round 12, 2 min ago; it asks to be let in again"
+    )
+    assert health_sentence(Status(state="looking", **{**out, "left_out_by": ""})) == (
+        "out: left out of the run while it was behind, in round 12 or before, 2 min ago; none of the others can be "
+        "reached"
+    )
+    for status in (Status(state="paused", **out), Status(state="leaving", **out), Status(state="done", **out)):
+        assert is_well(replace(status, health=health_sentence(status))), "as its person wished"
 
 
 def test_a_round_is_one_short_line() -> None:

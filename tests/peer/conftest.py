@@ -1,5 +1,5 @@
 """Real nodes in memory, see tests/lab/nodes.py."""
 
-from tests.lab.nodes import run_lab
+from tests.lab.nodes import run_lab, terms
 
-__all__ = ["run_lab"]
+__all__ = ["run_lab", "terms"]

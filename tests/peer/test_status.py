@@ -11,7 +11,7 @@ import pytest
 from decentral.manifest import preset_manifest
 from decentral.observe.health import health_sentence
 from decentral.observe.status import Status, presence
-from decentral.peer.status import STEPS_ALONE, OpenRound, _kind, _member, _open_round, stall_of, why_open
+from decentral.peer.status import STEPS_ALONE, Balloting, OpenRound, StallWatch, _kind, _member, _open_round, why_open
 from decentral.training.reporting import Reporter
 from decentral.wire.keys import peer_name
 from tests.lab.nodes import Lab
@@ -25,40 +25,68 @@ def name(peer: bytes) -> str:
     return "…" + peer_name(peer)[-6:]
 
 
+OFFERED = {"offered": dict.fromkeys(ALL, 1), "arrived": ALL}
+RATES, DECIDED = "0.0 kB/s come in and 0.0 kB/s go out", "it is decided, and nobody who was asked has"
+
+
+def led(leader: bytes, number: int, **given: Any) -> Balloting:
+    return Balloting(leader=leader, number=number, **given)
+
+
 @pytest.mark.parametrize(
     ("found", "why"),
     [
-        ({"present": (A, B), "min_peers": 3}, "it takes 3 peers (swarm.min_peers), and 2 are here"),
-        ({"present": (A, B)}, f"a majority of 4 members has to vote, and {name(C)}, {name(D)} cannot be reached"),
-        ({"offered": {B: 1}}, "this peer's own loop has not made the inner steps of the round"),
-        ({"offered": {A: 1, C: 1}}, f"nothing was offered by {name(B)}, {name(D)}"),
-        ({"present": (A, B), "voters": (A, B, C), "offered": {A: 1}}, f"nothing was offered by {name(B)}"),
+        ({"present": (A, B), "min_peers": 3}, "more peers: it takes 3 (swarm.min_peers), and 2 are here"),
+        ({"present": (A, B)}, f"{name(C)}, {name(D)}, who cannot be reached: a majority of 4 members has to vote"),
+        ({"offered": {B: 1}}, "this peer's own loop: it has not made the inner steps of the round"),
+        ({"offered": {A: 1, C: 1}}, f"{name(B)}, {name(D)}, who offered nothing"),
+        ({"present": (A, B), "voters": (A, B, C), "offered": {A: 1}}, f"{name(B)}, who offered nothing"),
         (
             {"present": (A, B, D), "voters": (B, C)},
-            f"a majority of 2 members has to vote, and {name(C)} cannot be reached",
+            f"{name(C)}, who cannot be reached: a majority of 2 members has to vote",
         ),
-        ({"offerers": (B, C), "offered": {A: 1, C: 1}}, f"nothing was offered by {name(B)}"),
+        ({"offerers": (B, C), "offered": {A: 1, C: 1}}, f"{name(B)}, who offered nothing"),
         (
             {"offered": dict.fromkeys(ALL, 2_000_000), "arrived": (A, C), "received_per_second": 1000.0},
-            f"4.0 MB of {name(B)}, {name(D)} have not come, and 1.0 kB/s come in and 0.0 kB/s go out: a line may be "
-            "too thin",
+            f"4.0 MB of {name(B)}, {name(D)}, and 1.0 kB/s come in and 0.0 kB/s go out: a line may be too thin",
+        ),
+        ({**OFFERED}, f"what the others lack: {RATES}"),
+        ({"nowhere": (B,), "round": 7}, f"the frame of {name(B)} that round 7 names: {DECIDED} it"),
+        ({"nowhere": (B, C), "round": 7}, f"the frames of {name(B)}, {name(C)} that round 7 names: {DECIDED} them"),
+        ({"members": (B, C), "present": (B, C)}, "the members to let this peer in"),
+        ({**OFFERED, "ballot": led(C, 3)}, f"{name(C)}, who leads ballot 3, to propose the round: {RATES}"),
+        ({**OFFERED, "ballot": led(A, 3)}, f"what the others lack: {RATES}"),
+        (
+            {"ballot": led(A, 3, asked="votes", voters=ALL, given=(A, C), needed=3, proposed=True)},
+            f"the votes of {name(B)}, {name(D)}: 2 of 3 are here, in ballot 3; {RATES}",
         ),
         (
-            {"offered": dict.fromkeys(ALL, 1), "arrived": ALL},
-            "all have offered, and votes or what others lack are under way: 0.0 kB/s come in and 0.0 kB/s go out",
+            {"ballot": led(A, 3, asked="promises", voters=ALL, given=(A,), needed=3)},
+            f"the promises of {name(B)}, {name(C)}, {name(D)}: 1 of 3 are here, in ballot 3; {RATES}",
+        ),
+        ({"ballot": led(C, 3, lacks=(D,), proposed=True)}, f"the frame of {name(D)} that the proposal names: {RATES}"),
+        (
+            {"ballot": led(C, 3, voted=True, proposed=True)},
+            f"the votes that are told to {name(C)}, who leads ballot 3: this peer has voted; {RATES}",
+        ),
+        (
+            {"ballot": led(A, 0, owners=(B, C))},
+            f"the results of {name(B)}, {name(C)}, who sum their parts of the reduce: {RATES}",
         ),
     ],
 )
 def test_the_reason_is_the_first_thing_that_a_round_cannot_do_without(found: dict[str, Any], why: str) -> None:
-    assert why_open(OpenRound(**{"me": A, "members": ALL, "present": ALL, "min_peers": 1, **found})) == why
+    seen = OpenRound(**{"me": A, "members": ALL, "present": ALL, "min_peers": 1, **found})
+    assert why_open(seen) == f"waiting for {why}"
 
 
 def test_the_sentence_names_a_hang_in_a_peer_that_trains_on_and_in_one_that_waits() -> None:
     """Both looked healthy: with overlap training goes on, and without it every round waits."""
-    stalled = {"stalled_seconds": 720.0, "stalled_by": "nothing was offered by …abcdef", "usual_round_seconds": 30.0}
+    why = "waiting for …abcdef, who offered nothing"
+    stalled = {"stalled_seconds": 720.0, "stalled_by": why, "usual_round_seconds": 30.0}
     for state in ("training", "waiting"):
         assert health_sentence(Status(state=state, round=4, **stalled)) == (
-            "stalled: no round was made with others for 12 min, where one takes 30 s; nothing was offered by …abcdef"
+            f"stalled: {why}; no round was made with others for 12 min, where one takes 30 s"
         )
     assert health_sentence(Status(state="paused", **stalled)).startswith("paused:")
     assert health_sentence(Status(state="waiting", wanted_members=2, **stalled)).startswith(
@@ -72,15 +100,18 @@ def test_gossip_in_which_nobody_pairs_with_a_peer_is_a_hang_although_its_steps_g
     node: Any = SimpleNamespace(
         ready=SimpleNamespace(is_set=lambda: True),
         gossip=object(),
-        driver=SimpleNamespace(head=SimpleNamespace(final=False)),
+        outer_steps=0,
+        driver=SimpleNamespace(head=SimpleNamespace(final=False, round=1), stopping=False),
     )
+    stalls = StallWatch(lambda kind, fields: None)
     for partner in (B, *[None] * (STEPS_ALONE - 1)):
         now[0] += 10.0
         reporter.swapped(SimpleNamespace(step=0, partner=partner, disagreement=None, matched=True))  # type: ignore[arg-type]
-        assert stall_of(node, reporter, 0.0, (0.0, 0.0)) == (0.0, "")
+        assert stalls.look(node, reporter, 0.0) == (0.0, "")
     now[0] += 10.0
     reporter.swapped(SimpleNamespace(step=0, partner=None, disagreement=None, matched=True))  # type: ignore[arg-type]
-    assert stall_of(node, reporter, 0.0, (0.0, 0.0)) == (40.0, "nobody to pair with: the last 4 steps were taken alone")
+    why = "waiting for a partner: the last 4 steps were taken alone"
+    assert stalls.look(node, reporter, 0.0) == (40.0, why)
 
 
 def test_a_swarm_below_its_least_number_of_peers_says_that_it_waits_for_one_more(run_lab: Any) -> None:
@@ -96,11 +127,12 @@ def test_a_swarm_below_its_least_number_of_peers_says_that_it_waits_for_one_more
         await lab.until(lambda: first.driver.head.outer_step >= before + 3)
         for _ in range(3):
             reporter.round_ended(update((first.driver.me,), True))
-        assert stall_of(first, reporter, anyio.current_time(), (0.0, 0.0)) == (0.0, "")
+        stalls = StallWatch(lambda kind, fields: None)
+        assert stalls.look(first, reporter, anyio.current_time()) == (0.0, "")
         members[2].kill()
         await anyio.sleep(60.0)
-        seconds, why = stall_of(first, reporter, anyio.current_time(), (0.0, 0.0))
-        assert why == "it takes 3 peers (swarm.min_peers), and 2 are here"
+        seconds, why = stalls.look(first, reporter, anyio.current_time())
+        assert why == "waiting for more peers: it takes 3 (swarm.min_peers), and 2 are here"
         assert 40.0 < seconds <= 61.0
 
     run_lab(manifest, script)

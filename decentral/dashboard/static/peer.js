@@ -3,16 +3,19 @@
 import { byId, el, fill, meter, setText } from "./dom.js";
 import { bytes, bits, count, number, rate, span, NOT_KNOWN } from "./format.js";
 
-const MOOD = { healthy: "ok", done: "ok", attention: "bad", gone: "bad", stalled: "bad", late: "warn", shrunk: "warn", alone: "warn", looking: "warn", waiting: "warn" };
+const MOOD = { healthy: "ok", done: "ok", attention: "bad", gone: "bad", stalled: "bad", frozen: "bad", behind: "bad", out: "bad", late: "warn", shrunk: "warn", alone: "warn", looking: "warn", waiting: "warn" };
 
 export function showHealth(now) {
-  const at = now.health.indexOf(":");
   const section = byId("health");
   section.dataset.is = MOOD[now.word] ?? "";
   setText(byId("health-word"), now.word);
-  setText(byId("health-text"), at < 0 ? now.health : now.health.slice(at + 1).trim());
+  setText(byId("health-text"), sentence(now));
   const notices = now.me?.notices ?? [];
   fill(byId("notices"), notices.length ? el("ul", {}, notices.map((notice) => el("li", {}, notice))) : null);
+}
+
+function sentence(now) {
+  return now.health.slice(now.health.indexOf(":") + 1).trim(); // all of it where it has no word
 }
 
 export function showPeer(now) {
@@ -36,10 +39,11 @@ export function showPeer(now) {
 
 function why(me, now) {
   if (!now.alive && !["left", "done", "replay"].includes(me.state)) return "gone: its process does not run any more";
+  if (["frozen", "behind", "out"].includes(now.word)) return `${me.state}; ${sentence(now)}`;
   if (me.problem) return `${me.state}: ${me.problem}`;
   if (me.waiting_for.length) return `${me.state}, because ${me.waiting_for.join(", ")} ${me.waiting_for.length === 1 ? "has" : "have"} not offered yet`;
   if (me.stalled_by && me.stalled_seconds) return `${me.state}, stalled for ${span(me.stalled_seconds)}: ${me.stalled_by}`;
-  if (me.state === "waiting" && now.word === "waiting") return `waiting, because ${now.health.slice(now.health.indexOf(":") + 1).trim()}`;
+  if (me.state === "waiting" && now.word === "waiting") return `waiting, because ${sentence(now)}`;
   return me.state;
 }
 
