@@ -279,6 +279,8 @@ class StallWatch:
             self._emit("stalled", {"round": height + 1, "outer_step": node.outer_steps + 1, "why": why})
         elif not why and self._stalled is not None:
             began, self._stalled = self._stalled[1], None
+            if node.driver.stopping:
+                return seconds, why  # it is waited for no more, and nothing has ended
             self._emit(
                 "stall_over", {"round": height, "outer_step": node.outer_steps, "seconds": round(now - began, 3)}
             )
@@ -298,14 +300,16 @@ class StallWatch:
         return seconds, why_open(_seen(node, rates))
 
     def _of_agreeing(self, node: Node, now: float) -> tuple[float, float]:
-        """Seconds for which a leader has been due, or a record is decided and its frames are awaited, and the most
-        that this takes: nobody computes meanwhile, so that usual rounds say nothing of it.
+        """Seconds for which a leader has been due, as the committee sees, or a record that is decided waits for frames
+        or to be applied, and the most that this takes: nobody computes meanwhile, so usual rounds say nothing of it.
         """
         state = node.driver.machine.state
         decided = None if state.decided is None else state.decided[1].record.hash
         if decided is None or self._decided is None or self._decided[0] != decided:
             self._decided = None if decided is None else (decided, now)
-        since = state.stalled_since if self._decided is None else self._decided[1]
+        since = state.stalled_since if state.me in state.committee else None
+        since = since if self._decided is None else self._decided[1]
+        since = since if state.head.anchor is not None else state.round.opened
         takes = node.driver.allowed * (3 if state.reduces else 1)  # slices, results, and both once more; or frames
         return 0.0 if since is None else now - since, 2 * (node.manifest.swarm.lease + state.terms.patience + takes)
 
@@ -364,6 +368,7 @@ class OpenRound:
     offerers: Sequence[PeerId] = ()  # whose offers come here; none: all members
     offered: Mapping[PeerId, int] = field(default_factory=dict)  # bytes of each contribution that was offered
     arrived: Sequence[PeerId] = ()  # whose contributions are here whole, in a reduce all that are offered
+    applying: bool = False  # the record before it is decided, and not applied here yet
     nowhere: Sequence[PeerId] = ()  # whose frames a decided record names, and this peer has not
     ballot: Balloting | None = None
     sent_per_second: float = 0.0  # bytes
@@ -378,6 +383,8 @@ class OpenRound:
 def why_open(seen: OpenRound) -> str:
     """What the round waits for and for whom, most telling first."""
     here, voters = len(seen.present), seen.voters or seen.members
+    if seen.applying:
+        return f"waiting for this peer itself: what round {seen.round - 1} decided is not written or not applied yet"
     if seen.nowhere:
         them = "it" if len(seen.nowhere) == 1 else "them"
         frames = f"{_frames(seen.nowhere)} that round {seen.round} names"
@@ -434,6 +441,7 @@ def _seen(node: Node, rates: tuple[float, float]) -> OpenRound:
         offerers=state.offerers,
         offered={peer: offer.nbytes for peer, offer in state.round.offers.items()},
         arrived=state.round.usable(state.head, state.held, state.terms.named, channels),
+        applying=state.head.anchor is None,
         nowhere=() if state.decided is None else _not_held(state, state.decided[1].record),
         ballot=_balloting(state),
         sent_per_second=up,

@@ -51,6 +51,7 @@ def led(leader: bytes, number: int, **given: Any) -> Balloting:
             f"4.0 MB of {name(B)}, {name(D)}, and 1.0 kB/s come in and 0.0 kB/s go out: a line may be too thin",
         ),
         ({**OFFERED}, f"what the others lack: {RATES}"),
+        ({"applying": True, "round": 8}, "this peer itself: what round 7 decided is not written or not applied yet"),
         ({"nowhere": (B,), "round": 7}, f"the frame of {name(B)} that round 7 names: {DECIDED} it"),
         ({"nowhere": (B, C), "round": 7}, f"the frames of {name(B)}, {name(C)} that round 7 names: {DECIDED} them"),
         ({"members": (B, C), "present": (B, C)}, "the members to let this peer in"),

@@ -245,6 +245,31 @@ def test_who_does_not_keep_up_says_where_the_others_are_until_it_has_caught_up(r
     run_lab(terms("sparseloco"), script, make_model=tiny_model)
 
 
+def test_a_peer_whose_disk_hangs_says_that_the_round_waits_for_itself(run_lab: RunLab, terms: Terms) -> None:
+    async def script(lab: Lab) -> None:
+        members = await swarm_of(lab, 2)
+        slow, free = members[1], anyio.Event()
+
+        async def hangs(work: Callable[..., Any], *args: Any) -> Any:
+            await free.wait()
+            return work(*args)
+
+        def is_applying() -> bool:
+            return slow.node.driver.head.anchor is None
+
+        await lab.until(lambda: slow.node.driver.machine.state.acceptor.accepted is not None)
+        slow.node.driver.state.offload = hangs  # type: ignore[assignment]
+        await lab.until(is_applying)
+        said = await stalled(slow, within=30.0)
+        made = slow.node.driver.head.outer_step
+        assert said.startswith(f"stalled: waiting for this peer itself: what round {made} decided is not written or ")
+        slow.node.driver.state.offload = inline
+        free.set()
+        await lab.until(lambda: not is_applying())
+
+    run_lab(terms("sparseloco"), script, make_model=tiny_model)
+
+
 def test_one_member_that_lies_about_its_round_makes_nobody_behind(run_lab: RunLab, terms: Terms) -> None:
     async def script(lab: Lab) -> None:
         members = await swarm_of(lab, 3)

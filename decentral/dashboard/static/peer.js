@@ -4,6 +4,7 @@ import { byId, el, fill, meter, setText } from "./dom.js";
 import { bytes, bits, count, number, rate, span, NOT_KNOWN } from "./format.js";
 
 const MOOD = { healthy: "ok", done: "ok", attention: "bad", gone: "bad", stalled: "bad", frozen: "bad", behind: "bad", out: "bad", late: "warn", shrunk: "warn", alone: "warn", looking: "warn", waiting: "warn" };
+const APART = { frozen: "frozen", behind: "behind the others", out: "left out of the run" };
 
 export function showHealth(now) {
   const section = byId("health");
@@ -39,7 +40,7 @@ export function showPeer(now) {
 
 function why(me, now) {
   if (!now.alive && !["left", "done", "replay"].includes(me.state)) return "gone: its process does not run any more";
-  if (["frozen", "behind", "out"].includes(now.word)) return `${me.state}; ${sentence(now)}`;
+  if (now.word in APART) return `${me.state}, and ${APART[now.word]}`;
   if (me.problem) return `${me.state}: ${me.problem}`;
   if (me.waiting_for.length) return `${me.state}, because ${me.waiting_for.join(", ")} ${me.waiting_for.length === 1 ? "has" : "have"} not offered yet`;
   if (me.stalled_by && me.stalled_seconds) return `${me.state}, stalled for ${span(me.stalled_seconds)}: ${me.stalled_by}`;
