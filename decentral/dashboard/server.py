@@ -265,6 +265,9 @@ class Hub:
 # Read-only: GET and HEAD. On this machine alone only names of this machine are answered, or a site that a browser has
 # open could rebind its own name to 127.0.0.1 and read along. Where others can reach it, a token is asked for instead:
 # in the address once, then in a cookie that no script reads. Every answer carries headers that keep foreign code out.
+#
+# Nor may another site use up what there is for viewers: it cannot read, but 16 of its requests took all places. What
+# a browser says of where a request comes from no script can change; who says nothing is an old one, or none.
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -321,6 +324,8 @@ class Guard:
         headers = Headers(scope=scope)
         if scope["method"] not in ("GET", "HEAD"):
             return PlainTextResponse("this page only shows\n", 405, {"allow": "GET, HEAD"})
+        if _is_of_another_site(headers, scope["path"]):
+            return PlainTextResponse("this is for the page itself: open its address\n", 403)
         if self._token is None:
             return None if _host_asked(headers) in _HERE else PlainTextResponse("ask for it by localhost\n", 421)
         given = parse_qs(scope["query_string"].decode("latin-1")).get("token")
@@ -345,6 +350,17 @@ class Guard:
     def _is_token(self, given: str) -> bool:
         """In constant time, whatever was given."""
         return self._token is not None and hmac.compare_digest(given.encode(), self._token.encode())
+
+
+def _is_of_another_site(headers: Headers, path: str) -> bool:
+    """Whether a page from elsewhere asks, and not a person who follows its link to this page.
+
+    Another port of this machine is ``same-site``, and as foreign.
+    """
+    if headers.get("sec-fetch-site", "none") in ("none", "same-origin"):
+        return False
+    follows = (headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")) == ("navigate", "document")
+    return not follows or path.startswith("/api/")
 
 
 def _host_asked(headers: Headers) -> str:

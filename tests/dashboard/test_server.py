@@ -86,6 +86,35 @@ def test_names_of_this_machine_are_answered(folder: Folder, serve: Serve, host: 
     assert serve(folder.path).ask("/api/view", Host=host).status == 200
 
 
+CROSS = {"Sec_Fetch_Site": "cross-site"}
+STREAM = {"Sec_Fetch_Mode": "no-cors", "Sec_Fetch_Dest": "empty"}  # as fetch(url, {mode: "no-cors"}) asks
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_another_site_cannot_take_the_places_of_viewers(folder: Folder, serve: Serve, site: str) -> None:
+    """Its requests were answered, unreadable to it, and the sixteenth was the last that anybody got."""
+    page = serve(folder.path)
+    foreign = [page.ask("/api/stream", Sec_Fetch_Site=site, **STREAM) for _ in range(MOST_VIEWERS + 4)]
+    assert {answer.status for answer in foreign} == {403}
+    own = page.ask("/api/stream", Sec_Fetch_Site="same-origin", Sec_Fetch_Mode="cors", Sec_Fetch_Dest="empty")
+    assert own.status == 200
+    assert page.ask("/api/stream").status == 200, "a browser that does not tell, or curl"
+
+
+def test_who_follows_a_link_to_the_page_gets_it_and_a_page_that_frames_it_does_not(
+    folder: Folder, serve: Serve
+) -> None:
+    page = serve(folder.path)
+    followed = {**CROSS, "Sec_Fetch_Mode": "navigate", "Sec_Fetch_Dest": "document"}
+    assert page.ask("/", **followed).status == 200
+    assert page.ask("/?peer=a", **followed).status == 200
+    assert page.ask("/", Sec_Fetch_Site="none", Sec_Fetch_Mode="navigate", Sec_Fetch_Dest="document").status == 200
+    assert page.ask("/api/stream", **followed).status == 403, "sixteen windows would take the places, too"
+    for dest in ("iframe", "object", "embed", "image", "script"):
+        assert page.ask("/", **{**followed, "Sec_Fetch_Dest": dest}).status == 403
+    assert page.ask("/", **CROSS).status == 403
+
+
 def test_with_a_token_nobody_looks_without_it(folder: Folder, serve: Serve) -> None:
     site = serve(folder.path, token="a secret")
     for path in ("/", "/static/main.js", "/api/view", "/api/stream", "/?token=another", "/?token="):
