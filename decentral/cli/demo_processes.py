@@ -28,9 +28,11 @@ from decentral.cli.group import INTERRUPTED, Stop
 from decentral.errors import DecentralError, DiskError, UsageError
 from decentral.observe.health import in_time, in_units
 from decentral.observe.status import Status, read_status
+from decentral.state.durable import make_private_folders
 from decentral.transport.daemon.process import tethered
 
 MARK = "DECENTRAL_FAMILY"
+_OF_ANOTHER_RUN = ("DECENTRAL_ADMIT", "DECENTRAL_INVITE")  # a demo's is open to its own processes, and has no secret
 LEAVE_SECONDS = 10.0  # what a peer promises to need after one signal
 STRAY_SECONDS = 5.0  # what a daemon may need to notice that its parent is gone
 
@@ -109,12 +111,13 @@ class Family:
     def start_command(self, name: str, directory: Path, command: Sequence[str]) -> DemoProcess:
         """Start any command, its program by its path; tests use it with small ones."""
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            make_private_folders(directory)
             copy = (directory / "stdout.txt").open("w", encoding="utf-8")
             errors = (directory / "stderr.txt").open("w", encoding="utf-8")
         except OSError as error:
             raise DiskError(f"{directory}: cannot be written ({error.strerror}); choose another --out") from error
-        environment = {**os.environ, MARK: self._mark, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+        mine = {name: value for name, value in os.environ.items() if name not in _OF_ANOTHER_RUN}
+        environment = {**mine, MARK: self._mark, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         with errors:
             process = subprocess.Popen(
                 tethered(command) if sys.platform == "linux" else command,

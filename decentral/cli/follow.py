@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from decentral.cli.options import CAPS, WAYS, Decorator, remember
+from decentral.cli.options import CAPS, INVITE, WAYS, Decorator, remember, with_admit
 from decentral.cli.quantities import Size
 from decentral.quantities import moment_in, time_left
 
@@ -59,6 +59,7 @@ _OPTIONS: tuple[Decorator, ...] = (
     click.option(
         "--max-disk", type=Size(), metavar="SIZE", help="Refuse a model that takes more of the disk, such as 20GB."
     ),
+    with_admit("The token that the run wants, where the invite has none."),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object on stdout for each anchor."),
 )
 
@@ -73,14 +74,14 @@ def _with(options: tuple[Decorator, ...]) -> Decorator:
 
 
 @click.command("follow")
-@click.argument("invite", nargs=-1, required=True)
+@click.argument("invite", nargs=-1, required=True, type=INVITE, envvar="DECENTRAL_INVITE")
 @_with(_OPTIONS)
 @click.pass_context
 def follow_command(context: click.Context, /, invite: tuple[str, ...], directory: Path, **options: Any) -> None:
     """Receive a run's anchors as safetensors, for evaluation or serving, and contribute nothing.
 
     It needs no data and no script. It is no member of the run: nobody waits for it. The words of decentral invite
-    --words do instead of an invite, as with join.
+    --words do instead of an invite, and so do -, @FILE and DECENTRAL_INVITE, as with join.
 
     \b
     $ decentral follow INVITE --every 10 --keep 3
@@ -88,13 +89,19 @@ def follow_command(context: click.Context, /, invite: tuple[str, ...], directory
     from decentral.cli.follow_job import FollowOptions, run_follow
     from decentral.cli.invite import invite_of
     from decentral.cli.preflight import check_place
-    from decentral.swarm.invite import Invite
+    from decentral.swarm.admission import check_token
+    from decentral.swarm.invite import Invite, whole_invite
     from decentral.transport.base import check_listen
+
+    admit = options.pop("admit")
+    if admit is not None:
+        check_token(admit)
 
     if options["listen"]:
         check_listen(options["listen"])
     seconds = time_left(options["give_up_at"])
     line, options["relays"] = invite_of(invite, options["relays"], lan=options["lan"], seconds=seconds)
+    line = whole_invite(line, directory, admit)
     Invite.parse(line)  # before anything is made or started
     check_place(remember(context, directory))
     context.exit(run_follow(line, FollowOptions(out=directory, **options)))

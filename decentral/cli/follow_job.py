@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from decentral.manifest import summary
 from decentral.node.follower import Anchor
 from decentral.observe.beacon import Beacon
 from decentral.observe.requests import FOLLOWERS_TOO, Request, only_follows
-from decentral.observe.screen import HINT_SECONDS, hint_after
+from decentral.observe.screen import HINT_SECONDS, hint_after, invite_for
 from decentral.observe.status import Status
 from decentral.peer.following import Following, follow
 from decentral.quantities import time_left
@@ -121,7 +122,8 @@ class _Job:
         click.echo(f"round {anchor.round}, anchor {anchor.digest[:12]}{whose}", err=True)
 
     def _serve(self) -> None:
-        click.echo(f"its last state can be had here until Ctrl-C: decentral join {self._following.invite}", err=True)
+        line = invite_for(sys.stderr, self._following.invite)
+        click.echo(f"its last state can be had here until Ctrl-C: decentral join {line}", err=True)
         self._following.serve()
 
     def obey(self, request: Request) -> None:
@@ -148,7 +150,7 @@ class _Job:
             bytes_sent=following.traffic.total.sent,
             bytes_received=following.traffic.total.received,
             anchor_digest=newest.digest if newest is not None else "",
-            invite=following.invite,
+            invite=following.invite_to_write,
         )
 
     def _members(self) -> Iterator[dict[str, object]]:

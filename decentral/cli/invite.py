@@ -50,6 +50,7 @@ def invite_command(
 
 def _invite_of(directory: Path) -> str:
     from decentral.observe.status import is_running, read_status
+    from decentral.swarm.invite import whole_invite
 
     status = read_status(directory)
     if not is_running(status):
@@ -58,7 +59,7 @@ def _invite_of(directory: Path) -> str:
         raise UsageError(
             f"{directory}: the peer is still {status.state} and cannot be reached yet; try again in a moment"
         )
-    return status.invite
+    return whole_invite(status.invite, directory)
 
 
 def _say(invite: str, relays: tuple[str, ...], *, lan: bool, as_json: bool) -> None:

@@ -9,14 +9,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from contextlib import suppress
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from decentral.cli.group import INTERRUPTED
-from decentral.cli.options import as_json, cards_by_name, directory_of_a_peer, remember
+from decentral.cli.options import INVITE, TOKEN, as_json, cards_by_name, directory_of_a_peer, remember
 from decentral.cli.ports import check_page_there
 from decentral.cli.progress import read_peer
 from decentral.cli.quantities import Duration
@@ -53,11 +54,21 @@ def status_command(context: click.Context, directory: Path, prometheus: bool, as
 
         click.echo(peer_exposition(status, alive=alive), nl=False)
     elif as_json:
-        click.echo(json.dumps({**asdict(status), "alive": alive}))
+        click.echo(json.dumps({**asdict(_with_token(status, directory)), "alive": alive}))
     else:
-        _print_status(status, alive=alive)
+        _print_status(_with_token(status, directory), alive=alive)
     if is_lost(status) or status.frozen_seconds:
         context.exit(1)
+
+
+def _with_token(status: Status, directory: Path) -> Status:
+    """As its owner sees it, who alone may read the token: with the whole invite."""
+    from decentral.errors import DecentralError
+    from decentral.swarm.invite import whole_invite
+
+    with suppress(DecentralError):
+        return replace(status, invite=whole_invite(status.invite, directory))
+    return status
 
 
 def _print_status(status: Status, *, alive: bool) -> None:
@@ -380,7 +391,14 @@ def _aligned(rows: dict[str, list[str]]) -> str:
     metavar="ADDR",
     help="Where to listen; with any but this machine's own address the page asks for a token.",
 )
-@click.option("--token", metavar="TOKEN", help="What viewers must know; one is made where others can reach the page.")
+@click.option(
+    "--token",
+    type=TOKEN,
+    metavar="TOKEN",
+    envvar="DECENTRAL_PAGE_TOKEN",
+    show_envvar=True,
+    help="What viewers must know; one is made where others can reach the page. - asks for it, @FILE reads it.",
+)
 @click.pass_context
 def dashboard_command(
     context: click.Context, directory: Path, replay: Path | None, port: int, host: str, token: str | None
@@ -451,7 +469,7 @@ def _check_terminal() -> None:
 
 
 @click.command("doctor")
-@click.argument("invite", nargs=-1)
+@click.argument("invite", nargs=-1, type=INVITE, envvar="DECENTRAL_INVITE")
 @click.option(
     "--out",
     "directory",
@@ -480,6 +498,7 @@ def doctor_command(
     """Check what a peer needs here: versions, device, disk, transport, and whether others can dial this machine.
 
     The words of decentral invite --words do instead of an invite: they are used up then, and it prints the invite.
+    -, @FILE and DECENTRAL_INVITE do, too, as with join.
 
     \b
     $ decentral doctor INVITE
@@ -493,7 +512,7 @@ def doctor_command(
         line, relays = invite_of(invite, relays)
         Invite.parse(line)  # before minutes are spent on what is none
         if len(invite) > 1 or line != invite[0]:
-            click.echo(f"the words are used up; join with: decentral join {line}", err=True)
+            click.echo(f"the words are used up; {_what_they_gave(line)}", err=True)
     findings = examine(remember(context, directory), line, listen=listen, relays=relays)
     if as_json:
         click.echo(json.dumps([asdict(finding) for finding in findings]))
@@ -502,6 +521,14 @@ def doctor_command(
             click.echo(f"{finding.verdict:<5} {finding.what:<10} {finding.detail}")
     if any(finding.verdict == "fail" for finding in findings):
         context.exit(1)
+
+
+def _what_they_gave(invite: str) -> str:
+    from decentral.observe.screen import invite_for
+
+    if invite_for(sys.stderr, invite) == invite:
+        return f"join with: decentral join {invite}"
+    return "their invite has a token, which is not written where others may read it: join with new words"
 
 
 # ---- support: one file for who helps ----

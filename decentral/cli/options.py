@@ -1,7 +1,9 @@
 """Options that several commands share, spelled once, and how one peer takes part by them. Imports no torch."""
 
+import os
+import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,6 +11,7 @@ import click
 
 from decentral.cli.ports import with_metrics, with_page
 from decentral.cli.quantities import HoursOfDay, Rate, Share, Size
+from decentral.errors import UsageError
 from decentral.preferences.preferences import ALWAYS, LEAST_MEMORY, Hours, Preferences
 from decentral.quantities import moment_in
 
@@ -48,6 +51,129 @@ def presets_that_begin(context: click.Context, parameter: click.Parameter, begun
     from decentral.optimizers.registry import presets
 
     return [name for name in presets() if name.startswith(begun)]
+
+
+# ---- secrets ----
+#
+# A command line stands in the process list, where every user of the machine reads it, and in the shell's history. So
+# what lets others in may be asked for, or lie in a file or in an environment variable, which its owner alone reads.
+
+_MOST_CHARACTERS = 10_000  # of one secret: an invite has 4,096 at most, and may be broken over lines
+
+
+@dataclass(frozen=True, slots=True)
+class GivenSecret:
+    """One that a command got."""
+
+    option: str | None  # None: an argument
+    written: str = field(repr=False)  # on the command line or in the environment
+    text: str = field(repr=False)  # what that stands for
+    typed: bool  # on the command line
+    exposes: bool  # more than others may know
+
+    @property
+    def is_on_show(self) -> bool:
+        """Whether all users of this machine can read it in the process list."""
+        return self.typed and self.exposes and self.written == self.text
+
+
+def secrets_of(context: click.Context) -> list[GivenSecret]:
+    """Those that a command was given, in their order."""
+    found: list[GivenSecret] = context.meta.setdefault(__name__, [])
+    return found
+
+
+class Secret(click.ParamType):  # type: ignore[type-arg]  # generic in newer clicks only
+    """Text that others should not read: ``-`` asks for it, ``@FILE`` reads it, else it is itself, with a warning where
+    it was typed on the command line and ``exposes`` more than others may know.
+    """
+
+    name = "secret"
+
+    def __init__(self, what: str, exposes: Callable[[str], bool] = lambda text: True) -> None:
+        self._what, self.exposes = what, exposes
+
+    def convert(self, value: object, parameter: click.Parameter | None, context: click.Context | None) -> str:
+        """The text. UsageError where there is none."""
+        text = self._meant_by(str(value))
+        if parameter is not None and context is not None and parameter.name is not None:
+            option = parameter.opts[0] if isinstance(parameter, click.Option) else None
+            typed = context.get_parameter_source(parameter.name) is click.core.ParameterSource.COMMANDLINE
+            given = GivenSecret(option, str(value), text, typed, self.exposes(text))
+            secrets_of(context).append(given)
+            if given.is_on_show and _speaks_for_its_peer():
+                click.echo(self._warning(parameter), err=True)
+        return text
+
+    def _meant_by(self, written: str) -> str:
+        if written == "-":
+            return self._asked_for()
+        return self._read(Path(written[1:])) if written.startswith("@") else written
+
+    def _asked_for(self) -> str:
+        if sys.stdin.isatty():
+            return str(click.prompt(self._what, hide_input=True, err=True)).strip()
+        if not (text := sys.stdin.readline(_MOST_CHARACTERS).strip()):
+            raise UsageError(f"-: no {self._what} came on stdin; write it there in one line, or give @FILE")
+        return text
+
+    def _read(self, path: Path) -> str:
+        try:
+            with path.open(encoding="utf-8") as file:
+                text = file.read(_MOST_CHARACTERS).strip()
+                readable = os.name == "posix" and os.fstat(file.fileno()).st_mode & 0o077
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            raise UsageError(f"@{path}: cannot be read ({why}); name a file that holds the {self._what}") from error
+        if not text:
+            raise UsageError(f"@{path}: is empty; name a file that holds the {self._what}")
+        if readable and self.exposes(text):
+            click.echo(f"warning: @{path}: others of this machine may read the token in it; chmod 600 {path}", err=True)
+        return text
+
+    def _warning(self, parameter: click.Parameter) -> str:
+        name = parameter.opts[0] if isinstance(parameter, click.Option) else str(parameter.human_readable_name)
+        variable = f", or set {parameter.envvar}" if parameter.envvar else ""
+        return (
+            f"warning: {name}: all users of this machine can read the token on its command line; give - to be asked "
+            f"for it, or @FILE{variable}"
+        )
+
+
+def _speaks_for_its_peer() -> bool:
+    """One of several processes of a peer does."""
+    from decentral.cli.preflight import is_main
+
+    return is_main()
+
+
+def _has_token(text: str) -> bool:
+    """Of an invite, for words say nothing once they were used."""
+    from decentral.errors import InviteError
+    from decentral.swarm.invite import PREFIX, Invite  # help texts need none of the wire
+
+    if PREFIX not in text:
+        return False
+    try:
+        return Invite.parse(text).token is not None
+    except InviteError:  # said when it is used
+        return False
+
+
+INVITE = Secret("invite", _has_token)
+TOKEN = Secret("token")
+
+
+def with_admit(text: str) -> Decorator:
+    """``--admit``, with what it does."""
+    return click.option(
+        "--admit",
+        type=TOKEN,
+        metavar="TOKEN",
+        envvar="DECENTRAL_ADMIT",
+        show_envvar=True,
+        help=f"{text} - asks for it, @FILE reads it from a file.",
+    )
 
 
 # ---- how one peer takes part ----
@@ -247,8 +373,8 @@ class JobOptions:
     offload: Path | None = None  # folder for what rounds need beside the model; None: memory
     threads: int | None = None  # that torch computes with
     max_compute: float | None = None  # share of the time
-    admit: str | None = None  # admission token; None: the invite's, or the folder's
-    invite: str | None = None  # None: this is the first peer
+    admit: str | None = field(default=None, repr=False)  # admission token; None: the invite's, or the folder's
+    invite: str | None = field(default=None, repr=False)  # None: this is the first peer
     solo: bool = False  # the baseline, without a swarm
     pace: Path | None = None  # a baseline keeps in step with the peer that runs there
     dashboard: bool = False  # the page beside it

@@ -118,9 +118,11 @@ def _remove(files: Sequence[Path], folders: Sequence[Path]) -> None:
 
 
 def make_directory(path: Path) -> Path:
-    """Make a directory with its parents. Raises DiskError."""
+    """Make a directory with its parents, for their owner alone. Raises DiskError."""
+    from decentral.state.durable import make_private_folders
+
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        make_private_folders(path)
     except OSError as error:
         raise DiskError(f"{path}: cannot be made ({error.strerror}); choose another place") from error
     return path

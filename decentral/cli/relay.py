@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from decentral.cli.options import INVITE
 from decentral.cli.quantities import Rate, Size
 
 LISTEN = ("/ip4/0.0.0.0/tcp/4001", "/ip6/::/tcp/4001")  # a port of its own: invites name it for months
@@ -54,9 +55,13 @@ LISTEN = ("/ip4/0.0.0.0/tcp/4001", "/ip6/::/tcp/4001")  # a port of its own: inv
 @click.option(
     "--keep",
     "kept",
+    type=INVITE,
     multiple=True,
     metavar="INVITE",
-    help="Follow this run, and give its last state to those who come when all peers have gone; repeatable, for 4 runs.",
+    envvar="DECENTRAL_KEEP",
+    show_envvar=True,
+    help="Follow this run, and give its last state to those who come when all peers have gone; repeatable, for 4 runs. "
+    "- asks for the invite, @FILE reads it.",
 )
 @click.option(
     "--keep-in",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -175,13 +176,15 @@ class Keeping:
             raise UsageError("--keep: two invites are of the same run; one will do")
 
     def command(self, number: int, listen: Sequence[str], relay: str) -> list[str]:
-        """How the follower of one run is started; ``relay`` is the relay's own address."""
+        """How the follower of one run is started, which has its invite from its environment; ``relay`` is the relay's
+        own address.
+        """
         invite = self.invites[number]
         where = [part for address in listen for part in ("--listen", beside(address, number))]
         out = self.folder / Invite.parse(invite).run.hex()[:8]
         kept = ["--every", str(ANCHOR_EVERY), "--keep", "1", "--keep-serving", "--max-disk", f"{self.disk / 1e6:.6f}MB"]
         ways = ["--relay", relay, "--transport", "native", "--no-lan", *where]
-        return [sys.executable, "-m", "decentral", "follow", invite, "--out", str(out), *kept, *ways]
+        return [sys.executable, "-m", "decentral", "follow", "--out", str(out), *kept, *ways]
 
 
 def beside(address: str, number: int) -> str:
@@ -196,25 +199,29 @@ async def keep(keeping: Keeping, listen: Sequence[str], relay: str) -> None:
     """Follow all of them until cancelled."""
     async with anyio.create_task_group() as group:
         for number in range(len(keeping.invites)):
-            group.start_soon(_follow, keeping.command(number, listen, relay))
+            group.start_soon(_follow, keeping.command(number, listen, relay), keeping.invites[number])
 
 
-async def _follow(command: Sequence[str]) -> None:
-    pause, run = _FIRST_PAUSE, Invite.parse(command[4]).run.hex()[:8]
-    while (code := await _run_follower(command)) not in _IN_VAIN:
+async def _follow(command: Sequence[str], invite: str) -> None:
+    pause, run = _FIRST_PAUSE, Invite.parse(invite).run.hex()[:8]
+    while (code := await _run_follower(command, invite)) not in _IN_VAIN:
         click.echo(f"the follower of run {run} ended (code {code}); again in {pause:.0f} s", err=True)
         await anyio.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
     click.echo(f"run {run} is not kept (code {code}): see the line above", err=True)
 
 
-async def _run_follower(command: Sequence[str]) -> int:
-    """Its exit code. What it says on stderr goes to the relay's; it ends with the relay, and keeps its state."""
+async def _run_follower(command: Sequence[str], invite: str) -> int:
+    """Its exit code. What it says on stderr goes to the relay's; it ends with the relay, and keeps its state.
+
+    All users of this machine may read its command line, and its own user alone its environment.
+    """
     process = await anyio.open_process(
         tethered(command) if sys.platform == "linux" else command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=None,
+        env={**os.environ, "DECENTRAL_INVITE": invite},
         start_new_session=True,  # Ctrl-C reaches the relay alone, which then ends it
     )
     try:

@@ -17,22 +17,29 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from decentral.cli.options import JobOptions, as_json, options_of_a_peer, presets_that_begin, remember
+from decentral.cli.options import (
+    INVITE,
+    JobOptions,
+    as_json,
+    options_of_a_peer,
+    presets_that_begin,
+    remember,
+    with_admit,
+)
 from decentral.cli.ports import page_beside
 from decentral.errors import ConfigError, DecentralError, UsageError
 from decentral.quantities import time_left
 
 if TYPE_CHECKING:
     from decentral.manifest import Manifest
+    from decentral.observe.screen import Display
     from decentral.tasks.evaluate import Survey
 
 
 @click.command("start")
 @click.argument("file", metavar="RUN.toml", type=click.Path(path_type=Path, dir_okay=False))
 @options_of_a_peer
-@click.option(
-    "--admit", metavar="TOKEN", help="Let in only peers that have this token: it is in the invites of all peers."
-)
+@with_admit("Let in only peers that have this token: it is in the invites of all peers.")
 @click.option(
     "--from",
     "begins_from",
@@ -76,9 +83,10 @@ def start_command(context: click.Context, /, file: Path, directory: Path, alone:
 
 
 @click.command("join")
-@click.argument("invite")
+@click.argument("invite", type=INVITE, envvar="DECENTRAL_INVITE")
 @click.argument("arguments", metavar="[-- ARGS...]", nargs=-1, type=click.UNPROCESSED)
 @options_of_a_peer
+@with_admit("The token that the run wants, where the invite has none.")
 @click.option(
     "--script",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -97,6 +105,9 @@ def join_command(
 ) -> None:
     """Be another peer of a run: all that is needed is its invite, or the words of decentral invite --words.
 
+    INVITE may be - (it is asked for, or a line of stdin), @FILE, or left out where DECENTRAL_INVITE has it: an invite
+    with a token is for nobody else's eyes, and a command line is for all users of the machine.
+
     \b
     $ decentral join INVITE --out decentral-run
     $ decentral join "acid cargo mural tulip 4711"
@@ -104,11 +115,16 @@ def join_command(
     from decentral.cli.invite import as_one_text, invite_of
     from decentral.cli.preflight import check_trained_here
     from decentral.observe.screen import HINT_SECONDS, hint_after
-    from decentral.swarm.invite import Invite
+    from decentral.swarm.admission import check_token
+    from decentral.swarm.invite import Invite, whole_invite
 
+    admit = given.pop("admit")
+    if admit is not None:
+        check_token(admit)
     invite, arguments = as_one_text(invite, arguments)
     left = time_left(given["give_up_at"])
     invite, given["relays"] = invite_of([invite], given["relays"], lan=given["lan"], seconds=left)
+    invite = whole_invite(invite, directory, admit)
     parsed = Invite.parse(invite)  # before anything is made or started
     options = JobOptions(out=directory, invite=invite, **given)
     if script is not None:
@@ -175,7 +191,7 @@ def _trained(manifest: Manifest, text: str, options: JobOptions, *, late: bool) 
         if not options.solo:
             compile_for(manifest, sys.stderr)
     display = LateDisplay(sys.stderr, shows) if late else shows()
-    show_invite = partial(_show_invite, display.say if options.as_json else display.result, manifest.data.corpus)
+    show_invite = partial(_show_invite, display, options, manifest.data.corpus)
     with stop_signals() as stop, log_shown_on(display):
         try:
             if options.solo:
@@ -189,9 +205,15 @@ def _trained(manifest: Manifest, text: str, options: JobOptions, *, late: bool) 
     return stop.code
 
 
-def _show_invite(show: Callable[[str], None], corpus: str, invite: str) -> None:
+def _show_invite(display: Display, options: JobOptions, corpus: str, invite: str) -> None:
+    from decentral.observe.screen import invite_for
+
+    show, stream = (display.say, sys.stderr) if options.as_json else (display.result, sys.stdout)
     brings = "" if corpus == "stdlib" else " --data " + shlex.quote(f"PATH/TO/{corpus}")
-    show(f"decentral join {invite}{brings}")
+    shown = invite_for(stream, invite)
+    show(f"decentral join {shown}{brings}")
+    if shown != invite:
+        display.say(f"without its token, as this may be a log; the whole line: decentral invite --out {options.out}")
 
 
 @click.command("demo")

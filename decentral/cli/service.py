@@ -5,6 +5,7 @@ It holds what the system is told, for each kind of system.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -13,14 +14,15 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import click
 
-from decentral.cli.options import as_json
+from decentral.cli.options import GivenSecret, as_json, secrets_of
 from decentral.errors import ConfigError, DiskError, UsageError
+from decentral.state.durable import make_private_folders
 
 _name = click.option("--name", default="peer", show_default=True, help="What the service is called.")
 
@@ -30,7 +32,7 @@ def service_command() -> None:
     """Have this system run a peer or a relay: after a restart, in the background, last in every queue.
 
     \b
-    $ decentral service install -- join INVITE --out decentral-run --schedule 22:00-07:00
+    $ decentral service install -- join @FILE --out decentral-run --schedule 22:00-07:00
     """
 
 
@@ -42,11 +44,15 @@ def service_command() -> None:
 def install_command(context: click.Context, name: str, show: bool, words: tuple[str, ...]) -> None:
     """Write a systemd user unit (a launchd agent on macOS) that runs decentral start, join or relay, and start it.
 
+    A token, also one in an invite, goes to a file beside it that you alone read, however it is given: -, @FILE.
+
     \b
-    $ decentral service install --name overnight -- join INVITE --schedule 22:00-07:00
+    $ decentral service install --name overnight -- join @FILE --schedule 22:00-07:00
     """
     planned = plan(context.find_root(), name, words, Path.cwd())
     if sys.platform == "win32":
+        if not show:
+            write_secrets(planned)
         click.echo(task(planned))
     elif show:
         click.echo(unit(planned) if place(name).suffix == ".service" else agent(planned).decode(), nl=False)
@@ -104,6 +110,7 @@ class ServicePlan:
     here: Path  # absolute: where they were typed, so that relative paths in them mean the same
     writes: tuple[Path, ...]  # absolute
     python: str = sys.executable
+    secrets: tuple[tuple[Path, str], ...] = field(default=(), repr=False)  # files that words name by @, and their text
 
     @property
     def command(self) -> tuple[str, ...]:
@@ -128,12 +135,42 @@ def plan(root: click.Context, name: str, words: tuple[str, ...], here: Path) -> 
     assert isinstance(group, click.Group)
     command = group.get_command(root, words[0])
     assert command is not None
-    values = command.make_context(words[0], list(words[1:]), parent=root).params
+    made = command.make_context(words[0], list(words[1:]), parent=root)
     if words[0] == "join":
         from decentral.swarm.invite import Invite  # here: help texts need none of the wire
 
-        Invite.parse(values["invite"])
-    return ServicePlan(name, words, here, _writes(words[0], values, here))
+        Invite.parse(made.params["invite"])
+    told, kept = _kept_apart(name, words, made)
+    return ServicePlan(name, told, here, _writes(words[0], made.params, here), secrets=kept)
+
+
+def _kept_apart(
+    name: str, words: tuple[str, ...], made: click.Context
+) -> tuple[tuple[str, ...], tuple[tuple[Path, str], ...]]:
+    """The words with a file in the place of every secret, and those files: all users may read what a process was
+    started with. An invite that was typed and has no token stays as it was typed.
+    """
+    told, kept = list(words), list[tuple[Path, str]]()
+    for given in secrets_of(made):
+        if given.typed and given.written == given.text and not given.exposes:
+            continue
+        path = secret_file(name, len(kept) + 1)
+        kept.append((path, given.text))
+        _put_in_place(told, given, f"@{path}")
+    return tuple(told), tuple(kept)
+
+
+def _put_in_place(words: list[str], given: GivenSecret, file: str) -> None:
+    """Let ``file`` stand where the secret stands, or first if that is in the environment, which no service has."""
+    assigned = f"{given.option}={given.written}"
+    for at, (before, word) in enumerate(itertools.pairwise(words) if given.typed else (), 1):
+        if word == assigned:
+            words[at] = f"{given.option}={file}"
+            return
+        if word == given.written and given.option in (None, before):
+            words[at] = file
+            return
+    words[1:1] = [file] if given.option is None else [given.option, file]
 
 
 def check_name(name: str) -> None:
@@ -273,6 +310,12 @@ def task(plan: ServicePlan) -> str:
 _SYSTEM_SECONDS = 60.0  # for a question to the system, besides what a peer may take to stop
 
 
+def secret_file(name: str, number: int, system: str = sys.platform) -> Path:
+    """Where a service has what nobody else should read."""
+    folder = Path.home() / "AppData/Local/decentral" if system == "win32" else place(name, system).parent
+    return folder / f"{label(name)}.{number}.secret"
+
+
 def place(name: str, system: str = sys.platform) -> Path:
     """Where the file of a service lies. UsageError where there are none."""
     if system.startswith("linux"):
@@ -291,8 +334,9 @@ def install(plan: ServicePlan) -> Iterator[str]:
     text = unit(plan).encode() if path.suffix == ".service" else agent(plan)
     try:
         for folder in (*plan.writes, path.parent):
-            folder.mkdir(parents=True, exist_ok=True)
-        path.touch(mode=0o600)  # an invite may hold the token that lets others in
+            make_private_folders(folder)
+        write_secrets(plan)
+        path.touch(mode=0o600)
         path.write_bytes(text)
     except OSError as error:
         raise DiskError(f"{path}: cannot be written ({error.strerror}); use an account that may") from error
@@ -302,6 +346,15 @@ def install(plan: ServicePlan) -> Iterator[str]:
         yield "it runs while you are logged in; loginctl enable-linger keeps it running when you are not"
 
 
+def write_secrets(plan: ServicePlan) -> None:
+    """Each in its file, which its owner alone reads from its first byte on. Raises OSError."""
+    for path, text in plan.secrets:
+        make_private_folders(path.parent)
+        path.unlink(missing_ok=True)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.write(f"{text}\n")
+
+
 def remove(name: str) -> Iterator[str]:
     """Stop it, which leaves at the next step, and take the file away. The run directory stays."""
     path = place(name)
@@ -309,6 +362,8 @@ def remove(name: str) -> Iterator[str]:
         raise UsageError(f"{path}: there is no such service; decentral service status lists them")
     yield from _carry_out(_end(path))
     path.unlink()
+    for kept in path.parent.glob(f"{label(name)}.*.secret"):
+        kept.unlink()
     if path.suffix == ".service":
         with suppress(ConfigError):
             _ask(["systemctl", "--user", "daemon-reload"])

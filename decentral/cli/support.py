@@ -14,11 +14,11 @@ from pathlib import Path
 
 from decentral.cli.checks import examine
 from decentral.errors import DiskError, UsageError
-from decentral.node.folder import TOKEN_FILE
 from decentral.observe.events import read_events
 from decentral.observe.lines import read_json_lines
 from decentral.observe.metrics import METRICS_FILE
 from decentral.observe.status import STATUS_FILE
+from decentral.swarm.invite import TOKEN_FILE
 
 # ---- the files of the zip ----
 #

@@ -329,7 +329,7 @@ class StatusPublisher:
         if self._ended:
             return replace(status, state=self._ended)
         if status.invite and self._on_invite is not _keep_quiet and self._lets_in(status):
-            self._on_invite(status.invite)
+            self._on_invite(self._peer.invite)  # the status' has no token
             self._on_invite = _keep_quiet
         return self._look(status)
 

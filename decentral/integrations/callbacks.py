@@ -19,6 +19,7 @@ from torch import device, nn
 
 from decentral.errors import ConfigError, DecentralError
 from decentral.manifest import Manifest
+from decentral.observe.screen import invite_for
 from decentral.peer import Peer
 from decentral.peer.settings import Observer
 from decentral.plugins import nearest
@@ -111,7 +112,9 @@ class Entered:
         self._peer = peer
         atexit.register(self._at_exit)
         if peer.invite and not peer.settings.options.quiet:
-            sys.stderr.write(f"decentral: decentral join {peer.invite} --script {sys.argv[0]}\n")
+            line = invite_for(sys.stderr, peer.invite)
+            bare = "" if line == peer.invite else "  # without its token, as this may be a log: peer.invite has it"
+            sys.stderr.write(f"decentral: decentral join {line} --script {sys.argv[0]}{bare}\n")
         if wait_for_company and not peer.done:
             peer.wait_for_company()
 

@@ -17,18 +17,18 @@ from pathlib import Path
 from filelock import BaseFileLock, FileLock, Timeout
 
 from decentral.consensus.chain import Head
-from decentral.errors import ConfigError, DiskError, FolderInUse, ManifestMismatch, UsageError
+from decentral.errors import ConfigError, DiskError, FolderInUse, ManifestMismatch
 from decentral.manifest import Manifest, load_manifest
 from decentral.observe.health import health_sentence
 from decentral.observe.requests import drop_requests
 from decentral.observe.status import STATUS_FILE, ProcessInfo, Status, check_free, read_status, write_status
 from decentral.state.checkpoint import load_metas
-from decentral.state.durable import DISK, disk_errors
+from decentral.state.durable import DISK, disk_errors, make_private_folders
+from decentral.swarm.invite import TOKEN_FILE
 
 # ---- the run of a folder ----
 
 MANIFEST_FILE = "run.toml"
-TOKEN_FILE = "admission.token"
 
 
 def kept_terms(out: Path, run: bytes, whose: str = "these terms") -> Manifest | None:
@@ -54,26 +54,17 @@ def keep_terms(out: Path, manifest: Manifest) -> None:
             DISK.replace_file(path, [manifest.to_toml().encode()])
 
 
-def kept_token(out: Path, given: str | None) -> str | None:
-    """The admission token of the run in ``out``, or the one ``given``. UsageError when there are two."""
-    path = out / TOKEN_FILE
-    try:
-        kept = path.read_text(encoding="ascii").strip()
-    except FileNotFoundError:
-        return given
-    except (OSError, ValueError) as error:
-        raise DiskError(f"{path}: cannot be read ({error}); put it back, the invite has the same token") from error
-    if given not in (None, kept):
-        raise UsageError(f"{path} holds another admission token; leave it out, or ask for an invite of today")
-    return kept
-
-
 def keep_token(out: Path, token: str) -> None:
-    """Write it to ``out``, for the restarts of this peer; others of this machine may not read it. Raises DiskError."""
+    """Write it to ``out``, for the restarts of this peer; others of this machine may not read it. Raises DiskError.
+
+    Logs that earlier versions wrote hold it in their invites: from now on their owner alone reads those, too.
+    """
     path = out / TOKEN_FILE
-    if not path.exists():
-        with disk_errors(f"writing {path}"):
+    with disk_errors(f"writing {path}"):
+        if not path.exists():
             DISK.replace_file(path, [token.encode()])
+        for log in (*out.glob(STATUS_FILE), *out.glob("events*.jsonl*")):
+            log.chmod(log.stat().st_mode & 0o700)
 
 
 def _check_run(path: Path, kept: bytes, run: bytes, whose: str) -> None:
@@ -209,7 +200,7 @@ def _make_folder(folder: Path) -> list[Path]:
     if folder.exists() and not folder.is_dir():
         raise DiskError(f"{folder} is a file, and a peer needs a folder of its own; choose another --out")
     with disk_errors(f"making the folder {folder}"):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private_folders(folder)
     return made
 
 

@@ -46,7 +46,7 @@ class JsonLines:
     def _open(self) -> None:
         self._torn = _ends_torn(self._path)
         try:
-            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+            self._file = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         except OSError as error:
             raise DiskError(f"{self._path}: cannot be written ({error.strerror}); choose another --out") from error
         self._nbytes = os.fstat(self._file).st_size
@@ -322,7 +322,7 @@ def pack_lines(path: Path, disk: Disk = DISK) -> Path:
     with disk_errors(f"packing {path}"):
         with path.open("rb") as file:
             disk.replace_file(packed, zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True).read_to_iter(file))
-        packed.chmod(path.stat().st_mode)  # who may read the logs still may
+        packed.chmod(path.stat().st_mode)  # whom its owner lets read the logs still may
         disk.remove(path)
     return packed
 

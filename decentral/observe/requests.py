@@ -48,7 +48,7 @@ def ask(directory: Path, request: str, **values: Any) -> None:
         raise UsageError(f"request {request!r}: unknown; one of {', '.join(REQUESTS)}")
     try:
         folder = directory / _FOLDER
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
         wanted = folder / Request(request, values).file
         begun = folder / f".{wanted.name}.{os.getpid()}"  # a peer that looks now must not read half of it
         begun.write_text(json.dumps(values), encoding="utf-8")

@@ -6,11 +6,14 @@ Both write to stderr, because stdout belongs to results. Both say how to stop. C
 from __future__ import annotations
 
 import logging
+import os
+import stat
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import IO, Protocol
 
 from rich.console import Console, Group
@@ -20,6 +23,7 @@ from rich.text import Text
 
 from decentral.observe.health import health_sentence, health_word, in_time, in_units, round_line, short_name
 from decentral.observe.status import Status, presence
+from decentral.swarm.invite import Invite
 
 _SILENCE_SECONDS = 30.0  # a log that says nothing for longer looks stuck
 _JUST_NOW = 5.0  # s in which a line that was logged is not said again by the status
@@ -153,6 +157,22 @@ def _tenths(status: Status) -> int:
 
 def _is_terminal_out() -> bool:
     return sys.stdout.isatty()
+
+
+def invite_for(stream: IO[str], invite: str) -> str:
+    """The invite as it may be written to ``stream``: without its token, unless that is a terminal or hands stdout to
+    a program. A file, a service's journal and piped errors are kept, and others may read them.
+    """
+    found = Invite.parse(invite)
+    return invite if found.token is None or _is_for_now(stream) else str(replace(found, token=None))
+
+
+def _is_for_now(stream: IO[str]) -> bool:
+    try:
+        kind = os.fstat(stream.fileno()).st_mode
+    except (OSError, ValueError, AttributeError):  # a notebook's, which is a file in the end
+        return False
+    return stream.isatty() or (stream is sys.stdout and stat.S_ISFIFO(kind))
 
 
 def write_out(text: str) -> None:

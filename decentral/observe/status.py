@@ -1,6 +1,6 @@
 """``status.json``: what the peer that runs in a directory is doing now.
 
-The running peer replaces the file atomically about once a second; anyone may read it. The process is named
+The running peer replaces the file atomically about once a second, for its owner alone to read. The process is named
 by its pid and its creation time together, because pids are reused.
 """
 
@@ -83,7 +83,7 @@ class Status:
     num_parameters: int = 0  # that are trained; 0: not known yet
     open_round: Mapping[str, Any] | None = None  # the round in progress: round, members, offers, leader, ballot, votes
     kinds: Mapping[str, Any] = field(default_factory=dict)  # bytes sent and received, by kind of message
-    invite: str = ""
+    invite: str = ""  # without the admission token, which is no news: `decentral.swarm.invite.whole_invite` adds it
     addresses: tuple[str, ...] = ()
     reachability: str = ""  # public, nat, symmetric nat, firewall, local, unknown; empty before it was looked at
     relays: tuple[str, ...] = ()  # where others may reach this peer through
@@ -182,7 +182,9 @@ def write_status(directory: Path, status: Status, process: ProcessInfo, *, every
     text = json.dumps({"version": STATUS_VERSION, **json_value(asdict(stamped))}, indent=1)
     temporary = directory / f".{STATUS_FILE}.{process.pid}"
     try:
-        temporary.write_text(text + "\n", encoding="utf-8")
+        temporary.unlink(missing_ok=True)  # left by a killed process: its mode would stay
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+            file.write(text + "\n")
         temporary.replace(directory / STATUS_FILE)
     except OSError as error:
         with suppress(OSError):

@@ -26,7 +26,7 @@ import torch
 from decentral.consensus.chain import Head
 from decentral.errors import NoPeersError, PayloadError, UsageError
 from decentral.manifest import Manifest
-from decentral.node.folder import keep_terms, kept_terms, occupied
+from decentral.node.folder import keep_terms, keep_token, kept_terms, occupied
 from decentral.node.follower import Anchor, Follower, FollowerState, check_size, keep_state, kept_state
 from decentral.node.node import Start, throttled
 from decentral.observe.events import EventLog
@@ -36,7 +36,7 @@ from decentral.peer.network_setup import NetworkSetup, check_relays, enter
 from decentral.quantities import moment_in, rate_of, size_of, time_left
 from decentral.swarm.admission import Admission
 from decentral.swarm.identity import Identity
-from decentral.swarm.invite import Invite
+from decentral.swarm.invite import Invite, whole_invite
 from decentral.swarm.lan import Lan
 from decentral.training.swarm_side import SwarmThread
 from decentral.transport import Traffic, Transport
@@ -69,6 +69,8 @@ class Following:
         with ExitStack() as stack:
             stack.enter_context(occupied(self.out))
             keep_terms(self.out, self._known.manifest)
+            if self._invite.token is not None:
+                keep_token(self.out, self._invite.token)
             startup = FollowerStartup(asked, self._known)
             self._offline = startup.offline
             self._events = EventLog(self.out)
@@ -139,8 +141,16 @@ class Following:
     @property
     def invite(self) -> str:
         """A line that lets others join by way of this follower; empty while nobody could reach it."""
+        return self._line(self._invite.token)
+
+    @property
+    def invite_to_write(self) -> str:
+        """The same without the admission token: for files and logs."""
+        return self._line(None)
+
+    def _line(self, token: str | None) -> str:
         addresses = self._swarm.node.directory.ways_in() if not self._offline else ()
-        return str(Invite(self._invite.run, addresses, self._invite.token)) if addresses else ""
+        return str(Invite(self._invite.run, addresses, token)) if addresses else ""
 
     def leave(self) -> None:
         """End: the iterator stops, and so does ``serve``. From any thread, or a signal's handler."""
@@ -221,9 +231,10 @@ def follow(
         raise UsageError(f"follow(every={every}): at least every round, which is 1")
     check_relays(relays)
     found = Invite.parse(invite)
+    folder = (Path(out) if out is not None else Path(f"decentral-follow-{found.run.hex()[:8]}")).absolute()
     settings = FollowSettings(
-        invite=found,
-        out=(Path(out) if out is not None else Path(f"decentral-follow-{found.run.hex()[:8]}")).absolute(),
+        invite=Invite.parse(whole_invite(invite, folder)),
+        out=folder,
         every=every,
         listen=None if listen is None else tuple(listen),
         relays=tuple(relays),

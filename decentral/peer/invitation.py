@@ -20,7 +20,7 @@ from decentral.swarm.admission import Admission
 from decentral.swarm.directory import Directory
 from decentral.swarm.hello import Hello, ask_hello
 from decentral.swarm.identity import Identity
-from decentral.swarm.invite import Invite
+from decentral.swarm.invite import Invite, whole_invite
 from decentral.swarm.lan import Lan
 from decentral.transport import Transport
 from decentral.transport.choice import make_transport
@@ -41,10 +41,11 @@ def terms_of(
     lan: bool = True,
     join_timeout: float | None = None,
     quiet: bool = True,
+    admit: str | None = None,
 ) -> tuple[Manifest, Invite | None, Path]:
     """What ``run`` means: a manifest object, a manifest file, or an invite whose manifest is fetched first.
 
-    ``quiet``: say nothing while nobody has answered.
+    ``quiet``: say nothing while nobody has answered. ``admit``: the token of an invite that has none.
     """
     if run is None:
         raise ConfigError(
@@ -58,6 +59,7 @@ def terms_of(
         return manifest, None, _out(out, manifest)
     invite = Invite.parse(run)
     folder = Path(out) if out is not None else Path(f"decentral-{invite.run.hex()[:8]}")
+    invite = Invite.parse(whole_invite(run, folder, admit))
     quiet = quiet or kept_terms(folder, invite.run, "those of the invite") is not None
     with nullcontext() if quiet else _said():
         return fetch(invite, folder, None, join_timeout, transport, lan=lan), invite, folder

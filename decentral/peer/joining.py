@@ -89,7 +89,8 @@ def join(
         daily_upload: what it sends at most per day (UTC), ``"20GB"`` or bytes; then it trains on without contributing.
         relays: multiaddrs of relays, as ``decentral relay`` prints them: who is behind a NAT is reached through them.
         admit: a token that others need, too: it is in this peer's invites, and who has none is refused. For the first
-            peer of a run; others have it from their invite, and a restart from its folder.
+            peer of a run; others have it from their invite, unless that was written without it, and a restart has it
+            from its folder.
         commands: let ``decentral status``, ``peers``, ``pause`` and ``leave`` with ``--out`` see and steer this peer.
         lan: announce this peer on its local networks by multicast DNS, and look for others of the run there.
         on_nan: what NaN or Inf in this peer's progress does: ``stop`` raises NonFiniteError, which names the parameter;
@@ -132,8 +133,9 @@ def settings_of(
     daily_upload, give_up_at = size_of(options.daily_upload, "daily_upload"), moment_in(options.join_timeout)
     how = options.transport if isinstance(options.transport, str) else None
     quiet = options.quiet or os.environ.get("RANK", "0") != "0"  # who is the main process is known with the model only
+    admit = _token(options.admit)
     manifest, invite, out = terms_of(
-        run, options.out, how, lan=options.lan, join_timeout=options.join_timeout, quiet=quiet
+        run, options.out, how, lan=options.lan, join_timeout=options.join_timeout, quiet=quiet, admit=admit
     )
     check_tokens(manifest, options.tokens_per_step)
     optimizers = Together.of(optimizer, "optimizer")
@@ -157,7 +159,7 @@ def settings_of(
         give_up_at=give_up_at,
         caps=caps,
         daily_upload=daily_upload,
-        admit=_token(options.admit) if invite is None else invite.token,
+        admit=admit if invite is None else invite.token,
     )
 
 

@@ -123,9 +123,17 @@ class Participation:
     @property
     def invite(self) -> str:
         """The line that lets others join by way of this peer or of up to three more; empty while nobody could."""
+        return self._invite(self.token)
+
+    @property
+    def invite_to_write(self) -> str:
+        """The same without the admission token: for files, logs and whoever observes."""
+        return self._invite(None)
+
+    def _invite(self, token: str | None) -> str:
         reachable = self._swarm is not None and not self.is_offline
         addresses = self.swarm.node.directory.ways_in() if reachable else ()
-        return str(Invite(self.settings.manifest.digest, addresses, self.token)) if addresses else ""
+        return str(Invite(self.settings.manifest.digest, addresses, token)) if addresses else ""
 
     def save_now(self) -> bool:
         """Write a checkpoint, and return when it is durable; False when this is no moment for one. Raises DiskError."""

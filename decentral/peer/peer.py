@@ -19,7 +19,7 @@ from torch import Tensor
 
 from decentral.consensus.chain import Head
 from decentral.errors import ConfigError, NoPeersError
-from decentral.node.folder import kept_terms, kept_token, occupied
+from decentral.node.folder import kept_terms, occupied
 from decentral.node.node import Node
 from decentral.node.upload import PAUSED
 from decentral.observe.status import Status
@@ -38,6 +38,7 @@ from decentral.peer.shown import Announcer, Trackers, shown
 from decentral.peer.startup import PeerLimits, Startup
 from decentral.peer.status import Shown, StallWatch, status_of
 from decentral.preferences.preferences import Preferences
+from decentral.swarm.invite import kept_token
 from decentral.swarm.lan import Lan
 from decentral.tasks.batches import ShardPlace, seed_of, shard
 from decentral.training.inner import InnerSteps

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar
@@ -44,7 +44,7 @@ class JoinOptions:
     relays: Sequence[str]
     lan: bool
     commands: bool
-    admit: str | None
+    admit: str | None = field(repr=False)
     on_nan: Literal["stop", "restart"]
     quiet: bool
     keep_serving: bool
@@ -71,7 +71,7 @@ class Settings:
     give_up_at: float | None  # monotonic s, when it stops looking for others
     caps: Caps
     daily_upload: int | None  # bytes
-    admit: str | None  # the admission token, as given; what the folder keeps is not in it
+    admit: str | None = field(repr=False)  # the admission token, as given; what the folder keeps is not in it
 
 
 # ---- arguments handed over to a script ----

@@ -104,7 +104,7 @@ class Startup:
     def _tell(self, *, resumed: bool) -> None:
         node = self._part.swarm.node
         where = {"at": node.driver.head.round, "record": node.driver.head.hash.hex(), "resumed": resumed}
-        self._part.announce("joined", {"invite": self._part.invite, "round": node.outer_steps, **where})
+        self._part.announce("joined", {"invite": self._part.invite_to_write, "round": node.outer_steps, **where})
         found = differences(self._manifest.inner, self._settings.optimizers.parts)
         if found:  # after the checkpoint's were restored
             logging.getLogger("decentral").warning(differences_sentence(found))

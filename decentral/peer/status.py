@@ -119,7 +119,7 @@ def status_of(shown: Shown) -> Status:
         own_loop=True,
         trains_while_paused=True,
         anchor_digest=node.replica.digest.hex(),
-        invite=shown.part.invite,
+        invite=shown.part.invite_to_write,
         addresses=shown.transport.addresses(),
         reachability=shown.part.network.kind,
         relays=shown.part.network.relays,

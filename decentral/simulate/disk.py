@@ -107,7 +107,7 @@ def _perform(operation: Operation, root: str) -> None:
     path = os.path.join(root, *operation.path)
     match operation.call:
         case "make folder":
-            os.mkdir(path)
+            os.mkdir(path, 0o700)
         case "create":
             os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         case "write":

@@ -39,8 +39,8 @@ class Disk:
     """
 
     def make_folder(self, path: Path) -> None:
-        """Create one folder. Its name is durable after ``sync_folder`` of its parent, as every name."""
-        os.mkdir(path)
+        """Create one folder, for its owner alone. Its name is durable after ``sync_folder`` of its parent, as any."""
+        os.mkdir(path, 0o700)
 
     def write(self, path: Path, parts: Iterable[bytes | memoryview], at: int | None = None) -> None:
         """Write the parts and fsync: a new file, or an existing one from byte ``at`` on."""
@@ -114,6 +114,18 @@ class Disk:
             with contextlib.suppress(OSError):
                 self.remove(temporary)
             raise
+
+
+def make_private_folders(path: Path) -> None:
+    """Create ``path`` and its parents where missing, for their owner alone; what is there stays as it is.
+
+    Raises OSError. No name is durable by it, see ``Disk.make_folders``.
+    """
+    if path.is_dir():
+        return
+    if not path.parent.exists():
+        make_private_folders(path.parent)
+    path.mkdir(mode=0o700, exist_ok=True)
 
 
 DISK = Disk()  # the real one, without a state of its own: the default wherever a disk is an argument

@@ -36,7 +36,7 @@ from decentral.state.checkpoint import (
     newest_nbytes,
     read_frozen,
 )
-from decentral.state.durable import DISK, TEMPORARY, Disk, disk_errors
+from decentral.state.durable import DISK, TEMPORARY, Disk, disk_errors, make_private_folders
 from decentral.state.snapshot import (
     BUFFERS,
     BY_PLANES,
@@ -217,7 +217,7 @@ def _write_config(folder: Path, config: Mapping[str, Any], beside: Mapping[str, 
 @contextlib.contextmanager
 def _new_folder(to: Path) -> Iterator[Path]:
     """A folder under another name until all of it is durable, and gone when that fails."""
-    to.parent.mkdir(parents=True, exist_ok=True)
+    make_private_folders(to.parent)
     temporary = to.with_name(f"{TEMPORARY}{to.name}-{os.getpid()}")  # two exports must not share it
     shutil.rmtree(temporary, ignore_errors=True)
     try:

@@ -26,7 +26,7 @@ from torch import Tensor
 from decentral.coding import zstd
 from decentral.errors import ConfigError, PayloadError
 from decentral.parameters import Schema
-from decentral.state.durable import disk_errors
+from decentral.state.durable import disk_errors, make_private_folders
 from decentral.state.tensor_file import tensor_bytes
 
 CHUNK_NBYTES = 256 * 2**10
@@ -315,7 +315,7 @@ class Assembler:
         return result
 
     def _open(self, folder: Path) -> Path:
-        folder.mkdir(parents=True, exist_ok=True)
+        make_private_folders(folder)
         mine = folder / f"{self.index.digest.hex()}.partial"
         for other in folder.glob("*.partial"):
             if other != mine:

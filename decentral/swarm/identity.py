@@ -148,8 +148,11 @@ def _create(path: Path, signer: Signer) -> None:
 
 
 def _make_folder(folder: Path) -> None:
+    """With its parents where missing, for their owner alone: ``parents=True`` would leave those to the umask."""
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if not folder.parent.exists():
+            _make_folder(folder.parent)
+        folder.mkdir(mode=0o700, exist_ok=True)
     except FileExistsError as error:  # by its own class it would read as "the key exists"
         raise DiskError(f"{folder}: not a folder; choose another folder for the identity") from error
 

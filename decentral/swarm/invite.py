@@ -9,10 +9,11 @@ from __future__ import annotations
 import base64
 import hashlib
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Annotated
 
-from decentral.errors import InviteError, PayloadError
+from decentral.errors import DiskError, InviteError, PayloadError, UsageError
 from decentral.wire.codecs import Hash, Many, Maybe, Text, from_bytes, to_bytes
 from decentral.wire.messages import ADDRESS
 
@@ -31,7 +32,7 @@ class Invite:
 
     run: Hash  # digest of the manifest
     addresses: Annotated[tuple[str, ...], Many(ADDRESS, MAX_ADDRESSES)]  # multiaddrs ending in /p2p/<name>
-    token: Annotated[str | None, Maybe(Text(MAX_TOKEN))] = None
+    token: Annotated[str | None, Maybe(Text(MAX_TOKEN))] = field(default=None, repr=False)  # a log holds no secret
 
     def __post_init__(self) -> None:
         try:
@@ -66,6 +67,41 @@ class Invite:
         if str(invite) != text:  # the last character has bits to spare
             raise InviteError("invite: altered on the way; copy it again or ask for a new one")
         return invite
+
+
+# ---- the token of a run folder ----
+#
+# It lies in a file of its own, which its owner alone reads; whatever else is written there has invites without it.
+
+TOKEN_FILE = "admission.token"
+
+
+def kept_token(out: Path, given: str | None) -> str | None:
+    """The admission token of the run in ``out``, or the one ``given``. UsageError when there are two."""
+    path = out / TOKEN_FILE
+    try:
+        kept = path.read_text(encoding="ascii").strip()
+    except (FileNotFoundError, NotADirectoryError):
+        return given
+    except (OSError, ValueError) as error:
+        raise DiskError(f"{path}: cannot be read ({error}); put it back, the invite has the same token") from error
+    if given not in (None, kept):
+        raise UsageError(f"{path} holds another admission token; leave it out, or ask for an invite of today")
+    return kept
+
+
+def whole_invite(invite: str, out: Path, given: str | None = None) -> str:
+    """The invite with the run's token, where it has none, and one is ``given`` or lies in ``out``.
+
+    What a peer writes about itself has no token in it. UsageError when there are two tokens; InviteError, DiskError.
+    """
+    token = kept_token(out, given)
+    if token is None or not invite:
+        return invite
+    found = Invite.parse(invite)
+    if found.token not in (None, token):
+        raise UsageError(f"the invite has another token than {out} or --admit; ask for an invite of today")
+    return str(replace(found, token=token))
 
 
 def _kind(text: str) -> str:

@@ -25,12 +25,15 @@ from decentral.node.folder import (
     Addresses,
     begun,
     keep_addresses,
+    keep_token,
     kept_addresses,
     occupied,
 )
 from decentral.observe.beacon import Beacon
+from decentral.observe.events import EventLog
 from decentral.observe.requests import ask, ask_running
 from decentral.observe.status import ProcessInfo, Status, read_status, write_status
+from decentral.state.durable import DISK
 from decentral.tensors.threads import ThreadsWanted
 from tests.peer.test_join import LOOPBACK, Problem, run_terms
 
@@ -251,3 +254,34 @@ def test_addresses_come_back_as_they_were_and_none_from_a_damaged_file(tmp_path)
         assert kept_addresses(tmp_path) == Addresses()
     (tmp_path / ADDRESSES_FILE).write_text(json.dumps({"listen": [1, None], "others": ["/x"] * 1000}))
     assert kept_addresses(tmp_path) == Addresses((), ("/x",) * 64)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has other rights")
+def test_folders_that_are_made_are_their_owners_alone_and_others_stay(tmp_path: Path) -> None:
+    """They were as the umask says, 0755 mostly, as were the logs in them."""
+    theirs, before = tmp_path / "theirs", os.umask(0o022)
+    try:
+        theirs.mkdir()
+        with occupied(theirs / "runs/mine"):
+            DISK.make_folders(theirs / "runs/mine/checkpoints/of")
+            ask(theirs / "runs/mine", "leave")
+            EventLog(theirs / "runs/mine").close()
+            write_status(theirs / "runs/mine", Status(), ProcessInfo())
+    finally:
+        os.umask(before)
+    modes = {path.name: path.stat().st_mode & 0o777 for path in theirs.rglob("*")}
+    folders = ("runs", "mine", "checkpoints", "of", "requests")
+    assert {name: modes[name] for name in folders} == dict.fromkeys(folders, 0o700)
+    assert (modes["status.json"], modes["events.jsonl"]) == (0o600, 0o600)
+    assert theirs.stat().st_mode & 0o777 == 0o755
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows has other rights")
+def test_logs_of_an_earlier_version_are_hidden_with_the_token_that_they_hold(tmp_path: Path) -> None:
+    for name in ("status.json", "events.jsonl", "events.1.jsonl.zst", "metrics.jsonl"):
+        (tmp_path / name).touch()
+        (tmp_path / name).chmod(0o644)
+    keep_token(tmp_path, "correct-horse-battery")
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert modes.pop("metrics.jsonl") == 0o644, "it never had an invite"
+    assert set(modes.values()) == {0o600}

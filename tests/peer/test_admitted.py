@@ -53,6 +53,12 @@ def test_who_has_the_invite_becomes_a_member_and_who_has_no_token_does_not(terms
         with peer_of(first.invite, tmp_path / "second") as second:
             until(lambda: len(first.status().members) == 2)
             assert Invite.parse(second.invite).token == TOKEN
+        bare = first.status().invite
+        assert Invite.parse(bare).token is None, "whoever observes a peer need not learn it"
+        with peer_of(bare, tmp_path / "third", admit=TOKEN) as third:
+            until(lambda: len(third.status().members) >= 2)
+        with peer_of(bare, tmp_path / "third") as again:  # its folder has the token
+            assert Invite.parse(again.invite).token == TOKEN
 
 
 def test_a_restart_keeps_the_door_shut_and_the_key_to_itself(terms: Manifest, tmp_path: Path) -> None:
