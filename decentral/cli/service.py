@@ -22,7 +22,6 @@ import click
 
 from decentral.cli.options import GivenSecret, as_json, secrets_of
 from decentral.errors import ConfigError, DiskError, UsageError
-from decentral.state.durable import make_private_folders
 
 _name = click.option("--name", default="peer", show_default=True, help="What the service is called.")
 
@@ -328,6 +327,8 @@ def place(name: str, system: str = sys.platform) -> Path:
 
 def install(plan: ServicePlan) -> Iterator[str]:
     """Write the file and start it; yields what there is to say. UsageError when one of that name is there."""
+    from decentral.state.durable import make_private_folders
+
     path = place(plan.name)
     if path.exists():
         raise UsageError(f"{path} is there already; decentral service remove --name {plan.name}, or give another name")
@@ -348,6 +349,8 @@ def install(plan: ServicePlan) -> Iterator[str]:
 
 def write_secrets(plan: ServicePlan) -> None:
     """Each in its file, which its owner alone reads from its first byte on. Raises OSError."""
+    from decentral.state.durable import make_private_folders
+
     for path, text in plan.secrets:
         make_private_folders(path.parent)
         path.unlink(missing_ok=True)
