@@ -207,12 +207,14 @@ def _trained(manifest: Manifest, text: str, options: JobOptions, *, late: bool) 
 
 def _show_invite(display: Display, options: JobOptions, corpus: str, invite: str) -> None:
     from decentral.observe.screen import invite_for
+    from decentral.swarm.invite import whole_invite
 
     show, stream = (display.say, sys.stderr) if options.as_json else (display.result, sys.stdout)
     brings = "" if corpus == "stdlib" else " --data " + shlex.quote(f"PATH/TO/{corpus}")
-    shown = invite_for(stream, invite)
+    whole = whole_invite(invite, options.out)
+    shown = invite_for(stream, whole)
     show(f"decentral join {shown}{brings}")
-    if shown != invite:
+    if shown != whole:
         display.say(f"without its token, as this may be a log; the whole line: decentral invite --out {options.out}")
 
 

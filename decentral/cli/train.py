@@ -45,7 +45,7 @@ def train_with_swarm(
 ) -> dict[str, Any]:
     """Take part in a run until it is over or somebody asks to leave; returns what ``summary.json`` says.
 
-    ``on_invite`` gets the invite as soon as this peer can be reached, before it waits for anybody.
+    ``on_invite`` gets the invite, without a token, as soon as this peer can be reached, before it waits for anybody.
     """
     context = set_up(manifest, options.out, options.data, options.begins_from)
     peer = join(
@@ -329,7 +329,7 @@ class StatusPublisher:
         if self._ended:
             return replace(status, state=self._ended)
         if status.invite and self._on_invite is not _keep_quiet and self._lets_in(status):
-            self._on_invite(self._peer.invite)  # the status' has no token
+            self._on_invite(status.invite)
             self._on_invite = _keep_quiet
         return self._look(status)
 
