@@ -476,8 +476,8 @@ def _led_here(state: RoundState, leading: Ballot) -> Balloting:
             "needed": majority(voters),
         }
         return Balloting(**mine, **asked, lacks=lacks, proposed=True, voted=state.me in leading.votes)
-    if not leading.prepared(state.voters):
-        voters = state.voters
+    voters = state.voters
+    if not leading.prepared(voters, majority(voters)):
         asked = {"asked": "promises", "voters": voters, "given": [*leading.promises], "needed": majority(voters)}
         return Balloting(**mine, **asked)
     if leading.planned is not None:

@@ -265,8 +265,9 @@ class Adoption:
         to, last = loaded or self.replica, len(self.replica.anchors) - 1
         moves = [self._move(f, old_N, to, owed.get(f), taken) for f, old_N in enumerate(self.replica.anchors)]
         rounds, parted = _rounds_of_each(head, branch, len(moves)), _parted(self.state.head, branch)
-        of_all = {"head": head.hash, "rounds": rounds, "parted": parted}
-        return [replace(move, whole=f == last, **of_all) for f, move in enumerate(moves)]
+        return [
+            replace(move, head=head.hash, rounds=rounds, parted=parted, whole=f == last) for f, move in enumerate(moves)
+        ]
 
     def _move(
         self,
