@@ -129,6 +129,7 @@ class RecordBuilder:
 
     def _plan(self, leading: Ballot, usable: Sequence[PeerId], absent: Sequence[PeerId]) -> m.ReducePlan:
         state, dropped = self._state, set(absent)
+        dropped |= {peer for peer, until in state.rests.items() if state.head.round < until and peer != state.me}
         if leading.planned is not None:
             dropped |= leading.planned.blamed or leading.planned.silent_owners(state.results, state.me)
         peers = [peer for peer in usable if peer not in dropped] or usable[:1]

@@ -25,7 +25,7 @@ from decentral.consensus.paxos import (
     shows_farewell,
     shows_promise,
 )
-from decentral.consensus.timing import Deadline, Paces, Takes, Unsent, allowance, unmeasured
+from decentral.consensus.timing import FIRST_REST, Deadline, Paces, Takes, Unsent, allowance, unmeasured
 from decentral.errors import PayloadError
 from decentral.wire import messages as m
 from decentral.wire.frames import FrameKind, Header, claims_of
@@ -316,6 +316,7 @@ class RoundTerms:
     clock: RunClock = field(default_factory=RunClock)  # of a run that ends by time
     voting: Voting = VOTING
     lease: float = 20.0  # s for which a peer counts as here after it said so
+    overlong: Callable[[m.Record], frozenset[PeerId]] = lambda record: frozenset()  # owners of results that are no mean
 
     @property
     def enough(self) -> int:
@@ -346,6 +347,7 @@ class RoundState:
         self.returning: Returning | None = None  # since this peer came back
         self.has_left = False  # and votes no more
         self.stands_at: dict[PeerId, int] = {}  # rounds that members said they have reached
+        self.rests: dict[PeerId, int] = {}  # owners of false results, and the round up to which no plan has them
         self.joiners: dict[PeerId, m.JoinRequest] = {}
         self.recent: OrderedDict[int, m.Commit] = OrderedDict()
         self.history = History(head)
@@ -498,14 +500,17 @@ class RoundState:
         )
 
     def objections(self, proposal: m.Proposal) -> tuple[frozenset[PeerId], bool]:
-        """Whom a proposed record drops or lets in without reason, as far as this peer can tell; and whether it ends the
-        run without one, or does not although it should.
+        """Whom a proposed record drops or lets in without reason, or whose result cannot be a mean, as far as this peer
+        can tell; and whether it ends the run without a reason, or does not although it should.
         """
         record = proposal.record
         said = self.farewelled(proposal.farewells, record)
         wrong = self.presence.would_drop(record, said)
         if not self.presence.may_drop(record, said):
             wrong |= chain.dropped_by(record) - self.presence.given_up() - said
+        overlong = self.terms.overlong(record) if record.partition else frozenset()
+        self.rests.update(dict.fromkeys(overlong, record.round + FIRST_REST))
+        wrong |= overlong
         joined = frozenset(record.next_members).difference(record.members)
         wrong |= joined - self.joiners.keys() - self._shown_to_ask(proposal)
         return wrong, not self._ends_as_agreed(record)

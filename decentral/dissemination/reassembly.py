@@ -6,7 +6,8 @@ Pieces come from a frame's owner and from those who pass them on.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -245,6 +246,8 @@ class Push:
     def __init__(self) -> None:
         self.moved_at = anyio.current_time()
         self.ended = anyio.Event()
+        self.began: float | None = None  # when the first bytes came, which say nothing of a rate
+        self.nbytes = 0  # after those
 
     @property
     def stands_still_at(self) -> float:
@@ -254,12 +257,27 @@ class Push:
     def on_bytes(self, count: int) -> None:
         """``count`` bytes came."""
         self.moved_at = anyio.current_time()
+        if self.began is None:
+            self.began = self.moved_at
+        else:
+            self.nbytes += count
+
+    @property
+    def rate(self) -> float | None:
+        """Bytes per second; None: too few to tell."""
+        took = 0.0 if self.began is None else self.moved_at - self.began
+        return self.nbytes / took if took > 0 and self.nbytes >= MEASURED_FROM else None
+
+
+MEASURED_FROM = 1 << 15  # bytes of a push from which on its rate tells something of a line
+RATES = 8  # pushes of a peer, the fastest of which counts
 
 
 class Arrivals:
     """Pushes to this peer, and the frames that it fetches."""
 
     def __init__(self) -> None:
+        self._rates: dict[PeerId, deque[float]] = {}
         self._pushes: dict[PeerId, list[Push]] = {}
         self._pieces: dict[PeerId, Push] = {}
         self._fetched: set[Digest] = set()
@@ -275,6 +293,8 @@ class Arrivals:
         finally:
             push.ended.set()
             pushes.remove(push)
+            if push.rate is not None:
+                self._rates.setdefault(peer, deque(maxlen=RATES)).append(push.rate)
             if not pushes:
                 self._pushes.pop(peer, None)
 
@@ -297,6 +317,15 @@ class Arrivals:
         finally:
             if fresh:
                 self._fetched.discard(frame)
+
+    def rate_of(self, peer: PeerId) -> float | None:
+        """Bytes per second at which frames of ``peer`` came lately; None: none that was long enough to tell."""
+        rates = self._rates.get(peer)
+        return max(rates) if rates else None
+
+    def keep(self, peers: Container[PeerId]) -> None:
+        """Forget the rates of all others."""
+        self._rates = {peer: rates for peer, rates in self._rates.items() if peer in peers}
 
     def is_pushing(self, peer: PeerId) -> bool:
         """Whether a push of ``peer`` has begun and not ended, moving or not."""

@@ -164,6 +164,7 @@ class Node:
         listeners = Listeners(on_update=on_update, on_event=on_event, on_figures=on_figures)
         self.driver = Driver(parts, swarm, listeners)
         self.driver.away = start.away
+        uplinks.received = self.driver.frames.arrivals.rate_of
         self._now = clock
         self.paths = Paths(transport)
         self.catch_up = CatchUp(self.driver, start.folder)
@@ -415,6 +416,7 @@ class Uplinks:
     directory: Directory
     reduces: bool
     clock: Callable[[], float] = anyio.current_time
+    received: Callable[[PeerId], float | None] = lambda peer: None  # bytes per second had from a peer
     _members: tuple[PeerId, ...] = ()  # whose lines were looked up last, when, and what was found
     _since: float = -math.inf
     _places: dict[PeerId, int] = field(default_factory=dict)
@@ -432,10 +434,21 @@ class Uplinks:
         return [Line(rate, passes_on=not hidden) for rate, hidden in zip(rates, private, strict=True)]
 
     def for_owners(self, peers: Sequence[PeerId]) -> list[float]:
-        """Bytes per second for a reduce; private peers own nothing of it, unless all are."""
-        lines = self.lines_of(peers)
+        """Bytes per second for a reduce; private peers own nothing of it, unless all are.
+
+        What a peer says of its line counts for at most what this one has had from it, as many times as it sends to
+        others; that of one from whom nothing was had yet, for no more than is usual of those from whom something was.
+        Else whoever claims the most owns all that the others apply.
+        """
+        lines, copies = self.lines_of(peers), max(1, len(peers) - 1)
         nobody = not any(line.passes_on for line in lines)
-        return [line.rate if line.passes_on or nobody else 0.0 for line in lines]
+        seen = {peer: rate * copies for peer in peers if (rate := self.received(peer)) is not None}
+        usual = median(seen.values()) if seen else median(line.rate for line in lines)
+        capped = [
+            line.rate if peer == self.directory.peer else min(line.rate, seen.get(peer, usual))
+            for peer, line in zip(peers, lines, strict=True)
+        ]
+        return [rate if line.passes_on or nobody else 0.0 for rate, line in zip(capped, lines, strict=True)]
 
     def takes(self, nbytes: int, peer: PeerId, members: Sequence[PeerId]) -> float | None:
         """See Takes. Of a reduce, slices and results are about two bodies."""

@@ -155,4 +155,5 @@ class FrameIO:
     def tidy(self, round_: int) -> None:
         """Drop what belongs to rounds up to ``round_`` and is of no use to those who missed them."""
         self.state.tidy(round_)
+        self.arrivals.keep(self.state.head.members)
         self.broadcast.forget_before(round_ + 1)

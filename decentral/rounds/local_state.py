@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import anyio
 import anyio.abc
@@ -22,11 +22,12 @@ from decentral.replica.contents import Tail
 from decentral.replica.contribution import Contribution, Outbox
 from decentral.replica.figures import Figures
 from decentral.replica.measures import Measure
-from decentral.replica.reduction import Results
+from decentral.replica.reduction import Results, is_overlong
 from decentral.replica.replica import Replica
 from decentral.rounds.inbox import Inbox
 from decentral.rounds.partners import Partners
 from decentral.swarm.directory import Directory
+from decentral.tensors.device import PROCESSOR, moved
 from decentral.transport import Transport
 from decentral.wire.frames import HEADER_NBYTES, Frame, Header
 from decentral.wire.keys import Digest, PeerId, Signer, peer_name
@@ -135,6 +136,7 @@ class LocalState:
     def begin(self, now: float) -> None:
         """Make the machine, at the head that is known by now."""
         head, acceptor, past = self._start
+        self.terms = replace(self.terms, overlong=self.overlong)
         self.machine = RoundMachine(self.signer, head, self.terms, now, acceptor)
         self.machine.remember(past)
         self.make_room()
@@ -167,6 +169,22 @@ class LocalState:
         found = self.store.get(frame)
         assert found is not None, "the machine decides only on frames that are held"
         return found
+
+    def overlong(self, record: Record) -> frozenset[PeerId]:
+        """Owners whose results, as ``record`` names them, are far longer than what this peer sent them of the same."""
+        pending, came = self.pending, self.results.by_frame()
+        if pending is None or pending.gradient_N.numel() == 0:
+            return frozenset()
+        named = zip(record.frames, record.partition, strict=True)
+        return frozenset(
+            owner
+            for ref, (owner, start, stop) in named
+            if owner != self.me
+            and ref.frame in came
+            and is_overlong(
+                came[ref.frame], moved(pending.gradient_N[start:stop], PROCESSOR), record.contributors, self.me
+            )
+        )
 
     def make_room(self) -> None:
         """A new round is open: two frames per member are what it can need, a contribution and a result."""

@@ -1,0 +1,78 @@
+"""Owners of a reduce that lie: about who sent them what, about their lines, and about what they summed."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from decentral.wire import messages as m
+from tests.attacks.liars import CLEAN_ENOUGH, at_a_head, check_nobody_is_out, honest, rounds_in, say
+
+SECONDS = 120.0
+SIZES = [3, 5, pytest.param(10, marks=pytest.mark.long)]
+
+
+async def blame_everybody(lab, liar) -> None:
+    """Tells whoever leads, ten times a second, that nobody sent it anything of the plan."""
+    while True:
+        head = await at_a_head(liar)
+        for member in honest(lab, liar):
+            leading = member.node.driver.machine.state.leading
+            if leading is not None and leading.planned is not None:
+                blamed = tuple(sorted(o.signer.peer for o in honest(lab, liar)))
+                missing = m.Missing(head.epoch, head.round + 1, leading.planned.plan.number, blamed)
+                lab.group.start_soon(say, liar, member, missing)
+        await anyio.sleep(0.1)
+
+
+async def return_what_it_likes(lab, liar) -> None:
+    """Its results are the mean of what it was sent, a billion times."""
+    reducer = liar.node.driver.reducer
+    true_result = reducer._result
+
+    def result(reduction, head):
+        for peer, slice_N in list(reduction.slices.items()):
+            reduction.slices[peer] = slice_N * 1e9
+        return true_result(reduction, head)
+
+    reducer._result = result
+    await anyio.sleep_forever()
+
+
+def check_anchors(lab, liar) -> None:
+    check_nobody_is_out(lab, liar)
+    for member in honest(lab, liar):
+        for anchor_N in member.node.replica.anchors:
+            assert anchor_N.abs().max() < 100.0, "targets are of length one"
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_an_owner_that_blames_everybody_stops_no_round(run_lab, terms, n):
+    manifest = terms("diloco")
+    clean = rounds_in(run_lab, manifest, n, SECONDS, None)
+    made = rounds_in(run_lab, manifest, n, SECONDS, blame_everybody, check_nobody_is_out)
+    assert made >= CLEAN_ENOUGH * clean, f"{made} rounds, {clean} without a liar"
+
+
+@pytest.mark.parametrize("n", SIZES)
+def test_a_result_that_is_no_mean_is_applied_by_nobody(run_lab, terms, n):
+    manifest = terms("diloco")
+    clean = rounds_in(run_lab, manifest, n, SECONDS, None)
+    made = rounds_in(run_lab, manifest, n, SECONDS, return_what_it_likes, check_anchors)
+    assert made >= CLEAN_ENOUGH * clean, f"{made} rounds, {clean} without a liar"
+
+
+def test_a_claimed_line_counts_for_what_was_had_from_it(run_lab, terms):
+    async def claim(lab, liar) -> None:
+        while True:
+            liar.node.directory.update(uplink=2**60)
+            await anyio.sleep(0.05)
+
+    def check(lab, liar) -> None:
+        check_nobody_is_out(lab, liar)
+        for member in honest(lab, liar):
+            record = next(c.record for c in reversed(member.log) if c.record.partition)
+            owned = sum(stop - start for owner, start, stop in record.partition if owner == liar.signer.peer)
+            assert owned <= 0.5 * record.partition[-1][2], "a fifth is its share"
+
+    rounds_in(run_lab, terms("diloco"), 5, 60.0, claim, check)
