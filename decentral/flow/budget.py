@@ -13,9 +13,16 @@ turn.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import AsyncIterator, Container, Iterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
+import math
+from collections import Counter, deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Hashable, Iterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+    nullcontext,
+)
 from dataclasses import dataclass, field, fields
 
 import anyio
@@ -25,6 +32,7 @@ from decentral.flow.waiting import Changes
 from decentral.wire.keys import PeerId, peer_name
 
 _NOTHING = nullcontext()  # to hold
+_AT_ONCE = nullcontext(None)  # a pace that nobody has to keep to
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +94,7 @@ class Budget:
         self._outsiders = _Pool(self.limits.outsider_streams, self.limits.outsider_nbytes)
         self._scopes: dict[anyio.CancelScope, PeerId] = {}  # of outsiders' streams, oldest first
         self._freed = Changes()
+        self.answers = Answers()
 
     def prefer(self, members: Container[PeerId]) -> None:
         """From now on whoever is not in ``members``, which may change, is an outsider."""
@@ -124,6 +133,17 @@ class Budget:
         finally:
             _give_back(pool.nbytes, peer, nbytes)
             self._freed.tell()
+
+    def own_frame(self) -> AbstractContextManager[None]:
+        """Held while a frame of this peer waits to be sent: outsiders are answered with a share of the uplink then."""
+        return self.answers.own_frame()
+
+    def answering(self, peer: PeerId, nbytes: int) -> AbstractAsyncContextManager[Pace | None]:
+        """Held while ``peer`` is sent an answer. What it yields, if it is not None, is awaited before each piece of it,
+        of at most ``PIECE`` bytes.
+        """
+        outsider = nbytes > 0 and self._pool(peer) is self._outsiders
+        return self.answers.turn(peer, nbytes) if outsider and not self.answers.is_free(peer, nbytes) else _AT_ONCE
 
     def held(self, peer: PeerId) -> tuple[int, int]:
         """Streams and bytes ``peer`` holds now."""
@@ -164,3 +184,169 @@ def _give_back(counter: Counter[PeerId], peer: PeerId, amount: int) -> None:
     counter[peer] -= amount
     if counter[peer] <= 0:
         del counter[peer]  # strangers come and go; a row each would be their way to fill the memory
+
+
+# ---- answers to outsiders, beside this peer's own frames ----
+#
+# Whoever fetches is answered, and eight who fetched all day made rounds of 2 Mbit/s 25 times as long: what was sent to
+# them stood before the frames of this peer, in the same line. So while own frames wait to be sent, outsiders are given
+# a tenth of the uplink together, one answer at a time; it is never nothing, or nobody could join. While none waits they
+# have all of it, but no more of it under way than half a second takes, as the next own frame waits behind that.
+#
+# Who has had least comes first: a newcomer that asks for its first chunk does not queue behind those that ask for
+# their thousandth.
+
+SHARE = 0.1  # of the uplink
+LEAST = 8192.0  # bytes/s; a reader takes half of that for a path that is dead
+UNMEASURED = 125_000.0  # bytes/s that the uplink is taken for until a frame told
+AHEAD = 0.5  # s of the uplink that may be under way
+FIRST = 1 << 20  # bytes of it while nothing is measured
+PIECE = 1 << 14  # bytes of an answer that leave at once
+# A greeting or a list of leases does not wait behind a snapshot, so many bytes of such for each outsider, and for all.
+SMALL_AT_ONCE, SMALL_PER_SECOND = 1 << 16, 1 << 12
+ALL_SMALL_AT_ONCE, ALL_SMALL_PER_SECOND = 1 << 18, 1 << 14
+_UNREAD, _LONGEST = 1.0, 15.0  # s after which an answer that nobody has read yet holds up no others
+_REMEMBERED = 1024  # outsiders
+_SEEN = 16  # answers
+_MOMENT = 1e-6  # s that nobody waits for: a deadline that is nearer may be now
+
+Pace = Callable[[int], Awaitable[None]]
+
+
+@dataclass(eq=False, slots=True)
+class _Answer:
+    peer: PeerId
+    nbytes: int
+    until: float = math.inf  # when it holds up others no more
+
+
+class Answers:
+    """Answers that wait for their turn, or are under way. ``uplink`` tells bytes per second; None: not measured."""
+
+    def __init__(self) -> None:
+        self.uplink: Callable[[], float | None] = lambda: None
+        self._own = 0  # frames that wait to be sent
+        self._free_at = 0.0  # when the share of what was sent beside own frames is used up
+        self._waiting: list[_Answer] = []
+        self._under_way: list[_Answer] = []
+        self._had: dict[PeerId, int] = {}  # bytes, whoever came last at the end
+        self._seen: deque[float] = deque(maxlen=_SEEN)  # bytes/s of the last answers that had the uplink
+        self._small = Allowances(SMALL_AT_ONCE, SMALL_PER_SECOND)
+        self._all_small = Allowances(ALL_SMALL_AT_ONCE, ALL_SMALL_PER_SECOND)
+        self._changed = Changes()
+
+    @contextmanager
+    def own_frame(self) -> Iterator[None]:
+        """Held while a frame of this peer waits to be sent, or is on its way."""
+        self._own += 1
+        try:
+            yield
+        finally:
+            self._own -= 1
+            self._changed.tell()
+
+    def is_free(self, peer: PeerId, nbytes: int) -> bool:
+        """Whether an answer is so short that it need not wait; it is counted then."""
+        now = anyio.current_time()
+        left = min(self._small.left(peer, now), self._all_small.left(None, now))
+        if nbytes > min(PIECE, left):
+            return False
+        self._small.spend(peer, nbytes, now)
+        self._all_small.spend(None, nbytes, now)
+        return True
+
+    @asynccontextmanager
+    async def turn(self, peer: PeerId, nbytes: int) -> AsyncIterator[Pace]:
+        """Wait for the turn of an answer to an outsider. What is yielded is to be awaited before each piece."""
+        answer = _Answer(peer, nbytes)
+        self._waiting.append(answer)
+        try:
+            while (wait := self._seconds_until(answer, anyio.current_time())) > _MOMENT:
+                with anyio.move_on_after(wait):
+                    await self._changed.next()
+            self._begin(answer)
+        finally:
+            self._waiting.remove(answer)
+            self._changed.tell()
+        began, beside = anyio.current_time(), self._own
+        try:
+            yield self._pace
+            took = anyio.current_time() - began
+            if took > 0 and not beside and not self._own:
+                self._seen.append(nbytes / took)
+        finally:
+            self._under_way.remove(answer)
+            self._changed.tell()
+
+    async def _pace(self, nbytes: int) -> None:
+        """Until so many bytes of an answer may leave."""
+        while self._own and (wait := self._free_at - anyio.current_time()) > _MOMENT:
+            with anyio.move_on_after(wait):
+                await self._changed.next()
+        if self._own:
+            self._free_at = max(self._free_at, anyio.current_time()) + nbytes / max(LEAST, SHARE * self._rate())
+
+    def _begin(self, answer: _Answer) -> None:
+        takes = 2 * answer.nbytes / (self._rate() * (SHARE if self._own else 1))
+        answer.until = anyio.current_time() + min(_UNREAD + takes, _LONGEST)
+        self._under_way.append(answer)
+        had = self._had.pop(answer.peer, 0)
+        if len(self._had) >= _REMEMBERED:
+            del self._had[next(iter(self._had))]
+        self._had[answer.peer] = had + answer.nbytes
+
+    def _seconds_until(self, answer: _Answer, now: float) -> float:
+        """0: it is the turn of ``answer``; infinity: something else must happen first."""
+        if answer is not min(self._waiting, key=lambda waiting: self._had.get(waiting.peer, 0)):
+            return math.inf
+        ahead = [other for other in self._under_way if other.until > now]
+        measured = self._measured()
+        most = 0.0 if self._own else FIRST if measured is None else AHEAD * measured
+        if not ahead or sum(other.nbytes for other in ahead) + answer.nbytes <= most:
+            return 0.0
+        return min(other.until for other in ahead) - now
+
+    def _measured(self) -> float | None:
+        """What frames told of the uplink, or answers: frames may be too short to tell much."""
+        return max(self.uplink() or 0.0, *self._seen, 0.0) or None
+
+    def _rate(self) -> float:
+        return self._measured() or UNMEASURED
+
+
+# ---- so many in a while ----
+
+
+class Allowances:
+    """Token buckets, one for each of those who ask for something: ``most`` at once, ``rate`` a second in the long run.
+
+    Pure: the time comes in. Of more than ``_KEPT`` the one that came first is forgotten, and begins anew.
+    """
+
+    _KEPT = 4096
+
+    def __init__(self, most: float, rate: float) -> None:
+        self.most, self.rate = most, rate
+        self._left: dict[Hashable, tuple[float, float]] = {}  # what was left when it was last spent of, and when
+
+    def left(self, key: Hashable, now: float) -> float:
+        """How many ``key`` may have now."""
+        left, since = self._left.get(key, (self.most, now))
+        return min(self.most, left + self.rate * max(0.0, now - since))
+
+    def spend(self, key: Hashable, count: float, now: float) -> None:
+        """It has so many."""
+        if key not in self._left and len(self._left) >= self._KEPT:
+            del self._left[next(iter(self._left))]
+        self._left[key] = self.left(key, now) - count, now
+
+    def begin_anew(self) -> None:
+        """Everybody may have all at once again."""
+        self._left.clear()
+
+    def take(self, key: Hashable, now: float) -> bool:
+        """Let ``key`` have one, if there is one."""
+        if self.left(key, now) < 1.0:
+            return False
+        self.spend(key, 1.0, now)
+        return True

@@ -19,6 +19,7 @@ from types import TracebackType
 import anyio
 
 from decentral.errors import PayloadError, PeerUnreachable, StreamClosed, TransportError
+from decentral.flow.budget import PIECE, Pace
 from decentral.flow.schedule import Ack, InFlight, Window
 from decentral.transport.base import UNREAD, Letter, Letters, OnBytes, Respond, Stream, Transport, Watch
 from decentral.wire.keys import PeerId, peer_name
@@ -131,8 +132,9 @@ def serve_requests(
         async with transport.budget.bytes_of(stream.peer, nbytes):
             with nullcontext(unwatched) if watch is None else watch(stream.peer) as on_bytes:
                 answer = await handler(stream.peer, await receive_body(stream, protocol, nbytes, on_bytes))
-            await send_body(stream, protocol, answer)
-        await ended(stream)
+        async with transport.budget.answering(stream.peer, len(answer)) as pace:
+            await send_body(stream, protocol, answer, pace)
+            await ended(stream)
 
     transport.serve(protocol, attend)
     if transport.letters is not None:
@@ -182,23 +184,31 @@ class _Deadline:
         return swallowed
 
 
-async def send_body(stream: Stream, protocol: str, body: bytes) -> None:
-    """Small pieces while they go slowly, so that the watchdog sees them move; large ones where that is faster."""
+async def send_body(stream: Stream, protocol: str, body: bytes, pace: Pace | None = None) -> None:
+    """Small pieces while they go slowly, so that the watchdog sees them move; large ones where that is faster.
+
+    With a ``pace``, which each piece waits for, they stay small.
+    """
     if len(body) >= 1 << 32:
         raise PayloadError(f"a body of {len(body)} bytes: a length prefix holds less than 4 GiB; cut it in parts")
     prefix = len(body).to_bytes(PREFIX_NBYTES, "little")
+    largest = _LARGEST if pace is None else PIECE
     view, at, piece = memoryview(body), _SMALLEST, _SMALLEST
     with Watchdog(stream, protocol, SENDING_STALL) as on_bytes:
+        if pace is not None:
+            await pace(min(_SMALLEST, len(body)))
         await stream.send(prefix + body[:_SMALLEST])  # together: most bodies are one packet
         on_bytes(min(_SMALLEST, len(body)))
         while at < len(body):
+            if pace is not None:
+                await pace(min(piece, len(body) - at))
             began = anyio.current_time()
             await stream.send(view[at : at + piece])
             on_bytes(min(piece, len(body) - at))
             at += piece
             took = anyio.current_time() - began
             if took < _QUICK:
-                piece = min(2 * piece, _LARGEST)
+                piece = min(2 * piece, largest)
             elif took > _SLOW:
                 piece = max(piece // 2, _SMALLEST)
 

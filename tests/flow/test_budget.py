@@ -6,7 +6,8 @@ import anyio
 import pytest
 
 from decentral.errors import ConfigError, TransportError
-from decentral.flow.budget import Budget, Limits
+from decentral.flow.budget import PIECE, Answers, Budget, Limits
+from decentral.simulate.backend import run_in_virtual_time
 
 ONE, OTHER = b"1" * 32, b"2" * 32
 
@@ -163,3 +164,115 @@ def test_a_small_body_never_waits_behind_a_large_one():
             done.set()
 
     anyio.run(script)
+
+
+# ---- answers to outsiders ----
+
+KIB = 1 << 10
+
+
+async def fetch(answers, peer, nbytes, sent, rate):
+    """One answer over a line of ``rate`` bytes/s, which a piece at a time is on; ``sent`` has (when, who, bytes)."""
+    async with answers.turn(peer, nbytes) as pace:
+        for at in range(0, nbytes, PIECE):
+            await pace(min(PIECE, nbytes - at))
+            await anyio.sleep(PIECE / rate)
+            sent.append((anyio.current_time(), peer, PIECE))
+
+
+def moved(sent, since, until, peer=None):
+    return sum(nbytes for at, who, nbytes in sent if since < at <= until and peer in (None, who))
+
+
+def test_outsiders_have_a_tenth_together_while_own_frames_wait_and_all_while_none_does():
+    answers, sent, rate = Answers(), [], 250e3
+    answers.uplink = lambda: rate
+
+    async def leech(number):
+        while True:
+            await fetch(answers, bytes([number]) * 32, 256 * KIB, sent, rate)
+
+    async def script():
+        began = anyio.current_time()
+        async with anyio.create_task_group() as group:
+            with answers.own_frame():
+                for number in range(8):
+                    group.start_soon(leech, number)
+                await anyio.sleep(100.0)
+            assert 0.09 <= moved(sent, began, began + 100.0) / (100.0 * rate) <= 0.105
+            await anyio.sleep(20.0)
+            assert moved(sent, began + 101.0, began + 120.0) >= 0.9 * 19.0 * rate
+            group.cancel_scope.cancel()
+
+    run_in_virtual_time(script, seed=0)
+
+
+def test_whoever_has_had_least_comes_first():
+    answers, sent, rate = Answers(), [], 250e3
+    answers.uplink = lambda: rate
+
+    async def leech(number):
+        while True:
+            await fetch(answers, bytes([number]) * 32, 256 * KIB, sent, rate)
+
+    async def script():
+        async with anyio.create_task_group() as group:
+            with answers.own_frame():
+                for number in range(8):
+                    group.start_soon(leech, number)
+                await anyio.sleep(100.0)
+                began = anyio.current_time()
+                await fetch(answers, b"n" * 32, 256 * KIB, sent, rate)
+                assert anyio.current_time() - began <= 30.0, "one answer before it, and its own"
+            group.cancel_scope.cancel()
+
+    run_in_virtual_time(script, seed=0)
+
+
+def test_who_does_not_read_holds_up_others_for_a_moment():
+    answers = Answers()
+    answers.uplink = lambda: 250e3
+
+    async def never_reads(peer):
+        async with answers.turn(peer, 256 * KIB):
+            await anyio.sleep_forever()
+
+    async def script():
+        async with anyio.create_task_group() as group:
+            group.start_soon(never_reads, ONE)
+            await anyio.sleep(0.1)
+            with anyio.fail_after(5.0):
+                async with answers.turn(OTHER, 256 * KIB):
+                    pass
+            group.cancel_scope.cancel()
+
+    run_in_virtual_time(script, seed=0)
+
+
+def test_short_answers_do_not_wait_until_there_are_many():
+    answers = Answers()
+
+    async def script():
+        free = 0
+        while answers.is_free(ONE, 8 * KIB):
+            free += 1
+        assert free == 8
+        assert answers.is_free(OTHER, 8 * KIB)
+        assert not answers.is_free(b"3" * 32, 32 * KIB), "a long one"
+        await anyio.sleep(2.0)
+        assert answers.is_free(ONE, 8 * KIB)
+
+    run_in_virtual_time(script, seed=0)
+
+
+def test_members_and_whoever_is_none_where_there_is_no_run_are_answered_at_once():
+    async def script():
+        budget = strangers()
+        with budget.own_frame():
+            for peer, one in ((ONE, budget), (OTHER, Budget())):
+                async with one.answering(peer, 1 << 30) as pace:
+                    assert pace is None
+            async with budget.answering(OTHER, 256 * KIB) as pace:
+                assert pace is not None
+
+    run_in_virtual_time(script, seed=0)
