@@ -176,7 +176,10 @@ class Node:
         self.company = Company()
         self.waits = False  # training has not begun here, for want of others
         self._began = 0.0
-        transport.budget.prefer(RunMembers(self.driver))
+        members = RunMembers(self.driver)
+        transport.budget.prefer(members)
+        transport.budget.answers.uplink = lambda: self.uplink() or transport.meter.bytes_per_second
+        self.directory.prefer(members)
         serve_requests(transport, HELLO, self._on_hello, limit=64)
         serve_dialback(transport)
         self.speed = serve_speed(transport)
@@ -516,9 +519,13 @@ class RunMembers(Container[PeerId]):
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
+        self._of, self._members = (), frozenset[PeerId]()  # the members looked at last: asked for every stream
 
     def __contains__(self, peer: object) -> bool:
-        return peer in self._driver.head.members
+        members = self._driver.head.members
+        if members is not self._of:
+            self._of, self._members = members, frozenset(members)
+        return peer in self._members
 
 
 def throttled(

@@ -141,6 +141,7 @@ async def _fetch(
     # Without the DHT: it answers only once a peer has, and hivemind's import then holds up the end of a script that
     # leaves meanwhile, as this loop's workers are no daemons.
     directory = Directory(transport, identity.signer, invite.run, ttl=15.0, dht=False)
+    directory.prefer(())  # whoever the invite leads to may name whom it likes
     async with transport, anyio.create_task_group() as group:
         group.start_soon(directory.run)
         directory.add_bootstrap(invite.addresses)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 import anyio
 import anyio.abc
 
 from decentral.errors import PayloadError, TransportError
+from decentral.flow.budget import Allowances
 from decentral.flow.waiting import Changes
 from decentral.swarm.leases import (
     MAX_LEASE_NBYTES,
@@ -52,8 +54,8 @@ class Contacts:
         """Make no new ones from now on."""
         self._ended = True
 
-    def spawn(self, kind: str, peer: PeerId, contact: Contact) -> None:
-        """Contact a peer in the background, unless a contact of that kind is under way."""
+    def spawn(self, kind: str, peer: PeerId, contact: Contact) -> bool:
+        """Contact a peer in the background; False, and it is not done, while a contact of that kind is under way."""
 
         async def work() -> None:
             try:
@@ -61,9 +63,11 @@ class Contacts:
             finally:
                 self._busy.discard((kind, peer))
 
-        if self.group is not None and (kind, peer) not in self._busy:
-            self._busy.add((kind, peer))
-            self.group.start_soon(work)
+        if self.group is None or (kind, peer) in self._busy:
+            return False
+        self._busy.add((kind, peer))
+        self.group.start_soon(work)
+        return True
 
     async def make(self, peer: PeerId, contact: Contact) -> None:
         """Contact a peer when it is its turn; returns also when that failed."""
@@ -75,6 +79,52 @@ class Contacts:
             logger.debug("%s", error)
         except Exception:  # of what a peer answered, say: as in every handler, it must not end this one
             logger.exception("a contact with %s failed, and this is a bug: please report it", peer_name(peer))
+
+
+# ---- dials that others cause ----
+#
+# Whoever passes a lease on has its addresses dialled. Of members and of those that a connection has shown to be there
+# that is what leases are for; of anybody else it is a word, and 28 kB of made-up leases had 256 ports dialled. So a
+# word about a stranger is tried at few addresses, few at a time, and few in a minute, of each who says it and of all
+# together. Nobody's way in needs more: who comes says so itself, and is a member soon.
+
+NAMED = 8  # strangers of one source that are looked for at a time
+DIALS = 8  # addresses that one source has dialled in a minute
+ALL_DIALS = 64  # the same of all sources together: keys cost nothing
+_TRIED = 2  # addresses of a stranger, the first it names, and the last: a relay's stands there
+_MINUTE = 60.0  # s
+_ALL = b""
+
+
+class Dials:
+    """How many addresses may be dialled on whose word. Pure: the time comes in."""
+
+    def __init__(self) -> None:
+        self._of_one = Allowances(DIALS, DIALS / _MINUTE)
+        self._of_all = Allowances(ALL_DIALS, ALL_DIALS / _MINUTE)
+        self._looked_for: dict[PeerId, PeerId] = {}  # strangers, and who named them
+
+    def allow(self, source: PeerId, addresses: Sequence[str], now: float) -> tuple[str, ...]:
+        """Those of ``addresses`` that may be dialled now because ``source`` says so, the first ones first."""
+        chosen = tuple(addresses[: int(self._of_one.left(source, now))])
+        self._of_one.spend(source, len(chosen), now)
+        return chosen
+
+    def begin(self, source: PeerId, stranger: PeerId, addresses: Sequence[str], now: float) -> tuple[str, ...]:
+        """Where to look for a stranger that ``source`` names; nowhere when it is looked for, or names too many."""
+        named = sum(by == source for by in self._looked_for.values())
+        if stranger in self._looked_for or named >= NAMED:
+            return ()
+        few = addresses if len(addresses) <= _TRIED else (*addresses[: _TRIED - 1], addresses[-1])
+        chosen = self.allow(source, few[: int(self._of_all.left(_ALL, now))], now)
+        self._of_all.spend(_ALL, len(chosen), now)
+        if chosen:
+            self._looked_for[stranger] = source
+        return chosen
+
+    def end(self, stranger: PeerId) -> None:
+        """It was found, or was not there."""
+        self._looked_for.pop(stranger, None)
 
 
 # ---- leases on the wire ----
@@ -96,6 +146,7 @@ class LeaseMessages:
         self.left = False  # said goodbye: nobody is told any more that this peer is here
         self.changed = Changes()  # somebody came, went, or said something new
         self.answered_in: dict[PeerId, float] = {}  # s that the last renewal took, there and back
+        self.dials = Dials()
         self._patience = min(10.0, max(1.0, table.ttl / 3))
         serve_requests(transport, LEASE, self._on_lease, limit=MAX_LEASE_NBYTES)
         serve_requests(transport, LEASES, self._on_leases, limit=MAX_LEASE_NBYTES)
@@ -117,7 +168,7 @@ class LeaseMessages:
             if lease.peer in (peer, self.table.me):
                 self.heard_from(peer, lease)
             else:
-                self._heard_of(lease, remaining)
+                self._heard_of(peer, lease, remaining)
 
     async def pass_on(self, peer: PeerId, row: frozenset[PeerId]) -> None:
         """Our lease and those of our row to one peer; it answers as to ``tell``."""
@@ -139,13 +190,39 @@ class LeaseMessages:
         await self.ask(peer)
 
     def meet(self, lease: Lease) -> None:
-        """Look in the background whether a peer is where its lease says."""
+        """Look in the background whether a peer that is no stranger is where its lease says."""
+        addresses: Sequence[str] = lease.addresses
+        if self.table.is_outsider(lease.peer):
+            addresses = self.dials.allow(lease.peer, addresses, anyio.current_time())
+        if addresses or not lease.addresses:
+            self.contacts.spawn("dial", lease.peer, partial(self._meet_at, addresses=addresses))
 
-        async def dial(peer: PeerId) -> None:
-            await self.transport.connect(peer, lease.addresses)
-            await self.tell(peer)
+    def look_for(self, source: PeerId, lease: Lease, remaining: float) -> None:
+        """``source`` names a stranger: see at few of its addresses whether it is there, and book it if it is."""
+        began, stranger = anyio.current_time(), lease.peer
+        addresses = self.dials.begin(source, stranger, lease.addresses, began)
 
-        self.contacts.spawn("dial", lease.peer, dial)
+        async def look(peer: PeerId) -> None:
+            try:
+                await self._meet_at(peer, addresses)
+                now = anyio.current_time()
+                if self.table.take(lease, now, remaining - (now - began), answered=True):
+                    self.changed.tell()
+            finally:
+                self.dials.end(stranger)
+
+        if addresses and not self.contacts.spawn("dial", stranger, look):
+            self.dials.end(stranger)
+
+    async def ask_for_lease(self, peer: PeerId) -> None:
+        """Our lease to one peer, for its own; what it says of others is not read."""
+        for _, lease in read_leases(await self._request(peer, LEASES, MAX_LIST_NBYTES)):
+            if lease.peer in (peer, self.table.me):
+                self.heard_from(peer, lease)
+
+    async def _meet_at(self, peer: PeerId, addresses: Sequence[str]) -> None:
+        await self.transport.connect(peer, addresses)
+        await self.tell(peer)
 
     def is_live(self, peer: PeerId) -> bool:
         """Whether a peer is known to be here."""
@@ -171,7 +248,7 @@ class LeaseMessages:
             if lease.peer == peer:
                 answer = self._answer(peer, lease)
             elif lease.peer != self.table.me:
-                self._heard_of(lease, remaining)
+                self._heard_of(peer, lease, remaining)
         return answer
 
     def _answer(self, peer: PeerId, lease: Lease) -> bytes:
@@ -216,10 +293,13 @@ class LeaseMessages:
             if known is None or known.addresses != lease.addresses:
                 self.contacts.spawn("dial", peer, self._dial)
 
-    def _heard_of(self, lease: Lease, remaining: float) -> None:
-        """A lease that another peer passed on."""
+    def _heard_of(self, source: PeerId, lease: Lease, remaining: float) -> None:
+        """A lease that ``source`` passed on."""
         known = self.is_live(lease.peer)
-        if self.table.take(lease, anyio.current_time(), remaining):
+        if self.table.is_stranger(lease.peer):
+            self.table.check(lease)
+            self.look_for(source, lease, remaining)
+        elif self.table.take(lease, anyio.current_time(), remaining):
             self.changed.tell()
             if not known:
                 self.meet(lease)
@@ -227,5 +307,8 @@ class LeaseMessages:
     async def _dial(self, peer: PeerId) -> None:
         """Have the transport know where a peer is, though it is connected now."""
         lease = self.table.newest(peer)
-        if lease is not None and lease.addresses:
-            await self.transport.connect(peer, lease.addresses)
+        addresses: Sequence[str] = () if lease is None else lease.addresses
+        if self.table.is_outsider(peer):
+            addresses = self.dials.allow(peer, addresses, anyio.current_time())
+        if addresses:
+            await self.transport.connect(peer, addresses)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -33,6 +33,7 @@ logger = logging.getLogger("decentral.swarm")
 
 
 _RECALLED = 4  # silent peers tried again per renewal
+_NOBODY = bytes(32)  # stands for whoever put something into the DHT
 _OTHER_WAYS = 3  # peers beside this one that an invite leads to
 _KEPT, _KEPT_EACH = 8, 4  # peers that a restart begins with, and addresses of each
 
@@ -60,6 +61,7 @@ class Directory:
         )
         self._dht = dht  # look in hivemind's DHT, too, where the transport has one
         self._turn = 0
+        self._greeted: frozenset[PeerId] = frozenset()  # who was missing at the last greeting
 
     @property
     def peer(self) -> PeerId:
@@ -102,6 +104,14 @@ class Directory:
         known = [lease.addresses[:_KEPT_EACH] for lease in self._table.lately() if lease.addresses]
         return tuple(address for addresses in known[:_KEPT] for address in addresses)
 
+    def prefer(self, members: Container[PeerId]) -> None:
+        """From now on ``members``, which may change, are known by anybody's word; of others it takes a connection."""
+        self._table.members = members
+
+    def answered(self, peer: PeerId) -> bool:
+        """Whether ``peer`` is here by its lease, and has shown so itself at the other end of a connection."""
+        return self._table.answered(peer, anyio.current_time())
+
     @property
     def answered_in(self) -> Mapping[PeerId, float]:
         """Seconds that each one's answer to our last renewal took, there and back."""
@@ -141,7 +151,11 @@ class Directory:
 
     def hint(self, lease: Lease) -> None:
         """Somebody passed on where a peer may be: look whether it is there, unless it is known to be."""
-        if lease.run == self.run_digest and lease.peer != self.peer and not self._messages.is_live(lease.peer):
+        if lease.run != self.run_digest or lease.peer == self.peer or self._messages.is_live(lease.peer):
+            return
+        if self._table.is_stranger(lease.peer):
+            self._messages.look_for(_NOBODY, lease, self.ttl)
+        else:
             self._messages.meet(lease)
 
     def look_for(self, peer: PeerId, addresses: Sequence[str]) -> None:
@@ -150,10 +164,20 @@ class Directory:
             self._contacts.spawn("look", peer, partial(self._messages.visit, addresses=addresses))
 
     def greet(self, peers: Iterable[PeerId]) -> None:
-        """Tell those that are not known to be here that this peer is; who hears it answers with its own lease."""
-        for peer in peers:
-            if peer != self.peer and not self._messages.is_live(peer):
-                self._contacts.spawn("greet", peer, self._messages.tell)
+        """Tell those that are not known to be here that this peer is; who hears it answers with its own lease.
+
+        Where they are may be known to those who are here, whose word about them did not count before: one is asked.
+        """
+        missing = [peer for peer in peers if peer != self.peer and not self._messages.is_live(peer)]
+        for peer in missing:
+            self._contacts.spawn("greet", peer, self._messages.tell)
+        if not self._greeted.issuperset(missing) and (live := list(self.live())):
+            self._contacts.spawn("ask", live[self._turn % len(live)], self._messages.ask)
+        self._greeted = frozenset(missing)
+
+    def ask_for_lease(self, peer: PeerId) -> None:
+        """Have a peer that spoke to this one say by its lease that it is here."""
+        self._contacts.spawn("ask", peer, self._messages.ask_for_lease)
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Renew, ask, dial and expire until cancelled. Raises ConfigError when another process has this key, too."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import struct
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -37,29 +37,42 @@ class LeaseTable:
     A lease counts for ``ttl`` seconds from when it came from its own peer. One that another peer passes on counts
     for as long as it still did there, and only if it is newer than all that is known of its peer: a dead peer's
     lease cannot be kept alive by passing it around.
+
+    Keys cost nothing. So what is passed on counts of those alone that a connection has shown to be there, and of the
+    run's ``members``; anybody else is a *stranger*, and a name. For a member an outsider makes room where all is full.
+    While ``members`` is None there is no run to go by, and nobody is a stranger.
     """
 
     def __init__(self, me: PeerId, run: Digest, ttl: float, capacity: int = MAX_PEERS) -> None:
         self.me, self.run, self.ttl, self.capacity = me, run, ttl, capacity
+        self.members: Container[PeerId] | None = None
         self._live: dict[PeerId, tuple[float, Lease]] = {}  # when it ends, what was said
         self._shown: dict[PeerId, Lease] | None = None  # who is live, in order; None: somebody came or went
         self._silent: dict[PeerId, Silence] = {}
+        self._answered: set[PeerId] = set()  # live or silent, and seen at the other end of a connection
         self._soonest = float("inf")  # no live lease ends before: every tick asks, so that most look at none of them
 
-    def take(self, lease: Lease, now: float, remaining: float | None = None) -> bool:
-        """Book a lease; whether anything about its peer is new. ``remaining``: passed on, counts that long."""
+    def take(self, lease: Lease, now: float, remaining: float | None = None, *, answered: bool | None = None) -> bool:
+        """Book a lease; whether anything about its peer is new. ``remaining``: passed on, counts that long.
+
+        ``answered``: whether a connection has just shown that the peer is there, as its own word does.
+        """
         self.check(lease)
         known = self.newest(lease.peer)
         least = 0 if known is None else known.sequence + (remaining is not None)
         newer = lease.sequence >= least  # its own peer may say the same again: it is there
-        full = lease.peer not in self._live and len(self._live) >= self.capacity
-        if lease.peer == self.me or not newer or full:
+        answered = remaining is None if answered is None else answered
+        if lease.peer == self.me or not newer or (not answered and self.is_stranger(lease.peer)):
+            return False
+        if lease.peer not in self._live and not self._has_room(lease.peer):
             return False
         life = min(self.ttl, lease.ttl, self.ttl if remaining is None else remaining)
         self._silent.pop(lease.peer, None)
         appeared = lease.peer not in self._live
         self._live[lease.peer] = (now + life, lease)
         self._soonest = min(self._soonest, now + life)
+        if answered:
+            self._answered.add(lease.peer)
         if appeared:
             self._shown = None
         elif self._shown is not None and lease.peer in self._shown:
@@ -71,6 +84,18 @@ class LeaseTable:
         if lease.run != self.run:
             here, there = self.run.hex()[:12], lease.run.hex()[:12]
             raise PayloadError(f"lease of run {there}, this is run {here}; compare the invites")
+
+    def is_stranger(self, peer: PeerId) -> bool:
+        """Whether a peer is no member, and no connection has shown that it is there."""
+        return self.is_outsider(peer) and peer not in self._answered
+
+    def is_outsider(self, peer: PeerId) -> bool:
+        """Whether there is a run, and a peer is no member of it."""
+        return self.members is not None and peer not in self.members
+
+    def answered(self, peer: PeerId, now: float) -> bool:
+        """Whether a peer is here, and a connection has shown it."""
+        return peer in self._answered and self.is_live(peer, now)
 
     def newest(self, peer: PeerId) -> Lease | None:
         """The last a peer said, be it live or silent."""
@@ -154,10 +179,22 @@ class LeaseTable:
         """Every live lease with the seconds it still counts."""
         return [(end - now, lease) for end, lease in self._live.values() if end > now]
 
+    def _has_room(self, peer: PeerId) -> bool:
+        """Room for one more live lease: for a member also that of an outsider."""
+        if len(self._live) >= self.capacity and self.members is not None and peer in self.members:
+            outsider = next(filter(self.is_outsider, self._live), None)
+            if outsider is not None:
+                del self._live[outsider]
+                self._answered.discard(outsider)
+                self._shown = None
+        return len(self._live) < self.capacity
+
     def _fall_silent(self, peer: PeerId, silence: Silence) -> None:
         self._silent.pop(peer, None)
         if len(self._silent) >= self.capacity:
-            del self._silent[next(iter(self._silent))]
+            oldest = next(filter(self.is_outsider, self._silent), next(iter(self._silent)))
+            del self._silent[oldest]
+            self._answered.discard(oldest)
         self._silent[peer] = silence
 
 
