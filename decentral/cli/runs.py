@@ -39,7 +39,10 @@ if TYPE_CHECKING:
 @click.command("start")
 @click.argument("file", metavar="RUN.toml", type=click.Path(path_type=Path, dir_okay=False))
 @options_of_a_peer
-@with_admit("Let in only peers that have this token: it is in the invites of all peers.")
+@with_admit(
+    "Let in only peers that have this token: it is in the invites of all peers. Without it whoever can dial a peer may "
+    "join, and many who join and never vote hold up the rounds."
+)
 @click.option(
     "--from",
     "begins_from",

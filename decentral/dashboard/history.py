@@ -287,5 +287,6 @@ _SENTENCE_OF: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "lan_met": lambda row: f"{_peer_named(row)} was met on the local network",
     "out_of_band": _band_sentence,
     "back_in_band": _band_sentence,
+    "flooded": lambda row: f"{_peer_named(row)} sends more {row['what']} than it may; what is too much is passed over",
     "dropped": lambda row: f"{row['what']} failed: {row['why']}; the round goes on without it",
 }

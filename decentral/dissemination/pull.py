@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
+from collections.abc import Container
 
 from decentral.consensus.round_state import Fetch
 from decentral.dissemination.broadcast import FETCH, ChunkedBroadcast, Receiver, fetch, thin_last
@@ -21,7 +22,8 @@ from decentral.wire.pieces import WANT_NBYTES, Want, read_want
 #
 # Frames of the open round are what a commit is applied from, so they are never dropped for want of room: the past goes
 # first. Only when the open round itself outgrows what its members can need does the greediest sender lose its newest
-# frame: whoever sends frames nobody asked for fills its own share and no more.
+# frame, those that are no members before all others: whoever sends frames nobody asked for fills its own share and no
+# more.
 
 PER_SENDER = 64  # frames of one sender in one round: one contribution, or the results of some plans
 
@@ -33,6 +35,7 @@ class FrameStore:
         self.capacity = capacity  # bytes of all frames together
         self.nbytes = 0
         self._open, self._room = 0, capacity
+        self._members: Container[PeerId] = ()
         self._frames: OrderedDict[Digest, Frame] = OrderedDict()
         self._count: Counter[tuple[PeerId, int]] = Counter()
 
@@ -43,9 +46,15 @@ class FrameStore:
         """The frame with that hash, or None."""
         return self._frames.get(frame)
 
-    def open(self, round_: int, room: int) -> None:
-        """Round ``round_`` is in progress; frames from it on may take ``room`` bytes even beyond the capacity."""
-        self._open, self._room = round_, max(room, self.capacity)
+    def open(self, round_: int, room: int, members: Container[PeerId] = ()) -> None:
+        """Round ``round_`` of ``members`` is in progress; frames from it on may take ``room`` bytes even beyond the
+        capacity.
+        """
+        self._open, self._room, self._members = round_, max(room, self.capacity), members
+
+    def has_of(self, sender: PeerId) -> bool:
+        """Whether a frame of ``sender`` is here for the round in progress, or the next."""
+        return any(self._count[sender, round_] for round_ in (self._open, self._open + 1))
 
     def add(self, frame: Frame) -> list[Digest]:
         """Hold ``frame``; returns what had to go from the open round or later ones, most often nothing.
@@ -80,7 +89,8 @@ class FrameStore:
         sizes: Counter[PeerId] = Counter()
         for frame in self._frames.values():
             sizes[frame.header.sender] += frame.nbytes
-        greediest = sizes.most_common(1)[0][0]
+        outsiders = [(sender, nbytes) for sender, nbytes in sizes.items() if sender not in self._members]
+        greediest = max(outsiders or sizes.items(), key=lambda item: item[1])[0]
         return next(key for key, frame in reversed(self._frames.items()) if frame.header.sender == greediest)
 
     def forget_before(self, round_: int) -> None:

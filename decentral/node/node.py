@@ -519,7 +519,8 @@ class RunMembers(Container[PeerId]):
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
-        self._of, self._members = (), frozenset[PeerId]()  # the members looked at last: asked for every stream
+        self._of: tuple[PeerId, ...] = ()  # the members looked at last, as a set: it is asked for every stream
+        self._members: frozenset[PeerId] = frozenset()
 
     def __contains__(self, peer: object) -> bool:
         members = self._driver.head.members

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import anyio
 from torch import Tensor
@@ -13,16 +15,55 @@ from decentral.dissemination.broadcast import ChunkedBroadcast
 from decentral.dissemination.pull import FrameFetcher
 from decentral.dissemination.reassembly import Arrivals
 from decentral.errors import PayloadError, TransportError
+from decentral.flow.budget import Allowances
 from decentral.rounds.local_state import LocalState, Steps, SwarmAccess
 from decentral.rounds.peer_watch import PeerWatch
+from decentral.transport.base import OnBytes
 from decentral.transport.requests import notify, serve_requests
 from decentral.wire.frames import Frame, FrameKind, Header
-from decentral.wire.keys import PeerId
-from decentral.wire.messages import Message, Record, decode, encode
+from decentral.wire.keys import PeerId, peer_name
+from decentral.wire.messages import Behind, JoinRequest, Message, Prepare, Record, decode, encode
 
 CONTROL = "/decentral/control/1"
 CONTROL_LIMIT = 1 << 20  # bytes; a record of 1,024 members with certificate is about 380 KB
 SEND_TIMEOUT = 10.0  # s for a control message
+
+# ---- how often a peer may say a thing ----
+#
+# Messages cost their sender a few bytes, and their receiver a write to its disk (Prepare), an answer (JoinRequest) or
+# questions to others (Behind). So each peer may say each kind of thing so many times at once, and so many a second
+# besides; a member begins anew with each round. What honest peers say is far below: a leader prepares once a ballot,
+# which lasts 2 s or more, and again after 3; whoever asks to be let in does so once a second at most.
+
+SAID_AT_ONCE = 256  # messages of one kind by a member: plans may be made again, and each part of one may be missed
+SAID_EVERY = 0.015625  # s to the next one
+FEW_AT_ONCE = 8  # the same where one is enough, and of whoever is no member
+FEW_EVERY = 1.0
+PREPARES_AT_ONCE = 4
+
+
+class Said:
+    """How often others may say something. Pure: the time comes in."""
+
+    def __init__(self) -> None:
+        self._many = Allowances(SAID_AT_ONCE, 1 / SAID_EVERY)
+        self._few = Allowances(FEW_AT_ONCE, 1 / FEW_EVERY)
+        self._prepares = Allowances(PREPARES_AT_ONCE, 1 / FEW_EVERY)
+        self._of_outsiders = Allowances(FEW_AT_ONCE, 1 / FEW_EVERY)
+        self._round = 0
+
+    def takes(self, peer: PeerId, message: Message, head: Head, now: float) -> bool:
+        """Whether a message is to be looked at; it is counted then."""
+        if head.round != self._round:
+            self._round = head.round
+            for allowances in (self._many, self._few, self._prepares):
+                allowances.begin_anew()
+        kind = type(message)
+        if peer not in head.members:
+            return self._of_outsiders.take((peer, kind), now)
+        if kind is Prepare:
+            return self._prepares.take(peer, now)
+        return (self._few if kind in (Behind, JoinRequest) else self._many).take((peer, kind), now)
 
 
 class FrameIO:
@@ -30,13 +71,14 @@ class FrameIO:
 
     def __init__(self, state: LocalState, swarm: SwarmAccess, steps: Steps, watch: PeerWatch) -> None:
         self.state, self.steps, self.watch = state, steps, watch
-        self.transport, self.arrivals = swarm.transport, Arrivals()
+        self.transport, self.directory, self.arrivals = swarm.transport, swarm.directory, Arrivals()
+        self.said, self.passed_over = Said(), Counter[str]()  # and messages that were one too many, by their kind
         self._said: tuple[Message | None, bytes] = None, b""  # the last message: most go to everybody
         self._pushes: dict[anyio.CancelScope, Frame] = {}
         self._pushed: dict[bytes, tuple[float, float | None]] = {}  # by frame: since when, and until when
         serve_requests(self.transport, CONTROL, self._on_control, limit=CONTROL_LIMIT)
         limit = state.frame_limit
-        serve_requests(self.transport, broadcast.PUSH, self._on_push, limit=limit, watch=self.arrivals.push)
+        serve_requests(self.transport, broadcast.PUSH, self._on_push, limit=limit, watch=self._pushed_by)
         self.broadcast = ChunkedBroadcast(self.transport, state.me, self.arrivals, swarm.lines_of, self)
         self.fetcher = FrameFetcher(
             self.transport, state.store, self.arrivals, self.broadcast, self, state.offload, limit
@@ -89,10 +131,33 @@ class FrameIO:
     async def _on_control(self, peer: PeerId, data: bytes) -> bytes:
         if not self.state.running:
             return b""  # not in step yet: nothing that is said now concerns this peer
-        message = decode(data)
-        self.watch.heard(peer, anyio.current_time())
-        await self.feed(peer, message)
+        message, now = decode(data), anyio.current_time()
+        self.watch.heard(peer, now)
+        if not self.said.takes(peer, message, self.state.head, now):
+            self._pass_over(peer, type(message).__name__)
+        elif isinstance(message, JoinRequest) and self._is_only_a_name(peer):
+            self.directory.ask_for_lease(peer)  # it asks again
+        else:
+            await self.feed(peer, message)
         return b""
+
+    def _is_only_a_name(self, peer: PeerId) -> bool:
+        return peer not in self.state.head.members and not self.directory.answered(peer)
+
+    def _pass_over(self, peer: PeerId, kind: str) -> None:
+        """Told of the first of each kind: whoever floods this peer must not flood its log, too."""
+        self.passed_over[kind] += 1
+        if self.passed_over[kind] == 1:
+            self.state.on_event("flooded", {"peer": peer_name(peer), "what": kind})
+
+    @contextmanager
+    def _pushed_by(self, peer: PeerId) -> Iterator[OnBytes]:
+        """Held while ``peer`` pushes a frame. PayloadError, before it is read, when none of it is taken."""
+        state = self.state
+        if state.running and peer not in state.head.members and not state.inbox.admits(peer):
+            raise PayloadError(f"frame pushed by {peer_name(peer)}, which is no member; drop it")
+        with self.arrivals.push(peer) as on_bytes:
+            yield on_bytes
 
     async def _on_push(self, peer: PeerId, data: bytes) -> bytes:
         if not self.state.running:
@@ -125,7 +190,7 @@ class FrameIO:
         others = [peer for peer in members if peer != self.state.me]
         began = anyio.current_time()
         self._pushed[frame.hash] = began, None
-        with anyio.CancelScope() as scope:
+        with anyio.CancelScope() as scope, self.transport.budget.own_frame():
             self._pushes[scope] = frame
             try:
                 await self.broadcast.give(frame, others, self.unreachable)

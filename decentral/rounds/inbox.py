@@ -1,7 +1,8 @@
 """Checks every frame before anything else looks at it: right run, round, size, signature, finite values.
 
 Sizes come from the local schema and the plan, never from the wire. A frame that fails raises PayloadError and
-leaves no trace.
+leaves no trace. Frames are of members, and one of each newcomer: keys cost nothing, and what they sign is kept for
+nobody.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class Inbox:
         self.schema, self.codec, self.merge_codec = schema, codec, merge_codec
         self.plans: dict[tuple[int, int], tuple[tuple[PeerId, int, int], ...]] = {}  # (round, plan) -> partition
         self._plan_came = Changes()
+        self.admits: Callable[[PeerId], bool] = lambda newcomer: False  # a frame of a peer that is no member yet
 
     def expect(self, plan_or_record: ReducePlan | Record) -> None:
         """Learn the partition of a plan, so that its slices and results can be sized."""
@@ -161,7 +163,7 @@ class Inbox:
             raise PayloadError(f"frame of run {header.run.hex()[:12]}, this is {head.run.hex()[:12]}; drop it")
         if header.kind != FrameKind.SWAP and not head.round < header.round <= head.round + AHEAD:
             raise PayloadError(f"frame of round {header.round} while round {head.round + 1} is open; drop it")
-        if header.kind == FrameKind.SLICE and header.sender not in head.members:  # one is kept for each sender
-            raise PayloadError("slice of a peer that is no member; drop it")
+        if header.sender not in head.members and (header.kind == FrameKind.SLICE or not self.admits(header.sender)):
+            raise PayloadError(f"{header.kind.name.lower()} of a peer that is no member; drop it")
         codec, shapes = self.codec_of(header), self.shapes_of(header)
         return codec.max_body_nbytes(shapes, header.channels) + self.tail.nbytes_of(header)

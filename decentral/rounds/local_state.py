@@ -91,6 +91,7 @@ class LocalState:
         self.tasks = Tasks(listeners.on_event)
         self.catch_up = CatchUpRequests()
         self.store = FrameStore(parts.reserve - parts.replica.contents.unpacked.capacity)
+        self.inbox.admits = lambda peer: self.is_newcomer(peer) and not self.store.has_of(peer)
         self.frame_limit = HEADER_NBYTES + parts.inbox.limit()
         self.outbox = Outbox(parts.replica.codec, parts.reserve)
         self.pending: Contribution | None = None
@@ -118,6 +119,10 @@ class LocalState:
     def is_member(self) -> bool:
         """Whether this peer votes in the round in progress."""
         return self.me in self.head.members
+
+    def is_newcomer(self, peer: PeerId) -> bool:
+        """Whether a peer that is no member has asked to be let in."""
+        return self.running and peer in self.machine.state.joiners
 
     @property
     def gossips(self) -> bool:
@@ -189,7 +194,7 @@ class LocalState:
     def make_room(self) -> None:
         """A new round is open: two frames per member are what it can need, a contribution and a result."""
         head = self.machine.head
-        self.store.open(head.round + 1, 2 * self.frame_limit * len(head.members))
+        self.store.open(head.round + 1, 2 * self.frame_limit * len(head.members), frozenset(head.members))
 
     def tidy(self, round_: int) -> None:
         """Drop what belongs to rounds up to ``round_`` and is of no use to those who missed them."""

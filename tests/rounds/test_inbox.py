@@ -1,4 +1,4 @@
-"""Who may send a slice: a decoded one is kept for each sender, so strangers must not."""
+"""Whose frames are taken: what strangers sign is kept for nobody."""
 
 from dataclasses import replace
 
@@ -28,3 +28,15 @@ def test_a_slice_of_a_stranger_is_refused_and_one_of_a_member_taken() -> None:
         inbox.check(seal(replace(given, sender=stranger.peer), body, stranger).data, HEAD)
     _, decoded = inbox.check(seal(given, body, SIGNERS[0]).data, HEAD)
     assert torch.equal(decoded, torch.ones(stop - start))
+
+
+@pytest.mark.parametrize("kind", [FrameKind.CONTRIBUTION, FrameKind.MERGE])
+def test_a_frame_of_a_stranger_is_refused_before_its_body_is_looked_at(kind: FrameKind) -> None:
+    codec = Codec(parse_compressor("none"))
+    inbox = Inbox(SCHEMA, codec, codec)
+    stranger = Signer(bytes([77]) * 32)
+    given = replace(header(kind=kind), sender=stranger.peer)
+    with pytest.raises(PayloadError, match="of a peer that is no member"):
+        inbox.check(seal(given, b"anything", stranger).data, HEAD)
+    inbox.admits = lambda peer: peer == stranger.peer  # it has asked to be let in
+    assert inbox.max_nbytes(given, HEAD) > 0

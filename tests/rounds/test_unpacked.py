@@ -33,8 +33,9 @@ def kept(unpacked: Unpacked, *frames: Frame) -> list[bool]:
     return [unpacked.get(frame) is not None for frame in frames]
 
 
-def taken(unpacked: Unpacked, *frames: Frame) -> list[bool]:
+def taken(unpacked: Unpacked, *frames: Frame, admitted: Signer | None = None) -> list[bool]:
     inbox = Inbox(SCHEMA, CODEC, CODEC, unpacked=unpacked)
+    inbox.admits = lambda peer: admitted is not None and peer == admitted.peer
     for frame in frames:
         assert inbox.check(frame.data, HEAD)[1] is None
     return kept(unpacked, *frames)
@@ -63,9 +64,9 @@ def test_a_sender_has_the_room_of_one_frame_a_round_however_many_it_sends():
     assert unpacked.nbytes == NBYTES
 
 
-def test_a_stranger_is_checked_and_takes_no_room():
-    unpacked = Unpacked(1 << 20)
-    assert taken(unpacked, sent(Signer(bytes([77]) * 32))) == [False]
+def test_a_newcomer_is_checked_and_takes_no_room():
+    unpacked, newcomer = Unpacked(1 << 20), Signer(bytes([77]) * 32)
+    assert taken(unpacked, sent(newcomer), admitted=newcomer) == [False]
 
 
 @pytest.mark.parametrize("kind", [FrameKind.CONTRIBUTION, FrameKind.MERGE])
