@@ -107,6 +107,7 @@ class Loop:
         self._generator = random.Random(seed)
         self._generator.shuffle([0, 1])  # trio's own first two tasks
         self._ready: list[Task] = []
+        self._suspended: dict[Scope, list[Task]] = {}  # whose tasks stand still, and those that could run meanwhile
         self._heap: list[tuple[float, int, Timer]] = []
         self._entries = self._wanted = self._count = 0
 
@@ -132,6 +133,24 @@ class Loop:
             abort(task)
             task.error = Cancelled()
             self._ready.append(task)
+
+    def suspend(self, scope: Scope) -> None:
+        """Let no task in ``scope`` make a step until ``wake``, as on a machine that sleeps; time goes on."""
+        self._suspended[scope] = []
+
+    def wake(self, scope: Scope) -> None:
+        """Undo ``suspend``: what came due meanwhile is done now."""
+        self._ready += self._suspended.pop(scope, [])
+
+    def _awake(self, tasks: list[Task]) -> list[Task]:
+        """Those that may make a step; the others are put aside."""
+        awake = list[Task]()
+        for task in tasks:
+            scope: Scope | None = task.scope
+            while scope is not None and scope not in self._suspended:
+                scope = scope.parent
+            (awake if scope is None else self._suspended[scope]).append(task)
+        return awake
 
     # ---- timers ----
 
@@ -205,6 +224,8 @@ class Loop:
     def _batch(self) -> list[Task]:
         """The tasks that can run, as ``random.shuffle`` leaves them, from its end."""
         batch, self._ready = self._ready, []
+        if self._suspended:
+            batch = self._awake(batch)
         if len(batch) == 1:
             return batch
         batch.sort(key=_number)
