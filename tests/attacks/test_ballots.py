@@ -99,10 +99,10 @@ def check(lab, liar) -> None:
 
 
 LIES = {
-    "prepares all the time": prepare_all_the_time,
-    "ends the run": lambda lab, liar: propose(lab, liar, final),
-    "makes members": lambda lab, liar: propose(lab, liar, of_its_friends),
-    "drops members": lambda lab, liar: propose(lab, liar, without_two),
+    "prepares-all-the-time": prepare_all_the_time,
+    "ends-the-run": lambda lab, liar: propose(lab, liar, final),
+    "makes-members": lambda lab, liar: propose(lab, liar, of_its_friends),
+    "drops-members": lambda lab, liar: propose(lab, liar, without_two),
 }
 
 

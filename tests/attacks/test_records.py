@@ -83,10 +83,10 @@ async def tell_two_stories(lab, liar) -> None:
 
 
 LIES = {
-    "drops the others": expel,
-    "ends the run": partial(expel, final=True),
-    "commits its own frame": commit_own_frame,
-    "tells two stories": tell_two_stories,
+    "drops-the-others": expel,
+    "ends-the-run": partial(expel, final=True),
+    "commits-its-own-frame": commit_own_frame,
+    "tells-two-stories": tell_two_stories,
 }
 
 

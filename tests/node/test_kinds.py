@@ -54,9 +54,9 @@ class Cutting(Member):
         builder = self.node.driver.machine._leader._builder
         make = builder._record
 
-        def cut(frames: Any = (), contributors: Any = (), partition: Any = (), plan: int = 0) -> Any:
+        def cut(now: float, frames: Any = (), contributors: Any = (), partition: Any = (), plan: int = 0) -> Any:
             shorter = tuple((owner, start, stop - 1) for owner, start, stop in partition)
-            return make(frames, contributors, shorter, plan)
+            return make(now, frames, contributors, shorter, plan)
 
         builder._record = cut  # type: ignore[method-assign]
         await super()._train()
