@@ -443,12 +443,12 @@ class Uplinks:
         others; that of one from whom nothing was had yet, for no more than is usual of those from whom something was.
         Else whoever claims the most owns all that the others apply.
         """
-        lines, copies = self.lines_of(peers), max(1, len(peers) - 1)
+        lines, copies, me = self.lines_of(peers), max(1, len(peers) - 1), self.directory.draft().peer
         nobody = not any(line.passes_on for line in lines)
         seen = {peer: rate * copies for peer in peers if (rate := self.received(peer)) is not None}
         usual = median(seen.values()) if seen else median(line.rate for line in lines)
         capped = [
-            line.rate if peer == self.directory.peer else min(line.rate, seen.get(peer, usual))
+            line.rate if peer == me else min(line.rate, seen.get(peer, usual))
             for peer, line in zip(peers, lines, strict=True)
         ]
         return [rate if line.passes_on or nobody else 0.0 for rate, line in zip(capped, lines, strict=True)]

@@ -568,6 +568,14 @@ def test_private_peers_own_nothing_of_a_reduce_unless_all_are_private():
     assert uplinks(Directory([8, 8, 8, 8], private={0, 1, 2, 3}), reduces=True).for_owners(PEERS) == [1e6] * 4
 
 
+def test_a_claimed_line_owns_no_more_of_a_reduce_than_what_was_had_from_it():
+    claims = uplinks(Directory([8, 8, 8, 8_000_000]), reduces=True)
+    assert claims.for_owners(PEERS) == [1e6] * 4, "nothing was had from anybody: what is usual"
+    had = {PEERS[1]: 5e5, PEERS[2]: 1e5}
+    claims.received = had.get
+    assert claims.for_owners(PEERS) == [1e6, 1e6, 3e5, 9e5], "three copies leave each; of the last nothing was had yet"
+
+
 def test_a_time_is_remembered_for_a_moment_and_no_longer():
     times = iter([0.0, 0.99, 1.0, 0.1])
     told = Directory([8, 8, 8, 8])
