@@ -22,7 +22,7 @@ from decentral.swarm.leases import MAX_LEASES_NBYTES, lease_bytes, read_leases, 
 from decentral.transport.requests import notify, request
 from decentral.wire.frames import Frame
 from decentral.wire.keys import Signer, peer_name
-from decentral.wire.messages import MAX_PEERS, Behind, JoinRequest, Lease, Prepare, encode, seal_lease
+from decentral.wire.messages import MAX_PEERS, Behind, JoinRequest, Lease, Prepare, encode, join_text, seal_lease
 from tests.lab.nodes import tiny_model
 
 MINUTE = 60.0
@@ -202,7 +202,7 @@ def test_of_a_newcomer_that_asked_to_come_in_one_frame_is_kept(run_lab, terms):
     async def script(lab):
         await three_members(lab)
         victim, newcomer = lab.members[0], key(0)
-        victim.node.driver.machine.state.joiners[newcomer.peer] = JoinRequest(0, bytes(32))
+        victim.node.driver.machine.state.joiners[newcomer.peer] = JoinRequest(0, bytes(32), bytes(64))
         frames = [contribution(newcomer, victim, change) for change in (1.0, 2.0, 3.0)]
         assert await push(lab.network, newcomer, victim, *frames) == 1
         assert of_strangers(victim) == 1
@@ -239,6 +239,11 @@ def test_frames_of_made_up_keys_push_out_nothing_and_rounds_go_on(run_lab, terms
 # ---- what is said ----
 
 
+def asks(signer: Signer, head) -> JoinRequest:
+    """To come in, at ``head``."""
+    return JoinRequest(head.round, head.hash, signer.sign(join_text(head.run, head.round, head.hash)))
+
+
 async def control(network, signer: Signer, victim, *messages) -> None:
     async with network.transport(signer) as sender:
         for message in messages:
@@ -256,11 +261,11 @@ def test_a_key_without_a_lease_is_not_let_in_and_one_with_a_lease_is(run_lab, te
         victim, run = lab.members[0], lab.manifest.digest
         joiners = victim.node.driver.machine.state.joiners
         head = victim.node.driver.head
-        await control(lab.network, key(0), victim, JoinRequest(head.round, head.hash))
+        await control(lab.network, key(0), victim, asks(key(0), head))
         assert key(0).peer not in joiners
         await tell_own_lease(lab.network, key(1), victim, run)
         assert victim.node.directory.answered(key(1).peer)
-        await control(lab.network, key(1), victim, JoinRequest(head.round, head.hash))
+        await control(lab.network, key(1), victim, asks(key(1), head))
         assert key(1).peer in {*joiners, *victim.node.driver.head.members}
 
     run_lab(terms("sparseloco", **SLOW), script, make_model=tiny_model, step=STEP)
@@ -289,7 +294,7 @@ def test_a_member_that_says_one_thing_all_the_time_is_heard_now_and_then(run_lab
         given = {
             "Prepare": Prepare(head.epoch, head.round + 1, 10),
             "Behind": Behind(0),
-            "JoinRequest": JoinRequest(head.round, head.hash),
+            "JoinRequest": asks(liar.signer, head),
         }[message]
         began = anyio.current_time()
         for _ in range(100):
