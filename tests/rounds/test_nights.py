@@ -1,0 +1,142 @@
+"""Machines that sleep, wake and meet again in any order: no night's work is lost where all meet soon enough."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import cast
+
+import anyio
+import pytest
+
+from decentral.simulate.loop import Loop, Scope
+from tests.lab.nodes import small_terms, tiny_model
+
+NIGHT = 100.0  # s, of a run that gives up who is silent for 6
+
+
+@contextmanager
+def asleep(lab, *sleepers):
+    """Their processes stand still, and nobody reaches them."""
+    others = [member for member in lab.members if member not in sleepers]
+    lab.cut(sleepers, others)
+    for member in sleepers:
+        Loop.current.suspend(cast(Scope, member.scope))
+    try:
+        yield
+    finally:
+        for member in sleepers:
+            Loop.current.wake(cast(Scope, member.scope))
+        lab.heal(sleepers, others)
+
+
+def told(member, event: str) -> list[dict[str, object]]:
+    return [fields for name, fields in member.events if name == event]
+
+
+async def together_again(lab, limit: float = 60.0) -> None:
+    await lab.until(lambda: all(len(m.node.driver.head.members) == len(lab.members) for m in lab.members), limit)
+    await lab.rounds(2)
+
+
+async def begin(lab, n: int) -> None:
+    for _ in range(n):
+        lab.add()
+    await lab.all_members()
+    await lab.rounds(2)
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 5])
+def test_the_night_of_the_one_that_went_on_alone_counts_when_all_wake_beside_it(run_lab, terms, n):
+    async def script(lab):
+        await begin(lab, n)
+        loner, *sleepers = lab.members
+        before = loner.rounds
+        with asleep(lab, *sleepers):
+            await anyio.sleep(NIGHT)
+        made = loner.rounds
+        assert made > before + NIGHT / 4
+        await together_again(lab)
+        lab.check_equal()
+        assert not told(loner, "healed")
+        assert all(told(member, "awake") for member in sleepers)
+
+    run_lab(terms("sparseloco"), script, make_model=tiny_model)
+
+
+def test_two_of_three_that_wake_without_the_third_go_on_and_it_is_told_what_it_gave_up(run_lab, terms):
+    async def script(lab):
+        await begin(lab, 3)
+        loner, *sleepers = lab.members
+        with asleep(lab, *sleepers):
+            await anyio.sleep(NIGHT)
+            alone = loner.rounds
+        lab.cut([loner], sleepers)
+        await lab.until(lambda: all(member.rounds > 6 for member in sleepers), 60.0)
+        lab.heal([loner], sleepers)
+        await together_again(lab)
+        (healed,) = told(loner, "healed")
+        assert healed["given_up"] >= alone / 2
+        assert not any(told(member, "healed") for member in sleepers)
+
+    run_lab(terms("sparseloco"), script, make_model=tiny_model)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_who_wake_one_after_the_other_find_the_run(run_lab, terms, order):
+    async def script(lab):
+        await begin(lab, 3)
+        loner, *sleepers = lab.members
+        first, second = (sleepers[number] for number in order)
+        with asleep(lab, second):
+            with asleep(lab, first):
+                await anyio.sleep(NIGHT)
+            lab.cut([first], [second])
+            await lab.until(lambda: first.rounds >= loner.rounds - 1, 60.0)
+        lab.heal([first], [second])
+        await together_again(lab)
+        lab.check_equal()
+        assert not told(loner, "healed")
+
+    run_lab(terms("sparseloco"), script, make_model=tiny_model)
+
+
+def test_all_that_sleep_at_once_go_on_where_they_were(run_lab, terms):
+    async def script(lab):
+        await begin(lab, 3)
+        with asleep(lab, *lab.members):
+            await anyio.sleep(NIGHT)
+        await together_again(lab)
+        lab.check_equal()
+        assert not any(told(member, "shrunk") or told(member, "healed") for member in lab.members)
+
+    run_lab(terms("sparseloco"), script, make_model=tiny_model)
+
+
+def test_a_run_by_the_clock_ends_with_one_that_slept_in_it(run_lab):
+    async def script(lab):
+        await begin(lab, 2)
+        with asleep(lab, lab.members[1]):
+            await anyio.sleep(40.0)
+        await lab.until(lambda: all(member.node.driver.head.final for member in lab.members), 120.0)
+        lab.check_equal()
+
+    manifest = small_terms("sparseloco").changed(run={"rounds": 100_000, "minutes": 2.0})
+    run_lab(manifest, script, make_model=tiny_model)
+
+
+def test_a_clock_that_goes_on_in_a_suspend_tells_of_a_night_that_the_loop_knows_nothing_of(run_lab, terms):
+    """CLOCK_MONOTONIC of Linux stands still while the machine is suspended: as if no time had passed."""
+
+    async def script(lab):
+        await begin(lab, 2)
+        member, ahead = lab.members[0], 0.0
+        member.node.driver.watch.clock = lambda: anyio.current_time() + ahead
+        await anyio.sleep(2.0)
+        assert not told(member, "awake")
+        ahead = NIGHT
+        await anyio.sleep(2.0)
+        (awake,) = told(member, "awake")
+        assert NIGHT <= awake["away"] <= NIGHT + 2
+        await lab.rounds(2)
+
+    run_lab(terms("sparseloco"), script, make_model=tiny_model)
