@@ -9,11 +9,20 @@ import pytest
 
 from decentral.consensus import paxos
 from decentral.wire import messages as m
-from tests.attacks.liars import CLEAN_ENOUGH, at_a_head, check_nobody_is_out, honest, record_after, rounds_in, say
+from tests.attacks.liars import (
+    CLEAN_ENOUGH,
+    at_a_head,
+    check_nobody_is_out,
+    honest,
+    one_after_the_other,
+    record_after,
+    rounds_in,
+    say,
+)
 from tests.lab.nodes import signer_of
 
 SECONDS = 120.0
-SIZES = [3, 4, 5, pytest.param(10, marks=pytest.mark.long), pytest.param(24, marks=pytest.mark.long)]
+SIZES = [3, 4, 5]
 
 
 async def prepare_all_the_time(lab, liar) -> None:
@@ -72,9 +81,14 @@ async def propose(lab, liar, change) -> None:
     """Leads as everybody does, and changes something in each record that it makes."""
     builder = liar.node.driver.machine._leader._builder
     made = builder._record
+    voter = liar.node.driver.machine._voter
+    stands_behind = voter._stands_behind
     builder._record = lambda *args, **more: change(made(*args, **more))
-    liar.node.driver.machine._voter._stands_behind = lambda proposal, now: True
-    await anyio.sleep_forever()
+    voter._stands_behind = lambda proposal, now: True
+    try:
+        await anyio.sleep_forever()
+    finally:
+        builder._record, voter._stands_behind = made, stands_behind
 
 
 def final(record: m.Record) -> m.Record:
@@ -104,6 +118,13 @@ LIES = {
     "makes-members": lambda lab, liar: propose(lab, liar, of_its_friends),
     "drops-members": lambda lab, liar: propose(lab, liar, without_two),
 }
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("n", [10, 24])
+def test_in_a_large_swarm_it_does_not_either(run_lab, terms, n):
+    one_after_the_other(run_lab, terms("sparseloco"), n, [*LIES.values(), lie_in_promises], 10.0, check)
 
 
 @pytest.mark.parametrize("n", SIZES)

@@ -50,7 +50,7 @@ class Pretender:
             await anyio.sleep_forever()
 
 
-@pytest.mark.parametrize("n", [3, 4, 5, pytest.param(10, marks=pytest.mark.long)])
+@pytest.mark.parametrize("n", [3, 4, 5])
 @pytest.mark.parametrize("weight", ["heavier", "a round ahead"])
 def test_a_claimed_chain_that_nobody_else_knows_is_adopted_by_nobody(run_lab, terms, n, weight):
     async def script(lab) -> None:

@@ -9,7 +9,7 @@ from decentral.wire import messages as m
 from tests.attacks.liars import CLEAN_ENOUGH, at_a_head, check_nobody_is_out, honest, rounds_in, say
 
 SECONDS = 120.0
-SIZES = [3, 5, pytest.param(10, marks=pytest.mark.long)]
+SIZES = [3, 5]
 
 
 async def blame_everybody(lab, liar) -> None:
