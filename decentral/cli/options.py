@@ -73,12 +73,12 @@ class GivenSecret:
 
     @property
     def is_on_show(self) -> bool:
-        """Whether all users of this machine can read it in the process list."""
+        """Tell whether all users of this machine can read it in the process list."""
         return self.typed and self.exposes and self.written == self.text
 
 
 def secrets_of(context: click.Context) -> list[GivenSecret]:
-    """Those that a command was given, in their order."""
+    """Give those that a command was given, in their order."""
     found: list[GivenSecret] = context.meta.setdefault(__name__, [])
     return found
 

@@ -52,8 +52,8 @@ class Head:
 
     @property
     def weight(self) -> Weight:
-        """What decides between two branches that are equally legitimate (see ``rank_of``): committed tokens; without
-        any, outer steps; the rest breaks ties.
+        """Give what decides between two branches that are equally legitimate (see ``rank_of``): committed tokens;
+        without any, outer steps; the rest breaks ties.
 
         It rises with every record, so a chain is always heavier than its own past.
         """
@@ -227,8 +227,8 @@ def enough_promises(voters: Sequence[PeerId]) -> int:
 
 
 def is_refuted(voters: Sequence[PeerId], against: int) -> bool:
-    """Whether so many voters have accepted something else, or nothing, that no majority accepted it: one more than that
-    takes, as one of them may lie.
+    """Tell whether so many voters have accepted something else, or nothing, that no majority accepted it: one more than
+    that takes, as one of them may lie.
     """
     return len(voters) - against + (len(voters) >= LIARS_FROM) < majority(voters)
 
@@ -277,7 +277,7 @@ class Voting:
         return not keeps_majority(self.committee(record), dropped_by(record))
 
     def shrinks_to(self, head: Head, members: Collection[PeerId]) -> bool:
-        """Whether the record from ``head`` to these members was made by the few who were left."""
+        """Tell whether the record from ``head`` to these members was made by the few who were left."""
         return not keeps_majority(self.committee(head), frozenset(head.members).difference(members))
 
     def leaders(self, head: Head) -> list[PeerId]:
@@ -363,8 +363,8 @@ class Presence:
         return tuple(sorted({*kept, *joined[: MAX_PEERS - len(kept)]}))  # a record names no more
 
     def may_drop(self, record: Record, farewells: Collection[PeerId] = ()) -> bool:
-        """Whether this peer stands behind whom ``record`` drops, if no majority stays to vote: it gave them up itself,
-        or they said farewell. Of whom does not vote a few more may be dropped: nobody needs their word.
+        """Tell whether this peer stands behind whom ``record`` drops, if no majority stays to vote: it gave them up
+        itself, or they said farewell. Of whom does not vote a few more may be dropped: nobody needs their word.
         """
         if not self.voting.drops_majority(record):
             return True
@@ -453,7 +453,7 @@ class History:
 
 
 def rank_of(way: Sequence[Head], voting: Voting) -> tuple[Weight, ...]:
-    """What decides between the branches of a chain that parted at ``way[0]``: the greater tuple wins.
+    """Give what decides between the branches of a chain that parted at ``way[0]``: the greater tuple wins.
 
     The weights at which a branch gave up a majority, one after the other, and last its own. So where the oldest fork is
     between a record that a majority of the shared committee signed and one that was made by the few who were left, the

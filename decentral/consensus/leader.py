@@ -221,7 +221,7 @@ class Leader:
         return state.leading
 
     def _is_prepared(self, leading: Ballot, now: float) -> bool:
-        """Whether as many promised as it takes. A majority is enough when this peer has waited for as long as the
+        """Tell whether as many promised as it takes. A majority is enough when this peer has waited for as long as the
         others keep what it asked; until then so many that one may lie, and where a record is bound by nobody's word but
         its proposer's, all who are there: else a leader that was silent in its own ballot has the next ones wait for
         frames that nobody has.
@@ -320,7 +320,7 @@ class Leader:
             self._ask_for_promises(leading)
 
     def _ask_for_promises(self, leading: Ballot) -> None:
-        """Those that have not answered; with the answers of others, as two that ask are followed at once."""
+        """Give those that have not answered; with the answers of others, as two that ask are followed at once."""
         state = self._state
         shown = leading.shown([peer for peer in state.committee if peer != state.me])[:SHOWN_TO_ASK]
         prepare = m.Prepare(state.head.epoch, state.head.round + 1, leading.ballot, shown)

@@ -114,8 +114,8 @@ class RoundMachine:
         missed: frozenset[PeerId] = frozenset(),
         known: frozenset[PeerId] = frozenset(),
     ) -> list[Effect]:
-        """Whose lease ran out, and whose did so long ago that the peer is given up. ``missed``: nothing is heard of
-        them now; ``known``: have a live lease.
+        """Name whose lease ran out, and whose did so long ago that the peer is given up. ``missed``: nothing is heard
+        of them now; ``known``: have a live lease.
         """
         presence = self.state.presence
         if (expired, gone, missed, known) == (presence.expired, presence.gone, presence.missed, presence.known):

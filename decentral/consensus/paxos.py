@@ -177,7 +177,7 @@ class Ballot:
     sent_at: float = 0.0
 
     def prepared(self, voters: Sequence[PeerId], least: int) -> bool:
-        """Whether so many of ``voters`` promised; ballot 0 has one proposer only and needs no promise."""
+        """Tell whether so many of ``voters`` promised; ballot 0 has one proposer only and needs no promise."""
         return self.ballot == 0 or len(self.promises.keys() & set(voters)) >= least
 
     def bound_value(self, own: Acceptor) -> tuple[int, Record] | None:
@@ -292,7 +292,7 @@ class Farewells:
         return {peer: (f.accepted_ballot, f.accepted) if f.round == round_ else nothing for peer, f in said.items()}
 
     def shown(self, record: Record) -> tuple[Shown, ...]:
-        """Those of the voters whom ``record`` drops, for whoever has not heard them."""
+        """Give those of the voters whom ``record`` drops, for whoever has not heard them."""
         dropped = frozenset(record.members).difference(record.next_members)
         voters = self._voting.committee(record)
         said = ((peer, self._said[peer]) for peer in voters if peer in dropped and peer in self._said)
@@ -326,7 +326,7 @@ def farewell(acceptor: Acceptor, run: bytes, epoch: int, signer: Signer) -> Fare
 
 
 def promise(acceptor: Acceptor, run: bytes, epoch: int, ballot: int, signer: Signer) -> Promise:
-    """What the peer whose acceptor and key these are answers the leader of ``ballot``."""
+    """Give what the peer whose acceptor and key these are answers the leader of ``ballot``."""
     record, accepted = acceptor.accepted, acceptor.accepted_ballot
     text = m.promise_text(run, epoch, acceptor.round, ballot, accepted, hash_of(record))
     return Promise(epoch, acceptor.round, ballot, accepted, record, acceptor.proposed, signer.sign(text))
@@ -373,13 +373,13 @@ def check_proposed(record: Record, ballot: int, proposed: bytes, leader_of: Lead
 
 
 def shows_farewell(shown: Shown, run: bytes) -> bool:
-    """Whether the peer that is named said that farewell."""
+    """Tell whether the peer that is named said that farewell."""
     text = m.farewell_text(run, shown.epoch, shown.round, shown.accepted_ballot, shown.accepted)
     return verify(shown.peer, shown.signature, text)
 
 
 def shows_promise(shown: Shown, run: bytes, ballot: int) -> bool:
-    """Whether the peer that is named promised ``ballot`` in those words."""
+    """Tell whether the peer that is named promised ``ballot`` in those words."""
     text = m.promise_text(run, shown.epoch, shown.round, ballot, shown.accepted_ballot, shown.accepted)
     return verify(shown.peer, shown.signature, text)
 
@@ -406,8 +406,8 @@ class Refusals:
         self._said[sender] = refusal
 
     def end(self, ballot: int, record: Record, voters: Sequence[PeerId], now: float, lease: float) -> bool:
-        """Whether so many refuse ``record`` in ``ballot`` that it cannot be chosen; then what they refuse is disputed:
-        whom to drop for a lease, whom to let in for a part of one, as newcomers are soon known to all.
+        """Tell whether so many refuse ``record`` in ``ballot`` that it cannot be chosen; then what they refuse is
+        disputed: whom to drop for a lease, whom to let in for a part of one, as newcomers are soon known to all.
         """
         said = (self._said[peer] for peer in voters if peer in self._said)
         against = [one for one in said if (one.ballot, one.record) == (ballot, record.hash)]

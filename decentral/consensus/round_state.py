@@ -257,7 +257,7 @@ class RunClock:
 
     @property
     def is_nearly_up(self) -> bool:
-        """Whether another peer may say that the time is up."""
+        """Tell whether another peer may say that the time is up."""
         return self.is_up or (self.minutes is not None and self._left <= min(CLOCKS_DIFFER, 6 * self.minutes))
 
 
@@ -280,7 +280,7 @@ class Returning:
         self._answered.add(peer)
 
     def is_over(self, members: Iterable[PeerId], now: float) -> bool:
-        """Whether all ``members`` have, or waiting longer helps nobody."""
+        """Tell whether all ``members`` have, or waiting longer helps nobody."""
         return now >= self.until or self._answered.issuperset(members)
 
 
@@ -459,15 +459,15 @@ class RoundState:
         return self.presence.next_members(self.head, self.joiners, disputed)
 
     def ends_with(self, record: m.Record, now: float) -> bool:
-        """Whether a record of ours with these frames is the run's last."""
+        """Tell whether a record of ours with these frames is the run's last."""
         is_up = self.terms.clock.is_up and None not in self.refusals.disputed(now)
         return bool(record.frames) and (record.outer_step + 1 >= self.terms.rounds or is_up)
 
     # ---- what a record changes, and whether this peer stands behind it ----
 
     def takes(self, commit: m.Commit) -> bool:
-        """Whether a commit is learned as it was signed. One that gives up a majority is so only where this peer has
-        given up those peers itself, holds their farewells, or was away for so long that it cannot know.
+        """Tell whether a commit is learned as it was signed. One that gives up a majority is so only where this peer
+        has given up those peers itself, holds their farewells, or was away for so long that it cannot know.
 
         Else one vote of one peer, which counts for a record that drops all the others, would end the run of them all.
         """
@@ -476,7 +476,7 @@ class RoundState:
         return self.presence.may_drop(commit.record, self.farewelled(commit.farewells, commit.record))
 
     def note_followers(self, commits: Sequence[m.Commit], places: Mapping[PeerId, Place]) -> None:
-        """Those whom a record of a chain gives up, and who stand on that chain themselves, do not ask that anybody
+        """Give those whom a record of a chain gives up, and who stand on that chain themselves, do not ask that anybody
         hold on to them. ``places``: where those who are here stand.
         """
         if len(self.followed) > chain.LENGTH:
@@ -500,8 +500,8 @@ class RoundState:
         )
 
     def objections(self, proposal: m.Proposal) -> tuple[frozenset[PeerId], bool]:
-        """Whom a proposed record drops or lets in without reason, or whose result cannot be a mean, as far as this peer
-        can tell; and whether it ends the run without a reason, or does not although it should.
+        """Name whom a proposed record drops or lets in without reason, or whose result cannot be a mean, as far as this
+        peer can tell; and whether it ends the run without a reason, or does not although it should.
         """
         record = proposal.record
         said = self.farewelled(proposal.farewells, record)
@@ -535,8 +535,8 @@ class RoundState:
         return by_rounds or (chain.moves_anchor(record) and self.terms.clock.is_nearly_up)
 
     def is_carried_on(self, proposal: m.Proposal) -> bool:
-        """Whether its leader shows that it is bound to the record: a majority has promised its ballot, so many of them
-        have accepted the record that it may be chosen, and not only who proposed it says so.
+        """Tell whether its leader shows that it is bound to the record: a majority has promised its ballot, so many of
+        them have accepted the record that it may be chosen, and not only who proposed it says so.
 
         Then it is voted for as it stands. It may have been chosen when its changes were right, and a voter that asks
         again would find that whom it drops is back. The word of who proposed it is enough where all others who might

@@ -196,8 +196,8 @@ class Voter:
         self._tell(sender, self.vote_for(proposal))
 
     def _stands_behind(self, proposal: m.Proposal, now: float) -> bool:
-        """Whether the changes that a record makes are right as this peer sees it. If they are not, the voters are told
-        once; of newcomers after a moment, in which it may hear them as its leader did.
+        """Tell whether the changes that a record makes are right as this peer sees it. If they are not, the voters are
+        told once; of newcomers after a moment, in which it may hear them as its leader did.
         """
         state, record = self._state, proposal.record
         peers, final = state.objections(proposal)

@@ -353,7 +353,7 @@ class Guard:
 
 
 def _is_of_another_site(headers: Headers, path: str) -> bool:
-    """Whether a page from elsewhere asks, and not a person who follows its link to this page.
+    """Tell whether a page from elsewhere asks, and not a person who follows its link to this page.
 
     Another port of this machine is ``same-site``, and as foreign.
     """

@@ -53,7 +53,7 @@ class FrameStore:
         self._open, self._room, self._members = round_, max(room, self.capacity), members
 
     def has_of(self, sender: PeerId) -> bool:
-        """Whether a frame of ``sender`` is here for the round in progress, or the next."""
+        """Tell whether a frame of ``sender`` is here for the round in progress, or the next."""
         return any(self._count[sender, round_] for round_ in (self._open, self._open + 1))
 
     def add(self, frame: Frame) -> list[Digest]:

@@ -246,7 +246,7 @@ class Answers:
             self._changed.tell()
 
     def is_free(self, peer: PeerId, nbytes: int) -> bool:
-        """Whether an answer is so short that it need not wait; it is counted then."""
+        """Tell whether an answer is so short that it need not wait; it is counted then."""
         now = anyio.current_time()
         left = min(self._small.left(peer, now), self._all_small.left(None, now))
         if nbytes > min(PIECE, left):
@@ -307,7 +307,7 @@ class Answers:
         return min(other.until for other in ahead) - now
 
     def _measured(self) -> float | None:
-        """What frames told of the uplink, or answers: frames may be too short to tell much."""
+        """Give what frames told of the uplink, or answers: frames may be too short to tell much."""
         return max(self.uplink() or 0.0, *self._seen, 0.0) or None
 
     def _rate(self) -> float:

@@ -60,7 +60,7 @@ def as_seen(status: Status, now: float, monotonic: float) -> Status:
 
 
 def is_well(status: Status) -> bool:
-    """Whether the peer takes part, or rests because somebody wished it, by its sentence."""
+    """Tell whether the peer takes part, or rests because somebody wished it, by its sentence."""
     return status.health.partition(":")[0] not in _ILL
 
 
@@ -176,7 +176,7 @@ def _stalled(status: Status) -> str:
 
 
 def left_out_sentence(leader: str, round_: int) -> str:
-    """What is said of who was left out; ``leader``: of the commit that did so, empty where that is not known."""
+    """Give what is said of who was left out; ``leader``: of the commit that did so, empty where that is not known."""
     if not leader:
         return f"left out of the run while it was behind, in round {round_} or before"
     return f"left out of the run by {short_name(leader)} in round {round_}"

@@ -113,7 +113,7 @@ def _norms_of(contributors: Sequence[Contributor]) -> list[float]:
 
 
 def _norm_of(contributor: Contributor, times: float) -> float:
-    """What cannot be, or was not said, is taken for infinitely large."""
+    """Give what cannot be, or was not said, is taken for infinitely large."""
     if contributor.norm is not None:
         return _possible(contributor.norm)
     said = _said(contributor)

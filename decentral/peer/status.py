@@ -351,7 +351,7 @@ class Balloting:
 
     @property
     def is_under_way(self) -> bool:
-        """Whether its leader has done its part, so that offers are not what is missing."""
+        """Tell whether its leader has done its part, so that offers are not what is missing."""
         return self.proposed or bool(self.asked or self.owners)
 
 
@@ -376,12 +376,12 @@ class OpenRound:
 
     @property
     def rates(self) -> str:
-        """What its line carries, for people."""
+        """Give what its line carries, for people."""
         return f"{in_units(self.received_per_second)}/s come in and {in_units(self.sent_per_second)}/s go out"
 
 
 def why_open(seen: OpenRound) -> str:
-    """What the round waits for and for whom, most telling first."""
+    """Give what the round waits for and for whom, most telling first."""
     here, voters = len(seen.present), seen.voters or seen.members
     if seen.applying:
         return f"waiting for this peer itself: what round {seen.round - 1} decided is not written or not applied yet"
@@ -411,7 +411,7 @@ def why_open(seen: OpenRound) -> str:
 
 
 def _why_undecided(seen: OpenRound, ballot: Balloting) -> str:
-    """What the ballot waits for; votes and promises are told to its leader alone."""
+    """Give what the ballot waits for; votes and promises are told to its leader alone."""
     leader = f"{_names([ballot.leader])}, who leads ballot {ballot.number}"
     if ballot.owners:
         return f"waiting for the results of {_names(ballot.owners)}, who sum their parts of the reduce: {seen.rates}"
@@ -486,7 +486,7 @@ def _led_here(state: RoundState, leading: Ballot) -> Balloting:
 
 
 def _not_held(state: RoundState, record: Record) -> list[PeerId]:
-    """Whose frames a record names, and this peer has not; each once."""
+    """Name whose frames a record names, and this peer has not; each once."""
     return list(dict.fromkeys(ref.peer for ref in record.frames if ref.frame not in state.held))
 
 

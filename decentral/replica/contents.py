@@ -265,8 +265,8 @@ def carriers(parts: int) -> set[int]:
 
 
 def agreed(told: Sequence[Tensor], before_B: Tensor) -> Tensor:
-    """What the owners of a reduce say of the buffers (B,), value by value: the lower median; of two the nearer one to
-    what was before.
+    """Give what the owners of a reduce say of the buffers (B,), value by value: the lower median; of two the nearer one
+    to what was before.
     """
     told_KB = torch.stack(list(told)).double() + 0.0  # of a zero without a sign: no sort tells -0.0 and 0.0 apart
     if len(told) == 2:

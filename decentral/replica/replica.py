@@ -257,7 +257,7 @@ class Replica:
     def weights(
         self, contributors: Sequence[FrameRef], outer_step: int, parts: Sequence[float] | None = None
     ) -> list[float]:
-        """What each of a record's contributors counts in outer step ``outer_step`` of the run, counted from 0.
+        """Give what each of a record's contributors counts in outer step ``outer_step`` of the run, counted from 0.
 
         ``parts``: the norms of their slices, for the owner that sums them; others go by what contributors say.
         """

@@ -219,8 +219,8 @@ def told_of(
     norms: Sequence[float] | None = None,
     parts: Sequence[float] | None = None,
 ) -> list[Contributor]:
-    """What a method may know of each; ``norms``: of their changes, where all peers measured them; ``parts``: of what an
-    owner of a reduce has of them.
+    """Give what a method may know of each; ``norms``: of their changes, where all peers measured them; ``parts``: of
+    what an owner of a reduce has of them.
     """
     unknown: Sequence[float | None] = [None] * len(contributors)
     ages = [(outer_step - ref.based) // num_fragments for ref in contributors]

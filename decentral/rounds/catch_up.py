@@ -261,15 +261,15 @@ class CatchUp:
         return (first if first in group else group[0]), index, head
 
     def _electors(self, first: PeerId) -> list[PeerId]:
-        """Those here of whom this peer knows that they belong to the run; all that are here, where it knows fewer than
-        two: alone it cannot tell which of two peers speaks for the others.
+        """Give those here of whom this peer knows that they belong to the run; all that are here, where it knows fewer
+        than two: alone it cannot tell which of two peers speaks for the others.
         """
         known, live = self.state.machine.state.history.members(), list(self.directory.live())
         found = [peer for peer in live if peer in known]
         return found if len(found) > 1 else live or [first]
 
     async def _ask_indices(self, peers: Sequence[PeerId]) -> dict[PeerId, tuple[SnapshotIndex, Head]]:
-        """What each can give now; asked of all at once, so that few rounds pass in between."""
+        """Give what each can give now; asked of all at once, so that few rounds pass in between."""
         said: dict[PeerId, tuple[SnapshotIndex, Head]] = {}
 
         async def ask(peer: PeerId) -> None:
@@ -282,7 +282,7 @@ class CatchUp:
         return said
 
     async def _has_passed(self, peer: PeerId, head: Head) -> bool:
-        """Whether the chain of ``peer`` went through ``head``."""
+        """Tell whether the chain of ``peer`` went through ``head``."""
         with suppress(TransportError, PayloadError):
             place = WHERE.pack(head.round, head.hash)
             data = await request(self.transport, peer, CHAIN, place, limit=CHAIN_LIMIT, timeout=TIMEOUT)

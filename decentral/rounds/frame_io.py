@@ -53,7 +53,7 @@ class Said:
         self._round = 0
 
     def takes(self, peer: PeerId, message: Message, head: Head, now: float) -> bool:
-        """Whether a message is to be looked at; it is counted then."""
+        """Tell whether a message is to be looked at; it is counted then."""
         if head.round != self._round:
             self._round = head.round
             for allowances in (self._many, self._few, self._prepares):

@@ -121,7 +121,7 @@ class LocalState:
         return self.me in self.head.members
 
     def is_newcomer(self, peer: PeerId) -> bool:
-        """Whether a peer that is no member has asked to be let in."""
+        """Tell whether a peer that is no member has asked to be let in."""
         return self.running and peer in self.machine.state.joiners
 
     @property

@@ -57,7 +57,7 @@ class PeerWatch:
         self._parted.add(peer)
 
     def _is_parted(self, peer: PeerId) -> bool:
-        """Whether it still is, by its lease."""
+        """Tell whether it still is, by its lease."""
         if peer in self._parted:
             lease = self.directory.live()[peer]
             if self.state.machine.state.history.at((lease.round, lease.digest)) is not None:

@@ -143,7 +143,7 @@ class Loop:
         self._ready += self._suspended.pop(scope, [])
 
     def _awake(self, tasks: list[Task]) -> list[Task]:
-        """Those that may make a step; the others are put aside."""
+        """Give those that may make a step; the others are put aside."""
         awake = list[Task]()
         for task in tasks:
             scope: Scope | None = task.scope

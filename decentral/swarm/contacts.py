@@ -105,7 +105,7 @@ class Dials:
         self._looked_for: dict[PeerId, PeerId] = {}  # strangers, and who named them
 
     def allow(self, source: PeerId, addresses: Sequence[str], now: float) -> tuple[str, ...]:
-        """Those of ``addresses`` that may be dialled now because ``source`` says so, the first ones first."""
+        """Give those of ``addresses`` that may be dialled now because ``source`` says so, the first ones first."""
         chosen = tuple(addresses[: int(self._of_one.left(source, now))])
         self._of_one.spend(source, len(chosen), now)
         return chosen

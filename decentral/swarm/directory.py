@@ -109,7 +109,7 @@ class Directory:
         self._table.members = members
 
     def answered(self, peer: PeerId) -> bool:
-        """Whether ``peer`` is here by its lease, and has shown so itself at the other end of a connection."""
+        """Tell whether ``peer`` is here by its lease, and has shown so itself at the other end of a connection."""
         return self._table.answered(peer, anyio.current_time())
 
     @property

@@ -86,15 +86,15 @@ class LeaseTable:
             raise PayloadError(f"lease of run {there}, this is run {here}; compare the invites")
 
     def is_stranger(self, peer: PeerId) -> bool:
-        """Whether a peer is no member, and no connection has shown that it is there."""
+        """Tell whether a peer is no member, and no connection has shown that it is there."""
         return self.is_outsider(peer) and peer not in self._answered
 
     def is_outsider(self, peer: PeerId) -> bool:
-        """Whether there is a run, and a peer is no member of it."""
+        """Tell whether there is a run, and a peer is no member of it."""
         return self.members is not None and peer not in self.members
 
     def answered(self, peer: PeerId, now: float) -> bool:
-        """Whether a peer is here, and a connection has shown it."""
+        """Tell whether a peer is here, and a connection has shown it."""
         return peer in self._answered and self.is_live(peer, now)
 
     def newest(self, peer: PeerId) -> Lease | None:

@@ -447,7 +447,7 @@ def join_text(run: Digest, round: int, digest: Digest) -> bytes:
 
 
 def hash_of(record: Record | None) -> Digest:
-    """What is signed in the place of a record; zeros where there is none."""
+    """Give what is signed in the place of a record; zeros where there is none."""
     return bytes(DIGEST_NBYTES) if record is None else record.hash
 
 

@@ -240,12 +240,12 @@ class Doors:
         self._shut: dict[PeerId, float] = {}  # until when a stream is refused at once, of those that did not open
 
     def are_shut(self, peer: PeerId) -> bool:
-        """Whether ``peer`` did not open the last time."""
+        """Tell whether ``peer`` did not open the last time."""
         return peer in self._shut
 
     async def knock(self, peer: PeerId, addresses: Sequence[str], *, patient: bool) -> bool:
-        """Whether ``peer`` answers at one of them. True where a relay leads to it, or nothing that TCP can dial: the
-        daemon may know more. False at once for one in vain a moment ago or under way, unless ``patient``: a machine
+        """Tell whether ``peer`` answers at one of them. True where a relay leads to it, or nothing that TCP can dial:
+        the daemon may know more. False at once for one in vain a moment ago or under way, unless ``patient``: a machine
         that is off takes ``timeout`` to say nothing, and every vote for it would wait as long.
         """
         if not addresses or not all(map(endpoint, addresses)):
