@@ -232,9 +232,10 @@ class CatchUp:
     # ---- a head that no record leads to ----
     #
     # Who was away for longer than peers remember commits, or was cut off for as long, cannot check how the chain went
-    # on. Then it takes the word of those it knows: of all who were members at a head that it
-    # remembers, more than half of all that answer, itself included, or half and a heavier chain. All of the state is
-    # named by them, the outer state too, which no anchor's digest covers. What this peer had is kept aside.
+    # on. Then it takes the word of those it knows, of all who were members at a head that it remembers: the head that
+    # more of those who answer stand behind than behind its own, itself included, and of two that are equal in that the
+    # heavier. All of the state is named by them, the outer state too, which no anchor's digest covers. What this peer
+    # had is kept aside.
 
     async def _named_by_most(self, first: PeerId) -> tuple[PeerId, SnapshotIndex, Head] | None:
         """A donor, and what it can give, that most members here stand behind; None: they do not."""
@@ -248,17 +249,26 @@ class CatchUp:
         index, head = said[group[0]]
         if self.state.machine.state.history.at((head.round, head.hash)) is not None:
             return None  # most stand on our chain
-        if len(said) > 1 and len(group) < 2 and not self.state.gossips:
-            return None  # all are on their way: asked again in a while
-        others = [peer for peer, (_, other) in said.items() if other.hash != name[0]]
-        behind_it = len(group) + sum([await self._has_passed(peer, head) for peer in others])
-        most = 2 * behind_it - (len(said) + 1)
-        if most < 0 or (most == 0 and head.weight <= self.state.head.weight):
+        if any(other.hash == name[0] for peer, (_, other) in said.items() if peer not in group):
+            return None  # of one head two states are shown
+        others = {peer: other for peer, (_, other) in said.items() if peer not in group}
+        passed = [peer for peer in others if await self._has_passed(peer, head)]
+        if passed and len(group) == 1 and not self.state.gossips:
+            return None  # all are on their way, and nobody else shows the state of this head: asked again in a while
+        mine = [peer for peer, other in others.items() if peer not in passed and await self._is_on_ours(peer, other)]
+        behind_it, behind_ours = len(group) + len(passed), len(mine) + 1
+        if (behind_it, head.weight) <= (behind_ours, self.state.head.weight):
             raise PayloadError(
-                "nobody can check its chain, and most members that answer do not stand behind it; ask another"
+                "nobody can check its chain, and of those who answer fewer stand behind it than behind ours; drop it"
             )
         self.state.on_event("unchecked", {"round": head.round, "asked": len(said), "named": behind_it})
         return (first if first in group else group[0]), index, head
+
+    async def _is_on_ours(self, peer: PeerId, head: Head) -> bool:
+        """Tell whether a peer at ``head`` is on this peer's chain, behind it or further on."""
+        ours = self.state.head
+        behind = self.state.machine.state.history.at((head.round, head.hash)) is not None
+        return behind or await self._has_passed(peer, ours)
 
     def _electors(self, first: PeerId) -> list[PeerId]:
         """Give those here of whom this peer knows that they belong to the run; all that are here, where it knows fewer
