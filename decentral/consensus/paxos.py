@@ -129,15 +129,17 @@ class Planned:
     def blamed(self) -> frozenset[PeerId]:
         """Peers that the next plan does without, so that none of these complaints is left.
 
-        Nobody can tell which of two is at fault, owner or contributor. Who takes part in more complaints than the other
-        is; where both take part in as many, both are: so an owner that blames everybody leaves alone.
+        Nobody can tell which of two is at fault, owner or contributor. Who takes part in most complaints is; of one
+        complaint the contributor: so an owner that blames everybody leaves alone.
         """
         pairs = {(owner, peer) for owner, peers in self.complaints.items() for peer in peers}
         out: set[PeerId] = set()
         while pairs:
             counts = Counter(peer for pair in pairs for peer in pair)
             most = max(counts.values())
-            out |= (worst := {peer for peer, count in counts.items() if count == most})
+            worst = {peer for peer, count in counts.items() if count == most}
+            worst = {peer for _, peer in pairs} if most == 1 else worst
+            out |= worst
             pairs = {pair for pair in pairs if worst.isdisjoint(pair)}
         return frozenset(out)
 

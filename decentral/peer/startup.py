@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -194,9 +195,11 @@ class Startup:
             self._take_up(start, node)
             return node
 
+        out, before = self._settings.out, self._before
+
         async def beside(directory: Directory) -> None:
             async with anyio.create_task_group() as group:
-                group.start_soon(self._note_addresses, directory)
+                group.start_soon(note_addresses, directory, out, part.network, before)
                 group.start_soon(stalls.watch, part)
                 if lan is not None:
                     group.start_soon(lan.run, directory)
@@ -205,22 +208,6 @@ class Startup:
 
         part.swarm = SwarmThread(transport, make_node, None if part.is_offline else beside)
         part.swarm.start()
-
-    async def _note_addresses(self, directory: Directory) -> None:
-        """Keep in the folder where this peer listens and where others are, for its next start; never raises.
-
-        Once nobody is left, those who were there last stay: they may be restarted as well.
-        """
-        noted, out = self._before, self._settings.out
-        while True:
-            now = Addresses(self._part.network.listen or noted.listen, directory.ways_back() or noted.others)
-            if now != noted:
-                try:
-                    await in_thread(keep_addresses, out, now)
-                    noted = now
-                except DiskError as error:
-                    logger.debug("addresses: %s", error)
-            await anyio.sleep(_NOTED_EVERY)
 
     def _take_up(self, start: Start, node: Node) -> None:
         """What the checkpoint and the journal say, into a node that has not run yet."""
@@ -369,3 +356,19 @@ def settle_device() -> None:
     """Wait until an accelerator has done what it was given; a processor has."""
     if torch.accelerator.is_available():
         torch.accelerator.synchronize()
+
+
+async def note_addresses(directory: Directory, out: Path, network: NetworkSetup, noted: Addresses) -> None:
+    """Keep in ``out`` where this peer listens and where others are, for its next start; never raises.
+
+    Once nobody is left, those who were there last stay: they may be restarted as well.
+    """
+    while True:
+        now = Addresses(network.listen or noted.listen, directory.ways_back() or noted.others)
+        if now != noted:
+            try:
+                await in_thread(keep_addresses, out, now)
+                noted = now
+            except DiskError as error:
+                logger.debug("addresses: %s", error)
+        await anyio.sleep(_NOTED_EVERY)

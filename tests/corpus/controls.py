@@ -32,8 +32,8 @@ def _messages() -> Iterator[Entry]:
     yield "message", "offer", offer, ACCEPTED
     yield "message", "empty", b"", "message of 0 bytes"
     yield "message", "one byte", b"\1", "message of 1 bytes"
-    yield "message", "goodbye", b"\x0a\2", ACCEPTED
-    yield "message", "goodbye and one", b"\x0a\2\0", "Goodbye has 1 bytes after its end"
+    yield "message", "goodbye", b"\x0a\3", ACCEPTED
+    yield "message", "goodbye and one", b"\x0a\3\0", "Goodbye has 1 bytes after its end"
     yield "message", "type 0", b"\0" + offer[1:], "unknown type 0"
     yield "message", "type 255", b"\xff" + offer[1:], "unknown type 255"
     yield "message", "version 1", b"\1\1" + offer[2:], "Offer in version 1"
@@ -44,7 +44,7 @@ def _messages() -> Iterator[Entry]:
     yield "message", "two", offer + offer, "Offer has 115 bytes after its end"
     for name, data in STRANGE.items():
         yield "message", name, data, "message"
-    missing = b"\3\2" + bytes(20)
+    missing = b"\3\3" + bytes(20)
     peers = "items are not sorted, or one is there twice"
     yield "message", "count 2**32-1", missing + counted(count=2**32 - 1), "Missing.peers: 4294967295 items, at most"
     yield "message", "count 1025", missing + counted(count=1025), "1025 items, at most 1024"
@@ -52,25 +52,30 @@ def _messages() -> Iterator[Entry]:
     yield "message", "nobody missing", missing + counted(), ACCEPTED
     yield "message", "peers twice", missing + counted(PEERS[0], PEERS[0]), peers
     yield "message", "peers unsorted", missing + counted(*PEERS[::-1]), peers
-    promise = b"\7\2" + bytes(16) + struct.pack("<Ii", 2, -1)
-    yield "message", "promise of nothing", promise + b"\0", ACCEPTED
+    promise = b"\7\3" + bytes(16) + struct.pack("<Ii", 2, -1)
+    yield "message", "promise of nothing", promise + b"\0" + bytes(128), ACCEPTED
     yield "message", "flag 2", promise + b"\2", "flag byte 2, want 0 or 1"
     yield "message", "promise of something missing", promise + b"\1", "cut short"
-    low = b"\7\2" + bytes(16) + struct.pack("<Ii", 2, -2)
-    yield "message", "promise below nothing", low + b"\0", "accepted ballot -2 without a record"
-    farewell = b"\x10\2" + struct.pack("<Qi", ROUND, -1)
-    yield "message", "farewell", farewell + bytes(65), ACCEPTED
-    yield "message", "farewell of nothing, signed", farewell + b"\0" + b"\1" * 64, "a signature without a record"
+    low = b"\7\3" + bytes(16) + struct.pack("<Ii", 2, -2)
+    yield "message", "promise below nothing", low + b"\0" + bytes(128), "accepted ballot -2 without a record"
+    farewell = b"\x10\3" + struct.pack("<QQi", 1, ROUND, -1)
+    yield "message", "farewell", farewell + bytes(193), ACCEPTED
+    yield (
+        "message",
+        "farewell of nothing, signed",
+        farewell + b"\0" + bytes(64) + b"\1" * 64 + bytes(64),
+        "a vote without a record",
+    )
     elsewhere = messages.encode_record(replace(GATHERED, round=ROUND + 1))
-    voted = b"\x10\2" + struct.pack("<Qi", ROUND, 0) + b"\1"
-    yield "message", "farewell of another round", voted + elsewhere + bytes(64), "in a farewell in round"
+    voted = b"\x10\3" + struct.pack("<QQi", 1, ROUND, 0) + b"\1"
+    yield "message", "farewell of another round", voted + elsewhere + bytes(192), "in a farewell in round"
     yield "message", "plan", messages.encode(THE_PLAN), ACCEPTED
     yield from _plans()
     yield from _records()
 
 
 def _plans() -> Iterator[Entry]:
-    head = b"\2\2" + messages.encode(THE_PLAN)[2:26]
+    head = b"\2\3" + messages.encode(THE_PLAN)[2:26]
     ref = messages.encode(THE_PLAN)[30:119]
     for name, ranges, words in [
         ("hole", [(0, 100), (101, 144)], "does not begin where the one before ends, at 100"),
@@ -105,12 +110,14 @@ def _records() -> Iterator[Entry]:
     yield "chain", "nothing", b"", ACCEPTED
     yield "chain", "inside a length", b"\1\0", "ends inside a length"
     yield "chain", "length 2**32-1", b"\xff" * 4 + bytes(10), "ends inside a commit"
-    yield "chain", "a goodbye", sized(b"\x0a\2"), "holds a Goodbye"
+    yield "chain", "a goodbye", sized(b"\x0a\3"), "holds a Goodbye"
     commit = messages.encode(messages.Commit(GATHERED, messages.Certificate(0, ())))
     yield "chain", "two commits", sized(commit) * 2, ACCEPTED
     yield "chain", "a commit cut short", sized(commit[:-1]), "cut short"
     yield "acceptor", "cut short", bytes(23), "23 bytes is cut short"
     yield "acceptor", "of nothing", bytes(24), ACCEPTED
+    yield "acceptor", "of nothing signed", b"acceptor 2\0" + bytes(88), ACCEPTED
+    yield "acceptor", "signed and cut short", b"acceptor 2\0" + bytes(87), "is cut short"
     yield (
         "acceptor",
         "of a broken record",
@@ -128,7 +135,7 @@ def _leases() -> Iterator[Entry]:
     yield "lease", "as it should be", good, ACCEPTED
     yield "lease", "signed by another", good[:-64] + SIGNERS[1].sign(good[:-64]), "not signed by the peer it names"
     yield "lease", "sequence raised", put(good, 66, b"\xff" * 8), "not signed by the peer it names"
-    yield "lease", "another message", b"\x0a\2", "Goodbye where a lease belongs"
+    yield "lease", "another message", b"\x0a\3", "Goodbye where a lease belongs"
     yield "sealed lease", "seventeen addresses", put(good, at, b"\x11\0\0\0"), "17 items, at most 16"
     yield "sealed lease", "addresses 2**32-1", put(good, at, b"\xff" * 4), "4294967295 items"
     yield "sealed lease", "address of 257", put(good, at + 4, b"\1\1"), "text of 257 characters, at most 256"

@@ -106,7 +106,7 @@ _ORDER = 2**252 + 27742317777372353535851937790883648493
 
 
 def _signatures(good: bytes) -> Iterator[Entry]:
-    words = "not signed by the sender it names"
+    words, stranger = "not signed by the sender it names", "of a peer that is no member"
     at = HEADER_NBYTES - 64
     other = frame(encoded(CHAIN), 1)
     yield "frame", "sender another", put(good, 104, PEERS[1]), words
@@ -120,9 +120,9 @@ def _signatures(good: bytes) -> Iterator[Entry]:
     y = "26e8958fc2b227b045c3f489f2ef98f0d5dfac05d3c63339b13802886d53fc05"
     for name, key in {"zero": bytes(32), "one": b"\1" + bytes(31), "of order 8": bytes.fromhex(y)}.items():
         # R = A, S = 0: under a key of small order this signs every eighth text, whoever made it.
-        yield "frame", f"key {name}", put(put(good, 104, key), at, key + bytes(32)), words
+        yield "frame", f"key {name}", put(put(good, 104, key), at, key + bytes(32)), stranger
     field = (2**255 - 19 + 3).to_bytes(32, "little")
-    yield "frame", "key not canonical", put(good, 104, field), words
+    yield "frame", "key not canonical", put(good, 104, field), stranger
 
 
 def _wants() -> Iterator[Entry]:

@@ -73,6 +73,7 @@ def test_a_first_peer_that_comes_back_at_another_address_finds_its_run(tmp_path:
         try:
             for _ in range(2):
                 problem = Problem(0)
+                (tmp_path / "a" / "addresses.json").unlink(missing_ok=True)  # it would come back at the same port
                 with join(terms, problem.model, problem.optimizer, out=tmp_path / "a", **net) as peer:
                     invites.put(peer.invite)
                     train(peer, problem, until=lambda at=peer.round, peer=peer: in_company(peer, at + 3))

@@ -9,7 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import anyio
+import pytest
 
+from decentral.consensus import learner
 from decentral.consensus.chain import VOTING, Head
 from decentral.flow.waiting import inline
 from decentral.manifest import Manifest
@@ -43,7 +45,7 @@ class Seen(Member):
     def status(self) -> Status:
         """As the peer would write it now."""
         swarm = SimpleNamespace(node=self.node, transport=self.transport)
-        part: Any = SimpleNamespace(swarm=swarm, reporter=self.reporter, invite="")
+        part: Any = SimpleNamespace(swarm=swarm, reporter=self.reporter, invite_to_write="")
         part.links = SimpleNamespace(caps=SimpleNamespace(up=None, down=None))
         part.diagnosed, part.network = SimpleNamespace(now=Figures(), out=()), SimpleNamespace(kind="", relays=())
         part.network.is_private = False
@@ -107,9 +109,10 @@ async def stalled(member: Seen, within: float) -> str:
 
 
 def test_a_record_whose_frame_nobody_has_is_a_stall_that_names_the_round_and_whose_frame_it_is(
-    run_lab: RunLab, terms: Terms
+    run_lab: RunLab, terms: Terms, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It said "healthy" for two minutes, and then that votes were under way."""
+    """It said "healthy" for two minutes, and then that votes were under way. Until it is put back, that is."""
+    monkeypatch.setattr(learner, "PUT_BACK_AFTER", 60.0)
 
     async def script(lab: Lab) -> None:
         members = await swarm_of(lab, 3)
