@@ -14,6 +14,7 @@ Source: Lamport, "Paxos Made Simple", 2001; the fast first ballot is Multi-Paxos
 
 from __future__ import annotations
 
+import math
 from contextlib import suppress
 from dataclasses import replace
 
@@ -123,11 +124,11 @@ class RoundMachine:
         presence.expired, presence.gone, presence.missed, presence.known = expired, gone, missed, known
         return self._progress(now)
 
-    def came_back(self, now: float, *, excused: bool) -> None:
+    def came_back(self, now: float, *, excused: bool, away: float = math.inf) -> None:
         """This peer slept, was restarted, or left another branch: it votes again when it has heard all members, or
-        after a lease. ``excused``: it was away for so long that the others could give it up.
+        after a lease, or as long as it was ``away``. ``excused``: that was so long that the others could give it up.
         """
-        self.state.returning = Returning(now, now + self.state.terms.lease, excused=excused)
+        self.state.returning = Returning(now, now + min(self.state.terms.lease, away), excused=excused)
 
     def unreachable(self, peer: PeerId, now: float) -> list[Effect]:
         """A send to ``peer`` failed: do not wait for it until it speaks again."""

@@ -144,7 +144,7 @@ class Driver:
     def awake_after(self, away: float) -> None:
         """This peer was away for so many seconds: asleep, or down. It listens before it votes again."""
         excused = away > self.swarm.shrink_after
-        self.machine.came_back(anyio.current_time(), excused=excused)
+        self.machine.came_back(anyio.current_time(), excused=excused, away=away)
         self.state.on_event("awake", {"away": round(away, 1), "round": self.head.round})
 
     def _is_outside(self) -> bool:
