@@ -96,6 +96,7 @@ def test_after_a_partition_the_majority_wins_however_heavy_the_others_and_no_pro
     async def script(lab):
         few = Heavy if heavier == "few" else Learner
         won, lost = await partition(lab, [few] * 2 + [Learner] * 3, 2, heavier)
+        await won[0].node.catch_up._catch_up(lost[0].signer.peer)  # whoever looks first
         await settle(lab)
         assert not any(member.happened("healed") for member in won)
         for member in lost:
