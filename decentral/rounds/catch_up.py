@@ -233,30 +233,31 @@ class CatchUp:
     #
     # Who was away for longer than peers remember commits, or was cut off for as long, cannot check how the chain went
     # on. Then it takes the word of those it knows, of all who were members at a head that it remembers: the head that
-    # more of those who answer stand behind than behind its own, itself included, and of two that are equal in that the
-    # heavier. All of the state is named by them, the outer state too, which no anchor's digest covers. What this peer
-    # had is kept aside.
+    # more of those who answer stand behind than members stand behind its own, itself included, and where those are as
+    # many the heavier. All of the state is named by them, the outer state too, which no anchor's digest covers. What
+    # this peer had is kept aside.
 
     async def _named_by_most(self, first: PeerId) -> tuple[PeerId, SnapshotIndex, Head] | None:
         """A donor, and what it can give, that most members here stand behind; None: they do not."""
         said = await self._ask_indices(self._electors(first))
         groups: dict[tuple[Digest, Digest], list[PeerId]] = defaultdict(list)
         for peer, (index, head) in said.items():
-            groups[head.hash, b"" if self.state.gossips else index.digest].append(peer)
+            if self.state.machine.state.history.at((head.round, head.hash)) is None:  # else it is on our chain
+                groups[head.hash, b"" if self.state.gossips else index.digest].append(peer)
         if not groups:
             return None
         name, group = max(groups.items(), key=lambda found: (len(found[1]), said[found[1][0]][1].weight))
         index, head = said[group[0]]
-        if self.state.machine.state.history.at((head.round, head.hash)) is not None:
-            return None  # most stand on our chain
         if any(other.hash == name[0] for peer, (_, other) in said.items() if peer not in group):
             return None  # of one head two states are shown
         others = {peer: other for peer, (_, other) in said.items() if peer not in group}
         passed = [peer for peer in others if await self._has_passed(peer, head)]
         if passed and len(group) == 1 and not self.state.gossips:
             return None  # all are on their way, and nobody else shows the state of this head: asked again in a while
-        mine = [peer for peer, other in others.items() if peer not in passed and await self._is_on_ours(peer, other)]
-        behind_it, behind_ours = len(group) + len(passed), len(mine) + 1
+        members = self.state.head.members  # who is none, as this peer may be, has no chain of its own
+        rivals = [peer for peer in others if peer in members and peer not in passed]
+        mine = [peer for peer in rivals if await self._is_on_ours(peer, others[peer])]
+        behind_it, behind_ours = len(group) + len(passed), len(mine) + self.state.is_member
         if (behind_it, head.weight) <= (behind_ours, self.state.head.weight):
             raise PayloadError(
                 "nobody can check its chain, and of those who answer fewer stand behind it than behind ours; drop it"
