@@ -44,21 +44,21 @@ def file_with(text: str, mode: int = 0o600) -> str:
 # ---- a service, which starts its command again and again ----
 
 
-@pytest.mark.parametrize("way", ["typed", "typed with =", "asked for", "a file", "the environment"])
+WAYS = ("typed", "asked for", "a file", "the environment")
+SECRETS = [
+    (("start", "run.toml"), "--admit", "DECENTRAL_ADMIT", TOKEN, (*WAYS, "typed with =")),
+    (("join",), None, "DECENTRAL_INVITE", WHOLE, WAYS),  # an argument has no =
+    (("relay",), "--keep", "DECENTRAL_KEEP", WHOLE, (*WAYS, "typed with =")),
+]
+
+
 @pytest.mark.parametrize(
-    ("command", "option", "variable", "text"),
-    [
-        (("start", "run.toml"), "--admit", "DECENTRAL_ADMIT", TOKEN),
-        (("join",), None, "DECENTRAL_INVITE", WHOLE),
-        (("relay",), "--keep", "DECENTRAL_KEEP", WHOLE),
-    ],
+    ("command", "option", "variable", "text", "way"), [(*secret, way) for *secret, ways in SECRETS for way in ways]
 )
 def test_a_service_has_its_secret_in_a_file_of_its_owner_however_it_was_given(
     home: Path, command: tuple[str, ...], option: str | None, variable: str, text: str, way: str
 ) -> None:
     """It stood in the unit, and so on the command line of the service."""
-    if way == "typed with =" and option is None:
-        pytest.skip("an argument has no =")
     written = {"asked for": "-", "a file": file_with(text)}.get(way, text)
     given = () if option is None else (option,)
     words = (f"{option}={written}",) if way == "typed with =" else (*given, written)
