@@ -101,6 +101,7 @@ def _accepted_record(data: bytes) -> Record:
 #
 # It has promises, the plan of a reduce, the proposal, the votes.
 
+Results = Mapping[tuple[int, int, PeerId], FrameRef]  # by plan, part and sender
 Partition = tuple[tuple[PeerId, int, int], ...]  # owner, start, stop: as a plan and a record name the ranges
 
 PLANS_PER_BALLOT = 1 << 16
@@ -143,10 +144,10 @@ class Planned:
             pairs = {pair for pair in pairs if worst.isdisjoint(pair)}
         return frozenset(out)
 
-    def silent_owners(self, held: Mapping[tuple[int, int], FrameRef], but: PeerId) -> set[PeerId]:
+    def silent_owners(self, held: Results, but: PeerId) -> set[PeerId]:
         """Owners whose result is not here."""
         parts = enumerate(self.plan.partition)
-        return {owner for part, (owner, _, _) in parts if (self.plan.number, part) not in held and owner != but}
+        return {owner for part, (owner, _, _) in parts if (self.plan.number, part, owner) not in held and owner != but}
 
     def failed(self, absent: Collection[PeerId], patience: float, now: float) -> bool:
         """Whether somebody the plan needs is away, was blamed by an owner, or took too long."""
@@ -239,9 +240,11 @@ class Ballot:
         return Commit(self.proposal.record, Certificate(self.ballot, votes), said)
 
 
-def results_of(plan: ReducePlan, held: Mapping[tuple[int, int], FrameRef]) -> tuple[FrameRef, ...] | None:
-    """The owners' result frames of ``plan`` if every partition is here, in record order."""
-    refs = [held.get((plan.number, part)) for part in range(len(plan.partition))]
+def results_of(plan: ReducePlan, held: Results) -> tuple[FrameRef, ...] | None:
+    """The owners' result frames of ``plan`` if every partition is here, in record order. Of nobody else: a leader that
+    took another peer's for an owner's had a record that could not be written, and ended.
+    """
+    refs = [held.get((plan.number, part, owner)) for part, (owner, _, _) in enumerate(plan.partition)]
     found = [ref for ref in refs if ref is not None]
     if len(found) < len(refs):
         return None

@@ -369,7 +369,7 @@ class RoundState:
         self.paces.keep(head.members)
         self.acceptor = self._last_vote(head) or Acceptor(head.round + 1)
         self.round = SeenOfRound(now)
-        self.results: dict[tuple[int, int], m.FrameRef] = {}
+        self.results: dict[tuple[int, int, PeerId], m.FrameRef] = {}
         self.leading: Ballot | None = None
         self.proposal: tuple[PeerId, m.Proposal] | None = None
         self.prepares: dict[PeerId, m.Prepare] = {}  # by leaders whose turn it is not yet
@@ -623,7 +623,7 @@ class RoundState:
         """Book a held frame if it is an owner's result of the round in progress."""
         if header.kind == FrameKind.RESULT and header.round == self.head.round + 1:
             ref = m.FrameRef(header.sender, frame, header.part, header.steps, header.tokens, self.head.outer_step)
-            self.results.setdefault((header.plan, header.part), ref)
+            self.results.setdefault((header.plan, header.part, header.sender), ref)
 
     def carries_out(self, plan: m.ReducePlan) -> None:
         """Remember what results of ``plan`` are made for."""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, cast
 
 import anyio
 
+from decentral.simulate.loop import Loop, Scope
 from decentral.simulate.process import Host
 from decentral.simulate.scenario import Scenario
 from decentral.simulate.trace import Trace
 
+SUSPENDED = 0.5  # of the machines that sleep; the processes of the others only lose the network
 EVERY = 0.5  # s of virtual time between looks at how far the swarm is
 
 
@@ -138,7 +140,10 @@ class Troubles:
         return host is not keeper and all(safe)
 
     async def _sleep(self, host: Host, generator: random.Random) -> None:
-        """The lid is closed: no training, no network; open connections break."""
+        """The lid is closed: no training, no network; open connections break. Or all of the process stands still."""
+        if random.Random(f"suspend {self.seed} {host.number} {anyio.current_time()}").random() < SUSPENDED:
+            await self._suspend(host, generator)
+            return
         process = host.process
         host.note("slept")
         self.world.isolate(host)
@@ -148,6 +153,21 @@ class Troubles:
         self.world.rejoin(host)
         if process is not None and process.trainer is not None:
             process.trainer.asleep = False
+
+    async def _suspend(self, host: Host, generator: random.Random) -> None:
+        """The machine sleeps, up to four times as long as its run gives up who is silent."""
+        process, seconds = host.process, generator.uniform(1.0, 30.0)
+        seconds *= generator.choice([1.0, 1.0, 4.0])
+        assert process is not None
+        host.note("suspended", seconds=round(seconds, 1))
+        self.world.isolate(host)
+        scope = cast(Scope, process.scope)  # anyio's is this loop's own
+        Loop.current.suspend(scope)
+        try:
+            await anyio.sleep(seconds)
+        finally:
+            Loop.current.wake(scope)
+            self.world.rejoin(host)
 
     async def _divide(self) -> None:
         """Splits of the network: two sides, or one link, or a bridge that both sides still reach."""

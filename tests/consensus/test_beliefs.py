@@ -10,7 +10,7 @@ import pytest
 
 from decentral.consensus import chain
 from decentral.consensus.chain import Voting, is_refuted, majority, rank_of
-from decentral.consensus.paxos import Acceptor, Ballot, Refusals, farewell, promise
+from decentral.consensus.paxos import Acceptor, Ballot, Refusals, farewell, promise, results_of
 from decentral.errors import PayloadError
 from decentral.wire import messages as m
 from tests.consensus.test_chain import START, A, B, C, record
@@ -292,3 +292,13 @@ def test_the_run_ends_when_its_terms_say_so_and_not_before(make_swarm):
     for age, right in ((0.0, False), (585.0, False), (591.0, True)):
         clock.tell(age)
         assert machine.state.objections(m.Proposal(0, replace(first, final=True), bytes(64)))[1] is not right
+
+
+def test_a_result_of_who_does_not_own_the_range_is_none_of_the_plan_and_its_owners_still_counts():
+    """A leader that took it had a record that cannot be written, and ended: one frame of any member did that."""
+    plan = m.ReducePlan(0, 1, 0, 7, (ref(A, digest_of("a")),), ((A, 0, 8), (B, 8, 16)))
+    by_a, by_b, by_c = (ref(peer, digest_of(peer)) for peer in (A, B, C))
+    held = {(7, 0, A): by_a, (7, 1, C): replace(by_c, part=1)}
+    assert results_of(plan, held) is None
+    held[7, 1, B] = replace(by_b, part=1)
+    assert results_of(plan, held) == (by_a, replace(by_b, part=1))
