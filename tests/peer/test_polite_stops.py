@@ -19,8 +19,10 @@ from decentral.observe.status import ENDED, read_status
 from decentral.optimizers import presets
 from decentral.peer import Peer
 from decentral.state.durable import Disk
+from decentral.swarm.identity import Identity
 from decentral.training import outer_loop
 from decentral.training.resuming import memory_of, tensors_of
+from decentral.wire.keys import SEED_NBYTES, Signer
 from tests.laws.tables import ALONG_DIRECTIONS, SYNCHRONOUS
 from tests.peer.test_absence import alone
 from tests.peer.test_join import Problem, run_terms
@@ -102,7 +104,10 @@ def check_same(found: Kept, wanted: Kept) -> None:
 
 @contextmanager
 def life(folder: Path, manifest: Manifest, **given: Any) -> Iterator[tuple[Peer, Adamant]]:
-    problem = Adamant()
+    # The same peer each time: the slice of partial_updates, for one, follows from the id.
+    identity, problem = Identity(folder / "identity.key", Signer(bytes(SEED_NBYTES))), Adamant()
+    if not identity.path.exists():
+        Identity.import_text(identity.export_text(), identity.path)
     with alone(folder, manifest, problem, **given) as peer:
         yield peer, problem
 
