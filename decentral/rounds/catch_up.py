@@ -8,6 +8,7 @@ anything is touched. `Donor` is the other side.
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
@@ -17,12 +18,12 @@ from pathlib import Path
 import anyio
 
 from decentral.consensus.chain import LENGTH as LONGEST
-from decentral.consensus.chain import Branch, Head, Place, Rules, checked_branch, dropped_by, rank_of
+from decentral.consensus.chain import Branch, Head, History, Place, Rules, checked_branch, dropped_by, rank_of
 from decentral.errors import DecentralError, PayloadError, TransportError
 from decentral.replica.contents import MAKERS
 from decentral.rounds.driver import Driver
 from decentral.rounds.local_state import tell_unexpected
-from decentral.rounds.snapshots import CHAIN, CHAIN_LIMIT, LENGTH, SHARED, TIMEOUT, WHERE, Donor, SnapshotFetch
+from decentral.rounds.snapshots import CHAIN, CHAIN_LIMIT, LENGTH, OLDEST, SHARED, TIMEOUT, WHERE, Donor, SnapshotFetch
 from decentral.state.snapshot import SnapshotIndex
 from decentral.transport.requests import request
 from decentral.wire.frames import HEADER_NBYTES
@@ -208,15 +209,20 @@ class CatchUp:
         shared = answer.shared
         if shared is None or not answer.commits:
             return Branch(None)
-        commits, head = list(answer.commits), self._rules.last(shared, answer.commits)
+        commits = await self._all_of(peer, shared, answer.commits, claimed)
         self._check_taken(peer, shared, commits)
-        while answer.commits and head.round < claimed.round:  # an answer holds only so many bytes
+        return checked_branch(self.state.machine.state.history, shared, commits, claimed, self._rules)
+
+    async def _all_of(self, peer: PeerId, start: Head, first: Sequence[Commit], claimed: Head) -> Sequence[Commit]:
+        """The commits from ``start`` to ``claimed``, the ``first`` among them: an answer holds only so many bytes."""
+        commits, head, more = list(first), self._rules.last(start, first), first
+        while more and head.round < claimed.round:
             if len(commits) > LONGEST:
                 raise PayloadError(f"its chain goes on after {len(commits)} commits, more than peers keep; ask another")
-            answer = await self._ask_chain(peer, [(head.round, head.hash)])
-            head = self._rules.last(head, answer.commits)  # here: one made up would go on for as long as it is asked
-            commits += answer.commits
-        return checked_branch(self.state.machine.state.history, shared, commits, claimed, self._rules)
+            more = (await self._ask_chain(peer, [(head.round, head.hash)])).commits
+            head = self._rules.last(head, more)  # here: one made up would go on for as long as it is asked
+            commits += more
+        return commits
 
     def _note_followers(self, commits: Sequence[Commit]) -> None:
         places = {peer: (lease.round, lease.digest) for peer, lease in self.directory.live().items()}
@@ -234,8 +240,8 @@ class CatchUp:
     # Who was away for longer than peers remember commits, or was cut off for as long, cannot check how the chain went
     # on. Then it takes the word of those it knows, of all who were members at a head that it remembers: the head that
     # more of those who answer stand behind than members stand behind its own, itself included, and where those are as
-    # many the heavier. All of the state is named by them, the outer state too, which no anchor's digest covers. What
-    # this peer had is kept aside.
+    # many the heavier. All of the state is named by them, the outer state too, which no anchor's digest covers. Who
+    # holds records that do not lead to the head that it names is not heard. What this peer had is kept aside.
 
     async def _named_by_most(self, first: PeerId) -> tuple[PeerId, SnapshotIndex, Head] | None:
         """A donor, and what it can give, that most members here stand behind; None: they do not."""
@@ -248,6 +254,9 @@ class CatchUp:
             return None
         name, group = max(groups.items(), key=lambda found: (len(found[1]), said[found[1][0]][1].weight))
         index, head = said[group[0]]
+        records = await self._certified(group, head)
+        if not group:
+            return None
         if any(other.hash == name[0] for peer, (_, other) in said.items() if peer not in group):
             return None  # of one head two states are shown
         others = {peer: other for peer, (_, other) in said.items() if peer not in group}
@@ -262,8 +271,30 @@ class CatchUp:
             raise PayloadError(
                 "nobody can check its chain, and of those who answer fewer stand behind it than behind ours; drop it"
             )
-        self.state.on_event("unchecked", {"round": head.round, "asked": len(said), "named": behind_it})
+        asked, named = len(said), behind_it
+        self.state.on_event("unchecked", {"round": head.round, "asked": asked, "named": named, "records": records})
         return (first if first in group else group[0]), index, head
+
+    async def _certified(self, group: list[PeerId], head: Head) -> int:
+        """The number of records that lead to ``head`` from the oldest that one of ``group`` holds, each with its votes.
+
+        0 where nobody holds any: they took it over themselves. Whose records lead elsewhere is removed from ``group``.
+        """
+        for peer in tuple(group):
+            try:
+                data = await request(self.transport, peer, OLDEST, b"", limit=CHAIN_LIMIT, timeout=TIMEOUT)
+                if not data:
+                    continue  # it is in between two records
+                start, first = split_oldest(data)
+                commits = await self._all_of(peer, start, first, head)
+                if records := checked_branch(History(start), start, commits, head, self._rules).records:
+                    return len(records)
+            except TransportError:
+                continue
+            except PayloadError as error:
+                self.state.on_event("catch_up_failed", {"why": str(error)})
+                group.remove(peer)
+        return 0
 
     async def _is_on_ours(self, peer: PeerId, head: Head) -> bool:
         """Tell whether a peer at ``head`` is on this peer's chain, behind it or further on."""
@@ -299,6 +330,16 @@ class CatchUp:
             data = await request(self.transport, peer, CHAIN, place, limit=CHAIN_LIMIT, timeout=TIMEOUT)
             return len(data) >= SHARED.size and SHARED.unpack_from(data)[0] == head.round
         return False
+
+
+def split_oldest(answer: bytes) -> tuple[Head, list[Commit]]:
+    """A head, and the commits after it. Raises PayloadError."""
+    at, (nbytes,) = LENGTH.size, LENGTH.unpack_from(answer.ljust(LENGTH.size, b"\0"))
+    try:
+        head = Head.from_dict(json.loads(answer[at : at + nbytes]))
+    except (ValueError, RecursionError) as error:
+        raise PayloadError(f"oldest head: {error}; drop its sender") from None
+    return head, split_commits(answer[at + nbytes :])
 
 
 def split_commits(answer: bytes) -> list[Commit]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import struct
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +45,12 @@ from decentral.wire.messages import encode
 # copies, so donors never wait.
 #
 # Crosses the wire: a chain request is up to ``LOCATOR`` places of 40 bytes, its answer the round of the newest one
-# known here and commits with their lengths; an index request is empty, a state request names a chunk, and since version
-# 2 the forms in which it may come (see `to_form`).
+# known here and commits with their lengths; a request for the oldest is empty, its answer a head as JSON and commits,
+# each with its length; an index request is empty, a state request names a chunk, and since version 2 the forms in which
+# it may come (see `to_form`).
 
 CHAIN = "/decentral/chain/1"
+OLDEST = "/decentral/oldest/1"
 INDEX = "/decentral/index/1"
 STATE = "/decentral/state/1"  # what peers of version 0.1 serve and ask for
 PACKED = "/decentral/state/2"
@@ -70,6 +73,7 @@ class Donor:
         self._asked_at: dict[bytes, float] = {}  # by snapshot, when something of it was asked for last
         self._making = anyio.Lock()
         serve_requests(transport, CHAIN, self._on_chain, limit=LOCATOR * WHERE.size)
+        serve_requests(transport, OLDEST, self._on_oldest, limit=0)
         serve_requests(transport, INDEX, self._on_index, limit=0)
         serve_requests(transport, STATE, self._on_state, limit=CHUNK.size)
         serve_requests(transport, PACKED, self._on_packed, limit=ANY_FORM.size)
@@ -92,19 +96,38 @@ class Donor:
         self._refuse_until_in_step()
         if not data or len(data) % WHERE.size:
             raise PayloadError(f"chain request of {len(data)} bytes, want {WHERE.size} per place; drop it")
-        machine = self.state.machine
-        shared = machine.state.history.newest_of(WHERE.iter_unpack(data))
+        shared = self.state.machine.state.history.newest_of(WHERE.iter_unpack(data))
         if shared is None:
             return b""
-        answer = SHARED.pack(shared.round)
-        for number in range(shared.round + 1, machine.head.round + 1):
-            if number not in machine.state.recent:
+        return SHARED.pack(shared.round) + self._commits_after(shared.round, CHAIN_LIMIT - SHARED.size)
+
+    async def _on_oldest(self, peer: PeerId, data: bytes) -> bytes:
+        """The oldest head from which every commit is kept here, and those commits; our own head where none is kept."""
+        self._refuse_until_in_step()
+        state, oldest = self.state.machine.state, self.state.head
+        while (commit := state.recent.get(oldest.round)) is not None:
+            before = state.history.at((oldest.round - 1, commit.record.previous))
+            if before is None:
                 break
-            body = encode(machine.state.recent[number])
-            if len(answer) + len(body) + LENGTH.size > CHAIN_LIMIT:
+            oldest = replace(before, anchor=commit.record.base)
+        if oldest.anchor is None:
+            raise PayloadError("a commit is being applied; ask again")
+        head = json.dumps(oldest.to_dict()).encode()
+        answer = LENGTH.pack(len(head)) + head
+        return answer + self._commits_after(oldest.round, CHAIN_LIMIT - len(answer))
+
+    def _commits_after(self, round_: int, room: int) -> bytes:
+        """As many of them as are kept and fit into ``room`` bytes, each after its length."""
+        state, found, nbytes = self.state.machine.state, list[bytes](), 0
+        for number in range(round_ + 1, state.head.round + 1):
+            if number not in state.recent:
                 break
-            answer += LENGTH.pack(len(body)) + body
-        return answer
+            body = encode(state.recent[number])
+            nbytes += LENGTH.size + len(body)
+            if nbytes > room:
+                break
+            found += [LENGTH.pack(len(body)), body]
+        return b"".join(found)
 
     async def _on_index(self, peer: PeerId, data: bytes) -> bytes:
         self._refuse_until_in_step()

@@ -14,7 +14,7 @@ import anyio.abc
 from decentral.consensus.chain import Voting
 from decentral.dissemination import broadcast
 from decentral.rounds.driver import Driver
-from decentral.rounds.snapshots import CHAIN, INDEX, PACKED, STATE
+from decentral.rounds.snapshots import CHAIN, INDEX, OLDEST, PACKED, STATE
 from decentral.simulate.process import FINE, Host, Site
 from decentral.simulate.scenario import Scenario
 from decentral.simulate.trace import Trace
@@ -25,7 +25,7 @@ from decentral.transport.memory import MemoryNetwork
 from decentral.wire.keys import peer_name
 
 LOOK_EVERY = 0.5  # s of virtual time
-LONG = (broadcast.FETCH, CHAIN, INDEX, STATE, PACKED)  # what is asked for there comes in many pieces
+LONG = (broadcast.FETCH, CHAIN, OLDEST, INDEX, STATE, PACKED)  # what is asked for there comes in many pieces
 CALM_ROUNDS = 3  # outer steps that the calm swarm must still make
 Progress = Callable[[float], None]  # is told which share is done, from 0 to 1, of the outer steps that are to be made
 

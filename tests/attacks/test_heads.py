@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import replace
+from functools import partial
 
 import anyio
 import pytest
 
-from decentral.rounds.snapshots import CHAIN, INDEX, PACKED, STATE
+from decentral.consensus import learner
+from decentral.rounds.catch_up import split_commits
+from decentral.rounds.snapshots import CHAIN, INDEX, LENGTH, PACKED, STATE, Donor
 from decentral.state.snapshot import Snapshot
 from decentral.swarm.directory import Directory
 from decentral.transport.requests import serve_requests
+from decentral.wire.messages import Certificate, encode
 from tests.attacks.liars import at_a_head, honest
-from tests.lab.nodes import tiny_model
+from tests.lab.nodes import Member, tiny_model
 
 
 class Pretender:
@@ -84,3 +88,68 @@ def test_a_claimed_chain_that_nobody_else_knows_is_adopted_by_nobody(run_lab, te
         lab.check_equal()
 
     run_lab(terms("sparseloco"), script, make_model=tiny_model)
+
+
+# ---- who was away for longer than records are kept ----
+
+
+@pytest.fixture
+def few_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learner, "RECENT", 4)
+
+
+def told(member: Member, event: str) -> list[dict[str, object]]:
+    return [fields for name, fields in member.events if name == event]
+
+
+async def one_far_behind(lab) -> Member:
+    """Four peers, of which one was away for so long that nobody has the record after its head any more."""
+    for _ in range(4):
+        lab.add()
+    await lab.all_members()
+    await lab.rounds(2)
+    away, others = lab.members[-1], lab.members[:-1]
+    lab.cut([away], others)
+    goal = away.rounds + 12
+    await lab.until(lambda: all(member.rounds >= goal for member in others), 120.0)
+    return away
+
+
+@pytest.mark.usefixtures("few_kept")
+def test_who_was_away_for_longer_than_records_are_kept_checks_all_that_lead_to_the_head_it_takes(run_lab, terms):
+    async def script(lab) -> None:
+        away = await one_far_behind(lab)
+        lab.heal([away], lab.members[:-1])
+        await lab.all_members()
+        (unchecked,) = told(away, "unchecked")
+        assert unchecked["records"] >= learner.RECENT - 1  # the oldest may go while they are asked for
+        await lab.rounds(2)
+
+    run_lab(terms("sparseloco"), script, make_model=tiny_model)
+
+
+@pytest.mark.usefixtures("few_kept")
+@pytest.mark.parametrize("liars", [1, 3])
+def test_the_word_of_who_holds_records_that_do_not_lead_to_its_head_does_not_count(run_lab, terms, liars):
+    async def script(lab) -> None:
+        away = await one_far_behind(lab)
+        for member in lab.members[:liars]:
+            donor = member.node.catch_up.donor
+            donor._commits_after = partial(without_votes, donor)
+        lab.heal([away], lab.members[:-1])
+        if liars == 1:
+            await lab.all_members()
+            assert told(away, "unchecked")
+        else:
+            await anyio.sleep(60.0)
+            assert told(away, "catch_up_failed")
+            assert not told(away, "unchecked")
+
+    run_lab(terms("sparseloco"), script, make_model=tiny_model)
+
+
+def without_votes(donor: Donor, round_: int, room: int) -> bytes:
+    """The commits that it keeps after a round, as if it had made them up."""
+    commits = split_commits(Donor._commits_after(donor, round_, room))
+    bodies = [encode(replace(commit, certificate=Certificate(0, ()))) for commit in commits]
+    return b"".join(LENGTH.pack(len(body)) + body for body in bodies)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,7 +14,7 @@ from decentral.transport.probes import ANSWERED, NOT_TRIED, DialbackAnswer, Ques
 from decentral.wire import messages
 from decentral.wire.codecs import to_bytes
 from tests.corpus.builders import ACCEPTED, STRANGE, Entry, counted, put, sized, sized_text
-from tests.fuzz.targets import ANCHOR, HASH, PARTITION, PEERS, PLAN, REFS, ROUND, RUN, SIGNERS, THE_PLAN
+from tests.fuzz.targets import ANCHOR, HASH, HEAD, PARTITION, PEERS, PLAN, REFS, ROUND, RUN, SIGNERS, THE_PLAN
 
 GATHERED = messages.Record(RUN, 1, ROUND, 16, 0, 0, HASH, ANCHOR, PEERS, REFS, (), (), PEERS, False)
 
@@ -114,6 +115,13 @@ def _records() -> Iterator[Entry]:
     commit = messages.encode(messages.Commit(GATHERED, messages.Certificate(0, ())))
     yield "chain", "two commits", sized(commit) * 2, ACCEPTED
     yield "chain", "a commit cut short", sized(commit[:-1]), "cut short"
+    yield "oldest", "nothing", b"", "oldest head: "
+    yield "oldest", "length 2**32-1", b"\xff" * 4 + b"{}", "head of the chain: "
+    yield "oldest", "deep", sized(b"[" * 12000), "oldest head: "
+    yield "oldest", "a number of 5000 digits", sized(b"9" * 5000), "oldest head: "
+    yield "oldest", "a list", sized(b"[]"), "head of the chain: "
+    yield "oldest", "a head and commits", sized(json.dumps(HEAD.to_dict()).encode()) + sized(commit) * 2, ACCEPTED
+    yield "oldest", "a head and a goodbye", sized(json.dumps(HEAD.to_dict()).encode()) + sized(b"\x0a\3"), "a Goodbye"
     yield "acceptor", "cut short", bytes(23), "23 bytes is cut short"
     yield "acceptor", "of nothing", bytes(24), ACCEPTED
     yield "acceptor", "of nothing signed", b"acceptor 2\0" + bytes(88), ACCEPTED

@@ -36,7 +36,7 @@ from decentral.parameters import Fragment, ParameterSpec, Schema
 from decentral.redundancy import labels
 from decentral.redundancy.labels import Label
 from decentral.replica.codec import Codec, Shapes, numel
-from decentral.rounds.catch_up import split_commits
+from decentral.rounds.catch_up import split_commits, split_oldest
 from decentral.rounds.inbox import Inbox
 from decentral.state.checkpoint import META, TENSORS, read_checkpoint, unflatten
 from decentral.state.export import unpack_file
@@ -519,6 +519,7 @@ def _targets() -> list[Target]:
         Target("sealed lease", _sealed_lease),
         Target("lease list", lambda data: list(read_leases(data))),
         Target("chain", split_commits),
+        Target("oldest", split_oldest),
         Target("acceptor", Acceptor.from_bytes),
         Target("invite", _invite, InviteError),
         Target("sealed invite", _sealed_invite, InviteError),
