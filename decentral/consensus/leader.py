@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from decentral.consensus.chain import enough_promises, majority
 from decentral.consensus.paxos import Ballot, Partition, Planned, check_promise, promise, results_of
-from decentral.consensus.round_state import RESEND_AFTER, RoundState, SendSlices, references
+from decentral.consensus.round_state import RESEND_AFTER, Mistake, RoundState, SendSlices, references
 from decentral.consensus.voter import Herald, Retrieval, Succession, Voter
 from decentral.errors import PayloadError
 from decentral.wire import messages as m
@@ -204,7 +204,7 @@ class Leader:
         if leading is None:
             return
         if self._is_prepared(leading, now):
-            if leading.proposal is None:
+            if leading.proposal is None and not leading.unfit:
                 self._propose_something(leading, usable, now)
             self._resend(leading, now)
             self._elect(leading)
@@ -255,8 +255,19 @@ class Leader:
     def _propose_something(self, leading: Ballot, usable: list[PeerId], now: float) -> None:
         """What may have been chosen, or a record of our own."""
         record = self._already_proposed(leading) or self._bound_or_new(leading, usable, now)
-        if record is not None:
+        if record is not None and self._is_fit(leading, record):
             self._propose(leading, record, now)
+
+    def _is_fit(self, leading: Ballot, record: m.Record) -> bool:
+        """Tell whether ``record`` can be written down. Something that a peer said and this one believed may have led to
+        one that cannot: the next leader makes another, and neither peer ends of it.
+        """
+        try:
+            record.hash  # noqa: B018 - it is of what is written
+        except PayloadError as error:
+            leading.unfit = True
+            self._state.effects.append(Mistake(f"the record of ballot {leading.ballot}", error))
+        return not leading.unfit
 
     def _already_proposed(self, leading: Ballot) -> m.Record | None:
         """What this ballot proposed before its leader restarted: it is that or nothing, or two records had one ballot,

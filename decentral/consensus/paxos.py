@@ -178,6 +178,7 @@ class Ballot:
     parted: set[PeerId] = field(default_factory=set)  # said farewell since the ballot was opened
     opened: float = 0.0
     sent_at: float = 0.0
+    unfit: bool = False  # its record broke a rule of the protocol: nothing is proposed
 
     def prepared(self, voters: Sequence[PeerId], least: int) -> bool:
         """Tell whether so many of ``voters`` promised; ballot 0 has one proposer only and needs no promise."""

@@ -231,7 +231,15 @@ class CatchUpWith:
     peer: PeerId
 
 
-Effect = Send | Persist | Fetch | SendSlices | Decide | CatchUpWith
+@dataclass(frozen=True, slots=True)
+class Mistake:
+    """Tell that this peer made something wrong, and why: rounds go on without it."""
+
+    what: str
+    error: Exception
+
+
+Effect = Send | Persist | Fetch | SendSlices | Decide | CatchUpWith | Mistake
 
 # ---- the clock of a run that ends by time ----
 #

@@ -18,14 +18,23 @@ from torch import Tensor
 from decentral.consensus.chain import Head, Past, moves_anchor
 from decentral.consensus.machine import TICK, RoundMachine
 from decentral.consensus.paxos import Acceptor
-from decentral.consensus.round_state import CatchUpWith, Decide, Effect, Fetch, Persist, Send, SendSlices
+from decentral.consensus.round_state import CatchUpWith, Decide, Effect, Fetch, Mistake, Persist, Send, SendSlices
 from decentral.flow.waiting import Repeats
 from decentral.replica.codec import Encoded
 from decentral.replica.contents import MAKERS
 from decentral.replica.contribution import Contribution
 from decentral.rounds.commits import NOTHING_DUE, Adoption, Bookkeeping, StepAhead
 from decentral.rounds.frame_io import SEND_TIMEOUT, FrameIO
-from decentral.rounds.local_state import CommittedUpdate, Decision, Listeners, LocalState, OwnParts, Steps, SwarmAccess
+from decentral.rounds.local_state import (
+    CommittedUpdate,
+    Decision,
+    Listeners,
+    LocalState,
+    OwnParts,
+    Steps,
+    SwarmAccess,
+    tell_unexpected,
+)
 from decentral.rounds.looking import Looking
 from decentral.rounds.peer_watch import PeerWatch
 from decentral.rounds.reducing import Reducer
@@ -277,6 +286,8 @@ class Driver:
                 case CatchUpWith():
                     if effect.peer in state.head.members or effect.peer in self.swarm.directory.live():
                         state.catch_up.ask(effect.peer)  # of nobody else: what a stranger says of rounds is no news
+                case Mistake():
+                    tell_unexpected(state.on_event, effect.what, effect.error)
 
     async def _persist(self, acceptor: Acceptor) -> None:
         """The vote, and before it the frames it vouches for: a later leader may find them here only."""

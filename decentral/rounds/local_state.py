@@ -352,7 +352,7 @@ def tell_unexpected(on_event: OnEvent, what: str, error: Exception) -> None:
 
     A step that was carried out by half does all the same, see ``Steps``.
     """
-    logger.exception("%s failed; rounds go on without it, and this is a bug: please report it", what)
+    logger.error("%s failed; rounds go on without it, and this is a bug: please report it", what, exc_info=error)
     on_event("unexpected", {"what": what, "why": f"{type(error).__name__}: {error}"})
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from decentral.consensus import chain
@@ -35,6 +37,24 @@ def test_a_peer_restarted_from_its_disk_never_votes_twice_and_comes_back_into_st
         swarm.on_delivery = crash
         assert finish_round(swarm, 3), f"hang after a restart at delivery {n}"
         swarm.check_agreement()
+
+
+def test_a_leader_whose_record_cannot_be_written_says_so_and_the_next_one_leads(make_swarm, monkeypatch):
+    swarm = make_swarm(4)
+    leader = chain.leaders(swarm.hosts[swarm.members[0]].machine.head)[0]
+    builder = swarm.hosts[leader].machine._leader._builder
+    new_record = builder.new_record
+    monkeypatch.setattr(builder, "new_record", lambda *given: unsorted(new_record(*given)))
+    assert finish_round(swarm)
+    (mistake,) = swarm.hosts[leader].mistakes
+    assert "not sorted" in str(mistake.error)
+    assert swarm.hosts[leader].disk.log[0].certificate.ballot > 0
+    assert finish_round(swarm, 2)
+    swarm.check_agreement()
+
+
+def unsorted(record: m.Record | None) -> m.Record | None:
+    return None if record is None else replace(record, members=record.members[::-1])
 
 
 def after_a_lost_tail(swarm) -> bytes:

@@ -12,7 +12,17 @@ import pytest
 from decentral.consensus.chain import SEATS, Head, Voting, moves_anchor
 from decentral.consensus.machine import TICK, RoundMachine
 from decentral.consensus.paxos import Acceptor
-from decentral.consensus.round_state import CatchUpWith, Decide, Effect, Fetch, Persist, RoundTerms, Send, SendSlices
+from decentral.consensus.round_state import (
+    CatchUpWith,
+    Decide,
+    Effect,
+    Fetch,
+    Mistake,
+    Persist,
+    RoundTerms,
+    Send,
+    SendSlices,
+)
 from decentral.dissemination.reduce import partition
 from decentral.errors import PayloadError
 from decentral.wire.frames import FrameKind, Header, claims_of
@@ -71,6 +81,7 @@ class Host:
     alive: bool = True
     frames: dict[bytes, Header] = field(default_factory=dict)
     caught_up_with: list[PeerId] = field(default_factory=list)
+    mistakes: list[Mistake] = field(default_factory=list)
 
 
 class Swarm:
@@ -261,6 +272,8 @@ class Swarm:
                 self.fetch(peer, effect)
             elif isinstance(effect, SendSlices):
                 self._slice(peer, effect.plan)
+            elif isinstance(effect, Mistake):
+                host.mistakes.append(effect)
             elif isinstance(effect, CatchUpWith):
                 self.catch_up(peer, effect.peer)
 
