@@ -475,13 +475,14 @@ class RoundState:
 
     def takes(self, commit: m.Commit) -> bool:
         """Tell whether a commit is learned as it was signed. One that gives up a majority is so only where this peer
-        has given up those peers itself, holds their farewells, was away for so long that it cannot know, or is no
-        member and has no chain of its own to go on with.
+        has given up those peers itself, holds their farewells, was away for so long that it cannot know, or voted in
+        later rounds that its disk forgot, with whomever it gave up in them, or is no member and has no chain of its own
+        to go on with.
 
         Else one vote of one peer, which counts for a record that drops all the others, would end the run of them all.
         """
         was_away = self.returning is not None and self.returning.excused
-        if was_away or self.me not in self.head.members or commit.record.hash in self.followed:
+        if was_away or self.forgetful or self.me not in self.head.members or commit.record.hash in self.followed:
             return True
         return self.presence.may_drop(commit.record, self.farewelled(commit.farewells, commit.record))
 

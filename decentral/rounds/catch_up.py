@@ -77,7 +77,7 @@ class CatchUp:
             lied = lied or (holder == peer and missed is None)
             if missed:
                 if not self.state.machine.state.takes(missed[0]):
-                    self._tell_refused(holder, missed[0])
+                    self._tell_refused(holder, missed)
                 elif self.is_cheap(missed) and await self.replayed(holder, missed):
                     self.state.catch_up.drop()
                 else:  # of this one's chain it is known that it goes on from ours
@@ -86,11 +86,16 @@ class CatchUp:
         if not lied:
             await self._adopt_if_better(peer)
 
-    def _tell_refused(self, peer: PeerId, commit: Commit) -> None:
-        """A record gives up peers that are here: nobody who hears them takes it."""
-        self.driver.watch.parted(peer)
-        dropped = [peer_name(one) for one in sorted(dropped_by(commit.record))]
-        self.state.on_event("refused", {"round": commit.record.round, "peer": peer_name(peer), "gives_up": dropped})
+    def _tell_refused(self, peer: PeerId, commits: Sequence[Commit]) -> None:
+        """The first of these records gives up peers that are here: nobody who hears them takes it. Whoever stands on
+        that chain, asked or not, is silent on this one.
+        """
+        record, beyond = commits[0].record, {(commit.record.round, commit.record.hash) for commit in commits}
+        there = [other for other, lease in self.directory.live().items() if (lease.round, lease.digest) in beyond]
+        for other in (peer, *there):
+            self.driver.watch.parted(other)
+        dropped = [peer_name(one) for one in sorted(dropped_by(record))]
+        self.state.on_event("refused", {"round": record.round, "peer": peer_name(peer), "gives_up": dropped})
 
     def _others(self, peer: PeerId, head: Head) -> list[PeerId]:
         """Whom to ask besides ``peer``: those that say they are ahead before others, and members before newcomers."""
@@ -129,6 +134,22 @@ class CatchUp:
         shared = self.state.machine.state.history.newest_of(place for place in places if place[0] == round_)
         return Answer(shared, tuple(split_commits(data[SHARED.size :])))
 
+    async def _ask_oldest(self, holder: PeerId) -> Answer:
+        """Where ``holder``'s memory begins, if that is on our chain, and what it committed since: the places that we
+        name lie apart, and it may remember no further than to one in between. Raises PayloadError.
+        """
+        start, commits = await self._oldest_of(holder)
+        shared = None if start is None else self.state.machine.state.history.at((start.round, start.hash))
+        return Answer(shared, tuple(commits))
+
+    async def _oldest_of(self, holder: PeerId) -> tuple[Head | None, Sequence[Commit]]:
+        """Its oldest head, and all that it has from there. None: it cannot say now, or does not know how."""
+        try:
+            data = await request(self.transport, holder, OLDEST, b"", limit=CHAIN_LIMIT, timeout=TIMEOUT)
+        except TransportError:
+            return None, ()
+        return split_oldest(data) if data else (None, ())
+
     def is_cheap(self, commits: Sequence[Commit]) -> bool:
         """Whether the missed frames surely take fewer bytes than a snapshot."""
         replica, nbytes = self.state.replica, 0
@@ -143,13 +164,13 @@ class CatchUp:
 
     async def replayed(self, holder: PeerId, commits: Sequence[Commit]) -> bool:
         """Apply the commits in order; False when a frame of one is nowhere to be had any more."""
-        for commit in commits:
+        for number, commit in enumerate(commits):
             if commit.record.round <= self.state.head.round:
                 continue  # it came from its leader while this peer asked for it
             if not await self._fetch_frames(holder, commit):
                 return False
             if not self.state.machine.state.takes(commit):
-                self._tell_refused(holder, commit)
+                self._tell_refused(holder, commits[number:])
                 return True  # as far as this peer goes with it
             await self.driver.frames.feed(holder, commit)
         return True
@@ -206,6 +227,8 @@ class CatchUp:
     async def _branch_to(self, peer: PeerId, claimed: Head) -> Branch:
         """The way from our chain to ``claimed``, checked. Unknown when it left ours longer ago than peers remember."""
         answer = await self._ask_chain(peer)
+        if answer.shared is None:
+            answer = await self._ask_oldest(peer)
         shared = answer.shared
         if shared is None or not answer.commits:
             return Branch(None)
@@ -232,7 +255,7 @@ class CatchUp:
         """Raise PayloadError where they go on from our own head by giving up peers that are here."""
         self._note_followers(commits)
         if shared.hash == self.state.head.hash and not self.state.machine.state.takes(commits[0]):
-            self._tell_refused(peer, commits[0])
+            self._tell_refused(peer, commits)
             raise PayloadError("its chain goes on without peers that are here; ask another")
 
     # ---- a head that no record leads to ----
@@ -282,15 +305,12 @@ class CatchUp:
         """
         for peer in tuple(group):
             try:
-                data = await request(self.transport, peer, OLDEST, b"", limit=CHAIN_LIMIT, timeout=TIMEOUT)
-                if not data:
-                    continue  # it is in between two records
-                start, first = split_oldest(data)
+                start, first = await self._oldest_of(peer)
+                if start is None:
+                    continue
                 commits = await self._all_of(peer, start, first, head)
                 if records := checked_branch(History(start), start, commits, head, self._rules).records:
                     return len(records)
-            except TransportError:
-                continue
             except PayloadError as error:
                 self.state.on_event("catch_up_failed", {"why": str(error)})
                 group.remove(peer)

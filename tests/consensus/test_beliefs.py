@@ -216,6 +216,17 @@ def test_it_is_taken_by_who_has_given_up_the_others_itself(make_swarm):
     assert machine.head.round == 1
 
 
+@pytest.mark.parametrize(("voted_in", "taken"), [(1, False), (3, True)])
+def test_it_is_taken_by_who_voted_in_later_rounds_that_its_disk_forgot(make_swarm, voted_in, taken):
+    """It cannot know whom it gave up in them: five met, and two that had lost rounds held on to others for ever."""
+    swarm = make_swarm(3)
+    me, _, loner = swarm.members
+    machine = swarm.hosts[me].machine
+    machine.state.remembered = Acceptor(voted_in)
+    machine.receive(loner, alone(swarm, loner), 0.0)
+    assert (machine.head.round == 1) is taken
+
+
 @pytest.mark.parametrize("since", ["nothing", "an offer"])
 def test_a_farewell_that_a_commit_shows_counts_until_its_peer_offers_again(make_swarm, since):
     swarm = make_swarm(3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import replace
 
 import anyio
@@ -261,3 +262,86 @@ def following(head) -> dict[str, object]:
         "next_members": head.members,
         "fragment": head.fragment(1),
     }
+
+
+async def apart(lab, count: int, rounds: int) -> None:
+    """So many members go on alone, each for itself, until each has made so many rounds, and train no more."""
+    for _ in range(count):
+        lab.add()
+    await lab.all_members()
+    await lab.rounds(2)
+    for number, member in enumerate(lab.members):
+        lab.cut([member], lab.members[number + 1 :])
+    await lab.until(lambda: all(member.rounds >= rounds for member in lab.members))
+    for member in lab.members:
+        member.idle = True
+    await lab.until(lambda: all(member.node.driver.pending is None for member in lab.members))
+
+
+def test_a_fork_before_which_the_other_remembers_nothing_is_found_between_the_places_that_are_named(run_lab, terms):
+    """A peer that took a snapshot knows the chain from there on, and the places that are named lie apart."""
+
+    async def script(lab):
+        await apart(lab, 2, 30)
+        one, other = (member.node for member in lab.members)
+        ours, theirs = (node.driver.machine.state.history for node in (one, other))
+        fork = max(h.round for h in ours._heads.values() if theirs.at((h.round, h.hash)))
+        theirs._heads = OrderedDict((r, head) for r, head in theirs._heads.items() if r >= fork)
+        assert theirs.newest_of(ours.locator()) is None
+        lab.heal(lab.members[:1], lab.members[1:])
+        branch = await one.catch_up._branch_to(other.driver.me, other.driver.head)
+        assert branch.shared is not None
+        assert branch.shared.round == fork
+        assert branch.heads[-1].hash == other.driver.head.hash
+
+    run_lab(terms("sparseloco"), script, make_model=tiny_model)
+
+
+@pytest.mark.parametrize("third", [0, 1, 2])
+def test_two_that_do_not_take_the_branch_of_the_third_compare_theirs(run_lab, terms, third):
+    async def script(lab):
+        await apart(lab, 3, 6)
+        furthest, others = lab.members[third], [m for n, m in enumerate(lab.members) if n != third]
+        for member, more in ((others[0], 4), (furthest, 8)):
+            goal, member.idle = member.rounds + more, False
+            await lab.until(lambda member=member, goal=goal: member.rounds >= goal)
+            member.idle = True
+        for member in others:
+            refuse(member.node.catch_up, furthest.signer.peer)
+        for number, member in enumerate(lab.members):
+            lab.heal([member], lab.members[number + 1 :])
+        await lab.until(lambda: len({member.node.driver.head.hash for member in others}) == 1, 30.0)
+
+    run_lab(terms("sparseloco"), script, make_model=tiny_model)
+
+
+def refuse(catch_up, peer: bytes) -> None:
+    """It does not take the branch of ``peer``, as if that ranked lower."""
+    adopt = catch_up._adopt_if_better
+
+    async def unless_it_is_that(holder: bytes) -> None:
+        if holder == peer:
+            catch_up.driver.watch.parted(peer)
+        else:
+            await adopt(holder)
+
+    catch_up._adopt_if_better = unless_it_is_that
+
+
+def test_whoever_stands_on_a_chain_that_is_refused_is_silent_on_this_one(run_lab, terms):
+    """Two of four waited for the vote of the third, which had gone over to the chain that the fourth showed them."""
+
+    async def script(lab):
+        for _ in range(3):
+            lab.add()
+        await lab.all_members()
+        await lab.rounds(2)
+        for member in lab.members:
+            member.idle = True
+        await anyio.sleep(5.0)
+        one, *others = (member.node.driver for member in lab.members)
+        commits = list(one.machine.state.recent.values())
+        lab.members[0].node.catch_up._tell_refused(others[0].me, commits)
+        assert one.watch._parted == {other.me for other in others}
+
+    run_lab(terms("sparseloco"), script, make_model=tiny_model)
