@@ -54,6 +54,7 @@ def test_every_stream_is_there() -> None:
         broadcast.FETCH,
         broadcast.PIECE,
         snapshots.CHAIN,
+        snapshots.OLDEST,
         snapshots.INDEX,
         snapshots.STATE,
         snapshots.PACKED,

@@ -196,7 +196,10 @@ def test_a_transport_refuses_bulk_when_the_day_is_used_up_to_the_last_byte(tmp_p
 
 
 def test_everything_a_node_serves_is_urgent_or_known_bulk(run_lab, terms):
-    bulk = {f"/decentral/{name}/1" for name in ("frame", "piece", "fetch", "chain", "index", "state")} | {SPEED, PACKED}
+    bulk = {f"/decentral/{name}/1" for name in ("frame", "piece", "fetch", "chain", "oldest", "index", "state")} | {
+        SPEED,
+        PACKED,
+    }
 
     async def script(lab):
         served = set(lab.add().transport.services.handlers)
