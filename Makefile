@@ -21,7 +21,7 @@ TESTED := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1}
 SEEDS ?= 1-2400
 ROUNDS ?= 50
 
-.PHONY: demo test test-long simulate await-points mutants fuzz chaos natlab natlab-pairs powerloss soak interop js-libp2p test-web browser wheel docs lint format constraints clean
+.PHONY: demo test test-long simulate friends await-points mutants fuzz chaos natlab natlab-pairs powerloss soak interop js-libp2p test-web browser wheel docs lint format constraints clean
 
 demo: $(STAMP)  ## train four peers and a solo baseline: make demo ARGS="--peers 3 --minutes 1"
 	$(BIN)/decentral demo $(ARGS)
@@ -47,6 +47,9 @@ natlab-pairs: $(STAMP)  ## two bare transports behind NATs: relayed or punched? 
 
 simulate: $(STAMP)  ## many simulated swarms under faults, one per seed: make simulate SEEDS=1-2400 ROUNDS=50
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.simulate.run --seeds $(SEEDS) --rounds $(ROUNDS) --processes $(WORKERS) $(ARGS)
+
+friends: $(STAMP)  ## machines that die, restart, leave, sleep for a night and meet again: make friends SEEDS=1-200 ARGS="--only nights"
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.simulate.friends --seeds $(SEEDS) --processes $(WORKERS) $(ARGS)
 
 await-points: $(STAMP)  ## a crash at every await point of a round, one at a time
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.simulate.await_points --processes $(WORKERS) $(ARGS)
