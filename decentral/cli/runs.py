@@ -208,16 +208,24 @@ def _trained(manifest: Manifest, text: str, options: JobOptions, *, late: bool) 
     return stop.code
 
 
+_OPEN = (
+    "an open run: whoever can dial a peer may join, and many that join and never vote hold up the rounds; "
+    "--admit - at the first start asks for a token"
+)
+
+
 def _show_invite(display: Display, options: JobOptions, corpus: str, invite: str) -> None:
     from decentral.observe.screen import invite_for
-    from decentral.swarm.invite import whole_invite
+    from decentral.swarm.invite import Invite, whole_invite
 
     show, stream = (display.say, sys.stderr) if options.as_json else (display.result, sys.stdout)
     brings = "" if corpus == "stdlib" else " --data " + shlex.quote(f"PATH/TO/{corpus}")
     whole = whole_invite(invite, options.out)
     shown = invite_for(stream, whole)
     show(f"decentral join {shown}{brings}")
-    if shown != whole:
+    if options.invite is None and Invite.parse(whole).token is None:
+        display.say(_OPEN)
+    elif shown != whole:
         display.say(f"without its token, as this may be a log; the whole line: decentral invite --out {options.out}")
 
 

@@ -149,6 +149,7 @@ def test_nobody_else_reads_the_token_of_a_run(terms: list[str], tmp_path: Path, 
         assert telling_files_of_others(tmp_path) == []
         assert telling_files(tmp_path) == [folder / TOKEN_FILE for folder in (first, second)]
         assert "decentral join decentral1:" in (tmp_path / "first.log").read_text()
+        assert "an open run" not in (tmp_path / "first.log").read_text()
         assert f"decentral invite --out {first}" in (tmp_path / "first.log").read_text()
         for folder in (first, second):
             for name in ("status.json", "events.jsonl", "metrics.jsonl"):

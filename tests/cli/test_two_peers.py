@@ -96,6 +96,8 @@ def test_a_swarm_of_two_is_started_watched_paused_left_and_exported(
     assert second.process.wait() == 0
     assert json.loads((second.directory / "stdout.txt").read_text())["peer"] == status_of(second).peer
     assert f"decentral join {PREFIX}" in (second.directory / "stderr.txt").read_text()
+    assert "an open run: " in (first.directory / "stderr.txt").read_text()
+    assert "an open run: " not in (second.directory / "stderr.txt").read_text()
     until(lambda: len(status_of(first).members) == 1)
 
     began = time.monotonic()
