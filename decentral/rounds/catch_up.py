@@ -41,13 +41,58 @@ class Answer:
     commits: tuple[Commit, ...] = ()  # as many as it still has and fit
 
 
+class Chains:
+    """The chains of others, as they show them: nothing but the form of it is checked here."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.state, self.transport = driver.state, driver.swarm.transport
+
+    async def since(self, holder: PeerId, places: Sequence[Place] = ()) -> Answer:
+        """Where ``holder``'s chain leaves ours (or ``places``), and what it committed since. Raises PayloadError."""
+        places = places or self.state.machine.state.history.locator()
+        body = b"".join(WHERE.pack(*place) for place in places)
+        try:
+            data = await request(self.transport, holder, CHAIN, body, limit=CHAIN_LIMIT, timeout=TIMEOUT)
+        except TransportError:
+            return Answer()
+        if len(data) < SHARED.size:
+            return Answer()
+        (round_,) = SHARED.unpack_from(data)
+        shared = self.state.machine.state.history.newest_of(place for place in places if place[0] == round_)
+        return Answer(shared, tuple(split_commits(data[SHARED.size :])))
+
+    async def since_its_oldest(self, holder: PeerId) -> Answer:
+        """Where ``holder``'s memory begins, if that is on our chain, and what it committed since: the places that we
+        name lie apart, and it may remember no further than to one in between. Raises PayloadError.
+        """
+        start, commits = await self.oldest(holder)
+        shared = None if start is None else self.state.machine.state.history.at((start.round, start.hash))
+        return Answer(shared, tuple(commits))
+
+    async def oldest(self, holder: PeerId) -> tuple[Head | None, Sequence[Commit]]:
+        """Its oldest head, and all that it has from there. None: it cannot say now, or does not know how."""
+        try:
+            data = await request(self.transport, holder, OLDEST, b"", limit=CHAIN_LIMIT, timeout=TIMEOUT)
+        except TransportError:
+            return None, ()
+        return split_oldest(data) if data else (None, ())
+
+    async def went_through(self, peer: PeerId, head: Head) -> bool:
+        """Tell whether the chain of ``peer`` went through ``head``."""
+        with suppress(TransportError, PayloadError):
+            place = WHERE.pack(head.round, head.hash)
+            data = await request(self.transport, peer, CHAIN, place, limit=CHAIN_LIMIT, timeout=TIMEOUT)
+            return len(data) >= SHARED.size and SHARED.unpack_from(data)[0] == head.round
+        return False
+
+
 class CatchUp:
     """The asking side of one peer; its `Donor` is the serving side."""
 
     def __init__(self, driver: Driver, folder: Path | None) -> None:
         """``folder``: for the chunks of a snapshot that is being fetched."""
         self.driver, self.state = driver, driver.state
-        self.transport, self.directory = driver.swarm.transport, driver.swarm.directory
+        self.directory, self.chains = driver.swarm.directory, Chains(driver)
         self.snapshots = SnapshotFetch(driver.state, driver.swarm, folder)
         self.donor = Donor(driver.state, driver.swarm.transport)
         self._rules = Rules(driver.state.terms.voting, driver.state.terms.num_fragments)
@@ -110,7 +155,7 @@ class CatchUp:
         be: one that lies keeps nobody from asking the next.
         """
         try:
-            answer = await self._ask_chain(holder)
+            answer = await self.chains.since(holder)
             if answer.shared is None or answer.shared.hash != head.hash:
                 return ()
             self._rules.last(answer.shared, answer.commits)
@@ -119,36 +164,6 @@ class CatchUp:
             self.state.on_event("catch_up_failed", {"why": str(error)})
             return None
         return answer.commits
-
-    async def _ask_chain(self, holder: PeerId, places: Sequence[Place] = ()) -> Answer:
-        """Where ``holder``'s chain leaves ours (or ``places``), and what it committed since. Raises PayloadError."""
-        places = places or self.state.machine.state.history.locator()
-        body = b"".join(WHERE.pack(*place) for place in places)
-        try:
-            data = await request(self.transport, holder, CHAIN, body, limit=CHAIN_LIMIT, timeout=TIMEOUT)
-        except TransportError:
-            return Answer()
-        if len(data) < SHARED.size:
-            return Answer()
-        (round_,) = SHARED.unpack_from(data)
-        shared = self.state.machine.state.history.newest_of(place for place in places if place[0] == round_)
-        return Answer(shared, tuple(split_commits(data[SHARED.size :])))
-
-    async def _ask_oldest(self, holder: PeerId) -> Answer:
-        """Where ``holder``'s memory begins, if that is on our chain, and what it committed since: the places that we
-        name lie apart, and it may remember no further than to one in between. Raises PayloadError.
-        """
-        start, commits = await self._oldest_of(holder)
-        shared = None if start is None else self.state.machine.state.history.at((start.round, start.hash))
-        return Answer(shared, tuple(commits))
-
-    async def _oldest_of(self, holder: PeerId) -> tuple[Head | None, Sequence[Commit]]:
-        """Its oldest head, and all that it has from there. None: it cannot say now, or does not know how."""
-        try:
-            data = await request(self.transport, holder, OLDEST, b"", limit=CHAIN_LIMIT, timeout=TIMEOUT)
-        except TransportError:
-            return None, ()
-        return split_oldest(data) if data else (None, ())
 
     def is_cheap(self, commits: Sequence[Commit]) -> bool:
         """Whether the missed frames surely take fewer bytes than a snapshot."""
@@ -226,9 +241,9 @@ class CatchUp:
 
     async def _branch_to(self, peer: PeerId, claimed: Head) -> Branch:
         """The way from our chain to ``claimed``, checked. Unknown when it left ours longer ago than peers remember."""
-        answer = await self._ask_chain(peer)
+        answer = await self.chains.since(peer)
         if answer.shared is None:
-            answer = await self._ask_oldest(peer)
+            answer = await self.chains.since_its_oldest(peer)
         shared = answer.shared
         if shared is None or not answer.commits:
             return Branch(None)
@@ -242,7 +257,7 @@ class CatchUp:
         while more and head.round < claimed.round:
             if len(commits) > LONGEST:
                 raise PayloadError(f"its chain goes on after {len(commits)} commits, more than peers keep; ask another")
-            more = (await self._ask_chain(peer, [(head.round, head.hash)])).commits
+            more = (await self.chains.since(peer, [(head.round, head.hash)])).commits
             head = self._rules.last(head, more)  # here: one made up would go on for as long as it is asked
             commits += more
         return commits
@@ -283,7 +298,7 @@ class CatchUp:
         if any(other.hash == name[0] for peer, (_, other) in said.items() if peer not in group):
             return None  # of one head two states are shown
         others = {peer: other for peer, (_, other) in said.items() if peer not in group}
-        passed = [peer for peer in others if await self._has_passed(peer, head)]
+        passed = [peer for peer in others if await self.chains.went_through(peer, head)]
         if passed and len(group) == 1 and not self.state.gossips:
             return None  # all are on their way, and nobody else shows the state of this head: asked again in a while
         members = self.state.head.members  # who is none, as this peer may be, has no chain of its own
@@ -305,7 +320,7 @@ class CatchUp:
         """
         for peer in tuple(group):
             try:
-                start, first = await self._oldest_of(peer)
+                start, first = await self.chains.oldest(peer)
                 if start is None:
                     continue
                 commits = await self._all_of(peer, start, first, head)
@@ -320,7 +335,7 @@ class CatchUp:
         """Tell whether a peer at ``head`` is on this peer's chain, behind it or further on."""
         ours = self.state.head
         behind = self.state.machine.state.history.at((head.round, head.hash)) is not None
-        return behind or await self._has_passed(peer, ours)
+        return behind or await self.chains.went_through(peer, ours)
 
     def _electors(self, first: PeerId) -> list[PeerId]:
         """Give those here of whom this peer knows that they belong to the run; all that are here, where it knows fewer
@@ -342,14 +357,6 @@ class CatchUp:
             for peer in peers:
                 group.start_soon(ask, peer)
         return said
-
-    async def _has_passed(self, peer: PeerId, head: Head) -> bool:
-        """Tell whether the chain of ``peer`` went through ``head``."""
-        with suppress(TransportError, PayloadError):
-            place = WHERE.pack(head.round, head.hash)
-            data = await request(self.transport, peer, CHAIN, place, limit=CHAIN_LIMIT, timeout=TIMEOUT)
-            return len(data) >= SHARED.size and SHARED.unpack_from(data)[0] == head.round
-        return False
 
 
 def split_oldest(answer: bytes) -> tuple[Head, list[Commit]]:
