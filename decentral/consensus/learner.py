@@ -104,6 +104,7 @@ class Attendance:
         for peer in (*(ref.peer for ref in contributions(record)), *(peer for peer, _ in commit.certificate.votes)):
             state.active(peer, record.round)
         state.last_active = {peer: round_ for peer, round_ in state.last_active.items() if peer in record.next_members}
+        state.came_back_in = {p: round_ for p, round_ in state.came_back_in.items() if p in record.next_members}
 
     def _note_who_is_back(self, commit: Commit) -> None:
         """A peer that voted in a round after its farewell came back meanwhile, though nothing it sent came here.

@@ -352,6 +352,7 @@ class RoundState:
         self.farewells = Farewells(terms.voting)
         self.refusals = Refusals()
         self.last_active: dict[PeerId, int] = {}  # rounds in which members are known to have offered or voted
+        self.came_back_in: dict[PeerId, int] = {}  # rounds in which members took back that they leave
         self.returning: Returning | None = None  # since this peer came back
         self.has_left = False  # and votes no more
         self.stands_at: dict[PeerId, int] = {}  # rounds that members said they have reached
@@ -476,15 +477,23 @@ class RoundState:
     def takes(self, commit: m.Commit) -> bool:
         """Tell whether a commit is learned as it was signed. One that gives up a majority is so only where this peer
         has given up those peers itself, holds their farewells, was away for so long that it cannot know, or voted in
-        later rounds that its disk forgot, with whomever it gave up in them, or is no member and has no chain of its own
-        to go on with.
+        later rounds that its disk forgot, with whomever it gave up in them. Who is no member has no chain of its own to
+        go on with, and takes what drops nobody that is here. None ends the run before its terms do.
 
         Else one vote of one peer, which counts for a record that drops all the others, would end the run of them all.
         """
-        was_away = self.returning is not None and self.returning.excused
-        if was_away or self.forgetful or self.me not in self.head.members or commit.record.hash in self.followed:
+        record = commit.record
+        if not self.terms.voting.drops_majority(record):
             return True
-        return self.presence.may_drop(commit.record, self.farewelled(commit.farewells, commit.record))
+        if record.final and not self._ends_as_agreed(record):
+            return False
+        was_away = self.returning is not None and self.returning.excused
+        if was_away or self.forgetful or record.hash in self.followed:
+            return True
+        said = self.farewelled(commit.farewells, record)
+        return self.presence.may_drop(record, said) or (
+            self.me not in self.head.members and not chain.dropped_by(record) - said & self.presence.known
+        )
 
     def note_followers(self, commits: Sequence[m.Commit], places: Mapping[PeerId, Place]) -> None:
         """Give those whom a record of a chain gives up, and who stand on that chain themselves, do not ask that anybody
@@ -503,11 +512,12 @@ class RoundState:
             beyond.discard((record.round, record.hash))  # who stands there has not taken those after it
 
     def farewelled(self, shown: Iterable[m.Shown], record: m.Record) -> frozenset[PeerId]:
-        """Members that said farewell, as it is shown, and have neither offered nor voted since."""
+        """Members that said farewell, as it is shown, and have neither offered nor voted since, nor come back."""
+        timely = [one for one in shown if self.last_active.get(one.peer, 0) <= one.round <= record.round]
         return frozenset(
             one.peer
-            for one in shown
-            if self.last_active.get(one.peer, 0) <= one.round <= record.round and shows_farewell(one, record.run)
+            for one in timely
+            if self.came_back_in.get(one.peer, -1) < one.round and shows_farewell(one, record.run)
         )
 
     def objections(self, proposal: m.Proposal) -> tuple[frozenset[PeerId], bool]:
@@ -620,7 +630,9 @@ class RoundState:
         return max((allowance(nbytes, copies, takes(nbytes, peer, members)) for nbytes, peer in found), default=0.0)
 
     def is_back(self, peer: PeerId) -> None:
-        """``peer`` spoke after its farewell."""
+        """``peer`` spoke after its farewell: whoever shows it from now on shows what is void."""
+        if peer in self.head.members:
+            self.came_back_in[peer] = self.head.round + 1
         self.presence.leaving.discard(peer)
         self.farewells.forget(peer)
 

@@ -131,7 +131,9 @@ class Voter:
         if in_charge is None or prepare.ballot <= in_charge:
             return True
         state = self._state
-        others = {one.peer for one in prepare.promises if shows_promise(one, state.head.run, prepare.ballot)}
+        place = state.head.epoch, state.head.round + 1
+        said_now = [one for one in prepare.promises if (one.epoch, one.round) == place]
+        others = {one.peer for one in said_now if shows_promise(one, state.head.run, prepare.ballot)}
         if others.intersection(state.committee) - {sender, state.me}:
             return True
         if state.promised_since is None or state.promised_since[0] != state.acceptor.promised:

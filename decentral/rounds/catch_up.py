@@ -19,6 +19,7 @@ import anyio
 
 from decentral.consensus.chain import LENGTH as LONGEST
 from decentral.consensus.chain import Branch, Head, History, Place, Rules, checked_branch, dropped_by, rank_of
+from decentral.consensus.learner import RECENT
 from decentral.errors import DecentralError, PayloadError, TransportError
 from decentral.replica.contents import MAKERS
 from decentral.rounds.driver import Driver
@@ -31,6 +32,8 @@ from decentral.wire.keys import Digest, PeerId, peer_name
 from decentral.wire.messages import Commit, FrameRef, decode
 
 ASKED = 4  # other peers asked for the missed commits before a snapshot is fetched
+SLOW = 5.0  # s after which the next is asked, too
+IN_TIME = 4 * TIMEOUT  # s for all of a chain answer: 8 MiB at 70 kB/s
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +50,18 @@ class Chains:
     def __init__(self, driver: Driver) -> None:
         self.state, self.transport = driver.state, driver.swarm.transport
 
+    async def _request(self, holder: PeerId, protocol: str, body: bytes) -> bytes:
+        """All of an answer, in time: bytes that trickle hold up whoever waits for them. Raises TransportError."""
+        with anyio.move_on_after(IN_TIME):
+            return await request(self.transport, holder, protocol, body, limit=CHAIN_LIMIT, timeout=TIMEOUT)
+        raise TransportError(f"{peer_name(holder)}: {protocol} was not whole within {IN_TIME:g} s; ask another peer")
+
     async def since(self, holder: PeerId, places: Sequence[Place] = ()) -> Answer:
         """Where ``holder``'s chain leaves ours (or ``places``), and what it committed since. Raises PayloadError."""
         places = places or self.state.machine.state.history.locator()
         body = b"".join(WHERE.pack(*place) for place in places)
         try:
-            data = await request(self.transport, holder, CHAIN, body, limit=CHAIN_LIMIT, timeout=TIMEOUT)
+            data = await self._request(holder, CHAIN, body)
         except TransportError:
             return Answer()
         if len(data) < SHARED.size:
@@ -72,7 +81,7 @@ class Chains:
     async def oldest(self, holder: PeerId) -> tuple[Head | None, Sequence[Commit]]:
         """Its oldest head, and all that it has from there. None: it cannot say now, or does not know how."""
         try:
-            data = await request(self.transport, holder, OLDEST, b"", limit=CHAIN_LIMIT, timeout=TIMEOUT)
+            data = await self._request(holder, OLDEST, b"")
         except TransportError:
             return None, ()
         return split_oldest(data) if data else (None, ())
@@ -80,8 +89,7 @@ class Chains:
     async def went_through(self, peer: PeerId, head: Head) -> bool:
         """Tell whether the chain of ``peer`` went through ``head``."""
         with suppress(TransportError, PayloadError):
-            place = WHERE.pack(head.round, head.hash)
-            data = await request(self.transport, peer, CHAIN, place, limit=CHAIN_LIMIT, timeout=TIMEOUT)
+            data = await self._request(peer, CHAIN, WHERE.pack(head.round, head.hash))
             return len(data) >= SHARED.size and SHARED.unpack_from(data)[0] == head.round
         return False
 
@@ -103,33 +111,70 @@ class CatchUp:
             peer = await self.state.catch_up.next()
             if peer is None:
                 continue
+            led_on = False
             try:
-                await self._catch_up(peer)
+                led_on = await self._catch_up(peer)
             except DecentralError as error:
                 self.state.on_event("catch_up_failed", {"why": str(error)})
             except Exception as error:  # noqa: BLE001  told with its traceback
                 tell_unexpected(self.state.on_event, "catching up", error)
+            (self.state.catch_up.led_on if led_on else self.state.catch_up.led_nowhere)(peer)
 
     # ---- asking ----
 
-    async def _catch_up(self, peer: PeerId) -> None:
+    async def _catch_up(self, peer: PeerId) -> bool:
+        """Go on from this peer's head by what ``peer`` has, or another; tell whether that led anywhere."""
         head = self.state.head
         if head.anchor is None:
-            return
-        lied = False
-        for holder in (peer, *self._others(peer, head)):  # one that joined later does not know the records before it
+            return True  # nobody was asked
+        doubted: set[PeerId] = set()
+        found = await self._ask_in_turn(peer, head, doubted)
+        if found is None:
+            return peer not in doubted and await self._adopt_if_better(peer)
+        holder, missed = found
+        if self.is_cheap(missed) and await self.replayed(holder, missed):
+            self.state.catch_up.drop()
+            return True
+        return await self._adopt_if_better(holder)  # of its chain it is known that it goes on from ours
+
+    async def _ask_in_turn(
+        self, peer: PeerId, head: Head, doubted: set[PeerId]
+    ) -> tuple[PeerId, tuple[Commit, ...]] | None:
+        """A holder of what this peer missed, and that, checked; ``doubted`` are those that told what is not taken.
+
+        The next is asked when the one before has answered that it has nothing (one that joined later does not know the
+        records before it), or has not answered for some seconds: a slow one kept a peer back for as long as it liked.
+        """
+        found: list[tuple[PeerId, tuple[Commit, ...]]] = []
+        asked, waited_for, answered = set[PeerId](), set[PeerId](), anyio.Event()
+
+        async def ask(holder: PeerId) -> None:
             missed = await self._missed(holder, head)
-            lied = lied or (holder == peer and missed is None)
-            if missed:
-                if not self.state.machine.state.takes(missed[0]):
-                    self._tell_refused(holder, missed)
-                elif self.is_cheap(missed) and await self.replayed(holder, missed):
-                    self.state.catch_up.drop()
-                else:  # of this one's chain it is known that it goes on from ours
-                    await self._adopt_if_better(holder)
-                return
-        if not lied:
-            await self._adopt_if_better(peer)
+            if missed is None:
+                doubted.add(holder)
+            elif missed and not self.state.machine.state.takes(missed[0]):
+                doubted.add(holder)
+                self._tell_refused(holder, missed)
+            elif missed:
+                found.append((holder, missed))
+                group.cancel_scope.cancel()
+            waited_for.discard(holder)
+            answered.set()
+
+        async with anyio.create_task_group() as group:
+            while True:
+                answered = anyio.Event()
+                # Looked up anew each time: who comes back knows of the others one by one.
+                more = [one for one in (peer, *self._others(peer, head)) if one not in asked]
+                if more and len(asked) <= ASKED:
+                    asked.add(more[0])
+                    waited_for.add(more[0])
+                    group.start_soon(ask, more[0])
+                elif not waited_for:
+                    break
+                with anyio.move_on_after(SLOW):
+                    await answered.wait()
+        return found[0] if found else None
 
     def _tell_refused(self, peer: PeerId, commits: Sequence[Commit]) -> None:
         """The first of these records gives up peers that are here: nobody who hears them takes it. Whoever stands on
@@ -215,23 +260,25 @@ class CatchUp:
                 group.start_soon(fetch, turn, ref)
         return all(ref.frame in state.store for ref in record.frames)
 
-    async def _adopt_if_better(self, peer: PeerId) -> None:
-        """Compare before a byte of state is fetched; adopt the branch that ranks higher and hangs together."""
+    async def _adopt_if_better(self, peer: PeerId) -> bool:
+        """Compare before a byte of state is fetched; adopt the branch that ranks higher and hangs together.
+        Tell whether that was done."""
         index, head = await self.snapshots.index(peer)
         if self.state.machine.state.history.at((head.round, head.hash)) is not None:
-            return  # it is behind, on our chain
+            return False  # it is behind, on our chain
         branch = await self._branch_to(peer, head)
         if branch.shared is None:
             self.driver.watch.parted(peer)
             named = await self._named_by_most(peer)
             if named is None:
-                return
+                return False
             peer, index, head = named
         elif not self._ranks_higher(branch):
             self.driver.watch.parted(peer)
-            return
+            return False
         tensors = {} if self.state.gossips else (await self.snapshots.tensors(peer, index, head)).tensors
         await self.driver.adoption.adopt(head, tensors, branch)
+        return True
 
     def _ranks_higher(self, branch: Branch) -> bool:
         state = self.state.machine.state
@@ -283,7 +330,8 @@ class CatchUp:
 
     async def _named_by_most(self, first: PeerId) -> tuple[PeerId, SnapshotIndex, Head] | None:
         """A donor, and what it can give, that most members here stand behind; None: they do not."""
-        said = await self._ask_indices(self._electors(first))
+        electors = self._electors(first)
+        said = await self._ask_indices(electors)
         groups: dict[tuple[Digest, Digest], list[PeerId]] = defaultdict(list)
         for peer, (index, head) in said.items():
             if self.state.machine.state.history.at((head.round, head.hash)) is None:  # else it is on our chain
@@ -304,7 +352,10 @@ class CatchUp:
         members = self.state.head.members  # who is none, as this peer may be, has no chain of its own
         rivals = [peer for peer in others if peer in members and peer not in passed]
         mine = [peer for peer in rivals if await self._is_on_ours(peer, others[peer])]
-        behind_it, behind_ours = len(group) + len(passed), len(mine) + self.state.is_member
+        # Who does not answer stands where it was: an honest peer cannot while it applies a commit, and one that lies
+        # chose that moment for its question.
+        silent = (set(electors) | self._missing_members()) - said.keys()
+        behind_it, behind_ours = len(group) + len(passed), len(mine) + len(silent) + self.state.is_member
         if (behind_it, head.weight) <= (behind_ours, self.state.head.weight):
             raise PayloadError(
                 "nobody can check its chain, and of those who answer fewer stand behind it than behind ours; drop it"
@@ -312,6 +363,11 @@ class CatchUp:
         asked, named = len(said), behind_it
         self.state.on_event("unchecked", {"round": head.round, "asked": asked, "named": named, "records": records})
         return (first if first in group else group[0]), index, head
+
+    def _missing_members(self) -> set[PeerId]:
+        """Members that are silent, and not yet given up."""
+        head, presence = self.state.head, self.state.machine.state.presence
+        return set(head.members) - presence.given_up() - {self.state.me} if self.state.is_member else set()
 
     async def _certified(self, group: list[PeerId], head: Head) -> int:
         """The number of records that lead to ``head`` from the oldest that one of ``group`` holds, each with its votes.
@@ -350,7 +406,7 @@ class CatchUp:
         said: dict[PeerId, tuple[SnapshotIndex, Head]] = {}
 
         async def ask(peer: PeerId) -> None:
-            with suppress(TransportError, PayloadError):
+            with suppress(TransportError, PayloadError), anyio.move_on_after(TIMEOUT):
                 said[peer] = await self.snapshots.index(peer)
 
         async with anyio.create_task_group() as group:
@@ -371,7 +427,7 @@ def split_oldest(answer: bytes) -> tuple[Head, list[Commit]]:
 
 def split_commits(answer: bytes) -> list[Commit]:
     """The commits of a chain answer. Raises PayloadError."""
-    commits, at = [], 0
+    commits, at = list[Commit](), 0
     while at < len(answer):
         if at + LENGTH.size > len(answer):
             raise PayloadError("chain answer ends inside a length; drop its sender")
@@ -379,6 +435,8 @@ def split_commits(answer: bytes) -> list[Commit]:
         at += LENGTH.size
         if nbytes > len(answer) - at:
             raise PayloadError("chain answer ends inside a commit; drop its sender")
+        if len(commits) == RECENT:
+            raise PayloadError(f"chain answer of more than {RECENT} commits, which nobody keeps; drop its sender")
         message = decode(answer[at : at + nbytes])
         if not isinstance(message, Commit):
             raise PayloadError(f"chain answer holds a {type(message).__name__}; drop its sender")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -89,7 +90,7 @@ class LocalState:
         self.on_update, self.on_event = listeners.on_update, listeners.on_event
         self.on_figures = listeners.on_figures
         self.tasks = Tasks(listeners.on_event)
-        self.catch_up = CatchUpRequests()
+        self.catch_up = CatchUpRequests(self.terms.lease)
         self.store = FrameStore(parts.reserve - parts.replica.contents.unpacked.capacity)
         self.inbox.admits = lambda peer: self.is_newcomer(peer) and not self.store.has_of(peer)
         self.frame_limit = HEADER_NBYTES + parts.inbox.limit()
@@ -407,17 +408,40 @@ class Slices:
 # Any part that notices one says so; ``CatchUp`` does it, one at a time.
 
 
-class CatchUpRequests:
-    """Room for one: the last asked wins, as whoever is ahead is noticed again at the next look."""
+AGAIN_AFTER = 1.0  # s until one that led nowhere is asked for the second time
 
-    def __init__(self) -> None:
+
+class CatchUpRequests:
+    """Room for one: the last asked wins, as whoever is ahead is noticed again at the next look.
+
+    Who led nowhere is passed over for a while, each time for twice as long: one that only says it is ahead was asked
+    all the time, and so was the third of three branches, and never the second.
+    """
+
+    def __init__(self, longest: float) -> None:
+        """``longest``: seconds for which one is passed over at most."""
+        self._longest = longest
         self._peer: PeerId | None = None
         self._asked = anyio.Event()
+        self._vain: dict[PeerId, tuple[float, float]] = {}  # passed over until then, for so many seconds
 
     def ask(self, peer: PeerId) -> None:
         """Catch up with ``peer`` soon."""
-        self._peer = peer
-        self._asked.set()
+        if anyio.current_time() >= self._vain.get(peer, (-math.inf, 0.0))[0]:
+            self._peer = peer
+            self._asked.set()
+
+    def led_on(self, peer: PeerId) -> None:
+        """It had what was missing."""
+        self._vain.pop(peer, None)
+
+    def led_nowhere(self, peer: PeerId) -> None:
+        """It was asked in vain."""
+        now = anyio.current_time()
+        _, seconds = self._vain.get(peer, (0.0, 0.0))
+        seconds = min(self._longest, max(AGAIN_AFTER, 2 * seconds))
+        self._vain = {other: kept for other, kept in self._vain.items() if now < kept[0] + self._longest}
+        self._vain[peer] = now + seconds, seconds
 
     async def next(self) -> PeerId | None:
         """Wait for a request and take it; None when it was dropped meanwhile."""

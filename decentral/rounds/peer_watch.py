@@ -118,19 +118,16 @@ class PeerWatch:
 
     def look_for_other_chains(self, now: float) -> None:
         """A peer two rounds ahead, or one round for long: we missed a commit. One that stays on another branch: either
-        must adopt. A member may stand there, too, that left us out in the same round. One whose branch was compared
-        and not taken is asked again only so often: of three that had parted, two asked the third all the time, and
-        never each other.
+        must adopt. A member may stand there, too, that left us out in the same round. Members come last, and so first.
 
         Branches come from a partition, or from a chain that was given up and came back; comparing them is the
         catch-up's work, and both sides start it, so it does not matter which is the longer.
         """
         head, rivals = self.state.head, {}
-        for peer, lease in self.directory.live().items():
-            ahead, parted = lease.round > head.round + 1, self._is_parted(peer)
-            if ahead and not parted:
+        for peer, lease in sorted(self.directory.live().items(), key=lambda one: one[0] in head.members):
+            if lease.round > head.round + 1:
                 self.state.catch_up.ask(peer)
-            elif ahead or (lease.digest != head.hash and (lease.round >= head.round or self._is_outside(peer))):
+            elif lease.digest != head.hash and (lease.round >= head.round or self._is_outside(peer)):
                 rivals[peer] = self._rivals.get(peer, now)
         for peer, since in rivals.items():
             if now - since > self.lease:

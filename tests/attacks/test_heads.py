@@ -8,15 +8,17 @@ from functools import partial
 
 import anyio
 import pytest
+import torch
 
 from decentral.consensus import learner
 from decentral.rounds.catch_up import split_commits
-from decentral.rounds.snapshots import CHAIN, INDEX, LENGTH, PACKED, STATE, Donor
+from decentral.rounds.snapshots import CHAIN, INDEX, LENGTH, OLDEST, PACKED, STATE, Donor
 from decentral.state.snapshot import Snapshot
 from decentral.swarm.directory import Directory
+from decentral.transport.base import Respond
 from decentral.transport.requests import serve_requests
-from decentral.wire.messages import Certificate, encode
-from tests.attacks.liars import at_a_head, honest
+from decentral.wire.messages import Behind, Certificate, encode
+from tests.attacks.liars import at_a_head, honest, say
 from tests.lab.nodes import Member, tiny_model
 
 
@@ -153,3 +155,113 @@ def without_votes(donor: Donor, round_: int, room: int) -> bytes:
     commits = split_commits(Donor._commits_after(donor, round_, room))
     bodies = [encode(replace(commit, certificate=Certificate(0, ()))) for commit in commits]
     return b"".join(LENGTH.pack(len(body)) + body for body in bodies)
+
+
+# ---- those who answer late, or chose the moment ----
+
+
+def answers(member: Member, protocol: str, respond: Respond, limit: int) -> None:
+    """A running peer says something else from now on."""
+    services = member.transport.services
+    services.fixed = False
+    services.handlers.pop(protocol, None)
+    serve_requests(member.transport, protocol, respond, limit=limit)
+
+
+def applies_slowly(member: Member) -> None:
+    """As with a slow disk, or a large model: nobody can be told of a state meanwhile."""
+    state = member.node.driver.state
+    offload, append = state.offload, state.ledger.append
+
+    async def slowly(work, *given):
+        if work is append:
+            await anyio.sleep(0.3)
+        return await offload(work, *given)
+
+    state.offload = slowly
+
+
+@pytest.mark.parametrize("n", [3, 5])
+def test_a_head_that_is_claimed_while_all_others_apply_a_commit_is_adopted_by_nobody(run_lab, terms, n):
+    async def script(lab) -> None:
+        for _ in range(n):
+            lab.add()
+        await lab.all_members()
+        await lab.rounds(2)
+        liar = lab.members[-1]
+        others = honest(lab, liar)
+        for member in others:
+            applies_slowly(member)
+        head = await at_a_head(liar)
+        tensors = {name: torch.full_like(t, 77.0) for name, t in liar.node.replica.shared_tensors().items()}
+        claimed = replace(head, round=head.round + 1000, tokens=10**15, hash=bytes(32))
+        made = Snapshot(tensors, {"head": replace(claimed, anchor=liar.node.replica.digest_of(tensors)).to_dict()})
+
+        async def nothing(peer, data):
+            return b""
+
+        async def until_the_next_commit(peer, data):
+            before = liar.node.driver.head.hash
+            while liar.node.driver.head.hash == before:
+                await anyio.sleep(0.01)
+            return b""
+
+        async def index(peer, data):
+            return made.index.to_bytes()
+
+        async def chunk(peer, data):
+            return b"\0" + made.chunk(int.from_bytes(data[32:36], "little"))
+
+        for protocol, respond, limit in (
+            (CHAIN, nothing, 1 << 16),
+            (OLDEST, until_the_next_commit, 0),
+            (INDEX, index, 0),
+            (PACKED, chunk, 37),
+        ):
+            answers(liar, protocol, respond, limit)
+        with anyio.move_on_after(60.0):
+            while True:
+                for member in others:
+                    lab.group.start_soon(say, liar, member, Behind(member.node.driver.head.round + 50))
+                await anyio.sleep(0.2)
+        assert not any(told(member, "unchecked") for member in others)
+        assert all(member.rounds < 100 for member in others)
+
+    run_lab(terms("sparseloco"), script, make_model=tiny_model)
+
+
+@pytest.mark.parametrize("pace", ["29 s an answer", "bytes that trickle"])
+def test_a_member_that_answers_slowly_keeps_nobody_back(run_lab, terms, pace):
+    async def script(lab) -> None:
+        for _ in range(4):
+            lab.add()
+        await lab.all_members()
+        await lab.rounds(2)
+        away, *others = lab.members
+        slow = others[-1]
+
+        async def late(peer, data):
+            await anyio.sleep(29.0)
+            return b""
+
+        async def trickle(stream):
+            await stream.send((1 << 23).to_bytes(4, "little"))
+            while True:
+                await stream.send(bytes(5000))
+                await anyio.sleep(1.0)
+
+        for protocol, limit in ((CHAIN, 1 << 16), (OLDEST, 0), (INDEX, 0)):
+            answers(slow, protocol, late, limit)
+            if pace == "bytes that trickle" and protocol != INDEX:
+                slow.transport.services.handlers[protocol] = trickle
+        lab.cut([away], others)
+        goal = away.rounds + 5
+        await lab.until(lambda: all(member.rounds >= goal for member in others))
+        lab.heal([away], others)
+        began = anyio.current_time()
+        while away.rounds < min(member.rounds for member in others) - 1:
+            await say(slow, away, Behind(away.node.driver.head.round + 50))
+            await anyio.sleep(0.2)
+            assert anyio.current_time() - began < 30.0
+
+    run_lab(terms("sparseloco", shrink_after=60.0), script, make_model=tiny_model)

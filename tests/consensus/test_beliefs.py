@@ -169,6 +169,18 @@ def test_a_prepare_waits_for_its_turn_and_one_that_another_backs_does_not(make_s
         assert voter.state.acceptor.promised == (1 if shown else 0)
 
 
+def test_a_prepare_that_shows_promises_of_another_round_waits_for_its_turn(make_swarm):
+    """A promise for a ballot, once given, would back every later question for that ballot, in any round."""
+    swarm = make_swarm(4)
+    assert finish_round(swarm)
+    order = chain.leaders(swarm.hosts[swarm.members[0]].machine.head)
+    voter, liar, backer = (swarm.hosts[order[0]].machine, order[1], order[2])
+    given = promise(Acceptor(1, 1), START.run, 0, 1, swarm.signer(backer))
+    old = m.Shown(backer, 0, 1, -1, bytes(32), given.signature)
+    voter.receive(liar, m.Prepare(0, 2, 1, (old,)), swarm.now)
+    assert voter.state.acceptor.promised == 0
+
+
 # ---- who comes back ----
 
 
@@ -216,6 +228,32 @@ def test_it_is_taken_by_who_has_given_up_the_others_itself(make_swarm):
     assert machine.head.round == 1
 
 
+@pytest.mark.parametrize(("here", "taken"), [(True, False), (False, True)])
+def test_it_is_taken_by_who_is_no_member_where_nobody_is_here_that_it_drops(make_swarm, here, taken):
+    """It has no chain of its own to go on with; but a newcomer was taken to the end of its run by one vote."""
+    swarm = make_swarm(4)
+    me, other, third, loner = swarm.members
+    machine = swarm.hosts[me].machine
+    left = replace(machine.head, members=(other, third, loner))
+    machine.state.head = left
+    machine.liveness(frozenset(), frozenset(), 0.0, known=frozenset({other, loner} if here else {loner}))
+    made = replace(record(left, {}, (loner,)), members=left.members, base=left.anchor)
+    vote = vote_of(swarm.signer(loner), 0, made)
+    machine.receive(loner, m.Commit(made, m.Certificate(0, ((loner, vote),))), 0.0)
+    assert (machine.head.round == 1) is taken
+
+
+def test_no_record_that_gives_up_a_majority_ends_a_run_before_its_terms_do(make_swarm):
+    swarm = make_swarm(3)
+    me, other, loner = swarm.members
+    machine = swarm.hosts[me].machine
+    machine.liveness(frozenset({other}), frozenset({other}), 0.0, missed=frozenset({other}))
+    made = replace(alone(swarm, loner).record, final=True)
+    vote = vote_of(swarm.signer(loner), 0, made)
+    machine.receive(loner, m.Commit(made, m.Certificate(0, ((loner, vote),))), 0.0)
+    assert machine.head.round == 0
+
+
 @pytest.mark.parametrize(("voted_in", "taken"), [(1, False), (3, True)])
 def test_it_is_taken_by_who_voted_in_later_rounds_that_its_disk_forgot(make_swarm, voted_in, taken):
     """It cannot know whom it gave up in them: five met, and two that had lost rounds held on to others for ever."""
@@ -227,7 +265,7 @@ def test_it_is_taken_by_who_voted_in_later_rounds_that_its_disk_forgot(make_swar
     assert (machine.head.round == 1) is taken
 
 
-@pytest.mark.parametrize("since", ["nothing", "an offer"])
+@pytest.mark.parametrize("since", ["nothing", "an offer", "it came back in the same round"])
 def test_a_farewell_that_a_commit_shows_counts_until_its_peer_offers_again(make_swarm, since):
     swarm = make_swarm(3)
     me, left, loner = swarm.members
@@ -236,6 +274,8 @@ def test_a_farewell_that_a_commit_shows_counts_until_its_peer_offers_again(make_
     shown = m.Shown(left, 0, 1, -1, bytes(32), said.signature)
     if since == "an offer":
         machine.state.active(left, 2)
+    if since == "it came back in the same round":
+        machine.state.is_back(left)
     machine.receive(loner, replace(alone(swarm, loner), farewells=(shown,)), 0.0)
     assert machine.head.round == (1 if since == "nothing" else 0)
 

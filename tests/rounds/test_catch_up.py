@@ -11,14 +11,17 @@ import pytest
 import torch
 
 from decentral.consensus.chain import LOCATOR
+from decentral.consensus.learner import RECENT
 from decentral.errors import PayloadError
 from decentral.parameters import schema_of
+from decentral.rounds.catch_up import split_commits
 from decentral.rounds.frame_io import CONTROL
 from decentral.rounds.snapshots import ANY_FORM, CHAIN, CHUNK, IDLE, INDEX, LENGTH, PACKED, SHARED, STATE, WHERE
 from decentral.state.snapshot import PLAIN, Layout, Snapshot, SnapshotIndex, chunk_hash, from_form
 from decentral.transport.requests import notify, request, serve_requests
 from decentral.wire.keys import Signer
-from decentral.wire.messages import Behind, Certificate, encode
+from decentral.wire.messages import Behind, Certificate, Commit, encode
+from tests.corpus.controls import GATHERED
 from tests.lab.nodes import tiny_model
 
 MBIT = 125_000.0  # bytes/s
@@ -417,3 +420,12 @@ def test_a_commit_that_came_by_itself_while_it_was_asked_for_leaves_no_plan_behi
         assert [round_ for round_, _ in one.driver.state.inbox.plans if round_ <= one.driver.head.round] == []
 
     run_lab(terms("diloco"), script)
+
+
+def test_an_answer_of_more_commits_than_anybody_keeps_is_refused_before_they_are_read():
+    """Eight megabytes of records of one vote each took the loop of whoever looked at them for ten seconds."""
+    body = encode(Commit(GATHERED, Certificate(0, ())))
+    one = LENGTH.pack(len(body)) + body
+    assert len(split_commits(one * RECENT)) == RECENT
+    with pytest.raises(PayloadError, match="more than 256 commits"):
+        split_commits(one * (RECENT + 1))

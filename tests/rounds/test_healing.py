@@ -319,11 +319,11 @@ def refuse(catch_up, peer: bytes) -> None:
     """It does not take the branch of ``peer``, as if that ranked lower."""
     adopt = catch_up._adopt_if_better
 
-    async def unless_it_is_that(holder: bytes) -> None:
+    async def unless_it_is_that(holder: bytes) -> bool:
         if holder == peer:
             catch_up.driver.watch.parted(peer)
-        else:
-            await adopt(holder)
+            return False
+        return await adopt(holder)
 
     catch_up._adopt_if_better = unless_it_is_that
 

@@ -142,7 +142,7 @@ def test_a_mistake_in_catching_up_with_one_leaves_the_next():
 
     async def script():
         catch_up = CatchUp.__new__(CatchUp)
-        requests = CatchUpRequests()
+        requests = CatchUpRequests(20.0)
         catch_up.state = SimpleNamespace(catch_up=requests, on_event=lambda event, fields: told.append(event))
         catch_up._catch_up = catch_up_with
         async with trio.open_nursery() as nursery:
@@ -174,7 +174,7 @@ def test_a_contact_that_meets_a_mistake_is_over_and_the_next_is_made():
 
 def test_of_two_peers_to_catch_up_with_the_last_asked_is_taken_and_the_other_forgotten():
     async def script():
-        requests = CatchUpRequests()
+        requests = CatchUpRequests(20.0)
         requests.ask(NEAR)
         requests.ask(FAR)
         assert await requests.next() == FAR
@@ -187,7 +187,7 @@ def test_of_two_peers_to_catch_up_with_the_last_asked_is_taken_and_the_other_for
 
 def test_what_was_asked_meanwhile_is_dropped_when_there_is_nothing_left_to_catch_up_with():
     async def script():
-        requests = CatchUpRequests()
+        requests = CatchUpRequests(20.0)
         requests.ask(NEAR)
         requests.drop()
         assert await requests.next() is None
@@ -215,3 +215,27 @@ def test_nothing_is_begun_beside_rounds_that_end(backend):
         assert not tasks.spawn(work)
 
     anyio.run(script, backend=backend)
+
+
+def test_who_led_nowhere_is_passed_over_each_time_for_twice_as_long_until_it_leads_on():
+    async def asked_again_after(requests: CatchUpRequests) -> float:
+        began = trio.current_time()
+        while True:
+            requests.ask(NEAR)
+            with trio.move_on_after(0.25):
+                await requests.next()
+                return trio.current_time() - began
+
+    async def script():
+        requests = CatchUpRequests(5.0)
+        waits = []
+        for _ in range(5):
+            requests.led_nowhere(NEAR)
+            requests.ask(FAR)
+            assert await requests.next() == FAR
+            waits.append(await asked_again_after(requests))
+        assert waits == [1.0, 2.0, 4.0, 5.0, 5.0]
+        requests.led_on(NEAR)
+        assert await asked_again_after(requests) == 0.0
+
+    play(script)
