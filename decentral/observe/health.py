@@ -127,6 +127,11 @@ def _looking(status: Status) -> str:
     if status.gone:
         return "; ".join(filter(None, (alone_sentence(status.gone, left=status.gone_left), meanwhile)))
     nobody = ", ".join(filter(None, ("looking: nobody reachable yet", meanwhile)))
+    if status.members and status.peer not in {member.get("peer") for member in status.members}:
+        return (
+            f"{nobody}; this peer said goodbye in round {status.round}, and what it trains counts when a member has "
+            "let it in again; if they are done, so is the run"
+        )
     if status.reachability in _HIDDEN and not status.relays:
         return (
             f"{nobody}; when all of you are behind routers, one public machine must help: run decentral relay there, "

@@ -57,6 +57,10 @@ def test_a_healthy_peer_is_told_in_the_promised_words() -> None:
             "alone: …BBBBBB, …CCCCCC fell silent; whoever is heard of again is let in; training on alone",
         ),
         (
+            Status(state="looking", peer=A, inner_steps=7, round=3, members=({"peer": B},)),
+            "this peer said goodbye in round 3, and what it trains counts when a member has let it in again; if they",
+        ),
+        (
             Status(state="looking"),  # the loop may wait for a second peer
             "looking: nobody reachable yet; share the invite line, or ask decentral doctor",
         ),
