@@ -411,6 +411,12 @@ class History:
         while len(self._heads) > LENGTH:
             self._heads.popitem(last=False)
 
+    def add_before(self, head: Head) -> None:
+        """The chain came this way before the oldest head that is remembered."""
+        if head.round not in self._heads and len(self._heads) < LENGTH:
+            self._heads[head.round] = head
+            self._heads.move_to_end(head.round, last=False)
+
     def switch(self, shared: Head | None, heads: Iterable[Head]) -> None:
         """Another branch from ``shared`` on; None: nothing is known to be shared."""
         known = [] if shared is None else [head for head in self._heads.values() if head.round <= shared.round]

@@ -10,7 +10,7 @@ import hashlib
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from decentral.consensus import chain
 from decentral.consensus.chain import VOTING, Branch, Head, History, Place, Presence, Voting
@@ -635,6 +635,27 @@ class RoundState:
             self.came_back_in[peer] = self.head.round + 1
         self.presence.leaving.discard(peer)
         self.farewells.forget(peer)
+
+    def memory_begins(self) -> Head:
+        """The oldest head from which every commit is kept; the newest where none is."""
+        oldest = self.head
+        while (commit := self.recent.get(oldest.round)) is not None:
+            before = self.history.at((oldest.round - 1, commit.record.previous))
+            if before is None:
+                break
+            oldest = replace(before, anchor=commit.record.base)
+        return oldest
+
+    def remember(self, start: Head, heads: Sequence[Head], commits: Sequence[m.Commit], most: int) -> None:
+        """Take up the way that led to where memory begins: from ``start``, with the commits that made ``heads``, of
+        which the last is that place.
+        """
+        for head in reversed((start, *heads[:-1])):
+            self.history.add_before(head)
+        for commit in reversed(commits):
+            if len(self.recent) < most:
+                self.recent[commit.record.round] = commit
+                self.recent.move_to_end(commit.record.round, last=False)
 
     def stall(self, now: float) -> None:
         """There is work since ``now``, or since before."""

@@ -120,6 +120,44 @@ class CatchUp:
                 tell_unexpected(self.state.on_event, "catching up", error)
             (self.state.catch_up.led_on if led_on else self.state.catch_up.led_nowhere)(peer)
 
+    # ---- remembering ----
+    #
+    # Who came by a snapshot, or lost a disk, knows nothing of before; and two of whom neither remembers where they
+    # parted can compare nothing. Each record names the one before it by its hash, so nobody can make up what led to
+    # where this peer stands.
+
+    async def remember(self) -> None:
+        """Ask who is on this peer's chain for what was before its memory begins, one after the other."""
+        asked: dict[PeerId, Digest] = {}  # and where it began then
+        while True:
+            await anyio.sleep(self.state.terms.lease / 4)
+            begins = self.state.machine.state.memory_begins()
+            there = [peer for peer in self._on_our_chain() if asked.get(peer) != begins.hash]
+            if begins.round == 0 or len(self.state.machine.state.recent) >= RECENT or not there:
+                continue
+            asked = {peer: place for peer, place in asked.items() if place == begins.hash}
+            asked[there[0]] = begins.hash
+            try:
+                await self._ask_what_was_before(there[0], begins)
+            except PayloadError as error:
+                self.state.on_event("catch_up_failed", {"why": str(error)})
+
+    def _on_our_chain(self) -> list[PeerId]:
+        head, history = self.state.head, self.state.machine.state.history
+        live = self.directory.live()
+        here = [peer for peer, lease in live.items() if history.at((lease.round, lease.digest)) is not None]
+        return sorted(here, key=lambda peer: peer not in head.members)
+
+    async def _ask_what_was_before(self, peer: PeerId, begins: Head) -> None:
+        start, first = await self.chains.oldest(peer)
+        if start is None or start.round >= begins.round:
+            return
+        commits = await self._all_of(peer, start, first, begins)
+        branch = checked_branch(History(start), start, commits, begins, self._rules)
+        state = self.state.machine.state
+        if state.memory_begins().hash == begins.hash:  # else it went over to another branch meanwhile
+            state.remember(start, branch.heads, commits[: len(branch.heads)], RECENT)
+
     # ---- asking ----
 
     async def _catch_up(self, peer: PeerId) -> bool:

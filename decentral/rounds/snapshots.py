@@ -7,7 +7,7 @@ import json
 import struct
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -104,12 +104,7 @@ class Donor:
     async def _on_oldest(self, peer: PeerId, data: bytes) -> bytes:
         """The oldest head from which every commit is kept here, and those commits; our own head where none is kept."""
         self._refuse_until_in_step()
-        state, oldest = self.state.machine.state, self.state.head
-        while (commit := state.recent.get(oldest.round)) is not None:
-            before = state.history.at((oldest.round - 1, commit.record.previous))
-            if before is None:
-                break
-            oldest = replace(before, anchor=commit.record.base)
+        oldest = self.state.machine.state.memory_begins()
         if oldest.anchor is None:
             raise PayloadError("a commit is being applied; ask again")
         head = json.dumps(oldest.to_dict()).encode()

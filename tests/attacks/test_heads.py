@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import replace
 from functools import partial
 
@@ -11,12 +12,13 @@ import pytest
 import torch
 
 from decentral.consensus import learner
-from decentral.rounds.catch_up import split_commits
+from decentral.rounds.catch_up import split_commits, split_oldest
 from decentral.rounds.snapshots import CHAIN, INDEX, LENGTH, OLDEST, PACKED, STATE, Donor
 from decentral.state.snapshot import Snapshot
 from decentral.swarm.directory import Directory
 from decentral.transport.base import Respond
 from decentral.transport.requests import serve_requests
+from decentral.wire.keys import PeerId
 from decentral.wire.messages import Behind, Certificate, encode
 from tests.attacks.liars import at_a_head, honest, say
 from tests.lab.nodes import Member, tiny_model
@@ -265,3 +267,34 @@ def test_a_member_that_answers_slowly_keeps_nobody_back(run_lab, terms, pace):
             assert anyio.current_time() - began < 30.0
 
     run_lab(terms("sparseloco", shrink_after=60.0), script, make_model=tiny_model)
+
+
+# ---- what was before ----
+
+
+@pytest.mark.parametrize("donors", ["honest", "without votes"])
+def test_a_newcomer_learns_the_way_to_where_it_stands_and_none_that_was_made_up(run_lab, terms, donors):
+    async def script(lab) -> None:
+        for _ in range(2):
+            lab.add()
+        await lab.all_members()
+        await lab.rounds(4)
+        for member in lab.members:
+            if donors == "without votes":
+                answers(member, OLDEST, partial(unsigned, member.node.catch_up.donor), 0)
+        newcomer = lab.add()
+        await lab.all_members()
+        await anyio.sleep(6.0)
+        begins = newcomer.node.driver.machine.state.memory_begins().round
+        assert (begins == 0) is (donors == "honest")
+        assert bool(told(newcomer, "catch_up_failed")) is (donors != "honest")
+        lab.check_equal()
+
+    run_lab(terms("sparseloco"), script, make_model=tiny_model)
+
+
+async def unsigned(donor: Donor, peer: PeerId, data: bytes) -> bytes:
+    """Its oldest head, and the commits after it without their votes."""
+    start, commits = split_oldest(await donor._on_oldest(peer, data))
+    bare = [encode(replace(commit, certificate=Certificate(0, ()))) for commit in commits]
+    return b"".join(LENGTH.pack(len(body)) + body for body in (json.dumps(start.to_dict()).encode(), *bare))

@@ -195,8 +195,11 @@ def test_a_peer_that_is_told_a_wrong_chain_goes_on_and_asks_another(run_lab, ter
         await lab.all_members()
         await lab.rounds(1)
         away, (liar, honest) = await fall_behind(lab, 3)
-        recent = liar.node.driver.machine.state.recent
-        recent.update(zip(recent, spoil(list(recent.values())), strict=True))
+        recent, head = liar.node.driver.machine.state.recent, away.node.driver.head
+        wrong = spoil([commit for number, commit in recent.items() if number > head.round])
+        bodies = [encode(commit) for commit in wrong]
+        answer = b"".join(LENGTH.pack(len(body)) + body for body in bodies)
+        liar.node.catch_up.donor._commits_after = lambda round_, room: answer
         lab.network.heal(away.signer.peer, liar.signer.peer)
         await lab.until(lambda: any(event == "catch_up_failed" for event, _ in away.events))
         assert await come_back(lab, away, (honest,)) > 0
