@@ -7,13 +7,14 @@ Names in brackets are those of the table in docs/simulation.md (I1: one record p
 from __future__ import annotations
 
 import hashlib
+import math
 from collections import defaultdict
 
 import torch
 from torch import Tensor
 
 from decentral.compressors import parse_compressor, parse_feedback
-from decentral.consensus.chain import SEATS
+from decentral.consensus.chain import SEATS, contributions
 from decentral.manifest import Manifest
 from decentral.replica.codec import Codec
 from decentral.simulate.anchors import chain_at_rest, check_anchors, check_pairs, parsed
@@ -204,9 +205,12 @@ class _Mass:
                 self._judge(entry, f, unmoved_N, self._given_up(entry.host, f))
 
     def _judge(self, entry: Entry, f: int, unmoved_N: Tensor, given_up_N: Tensor) -> None:
-        """What a branch left uncounted is given up with it: the branch that won may count that in full."""
+        """What a branch left uncounted is given up with it: the branch that won may count that in full. So may a record
+        what an earlier life had sent, and a later one gave up.
+        """
         off_N = _apart_from_rounding(unmoved_N - given_up_N)
-        over_N = _apart_from_rounding(unmoved_N) if self._adopted(entry.host) else off_N
+        in_full = self._adopted(entry.host) or self._counted_after_all(entry.host)
+        over_N = _apart_from_rounding(unmoved_N) if in_full else off_N
         twice = int((-over_N).clamp(min=0).sum().item() / UNIT)
         lost = int(off_N.clamp(min=0).sum().item() / UNIT)
         if (over_N < 0).any():
@@ -215,6 +219,14 @@ class _Mass:
         if lost and self._never_down(entry.host):
             self.verdict.lost_updates += lost
             self.verdict.say(f"[I3] host {entry.host}, fragment {f}: {lost} inner steps are gone; it never went down")
+
+    def _counted_after_all(self, host: int) -> bool:
+        """Tell whether a record named what an earlier life of ``host`` had sent, after a later one was away."""
+        mine = {peer for peer, other in self._peers().items() if other == host}
+        away = min((entry.time for entry in self.trace.of("away") if entry.host == host), default=math.inf)
+        later = (e for e in self.trace.of("applied") if e.host == host and e.time > away and not e.fields["mine"])
+        records = (self.trace.commits[entry.fields["hash"]].record for entry in later)
+        return any(not mine.isdisjoint(ref.peer for ref in contributions(record)) for record in records)
 
     def _committed(self, chain: list[Record]) -> dict[tuple[PeerId, int], Tensor]:
         sums: dict[tuple[PeerId, int], Tensor] = defaultdict(lambda: torch.zeros(VALUES))
