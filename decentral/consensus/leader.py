@@ -232,7 +232,7 @@ class Leader:
         voters = state.voters
         if now >= leading.opened + state.patience():
             return leading.prepared(voters, majority(voters))
-        silent = set(voters) - leading.promises.keys() - state.presence.leaving - {state.me}
+        silent = set(voters) - leading.heard() - state.presence.leaving - {state.me}
         if not any(map(state.presence.present, silent)):
             return leading.prepared(voters, majority(voters))
         bound = self._bound(leading)
@@ -340,7 +340,7 @@ class Leader:
     def take_promise(self, sender: PeerId, promise: m.Promise) -> None:
         """Count it if it answers the ballot that we lead. Raises PayloadError when it accepted what nobody may."""
         state, leading = self._state, self._state.leading
-        if leading is None or promise.ballot != leading.ballot:
+        if leading is None or promise.ballot < leading.ballot:
             return
         check_promise(sender, promise, state.head.run, state.leader_of)
         if promise.accepted is not None:
@@ -348,6 +348,9 @@ class Leader:
                 return
             state.check_acceptable(promise.accepted)
         self._answered(leading, sender)
+        if promise.ballot > leading.ballot:  # it votes for nothing of this ballot, and tells what may have been chosen
+            leading.overtaken[sender] = promise
+            return
         first = leading.promises.keys() <= {state.me}
         leading.promises[sender] = promise
         if first and sender in state.committee:

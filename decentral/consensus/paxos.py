@@ -171,6 +171,7 @@ class Ballot:
     ballot: int
     voting: Voting
     promises: dict[PeerId, Promise] = field(default_factory=dict)
+    overtaken: dict[PeerId, Promise] = field(default_factory=dict)  # of higher ballots: they tell as much
     farewells: dict[PeerId, tuple[int, Record | None]] = field(default_factory=dict)  # as good as promises
     planned: Planned | None = None
     proposal: Proposal | None = None
@@ -182,7 +183,11 @@ class Ballot:
 
     def prepared(self, voters: Sequence[PeerId], least: int) -> bool:
         """Tell whether so many of ``voters`` promised; ballot 0 has one proposer only and needs no promise."""
-        return self.ballot == 0 or len(self.promises.keys() & set(voters)) >= least
+        return self.ballot == 0 or len(self.heard() & set(voters)) >= least
+
+    def heard(self) -> set[PeerId]:
+        """Those that said what they had accepted and accept nothing of lower ballots any more."""
+        return {*self.promises, *self.overtaken}
 
     def bound_value(self, own: Acceptor) -> tuple[int, Record] | None:
         """The record that may be chosen, which this ballot must carry on, and the ballot it was accepted in; None when
@@ -211,7 +216,8 @@ class Ballot:
 
     def _told(self) -> dict[PeerId, tuple[int, Record | None]]:
         """What each peer that said so has accepted, and in which ballot."""
-        promised = {peer: (promise.accepted_ballot, promise.accepted) for peer, promise in self.promises.items()}
+        said = self.overtaken | self.promises
+        promised = {peer: (promise.accepted_ballot, promise.accepted) for peer, promise in said.items()}
         return promised | self.farewells
 
     def shown(self, voters: Collection[PeerId]) -> tuple[Shown, ...]:

@@ -102,7 +102,7 @@ class Voter:
             state.prepares[sender] = prepare
 
     def answer_prepares(self, succession: Succession, now: float) -> None:
-        """Promise the highest of those whose leaders' turn has come, unless a higher ballot was promised.
+        """Promise the highest of those whose leaders' turn has come; where a higher ballot was promised, show that one.
 
         It is when this peer has lost its own patience with who led before, or knows that one to be away. Else ten
         messages a second of 24 bytes each kept five peers from ever deciding.
@@ -121,7 +121,10 @@ class Voter:
         state.prepares = {sender: p for sender, p in state.prepares.items() if p.ballot not in due}
         if promised is not None:
             state.become(promised)
-            state.send(due[ballot], promise(promised, state.head.run, state.head.epoch, ballot, state.signer))
+        # A promise of a higher ballot says as much of what was accepted before. Without it two that came back were
+        # bound to what nobody voted for until their ballots had passed that of the third, which had long been alone.
+        answer = state.acceptor
+        state.send(due[ballot], promise(answer, state.head.run, state.head.epoch, answer.promised, state.signer))
 
     def _is_due(self, sender: PeerId, prepare: m.Prepare, in_charge: int | None, now: float) -> bool:
         """Two that have lost patience are followed at once: they may know that the leader is away. One is not, for it

@@ -11,6 +11,7 @@ import pytest
 from decentral.consensus import chain
 from decentral.consensus.chain import Voting, is_refuted, majority, rank_of
 from decentral.consensus.paxos import Acceptor, Ballot, Refusals, farewell, promise, results_of
+from decentral.consensus.round_state import Send
 from decentral.errors import PayloadError
 from decentral.wire import messages as m
 from tests.consensus.test_chain import START, A, B, C, record
@@ -179,6 +180,23 @@ def test_a_prepare_that_shows_promises_of_another_round_waits_for_its_turn(make_
     old = m.Shown(backer, 0, 1, -1, bytes(32), given.signature)
     voter.receive(liar, m.Prepare(0, 2, 1, (old,)), swarm.now)
     assert voter.state.acceptor.promised == 0
+
+
+def test_a_voter_of_a_higher_ballot_shows_its_promise_to_the_leader_of_a_lower_one(make_swarm):
+    """It votes for nothing there, but its word may be what shows that a lone record was not chosen."""
+    swarm = make_swarm(3)
+    order = chain.leaders(swarm.genesis())
+    ahead, leader = swarm.hosts[order[0]].machine, order[1]
+    ahead.state.become(Acceptor(1, 6))
+    effects = ahead.receive(leader, m.Prepare(0, 1, 1), 0.2)
+    (shown,) = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, m.Promise)]
+    assert (shown.ballot, shown.accepted_ballot) == (6, -1)
+    made = Ballot(1, Voting(), promises={leader: promise(Acceptor(1, 1, 0), START.run, 0, 1, swarm.signer(leader))})
+    voters = tuple(sorted(order))
+    assert not made.prepared(voters, 2)
+    made.overtaken[order[0]] = shown
+    assert made.prepared(voters, 2)
+    assert order[0] not in made.votes
 
 
 # ---- who comes back ----
