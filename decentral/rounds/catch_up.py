@@ -20,7 +20,7 @@ import anyio
 from decentral.consensus.chain import LENGTH as LONGEST
 from decentral.consensus.chain import Branch, Head, History, Place, Rules, checked_branch, dropped_by, rank_of
 from decentral.consensus.learner import RECENT
-from decentral.errors import DecentralError, PayloadError, TransportError
+from decentral.errors import DecentralError, PayloadError, PeerUnreachable, TransportError
 from decentral.replica.contents import MAKERS
 from decentral.rounds.driver import Driver
 from decentral.rounds.local_state import tell_unexpected
@@ -114,6 +114,9 @@ class CatchUp:
             led_on = False
             try:
                 led_on = await self._catch_up(peer)
+            except PeerUnreachable as error:  # as soon as it is noticed again
+                self.state.on_event("catch_up_failed", {"why": str(error)})
+                continue
             except DecentralError as error:
                 self.state.on_event("catch_up_failed", {"why": str(error)})
             except Exception as error:  # noqa: BLE001  told with its traceback
@@ -391,8 +394,8 @@ class CatchUp:
         rivals = [peer for peer in others if peer in members and peer not in passed]
         mine = [peer for peer in rivals if await self._is_on_ours(peer, others[peer])]
         # Who does not answer stands where it was: an honest peer cannot while it applies a commit, and one that lies
-        # chose that moment for its question.
-        silent = (set(electors) | self._missing_members()) - said.keys()
+        # chose that moment for its question. Nobody stands behind who is no member, and may reach one of them only.
+        silent = (set(electors) | self._missing_members()) - said.keys() if self.state.is_member else set()
         behind_it, behind_ours = len(group) + len(passed), len(mine) + len(silent) + self.state.is_member
         if (behind_it, head.weight) <= (behind_ours, self.state.head.weight):
             raise PayloadError(
@@ -405,7 +408,7 @@ class CatchUp:
     def _missing_members(self) -> set[PeerId]:
         """Members that are silent, and not yet given up."""
         head, presence = self.state.head, self.state.machine.state.presence
-        return set(head.members) - presence.given_up() - {self.state.me} if self.state.is_member else set()
+        return set(head.members) - presence.given_up() - {self.state.me}
 
     async def _certified(self, group: list[PeerId], head: Head) -> int:
         """The number of records that lead to ``head`` from the oldest that one of ``group`` holds, each with its votes.

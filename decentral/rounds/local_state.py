@@ -90,7 +90,7 @@ class LocalState:
         self.on_update, self.on_event = listeners.on_update, listeners.on_event
         self.on_figures = listeners.on_figures
         self.tasks = Tasks(listeners.on_event)
-        self.catch_up = CatchUpRequests(self.terms.lease)
+        self.catch_up = CatchUpRequests(AGAIN_AT_MOST)
         self.store = FrameStore(parts.reserve - parts.replica.contents.unpacked.capacity)
         self.inbox.admits = lambda peer: self.is_newcomer(peer) and not self.store.has_of(peer)
         self.frame_limit = HEADER_NBYTES + parts.inbox.limit()
@@ -409,6 +409,7 @@ class Slices:
 
 
 AGAIN_AFTER = 1.0  # s until one that led nowhere is asked for the second time
+AGAIN_AT_MOST = 4.0  # s: it may have been behind itself, and the only one that is reached
 
 
 class CatchUpRequests:
