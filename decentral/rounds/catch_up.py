@@ -303,7 +303,9 @@ class CatchUp:
 
     async def _adopt_if_better(self, peer: PeerId) -> bool:
         """Compare before a byte of state is fetched; adopt the branch that ranks higher and hangs together.
-        Tell whether that was done."""
+
+        Tell whether that was done.
+        """
         index, head = await self.snapshots.index(peer)
         if self.state.machine.state.history.at((head.round, head.hash)) is not None:
             return False  # it is behind, on our chain
@@ -381,9 +383,13 @@ class CatchUp:
             return None
         name, group = max(groups.items(), key=lambda found: (len(found[1]), said[found[1][0]][1].weight))
         index, head = said[group[0]]
+        named_it = set(group)
         records = await self._certified(group, head)
         if not group:
             return None
+        for liar in named_it.difference(group):  # its word counts for neither side
+            electors.remove(liar)
+            del said[liar]
         if any(other.hash == name[0] for peer, (_, other) in said.items() if peer not in group):
             return None  # of one head two states are shown
         others = {peer: other for peer, (_, other) in said.items() if peer not in group}
