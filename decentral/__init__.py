@@ -29,6 +29,7 @@ if TYPE_CHECKING:
         TransportError,
         VersionError,
     )
+    from decentral.lab.tuning import tune
     from decentral.manifest import Manifest
     from decentral.optimizers import OuterMethod, describe_optimizers, make_outer
     from decentral.peer import Anchor, Following, Peer, fetch_manifest, follow, join
@@ -65,10 +66,12 @@ __all__ = [
     "join",
     "make_outer",
     "parse_compressor",
+    "tune",
 ]
 
 _HOMES = {
     "decentral.peer": ("Anchor", "Following", "Peer", "fetch_manifest", "follow", "join"),
+    "decentral.lab.tuning": ("tune",),
     "decentral.manifest": ("Manifest",),
     "decentral.compressors": ("Compressor", "describe_compressors", "parse_compressor"),
     "decentral.optimizers": ("OuterMethod", "describe_optimizers", "make_outer"),

@@ -12,6 +12,7 @@ from decentral.cli.group import CommandGroup
 COMMANDS = {
     "demo": "decentral.cli.runs",
     "init": "decentral.cli.init",
+    "tune": "decentral.cli.tune",
     "start": "decentral.cli.runs",
     "join": "decentral.cli.runs",
     "follow": "decentral.cli.follow",

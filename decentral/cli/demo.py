@@ -25,9 +25,11 @@ from torch import Tensor
 from decentral.cli.demo_processes import Churn, DemoProcess, DemoProgress, Family, watch
 from decentral.cli.group import Stop, stop_signals
 from decentral.cli.preflight import check_place, make_directory, write_text
+from decentral.cli.terms import scale_of
 from decentral.cli.training_context import WINDOWS
 from decentral.errors import DecentralError, RoundFailed, UsageError
 from decentral.manifest import Manifest, fresh_salt, preset_manifest
+from decentral.manifest.presets import suited
 from decentral.observe.metrics import NO_FIGURE, can_draw, read_metrics
 from decentral.observe.report import (
     FIGURE_FILE,
@@ -61,7 +63,7 @@ class DemoOptions:
 
     out: Path
     peers: int = 4
-    algorithm: str = "sparseloco"
+    algorithm: str = "diloco"
     minutes: float = 3.0
     seed: int = 0
     churn: bool = True
@@ -236,6 +238,7 @@ def demo_manifest(algorithm: str, *, seed: int) -> Manifest:
         swarm=LOOPBACK_SWARM,
         **demo_tables(algorithm),
     )
+    manifest = suited(algorithm, manifest, manifest.run.rounds, scale_of(manifest))
     return manifest.changed(swarm={"deadline_ceiling": PAIR_CEILING}) if manifest.exchange.kind == "pair" else manifest
 
 

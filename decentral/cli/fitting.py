@@ -89,17 +89,22 @@ def fitted(wish: Wish, overrides: Mapping[str, object], sizes: Sizes) -> Fitted:
     steps = overrides.get("inner_steps")
     assert steps is None or isinstance(steps, int)
 
-    def make(preset: str, inner_steps: int) -> Manifest:
-        return terms_of(preset, {**overrides, "inner_steps": inner_steps}, sizes)
-
     first = terms_of(wish.preset or class_of(wish.rate).preset, overrides, sizes)
     seconds = wish.step_seconds or _measured(first)
     given = Circumstances(
-        rate=wish.rate, peers=wish.peers, num_parameters=_parameters(wish, first), step_seconds=seconds
+        rate=wish.rate,
+        peers=wish.peers,
+        num_parameters=_parameters(wish, first),
+        step_seconds=seconds,
+        own_optimizer=first.model.task == "custom",
     )
+
+    def make(preset: str, inner_steps: int) -> Manifest:
+        return terms_of(preset, {**overrides, "inner_steps": inner_steps}, sizes, scale=given.scale)
+
     fit = fitting(make, given, preset=wish.preset, steps=steps)
     whole = {**overrides, "inner_steps": fit.time.steps}
-    fit = replace(fit, manifest=terms_of(fit.preset, whole, sizes, rounds=fit.rounds))
+    fit = replace(fit, manifest=terms_of(fit.preset, whole, sizes, rounds=fit.rounds, scale=given.scale))
     return Fitted(fit, given, measured=wish.step_seconds is None)
 
 
@@ -123,6 +128,8 @@ def _reason(fit: Fit, rate: float) -> str:
     link = fit.link
     lines = f"lines of {link.up_to} and {'less' if rate <= link.rate else 'more'}"
     evidence = "" if fit.known is None else f" ({fit.known.evidence})"
+    if fit.own_optimizer and fit.preset == "diloco" and not fit.asked:
+        return f"for {lines}, with an inner optimizer that is your script's own, dense frames learn most{evidence}"
     if (other := fit.instead_of) is not None and other.lasts and fit.known is not None:
         return (
             f"{other.preset} is what is justified for {lines}, but a round of so small a model takes little there, and "

@@ -11,7 +11,6 @@ from decentral.cli.options import as_json, presets_that_begin
 from decentral.cli.quantities import Duration, ModelSize, Rate
 from decentral.errors import UsageError
 
-DEFAULT_PRESET = "sparseloco"
 DEFAULT_FILE = Path("run.toml")  # with --link, where nothing else has to be said
 DEFAULT_PEERS = 8
 
@@ -21,18 +20,18 @@ DEFAULT_PEERS = 8
 @click.option(
     "--preset",
     shell_complete=presets_that_begin,
-    help=f"Which algorithm's defaults to write; {DEFAULT_PRESET}, with --link what is justified for it.",
+    help="Which algorithm's defaults to write; unless given, what suits the line and the model.",
 )
 @click.option(
     "--link", type=Rate(), help="Everybody's line, each way, as 20mbit: choose preset and inner steps for it."
 )
-@click.option("--peers", type=click.IntRange(2, 64), help=f"With --link: how many train; {DEFAULT_PEERS} unless given.")
+@click.option("--peers", type=click.IntRange(2, 64), help=f"How many train; {DEFAULT_PEERS} unless given.")
 @click.option(
     "--step-time",
     type=Duration(),
     help="With --link: of an inner step, as 0.4s; measured on this machine unless given.",
 )
-@click.option("--model-size", type=ModelSize(), help="Of the built-in language model, in parameters, as 30M.")
+@click.option("--model-size", type=ModelSize(), help="Of the language model, or of your own, in parameters, as 30M.")
 @click.option(
     "--task",
     type=click.Choice(["causal-lm", "custom"]),
@@ -43,6 +42,9 @@ DEFAULT_PEERS = 8
 @click.option("--seed", type=click.IntRange(min=0), help="Seed of the first model and of the data's order.")
 @click.option("--rounds", type=click.IntRange(min=1), help="Outer steps after which the run is over.")
 @click.option("--inner-steps", type=click.IntRange(min=1), metavar="H", help="Inner steps between two rounds.")
+@click.option("--inner-rate", type=click.FloatRange(min=0, min_open=True), help="Learning rate of the inner steps.")
+@click.option("--decay", type=click.FloatRange(min=0), help="Weight decay of the inner steps.")
+@click.option("--clip", type=click.FloatRange(min=0, min_open=True), help="Largest gradient norm of the inner steps.")
 @click.option("--minutes", type=click.FloatRange(min=0, min_open=True), help="Time after which the run is over.")
 @click.option("--corpus", help="What is trained on: a label for --data, or for what each peer brings.")
 @click.option(
@@ -78,15 +80,20 @@ def init_command(
     $ decentral init lines.toml --link 20mbit --peers 8 --model-size 30M --step-time 0.4s
     """
     from decentral.cli.preflight import write_text
-    from decentral.cli.terms import next_step, of_short, sized, terms_of
+    from decentral.cli.terms import next_step, of_rate, scale_assumed, sized, terms_of, why_default
+    from decentral.lab.trial import check_learns
+    from decentral.manifest.presets import default_preset
 
     file = _place(context, file, force, linked=link is not None)
     overrides = _with_data(overrides, data)
     sizes = sized(model_size, overrides)
     if link is None:
-        _refuse({"--peers": peers, "--step-time": step_time})
-        preset = preset or DEFAULT_PRESET
-        manifest, found = terms_of(preset, overrides, sizes), None
+        _refuse({"--step-time": step_time})
+        scale, asked = scale_assumed(overrides, sizes, model_size, peers), preset
+        preset = asked or default_preset(scale)
+        is_told = model_size is not None or overrides["task"] != "custom"
+        why = "" if asked else why_default(preset, scale, is_told=is_told)
+        manifest, found = terms_of(preset, overrides, sizes, scale=scale), None
     else:
         from decentral.cli.fitting import Wish, fitted
 
@@ -94,17 +101,17 @@ def init_command(
             rate=link, peers=peers or DEFAULT_PEERS, step_seconds=step_time, model_size=model_size, preset=preset
         )
         found = fitted(wish, overrides, sizes)
-        manifest, preset = found.manifest, found.fit.preset
+        manifest, preset, scale, why = found.manifest, found.fit.preset, found.given.scale, found.sentences()
+    check_learns(manifest)
     write_text(file, manifest.to_toml())
     if as_json:
         told = {"file": str(file), "run": manifest.run.name, "run_id": manifest.run_id, "preset": preset}
         click.echo(json.dumps(told | ({} if found is None else found.to_dict())))
         return
-    if found is not None:
-        click.echo(found.sentences())
     rounds = manifest.run.rounds if found is None else found.fit.rounds
-    if said := of_short(preset, manifest, rounds):
-        click.echo(said)
+    for said in (why, of_rate(preset, manifest, rounds, scale)):
+        if said:
+            click.echo(said)
     click.echo(f"{file}: run {manifest.run.name}, {preset}; {next_step(manifest, file, data)}")
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from decentral.errors import ConfigError, UsageError
 from decentral.manifest import Manifest, check_methods, preset_manifest
-from decentral.manifest.presets import justified
+from decentral.manifest.presets import Scale, assumed, justified, suited
 
 if TYPE_CHECKING:
     from decentral.tasks.evaluate import Survey
@@ -23,6 +23,9 @@ KEYS = {
     "corpus": ("data", "corpus"),
     "digest": ("data", "digest"),
     "inner_steps": ("inner", "steps"),
+    "inner_rate": ("inner", "learning_rate"),
+    "decay": ("inner", "weight_decay"),
+    "clip": ("inner", "clip"),
     "overlap": ("outer", "overlap"),
     "compressor": ("compressor", "chain"),
     "min_peers": ("swarm", "min_peers"),
@@ -56,29 +59,60 @@ def sized(parameters: int | None, overrides: Mapping[str, object]) -> Sizes:
     return {"hidden": config.hidden, "layers": config.layers, "heads": config.heads}
 
 
-def terms_of(preset: str, overrides: Mapping[str, object], sizes: Sizes, *, rounds: float | None = None) -> Manifest:
-    """The preset's manifest with these keys changed, checked; the outer rate is that of ``rounds``, or as many as the
-    run has. Raises ConfigError.
+def terms_of(
+    preset: str,
+    overrides: Mapping[str, object],
+    sizes: Sizes,
+    *,
+    rounds: float | None = None,
+    scale: Scale | None = None,
+) -> Manifest:
+    """The preset's manifest with these keys changed, checked; outer rate and exchange are those of ``rounds``, or as
+    many as the run has, and of ``scale``, or what is assumed. Raises ConfigError.
     """
     tables: dict[str, dict[str, object]] = {"model": dict(sizes)} if sizes else {}
+    if overrides["task"] == "custom":  # a script clips by itself
+        if overrides.get("clip") is not None:
+            raise UsageError("--clip is for causal-lm; with --task custom your script clips, or does not")
+        tables["inner"] = {"clip": None}
     for option, value in overrides.items():
         if value is not None:
             table, key = KEYS[option]
             tables.setdefault(table, {})[key] = value
     manifest = preset_manifest(preset, **tables)
-    plain = overrides.get("compressor") is None and not overrides.get("overlap")  # as what was measured
-    if plain and (rate := rate_of_short(preset, rounds or manifest.run.rounds)) is not None:
-        tables.setdefault("outer", {})["learning_rate"] = rate
-        manifest = preset_manifest(preset, **tables)
+    if overrides.get("compressor") is None and not overrides.get("overlap"):  # as what was measured
+        manifest = suited(preset, manifest, rounds or manifest.run.rounds, scale or scale_of(manifest))
     check_methods(manifest)
     check_fragments(manifest)
     return manifest
 
 
-def rate_of_short(preset: str, rounds: float) -> float | None:
-    """The outer rate that suits a run of fewer rounds than its preset is made for, else None."""
-    known = justified(preset)
-    return None if known is None else known.learning_rate(rounds)
+def scale_assumed(overrides: Mapping[str, object], sizes: Sizes, model_size: int | None, peers: int | None) -> Scale:
+    """How large a round would be, by what was said of the model and the peers."""
+    if overrides["task"] == "custom":
+        return assumed(parameters=model_size, peers=peers)
+    experts = {} if overrides["experts"] is None else {"experts": overrides["experts"]}
+    return scale_of(preset_manifest("local_sgd", model={**sizes, **experts}), peers=peers)
+
+
+def why_default(preset: str, scale: Scale, *, is_told: bool) -> str:
+    """Why this preset is written where nobody named one; ``is_told``: how large the model is."""
+    mbit, seconds = 8e-6 * scale.rate, scale.parameters * (scale.peers - 1) / scale.rate
+    size = "" if is_told else " (--model-size says how large yours is)"
+    frames = f"a frame of {scale.parameters / 1e6:.2g} MB{size} for each of {scale.peers - 1} others"
+    lines = f"{preset}: lines of {mbit:g} Mbit/s are assumed (--link says another), on which {frames} takes"
+    if scale.carries_dense:
+        return f"{lines} {seconds:.2g} s; dense frames learn most in a round."
+    return f"{lines} {seconds:.0f} s; this sends least."
+
+
+def scale_of(manifest: Manifest, *, parameters: int | None = None, peers: int | None = None) -> Scale:
+    """What is known of a round of these terms, and what is assumed of the rest."""
+    if manifest.model.task == "causal-lm":
+        from decentral.tasks.sizing import LanguageModelConfig, parameters_of  # torch
+
+        parameters = parameters_of(LanguageModelConfig.of(manifest.model))
+    return assumed(parameters=parameters, peers=peers)
 
 
 def check_fragments(manifest: Manifest) -> None:
@@ -91,15 +125,14 @@ def check_fragments(manifest: Manifest) -> None:
         )
 
 
-def of_short(preset: str, manifest: Manifest, rounds: float) -> str:
-    """What is said of the outer rate of so short a run; empty where it is the preset's own."""
-    rate = rate_of_short(preset, rounds)
-    if rate is None or manifest.outer.hyper.get("lr") != rate:
+def of_rate(preset: str, manifest: Manifest, rounds: float, scale: Scale) -> str:
+    """What is said of an outer rate that is not the preset's own; empty where it is."""
+    known = justified(preset)
+    keys = {} if known is None else known.outer(rounds, scale.parameters)
+    if known is None or not keys or manifest.outer.learning_rate != keys["learning_rate"]:
         return ""
-    return (
-        f"outer.learning_rate is {rate:g} for the run's {rounds:.0f} rounds: at the preset's own much of what is "
-        "learnt would still be owed at the end (experiments/methods, outer_rate: 3 seeds)."
-    )
+    told = " and ".join(f"outer.{key} = {value:g}" for key, value in keys.items())
+    return f"{told} for the run's {rounds:.0f} rounds: {known.why_rate}."
 
 
 def next_step(manifest: Manifest, file: Path, data: Path | None) -> str:

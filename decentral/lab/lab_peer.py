@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from torch import Tensor, nn
 
@@ -23,7 +23,7 @@ from decentral.training.live_side import LiveSide, Moments
 from decentral.training.schedule import SyncSchedule, make_schedule
 from decentral.wire.keys import Signer
 
-__all__ = ["ExchangeKind", "LabPeer", "LabWorld", "lab_peers", "lab_signers"]
+__all__ = ["ExchangeKind", "LabPeer", "LabWorld", "lab_peer", "lab_peers", "lab_signers"]
 
 Backward = Callable[[Tensor], object]
 
@@ -117,10 +117,16 @@ class LabPeer:
                 del self._to_adopt[fragment]
 
 
+Kind = TypeVar("Kind", bound=LabPeer)
+
+
 def lab_peers(manifest: Manifest, modules: Sequence[nn.Module]) -> list[LabPeer]:
     """One for each module, all at the same anchor; in the order of their ids, in which all sums are made."""
     signers = lab_signers(len(modules))
-    return [_lab_peer(manifest, rank, *pair) for rank, pair in enumerate(zip(signers, modules, strict=True))]
+    return [
+        lab_peer(manifest, rank, signer, module, build_inner(manifest.inner, module), LabPeer)
+        for rank, (signer, module) in enumerate(zip(signers, modules, strict=True))
+    ]
 
 
 def lab_signers(count: int) -> list[Signer]:
@@ -129,14 +135,16 @@ def lab_signers(count: int) -> list[Signer]:
     return sorted(signers, key=lambda signer: signer.peer)
 
 
-def _lab_peer(manifest: Manifest, rank: int, signer: Signer, module: nn.Module) -> LabPeer:
-    optimizers = build_inner(manifest.inner, module)
+def lab_peer(
+    manifest: Manifest, rank: int, signer: Signer, module: nn.Module, optimizers: Sequence[Any], kind: type[Kind]
+) -> Kind:
+    """One of this ``kind``, whose live model is its own ``module``, and whose anchor is the module as it is now."""
     live = LiveModel(module, manifest.outer.fragments, None, optimizers)
     replica = make_replica(manifest, live.schema, live.read_all(), live.read_buffers())
     side = LiveSide(live, Moments(live, optimizers), signer.peer, live.schema)
     schedule = make_schedule(manifest, bytes(32), side)
     live.averages.resume()
-    return LabPeer(rank, manifest, signer, module, optimizers, live, replica, schedule)
+    return kind(rank, manifest, signer, module, optimizers, live, replica, schedule)
 
 
 # ---- machines and lines ----

@@ -304,6 +304,11 @@ class Settings:
         rounds = steps if is_paced(made) else steps // each
         made = made.changed(run={"rounds": rounds * made.outer.fragments})
         check_methods(made)
+        if made.data.corpus != "stdlib" or made.data.digest is not None:
+            raise ConfigError(
+                f"data.corpus = \"{made.data.corpus}\": a study trains on its task's own data, the standard library's "
+                "source or scikit-learn's digits; leave out corpus and digest, and choose with study.task"
+            )
         if isinstance(entry, Reference) and INNER_OPTIMIZERS[made.inner.named].forward_only:
             raise ConfigError(f'inner.optimizer = "{made.inner.named}" makes no gradients; a reference averages them')
         return made

@@ -5,6 +5,7 @@ Importing this loads no torch. Making a preset's manifest does, and so does a ch
 
 from __future__ import annotations
 
+import math
 import secrets
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -27,16 +28,20 @@ __all__ = [
     "MOST_LOST_OF_A_STATE",
     "Class",
     "Justified",
+    "Scale",
+    "assumed",
     "check_methods",
     "check_rule",
     "class_of",
     "classes",
+    "default_preset",
     "faster",
     "fresh_salt",
     "justified",
     "no_faster",
     "preset_manifest",
     "rule_of",
+    "suited",
 ]
 
 # ---- a preset's manifest ----
@@ -47,10 +52,16 @@ def fresh_salt() -> str:
     return secrets.token_hex(4)
 
 
-def preset_manifest(preset: str, **tables: Mapping[str, Any]) -> Manifest:  # Any: values of every key
-    """The manifest of a known algorithm, with a fresh salt unless one is given.
+def preset_manifest(
+    preset: str,
+    *,
+    rounds: Any = None,  # a count. Any: tables that a caller unpacks behind it are mappings
+    steps: Any = None,
+    **tables: Mapping[str, Any],  # Any: values of every key
+) -> Manifest:
+    """The manifest of a known algorithm, with a fresh salt unless one is given: ``rounds`` of ``steps`` inner steps.
 
-    Keys are changed by table: ``preset_manifest("diloco", run={"rounds": 10}, inner={"steps": 50})``.
+    Other keys are changed by table: ``preset_manifest("diloco", rounds=10, swarm={"lease": 60.0})``.
     Raises ConfigError for an unknown preset or key, naming the nearest, or a value that cannot be.
     """
     from decentral.optimizers import presets  # torch
@@ -74,6 +85,8 @@ def preset_manifest(preset: str, **tables: Mapping[str, Any]) -> Manifest:  # An
     }
     for table, keys in tables.items():
         given[table] = given.get(table, {}) | dict(keys)
+    given["run"] |= {} if rounds is None else {"rounds": rounds}
+    given["inner"] |= {} if steps is None else {"steps": steps}
     return Manifest.of(given, f"preset {preset}")
 
 
@@ -363,12 +376,16 @@ class Justified:
     table: str  # our own
     seeds: int  # of that table
     rounds: int = 0  # the fewest that a run should have
-    short: Sequence[Mapping[str, float]] = ()  # rounds of a run at most, and the outer rate that is best for it
+    rates: Sequence[Mapping[str, float]] = ()  # rounds and parameters at most, and keys of [outer] that suit those
+    why_rate: str = ""  # and why not the preset's own
     unhindered: str = ""  # what speaks for it on a slower class's line where a model is so small that nobody waits
+    gathers: bool = False  # everybody gets each frame, where the line can carry that
 
-    def learning_rate(self, rounds: float) -> float | None:
-        """The outer rate of a run of so many rounds; None: the preset's own."""
-        return next((one["learning_rate"] for one in self.short if rounds <= one["rounds"]), None)
+    def outer(self, rounds: float, parameters: float) -> Mapping[str, float]:
+        """Keys of [outer] for a run of so many rounds of a model of so many parameters; empty: the preset's own."""
+        fits = (one for one in self.rates if rounds <= one["rounds"] and parameters <= one.get("parameters", math.inf))
+        found = next(fits, {})
+        return {key: value for key, value in found.items() if key not in ("rounds", "parameters")}
 
     @property
     def is_thin(self) -> bool:
@@ -381,6 +398,35 @@ class Justified:
         seeds = f"{self.seeds} seed{'s' if self.seeds > 1 else ''}"
         thin = f", which is thin, as {ENOUGH_SEEDS} would be needed" if self.is_thin else ""
         return f"{self.published}; {self.table}: {seeds}{thin}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """How large a round is: what each peer's frame is made of, to how many it goes, and through what."""
+
+    parameters: int
+    peers: int
+    rate: float  # bytes/s of everybody's line, each way
+
+    @property
+    def carries_dense(self) -> bool:
+        """Whether a frame of a byte for each parameter is with everybody in time."""
+        return self.parameters * (self.peers - 1) <= self.rate * float(_document()["assumed"]["seconds"])
+
+
+def assumed(*, parameters: int | None = None, peers: int | None = None) -> Scale:
+    """Where nobody said more than this: the line and all else that is left out is what most have, or are safe with."""
+    told = _document()["assumed"]
+    return Scale(
+        parameters=parameters or int(told["parameters"]),
+        peers=peers or int(told["peers"]),
+        rate=parse_rate(str(told["link"])),
+    )
+
+
+def default_preset(scale: Scale) -> str:
+    """The dense method while the line carries it; the one that sends least only where it does not."""
+    return str(_document()["assumed"]["dense"]) if scale.carries_dense else class_of(scale.rate).preset
 
 
 def classes() -> list[Class]:
@@ -410,6 +456,18 @@ def justified(preset: str) -> Justified | None:
     """What is known of a preset; None where nothing is written down."""
     found = _document()["preset"].get(preset)
     return None if found is None else Justified(**found)
+
+
+def suited(preset: str, manifest: Manifest, rounds: float, scale: Scale) -> Manifest:
+    """With the outer rate and the exchange that suit so many rounds and such a model."""
+    known = justified(preset)
+    if known is None:
+        return manifest
+    if keys := known.outer(rounds, scale.parameters):
+        manifest = manifest.changed(outer=keys)
+    if known.gathers and scale.carries_dense:
+        manifest = manifest.changed(exchange={"kind": "gather"})
+    return manifest
 
 
 @cache

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, TypeVar, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
@@ -195,10 +195,13 @@ def one_line(error: object) -> str:
 _COMMENT_COLUMN = 32
 
 
-def to_toml(whole: Table) -> str:
-    """One table after the other, one comment per key; unset keys are commented out with an example."""
+def to_toml(whole: Table, without: Collection[tuple[str, str]] = ()) -> str:
+    """One table after the other, one comment per key; unset keys are commented out with an example. ``without``: keys
+    that are left out, each with its table.
+    """
     head = "# The terms of one run. All peers must have the same: the digest of these values is the run's id.\n"
-    return head + "".join(_table(name, getattr(whole, name)) for name in type(whole).model_fields)
+    left_out = {name: {key for table, key in without if table == name} for name in type(whole).model_fields}
+    return head + "".join(_table(name, getattr(whole, name), left_out[name]) for name in type(whole).model_fields)
 
 
 def toml_value(value: object) -> str:
@@ -206,10 +209,10 @@ def toml_value(value: object) -> str:
     return "unset" if value is None else json.dumps(value)
 
 
-def _table(name: str, part: Table) -> str:
+def _table(name: str, part: Table, left_out: Collection[str] = ()) -> str:
     lines, tables = [f"\n[{name}]  # {_first_sentence(part)}"], inside(part)
     for key, field in type(part).model_fields.items():
-        if key not in tables:
+        if key not in tables and key not in left_out:
             lines.append(_line(key, plain(part, key), field.examples, field.description or ""))
     mine = "\n".join(lines + _own_lines(part)) + "\n"
     return mine + "".join(_table(f"{name}.{key}", table) for key, table in tables.items())

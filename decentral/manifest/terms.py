@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
@@ -76,6 +76,7 @@ class KnownOptimizer:
     keys: Mapping[str, float]  # its keys of [inner] beside those that all have, and their values when unset
     moments: tuple[str, ...] = ()  # which it has of every parameter, by torch's names
     forward_only: bool = False  # it steps by losses, and neither clip nor weight decay is anything to it
+    averages: bool = False  # what it learns is an average of where it trains
 
 
 INNER_OPTIMIZERS: Final[Mapping[InnerName, KnownOptimizer]] = {
@@ -83,8 +84,8 @@ INNER_OPTIMIZERS: Final[Mapping[InnerName, KnownOptimizer]] = {
     "muon": KnownOptimizer("Muon", {"momentum": 0.9, **_ADAM}),  # the betas are of the AdamW beside it
     "adopt": KnownOptimizer("ADOPT", {"beta1": 0.9, "beta2": 0.9999}, _BOTH),
     "sgd": KnownOptimizer("SGD", {"momentum": 0.9}),
-    "schedule_free": KnownOptimizer("Schedule-Free", {"beta2": 0.95, "mixing": 0.9}, ("exp_avg_sq",)),
-    "gpa": KnownOptimizer("GPA", {**_ADAM, "mixing": 0.7, "averaging": 0.9967}, _BOTH),
+    "schedule_free": KnownOptimizer("Schedule-Free", {"beta2": 0.95, "mixing": 0.9}, ("exp_avg_sq",), averages=True),
+    "gpa": KnownOptimizer("GPA", {**_ADAM, "mixing": 0.7, "averaging": 0.9967}, _BOTH, averages=True),
     "spsa": KnownOptimizer("SPSA", {}, forward_only=True),
     "qh_adopt": KnownOptimizer("QH-ADOPT", {"beta1": 0.99, "beta2": 0.9999, "mixing": 0.7}, _BOTH),
 }
@@ -448,6 +449,13 @@ class Run(Table):
     )
 
 
+_BUILT_IN_ONLY = (
+    *(("model", key) for key in ("hidden", "layers", "heads", "context", "experts", "experts_per_token")),
+    *(("data", key) for key in ("batch_size", "held_out")),
+    *(("inner", key) for key in ("warmup", "clip")),
+)
+
+
 class Manifest(Table):
     """Everything that the peers of a run agree on. Frozen: ``changed`` makes another one."""
 
@@ -506,7 +514,21 @@ class Manifest(Table):
 
     def to_toml(self) -> str:
         """The manifest as a commented file; reading it back gives the same digest."""
-        return to_toml(self)
+        idle = {(table, key) for table, key in self._of_no_script if not self._is_set(table, key)}
+        return to_toml(self, without=idle)
+
+    @property
+    def idle(self) -> list[str]:
+        """Keys that are set and do nothing, as they are for the built-in model and the task is a script's own."""
+        return [f"{table}.{key}" for table, key in self._of_no_script if self._is_set(table, key)]
+
+    @property
+    def _of_no_script(self) -> Sequence[tuple[str, str]]:
+        return _BUILT_IN_ONLY if self.model.task == "custom" else ()
+
+    def _is_set(self, table: str, key: str) -> bool:
+        part = getattr(self, table)
+        return bool(getattr(part, key) != type(part).model_fields[key].default)
 
     def changed(self, **tables: Any) -> Manifest:  # Any: each a mapping of keys to values
         """A checked copy: ``manifest.changed(run={"rounds": 10})``. Raises ConfigError."""

@@ -43,7 +43,6 @@ class DiLoCo(OuterMethod):
         compressor="int8(block=4096)",
         exchange="reduce",
         norm_clip="median",
-        demo={"outer": {"learning_rate": 0.6}},
     )
     lr: float | None = None  # unset: it follows the number of contributors
     momentum: float = key(0.9, "of the outer step; 0 is none")

@@ -20,7 +20,8 @@ import torch
 from torch import nn
 
 from decentral.errors import ConfigError
-from decentral.manifest import Manifest
+from decentral.manifest import Manifest, preset_manifest
+from decentral.manifest.presets import assumed, suited
 from decentral.manifest.terms import INNER_OPTIMIZERS
 from decentral.optimizers import make_outer
 from decentral.peer.invitation import fetch, terms_of
@@ -30,7 +31,7 @@ from decentral.quantities import moment_in, rate_of, size_of
 from decentral.swarm.admission import check_token
 from decentral.swarm.invite import Invite
 from decentral.tensors.memory import offload_to
-from decentral.training.inner import Together, check_covers
+from decentral.training.inner import Together, check_covers, trained_by
 from decentral.training.inner_optimizers import SPSA
 from decentral.training.inner_states import InnerStates
 from decentral.training.live_model import LiveModel
@@ -40,10 +41,13 @@ from decentral.transport.throttle import Caps
 
 @takes_what_is_handed_over
 def join(
-    run: str | Path | Manifest | None,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+    run: str | Path | Manifest | None = None,
+    model: nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     *,
+    preset: str | None = None,
+    rounds: int = 100,
+    steps: int = 30,
     accelerator: Any | None = None,  # Any: accelerate is untyped
     out: str | Path | None = None,
     listen: Sequence[str] | None = None,
@@ -71,10 +75,12 @@ def join(
 
     Args:
         run: path of a ``run.toml``, a loaded Manifest, or an invite line. In a script that ``decentral join INVITE
-            --script`` runs, that invite, whatever is given here; None: nothing else will do.
+            --script`` runs, that invite, whatever is given here; None: nothing else will do, but for ``preset``.
         model: as it is trained; wrapped by accelerate or not.
         optimizer: the inner optimizer, or a list of all that the loop steps: an inner step is one more step of each.
             ``step`` is hooked, the state never touched.
+        preset: found a run by this method, without a file: ``rounds`` of ``steps`` inner steps, with the outer rate and
+            the exchange that suit so many and this model, and the rate and decay of this optimizer.
         out: run directory; ``decentral-NAME`` when not given, for an invite ``decentral-`` and eight digits of the run.
             A checkpoint of this run found there is resumed.
         listen: multiaddrs; all interfaces, any port, when not given.
@@ -113,18 +119,39 @@ def join(
     """
     given = dict(locals())
     loop = given.pop("run"), given.pop("model"), given.pop("optimizer")
-    return Peer(settings_of(*loop, JoinOptions(**given)))
+    length = given.pop("preset"), given.pop("rounds"), given.pop("steps")
+    terms = loop[0] if length[0] is None or loop[0] is not None else founded_by(*length, *loop[1:])
+    return Peer(settings_of(terms, *loop[1:], JoinOptions(**given)))
+
+
+def founded_by(preset: str, rounds: int, steps: int, model: Any, optimizer: Any) -> Manifest:
+    """Terms of a run of ``rounds`` of ``steps`` inner steps, that suit a script's model and its optimizer.
+
+    Raises ConfigError for an unknown preset, or values that cannot be.
+    """
+    held = _checked(model).parameters()
+    numel = sum(parameter.numel() for parameter in held if parameter.requires_grad)
+    inner = trained_by(Together.of(optimizer, "optimizer").parts)
+    terms = preset_manifest(
+        preset, run={"rounds": rounds}, model={"task": "custom"}, inner={"clip": None, **inner, "steps": steps}
+    )
+    return suited(preset, terms, rounds, assumed(parameters=numel))
+
+
+def _checked(model: object) -> nn.Module:
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"join: the model is a {type(model).__name__}; pass the torch module that the loop trains")
+    return model
 
 
 def settings_of(
     run: str | Path | Manifest | None,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+    model: nn.Module | None,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None,
     options: JoinOptions,
 ) -> Settings:
     """What ``options`` mean for this model and optimizer. Starts nothing, and looks for nobody but to get the terms."""
-    if not isinstance(model, nn.Module):
-        raise ConfigError(f"join: the model is a {type(model).__name__}; pass the torch module that the loop trains")
+    model = _checked(model)
     if options.require_peers < 0:
         raise ConfigError(f"join(require_peers={options.require_peers}): it is a number of peers; 0 waits for none")
     if options.offload is not None:

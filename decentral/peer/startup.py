@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from decentral.consensus.chain import Head
-from decentral.errors import DiskError
+from decentral.errors import ConfigError, DiskError
 from decentral.flow.waiting import in_thread, seconds_asleep_or_not
 from decentral.node.durable_store import Resumed
 from decentral.node.folder import Addresses, keep_addresses, keep_terms, keep_token, kept_addresses
@@ -106,6 +106,11 @@ class Startup:
         node = self._part.swarm.node
         where = {"at": node.driver.head.round, "record": node.driver.head.hash.hex(), "resumed": resumed}
         self._part.announce("joined", {"invite": self._part.invite_to_write, "round": node.outer_steps, **where})
+        if idle := self._manifest.idle:
+            logging.getLogger("decentral").warning(
+                "%s of the terms are for the built-in model and do nothing here: your script says what it does",
+                " and ".join(idle),
+            )
         found = differences(self._manifest.inner, self._settings.optimizers.parts)
         if found:  # after the checkpoint's were restored
             logging.getLogger("decentral").warning(differences_sentence(found))
@@ -128,7 +133,11 @@ class Startup:
             "acceptor": store.last_vote(digest),
         }
         if found is None:
+            if self._settings.invite is None:
+                self._check_terms(founding=True)
             return Start(founder=self._settings.invite is None, bootstrap=self._ways, **common), False
+        if self._settings.invite is None:
+            self._check_terms(founding=False)
         for name, why in found.passed_over:
             self._part.announce("checkpoint_passed_over", {"name": name, "why": why})
         memory = self._checkpointer.restore(found, self._model)
@@ -139,6 +148,17 @@ class Startup:
         self._part.was_over = kept_whole or ended or store.leads_to_the_end(found.head)
         common |= {"age": float(memory["age"]), "gossip_step": int(memory["gossip_step"]), "away": store.away()}
         return Start(founder=False, head=found.head, bootstrap=self._ways, **common), kept_whole
+
+    def _check_terms(self, *, founding: bool) -> None:
+        """ConfigError for terms that ruin a run which nobody has begun yet; one that exists is warned of."""
+        from decentral.lab.trial import check_learns  # the laboratory, which most peers never need
+
+        try:
+            check_learns(self._manifest)
+        except ConfigError as error:
+            if founding:
+                raise
+            logging.getLogger("decentral").warning("%s; this run goes on, a new one would be refused", error)
 
     # ---- the swarm ----
 

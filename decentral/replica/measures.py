@@ -198,10 +198,12 @@ def _loss(method: OuterMethod, told: Contributor) -> float | None:
 # 0.5 made 70 to 280 (experiments/clip). The spread guards swarms whose peers differ more than that.
 OUTLIER_TIMES = 2.0  # the median norm
 OUTLIER_SPREAD = 6.0  # median absolute deviations above it
-# Honest dense updates had cosines up to 0.85, 0.77 and 0.61 in the first three rounds, 0.94, 0.89 and 0.83 with eight
-# times the batch, and falling; sparse ones up to 0.34. Twins had 1.0; where their gradients differed by 1 %, 0.996 and
-# more dense, 0.97 to 0.90 sparse (experiments/clip).
-TWIN_COSINE = 0.95
+# An outer step that went too far pulls all honest peers back the same way, to cosines of up to 0.985 between any two. So
+# what a pair has in common with the others is taken off first: honest peers then have 1 / (K - 1) in common on average,
+# copies about 1. Two that are alone have nobody to be compared with.
+LOOKED_AT = 0.9  # cosine of two updates: no copy is below, sparse with 1 % of noise neither
+TWIN_COSINE = 0.9  # of what they do not share with the others
+TWO_ALONE = 0.99  # of two updates that have no others beside them
 TWIN_ROUNDS = 3  # in a row
 TOLD_AGAIN = 20  # rounds until the same is said again
 
@@ -230,7 +232,9 @@ class Scrutiny:
         if len(peers) < 2:
             return []
         cosine = cosines([measures[peer].sketch_S for peer in peers])
-        alike = {(peers[i], peers[j]): float(cosine[i, j]) for i, j in _above(cosine, TWIN_COSINE)}
+        alike = {
+            (peers[i], peers[j]): float(cosine[i, j]) for i, j in _above(cosine, LOOKED_AT) if _copies(cosine, i, j)
+        }
         here, found = set(peers), list[Event]()
         for pair in [pair for pair in self._alike if here.issuperset(pair) and pair not in alike]:
             del self._alike[pair]
@@ -260,6 +264,18 @@ def outliers(norms: Sequence[float], steps: Sequence[int]) -> list[int]:
     usual = max(1, statistics.median_low(steps))
     allowed = [OUTLIER_TIMES * typical * min(max(1.0, count / usual), MOST) for count in steps]
     return [i for i, norm in enumerate(norms) if norm > max(least, allowed[i])]
+
+
+def _copies(cosine: Tensor, i: int, j: int) -> bool:
+    """Whether updates ``i`` and ``j`` are as alike without what all others have, too."""
+    count = len(cosine) - 2
+    if not count:
+        return bool(cosine[i, j] > TWO_ALONE)
+    with_others = (cosine[[i, j]].sum(dim=1) - 1 - cosine[i, j]) / count  # of each, with the others' mean
+    of_others = (cosine.sum() - 2 - 2 * cosine[i, j] - 2 * count * with_others.sum()) / count**2
+    shared = cosine[i, j] - with_others.sum() + of_others
+    lengths = (1 - 2 * with_others + of_others).clamp_min(0).sqrt()
+    return bool(shared > TWIN_COSINE * lengths.prod())
 
 
 def _above(cosine: Tensor, bound: float) -> list[list[int]]:

@@ -14,12 +14,12 @@ overlapping communication", 2025, arXiv:2501.18512.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from decentral.flow.schedule import FEW
 from decentral.manifest import Manifest
-from decentral.manifest.presets import Class, Justified, class_of, faster, justified, no_faster
+from decentral.manifest.presets import Class, Justified, Scale, class_of, faster, justified, no_faster
 from decentral.optimizers import make_outer, presets
 from decentral.replica.codec import Codec, codec_of
 from decentral.simulate import cost
@@ -126,6 +126,7 @@ def _all_channels(codec: Codec, values: int, channels: int) -> float:
 
 TARGET = 0.95  # of the time in inner steps
 MARGIN = 1.1  # times the wait: simulated swarms of the four classes wait for up to 1.06 times what arithmetic says
+NEAR = 0.9  # times the best share of time in computing: what sends more is better then
 MOST = 500  # H: what DiLoCo's own paper trains with; with 1,000 it ended 2.9 % worse in perplexity than with 50
 Make = Callable[[str, int], Manifest]  # preset, H
 
@@ -138,6 +139,12 @@ class Circumstances:
     peers: int
     num_parameters: int
     step_seconds: float  # of an inner step
+    own_optimizer: bool = False  # a script's, so that a preset cannot choose what trains inside
+
+    @property
+    def scale(self) -> Scale:
+        """How large a round is."""
+        return Scale(parameters=self.num_parameters, peers=self.peers, rate=self.rate)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +157,7 @@ class Fit:
     link: Class
     known: Justified | None
     asked: bool  # for this preset, whatever the line
+    own_optimizer: bool  # of the script that trains
     instead_of: Fit | None = None  # the line's own, for which the run is too short, or the model too small
 
     @property
@@ -184,19 +192,29 @@ def fitting(make: Make, given: Circumstances, *, preset: str | None = None, step
 
     Tried are that of the line's class, then those of slower ones; or ``preset`` alone, and ``steps`` alone. Where the
     run is too short for what is found, one of a faster class that computes enough, too, sends more in its few rounds;
-    and where the model is small, one of a faster class may compute enough with as few inner steps as it wants.
+    and where the model is small, one of a faster class may compute enough with as few inner steps as it wants. So may
+    one where steps are so quick that messages alone take longer, and nothing computes enough.
     """
     link = class_of(given.rate)
     if preset is not None:
         return replace(_fit(make, given, link, preset, steps), asked=True)
-    slower = [_fit(make, given, link, name, steps) for name in no_faster(link)]
+    slower = [_fit(make, given, link, name, steps) for name in _for_optimizer(no_faster(link), given)]
     found = next((fit for fit in slower if fit.reaches), None)
+    denser = [_fit(make, given, link, name, steps) for name in _for_optimizer(faster(link), given)]
     if found is None:
-        return max(slower, key=lambda fit: fit.time.share)
-    denser = [_fit(make, given, link, name, steps) for name in faster(link)]
+        best = max(slower, key=lambda fit: fit.time.share)
+        near = (fit for fit in denser if fit.lasts and fit.time.share >= NEAR * best.time.share and fit.is_unhindered)
+        return replace(next(near, best), instead_of=None)
     fitting_too = (fit for fit in denser if fit.reaches and fit.lasts and (fit.is_unhindered or not found.lasts))
     better = next(fitting_too, None)
     return found if better is None else replace(better, instead_of=found)
+
+
+def _for_optimizer(names: Sequence[str], given: Circumstances) -> list[str]:
+    """Presets that live from their inner optimizer give way to the plain dense one where a script has its own."""
+    if not given.own_optimizer:
+        return list(names)
+    return list(dict.fromkeys("diloco" if presets()[name].inner.get("optimizer") else name for name in names))
 
 
 def _fit(make: Make, given: Circumstances, link: Class, preset: str, steps: int | None) -> Fit:
@@ -211,4 +229,4 @@ def _fit(make: Make, given: Circumstances, link: Class, preset: str, steps: int 
             longer, given.step_seconds, TARGET, max(least, fragments * (1 + manifest.outer.overlap)), MOST
         )
         manifest, time = make(preset, fewest), time.with_steps(fewest)
-    return Fit(preset, manifest, time, link, known, asked=False)
+    return Fit(preset, manifest, time, link, known, asked=False, own_optimizer=given.own_optimizer)

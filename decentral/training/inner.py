@@ -28,6 +28,7 @@ __all__ = [
     "differences_sentence",
     "forward_only",
     "inner_step",
+    "trained_by",
     "warm_up",
 ]
 
@@ -257,6 +258,20 @@ def _values_of(key: str, groups: Sequence[Mapping[str, Any]]) -> list[float]:
     if key in ("beta1", "beta2"):
         return [float(group["betas"][int(key[-1]) - 1]) for group in groups if len(group.get("betas", ())) == 2]
     return [float(group[key]) for group in groups if key in group]
+
+
+def trained_by(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, float | str]:
+    """Keys of ``[inner]`` by which a loop trains, read off its first optimizer: kind, highest rate and decay.
+
+    The kind is left out where no manifest can name it.
+    """
+    first = optimizers[0]
+    found: dict[str, float | str] = {
+        "learning_rate": max(_highest_rate(group, 1e-3) for group in first.param_groups),
+        "weight_decay": max(float(group.get("weight_decay", 0.0)) for group in first.param_groups),
+    }
+    kind = _kind_of(type(first).__name__)
+    return found if kind is None else {**found, "optimizer": kind}
 
 
 def differences_sentence(found: Sequence[Difference]) -> str:

@@ -7,6 +7,7 @@ import pytest
 from click.testing import Result
 
 from decentral.cli.fitting import TIMED_STEPS, WARM_UP_STEPS, measured_step_seconds
+from decentral.errors import ConfigError
 from decentral.manifest import load_manifest, preset_manifest
 from decentral.tasks.sizing import LanguageModelConfig, parameters_of
 from tests.cli.conftest import Run
@@ -36,7 +37,7 @@ def test_why_is_told_in_two_sentences_with_what_is_expected(run: Run) -> None:
         assert part in expected
     assert why.endswith(".")
     assert expected.endswith(".")
-    assert rate.startswith("outer.learning_rate is 2.5 for the run's 100 rounds: at the preset's own much of what")
+    assert rate.startswith("outer.learning_rate = 2.5 for the run's 100 rounds: at the preset's own much of what")
     assert written == "run.toml: run sparseloco, sparseloco; start it with: decentral start run.toml"
 
 
@@ -44,29 +45,43 @@ def test_why_is_told_in_two_sentences_with_what_is_expected(run: Run) -> None:
 def test_a_short_run_of_sparse_frames_has_the_outer_rate_that_suits_it(
     run: Run, tmp_path: Path, rounds: int, rate: float
 ) -> None:
-    told = run("init", "run.toml", "--rounds", rounds).stdout
+    told = run("init", "run.toml", "--preset", "sparseloco", "--rounds", rounds).stdout
     assert load_manifest(tmp_path / "run.toml").outer.hyper["lr"] == rate
-    assert (f"outer.learning_rate is {rate:g} for the run's {rounds} rounds" in told) is (rate != 1.0)
+    assert (f"outer.learning_rate = {rate:g} for the run's {rounds} rounds" in told) is (rate != 1.0)
 
 
 def test_a_run_that_time_cuts_short_has_the_rate_of_the_rounds_it_makes(run: Run, tmp_path: Path) -> None:
     given = ("--link", "5mbit", "--peers", "8", "--model-size", "30M", "--step-time", "0.4s", "--rounds", "1000")
     told = run("init", "run.toml", *given, "--minutes", "20").stdout
     assert "a run of 8 rounds is short for it" in told
-    assert "outer.learning_rate is 2.5 for the run's 8 rounds" in told
+    assert "outer.learning_rate = 2.5 for the run's 8 rounds" in told
     assert load_manifest(tmp_path / "run.toml").outer.hyper["lr"] == 2.5
 
 
 @pytest.mark.parametrize("given", [("--compressor", "int8(block=4096)"), ("--overlap", "5")])
 def test_what_was_not_measured_has_the_presets_rate(run: Run, tmp_path: Path, given: tuple[str, str]) -> None:
-    assert "outer.learning_rate" not in run("init", "run.toml", *given).stdout
+    assert "outer.learning_rate" not in run("init", "run.toml", "--preset", "sparseloco", *given).stdout
     assert load_manifest(tmp_path / "run.toml").outer.hyper["lr"] == 1.0
 
 
-def test_a_dense_preset_has_its_own_rate_however_short_the_run(run: Run, tmp_path: Path) -> None:
-    told = run("init", "run.toml", "--preset", "diloco", "--rounds", "10").stdout
+@pytest.mark.parametrize(
+    ("rounds", "rate", "momentum"), [(24, 0.8, 0.7), (60, 0.8, 0.7), (61, 0.9, 0.9), (1000, 0.9, 0.9)]
+)
+def test_a_dense_run_of_a_small_model_has_the_outer_step_that_suits_its_length(
+    run: Run, tmp_path: Path, rounds: int, rate: float, momentum: float
+) -> None:
+    told = run("init", "run.toml", "--preset", "diloco", "--rounds", rounds).stdout
+    outer = load_manifest(tmp_path / "run.toml").outer
+    assert outer.hyper == {"lr": rate, "momentum": momentum}
+    assert f"outer.learning_rate = {rate:g} and outer.momentum = {momentum:g} for the run's {rounds} rounds" in told
+
+
+def test_a_large_model_is_left_the_outer_step_that_its_method_was_published_with(run: Run, tmp_path: Path) -> None:
+    told = run("init", "run.toml", "--preset", "diloco", "--model-size", "30M").stdout
     assert len(told.splitlines()) == 1
-    assert load_manifest(tmp_path / "run.toml").outer == preset_manifest("diloco", run={"rounds": 10}).outer
+    found = load_manifest(tmp_path / "run.toml")
+    assert found.outer == preset_manifest("diloco").outer
+    assert found.exchange.kind == "reduce"
 
 
 def test_a_run_of_few_rounds_is_told_why_it_gets_another_preset(run: Run) -> None:
@@ -174,7 +189,6 @@ def test_a_script_of_ones_own_says_how_large_its_model_is_and_how_long_a_step_ta
         (["--link", "20mbit", "--step-time", "0s"], "'0s' is no time; write it as 0.4s or 400ms"),
         (["--link", "20mbit", "--model-size", "30m"], "'30m' is no number of parameters; write it as 30M, 1.5B or"),
         (["--link", "20mbit", "--peers", "1"], "1 is not in the range 2<=x<=64"),
-        (["run.toml", "--peers", "8"], "--peers is for choosing terms by a line; add --link, as 20mbit"),
         (["run.toml", "--step-time", "1s"], "--step-time is for choosing terms by a line; add --link, as 20mbit"),
         (["run.toml", "--model-size", "30M", "--experts", "4"], "--model-size is for a model without experts; leave"),
         ([], "missing argument 'RUN.toml'; see"),
@@ -200,13 +214,61 @@ def test_nothing_is_written_over_without_a_word(run: Run, tmp_path: Path) -> Non
     assert run("init", *ASKED, "--force").exit_code == 0
 
 
-def test_without_a_line_terms_are_the_presets_own(run: Run, tmp_path: Path) -> None:
-    told = run("init", "run.toml", "--name", "mine", "--rounds", 1000)
-    assert told.stdout == "run.toml: run mine, sparseloco; start it with: decentral start run.toml\n"
+def test_without_a_line_a_usual_one_is_assumed_and_dense_frames_are_written_while_it_carries_them(
+    run: Run, tmp_path: Path
+) -> None:
+    why, rate, written = run("init", "run.toml", "--name", "mine").stdout.splitlines()
+    assert why == (
+        "diloco: lines of 20 Mbit/s are assumed (--link says another), on which a frame of 0.64 MB for each of 7 "
+        "others takes 1.8 s; dense frames learn most in a round."
+    )
+    assert rate.startswith("outer.learning_rate = 0.9 and outer.momentum = 0.9 for the run's 100 rounds: ")
+    assert written == "run.toml: run mine, diloco; start it with: decentral start run.toml"
     found = load_manifest(tmp_path / "run.toml")
-    assert found == preset_manifest("sparseloco", run={"name": "mine", "rounds": 1000, "salt": found.run.salt})
+    assert (found.outer.method, found.exchange.kind, found.compressor.chain) == ("diloco", "gather", "int8(block=4096)")
     again = json.loads(run("init", "other.toml", "--json").stdout)
     assert set(again) == {"file", "run", "run_id", "preset"}
+
+
+@pytest.mark.parametrize(
+    ("given", "preset", "says"),
+    [
+        ((), "diloco", "a frame of 2 MB (--model-size says how large yours is) for each of 7 others takes 5.6 s"),
+        (("--model-size", "120k"), "diloco", "a frame of 0.12 MB for each of 7 others takes 0.34 s"),
+        (("--model-size", "30M"), "sparseloco", "a frame of 30 MB for each of 7 others takes 84 s; this sends least."),
+        (("--model-size", "20M", "--peers", 2), "diloco", "a frame of 20 MB for each of 1 others takes 8 s"),
+    ],
+)
+def test_a_scripts_model_gets_the_sparse_method_only_where_the_line_cannot_carry_a_dense_one(
+    run: Run, tmp_path: Path, given: tuple[object, ...], preset: str, says: str
+) -> None:
+    assert says in run("init", "run.toml", "--task", "custom", *given).stdout
+    assert load_manifest(tmp_path / "run.toml").outer.method == preset
+
+
+def test_a_preset_that_lives_from_its_inner_optimizer_is_not_for_a_script_with_its_own(
+    run: Run, tmp_path: Path
+) -> None:
+    given = ("--task", "custom", "--link", "100mbit", "--model-size", "30M", "--step-time", "0.4s")
+    told = run("init", "run.toml", *given).stdout
+    assert told.startswith("diloco: for lines of 100mbit and less, with an inner optimizer that is your script's own, ")
+    assert load_manifest(tmp_path / "run.toml").outer.method == "diloco"
+
+
+def test_steps_that_are_quicker_than_any_message_leave_it_to_the_method_that_learns_more(
+    run: Run, tmp_path: Path
+) -> None:
+    given = ("--task", "custom", "--link", "20mbit", "--model-size", "120k", "--step-time", "10ms")
+    assert "which is the best that is possible" in run("init", "run.toml", *given).stdout
+    assert load_manifest(tmp_path / "run.toml").outer.method == "diloco"
+
+
+def test_terms_that_ruin_a_run_are_refused_with_the_nearest_that_do_not(run: Run, tmp_path: Path) -> None:
+    refused = run("init", "run.toml", "--preset", "muloco", "--compressor", "randk(k=4, chunk=4096)")
+    assert refused.exit_code == ConfigError.exit_code
+    assert "on a quadratic: " in refused.stderr
+    assert 'use compressor.feedback = "none"' in refused.stderr
+    assert not (tmp_path / "run.toml").exists()
 
 
 def test_the_step_that_is_timed_is_the_median_of_some_after_the_first_ones() -> None:

@@ -52,6 +52,13 @@ COMMANDS = {
         ("new.toml --data noise", 30),
         ("new.toml --data foxes --corpus stdlib", 2),
     ],
+    "tune": [
+        ("train.py", 2),
+        ("absent.py:build", 2),
+        ("bad.toml:build", 2),
+        ("absent.py:build --out run.toml", 2),
+        ("absent.py:build --link fast", 2),
+    ],
     "start": [
         ("absent.toml", 10),
         ("bad.toml", 10),

@@ -55,6 +55,7 @@ MISTAKES = [
     ("[inner]", '[[compare]]\na = "diloco"\nb = "muon"\n[inner]', "compare muon: no method, reference or control"),
     ("[inner]", '[[compare]]\na = "diloco"\nb = "diloco"\n[inner]', "compare diloco: with itself"),
     ("hidden = 16", "hidden = 16\nwidth = 3", "unknown key model.width"),
+    ("[inner]", '[data]\ncorpus = "wiki"\n[inner]', 'data.corpus = "wiki": a study trains on its task\'s own data'),
     ("[model]", "[model", "not TOML"),
 ]
 

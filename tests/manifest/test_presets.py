@@ -6,7 +6,7 @@ import pytest
 
 from decentral.errors import ConfigError
 from decentral.manifest import check_methods, fresh_salt, parse_manifest, preset_manifest
-from decentral.manifest.presets import class_of, classes, justified, no_faster
+from decentral.manifest.presets import assumed, class_of, classes, default_preset, justified, no_faster
 from decentral.manifest.table import canonical
 from decentral.optimizers import presets
 
@@ -83,6 +83,31 @@ def test_keys_can_be_changed_by_table() -> None:
     assert (manifest.run.name, manifest.run.rounds, manifest.inner.steps) == ("mine", 7, 60)
     assert manifest.outer.fragments == presets()["streaming"].fragments
     assert manifest.inner.clip == 1.0
+
+
+def test_rounds_and_inner_steps_can_be_said_without_their_tables() -> None:
+    manifest = preset_manifest("diloco", rounds=7, steps=12, run={"name": "mine"})
+    assert (manifest.run.name, manifest.run.rounds, manifest.inner.steps) == ("mine", 7, 12)
+
+
+def test_what_only_the_built_in_model_heeds_is_not_written_for_a_scripts_own_and_told_where_it_is_set() -> None:
+    usual = preset_manifest("diloco", model={"task": "custom"}, inner={"clip": None})
+    text = usual.to_toml()
+    assert not [key for key in ("hidden", "batch_size", "clip", "warmup", "experts") if f"\n{key} = " in text]
+    assert parse_manifest(text).digest == usual.digest
+    assert usual.idle == []
+    older = usual.changed(inner={"clip": 1.0}, data={"batch_size": 8})
+    assert older.idle == ["data.batch_size", "inner.clip"]
+    assert parse_manifest(older.to_toml()).digest == older.digest
+    assert preset_manifest("diloco", data={"batch_size": 8}).idle == []
+
+
+def test_the_dense_method_is_the_default_while_the_line_carries_it() -> None:
+    assert default_preset(assumed()) == "diloco"
+    assert default_preset(assumed(parameters=30_000_000)) == "sparseloco"
+    assert default_preset(assumed(parameters=20_000_000, peers=2)) == "diloco"
+    assert assumed(parameters=25_000_000, peers=2).carries_dense
+    assert not assumed(parameters=25_000_001, peers=2).carries_dense
 
 
 def test_dilocos_outer_rate_is_left_to_the_number_of_contributors() -> None:

@@ -36,7 +36,7 @@ def test_a_manifest_names_it_and_a_peer_without_the_package_reads_what_to_do(fol
     assert text.count('method = "diloco"') == 1
     terms.write_text(text.replace('method = "diloco"', 'method = "qhm"\nnu = 0.25'), encoding="utf-8")
     read = "from decentral.manifest import load_manifest as load; o = load('run.toml').outer; print(o.method, o.hyper)"
-    assert outside.python(folder, "-c", read).stdout.strip() == "qhm {'nu': 0.25, 'momentum': 0.9}"
+    assert outside.python(folder, "-c", read).stdout.strip() == ("qhm {'lr': 0.9, 'nu': 0.25, 'momentum': 0.9}")
     with pytest.raises(
         ConfigError, match="optimizer qhm is not known here; if a package adds it, install that package"
     ):

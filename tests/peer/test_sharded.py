@@ -26,7 +26,7 @@ KINDS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("streaming", {}, {"bf16": True}),  # mixed precision, with commits merged while training goes on
     ("noloco", {}, {"shard": False}),  # DDP, by gossip
     ("sparseloco", {}, {"compiled": True, "dtype": "bfloat16"}),
-    ("diloco", {"inner": {"optimizer": "gpa", "averaging": 0.9}}, {}),  # trains elsewhere than what peers agree on
+    ("local_sgd", {"inner": {"optimizer": "gpa", "averaging": 0.9}}, {}),  # trains elsewhere than what peers agree on
 ]
 
 

@@ -14,8 +14,10 @@ from typing import Any
 import pytest
 import torch
 
+from decentral.errors import ConfigError, UsageError
 from decentral.node.folder import keep_addresses, kept_addresses
 from decentral.peer import Peer, join
+from decentral.peer.joining import founded_by
 from decentral.peer.settings import JoinOptions
 from decentral.rounds.local_state import CommittedUpdate
 from decentral.tensors import memory
@@ -59,7 +61,22 @@ async def commit_what_was_sent(swarm: SwarmThread) -> None:
 def test_every_keyword_of_join_is_one_of_its_options() -> None:
     parameters = inspect.signature(join).parameters.values()
     keywords = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
-    assert sorted(keywords) == sorted(field.name for field in fields(JoinOptions))
+    founding = ["preset", "rounds", "steps"]
+    assert sorted(keywords) == sorted([*founding, *(field.name for field in fields(JoinOptions))])
+
+
+def test_a_run_is_founded_without_a_file_by_terms_that_suit_its_length_and_the_loop() -> None:
+    problem = Problem(0)
+    optimizer = torch.optim.AdamW(problem.model.parameters(), lr=0.02, weight_decay=0.3)
+    terms = founded_by("diloco", 20, 5, problem.model, optimizer)
+    assert (terms.run.rounds, terms.inner.steps, terms.model.task) == (20, 5, "custom")
+    assert (terms.inner.named, terms.inner.learning_rate, terms.inner.weight_decay) == ("adamw", 0.02, 0.3)
+    assert (terms.exchange.kind, terms.outer.hyper) == ("gather", {"lr": 0.8, "momentum": 0.7})
+    assert isinstance(join(model=problem.model, optimizer=optimizer, preset="diloco"), Peer)
+    with pytest.raises(UsageError, match="did you mean diloco"):
+        join(model=problem.model, optimizer=optimizer, preset="diloko")
+    with pytest.raises(ConfigError, match="the model is a NoneType; pass the torch module"):
+        join(preset="diloco")
 
 
 def elsewhere(out: Path) -> None:

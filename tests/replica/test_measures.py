@@ -94,6 +94,39 @@ def test_rounds_with_an_outlier_are_no_evidence_of_twins_as_all_pull_back_the_sa
         assert looked_at(scrutiny, round_, twins(0.999, seed=round_)) == []
 
 
+def pulled(*own: float, common: float, seed: int) -> list[torch.Tensor]:
+    """Updates of which all have much in common, as under an outer step that went too far."""
+    (shared,) = updates(common, seed=1000 + seed)
+    return [shared + one for one in updates(*own, seed=seed)]
+
+
+def test_honest_peers_that_are_all_pulled_back_the_same_way_are_no_twins():
+    scrutiny = Scrutiny()
+    for round_ in range(1, 20):
+        three = pulled(1.0, 1.0, 1.0, common=6.0, seed=round_)
+        assert float(torch.cosine_similarity(three[0], three[1], dim=0)) > 0.95
+        assert looked_at(scrutiny, round_, three) == []
+
+
+def test_a_copy_with_a_little_noise_is_named_among_peers_that_are_all_pulled_the_same_way():
+    scrutiny, found = Scrutiny(), []
+    for round_ in range(1, 7):
+        first, second, third = pulled(1.0, 1.0, 1.0, common=6.0, seed=round_)
+        (noise,) = updates(0.01 * float(second.norm()) / 4000**0.5, seed=2000 + round_)
+        found += looked_at(scrutiny, round_, [first, second, second + noise, third])
+    assert [fields["peers"] for event, fields in found if event == "twins"] == [NAMES[1:3]]
+
+
+def test_two_that_are_alone_are_twins_only_where_next_to_nothing_differs():
+    honest, copies = Scrutiny(), Scrutiny()
+    for round_ in range(1, 10):
+        pair = pulled(1.0, 1.0, common=6.0, seed=round_)
+        assert looked_at(honest, round_, pair) == []
+        (noise,) = updates(0.01 * float(pair[0].norm()) / 4000**0.5, seed=2000 + round_)
+        named = looked_at(copies, round_, [pair[0], pair[0] + noise])
+        assert bool(named) is (round_ == TWIN_ROUNDS)
+
+
 def test_peers_as_alike_as_honest_ones_get_are_no_twins():
     scrutiny = Scrutiny()
     assert [looked_at(scrutiny, n, twins(0.8, seed=n)) for n in range(1, 30)] == [[]] * 29

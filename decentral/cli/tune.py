@@ -1,0 +1,181 @@
+"""``decentral tune``: train replicas of one's own model by a handful of terms, and write the best."""
+
+import importlib.util
+import json
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from decentral.cli.options import as_json, presets_that_begin
+from decentral.cli.quantities import Rate
+from decentral.errors import UsageError
+
+if TYPE_CHECKING:
+    from decentral.lab.tuning import Tuned
+
+
+@click.command("tune")
+@click.argument("source", metavar="SCRIPT.py:FUNCTION")
+@click.option("--peers", type=click.IntRange(2, 64), default=2, show_default=True, help="How many train together.")
+@click.option("--rounds", type=click.IntRange(min=4), default=100, show_default=True, help="Outer steps of the run.")
+@click.option(
+    "--inner-steps", type=click.IntRange(min=1), metavar="H", default=30, show_default=True, help="Between two rounds."
+)
+@click.option("--link", type=Rate(), default="20mbit", show_default=True, help="Everybody's line, each way.")
+@click.option("--preset", "presets", multiple=True, shell_complete=presets_that_begin, help="Try this one; repeatable.")
+@click.option(
+    "--outer-rate",
+    "outer_rates",
+    type=click.FloatRange(min=0, min_open=True),
+    multiple=True,
+    help="Try this outer learning rate; repeatable.",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Number of the first peer.")
+@click.option("--processes", type=click.IntRange(min=1), default=2, show_default=True, help="Trials at a time.")
+@click.option("--out", "file", type=click.Path(path_type=Path, dir_okay=False), help="Write the best terms there.")
+@click.option("--force", is_flag=True, help="Write over an existing file.")
+@as_json
+def tune_command(source: str, file: Path | None, force: bool, as_json: bool, link: float, **given: Any) -> None:
+    """Find the method and the outer rate for your own model: a few are tried on it here, beside a peer alone.
+
+    FUNCTION(number) builds one peer's training: it returns the model, its optimizer, a function that makes one inner
+    step, and one that returns the loss on data that nobody trains on. The number says whose data is read.
+
+    \b
+    $ decentral tune train.py:build --peers 4 --rounds 100 --inner-steps 30 --out run.toml
+    """
+    from decentral.cli.preflight import write_text
+
+    if file is not None and file.exists() and not force:
+        raise UsageError(f"{file} exists; --force writes over it, or name another file")
+    build = Script.of(source)
+    from decentral.lab.tuning import tune  # torch
+
+    tuned = tune(
+        build,
+        peers=given["peers"],
+        rounds=given["rounds"],
+        inner_steps=given["inner_steps"],
+        link=link,
+        presets=given["presets"],
+        outer_rates=given["outer_rates"],
+        first=given["seed"],
+        processes=given["processes"],
+        tell=lambda line: click.echo(line, err=True),
+    )
+    click.echo(json.dumps(told(tuned)) if as_json else table(tuned))
+    if file is not None:
+        write_text(file, tuned.manifest.to_toml())
+    if not as_json:
+        click.echo(verdict(tuned, file))
+
+
+# ---- the user's function ----
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A function of a file, looked up again in every process."""
+
+    path: Path
+    name: str
+
+    @classmethod
+    def of(cls, source: str) -> "Script":
+        """From ``train.py:build``. UsageError unless there are such a file and such a function."""
+        path, _, name = source.rpartition(":")
+        if not path.endswith(".py") or not name.isidentifier():
+            raise UsageError(f"{source!r} names no function of a script; write it as train.py:build")
+        if not Path(path).is_file():
+            raise UsageError(
+                f"{path}: there is no such file; name the script whose function builds one peer's training"
+            )
+        script = cls(Path(path).resolve(), name)
+        script.function()
+        return script
+
+    def function(self) -> Callable[[int], Any]:
+        """The function itself. UsageError where the script has none of that name."""
+        found = getattr(_loaded(self.path), self.name, None)
+        if not callable(found):
+            raise UsageError(f"{self.path.name} has no function {self.name!r}; it builds one peer's training")
+        made: Callable[[int], Any] = found
+        return made
+
+    def __call__(self, number: int) -> Any:
+        """What it builds for the peer of this number."""
+        return self.function()(number)
+
+
+def _loaded(path: Path) -> ModuleType:
+    """The script as a module, once in a process; as if it was imported, so that its main part does not run."""
+    name = f"_tuned_{path.stem}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None, "a file that ends in .py has a loader"
+    assert spec.loader is not None, "as above"
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(path.parent))  # its neighbours, as python train.py finds them
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+# ---- what it came to, in words ----
+
+
+def table(tuned: "Tuned") -> str:
+    """A row for each candidate, the best first, with a peer alone among them."""
+    from decentral.lab.tuning import LOOKS
+
+    rounds = tuned.found.rounds
+    rows = {"alone": tuned.found.alone, **tuned.found.losses}
+    order = sorted(rows, key=lambda name: (-len(rows[name]), _last(rows[name])))
+    width = max(map(len, rows))
+    heads = [f"round {max(1, round(share * rounds))}" for share in LOOKS]
+    lines = [f"{'held-out loss after':<{width}}  " + "".join(f"{head:>12}" for head in heads)]
+    for name in order:
+        cells = [f"{loss:.4g}" if math.isfinite(loss) else "diverged" for loss in rows[name]]
+        lines.append(f"{name:<{width}}  " + "".join(f"{cell:>12}" for cell in cells))
+    return "\n".join(lines)
+
+
+def _last(losses: list[float]) -> float:
+    return losses[-1] if math.isfinite(losses[-1]) else math.inf
+
+
+def verdict(tuned: "Tuned", file: Path | None) -> str:
+    """The best, against a peer alone, and where it is written."""
+    found = tuned.found
+    best, manifest = found.best, tuned.manifest
+    assert best is not None, "else there is no manifest"
+    loss, alone = found.losses[best][-1], found.alone[-1]
+    where = "add --out run.toml to write it" if file is None else f"written to {file}"
+    if found.gain <= 0:
+        return (
+            f"Training together does not pay at {found.rounds} rounds of {manifest.inner.steps} steps: the best, "
+            f"{best}, ends at {loss:.4g}, a peer alone at {alone:.4g}. Try more rounds, or other data for each peer; "
+            f"{where}."
+        )
+    return f"{best} ends at {loss:.4g}, a peer alone at {alone:.4g}; {where}."
+
+
+def told(tuned: "Tuned") -> dict[str, Any]:  # Any: JSON
+    """For programs."""
+    found = tuned.found
+    finite = {name: [one if math.isfinite(one) else None for one in losses] for name, losses in found.losses.items()}
+    return {
+        "rounds": found.rounds,
+        "alone": [one if math.isfinite(one) else None for one in found.alone],
+        "losses": finite,
+        "seconds_per_round": {name: round(seconds, 3) for name, seconds in tuned.seconds.items()},
+        "best": found.best,
+        "gain": found.gain if math.isfinite(found.gain) else None,
+    }

@@ -1,0 +1,76 @@
+"""``decentral tune``: terms for one's own model, found on it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from decentral.cli.tune import Script
+from decentral.errors import ConfigError, UsageError
+from decentral.manifest import load_manifest
+from tests.cli.conftest import Run
+from tests.lab import own_problems
+
+SOURCE = Path(own_problems.__file__)
+RATES = ("--outer-rate", 1, "--outer-rate", 30)
+QUICK = ("--rounds", 4, "--inner-steps", 5, "--preset", "local_sgd", *RATES, "--processes", 1)
+
+
+def test_the_table_has_every_candidate_beside_a_peer_alone_and_the_best_terms_are_written(
+    run: Run, tmp_path: Path
+) -> None:
+    result = run("tune", f"{SOURCE}:build", *QUICK, "--out", "run.toml")
+    assert result.exit_code == 0, result.stderr
+    head, *rows, verdict = result.stdout.splitlines()
+    assert head.split() == ["held-out", "loss", "after", "round", "2", "round", "3", "round", "4"]
+    assert {row[:15].strip() for row in rows[:2]} == {"local_sgd at 1", "alone"}
+    assert rows[2].startswith("local_sgd at 30 ")
+    assert verdict.endswith("written to run.toml.")
+    manifest = load_manifest(tmp_path / "run.toml")
+    assert (manifest.outer.learning_rate, manifest.run.rounds, manifest.model.task) == (1.0, 4, "custom")
+    assert "round 4 of 4: alone " in result.stderr
+
+
+def test_programs_get_one_object(run: Run) -> None:
+    told = json.loads(run("tune", f"{SOURCE}:build", *QUICK, "--json").stdout)
+    assert told["best"] == "local_sgd at 1"
+    assert set(told["losses"]) == {"local_sgd at 1", "local_sgd at 30"}
+    assert told["gain"] == pytest.approx(told["alone"][-1] - told["losses"]["local_sgd at 1"][-1])
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("train.py", "'train.py' names no function of a script; write it as train.py:build"),
+        ("nowhere.py:build", "nowhere.py: there is no such file; name the script"),
+        (f"{SOURCE}:biuld", "own_problems.py has no function 'biuld'; it builds one peer's training"),
+    ],
+)
+def test_what_names_no_function_is_a_line_of_usage(run: Run, source: str, says: str) -> None:
+    result = run("tune", source)
+    assert result.exit_code == UsageError.exit_code
+    assert says in result.stderr
+
+
+def test_a_function_that_gives_something_else_is_told_what_it_must_give(run: Run, tmp_path: Path) -> None:
+    result = run("tune", f"{SOURCE}:nothing", "--out", "run.toml")
+    assert result.exit_code == ConfigError.exit_code
+    assert "gave a Linear; it must give four: a model, its optimizer" in result.stderr
+    assert not (tmp_path / "run.toml").exists()
+
+
+def test_a_file_that_is_there_is_not_written_over(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text("mine")
+    assert "run.toml exists; --force writes over it" in run("tune", f"{SOURCE}:build", "--out", "run.toml").stderr
+
+
+def test_a_script_is_loaded_without_its_main_part_and_finds_its_neighbours(tmp_path: Path) -> None:
+    (tmp_path / "beside_the_script.py").write_text("NUMBER = 41")
+    script = tmp_path / "main_part.py"
+    script.write_text(
+        "import beside_the_script\n\ndef build(number):\n    return beside_the_script.NUMBER + number\n\n"
+        "if __name__ == '__main__':\n    raise SystemExit('trained')\n"
+    )
+    assert Script.of(f"{script}:build")(1) == 42

@@ -1,0 +1,108 @@
+"""Terms are tried before a run is founded by them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from decentral.errors import ConfigError
+from decentral.lab.own_model import OwnCourse
+from decentral.lab.trial import check_learns, outer_gain, trial
+from decentral.manifest import Manifest, preset_manifest
+from decentral.optimizers import presets
+from tests.lab.random_terms import drawn
+from tests.lab.student import builder
+from tests.laws.tables import long_but
+
+TOPK = "topk(k=64, chunk=4096) >> signmag2"
+FEW = ("diloco", "masha", "noloco")
+TOLD_BY_LOSSES = ("just_one_byte",)  # sends derivatives, of an inner optimizer that the quadratic does not have
+
+
+@pytest.mark.parametrize("preset", long_but(FEW, [name for name in presets() if name not in TOLD_BY_LOSSES]))
+def test_every_preset_learns_at_its_own_terms(preset: str) -> None:
+    assert trial(preset_manifest(preset)) < 1.0
+
+
+@pytest.mark.parametrize(
+    ("feedback", "chain"),
+    [
+        ("ef(beta=0.95)", TOPK),
+        *(
+            pytest.param(*pair, marks=pytest.mark.long)
+            for pair in (("ef(beta=0.95)", "sign(block=1024)"), ("ef21", TOPK), ("econtrol(eta=0.001)", TOPK))
+        ),
+    ],
+)
+def test_what_is_owed_behind_outer_momentum_is_refused_with_what_learns(feedback: str, chain: str) -> None:
+    terms = preset_manifest(
+        "diloco",
+        compressor={"chain": chain, "feedback": feedback},
+        exchange={"kind": "gather"},
+        outer={"norm_clip": "none"},
+    )
+    with pytest.raises(
+        ConfigError, match=r"learnt again meanwhile, which the outer step multiplies by 6; use"
+    ) as refused:
+        check_learns(terms)
+    assert 'use compressor.feedback = "none"' in str(refused.value)
+    check_learns(terms.changed(compressor={"feedback": "none"}))
+
+
+def test_a_momentum_of_the_feedbacks_own_is_refused_with_the_presets_feedback() -> None:
+    with pytest.raises(ConfigError, match=r'use compressor\.feedback = "ef\(beta=0\.95\)"'):
+        check_learns(preset_manifest("sparseloco", compressor={"feedback": "dgc"}))
+
+
+@pytest.mark.parametrize("optimizer", ["gpa", "schedule_free"])
+def test_an_inner_optimizer_that_learns_an_average_is_refused_under_outer_momentum(optimizer: str) -> None:
+    with pytest.raises(ConfigError, match="which follows late, and outer momentum carries each step on to 6 times"):
+        check_learns(preset_manifest("diloco", inner={"optimizer": optimizer}))
+    check_learns(preset_manifest("local_sgd", inner={"optimizer": optimizer}))
+
+
+@pytest.mark.parametrize(
+    ("preset", "gain"), [("local_sgd", 1.0), ("sparseloco", 1.0), ("diloco", 6.0), ("slowmo", 2.5), ("noloco", 1.0)]
+)
+def test_the_gain_of_an_outer_step_is_its_rate_over_what_momentum_forgets(preset: str, gain: float) -> None:
+    assert outer_gain(preset_manifest(preset)) == pytest.approx(gain, rel=1e-3)
+
+
+def test_a_trial_draws_nothing_from_the_callers_generator() -> None:
+    torch.manual_seed(7)
+    wanted = torch.rand(3)
+    torch.manual_seed(7)
+    trial(preset_manifest("local_sgd"), rounds=4)
+    assert torch.equal(torch.rand(3), wanted)
+
+
+# ---- terms drawn at random ----
+
+
+def accepted(seed: int) -> Manifest | None:
+    terms = drawn(seed)
+    try:
+        if terms is not None:
+            check_learns(terms)
+    except ConfigError:
+        return None
+    return terms
+
+
+def on_the_student(terms: Manifest, rounds: int = 40) -> tuple[float, float]:
+    """The loss at the start and at the end."""
+    fragments = terms.outer.fragments
+    course = OwnCourse(builder(terms.inner, fragments), terms.changed(run={"rounds": rounds * fragments}), 2)
+    return course.go(0), course.go(rounds * terms.inner.steps)
+
+
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(3, 60))])
+def test_terms_that_are_accepted_do_not_ruin_the_student(seed: int) -> None:
+    terms = accepted(seed)
+    if terms is None or terms.outer.method in TOLD_BY_LOSSES:
+        return
+    start, end = on_the_student(terms)
+    assert not math.isnan(end)
+    assert end < 1.02 * start, terms.to_toml()
