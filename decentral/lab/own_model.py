@@ -137,6 +137,7 @@ class OwnCourse:
 
     def __init__(self, build: Build, manifest: Manifest, peers: int, first: int = 0) -> None:
         *trainings, self._reading = _seeded(build, [*range(first, first + peers), first])
+        manifest = manifest.changed(model={"buffers": "own"})  # their mean is made where the anchor is evaluated
         self._peers = [
             lab_peer(manifest, rank, signer, one.model, one.optimizers, _OwnPeer)
             for rank, (signer, one) in enumerate(zip(lab_signers(peers), trainings, strict=True))
@@ -167,7 +168,6 @@ class OwnCourse:
         anchors = self._peers[0].replica.anchors
         for fragment, flat_N in zip(self._schema.fragments, anchors, strict=True):
             scatter(flat_N, fragment, self._parameters)
-        # As a round leaves them: the peers' mean, where there is one.
         theirs = [buffers_of(peer.module) for peer in self._peers]
         for name, buffer in buffers_of(self._reading.model).items():
             each = [one[name] for one in theirs]

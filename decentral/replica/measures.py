@@ -198,9 +198,9 @@ def _loss(method: OuterMethod, told: Contributor) -> float | None:
 # 0.5 made 70 to 280 (experiments/clip). The spread guards swarms whose peers differ more than that.
 OUTLIER_TIMES = 2.0  # the median norm
 OUTLIER_SPREAD = 6.0  # median absolute deviations above it
-# An outer step that went too far pulls all honest peers back the same way, to cosines of up to 0.985 between any two. So
-# what a pair has in common with the others is taken off first: honest peers then have 1 / (K - 1) in common on average,
-# copies about 1. Two that are alone have nobody to be compared with.
+# An outer step that went too far pulls all honest peers back the same way, to cosines of up to 0.985 between any two.
+# So what a pair has in common with the others is taken off first: honest peers then have 1 / (K - 1) in common on
+# average, copies about 1. Two that are alone have nobody to be compared with.
 LOOKED_AT = 0.9  # cosine of two updates: no copy is below, sparse with 1 % of noise neither
 TWIN_COSINE = 0.9  # of what they do not share with the others
 TWO_ALONE = 0.99  # of two updates that have no others beside them

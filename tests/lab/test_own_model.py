@@ -68,7 +68,9 @@ def test_buffers_of_the_model_that_is_evaluated_are_the_peers_mean() -> None:
         return model, optimizer, step, lambda: model[0].running_mean.mean()
 
     terms = preset_manifest("local_sgd", run={"rounds": 50}, inner={"steps": 1}, **EXACT)
-    assert OwnCourse(with_norm, terms, 2, first=0).go(50) == pytest.approx(0.5, abs=0.02)
+    for exchange in ("gather", "reduce"):
+        course = OwnCourse(with_norm, terms.changed(exchange={"kind": exchange}), 2, first=0)
+        assert course.go(50) == pytest.approx(0.5, abs=0.02)
 
 
 def test_the_model_is_in_training_mode_again_after_an_evaluation() -> None:
