@@ -95,12 +95,14 @@ async def at_a_head(member: Member) -> Head:
     return member.node.driver.head
 
 
-_CLEAN: dict[tuple[str, int, float], int] = {}  # by preset, size and seconds: the same run each time
+_CLEAN: dict[tuple[object, ...], int] = {}  # by preset, size, seconds and model: the same run each time
 
 
-def rounds_in(run_lab, manifest, n: int, seconds: float, lie: Lie | None, check=lambda lab, liar: None) -> int:
+def rounds_in(
+    run_lab, manifest, n: int, seconds: float, lie: Lie | None, check=lambda lab, liar: None, make_model=tiny_model
+) -> int:
     """Rounds that a swarm of ``n`` makes in so many seconds of virtual time, while its last member lies."""
-    key = (manifest.outer.method, n, seconds)
+    key = (manifest.outer.method, n, seconds, make_model)
     if lie is None and key in _CLEAN:
         return _CLEAN[key]
     made: list[int] = []
@@ -120,7 +122,7 @@ def rounds_in(run_lab, manifest, n: int, seconds: float, lie: Lie | None, check=
         check(lab, liar)
         lab.check_equal()
 
-    run_lab(manifest, script, make_model=tiny_model, step=STEP)
+    run_lab(manifest, script, make_model=make_model, step=STEP)
     if lie is None:
         _CLEAN[key] = made[0]
     return made[0]

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from decentral.consensus import learner
-from decentral.rounds.catch_up import split_commits, split_oldest
+from decentral.consensus.chain import Head
+from decentral.rounds.catch_up import CatchUp, split_commits, split_oldest
 from decentral.rounds.snapshots import CHAIN, INDEX, LENGTH, OLDEST, PACKED, STATE, Donor
 from decentral.state.snapshot import Snapshot
 from decentral.swarm.directory import Directory
@@ -159,6 +160,30 @@ def without_votes(donor: Donor, round_: int, room: int) -> bytes:
     return b"".join(LENGTH.pack(len(body)) + body for body in bodies)
 
 
+@pytest.mark.usefixtures("few_kept")
+def test_who_reaches_several_does_not_go_by_the_word_of_the_one_that_it_asks_first(run_lab, terms):
+    async def script(lab) -> None:
+        away = await one_far_behind(lab)
+        liar, *others = lab.members[:-1]
+        head = await at_a_head(liar)
+        shows(liar, replace(head, round=head.round + 1000, tokens=10**15, hash=bytes(32)))
+        catch_up = away.node.catch_up
+
+        async def of_the_liar_first(_: PeerId) -> bool:
+            await lab.until(lambda: {m.signer.peer for m in (liar, *others)} <= set(away.node.directory.live()))
+            return await CatchUp._catch_up(catch_up, liar.signer.peer)
+
+        catch_up._catch_up = of_the_liar_first
+        lab.heal([away], [liar, *others])
+        await lab.until(lambda: told(away, "unchecked"))
+        assert told(away, "unchecked")[0]["named"] == len(others)
+        await lab.until(lambda: told(away, "resynced"), 10.0)
+        assert away.node.driver.head.round < 1000
+        assert float(away.node.replica.anchors[0].max()) < 10.0
+
+    run_lab(terms("sparseloco"), script, make_model=tiny_model)
+
+
 # ---- those who answer late, or chose the moment ----
 
 
@@ -168,6 +193,27 @@ def answers(member: Member, protocol: str, respond: Respond, limit: int) -> None
     services.fixed = False
     services.handlers.pop(protocol, None)
     serve_requests(member.transport, protocol, respond, limit=limit)
+
+
+async def nothing(peer: PeerId, data: bytes) -> bytes:
+    return b""
+
+
+def shows(liar: Member, claimed: Head, oldest: Respond = nothing) -> None:
+    """A running peer claims a head that nobody made, and gives a state of its own for it."""
+    tensors = {name: torch.full_like(t, 77.0) for name, t in liar.node.replica.shared_tensors().items()}
+    made = Snapshot(tensors, {"head": replace(claimed, anchor=liar.node.replica.digest_of(tensors)).to_dict()})
+
+    async def index(peer: PeerId, data: bytes) -> bytes:
+        return made.index.to_bytes()
+
+    async def chunk(peer: PeerId, data: bytes) -> bytes:
+        return b"\0" + made.chunk(int.from_bytes(data[32:36], "little"))
+
+    answers(liar, CHAIN, nothing, 1 << 16)
+    answers(liar, OLDEST, oldest, 0)
+    answers(liar, INDEX, index, 0)
+    answers(liar, PACKED, chunk, 37)
 
 
 def applies_slowly(member: Member) -> None:
@@ -195,12 +241,6 @@ def test_a_head_that_is_claimed_while_all_others_apply_a_commit_is_adopted_by_no
         for member in others:
             applies_slowly(member)
         head = await at_a_head(liar)
-        tensors = {name: torch.full_like(t, 77.0) for name, t in liar.node.replica.shared_tensors().items()}
-        claimed = replace(head, round=head.round + 1000, tokens=10**15, hash=bytes(32))
-        made = Snapshot(tensors, {"head": replace(claimed, anchor=liar.node.replica.digest_of(tensors)).to_dict()})
-
-        async def nothing(peer, data):
-            return b""
 
         async def until_the_next_commit(peer, data):
             before = liar.node.driver.head.hash
@@ -208,19 +248,7 @@ def test_a_head_that_is_claimed_while_all_others_apply_a_commit_is_adopted_by_no
                 await anyio.sleep(0.01)
             return b""
 
-        async def index(peer, data):
-            return made.index.to_bytes()
-
-        async def chunk(peer, data):
-            return b"\0" + made.chunk(int.from_bytes(data[32:36], "little"))
-
-        for protocol, respond, limit in (
-            (CHAIN, nothing, 1 << 16),
-            (OLDEST, until_the_next_commit, 0),
-            (INDEX, index, 0),
-            (PACKED, chunk, 37),
-        ):
-            answers(liar, protocol, respond, limit)
+        shows(liar, replace(head, round=head.round + 1000, tokens=10**15, hash=bytes(32)), until_the_next_commit)
         with anyio.move_on_after(60.0):
             while True:
                 for member in others:

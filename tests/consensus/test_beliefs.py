@@ -10,7 +10,7 @@ import pytest
 
 from decentral.consensus import chain
 from decentral.consensus.chain import Voting, is_refuted, majority, rank_of
-from decentral.consensus.paxos import Acceptor, Ballot, Refusals, farewell, promise, results_of
+from decentral.consensus.paxos import Acceptor, Ballot, Planned, Refusals, farewell, promise, results_of
 from decentral.consensus.round_state import Send
 from decentral.errors import PayloadError
 from decentral.wire import messages as m
@@ -361,6 +361,21 @@ def test_the_run_ends_when_its_terms_say_so_and_not_before(make_swarm):
     for age, right in ((0.0, False), (585.0, False), (591.0, True)):
         clock.tell(age)
         assert machine.state.objections(m.Proposal(0, replace(first, final=True), bytes(64)))[1] is not right
+
+
+def test_an_owner_that_blames_everybody_leaves_alone_and_of_one_complaint_the_contributor_does():
+    named = tuple(ref(peer, digest_of(peer)) for peer in (A, B, C))
+    plan = m.ReducePlan(0, 1, 0, 7, named, ((A, 0, 8), (B, 8, 16)))
+    one, all_others = Planned(plan, 0.0), Planned(plan, 0.0)
+    one.blame(C, 7, (A, B))  # it owns nothing
+    one.blame(A, 6, (B, C))  # that was of the plan before
+    assert one.blamed == frozenset()
+    one.blame(A, 7, (B,))
+    assert one.blamed == {B}
+    all_others.blame(A, 7, (A, B, C))
+    assert all_others.blamed == {A}
+    all_others.blame(B, 7, (A,))
+    assert all_others.blamed == {A}
 
 
 def test_a_result_of_who_does_not_own_the_range_is_none_of_the_plan_and_its_owners_still_counts():
