@@ -560,8 +560,8 @@ class RoundState:
         them have accepted the record that it may be chosen, and not only who proposed it says so.
 
         Then it is voted for as it stands. It may have been chosen when its changes were right, and a voter that asks
-        again would find that whom it drops is back. The word of who proposed it is enough where all others who might
-        know better are given up.
+        again would find that whom it drops is back. The word of who proposed it, or of who made a result that is no
+        mean, is enough where all others who might know better are given up.
         """
         record, run = proposal.record, proposal.record.run
         if not self.presence.may_drop(record, self.farewelled(proposal.farewells, record)):
@@ -572,9 +572,23 @@ class RoundState:
         for_it = [one for one in shown if one.accepted == record.hash]
         if len(shown) < chain.majority(voters) or chain.is_refuted(voters, len(shown) - len(for_it)) or not for_it:
             return False
+        if record.partition and (liars := self.terms.overlong(record)):
+            answered = {one.peer for one in shown} | {self.me}
+            alone = {one.peer for one in for_it} <= liars and not set(voters) - answered <= self.presence.given_up()
+            if alone or self._is_denied(record, voters, shown):
+                return False
         if len(for_it) > 1 or self.leader_of(for_it[0].accepted_ballot) != for_it[0].peer:
             return True
         return set(voters) - {one.peer for one in shown} <= self.presence.given_up()
+
+    def _is_denied(self, record: m.Record, voters: Sequence[PeerId], shown: Iterable[m.Shown]) -> bool:
+        """Tell whether no majority can have accepted a record whose result is no mean, as this peer sees it: who made
+        that is the liar, so that the others and this peer are taken at their word.
+        """
+        against = {one.peer for one in shown if one.accepted != record.hash}
+        if self.acceptor.accepted != record:
+            against.add(self.me)
+        return len(voters) - len(against.intersection(voters)) < chain.majority(voters)
 
     def check_proposed(self, proposal: m.Proposal) -> None:
         """Raise PayloadError unless the leader of its ballot signed it."""

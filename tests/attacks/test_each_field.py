@@ -134,6 +134,6 @@ def check(lab, liar) -> None:
 @pytest.mark.parametrize("preset", ["sparseloco", "diloco"])
 def test_whatever_field_of_whatever_message_is_wrong_the_run_goes_on(run_lab, terms, preset):
     manifest = terms(preset)
-    clean = rounds_in(run_lab, manifest, 5, SECONDS, None)
-    made = rounds_in(run_lab, manifest, 5, SECONDS, say_everything, check)
+    clean = rounds_in(run_lab, manifest, 5, SECONDS, None, make_model=small_model)
+    made = rounds_in(run_lab, manifest, 5, SECONDS, say_everything, check, small_model)
     assert made >= CLEAN_ENOUGH * clean, f"{made} rounds, {clean} without a liar"

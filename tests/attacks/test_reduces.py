@@ -72,7 +72,6 @@ def test_an_owner_that_blames_everybody_stops_no_round(run_lab, terms, n):
 
 
 # Its owner accepts it in the ballot in which the others refuse it, and carries it on where it leads the next.
-@pytest.mark.xfail(raises=BaseExceptionGroup, reason="what is carried on is voted for, though it is no mean")
 @pytest.mark.parametrize("n", SIZES)
 def test_a_result_that_is_no_mean_is_applied_by_nobody(run_lab, terms, n):
     manifest = terms("diloco")
