@@ -24,6 +24,7 @@ from tests.attacks.liars import (
     rounds_in,
     say,
 )
+from tests.lab.nodes import small_model
 
 SECONDS = 160.0
 PACE = 0.1  # s between two lies
