@@ -79,7 +79,7 @@ def nearest(word: str, names: Collection[str]) -> str:
 
 # ---- spelling of one method ----
 #
-# ``name`` or ``name(key=number, ...)``.
+# ``name`` or ``name(key=number, ...)``; a key that is a word has one.
 
 _METHOD = re.compile(r"\s*([A-Za-z_]\w*)\s*(?:\(([^()]*)\))?\s*", re.ASCII)
 _ARGUMENT = re.compile(r"\s*([A-Za-z_]\w*)\s*=\s*([^\s=]+)\s*", re.ASCII)
@@ -93,20 +93,23 @@ def make(word: str, methods: Plugins, example: str) -> Any:
     return methods.make(match[1], _arguments(match[2] or "", f"{methods.kind} {match[1]}"))
 
 
-def _arguments(text: str, method: str) -> dict[str, float]:
-    found: dict[str, float] = {}
+def _arguments(text: str, method: str) -> dict[str, float | str]:
+    found: dict[str, float | str] = {}
     for word in text.split(",") if text.strip() else []:
         match = _ARGUMENT.fullmatch(word)
         if match is None:
             raise ConfigError(f'{method}: "{word.strip()}" is not key=number')
         if match[1] in found:
             raise ConfigError(f"{method}: {match[1]} is given twice; keep one")
-        found[match[1]] = _number(match[2], method)
+        found[match[1]] = _value(match[2], method)
     return found
 
 
-def _number(word: str, method: str) -> float:
+def _value(word: str, method: str) -> float | str:
+    """A number, or a word, of which ``Plugins.make`` knows whether one belongs there."""
     try:
         return int(word) if re.fullmatch(r"[+-]?\d+", word, re.ASCII) else float(word)
     except ValueError:
-        raise ConfigError(f'{method}: "{word}" is not a number') from None
+        if not re.fullmatch(r"[A-Za-z_]\w*", word, re.ASCII):
+            raise ConfigError(f'{method}: "{word}" is neither a number nor a word') from None
+        return word

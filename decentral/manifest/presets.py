@@ -135,6 +135,11 @@ def check_methods(manifest: Manifest) -> None:
         _check_states(manifest, channels)
     if method.inner and manifest.model.task != "custom":
         _check_moments(manifest, [channel.name for channel in method.channels()[1:]])
+    if method.by_gradients and INNER_OPTIMIZERS[manifest.inner.named].forward_only:
+        raise ConfigError(
+            f'inner.optimizer = "{manifest.inner.named}" does not fit outer.method {manifest.outer.method}: it makes no '
+            "gradients, which the method reads and turns; use an inner optimizer that goes by gradients"
+        )
     if method.overrides("is_due"):
         _check_no_pace(manifest)
     if gossips:
@@ -161,7 +166,7 @@ def _refuse_receivers(feedback: str, kind: str) -> NoReturn:
     )
     raise ConfigError(
         f'compressor.feedback = "{feedback}" does not fit exchange.kind = "{kind}": receivers add up what each peer '
-        f'sent, and {why}; use "gather", or "ef(beta=0.95)" or "dgc"'
+        f'sent, and {why}; use "gather", or "ef(beta=0.95)"'
     )
 
 

@@ -354,7 +354,7 @@ class Compression(Table):
     chain: Spelling = Field(description="decentral compressors lists them; sparsifier >> quantiser")
     feedback: Spelling = Field(
         default="none",
-        description='what becomes of what compression left unsent: "ef(beta=0.95)", "dgc", "none"; in a gather "ef21"',
+        description='what becomes of what compression left unsent: "ef(beta=0.95)", "none"; in a gather "ef21"',
     )
 
 

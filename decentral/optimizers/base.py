@@ -326,6 +326,7 @@ class OuterMethod:
     source: ClassVar[str] = "not described"  # authors, title, year, arXiv
     preset: ClassVar[Preset | None] = None
     inner: ClassVar[bool] = False  # it touches a peer's training; true by itself with hooks around inner steps
+    by_gradients: ClassVar[bool] = False  # it reads or turns the gradients that inner steps go by
     measures: ClassVar[bool] = False  # whether its weights go by norms, which who has the change measures
     divides: ClassVar[bool] = False  # peers train different parts of the model: no two changes tell of one another
     topology: ClassVar[Literal["all", "pair"]] = "all"  # pair: gossip; each peer has a replica of its own

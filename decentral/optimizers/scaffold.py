@@ -42,6 +42,7 @@ class Scaffold(OuterMethod):
     """Plain averaging at lr = 1 of steps that control variates turn; state {"control": (N,)}, the paper's c."""
 
     name: ClassVar[str] = "scaffold"
+    by_gradients: ClassVar[bool] = True
     equation: ClassVar[str] = (
         "inner: g <- g + c - c_i ; x <- x - lr*mean(anchor - local) ; c <- c + K/N (mean(c_i) - c)"
     )

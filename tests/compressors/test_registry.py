@@ -45,7 +45,7 @@ def test_the_spelling_of_sparseloco():
         ("int8(blok=4)", "int8 has no blok; did you mean block?"),
         ("signmag2(k=1)", "signmag2 has no k; known: nothing"),
         ("int8(block=4.5)", "must be a whole number"),
-        ("int8(block=four)", '"four" is not a number'),
+        ("int8(block=four)", "block='four' must be a number"),
         ("int8(4)", '"4" is not key=number'),
         ("int8(block=4,)", '"" is not key=number'),
         ("int8(block=4, block=5)", "given twice"),

@@ -182,3 +182,13 @@ def test_a_method_that_takes_each_contribution_has_a_rule_of_its_own(monkeypatch
     with pytest.raises(ConfigError, match=r"outer\.method sparseloco, which takes every contribution as it is"):
         check_methods(krum())
     check_methods(preset_manifest("sparseloco"))
+
+
+@pytest.mark.parametrize("then", ["rfa(start=zero)", "nnm(then=krum)", "krum"])
+def test_a_rule_after_another_may_have_keys_that_are_words(then: str) -> None:
+    rule = {"rule": "bucketing", "then": then}
+    manifest = preset_manifest(
+        "local_sgd", outer={"aggregation": rule, "norm_clip": "none"}, exchange={"kind": "gather"}
+    )
+    check_methods(manifest)
+    assert parse_manifest(manifest.to_toml()).digest == manifest.digest

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError
-from decentral.manifest import preset_manifest
+from decentral.manifest import check_methods, preset_manifest
 from decentral.optimizers import Contributor, RoundInfo
 from decentral.optimizers.scaffold import Scaffold
 from decentral.simulate.simulation import forecast
@@ -163,3 +163,11 @@ def test_three_simulated_peers_learn_with_it_and_hold_the_same():
 def test_a_rate_that_cannot_be_is_refused():
     with pytest.raises(ConfigError, match="lr must be above 0"):
         Scaffold(lr=0.0)
+
+
+def test_an_inner_optimizer_without_gradients_is_refused_with_the_terms():
+    inner = {"optimizer": "spsa", "weight_decay": 0.0, "clip": None}
+    with pytest.raises(
+        ConfigError, match=r'inner\.optimizer = "spsa" does not fit outer\.method scaffold: it makes no'
+    ):
+        check_methods(preset_manifest("scaffold", inner=inner))
