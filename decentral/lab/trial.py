@@ -26,7 +26,7 @@ from decentral.manifest import Manifest, preset_manifest
 from decentral.manifest.presets import justified
 from decentral.manifest.table import canonical
 from decentral.manifest.terms import INNER_OPTIMIZERS
-from decentral.optimizers import RoundInfo, make_outer, presets
+from decentral.optimizers import Contributor, RoundInfo, make_outer, presets
 
 __all__ = ["check_learns", "outer_gain", "quadratic", "trial"]
 
@@ -95,9 +95,10 @@ def check_learns(manifest: Manifest) -> None:
 
     Those of a preset are known to learn, whatever the model, the inner steps and the run's length are.
     """
-    if _essence(manifest) in _known():
-        return
-    _check_averages(manifest)
+    if _essence(manifest) in _known() or make_outer(manifest.outer.method, manifest.outer.hyper).rebuilds:
+        return  # what is made of derivatives along directions has no change that a compressor or a feedback could ruin
+    if INNER_OPTIMIZERS[manifest.inner.named].averages:
+        _check_averages(manifest)
     loss = _tried(_essence(manifest))
     if loss < 1.0:
         return
@@ -112,7 +113,7 @@ def check_learns(manifest: Manifest) -> None:
 def _check_averages(manifest: Manifest) -> None:
     """ConfigError for an inner optimizer that learns an average, under an outer step that goes on by its momentum."""
     named, gain = manifest.inner.named, outer_gain(manifest)
-    if INNER_OPTIMIZERS[named].averages and gain > MOMENTUM:
+    if gain > MOMENTUM:
         raise ConfigError(
             f'inner.optimizer = "{named}" does not fit outer.method {manifest.outer.method}: it learns an average, '
             f"which follows late, and outer momentum carries each step on to {gain:.2g} times its length, past where "
@@ -123,27 +124,21 @@ def _check_averages(manifest: Manifest) -> None:
 def outer_gain(manifest: Manifest) -> float:
     """How many times its length a contribution moves the anchor in the end; 1 for a plain mean at rate 1.
 
-    Measured on a contribution of 1 that comes once in many rounds; of gossip it is not, and taken for 1.
+    Measured on a contribution of 1 that comes once in many rounds. Of gossip, and where peers train parts, it is 1.
     """
     method = make_outer(manifest.outer.method, manifest.outer.hyper)
     channels = method.channels()
-    if method.topology == "pair" or method.rebuilds or channels[0].combine == "each":
+    if method.topology == "pair" or method.rebuilds or method.divides or channels[0].combine == "each":
         return 1.0
-    anchor, one = torch.zeros(1), torch.ones(1)
+    two = tuple(Contributor(bytes([n]) * 32, STEPS, STEPS, 0) for n in range(PEERS))
+    anchor = torch.zeros(1)
     state: Mapping[str, Tensor] = method.init(anchor)
     for step in range(100):
         received = {channel.name: torch.zeros(1) for channel in channels if channel.is_due(step)}
-        received[channels[0].name] = one if step == 0 else torch.zeros(1)
-        contributors = _two_contributors()
-        info = RoundInfo(step, contributors, (1.0, 1.0), ((1,),), ("x",), PEERS)
+        received[channels[0].name] = torch.ones(1) if step == 0 else torch.zeros(1)
+        info = RoundInfo(step, two, (1.0, 1.0), ((1,),), ("x",), PEERS)
         anchor, state = method.outer_step(anchor, received, state, info)
     return abs(float(anchor))
-
-
-def _two_contributors() -> tuple[Any, ...]:
-    from decentral.optimizers import Contributor
-
-    return tuple(Contributor(bytes([n]) * 32, STEPS, STEPS, 0) for n in range(PEERS))
 
 
 def _reason(manifest: Manifest) -> str:
@@ -198,14 +193,14 @@ def _known() -> frozenset[bytes]:
     return frozenset(_essence(one) for name in presets() for one in _variants(name))
 
 
-def _variants(preset: str) -> Iterator[Manifest]:
+def _variants(preset: str) -> list[Manifest]:
     """As its own terms are, and as ``decentral init`` suits them to a run's length and a line."""
     whole, known = preset_manifest(preset), justified(preset)
     suited = [whole]
     if known is not None:
         suited += [whole.changed(outer=known.outer(row["rounds"], row.get("parameters", 0))) for row in known.rates]
         suited += [one.changed(exchange={"kind": "gather"}) for one in suited if known.gathers]
-    yield from suited
+    return suited
 
 
 @cache

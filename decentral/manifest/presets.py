@@ -137,8 +137,8 @@ def check_methods(manifest: Manifest) -> None:
         _check_moments(manifest, [channel.name for channel in method.channels()[1:]])
     if method.by_gradients and INNER_OPTIMIZERS[manifest.inner.named].forward_only:
         raise ConfigError(
-            f'inner.optimizer = "{manifest.inner.named}" does not fit outer.method {manifest.outer.method}: it makes no '
-            "gradients, which the method reads and turns; use an inner optimizer that goes by gradients"
+            f'inner.optimizer = "{manifest.inner.named}" does not fit outer.method {manifest.outer.method}: it makes '
+            "no gradients, which the method reads and turns; use an inner optimizer that goes by gradients"
         )
     if method.overrides("is_due"):
         _check_no_pace(manifest)

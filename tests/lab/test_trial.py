@@ -70,6 +70,15 @@ def test_the_gain_of_an_outer_step_is_its_rate_over_what_momentum_forgets(preset
     assert outer_gain(preset_manifest(preset)) == pytest.approx(gain, rel=1e-3)
 
 
+@pytest.mark.parametrize("preset", presets())
+def test_every_outer_step_has_a_gain(preset: str) -> None:
+    assert 0.0 < outer_gain(preset_manifest(preset)) < 10.0
+
+
+def test_a_method_whose_contributions_are_derivatives_is_not_tried_on_a_quadratic_that_has_none() -> None:
+    check_learns(preset_manifest("just_one_byte", outer={"learning_rate": 0.5}))
+
+
 def test_a_trial_draws_nothing_from_the_callers_generator() -> None:
     torch.manual_seed(7)
     wanted = torch.rand(3)
