@@ -38,6 +38,7 @@ SIDE = 64  # coordinates are a matrix: compressors see a tile of 4,096 values
 SPREAD = 0.1  # of the peers' optima
 NOISE = 0.1  # of gradients
 LOST = 100.0  # times the start: no need to look further
+SETTLED = 0.25  # of the start, and still falling after half of the rounds: neither
 MOMENTUM = 2.0  # gain of an outer step above which an inner optimizer that averages is too late
 
 # ---- the quadratic ----
@@ -79,12 +80,12 @@ def trial(manifest: Manifest, rounds: int = ROUNDS) -> float:
     fragments, steps = terms.outer.fragments, terms.inner.steps
     terms = terms.changed(run={"rounds": rounds * fragments})
     with torch.random.fork_rng(devices=[]):
-        course, loss = OwnCourse(quadratic(fragments), terms, PEERS), 1.0
-        for share in (0.25, 0.5, 1.0):
-            loss = course.go(round(share * rounds) * steps)
-            if not loss < LOST:
-                return math.inf
-        return loss
+        course = OwnCourse(quadratic(fragments), terms, PEERS)
+        quarter, half = (course.go(round(share * rounds) * steps) for share in (0.25, 0.5))
+        if half < SETTLED and half <= quarter:  # what diverges rises from early on
+            return half
+        loss = course.go(rounds * steps) if half < LOST else math.inf
+        return loss if loss < LOST else math.inf
 
 
 # ---- the check ----
