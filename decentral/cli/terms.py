@@ -71,10 +71,8 @@ def terms_of(
     many as the run has, and of ``scale``, or what is assumed. Raises ConfigError.
     """
     tables: dict[str, dict[str, object]] = {"model": dict(sizes)} if sizes else {}
-    if overrides["task"] == "custom":  # a script clips by itself
-        if overrides.get("clip") is not None:
-            raise UsageError("--clip is for causal-lm; with --task custom your script clips, or does not")
-        tables["inner"] = {"clip": None}
+    if overrides["task"] == "custom" and overrides.get("clip") is not None:
+        raise UsageError("--clip is for causal-lm; with --task custom your script clips, or does not")
     for option, value in overrides.items():
         if value is not None:
             table, key = KEYS[option]

@@ -23,7 +23,7 @@ from decentral.lab.cells import Flips, Kind, Line, Task
 from decentral.manifest import Manifest, check_methods, preset_manifest
 from decentral.manifest.table import Count, NotNegative, Positive, Table, Word, checked, one_line
 from decentral.manifest.terms import INNER_OPTIMIZERS, Inner
-from decentral.optimizers import make_outer
+from decentral.optimizers import make_outer, presets
 from decentral.plugins import nearest
 
 __all__ = [
@@ -319,6 +319,8 @@ class Settings:
         tables: Tables = {name: dict(getattr(study, name)) for name in _OF_ALL}
         if study.study.task == "digits":
             tables["model"] = {"task": "custom", "layers": 1, "context": 1} | tables["model"]
+            preset = presets().get(entry.preset) if isinstance(entry, Method) else None
+            tables["inner"] = {"clip": 1.0, **({} if preset is None else preset.inner)} | tables["inner"]
         if study.study.task == "mixture":
             tables["model"] = {"experts": 4} | tables["model"]
         allowed = _OF_METHODS if isinstance(entry, Method) else _OF_ALL

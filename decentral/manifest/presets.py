@@ -72,7 +72,7 @@ def preset_manifest(
     given: dict[str, dict[str, Any]] = {  # Any: as above
         "run": {"name": preset, "salt": fresh_salt()},
         "model": dict(chosen.model),
-        "inner": {"clip": 1.0, **chosen.inner},
+        "inner": dict(chosen.inner),
         "outer": {
             "method": preset,
             **chosen.hyper,
@@ -85,6 +85,8 @@ def preset_manifest(
     }
     for table, keys in tables.items():
         given[table] = given.get(table, {}) | dict(keys)
+    if given["model"].get("task") != "custom":  # a script clips by itself
+        given["inner"] = {"clip": 1.0, **given["inner"]}
     given["run"] |= {} if rounds is None else {"rounds": rounds}
     given["inner"] |= {} if steps is None else {"steps": steps}
     return Manifest.of(given, f"preset {preset}")

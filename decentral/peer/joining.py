@@ -132,9 +132,7 @@ def founded_by(preset: str, rounds: int, steps: int, model: Any, optimizer: Any)
     held = _checked(model).parameters()
     numel = sum(parameter.numel() for parameter in held if parameter.requires_grad)
     inner = trained_by(Together.of(optimizer, "optimizer").parts)
-    terms = preset_manifest(
-        preset, run={"rounds": rounds}, model={"task": "custom"}, inner={"clip": None, **inner, "steps": steps}
-    )
+    terms = preset_manifest(preset, run={"rounds": rounds}, model={"task": "custom"}, inner={**inner, "steps": steps})
     return suited(preset, terms, rounds, assumed(parameters=numel))
 
 

@@ -13,9 +13,12 @@ import anyio
 import torch
 from torch import Tensor
 
+from decentral.compressors import parse_compressor
+from decentral.compressors.base import is_sparse
 from decentral.consensus.chain import Head
 from decentral.errors import ConfigError, DiskError
 from decentral.flow.waiting import in_thread, seconds_asleep_or_not
+from decentral.manifest.presets import assumed
 from decentral.node.durable_store import Resumed
 from decentral.node.folder import Addresses, keep_addresses, keep_terms, keep_token, kept_addresses
 from decentral.node.node import Node, Start, throttled
@@ -111,11 +114,27 @@ class Startup:
                 "%s of the terms are for the built-in model and do nothing here: your script says what it does",
                 " and ".join(idle),
             )
+        if not resumed and self._settings.invite is None:
+            self._tell_of_size()
         found = differences(self._manifest.inner, self._settings.optimizers.parts)
         if found:  # after the checkpoint's were restored
             logging.getLogger("decentral").warning(differences_sentence(found))
             fields: dict[str, object] = {key: {"manifest": there, "loop": here} for key, there, here in found}
             self._part.announce("inner_differs", fields)
+
+    def _tell_of_size(self) -> None:
+        """Warn of dense frames for everybody that a usual line does not carry in time: init did not know the model."""
+        terms, numel = self._manifest, self._model.schema.numel
+        scale = assumed(parameters=numel)
+        if terms.model.task != "custom" or terms.exchange.kind != "gather" or scale.carries_dense:
+            return
+        if is_sparse(parse_compressor(terms.compressor.chain)):
+            return
+        logging.getLogger("decentral").warning(
+            "your model has %s parameters, and a round sends all of them to each of the others: on lines of %g Mbit/s "
+            "with %d peers that is %.0f s; decentral init --task custom --model-size %dM writes terms for it",
+            f"{numel:,}", 8e-6 * scale.rate, scale.peers, numel * (scale.peers - 1) / scale.rate, round(numel / 1e6),
+        )  # fmt: skip
 
     # ---- the folder ----
 

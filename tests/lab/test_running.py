@@ -25,7 +25,7 @@ def cell(preset: str = "diloco", kind: str = "swarm", peers: int = PEERS, **more
         preset,
         run={"name": "lab", "salt": "lab", "seed": 7, "rounds": ROUNDS * STEPS // each},
         model={"task": "custom", "hidden": 16, "layers": 1, "context": 1},
-        inner={"steps": each, "warmup": 3, "learning_rate": 0.01},
+        inner={"steps": each, "warmup": 3, "learning_rate": 0.01, "clip": 1.0},
     )
     given = {"steps": ROUNDS * STEPS, "points": 2, "windows": 0, "text": "", "alpha": 1.0} | more
     return Cell.of(kind, "digits", peers, manifest, **given)  # type: ignore[arg-type]

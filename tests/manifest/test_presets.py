@@ -91,7 +91,7 @@ def test_rounds_and_inner_steps_can_be_said_without_their_tables() -> None:
 
 
 def test_what_only_the_built_in_model_heeds_is_not_written_for_a_scripts_own_and_told_where_it_is_set() -> None:
-    usual = preset_manifest("diloco", model={"task": "custom"}, inner={"clip": None})
+    usual = preset_manifest("diloco", model={"task": "custom"})
     text = usual.to_toml()
     assert not [key for key in ("hidden", "batch_size", "clip", "warmup", "experts") if f"\n{key} = " in text]
     assert parse_manifest(text).digest == usual.digest

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from decentral.errors import ConfigError, UsageError
+from decentral.manifest import preset_manifest
 from decentral.node.folder import keep_addresses, kept_addresses
 from decentral.peer import Peer, join
 from decentral.peer.joining import founded_by
@@ -77,6 +78,22 @@ def test_a_run_is_founded_without_a_file_by_terms_that_suit_its_length_and_the_l
         join(model=problem.model, optimizer=optimizer, preset="diloko")
     with pytest.raises(ConfigError, match="the model is a NoneType; pass the torch module"):
         join(preset="diloco")
+
+
+def test_a_model_that_is_larger_than_its_terms_are_for_is_told_when_its_run_is_founded(
+    tmp_path: Path, caplog: Any
+) -> None:
+    model = torch.nn.Linear(2000, 2000)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    dense = preset_manifest("diloco", model={"task": "custom"}, exchange={"kind": "gather"})
+    net: dict[str, Any] = {"transport": "native", "lan": False, "listen": LOOPBACK, "quiet": True}
+    with join(dense, model, optimizer, out=tmp_path / "a", **net):
+        (said,) = [line for line in caplog.messages if "parameters" in line]
+    assert said.startswith("your model has 4,002,000 parameters, and a round sends all of them to each of the others: ")
+    assert "decentral init --task custom --model-size 4M writes terms for it" in said
+    caplog.clear()
+    with join(dense.changed(exchange={"kind": "reduce"}), model, optimizer, out=tmp_path / "b", **net):
+        assert not [line for line in caplog.messages if "parameters" in line]
 
 
 def elsewhere(out: Path) -> None:
