@@ -30,7 +30,7 @@ def test_a_package_that_is_there_is_listed_without_a_line_of_ours(folder: Path):
 
 
 def test_a_manifest_names_it_and_a_peer_without_the_package_reads_what_to_do(folder: Path):
-    made = outside.python(folder, "-m", "decentral", "init", "run.toml")
+    made = outside.python(folder, "-m", "decentral", "init", "run.toml", "--preset", "sparseloco")
     assert made.returncode == 0, made.stderr
     terms = folder / "run.toml"
     text = terms.read_text(encoding="utf-8")
