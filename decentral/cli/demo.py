@@ -218,6 +218,7 @@ def make_plan(algorithm: str, *, num_peers: int, minutes: float, seed: int) -> D
     rounds = max(MIN_ROUNDS, math.floor((60 * minutes - start) / per_round))
     expected = start + rounds * per_round
     limit = max(60 * minutes, expected) * SLACK
+    manifest = suited(algorithm, manifest, rounds, scale_of(manifest))  # as init writes them for a run so long
     return DemoPlan(
         algorithm,
         manifest.changed(run={"rounds": rounds, "minutes": round(limit / 60, 2)}),
@@ -238,7 +239,6 @@ def demo_manifest(algorithm: str, *, seed: int) -> Manifest:
         swarm=LOOPBACK_SWARM,
         **demo_tables(algorithm),
     )
-    manifest = suited(algorithm, manifest, manifest.run.rounds, scale_of(manifest))
     return manifest.changed(swarm={"deadline_ceiling": PAIR_CEILING}) if manifest.exchange.kind == "pair" else manifest
 
 

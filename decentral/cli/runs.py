@@ -233,7 +233,7 @@ def _show_invite(display: Display, options: JobOptions, corpus: str, invite: str
 @click.option("--peers", type=click.IntRange(min=1, max=64), default=4, show_default=True, help="Peers at the start.")
 @click.option(
     "--algorithm",
-    default="sparseloco",
+    default="diloco",
     show_default=True,
     shell_complete=presets_that_begin,
     help="How they agree: decentral optimizers lists them.",
