@@ -105,7 +105,7 @@ def why_default(preset: str, scale: Scale, *, is_told: bool) -> str:
 
 
 def scale_of(manifest: Manifest, *, parameters: int | None = None, peers: int | None = None) -> Scale:
-    """What is known of a round of these terms, and what is assumed of the rest."""
+    """The scale of a round of these terms, assumed where it is not known."""
     if manifest.model.task == "causal-lm":
         from decentral.tasks.sizing import LanguageModelConfig, parameters_of  # torch
 
@@ -124,7 +124,7 @@ def check_fragments(manifest: Manifest) -> None:
 
 
 def of_rate(preset: str, manifest: Manifest, rounds: float, scale: Scale) -> str:
-    """What is said of an outer rate that is not the preset's own; empty where it is."""
+    """The sentence about an outer rate that is not the preset's own; empty where it is."""
     known = justified(preset)
     keys = {} if known is None else known.outer(rounds, scale.parameters)
     if known is None or not keys or manifest.outer.learning_rate != keys["learning_rate"]:

@@ -109,7 +109,7 @@ class Script:
         return made
 
     def __call__(self, number: int) -> Any:
-        """What it builds for the peer of this number."""
+        """Build for the peer of this number."""
         return self.function()(number)
 
 

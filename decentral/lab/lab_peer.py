@@ -138,7 +138,7 @@ def lab_signers(count: int) -> list[Signer]:
 def lab_peer(
     manifest: Manifest, rank: int, signer: Signer, module: nn.Module, optimizers: Sequence[Any], kind: type[Kind]
 ) -> Kind:
-    """One of this ``kind``, whose live model is its own ``module``, and whose anchor is the module as it is now."""
+    """A peer of this ``kind``, whose live model is its own ``module``, and whose anchor is the module as it is now."""
     live = LiveModel(module, manifest.outer.fragments, None, optimizers)
     replica = make_replica(manifest, live.schema, live.read_all(), live.read_buffers())
     side = LiveSide(live, Moments(live, optimizers), signer.peer, live.schema)

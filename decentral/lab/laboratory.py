@@ -24,7 +24,7 @@ from decentral.lab.plan import Plan
 from decentral.lab.running import Outcome, failed
 from decentral.state.durable import DISK, Disk, disk_errors
 
-__all__ = ["Progress", "Store", "Workers", "run_study"]
+__all__ = ["Progress", "Store", "Workers", "end_with_parent", "run_study"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +261,7 @@ def _deaf() -> Iterator[None]:
 def _serve(line: Connection, run: Run) -> None:
     """What a worker does all its life."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
     import torch
 
     torch.set_num_threads(1)
@@ -270,7 +270,8 @@ def _serve(line: Connection, run: Run) -> None:
             line.send(run(line.recv()))
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """End this process when its parent has ended, however that was; for a thread of its own."""
     parent = multiprocessing.parent_process()
     assert parent is not None, "workers are started by one"
     parent.join()

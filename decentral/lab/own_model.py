@@ -29,7 +29,7 @@ Build = Callable[[int], tuple[nn.Module, Any, Callable[[], object], Callable[[],
 
 @dataclass(frozen=True, slots=True)
 class OwnTraining:
-    """What the user's function gave for one replica."""
+    """The parts that the user's function gave for one replica."""
 
     model: nn.Module
     optimizers: Sequence[torch.optim.Optimizer]
@@ -53,7 +53,7 @@ class OwnTraining:
 
 
 def training_of(build: Build, number: int) -> OwnTraining:
-    """Of the peer of this number; ConfigError for anything but a model, an optimizer and two functions."""
+    """Build the peer of this number; ConfigError for anything but a model, an optimizer and two functions."""
     made = build(number)
     wanted = "a model, its optimizer, a function that makes one inner step, and one that gives the held-out loss"
     if not isinstance(made, tuple) or len(made) != 4:
@@ -70,7 +70,7 @@ def training_of(build: Build, number: int) -> OwnTraining:
 
 
 class TrainsAlone:
-    """One replica that shares nothing: what training together has to beat."""
+    """A replica that shares nothing: what training together has to beat."""
 
     def __init__(self, build: Build, number: int) -> None:
         self._training, self._steps = _seeded(build, [number])[0], 0
@@ -119,7 +119,7 @@ class _OwnPeer(LabPeer):
 
 
 class _OwnWork:
-    """What a course asks of a task, where each peer makes its own steps."""
+    """The part of a task that a course asks for, where each peer makes its own steps."""
 
     stacked: Mapping[str, Tensor] = {}
 

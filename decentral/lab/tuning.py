@@ -13,7 +13,9 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+import signal
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +27,7 @@ from typing import Any, Protocol
 import torch
 
 from decentral.errors import ConfigError, DecentralError
+from decentral.lab.laboratory import end_with_parent
 from decentral.lab.own_model import Build, OwnCourse, OwnTraining, TrainsAlone, training_of
 from decentral.manifest import Manifest, check_methods, preset_manifest
 from decentral.manifest.presets import Scale, suited
@@ -92,13 +95,18 @@ def search(
     found = Found(rounds, losses={one.name: [] for one in candidates})
     makers: dict[str, _Make] = {"": _Make(build, None, peers, first)}
     makers |= {one.name: _Make(build, one.manifest, peers, first) for one in candidates}
-    with _trials(makers, processes) as trials, ThreadPoolExecutor(max(1, processes)) as pool:
+    # Trials end first: a thread that waits for one is free then, and Ctrl-C waits for nobody.
+    with ThreadPoolExecutor(max(1, processes)) as pool, _trials(makers, processes) as trials:
         running = [one.name for one in candidates]
         for share in LOOKS:
             upto = max(1, round(share * rounds))
             names = ["", *running]
-            jobs = [pool.submit(trials[name].go, upto * steps) for name in names]
-            told = dict(zip(names, [job.result() for job in jobs], strict=True))
+            going = [trials[name].go for name in names]
+            if processes > 1:
+                losses = [job.result() for job in [pool.submit(go, upto * steps) for go in going]]
+            else:
+                losses = [go(upto * steps) for go in going]
+            told = dict(zip(names, losses, strict=True))
             found.alone.append(told.pop(""))
             for name, loss in told.items():
                 found.losses[name].append(loss)
@@ -182,6 +190,8 @@ class _Elsewhere:
 
 
 def _serve(line: Connection, make: _Make) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # its parent ends it
+    threading.Thread(target=end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     trial: Trial | None = None
     try:
@@ -189,7 +199,7 @@ def _serve(line: Connection, make: _Make) -> None:
             steps = line.recv()
             trial = make() if trial is None else trial
             line.send(trial.go(steps))
-    except (EOFError, OSError, KeyboardInterrupt):
+    except (EOFError, OSError):
         return
     except DecentralError as error:
         line.send(str(error))
@@ -221,7 +231,7 @@ class Aim:
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """What a search came to."""
+    """The outcome of a search."""
 
     found: Found
     candidates: Sequence[Candidate]
@@ -281,11 +291,11 @@ def tune(
 def candidates_of(
     aim: Aim, optimizers: Sequence[torch.optim.Optimizer], numel: int, step_seconds: float
 ) -> tuple[list[Candidate], dict[str, float]]:
-    """What is tried for a model of ``numel`` parameters, and the seconds of a round of each."""
+    """Candidates for a model of ``numel`` parameters, and the seconds of a round of each."""
     times: dict[str, float] = {}
     found: list[Candidate] = []
     for preset in aim.presets or RATES:
-        rates = aim.outer_rates or RATES.get(preset, (1.0,))
+        rates: Sequence[float | None] = aim.outer_rates or RATES.get(preset, (None,))  # None: the preset's own
         made = [_candidate(aim, preset, rate, optimizers, numel) for rate in rates]
         took = time_of_round(made[0].manifest, numel, aim.peers, aim.rate, step_seconds).seconds
         if not aim.presets and times and took > SHORTER * min(times.values()):
@@ -296,7 +306,7 @@ def candidates_of(
 
 
 def _candidate(
-    aim: Aim, preset: str, rate: float, optimizers: Sequence[torch.optim.Optimizer], numel: int
+    aim: Aim, preset: str, rate: float | None, optimizers: Sequence[torch.optim.Optimizer], numel: int
 ) -> Candidate:
     tables: dict[str, dict[str, Any]] = {
         "run": {"rounds": aim.rounds},
@@ -305,9 +315,10 @@ def _candidate(
     }
     scale = Scale(parameters=numel, peers=aim.peers, rate=aim.rate)
     manifest = suited(preset, preset_manifest(preset, **tables), aim.rounds, scale)
-    manifest = manifest.changed(outer={"learning_rate": rate})
+    if rate is not None:
+        manifest = manifest.changed(outer={"learning_rate": rate})
     check_methods(manifest)
-    return Candidate(f"{preset} at {rate:g}", manifest)
+    return Candidate(preset if rate is None else f"{preset} at {rate:g}", manifest)
 
 
 def _step_seconds(training: OwnTraining, clock: Callable[[], float] = time.perf_counter) -> float:

@@ -417,7 +417,7 @@ class Scale:
 
     @property
     def carries_dense(self) -> bool:
-        """Whether a frame of a byte for each parameter is with everybody in time."""
+        """Tell whether a frame of a byte for each parameter is with everybody in time."""
         return self.parameters * (self.peers - 1) <= self.rate * float(_document()["assumed"]["seconds"])
 
 

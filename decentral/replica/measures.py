@@ -267,7 +267,7 @@ def outliers(norms: Sequence[float], steps: Sequence[int]) -> list[int]:
 
 
 def _copies(cosine: Tensor, i: int, j: int) -> bool:
-    """Whether updates ``i`` and ``j`` are as alike without what all others have, too."""
+    """Tell whether updates ``i`` and ``j`` are as alike without what all others have, too."""
     count = len(cosine) - 2
     if not count:
         return bool(cosine[i, j] > TWO_ALONE)
