@@ -62,12 +62,13 @@ STAGES: dict[str, list[Cell]] = {
         cell for peers in (2, 4, 8) for cell in cells_of("gpt", peers, 20, 30, [*DENSE[:2], *MOMENTUM], SEEDS[:1])
     ],
     "middle": [cell for cell in cells_of("gpt", 2, 50, 30, [*DENSE, *MOMENTUM], SEEDS[:1])],
-    "long": [cell for cell in cells_of("gpt", 2, 400, 30, [*DENSE, *MOMENTUM], SEEDS[:1])],
+    "long": [cell for cell in cells_of("gpt", 2, 400, 30, CHOSEN, SEEDS[:1])],
     "again": [cell for peers in (2, 4) for cell in cells_of("gpt", peers, 100, 30, CHOSEN, SEEDS)],
     "short-again": [cell for peers in (2, 4) for cell in cells_of("gpt", peers, 20, 30, CHOSEN, SEEDS)],
     "sparse": [cell for peers in (2, 4) for cell in cells_of("gpt", peers, 100, 30, SPARSE, SEEDS[:1])],
     # One factor at a time.
     "others": [cell for name in OTHERS for cell in cells_of(name, 2, 100, 30, CHOSEN, SEEDS[:1])],
+    "others-again": [cell for name in OTHERS for cell in cells_of(name, 2, 100, 30, CHOSEN[1:], SEEDS)],
     "large": [cell for cell in cells_of("gpt-0.6M", 2, 100, 30, CHOSEN, SEEDS[:1])],
     "steps": [cell for steps in (10, 100) for cell in cells_of("gpt", 2, 3000 // steps, steps, CHOSEN, SEEDS[:1])],
 }
