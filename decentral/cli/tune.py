@@ -18,15 +18,15 @@ from decentral.errors import UsageError
 
 if TYPE_CHECKING:
     from decentral.lab.tuning import Tuned
+    from decentral.manifest import Manifest
 
 
 @click.command("tune")
-@click.argument("source", metavar="SCRIPT.py:FUNCTION")
+@click.argument("source", metavar="SCRIPT.py:FUNCTION|RUN.toml")
+@click.option("--data", type=click.Path(path_type=Path), metavar="PATH", help="Text that a run of text trains on.")
 @click.option("--peers", type=click.IntRange(2, 64), default=2, show_default=True, help="How many train together.")
-@click.option("--rounds", type=click.IntRange(min=4), default=100, show_default=True, help="Outer steps of the run.")
-@click.option(
-    "--inner-steps", type=click.IntRange(min=1), metavar="H", default=30, show_default=True, help="Between two rounds."
-)
+@click.option("--rounds", type=click.IntRange(min=4), help="Outer steps of the run; the terms', or 100.")
+@click.option("--inner-steps", type=click.IntRange(min=1), metavar="H", help="Between two; the terms', or 30.")
 @click.option("--link", type=Rate(), default="20mbit", show_default=True, help="Everybody's line, each way.")
 @click.option("--preset", "presets", multiple=True, shell_complete=presets_that_begin, help="Try this one; repeatable.")
 @click.option(
@@ -41,11 +41,15 @@ if TYPE_CHECKING:
 @click.option("--out", "file", type=click.Path(path_type=Path, dir_okay=False), help="Write the best terms there.")
 @click.option("--force", is_flag=True, help="Write over an existing file.")
 @as_json
-def tune_command(source: str, file: Path | None, force: bool, as_json: bool, link: float, **given: Any) -> None:
+def tune_command(
+    source: str, data: Path | None, file: Path | None, force: bool, as_json: bool, link: float, **given: Any
+) -> None:
     """Find the method and the outer rate for your own model: a few are tried on it here, beside a peer alone.
 
     FUNCTION(number) builds one peer's training: it returns the model, its optimizer, a function that makes one inner
     step, and one that returns the loss on data that nobody trains on. The number says whose data is read.
+
+    RUN.toml has the model and the inner optimizer instead, where the task is text; all else in it is kept.
 
     \b
     $ decentral tune train.py:build --peers 4 --rounds 100 --inner-steps 30 --out run.toml
@@ -54,11 +58,12 @@ def tune_command(source: str, file: Path | None, force: bool, as_json: bool, lin
 
     if file is not None and file.exists() and not force:
         raise UsageError(f"{file} exists; --force writes over it, or name another file")
-    build = Script.of(source)
+    trained = _terms(source, data) if source.endswith(".toml") else _script(source, data)
     from decentral.lab.tuning import tune  # torch
 
     tuned = tune(
-        build,
+        trained,
+        data=data,
         peers=given["peers"],
         rounds=given["rounds"],
         inner_steps=given["inner_steps"],
@@ -76,7 +81,27 @@ def tune_command(source: str, file: Path | None, force: bool, as_json: bool, lin
         click.echo(verdict(tuned, file))
 
 
+# ---- terms whose model is built in ----
+
+
+def _terms(source: str, data: Path | None) -> "Manifest":
+    from decentral.manifest import load_manifest
+    from decentral.tasks.evaluate import check_agreed, survey
+
+    terms = load_manifest(Path(source))
+    if terms.model.task == "custom":
+        raise UsageError(f"{source}: its model is a script's own; name the function that builds it, as train.py:build")
+    check_agreed(terms.data, None if data is None else survey(data))
+    return terms
+
+
 # ---- the user's function ----
+
+
+def _script(source: str, data: Path | None) -> "Script":
+    if data is not None:
+        raise UsageError("--data is for terms whose task is text: a function reads its own data; drop --data")
+    return Script.of(source)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ import platform
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from functools import cache
 from importlib.metadata import version
 from typing import Any, Literal
 
@@ -21,12 +20,11 @@ from decentral.errors import DecentralError, NonFiniteError
 from decentral.lab.cells import Cell, Curve, Flips, Looks, Point
 from decentral.lab.course import Course
 from decentral.lab.lab_peer import LabWorld, lab_peers
-from decentral.lab.work import Digits, Language, Work
+from decentral.lab.work import Digits, Language, Work, corpus_of
 from decentral.manifest import Manifest
 from decentral.optimizers import OuterMethod, RoundInfo
 from decentral.optimizers.base import State
 from decentral.parameters import parameters_of, scatter, schema_of
-from decentral.tasks.corpus import Corpus, load_corpus
 from decentral.training.inner import Averages, build_inner, inner_step, warm_up
 
 __all__ = [
@@ -112,13 +110,8 @@ def work_of(cell: Cell, device: str = "cpu") -> Work:
         assert cell.alpha is not None, "studies of digits have one"
         return Digits(cell.manifest, cell.peers, cell.alpha)
     uneven = cell.task == "language-uneven"
-    corpus = _corpus(cell.manifest.data.held_out)
+    corpus = corpus_of(None, cell.manifest.data.held_out)
     return Language(cell.manifest, corpus, cell.peers, uneven=uneven, windows=cell.windows, device=device)
-
-
-@cache
-def _corpus(held_out: float) -> Corpus:
-    return load_corpus(held_out=held_out)
 
 
 def text_of(task: str) -> str:

@@ -22,13 +22,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Protocol
 
 import torch
 
 from decentral.errors import ConfigError, DecentralError
 from decentral.lab.laboratory import end_with_parent
 from decentral.lab.own_model import Build, OwnCourse, OwnTraining, TrainsAlone, training_of
+from decentral.lab.work import LanguagePeer
 from decentral.manifest import Manifest, check_methods, preset_manifest
 from decentral.manifest.presets import Scale, suited
 from decentral.quantities import parse_rate
@@ -212,6 +214,7 @@ def _serve(line: Connection, make: _Make) -> None:
 # The dense method and the sparse one at a handful of outer rates each, on the line that is named. On equal terms the
 # one that sends more learns more, so that the sparse one is tried only where it makes rounds shorter.
 
+ROUNDS, STEPS = 100, 30  # of a run whose length nobody names
 DEFAULT_LINE = 20e6 / 8  # bytes/s
 RATES: Mapping[str, Sequence[float]] = {"diloco": (0.5, 0.7, 0.9, 1.1), "sparseloco": (1.0, 1.6, 2.5)}
 SHORTER = 0.8  # times a round of the dense method: above that the sparse one gains no time
@@ -221,9 +224,9 @@ SHORTER = 0.8  # times a round of the dense method: above that the sparse one ga
 class Aim:
     """The run that terms are wanted for."""
 
-    peers: int
+    terms: Manifest  # of which all is kept but method, compressor and exchange
     rounds: int
-    steps: int  # H
+    peers: int
     rate: float = DEFAULT_LINE  # bytes/s of everybody's line, each way
     presets: Sequence[str] = ()  # those that are tried; empty: what suits the line
     outer_rates: Sequence[float] = ()  # of every preset; empty: its own few
@@ -246,11 +249,12 @@ class Tuned:
 
 
 def tune(
-    build: Build,
+    source: Build | Manifest,
     *,
+    data: str | Path | None = None,
     peers: int = 2,
-    rounds: int = 100,
-    inner_steps: int = 30,
+    rounds: int | None = None,
+    inner_steps: int | None = None,
     link: float | str = DEFAULT_LINE,
     presets: Sequence[str] = (),
     outer_rates: Sequence[float] = (),
@@ -258,29 +262,35 @@ def tune(
     processes: int = 1,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Tuned:
-    """Terms that suit a model of one's own, found by training ``peers`` replicas of it here, and one alone.
+    """Terms that suit a model, found by training ``peers`` replicas of it here, and one alone.
 
-    ``build(number)`` gives peer ``number``'s model, its optimizer, a function that makes one inner step and one that
-    gives the held-out loss. ``link``: everybody's line, in bytes a second or as "20mbit". ``search`` has the rest.
+    ``source`` is a function of one's own: ``source(number)`` gives peer ``number``'s model, its optimizer, a function
+    that makes one inner step and one that gives the held-out loss. Or it is a manifest whose model is built in, which
+    then trains on ``data`` (None: the standard library), and of which all is kept but method, compressor and exchange.
+    ``rounds`` and ``inner_steps``: the manifest's, or 100 and 30. ``link``: everybody's line, in bytes a second or as
+    "20mbit". ``search`` has the rest.
 
         tuned = decentral.tune(build, peers=4, rounds=100, inner_steps=30)
         decentral.join(tuned.manifest, model, optimizer)
 
-    Raises ConfigError when ``build`` or what it gives does not fit, or for a preset or a rate that cannot be.
+    Raises ConfigError when ``source`` or what it gives does not fit, or for a preset or a rate that cannot be.
     """
     rate = parse_rate(link) if isinstance(link, str) else link
-    aim = Aim(peers=peers, rounds=rounds, steps=inner_steps, rate=rate, presets=presets, outer_rates=tuple(outer_rates))
+    build = LanguagePeer(source, data) if isinstance(source, Manifest) else source
     with torch.random.fork_rng():  # what the caller draws next is as if nothing had been tried
         training = training_of(build, first)
-        seconds = _step_seconds(training)
+        terms = source if isinstance(source, Manifest) else _terms_of(training.optimizers)
+        rounds, steps = rounds or terms.run.rounds or ROUNDS, inner_steps or terms.inner.steps
+        terms = terms.changed(run={"rounds": rounds}, inner={"steps": steps})
+        aim = Aim(terms=terms, rounds=rounds, peers=peers, rate=rate, presets=presets, outer_rates=tuple(outer_rates))
         numel = sum(parameter.numel() for parameter in training.model.parameters() if parameter.requires_grad)
-        candidates, times = candidates_of(aim, training.optimizers, numel, seconds)
+        candidates, times = candidates_of(aim, numel, _step_seconds(training))
         found = search(
             build,
             candidates,
             peers=peers,
             rounds=rounds,
-            steps=inner_steps,
+            steps=steps,
             first=first,
             processes=processes,
             tell=tell,
@@ -288,15 +298,18 @@ def tune(
     return Tuned(found, candidates, times)
 
 
-def candidates_of(
-    aim: Aim, optimizers: Sequence[torch.optim.Optimizer], numel: int, step_seconds: float
-) -> tuple[list[Candidate], dict[str, float]]:
+def _terms_of(optimizers: Sequence[torch.optim.Optimizer]) -> Manifest:
+    """Terms of a loop of one's own, before a method is chosen."""
+    return preset_manifest("diloco", steps=STEPS, model={"task": "custom"}, inner=trained_by(optimizers))
+
+
+def candidates_of(aim: Aim, numel: int, step_seconds: float) -> tuple[list[Candidate], dict[str, float]]:
     """Candidates for a model of ``numel`` parameters, and the seconds of a round of each."""
     times: dict[str, float] = {}
     found: list[Candidate] = []
     for preset in aim.presets or RATES:
         rates: Sequence[float | None] = aim.outer_rates or RATES.get(preset, (None,))  # None: the preset's own
-        made = [_candidate(aim, preset, rate, optimizers, numel) for rate in rates]
+        made = [_candidate(aim, preset, rate, numel) for rate in rates]
         took = time_of_round(made[0].manifest, numel, aim.peers, aim.rate, step_seconds).seconds
         if not aim.presets and times and took > SHORTER * min(times.values()):
             continue
@@ -305,16 +318,10 @@ def candidates_of(
     return found, times
 
 
-def _candidate(
-    aim: Aim, preset: str, rate: float | None, optimizers: Sequence[torch.optim.Optimizer], numel: int
-) -> Candidate:
-    tables: dict[str, dict[str, Any]] = {
-        "run": {"rounds": aim.rounds},
-        "model": {"task": "custom"},
-        "inner": {"steps": aim.steps, **trained_by(optimizers)},
-    }
-    scale = Scale(parameters=numel, peers=aim.peers, rate=aim.rate)
-    manifest = suited(preset, preset_manifest(preset, **tables), aim.rounds, scale)
+def _candidate(aim: Aim, preset: str, rate: float | None, numel: int) -> Candidate:
+    method = preset_manifest(preset).model_dump(include={"outer", "compressor", "exchange"})
+    manifest = Manifest.of({**aim.terms.model_dump(), **method}, f"preset {preset}")
+    manifest = suited(preset, manifest, aim.rounds, Scale(parameters=numel, peers=aim.peers, rate=aim.rate))
     if rate is not None:
         manifest = manifest.changed(outer={"learning_rate": rate})
     check_methods(manifest)

@@ -6,8 +6,11 @@ the same data in the same order.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -19,10 +22,11 @@ from decentral.errors import ConfigError
 from decentral.lab.stacked_llama import StackedLlama
 from decentral.manifest import Manifest
 from decentral.tasks.batches import window_start
-from decentral.tasks.corpus import Corpus
+from decentral.tasks.corpus import Corpus, load_corpus
 from decentral.tasks.sizing import LanguageModelConfig
+from decentral.training.inner import build_inner, inner_step, warm_up
 
-__all__ = ["Digits", "Language", "OneByOne", "Trained", "Work"]
+__all__ = ["Digits", "Language", "LanguagePeer", "OneByOne", "Trained", "Work", "corpus_of"]
 
 
 class Trained(Protocol):
@@ -265,3 +269,46 @@ class Language:
         if self._config.experts is not None or len(modules) == 1:
             return OneByOne(self, modules)
         return StackedLlama(modules, self.tokens)
+
+
+# ---- one peer's training on text ----
+
+
+@dataclass(frozen=True, slots=True)
+class LanguagePeer:
+    """Builds the training of the peer of a number, as somebody's own function does: see decentral.lab.own_model.
+
+    ``terms`` have the model and the inner optimizer; ``data`` is as --data names it, None the standard library.
+    """
+
+    terms: Manifest
+    data: Path | str | None = None
+
+    def __call__(self, number: int) -> tuple[nn.Module, Any, Any, Any]:
+        """The model, its optimizers, one inner step, and the held-out loss in bits per byte."""
+        inner = self.terms.inner
+        work = Language(self.terms, corpus_of(self.data, self.terms.data.held_out), 1, uneven=False)
+        model = work.model()
+        optimizers = build_inner(inner, model)
+        schedulers = [warm_up(optimizer, inner.warmup) for optimizer in optimizers]
+        numbers = itertools.count()
+
+        def backward(loss: Tensor) -> None:
+            loss.backward()  # type: ignore[no-untyped-call]
+            if inner.clip is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), inner.clip)
+
+        def step() -> None:
+            at = next(numbers)
+            inner_step(inner, optimizers, lambda: work.loss(model, number, at), backward=backward)
+            for scheduler in schedulers:
+                scheduler.step()
+            model.zero_grad()
+
+        return model, optimizers, step, lambda: work.held_out(model)
+
+
+@cache
+def corpus_of(data: Path | str | None, held_out: float) -> Corpus:
+    """Read once in a process."""
+    return load_corpus(data, held_out=held_out)

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from decentral.cli.tune import Script
@@ -13,6 +19,7 @@ from decentral.manifest import load_manifest
 from tests.cli.conftest import Run
 from tests.lab import own_problems
 
+ROOT = Path(__file__).parents[2]
 SOURCE = Path(own_problems.__file__)
 RATES = ("--outer-rate", 1, "--outer-rate", 30)
 QUICK = ("--rounds", 4, "--inner-steps", 5, "--preset", "local_sgd", *RATES, "--processes", 1)
@@ -64,6 +71,61 @@ def test_a_function_that_gives_something_else_is_told_what_it_must_give(run: Run
 def test_a_file_that_is_there_is_not_written_over(run: Run, tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text("mine")
     assert "run.toml exists; --force writes over it" in run("tune", f"{SOURCE}:build", "--out", "run.toml").stderr
+
+
+def test_the_terms_of_a_run_of_text_keep_all_but_how_peers_learn_together(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "one.txt").write_text("To be, or not to be, that is the question. " * 2000)
+    sizes = ("--model-size", "60k", "--rounds", 4, "--inner-steps", 2, "--data", "text")
+    assert run("init", "run.toml", *sizes).exit_code == 0
+    result = run(
+        "tune", "run.toml", "--data", "text", "--preset", "local_sgd", *RATES, "--processes", 1, "--out", "best.toml"
+    )
+    assert result.exit_code == 0, result.stderr
+    before, best = load_manifest(tmp_path / "run.toml"), load_manifest(tmp_path / "best.toml")
+    assert best.outer.method == "local_sgd"
+    assert best.outer.learning_rate in {1.0, 30.0}
+    assert [best.run, best.model, best.data, best.inner] == [before.run, before.model, before.data, before.inner]
+    assert "name your copy of it with --data" in run("tune", "run.toml").stderr
+
+
+def test_terms_of_a_scripts_own_model_ask_for_the_function(run: Run) -> None:
+    assert run("init", "run.toml", "--task", "custom").exit_code == 0
+    assert "name the function that builds it, as train.py:build" in run("tune", "run.toml").stderr
+    assert "drop --data" in run("tune", f"{SOURCE}:build", "--data", "text").stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+@pytest.mark.parametrize("ends", ["SIGINT", "SIGKILL", pytest.param("SIGTERM", marks=pytest.mark.long)])
+def test_a_search_that_is_ended_leaves_no_trial_behind(tmp_path: Path, ends: str) -> None:
+    (tmp_path / "train.py").write_text(
+        "import os\nfrom tests.lab.own_problems import build as plain\n\n"
+        "def build(number):\n    with open('pids', 'w') as file:\n        print(os.getpid(), file=file)\n"
+        "    return plain(number)\n"
+    )
+    os.mkfifo(tmp_path / "pids")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "decentral", "tune", "train.py:build", "--rounds", "1000000", "--preset", "local_sgd"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stderr=subprocess.DEVNULL,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    pids: set[int] = set()
+    try:
+        with open(os.open(tmp_path / "pids", os.O_RDWR)) as built:  # a reader that sees no end between two writers
+            while len(pids) < 3:  # itself, a trial alone, and one together
+                pids.add(int(built.readline()))
+        trials = [psutil.Process(pid) for pid in pids - {process.pid}]
+        process.send_signal(getattr(signal, ends))
+        assert process.wait(60) != 0
+        _, left = psutil.wait_procs(trials, timeout=60)
+        assert not left
+    finally:
+        for pid in {process.pid, *pids}:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
 
 
 def test_a_script_is_loaded_without_its_main_part_and_finds_its_neighbours(tmp_path: Path) -> None:
