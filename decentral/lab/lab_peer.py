@@ -61,10 +61,15 @@ class LabPeer:
             if self.manifest.inner.clip is not None:
                 nn.utils.clip_grad_norm_(self._parameters, self.manifest.inner.clip)
 
-        inner_step(self.manifest.inner, self.optimizers, loss, backward=clipped, begins=self.schedule.stepping)
+        inner_step(self.manifest.inner, self.optimizers, loss, backward=clipped, begins=self.stepping)
         for scheduler in self._schedulers:
             scheduler.step()
         self.stepped(seconds)
+
+    def stepping(self) -> None:
+        """All is there that an inner step goes by: what trains, though a method may look at what is learnt."""
+        self.schedule.stepping()
+        self.live.averages.resume()
 
     def stepped(self, seconds: float) -> None:
         """An inner step was made, by its own optimizers or for it."""

@@ -62,7 +62,7 @@ class Lockstep:
         if self._reads_gradients:
             self._trained.hand_out([peer.rank for peer in self._peers])
         for peer in self._peers:
-            peer.schedule.stepping()
+            peer.stepping()
         for optimizer in self._optimizers:
             optimizer.step()
         if not self._begun:

@@ -100,7 +100,7 @@ class _OwnPeer(LabPeer):
     def begin(self, training: OwnTraining) -> None:
         """Step by this; the method is asked before the first optimizer steps, when the gradients are there."""
         self.own_step = training.step
-        training.optimizers[0].register_step_pre_hook(lambda *_: self.schedule.stepping())
+        training.optimizers[0].register_step_pre_hook(lambda *_: self.stepping())
         training.optimizers[0].register_step_post_hook(lambda *_: self._count())
 
     def _count(self) -> None:

@@ -145,7 +145,7 @@ class CO2(OuterMethod):
 #
 # Delay costs stability. On a quadratic where a round leaves 1-h of the distance to the optimum, without momentum it
 # converges for lr*h < 1 where DiLoCo does for lr*h < 2; with Nesterov's momentum at h = 1 it diverges for DiLoCo's
-# (0.7, 0.9), from lr 0.3 on at mu 0.9, from 0.4 on at 0.8, from 0.5 on at 0.6 (roots of the recursion's polynomial, in
+# (0.7, 0.9), from lr 0.26 on at mu 0.9, 0.35 at 0.8, 0.49 at 0.6 (roots of the recursion's polynomial, in
 # the test). The preset's (0.4, 0.6) converges for every h in (0, 1].
 #
 # What differs from the paper. Low-rank compression with a rank that adapts is the run's compressor here:

@@ -408,13 +408,13 @@ class InnerSteps:
                 stack.callback(optimizer.register_step_pre_hook(watch.step_begins).remove)
                 stack.callback(optimizer.register_step_pre_hook(self._begins).remove)
                 stack.callback(optimizer.register_step_post_hook(watch.step_ends).remove)
-                stack.callback(optimizer.register_step_post_hook(lambda *_, n=number: self._stepped(n)).remove)
+                stack.callback(optimizer.register_step_post_hook(lambda one, *_, n=number: self._ends(one, n)).remove)
                 added = mine.register_post_accumulate_grad_hook(watch.backward)  # type: ignore[no-untyped-call]
                 stack.callback(added.remove)
             return stack.pop_all()
 
     def _begins(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self.on_begin is None or self._since:
+        if self.on_begin is None or self._since or _is_skipped(optimizer):
             return
         by_losses = getattr(optimizer, "derivatives", None) is not None
         if not by_losses and any(given is not None for given in (*args[1:], *kwargs.values())):
@@ -429,7 +429,9 @@ class InnerSteps:
             )
         self.on_begin()
 
-    def _stepped(self, number: int) -> None:
+    def _ends(self, optimizer: torch.optim.Optimizer, number: int) -> None:
+        if _is_skipped(optimizer):
+            return
         self._times[number] += 1
         self._since.add(number)
         if len(self._since) == len(self.optimizers):
@@ -441,6 +443,12 @@ class InnerSteps:
                 f"of the optimizers given to join one made {self._times[number]} steps and the {idle} none, so no "
                 "inner step is complete; give join those that the loop steps"
             )
+
+
+def _is_skipped(optimizer: torch.optim.Optimizer) -> bool:
+    """Tell whether its step changes nothing: a GradScaler that found an overflow calls a fused one nevertheless."""
+    found = getattr(optimizer, "found_inf", None)
+    return found is not None and bool(found)
 
 
 def _first_of(optimizer: torch.optim.Optimizer, wanted: set[int]) -> Tensor:

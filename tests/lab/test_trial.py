@@ -9,7 +9,7 @@ from decentral.errors import ConfigError
 from decentral.lab.trial import check_learns, outer_gain, trial
 from decentral.manifest import preset_manifest
 from decentral.optimizers import presets
-from tests.lab.random_terms import TOLD_BY_LOSSES, ruins, tried
+from tests.lab.random_terms import TOLD_BY_LOSSES, on_the_student, ruins, tried
 from tests.laws.tables import long_but
 
 TOPK = "topk(k=64, chunk=4096) >> signmag2"
@@ -80,6 +80,12 @@ def test_a_trial_draws_nothing_from_the_callers_generator() -> None:
     torch.manual_seed(7)
     trial(preset_manifest("local_sgd"), rounds=4)
     assert torch.equal(torch.rand(3), wanted)
+
+
+@pytest.mark.parametrize("optimizer", ["gpa", "schedule_free"])
+def test_a_method_that_looks_at_what_is_learnt_before_each_step_trains_on_at_what_trains(optimizer: str) -> None:
+    start, end = on_the_student(preset_manifest("partial_updates", inner={"optimizer": optimizer}), rounds=3)
+    assert end < start
 
 
 # ---- terms drawn at random ----

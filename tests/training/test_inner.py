@@ -16,7 +16,7 @@ from decentral.manifest.terms import INNER_OPTIMIZERS, Inner, InnerName
 from decentral.state.checkpoint import flatten, unflatten
 from decentral.tasks.language_model import build_language_model
 from decentral.tasks.sizing import LanguageModelConfig
-from decentral.training.inner import Averages, WarmUp, build_inner, differences, inner_step, warm_up
+from decentral.training.inner import Averages, InnerSteps, WarmUp, build_inner, differences, inner_step, warm_up
 from decentral.training.inner_optimizers import GPA, QHADOPT, ScheduleFree
 from decentral.training.live_model import LiveModel
 
@@ -302,6 +302,22 @@ def test_every_optimizer_of_several_steps():
     before = [p.detach().clone() for p in model.parameters()]
     inner_step(BY_GRADIENTS, optimizers, lambda: model(INPUTS).square().mean())
     assert not any(torch.equal(p, kept) for p, kept in zip(model.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_step_that_a_gradient_scaler_skips_is_none(fused: bool):
+    model = linear()
+    adamw, scaler = torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused), torch.amp.GradScaler("cpu")
+    made: list[str] = []
+    steps = InnerSteps([adamw], lambda: made.append("step"), lambda: made.append("begin"))
+    with steps.hooked(dict(model.named_parameters())):
+        for factor in (1.0, float("inf"), 1.0):
+            adamw.zero_grad()
+            scaler.scale(factor * model(INPUTS).square().mean()).backward()
+            scaler.unscale_(adamw)
+            scaler.step(adamw)
+            scaler.update()
+    assert made == ["begin", "step"] * 2
 
 
 def optimizer(lr=2.0):
