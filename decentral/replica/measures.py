@@ -198,12 +198,14 @@ def _loss(method: OuterMethod, told: Contributor) -> float | None:
 # 0.5 made 70 to 280 (experiments/clip). The spread guards swarms whose peers differ more than that.
 OUTLIER_TIMES = 2.0  # the median norm
 OUTLIER_SPREAD = 6.0  # median absolute deviations above it
-# An outer step that went too far pulls all honest peers back the same way, to cosines of up to 0.985 between any two.
-# So what a pair has in common with the others is taken off first: honest peers then have 1 / (K - 1) in common on
-# average, copies about 1. Two that are alone have nobody to be compared with.
-LOOKED_AT = 0.9  # cosine of two updates: no copy is below, sparse with 1 % of noise neither
+# Honest peers are alike for two reasons, and copies for both at once. An outer step that went too far pulls all back
+# the same way: cosines of up to 0.995 between any two, but of 0.81 at most once what a pair has in common with the
+# others is taken off. Peers of similar data differ from the others together: 0.987 without the others, but 0.973 as
+# they are. A copy with 1 % of noise has 0.99 and more of both (tests/lab/test_twins.py). Two that are alone have nobody
+# to be compared with.
+LOOKED_AT = 0.98  # cosine of two updates
 TWIN_COSINE = 0.9  # of what they do not share with the others
-TWO_ALONE = 0.99  # of two updates that have no others beside them
+TWO_ALONE = 0.997  # of two updates that have no others beside them
 TWIN_ROUNDS = 3  # in a row
 TOLD_AGAIN = 20  # rounds until the same is said again
 
