@@ -201,8 +201,8 @@ OUTLIER_SPREAD = 6.0  # median absolute deviations above it
 # Honest peers are alike for two reasons, and copies for both at once. An outer step that went too far pulls all back
 # the same way: cosines of up to 0.995 between any two, but of 0.81 at most once what a pair has in common with the
 # others is taken off. Peers of similar data differ from the others together: 0.987 without the others, but 0.973 as
-# they are. A copy with 1 % of noise has 0.99 and more of both (tests/lab/test_twins.py). Two that are alone have nobody
-# to be compared with.
+# they are. A copy with 1 % of noise is above both bounds (tests/lab/test_twins.py). Two that are alone have nobody to
+# be compared with.
 LOOKED_AT = 0.98  # cosine of two updates
 TWIN_COSINE = 0.9  # of what they do not share with the others
 TWO_ALONE = 0.997  # of two updates that have no others beside them
