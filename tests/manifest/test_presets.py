@@ -137,10 +137,10 @@ def test_an_unknown_preset_or_key_names_the_nearest() -> None:
         (
             "edit",
             "first_moment",
-            "it is one of des_loc, and edit has momentum, temperature, clip, warmup, relearn_after",
+            "it is one of des_loc, and edit has momentum, relative_temperature, clip, warmup, relearn_after",
         ),
         ("sparseloco", "alpha", "it is one of noloco, streaming, and sparseloco has none of its own"),
-        ("edit", "temprature", "did you mean temperature?"),
+        ("edit", "temperature", "did you mean relative_temperature?"),
     ],
 )
 def test_a_key_of_another_method_is_told_whose_it_is(method: str, key: str, says: str) -> None:
