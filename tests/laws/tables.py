@@ -62,7 +62,7 @@ NEUTRAL = {
     "a2cid2": "a2cid2 chi1=1 chi2=1",
     "ad_psgd": "ad_psgd",
     "a_edit": "a_edit lr=1 momentum=0 relative_temperature=inf clip=inf",
-    "co2": "co2 lr=1 momentum=0 late=0 bound=inf",
+    "co2": "co2 lr=1 momentum=0 bound=inf",
     "delayed": "delayed lr=1 momentum=0 late=0",
     "delayed_nesterov": "delayed_nesterov lr=1 momentum=0 delay=1",
     "demo_sgd": "demo_sgd lr=1 step=mean",

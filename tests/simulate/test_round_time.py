@@ -136,6 +136,15 @@ def test_what_is_chosen_for_each_line_computes_as_much_in_a_simulated_swarm(link
     assert found["utilisation"] >= TARGET
 
 
+@pytest.mark.parametrize(("preset", "seconds"), [("co2", 12.0), ("eager", 12.0), ("delayed", 14.8)])
+def test_training_stands_still_for_a_round_of_delayed_and_for_none_of_co2(preset: str, seconds: float) -> None:
+    """Twelve inner steps of a second; a round takes 2.8 s."""
+    asked = {"peers": 3, "profile": "even", "link": parse_rate("100mbit"), "seed": 1, "step_seconds": 1.0}
+    found = forecast(manifest_of(preset, 12), **asked, rounds=5, parameters=20_000_000)
+    assert found["seconds_per_round"] == pytest.approx(seconds, abs=0.1)
+    assert found["problems"] == []
+
+
 def test_overlap_hides_as_many_inner_steps_of_a_round_and_no_more():
     rate, numel = parse_rate("20mbit"), 20_000_000
     plain = time_of_round(manifest_of("sparseloco", 30), numel, 8, rate, 0.1)
