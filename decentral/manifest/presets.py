@@ -102,7 +102,7 @@ def _by_blocks(fragments: int, model: Mapping[str, Any]) -> int:  # Any: as abov
     """
     if fragments == 1 or model.get("task") == "custom":
         return fragments
-    layers = model.get("layers", Model.model_fields["layers"].default)
+    layers = int(model.get("layers", Model.model_fields["layers"].default))
     return max(fragments, -(-layers // _BLOCKS) + 1)
 
 
