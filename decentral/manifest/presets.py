@@ -100,9 +100,9 @@ def _by_blocks(fragments: int, model: Mapping[str, Any]) -> int:  # Any: as abov
 
     Three at every depth is Streaming DiLoCo's choice: what is sent at once does not grow with the depth.
     """
-    if fragments == 1 or model.get("task") == "custom":
+    layers = model.get("layers", Model.model_fields["layers"].default)
+    if fragments == 1 or model.get("task") == "custom" or not isinstance(layers, int):  # which is refused
         return fragments
-    layers = int(model.get("layers", Model.model_fields["layers"].default))
     return max(fragments, -(-layers // _BLOCKS) + 1)
 
 
