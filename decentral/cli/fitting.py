@@ -99,7 +99,7 @@ def fitted(wish: Wish, overrides: Mapping[str, object], sizes: Sizes) -> Fitted:
         own_optimizer=first.model.task == "custom",
     )
 
-    def make(preset: str, inner_steps: int) -> Manifest:
+    def make(preset: str, inner_steps: int | None) -> Manifest:
         return terms_of(preset, {**overrides, "inner_steps": inner_steps}, sizes, scale=given.scale)
 
     fit = fitting(make, given, preset=wish.preset, steps=steps)

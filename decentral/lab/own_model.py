@@ -18,6 +18,7 @@ from decentral.errors import ConfigError, NonFiniteError
 from decentral.lab.course import Course
 from decentral.lab.lab_peer import LabPeer, LabWorld, lab_peer, lab_signers
 from decentral.manifest import Manifest
+from decentral.optimizers import make_outer
 from decentral.parameters import buffers_of, parameters_of, scatter, schema_of
 from decentral.training.inner import Together
 
@@ -131,12 +132,14 @@ class _OwnWork:
 class OwnCourse:
     """Peers 0 to ``peers`` - 1 under one manifest, with a round whenever all have made their inner steps.
 
-    All begin with the weights of the first. ``first``: the number of the first peer, so that others' data is another
-    seed. The learning rates, clipping and optimizers are the user's: of ``[inner]`` only ``steps`` counts.
+    All begin with the weights of the first, but where the method is for replicas that begin apart. ``first``: the
+    number of the first peer, so that others' data is another seed. The learning rates, clipping and optimizers are the
+    user's: of ``[inner]`` only ``steps`` counts.
     """
 
     def __init__(self, build: Build, manifest: Manifest, peers: int, first: int = 0) -> None:
-        *trainings, self._reading = _seeded(build, [*range(first, first + peers), first])
+        alike = not make_outer(manifest.outer.method, manifest.outer.hyper).begins_apart
+        *trainings, self._reading = _seeded(build, [*range(first, first + peers), first], alike=alike)
         manifest = manifest.changed(model={"buffers": "own"})  # their mean is made where the anchor is evaluated
         self._peers = [
             lab_peer(manifest, rank, signer, one.model, one.optimizers, _OwnPeer)
@@ -175,14 +178,14 @@ class OwnCourse:
         return self._reading.held_out()
 
 
-def _seeded(build: Build, numbers: Sequence[int]) -> list[OwnTraining]:
-    """All with the first one's weights and buffers; what a builder draws from torch is the same at every call."""
+def _seeded(build: Build, numbers: Sequence[int], *, alike: bool = True) -> list[OwnTraining]:
+    """Their draws from torch are the same at every call; ``alike``: with the first one's weights and buffers."""
     made = []
     for number in numbers:
         torch.manual_seed(number)
         made.append(training_of(build, number))
     first = made[0].model.state_dict()
-    for one in made[1:]:
+    for one in made[1:] if alike else ():
         try:
             one.model.load_state_dict(first)
         except RuntimeError as error:

@@ -22,7 +22,7 @@ from decentral.lab.course import Course
 from decentral.lab.lab_peer import LabWorld, lab_peers
 from decentral.lab.work import Digits, Language, Work, corpus_of
 from decentral.manifest import Manifest
-from decentral.optimizers import OuterMethod, RoundInfo
+from decentral.optimizers import OuterMethod, RoundInfo, make_outer
 from decentral.optimizers.base import State
 from decentral.parameters import parameters_of, scatter, schema_of
 from decentral.training.inner import Averages, build_inner, inner_step, warm_up
@@ -133,7 +133,8 @@ def _versions() -> dict[str, str]:
 def run_swarm(cell: Cell, work: Work) -> Curve:
     """The whole run, or up to where it gives no number any more."""
     manifest = cell.manifest
-    modules = [work.model() for _ in range(cell.peers)]
+    apart = make_outer(manifest.outer.method, manifest.outer.hyper).begins_apart
+    modules = [work.model(rank if apart else 0) for rank in range(cell.peers)]
     peers = lab_peers(manifest, modules)
     if cell.flips is not None:
         for peer in peers:

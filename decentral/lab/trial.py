@@ -96,18 +96,24 @@ def check_learns(manifest: Manifest) -> None:
 
     Those of a preset are known to learn, whatever the model, the inner steps and the run's length are.
     """
-    if _essence(manifest) in _known() or make_outer(manifest.outer.method, manifest.outer.hyper).rebuilds:
+    method = make_outer(manifest.outer.method, manifest.outer.hyper)
+    if method.begins_apart:
+        raise ConfigError(
+            f"outer.method {method.name} is for replicas that begin apart, and all peers of a run begin with the "
+            'weights of its first one; use outer.method = "ad_psgd", and this one in a study (docs/lab.md)'
+        )
+    if _essence(manifest) in _known() or method.rebuilds:
         return  # what is made of derivatives along directions has no change that a compressor or a feedback could ruin
     if INNER_OPTIMIZERS[manifest.inner.named].averages:
         _check_averages(manifest)
     loss = _tried(_essence(manifest))
     if loss < 1.0:
         return
-    method, terms = manifest.outer.method, manifest.compressor
+    terms = manifest.compressor
     ends = "diverge" if math.isinf(loss) else f"end at {loss:.3g} times the loss that they begin with"
     raise ConfigError(
-        f"outer.method {method}, compressor.chain {terms.chain} and compressor.feedback {terms.feedback} {ends} on a "
-        f"quadratic: {_reason(manifest)}; {_way_out(manifest)}"
+        f"outer.method {method.name}, compressor.chain {terms.chain} and compressor.feedback {terms.feedback} {ends} "
+        f"on a quadratic: {_reason(manifest)}; {_way_out(manifest)}"
     )
 
 

@@ -53,8 +53,8 @@ class Trained(Protocol):
 class Work(Protocol):
     """One task with its data."""
 
-    def model(self) -> nn.Module:
-        """A freshly initialised model; the same bits at every call."""
+    def model(self, number: int = 0) -> nn.Module:
+        """A freshly initialised model of the run's seed, or of one of its own; the same bits at every call."""
         ...
 
     @property
@@ -128,9 +128,9 @@ class Digits:
         self._manifest = manifest
         self._split = _split(peers, alpha, manifest.run.seed)
 
-    def model(self) -> nn.Module:
+    def model(self, number: int = 0) -> nn.Module:
         """See Work: weights uniform within 1 / sqrt(inputs), biases zero."""
-        hidden, generator = self._manifest.model.hidden, torch.Generator().manual_seed(self._manifest.run.seed)
+        hidden, generator = self._manifest.model.hidden, torch.Generator().manual_seed(self._manifest.run.seed + number)
         made = nn.Sequential(nn.Linear(_PIXELS, hidden), nn.ReLU(), nn.Linear(hidden, _LABELS))
         with torch.no_grad():
             for parameter in made.parameters():
@@ -221,11 +221,11 @@ class Language:
         self._peers, self._uneven, self._device = peers, uneven, device
         self._config = LanguageModelConfig.of(manifest.model)
 
-    def model(self) -> nn.Module:
+    def model(self, number: int = 0) -> nn.Module:
         """See Work."""
         from decentral.tasks.language_model import build_language_model  # transformers, which digits need not wait for
 
-        built: nn.Module = build_language_model(self._config, seed=self._manifest.run.seed)
+        built: nn.Module = build_language_model(self._config, seed=self._manifest.run.seed + number)
         return built.to(self._device)
 
     @property

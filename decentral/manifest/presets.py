@@ -15,7 +15,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from decentral.errors import ConfigError, UsageError
-from decentral.manifest.terms import INNER_OPTIMIZERS, Manifest, Outer
+from decentral.manifest.terms import INNER_OPTIMIZERS, Inner, Manifest, Model, Outer
 from decentral.plugins import nearest
 from decentral.quantities import parse_rate
 
@@ -76,7 +76,7 @@ def preset_manifest(
         "outer": {
             "method": preset,
             **chosen.hyper,
-            "fragments": chosen.fragments,
+            "fragments": _by_blocks(chosen.fragments, {**chosen.model, **tables.get("model", {})}),
             "overlap": chosen.overlap,
             "norm_clip": chosen.norm_clip,
         },
@@ -89,7 +89,24 @@ def preset_manifest(
         given["inner"] = {"clip": 1.0, **given["inner"]}
     given["run"] |= {} if rounds is None else {"rounds": rounds}
     given["inner"] |= {} if steps is None else {"steps": steps}
+    if "fragments" not in tables.get("outer", {}):  # inner steps that nobody chose follow them
+        parts = given["outer"]["fragments"]
+        given["inner"].setdefault("steps", parts * max(2, -(-Inner.model_fields["steps"].default // parts)))
     return Manifest.of(given, f"preset {preset}")
+
+
+def _by_blocks(fragments: int, model: Mapping[str, Any]) -> int:  # Any: as above
+    """The preset's fragments, or more, so that none has more than three blocks; a script's blocks are not known here.
+
+    Three at every depth is Streaming DiLoCo's choice: what is sent at once does not grow with the depth.
+    """
+    layers = model.get("layers", Model.model_fields["layers"].default)
+    if fragments == 1 or model.get("task") == "custom" or not isinstance(layers, int):  # which is refused
+        return fragments
+    return max(fragments, -(-layers // _BLOCKS) + 1)
+
+
+_BLOCKS = 3  # of a fragment at most
 
 
 # ---- methods that exist and fit ----

@@ -328,6 +328,7 @@ class OuterMethod:
     inner: ClassVar[bool] = False  # it touches a peer's training; true by itself with hooks around inner steps
     by_gradients: ClassVar[bool] = False  # it reads or turns the gradients that inner steps go by
     measures: ClassVar[bool] = False  # whether its weights go by norms, which who has the change measures
+    begins_apart: ClassVar[bool] = False  # it is for replicas that begin apart: in studies, as no run's do
     divides: ClassVar[bool] = False  # peers train different parts of the model: no two changes tell of one another
     topology: ClassVar[Literal["all", "pair"]] = "all"  # pair: gossip; each peer has a replica of its own
     on_device: ClassVar[bool] = True  # whether its training side takes tensors of any device; see __init_subclass__

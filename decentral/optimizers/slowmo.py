@@ -1,4 +1,4 @@
-"""SlowMo, and two methods whose outer step is one round late: CO2, which is SlowMo late, and DiLoCo late."""
+"""SlowMo; CO2, which is SlowMo while training goes on; and DiLoCo one round late."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -66,22 +66,25 @@ class SlowMo(OuterMethod):
 
 # ---- CO2 ----
 #
-# SlowMo one round late, with a penalty for the staleness and a bound on the momentum.
+# SlowMo while training goes on, with a penalty for the staleness and a bound on the momentum.
 #
-# m <- clip(mu*m + g' / penalty, bound) ;  x <- x - lr*m ;  g' <- g        g' = 0 in round 0, which moves nothing
+# m <- clip(mu*m + g / penalty, bound) ;  x <- x - lr*m ;  live <- x + (live - sent)
 #
-# g' is the mean that the round before made: its transfer has the whole of this round's inner steps to arrive in. clip
-# cuts each coordinate of the momentum to [-bound, bound].
+# The preset's ``[outer] overlap`` hides the round: nobody waits for the transfer, which has the whole of the next
+# round's inner steps to arrive in, and what was learnt meanwhile is carried on to the new anchor. clip cuts each
+# coordinate of the momentum to [-bound, bound].
 #
-# On a quadratic where a round leaves 1-h of the distance to the optimum it converges if, and only if, lr*h/penalty < 1
-# - mu: half of what one round less would bear, and less by far than SlowMo's 2*(1+mu). SlowMo's lr 1 with its usual
-# momentum is outside for h = 1; the preset (0.5, 0.4) is inside for every h.
+# On a quadratic where a round leaves 1-h of the distance to the optimum, with commits that come as late as they can, at
+# the end of the next round, it converges for lr/penalty < 2*(1 - mu**2) at h = 1, and for more below. With mu = 0 and
+# lr = 1 the delay is none: what is carried is the very progress that the commit did not have.
 #
-# What differs from the paper. The penalty there is a gap between rounds that follows the inner rate; its formula could
-# not be confirmed, and in the authors' code it is a constant and the clip has no effect. So penalty is a constant of
-# at least 1 here, and the clip is the plain one, coordinate by coordinate; with ``penalty = 1``, ``late = 0`` and a
-# bound that nothing reaches this is `slowmo`. As there, the inner rate is taken for constant. The paper averages
-# parameters: the mean of changes is the same, for all begin a round at one anchor.
+# What differs from the paper. There the step of a round is made of the mean of the round before, and a replica begins
+# each round at that late anchor, without its own newest progress; here a commit is merged when it comes, and that
+# progress is kept (`delayed` has the mathematics of a late anchor). The penalty there is a gap between rounds that
+# follows the inner rate; its formula could not be confirmed, and in the authors' code it is a constant and the clip has
+# no effect. So penalty is a constant of at least 1 here, and the clip is the plain one, coordinate by coordinate; with
+# ``penalty = 1`` and a bound that nothing reaches the outer step is `slowmo`'s. As there, the inner rate is taken for
+# constant. The paper averages parameters: the mean of changes is the same, for all begin a round at one anchor.
 #
 # Source: Sun et al., "CO2: Efficient Distributed Training with Full Communication-Computation Overlap", 2024,
 # arXiv:2401.16265.
@@ -89,22 +92,22 @@ class SlowMo(OuterMethod):
 
 @dataclass(frozen=True, slots=True)
 class CO2(OuterMethod):
-    """Clipped heavy-ball momentum on the last round's mean; state {"momentum": (N,), "pending": (N,)}."""
+    """Clipped heavy-ball momentum, of a round that nobody waits for; state {"momentum": (N,)}."""
 
     name: ClassVar[str] = "co2"
-    equation: ClassVar[str] = "m <- clip(mu*m + g'/penalty, bound) ; x <- x - lr*m ; g' <- g: of the round before"
+    equation: ClassVar[str] = "m <- clip(mu*m + g/penalty, bound) ; x <- x - lr*m ; training goes on meanwhile"
     source: ClassVar[str] = 'Sun et al., "CO2", 2024, arXiv:2401.16265'
     preset: ClassVar[Preset] = Preset(
-        hyper={"learning_rate": 0.5, "momentum": 0.4},
+        hyper={"learning_rate": 1.0, "momentum": 0.6},
         compressor="int8(block=4096)",
         exchange="reduce",
+        overlap=1,
         norm_clip="median",
     )
-    lr: float = 0.5
-    momentum: float = key(0.4, "of the outer step; converges for lr/penalty below 1 - momentum")
+    lr: float = 1.0
+    momentum: float = key(0.6, "of the outer step; converges for lr/penalty below 2*(1 - momentum**2)")
     penalty: float = key(1.0, "what a change is divided by for its staleness, 1 or more")
     bound: float = key(1.0, "largest value of a coordinate of the momentum")
-    late: int = key(1, "rounds after which a change is applied: 1, or 0")
 
     def __post_init__(self) -> None:
         check_rate(self, self.lr)
@@ -113,23 +116,19 @@ class CO2(OuterMethod):
             raise ConfigError(f"{self}: penalty divides what is stale, want 1 or more and finite; 1 is none")
         if not self.bound > 0:
             raise ConfigError(f"{self}: bound, of a coordinate of the momentum, must be above 0; 1 is usual")
-        if self.late not in (0, 1):
-            raise ConfigError(f"{self}: late must be 0 or 1; what is older than a round is not kept")
 
     def init(self, anchor: Tensor) -> dict[str, Tensor]:
-        """No momentum, and nothing that waits."""
-        return {"momentum": torch.zeros_like(anchor), "pending": torch.zeros_like(anchor)}
+        """No momentum yet."""
+        return {"momentum": torch.zeros_like(anchor)}
 
     def outer_step(
         self, anchor: Tensor, received: State, state: State, info: RoundInfo
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """One step along what waited; what was received waits."""
+        """One heavy-ball step, its momentum cut."""
         with torch.no_grad():
-            fresh = received["change"].clone()
-            change, pending = (state["pending"], fresh) if self.late else (fresh, state["pending"].clone())
-            momentum = state["momentum"] * self.momentum + change / self.penalty
+            momentum = state["momentum"] * self.momentum + received["change"] / self.penalty
             momentum = momentum.clamp(-self.bound, self.bound)
-            return anchor - momentum * self.lr, {"momentum": momentum, "pending": pending}
+            return anchor - momentum * self.lr, {"momentum": momentum}
 
 
 # ---- DiLoCo one round late ----

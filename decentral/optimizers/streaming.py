@@ -4,14 +4,14 @@ x_p <- Nesterov(x_p, mean(x_p - local_p)) ;  local_p <- alpha*local_p + (1-alpha
 
 alpha weighs the *local* copy: 0 overwrites it, 1 never listens, 0.5 is the paper's.
 
-What differs from the paper. Fragments: it has three transformer blocks in each at every scale, so their number grows
-with the depth (L/3, strided), and one more for the embeddings; here ``[outer] fragments`` is a fixed P, 3 in the
-preset: blocks are strided over P-1 (block b in fragment b mod P-1) and the last has all that is in no block
-(embeddings, head, last norm). A model of 24 blocks then sends 12 at once, not 3: for the paper's peak write fragments =
-L/3 + 1. A fragment is due every H // P inner steps, so each one every P * (H // P). The merge is tau steps after the
-contribution at the earliest; the paper waits for the average there, while here training goes on until the commit has
-come. The mean is over those who contributed, of what each sent, decoded to float32 as in the paper; scale, block and
-rounding of E3M0 are ours (`e3m0`).
+Fragments are the paper's: three transformer blocks in each at every depth L, strided (block b in fragment b mod P-1),
+and one more for all that is in no block (embeddings, head, last norm): P = L/3 + 1. The preset has that for the
+built-in model, and 3 at least; a script's blocks are not known when its terms are written, and it has 3.
+
+What differs from the paper. A fragment is due every H // P inner steps, so each one every P * (H // P). The merge is
+tau steps after the contribution at the earliest; the paper waits for the average there, while here training goes on
+until the commit has come. The mean is over those who contributed, of what each sent, decoded to float32 as in the
+paper; scale, block and rounding of E3M0 are ours (`e3m0`).
 
 Source: Douillard et al., "Streaming DiLoCo with overlapping communication: Towards a Distributed Free Lunch", 2025,
 arXiv:2501.18512: outer lr 0.4, momentum 0.9, alpha 0.5, tau 1.
@@ -40,8 +40,8 @@ class StreamingDiLoCo(OuterMethod):
     preset: ClassVar[Preset] = Preset(
         hyper={"learning_rate": 0.4, "momentum": 0.9, "alpha": 0.5},
         compressor="e3m0(block=256)",
-        exchange="gather",
-        fragments=3,
+        exchange="reduce",
+        fragments=3,  # at least: see preset_manifest
         overlap=1,
         # 24, a multiple of its three fragments. 4 of the 8 steps between two of them: a round on a busy machine takes
         # about a second. A fragment moves every 24 steps, six times in 144: at 0.7 sooner than a peer alone, at 0.4 not

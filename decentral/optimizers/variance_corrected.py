@@ -11,6 +11,9 @@ of weights of standard deviation 0.01, and then halves the correction.
 Variances are of what both were sent, unbiased, over all values of a tensor of two dimensions or more, as in the
 authors' code, which has eps in both places. A peer alone is not corrected, for it lost nothing.
 
+It is for studies. There each replica begins with weights of its own seed; in a run all begin with those of its first
+peer, so that averages lose next to nothing, and founding one is refused.
+
 What differs from the paper. It corrects averages of all neighbours, here there is one; ``strength`` is ours. Of a model
 that is fine-tuned it puts back noise that the average took out: use `ad_psgd` there.
 
@@ -45,6 +48,7 @@ class VarianceCorrected(OuterMethod):
     equation: ClassVar[str] = "w = mean of the pair's (x - lr*D) ; x <- mean(w) + (w - mean(w))*sqrt(mean(Var)/Var(w))"
     source: ClassVar[str] = 'Tian et al., "Vanishing Variance Problem", 2024, arXiv:2404.04616'
     topology: ClassVar[Literal["all", "pair"]] = "pair"
+    begins_apart: ClassVar[bool] = True
     preset: ClassVar[Preset] = Preset(hyper={"learning_rate": 1.0}, compressor="fp16", exchange="pair")
     lr: float = 1.0
     strength: float = key(1.0, "of the variance that an average lost, what is given back; 0 is ad_psgd")

@@ -114,22 +114,17 @@ def heavy_ball(run: Sequence[Averaged], keys: Keys) -> Tensor:
     return moved_N
 
 
-def _late(run: Sequence[Averaged], keys: Keys) -> Sequence[Averaged]:
-    """What each round applies where it is the round before's: zero in the first, and the last one's never."""
-    if not keys["late"]:
-        return run
-    return [Averaged(torch.zeros_like(run[0].mean_N), run[0].contributors), *run[:-1]]
-
-
 def delayed(run: Sequence[Averaged], keys: Keys) -> Tensor:
-    """Nesterov, on the mean of the round before."""
-    return nesterov(_late(run, keys), keys)
+    """Nesterov, on the mean of the round before: zero in the first, and the last one's never."""
+    if not keys["late"]:
+        return nesterov(run, keys)
+    return nesterov([Averaged(torch.zeros_like(run[0].mean_N), run[0].contributors), *run[:-1]], keys)
 
 
 def co2(run: Sequence[Averaged], keys: Keys) -> Tensor:
     """As recalled of arXiv:2401.16265: a constant penalty, and each coordinate of the momentum cut."""
     moved_N = momentum_N = torch.zeros_like(run[0].mean_N)
-    for one in _late(run, keys):
+    for one in run:
         momentum_N = (keys["momentum"] * momentum_N + one.mean_N / keys["penalty"]).clamp(-keys["bound"], keys["bound"])
         moved_N = moved_N - keys["lr"] * momentum_N
     return moved_N

@@ -128,7 +128,7 @@ TARGET = 0.95  # of the time in inner steps
 MARGIN = 1.1  # times the wait: simulated swarms of the four classes wait for up to 1.06 times what arithmetic says
 NEAR = 0.9  # times the best share of time in computing: what sends more is better then
 MOST = 500  # H: what DiLoCo's own paper trains with; with 1,000 it ended 2.9 % worse in perplexity than with 50
-Make = Callable[[str, int], Manifest]  # preset, H
+Make = Callable[[str, int | None], Manifest]  # preset, H; None: what the preset has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,7 +219,7 @@ def _for_optimizer(names: Sequence[str], given: Circumstances) -> list[str]:
 
 def _fit(make: Make, given: Circumstances, link: Class, preset: str, steps: int | None) -> Fit:
     known = justified(preset)
-    fragments = presets()[preset].fragments if preset in presets() else 1
+    fragments = make(preset, None).outer.fragments
     least = fragments if known is None else known.least
     manifest = make(preset, steps or fragments * (MOST // fragments))
     time = time_of_round(manifest, given.num_parameters, given.peers, given.rate, given.step_seconds)

@@ -204,9 +204,11 @@ def _conv(peer: int) -> tuple:
     return _on_digits(make, peer, 1e-3)
 
 
-def _mlp(peer: int, peers: int = 2) -> tuple:
+def _mlp(peer: int, peers: int = 2, width: int = 128) -> tuple:
     return _on_digits(
-        lambda: nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10)),
+        lambda: nn.Sequential(
+            nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, 10)
+        ),
         peer, 1e-3, uneven=peers,
     )  # fmt: skip
 

@@ -36,6 +36,14 @@ def test_all_begin_with_the_first_ones_weights_whatever_they_draw() -> None:
     assert all(torch.equal(first, one) for one in others)
 
 
+def test_replicas_of_a_method_for_those_that_begin_apart_do() -> None:
+    course = OwnCourse(build, preset_manifest("variance_corrected", inner={"steps": 1}), 3)
+    weights = [torch.cat([p.detach().flatten() for p in peer.module.parameters()]) for peer in course._peers]
+    anchors = [torch.cat(list(peer.replica.anchors)) for peer in course._peers]
+    assert all(torch.equal(one, anchor) for one, anchor in zip(weights, anchors, strict=True))
+    assert len({tuple(one.tolist()) for one in weights}) == 3
+
+
 def test_the_learning_rate_is_the_loops_whatever_the_manifest_says() -> None:
     terms = preset_manifest("local_sgd", inner={"learning_rate": 1e-9, "warmup": 1000}, **EXACT)
     course = OwnCourse(build, terms, 2)

@@ -106,6 +106,21 @@ def test_replicas_that_differ_are_judged_one_by_one_and_as_their_mean() -> None:
     assert 0 < last["noloco"].loss_of_mean < last["noloco"].loss
 
 
+@pytest.mark.parametrize(("preset", "seeds"), [("variance_corrected", {0, 1, 2}), ("noloco", {0})])
+def test_only_replicas_of_a_method_for_such_begin_apart(
+    preset: str, seeds: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built, make = set[int](), Digits.model
+
+    def model(work: Digits, number: int = 0) -> nn.Module:
+        built.add(number)
+        return make(work, number)
+
+    monkeypatch.setattr(Digits, "model", model)
+    assert run_cell(cell(preset)).curve is not None
+    assert built == seeds
+
+
 def test_a_run_that_ends_in_no_number_is_told_as_such() -> None:
     found = run_cell(Cell.of("alone", "digits", 3, _exploding(), steps=40, points=4, windows=0, text="", alpha=1.0))
     assert (found.status, found.loss) == ("diverged", None)

@@ -46,6 +46,12 @@ def test_what_is_owed_behind_outer_momentum_is_refused_with_what_learns(feedback
     check_learns(terms.changed(compressor={"feedback": "none"}))
 
 
+def test_no_run_is_founded_by_a_method_for_replicas_that_begin_apart() -> None:
+    with pytest.raises(ConfigError, match=r'for replicas that begin apart, .* use outer\.method = "ad_psgd", and this'):
+        check_learns(preset_manifest("variance_corrected"))
+    check_learns(preset_manifest("ad_psgd"))
+
+
 def test_a_momentum_of_the_feedbacks_own_is_refused_with_the_presets_feedback() -> None:
     with pytest.raises(ConfigError, match=r'use compressor\.feedback = "ef\(beta=0\.95\)"'):
         check_learns(preset_manifest("sparseloco", compressor={"feedback": "dgc"}))

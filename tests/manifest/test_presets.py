@@ -85,6 +85,24 @@ def test_keys_can_be_changed_by_table() -> None:
     assert manifest.inner.clip == 1.0
 
 
+@pytest.mark.parametrize(
+    ("layers", "fragments", "steps"), [(2, 3, 30), (6, 3, 30), (12, 5, 30), (24, 9, 36), (96, 33, 66)]
+)
+def test_streaming_has_a_fragment_for_every_three_blocks_and_one_for_the_rest(
+    layers: int, fragments: int, steps: int
+) -> None:
+    manifest = preset_manifest("streaming", model={"layers": layers})
+    assert (manifest.outer.fragments, manifest.inner.steps) == (fragments, steps)
+    assert preset_manifest("streaming", model={"layers": layers}, outer={"fragments": 2}).outer.fragments == 2
+    assert preset_manifest("streaming", model={"layers": layers, "task": "custom"}).outer.fragments == 3
+    assert preset_manifest("diloco", model={"layers": layers}).outer.fragments == 1
+
+
+def test_inner_steps_that_were_chosen_are_not_rounded_to_the_fragments() -> None:
+    with pytest.raises(ConfigError, match=r"inner\.steps = 30 is no multiple of outer\.fragments = 9"):
+        preset_manifest("streaming", steps=30, model={"layers": 24})
+
+
 def test_rounds_and_inner_steps_can_be_said_without_their_tables() -> None:
     manifest = preset_manifest("diloco", rounds=7, steps=12, run={"name": "mine"})
     assert (manifest.run.name, manifest.run.rounds, manifest.inner.steps) == ("mine", 7, 12)
@@ -137,10 +155,10 @@ def test_an_unknown_preset_or_key_names_the_nearest() -> None:
         (
             "edit",
             "first_moment",
-            "it is one of des_loc, and edit has momentum, temperature, clip, warmup, relearn_after",
+            "it is one of des_loc, and edit has momentum, relative_temperature, clip, warmup, relearn_after",
         ),
         ("sparseloco", "alpha", "it is one of noloco, streaming, and sparseloco has none of its own"),
-        ("edit", "temprature", "did you mean temperature?"),
+        ("edit", "temperature", "did you mean relative_temperature?"),
     ],
 )
 def test_a_key_of_another_method_is_told_whose_it_is(method: str, key: str, says: str) -> None:

@@ -124,7 +124,7 @@ def test_who_sends_far_too_much_and_states_a_small_norm_does_not_move_edit(
         assert len(contributions(last)) == 3
         assert bool(last.partition) == (exchange == "reduce")
 
-    outer = {"temperature": 50.0, "clip": 1e9}
+    outer = {"clip": 1e9}
     run_lab(terms("edit").changed(outer=outer, exchange={"kind": exchange}), script, make_model=wide_enough)
 
 

@@ -33,7 +33,8 @@ class Wild(Learner):
 def edit_terms(terms: Any, compressor: Any, exchange: str) -> Any:
     found = exact_terms(terms, compressor, exchange)
     tables = found.model_dump()
-    tables["outer"] = {"method": "edit", "learning_rate": 1.0, "momentum": 0.0, "temperature": 1e30, "clip": 1e30}
+    alike = {"relative_temperature": 1e30, "clip": 1e30}
+    tables["outer"] = {"method": "edit", "learning_rate": 1.0, "momentum": 0.0, **alike}
     return found.of(tables, "terms")
 
 

@@ -66,7 +66,7 @@ def test_four_peers_hold_the_same_bits_after_every_round(run_lab, terms, preset)
     run_lab(terms(preset), script)
 
 
-ALIKE = {"temperature": 1e6}  # at 1 EDiT follows the peer whose change is the shortest
+ALIKE = {"relative_temperature": 1e6}  # at 1 EDiT follows the peer whose change is the shortest
 QUICK: dict[str, dict[str, dict[str, float | str]]] = {  # what shows in 12 rounds
     "a_edit": {"outer": ALIKE},
     "cgad": {"outer": {"learning_rate": 1.0}},  # Adam's steps are as long as that, whatever the changes are

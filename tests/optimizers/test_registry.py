@@ -83,7 +83,7 @@ def test_every_preset_names_things_that_exist(name):
 
 def test_the_presets_are_the_papers():
     exchanges = {name: preset.exchange for name, preset in presets().items()}
-    papers = {"diloco": "reduce", "streaming": "gather", "sparseloco": "gather", "noloco": "pair"}
+    papers = {"diloco": "reduce", "streaming": "reduce", "sparseloco": "gather", "noloco": "pair"}
     assert {name: exchanges[name] for name in papers} == papers
     assert [outer_learning_rate(peers) for peers in (1, 4, 8)] == [0.4, 0.6, 0.8]
     assert presets()["sparseloco"].feedback == "ef(beta=0.95)"

@@ -11,8 +11,8 @@ from decentral.simulate.round_time import MOST, TARGET, Circumstances, Fit, Roun
 from decentral.simulate.simulation import forecast
 
 
-def made(preset: str, steps: int) -> Manifest:
-    return preset_manifest(preset, inner={"steps": steps})
+def made(preset: str, steps: int | None) -> Manifest:
+    return preset_manifest(preset, steps=steps)
 
 
 def fit_for(mbit: float, numel: int = 3_000_000, step_seconds: float = 0.4, **wanted: object) -> Fit:
@@ -69,7 +69,7 @@ def test_a_small_model_gets_the_preset_of_a_faster_line_with_as_few_inner_steps_
 @pytest.mark.parametrize(("run", "preset"), [({"rounds": 63}, "muloco"), ({"rounds": 64}, "sparseloco")])
 def test_a_run_that_is_too_short_for_the_preset_of_the_line_gets_one_that_sends_more(run, preset):
     given = Circumstances(rate=20e6 / 8, peers=4, num_parameters=3_000_000, step_seconds=0.5)
-    fit = fitting(lambda name, steps: preset_manifest(name, inner={"steps": steps}, run=run), given)
+    fit = fitting(lambda name, steps: preset_manifest(name, steps=steps, run=run), given)
     assert (fit.preset, fit.reaches, fit.lasts) == (preset, True, True)
     assert (fit.instead_of is None) == (preset == "sparseloco")
 
@@ -77,14 +77,14 @@ def test_a_run_that_is_too_short_for_the_preset_of_the_line_gets_one_that_sends_
 def test_minutes_are_rounds_as_long_as_they_are_foreseen():
     given = Circumstances(rate=20e6 / 8, peers=4, num_parameters=3_000_000, step_seconds=0.5)
     run = {"rounds": 1000, "minutes": 3}
-    fit = fitting(lambda name, steps: preset_manifest(name, inner={"steps": steps}, run=run), given)
+    fit = fitting(lambda name, steps: preset_manifest(name, steps=steps, run=run), given)
     assert fit.preset != "sparseloco"
     assert fit.rounds == pytest.approx(180 / fit.time.seconds)
 
 
 def test_where_the_line_carries_no_more_a_short_run_keeps_its_preset():
     given = Circumstances(rate=5e6 / 8, peers=8, num_parameters=30_000_000, step_seconds=0.4)
-    fit = fitting(lambda name, steps: preset_manifest(name, inner={"steps": steps}, run={"rounds": 10}), given)
+    fit = fitting(lambda name, steps: preset_manifest(name, steps=steps, run={"rounds": 10}), given)
     assert (fit.preset, fit.lasts, fit.instead_of) == ("sparseloco", False, None)
 
 
@@ -98,14 +98,14 @@ SEVERAL = [  # preset, its line, peers, H, parameters, and what is changed: of e
     ("diloco", "1gbit", 3, 5, 20_000_000, {}),
     ("muloco", "20mbit", 3, 10, 5_000_000, {}),
     ("noloco", "100mbit", 4, 10, 2_000_000, {}),
-    ("streaming", "100mbit", 3, 12, 20_000_000, {}),
+    ("streaming", "100mbit", 3, 12, 15_000_000, {}),
     ("sparseloco", "5mbit", 4, 12, 20_000_000, {"overlap": 3}),
 ]
 STEP_SECONDS = 1.0
 
 
-def manifest_of(preset: str, steps: int, **outer: object):
-    return preset_manifest(preset, run={"rounds": 20, "salt": "lines"}, inner={"steps": steps}, outer=outer)
+def manifest_of(preset: str, steps: int | None, **outer: object):
+    return preset_manifest(preset, steps=steps, run={"rounds": 20, "salt": "lines"}, outer=outer)
 
 
 @pytest.mark.parametrize(("preset", "link", "peers", "steps", "numel", "outer"), SEVERAL)
@@ -134,6 +134,15 @@ def test_what_is_chosen_for_each_line_computes_as_much_in_a_simulated_swarm(link
     assert share == pytest.approx(fit.time.share, abs=0.01)
     assert share >= TARGET
     assert found["utilisation"] >= TARGET
+
+
+@pytest.mark.parametrize(("preset", "seconds"), [("co2", 12.0), ("eager", 12.0), ("delayed", 14.8)])
+def test_training_stands_still_for_a_round_of_delayed_and_for_none_of_co2(preset: str, seconds: float) -> None:
+    """Twelve inner steps of a second; a round takes 2.8 s."""
+    asked = {"peers": 3, "profile": "even", "link": parse_rate("100mbit"), "seed": 1, "step_seconds": 1.0}
+    found = forecast(manifest_of(preset, 12), **asked, rounds=5, parameters=20_000_000)
+    assert found["seconds_per_round"] == pytest.approx(seconds, abs=0.1)
+    assert found["problems"] == []
 
 
 def test_overlap_hides_as_many_inner_steps_of_a_round_and_no_more():
