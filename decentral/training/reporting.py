@@ -338,6 +338,7 @@ class Diagnosed:
 
 SHARE = 0.03  # of the time that evaluations may take
 FEWEST = 4  # logged losses of a round
+MOST = 10_000  # of them
 AT_FIRST = 4  # looks that need not be paid for: a run of minutes has its first ones
 
 
@@ -438,6 +439,8 @@ class LoggedLooks:
 
     def heard(self, loss: float | None) -> None:
         """The loop logged one."""
+        if len(self._losses) == MOST:  # no round comes, as in a pause
+            self.between()
         if loss is not None and math.isfinite(loss):
             self._losses.append(loss)
 

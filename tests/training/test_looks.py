@@ -14,7 +14,7 @@ from torch import nn
 from decentral.errors import ConfigError
 from decentral.observe.diagnostics import Look
 from decentral.training.live_model import LiveModel
-from decentral.training.reporting import AT_FIRST, SHARE, LoggedLooks, Looks
+from decentral.training.reporting import AT_FIRST, MOST, SHARE, LoggedLooks, Looks
 
 ROUND = 1.0  # s of a round without looks
 
@@ -158,6 +158,13 @@ def test_logged_losses_are_looks_by_the_first_and_the_last_quarter_of_a_round() 
     rounds = [[9.0, 5.0, 4.8, 4.0, 4.0, 4.0, 4.0, 3.2, 3.0], [9.0, 3.5, 3.3, 3.0, 3.0, 3.0, 3.0, 2.0, 2.2]]
     (look,) = logged(rounds)
     assert (look.outer_step, look.start, look.before, look.after) == (1, *map(pytest.approx, (4.9, 3.1, 3.4)))
+
+
+def test_losses_that_are_logged_through_a_pause_are_not_kept() -> None:
+    looks = LoggedLooks(lambda look: None)
+    for _ in range(3 * MOST):
+        looks.heard(1.0)
+    assert len(looks._losses) <= MOST
 
 
 def test_too_few_logged_losses_and_those_that_are_no_number_are_no_look() -> None:
