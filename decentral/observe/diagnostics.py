@@ -111,13 +111,13 @@ BANDS = (
     ),
 )
 
+
 # ---- leaving a band, and coming back ----
 #
 # Told after three rounds running each time, so that one odd round is nothing, and a figure near its bound does not come
 # and go.
 #
 # A round that does not have the figure counts for neither: in a streaming run, say, or where a peer was away.
-
 
 ROUNDS = 3  # running, out until a warning and in until the all-clear
 
