@@ -18,7 +18,7 @@ from decentral.errors import DecentralError, NoPeersError
 from decentral.manifest import Manifest
 from decentral.node.durable_store import DurableStore
 from decentral.node.node import Node
-from decentral.observe.diagnostics import likely_cause
+from decentral.observe.diagnostics import Look, likely_cause
 from decentral.peer.network_setup import NetworkSetup
 from decentral.peer.settings import Settings
 from decentral.peer.shown import Announcer
@@ -58,7 +58,7 @@ class Participation:
         held_out = settings.options.evaluate is not None
         cause = partial(cause_of_being_behind, settings.manifest, held_out=held_out)
         self.diagnosed = Diagnosed(announce, cause)
-        self.looks: Looks | LoggedLooks = LoggedLooks(self.diagnosed.looked)  # `Startup` has another to evaluate
+        self.looks: Looks | LoggedLooks = LoggedLooks(self.looked)  # `Startup` has another to evaluate
         self.behind = WriteBehind()  # checkpoints
         self.was_over = False  # the folder held the run's last commit when this peer began: nothing is trained
         self._network: NetworkSetup | None = None
@@ -66,6 +66,12 @@ class Participation:
         self._links: ThrottledTransport | None = None
         self._loop: OuterLoop | None = None
         self._is_closed = False
+
+    def looked(self, look: Look) -> None:
+        """Judge a look, where what a commit leaves is the anchor: not beside overlap, or of one of several fragments."""
+        outer = self.settings.manifest.outer
+        if outer.overlap == 0 and outer.fragments == 1:
+            self.diagnosed.looked(look)
 
     @property
     def is_offline(self) -> bool:

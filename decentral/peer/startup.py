@@ -132,7 +132,7 @@ class Startup:
         """The user's function was called around a commit."""
         losses = {"held_out_loss": look.after, "held_out_before": look.before}
         self._part.reporter.metrics(losses, self._count.value)
-        self._part.diagnosed.looked(look)
+        self._part.looked(look)
 
     def _tell_of_size(self) -> None:
         """Warn of dense frames for everybody that a usual line does not carry in time: init did not know the model."""

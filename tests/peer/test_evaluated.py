@@ -103,6 +103,14 @@ def test_what_is_committed_is_the_same_to_the_bit_whether_or_not_somebody_evalua
     assert ended[0] == ended[1]
 
 
+def test_beside_overlap_it_evaluates_and_does_not_judge(tmp_path: Path) -> None:
+    """What a commit leaves there is no anchor, and looks that are none were taken for a run that is behind."""
+    two = Two(run_terms("streaming", run={"rounds": 4}, swarm=PATIENT), tmp_path)
+    two.run(two.problems[0].evaluate)
+    assert two.last.held_out_loss is not None
+    assert BEHIND_ALONE not in two.last.diagnostics
+
+
 def test_terms_by_which_together_falls_behind_are_said_with_their_cause_and_the_command(tmp_path: Path) -> None:
     """64 of 4,096 values: the commits of a short run take back most of what the steps gained."""
     two = Two(run_terms("sparseloco", run={"rounds": 12}, swarm=PATIENT), tmp_path)
