@@ -68,7 +68,7 @@ class Participation:
         self._is_closed = False
 
     def looked(self, look: Look) -> None:
-        """Judge a look, where what a commit leaves is the anchor: not beside overlap, or of one of several fragments."""
+        """Judge a look, where a commit leaves the anchor: not beside overlap, nor of one of several fragments."""
         outer = self.settings.manifest.outer
         if outer.overlap == 0 and outer.fragments == 1:
             self.diagnosed.looked(look)
