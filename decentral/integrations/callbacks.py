@@ -7,7 +7,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict, cast
 
@@ -15,7 +15,7 @@ from accelerate import PartialState
 from accelerate.data_loader import SeedableRandomSampler
 from accelerate.state import AcceleratorState, is_initialized
 from accelerate.utils import DistributedType, extract_model_from_parallel
-from torch import device, nn
+from torch import Tensor, device, nn
 
 from decentral.errors import ConfigError, DecentralError
 from decentral.manifest import Manifest
@@ -55,6 +55,7 @@ class JoinKeywords(TypedDict, total=False):
     quiet: bool
     keep_serving: bool
     offload: str | Path | None
+    evaluate: Callable[[], float | Tensor] | None
 
 
 _SECRET = ("admit",)  # others may read what is written down of a training run, and it may be published

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+import statistics
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from decentral.replica.figures import (
+    BEHIND_ALONE,
     DEBT_RATIO,
     LOSS_DISPERSION,
     MEAN_COSINE,
@@ -17,7 +20,10 @@ from decentral.replica.figures import (
     Figures,
 )
 
-__all__ = ["BANDS", "ROUNDS", "Band", "Crossing", "Watch", "back_sentence", "in_words", "warning"]
+__all__ = [
+    *("BANDS", "ROUNDS", "Alone", "Band", "Crossing", "Look", "Watch"),
+    *("back_sentence", "in_words", "likely_cause", "warning"),
+]
 
 # ---- where each figure belongs ----
 #
@@ -96,6 +102,13 @@ BANDS = (
         if_high="pairs pull them together less than training drives them apart: the learning rate is too high, there "
         "are too many inner steps, or pairs fail (decentral logs --event pair); lower one of the first two",
     ),
+    Band(
+        figure=BEHIND_ALONE,
+        says="together lacks {value:.0%} of what this peer's own steps would have learnt alone",
+        high=0.1,
+        after=8,
+        if_high="its terms; decentral tune tries others",  # what `likely_cause` says of the run's own is told instead
+    ),
 )
 
 
@@ -166,6 +179,101 @@ def _finite(bound: float) -> float | None:
     return bound if math.isfinite(bound) else None
 
 
+# ---- together against alone ----
+#
+# Nobody trains alone: what that would have come to is an estimate, the gains of this peer's own inner steps in a chain.
+#
+# A look tells what the steps of one round gain from a loss where they begin. A peer alone would make the same steps
+# from where the last ones ended, so its loss after n rounds is that of n such gains one after another. What commits
+# undo is not in there: a peer whose steps are taken back in every round is seen to gain from the same loss again and
+# again, and alone it would have gone on. It is said for losses at which somebody looked: below the lowest of them the
+# peer alone is taken to stand still, so that good runs, in which the anchor leads, are ahead of it by far.
+
+NEAREST = 5  # looks whose median gain is taken at a loss: a batch more or less is nothing
+KEPT = 256  # looks; beyond, every second one goes
+LATEST = 3  # anchors whose median is the loss of now: with little sent it goes up and down
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Losses around one commit that took this peer's contribution, all of the same data."""
+
+    outer_step: int  # made with it
+    start: float  # where the inner steps before it began
+    before: float  # where they ended
+    after: float  # of the live model once it was in: without overlap, of the anchor
+
+
+class Alone:
+    """Estimates from looks how far a peer alone would be."""
+
+    def __init__(self) -> None:
+        self._looks: list[Look] = []
+        self.count = 0  # looks ever
+
+    def see(self, look: Look) -> float:
+        """The share of what alone would have been learnt by now that together lacks; negative where it leads: of what
+        together has learnt, what alone would lack.
+        """
+        if len(self._looks) == KEPT:
+            del self._looks[1::2]
+        self._looks.append(look)
+        self.count += 1
+        first = self._looks[0]
+        alone = self._chained(look.outer_step - first.outer_step + 1)
+        now = statistics.median(one.after for one in self._looks[-LATEST:])
+        learnt = first.start - min(alone, now)
+        return max(-1.0, min(1.0, (now - alone) / learnt)) if learnt > 0 else 0.0
+
+    def _chained(self, rounds: int) -> float:
+        """The loss after so many rounds of own steps."""
+        ordered = sorted((one.start, one.start - one.before) for one in self._looks)
+        starts, gains = [start for start, _ in ordered], [gain for _, gain in ordered]
+        loss = self._looks[0].start
+        for _ in range(rounds):
+            gain = _gain_at(loss, starts, gains)
+            if gain <= 0:
+                break
+            loss -= gain
+        return loss
+
+
+STALE = 0.6  # of a change lost by the compressor: most of it waits for later rounds
+GAIN = 12.0  # of an outer step: at 13 the LoRA and the LSTM in experiments/defaults ended worst, at 11 not always
+
+
+def likely_cause(gain: float, lost: float, rounds: int, *, held_out: bool) -> str:
+    """Why together is behind alone by the run's terms, and how to find out.
+
+    ``gain``: how many times its length a contribution moves the anchor in the end; ``lost``: of its length, by the
+    compressor; ``held_out``: whether it was seen in evaluations, not in the losses that the loop logs.
+    """
+    if lost > STALE:
+        why = f"too little is sent: {lost:.0%} of a round's change is left for later rounds"
+    elif gain > GAIN:
+        why = f"the outer rate is too high: in the end a change moves the anchor by {gain:.2g} times its length"
+    elif 4 * gain > rounds:
+        why = f"outer momentum is too long for {rounds} rounds: it carries a change on to {gain:.2g} times its length"
+    else:
+        why = "another seed would do better, or there is little left to learn: the terms are usual"
+    weaker = "" if held_out else ", as far as the losses tell that the loop logs; pass evaluate= to join to be surer"
+    return f"{why}{weaker}; decentral tune SCRIPT.py:FUNCTION tries terms on your model, beside a peer alone"
+
+
+def _gain_at(loss: float, starts: Sequence[float], gains: Sequence[float]) -> float:
+    """The median gain of the looks that begin nearest; none below all of them. ``starts`` rise."""
+    at = bisect_left(starts, loss)
+    if at == 0 and loss < starts[0]:
+        return 0.0
+    low, high = at, at
+    while high - low < min(NEAREST, len(starts)):
+        if low > 0 and (high == len(starts) or loss - starts[low - 1] <= starts[high] - loss):
+            low -= 1
+        else:
+            high += 1
+    return statistics.median(gains[low:high])
+
+
 # ---- figures in words ----
 #
 # The warning when one leaves its band, and the line of ``decentral status``.
@@ -179,6 +287,7 @@ _SHORT = {
     NEVER_SENT: "{:.0%} never sent",
     REPLICA_DISTANCE: "replicas {:.2%} apart",
     REPLICA_VARIANCE: "variance {:.2g}",
+    BEHIND_ALONE: "behind alone by {:.0%}",
 }
 
 

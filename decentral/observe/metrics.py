@@ -202,6 +202,7 @@ _MEANING = {
     "never_sent": "Share of parameters that nobody has sent since this process began.",
     "replica_distance": "Distance to the last partner's replica over the length of ours.",
     "replica_variance": "Half the mean square of that distance over the last pairs.",
+    "behind_alone": "Share of what this peer's own steps would have learnt that the anchor lacks; below 0: it leads.",
 }
 
 

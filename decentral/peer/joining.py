@@ -12,12 +12,12 @@ state is never touched.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from decentral.errors import ConfigError
 from decentral.manifest import Manifest, preset_manifest
@@ -70,6 +70,7 @@ def join(
     quiet: bool = False,
     keep_serving: bool = False,
     offload: str | Path | None = None,
+    evaluate: Callable[[], float | Tensor] | None = None,
 ) -> Peer:
     """Make this process a peer of ``run``: a manifest (its first peer, or a restart in ``out``) or an invite.
 
@@ -110,6 +111,11 @@ def join(
             Ctrl-C. Without it a folder that holds the run's last commit is ``done`` at once, and asks nobody.
         offload: a folder on a disk: what rounds need beside the model lies in files there, for models that are long
             for this machine's memory (docs/cost.md says how much that is).
+        evaluate: a function without arguments that returns the held-out loss of ``model`` as it is then. It is called
+            before and after commits, on the training thread, as often as takes 3 % of the time, so let it take no
+            longer than a few inner steps; in evaluation and without gradients, and what it draws disturbs nothing.
+            When together falls behind what this peer would have learnt alone, health says so, and why; without it
+            ``peer.log(loss=...)`` tells, which is weaker (docs/diagnostics.md). Of a peer of one process.
 
     Nothing begins before the ``with`` block: it is there that the peer enters the run.
 
@@ -166,7 +172,7 @@ def settings_of(
     optimizers = Together.of(optimizer, "optimizer")
     on_device = make_outer(manifest.outer.method, manifest.outer.hyper).on_device
     live = LiveModel(model, manifest.outer.fragments, options.accelerator, optimizers.parts, on_device=on_device)
-    check_processes(manifest, live.world_size, optimizers.parts)
+    check_processes(manifest, live.world_size, optimizers.parts, evaluates=options.evaluate is not None)
     check_covers(optimizers.parts, live.trained)
     schedulers = None if options.scheduler is None else Together.of(options.scheduler, "scheduler")
     return Settings(
@@ -202,10 +208,17 @@ def check_tokens(manifest: Manifest, tokens_per_step: int) -> None:
         )
 
 
-def check_processes(manifest: Manifest, world_size: int, optimizers: Sequence[torch.optim.Optimizer] = ()) -> None:
+def check_processes(
+    manifest: Manifest, world_size: int, optimizers: Sequence[torch.optim.Optimizer] = (), *, evaluates: bool = False
+) -> None:
     """ConfigError for a peer of several processes where each has its own of what they would have to share."""
     if world_size < 2:
         return
+    if evaluates:
+        raise ConfigError(
+            f"join(evaluate=...): the {world_size} processes of this peer would have to evaluate at the same moment; "
+            "leave it out, and peer.log(loss=...) tells, or run one process"
+        )
     if make_outer(manifest.outer.method, manifest.outer.hyper).inner:
         raise ConfigError(
             f"outer.method {manifest.outer.method} reads or changes the inner optimizer, which each of this peer's "

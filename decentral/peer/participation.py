@@ -9,12 +9,16 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
+from decentral.compressors import parse_compressor
+from decentral.compressors.base import relative_error
 from decentral.consensus.chain import Head
 from decentral.errors import DecentralError, NoPeersError
 from decentral.manifest import Manifest
 from decentral.node.durable_store import DurableStore
 from decentral.node.node import Node
+from decentral.observe.diagnostics import Look, likely_cause
 from decentral.peer.network_setup import NetworkSetup
 from decentral.peer.settings import Settings
 from decentral.peer.shown import Announcer
@@ -25,7 +29,7 @@ from decentral.tasks.batches import ShardPlace
 from decentral.training.live_model import LiveModel
 from decentral.training.outer_loop import OuterLoop
 from decentral.training.processes import TO_MEET, Orders
-from decentral.training.reporting import Diagnosed, Reporter
+from decentral.training.reporting import Diagnosed, LoggedLooks, Looks, Reporter
 from decentral.training.swarm_side import SwarmThread, run_blocking
 from decentral.transport.throttle import ThrottledTransport
 from decentral.wire.keys import PeerId, peer_name
@@ -51,7 +55,10 @@ class Participation:
         announce.open(settings.out, peer_name(self.identity.peer))
         self.store = DurableStore(settings.out)
         self.reporter = Reporter(announce, self.identity.peer)
-        self.diagnosed = Diagnosed(announce)
+        held_out = settings.options.evaluate is not None
+        cause = partial(cause_of_being_behind, settings.manifest, held_out=held_out)
+        self.diagnosed = Diagnosed(announce, cause)
+        self.looks: Looks | LoggedLooks = LoggedLooks(self.looked)  # `Startup` has another to evaluate
         self.behind = WriteBehind()  # checkpoints
         self.was_over = False  # the folder held the run's last commit when this peer began: nothing is trained
         self._network: NetworkSetup | None = None
@@ -59,6 +66,12 @@ class Participation:
         self._links: ThrottledTransport | None = None
         self._loop: OuterLoop | None = None
         self._is_closed = False
+
+    def looked(self, look: Look) -> None:
+        """Judge a look, where a commit leaves the anchor: not beside overlap, nor of one of several fragments."""
+        outer = self.settings.manifest.outer
+        if outer.overlap == 0 and outer.fragments == 1:
+            self.diagnosed.looked(look)
 
     @property
     def is_offline(self) -> bool:
@@ -171,6 +184,14 @@ class Participation:
             self.behind.wait()
         self.store.close()
         self.announce.close()
+
+
+def cause_of_being_behind(manifest: Manifest, *, held_out: bool) -> str:
+    """See `likely_cause`."""
+    from decentral.lab.trial import outer_gain  # the laboratory, which most peers never need
+
+    lost = relative_error(parse_compressor(manifest.compressor.chain))
+    return likely_cause(outer_gain(manifest), lost, manifest.run.rounds, held_out=held_out)
 
 
 # ---- a thread that writes ----

@@ -10,6 +10,8 @@ from functools import wraps
 from pathlib import Path
 from typing import Any, Literal, ParamSpec, TypeVar
 
+from torch import Tensor
+
 from decentral.errors import ConfigError
 from decentral.manifest import Manifest
 from decentral.plugins import nearest
@@ -49,10 +51,16 @@ class JoinOptions:
     quiet: bool
     keep_serving: bool
     offload: str | Path | None
+    evaluate: Callable[[], float | Tensor] | None
 
     def __post_init__(self) -> None:
         if self.on_nan not in ("stop", "restart"):
             raise ConfigError(f'join(on_nan={self.on_nan!r}): "stop" and "restart" are known')
+        if self.evaluate is not None and not callable(self.evaluate):
+            raise ConfigError(
+                f"join(evaluate=...): a {type(self.evaluate).__name__} cannot be called; pass a function without "
+                "arguments that returns the held-out loss of the model that it is joined with"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,6 +23,7 @@ from decentral.node.durable_store import Resumed
 from decentral.node.folder import Addresses, keep_addresses, keep_terms, keep_token, kept_addresses
 from decentral.node.node import Node, Start, throttled
 from decentral.node.upload import PAUSED, DailyUpload, checked_limit
+from decentral.observe.diagnostics import Look
 from decentral.optimizers.base import State
 from decentral.peer.network_setup import NetworkSetup, enter
 from decentral.peer.participation import Participation, StepCount
@@ -41,6 +42,7 @@ from decentral.tensors.threads import ThreadsWanted
 from decentral.training.inner import differences, differences_sentence
 from decentral.training.live_side import LiveSide, Moments
 from decentral.training.outer_loop import LoopControl, LoopParts, OuterLoop
+from decentral.training.reporting import Looks
 from decentral.training.resuming import note_replayed, recall_unadopted, resume, stand_at
 from decentral.training.schedule import SyncSchedule, make_schedule
 from decentral.training.swarm_side import AcrossThreads, SwarmThread, run_blocking
@@ -96,8 +98,12 @@ class Startup:
         kept = self._checkpoint
         own = self._lost_state(start) if kept is None else None
         schedule, included = self._join_at_anchor(own) if kept is None else (self._go_on(kept), [])
+        if (evaluate := self._settings.options.evaluate) is not None:
+            part.looks = Looks(evaluate, self._model, self._evaluated)
         part.loop = self._make_loop(schedule)
         run_blocking(part.loop.begin(included, afresh=kept is None and own is None))
+        if not part.loop.done:
+            part.looks.begin()
         if start.head is None or (part.was_over and not kept_whole):
             part.save_now()  # its votes count from now on, so it must be able to come back to where it stands
         keep_terms(self._settings.out, self._manifest)
@@ -121,6 +127,12 @@ class Startup:
             logging.getLogger("decentral").warning(differences_sentence(found))
             fields: dict[str, object] = {key: {"manifest": there, "loop": here} for key, there, here in found}
             self._part.announce("inner_differs", fields)
+
+    def _evaluated(self, look: Look) -> None:
+        """The user's function was called around a commit."""
+        losses = {"held_out_loss": look.after, "held_out_before": look.before}
+        self._part.reporter.metrics(losses, self._count.value)
+        self._part.looked(look)
 
     def _tell_of_size(self) -> None:
         """Warn of dense frames for everybody that a usual line does not carry in time: init did not know the model."""
@@ -339,6 +351,7 @@ class Startup:
                 control=self._control,
                 clock=time.monotonic,
                 save=saver.save,
+                looks=part.looks,
             )
         )
 

@@ -108,7 +108,7 @@ def status_of(shown: Shown) -> Status:
         seconds_left=_left(shown),
         loss=counted.loss,
         notices=shown.notices,
-        diagnostics=shown.part.diagnosed.now.values,
+        diagnostics=shown.part.diagnosed.values,
         diagnosed_round=shown.part.diagnosed.now.outer_step,
         diagnosed_part=shown.part.diagnosed.now.of_part,
         out_of_band=shown.part.diagnosed.out,

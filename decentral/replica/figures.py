@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 __all__ = [
+    "BEHIND_ALONE",
     "DEBT_RATIO",
     "LOSS_DISPERSION",
     "MEAN_COSINE",
@@ -24,9 +25,10 @@ DEBT_RATIO = "debt_ratio"  # norm of what this peer owes over that of its newest
 NEVER_SENT = "never_sent"  # share of coordinates that nobody has sent since this process looks, in [0, 1]
 REPLICA_DISTANCE = "replica_distance"  # gossip: rms of (ours - theirs) over rms of ours, in the newest pair
 REPLICA_VARIANCE = "replica_variance"  # gossip: half the mean square of that over the last pairs
+BEHIND_ALONE = "behind_alone"  # share of what this peer's own steps would have learnt by now that the anchor lacks
 NAMES = (
     *(NORM_DISPERSION, LOSS_DISPERSION, MEAN_COSINE, DEBT_RATIO, NEVER_SENT),
-    *(REPLICA_DISTANCE, REPLICA_VARIANCE),
+    *(REPLICA_DISTANCE, REPLICA_VARIANCE, BEHIND_ALONE),
 )
 
 

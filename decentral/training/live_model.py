@@ -28,7 +28,7 @@ from decentral.parameters import (
     schema_of,
 )
 from decentral.parameters.schema import boxes_of, is_sharded, local_part
-from decentral.state.checkpoint import adapter_description
+from decentral.state.checkpoint import adapter_description, random_state, set_random_state
 from decentral.state.snapshot import live_buffer_name
 from decentral.tensors.device import PROCESSOR, moved, place_of
 from decentral.tensors.ops import as_rows
@@ -71,6 +71,27 @@ class LiveModel:
     def description(self) -> dict[str, Any] | None:
         """How ``export`` can build the model again; None for one that only its script can build."""
         return description_of(self._bare, self._trained)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Within the block the model holds what is contributed of it, in evaluation; modes, buffers and random
+        generators are as before afterwards. For where a boundary reads or writes the model anyway, see `Averages`.
+        """
+        self.averages.show()
+        modes = [(module, module.training) for module in self._bare.modules()]
+        buffers = [(buffer, buffer.clone()) for buffer in self._bare.buffers()]
+        drawn = random_state()
+        try:
+            with torch.no_grad():
+                self._bare.eval()
+                yield
+        finally:
+            set_random_state(drawn)
+            for module, training in modes:
+                module.training = training
+            with torch.no_grad():
+                for buffer, kept in buffers:
+                    buffer.copy_(kept)
 
     @property
     def trained(self) -> dict[str, Tensor]:

@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from decentral.consensus.chain import Head
+from decentral.consensus.chain import Head, contributions
 from decentral.errors import DecentralError, NonFiniteError
 from decentral.manifest import Manifest
 from decentral.node.node import Node
@@ -94,6 +94,22 @@ class LoopEvents(Protocol):
         ...
 
 
+class CommitLooks(Protocol):
+    """What looks at the live model around a commit that takes this peer's contribution; it changes nothing."""
+
+    def before(self) -> None:
+        """The commit is about to come into the live model. What it raises ends the loop, once the commit is in."""
+        ...
+
+    def after(self, outer_step: int) -> None:
+        """It is in; outer steps made with it."""
+        ...
+
+    def between(self) -> None:
+        """The live model was moved by something else."""
+        ...
+
+
 @dataclass(slots=True)
 class LoopControl:
     """What people asked of a peer. Any thread may write it; the loop reads it at every boundary."""
@@ -118,6 +134,28 @@ class LoopParts:
     control: LoopControl
     clock: Callable[[], float]  # s, monotonic
     save: Callable[[SyncSchedule], bool]  # begin to write a checkpoint; False when this is no moment for one
+    looks: CommitLooks | None = None
+
+    @contextmanager
+    def looking(self, outer_step: int | None, *, wanted: bool) -> Iterator[None]:
+        """Look at the live model before and after what is done inside, where that is ``wanted``.
+
+        ``outer_step``: made with the commit that is brought in there; None: it takes no contribution of this peer's.
+        What is inside is done even if Ctrl-C comes while somebody looks: a commit is taken from the swarm once.
+        """
+        if self.looks is None or not wanted or self.control.leaving:
+            yield
+            return
+        if outer_step is None:
+            yield
+            self.looks.between()
+            return
+        self.events.waits(False)  # the swarm is not what is waited for now
+        try:
+            self.looks.before()
+        finally:
+            yield
+        self.looks.after(outer_step)
 
     @contextmanager
     def holding(self) -> Iterator[None]:
@@ -362,13 +400,13 @@ class RoundSteps:
         began, is_in_step = self._parts.clock(), False
         while True:
             await self._withdraw_if_refused()
-            await self._merger.merge_waiting(0.0)
+            await self._merger.merge_waiting(0.0, looks=False)
             head, waited = self._swarm.node.driver.head, self._parts.clock() - began
             is_in_step = head.anchor is not None and head.hash == self._schedule.seen
             is_decided = self._schedule.sent_at is None or self._merger.done or waited >= DECIDED
             if (is_in_step and is_decided) or waited >= APPLIED or not self._swarm.alive:
                 return is_in_step
-            await self._merger.merge_waiting(LOOK_EVERY)
+            await self._merger.merge_waiting(LOOK_EVERY, looks=False)
 
     async def _withdraw_if_refused(self) -> None:
         """What was offered while training went on did not fit the chain any more."""
@@ -446,7 +484,9 @@ class GossipSteps:
             return
         fragment, outcome = self._swap
         swapped = await outcome.result(within)
-        with undisturbed(), self._parts.holding():  # whole, whenever Ctrl-C comes: see `Merger`
+        paired_at = None if swapped.partner is None else swapped.step + 1
+        looking = self._parts.looking(paired_at, wanted=within is None)
+        with looking, undisturbed(), self._parts.holding():  # whole, whenever Ctrl-C comes: see `Merger`
             self._swap = None
             self._schedule.swapped(self._model, fragment, swapped.after_N, unmoved=swapped.unmoved)
             self._parts.take_buffers(swapped.buffers_B)
@@ -520,14 +560,18 @@ class Merger:
             if late or not in_flight or self._parts.control.leaving:
                 return changed
 
-    async def merge_waiting(self, within: float) -> set[int]:
-        """Merge every commit whose time has come; where there is none, wait for one, at most so many seconds."""
+    async def merge_waiting(self, within: float, *, looks: bool = True) -> set[int]:
+        """Merge every commit whose time has come; where there is none, wait for one, at most so many seconds.
+
+        ``looks``: whether there is time to evaluate beside it.
+        """
         changed: set[int] = set()
         while (update := await self.next_update(within)) is not None:
             within = 0.0
-            with self._parts.holding():
-                changed |= self._merge(update)
-            self.note(update)
+            with self._parts.looking(_taken_at(update), wanted=looks and update.before_N is not None):
+                with self._parts.holding():
+                    changed |= self._merge(update)
+                self.note(update)
         self._adopt()
         return changed
 
@@ -625,6 +669,14 @@ class Merger:
             self._parts.take_buffers(replica.shared_buffers(0))
             self.done = True
         return set(self._parts.all_fragments)
+
+
+def _taken_at(update: CommittedUpdate) -> int | None:
+    """Outer steps made with a commit that takes this peer's contribution, and another's; None: another one."""
+    record = update.record
+    if record is None or update.contribution is None or len(contributions(record)) < 2:
+        return None
+    return record.outer_step + 1
 
 
 # ---- starting over from the anchor ----

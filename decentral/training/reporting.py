@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import logging
+import math
 import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from torch import Tensor
 
 from decentral.consensus.chain import contributions, moves_anchor
 from decentral.errors import ConfigError
-from decentral.observe.diagnostics import Watch
+from decentral.observe.diagnostics import Alone, Crossing, Look, Watch
 from decentral.replica.contribution import Contribution
-from decentral.replica.figures import Figures
+from decentral.replica.figures import BEHIND_ALONE, Figures
 from decentral.rounds.gossip import Swapped
 from decentral.rounds.local_state import CommittedUpdate, Decision
+from decentral.training.live_model import LiveModel
 from decentral.training.progress import Away
 from decentral.wire.keys import PeerId, peer_name
 
@@ -60,7 +63,7 @@ class Reporter:
 
     def metrics(self, logged: Mapping[str, float | Tensor], inner_step: int) -> None:
         """Values the training loop logged after so many inner steps. ConfigError for what is not one number."""
-        values = {name: _number(name, one) for name, one in logged.items()}
+        values = {name: _number(f"peer.log({name}=...)", one) for name, one in logged.items()}
         self.loss = values.get("loss", self.loss)
         self.held_out_loss = values.get("held_out_loss", self.held_out_loss)
         self._emit("metrics", {"inner_step": inner_step, **values})
@@ -263,13 +266,13 @@ def _told_by(decision: Decision | None) -> dict[str, object]:
     return {**who, "sending": sending, "applying": round(decision.applying, 3)}
 
 
-def _number(name: str, given: float | Tensor) -> float:
+def _number(name: str, given: Any) -> float:  # Any: a number, or what is none
     try:
         return float(given.detach()) if isinstance(given, Tensor) else float(given)
     except (TypeError, ValueError, RuntimeError):
         shape = f" of shape {tuple(given.shape)}" if isinstance(given, Tensor) else ""
         what = f"{type(given).__name__}{shape}"
-        raise ConfigError(f"peer.log({name}=...): a {what} is not one number; pass its mean, say") from None
+        raise ConfigError(f"{name}: a {what} is not one number; pass its mean, say") from None
 
 
 # ---- figures of the swarm ----
@@ -282,10 +285,20 @@ def _number(name: str, given: float | Tensor) -> float:
 class Diagnosed:
     """Of one peer's rounds, since its process began."""
 
-    def __init__(self, emit: Callable[[str, dict[str, object]], None]) -> None:
-        """``emit``: takes an event and its fields."""
-        self._emit, self._watch = emit, Watch()
+    def __init__(
+        self,
+        emit: Callable[[str, dict[str, object]], None],
+        cause: Callable[[], str] = lambda: "",
+    ) -> None:
+        """``emit``: takes an event and its fields; ``cause``: says why together is behind alone, and what to do."""
+        self._emit, self._watch, self._cause = emit, Watch(), cause
         self.now = Figures()  # of the newest round; replaced, never written to
+        self._alone, self._behind = Alone(), Figures()
+
+    @property
+    def values(self) -> Mapping[str, float]:
+        """The newest of each figure."""
+        return {**self.now.values, **self._behind.values}
 
     @property
     def out(self) -> tuple[str, ...]:
@@ -296,14 +309,160 @@ class Diagnosed:
         """One more round."""
         self.now = figures
         for crossing in self._watch.see(figures):
-            self._emit(
-                "out_of_band" if crossing.is_out else "back_in_band",
-                {
-                    "outer_step": crossing.outer_step,
-                    "figure": crossing.figure,
-                    "value": crossing.value,
-                    "low": crossing.low,
-                    "high": crossing.high,
-                    "why": crossing.why,
-                },
-            )
+            self._tell(crossing, crossing.why)
+
+    def looked(self, look: Look) -> None:
+        """One more look at the losses around a commit; on the training thread."""
+        behind = self._alone.see(look)
+        self._behind = Figures(look.outer_step, rounds=self._alone.count, values={BEHIND_ALONE: behind})
+        for crossing in self._watch.see(self._behind):
+            self._tell(crossing, self._cause() if crossing.is_out else "")
+
+    def _tell(self, crossing: Crossing, why: str) -> None:
+        self._emit(
+            "out_of_band" if crossing.is_out else "back_in_band",
+            {
+                "outer_step": crossing.outer_step,
+                "figure": crossing.figure,
+                "value": crossing.value,
+                "low": crossing.low,
+                "high": crossing.high,
+                "why": why,
+            },
+        )
+
+
+# ---- losses around commits ----
+#
+# Held out by the user's own function, or as far as the losses that he logs tell.
+
+SHARE = 0.03  # of the time that evaluations may take
+FEWEST = 4  # logged losses of a round
+MOST = 10_000  # of them
+AT_FIRST = 4  # looks that need not be paid for: a run of minutes has its first ones
+
+
+class Looks:
+    """Evaluates the live model before and after commits, as often as that takes little time.
+
+    Nothing of training is changed by it: modes, buffers and random generators are as before.
+    """
+
+    def __init__(
+        self,
+        evaluate: Callable[[], object],
+        model: LiveModel,
+        told: Callable[[Look], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._evaluate, self._model, self._told, self._clock = evaluate, model, told, clock
+        self._began, self._spent, self._looks, self._fails = clock(), 0.0, 0, False
+        self._start: float | None = None  # loss where the inner steps of this round began; None: it is not known
+        self._before: float | None = None
+
+    def begin(self) -> None:
+        """Evaluate where training begins. ConfigError where that cannot be done: nothing is trained yet."""
+        try:
+            self._start = self._loss()
+        except Exception as error:
+            raise ConfigError(
+                f"join(evaluate=...) raised {type(error).__name__}: {_in_a_line(error)}; it takes no argument, and "
+                "returns the held-out loss of the model that it was joined with"
+            ) from error
+
+    def heard(self, loss: float | None) -> None:
+        """What the loop logs is not asked for."""
+
+    def before(self) -> None:
+        """See CommitLooks."""
+        self._before = None if self._start is None else self._tried()
+
+    def after(self, outer_step: int) -> None:
+        """See CommitLooks."""
+        start, before = self._start, self._before
+        self._start = self._before = None
+        if start is None or before is None:
+            self._start = self._tried() if self._is_due else None
+        elif (after := self._tried()) is not None:
+            self._looks += 1
+            self._told(Look(outer_step, start, before, after))
+            self._start = after if self._is_due else None
+
+    def between(self) -> None:
+        """See CommitLooks."""
+        self._start = self._before = None
+
+    @property
+    def _is_due(self) -> bool:
+        """Whether a look more is worth its time."""
+        paid_for = self._spent <= SHARE * (self._clock() - self._began)
+        return not self._fails and (paid_for or self._looks < AT_FIRST)
+
+    def _tried(self) -> float | None:
+        """The loss; None where there is none, and from the first error on: a run does not end for a diagnosis."""
+        if self._fails:
+            return None
+        try:
+            return self._loss()
+        except Exception as error:  # noqa: BLE001 - whatever a user's function raises
+            self._fails = True
+            logger.warning(
+                "join(evaluate=...) raised %s: %s; it is not called any more, and training goes on without it",
+                type(error).__name__, _in_a_line(error),
+            )  # fmt: skip
+            return None
+
+    def _loss(self) -> float | None:
+        began = self._clock()
+        try:
+            with self._model.evaluating():
+                found = self._evaluate()
+            loss = _number("join(evaluate=...)", found)
+        finally:
+            self._spent += self._clock() - began
+        return loss if math.isfinite(loss) else None
+
+
+class LoggedLooks:
+    """Takes the losses of inner steps, that the loop logs, for those of a look: the first of a round and the last.
+
+    They are of another batch at every step, and of the data that is trained on: this tells less than an evaluation.
+    """
+
+    def __init__(self, told: Callable[[Look], None]) -> None:
+        self._told = told
+        self._losses: list[float] = []  # since the last commit
+        self._last: tuple[int, float, float] | None = None  # outer steps with the last commit, losses before it
+
+    def begin(self) -> None:
+        """Nothing is evaluated."""
+
+    def heard(self, loss: float | None) -> None:
+        """The loop logged one."""
+        if len(self._losses) == MOST:  # no round comes, as in a pause
+            self.between()
+        if loss is not None and math.isfinite(loss):
+            self._losses.append(loss)
+
+    def before(self) -> None:
+        """See CommitLooks."""
+
+    def after(self, outer_step: int) -> None:
+        """See CommitLooks. The first is left out: a loop that logs after its step logs the last of the round before."""
+        heard, self._losses = self._losses[1:], []
+        if len(heard) < FEWEST:
+            self._last = None
+            return
+        count = -(-len(heard) // 4)
+        start, end = (statistics.fmean(some) for some in (heard[:count], heard[-count:]))
+        if self._last is not None:
+            self._told(Look(*self._last, start))
+        self._last = outer_step, start, end
+
+    def between(self) -> None:
+        """See CommitLooks."""
+        self._losses, self._last = [], None
+
+
+def _in_a_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]

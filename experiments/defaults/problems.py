@@ -115,12 +115,14 @@ def _trained(
     optimizer = torch.optim.AdamW(held, rate, betas=(0.9, 0.95), weight_decay=decay)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / WARM_UP))
 
-    def step() -> None:
-        loss().backward()
+    def step() -> Tensor:
+        found = loss()
+        found.backward()
         nn.utils.clip_grad_norm_(held, CLIP)
         optimizer.step()
         schedule.step()
         optimizer.zero_grad()
+        return found.detach()
 
     return model, optimizer, step, evaluate
 

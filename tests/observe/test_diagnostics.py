@@ -15,6 +15,7 @@ from decentral.observe.health import SAID_FOR, Notices, health_sentence
 from decentral.observe.metrics import peer_exposition
 from decentral.observe.status import Status
 from decentral.replica.figures import (
+    BEHIND_ALONE,
     DEBT_RATIO,
     LOSS_DISPERSION,
     MEAN_COSINE,
@@ -35,6 +36,7 @@ USUAL = {
     NEVER_SENT: 0.1,
     REPLICA_DISTANCE: 0.01,
     REPLICA_VARIANCE: 0.0004,
+    BEHIND_ALONE: -0.3,
 }
 
 
