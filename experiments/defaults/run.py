@@ -63,6 +63,8 @@ STAGES: dict[str, list[Cell]] = {
     ],
     "middle": [cell for cell in cells_of("gpt", 2, 50, 30, [*DENSE, *MOMENTUM], SEEDS[:1])],
     "long": [cell for cell in cells_of("gpt", 2, 400, 30, CHOSEN, SEEDS[:1])],
+    # The best of a grid, which `decentral tune` has to come near to.
+    "grid": [cell for cell in cells_of("gpt", 2, 100, 30, [dense(rate) for rate in (1.0, 1.1, 1.2)], SEEDS)],
     "again": [cell for peers in (2, 4) for cell in cells_of("gpt", peers, 100, 30, CHOSEN, SEEDS)],
     "short-again": [cell for peers in (2, 4) for cell in cells_of("gpt", peers, 20, 30, CHOSEN, SEEDS)],
     "sparse": [cell for peers in (2, 4) for cell in cells_of("gpt", peers, 100, 30, SPARSE, SEEDS[:1])],
