@@ -28,6 +28,7 @@ from decentral.cli.preflight import check_place, make_directory, write_text
 from decentral.cli.terms import scale_of
 from decentral.cli.training_context import WINDOWS
 from decentral.errors import DecentralError, RoundFailed, UsageError
+from decentral.lab.trial import check_learns
 from decentral.manifest import Manifest, fresh_salt, preset_manifest
 from decentral.manifest.presets import suited
 from decentral.observe.metrics import NO_FIGURE, can_draw, read_metrics
@@ -206,8 +207,9 @@ class DemoPlan:
 
 
 def make_plan(algorithm: str, *, num_peers: int, minutes: float, seed: int) -> DemoPlan:
-    """Choose the number of rounds. Raises DataError when this Python carries no source to train on."""
+    """Choose the number of rounds. DataError: this Python has no source to train on. ConfigError: no run is founded so."""
     manifest = demo_manifest(algorithm, seed=seed)
+    check_learns(manifest)  # else its first peer says so, after a while
     corpus = load_corpus(None, held_out=manifest.data.held_out)
     bits, step_seconds = _measure(manifest, corpus)
     codec_of(manifest).warm_up()  # once here, instead of in every peer at a time

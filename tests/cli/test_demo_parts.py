@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from decentral.cli.demo import MARKER, MIN_ROUNDS, DemoPlan, clear, collect, demo_manifest
+from decentral.cli.demo import MARKER, MIN_ROUNDS, DemoPlan, clear, collect, demo_manifest, make_plan
 from decentral.cli.demo_processes import Churn, DemoProcess, DemoProgress, Family, _look, watch
 from decentral.cli.group import Stop
-from decentral.errors import DecentralError, UsageError
+from decentral.errors import ConfigError, DecentralError, UsageError
 from decentral.manifest import check_methods
 from decentral.observe.metrics import MetricsLog
 from decentral.observe.status import ProcessInfo, Status, write_status
@@ -224,3 +224,8 @@ def test_an_earlier_demo_is_replaced_and_anything_else_is_kept(tmp_path: Path) -
     (tmp_path / "mine/photo").touch()
     with pytest.raises(UsageError, match="not empty and no earlier demo made it"):
         clear(tmp_path / "mine")
+
+
+def test_a_method_by_which_no_run_is_founded_is_refused_before_anybody_starts():
+    with pytest.raises(ConfigError, match="for replicas that begin apart"):
+        make_plan("variance_corrected", num_peers=2, minutes=1, seed=0)
