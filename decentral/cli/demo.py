@@ -207,7 +207,7 @@ class DemoPlan:
 
 
 def make_plan(algorithm: str, *, num_peers: int, minutes: float, seed: int) -> DemoPlan:
-    """Choose the number of rounds. DataError: this Python has no source to train on. ConfigError: no run is founded so."""
+    """Choose the number of rounds. Raises DataError without source to train on, ConfigError where no run is founded."""
     manifest = demo_manifest(algorithm, seed=seed)
     check_learns(manifest)  # else its first peer says so, after a while
     corpus = load_corpus(None, held_out=manifest.data.held_out)
