@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from decentral.optimizers import presets
-from tests.lab.preset_table import EARLY, STEPS, alone, terms_of, together, written
+from tests.lab.preset_table import EARLY, PAGE, STEPS, alone, terms_of, together, written
 from tests.laws.tables import long_but
 
 FEW = ("demo_sgd", "diloco", "masha")
@@ -23,6 +23,12 @@ def test_every_preset_is_better_than_a_peer_alone_or_says_that_it_is_not() -> No
     behind = {name for name, (_, late, single) in WRITTEN.items() if late >= single}
     assert behind == {name for name, preset in presets().items() if preset.behind}
     assert len(behind) <= MOST_BEHIND
+
+
+@pytest.mark.parametrize("name", presets())
+def test_what_init_says_of_a_preset_is_on_its_page_too(name: str) -> None:
+    pages = [page.read_text(encoding="utf-8") for page in (PAGE.parent / "methods").glob("*.md")]
+    assert any(presets()[name].behind in " ".join(page.split()) for page in pages)
 
 
 @pytest.mark.parametrize("name", long_but(FEW, list(presets())))
