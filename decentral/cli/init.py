@@ -83,6 +83,7 @@ def init_command(
     from decentral.cli.terms import next_step, of_rate, scale_assumed, sized, terms_of, why_default
     from decentral.lab.trial import check_learns
     from decentral.manifest.presets import default_preset
+    from decentral.optimizers import presets
 
     file = _place(context, file, force, linked=link is not None)
     overrides = _with_data(overrides, data)
@@ -109,7 +110,7 @@ def init_command(
         click.echo(json.dumps(told | ({} if found is None else found.to_dict())))
         return
     rounds = manifest.run.rounds if found is None else found.fit.rounds
-    for said in (why, of_rate(preset, manifest, rounds, scale)):
+    for said in (why, of_rate(preset, manifest, rounds, scale), presets()[preset].behind):
         if said:
             click.echo(said)
     click.echo(f"{file}: run {manifest.run.name}, {preset}; {next_step(manifest, file, data)}")

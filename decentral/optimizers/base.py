@@ -277,6 +277,7 @@ class Preset:
     inner: Mapping[str, Any] = field(default_factory=dict)  # of [inner]: a method may live from its inner optimizer
     model: Mapping[str, Any] = field(default_factory=dict)  # keys of [model]: a method may be for one kind of them
     demo: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: MappingProxyType({}))  # tables it changes
+    behind: str = ""  # a sentence for who takes it, where it was not better than a peer alone: docs/optimizers.md
 
 
 # ---- the method itself ----

@@ -6,12 +6,14 @@ x <- x - lr*sign(mean(q_i))        step = "sign", or "mean":  x <- x - lr*mean(q
 The first line is the sender's error feedback and compressor: "ef(beta=0.999)" keeps in a_i what "dct(k=32,
 chunk=4096)" does not send, so the momentum is decoupled, and only the second line is the outer step. Steps have one
 size in every coordinate, so near an optimum x goes on to and fro by lr; lower it as the run ends, or take step =
-"mean".
+"mean", as the preset does: between two rounds it has 30 inner steps, of which a sign of .001 keeps next to nothing.
 
 What differs from the paper. It sends after every inner step, of the gradient; here after ``inner.steps`` of them, of
-what they changed, by whatever optimizer is inside: DeMo itself is inner.steps = 1 on SGD. Coefficients are averaged
-over all contributors; the code averages each over those who sent it: the sign is the same, but for ties. Inverse
-transforms are linear, so the mean is taken after them. A coordinate whose mean is exactly zero stays. Decoupled weight
+what they changed, by whatever optimizer is inside: DeMo itself is inner.steps = 1 on SGD, with lr = .001, k = 32 and
+the sign. Coefficients are averaged over all contributors; the code averages each over those who sent it, which weighs
+what few sent as much as what all did. Other signs come of it: with k = 32 of a Gaussian tile 2 % of four peers who have
+nothing in common and 16 % of those who have nine tenths, of sixteen 6 % and 24 %. Inverse transforms are linear, so the
+mean is taken after them. A coordinate whose mean is exactly zero stays. Decoupled weight
 decay is the inner optimizer's, and tiles are `dct`'s, without a divisor of the dimensions.
 
 Source: Peng, Quesnelle, Kingma, "DeMo: Decoupled Momentum Optimization", 2024, arXiv:2411.19870: beta 0.999, k 32 of
@@ -39,8 +41,10 @@ class DeMoSGD(OuterMethod):
     equation: ClassVar[str] = "a <- beta*a + change ; send q = largest DCT of a ; a <- a - q ; x <- x - lr*sign(mean q)"
     source: ClassVar[str] = 'Peng, Quesnelle, Kingma, "DeMo", 2024, arXiv:2411.19870'
     preset: ClassVar[Preset] = Preset(
-        hyper={"learning_rate": 1e-3, "step": "sign"},
-        compressor="dct(k=32, chunk=4096)",
+        # A sign of thirty inner steps has one length where they moved much and where they moved little: on the student
+        # (two layers, 1,500 steps) it ended at .152 with .01, the mean at .098, a peer alone at .102.
+        hyper={"learning_rate": 1.6, "step": "mean"},
+        compressor="dct(k=160, chunk=4096)",
         feedback="ef(beta=0.999)",
         exchange="gather",
     )

@@ -87,6 +87,8 @@ class JustOneByte(OuterMethod):
             "inner": {"learning_rate": 3e-3, "steps": 16, "weight_decay": 0.0, "clip": None},
             "outer": {"learning_rate": 0.012},
         },
+        behind="just_one_byte was no better than a peer alone on a small student with an inner rate of 0.001 (1.734 "
+        "against 1.733 after 3,000 steps): take it where a line carries nothing else.",
     )
     lr: float = 0.002
 

@@ -16,6 +16,7 @@ from decentral.observe.lines import pack_put_aside, put_aside
 from decentral.observe.requests import Request, take_requests
 from decentral.observe.status import ProcessInfo, Status, read_status, write_status
 from decentral.optimizers import make_outer
+from decentral.optimizers.slowmo import SlowMo
 from tests.laws.tables import PRESETS
 
 Run = Callable[..., Result]
@@ -153,6 +154,12 @@ def test_a_manifest_of_every_preset_is_written_with_comments_and_loads(run: Run,
     assert load_manifest(tmp_path / "run.toml").outer.method == preset
     for line in text.splitlines():
         assert not line.strip() or "#" in line, f"no comment: {line}"
+
+
+def test_a_preset_that_was_not_better_than_a_peer_alone_is_told_of(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(run("init", "one.toml", "--preset", "slowmo").stdout.splitlines()) == 1
+    monkeypatch.setattr(SlowMo, "preset", replace(SlowMo.preset, behind="slowmo was behind a peer alone."))
+    assert run("init", "two.toml", "--preset", "slowmo").stdout.splitlines()[0] == "slowmo was behind a peer alone."
 
 
 def test_overrides_end_up_in_the_manifest(run: Run, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from decentral.lab.own_model import Build
 from decentral.manifest.terms import INNER_OPTIMIZERS, Inner
-from decentral.simulate.student import BATCH, HELD_OUT, NOISE, WIDTH, _loss, _terms, beginning, weight_name
+from decentral.simulate.student import BATCH, HELD_OUT, NOISE, WIDTH, _loss, _terms, beginning
 from decentral.training.inner import built, forward_only, inner_step
 
 
@@ -18,8 +18,7 @@ def builder(inner: Inner, fragments: int) -> Build:
         model = nn.ParameterList([nn.Parameter(one.view(WIDTH, WIDTH).clone()) for one in beginning(fragments)])
         terms, generator = _terms(inner), torch.Generator().manual_seed(number)
         if INNER_OPTIMIZERS[terms.named].forward_only:
-            named = [(weight_name(n), one) for n, one in enumerate(model)]
-            optimizers = [forward_only(terms, named, number)]
+            optimizers = [forward_only(terms, list(model.named_parameters()), number)]
         else:
             optimizers = built(terms, list(model), [])
 

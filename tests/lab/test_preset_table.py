@@ -1,0 +1,43 @@
+"""The table of docs/optimizers.md that has every preset beside a peer alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from decentral.optimizers import presets
+from tests.lab.preset_table import EARLY, PAGE, STEPS, alone, terms_of, together, written
+from tests.laws.tables import long_but
+
+FEW = ("demo_sgd", "diloco", "masha")
+MOST_BEHIND = 3
+WRITTEN = written()
+CLOSE = 0.03  # of a figure: another machine's last bits make other ones
+
+
+def test_the_table_has_every_preset_once() -> None:
+    assert list(WRITTEN) == list(dict.fromkeys(WRITTEN))
+    assert set(WRITTEN) == set(presets())
+
+
+def test_every_preset_is_better_than_a_peer_alone_or_says_that_it_is_not() -> None:
+    behind = {name for name, (_, late, single) in WRITTEN.items() if late >= single}
+    assert behind == {name for name, preset in presets().items() if preset.behind}
+    assert len(behind) <= MOST_BEHIND
+
+
+@pytest.mark.parametrize("name", presets())
+def test_what_init_says_of_a_preset_is_on_its_page_too(name: str) -> None:
+    pages = [page.read_text(encoding="utf-8") for page in (PAGE.parent / "methods").glob("*.md")]
+    assert any(presets()[name].behind in " ".join(page.split()) for page in pages)
+
+
+@pytest.mark.parametrize("name", long_but(FEW, list(presets())))
+def test_a_preset_begins_as_the_table_has_it(name: str) -> None:
+    assert together(terms_of(name), EARLY) == [pytest.approx(WRITTEN[name][0], rel=CLOSE)]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", presets())
+def test_a_preset_ends_as_the_table_has_it(name: str) -> None:
+    terms = terms_of(name)
+    assert [*together(terms, STEPS), alone(terms.inner)] == pytest.approx(WRITTEN[name][1:], rel=0.1)
