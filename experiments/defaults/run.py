@@ -68,6 +68,8 @@ STAGES: dict[str, list[Cell]] = {
     "again": [cell for peers in (2, 4) for cell in cells_of("gpt", peers, 100, 30, CHOSEN, SEEDS)],
     "short-again": [cell for peers in (2, 4) for cell in cells_of("gpt", peers, 20, 30, CHOSEN, SEEDS)],
     "sparse": [cell for peers in (2, 4) for cell in cells_of("gpt", peers, 100, 30, SPARSE, SEEDS[:1])],
+    # Less momentum, which overshoots less, where 0.9 was chosen.
+    "less": [cell for cell in cells_of("gpt", 2, 100, 30, MOMENTUM[1:2], SEEDS)],
     # One factor at a time.
     "others": [cell for name in OTHERS for cell in cells_of(name, 2, 100, 30, CHOSEN, SEEDS[:1])],
     "others-again": [cell for name in OTHERS for cell in cells_of(name, 2, 100, 30, CHOSEN[1:], SEEDS)],
