@@ -18,7 +18,6 @@ from decentral.errors import UsageError
 
 if TYPE_CHECKING:
     from decentral.lab.tuning import Tuned
-    from decentral.manifest import Manifest
 
 
 @click.command("tune")
@@ -58,7 +57,9 @@ def tune_command(
 
     if file is not None and file.exists() and not force:
         raise UsageError(f"{file} exists; --force writes over it, or name another file")
-    trained = _terms(source, data) if source.endswith(".toml") else _script(source, data)
+    from decentral.manifest import load_manifest
+
+    trained = load_manifest(Path(source)) if source.endswith(".toml") else Script.of(source)
     from decentral.lab.tuning import tune  # torch
 
     tuned = tune(
@@ -81,27 +82,7 @@ def tune_command(
         click.echo(verdict(tuned, file))
 
 
-# ---- terms whose model is built in ----
-
-
-def _terms(source: str, data: Path | None) -> "Manifest":
-    from decentral.manifest import load_manifest
-    from decentral.tasks.evaluate import check_agreed, survey
-
-    terms = load_manifest(Path(source))
-    if terms.model.task == "custom":
-        raise UsageError(f"{source}: its model is a script's own; name the function that builds it, as train.py:build")
-    check_agreed(terms.data, None if data is None else survey(data))
-    return terms
-
-
 # ---- the user's function ----
-
-
-def _script(source: str, data: Path | None) -> "Script":
-    if data is not None:
-        raise UsageError("--data is for terms whose task is text: a function reads its own data; drop --data")
-    return Script.of(source)
 
 
 @dataclass(frozen=True, slots=True)

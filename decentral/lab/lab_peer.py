@@ -126,7 +126,7 @@ Kind = TypeVar("Kind", bound=LabPeer)
 
 
 def lab_peers(manifest: Manifest, modules: Sequence[nn.Module]) -> list[LabPeer]:
-    """One for each module, its anchor; in the order of their ids, in which all sums are made."""
+    """Make a peer of each module, which is its anchor; in the order of their ids, in which all sums are made."""
     signers = lab_signers(len(modules))
     return [
         lab_peer(manifest, rank, signer, module, build_inner(manifest.inner, module), LabPeer)

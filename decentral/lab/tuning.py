@@ -30,11 +30,13 @@ import torch
 from decentral.errors import ConfigError, DecentralError
 from decentral.lab.laboratory import end_with_parent
 from decentral.lab.own_model import Build, OwnCourse, OwnTraining, TrainsAlone, training_of
+from decentral.lab.trial import check_learns
 from decentral.lab.work import LanguagePeer
 from decentral.manifest import Manifest, check_methods, preset_manifest
 from decentral.manifest.presets import Scale, suited
 from decentral.quantities import parse_rate
 from decentral.simulate.round_time import time_of_round
+from decentral.tasks.evaluate import check_agreed, survey
 from decentral.training.inner import trained_by
 
 __all__ = ["LOOKS", "Candidate", "Found", "Tuned", "search", "tune"]
@@ -225,7 +227,7 @@ class Aim:
     """The run that terms are wanted for."""
 
     terms: Manifest  # of which all is kept but method, compressor and exchange
-    rounds: int
+    rounds: int  # of the whole model
     peers: int
     rate: float = DEFAULT_LINE  # bytes/s of everybody's line, each way
     presets: Sequence[str] = ()  # those that are tried; empty: what suits the line
@@ -276,12 +278,16 @@ def tune(
     Raises ConfigError when ``source`` or what it gives does not fit, or for a preset or a rate that cannot be.
     """
     rate = parse_rate(link) if isinstance(link, str) else link
-    build = LanguagePeer(source, data) if isinstance(source, Manifest) else source
+    build = _language_peer(source, data) if isinstance(source, Manifest) else source
+    if data is not None and not isinstance(source, Manifest):
+        raise ConfigError("data is for terms whose task is text: a function reads its own; leave it out")
     with torch.random.fork_rng():  # what the caller draws next is as if nothing had been tried
         training = training_of(build, first)
         terms = source if isinstance(source, Manifest) else _terms_of(training.optimizers)
-        rounds, steps = rounds or terms.run.rounds or ROUNDS, inner_steps or terms.inner.steps
-        terms = terms.changed(run={"rounds": rounds}, inner={"steps": steps})
+        if rounds is None:
+            rounds = terms.run.rounds // terms.outer.fragments
+        steps = terms.inner.steps if inner_steps is None else inner_steps
+        terms = terms.changed(inner={"steps": steps})
         aim = Aim(terms=terms, rounds=rounds, peers=peers, rate=rate, presets=presets, outer_rates=tuple(outer_rates))
         numel = sum(parameter.numel() for parameter in training.model.parameters() if parameter.requires_grad)
         candidates, times = candidates_of(aim, numel, _step_seconds(training))
@@ -300,7 +306,15 @@ def tune(
 
 def _terms_of(optimizers: Sequence[torch.optim.Optimizer]) -> Manifest:
     """Terms of a loop of one's own, before a method is chosen."""
-    return preset_manifest("diloco", steps=STEPS, model={"task": "custom"}, inner=trained_by(optimizers))
+    inner = trained_by(optimizers)
+    return preset_manifest("diloco", rounds=ROUNDS, steps=STEPS, model={"task": "custom"}, inner=inner)
+
+
+def _language_peer(terms: Manifest, data: str | Path | None) -> LanguagePeer:
+    if terms.model.task == "custom":
+        raise ConfigError("the terms' model is a script's own; give the function that builds it instead")
+    check_agreed(terms.data, None if data is None else survey(Path(data)))
+    return LanguagePeer(terms, data)
 
 
 def candidates_of(aim: Aim, numel: int, step_seconds: float) -> tuple[list[Candidate], dict[str, float]]:
@@ -319,8 +333,11 @@ def candidates_of(aim: Aim, numel: int, step_seconds: float) -> tuple[list[Candi
 
 
 def _candidate(aim: Aim, preset: str, rate: float | None, numel: int) -> Candidate:
-    method = preset_manifest(preset).model_dump(include={"outer", "compressor", "exchange"})
+    whole = preset_manifest(preset, model=aim.terms.model.model_dump())
+    check_learns(whole)  # a run is founded by them
+    method = whole.model_dump(include={"outer", "compressor", "exchange"})
     manifest = Manifest.of({**aim.terms.model_dump(), **method}, f"preset {preset}")
+    manifest = manifest.changed(run={"rounds": aim.rounds * manifest.outer.fragments})  # each has its own outer steps
     manifest = suited(preset, manifest, aim.rounds, Scale(parameters=numel, peers=aim.peers, rate=aim.rate))
     if rate is not None:
         manifest = manifest.changed(outer={"learning_rate": rate})

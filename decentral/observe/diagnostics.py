@@ -191,6 +191,7 @@ def _finite(bound: float) -> float | None:
 
 NEAREST = 5  # looks whose median gain is taken at a loss: a batch more or less is nothing
 KEPT = 256  # looks; beyond, every second one goes
+CHAINED = 4096  # rounds of gains at most: a look takes milliseconds
 LATEST = 3  # anchors whose median is the loss of now: with little sent it goes up and down
 
 
@@ -230,7 +231,7 @@ class Alone:
         ordered = sorted((one.start, one.start - one.before) for one in self._looks)
         starts, gains = [start for start, _ in ordered], [gain for _, gain in ordered]
         loss = self._looks[0].start
-        for _ in range(rounds):
+        for _ in range(min(rounds, CHAINED)):
             gain = _gain_at(loss, starts, gains)
             if gain <= 0:
                 break
@@ -242,14 +243,16 @@ STALE = 0.6  # of a change lost by the compressor: most of it waits for later ro
 GAIN = 12.0  # of an outer step: at 13 the LoRA and the LSTM in experiments/defaults ended worst, at 11 not always
 
 
-def likely_cause(gain: float, lost: float, rounds: int, *, held_out: bool) -> str:
-    """Why together is behind alone by the run's terms, and how to find out.
+def likely_cause(gain: float, lost: float, rounds: int, *, waits: bool, held_out: bool) -> str:
+    """Say why together is behind alone by the run's terms, and how to find out.
 
     ``gain``: how many times its length a contribution moves the anchor in the end; ``lost``: of its length, by the
-    compressor; ``held_out``: whether it was seen in evaluations, not in the losses that the loop logs.
+    compressor; ``waits``: whether that is sent later; ``held_out``: whether it was seen in evaluations, not in the
+    losses that the loop logs.
     """
     if lost > STALE:
-        why = f"too little is sent: {lost:.0%} of a round's change is left for later rounds"
+        left = "left for later rounds" if waits else "lost for good"
+        why = f"too little is sent: {lost:.0%} of a round's change is {left}"
     elif gain > GAIN:
         why = f"the outer rate is too high: in the end a change moves the anchor by {gain:.2g} times its length"
     elif 4 * gain > rounds:

@@ -112,10 +112,11 @@ def join(
         offload: a folder on a disk: what rounds need beside the model lies in files there, for models that are long
             for this machine's memory (docs/cost.md says how much that is).
         evaluate: a function without arguments that returns the held-out loss of ``model`` as it is then. It is called
-            before and after commits, on the training thread, as often as takes 3 % of the time, so let it take no
-            longer than a few inner steps; in evaluation and without gradients, and what it draws disturbs nothing.
-            When together falls behind what this peer would have learnt alone, health says so, and why; without it
-            ``peer.log(loss=...)`` tells, which is weaker (docs/diagnostics.md). Of a peer of one process.
+            before and after commits, on the training thread: four looks at once, then as often as takes 3 % of the
+            time, so let it take no longer than a few inner steps; in evaluation and without gradients, and what it
+            draws disturbs nothing. When together falls behind what this peer would have learnt alone, health says so,
+            and why; without it ``peer.log(loss=...)`` tells, which is weaker (docs/diagnostics.md). Of a peer of one
+            process.
 
     Nothing begins before the ``with`` block: it is there that the peer enters the run.
 

@@ -58,7 +58,9 @@ class Participation:
         held_out = settings.options.evaluate is not None
         cause = partial(cause_of_being_behind, settings.manifest, held_out=held_out)
         self.diagnosed = Diagnosed(announce, cause)
-        self.looks: Looks | LoggedLooks = LoggedLooks(self.looked)  # `Startup` has another to evaluate
+        # `Startup` has another to evaluate. The built-in loop logs running means, which tell nothing of one round.
+        logs = settings.manifest.model.task == "custom"
+        self.looks: Looks | LoggedLooks | None = LoggedLooks(self.looked) if logs else None
         self.behind = WriteBehind()  # checkpoints
         self.was_over = False  # the folder held the run's last commit when this peer began: nothing is trained
         self._network: NetworkSetup | None = None
@@ -187,11 +189,11 @@ class Participation:
 
 
 def cause_of_being_behind(manifest: Manifest, *, held_out: bool) -> str:
-    """See `likely_cause`."""
+    """Say why together is behind alone by these terms: see `likely_cause`."""
     from decentral.lab.trial import outer_gain  # the laboratory, which most peers never need
 
-    lost = relative_error(parse_compressor(manifest.compressor.chain))
-    return likely_cause(outer_gain(manifest), lost, manifest.run.rounds, held_out=held_out)
+    lost, waits = relative_error(parse_compressor(manifest.compressor.chain)), manifest.compressor.feedback != "none"
+    return likely_cause(outer_gain(manifest), lost, manifest.run.rounds, waits=waits, held_out=held_out)
 
 
 # ---- a thread that writes ----

@@ -164,7 +164,7 @@ class Peer:
         self._check_entered("log")
         if self._part is not None:
             self._part.reporter.metrics(metrics, self._count.value)
-            if "loss" in metrics:
+            if "loss" in metrics and self._part.looks is not None:
                 self._part.looks.heard(self._part.reporter.loss)
             if self._part.has_begun:
                 self._part.loop.schedule.live.loss = self._part.reporter.loss

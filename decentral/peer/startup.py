@@ -102,7 +102,7 @@ class Startup:
             part.looks = Looks(evaluate, self._model, self._evaluated)
         part.loop = self._make_loop(schedule)
         run_blocking(part.loop.begin(included, afresh=kept is None and own is None))
-        if not part.loop.done:
+        if part.looks is not None and not part.loop.done:
             part.looks.begin()
         if start.head is None or (part.was_over and not kept_whole):
             part.save_now()  # its votes count from now on, so it must be able to come back to where it stands

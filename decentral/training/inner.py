@@ -446,7 +446,10 @@ class InnerSteps:
 
 
 def _is_skipped(optimizer: torch.optim.Optimizer) -> bool:
-    """Tell whether its step changes nothing: a GradScaler that found an overflow calls a fused one nevertheless."""
+    """Tell whether its step changes nothing: a GradScaler that found an overflow calls a fused one nevertheless.
+
+    The flag is on the model's device, and is waited for, as GradScaler does for an optimizer that is not fused.
+    """
     found = getattr(optimizer, "found_inf", None)
     return found is not None and bool(found)
 

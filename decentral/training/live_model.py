@@ -79,7 +79,12 @@ class LiveModel:
         """
         self.averages.show()
         modes = [(module, module.training) for module in self._bare.modules()]
-        buffers = [(buffer, buffer.clone()) for buffer in self._bare.buffers()]
+        # A module may put another tensor in the place of a buffer: the one that was there comes back.
+        buffers = [
+            (module, name, buffer, buffer.clone())
+            for module in self._bare.modules()
+            for name, buffer in module.named_buffers(recurse=False)
+        ]
         drawn = random_state()
         try:
             with torch.no_grad():
@@ -90,7 +95,8 @@ class LiveModel:
             for module, training in modes:
                 module.training = training
             with torch.no_grad():
-                for buffer, kept in buffers:
+                for module, name, buffer, kept in buffers:
+                    module._buffers[name] = buffer
                     buffer.copy_(kept)
 
     @property

@@ -95,7 +95,7 @@ class LoopEvents(Protocol):
 
 
 class CommitLooks(Protocol):
-    """What looks at the live model around a commit that takes this peer's contribution; it changes nothing."""
+    """Looks at the live model around a commit that takes this peer's contribution, and changes nothing."""
 
     def before(self) -> None:
         """The commit is about to come into the live model. What it raises ends the loop, once the commit is in."""
@@ -136,6 +136,11 @@ class LoopParts:
     save: Callable[[SyncSchedule], bool]  # begin to write a checkpoint; False when this is no moment for one
     looks: CommitLooks | None = None
 
+    def moved(self) -> None:
+        """The live model was moved by other than own steps: a look that was begun is none."""
+        if self.looks is not None:
+            self.looks.between()
+
     @contextmanager
     def looking(self, outer_step: int | None, *, wanted: bool) -> Iterator[None]:
         """Look at the live model before and after what is done inside, where that is ``wanted``.
@@ -148,7 +153,7 @@ class LoopParts:
             return
         if outer_step is None:
             yield
-            self.looks.between()
+            self.moved()
             return
         self.events.waits(False)  # the swarm is not what is waited for now
         try:
@@ -647,6 +652,7 @@ class Merger:
             self.adopt_all(fragments)
             if 0 in fragments:  # which carries them
                 self._parts.take_buffers(fresh.buffers_B)
+            self._parts.moved()
             self.must_save = True
         return set(fragments)
 
@@ -657,6 +663,7 @@ class Merger:
             self._schedule.restart(self._model, replica.anchors, self._parts.all_fragments)
             self.adopt_all(self._parts.all_fragments)
             self._parts.take_buffers(replica.shared_buffers(0))
+            self._parts.moved()
             self.must_save = True
         return set(self._parts.all_fragments)
 

@@ -334,12 +334,12 @@ class Diagnosed:
 
 # ---- losses around commits ----
 #
-# Held out by the user's own function, or as far as the losses that he logs tell.
+# Held out by the user's own function, or as far as the losses tell that the loop logs.
 
 SHARE = 0.03  # of the time that evaluations may take
 FEWEST = 4  # logged losses of a round
 MOST = 10_000  # of them
-AT_FIRST = 4  # looks that need not be paid for: a run of minutes has its first ones
+AT_FIRST = 4  # looks that need not be paid for, finished or not: a run of minutes has its first ones
 
 
 class Looks:
@@ -356,14 +356,16 @@ class Looks:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._evaluate, self._model, self._told, self._clock = evaluate, model, told, clock
-        self._began, self._spent, self._looks, self._fails = clock(), 0.0, 0, False
+        self._began, self._spent, self._begun, self._fails = clock(), 0.0, 0, False
         self._start: float | None = None  # loss where the inner steps of this round began; None: it is not known
         self._before: float | None = None
 
     def begin(self) -> None:
         """Evaluate where training begins. ConfigError where that cannot be done: nothing is trained yet."""
         try:
-            self._start = self._loss()
+            self._start_at(self._loss())
+        except ConfigError:
+            raise
         except Exception as error:
             raise ConfigError(
                 f"join(evaluate=...) raised {type(error).__name__}: {_in_a_line(error)}; it takes no argument, and "
@@ -371,32 +373,37 @@ class Looks:
             ) from error
 
     def heard(self, loss: float | None) -> None:
-        """What the loop logs is not asked for."""
+        """Pass over what the loop logs."""
 
     def before(self) -> None:
-        """See CommitLooks."""
+        """Evaluate where the inner steps have ended."""
         self._before = None if self._start is None else self._tried()
 
     def after(self, outer_step: int) -> None:
-        """See CommitLooks."""
+        """Evaluate the commit's outcome, which is where the next inner steps begin."""
         start, before = self._start, self._before
         self._start = self._before = None
         if start is None or before is None:
-            self._start = self._tried() if self._is_due else None
+            if self._is_due:
+                self._start_at(self._tried())
         elif (after := self._tried()) is not None:
-            self._looks += 1
             self._told(Look(outer_step, start, before, after))
-            self._start = after if self._is_due else None
+            if self._is_due:
+                self._start_at(after)
 
     def between(self) -> None:
-        """See CommitLooks."""
+        """Give up the look that was begun."""
         self._start = self._before = None
+
+    def _start_at(self, loss: float | None) -> None:
+        self._start = loss
+        self._begun += 1
 
     @property
     def _is_due(self) -> bool:
-        """Whether a look more is worth its time."""
+        """Tell whether a look more is worth its time."""
         paid_for = self._spent <= SHARE * (self._clock() - self._began)
-        return not self._fails and (paid_for or self._looks < AT_FIRST)
+        return not self._fails and (paid_for or self._begun < AT_FIRST)
 
     def _tried(self) -> float | None:
         """The loss; None where there is none, and from the first error on: a run does not end for a diagnosis."""
@@ -445,10 +452,13 @@ class LoggedLooks:
             self._losses.append(loss)
 
     def before(self) -> None:
-        """See CommitLooks."""
+        """Ask nothing: the losses are there."""
 
     def after(self, outer_step: int) -> None:
-        """See CommitLooks. The first is left out: a loop that logs after its step logs the last of the round before."""
+        """Make a look of this round's losses and the last one's.
+
+        The first is left out: a loop that logs after its step logs the last of the round before.
+        """
         heard, self._losses = self._losses[1:], []
         if len(heard) < FEWEST:
             self._last = None
@@ -460,7 +470,7 @@ class LoggedLooks:
         self._last = outer_step, start, end
 
     def between(self) -> None:
-        """See CommitLooks."""
+        """Forget what was heard before the move."""
         self._losses, self._last = [], None
 
 

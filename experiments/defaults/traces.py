@@ -1,4 +1,4 @@
-"""What one peer sees of a run, beside a peer alone: python -m experiments.defaults.traces traces.jsonl [--judge]
+"""Losses that one peer sees of a run, beside a peer alone: python -m experiments.defaults.traces traces.jsonl [--judge]
 
 A line is a cell of `run.py` with the trace of its first peer: for every round the outer steps made, the mean training
 loss of the first quarter of its inner steps and of the last, and where it was looked at the held-out loss of the live
@@ -62,7 +62,7 @@ class _Heard:
 
 
 def alone(cell: Cell, every: int) -> list[Row]:
-    """One peer, looked at when those together are."""
+    """A single peer, looked at when those together are."""
     from decentral.lab.own_model import training_of
 
     torch.manual_seed(cell["seed"])
@@ -114,7 +114,7 @@ def together(cell: Cell, every: int) -> list[Row]:
 
 
 def evaluated(rows: list[Row]) -> Iterator[Look]:
-    """As `join(evaluate=...)` sees it; where every second round was looked at, gains are those of two rounds."""
+    """Looks as `join(evaluate=...)` makes them; of every second round the gains are those of two."""
     start = rows[0][1]
     for row in rows:
         if len(row) > 3:

@@ -45,8 +45,8 @@ def together(terms: Manifest, *steps: int, first: int = 0) -> list[float]:
 
 @cache
 def alone(inner: Inner, first: int = 0) -> float:
-    """The loss of one peer in the end."""
-    return TrainsAlone(builder(inner, LAYERS), first).go(STEPS)
+    """The loss of one peer after as many inner steps."""
+    return TrainsAlone(builder(inner, LAYERS), first).go(STEPS // inner.steps * inner.steps)
 
 
 def row(preset: str) -> str:
@@ -62,7 +62,7 @@ ROW = re.compile(r"^\| `(\w+)` \| \d+ x \d+ \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) 
 
 
 def written() -> dict[str, tuple[float, float, float]]:
-    """Of the page: the loss early and late, and alone."""
+    """Figures of the page: the loss early and late, and alone."""
     found = ROW.findall(PAGE.read_text(encoding="utf-8"))
     return {name: (float(early), float(late), float(single)) for name, early, late, single in found}
 

@@ -78,7 +78,7 @@ def drawn(seed: int) -> Manifest | None:
 
 
 def refusal(terms: Manifest) -> str | None:
-    """What founding a run by these terms says against them."""
+    """Say what speaks against founding a run by these terms; None: nothing."""
     try:
         check_learns(terms)
     except ConfigError as error:
@@ -98,7 +98,6 @@ def on_the_student(terms: Manifest, rounds: int = ROUNDS) -> tuple[float, float]
 
 def tried(seed: int) -> dict[str, Any]:  # Any: JSON
     """The terms of this seed, why they are refused, and how they end on the quadratic and on the student."""
-    torch.set_num_threads(1)
     terms = drawn(seed)
     if terms is None:
         return {"seed": seed, "fits": False}
@@ -141,7 +140,10 @@ def main() -> None:
     lines = [json.loads(line) for line in given.file.read_text().splitlines()] if given.file.exists() else []
     known = {one["seed"] for one in lines}
     fit = sum(one["fits"] for one in lines)
-    with multiprocessing.get_context("spawn").Pool(given.processes) as pool, given.file.open("a") as file:
+    with (
+        multiprocessing.get_context("spawn").Pool(given.processes, torch.set_num_threads, (1,)) as pool,
+        given.file.open("a") as file,
+    ):
         for one in pool.imap(tried, (seed for seed in range(10 * given.fitting) if seed not in known)):
             lines.append(one)
             fit += one["fits"]

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from decentral.errors import ConfigError, UsageError
-from decentral.lab.tuning import LOOKS, Found, survivors, tune
+from decentral.lab.tuning import LOOKS, Aim, Found, candidates_of, survivors, tune
+from decentral.manifest import preset_manifest
 from tests.lab.own_problems import broken, build
 
 
@@ -68,6 +69,24 @@ def test_trials_in_processes_of_their_own_come_to_the_same() -> None:
 def test_what_goes_wrong_in_the_users_code_comes_out_of_the_search(processes: int) -> None:
     with pytest.raises((ConfigError, ZeroDivisionError), match="division by zero"):
         tune(broken, rounds=4, inner_steps=1, presets=["local_sgd"], processes=processes)
+
+
+def test_a_method_of_fragments_has_as_many_inner_steps_as_a_peer_alone_and_the_models_fragments() -> None:
+    terms = preset_manifest("diloco", steps=36, model={"layers": 24})
+    (one,), _ = candidates_of(Aim(terms=terms, rounds=4, peers=2, presets=("streaming",)), 10**7, 0.1)
+    assert (one.manifest.outer.fragments, one.manifest.run.rounds, one.manifest.inner.steps) == (9, 36, 36)
+
+
+def test_terms_that_no_run_is_founded_by_are_not_tried() -> None:
+    with pytest.raises(ConfigError, match="for replicas that begin apart"):
+        tune(build, presets=["variance_corrected"])
+
+
+def test_the_terms_of_a_script_and_data_of_a_function_are_refused() -> None:
+    with pytest.raises(ConfigError, match="give the function that builds it"):
+        tune(preset_manifest("diloco", model={"task": "custom"}))
+    with pytest.raises(ConfigError, match="a function reads its own"):
+        tune(build, data="text")
 
 
 def test_a_preset_that_there_is_not_names_the_nearest() -> None:

@@ -104,11 +104,15 @@ def test_what_is_kept_of_a_long_run_does_not_grow() -> None:
     ],
 )
 def test_the_cause_goes_by_the_terms_and_the_command_is_named(gain: float, lost: float, rounds: int, says: str) -> None:
-    said = likely_cause(gain, lost, rounds, held_out=True)
+    said = likely_cause(gain, lost, rounds, waits=True, held_out=True)
     assert said.startswith(says)
     assert said.endswith("decentral tune SCRIPT.py:FUNCTION tries terms on your model, beside a peer alone")
     assert "evaluate=" not in said
-    assert "pass evaluate= to join to be surer" in likely_cause(gain, lost, rounds, held_out=False)
+    assert "pass evaluate= to join to be surer" in likely_cause(gain, lost, rounds, waits=True, held_out=False)
+
+
+def test_what_is_not_sent_is_lost_without_feedback() -> None:
+    assert "94% of a round's change is lost for good" in likely_cause(1.0, 0.94, 100, waits=False, held_out=True)
 
 
 def test_figures_of_rounds_and_those_of_looks_are_shown_together() -> None:

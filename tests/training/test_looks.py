@@ -122,6 +122,36 @@ def test_a_loss_that_is_no_number_is_no_look() -> None:
     assert peer.found == [Look(2, 4.5, 4.0, 3.9), Look(3, 3.9, 3.8, 3.7)]
 
 
+@pytest.mark.parametrize("loss", [float("inf"), float("nan")])
+def test_evaluations_that_come_to_no_look_are_paid_for_as_well(loss: float) -> None:
+    peer = Evaluated(1.0, lambda: loss)
+    peer.rounds(1000)
+    assert peer.found == []
+    assert peer.calls <= SHARE * peer.now + 2 * AT_FIRST + 1
+
+
+def test_a_peer_that_is_taken_in_every_second_commit_pays_as_well() -> None:
+    peer = Evaluated(1.0)
+    for _ in range(500):
+        peer.rounds(1)
+        peer.now += ROUND
+        peer.looks.between()
+    assert peer.calls <= SHARE * peer.now + 2 * AT_FIRST + 1
+
+
+def test_a_buffer_that_the_module_replaces_comes_back() -> None:
+    peer = Evaluated()
+
+    def evaluate() -> float:
+        peer.model[1].running_mean = peer.model[1].running_mean + 1.0
+        return 1.0
+
+    peer._evaluate, was = evaluate, peer.model[1].running_mean
+    peer.rounds(2)
+    assert peer.model[1].running_mean is was
+    assert torch.equal(was, torch.zeros(2))
+
+
 def test_a_move_that_took_nothing_of_this_peers_is_in_no_look() -> None:
     peer = Evaluated()
     peer.looks.between()
