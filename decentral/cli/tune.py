@@ -4,7 +4,8 @@ import importlib.util
 import json
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -14,10 +15,11 @@ import click
 
 from decentral.cli.options import as_json, presets_that_begin
 from decentral.cli.quantities import Rate
-from decentral.errors import UsageError
+from decentral.errors import DecentralError, UsageError
 
 if TYPE_CHECKING:
     from decentral.lab.tuning import Tuned
+    from decentral.manifest import Manifest
 
 
 @click.command("tune")
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     help="Try this outer learning rate; repeatable.",
 )
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Number of the first peer.")
-@click.option("--processes", type=click.IntRange(min=1), default=2, show_default=True, help="Trials at a time.")
+@click.option("--processes", type=click.IntRange(min=1), help="Trials at a time; 2 unless given, 1 for a short search.")
 @click.option("--out", "file", type=click.Path(path_type=Path, dir_okay=False), help="Write the best terms there.")
 @click.option("--force", is_flag=True, help="Write over an existing file.")
 @as_json
@@ -59,27 +61,42 @@ def tune_command(
         raise UsageError(f"{file} exists; --force writes over it, or name another file")
     from decentral.manifest import load_manifest
 
-    trained = load_manifest(Path(source)) if source.endswith(".toml") else Script.of(source)
-    from decentral.lab.tuning import tune  # torch
+    with _users_mistakes(source):
+        trained = load_manifest(Path(source)) if source.endswith(".toml") else Script.of(source)
+        from decentral.lab.tuning import tune  # torch
 
-    tuned = tune(
-        trained,
-        data=data,
-        peers=given["peers"],
-        rounds=given["rounds"],
-        inner_steps=given["inner_steps"],
-        link=link,
-        presets=given["presets"],
-        outer_rates=given["outer_rates"],
-        first=given["seed"],
-        processes=given["processes"],
-        tell=lambda line: click.echo(line, err=True),
-    )
+        tuned = tune(
+            trained,
+            data=data,
+            peers=given["peers"],
+            rounds=given["rounds"],
+            inner_steps=given["inner_steps"],
+            link=link,
+            presets=given["presets"],
+            outer_rates=given["outer_rates"],
+            first=given["seed"],
+            processes=given["processes"],
+            tell=lambda line: click.echo(line, err=True),
+        )
     click.echo(json.dumps(told(tuned)) if as_json else table(tuned))
     if file is not None:
         write_text(file, tuned.manifest.to_toml())
     if not as_json:
         click.echo(verdict(tuned, file))
+
+
+@contextmanager
+def _users_mistakes(source: str) -> Iterator[None]:
+    """Tell what the user's script raises in a line; UsageError."""
+    try:
+        yield
+    except (DecentralError, click.ClickException):
+        raise
+    except Exception as error:
+        said = " ".join(str(error).split())[:300]
+        raise UsageError(
+            f"{source}: {type(error).__name__}: {said}; decentral --traceback tune ... shows where"
+        ) from error
 
 
 # ---- the user's function ----
@@ -170,7 +187,19 @@ def verdict(tuned: "Tuned", file: Path | None) -> str:
             f"{best}, ends at {loss:.4g}, a peer alone at {alone:.4g}. Try more rounds, or other data for each peer; "
             f"{where}."
         )
-    return f"{best} ends at {loss:.4g}, a peer alone at {alone:.4g}; {where}."
+    return f"{best} ends at {loss:.4g}, a peer alone at {alone:.4g}; {where}.{_at_an_edge(tuned, manifest)}"
+
+
+def _at_an_edge(tuned: "Tuned", best: "Manifest") -> str:
+    """Say that another rate may be better still, where the best is the last of those that were tried."""
+    method, rate = best.outer.method, best.outer.learning_rate
+    tried = sorted(
+        one.manifest.outer.learning_rate or 0.0 for one in tuned.candidates if one.manifest.outer.method == method
+    )
+    if rate is None or len(tried) < 2 or tried[0] < rate < tried[-1]:
+        return ""
+    edge, beyond = ("largest", 1.2 * rate) if rate == tried[-1] else ("smallest", rate / 1.2)
+    return f" It is the {edge} rate that was tried: --outer-rate {rate:g} --outer-rate {beyond:.2g} goes on from there."
 
 
 def told(tuned: "Tuned") -> dict[str, Any]:  # Any: JSON

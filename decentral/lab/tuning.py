@@ -34,6 +34,7 @@ from decentral.lab.trial import check_learns
 from decentral.lab.work import LanguagePeer
 from decentral.manifest import Manifest, check_methods, preset_manifest
 from decentral.manifest.presets import Scale, suited
+from decentral.observe.health import in_time
 from decentral.quantities import parse_rate
 from decentral.simulate.round_time import time_of_round
 from decentral.tasks.evaluate import check_agreed, survey
@@ -121,7 +122,7 @@ def search(
 
 def _line(upto: int, rounds: int, alone: float, told: Mapping[str, float]) -> str:
     best = min(told, key=lambda name: told[name] if math.isfinite(told[name]) else math.inf, default="")
-    ahead = f", ahead is {best} at {told[best]:.4g}" if best else ""
+    ahead = f", best together is {best} at {told[best]:.4g}" if best else ""
     return f"round {upto} of {rounds}: alone {alone:.4g}{ahead}"
 
 
@@ -219,6 +220,7 @@ def _serve(line: Connection, make: _Make) -> None:
 ROUNDS, STEPS = 100, 30  # of a run whose length nobody names
 DEFAULT_LINE = 20e6 / 8  # bytes/s
 RATES: Mapping[str, Sequence[float]] = {"diloco": (0.5, 0.7, 0.9, 1.1), "sparseloco": (1.0, 1.6, 2.5)}
+SHORT = 60.0  # s of computing that are not worth processes of their own, which take seconds to begin
 SHORTER = 0.8  # times a round of the dense method: above that the sparse one gains no time
 
 
@@ -261,7 +263,7 @@ def tune(
     presets: Sequence[str] = (),
     outer_rates: Sequence[float] = (),
     first: int = 0,
-    processes: int = 1,
+    processes: int | None = None,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Tuned:
     """Terms that suit a model, found by training ``peers`` replicas of it here, and one alone.
@@ -270,7 +272,8 @@ def tune(
     that makes one inner step and one that gives the held-out loss. Or it is a manifest whose model is built in, which
     then trains on ``data`` (None: the standard library), and of which all is kept but method, compressor and exchange.
     ``rounds`` and ``inner_steps``: the manifest's, or 100 and 30. ``link``: everybody's line, in bytes a second or as
-    "20mbit". ``search`` has the rest.
+    "20mbit". ``processes``: None for two at a time, or this process alone where all takes less than a minute; ``search``
+    has the rest.
 
         tuned = decentral.tune(build, peers=4, rounds=100, inner_steps=30)
         decentral.join(tuned.manifest, model, optimizer)
@@ -290,7 +293,14 @@ def tune(
         terms = terms.changed(inner={"steps": steps})
         aim = Aim(terms=terms, rounds=rounds, peers=peers, rate=rate, presets=presets, outer_rates=tuple(outer_rates))
         numel = sum(parameter.numel() for parameter in training.model.parameters() if parameter.requires_grad)
-        candidates, times = candidates_of(aim, numel, _step_seconds(training))
+        step_seconds = _step_seconds(training)
+        candidates, times = candidates_of(aim, numel, step_seconds)
+        computing = step_seconds * rounds * steps * (1 + peers * sum(_shares(len(candidates))))
+        processes = processes or (1 if computing < SHORT else 2)
+        tell(
+            f"{len(candidates)} candidates of {peers} peers and a peer alone, {rounds} rounds of {steps} steps: about "
+            f"{in_time(computing / processes)} of inner steps, {processes} at a time"
+        )
         found = search(
             build,
             candidates,
@@ -302,6 +312,14 @@ def tune(
             tell=tell,
         )
     return Tuned(found, candidates, times)
+
+
+def _shares(count: int) -> Iterator[float]:
+    """Of the run, what each candidate trains until it goes out."""
+    before = 0.0
+    for share in LOOKS:
+        yield count * (share - before)
+        before, count = share, math.ceil(count / 2)
 
 
 def _terms_of(optimizers: Sequence[torch.optim.Optimizer]) -> Manifest:

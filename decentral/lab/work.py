@@ -7,6 +7,7 @@ the same data in the same order.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -285,7 +286,7 @@ class LanguagePeer:
     data: Path | str | None = None
 
     def __call__(self, number: int) -> tuple[nn.Module, Any, Any, Any]:
-        """The model, its optimizers, one inner step, and the held-out loss in bits per byte."""
+        """The model, its optimizers, one inner step, and the held-out loss in nats per byte."""
         inner = self.terms.inner
         work = Language(self.terms, corpus_of(self.data, self.terms.data.held_out), 1, uneven=False)
         model = work.model()
@@ -305,7 +306,7 @@ class LanguagePeer:
                 scheduler.step()
             model.zero_grad()
 
-        return model, optimizers, step, lambda: work.held_out(model)
+        return model, optimizers, step, lambda: work.held_out(model) * math.log(2)
 
 
 @cache

@@ -308,4 +308,10 @@ def back_sentence(figure: str, value: float, outer_step: int) -> str:
 
 def in_words(values: Mapping[str, float]) -> str:
     """All figures in one line; of a name that this version does not know, the name."""
-    return ", ".join(_SHORT.get(name, f"{name} {{:.3g}}").format(value) for name, value in values.items())
+    return ", ".join(_in_words(name, value) for name, value in values.items())
+
+
+def _in_words(name: str, value: float) -> str:
+    if name == BEHIND_ALONE and value <= 0:
+        return f"ahead of alone by {-value:.0%}"
+    return _SHORT.get(name, f"{name} {{:.3g}}").format(value)

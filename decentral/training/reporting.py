@@ -357,6 +357,7 @@ class Looks:
     ) -> None:
         self._evaluate, self._model, self._told, self._clock = evaluate, model, told, clock
         self._began, self._spent, self._begun, self._fails = clock(), 0.0, 0, False
+        self._told_of_nan = False
         self._start: float | None = None  # loss where the inner steps of this round began; None: it is not known
         self._before: float | None = None
 
@@ -427,6 +428,9 @@ class Looks:
             loss = _number("join(evaluate=...)", found)
         finally:
             self._spent += self._clock() - began
+        if not math.isfinite(loss) and not self._told_of_nan:
+            self._told_of_nan = True
+            logger.warning("join(evaluate=...) gave %s, which is passed over; look at the data that it evaluates", loss)
         return loss if math.isfinite(loss) else None
 
 

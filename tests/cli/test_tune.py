@@ -34,7 +34,7 @@ def test_the_table_has_every_candidate_beside_a_peer_alone_and_the_best_terms_ar
     assert head.split() == ["held-out", "loss", "after", "round", "2", "round", "3", "round", "4"]
     assert {row[:15].strip() for row in rows[:2]} == {"local_sgd at 1", "alone"}
     assert rows[2].startswith("local_sgd at 30 ")
-    assert verdict.endswith("written to run.toml.")
+    assert "written to run.toml." in verdict
     manifest = load_manifest(tmp_path / "run.toml")
     assert (manifest.outer.learning_rate, manifest.run.rounds, manifest.model.task) == (1.0, 4, "custom")
     assert "round 4 of 4: alone " in result.stderr
@@ -66,6 +66,20 @@ def test_a_function_that_gives_something_else_is_told_what_it_must_give(run: Run
     assert result.exit_code == ConfigError.exit_code
     assert "gave a Linear; it must give four: a model, its optimizer" in result.stderr
     assert not (tmp_path / "run.toml").exists()
+
+
+def test_what_the_script_raises_is_a_line_with_the_way_to_its_traceback(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "wrong.py").write_text("import nowhere_to_be_found\n")
+    (tmp_path / "raises.py").write_text("def build(number):\n    raise RuntimeError('no data\\nhere')\n")
+    assert "wrong.py:build: ModuleNotFoundError: No module named" in run("tune", "wrong.py:build").stderr
+    said = run("tune", "raises.py:build").stderr
+    assert "raises.py:build: RuntimeError: no data here; decentral --traceback tune ... shows where" in said
+    assert "please report" not in said
+
+
+def test_the_best_at_the_edge_of_what_was_tried_is_said(run: Run) -> None:
+    said = run("tune", f"{SOURCE}:build", *QUICK).stdout
+    assert "It is the smallest rate that was tried: --outer-rate 1 --outer-rate 0.83 goes on from there." in said
 
 
 def test_a_file_that_is_there_is_not_written_over(run: Run, tmp_path: Path) -> None:

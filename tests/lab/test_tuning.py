@@ -37,8 +37,9 @@ def test_a_search_finds_the_rate_that_learns_most_and_writes_what_the_loop_train
     assert (tuned.manifest.run.rounds, tuned.manifest.inner.steps) == (12, 5)
     assert (tuned.manifest.inner.optimizer, tuned.manifest.inner.learning_rate) == ("sgd", 0.01)
     assert tuned.manifest.model.task == "custom"
-    assert len(told) == len(LOOKS) == len(tuned.found.alone)
-    assert told[0].startswith("round 6 of 12: alone ")
+    assert told[0].startswith("3 candidates of 2 peers and a peer alone, 12 rounds of 5 steps: about ")
+    assert len(told) - 1 == len(LOOKS) == len(tuned.found.alone)
+    assert told[1].startswith("round 6 of 12: alone ")
     assert len(tuned.found.losses["local_sgd at 40"]) == 1
 
 

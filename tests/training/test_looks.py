@@ -123,9 +123,15 @@ def test_a_loss_that_is_no_number_is_no_look() -> None:
 
 
 @pytest.mark.parametrize("loss", [float("inf"), float("nan")])
-def test_evaluations_that_come_to_no_look_are_paid_for_as_well(loss: float) -> None:
-    peer = Evaluated(1.0, lambda: loss)
-    peer.rounds(1000)
+def test_evaluations_that_come_to_no_look_are_paid_for_and_told_once(
+    loss: float, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "decentral"):
+        peer = Evaluated(1.0, lambda: loss)
+        peer.rounds(1000)
+    assert caplog.messages == [
+        f"join(evaluate=...) gave {loss}, which is passed over; look at the data that it evaluates"
+    ]
     assert peer.found == []
     assert peer.calls <= SHARE * peer.now + 2 * AT_FIRST + 1
 
