@@ -272,8 +272,8 @@ def tune(
     that makes one inner step and one that gives the held-out loss. Or it is a manifest whose model is built in, which
     then trains on ``data`` (None: the standard library), and of which all is kept but method, compressor and exchange.
     ``rounds`` and ``inner_steps``: the manifest's, or 100 and 30. ``link``: everybody's line, in bytes a second or as
-    "20mbit". ``processes``: None for two at a time, or this process alone where all takes less than a minute; ``search``
-    has the rest.
+    "20mbit". ``processes``: two at a time unless given, or this process alone where all takes less than a minute.
+    ``search`` has the rest.
 
         tuned = decentral.tune(build, peers=4, rounds=100, inner_steps=30)
         decentral.join(tuned.manifest, model, optimizer)
