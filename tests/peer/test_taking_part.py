@@ -18,9 +18,8 @@ from decentral.manifest import Manifest
 from decentral.observe.health import health_sentence, is_well
 from decentral.observe.status import Status
 from decentral.peer.status import Shown, StallWatch, status_of
-from decentral.replica.figures import Figures
 from decentral.rounds.local_state import CommittedUpdate
-from decentral.training.reporting import Reporter
+from decentral.training.reporting import Diagnosed, Reporter
 from decentral.wire.keys import PeerId, peer_name
 from decentral.wire.messages import Certificate, Commit, FrameRef, Message, Promise, Proposal, Record, Vote, vote_text
 from tests.lab.nodes import Lab, Member, tiny_model
@@ -47,7 +46,8 @@ class Seen(Member):
         swarm = SimpleNamespace(node=self.node, transport=self.transport)
         part: Any = SimpleNamespace(swarm=swarm, reporter=self.reporter, invite_to_write="")
         part.links = SimpleNamespace(caps=SimpleNamespace(up=None, down=None))
-        part.diagnosed, part.network = SimpleNamespace(now=Figures(), out=()), SimpleNamespace(kind="", relays=())
+        part.diagnosed = Diagnosed(lambda event, fields: None)
+        part.network = SimpleNamespace(kind="", relays=())
         part.network.is_private = False
         asked: dict[str, Any] = {"notices": (), "inner_steps": 0, "done": False, "paused": False, "leaving": False}
         return status_of(Shown(manifest=self.lab.manifest, part=part, stalls=self.stalls, **asked))
