@@ -154,7 +154,14 @@ def check_methods(manifest: Manifest) -> None:
         _check_states(manifest, channels)
     if method.inner and manifest.model.task != "custom":
         _check_moments(manifest, [channel.name for channel in method.channels()[1:]])
-    if method.by_gradients and INNER_OPTIMIZERS[manifest.inner.named].forward_only:
+    forward_only = INNER_OPTIMIZERS[manifest.inner.named].forward_only
+    if method.divides and forward_only:
+        raise ConfigError(
+            f'inner.optimizer = "{manifest.inner.named}" does not fit outer.method {manifest.outer.method}: it steps '
+            "along all parameters at once, and those that a peer does not train are only noise to it; use an inner "
+            "optimizer that goes by gradients"
+        )
+    if method.by_gradients and forward_only:
         raise ConfigError(
             f'inner.optimizer = "{manifest.inner.named}" does not fit outer.method {manifest.outer.method}: it makes '
             "no gradients, which the method reads and turns; use an inner optimizer that goes by gradients"

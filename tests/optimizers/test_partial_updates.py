@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from decentral.errors import ConfigError
-from decentral.manifest import preset_manifest
+from decentral.manifest import check_methods, preset_manifest
 from decentral.optimizers import Contributor, RoundInfo
 from decentral.optimizers.base import scaled_to_owners
 from decentral.optimizers.diloco import DiLoCo
@@ -166,3 +166,9 @@ def test_a_number_of_slices_that_cannot_be_is_refused():
     for slices in (0, 1025):
         with pytest.raises(ConfigError, match="slices must be from 1 to 1024"):
             PartialUpdates(slices=slices)
+
+
+def test_steps_along_all_parameters_at_once_are_refused_with_the_terms():
+    inner = {"optimizer": "spsa", "weight_decay": 0.0, "clip": None}
+    with pytest.raises(ConfigError, match="those that a peer does not train are only noise"):
+        check_methods(preset_manifest("partial_updates", inner=inner))
