@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,11 +18,12 @@ from decentral.replica.figures import (
     NORM_DISPERSION,
     REPLICA_DISTANCE,
     REPLICA_VARIANCE,
+    STILL_GAINED,
     Figures,
 )
 
 __all__ = [
-    *("BANDS", "ROUNDS", "Alone", "Band", "Crossing", "Look", "Watch"),
+    *("BANDS", "ROUNDS", "Alone", "Band", "Crossing", "Gains", "Look", "Watch"),
     *("back_sentence", "in_words", "likely_cause", "warning"),
 ]
 
@@ -108,6 +110,13 @@ BANDS = (
         high=0.1,
         after=8,
         if_high="its terms; decentral tune tries others",  # what `likely_cause` says of the run's own is told instead
+    ),
+    Band(
+        figure=STILL_GAINED,
+        says="the held-out loss stands: a dozen looks gained {value:.1%} of what was learnt, by steps or by commits",
+        low=0.002,
+        if_low="there is nothing left to learn from this data, and a peer alone may do as well, or the outer rate is "
+        "too high; decentral tune SCRIPT.py:FUNCTION tells which, beside a peer alone",
     ),
 )
 
@@ -239,6 +248,36 @@ class Alone:
         return loss
 
 
+DOZEN = 12  # looks whose gains are compared with those of as many before
+
+
+class Gains:
+    """Tells whether anything is still learnt.
+
+    Where data differ, steps raise the held-out loss and commits lower it; where momentum overshoots, commits raise it
+    and steps lower it; and both may stand while the loss falls from look to look. Nothing is learnt where all stand.
+    """
+
+    def __init__(self) -> None:
+        self._latest: deque[Look] = deque(maxlen=2 * DOZEN)
+        self._begun: float | None = None
+        self._least = math.inf
+
+    def see(self, look: Look) -> float | None:
+        """The largest of the three, as a share of all that was learnt; None while too few were seen."""
+        self._begun = look.start if self._begun is None else self._begun
+        self._latest.append(look)
+        self._least = min(self._least, look.after)
+        learnt = self._begun - self._least
+        if len(self._latest) < 2 * DOZEN or learnt <= 0:
+            return None
+        before, now = list(self._latest)[:DOZEN], list(self._latest)[DOZEN:]
+        by_steps = statistics.fmean(one.start - one.before for one in now)
+        by_commits = statistics.fmean(one.before - one.after for one in now)
+        fell = statistics.median(one.after for one in before) - statistics.median(one.after for one in now)
+        return max(by_steps, by_commits, fell) / learnt
+
+
 STALE = 0.6  # of a change lost by the compressor: most of it waits for later rounds
 GAIN = 12.0  # of an outer step: at 13 the LoRA and the LSTM in experiments/defaults ended worst, at 11 not always
 
@@ -291,6 +330,7 @@ _SHORT = {
     REPLICA_DISTANCE: "replicas {:.2%} apart",
     REPLICA_VARIANCE: "variance {:.2g}",
     BEHIND_ALONE: "behind alone by {:.0%}",
+    STILL_GAINED: "still gains {:.1%}",
 }
 
 

@@ -203,6 +203,7 @@ _MEANING = {
     "replica_distance": "Distance to the last partner's replica over the length of ours.",
     "replica_variance": "Half the mean square of that distance over the last pairs.",
     "behind_alone": "Share of what this peer's own steps would have learnt that the anchor lacks; below 0: it leads.",
+    "still_gained": "Share of all that was learnt that the latest dozen looks still gained.",
 }
 
 

@@ -15,6 +15,7 @@ __all__ = [
     "NORM_DISPERSION",
     "REPLICA_DISTANCE",
     "REPLICA_VARIANCE",
+    "STILL_GAINED",
     "Figures",
 ]
 
@@ -26,9 +27,10 @@ NEVER_SENT = "never_sent"  # share of coordinates that nobody has sent since thi
 REPLICA_DISTANCE = "replica_distance"  # gossip: rms of (ours - theirs) over rms of ours, in the newest pair
 REPLICA_VARIANCE = "replica_variance"  # gossip: half the mean square of that over the last pairs
 BEHIND_ALONE = "behind_alone"  # share of what this peer's own steps would have learnt by now that the anchor lacks
+STILL_GAINED = "still_gained"  # share of all that was learnt that steps, commits or the time between looks still gain
 NAMES = (
     *(NORM_DISPERSION, LOSS_DISPERSION, MEAN_COSINE, DEBT_RATIO, NEVER_SENT),
-    *(REPLICA_DISTANCE, REPLICA_VARIANCE, BEHIND_ALONE),
+    *(REPLICA_DISTANCE, REPLICA_VARIANCE, BEHIND_ALONE, STILL_GAINED),
 )
 
 

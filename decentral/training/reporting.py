@@ -14,9 +14,9 @@ from torch import Tensor
 
 from decentral.consensus.chain import contributions, moves_anchor
 from decentral.errors import ConfigError
-from decentral.observe.diagnostics import Alone, Crossing, Look, Watch
+from decentral.observe.diagnostics import Alone, Crossing, Gains, Look, Watch
 from decentral.replica.contribution import Contribution
-from decentral.replica.figures import BEHIND_ALONE, Figures
+from decentral.replica.figures import BEHIND_ALONE, STILL_GAINED, Figures
 from decentral.rounds.gossip import Swapped
 from decentral.rounds.local_state import CommittedUpdate, Decision
 from decentral.training.live_model import LiveModel
@@ -293,12 +293,12 @@ class Diagnosed:
         """``emit``: takes an event and its fields; ``cause``: says why together is behind alone, and what to do."""
         self._emit, self._watch, self._cause = emit, Watch(), cause
         self.now = Figures()  # of the newest round; replaced, never written to
-        self._alone, self._behind = Alone(), Figures()
+        self._alone, self._gains, self._of_looks = Alone(), Gains(), Figures()
 
     @property
     def values(self) -> Mapping[str, float]:
         """The newest of each figure."""
-        return {**self.now.values, **self._behind.values}
+        return {**self.now.values, **self._of_looks.values}
 
     @property
     def out(self) -> tuple[str, ...]:
@@ -311,12 +311,18 @@ class Diagnosed:
         for crossing in self._watch.see(figures):
             self._tell(crossing, crossing.why)
 
-    def looked(self, look: Look) -> None:
-        """One more look at the losses around a commit; on the training thread."""
-        behind = self._alone.see(look)
-        self._behind = Figures(look.outer_step, rounds=self._alone.count, values={BEHIND_ALONE: behind})
-        for crossing in self._watch.see(self._behind):
-            self._tell(crossing, self._cause() if crossing.is_out else "")
+    def looked(self, look: Look, *, held_out: bool = True) -> None:
+        """One more look at the losses around a commit; on the training thread.
+
+        ``held_out``: of data that nobody trains on; others tell nothing of whether more is to be learnt.
+        """
+        values = {BEHIND_ALONE: self._alone.see(look)}
+        if held_out and (gained := self._gains.see(look)) is not None:
+            values[STILL_GAINED] = gained
+        self._of_looks = Figures(look.outer_step, rounds=self._alone.count, values=values)
+        for crossing in self._watch.see(self._of_looks):
+            by_terms = crossing.is_out and crossing.figure == BEHIND_ALONE
+            self._tell(crossing, self._cause() if by_terms else crossing.why)
 
     def _tell(self, crossing: Crossing, why: str) -> None:
         self._emit(

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from decentral.observe.diagnostics import Alone, Look, Watch
-from decentral.replica.figures import BEHIND_ALONE, Figures
+from decentral.observe.diagnostics import Look
+from decentral.training.reporting import Diagnosed
 from experiments.defaults.problems import problem
 from experiments.defaults.run import SEEDS, Cell, dense, key_of, sparse
 
@@ -128,12 +128,17 @@ def logged(rows: list[Row]) -> Iterator[Look]:
         yield Look(int(row[0]), row[1], row[2], after[1])
 
 
-def warned_at(looks: Iterator[Look]) -> list[int]:
-    """Outer steps after which a warning was told."""
-    alone, watch, told = Alone(), Watch(), []
+def warned_at(looks: Iterator[Look], *, held_out: bool) -> list[tuple[str, int]]:
+    """Figures that a warning was told of, and the outer steps after which."""
+    told = list[tuple[str, int]]()
+
+    def hear(event: str, fields: dict[str, Any]) -> None:
+        if event == "out_of_band":
+            told.append((fields["figure"], fields["outer_step"]))
+
+    diagnosed = Diagnosed(hear)
     for look in looks:
-        figures = Figures(look.outer_step, values={BEHIND_ALONE: alone.see(look)}, rounds=alone.count)
-        told += [one.outer_step for one in watch.see(figures) if one.is_out]
+        diagnosed.looked(look, held_out=held_out)
     return told
 
 
@@ -144,7 +149,7 @@ def judge(found: list[Cell]) -> None:
         if cell["terms"] is None:
             continue
         rows, alone = cell["trace"], ends[_length(cell)]
-        told = [warned_at(evaluated(rows)), warned_at(logged(rows))]
+        told = [warned_at(evaluated(rows), held_out=True), warned_at(logged(rows), held_out=False)]
         side = "ahead " if rows[-1][4] < alone else "behind"
         ended = f"{side} {rows[-1][4]:.3f}, alone {alone:.3f}"
         print(*_length(cell), cell["terms"]["preset"], cell["terms"]["outer"], ended, "evaluated, logged:", *told)

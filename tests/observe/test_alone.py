@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
-from decentral.observe.diagnostics import BANDS, KEPT, ROUNDS, Alone, Look, likely_cause
+from decentral.observe.diagnostics import BANDS, DOZEN, KEPT, ROUNDS, Alone, Gains, Look, likely_cause
 from decentral.observe.health import Notices
-from decentral.replica.figures import BEHIND_ALONE, Figures
+from decentral.replica.figures import BEHIND_ALONE, STILL_GAINED, Figures
 from decentral.training.reporting import Diagnosed
+from experiments.defaults.traces import _length, evaluated, warned_at
+
+TRACES = Path(__file__).parents[2] / "experiments/defaults/traces.jsonl"
 
 # A byte-level GPT of 0.05 M parameters, two peers, 20 rounds of 30 steps, of the first peer: held-out loss before each
 # commit and after it. Alone ends at 3.00.
@@ -89,6 +95,52 @@ def test_what_is_kept_of_a_long_run_does_not_grow() -> None:
     assert len(judge._looks) <= KEPT
     assert judge.count == 5 * KEPT
     assert share <= 0.1
+
+
+# ---- whether anything is still learnt ----
+
+
+def test_of_runs_that_end_ahead_of_alone_at_most_one_in_twenty_is_warned_of_and_the_convolutional_net_is() -> None:
+    """The traces of experiments/defaults, by the code that a peer runs."""
+    cells = [json.loads(line) for line in TRACES.read_text(encoding="utf-8").splitlines()]
+    alone = {_length(cell): cell["trace"][-1][3] for cell in cells if cell["terms"] is None}
+    warned = [
+        (
+            cell["problem"],
+            cell["trace"][-1][4] < alone[_length(cell)],
+            warned_at(evaluated(cell["trace"]), held_out=True),
+        )
+        for cell in cells
+        if cell["terms"] is not None
+    ]
+    ahead = [told for _, is_ahead, told in warned if is_ahead]
+    assert len(ahead) == 20
+    assert sum(map(bool, ahead)) <= 1
+    assert [told[0][0] for name, _, told in warned if name == "conv"] == [STILL_GAINED] * 2
+
+
+@pytest.mark.parametrize(
+    ("start", "before", "after", "fall"),
+    [(1.0, 1.5, 1.0, 0.0), (1.5, 1.0, 1.5, 0.0), (1.0, 1.0, 1.0, 0.1)],
+    ids=["commits undo what own data did", "steps undo what momentum did", "it falls slowly"],
+)
+def test_a_run_that_still_gains_by_one_of_three_does_not_stand(
+    start: float, before: float, after: float, fall: float
+) -> None:
+    gains = Gains()
+    gains.see(Look(0, 5.0, 4.0, 3.0))
+    found = [gains.see(Look(n, start - n * fall, before - n * fall, after - n * fall)) for n in range(1, 2 * DOZEN)]
+    assert found[:-1] == [None] * (2 * DOZEN - 2)
+    assert found[-1] > 0.02
+    stands = [gains.see(Look(n, 1.0, 1.0, 1.0)) for n in range(2 * DOZEN)]
+    assert stands[-1] == 0.0
+
+
+def test_logged_losses_tell_nothing_of_whether_more_is_to_be_learnt() -> None:
+    diagnosed = Diagnosed(lambda event, fields: None)
+    for n in range(3 * DOZEN):
+        diagnosed.looked(Look(n, 2.0, 1.0, 1.5), held_out=False)
+    assert set(diagnosed.values) == {BEHIND_ALONE}
 
 
 # ---- the likely cause ----

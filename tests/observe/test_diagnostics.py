@@ -24,6 +24,7 @@ from decentral.replica.figures import (
     NORM_DISPERSION,
     REPLICA_DISTANCE,
     REPLICA_VARIANCE,
+    STILL_GAINED,
     Figures,
 )
 from decentral.training.reporting import Diagnosed
@@ -37,6 +38,7 @@ USUAL = {
     REPLICA_DISTANCE: 0.01,
     REPLICA_VARIANCE: 0.0004,
     BEHIND_ALONE: -0.3,
+    STILL_GAINED: 0.05,
 }
 
 

@@ -6,7 +6,7 @@ import { bytes, count, number, span } from "./format.js";
 const FIGURES = {
   norm_dispersion: "norms differ by", loss_dispersion: "losses differ by", mean_cosine: "mean cosine", debt_ratio: "owed, in rounds' updates",
   never_sent: "share never sent", replica_distance: "replicas apart", replica_variance: "variance of replicas",
-  behind_alone: "behind alone",
+  behind_alone: "behind alone", still_gained: "still gained",
 };
 const OVER = { round: "round", tokens: "tokens of this peer", bytes_sent: "sent by this peer", seconds: "time", step: "inner step", diagnosed_round: "round" };
 const charts = new Map(); // key -> Chart
