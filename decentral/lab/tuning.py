@@ -263,7 +263,7 @@ def tune(
     presets: Sequence[str] = (),
     outer_rates: Sequence[float] = (),
     first: int = 0,
-    processes: int | None = None,
+    processes: int | None = 1,
     tell: Callable[[str], None] = lambda line: None,
 ) -> Tuned:
     """Terms that suit a model, found by training ``peers`` replicas of it here, and one alone.
@@ -272,8 +272,9 @@ def tune(
     that makes one inner step and one that gives the held-out loss. Or it is a manifest whose model is built in, which
     then trains on ``data`` (None: the standard library), and of which all is kept but method, compressor and exchange.
     ``rounds`` and ``inner_steps``: the manifest's, or 100 and 30. ``link``: everybody's line, in bytes a second or as
-    "20mbit". ``processes``: two at a time unless given, or this process alone where all takes less than a minute.
-    ``search`` has the rest.
+    "20mbit". ``processes``: None for two at a time, or this process alone where all takes less than a minute; with
+    more than one ``source`` must be a function of a module, and a script needs its main part guarded. ``search`` has
+    the rest.
 
         tuned = decentral.tune(build, peers=4, rounds=100, inner_steps=30)
         decentral.join(tuned.manifest, model, optimizer)
@@ -315,7 +316,7 @@ def tune(
 
 
 def _shares(count: int) -> Iterator[float]:
-    """Of the run, what each candidate trains until it goes out."""
+    """Runs' worth of rounds that all candidates train together, from look to look."""
     before = 0.0
     for share in LOOKS:
         yield count * (share - before)

@@ -312,7 +312,7 @@ class Diagnosed:
             self._tell(crossing, crossing.why)
 
     def looked(self, look: Look, *, held_out: bool = True) -> None:
-        """One more look at the losses around a commit; on the training thread.
+        """Judge one more look at the losses around a commit; on the training thread.
 
         ``held_out``: of data that nobody trains on; others tell nothing of whether more is to be learnt.
         """

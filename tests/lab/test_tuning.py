@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from decentral.errors import ConfigError, UsageError
+from decentral.lab import tuning
 from decentral.lab.tuning import LOOKS, Aim, Found, candidates_of, survivors, tune
 from decentral.manifest import preset_manifest
 from tests.lab.own_problems import broken, build
@@ -76,6 +77,14 @@ def test_a_method_of_fragments_has_as_many_inner_steps_as_a_peer_alone_and_the_m
     terms = preset_manifest("diloco", steps=36, model={"layers": 24})
     (one,), _ = candidates_of(Aim(terms=terms, rounds=4, peers=2, presets=("streaming",)), 10**7, 0.1)
     assert (one.manifest.outer.fragments, one.manifest.run.rounds, one.manifest.inner.steps) == (9, 36, 36)
+
+
+def test_a_function_within_a_function_is_tuned_though_no_other_process_could_find_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tuning, "SHORT", 0.0)
+    found = tune(lambda number: build(number), rounds=4, inner_steps=1, presets=["local_sgd"]).found
+    assert found.best == "local_sgd"
 
 
 def test_terms_that_no_run_is_founded_by_are_not_tried() -> None:
