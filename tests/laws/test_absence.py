@@ -160,7 +160,7 @@ def terms(method: str) -> Manifest:
 SETTINGS = {"muloco": {"learning_rate": 0.9, "momentum": 0.8}}
 
 
-SWINGS = ("decoupled", "eager", "muloco", "slowmo", "streaming")
+SWINGS = ("co2", "decoupled", "eager", "muloco", "slowmo", "streaming")
 DRAWING = ("sparta",)  # a missed round of a few parameters bounds nothing: tests/laws/test_undrawn_absence.py
 SPARSE = "topk(k=1024, chunk=4096) >> signmag2"
 
