@@ -276,7 +276,8 @@ class Peer:
             self._share(range(len(self._model.schema.fragments)))
             hooked = self._part is not None and self._part.acts_before_inner_steps
             begins = self._before_inner_step if hooked else None
-            steps = InnerSteps(self.settings.optimizers.parts, self._after_inner_step, begins)
+            parts, looks = self.settings.optimizers.parts, (self._model.before_step, self._model.check_tensors)
+            steps = InnerSteps(parts, self._after_inner_step, begins, *looks)
             stack.enter_context(steps.hooked(self._model.trained))
             self._has_entered = True
             if self.settings.options.require_peers and not self._done:
