@@ -417,8 +417,8 @@ class LiveModel:
 # Values at boundaries count, and not what a loop does with them inside a step: it may freeze a discriminator for a
 # moment, or perturb and restore. So a parameter is called frozen once no step since the last boundary found it thawed.
 # A frozen base may have billions of values, which are hashed once, at the join. At a boundary so many tensors are
-# looked at in turn, at values spread over each, and those whose version counter rose (an EMA by ``.data`` raises none).
-# They may be off by rounding: adapters are merged into a base and taken out again to evaluate or generate.
+# looked at in turn, at values spread over each, and as many whose version counter rose (an EMA by ``.data`` raises
+# none). They may be off by rounding: adapters are merged into a base and taken out again to evaluate or generate.
 
 LOOKED_AT = 256  # frozen tensors at one boundary
 SAMPLED = 64  # values of each
@@ -489,9 +489,9 @@ class Joined:
 
     def _check_values(self, now: Mapping[str, Tensor]) -> None:
         here = self._parameters if self._sharded else now
-        risen = [one for one in self._frozen if not one.hashed and _version(here.get(one.spec.name)) != one.version]
+        risen = [one for one in self._frozen if _version(here.get(one.spec.name)) != one.version]
         begin, self._turn = self._turn, (self._turn + LOOKED_AT) % max(1, len(self._frozen))
-        looked_at = [*risen, *(self._frozen[begin:] + self._frozen[:begin])[:LOOKED_AT]]
+        looked_at = risen[:LOOKED_AT] + (self._frozen[begin:] + self._frozen[:begin])[:LOOKED_AT]
         changed = [one.spec.name for one in looked_at if self._is_changed(one, here.get(one.spec.name))]
         if changed:
             more = len(set(changed)) - 1
@@ -509,6 +509,7 @@ class Joined:
         if not self._sharded and tuple(now.shape) != frozen.spec.shape:
             return True
         sample, has_risen = _sampled(now), _version(now) != frozen.version
+        frozen.version = _version(now)
         if sample is not None and frozen.sample is not None and not torch.equal(sample, frozen.sample):
             return _is_off(sample, frozen.sample)
         is_all_seen = sample is not None and now.numel() <= SAMPLED

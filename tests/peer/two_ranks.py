@@ -19,6 +19,22 @@ from decentral.parameters import digest
 from decentral.training.inner import build_inner
 
 
+class Net(nn.Module):
+    """With a teacher that follows it, and a whole number that is each process's own between two rounds."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.rank, self.layers, self.teacher = rank, nn.Linear(32, 32), nn.Linear(32, 32).requires_grad_(False)
+        self.norm = nn.BatchNorm1d(32)
+        self.register_buffer("pointer", torch.tensor(0))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.teacher.weight.lerp_(self.layers.weight, 0.1 + 0.1 * self.rank)
+        self.pointer += 1 + self.rank
+        return self.norm(self.layers(inputs))
+
+
 def main(*manifests: str) -> None:
     accelerator = Accelerator(cpu=True)
     for manifest in manifests:
@@ -28,12 +44,18 @@ def main(*manifests: str) -> None:
 
 def train(accelerator: Accelerator, manifest: str, out: str) -> None:
     torch.manual_seed(accelerator.process_index)  # ranks begin apart: accelerate and the swarm bring them together
-    model = nn.Sequential(nn.Linear(32, 32), nn.BatchNorm1d(32))
+    model = Net(accelerator.process_index)
     (optimizer,) = build_inner(load_manifest(manifest).inner, model)
     model, optimizer = accelerator.prepare(model, optimizer)
     data = torch.Generator().manual_seed(accelerator.process_index)
     with decentral.join(
-        manifest, model, optimizer, accelerator=accelerator, out=out, listen=("/ip4/127.0.0.1/tcp/0",)
+        manifest,
+        model,
+        optimizer,
+        accelerator=accelerator,
+        out=out,
+        listen=("/ip4/127.0.0.1/tcp/0",),
+        moved=["teacher"],
     ) as peer:
         steps, drawn = 0, []
         items = TensorDataset(torch.arange(200))
