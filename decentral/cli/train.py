@@ -59,6 +59,7 @@ def train_with_swarm(
         relays=options.relays,
         lan=options.lan,
         scheduler=context.schedulers,
+        alone=True,  # the job waits itself, below, which is no part of a step's time
         require_peers=options.require_peers,
         join_timeout=time_left(options.give_up_at),
         tokens_per_step=context.tokens_per_step,

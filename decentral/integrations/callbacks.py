@@ -37,6 +37,7 @@ class JoinKeywords(TypedDict, total=False):
 
     out: str | Path | None
     listen: Sequence[str] | None
+    alone: bool
     require_peers: int
     join_timeout: float | None
     observer: Observer | None
@@ -105,7 +106,7 @@ class Entered:
         """The one that takes part now."""
         return self._peer
 
-    def enter(self, peer: Peer, *, wait_for_company: bool) -> None:
+    def enter(self, peer: Peer) -> None:
         """Begin to take part, and say how others join. One that was not left before ends: its loop was cut off."""
         if self._peer is not None:
             self.leave(DecentralError("another training loop begins"))
@@ -116,8 +117,6 @@ class Entered:
             line = invite_for(sys.stderr, peer.invite)
             bare = "" if line == peer.invite else "  # without its token, as this may be a log: peer.invite has it"
             sys.stderr.write(f"decentral: decentral join {line} --script {sys.argv[0]}{bare}\n")
-        if wait_for_company and not peer.done:
-            peer.wait_for_company()
 
     def leave(self, error: BaseException | None = None) -> None:
         """Leave the run; ``error``: what ended the training loop, if it did not come to its own end."""

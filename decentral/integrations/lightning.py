@@ -31,8 +31,7 @@ class DecentralCallback(Callback):  # type: ignore[misc]  # its own types are lo
 
     Args:
         run: as of ``decentral.join``: path of a ``run.toml``, a Manifest, or an invite line.
-        wait_for_company: begin to train when the run has a second member; not at all if it ever had one.
-        join: any other keyword of ``decentral.join``: ``out=``, ``max_upload=``, ``tokens_per_step=`` and so on.
+        join: any other keyword of ``decentral.join``: ``out=``, ``max_upload=``, ``alone=`` and so on.
 
     Training stops when the run is over, or somebody asks for it (``decentral leave``). With ``ckpt_path`` module,
     optimizers, schedules and what is owed are those of the peer's own checkpoint, which is written beside each of
@@ -41,9 +40,9 @@ class DecentralCallback(Callback):  # type: ignore[misc]  # its own types are lo
     ``fit()`` raises what ``decentral.join`` does, and ConfigError where processes hold parts of the model (FSDP).
     """
 
-    def __init__(self, run: Run, *, wait_for_company: bool = False, **join: Unpack[JoinKeywords]) -> None:
+    def __init__(self, run: Run, **join: Unpack[JoinKeywords]) -> None:
         check_keywords(type(self).__name__, join)
-        self._run, self._wait_for_company, self._join = run, wait_for_company, join
+        self._run, self._join = run, join
         self._entered = Entered()
         self._kept: dict[str, Any] = {}  # of the run, in Lightning's checkpoints. Any: JSON
         self._logged = 0  # rounds
@@ -65,7 +64,7 @@ class DecentralCallback(Callback):  # type: ignore[misc]  # its own types are lo
             **self._join,
         )
         check_goes_on(self._kept, peer, f"ckpt_path: {trainer.ckpt_path}")
-        self._entered.enter(peer, wait_for_company=self._wait_for_company)
+        self._entered.enter(peer)
         self._kept, self._logged = kept_of(peer), peer.round
         trainer.should_stop = trainer.should_stop or peer.done
 

@@ -42,8 +42,7 @@ class DecentralCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
 
     Args:
         run: as of ``decentral.join``: path of a ``run.toml``, a Manifest, or an invite line.
-        wait_for_company: begin to train when the run has a second member; not at all if it ever had one.
-        join: any other keyword of ``decentral.join``: ``out=``, ``max_upload=``, ``tokens_per_step=`` and so on.
+        join: any other keyword of ``decentral.join``: ``out=``, ``max_upload=``, ``alone=`` and so on.
 
     Training stops when the run is over, or somebody asks for it (``decentral leave``). With ``resume_from_checkpoint``
     model, optimizer, schedule and what is owed are those of the peer's own checkpoint, which is written beside each of
@@ -54,9 +53,9 @@ class DecentralCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     a ``with`` block around it is left.
     """
 
-    def __init__(self, run: Run, *, wait_for_company: bool = False, **join: Unpack[JoinKeywords]) -> None:
+    def __init__(self, run: Run, **join: Unpack[JoinKeywords]) -> None:
         check_keywords(type(self).__name__, join)
-        self._run, self._wait_for_company, self._join = run, wait_for_company, join
+        self._run, self._join = run, join
         self._entered = Entered()
         self.kept: dict[str, Any] = {}  # of the run, in the Trainer's checkpoints. Any: JSON
 
@@ -93,7 +92,7 @@ class DecentralCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         peer = decentral.join(self._run, model, optimizer, accelerator=World(), scheduler=lr_scheduler, **self._join)
         before = (state.stateful_callbacks.get(type(self).__name__) or {}).get("attributes", {})
         check_goes_on(before.get("kept", {}), peer, f"resume_from_checkpoint: a checkpoint of {args.output_dir}")
-        self._entered.enter(peer, wait_for_company=self._wait_for_company)
+        self._entered.enter(peer)
         self.kept = kept_of(peer)
         draw_in_own_order(train_dataloader, peer.seed)
         _warn_if_short(state.max_steps - state.global_step, peer)
@@ -147,7 +146,7 @@ class DecentralCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         run = None if folder is None else str(Path(folder) / "run.toml")
         join = written_down(self._join) | ({} if folder is None else {"out": folder})
         return {
-            "args": {"run": run, "wait_for_company": self._wait_for_company, **join},
+            "args": {"run": run, **join},
             "attributes": {"kept": self.kept},
         }
 
@@ -155,7 +154,7 @@ class DecentralCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     def from_state(cls, state: dict[str, Any]) -> DecentralCallback:
         """The callback that ``state()`` was asked for."""
         given = dict(state["args"])
-        made = cls(given.pop("run"), wait_for_company=given.pop("wait_for_company"), **read_back(given))
+        made = cls(given.pop("run"), **read_back(given))
         made.kept = dict(state["attributes"]["kept"])
         return made
 

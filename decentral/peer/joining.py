@@ -52,6 +52,7 @@ def join(
     out: str | Path | None = None,
     listen: Sequence[str] | None = None,
     scheduler: Any | None = None,  # one or a list. Any: torch's schedulers share no public base with state_dict
+    alone: bool = False,
     require_peers: int = 0,
     join_timeout: float | None = None,
     observer: Observer | None = None,
@@ -86,7 +87,9 @@ def join(
             A checkpoint of this run found there is resumed.
         listen: multiaddrs; all interfaces, any port, when not given.
         scheduler: one or a list; saved and resumed with the checkpoint.
-        require_peers: wait until this many members are there.
+        alone: train at once. Else the first ``optimizer.step`` of a peer's life waits until the run has, or ever had, a
+            second member, and says so every half minute; ``leave()`` or the run's end ends the wait.
+        require_peers: wait until this many members are there, in the beginning of the ``with`` block.
         join_timeout: seconds from this call until NoPeersError, when nobody answers or the members are not there.
         observer: called with every event, on whatever thread it happens.
         checkpoint_every: commits, or steps of pairs, between two checkpoints.

@@ -76,6 +76,11 @@ class Participation:
             self.diagnosed.looked(look, held_out=self.settings.options.evaluate is not None)
 
     @property
+    def founds(self) -> bool:
+        """Whether it begins the run, or goes on with it, by terms of its own: it was not invited."""
+        return self.settings.invite is None
+
+    @property
     def is_offline(self) -> bool:
         """Whether this peer, for whom the run is over, gets in touch with nobody."""
         return self.was_over and not self.settings.options.keep_serving
@@ -337,7 +342,8 @@ def end_as_one(orders: Orders | None, kind: type[BaseException] | None) -> bool:
 def end_of_run(part: Participation, asked_to_leave: threading.Event) -> None:
     """The run is over: how to have it, and, where that was wished, a stay for those who come late."""
     out = part.settings.called
-    logger.info("This run is over: decentral export %s --to model/", out, extra=PLAIN)
+    anew = "; a new run takes another folder, --out or join(out=...)" if part.was_over and part.founds else ""
+    logger.info("This run is over: decentral export %s --to model/%s", out, anew, extra=PLAIN)
     if part.settings.options.keep_serving:
         until = "until Ctrl-C, or decentral leave --out"
         logger.info("its last state can be had here %s %s", until, out, extra=PLAIN)

@@ -210,6 +210,12 @@ class Peer:
         """
         self._wait_for_members(2, lambda head: head.epoch > 0, self.settings.give_up_at)
 
+    def _before_first_step(self) -> None:
+        """Wait for a second member at the first step of this peer's life, unless it is to train alone."""
+        options = self.settings.options
+        if not (options.alone or options.require_peers or self._count.value or self._done):
+            self.wait_for_company()
+
     def _wait_for_members(self, count: int, enough: Callable[[Head], bool], give_up_at: float | None) -> None:
         Gathering(self._model, self._part, self._asked_to_leave).wait(count, enough, give_up_at)
         self._share(())
@@ -276,7 +282,7 @@ class Peer:
             self._share(range(len(self._model.schema.fragments)))
             hooked = self._part is not None and self._part.acts_before_inner_steps
             begins = self._before_inner_step if hooked else None
-            steps = InnerSteps(self.settings.optimizers.parts, self._after_inner_step, begins)
+            steps = InnerSteps(self.settings.optimizers.parts, self._after_inner_step, begins, self._before_first_step)
             stack.enter_context(steps.hooked(self._model.trained))
             self._has_entered = True
             if self.settings.options.require_peers and not self._done:

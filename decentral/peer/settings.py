@@ -33,6 +33,7 @@ class JoinOptions:
     out: str | Path | None
     listen: Sequence[str] | None
     scheduler: Any | None  # Any: as in ``join``
+    alone: bool
     require_peers: int
     join_timeout: float | None
     observer: Observer | None

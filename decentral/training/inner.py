@@ -390,11 +390,13 @@ class _Watch:
 class InnerSteps:
     """Counts: ``on_step`` is called inside the ``step`` that makes each optimizer have stepped once more, and
     ``on_begin``, if there is one, before the first of those steps: all of them go by the gradients of that moment.
+    ``on_first`` is called once, before anything has stepped.
     """
 
     optimizers: Sequence[torch.optim.Optimizer]
     on_step: Callable[[], None]
     on_begin: Callable[[], None] | None = None
+    on_first: Callable[[], None] = _nothing
     _since: set[int] = field(default_factory=set)  # optimizers that stepped since the last inner step
     _times: list[int] = field(default_factory=list)  # steps of each
 
@@ -414,6 +416,8 @@ class InnerSteps:
             return stack.pop_all()
 
     def _begins(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        first, self.on_first = self.on_first, _nothing
+        first()
         if self.on_begin is None or self._since or _is_skipped(optimizer):
             return
         by_losses = getattr(optimizer, "derivatives", None) is not None
