@@ -57,6 +57,7 @@ class JoinKeywords(TypedDict, total=False):
     keep_serving: bool
     offload: str | Path | None
     evaluate: Callable[[], float | Tensor] | None
+    moved: Sequence[str]
 
 
 _SECRET = ("admit",)  # others may read what is written down of a training run, and it may be published

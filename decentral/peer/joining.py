@@ -72,6 +72,7 @@ def join(
     keep_serving: bool = False,
     offload: str | Path | None = None,
     evaluate: Callable[[], float | Tensor] | None = None,
+    moved: Sequence[str] = (),
 ) -> Peer:
     """Make this process a peer of ``run``: a manifest (its first peer, or a restart in ``out``) or an invite.
 
@@ -120,6 +121,10 @@ def join(
             draws disturbs nothing. When together falls behind what this peer would have learnt alone, health says so,
             and why; without it ``peer.log(loss=...)`` tells, which is weaker (docs/diagnostics.md). Of a peer of one
             process.
+        moved: names of parameters, or of modules around them, that no gradient trains and the loop itself moves:
+            ``["teacher"]``; an EMA copy, a target network, a codebook. They go the way of buffers: shared as
+            ``buffers`` in ``[model]`` says, kept in checkpoints, brought to newcomers and exported. All peers name the
+            same.
 
     Nothing begins before the ``with`` block: it is there that the peer enters the run.
 
@@ -175,7 +180,15 @@ def settings_of(
     check_tokens(manifest, options.tokens_per_step)
     optimizers = Together.of(optimizer, "optimizer")
     on_device = make_outer(manifest.outer.method, manifest.outer.hyper).on_device
-    live = LiveModel(model, manifest.outer.fragments, options.accelerator, optimizers.parts, on_device=on_device)
+    live = LiveModel(
+        model,
+        manifest.outer.fragments,
+        options.accelerator,
+        optimizers.parts,
+        on_device=on_device,
+        buffers=manifest.model.buffers or "average",
+        moved=[options.moved] if isinstance(options.moved, str) else options.moved,
+    )
     check_processes(manifest, live.world_size, optimizers.parts, evaluates=options.evaluate is not None)
     check_covers(optimizers.parts, live.trained)
     schedulers = None if options.scheduler is None else Together.of(options.scheduler, "scheduler")

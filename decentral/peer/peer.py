@@ -52,7 +52,7 @@ class Peer:
     def __init__(self, settings: Settings) -> None:
         check_relays(settings.options.relays)
         self.settings, self.manifest, self.out = settings, settings.manifest, settings.out
-        self._done = self._has_entered = False
+        self._done = self._has_entered = self._has_stepped = False
         self._model = settings.model
         self._announce = Announcer(settings.options.observer)
         self._stalls = StallWatch(self._announce)
@@ -210,11 +210,13 @@ class Peer:
         """
         self._wait_for_members(2, lambda head: head.epoch > 0, self.settings.give_up_at)
 
-    def _before_first_step(self) -> None:
-        """Wait for a second member at the first step of this peer's life, unless it is to train alone."""
-        options = self.settings.options
-        if not (options.alone or options.require_peers or self._count.value or self._done):
+    def _before_any_step(self) -> None:
+        """Runs at the beginning of any optimizer's step; the first of this peer's life waits for a second member."""
+        options, waits = self.settings.options, not (self._has_stepped or self._count.value or self._done)
+        self._has_stepped = True
+        if waits and not (options.alone or options.require_peers):
             self.wait_for_company()
+        self._model.before_step()
 
     def _wait_for_members(self, count: int, enough: Callable[[Head], bool], give_up_at: float | None) -> None:
         Gathering(self._model, self._part, self._asked_to_leave).wait(count, enough, give_up_at)
@@ -282,7 +284,8 @@ class Peer:
             self._share(range(len(self._model.schema.fragments)))
             hooked = self._part is not None and self._part.acts_before_inner_steps
             begins = self._before_inner_step if hooked else None
-            steps = InnerSteps(self.settings.optimizers.parts, self._after_inner_step, begins, self._before_first_step)
+            parts, looks = self.settings.optimizers.parts, (self._before_any_step, self._model.check_tensors)
+            steps = InnerSteps(parts, self._after_inner_step, begins, *looks)
             stack.enter_context(steps.hooked(self._model.trained))
             self._has_entered = True
             if self.settings.options.require_peers and not self._done:

@@ -53,6 +53,7 @@ class JoinOptions:
     keep_serving: bool
     offload: str | Path | None
     evaluate: Callable[[], float | Tensor] | None
+    moved: Sequence[str]
 
     def __post_init__(self) -> None:
         if self.on_nan not in ("stop", "restart"):

@@ -292,11 +292,13 @@ class Startup:
         """
         head, anchors, buffers_B, included = self._part.swarm.call(_standing, self._part.swarm)
         if own is not None:
+            if self._part.swarm.node.replica.tail.numel:
+                self._model.write_buffers(buffers_B, whole=True)
             slept = Resumed(head, dict(own.tensors), dict(own.meta), (), adopted=True)
             return self._go_on(_Checkpoint(slept, slept.meta, head, True, anchors, buffers_B=buffers_B)), included
         schedule = make_schedule(self._manifest, head.hash, self._live_side())
         self._put(schedule, anchors)
-        self._model.write_buffers(buffers_B)
+        self._model.write_buffers(buffers_B, whole=True)
         return schedule, included
 
     def _go_on(self, kept: _Checkpoint) -> SyncSchedule:
