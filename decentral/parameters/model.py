@@ -161,7 +161,7 @@ def _empty(numel: int, device: torch.device) -> Tensor:
 
 def gather_buffers(buffers: Mapping[str, Tensor], specs: Sequence[BufferSpec]) -> Tensor:
     """Copy the buffers out of a model, in the schema's order. Whole numbers are exact below 2**24."""
-    flat_B = torch.empty(sum(spec.numel for spec in specs), dtype=torch.float32)
+    flat_B = torch.empty(sum(spec.numel for spec in specs), dtype=torch.float32, device="cpu")
     for spec, piece in zip(specs, split(flat_B, [spec.shape for spec in specs]), strict=True):
         piece.copy_(_find(buffers, spec).detach())
     return flat_B
