@@ -21,8 +21,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import torch
-
 from decentral.consensus.chain import Head
 from decentral.errors import NoPeersError, PayloadError, UsageError
 from decentral.manifest import Manifest
@@ -38,6 +36,7 @@ from decentral.swarm.admission import Admission
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite, whole_invite
 from decentral.swarm.lan import Lan
+from decentral.tensors.memory import fresh_zeros
 from decentral.training.swarm_side import SwarmThread
 from decentral.transport import Traffic, Transport
 from decentral.transport.memory import MemoryNetwork
@@ -329,8 +328,8 @@ class FollowerStartup:
         return Start(
             manifest=known.manifest,
             schema=known.schema,
-            anchors=[torch.zeros(fragment.numel) for fragment in known.schema.fragments],
-            buffers_B=torch.zeros(known.schema.buffer_numel),
+            anchors=[fresh_zeros(fragment.numel) for fragment in known.schema.fragments],
+            buffers_B=fresh_zeros(known.schema.buffer_numel),
             founder=False,
             bootstrap=self._ways,
             head=known.head,

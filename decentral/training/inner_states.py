@@ -144,7 +144,7 @@ def _apart_from_what_is_trained(states: list[Tree]) -> list[Tree]:
 def send_tree(processes: Processes, tree: Tree) -> None:
     """To the main process."""
     head, tensors = _packed(tree)
-    processes.send(torch.tensor([len(head)]), MAIN)
+    processes.send(torch.tensor([len(head)], dtype=torch.int64, device="cpu"), MAIN)
     processes.send(torch.frombuffer(bytearray(head), dtype=torch.uint8), MAIN)
     for tensor in tensors:
         processes.send(tensor, MAIN)
@@ -152,9 +152,9 @@ def send_tree(processes: Processes, tree: Tree) -> None:
 
 def receive_tree(processes: Processes, sender: int) -> Tree:
     """What ``sender`` sends."""
-    nbytes = torch.zeros(1, dtype=torch.int64)
+    nbytes = torch.zeros(1, dtype=torch.int64, device="cpu")
     processes.receive(nbytes, sender)
-    head = torch.empty(int(nbytes), dtype=torch.uint8)
+    head = torch.empty(int(nbytes), dtype=torch.uint8, device="cpu")
     processes.receive(head, sender)
     return _unpacked(head.numpy().tobytes(), lambda tensor: processes.receive(tensor, sender))
 
@@ -178,7 +178,7 @@ def _packed(tree: Tree) -> tuple[bytes, list[Tensor]]:
 
 def _unpacked(head: bytes, fill: Any) -> Tree:  # Any: a tensor's values come from somewhere
     document, shapes = json.loads(head)
-    tensors = {name: torch.empty(shape, dtype=getattr(torch, dtype)) for name, shape, dtype in shapes}
+    tensors = {name: torch.empty(shape, dtype=getattr(torch, dtype), device="cpu") for name, shape, dtype in shapes}
     for tensor in tensors.values():
         fill(tensor)
     return unflatten(document, tensors)

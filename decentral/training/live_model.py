@@ -39,6 +39,7 @@ from decentral.parameters.schema import boxes_of, is_sharded, local_part
 from decentral.state.checkpoint import adapter_description, random_state, set_random_state
 from decentral.state.snapshot import live_buffer_name
 from decentral.tensors.device import PROCESSOR, moved, place_of
+from decentral.tensors.memory import fresh
 from decentral.tensors.ops import as_rows
 from decentral.training.inner import Averages
 from decentral.training.processes import Order, Orders, Processes, Shards, undisturbed
@@ -323,7 +324,7 @@ class LiveModel:
                 "join(accelerator=...)"
             )
         shards = Shards(self.orders.processes)
-        what = {Order.READ: self._read, Order.WRITE: lambda fragment: self._write(fragment, torch.empty(0))}
+        what = {Order.READ: self._read, Order.WRITE: lambda fragment: self._write(fragment, fresh(0))}
         frozen = {Order.FROZEN: lambda number: shards.whole(self._parameters[self.schema.frozen[number].name])}
         self.orders.means({**what, **frozen})
         return shards
