@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 import torch
 from torch import nn
+from torch.utils.data import IterableDataset
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import CallbackHandler, ExportableState
 
@@ -35,6 +37,8 @@ from decentral.integrations.callbacks import (
 )
 from decentral.observe.metrics import swarm_numbers
 from decentral.peer import Peer
+
+T = TypeVar("T")
 
 
 class DecentralCallback(TrainerCallback, ExportableState):  # type: ignore[misc]  # transformers is untyped
@@ -63,6 +67,13 @@ class DecentralCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     def peer(self) -> Peer | None:
         """The peer, while ``train()`` runs: its ``status()``, ``invite``, ``pause()``, ``leave()``."""
         return self._entered.peer
+
+    def shard(self, dataset: Iterable[T]) -> IterableDataset[T]:
+        """This peer's part of data that is streamed: every n-th item of it, for ``train_dataset``.
+
+        ``dataset``: what can only be walked through, in the same order on every peer; ConfigError for what has indices.
+        """
+        return self._entered.shard(dataset)
 
     def __enter__(self) -> Self:
         return self
@@ -95,7 +106,7 @@ class DecentralCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         self._entered.enter(peer)
         self.kept = kept_of(peer)
         draw_in_own_order(train_dataloader, peer.seed)
-        _warn_if_short(state.max_steps - state.global_step, peer)
+        _warn_if_short(state.max_steps - state.global_step, peer, state.max_steps)
         if peer.done:  # the folder held the end of the run
             control.should_training_stop = True
             control.should_epoch_stop = True
@@ -173,10 +184,19 @@ def _exchange(peer: Peer, state: TrainerState, logs: dict[str, float]) -> None:
         state.log_history[-1].update(numbers)
 
 
-def _warn_if_short(steps: int, peer: Peer) -> None:
-    """Say at the beginning, and not after hours, that the Trainer has fewer ``steps`` left than the run."""
+def _warn_if_short(steps: int, peer: Peer, in_all: int) -> None:
+    """Say at the beginning, and not after hours, that the Trainer has fewer ``steps`` left than the run, or that its
+    schedule is stretched over fewer than the run's: ``in_all``.
+    """
     rounds = peer.manifest.run.rounds - peer.round
-    wanted = rounds * peer.manifest.inner.steps // peer.manifest.outer.fragments
+    each = peer.manifest.inner.steps / peer.manifest.outer.fragments
+    wanted, whole = int(rounds * each), int(peer.manifest.run.rounds * each)
+    if wanted <= steps and in_all < whole and World().is_main_process:
+        logging.getLogger("decentral").warning(
+            "the Trainer's schedule is stretched over max_steps = %d, and the run, which is some rounds on, has %d "
+            "steps; with max_steps = %d this peer trains at the rate that the others have",
+            *(in_all, whole, whole),
+        )
     if steps < wanted and World().is_main_process:
         logging.getLogger("decentral").warning(
             "the Trainer ends after %d more steps, and the run's %d more rounds take about %d: it leaves the run then; "

@@ -4,6 +4,8 @@
         for anchor in anchors:  # ends with the run
             model.load_state_dict(anchor.state_dict(), strict=False)
 
+``anchors.latest()`` has the newest one at once, for a loop that does something else meanwhile.
+
 Needs no data, no script and no model: the shapes come from the run's peers. Whoever is slow gets the newest anchor and
 misses those before it.
 """
@@ -100,6 +102,21 @@ class Following:
                 return found
             self._check_alive()
         raise StopIteration
+
+    def latest(self) -> Anchor | None:
+        """The newest anchor that is due, without waiting for it: None before the first, the same one until there is a
+        newer one, and when the run is over the last. Raises what ended the swarm's side; NoPeersError.
+
+        What it gave counts as given: a loop over the anchors goes on with the next one.
+        """
+        with self._news:
+            found, self._newest = self._newest, None
+        if found is not None:
+            self._last = found
+            self._save(found, least=SAVE_EVERY)
+        elif not self._leaving.is_set() and not (self._last is not None and self._last.final):
+            self._check_alive()
+        return self._last
 
     @property
     def manifest(self) -> Manifest:

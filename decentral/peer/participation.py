@@ -38,13 +38,6 @@ LOOK_EVERY = 0.2  # s: Ctrl-C must get through to who waits, on every platform
 LAST_TRIES = 3  # at the last checkpoint: one more commit may come between looking for it and copying
 
 
-@dataclass(slots=True)
-class StepCount:
-    """Inner steps of this peer, over all its lives."""
-
-    value: int = 0
-
-
 class Participation:
     """The parts, each there from the moment in which `Startup` has made it."""
 

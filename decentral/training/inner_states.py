@@ -7,6 +7,7 @@ that a checkpoint of two processes is resumed by one, or by four. Every process 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from decentral.errors import ConfigError
 from decentral.parameters.schema import is_sharded
 from decentral.state.checkpoint import flatten, random_state, set_random_state, unflatten
+from decentral.training.clocks import Numbers, changed_sentence, numbers_of
 from decentral.training.inner import Together
 from decentral.training.outer_loop import forget_non_finite
 from decentral.training.processes import MAIN, Order, Orders, Processes, Shards, undisturbed
@@ -30,6 +32,7 @@ class InnerStates:
 
     def __init__(self, optimizers: Together, schedulers: Together | None, orders: Orders | None) -> None:
         self._optimizers, self._schedulers, self._orders = optimizers, schedulers, orders
+        self._settings = [numbers_of(optimizer) for optimizer in optimizers.parts]  # as the script has them
         if orders is not None:
             self._shards = Shards(orders.processes)
             orders.means({Order.KEEP: lambda _: self._keep(orders.processes)})
@@ -66,14 +69,23 @@ class InnerStates:
             "optimizer": self._optimizers.state_dict(),
             "scheduler": None if self._schedulers is None else self._schedulers.state_dict(),
             "random": random_state(),
+            "settings": self._settings,
         }
 
     def _put(self, optimizer: Tree, tree: Tree) -> None:
         self._optimizers.load_state_dict(optimizer)
+        self._tell_changed(tree.get("settings", self._settings))  # an older checkpoint has none
         if self._schedulers is not None and tree["scheduler"] is not None:
             self._schedulers.load_state_dict(tree["scheduler"])
         if tree["random"] is not None:
             set_random_state(tree["random"])
+
+    def _tell_changed(self, before: list[Numbers]) -> None:
+        """Warn of settings that the script has changed since the peer of the checkpoint was first joined."""
+        sentence = changed_sentence(before, self._settings)
+        if sentence and (self._orders is None or self._orders.processes.is_main):
+            logging.getLogger("decentral").warning(sentence)
+        self._settings = before  # they count on, and are told at the next start, too
 
     # ---- on all of them at once ----
 
