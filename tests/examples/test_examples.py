@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from decentral.observe.status import Status, read_status
 from decentral.state.export import export
+from decentral.swarm.invite import Invite
 from tests.examples import own_package
 from tests.examples.two_peers import EXAMPLES, ROOT, FirstPeers, first_peers, run_example
 from tests.laws import outside
@@ -128,6 +129,22 @@ def test_what_the_package_adds_obeys_every_law(packages):
         packages, "--compressor", "coarse(levels=7)", "--compressor", "topk(k=64, chunk=4096) >> coarse"
     )
     assert outside.laws(packages, "--outer", "outer_lion")
+
+
+@pytest.mark.parametrize(
+    "name", ["own_loop.py", *(pytest.param(name, marks=pytest.mark.long) for name in ("trainer.py", "fit_lightning.py"))]
+)
+def test_an_example_that_is_interrupted_after_its_invite_goes_on_with_its_run(name, packages, tmp_path):
+    """Each makes its terms itself, and so draws another salt."""
+    runs = list[str]()
+    for _ in range(2):
+        with first_peers(packages) as first:
+            runs.append(Invite.parse(first.begin(name, tmp_path, "--rounds", "3")).run.hex())
+            first.interrupt()
+        assert read_status(tmp_path).state == "left"
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [event["resumed"] for event in events if event["event"] == "joined"] == [False, True]
+    assert runs[0] == runs[1] == read_status(tmp_path).run_id
 
 
 @pytest.mark.long
