@@ -108,9 +108,8 @@ class LiveModel:
         self.schema: Schema = schema_of(bare, num_fragments, self._moved)
         self._trained = {spec.name for fragment in self.schema.fragments for spec in fragment.parameters}
         self._joined = Joined(self._parameters, self.schema, sharded=self._shards is not None)
-        averaged = buffers == "average"
-        self._own = {spec.name for spec in self.schema.buffers if averaged and not spec.has_mean}
-        self._own_told = False
+        self._whole = {spec.name for spec in self.schema.buffers if not spec.has_mean}
+        self._own, self._own_told = self._whole if buffers == "average" else set(), False
         self._outgrown: set[str] = set()  # buffers that are not of the schema's shape or kind any more
         self._shared_B: Tensor | None = None  # the buffers that were read first or written last
         whole = on_device and self._shards is None
@@ -300,21 +299,23 @@ class LiveModel:
         scatter_buffers(flat_B, self.schema.buffers, targets)
 
     def _fitting(self) -> dict[str, Tensor]:
-        """The schema's buffers as they are now, but those that became something else; that is told once."""
-        found, fitting = self._buffers(), {}
+        """The schema's buffers as they are now, but those that became something else, and the whole numbers beside
+        them, which may point into them. That is told once.
+        """
+        found = self._buffers()
         for spec in self.schema.buffers:
             now = found.get(spec.name)
-            if now is not None and spec.name not in self._outgrown and buffer_spec(spec.name, now) == spec:
-                fitting[spec.name] = now
-            elif spec.name not in self._outgrown:
-                self._outgrown.add(spec.name)
-                shape = "is gone" if now is None else f"is {tuple(now.shape)} of {now.dtype} now"
-                self._tell(
-                    f"the buffer {spec.name} was {spec.shape} of {spec.kind}s at the join and {shape}: it is this "
-                    "peer's own from here on, kept in its checkpoints and sent to nobody; what only one process needs "
-                    "is registered with persistent=False"
-                )
-        return fitting
+            if spec.name in self._outgrown or (now is not None and buffer_spec(spec.name, now) == spec):
+                continue
+            module = spec.name.rpartition(".")[0]
+            self._outgrown |= {spec.name} | {name for name in self._whole if name.rpartition(".")[0] == module}
+            shape = "is gone" if now is None else f"is {tuple(now.shape)} of {now.dtype} now"
+            self._tell(
+                f"the buffer {spec.name} was {spec.shape} of {spec.kind}s at the join and {shape}: it is this peer's "
+                "own from here on, kept in its checkpoints and sent to nobody; what only this process needs is "
+                "registered with persistent=False"
+            )
+        return {s.name: found[s.name] for s in self.schema.buffers if s.name not in self._outgrown}
 
     def _tell_of_own(self, targets: Mapping[str, Tensor], flat_B: Tensor) -> None:
         """Say once which whole numbers are not as the others'."""

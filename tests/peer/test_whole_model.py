@@ -103,8 +103,8 @@ def exported(make: Callable[[], nn.Module], out: Path) -> torch.Tensor:
 class Pair:
     """A founder and one that it invites, each training until the run is done."""
 
-    def __init__(self, manifest: Manifest, make: Callable[[], nn.Module], folder: Path) -> None:
-        self.manifest, self.folder = manifest, folder
+    def __init__(self, manifest: Manifest, make: Callable[[], nn.Module], folder: Path, **settings: Any) -> None:
+        self.manifest, self.folder, self.settings = manifest, folder, settings
         self.trainees = [Trainee(make(), number) for number in range(2)]
         self.digests = ["", ""]
         self.invite = ""
@@ -133,7 +133,7 @@ class Pair:
         assert number == 0 or self.invited.wait(60)
         run = self.invite if number else self.manifest
         trainee = self.trainees[number]
-        with joined(run, trainee, self.folder / str(number)) as peer:
+        with joined(run, trainee, self.folder / str(number), **self.settings) as peer:
             if not number:
                 self.invite = peer.invite
                 self.invited.set()
