@@ -197,7 +197,7 @@ def gather_buffers(
     ``otherwise_B``: what stands for those that are not in ``buffers``; None: zeros.
     """
     numel = sum(spec.numel for spec in specs)
-    flat_B = torch.zeros(numel, dtype=torch.float32) if otherwise_B is None else otherwise_B.clone()
+    flat_B = torch.zeros(numel, dtype=torch.float32, device="cpu") if otherwise_B is None else otherwise_B.clone()
     for spec, piece in zip(specs, split(flat_B, [spec.shape for spec in specs]), strict=True):
         if spec.name in buffers:
             piece.copy_(_find(buffers, spec).detach())

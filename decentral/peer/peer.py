@@ -6,16 +6,19 @@ in `decentral.training.outer_loop`; both act on a `Participation`, which only th
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import astuple, replace
 from types import TracebackType
-from typing import Any, Self
+from typing import Self, TypeVar, overload
 
+import torch
 from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from decentral.consensus.chain import Head
 from decentral.errors import ConfigError, NoPeersError
@@ -28,7 +31,6 @@ from decentral.peer.participation import (
     Gathering,
     Participation,
     Standing,
-    StepCount,
     end_as_one,
     end_before_the_run,
     end_of_run,
@@ -40,10 +42,14 @@ from decentral.peer.status import Shown, StallWatch, status_of
 from decentral.preferences.preferences import Preferences
 from decentral.swarm.invite import kept_token
 from decentral.swarm.lan import Lan
-from decentral.tasks.batches import ShardPlace, seed_of, shard
-from decentral.training.inner import InnerSteps
+from decentral.tasks.batches import Indexed, ShardPlace, seed_of, shard
+from decentral.training.clocks import RoundEnded, RunSchedule, StepCount, cosine, move_on
+from decentral.training.inner import InnerSteps, Together
 from decentral.training.outer_loop import LoopControl
 from decentral.training.swarm_side import LoopEnded, SwarmThread, run_blocking
+
+T = TypeVar("T")
+OnRound = TypeVar("OnRound", bound=Callable[[RoundEnded], object])
 
 
 class Peer:
@@ -52,14 +58,20 @@ class Peer:
     def __init__(self, settings: Settings) -> None:
         check_relays(settings.options.relays)
         self.settings, self.manifest, self.out = settings, settings.manifest, settings.out
-        self._done = self._has_entered = False
+        self._done = self._has_entered = self._has_stepped = False
         self._model = settings.model
         self._announce = Announcer(settings.options.observer)
         self._stalls = StallWatch(self._announce)
         self._lan = Lan(self._announce) if settings.options.lan else None
         self._limits = PeerLimits(settings)
         self._control, self._asked_to_leave = LoopControl(), threading.Event()
-        self._count, self._trackers = StepCount(), Trackers(settings.options.accelerator)
+        inner, outer = self.manifest.inner, self.manifest.outer
+        self._count = StepCount(interval=inner.steps // outer.fragments, rounds=self.manifest.run.rounds)
+        self._trackers = Trackers(settings.options.accelerator)
+        self._on_round: list[Callable[[RoundEnded], object]] = []
+        self._schedules: list[RunSchedule] = []
+        self._newest: tuple[int, ...] = (0, 0, 0, 0)  # of the newest round: see `_newest_round`
+        self._has_moved = False  # a schedule of the loop, and told so
         self._part: Participation | None = None
         self._seed, self._place, self._standing = 0, ShardPlace(), Standing(self.manifest)
         self._parting = ""  # what the status says once all is over
@@ -112,8 +124,50 @@ class Peer:
 
     @property
     def round(self) -> int:
-        """Outer steps that this peer's anchor has behind it."""
-        return self._up.swarm.node.outer_steps if self._up is not None else 0
+        """Outer steps that this peer's anchor has behind it; on its other processes as of the last step boundary."""
+        return self._up.swarm.node.outer_steps if self._up is not None else self._count.round
+
+    @property
+    def progress(self) -> float:
+        """Share of the run's rounds that it has behind it, from 0 to 1; within a round it rises with the inner steps.
+
+        As of the last step boundary, alike on all processes of the peer; 0 before the ``with`` block. A run that
+        ``minutes`` end does not come to 1.
+        """
+        return self._count.progress
+
+    def schedule(self, optimizer: torch.optim.Optimizer, factor: Callable[[float], float] = cosine) -> RunSchedule:
+        """A schedule that belongs to the run: every rate is ``factor(peer.progress)`` times what it was at first.
+
+        A newcomer, and who was away, has the rate that the others have. It is stepped by the peer after every inner
+        step, ``step()`` in the loop does no harm; it needs no place in ``join(scheduler=...)`` or a checkpoint.
+
+        Args:
+            optimizer: one that the loop steps. Its rates now are those that ``factor`` multiplies; after a restart
+                those that it had when the schedule was first made.
+            factor: of the run's progress, from 0 to 1; half a cosine from 1 to 0.1 when not given.
+
+        Inside the ``with`` block, on every process of the peer; ConfigError before.
+
+        """
+        self._check_entered("schedule")
+        if not callable(factor):
+            raise ConfigError(
+                f"peer.schedule: a {type(factor).__name__} cannot be called; pass a function of the run's progress, "
+                "such as lambda progress: 1 - progress"
+            )
+        (bare,) = Together.of([optimizer], "optimizer", "peer.schedule").parts
+        self._schedules.append(RunSchedule(bare, factor, self._count))
+        return self._schedules[-1]
+
+    def on_round(self, call: OnRound) -> OnRound:
+        """Call it whenever a round has come into the model, with a `RoundEnded`; returns it, so that it can decorate.
+
+        On the training thread, inside ``optimizer.step``, on every process of the peer, and once for all rounds that
+        come at once. What it raises is raised by that ``step``.
+        """
+        self._on_round.append(call)
+        return call
 
     @property
     def invite(self) -> str:
@@ -131,6 +185,42 @@ class Peer:
         """The newest committed anchor, fragment by fragment: flat float32, shared and not to be written to."""
         return list(self._up.swarm.node.replica.anchors) if self._up is not None else self._model.read_alone()
 
+    def agreed(self) -> dict[str, Tensor]:
+        """The model that the run has agreed on, as a state dict: a copy on the processor, by the names that parameters
+        have in the model given to ``join`` without its wrappers, in their shapes and dtypes.
+
+        It is the newest committed anchor, in gossip this peer's own replica: the trained parameters, and the buffers
+        where peers share them (`[model] buffers`). What is frozen is not in it, as it never changes:
+        ``load_state_dict(peer.agreed(), strict=False)``.
+
+        On the main process of the peer, inside the ``with`` block or after it; ConfigError elsewhere.
+        """
+        self._check_entered("agreed")
+        if self._part is None:
+            raise ConfigError(
+                "peer.agreed(): this process does not talk to the swarm; ask on the main one, or use "
+                "`with peer.evaluating():` on all of them"
+            )
+        replica = self._part.swarm.node.replica
+        return self._model.named(list(replica.anchors), replica.buffers_B if replica.tail.numel else None)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Within the block the model that was given to ``join`` holds what the run has agreed on (see ``agreed``), in
+        evaluation and without gradients; no optimizer may step there.
+
+        Afterwards, however it ends, parameters, buffers, modes and random generators are as before, bit for bit. It
+        takes one copy of the trained parameters meanwhile. Between two steps, on every process of the peer at once;
+        ConfigError before the ``with`` block of ``join``.
+        """
+        self._check_entered("evaluating")
+        anchors, buffers_B = None, None
+        if self._part is not None:
+            replica = self._part.swarm.node.replica
+            anchors, buffers_B = list(replica.anchors), replica.buffers_B
+        with self._model.holding(anchors, buffers_B, are_shared=self.manifest.model.buffers != "own"):
+            yield
+
     @property
     def seed(self) -> int:
         """63 bits that follow from the run and this peer's key: for this peer's dropout and data order.
@@ -142,7 +232,20 @@ class Peer:
             raise ConfigError("peer.seed is known once the peer has entered the run; ask inside the with block")
         return self._seed
 
-    def shard(self, dataset: Any, batch_size: int = 1) -> Any:  # Any: see decentral.tasks.batches.shard
+    @overload
+    def shard(  # type: ignore[overload-overlap]  # an IterableDataset is a Dataset, and has no indices
+        self, dataset: IterableDataset[T], batch_size: int = 1
+    ) -> IterableDataset[T]: ...
+
+    @overload
+    def shard(self, dataset: Indexed | Dataset[object], batch_size: int = 1) -> Sampler[int]: ...
+
+    @overload
+    def shard(self, dataset: Iterable[T], batch_size: int = 1) -> IterableDataset[T]: ...
+
+    def shard(
+        self, dataset: Indexed | Dataset[T] | Iterable[T], batch_size: int = 1
+    ) -> Sampler[int] | IterableDataset[T]:
         """This peer's part of a data set, disjoint from the other members', for the loop inside the ``with`` block.
 
         Args:
@@ -155,6 +258,11 @@ class Peer:
         when they change. A loader that accelerate prepares shares the part among the processes of the peer.
         """
         return shard(dataset, batch_size, self.manifest.digest, lambda: self._place)
+
+    @property
+    def shard_place(self) -> ShardPlace:
+        """Where this peer stands among the members, as of the last step boundary: what ``shard`` goes by."""
+        return self._place
 
     def log(self, **metrics: float | Tensor) -> None:
         """Remember training metrics for the observer; the status shows ``loss`` and ``held_out_loss``.
@@ -209,6 +317,14 @@ class Peer:
         does the end of the run: ``done`` is true then. Call it before the first step, on every process of the peer.
         """
         self._wait_for_members(2, lambda head: head.epoch > 0, self.settings.give_up_at)
+
+    def _before_any_step(self) -> None:
+        """Runs at the beginning of any optimizer's step; the first of this peer's life waits for a second member."""
+        options, waits = self.settings.options, not (self._has_stepped or self._count.value or self._done)
+        self._has_stepped = True
+        if waits and not (options.alone or options.require_peers):
+            self.wait_for_company()
+        self._model.before_step()
 
     def _wait_for_members(self, count: int, enough: Callable[[Head], bool], give_up_at: float | None) -> None:
         Gathering(self._model, self._part, self._asked_to_leave).wait(count, enough, give_up_at)
@@ -276,7 +392,7 @@ class Peer:
             self._share(range(len(self._model.schema.fragments)))
             hooked = self._part is not None and self._part.acts_before_inner_steps
             begins = self._before_inner_step if hooked else None
-            parts, looks = self.settings.optimizers.parts, (self._model.before_step, self._model.check_tensors)
+            parts, looks = self.settings.optimizers.parts, (self._before_any_step, self._model.check_tensors)
             steps = InnerSteps(parts, self._after_inner_step, begins, *looks)
             stack.enter_context(steps.hooked(self._model.trained))
             self._has_entered = True
@@ -350,13 +466,14 @@ class Peer:
 
     def _after_inner_step(self) -> None:
         """Runs inside ``optimizer.step``, of the last one if there are several, on every process of the peer."""
-        self._count.value += 1
-        rest = self._limits.worked()
+        self._count.stepped()
+        rest, before = self._limits.worked(), self._count.round
         try:
             with self._model.as_one():
                 changed = self._at_boundary()
             self._share(changed)
             self._trackers.after_step(self)
+            self._tell_round(before)
             self._limits.rest(rest, self._asked_to_leave.wait)
         except BaseException:
             self._model.averages.resume()  # a loop may catch it, and go on
@@ -389,9 +506,54 @@ class Peer:
             self._place = self._standing.place(self._part.swarm.node)
             ended = self._done or loop.done or self._control.leaving
             forgets, loop.forgets = loop.forgets, False
-        told = (int(forgets), self._count.value, self._seed, *astuple(self._place))
-        self._done, (forget, self._count.value, self._seed, *place) = self._model.share(changed, ended, told)
-        self._place = ShardPlace(*place)
+            if self._count.reaches(loop.outer_steps):
+                self._newest = _newest_round(self._part)
+        told = (int(forgets), self._seed, *astuple(self._place), *self._count.told(), *self._newest)
+        self._done, told = self._model.share(changed, ended, told)
+        forget, self._seed, *place = told[:5]
+        self._place, self._newest = ShardPlace(*place), told[9:]
+        self._count.hear(told[5:9])
         if forget:
             self.settings.states.forget_non_finite()
+        self._follow_the_run()
         self._model.averages.resume(to_train=not self._done)
+
+    def _follow_the_run(self) -> None:
+        """Bring schedules to where the run is: those that belong to it, and those of the loop that are far behind."""
+        for schedule in self._schedules:
+            schedule.step()
+        if not self._count.behind or self._done:
+            return
+        given = self.settings.options.scheduler
+        for one in given if isinstance(given, list | tuple) else [] if given is None else [given]:
+            sentence = move_on(one, self._count, self._model.world_size)
+            if sentence and self._part is not None and not self._has_moved:
+                logging.getLogger("decentral").warning(sentence)
+        self._count.moved += self._count.behind
+        self._has_moved = True
+
+    def _tell_round(self, before: int) -> None:
+        """Call what ``on_round`` was given, where outer steps came since ``before``."""
+        now = self._count.round
+        if not self._on_round or now == before:
+            return
+        members, contributed, sent, received = self._newest
+        ended = RoundEnded(
+            round=now,
+            rounds=self.manifest.run.rounds,
+            merged=max(1, now - before),
+            members=members,
+            contributed=bool(contributed),
+            bytes_sent=sent,
+            bytes_received=received,
+            done=self._done,
+        )
+        for call in self._on_round:
+            call(ended)
+
+
+def _newest_round(part: Participation) -> tuple[int, ...]:
+    """Members, whether the newest round has this peer's update, bytes sent and received: for all its processes."""
+    total = part.swarm.node.transport.traffic.total
+    contributed = part.reporter.outcomes[-1:] == [True]
+    return len(part.swarm.node.driver.head.members), int(contributed), total.sent, total.received

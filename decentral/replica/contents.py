@@ -351,7 +351,7 @@ class FrameContents:
 
     def moved(self, frames: Sequence[Frame], numel: int) -> Tensor:
         """Where one of the changes has a value, bool (N,)."""
-        moved_N = torch.zeros(numel, dtype=torch.bool)
+        moved_N = torch.zeros(numel, dtype=torch.bool, device="cpu")
         for frame in frames:
             moved_N |= self.change(frame) != 0
         return moved_N

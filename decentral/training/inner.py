@@ -315,14 +315,16 @@ class Together:
     parts: tuple[Any, ...]
 
     @classmethod
-    def of(cls, given: Any, attribute: str) -> Together:
-        """One or several, without accelerate's wrapper, which keeps the bare one under ``attribute``."""
+    def of(cls, given: object, attribute: str, caller: str = "join") -> Together:
+        """One or several, without accelerate's wrapper, which keeps the bare one under ``attribute``.
+
+        ConfigError for what is none, in the name of the ``caller``.
+        """
         several = given if isinstance(given, list | tuple) else [given]
-        parts = tuple(getattr(one, attribute, one) for one in several)
-        for one in parts:
-            if not hasattr(one, "state_dict") or (attribute == "optimizer" and not hasattr(one, "param_groups")):
-                raise ConfigError(f"join: the {attribute} is a {type(one).__name__}; pass what the loop calls step of")
-        return cls(parts)
+        for one in several:
+            if why := _is_no_optimizer(one) if attribute == "optimizer" else _is_no_scheduler(one):
+                raise ConfigError(f"{caller}: the {attribute} is {why}")
+        return cls(tuple(getattr(one, attribute, one) for one in several))
 
     def state_dict(self) -> list[Any]:
         """The state of each."""
@@ -342,6 +344,38 @@ class Together:
                 "give it the same ones in the same order, or choose another run directory"
             )
         return saved
+
+
+def _is_no_optimizer(given: object) -> str:
+    """Say what it is instead, and what to do; "" of an optimizer. A schedule or a Trainer, which holds one, is none."""
+    if hasattr(given, "param_groups") and hasattr(given, "state_dict") and not isinstance(given, type):
+        return ""
+    name = _named(given)
+    if isinstance(given, type):
+        return f"{name}; make one: torch.optim.AdamW(model.parameters())"
+    if hasattr(given, "get_last_lr") or isinstance(given, torch.optim.lr_scheduler.LRScheduler):
+        return f"{name}, which is a schedule; pass the optimizer, and join(scheduler=...) for the schedule"
+    if hasattr(given, "lr_scheduler") or hasattr(given, "lr_scheduler_configs"):
+        return f"{name}; it steps by itself: give it callbacks=[DecentralCallback(run)] of decentral.integrations"
+    if isinstance(given, nn.Module):
+        return f"{name}, which is a model; pass join(run, model, optimizer)"
+    if isinstance(given, Tensor) or hasattr(given, "__next__"):
+        return f"{name}; pass the optimizer that was made of the parameters"
+    return f"{name}; pass what the loop calls step of"
+
+
+def _is_no_scheduler(given: object) -> str:
+    if hasattr(given, "param_groups"):
+        return f"{_named(given)}, which is an optimizer; pass it as optimizer, and here the schedule"
+    if isinstance(given, type) or not hasattr(given, "state_dict") or not hasattr(given, "load_state_dict"):
+        return f"{_named(given)}; pass the schedule that the loop steps, with state_dict and load_state_dict"
+    return ""
+
+
+def _named(given: object) -> str:
+    if given is None:
+        return "missing"
+    return f"the class {given.__name__}" if isinstance(given, type) else f"a {type(given).__name__}"
 
 
 def check_covers(optimizers: Sequence[torch.optim.Optimizer], trained: Mapping[str, Tensor]) -> None:

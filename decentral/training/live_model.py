@@ -13,12 +13,14 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from decentral.errors import ConfigError, DecentralError
+from decentral.node.follower import named_tensors
 from decentral.parameters import (
     FrozenSpec,
     Schema,
@@ -39,11 +41,36 @@ from decentral.parameters.schema import boxes_of, is_sharded, local_part
 from decentral.state.checkpoint import adapter_description, random_state, set_random_state
 from decentral.state.snapshot import live_buffer_name
 from decentral.tensors.device import PROCESSOR, moved, place_of
+from decentral.tensors.memory import fresh
 from decentral.tensors.ops import as_rows
 from decentral.training.inner import Averages
 from decentral.training.processes import Order, Orders, Processes, Shards, undisturbed
 
 # Shape suffixes: N = elements of one fragment, on ``place``; B = elements of all buffers, on the CPU; flat float32.
+
+
+class Accelerator(Protocol):
+    """accelerate's, as far as a peer asks it: which of the peer's processes this is."""
+
+    @property
+    def is_main_process(self) -> bool:
+        """Whether it talks to the swarm."""
+        ...
+
+    @property
+    def num_processes(self) -> int:
+        """Of this peer."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Of this process."""
+        ...
+
+    def unwrap_model(self, model: nn.Module, /) -> nn.Module:
+        """The model without what was put around it for several processes."""
+        ...
+
 
 Told = tuple[int, ...]  # whole numbers below 2**63 that all ranks must know alike
 
@@ -61,7 +88,7 @@ class LiveModel:
         self,
         model: nn.Module,
         num_fragments: int,
-        accelerator: Any | None,  # Any: accelerate is untyped
+        accelerator: Accelerator | None,
         optimizers: Sequence[torch.optim.Optimizer] = (),
         *,
         on_device: bool = False,
@@ -98,6 +125,12 @@ class LiveModel:
         generators are as before afterwards. For where a boundary reads or writes the model anyway, see `Averages`.
         """
         self.averages.show()
+        with self._in_evaluation():
+            yield
+
+    @contextmanager
+    def _in_evaluation(self) -> Iterator[None]:
+        """Within the block it is, without gradients; modes, buffers and random generators come back."""
         modes = [(module, module.training) for module in self._bare.modules()]
         # A module may put another tensor in the place of a buffer: the one that was there comes back.
         buffers = [
@@ -118,6 +151,55 @@ class LiveModel:
                 for module, name, buffer, kept in buffers:
                     module._buffers[name] = buffer
                     buffer.copy_(kept)
+
+    @contextmanager
+    def holding(
+        self, anchors: Sequence[Tensor] | None, buffers_B: Tensor | None, *, are_shared: bool
+    ) -> Iterator[None]:
+        """Within the block the model holds these fragments, in evaluation, and these buffers if they ``are_shared``;
+        then what it held.
+
+        All processes enter it at once; ``anchors`` and ``buffers_B`` are the main one's. No optimizer knows of it: of
+        one that trains at other parameters than it learns, what trains comes back as it was.
+        """
+        held = [local_part(parameter) for parameter in self.trained.values()]
+        kept = [tensor.detach().clone() for tensor in held]
+        # As values come back, a backward pass may go on with them, and nobody saw a change: as fully_shard has it.
+        unseen = () if self.is_sharded else tuple(self._parameters.values())
+        try:
+            with self._in_evaluation():
+                with _unsafe_preserve_version_counter(unseen):
+                    self._hold(anchors, buffers_B, are_shared=are_shared)
+                yield
+        finally:
+            self._reshard()
+            with torch.no_grad(), _unsafe_preserve_version_counter(unseen):
+                for tensor, before in zip(held, kept, strict=True):
+                    tensor.copy_(before)
+
+    def _hold(self, anchors: Sequence[Tensor] | None, buffers_B: Tensor | None, *, are_shared: bool) -> None:
+        self._reshard()
+        for fragment in self.schema.fragments:
+            flat_N = torch.empty(0) if anchors is None else anchors[fragment.index]
+            if self._shards is not None:
+                self._shards.write(flat_N, fragment, self._parameters)
+            else:
+                scatter(self._from_main(flat_N, fragment.numel), fragment, self._here())
+        if are_shared and self.schema.buffers:
+            self.write_buffers(self._from_main(buffers_B, self.schema.buffer_numel))
+
+    def _from_main(self, flat: Tensor | None, numel: int) -> Tensor:
+        """The main process's values, on all of them."""
+        mine = torch.empty(numel) if flat is None or not flat.numel() else flat.cpu().contiguous()
+        if self.orders is not None:
+            self.orders.processes.broadcast(mine)
+        return mine
+
+    def named(self, anchors: list[Tensor], buffers_B: Tensor | None) -> dict[str, Tensor]:
+        """Copies of these fragments and buffers by the model's names, as the model has them, on the processor."""
+        mine = {**self._parameters, **self._buffers()}
+        named = named_tensors(self.schema, [anchor_N.cpu() for anchor_N in anchors], buffers_B)
+        return {name: tensor.to(mine[name].dtype, copy=True) for name, tensor in named.items()}
 
     @property
     def trained(self) -> dict[str, Tensor]:
@@ -324,7 +406,7 @@ class LiveModel:
                 "join(accelerator=...)"
             )
         shards = Shards(self.orders.processes)
-        what = {Order.READ: self._read, Order.WRITE: lambda fragment: self._write(fragment, torch.empty(0))}
+        what = {Order.READ: self._read, Order.WRITE: lambda fragment: self._write(fragment, fresh(0))}
         frozen = {Order.FROZEN: lambda number: shards.whole(self._parameters[self.schema.frozen[number].name])}
         self.orders.means({**what, **frozen})
         return shards

@@ -88,7 +88,7 @@ class Trainee:
 
 
 def joined(run: Manifest | str, trainee: Trainee, out: Path, **settings: Any) -> Peer:
-    return join(run, trainee.model, trainee.optimizer, out=out, **SETTINGS, **settings)
+    return join(run, trainee.model, trainee.optimizer, out=out, **SETTINGS, **settings, alone=True)
 
 
 def exported(make: Callable[[], nn.Module], out: Path) -> torch.Tensor:

@@ -56,6 +56,7 @@ def train(accelerator: Accelerator, manifest: str, out: str) -> None:
         out=out,
         listen=("/ip4/127.0.0.1/tcp/0",),
         moved=["teacher"],
+        alone=True,
     ) as peer:
         steps, drawn = 0, []
         items = TensorDataset(torch.arange(200))

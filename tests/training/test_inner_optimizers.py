@@ -227,7 +227,7 @@ def small() -> nn.Sequential:
 def joined(folder: Path, model: nn.Module, optimizer: Any, manifest: Manifest | None = None, **given: Any) -> Peer:
     identity = Identity.load_or_create(folder / "identity.key")
     transport = MemoryNetwork().transport(identity.signer)
-    return join(manifest or terms(), model, optimizer, out=folder, transport=transport, lan=False, **given)
+    return join(manifest or terms(), model, optimizer, out=folder, transport=transport, lan=False, **given, alone=True)
 
 
 def backward(model: nn.Module) -> None:
