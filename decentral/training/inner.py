@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -215,11 +215,9 @@ def differences(inner: Inner, optimizers: Sequence[torch.optim.Optimizer]) -> li
     The optimizer's own keys are compared where the manifest sets them.
     """
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    rates = [_highest_rate(group, inner.learning_rate) for group in groups]
-    decays = [float(group.get("weight_decay", 0.0)) for group in groups]
     found = [
-        _differs("learning_rate", inner.learning_rate, rates),
-        _differs("weight_decay", inner.weight_decay, decays),
+        _differs("learning_rate", inner.learning_rate, _numbers(map(_highest_rate, groups))),
+        _differs("weight_decay", inner.weight_decay, _numbers(map(_decay, groups))),
         _another(inner, [type(optimizer).__name__ for optimizer in optimizers]),
     ]
     if found[-1] is None:
@@ -227,9 +225,26 @@ def differences(inner: Inner, optimizers: Sequence[torch.optim.Optimizer]) -> li
     return [difference for difference in found if difference is not None]
 
 
-def _highest_rate(group: Mapping[str, Any], otherwise: float) -> float:
+def _highest_rate(group: Mapping[str, Any]) -> float | None:
     """Schedulers keep the rate they began with as ``initial_lr``, OneCycleLR the one it goes up to as ``max_lr``."""
-    return float(group.get("max_lr", group.get("initial_lr", group.get("lr", otherwise))))
+    return next(iter(_numbers(_number(group.get(key)) for key in ("max_lr", "initial_lr", "lr"))), None)
+
+
+def _decay(group: Mapping[str, Any]) -> float | None:
+    return _number(group.get("weight_decay", 0.0))
+
+
+def _number(value: object) -> float | None:
+    """One number, of a tensor, too. None for what is no number to compare: Adafactor finds its rate itself, and has
+    None for it, other packages a function of the step.
+    """
+    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
+        value = value.item()
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _numbers(found: Iterable[float | None]) -> list[float]:
+    return [one for one in found if one is not None]
 
 
 def _another(inner: Inner, names: Sequence[str]) -> Difference | None:
@@ -256,19 +271,21 @@ def _set_keys(inner: Inner) -> list[str]:
 def _values_of(key: str, groups: Sequence[Mapping[str, Any]]) -> list[float]:
     """By the group's own name for it, or as one of torch's two betas."""
     if key in ("beta1", "beta2"):
-        return [float(group["betas"][int(key[-1]) - 1]) for group in groups if len(group.get("betas", ())) == 2]
-    return [float(group[key]) for group in groups if key in group]
+        betas = [group.get("betas") for group in groups]
+        pairs = [two for two in betas if isinstance(two, list | tuple) and len(two) == 2]
+        return _numbers(_number(pair[int(key[-1]) - 1]) for pair in pairs)
+    return _numbers(_number(group.get(key)) for group in groups)
 
 
 def trained_by(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, float | str]:
     """Keys of ``[inner]`` by which a loop trains, read off its first optimizer: kind, highest rate and decay.
 
-    The kind is left out where no manifest can name it.
+    The kind is left out where no manifest can name it, and so is a rate or a decay that is no number.
     """
     first = optimizers[0]
+    rates, decays = (_numbers(map(of, first.param_groups)) for of in (_highest_rate, _decay))
     found: dict[str, float | str] = {
-        "learning_rate": max(_highest_rate(group, 1e-3) for group in first.param_groups),
-        "weight_decay": max(float(group.get("weight_decay", 0.0)) for group in first.param_groups),
+        key: max(given) for key, given in (("learning_rate", rates), ("weight_decay", decays)) if given
     }
     kind = _kind_of(type(first).__name__)
     return found if kind is None else {**found, "optimizer": kind}

@@ -23,6 +23,7 @@ from decentral.parameters import (
     gather,
     gather_buffers,
     parameters_of,
+    parts_of,
     scatter,
     scatter_buffers,
     schema_of,
@@ -62,6 +63,7 @@ class LiveModel:
         bare = model if accelerator is None else accelerator.unwrap_model(model)
         self._bare = bare
         self._parameters = parameters_of(bare)
+        self._frozen = parts_of({name: p for name, p in self._parameters.items() if not p.requires_grad})
         self.orders = Orders(Processes()) if self.world_size > 1 else None
         self._shards = self._shared_out(bare)
         self.schema: Schema = schema_of(bare, num_fragments)
@@ -202,7 +204,7 @@ class LiveModel:
 
     def frozen(self) -> dict[str, Tensor]:
         """The parameters that were not trained at the join; not to be written to. Sharded ones: see ``whole``."""
-        return {spec.name: self._parameters[spec.name].detach() for spec in self.schema.frozen}
+        return {spec.name: self._frozen[spec.name].detach() for spec in self.schema.frozen}
 
     def whole(self, name: str, tensor: Tensor) -> Tensor:
         """All of what ``frozen`` gave, one at a time."""
@@ -245,7 +247,7 @@ class LiveModel:
             )
         shards = Shards(self.orders.processes)
         what = {Order.READ: self._read, Order.WRITE: lambda fragment: self._write(fragment, fresh(0))}
-        frozen = {Order.FROZEN: lambda number: shards.whole(self._parameters[self.schema.frozen[number].name])}
+        frozen = {Order.FROZEN: lambda number: shards.whole(self._frozen[self.schema.frozen[number].name])}
         self.orders.means({**what, **frozen})
         return shards
 
@@ -337,6 +339,8 @@ class LiveModel:
 
 def description_of(bare: nn.Module, trained: Iterable[str]) -> dict[str, Any] | None:  # Any: JSON
     """A transformers configuration, adapters of peft by theirs; None for a model that only its script can build."""
+    if isinstance(bare, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        bare = bare.module
     if type(bare).__module__.startswith("peft."):
         return _of_adapters(bare, trained)
     config = getattr(bare, "config", None)
