@@ -52,8 +52,8 @@ def schema_of(model_or_named_parameters: NamedParameters, num_fragments: int = 1
     _refuse_without_values(parameters)
     buffers = buffers_of(source) if isinstance(source, torch.nn.Module) else {}
     _refuse_without_values(buffers)
+    _refuse_complex({**parameters, **buffers})
     frozen = {name: p for name, p in parameters.items() if not p.requires_grad}
-    _refuse_complex({name: one for name, one in {**parameters, **buffers}.items() if name not in frozen})
     specs = [ParameterSpec(name, tuple(p.shape)) for name, p in parameters.items() if p.requires_grad]
     if not specs:
         raise ConfigError("no parameter of the model requires gradients, so there is nothing to train; unfreeze some")

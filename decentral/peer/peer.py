@@ -277,6 +277,7 @@ class Peer:
             hooked = self._part is not None and self._part.acts_before_inner_steps
             begins = self._before_inner_step if hooked else None
             steps = InnerSteps(self.settings.optimizers.parts, self._after_inner_step, begins)
+            stack.enter_context(self._model.watch.hooked())
             stack.enter_context(steps.hooked(self._model.trained))
             self._has_entered = True
             if self.settings.options.require_peers and not self._done:

@@ -328,7 +328,7 @@ class Together:
     def of(cls, given: Any, attribute: str) -> Together:
         """One or several, without accelerate's wrapper, which keeps the bare one under ``attribute``."""
         several = given if isinstance(given, list | tuple) else [given]
-        parts = tuple(getattr(one, attribute, one) for one in several)
+        parts = tuple(one if _steps_by_itself(one) else getattr(one, attribute, one) for one in several)
         for one in parts:
             if not hasattr(one, "state_dict") or (attribute == "optimizer" and not hasattr(one, "param_groups")):
                 raise ConfigError(f"join: the {attribute} is a {type(one).__name__}; pass what the loop calls step of")
@@ -352,6 +352,14 @@ class Together:
                 "give it the same ones in the same order, or choose another run directory"
             )
         return saved
+
+
+def _steps_by_itself(one: Any) -> bool:
+    """Whether it is an optimizer around another, as Lookahead is, whose own step is the one that counts; accelerate's
+    and Lightning's hand the step on.
+    """
+    hands_on = type(one).__module__.partition(".")[0] in ("accelerate", "lightning", "pytorch_lightning")
+    return isinstance(one, torch.optim.Optimizer) and hasattr(one, _HOOKS) and not hands_on
 
 
 def check_covers(optimizers: Sequence[torch.optim.Optimizer], trained: Mapping[str, Tensor]) -> None:
@@ -421,6 +429,7 @@ class InnerSteps:
         wanted = {id(parameter) for parameter in trained.values()}
         with ExitStack() as stack:
             for number, optimizer in enumerate(self.optimizers):
+                _make_hookable(optimizer)
                 watch, mine = _Watch(), _first_of(optimizer, wanted)
                 stack.callback(optimizer.register_step_pre_hook(watch.step_begins).remove)
                 stack.callback(optimizer.register_step_pre_hook(self._begins).remove)
@@ -462,6 +471,20 @@ class InnerSteps:
             )
 
 
+_HOOKS = "_optimizer_step_post_hooks"
+
+
+def _make_hookable(optimizer: torch.optim.Optimizer) -> None:
+    """Torch makes a class call the hooks when one is made; those that wrap another often leave that out."""
+    if not hasattr(optimizer, _HOOKS):
+        raise ConfigError(
+            f"join: the {type(optimizer).__name__} never called Optimizer.__init__, so that nothing can follow its "
+            "steps; call it there, or give join the optimizer inside"
+        )
+    if not getattr(type(optimizer).step, "hooked", False):
+        optimizer._patch_step_function()
+
+
 def _is_skipped(optimizer: torch.optim.Optimizer) -> bool:
     """Tell whether its step changes nothing: a GradScaler that found an overflow calls a fused one nevertheless.
 
@@ -499,6 +522,10 @@ class Averages:
     def shown(self) -> bool:
         """Whether the parameters hold x, to be read and moved."""
         return self._trained is not None
+
+    def swaps(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether it is one of those."""
+        return any(one is optimizer for one in self._swapping)
 
     @torch.no_grad()
     def show(self) -> None:

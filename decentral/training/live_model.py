@@ -34,6 +34,7 @@ from decentral.state.snapshot import live_buffer_name
 from decentral.tensors.device import PROCESSOR, moved, place_of
 from decentral.tensors.memory import fresh
 from decentral.tensors.ops import as_rows
+from decentral.training.copies import Copies, Watch
 from decentral.training.inner import Averages
 from decentral.training.processes import Order, Orders, Processes, Shards, undisturbed
 
@@ -68,6 +69,9 @@ class LiveModel:
         self._shards = self._shared_out(bare)
         self.schema: Schema = schema_of(bare, num_fragments)
         self._trained = {spec.name for fragment in self.schema.fragments for spec in fragment.parameters}
+        stepping = [one for one in optimizers if not self.averages.swaps(one)]
+        self._copies = Copies(stepping if self._shards is None else ())
+        self.watch = Watch(stepping if self._shards is None else (), self.trained, self._copies)
         whole = on_device and self._shards is None
         self.place = place_of(self.trained.values()) if whole else PROCESSOR  # of what `read` gives
 
@@ -159,7 +163,9 @@ class LiveModel:
             self._reshard()
             self._shards.write(flat_N, self.schema.fragments[fragment], self._parameters)
         else:
-            scatter(flat_N, self.schema.fragments[fragment], self._here())
+            written = [self._parameters[spec.name] for spec in self.schema.fragments[fragment].parameters]
+            with self.watch.writing(written), self._copies.moved(written):
+                scatter(flat_N, self.schema.fragments[fragment], self._here())
 
     def _reshard(self) -> None:
         """Let no module keep a whole copy of what is written next: the root does after an evaluation."""
@@ -177,8 +183,10 @@ class LiveModel:
         return all(self._parameters[spec.name].dtype in wide for spec in self.schema.fragments[fragment].parameters)
 
     def in_place(self, fragment: int) -> Sequence[Tensor] | None:
-        """See Parameters: None of a model that is sharded, not in float32, or not on the processor."""
-        if self._shards is not None:
+        """See Parameters: None of a model that is sharded, not in float32, or not on the processor, and where a write
+        is more than that.
+        """
+        if self._shards is not None or self._copies.any or not self.watch.over:
             return None
         self.averages.show()
         here = self._here()
