@@ -36,6 +36,7 @@ from decentral.training.inner import Together, check_covers, trained_by
 from decentral.training.inner_optimizers import SPSA
 from decentral.training.inner_states import InnerStates
 from decentral.training.live_model import Accelerator, LiveModel
+from decentral.training.processes import launched_together
 from decentral.transport import Transport
 from decentral.transport.throttle import Caps
 
@@ -173,6 +174,7 @@ def settings_of(
 ) -> Settings:
     """What ``options`` mean for this model and optimizer. Starts nothing, and looks for nobody but to get the terms."""
     model = _checked(model)
+    check_launched(options.accelerator)
     if options.require_peers < 0:
         raise ConfigError(f"join(require_peers={options.require_peers}): it is a number of peers; 0 waits for none")
     if options.offload is not None:
@@ -216,6 +218,21 @@ def settings_of(
         caps=caps,
         daily_upload=daily_upload,
         admit=admit if invite is None else invite.token,
+    )
+
+
+def check_launched(accelerator: Accelerator | None) -> None:
+    """ConfigError for one of several processes that know of no other: each would begin a peer of its own.
+
+    It is the first thing to be looked at: two of them in one folder would hear of the folder alone.
+    """
+    size, known = launched_together(), 1 if accelerator is None else int(accelerator.num_processes)
+    if known > 1 or size < 2:
+        return
+    why = "pass accelerator=Accelerator()" if accelerator is None else "its accelerator knows of no other: make it anew"
+    raise ConfigError(
+        f"join: WORLD_SIZE is {size}, so this is one of {size} processes that were launched together; {why}, with "
+        "cpu=True on a machine without a GPU, and they train as one peer (to be a peer each, start them one by one)"
     )
 
 

@@ -394,6 +394,7 @@ class Peer:
             begins = self._before_inner_step if hooked else None
             parts, looks = self.settings.optimizers.parts, (self._before_any_step, self._model.check_tensors)
             steps = InnerSteps(parts, self._after_inner_step, begins, *looks)
+            stack.enter_context(self._model.watch.hooked())
             stack.enter_context(steps.hooked(self._model.trained))
             self._has_entered = True
             if self.settings.options.require_peers and not self._done:

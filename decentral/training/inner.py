@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -218,11 +218,9 @@ def differences(inner: Inner, optimizers: Sequence[torch.optim.Optimizer]) -> li
     The optimizer's own keys are compared where the manifest sets them.
     """
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    rates = [_highest_rate(group, inner.learning_rate) for group in groups]
-    decays = [float(group.get("weight_decay", 0.0)) for group in groups]
     found = [
-        _differs("learning_rate", inner.learning_rate, rates),
-        _differs("weight_decay", inner.weight_decay, decays),
+        _differs("learning_rate", inner.learning_rate, _numbers(map(_highest_rate, groups))),
+        _differs("weight_decay", inner.weight_decay, _numbers(map(_decay, groups))),
         _another(inner, [type(optimizer).__name__ for optimizer in optimizers]),
     ]
     if found[-1] is None:
@@ -230,9 +228,26 @@ def differences(inner: Inner, optimizers: Sequence[torch.optim.Optimizer]) -> li
     return [difference for difference in found if difference is not None]
 
 
-def _highest_rate(group: Mapping[str, Any], otherwise: float) -> float:
+def _highest_rate(group: Mapping[str, Any]) -> float | None:
     """Schedulers keep the rate they began with as ``initial_lr``, OneCycleLR the one it goes up to as ``max_lr``."""
-    return float(group.get("max_lr", group.get("initial_lr", group.get("lr", otherwise))))
+    return next(iter(_numbers(_number(group.get(key)) for key in ("max_lr", "initial_lr", "lr"))), None)
+
+
+def _decay(group: Mapping[str, Any]) -> float | None:
+    return _number(group.get("weight_decay", 0.0))
+
+
+def _number(value: object) -> float | None:
+    """One number, of a tensor, too. None for what is no number to compare: Adafactor finds its rate itself, and has
+    None for it, other packages a function of the step.
+    """
+    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
+        value = value.item()
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _numbers(found: Iterable[float | None]) -> list[float]:
+    return [one for one in found if one is not None]
 
 
 def _another(inner: Inner, names: Sequence[str]) -> Difference | None:
@@ -259,19 +274,21 @@ def _set_keys(inner: Inner) -> list[str]:
 def _values_of(key: str, groups: Sequence[Mapping[str, Any]]) -> list[float]:
     """By the group's own name for it, or as one of torch's two betas."""
     if key in ("beta1", "beta2"):
-        return [float(group["betas"][int(key[-1]) - 1]) for group in groups if len(group.get("betas", ())) == 2]
-    return [float(group[key]) for group in groups if key in group]
+        betas = [group.get("betas") for group in groups]
+        pairs = [two for two in betas if isinstance(two, list | tuple) and len(two) == 2]
+        return _numbers(_number(pair[int(key[-1]) - 1]) for pair in pairs)
+    return _numbers(_number(group.get(key)) for group in groups)
 
 
 def trained_by(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, float | str]:
     """Keys of ``[inner]`` by which a loop trains, read off its first optimizer: kind, highest rate and decay.
 
-    The kind is left out where no manifest can name it.
+    The kind is left out where no manifest can name it, and so is a rate or a decay that is no number.
     """
     first = optimizers[0]
+    rates, decays = (_numbers(map(of, first.param_groups)) for of in (_highest_rate, _decay))
     found: dict[str, float | str] = {
-        "learning_rate": max(_highest_rate(group, 1e-3) for group in first.param_groups),
-        "weight_decay": max(float(group.get("weight_decay", 0.0)) for group in first.param_groups),
+        key: max(given) for key, given in (("learning_rate", rates), ("weight_decay", decays)) if given
     }
     kind = _kind_of(type(first).__name__)
     return found if kind is None else {**found, "optimizer": kind}
@@ -324,7 +341,7 @@ class Together:
         for one in several:
             if why := _is_no_optimizer(one) if attribute == "optimizer" else _is_no_scheduler(one):
                 raise ConfigError(f"{caller}: the {attribute} is {why}")
-        return cls(tuple(getattr(one, attribute, one) for one in several))
+        return cls(tuple(one if _steps_by_itself(one) else getattr(one, attribute, one) for one in several))
 
     def state_dict(self) -> list[Any]:
         """The state of each."""
@@ -376,6 +393,14 @@ def _named(given: object) -> str:
     if given is None:
         return "missing"
     return f"the class {given.__name__}" if isinstance(given, type) else f"a {type(given).__name__}"
+
+
+def _steps_by_itself(one: Any) -> bool:
+    """Whether it is an optimizer around another, as Lookahead is, whose own step is the one that counts; accelerate's
+    and Lightning's hand the step on.
+    """
+    hands_on = type(one).__module__.partition(".")[0] in ("accelerate", "lightning", "pytorch_lightning")
+    return isinstance(one, torch.optim.Optimizer) and hasattr(one, _HOOKS) and not hands_on
 
 
 def check_covers(optimizers: Sequence[torch.optim.Optimizer], trained: Mapping[str, Tensor]) -> None:
@@ -458,6 +483,7 @@ class InnerSteps:
         with ExitStack() as stack:
             stack.callback(register_optimizer_step_post_hook(self._stranger_ends).remove)
             for number, optimizer in enumerate(self.optimizers):
+                _make_hookable(optimizer)
                 watch, mine = _Watch(), _first_of(optimizer, wanted)
                 stack.callback(optimizer.register_step_pre_hook(watch.step_begins).remove)
                 stack.callback(optimizer.register_step_pre_hook(self._begins).remove)
@@ -513,6 +539,20 @@ class InnerSteps:
             )
 
 
+_HOOKS = "_optimizer_step_post_hooks"
+
+
+def _make_hookable(optimizer: torch.optim.Optimizer) -> None:
+    """Torch makes a class call the hooks when one is made; those that wrap another often leave that out."""
+    if not hasattr(optimizer, _HOOKS):
+        raise ConfigError(
+            f"join: the {type(optimizer).__name__} never called Optimizer.__init__, so that nothing can follow its "
+            "steps; call it there, or give join the optimizer inside"
+        )
+    if not getattr(type(optimizer).step, "hooked", False):
+        optimizer._patch_step_function()
+
+
 def _is_skipped(optimizer: torch.optim.Optimizer) -> bool:
     """Tell whether its step changes nothing: a GradScaler that found an overflow calls a fused one nevertheless.
 
@@ -550,6 +590,10 @@ class Averages:
     def shown(self) -> bool:
         """Whether the parameters hold x, to be read and moved."""
         return self._trained is not None
+
+    def swaps(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether it is one of those."""
+        return any(one is optimizer for one in self._swapping)
 
     @torch.no_grad()
     def show(self) -> None:

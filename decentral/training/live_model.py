@@ -31,6 +31,7 @@ from decentral.parameters import (
     gather_buffers,
     named_by,
     parameters_of,
+    parts_of,
     put_buffer,
     scatter,
     scatter_buffers,
@@ -43,6 +44,7 @@ from decentral.state.snapshot import live_buffer_name
 from decentral.tensors.device import PROCESSOR, moved, place_of
 from decentral.tensors.memory import fresh
 from decentral.tensors.ops import as_rows
+from decentral.training.copies import Copies, Watch
 from decentral.training.inner import Averages
 from decentral.training.processes import Order, Orders, Processes, Shards, undisturbed
 
@@ -104,6 +106,8 @@ class LiveModel:
         self._parameters = parameters_of(bare)
         self.orders = Orders(Processes()) if self.world_size > 1 else None
         self._moved = named_by(moved, bare)
+        frozen = {name: p for name, p in self._parameters.items() if not (p.requires_grad or name in self._moved)}
+        self._frozen = parts_of(frozen)
         self._shards = self._shared_out(bare)
         self.schema: Schema = schema_of(bare, num_fragments, self._moved)
         self._trained = {spec.name for fragment in self.schema.fragments for spec in fragment.parameters}
@@ -112,6 +116,9 @@ class LiveModel:
         self._own, self._own_told = self._whole if buffers == "average" else set(), False
         self._outgrown: set[str] = set()  # buffers that are not of the schema's shape or kind any more
         self._shared_B: Tensor | None = None  # the buffers that were read first or written last
+        stepping = [one for one in optimizers if not self.averages.swaps(one)]
+        self._copies = Copies(stepping if self._shards is None else ())
+        self.watch = Watch(stepping if self._shards is None else (), self.trained, self._copies)
         whole = on_device and self._shards is None
         self.place = place_of(self.trained.values()) if whole else PROCESSOR  # of what `read` gives
 
@@ -258,7 +265,9 @@ class LiveModel:
             self._reshard()
             self._shards.write(flat_N, self.schema.fragments[fragment], self._parameters)
         else:
-            scatter(flat_N, self.schema.fragments[fragment], self._here())
+            written = [self._parameters[spec.name] for spec in self.schema.fragments[fragment].parameters]
+            with self.watch.writing(written), self._copies.moved(written):
+                scatter(flat_N, self.schema.fragments[fragment], self._here())
 
     def _reshard(self) -> None:
         """Let no module keep a whole copy of what is written next: the root does after an evaluation."""
@@ -276,8 +285,10 @@ class LiveModel:
         return all(self._parameters[spec.name].dtype in wide for spec in self.schema.fragments[fragment].parameters)
 
     def in_place(self, fragment: int) -> Sequence[Tensor] | None:
-        """See Parameters: None of a model that is sharded, not in float32, or not on the processor."""
-        if self._shards is not None:
+        """See Parameters: None of a model that is sharded, not in float32, or not on the processor, and where a write
+        is more than that.
+        """
+        if self._shards is not None or self._copies.any or not self.watch.over:
             return None
         self.averages.show()
         here = self._here()
@@ -352,7 +363,7 @@ class LiveModel:
 
     def frozen(self) -> dict[str, Tensor]:
         """The parameters that were not trained at the join; not to be written to. Sharded ones: see ``whole``."""
-        return {spec.name: self._parameters[spec.name].detach() for spec in self.schema.frozen}
+        return {spec.name: self._frozen[spec.name].detach() for spec in self.schema.frozen}
 
     def whole(self, name: str, tensor: Tensor) -> Tensor:
         """All of what ``frozen`` gave, one at a time."""
@@ -407,7 +418,7 @@ class LiveModel:
             )
         shards = Shards(self.orders.processes)
         what = {Order.READ: self._read, Order.WRITE: lambda fragment: self._write(fragment, fresh(0))}
-        frozen = {Order.FROZEN: lambda number: shards.whole(self._parameters[self.schema.frozen[number].name])}
+        frozen = {Order.FROZEN: lambda number: shards.whole(self._frozen[self.schema.frozen[number].name])}
         self.orders.means({**what, **frozen})
         return shards
 
@@ -637,6 +648,8 @@ def _is_off(now: Tensor, then: Tensor) -> bool:
 
 def description_of(bare: nn.Module, trained: Iterable[str]) -> dict[str, Any] | None:  # Any: JSON
     """A transformers configuration, adapters of peft by theirs; None for a model that only its script can build."""
+    if isinstance(bare, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        bare = bare.module
     if type(bare).__module__.startswith("peft."):
         return _of_adapters(bare, trained)
     config = getattr(bare, "config", None)

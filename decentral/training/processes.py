@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections import deque
@@ -32,6 +33,13 @@ from decentral.tensors.memory import fresh, fresh_zeros
 MAIN = 0  # the rank that talks to the swarm
 # The main process may look for company that long while the others wait for its word. One that has died is seen at once.
 PATIENCE = timedelta(days=7)
+
+
+def launched_together() -> int:
+    """Processes that torchrun, or who has begun torch.distributed, started with this one; 1: it is alone."""
+    given = os.environ.get("WORLD_SIZE", "1")
+    begun = dist.is_available() and dist.is_initialized()
+    return max(int(given) if given.isdecimal() else 1, dist.get_world_size() if begun else 1)
 
 
 class Processes:
