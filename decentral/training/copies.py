@@ -201,6 +201,10 @@ class Watched:
             self.looked = MOST
         if self.over:
             return
+        if self.put is not None and not torch.equal(
+            self.values(), self.put
+        ):  # the loop moved it, as one that clamps does
+            self.left = self.put = None
         if self.put is not None and self.suspected and self._is_far and self.parameter.grad is not None:
             self.parameter.grad.zero_()
             self.tests = True
