@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 import threading
+from _thread import start_new_thread
 from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError
 from contextlib import ExitStack, suppress
 from dataclasses import astuple, replace
+from struct import pack, unpack
 from types import TracebackType
 from typing import Any, Self
 
@@ -25,6 +27,7 @@ from decentral.node.upload import PAUSED
 from decentral.observe.status import Status
 from decentral.peer.network_setup import check_relays
 from decentral.peer.participation import (
+    POLITE,
     Gathering,
     Participation,
     Standing,
@@ -35,6 +38,7 @@ from decentral.peer.participation import (
 )
 from decentral.peer.settings import Settings
 from decentral.peer.shown import Announcer, Trackers, shown
+from decentral.peer.signals import StopSignals
 from decentral.peer.startup import PeerLimits, Startup
 from decentral.peer.status import Shown, StallWatch, status_of
 from decentral.preferences.preferences import Preferences
@@ -44,6 +48,9 @@ from decentral.tasks.batches import ShardPlace, seed_of, shard
 from decentral.training.inner import InnerSteps
 from decentral.training.outer_loop import LoopControl
 from decentral.training.swarm_side import LoopEnded, SwarmThread, run_blocking
+
+
+DIGEST, DIGEST_PARTS = ">8I", 8  # as whole numbers, for the processes of a peer
 
 
 class Peer:
@@ -59,8 +66,11 @@ class Peer:
         self._lan = Lan(self._announce) if settings.options.lan else None
         self._limits = PeerLimits(settings)
         self._control, self._asked_to_leave = LoopControl(), threading.Event()
+        self._signals = StopSignals(self._leave_soon, self._hurry, self._is_held)
+        self._steps: InnerSteps | None = None  # inside the block
         self._count, self._trackers = StepCount(), Trackers(settings.options.accelerator)
         self._part: Participation | None = None
+        self._anchored = 0, ""  # round and digest, as all processes of the peer were told at the last boundary
         self._seed, self._place, self._standing = 0, ShardPlace(), Standing(self.manifest)
         self._parting = ""  # what the status says once all is over
         self._last_status = Status(
@@ -112,7 +122,9 @@ class Peer:
 
     @property
     def round(self) -> int:
-        """Outer steps that this peer's anchor has behind it."""
+        """Outer steps that this peer's anchor has behind it; on every process of the peer as of its last boundary."""
+        if self._model.orders is not None:
+            return self._anchored[0]
         return self._up.swarm.node.outer_steps if self._up is not None else 0
 
     @property
@@ -124,7 +136,11 @@ class Peer:
 
     @property
     def anchor_digest(self) -> str:
-        """Digest of the newest committed anchor, in hex: equal on all peers of a synchronous run."""
+        """Digest of the newest committed anchor, in hex: equal on all peers of a synchronous run, and on every process
+        of the peer as of its last boundary.
+        """
+        if self._model.orders is not None:
+            return self._anchored[1]
         return self._up.swarm.node.replica.digest.hex() if self._up is not None else ""
 
     def anchor(self) -> list[Tensor]:
@@ -272,13 +288,20 @@ class Peer:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
+            stack.enter_context(self._signals)
             self._model.on_main(lambda: self._begin(stack))
             self._share(range(len(self._model.schema.fragments)))
             hooked = self._part is not None and self._part.acts_before_inner_steps
-            begins = self._before_inner_step if hooked else None
-            steps = InnerSteps(self.settings.optimizers.parts, self._after_inner_step, begins)
+            steps = self._steps = InnerSteps(
+                self.settings.optimizers.parts,
+                self._after_inner_step,
+                self._before_inner_step if hooked else None,
+                before=self._inner_step_begins,
+                after=self._inner_step_ends,
+            )
             stack.enter_context(steps.hooked(self._model.trained))
             self._has_entered = True
+            self._signals.politely()
             if self.settings.options.require_peers and not self._done:
                 self._require_peers(self.settings.options.require_peers)
             self._entered = stack.pop_all()
@@ -313,21 +336,30 @@ class Peer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        assert self._steps is not None
         with self._entered:
             self._entered.callback(self._model.averages.stay)
-            self._model.fail(error)
-            save = end_as_one(self._model.orders, kind)
+            save = end_as_one(self._model, kind, self._steps.stage)
             if self._part is not None:
                 with self._model.as_one():
-                    self._end(self._part, kind, save=save)
+                    self._end(self._part, kind, error, save=save)
                 if kind is NoPeersError:  # as asked for, and no crash: it can be started again
                     self._last_status = replace(self._last_status, state="left")
+        if kind is None and self._signals.code is not None:
+            raise SystemExit(self._signals.code)
 
-    def _end(self, part: Participation, kind: type[BaseException] | None, *, save: bool) -> None:
+    def _end(
+        self, part: Participation, kind: type[BaseException] | None, error: BaseException | None, *, save: bool
+    ) -> None:
         """``kind``: what ended the training loop; None: it came to its own end."""
         whole, over, kept = kind is None, self._done and not self._control.leaving, False
+        polite = kind in POLITE or self._control.leaving
         try:
-            kept = save and (part.was_over or part.save_last())
+            if save:
+                kept = part.was_over or (part.save_last() if kind in POLITE else part.save_after_error())
+            elif self._steps is not None and self._steps.stage == "inside":
+                part.keeps_the_one_before("the training loop ended inside optimizer.step")
+            self._model.fail(error)
             self._model.let_go(interrupted=kind is KeyboardInterrupt)
             if whole and over:
                 end_of_run(part, self._asked_to_leave)
@@ -335,11 +367,31 @@ class Peer:
                 end_before_the_run(part)
         finally:
             self.status()  # no step is made any more: what it says now of this peer is its last state
-            if kept:
+            if kept and polite:
                 self._parting = "done" if over else "left"
-            elif save:  # there is no last checkpoint
+            elif save and polite:  # there is no last checkpoint
                 self._last_status = replace(self._last_status, state="leaving")
             part.close(politely=True)
+
+    def _leave_soon(self) -> None:
+        """`leave`, inside the handler of a signal, which may have come while this thread holds the event's lock."""
+        self._control.leaving = True
+        start_new_thread(self._asked_to_leave.set, ())
+
+    def _hurry(self) -> None:
+        self._control.interrupted = True
+
+    def _is_held(self) -> bool:
+        return self._steps is not None and self._steps.stage != "between" and not self._control.may_be_cut
+
+    def _inner_step_begins(self) -> None:
+        self._control.interrupted = False
+        self._signals.step_begins(done=self._done)
+
+    def _inner_step_ends(self) -> None:
+        """All that belongs to an optimizer's step is done."""
+        self._control.interrupted = False
+        self._signals.step_ends()
 
     def _before_inner_step(self) -> None:
         """Runs at the beginning of an ``optimizer.step``."""
@@ -350,6 +402,8 @@ class Peer:
     def _after_inner_step(self) -> None:
         """Runs inside ``optimizer.step``, of the last one if there are several, on every process of the peer."""
         self._count.value += 1
+        if self._model.orders is not None:
+            self._model.orders.steps = self._count.value
         rest = self._limits.worked()
         try:
             with self._model.as_one():
@@ -380,17 +434,27 @@ class Peer:
             raise swarm.reason()
         return changed
 
+    def _anchor_now(self, node: Node, *, moved: bool) -> tuple[int, ...]:
+        """Round and digest as whole numbers. The digest of shared buffers is made anew, so not at every step."""
+        if moved or node.outer_steps != self._anchored[0]:
+            self._anchored = node.outer_steps, node.replica.digest.hex()
+        round_, digest = self._anchored
+        return round_, *unpack(DIGEST, bytes.fromhex(digest))
+
     def _share(self, changed: Iterable[int]) -> None:
         """Bring the peer's processes in step, and note its place among the members for all of them alike."""
-        ended, forgets = self._done, False
+        ended, forgets, anchored = self._done, False, (0,) * (1 + DIGEST_PARTS)
         if self._part is not None:
             loop = self._part.loop
             self._place = self._standing.place(self._part.swarm.node)
             ended = self._done or loop.done or self._control.leaving
             forgets, loop.forgets = loop.forgets, False
-        told = (int(forgets), self._count.value, self._seed, *astuple(self._place))
-        self._done, (forget, self._count.value, self._seed, *place) = self._model.share(changed, ended, told)
-        self._place = ShardPlace(*place)
+            if self._model.orders is not None:
+                anchored = self._anchor_now(self._part.swarm.node, moved=bool(changed := set(changed)))
+        told = (int(forgets), self._count.value, self._seed, *anchored, *astuple(self._place))
+        self._done, (forget, self._count.value, self._seed, round_, *told) = self._model.share(changed, ended, told)
+        self._anchored = round_, pack(DIGEST, *told[:DIGEST_PARTS]).hex()
+        self._place = ShardPlace(*told[DIGEST_PARTS:])
         if forget:
             self.settings.states.forget_non_finite()
         self._model.averages.resume(to_train=not self._done)

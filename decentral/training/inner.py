@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor, nn
@@ -386,15 +386,24 @@ class _Watch:
             )
 
 
+Stage = Literal["between", "inside", "at_boundary"]
+
+
 @dataclass(slots=True)
 class InnerSteps:
     """Counts: ``on_step`` is called inside the ``step`` that makes each optimizer have stepped once more, and
     ``on_begin``, if there is one, before the first of those steps: all of them go by the gradients of that moment.
+
+    ``stage``: ``inside`` the step of an optimizer its parameters and its state are of two moments; ``at_boundary``
+    ``on_step`` is called, or has failed; ``between`` two steps, of one optimizer or of two, all is of one moment.
     """
 
     optimizers: Sequence[torch.optim.Optimizer]
     on_step: Callable[[], None]
     on_begin: Callable[[], None] | None = None
+    before: Callable[[], None] = _nothing  # each inner step, whatever it goes by
+    after: Callable[[], None] = _nothing  # each ``step`` of an optimizer, when all that belongs to it is done
+    stage: Stage = "between"
     _since: set[int] = field(default_factory=set)  # optimizers that stepped since the last inner step
     _times: list[int] = field(default_factory=list)  # steps of each
 
@@ -406,12 +415,18 @@ class InnerSteps:
             for number, optimizer in enumerate(self.optimizers):
                 watch, mine = _Watch(), _first_of(optimizer, wanted)
                 stack.callback(optimizer.register_step_pre_hook(watch.step_begins).remove)
+                stack.callback(optimizer.register_step_pre_hook(self._enters).remove)
                 stack.callback(optimizer.register_step_pre_hook(self._begins).remove)
                 stack.callback(optimizer.register_step_post_hook(watch.step_ends).remove)
                 stack.callback(optimizer.register_step_post_hook(lambda one, *_, n=number: self._ends(one, n)).remove)
                 added = mine.register_post_accumulate_grad_hook(watch.backward)  # type: ignore[no-untyped-call]
                 stack.callback(added.remove)
             return stack.pop_all()
+
+    def _enters(self, *_: object) -> None:
+        if not self._since:
+            self.before()
+        self.stage = "inside"
 
     def _begins(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.on_begin is None or self._since or _is_skipped(optimizer):
@@ -430,8 +445,13 @@ class InnerSteps:
         self.on_begin()
 
     def _ends(self, optimizer: torch.optim.Optimizer, number: int) -> None:
-        if _is_skipped(optimizer):
-            return
+        self.stage = "at_boundary"
+        if not _is_skipped(optimizer):
+            self._has_stepped(number)
+        self.stage = "between"
+        self.after()
+
+    def _has_stepped(self, number: int) -> None:
         self._times[number] += 1
         self._since.add(number)
         if len(self._since) == len(self.optimizers):
