@@ -191,7 +191,7 @@ class Stop:
 def stop_signals() -> Iterator[Stop]:
     """Handle SIGINT, SIGTERM and SIGHUP inside the block; handlers are as before afterwards.
 
-    What is ignored stays so: ``nohup`` has SIGHUP ignored. But not SIGINT, as shells have it for what runs behind ``&``.
+    What is ignored stays so, as ``nohup`` has SIGHUP. Not so SIGINT, as shells have it for what they run behind ``&``.
     """
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():

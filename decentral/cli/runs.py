@@ -59,7 +59,7 @@ if TYPE_CHECKING:
     help="With --solo: keep in step with the peer that runs in DIR, and end where it ends.",
 )
 @click.pass_context
-def start_command(context: click.Context, /, file: Path, directory: Path, alone: bool, **given: Any) -> None:
+def start_command(context: click.Context, /, file: Path, directory: Path, **given: Any) -> None:
     """Be the first peer of a run; prints the line with which others join.
 
     \b
@@ -70,13 +70,12 @@ def start_command(context: click.Context, /, file: Path, directory: Path, alone:
     from decentral.manifest import load_manifest
     from decentral.swarm.admission import check_token
 
-    waits = not (alone or given["require_peers"])
-    options = JobOptions(out=directory, waits_for_company=waits, **given)
+    options = JobOptions(out=directory, **given)
     if options.admit is not None:
         check_token(options.admit)
     if options.pace is not None and not options.solo:
         raise UsageError("--pace is for a baseline; add --solo")
-    if alone and options.require_peers > 1:
+    if options.alone and options.require_peers > 1:
         raise UsageError("--alone waits for nobody and --require-peers for others; give one of them")
     if not file.exists():
         raise ConfigError(f"{file}: no such manifest; write one with: decentral init {file}")
@@ -96,6 +95,7 @@ def start_command(context: click.Context, /, file: Path, directory: Path, alone:
     metavar="TRAIN.py",
     help="Run this training script: its decentral.join() takes the invite and these options; ARGS are its own.",
 )
+@click.option("--alone", is_flag=True, help="With --script: train at once, without waiting to be let in by another.")
 @click.pass_context
 def join_command(
     context: click.Context,
@@ -313,7 +313,7 @@ def _counting_compiled(on_count: Callable[[int], None]) -> Iterator[None]:
 SCRIPT_FAILED = 1  # as python itself says
 
 _ALIKE = (  # options that are named as join's arguments
-    *("listen", "transport", "relays", "lan", "require_peers", "keep_serving", "on_nan"),
+    *("listen", "transport", "relays", "lan", "alone", "require_peers", "keep_serving", "on_nan"),
     *("max_upload", "max_download", "daily_upload", "offload"),
 )
 

@@ -70,7 +70,7 @@ def preset_manifest(
     if chosen is None:
         raise UsageError(f"preset {preset[:60]!r} does not exist; {nearest(preset, list(presets()))}")
     given: dict[str, dict[str, Any]] = {  # Any: as above
-        "run": {"name": preset, "salt": fresh_salt()},
+        "run": {"name": preset},
         "model": dict(chosen.model),
         "inner": dict(chosen.inner),
         "outer": {
@@ -92,7 +92,8 @@ def preset_manifest(
     if "fragments" not in tables.get("outer", {}):  # inner steps that nobody chose follow them
         parts = given["outer"]["fragments"]
         given["inner"].setdefault("steps", parts * max(2, -(-Inner.model_fields["steps"].default // parts)))
-    return Manifest.of(given, f"preset {preset}")
+    made = Manifest.of(given, f"preset {preset}")
+    return made if "salt" in given["run"] else made.salted(fresh_salt())
 
 
 def _by_blocks(fragments: int, model: Mapping[str, Any]) -> int:  # Any: as above

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, PrivateAttr, model_validator
 
 from decentral.manifest.table import (
     Count,
@@ -467,6 +467,13 @@ class Manifest(Table):
     compressor: Compression
     exchange: Exchange
     swarm: Swarm = Swarm()
+    _salt_is_drawn: bool = PrivateAttr(default=False)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Manifest) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
 
     @model_validator(mode="after")
     def _every_fragment_in_time(self) -> Manifest:
@@ -535,4 +542,16 @@ class Manifest(Table):
         given = self.model_dump()
         for table, keys in tables.items():
             given[table] = given.get(table, {}) | dict(keys)
-        return self.of(given, "changed manifest")
+        made = self.of(given, "changed manifest")
+        made._salt_is_drawn = self._salt_is_drawn and "salt" not in tables.get("run", {})
+        return made
+
+    def salted(self, salt: str) -> Manifest:
+        """A copy with a ``salt`` that nobody gave: a folder goes on with the run that it has by these terms."""
+        made = self.changed(run={"salt": salt})
+        made._salt_is_drawn = True
+        return made
+
+    def goes_on(self, kept: Manifest) -> bool:
+        """Tell whether these terms mean the run that is ``kept`` already: all is equal, but a salt that was drawn."""
+        return self._salt_is_drawn and kept.changed(run={"salt": self.run.salt}) == self

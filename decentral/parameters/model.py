@@ -6,7 +6,7 @@ Douillard et al., "Streaming DiLoCo with overlapping communication", 2025, arXiv
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -36,9 +36,12 @@ NamedParameters = torch.nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, T
 _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
 
 
-def schema_of(model_or_named_parameters: NamedParameters, num_fragments: int = 1) -> Schema:
+def schema_of(
+    model_or_named_parameters: NamedParameters, num_fragments: int = 1, moved: Collection[str] = ()
+) -> Schema:
     """The schema of a model, in ``named_parameters`` and ``named_buffers`` order; hashes what is frozen.
 
+    ``moved``: parameters that stand ahead of the buffers, as what they are: no gradient trains them, and they change.
     With P > 1 fragments, the block numbered b (first integer component of the dotted name) goes to fragment
     b mod (P-1) and everything else (embeddings, head, norms) to the last one; with nothing else, b mod P.
     Raises ConfigError for a model that cannot be trained together.
@@ -47,6 +50,8 @@ def schema_of(model_or_named_parameters: NamedParameters, num_fragments: int = 1
     parameters = parameters_of(source)
     buffers = buffers_of(source) if isinstance(source, torch.nn.Module) else {}
     _refuse_complex({**parameters, **buffers})
+    buffers = {name: p for name, p in parameters.items() if name in moved} | buffers
+    parameters = {name: p for name, p in parameters.items() if name not in moved}
     specs = [ParameterSpec(name, tuple(p.shape)) for name, p in parameters.items() if p.requires_grad]
     if not specs:
         raise ConfigError("no parameter of the model requires gradients, so there is nothing to train; unfreeze some")
@@ -60,7 +65,7 @@ def schema_of(model_or_named_parameters: NamedParameters, num_fragments: int = 1
         )
     return Schema(
         tuple(Fragment(index, tuple(group)) for index, group in enumerate(members)),
-        tuple(_buffer(name, buffer) for name, buffer in buffers.items()),
+        tuple(buffer_spec(name, buffer) for name, buffer in buffers.items()),
         tuple(_frozen(name, p) for name, p in parameters.items() if not p.requires_grad),
     )
 
@@ -78,6 +83,30 @@ def buffers_of(model: torch.nn.Module) -> dict[str, Tensor]:
     return {_plain(name): buffer for name, buffer in model.named_buffers() if name in kept}
 
 
+def put_buffer(model: torch.nn.Module, name: str, buffer: Tensor) -> None:
+    """Have the module whose buffer has that name in the run hold ``buffer`` in its place, of whatever shape."""
+    for prefix, module in model.named_modules():
+        for leaf in module._buffers:
+            if _plain(f"{prefix}.{leaf}" if prefix else leaf) == name:
+                module._buffers[leaf] = buffer
+                return
+
+
+def named_by(names: Iterable[str], model: torch.nn.Module) -> frozenset[str]:
+    """The parameters that ``names`` say, each one's name or that of a module around it. ConfigError for an unknown."""
+    known, found = parameters_of(model), set[str]()
+    for name in names:
+        inside = {one for one in known if one == name or one.startswith(f"{name}.")}
+        if not inside:
+            tops = ", ".join(dict.fromkeys(one.partition(".")[0] for one in known))
+            raise ConfigError(
+                f"join(moved=[{name!r}]): no parameter of the model has this name, or is in a module of this name; "
+                f"its names, as in named_parameters(), begin with {tops}"
+            )
+        found |= inside
+    return frozenset(found)
+
+
 def frozen_digest(parameter: Tensor) -> str:
     """The blake2b-128 of a tensor's bytes, row-major, in hex; of a sharded one every process has to ask."""
     flat = whole_of(parameter).cpu().contiguous().reshape(-1).view(torch.uint8)
@@ -88,7 +117,8 @@ def _plain(name: str) -> str:
     return ".".join(word for word in name.split(".") if word not in _WRAPPERS)
 
 
-def _buffer(name: str, buffer: Tensor) -> BufferSpec:
+def buffer_spec(name: str, buffer: Tensor) -> BufferSpec:
+    """As a schema has it."""
     return BufferSpec(name, tuple(buffer.shape), "float" if buffer.is_floating_point() else "integer")
 
 
@@ -159,19 +189,27 @@ def _empty(numel: int, device: torch.device) -> Tensor:
     return fresh(numel) if device == PROCESSOR else torch.empty(numel, dtype=torch.float32, device=device)
 
 
-def gather_buffers(buffers: Mapping[str, Tensor], specs: Sequence[BufferSpec]) -> Tensor:
-    """Copy the buffers out of a model, in the schema's order. Whole numbers are exact below 2**24."""
-    flat_B = torch.empty(sum(spec.numel for spec in specs), dtype=torch.float32)
+def gather_buffers(
+    buffers: Mapping[str, Tensor], specs: Sequence[BufferSpec], otherwise_B: Tensor | None = None
+) -> Tensor:
+    """Copy the buffers out of a model, in the schema's order. Whole numbers are exact below 2**24.
+
+    ``otherwise_B``: what stands for those that are not in ``buffers``; None: zeros.
+    """
+    numel = sum(spec.numel for spec in specs)
+    flat_B = torch.zeros(numel, dtype=torch.float32, device="cpu") if otherwise_B is None else otherwise_B.clone()
     for spec, piece in zip(specs, split(flat_B, [spec.shape for spec in specs]), strict=True):
-        piece.copy_(_find(buffers, spec).detach())
+        if spec.name in buffers:
+            piece.copy_(_find(buffers, spec).detach())
     return flat_B
 
 
 def scatter_buffers(flat_B: Tensor, specs: Sequence[BufferSpec], buffers: Mapping[str, Tensor]) -> None:
-    """Copy flat buffers into a model in place, each to its own device and dtype."""
-    targets = [_find(buffers, spec) for spec in specs]
+    """Copy flat buffers into those ``buffers`` of a model that are given, in place, in their own device and dtype."""
+    pieces = split(flat_B, [spec.shape for spec in specs])
+    targets = [(_find(buffers, spec), piece) for spec, piece in zip(specs, pieces, strict=True) if spec.name in buffers]
     with torch.no_grad():
-        for target, piece in zip(targets, split(flat_B, [spec.shape for spec in specs]), strict=True):
+        for target, piece in targets:
             target.copy_(in_dtype_of(target.detach().cpu(), piece))
 
 

@@ -39,13 +39,6 @@ LOOK_EVERY = 0.2  # s: Ctrl-C must get through to who waits, on every platform
 LAST_TRIES = 3  # at the last checkpoint: one more commit may come between looking for it and copying
 
 
-@dataclass(slots=True)
-class StepCount:
-    """Inner steps of this peer, over all its lives."""
-
-    value: int = 0
-
-
 class Participation:
     """The parts, each there from the moment in which `Startup` has made it."""
 
@@ -75,6 +68,11 @@ class Participation:
         outer = self.settings.manifest.outer
         if outer.overlap == 0 and outer.fragments == 1:
             self.diagnosed.looked(look, held_out=self.settings.options.evaluate is not None)
+
+    @property
+    def founds(self) -> bool:
+        """Whether it begins the run, or goes on with it, by terms of its own: it was not invited."""
+        return self.settings.invite is None
 
     @property
     def is_offline(self) -> bool:
@@ -368,7 +366,8 @@ def _is_whole(kind: type[BaseException] | None, stage: Stage) -> bool:
 def end_of_run(part: Participation, asked_to_leave: threading.Event) -> None:
     """The run is over: how to have it, and, where that was wished, a stay for those who come late."""
     out = part.settings.called
-    logger.info("This run is over: decentral export %s --to model/", out, extra=PLAIN)
+    anew = "; a new run takes another folder, --out or join(out=...)" if part.was_over and part.founds else ""
+    logger.info("This run is over: decentral export %s --to model/%s", out, anew, extra=PLAIN)
     if part.settings.options.keep_serving:
         until = "until Ctrl-C, or decentral leave --out"
         logger.info("its last state can be had here %s %s", until, out, extra=PLAIN)

@@ -16,23 +16,25 @@ from decentral.errors import ConfigError
 from decentral.manifest import Manifest
 from decentral.plugins import nearest
 from decentral.swarm.invite import Invite
+from decentral.training.clocks import Scheduler
 from decentral.training.inner import Together
 from decentral.training.inner_states import InnerStates
-from decentral.training.live_model import LiveModel
+from decentral.training.live_model import Accelerator, LiveModel
 from decentral.transport import Transport
 from decentral.transport.throttle import Caps
 
-Observer = Callable[[dict[str, Any]], None]
+Observer = Callable[[dict[str, object]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JoinOptions:
     """The keyword arguments of ``join``, which says what they mean and has their defaults."""
 
-    accelerator: Any | None  # Any: accelerate is untyped
+    accelerator: Accelerator | None
     out: str | Path | None
     listen: Sequence[str] | None
-    scheduler: Any | None  # Any: as in ``join``
+    scheduler: Scheduler | Sequence[Scheduler] | None
+    alone: bool
     require_peers: int
     join_timeout: float | None
     observer: Observer | None
@@ -52,6 +54,7 @@ class JoinOptions:
     keep_serving: bool
     offload: str | Path | None
     evaluate: Callable[[], float | Tensor] | None
+    moved: Sequence[str]
 
     def __post_init__(self) -> None:
         if self.on_nan not in ("stop", "restart"):

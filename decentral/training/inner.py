@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
@@ -11,6 +13,7 @@ from typing import Any, Final, Literal
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from decentral.errors import ConfigError
 from decentral.manifest.terms import INNER_OPTIMIZERS, OWN_KEYS, Inner, InnerName
@@ -295,10 +298,14 @@ def _differs(key: str, wanted: float, given: Sequence[float]) -> Difference | No
 # One inner step is one more step of each of them, Muon for the matrices and AdamW for the rest, say. What else the loop
 # does with its optimizers is its own business, so an optimizer that it never steps is only seen by what goes on without
 # it: then the parameters change between two backward passes, and no step of the optimizer that was given came between.
+# It is told once and ends nothing, as loops do the like on purpose: a perturbation of K ascents moves the parameters K
+# times inside each step, meta-learning follows another optimizer for a while, and critics train before their generator.
 
-# Two, not one: sharpness-aware methods move the parameters once inside each step, between their two backward passes.
-UNSEEN_CHANGES = 2  # backward passes in a row that find the parameters changed by somebody else
+UNSEEN_CHANGES = 100  # backward passes in a row that find the parameters changed by somebody else
 ONLY_OTHERS = 100  # steps of one optimizer while another of the list has made none
+STRANGERS = 16  # steps of optimizers that join was not given, with none of those that it was
+
+logger = logging.getLogger("decentral.training")
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,14 +315,16 @@ class Together:
     parts: tuple[Any, ...]
 
     @classmethod
-    def of(cls, given: Any, attribute: str) -> Together:
-        """One or several, without accelerate's wrapper, which keeps the bare one under ``attribute``."""
+    def of(cls, given: object, attribute: str, caller: str = "join") -> Together:
+        """One or several, without accelerate's wrapper, which keeps the bare one under ``attribute``.
+
+        ConfigError for what is none, in the name of the ``caller``.
+        """
         several = given if isinstance(given, list | tuple) else [given]
-        parts = tuple(getattr(one, attribute, one) for one in several)
-        for one in parts:
-            if not hasattr(one, "state_dict") or (attribute == "optimizer" and not hasattr(one, "param_groups")):
-                raise ConfigError(f"join: the {attribute} is a {type(one).__name__}; pass what the loop calls step of")
-        return cls(parts)
+        for one in several:
+            if why := _is_no_optimizer(one) if attribute == "optimizer" else _is_no_scheduler(one):
+                raise ConfigError(f"{caller}: the {attribute} is {why}")
+        return cls(tuple(getattr(one, attribute, one) for one in several))
 
     def state_dict(self) -> list[Any]:
         """The state of each."""
@@ -337,6 +346,38 @@ class Together:
         return saved
 
 
+def _is_no_optimizer(given: object) -> str:
+    """Say what it is instead, and what to do; "" of an optimizer. A schedule or a Trainer, which holds one, is none."""
+    if hasattr(given, "param_groups") and hasattr(given, "state_dict") and not isinstance(given, type):
+        return ""
+    name = _named(given)
+    if isinstance(given, type):
+        return f"{name}; make one: torch.optim.AdamW(model.parameters())"
+    if hasattr(given, "get_last_lr") or isinstance(given, torch.optim.lr_scheduler.LRScheduler):
+        return f"{name}, which is a schedule; pass the optimizer, and join(scheduler=...) for the schedule"
+    if hasattr(given, "lr_scheduler") or hasattr(given, "lr_scheduler_configs"):
+        return f"{name}; it steps by itself: give it callbacks=[DecentralCallback(run)] of decentral.integrations"
+    if isinstance(given, nn.Module):
+        return f"{name}, which is a model; pass join(run, model, optimizer)"
+    if isinstance(given, Tensor) or hasattr(given, "__next__"):
+        return f"{name}; pass the optimizer that was made of the parameters"
+    return f"{name}; pass what the loop calls step of"
+
+
+def _is_no_scheduler(given: object) -> str:
+    if hasattr(given, "param_groups"):
+        return f"{_named(given)}, which is an optimizer; pass it as optimizer, and here the schedule"
+    if isinstance(given, type) or not hasattr(given, "state_dict") or not hasattr(given, "load_state_dict"):
+        return f"{_named(given)}; pass the schedule that the loop steps, with state_dict and load_state_dict"
+    return ""
+
+
+def _named(given: object) -> str:
+    if given is None:
+        return "missing"
+    return f"the class {given.__name__}" if isinstance(given, type) else f"a {type(given).__name__}"
+
+
 def check_covers(optimizers: Sequence[torch.optim.Optimizer], trained: Mapping[str, Tensor]) -> None:
     """ConfigError unless every optimizer holds some of the model's trained parameters, and all of them are held."""
     held = [{id(p) for group in optimizer.param_groups for p in group["params"]} for optimizer in optimizers]
@@ -353,7 +394,8 @@ def check_covers(optimizers: Sequence[torch.optim.Optimizer], trained: Mapping[s
     if missing:
         raise ConfigError(
             f"join: {len(missing)} of {len(trained)} trained parameters are in none of the optimizers, {missing[0]} "
-            "first; give all optimizers as a list, or freeze what is not trained with requires_grad_(False)"
+            "first; give all optimizers as a list, freeze what is not trained with requires_grad_(False), or name what "
+            "the loop moves itself, as a teacher: join(moved=[...])"
         )
 
 
@@ -365,6 +407,7 @@ class _Watch:
     version: int = -1  # of the parameter then: in-place steps of any optimizer raise it
     changes: int = 0  # passes in a row that found a change
     inside: bool = False  # the step: LBFGS evaluates its closure there, at one trial point after the other
+    told: bool = False
 
     def step_begins(self, *_: object) -> None:
         self.stepped, self.changes, self.inside = True, 0, True
@@ -373,16 +416,18 @@ class _Watch:
         self.inside = False
 
     def backward(self, parameter: Tensor) -> None:
-        """ConfigError once the loop is seen to step something else. What this peer writes falls into its step."""
-        if self.inside:
+        """Warn once the loop is seen to step something else. What this peer writes falls into its step."""
+        if self.inside or self.told:
             return
         if not self.stepped:  # accumulated gradients change nothing in between
             self.changes = self.changes + 1 if parameter._version != self.version else 0
         self.stepped, self.version = False, parameter._version
         if self.changes >= UNSEEN_CHANGES:
-            raise ConfigError(
-                "the model's parameters change, but the optimizer that was given to join does not step: "
-                "give join the one that the loop steps"
+            self.told = True
+            logger.warning(
+                "the model's parameters changed %d times, but the optimizer that was given to join does not step, and "
+                "rounds are of its steps: give join the one that the loop steps, anew where the script made another",
+                self.changes,
             )
 
 
@@ -393,6 +438,9 @@ Stage = Literal["between", "inside", "at_boundary"]
 class InnerSteps:
     """Counts: ``on_step`` is called inside the ``step`` that makes each optimizer have stepped once more, and
     ``on_begin``, if there is one, before the first of those steps: all of them go by the gradients of that moment.
+    ``on_any`` is called before every step of any of them; ``on_strangers`` where only optimizers step that are none of
+    them, after ``STRANGERS`` of their steps, twice as many, and so on: the script may have made another one; ``after``
+    when all is done that belongs to a step of any of them.
 
     ``stage``: ``inside`` the step of an optimizer its parameters and its state are of two moments; ``at_boundary``
     ``on_step`` is called, or has failed; ``between`` two steps, of one optimizer or of two, all is of one moment.
@@ -401,21 +449,25 @@ class InnerSteps:
     optimizers: Sequence[torch.optim.Optimizer]
     on_step: Callable[[], None]
     on_begin: Callable[[], None] | None = None
-    before: Callable[[], None] = _nothing  # each inner step, whatever it goes by
-    after: Callable[[], None] = _nothing  # each ``step`` of an optimizer, when all that belongs to it is done
+    on_any: Callable[[], None] = _nothing
+    on_strangers: Callable[[], None] = _nothing
+    after: Callable[[], None] = _nothing
     stage: Stage = "between"
     _since: set[int] = field(default_factory=set)  # optimizers that stepped since the last inner step
     _times: list[int] = field(default_factory=list)  # steps of each
+    _idle_told: bool = False
+    _strangers: int = 0  # steps of others since the last of these
+    _thread: int = 0
 
     def hooked(self, trained: Mapping[str, Tensor]) -> AbstractContextManager[object]:
         """Hook all until the returned context ends. ``trained``: the model's parameters."""
-        self._times = [0] * len(self.optimizers)
+        self._times, self._thread = [0] * len(self.optimizers), threading.get_ident()
         wanted = {id(parameter) for parameter in trained.values()}
         with ExitStack() as stack:
+            stack.callback(register_optimizer_step_post_hook(self._stranger_ends).remove)
             for number, optimizer in enumerate(self.optimizers):
                 watch, mine = _Watch(), _first_of(optimizer, wanted)
                 stack.callback(optimizer.register_step_pre_hook(watch.step_begins).remove)
-                stack.callback(optimizer.register_step_pre_hook(self._enters).remove)
                 stack.callback(optimizer.register_step_pre_hook(self._begins).remove)
                 stack.callback(optimizer.register_step_post_hook(watch.step_ends).remove)
                 stack.callback(optimizer.register_step_post_hook(lambda one, *_, n=number: self._ends(one, n)).remove)
@@ -423,12 +475,10 @@ class InnerSteps:
                 stack.callback(added.remove)
             return stack.pop_all()
 
-    def _enters(self, *_: object) -> None:
-        if not self._since:
-            self.before()
-        self.stage = "inside"
-
     def _begins(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._strangers = 0
+        self.on_any()
+        self.stage = "inside"
         if self.on_begin is None or self._since or _is_skipped(optimizer):
             return
         by_losses = getattr(optimizer, "derivatives", None) is not None
@@ -444,6 +494,15 @@ class InnerSteps:
             )
         self.on_begin()
 
+    def _stranger_ends(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Other threads train models of their own."""
+        mine = self.stage == "inside" or any(optimizer is one for one in self.optimizers)
+        if mine or threading.get_ident() != self._thread:
+            return
+        self._strangers += 1
+        if self._strangers >= STRANGERS and self._strangers.bit_count() == 1:
+            self.on_strangers()
+
     def _ends(self, optimizer: torch.optim.Optimizer, number: int) -> None:
         self.stage = "at_boundary"
         if not _is_skipped(optimizer):
@@ -457,11 +516,13 @@ class InnerSteps:
         if len(self._since) == len(self.optimizers):
             self._since.clear()
             self.on_step()
-        elif self._times[number] >= ONLY_OTHERS and 0 in self._times:
-            idle = type(self.optimizers[self._times.index(0)]).__name__
-            raise ConfigError(
-                f"of the optimizers given to join one made {self._times[number]} steps and the {idle} none, so no "
-                "inner step is complete; give join those that the loop steps"
+        elif self._times[number] >= ONLY_OTHERS and 0 in self._times and not self._idle_told:
+            self._idle_told = True
+            logger.warning(
+                "of the optimizers given to join one made %d steps and the %s none, and an inner step is one more of "
+                "each: rounds begin with its first; where the loop never steps it, give join the others only",
+                self._times[number],
+                type(self.optimizers[self._times.index(0)]).__name__,
             )
 
 

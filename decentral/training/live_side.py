@@ -19,6 +19,7 @@ from decentral.optimizers import NO_MOMENTS, InnerOptimizer, OuterMethod
 from decentral.optimizers.base import Derivative, Layout, Own, State
 from decentral.parameters import Schema, split
 from decentral.rounds.local_state import CommittedUpdate
+from decentral.tensors.memory import fresh
 from decentral.training.live_model import LiveModel
 
 # Shape suffix: N = elements of one fragment, flat float32; moments and gradients on the processor.
@@ -50,7 +51,7 @@ class _NoParameters:
     """Of a schedule beside which nothing trains."""
 
     def read(self, fragment: int) -> Tensor:
-        return torch.zeros(0)
+        return fresh(0)
 
     def write(self, fragment: int, flat_N: Tensor) -> None:
         pass

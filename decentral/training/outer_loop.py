@@ -225,6 +225,7 @@ class OuterLoop:
         self._pairs = None if gossip is None else GossipSteps(parts, self._merger, gossip)
         self._steps = self._pairs or RoundSteps(parts, self._merger)
         self._left_at: float | None = None  # when the last boundary ended; None: none has, see ``step_boundary``
+        self._outer_steps = 0
         self._saved_at = 0  # commits merged when the last checkpoint was begun
         self.forgets = False  # whether inner moments that are NaN are to be dropped; for the caller to do and to clear
 
@@ -242,6 +243,17 @@ class OuterLoop:
     def is_up_to_date(self) -> bool:
         """Whether every commit so far is in the live model."""
         return self._merger.is_up_to_date
+
+    @property
+    def outer_steps(self) -> int:
+        """Those in the live model: a commit that is applied, and waits for its time, is not counted yet."""
+        node = self._parts.swarm.node
+        head = node.driver.head
+        if node.gossip is not None:
+            self._outer_steps = node.gossip.step
+        elif head.hash == self._parts.schedule.seen:
+            self._outer_steps = head.outer_step
+        return self._outer_steps
 
     async def step_boundary(self) -> set[int]:
         """What is to be done after an inner step; returns the fragments that were written.
@@ -304,11 +316,15 @@ class OuterLoop:
         self._merger.tell_given_up()
         return is_in_step
 
-    async def begin(self, included: Iterable[CommittedUpdate], *, afresh: bool = False) -> set[int]:
+    async def begin(
+        self, included: Iterable[CommittedUpdate], *, afresh: bool = False, outer_steps: int = 0
+    ) -> set[int]:
         """Merge what came before the first step, but what is ``included`` in the live model already: that is noted.
 
-        ``afresh``: the inner optimizer has no moments yet. Returns the fragments that were written.
+        ``afresh``: the inner optimizer has no moments yet. ``outer_steps``: in the live model. Returns the fragments
+        that were written.
         """
+        self._outer_steps = outer_steps
         if afresh:
             self._merger.adopt_all(self._parts.all_fragments)
         self._merger.adopt_later(dict(self._parts.schedule.unadopted))
@@ -365,8 +381,8 @@ class RoundSteps:
         return changed
 
     def _may_contribute(self, step_seconds: float) -> bool:
-        """Who is asked to leave in the step before offers what is due, and `settle` sees what becomes of it: when it comes
-        again it would make one step too many first.
+        """Who is asked to leave in this step offers what is due, and `settle` sees what becomes of it: one step more
+        would come before that in its next life.
         """
         self._schedule.paced = self._pace.steps(self._swarm.node.driver.full_times)
         due = self._schedule.due or self._schedule.due_early(self._swarm.node.driver.pressed, step_seconds)

@@ -20,6 +20,7 @@ from decentral import errors
 from decentral.errors import ConfigError, DecentralError, ProcessLost
 from decentral.parameters import Fragment, split
 from decentral.parameters.schema import Box, boxes_of, holders, is_sharded, local_part
+from decentral.tensors.memory import fresh
 
 # ---- bytes between processes ----
 #
@@ -52,22 +53,22 @@ class Processes:
         """What the main process said: as many whole numbers below 2**63 as each gives. TimeoutError after ``within``
         seconds: then no more can be said.
         """
-        told = torch.tensor(list(numbers), dtype=torch.int64)
+        told = torch.tensor(list(numbers), dtype=torch.int64, device="cpu")
         self._wait(self._broadcast(told), within)
         return [int(number) for number in told]
 
     def tell_bytes(self, data: bytes) -> bytes:
         """What the main process gave; the others give anything."""
         (nbytes,) = self.tell([len(data)])
-        told = torch.frombuffer(bytearray(data), dtype=torch.uint8) if self.is_main and data else torch.empty(0)
-        told = told if self.is_main else torch.empty(nbytes, dtype=torch.uint8)
+        told = torch.frombuffer(bytearray(data), dtype=torch.uint8) if self.is_main and data else fresh(0)
+        told = told if self.is_main else torch.empty(nbytes, dtype=torch.uint8, device="cpu")
         if nbytes:
             self._wait(self._broadcast(told), None)
         return told.numpy().tobytes() if nbytes else b""
 
     def any_of(self, found: list[int]) -> list[int]:
         """Each of the truth values that is so on some process; all give as many."""
-        mine = torch.tensor(found, dtype=torch.int64)
+        mine = torch.tensor(found, dtype=torch.int64, device="cpu")
         for rank in range(1, self.size):
             if self.is_main:
                 theirs = torch.empty_like(mine)
@@ -196,7 +197,7 @@ class Orders:
                     self.over = True
                     self._raise(self.processes.tell_bytes(b"").decode())
                 if order == Order.MEET:
-                    self.processes.send(torch.tensor([self.steps]), MAIN)
+                    self.processes.send(torch.tensor([self.steps], dtype=torch.int64, device="cpu"), MAIN)
                 else:
                     self._what[Order(order)](number)
 
@@ -204,7 +205,7 @@ class Orders:
         """On the main process, after Ctrl-C or an error: whether all others follow, and, for parts of one model that
         must be ``in_step``, have made as many steps. Else one is inside what it cannot leave.
         """
-        theirs = torch.tensor([self.steps] * self.processes.size)
+        theirs = torch.tensor([self.steps] * self.processes.size, dtype=torch.int64, device="cpu")
         try:
             self.give(Order.MEET)
             for rank in range(1, self.processes.size):
@@ -277,7 +278,7 @@ class Shards:
 
     def read(self, parameters: Mapping[str, Tensor], fragment: Fragment) -> Tensor:
         """One fragment (N,), on the main process; (0,) elsewhere."""
-        flat_N = torch.empty(fragment.numel if self._processes.is_main else 0)
+        flat_N = fresh(fragment.numel if self._processes.is_main else 0)
         pieces = split(flat_N, fragment) if self._processes.is_main else [None] * len(fragment.parameters)
         specs = zip(fragment.parameters, pieces, strict=True)
         _in_turn(end for spec, piece in specs for end in self._collecting(parameters[spec.name], piece))
@@ -291,7 +292,7 @@ class Shards:
 
     def whole(self, tensor: Tensor) -> Tensor | None:
         """All of a tensor in its own dtype, on the processor; None elsewhere than on the main process."""
-        made = torch.empty(tensor.shape, dtype=tensor.dtype) if self._processes.is_main else None
+        made = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu") if self._processes.is_main else None
         _in_turn(self._collecting(tensor, made))
         return made
 
@@ -326,7 +327,7 @@ class Shards:
         """Into ``part``, which is where it lands if it can be: new memory costs more than the copy."""
         if part.device.type == "cpu" and part.dtype == dtype and part.is_contiguous():
             return self._processes.begin_receive(part, sender)
-        landed = torch.empty(part.shape, dtype=dtype)
+        landed = torch.empty(part.shape, dtype=dtype, device="cpu")
         arrives = self._processes.begin_receive(landed, sender)
 
         def end() -> None:

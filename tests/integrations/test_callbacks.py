@@ -17,7 +17,7 @@ from tests.peer.test_join import Problem, run_terms
 @pytest.mark.parametrize(("last", "state"), [(KeyboardInterrupt(), "left"), (ValueError("mine"), "looking")])
 def test_an_interrupt_is_a_goodbye_with_a_checkpoint_and_an_error_is_not(tmp_path, monkeypatch, last, state):
     entered, problem = Entered(), Problem(0)
-    entered.enter(alone(tmp_path, run_terms("diloco"), problem, quiet=True), wait_for_company=False)
+    entered.enter(alone(tmp_path, run_terms("diloco"), problem, quiet=True))
     for _ in range(7):
         problem.step()
     monkeypatch.setattr(sys, "last_value", last, raising=False)
@@ -33,7 +33,7 @@ def test_another_training_loop_ends_the_peer_of_the_one_before(tmp_path):
     peers: list[Any] = []
     for _ in range(2):  # in one folder: only one may run there
         peers.append(alone(tmp_path, run_terms("diloco"), problem, quiet=True))
-        entered.enter(peers[-1], wait_for_company=False)
+        entered.enter(peers[-1])
         problem.step()
     assert entered.peer is peers[1]
     entered.leave()

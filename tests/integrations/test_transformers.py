@@ -35,7 +35,7 @@ def alone(out: Path, manifest: Manifest | None, **given: Any) -> DecentralCallba
     """A callback whose peer nobody joins, over a network in memory."""
     identity = Identity.load_or_create(out / "identity.key")
     transport = MemoryNetwork().transport(identity.signer)
-    return DecentralCallback(manifest, out=out, transport=transport, quiet=True, lan=False, **given)
+    return DecentralCallback(manifest, out=out, transport=transport, quiet=True, lan=False, **given, alone=True)
 
 
 class Seen(TrainerCallback):
@@ -134,9 +134,9 @@ def test_each_peer_draws_the_same_data_in_an_order_of_its_own(tmp_path, tiny_gpt
 def test_what_a_checkpoint_restores_takes_part_as_before(tmp_path, make_trainer, tiny_gpt2):
     chosen = {"save_strategy": "steps", "save_steps": 5}
     native = {"transport": "native", "listen": ("/ip4/127.0.0.1/tcp/0",), "lan": False, "quiet": True}
-    first = DecentralCallback(terms(), out=tmp_path / "run", **native)
+    first = DecentralCallback(terms(), out=tmp_path / "run", **native, alone=True)
     make_trainer(tiny_gpt2, first, AtStep(4, lambda: first.peer.leave()), **chosen).train()
-    again = make_trainer(tiny_gpt2, DecentralCallback(None, **native), **chosen)
+    again = make_trainer(tiny_gpt2, DecentralCallback(None, **native, alone=True), **chosen)
     again.args.restore_callback_states_from_checkpoint = True
     again.train(resume_from_checkpoint=True)
     assert again.state.global_step == 12
@@ -189,16 +189,16 @@ def test_a_checkpoint_whose_peer_is_not_in_the_folder_is_refused(tmp_path, make_
 
 def test_the_state_makes_the_callback_again_and_holds_no_token(tmp_path):
     callback = DecentralCallback(
-        "decentral1:secret", out=tmp_path, admit="twelve-letters", tokens_per_step=48, observer=print
+        "decentral1:secret", out=tmp_path, admit="twelve-letters", tokens_per_step=48, observer=print, alone=True
     )
     state = json.loads(json.dumps(callback.state()))
-    assert state["args"] == {"run": None, "wait_for_company": False, "out": str(tmp_path), "tokens_per_step": 48}
+    assert state["args"] == {"run": None, "out": str(tmp_path), "tokens_per_step": 48, "alone": True}
     assert DecentralCallback.from_state(state).state() == callback.state()
 
 
 def test_a_keyword_that_join_has_not_is_refused_at_once():
     with pytest.raises(TypeError, match=r"no keyword 'max_uplaod'; did you mean max_upload\?"):
-        DecentralCallback("run.toml", max_uplaod="5mbit")
+        DecentralCallback("run.toml", max_uplaod="5mbit", alone=True)
 
 
 def test_a_trainer_that_fails_ends_its_peer_with_the_block_around_it(tmp_path, tiny_gpt2, make_trainer):

@@ -151,7 +151,7 @@ def second_peer(
     """A peer of one process, in the test's, until the run is over; it waits for the other one that comes back."""
     model, data = Blocks(dtype, frozen=frozen), torch.Generator().manual_seed(1)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3, weight_decay=0.1)
-    with decentral.join(invite, model, optimizer, out=out, **NET) as peer:
+    with decentral.join(invite, model, optimizer, out=out, **NET, alone=True) as peer:
         while not peer.done:
             while comes_back is not None and comes_back.is_set() and len(peer.status().members) < 2:
                 wait(0.1)
@@ -212,7 +212,7 @@ def train(
     data = torch.Generator().manual_seed(100 + accelerator.process_index)
     found: dict[str, Any] = {}
     with decentral.join(
-        run, model, optimizer, accelerator=accelerator, out=out, checkpoint_every=1, **NET, **given
+        run, model, optimizer, accelerator=accelerator, out=out, checkpoint_every=1, **NET, **given, alone=True
     ) as peer:
         found["begun"] = {"anchor": peer.anchor_digest, **held(accelerator, model, optimizer), "round": peer.round}
         found["begun"]["steps"] = peer.inner_steps

@@ -25,7 +25,7 @@ def terms() -> decentral.Manifest:
 
 def test_a_peer_that_was_not_entered_does_not_say_that_it_trains_on(tmp_path: Path) -> None:
     """A loop until ``peer.done`` went on for ever, alone, without a word."""
-    peer = decentral.join(terms(), *model_and_optimizer(), out=tmp_path / "run")
+    peer = decentral.join(terms(), *model_and_optimizer(), out=tmp_path / "run", alone=True)
     with pytest.raises(ConfigError, match=r"peer.done: this peer has not entered the run; write `with decentral.join"):
         assert peer.done
     with pytest.raises(ConfigError, match="has not entered"):
@@ -49,20 +49,23 @@ def test_what_is_no_model_or_optimizer_is_refused_before_anything_is_begun(
     model, optimizer = model_and_optimizer()
     arguments: dict[str, Any] = {"run": terms(), "model": model, "optimizer": optimizer, "out": tmp_path / "run"}
     with pytest.raises(ConfigError, match=sentence):
-        decentral.join(**(arguments | given))
+        decentral.join(**(arguments | given), alone=True)
     assert not (tmp_path / "run").exists()
 
 
 def test_an_argument_that_there_is_not_is_named_with_the_one_that_was_meant() -> None:
     with pytest.raises(TypeError, match=r"join\(\) has no argument max_uplaod; did you mean max_upload\?"):
-        decentral.join(terms(), *model_and_optimizer(), max_uplaod="5mbit")  # type: ignore[call-arg]
+        decentral.join(terms(), *model_and_optimizer(), max_uplaod="5mbit", alone=True)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("below", [False, True], ids=["a file", "below a file"])
 def test_a_folder_that_cannot_be_is_one_sentence(tmp_path: Path, below: bool) -> None:
     (tmp_path / "file").write_text("")
     out = tmp_path / "file" / "run" if below else tmp_path / "file"
-    with pytest.raises(DiskError, match="file"), decentral.join(terms(), *model_and_optimizer(), out=out, quiet=True):
+    with (
+        pytest.raises(DiskError, match="file"),
+        decentral.join(terms(), *model_and_optimizer(), out=out, quiet=True, alone=True),
+    ):
         pass
 
 

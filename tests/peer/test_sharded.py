@@ -167,7 +167,7 @@ def test_a_peer_of_two_processes_whose_disk_is_lost_has_its_sharded_moments_back
     def stays() -> None:
         model, data = Blocks(), torch.Generator().manual_seed(1)
         optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
-        with decentral.join(manifest, model, optimizer, out=tmp_path / "b", **NET) as peer:
+        with decentral.join(manifest, model, optimizer, out=tmp_path / "b", **NET, alone=True) as peer:
             invite.append(peer.invite)
             invited.set()
             while not over.is_set():

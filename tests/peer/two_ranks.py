@@ -33,7 +33,7 @@ def train(accelerator: Accelerator, manifest: str, out: str) -> None:
     model, optimizer = accelerator.prepare(model, optimizer)
     data = torch.Generator().manual_seed(accelerator.process_index)
     with decentral.join(
-        manifest, model, optimizer, accelerator=accelerator, out=out, listen=("/ip4/127.0.0.1/tcp/0",)
+        manifest, model, optimizer, accelerator=accelerator, out=out, listen=("/ip4/127.0.0.1/tcp/0",), alone=True
     ) as peer:
         steps, drawn = 0, []
         items = TensorDataset(torch.arange(200))
