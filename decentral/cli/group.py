@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 import click
 
 from decentral.errors import DecentralError, DiskError, is_out_of_memory
+from decentral.signals import drop_closed_terminal
 
 
 @dataclass(slots=True)
@@ -178,6 +179,7 @@ class Stop:
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """The signal handler."""
+        drop_closed_terminal()
         code = _CODES[signal.Signals(number)]
         if self.code is not None and code == HUNG_UP:
             return

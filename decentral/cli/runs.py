@@ -29,6 +29,7 @@ from decentral.cli.options import (
 from decentral.cli.ports import page_beside
 from decentral.errors import ConfigError, DecentralError, UsageError
 from decentral.quantities import time_left
+from decentral.signals import ENDING, drop_closed_terminal
 
 if TYPE_CHECKING:
     from decentral.manifest import Manifest
@@ -367,8 +368,6 @@ def _terminable() -> Iterator[list[int]]:
 
     So does a terminal that closes, unless that is ignored; it says so more than once.
     """
-    from decentral.peer.signals import ENDING
-
     ended, here = list[int](), os.getpid()
 
     def interrupt(number: int, frame: object) -> None:
@@ -376,6 +375,7 @@ def _terminable() -> Iterator[list[int]]:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
+        drop_closed_terminal()
         signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.SIG_IGN)
         ended.append(number)
         raise KeyboardInterrupt

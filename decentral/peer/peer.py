@@ -40,10 +40,10 @@ from decentral.peer.participation import (
 )
 from decentral.peer.settings import Settings
 from decentral.peer.shown import Announcer, Trackers, shown
-from decentral.peer.signals import StopSignals
 from decentral.peer.startup import PeerLimits, Startup
 from decentral.peer.status import Shown, StallWatch, status_of
 from decentral.preferences.preferences import Preferences
+from decentral.signals import StopSignals
 from decentral.swarm.invite import kept_token
 from decentral.swarm.lan import Lan
 from decentral.tasks.batches import Indexed, ShardPlace, seed_of, shard

@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Self
 
@@ -24,6 +26,17 @@ ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasatt
 ONE_SIGNAL = 0.1  # s
 # Steps that may begin after it on a process that does not talk to the swarm: the others' boundary may have begun.
 STEPS_TO_HEAR = 2
+
+
+def drop_closed_terminal() -> None:
+    """Send to nowhere what would be written to a terminal that has closed: it would fail, in the middle of leaving."""
+    for descriptor in (1, 2):
+        with suppress(OSError):
+            is_closed = stat.S_ISCHR(os.fstat(descriptor).st_mode) and not os.isatty(descriptor)
+            if is_closed:
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, descriptor)
+                os.close(nowhere)
 
 
 class StopSignals:
@@ -87,6 +100,7 @@ class StopSignals:
         if os.getpid() != self._here:  # a worker that was forked
             self._in_a_worker(number, frame)
             return
+        drop_closed_terminal()
         now, last = time.monotonic(), self._heard.get(number)
         if last is not None and self._ends_the_process(number) and self._says_nothing_new(number, now - last):
             return
