@@ -29,6 +29,7 @@ from decentral.cli.options import (
 from decentral.cli.ports import page_beside
 from decentral.errors import ConfigError, DecentralError, UsageError
 from decentral.quantities import time_left
+from decentral.signals import ENDING, drop_closed_terminal
 
 if TYPE_CHECKING:
     from decentral.manifest import Manifest
@@ -340,7 +341,7 @@ def run_script(context: click.Context, script: Path, arguments: Sequence[str], o
             runpy.run_path(str(script), run_name="__main__")
         except KeyboardInterrupt:
             if ended:  # all is kept, as after Ctrl-C
-                context.exit(128 + signal.SIGTERM)
+                context.exit(128 + ended[0])
             raise
         except (DecentralError, SystemExit):
             raise
@@ -363,22 +364,29 @@ def _was_given(context: click.Context, name: str) -> bool:
 
 @contextmanager
 def _terminable() -> Iterator[list[int]]:
-    """A first SIGTERM, as a service or a container sends it, leaves as Ctrl-C does: with a checkpoint and a goodbye."""
+    """A first SIGTERM, as a service or a container sends it, leaves as Ctrl-C does: with a checkpoint and a goodbye.
+
+    So does a terminal that closes, unless that is ignored; it says so more than once.
+    """
     ended, here = list[int](), os.getpid()
 
     def interrupt(number: int, frame: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if os.getpid() != here:  # a worker that was forked
-            os.kill(os.getpid(), signal.SIGTERM)
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
             return
+        drop_closed_terminal()
+        signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.SIG_IGN)
         ended.append(number)
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    numbers = [n for n in ENDING if signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
         yield ended
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -9,10 +9,12 @@ from __future__ import annotations
 import logging
 import math
 import threading
+from _thread import start_new_thread
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import astuple, replace
+from struct import pack, unpack
 from types import TracebackType
 from typing import Self, TypeVar, overload
 
@@ -28,6 +30,7 @@ from decentral.node.upload import PAUSED
 from decentral.observe.status import Status
 from decentral.peer.network_setup import check_relays
 from decentral.peer.participation import (
+    POLITE,
     Gathering,
     Participation,
     Standing,
@@ -40,6 +43,7 @@ from decentral.peer.shown import Announcer, Trackers, shown
 from decentral.peer.startup import PeerLimits, Startup
 from decentral.peer.status import Shown, StallWatch, status_of
 from decentral.preferences.preferences import Preferences
+from decentral.signals import StopSignals
 from decentral.swarm.invite import kept_token
 from decentral.swarm.lan import Lan
 from decentral.tasks.batches import Indexed, ShardPlace, seed_of, shard
@@ -50,6 +54,8 @@ from decentral.training.swarm_side import LoopEnded, SwarmThread, run_blocking
 
 T = TypeVar("T")
 OnRound = TypeVar("OnRound", bound=Callable[[RoundEnded], object])
+
+DIGEST, DIGEST_PARTS = ">8I", 8  # as whole numbers, for the processes of a peer
 
 
 class Peer:
@@ -65,6 +71,8 @@ class Peer:
         self._lan = Lan(self._announce) if settings.options.lan else None
         self._limits = PeerLimits(settings)
         self._control, self._asked_to_leave = LoopControl(), threading.Event()
+        self._signals = StopSignals(self._leave_soon, self._hurry, self._is_held)
+        self._steps: InnerSteps | None = None  # inside the block
         inner, outer = self.manifest.inner, self.manifest.outer
         self._count = StepCount(interval=inner.steps // outer.fragments, rounds=self.manifest.run.rounds)
         self._trackers = Trackers(settings.options.accelerator)
@@ -73,6 +81,7 @@ class Peer:
         self._newest: tuple[int, ...] = (0, 0, 0, 0)  # of the newest round: see `_newest_round`
         self._has_moved = False  # a schedule of the loop, and told so
         self._part: Participation | None = None
+        self._anchor = (0,) * DIGEST_PARTS  # its digest, as all processes of the peer were told at the last boundary
         self._seed, self._place, self._standing = 0, ShardPlace(), Standing(self.manifest)
         self._parting = ""  # what the status says once all is over
         self._last_status = Status(
@@ -124,8 +133,12 @@ class Peer:
 
     @property
     def round(self) -> int:
-        """Outer steps that this peer's anchor has behind it; on its other processes as of the last step boundary."""
-        return self._up.swarm.node.outer_steps if self._up is not None else self._count.round
+        """Outer steps that this peer's anchor has behind it; where it has several processes, on all of them those that
+        the live model had at the last step boundary.
+        """
+        if self._up is None or self._model.orders is not None:
+            return self._count.round
+        return self._up.swarm.node.outer_steps
 
     @property
     def progress(self) -> float:
@@ -178,7 +191,11 @@ class Peer:
 
     @property
     def anchor_digest(self) -> str:
-        """Digest of the newest committed anchor, in hex: equal on all peers of a synchronous run."""
+        """Digest of the newest committed anchor, in hex: equal on all peers of a synchronous run, and on every process
+        of the peer as of its last boundary.
+        """
+        if self._model.orders is not None:
+            return pack(DIGEST, *self._anchor).hex()
         return self._up.swarm.node.replica.digest.hex() if self._up is not None else ""
 
     def anchor(self) -> list[Tensor]:
@@ -320,6 +337,8 @@ class Peer:
 
     def _before_any_step(self) -> None:
         """Runs at the beginning of any optimizer's step; the first of this peer's life waits for a second member."""
+        self._control.interrupted = False
+        self._signals.step_begins(done=self._done)
         options, waits = self.settings.options, not (self._has_stepped or self._count.value or self._done)
         self._has_stepped = True
         if waits and not (options.alone or options.require_peers):
@@ -388,15 +407,18 @@ class Peer:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
+            stack.enter_context(self._signals)
             self._model.on_main(lambda: self._begin(stack))
             self._share(range(len(self._model.schema.fragments)))
             hooked = self._part is not None and self._part.acts_before_inner_steps
             begins = self._before_inner_step if hooked else None
             parts, looks = self.settings.optimizers.parts, (self._before_any_step, self._model.check_tensors)
-            steps = InnerSteps(parts, self._after_inner_step, begins, *looks)
+            steps = InnerSteps(parts, self._after_inner_step, begins, *looks, after=self._step_is_over)
+            self._steps = steps
             stack.enter_context(self._model.watch.hooked())
             stack.enter_context(steps.hooked(self._model.trained))
             self._has_entered = True
+            self._signals.politely()
             if self.settings.options.require_peers and not self._done:
                 self._require_peers(self.settings.options.require_peers)
             self._entered = stack.pop_all()
@@ -431,21 +453,30 @@ class Peer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        assert self._steps is not None
         with self._entered:
             self._entered.callback(self._model.averages.stay)
-            self._model.fail(error)
-            save = end_as_one(self._model.orders, kind)
+            save = end_as_one(self._model, kind, self._steps.stage)
             if self._part is not None:
                 with self._model.as_one():
-                    self._end(self._part, kind, save=save)
+                    self._end(self._part, kind, error, save=save)
                 if kind is NoPeersError:  # as asked for, and no crash: it can be started again
                     self._last_status = replace(self._last_status, state="left")
+        if kind is None and self._signals.code is not None:
+            raise SystemExit(self._signals.code)
 
-    def _end(self, part: Participation, kind: type[BaseException] | None, *, save: bool) -> None:
+    def _end(
+        self, part: Participation, kind: type[BaseException] | None, error: BaseException | None, *, save: bool
+    ) -> None:
         """``kind``: what ended the training loop; None: it came to its own end."""
         whole, over, kept = kind is None, self._done and not self._control.leaving, False
+        polite = kind in POLITE or self._control.leaving
         try:
-            kept = save and (part.was_over or part.save_last())
+            if save:
+                kept = part.was_over or (part.save_last() if kind in POLITE else part.save_after_error())
+            elif self._steps is not None and self._steps.stage == "inside":
+                part.keeps_the_one_before("the training loop ended inside optimizer.step")
+            self._model.fail(error)
             self._model.let_go(interrupted=kind is KeyboardInterrupt)
             if whole and over:
                 end_of_run(part, self._asked_to_leave)
@@ -453,11 +484,27 @@ class Peer:
                 end_before_the_run(part)
         finally:
             self.status()  # no step is made any more: what it says now of this peer is its last state
-            if kept:
+            if kept and polite:
                 self._parting = "done" if over else "left"
-            elif save:  # there is no last checkpoint
+            elif save and polite:  # there is no last checkpoint
                 self._last_status = replace(self._last_status, state="leaving")
             part.close(politely=True)
+
+    def _leave_soon(self) -> None:
+        """`leave`, inside the handler of a signal, which may have come while this thread holds the event's lock."""
+        self._control.leaving = True
+        start_new_thread(self._asked_to_leave.set, ())
+
+    def _hurry(self) -> None:
+        self._control.interrupted = True
+
+    def _is_held(self) -> bool:
+        return self._steps is not None and self._steps.stage != "between" and not self._control.may_be_cut
+
+    def _step_is_over(self) -> None:
+        """All that belongs to an optimizer's step is done: what came within it is handled now."""
+        self._control.interrupted = False
+        self._signals.step_ends()
 
     def _before_inner_step(self) -> None:
         """Runs at the beginning of an ``optimizer.step``."""
@@ -468,11 +515,15 @@ class Peer:
     def _after_inner_step(self) -> None:
         """Runs inside ``optimizer.step``, of the last one if there are several, on every process of the peer."""
         self._count.stepped()
+        if self._model.orders is not None:
+            self._model.orders.steps = self._count.value
         rest, before = self._limits.worked(), self._count.round
         try:
             with self._model.as_one():
                 changed = self._at_boundary()
             self._share(changed)
+            if self._steps is not None:
+                self._steps.stage = "between"  # all of it is done: what follows is the user's code
             self._trackers.after_step(self)
             self._tell_round(before)
             self._limits.rest(rest, self._asked_to_leave.wait)
@@ -499,21 +550,30 @@ class Peer:
             raise swarm.reason()
         return changed
 
+    def _anchor_now(self, *, moved: bool) -> tuple[int, ...]:
+        """Its digest as whole numbers. That of shared buffers is made anew, so not at every step."""
+        if moved and self._part is not None:
+            return unpack(DIGEST, self._part.swarm.node.replica.digest)
+        return self._anchor
+
     def _share(self, changed: Iterable[int]) -> None:
         """Bring the peer's processes in step, and note its place among the members for all of them alike."""
-        ended, forgets = self._done, False
+        ended, forgets, anchor = self._done, False, self._anchor
         if self._part is not None:
             loop = self._part.loop
             self._place = self._standing.place(self._part.swarm.node)
             ended = self._done or loop.done or self._control.leaving
             forgets, loop.forgets = loop.forgets, False
-            if self._count.reaches(loop.outer_steps):
+            if is_news := self._count.reaches(loop.outer_steps):
                 self._newest = _newest_round(self._part)
-        told = (int(forgets), self._seed, *astuple(self._place), *self._count.told(), *self._newest)
+            if self._model.orders is not None:
+                anchor = self._anchor_now(moved=is_news or bool(changed := set(changed)))
+        told = (int(forgets), self._seed, *astuple(self._place), *self._count.told(), *self._newest, *anchor)
         self._done, told = self._model.share(changed, ended, told)
         forget, self._seed, *place = told[:5]
-        self._place, self._newest = ShardPlace(*place), told[9:]
+        self._place, self._newest = ShardPlace(*place), told[9:-DIGEST_PARTS]
         self._count.hear(told[5:9])
+        self._anchor = told[-DIGEST_PARTS:]
         if forget:
             self.settings.states.forget_non_finite()
         self._follow_the_run()

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor, nn
@@ -456,12 +456,19 @@ class _Watch:
             )
 
 
+Stage = Literal["between", "inside", "at_boundary"]
+
+
 @dataclass(slots=True)
 class InnerSteps:
     """Counts: ``on_step`` is called inside the ``step`` that makes each optimizer have stepped once more, and
     ``on_begin``, if there is one, before the first of those steps: all of them go by the gradients of that moment.
     ``on_any`` is called before every step of any of them; ``on_strangers`` where only optimizers step that are none of
-    them, after ``STRANGERS`` of their steps, twice as many, and so on: the script may have made another one.
+    them, after ``STRANGERS`` of their steps, twice as many, and so on: the script may have made another one; ``after``
+    when all is done that belongs to a step of any of them.
+
+    ``stage``: ``inside`` the step of an optimizer its parameters and its state are of two moments; ``at_boundary``
+    ``on_step`` is called, or has failed; ``between`` two steps, of one optimizer or of two, all is of one moment.
     """
 
     optimizers: Sequence[torch.optim.Optimizer]
@@ -469,11 +476,12 @@ class InnerSteps:
     on_begin: Callable[[], None] | None = None
     on_any: Callable[[], None] = _nothing
     on_strangers: Callable[[], None] = _nothing
+    after: Callable[[], None] = _nothing
+    stage: Stage = "between"
     _since: set[int] = field(default_factory=set)  # optimizers that stepped since the last inner step
     _times: list[int] = field(default_factory=list)  # steps of each
     _idle_told: bool = False
     _strangers: int = 0  # steps of others since the last of these
-    _inside: bool = False  # a step of these, which may be a wrapper around another one
     _thread: int = 0
 
     def hooked(self, trained: Mapping[str, Tensor]) -> AbstractContextManager[object]:
@@ -494,8 +502,9 @@ class InnerSteps:
             return stack.pop_all()
 
     def _begins(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._strangers, self._inside = 0, True
+        self._strangers = 0
         self.on_any()
+        self.stage = "inside"
         if self.on_begin is None or self._since or _is_skipped(optimizer):
             return
         by_losses = getattr(optimizer, "derivatives", None) is not None
@@ -513,7 +522,7 @@ class InnerSteps:
 
     def _stranger_ends(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Other threads train models of their own."""
-        mine = self._inside or any(optimizer is one for one in self.optimizers)
+        mine = self.stage == "inside" or any(optimizer is one for one in self.optimizers)
         if mine or threading.get_ident() != self._thread:
             return
         self._strangers += 1
@@ -521,9 +530,13 @@ class InnerSteps:
             self.on_strangers()
 
     def _ends(self, optimizer: torch.optim.Optimizer, number: int) -> None:
-        self._inside = False
-        if _is_skipped(optimizer):
-            return
+        self.stage = "at_boundary"
+        if not _is_skipped(optimizer):
+            self._has_stepped(number)
+        self.stage = "between"
+        self.after()
+
+    def _has_stepped(self, number: int) -> None:
         self._times[number] += 1
         self._since.add(number)
         if len(self._since) == len(self.optimizers):

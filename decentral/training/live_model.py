@@ -43,7 +43,7 @@ from decentral.state.checkpoint import adapter_description, random_state, set_ra
 from decentral.state.snapshot import live_buffer_name
 from decentral.tensors.device import PROCESSOR, moved, place_of
 from decentral.tensors.memory import fresh
-from decentral.tensors.ops import as_rows
+from decentral.tensors.ops import as_rows, is_finite
 from decentral.training.copies import Copies, Watch
 from decentral.training.inner import Averages
 from decentral.training.processes import Order, Orders, Processes, Shards, undisturbed
@@ -244,6 +244,10 @@ class LiveModel:
     def read_all(self) -> list[Tensor]:
         """A copy of every fragment, on the processor."""
         return [moved(self.read(f), PROCESSOR) for f in range(len(self.schema.fragments))]
+
+    def is_finite(self) -> bool:
+        """Whether no trained parameter holds NaN or Inf; asked on the main process."""
+        return all(is_finite(self.read(f)) for f in range(len(self.schema.fragments)))
 
     def read_alone(self) -> list[Tensor]:
         """A copy of every fragment, between two steps; ConfigError where other processes have parts of them."""

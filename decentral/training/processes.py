@@ -21,7 +21,7 @@ from decentral import errors
 from decentral.errors import ConfigError, DecentralError, ProcessLost
 from decentral.parameters import Fragment, split
 from decentral.parameters.schema import Box, boxes_of, holders, is_sharded, local_part
-from decentral.tensors.memory import fresh, fresh_zeros
+from decentral.tensors.memory import fresh
 
 # ---- bytes between processes ----
 #
@@ -151,7 +151,7 @@ def _bytes_of(tensor: Tensor) -> Tensor:
 # Between two orders the main process talks to the swarm, for as long as that takes. The others wait inside ``follow``
 # for its next word, and Ctrl-C waits with them: else one process would leave in the middle of what all do together.
 
-TO_MEET = 5.0  # s: after Ctrl-C, in which all processes must be between two steps for a last checkpoint
+TO_MEET = 5.0  # s: after Ctrl-C or an error, in which all processes must be between two steps for a last checkpoint
 
 
 class Order(IntEnum):
@@ -178,6 +178,7 @@ class Orders:
         self.processes = processes
         self.over = False  # the main process has let the others go for good, or failed
         self.interrupted = False  # by Ctrl-C
+        self.steps = 0  # inner steps of the peer that this process has made
         self._what: dict[Order, Callable[[int], object]] = {}
 
     def means(self, what: Mapping[Order, Callable[[int], object]]) -> None:
@@ -204,19 +205,22 @@ class Orders:
                     self.over = True
                     self._raise(self.processes.tell_bytes(b"").decode())
                 if order == Order.MEET:
-                    self.processes.send(fresh_zeros(1), MAIN)
+                    self.processes.send(torch.tensor([self.steps], dtype=torch.int64, device="cpu"), MAIN)
                 else:
                     self._what[Order(order)](number)
 
-    def meet(self) -> bool:
-        """On the main process, after Ctrl-C: whether all others follow. Else one is inside what it cannot leave."""
+    def meet(self, *, in_step: bool) -> bool:
+        """On the main process, after Ctrl-C or an error: whether all others follow, and, for parts of one model that
+        must be ``in_step``, have made as many steps. Else one is inside what it cannot leave.
+        """
+        theirs = torch.tensor([self.steps] * self.processes.size, dtype=torch.int64, device="cpu")
         try:
             self.give(Order.MEET)
             for rank in range(1, self.processes.size):
-                self.processes.receive(fresh_zeros(1), rank, within=TO_MEET)
+                self.processes.receive(theirs[rank : rank + 1], rank, within=TO_MEET)
         except (TimeoutError, DecentralError):
             return False
-        return True
+        return not in_step or bool((theirs == self.steps).all())
 
     def let_go(self, *, interrupted: bool) -> None:
         """On the main process, which is leaving: nothing more is asked of the others. Those that are gone are gone."""
