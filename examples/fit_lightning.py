@@ -16,8 +16,8 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from decentral import Manifest, preset_manifest
 from decentral.integrations.lightning import DecentralCallback
-from decentral.manifest import Manifest, preset_manifest
 
 
 def terms(rounds: int) -> Manifest:

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import decentral
-from decentral.manifest import Manifest, preset_manifest
+from decentral import Manifest, preset_manifest
 
 
 def terms(rounds: int) -> Manifest:

@@ -16,8 +16,8 @@ import torch
 from torch.utils.data import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
+from decentral import Manifest, preset_manifest
 from decentral.integrations.transformers import DecentralCallback
-from decentral.manifest import Manifest, preset_manifest
 
 LEARNING_RATE = 1e-2
 

@@ -179,7 +179,8 @@ def draw_in_own_order(loader: Any, seed: int) -> bool:  # Any: accelerate's load
     """
     sampler = loader
     while sampler is not None and not isinstance(sampler, SeedableRandomSampler):  # of processes, of batches, of items
-        sampler = getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)
+        batches = getattr(sampler, "batch_sampler", None)
+        sampler = getattr(sampler, "sampler", None) if batches is None else batches  # a stream's has no truth value
     if sampler is None:
         return False
     sampler.initial_seed = (sampler.initial_seed + seed) % _SEEDS

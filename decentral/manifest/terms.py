@@ -11,9 +11,17 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 
 from decentral.manifest.table import (
     Count,
@@ -31,7 +39,9 @@ from decentral.manifest.table import (
     TextDigest,
     Word,
     canonical,
+    check_tables,
     checked,
+    explained,
     to_toml,
 )
 
@@ -475,6 +485,15 @@ class Manifest(Table):
     def __hash__(self) -> int:
         return hash(self.digest)
 
+    @model_validator(mode="wrap")
+    @classmethod
+    def _in_one_line(cls, given: object, check: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
+        """What is wrong in a `Manifest(...)` is said as `of` says it."""
+        try:
+            return check(given)
+        except ValidationError as error:
+            raise explained(error, cls, (info.context or {}).get("source", "Manifest")) from None
+
     @model_validator(mode="after")
     def _every_fragment_in_time(self) -> Manifest:
         steps, fragments = self.inner.steps, self.outer.fragments
@@ -515,7 +534,7 @@ class Manifest(Table):
         return self.digest.hex()[:12]
 
     @classmethod
-    def of(cls, tables: Mapping[str, Any], source: str) -> Manifest:  # Any: values of every TOML type
+    def of(cls, tables: Mapping[str, object], source: str) -> Manifest:
         """The manifest of these tables. Raises ConfigError naming ``source`` and the first thing that is wrong."""
         return checked(cls, tables, source)
 
@@ -537,9 +556,10 @@ class Manifest(Table):
         part = getattr(self, table)
         return bool(getattr(part, key) != type(part).model_fields[key].default)
 
-    def changed(self, **tables: Any) -> Manifest:  # Any: each a mapping of keys to values
+    def changed(self, **tables: Mapping[str, object]) -> Manifest:
         """A checked copy: ``manifest.changed(run={"rounds": 10})``. Raises ConfigError."""
         given = self.model_dump()
+        check_tables({f"manifest.changed: {name}": keys for name, keys in tables.items()}, "the table's keys")
         for table, keys in tables.items():
             given[table] = given.get(table, {}) | dict(keys)
         made = self.of(given, "changed manifest")

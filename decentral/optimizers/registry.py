@@ -40,7 +40,7 @@ def _methods() -> Plugins:
     return Plugins("outer optimizer", GROUP, MappingProxyType({one.name: one for one in ours if hasattr(one, "name")}))
 
 
-def make_outer(name: str, hyper: Mapping[str, Any]) -> OuterMethod:  # Any: numbers, and words where a field is one
+def make_outer(name: str, hyper: Mapping[str, float | str | None]) -> OuterMethod:
     """The outer method of a name; ConfigError, with the nearest name or key, when there is none."""
     made = _methods().make(name, hyper)
     if not isinstance(made, OuterMethod):

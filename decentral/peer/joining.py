@@ -26,7 +26,7 @@ from decentral.manifest.terms import INNER_OPTIMIZERS
 from decentral.optimizers import make_outer
 from decentral.peer.invitation import fetch, terms_of
 from decentral.peer.peer import Peer
-from decentral.peer.settings import JoinOptions, Observer, Settings, takes_what_is_handed_over
+from decentral.peer.settings import JoinOptions, Observer, Settings, check_run, takes_what_is_handed_over
 from decentral.quantities import moment_in, rate_of, size_of
 from decentral.swarm.admission import check_token
 from decentral.swarm.invite import Invite
@@ -102,6 +102,7 @@ def join(
         require_peers: wait until this many members are there, in the beginning of the ``with`` block.
         join_timeout: seconds from this call until NoPeersError, when nobody answers or the members are not there.
         observer: called with every event, on whatever thread it happens.
+        identity_path: file of this peer's key; ``identity.key`` in ``out`` when not given.
         checkpoint_every: commits, or steps of pairs, between two checkpoints.
         tokens_per_step: training tokens behind one inner step, told to the swarm.
         max_upload: what this peer sends at most, over everything: ``"5mbit"``, ``"600kB/s"``, or bytes per second.
@@ -162,7 +163,8 @@ def founded_by(preset: str, rounds: int, steps: int, model: object, optimizer: o
 
 def _checked(model: object) -> nn.Module:
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"join: the model is a {type(model).__name__}; pass the torch module that the loop trains")
+        what = "missing" if model is None else f"a {type(model).__name__}"
+        raise ConfigError(f"join: the model is {what}; pass the torch module that the loop trains")
     return model
 
 
@@ -173,6 +175,7 @@ def settings_of(
     options: JoinOptions,
 ) -> Settings:
     """What ``options`` mean for this model and optimizer. Starts nothing, and looks for nobody but to get the terms."""
+    check_run(run)
     model = _checked(model)
     check_launched(options.accelerator)
     if options.require_peers < 0:

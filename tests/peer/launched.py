@@ -228,6 +228,8 @@ def train(
                     accelerator.backward(loss)
                     optimizer.step()
                     optimizer.zero_grad()
+            if peer.inner_steps == 5 and "looked" not in found:
+                found["looked"] = looked(accelerator, peer, model, optimizer)
             if peer.inner_steps == 5:
                 write(folder / f"trained-{accelerator.process_index}", "")
             if leave_at and peer.inner_steps >= leave_at:
@@ -237,6 +239,23 @@ def train(
     found |= held(accelerator, model, optimizer)
     found["frozen"] = whole_of(accelerator.unwrap_model(model).base).float().sum().item()
     return found
+
+
+def looked(accelerator: Any, peer: Any, model: nn.Module, optimizer: Any) -> dict[str, Any]:
+    """What the model holds beside what is agreed, while that is in it, and afterwards; asked of all processes."""
+    before = held(accelerator, model, optimizer)
+    with peer.evaluating():
+        inside = held(accelerator, model, optimizer)
+        model(torch.randn(8, WIDTH).to(next(model.parameters()).dtype))  # which puts shards together
+    after = held(accelerator, model, optimizer)
+    agreed = ""
+    if accelerator.is_main_process:
+        from decentral.parameters import digest
+
+        bare, named = accelerator.unwrap_model(model), peer.agreed()
+        wanted = [name.replace("_orig_mod.", "") for name, one in bare.named_parameters() if one.requires_grad]
+        agreed = digest(torch.cat([named[name].float().flatten() for name in wanted])).hex()
+    return {"before": before["ranks"], "inside": inside["ranks"], "after": after["ranks"], "agreed": agreed}
 
 
 def held(accelerator: Any, model: nn.Module, optimizer: Any) -> dict[str, Any]:

@@ -58,7 +58,11 @@ def train(accelerator: Accelerator, manifest: str, out: str) -> None:
         moved=["teacher"],
         alone=True,
     ) as peer:
-        steps, drawn = 0, []
+        steps, drawn, told = 0, [], []
+        peer.on_round(lambda ended: told.append((ended.round, ended.members, ended.bytes_sent > 0)))
+        other = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+        schedule = peer.schedule(other)
+        rates = []
         items = TensorDataset(torch.arange(200))
         loader = accelerator.prepare(DataLoader(items, batch_size=4, sampler=peer.shard(items, batch_size=8)))
         for (batch,) in loader:
@@ -70,15 +74,22 @@ def train(accelerator: Accelerator, manifest: str, out: str) -> None:
             optimizer.step()
             optimizer.zero_grad()
             steps += 1
+            rates.append((peer.round, peer.progress, schedule.get_last_lr()[0]))
+            if steps == 7:
+                before = whole(accelerator.unwrap_model(model)).clone()
+                with peer.evaluating():
+                    rates.append(digest(whole(accelerator.unwrap_model(model))).hex())
+                rates.append(torch.equal(before, whole(accelerator.unwrap_model(model))))
         bare = accelerator.unwrap_model(model)
         flat = whole(bare)
         ranks = gather_object([(digest(flat).hex(), steps)])
         parts, seeds = gather_object([drawn]), gather_object([peer.seed])
+        seen = gather_object([[told, rates]])
         anchor = peer.anchor_digest
     if accelerator.is_main_process:
         same = digest(whole(bare)).hex()
         Path(out, "ranks.json").write_text(
-            json.dumps({"ranks": ranks, "anchor": anchor, "live": same, "parts": parts, "seeds": seeds})
+            json.dumps({"ranks": ranks, "anchor": anchor, "live": same, "parts": parts, "seeds": seeds, "seen": seen})
         )
     accelerator.wait_for_everyone()  # a rank that leaves first takes the store of the other with it
 
