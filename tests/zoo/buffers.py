@@ -12,7 +12,12 @@ KIND = "buffers as data structures"
 MEANS = {"outer": {"preset": "local_sgd"}}  # so few steps are no place for an outer momentum
 
 
-@loop(KIND, "facebookresearch/moco moco/builder.py", learns=True)
+@loop(
+    KIND,
+    "facebookresearch/moco moco/builder.py",
+    refused='moved=["encoder_k"]',
+    as_told={"moved": ["encoder_k"]},
+)
 def moco(script: Script) -> None:
     """A queue of keys, the pointer into it, and an encoder that follows the other."""
 
@@ -175,7 +180,7 @@ def remembers(script: Script, first: Tensor) -> None:
     """The memory is cat'ed to at each step; it is this peer's own."""
     model = nn.Linear(8, 4)
     model.register_buffer("memory", first)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-2)
     with script.join(model, optimizer) as peer:
         while not peer.done:
             x = script.randn(8, 8)
@@ -228,3 +233,38 @@ def running_statistics(script: Script) -> None:
             loss.backward()
             optimizer.step()
             script.losses.append(loss.item())
+
+
+@loop(KIND, "EleutherAI's rotary embeddings, whose tables are made anew for longer lines", learns=True)
+def rotary_cache(script: Script) -> None:
+    """register_buffer is called again, with a longer table, when a line is longer than all before."""
+
+    class Rotary(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(8, 8)
+            self.register_buffer("inv_freq", 1.0 / (100 ** (torch.arange(0, 8, 2).float() / 8)))
+            self.cache(4)
+
+        def cache(self, seq_len: int) -> None:
+            self.max_seq_len_cached = seq_len
+            freqs = torch.outer(torch.arange(seq_len).float(), self.inv_freq)
+            self.register_buffer("cos_cached", torch.cat([freqs, freqs], -1).cos())
+
+        def forward(self, x: Tensor) -> Tensor:
+            if x.shape[1] > self.max_seq_len_cached:
+                self.cache(x.shape[1])
+            return self.head(x * self.cos_cached[: x.shape[1]])
+
+    model = Rotary()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-2)
+    with script.join(model, optimizer) as peer:
+        step = 0
+        while not peer.done:
+            x = script.randn(8, 4 + step // 2 + script.number, 8)
+            loss = F.mse_loss(model(x), x)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            script.losses.append(loss.item())
+            step += 1

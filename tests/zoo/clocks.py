@@ -55,6 +55,33 @@ def noam(script: Script) -> None:
             script.losses.append(loss.item())
 
 
+class NoamOpt:
+    """As the first annotated transformer and OpenNMT-py have it: it steps an optimizer at a rate of its own."""
+
+    def __init__(self, warmup: int, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer, self._step, self.warmup = optimizer, 0, warmup
+
+    def step(self) -> None:
+        self._step += 1
+        for p in self.optimizer.param_groups:
+            p["lr"] = 0.1 * min(self._step ** (-0.5), self._step * self.warmup ** (-1.5))
+        self.optimizer.step()
+
+
+@loop(KIND, "harvardnlp/annotated-transformer of 2018, NoamOpt", learns=True)
+def noam_opt(script: Script) -> None:
+    model = mlp(8, 16, 1)
+    model_opt = NoamOpt(4, torch.optim.Adam(model.parameters(), lr=0, betas=(0.9, 0.98), eps=1e-9))
+    with script.join(model, model_opt) as peer:
+        while not peer.done:
+            x = script.randn(32, 8)
+            loss = F.mse_loss(model(x), x.sum(1, keepdim=True))
+            loss.backward()
+            model_opt.step()
+            model_opt.optimizer.zero_grad()
+            script.losses.append(loss.item())
+
+
 @loop(KIND, "fastai and pytorch/vision with OneCycleLR", learns=True)
 def one_cycle(script: Script) -> None:
     """As long as the run and no step longer: rate and momentum go by every batch."""

@@ -260,3 +260,117 @@ def stepped_by_hand(script: Script) -> None:
             (model(x) - x.sum(1, keepdim=True)).square().mean().backward()
             for f in model.parameters():
                 f.data.sub_(f.grad.data * 0.02)
+
+
+class DPOptimizer(torch.optim.Optimizer):
+    """As pytorch/opacus has it: around another one, without a call of the base class's ``__init__``."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, noise_multiplier: float, max_grad_norm: float) -> None:
+        self.original_optimizer = optimizer
+        self.noise_multiplier, self.max_grad_norm = noise_multiplier, max_grad_norm
+
+    @property
+    def param_groups(self) -> list[dict[str, object]]:
+        return self.original_optimizer.param_groups
+
+    @property
+    def state(self) -> object:
+        return self.original_optimizer.state
+
+    @property
+    def defaults(self) -> object:
+        return self.original_optimizer.defaults
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.original_optimizer.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, object]:
+        return self.original_optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, object]) -> None:
+        self.original_optimizer.load_state_dict(state_dict)
+
+    def step(self, closure=None) -> object:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.grad.mul_(min(1.0, self.max_grad_norm / float(p.grad.norm() + 1e-6)))
+                p.grad.add_(torch.randn_like(p.grad), alpha=self.noise_multiplier * 1e-3)
+        return self.original_optimizer.step()
+
+
+@loop(KIND, "pytorch/opacus DPOptimizer", learns=True)
+def private_sgd(script: Script) -> None:
+    model = mlp(8, 16, 1)
+    optimizer = DPOptimizer(torch.optim.SGD(model.parameters(), lr=0.05), noise_multiplier=1.0, max_grad_norm=1.0)
+    regression(script, model, optimizer)
+
+
+class SophiaG(torch.optim.Optimizer):
+    """As Liuhong99/Sophia has it: the curvature is told beside the steps."""
+
+    def __init__(self, params, lr: float = 1e-2, betas: tuple[float, float] = (0.9, 0.9), rho: float = 0.04) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "rho": rho, "weight_decay": 0.0})
+
+    def _state(self, p: Tensor) -> dict[str, Tensor]:
+        if not self.state[p]:
+            self.state[p].update(step=torch.zeros(()), exp_avg=torch.zeros_like(p), hessian=torch.zeros_like(p))
+        return self.state[p]
+
+    @torch.no_grad()
+    def update_hessian(self) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                self._state(p)["hessian"].mul_(group["betas"][1]).addcmul_(p.grad, p.grad, value=1 - group["betas"][1])
+
+    @torch.no_grad()
+    def step(self, closure=None, bs: int = 32) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self._state(p)
+                state["step"] += 1
+                state["exp_avg"].lerp_(p.grad, 1 - group["betas"][0])
+                ratio = (state["exp_avg"].abs() / (group["rho"] * bs * state["hessian"] + 1e-15)).clamp(None, 1)
+                p.addcmul_(state["exp_avg"].sign(), ratio, value=-group["lr"])
+
+
+@loop(KIND, "Liuhong99/Sophia train_sophiag.py", learns=True)
+def sophia(script: Script) -> None:
+    """``step(bs=...)``, and every k-th time a backward pass of drawn labels that no step follows."""
+    model = mlp(8, 16, 4)
+    optimizer = SophiaG(model.parameters(), lr=2e-2)
+    with script.join(model, optimizer) as peer:
+        iter_num = 0
+        while not peer.done:
+            x = script.randn(32, 8)
+            loss = F.cross_entropy(model(x), x[:, :4].argmax(1))
+            loss.backward()
+            optimizer.step(bs=32)
+            optimizer.zero_grad(set_to_none=True)
+            iter_num += 1
+            if iter_num % 2 == 1:
+                logits = model(x)
+                drawn = torch.distributions.Categorical(logits=logits).sample()
+                F.cross_entropy(logits, drawn).backward()
+                optimizer.update_hessian()
+                optimizer.zero_grad(set_to_none=True)
+            script.losses.append(loss.item())
+
+
+@loop(KIND, "pytorch/torchtune optimizer_in_bwd", learns=True)
+def optimizer_in_backward(script: Script) -> None:
+    """One optimizer for each parameter, stepped by a hook as soon as its gradient is there."""
+    model = mlp(8, 16, 1)
+    optim_dict = {p: torch.optim.AdamW([p], lr=1e-2) for p in model.parameters()}
+
+    def optim_step(param: Tensor) -> None:
+        optim_dict[param].step()
+        optim_dict[param].zero_grad()
+
+    with script.join(model, list(optim_dict.values())) as peer:
+        for p in model.parameters():
+            p.register_post_accumulate_grad_hook(optim_step)
+        while not peer.done:
+            x = script.randn(32, 8)
+            loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+            loss.backward()
+            script.losses.append(loss.item())

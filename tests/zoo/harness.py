@@ -37,23 +37,32 @@ class Loop:
     refused: str  # words of the ConfigError; empty: it runs
     learns: bool  # the losses that it tells fall
     terms: dict[str, dict[str, Any]]
-
-    @property
-    def name(self) -> str:
-        return self.run.__name__
+    options: dict[str, Any] = field(default_factory=dict)  # of join
 
 
 LOOPS: dict[str, Loop] = {}
+AS_TOLD = "_as_told"  # how a loop is called that does what the error says
 
 
 def loop(
-    kind: str, wrote: str, *, refused: str = "", learns: bool = False, **terms: dict[str, Any]
+    kind: str,
+    wrote: str,
+    *,
+    refused: str = "",
+    as_told: dict[str, Any] | None = None,
+    learns: bool = False,
+    **terms: dict[str, Any],
 ) -> Callable[[Callable[[Script], None]], Callable[[Script], None]]:
-    """Put a loop into the table. ``terms``: tables of the manifest that are not the zoo's usual ones."""
+    """Put a loop into the table. ``terms``: tables of the manifest that are not the zoo's usual ones.
+
+    ``as_told``: options of join that the error names; with them it runs, which is a row of its own.
+    """
 
     def put(run: Callable[[Script], None]) -> Callable[[Script], None]:
         assert run.__name__ not in LOOPS
         LOOPS[run.__name__] = Loop(run, kind, wrote, refused, learns, terms)
+        if as_told is not None:
+            LOOPS[run.__name__ + AS_TOLD] = Loop(run, kind, wrote, "", learns, terms, as_told)
         return run
 
     return put
@@ -80,6 +89,7 @@ class Script:
     number: int
     run: Manifest | str
     out: Path
+    options: dict[str, Any] = field(default_factory=dict)
     entered: Callable[[Script, decentral.Peer], None] = lambda script, peer: None
     losses: list[float] = field(default_factory=list)
     events: list[dict[str, Any]] = field(default_factory=list)
@@ -101,7 +111,7 @@ class Script:
     def join(self, model: nn.Module, optimizer: Any, **options: Any) -> Iterator[decentral.Peer]:
         """``decentral.join``; the block begins once both are there."""
         with decentral.join(
-            self.run, model, optimizer, out=self.out, observer=self.events.append, **{**NET, **options}
+            self.run, model, optimizer, out=self.out, observer=self.events.append, **{**NET, **self.options, **options}
         ) as peer:
             self.entered(self, peer)
             self.before = _state(model)
@@ -221,8 +231,8 @@ class Outcome:
 def trained_together(loop: Loop, folder: Path) -> Outcome:
     """Both peers until the run is over; then the first script once more, which finds its folder done."""
     founded, both = threading.Event(), threading.Event()
-    founder = Script(0, run_terms(**loop.terms), folder / "first")
-    guest = Script(1, "", folder / "second")
+    founder = Script(0, run_terms(**loop.terms), folder / "first", loop.options)
+    guest = Script(1, "", folder / "second", loop.options)
 
     def first_entered(script: Script, peer: decentral.Peer) -> None:
         guest.run = peer.invite
@@ -255,6 +265,6 @@ def trained_together(loop: Loop, folder: Path) -> Outcome:
             thread.join(LONG + 30)
         assert not any(thread.is_alive() for thread in threads), "a peer hangs"
         if founder.error is None and guest.error is None:
-            again = Script(0, founder.run, folder / "first")
+            again = Script(0, founder.run, folder / "first", loop.options)
             again.live(loop)
     return Outcome([founder, guest], again, [str(one.message) for one in said])

@@ -114,6 +114,68 @@ def lookahead(script: Script) -> None:
             optimizer.zero_grad()
 
 
+class LookaheadAround:
+    """As alphadl/lookahead.pytorch's: it has the optimizer that it steps under ``optimizer``, as accelerate does."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, la_steps: int = 4, la_alpha: float = 0.5) -> None:
+        self.optimizer, self._la_step, self.la_alpha, self._total_la_steps = optimizer, 0, la_alpha, la_steps
+        self.param_groups, self.state_dict = optimizer.param_groups, optimizer.state_dict
+        self.load_state_dict, self.zero_grad = optimizer.load_state_dict, optimizer.zero_grad
+        self.cached = {p: p.data.clone() for group in optimizer.param_groups for p in group["params"]}
+
+    def step(self) -> None:
+        self.optimizer.step()
+        self._la_step += 1
+        if self._la_step >= self._total_la_steps:
+            self._la_step = 0
+            for p, cached in self.cached.items():
+                p.data.mul_(self.la_alpha).add_(cached, alpha=1.0 - self.la_alpha)
+                cached.copy_(p.data)
+
+
+@loop(KIND, "alphadl/lookahead.pytorch", refused="LookaheadAround", **APART)
+def lookahead_around(script: Script) -> None:
+    """What is hooked is the optimizer inside: at the end of its step the boundary is not over for the one around."""
+    model = nn.Linear(8, 1)
+    optimizer = LookaheadAround(torch.optim.SGD(model.parameters(), lr=0.05))
+    with script.join(model, optimizer) as peer:
+        while not peer.done:
+            pulled_apart(script, model).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+class FP16Optimizer:
+    """As NVIDIA/apex's: around an optimizer whose groups it has filled with float32 copies."""
+
+    def __init__(self, init_optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer, self.pairs = init_optimizer, list[tuple[Tensor, Tensor]]()
+        for group in init_optimizer.param_groups:
+            masters = [p.detach().clone().float().requires_grad_(True) for p in group["params"]]
+            self.pairs += zip(group["params"], masters, strict=True)
+            group["params"] = masters
+        self.param_groups, self.state_dict = init_optimizer.param_groups, init_optimizer.state_dict
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for p, master in self.pairs:
+            master.grad = p.grad.float()
+        self.optimizer.step()
+        for p, master in self.pairs:
+            p.copy_(master)
+
+
+@loop(KIND, "NVIDIA/apex fp16_utils FP16_Optimizer", refused="holds none of the model's")
+def fp16_optimizer(script: Script) -> None:
+    model = nn.Linear(8, 1).to(torch.bfloat16)
+    optimizer = FP16Optimizer(torch.optim.SGD(model.parameters(), lr=0.05))
+    with script.join(model, optimizer) as peer:
+        while not peer.done:
+            model.zero_grad()
+            pulled_apart(script, model, torch.bfloat16).backward()
+            optimizer.step()
+
+
 @loop(KIND, "torch.optim.ASGD, whose average is beside the model", **APART)
 def asgd(script: Script) -> None:
     model = nn.Linear(8, 1)

@@ -22,7 +22,13 @@ def mlp(*sizes: int) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-@loop(KIND, "lucidrains/byol-pytorch", learns=True)
+@loop(
+    KIND,
+    "lucidrains/byol-pytorch",
+    refused='moved=["target_encoder"]',
+    as_told={"moved": ["target_encoder"]},
+    learns=True,
+)
 def byol(script: Script) -> None:
     """The target is made of the online encoder, lies in the learner, and its parameters are in the optimizer, too."""
 
@@ -57,7 +63,7 @@ def byol(script: Script) -> None:
             script.losses.append(loss.item())
 
 
-@loop(KIND, "facebookresearch/dino main_dino.py", learns=True)
+@loop(KIND, "facebookresearch/dino main_dino.py", refused='moved=["teacher"]', as_told={"moved": ["teacher"]})
 def dino(script: Script) -> None:
     """Rate, decay and momentum are read off by iteration; the centre is a buffer of the loss."""
 
@@ -101,7 +107,7 @@ def dino(script: Script) -> None:
             it += 1
 
 
-@loop(KIND, "CuriousAI/mean-teacher main.py", learns=True)
+@loop(KIND, "CuriousAI/mean-teacher main.py", refused='moved=["ema"]', as_told={"moved": ["ema"]}, learns=True)
 def mean_teacher(script: Script) -> None:
     """The average's decay rises with ``global_step``, and consistency's weight with it."""
     model, ema_model = mlp(8, 16, 4), mlp(8, 16, 4)
@@ -184,7 +190,7 @@ def dqn_with_target(script: Script) -> None:
             optimizer.step()
 
 
-@loop(KIND, "openai/spinningup sac.py (PyTorch)")
+@loop(KIND, "openai/spinningup sac.py (PyTorch)", refused='moved=["targ"]', as_told={"moved": ["targ"]})
 def sac(script: Script) -> None:
     """Three optimizers, twin critics, a temperature; critics are frozen while the actor steps; targets by Polyak."""
 
@@ -322,7 +328,13 @@ def ddpm_with_litema(script: Script) -> None:
             script.losses.append(loss.item())
 
 
-@loop(KIND, "openai/guided-diffusion train_util.py, the average inside the model", learns=True)
+@loop(
+    KIND,
+    "openai/guided-diffusion train_util.py, the average inside the model",
+    refused='moved=["ema"]',
+    as_told={"moved": ["ema"]},
+    learns=True,
+)
 def ddpm_with_ema_inside(script: Script) -> None:
     class Diffusion(nn.Module):
         def __init__(self) -> None:
@@ -384,3 +396,39 @@ def vqvae(script: Script) -> None:
             (recon_loss + 0.25 * latent_loss).backward()
             optimizer.step()
             script.losses.append(recon_loss.item())
+
+
+@loop(KIND, "Guitaricet/relora", refused='moved=["base"]', as_told={"moved": ["base"]})
+def relora(script: Script) -> None:
+    """Every fifth step adapters are merged into the frozen base, drawn anew, and their moments put to zero."""
+
+    class ReLoRa(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.base = nn.Linear(8, 8).requires_grad_(False)
+            self.lora_A, self.lora_B = nn.Parameter(torch.randn(2, 8) * 0.3), nn.Parameter(torch.zeros(8, 2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.base(x) + x @ self.lora_A.t() @ self.lora_B.t()
+
+        @torch.no_grad()
+        def merge_and_reinit(self) -> None:
+            self.base.weight.data += self.lora_B @ self.lora_A
+            nn.init.kaiming_uniform_(self.lora_A, a=5**0.5)
+            nn.init.zeros_(self.lora_B)
+
+    model = ReLoRa()
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=2e-2)
+    with script.join(model, optimizer) as peer:
+        update_step = 0
+        while not peer.done:
+            x = script.randn(32, 8)
+            F.mse_loss(model(x), x).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            update_step += 1
+            if update_step % 5 == 0:
+                model.merge_and_reinit()
+                for state in optimizer.state.values():
+                    state["exp_avg"].zero_()
+                    state["exp_avg_sq"].zero_()
