@@ -147,6 +147,8 @@ def _plainly(model: torch.nn.Module, named: Mapping[str, Tensor]) -> dict[str, T
 
 
 def _plain(name: str) -> str:
+    if not any(wrapper in name for wrapper in _WRAPPERS):
+        return name
     return ".".join(word for word in name.split(".") if word not in _WRAPPERS)
 
 
@@ -222,10 +224,10 @@ def gather(parameters: Mapping[str, Tensor], fragment: Fragment, place: torch.de
 
     Of a model on one CUDA device it is put together there, and crosses at once.
     """
-    found = [_find(parameters, spec).detach() for spec in fragment.parameters]
+    found = [_find(parameters, spec) for spec in fragment.parameters]
     flat_N = _empty(fragment.numel, _device_of(found))
-    for source, piece in zip(found, split(flat_N, fragment), strict=True):
-        piece.copy_(source)
+    with torch.no_grad():  # all in one call: to tell torch of each takes longer than a small one's copy
+        torch._foreach_copy_(split(flat_N, fragment), found)
     return moved(flat_N, place)
 
 
@@ -234,8 +236,7 @@ def scatter(flat: Tensor, fragment: Fragment, parameters: Mapping[str, Tensor]) 
     targets = [_find(parameters, spec) for spec in fragment.parameters]  # all found before one is changed
     here = moved(flat, _device_of(targets))
     with torch.no_grad():
-        for target, piece in zip(targets, split(here, fragment), strict=True):
-            target.copy_(piece)
+        torch._foreach_copy_(targets, split(here, fragment))
 
 
 def _device_of(tensors: Sequence[Tensor]) -> torch.device:

@@ -372,7 +372,7 @@ class FrameContents:
         return [_scaled(add, scale) for add in self.codec.opened(payloads[these])]
 
     def _shapes(self, frame: Frame) -> FixedShapes:
-        return tuple(self.schema.fragments[frame.header.fragment].shapes)
+        return self.codec.cut(self.schema.fragments[frame.header.fragment])
 
     def _codec_of(self, frame: Frame) -> Codec:
         return self.merge_codec if frame.header.kind == FrameKind.MERGE else self.codec

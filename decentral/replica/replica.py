@@ -112,8 +112,8 @@ class Replica:
         return self.buffers_B if self.tail.nbytes(fragment) else None
 
     def shapes(self, fragment: int) -> FixedShapes:
-        """Shapes of a fragment's parameters."""
-        return tuple(self.schema.fragments[fragment].shapes)
+        """Shapes of what the codec takes for one tensor each, of a fragment."""
+        return self.codec.cut(self.schema.fragments[fragment])
 
     def numel(self, fragment: int) -> int:
         """Elements of a fragment."""
@@ -283,10 +283,11 @@ class Replica:
 
     def info(self, record: Record, weights: Sequence[float], told: Sequence[Contributor] | None = None) -> RoundInfo:
         """What the method may know of the record's round; ``told``: of its contributors, where that is made already."""
-        step, shapes = record.outer_step, self.shapes(record.fragment)
+        step, fragment = record.outer_step, self.schema.fragments[record.fragment]
         told = tuple(self._told(contributions(record), step) if told is None else told)
-        named = tuple(spec.name for spec in self.schema.fragments[record.fragment].parameters)
-        return RoundInfo(step // len(self.anchors), told, tuple(weights), shapes, named, len(record.members))
+        return RoundInfo(
+            step // len(self.anchors), told, tuple(weights), fragment.shapes, fragment.names, len(record.members)
+        )
 
     def _told(
         self, contributors: Sequence[FrameRef], outer_step: int, norms: Sequence[float] | None = None

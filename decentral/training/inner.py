@@ -415,7 +415,8 @@ def check_covers(optimizers: Sequence[torch.optim.Optimizer], trained: Mapping[s
                 f"join: the {type(optimizer).__name__} holds none of the model's {len(trained)} trained parameters; "
                 "give join the model, and the optimizer that was made from its parameters()"
             )
-    missing = [name for name, parameter in trained.items() if id(parameter) not in set().union(*held)]
+    covered = set().union(*held)
+    missing = [name for name, parameter in trained.items() if id(parameter) not in covered]
     if missing:
         raise ConfigError(
             f"join: {len(missing)} of {len(trained)} trained parameters are in none of the optimizers, {missing[0]} "

@@ -43,7 +43,7 @@ from decentral.state.checkpoint import adapter_description, random_state, set_ra
 from decentral.state.snapshot import live_buffer_name
 from decentral.tensors.device import PROCESSOR, moved, place_of
 from decentral.tensors.memory import fresh
-from decentral.tensors.ops import as_rows, is_finite
+from decentral.tensors.ops import Places, as_rows, is_finite
 from decentral.training.copies import Copies, Watch
 from decentral.training.inner import Averages
 from decentral.training.processes import Order, Orders, Processes, Shards, undisturbed
@@ -119,6 +119,7 @@ class LiveModel:
         stepping = [one for one in optimizers if not self.averages.swaps(one)]
         self._copies = Copies(stepping if self._shards is None else ())
         self.watch = Watch(stepping if self._shards is None else (), self.trained, self._copies)
+        self._places = [self._found(fragment.names) for fragment in self.schema.fragments]
         whole = on_device and self._shards is None
         self.place = place_of(self.trained.values()) if whole else PROCESSOR  # of what `read` gives
 
@@ -239,6 +240,8 @@ class LiveModel:
         self.averages.show()
         if self._shards is not None:
             return self._shards.read(self._parameters, self.schema.fragments[fragment])
+        if (places := self._small(fragment)) is not None:
+            return places.read()
         return gather(self._here(), self.schema.fragments[fragment], self.place)
 
     def read_all(self) -> list[Tensor]:
@@ -268,9 +271,12 @@ class LiveModel:
         if self._shards is not None:
             self._reshard()
             self._shards.write(flat_N, self.schema.fragments[fragment], self._parameters)
-        else:
-            written = [self._parameters[spec.name] for spec in self.schema.fragments[fragment].parameters]
-            with self.watch.writing(written), self._copies.moved(written):
+            return
+        written = [self._parameters[spec.name] for spec in self.schema.fragments[fragment].parameters]
+        with self.watch.writing(written), self._copies.moved(written):
+            if (places := self._small(fragment)) is not None:
+                places.write(flat_N)
+            else:
                 scatter(flat_N, self.schema.fragments[fragment], self._here())
 
     def _reshard(self) -> None:
@@ -283,16 +289,30 @@ class LiveModel:
         """The parameters as this process holds them: whole."""
         return {name: local_part(parameter) for name, parameter in self._parameters.items()}
 
+    def _small(self, fragment: int) -> Places | None:
+        """Where the parameters of a fragment lie now, if they are many and small."""
+        known = self._places[fragment]
+        if known is not None and not known.hold:
+            self._places[fragment] = known = self._found(self.schema.fragments[fragment].names)
+        return known
+
+    def _found(self, names: Sequence[str]) -> Places | None:
+        held = [self._parameters[name] for name in names]
+        return None if any(map(is_sharded, held)) else Places.of(held)
+
     def keeps(self, fragment: int) -> bool:
         """Whether reading gives the very bits that were written: not where parameters have less than float32."""
         wide = (torch.float32, torch.float64)
-        return all(self._parameters[spec.name].dtype in wide for spec in self.schema.fragments[fragment].parameters)
+        return self._places[fragment] is not None or all(
+            self._parameters[spec.name].dtype in wide for spec in self.schema.fragments[fragment].parameters
+        )
 
     def in_place(self, fragment: int) -> Sequence[Tensor] | None:
-        """See Parameters: None of a model that is sharded, not in float32, or not on the processor, and where a write
-        is more than that.
+        """See Parameters: None of a model that is sharded, not in float32, or not on the processor; of small tensors, all
+        of which are copied sooner than passed over one by one; and where a write is more than that.
         """
-        if self._shards is not None or self._copies.any or not self.watch.over:
+        apart = self._shards is not None or self._places[fragment] is not None
+        if apart or self._copies.any or not self.watch.over:
             return None
         self.averages.show()
         here = self._here()

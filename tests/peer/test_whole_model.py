@@ -59,6 +59,17 @@ class Adapted(nn.Module):
         return self.layers[0](inputs) + self.scale.float() * inputs @ self.down.T @ self.up.T
 
 
+class Experts(nn.Module):
+    """Low-rank updates of very many experts, of which each has few values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ParameterList(nn.Parameter(torch.zeros(2, 3)) for _ in range(200))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return inputs @ torch.cat(list(self.experts)).view(6, -1).mean(dim=1)
+
+
 class Trainee:
     """A model and one peer's own data, of a scale of its own."""
 
@@ -150,6 +161,15 @@ def wait_for(holds: Callable[[], bool]) -> None:
             return
         pause.wait(0.1)
     raise AssertionError("it did not come")
+
+
+@pytest.mark.parametrize("preset", ["diloco", "sparseloco"])
+def test_very_many_small_parameters_are_trained_together(preset: str, tmp_path: Path) -> None:
+    pair = Pair(terms(preset), Experts, tmp_path)
+    before = pair.trainees[0].says()
+    says = pair.run()
+    assert torch.equal(says[0], says[1]), "both have the last anchor"
+    assert not torch.equal(says[0], before)
 
 
 def train(peer: Peer, trainee: Trainee, rounds: int) -> None:
