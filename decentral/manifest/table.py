@@ -53,6 +53,9 @@ class Table(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     def __setattr__(self, name: str, value: object) -> None:
+        if name in self.__private_attributes__:  # no part of what peers agree on
+            super().__setattr__(name, value)
+            return
         raise ConfigError(
             f"{name} = {_value(value)}: a manifest is frozen, as all peers of a run have the same; make another one: "
             "manifest.changed(run={'rounds': 10})"

@@ -308,8 +308,8 @@ class LiveModel:
         )
 
     def in_place(self, fragment: int) -> Sequence[Tensor] | None:
-        """See Parameters: None of a model that is sharded, not in float32, or not on the processor; of small tensors, all
-        of which are copied sooner than passed over one by one; and where a write is more than that.
+        """See Parameters: None of a model that is sharded, not in float32, or not on the processor; of small tensors,
+        which are copied sooner than passed over one by one; and where a write is more than that.
         """
         apart = self._shards is not None or self._places[fragment] is not None
         if apart or self._copies.any or not self.watch.over:
