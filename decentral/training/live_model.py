@@ -553,16 +553,17 @@ class Joined:
 
     def check_tensors(self, now: Mapping[str, Tensor]) -> None:
         """ConfigError where what is trained are other tensors than at the join."""
+        added = [name for name, parameter in now.items() if parameter.requires_grad and name not in self._known]
         for name, then in self._trained.items():
             found = now.get(name)
             if found is not None and tuple(found.shape) == self._shapes[name] and (found is then or self._sharded):
                 continue
-            is_what = "is gone" if found is None else f"is another tensor of shape {tuple(found.shape)}"
+            is_what = f"is another tensor of shape {tuple(found.shape)}" if found is not None else "is gone"
+            is_what += f" ({added[0]} came)" if found is None and added else ""
             raise ConfigError(
                 f"{name} had shape {self._shapes[name]} at the join, and {is_what}: what it learns would reach nobody; "
                 "resize, replace or prune parameters before join(), make the optimizer after that, and begin a new run"
             )
-        added = [name for name, parameter in now.items() if parameter.requires_grad and name not in self._known]
         if added:
             raise ConfigError(
                 f"{added[0]}, of shape {tuple(now[added[0]].shape)}, came into the model after the join: what it "
@@ -575,6 +576,12 @@ class Joined:
         begin, self._turn = self._turn, (self._turn + LOOKED_AT) % max(1, len(self._frozen))
         looked_at = risen[:LOOKED_AT] + (self._frozen[begin:] + self._frozen[:begin])[:LOOKED_AT]
         changed = [one.spec.name for one in looked_at if self._is_changed(one, here.get(one.spec.name))]
+        thawed = [name for name in changed if now[name].requires_grad and now[name] is self._parameters[name]]
+        if thawed:
+            raise ConfigError(
+                f"{thawed[0]} was not trained when this peer joined and is now: what it learns would reach nobody; thaw "
+                "it before join(), and begin a new run: inside the block it may be frozen for as long as you like"
+            )
         if changed:
             more = len(set(changed)) - 1
             raise ConfigError(

@@ -12,7 +12,7 @@ KIND = "buffers as data structures"
 MEANS = {"outer": {"preset": "local_sgd"}}  # so few steps are no place for an outer momentum
 
 
-@loop(KIND, "facebookresearch/moco moco/builder.py", learns=True)
+@loop(KIND, "facebookresearch/moco moco/builder.py", refused='moved=["encoder_k"]')
 def moco(script: Script) -> None:
     """A queue of keys, the pointer into it, and an encoder that follows the other."""
 

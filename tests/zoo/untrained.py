@@ -22,7 +22,7 @@ def mlp(*sizes: int) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-@loop(KIND, "lucidrains/byol-pytorch", learns=True)
+@loop(KIND, "lucidrains/byol-pytorch", refused='moved=["target_encoder"]')
 def byol(script: Script) -> None:
     """The target is made of the online encoder, lies in the learner, and its parameters are in the optimizer, too."""
 
@@ -57,7 +57,7 @@ def byol(script: Script) -> None:
             script.losses.append(loss.item())
 
 
-@loop(KIND, "facebookresearch/dino main_dino.py", learns=True)
+@loop(KIND, "facebookresearch/dino main_dino.py", refused='moved=["teacher"]')
 def dino(script: Script) -> None:
     """Rate, decay and momentum are read off by iteration; the centre is a buffer of the loss."""
 
@@ -101,7 +101,7 @@ def dino(script: Script) -> None:
             it += 1
 
 
-@loop(KIND, "CuriousAI/mean-teacher main.py", learns=True)
+@loop(KIND, "CuriousAI/mean-teacher main.py", refused='moved=["ema"]')
 def mean_teacher(script: Script) -> None:
     """The average's decay rises with ``global_step``, and consistency's weight with it."""
     model, ema_model = mlp(8, 16, 4), mlp(8, 16, 4)
@@ -184,7 +184,7 @@ def dqn_with_target(script: Script) -> None:
             optimizer.step()
 
 
-@loop(KIND, "openai/spinningup sac.py (PyTorch)")
+@loop(KIND, "openai/spinningup sac.py (PyTorch)", refused='moved=["targ"]')
 def sac(script: Script) -> None:
     """Three optimizers, twin critics, a temperature; critics are frozen while the actor steps; targets by Polyak."""
 
@@ -322,7 +322,7 @@ def ddpm_with_litema(script: Script) -> None:
             script.losses.append(loss.item())
 
 
-@loop(KIND, "openai/guided-diffusion train_util.py, the average inside the model", learns=True)
+@loop(KIND, "openai/guided-diffusion train_util.py, the average inside the model", refused='moved=["ema"]')
 def ddpm_with_ema_inside(script: Script) -> None:
     class Diffusion(nn.Module):
         def __init__(self) -> None:
