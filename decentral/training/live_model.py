@@ -26,6 +26,7 @@ from decentral.parameters import (
     Schema,
     buffer_spec,
     buffers_of,
+    copied,
     frozen_digest,
     gather,
     gather_buffers,
@@ -74,6 +75,8 @@ class Accelerator(Protocol):
 
 Told = tuple[int, ...]  # whole numbers below 2**63 that all ranks must know alike
 
+MOST_COPIED = 2**24  # values of copies that are shared without being named: 64 MB in each round
+
 logger = logging.getLogger("decentral.training")
 
 
@@ -93,7 +96,7 @@ class LiveModel:
         *,
         on_device: bool = False,
         buffers: str = "average",
-        moved: Sequence[str] = (),
+        moved: Sequence[str] | None = None,
     ) -> None:
         """``on_device``: whether copies of fragments may lie where the model is: see `place_of`. ``buffers``: what the
         run makes of them. ``moved``: parameters that go their way, see `join`.
@@ -103,7 +106,7 @@ class LiveModel:
         self._bare = bare
         self._parameters = parameters_of(bare)
         self.orders = Orders(Processes()) if self.world_size > 1 else None
-        self._moved = named_by(moved, bare)
+        self._moved = named_by(moved, bare) if moved is not None else self._copies(optimizers)
         self._shards = self._shared_out(bare)
         self.schema: Schema = schema_of(bare, num_fragments, self._moved)
         self._trained = {spec.name for fragment in self.schema.fragments for spec in fragment.parameters}
@@ -114,6 +117,26 @@ class LiveModel:
         self._shared_B: Tensor | None = None  # the buffers that were read first or written last
         whole = on_device and self._shards is None
         self.place = place_of(self.trained.values()) if whole else PROCESSOR  # of what `read` gives
+
+    def _copies(self, optimizers: Sequence[torch.optim.Optimizer]) -> frozenset[str]:
+        """Parameters that begin as a copy of trained ones, and that no gradient and no optimizer will train."""
+        if any(is_sharded(parameter) for parameter in self._parameters.values()):
+            return frozenset()
+        stepped = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+        wanted = [p for p in self._parameters.values() if p.requires_grad and (id(p) in stepped or not stepped)]
+        found = copied(self._bare, {id(parameter) for parameter in wanted})
+        names = frozenset(name for inside in found.values() for name in inside)
+        if sum(self._parameters[name].numel() for name in names) > MOST_COPIED:
+            return frozenset()
+        if names and self.is_main:
+            told = ", ".join(found)
+            logger.warning(
+                "%s begins as a copy of what is trained, and no gradient trains it: it is shared and kept as buffers "
+                "are, as by join(moved=[...]); moved=[] does not",
+                told,
+                extra={"plain": True},
+            )
+        return names
 
     def description(self) -> dict[str, Any] | None:
         """How ``export`` can build the model again; None for one that only its script can build."""
@@ -579,8 +602,8 @@ class Joined:
         thawed = [name for name in changed if now[name].requires_grad and now[name] is self._parameters[name]]
         if thawed:
             raise ConfigError(
-                f"{thawed[0]} was not trained when this peer joined and is now: what it learns would reach nobody; thaw "
-                "it before join(), and begin a new run: inside the block it may be frozen for as long as you like"
+                f"{thawed[0]} was not trained when this peer joined and is now: what it learns would reach nobody; "
+                "thaw it before join(), and begin a new run: inside the block it may be frozen for as long as you like"
             )
         if changed:
             more = len(set(changed)) - 1

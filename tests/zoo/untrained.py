@@ -22,7 +22,7 @@ def mlp(*sizes: int) -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
-@loop(KIND, "lucidrains/byol-pytorch", refused='moved=["target_encoder"]')
+@loop(KIND, "lucidrains/byol-pytorch", learns=True)
 def byol(script: Script) -> None:
     """The target is made of the online encoder, lies in the learner, and its parameters are in the optimizer, too."""
 
@@ -57,7 +57,7 @@ def byol(script: Script) -> None:
             script.losses.append(loss.item())
 
 
-@loop(KIND, "facebookresearch/dino main_dino.py", refused='moved=["teacher"]')
+@loop(KIND, "facebookresearch/dino main_dino.py")
 def dino(script: Script) -> None:
     """Rate, decay and momentum are read off by iteration; the centre is a buffer of the loss."""
 
@@ -169,9 +169,9 @@ def dqn(script: Script) -> None:
                     target_param.data.copy_(param.data)
 
 
-@loop(KIND, "vwxyzjn/cleanrl dqn.py with the target inside", refused="in none of the optimizers")
+@loop(KIND, "vwxyzjn/cleanrl dqn.py with the target inside")
 def dqn_with_target(script: Script) -> None:
-    """A target whose parameters still want gradients looks like one that somebody forgot to train."""
+    """A target whose parameters still want gradients, and which is in no optimizer."""
     agent = nn.ModuleDict({"q": mlp(4, 16, 2), "target": mlp(4, 16, 2)})
     agent["target"].load_state_dict(agent["q"].state_dict())
     optimizer = torch.optim.Adam(agent["q"].parameters(), lr=1e-2)
@@ -184,7 +184,7 @@ def dqn_with_target(script: Script) -> None:
             optimizer.step()
 
 
-@loop(KIND, "openai/spinningup sac.py (PyTorch)", refused='moved=["targ"]')
+@loop(KIND, "openai/spinningup sac.py (PyTorch)")
 def sac(script: Script) -> None:
     """Three optimizers, twin critics, a temperature; critics are frozen while the actor steps; targets by Polyak."""
 
@@ -322,7 +322,7 @@ def ddpm_with_litema(script: Script) -> None:
             script.losses.append(loss.item())
 
 
-@loop(KIND, "openai/guided-diffusion train_util.py, the average inside the model", refused='moved=["ema"]')
+@loop(KIND, "openai/guided-diffusion train_util.py, the average inside the model", learns=True)
 def ddpm_with_ema_inside(script: Script) -> None:
     class Diffusion(nn.Module):
         def __init__(self) -> None:
