@@ -60,7 +60,7 @@ class JoinKeywords(TypedDict, total=False):
     keep_serving: bool
     offload: str | Path | None
     evaluate: Callable[[], float | Tensor] | None
-    moved: Sequence[str]
+    moved: Sequence[str] | None
 
 
 _SECRET = ("admit",)  # others may read what is written down of a training run, and it may be published

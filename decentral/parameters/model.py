@@ -130,6 +130,44 @@ def named_by(names: Iterable[str], model: torch.nn.Module) -> frozenset[str]:
     return frozenset(found)
 
 
+def copied(model: torch.nn.Module, trained: Collection[int]) -> dict[str, tuple[str, ...]]:
+    """Modules in which nothing is trained and that are, bit for bit, one that is: with the names of their parameters.
+
+    ``trained``: ids of parameters. A teacher, an average or a target network begins like that, and hardly anything
+    else does: blocks of one stack are left out, some of which may be frozen, and so is what is constant everywhere.
+    """
+    names = {id(parameter): name for name, parameter in parameters_of(model).items()}
+    found: dict[str, tuple[str, ...]] = {}
+    originals: dict[object, list[tuple[str, list[Tensor]]]] = {}
+    kept: list[tuple[str, object, list[Tensor]]] = []
+    for path, module in model.named_modules():
+        inside = dict(module.named_parameters())
+        held, layout = list(inside.values()), tuple((name, tuple(p.shape)) for name, p in inside.items())
+        count = sum(id(parameter) in trained for parameter in held)
+        if held and count == len(held):
+            originals.setdefault(layout, []).append((path, held))
+        elif held and not count:
+            kept.append((path, layout, held))
+    for path, layout, held in kept:
+        is_within = any(path.startswith(f"{one}.") for one in found)
+        of = [params for original, params in originals.get(layout, ()) if not _of_one_stack(path, original)]
+        if not is_within and any(_alike(held, params) for params in of):
+            found[_plain(path)] = tuple(names[id(parameter)] for parameter in held)
+    return found
+
+
+def _of_one_stack(path: str, other: str) -> bool:
+    apart = [(a, b) for a, b in zip(path.split("."), other.split("."), strict=False) if a != b]
+    return path.count(".") == other.count(".") and len(apart) == 1 and all(word.isdigit() for word in apart[0])
+
+
+def _alike(held: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
+    if any(a.device != b.device or a.dtype != b.dtype or a.is_meta for a, b in zip(held, others, strict=True)):
+        return False
+    tells = any(bool((one != one.reshape(-1)[:1]).any()) for one in held)
+    return tells and all(torch.equal(a, b) for a, b in zip(held, others, strict=True))
+
+
 def frozen_digest(parameter: Tensor) -> str:
     """The blake2b-128 of a tensor's bytes, row-major, in hex; of a sharded one every process has to ask."""
     flat = whole_of(parameter).cpu().contiguous().reshape(-1).view(torch.uint8)

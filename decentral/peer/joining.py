@@ -74,7 +74,7 @@ def join(
     keep_serving: bool = False,
     offload: str | Path | None = None,
     evaluate: Callable[[], float | Tensor] | None = None,
-    moved: Sequence[str] = (),
+    moved: Sequence[str] | None = None,
 ) -> Peer:
     """Make this process a peer of ``run``: a manifest (its first peer, or a restart in ``out``) or an invite.
 
@@ -134,7 +134,8 @@ def join(
         moved: names of parameters, or of modules around them, that no gradient trains and the loop itself moves:
             ``["teacher"]``; an EMA copy, a target network, a codebook. They go the way of buffers: shared as
             ``buffers`` in ``[model]`` says, kept in checkpoints, brought to newcomers and exported. All peers name the
-            same.
+            same. Not given: modules that no optimizer trains and that begin as a copy of one that is trained, up to
+            2**24 values; ``[]``: none.
 
     Nothing begins before the ``with`` block: it is there that the peer enters the run.
 

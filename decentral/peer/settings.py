@@ -56,7 +56,7 @@ class JoinOptions:
     keep_serving: bool
     offload: str | Path | None
     evaluate: Callable[[], float | Tensor] | None
-    moved: Sequence[str]
+    moved: Sequence[str] | None
 
     def __post_init__(self) -> None:
         for name, (fits, rule) in _KINDS.items():

@@ -17,6 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from decentral.errors import ConfigError
 from decentral.manifest.terms import INNER_OPTIMIZERS, OWN_KEYS, Inner, InnerName
+from decentral.parameters.schema import local_part
 from decentral.training.inner_optimizers import ADOPT, GPA, QHADOPT, SPSA, ScheduleFree, step_forward
 
 __all__ = [
@@ -314,11 +315,13 @@ def _differs(key: str, wanted: float, given: Sequence[float]) -> Difference | No
 #
 # One inner step is one more step of each of them, Muon for the matrices and AdamW for the rest, say. What else the loop
 # does with its optimizers is its own business, so an optimizer that it never steps is only seen by what goes on without
-# it: then the parameters change between two backward passes, and no step of the optimizer that was given came between.
-# It is told once and ends nothing, as loops do the like on purpose: a perturbation of K ascents moves the parameters K
-# times inside each step, meta-learning follows another optimizer for a while, and critics train before their generator.
+# it: then the parameters change from one backward pass to another, and no step of the optimizer that was given came
+# between. It is told once and ends nothing, as loops do the like on purpose: a perturbation of K ascents moves the
+# parameters K times inside each step, meta-learning follows another optimizer for a while, and critics train before
+# their generator. Only an optimizer that never made a step at all ends such a loop: it would go on for ever.
 
-UNSEEN_CHANGES = 100  # backward passes in a row that find the parameters changed by somebody else
+UNSEEN = 100  # backward passes in a row after which changes by somebody else are told
+NEVER = 1000  # after which an optimizer that never stepped is an error
 ONLY_OTHERS = 100  # steps of one optimizer while another of the list has made none
 STRANGERS = 16  # steps of optimizers that join was not given, with none of those that it was
 
@@ -427,34 +430,45 @@ def check_covers(optimizers: Sequence[torch.optim.Optimizer], trained: Mapping[s
 
 @dataclass(slots=True)
 class _Watch:
-    """Looks at one parameter of one optimizer in every backward pass."""
+    """Counts backward passes at one parameter of one optimizer, and looks at some of its values now and then."""
 
-    stepped: bool = True  # a step of the optimizer began since the last backward pass
-    version: int = -1  # of the parameter then: in-place steps of any optimizer raise it
-    changes: int = 0  # passes in a row that found a change
+    passes: int = 0  # since a step of the optimizer began
+    then: Tensor | None = None  # some values at the second of them: most steps have one
     inside: bool = False  # the step: LBFGS evaluates its closure there, at one trial point after the other
+    stepped: bool = False
     told: bool = False
 
     def step_begins(self, *_: object) -> None:
-        self.stepped, self.changes, self.inside = True, 0, True
+        self.passes, self.inside, self.stepped = 0, True, True
 
     def step_ends(self, *_: object) -> None:
         self.inside = False
 
     def backward(self, parameter: Tensor) -> None:
-        """Warn once the loop is seen to step something else. What this peer writes falls into its step."""
-        if self.inside or self.told:
+        """Warn once the loop is seen to step something else; ConfigError where it never did otherwise.
+
+        What this peer writes falls into its step. Accumulated gradients change nothing in between.
+        """
+        if self.inside or (self.told and self.stepped):
             return
-        if not self.stepped:  # accumulated gradients change nothing in between
-            self.changes = self.changes + 1 if parameter._version != self.version else 0
-        self.stepped, self.version = False, parameter._version
-        if self.changes >= UNSEEN_CHANGES:
+        self.passes += 1
+        if self.passes == 2:
+            self.then = _some_of(parameter)
+        if self.passes % UNSEEN or self.then is None or torch.equal(_some_of(parameter), self.then):
+            return
+        why = (
+            f"the model's parameters changed in {self.passes} backward passes, but the optimizer that was given to "
+            "join does not step, and rounds are of its steps: give join the one whose step() the loop calls"
+        )
+        if self.passes >= NEVER and not self.stepped:
+            raise ConfigError(why)
+        if not self.told:
             self.told = True
-            logger.warning(
-                "the model's parameters changed %d times, but the optimizer that was given to join does not step, and "
-                "rounds are of its steps: give join the one that the loop steps, anew where the script made another",
-                self.changes,
-            )
+            logger.warning("%s", why)
+
+
+def _some_of(parameter: Tensor) -> Tensor:
+    return local_part(parameter).flatten()[:64].clone()
 
 
 Stage = Literal["between", "inside", "at_boundary"]

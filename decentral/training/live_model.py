@@ -26,6 +26,7 @@ from decentral.parameters import (
     Schema,
     buffer_spec,
     buffers_of,
+    copied,
     frozen_digest,
     gather,
     gather_buffers,
@@ -76,6 +77,8 @@ class Accelerator(Protocol):
 
 Told = tuple[int, ...]  # whole numbers below 2**63 that all ranks must know alike
 
+MOST_COPIED = 2**24  # values of copies that are shared without being named: 64 MB in each round
+
 logger = logging.getLogger("decentral.training")
 
 
@@ -95,7 +98,7 @@ class LiveModel:
         *,
         on_device: bool = False,
         buffers: str = "average",
-        moved: Sequence[str] = (),
+        moved: Sequence[str] | None = None,
     ) -> None:
         """``on_device``: whether copies of fragments may lie where the model is: see `place_of`. ``buffers``: what the
         run makes of them. ``moved``: parameters that go their way, see `join`.
@@ -105,7 +108,7 @@ class LiveModel:
         self._bare = bare
         self._parameters = parameters_of(bare)
         self.orders = Orders(Processes()) if self.world_size > 1 else None
-        self._moved = named_by(moved, bare)
+        self._moved = named_by(moved, bare) if moved is not None else self._alike(optimizers)
         frozen = {name: p for name, p in self._parameters.items() if not (p.requires_grad or name in self._moved)}
         self._frozen = parts_of(frozen)
         self._shards = self._shared_out(bare)
@@ -122,6 +125,26 @@ class LiveModel:
         self._places = [self._found(fragment.names) for fragment in self.schema.fragments]
         whole = on_device and self._shards is None
         self.place = place_of(self.trained.values()) if whole else PROCESSOR  # of what `read` gives
+
+    def _alike(self, optimizers: Sequence[torch.optim.Optimizer]) -> frozenset[str]:
+        """Parameters that begin as a copy of trained ones, and that no gradient and no optimizer will train."""
+        if any(is_sharded(parameter) for parameter in self._parameters.values()):
+            return frozenset()
+        stepped = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+        wanted = [p for p in self._parameters.values() if p.requires_grad and (id(p) in stepped or not stepped)]
+        found = copied(self._bare, {id(parameter) for parameter in wanted})
+        names = frozenset(name for inside in found.values() for name in inside)
+        if sum(self._parameters[name].numel() for name in names) > MOST_COPIED:
+            return frozenset()
+        if names and self.is_main:
+            told = ", ".join(found)
+            logger.warning(
+                "%s begins as a copy of what is trained, and no gradient trains it: it is shared and kept as buffers "
+                "are, as by join(moved=[...]); moved=[] does not",
+                told,
+                extra={"plain": True},
+            )
+        return names
 
     def description(self) -> dict[str, Any] | None:
         """How ``export`` can build the model again; None for one that only its script can build."""
@@ -588,16 +611,17 @@ class Joined:
 
     def check_tensors(self, now: Mapping[str, Tensor]) -> None:
         """ConfigError where what is trained are other tensors than at the join."""
+        added = [name for name, parameter in now.items() if parameter.requires_grad and name not in self._known]
         for name, then in self._trained.items():
             found = now.get(name)
             if found is not None and tuple(found.shape) == self._shapes[name] and (found is then or self._sharded):
                 continue
-            is_what = "is gone" if found is None else f"is another tensor of shape {tuple(found.shape)}"
+            is_what = f"is another tensor of shape {tuple(found.shape)}" if found is not None else "is gone"
+            is_what += f" ({added[0]} came)" if found is None and added else ""
             raise ConfigError(
                 f"{name} had shape {self._shapes[name]} at the join, and {is_what}: what it learns would reach nobody; "
                 "resize, replace or prune parameters before join(), make the optimizer after that, and begin a new run"
             )
-        added = [name for name, parameter in now.items() if parameter.requires_grad and name not in self._known]
         if added:
             raise ConfigError(
                 f"{added[0]}, of shape {tuple(now[added[0]].shape)}, came into the model after the join: what it "
@@ -610,6 +634,12 @@ class Joined:
         begin, self._turn = self._turn, (self._turn + LOOKED_AT) % max(1, len(self._frozen))
         looked_at = risen[:LOOKED_AT] + (self._frozen[begin:] + self._frozen[:begin])[:LOOKED_AT]
         changed = [one.spec.name for one in looked_at if self._is_changed(one, here.get(one.spec.name))]
+        thawed = [name for name in changed if now[name].requires_grad and now[name] is self._parameters[name]]
+        if thawed:
+            raise ConfigError(
+                f"{thawed[0]} was not trained when this peer joined and is now: what it learns would reach nobody; "
+                "thaw it before join(), and begin a new run: inside the block it may be frozen for as long as you like"
+            )
         if changed:
             more = len(set(changed)) - 1
             raise ConfigError(

@@ -267,11 +267,28 @@ def test_an_optimizer_that_the_loop_does_not_step_is_told_once_and_may_step_late
     with joined(tmp_path, model, given, accelerator=accelerator) as peer:
         for step in range(300):
             backward(model)
-            assert told(caplog, "does not step, and rounds are of its steps: give join the one") == (step >= 100)
+            assert told(caplog, "does not step, and rounds are of its steps: give join the one") == (step >= 99)
             stepped.step()
         assert peer.inner_steps == 0
         given.step()
         assert peer.inner_steps == 1
+
+
+def test_a_loop_that_steps_by_hand_only_ends_with_what_to_do(tmp_path):
+    model = small()
+
+    def train() -> None:
+        for _ in range(1000):
+            backward(model)
+            for parameter in model.parameters():
+                parameter.data -= 0.01 * parameter.grad
+
+    with joined(tmp_path, model, torch.optim.SGD(model.parameters(), lr=0.01)):
+        for _ in range(2000):  # gradients that are only ever summed move nothing
+            backward(model)
+        model.zero_grad()
+        with pytest.raises(ConfigError, match=r"does not step, .* give join the one whose step"):
+            train()
 
 
 def test_accumulated_gradients_and_a_perturbation_in_every_step_are_no_foreign_optimizer(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from decentral.errors import ConfigError
-from decentral.parameters import frozen_digest
+from decentral.parameters import copied, frozen_digest
 from decentral.training import live_model
 from decentral.training.live_model import LOOKED_AT, LiveModel
 
@@ -132,6 +133,48 @@ def test_what_is_named_goes_the_way_of_buffers_whether_it_is_frozen_or_not():
     live.write_buffers(values_B)
     assert torch.equal(model.teacher.bias.detach(), values_B[-14:-2])
     live.check_trained()
+
+
+def target_beside(model: nn.Module, *, frozen: bool) -> nn.ModuleDict:
+    return nn.ModuleDict({"model": model, "target": copy.deepcopy(model).requires_grad_(not frozen)})
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_copy_of_what_is_trained_goes_the_way_of_buffers_unnamed_and_that_is_said(caplog, frozen):
+    both = target_beside(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)), frozen=frozen)
+    optimizer = torch.optim.SGD(both["model"].parameters(), lr=0.1)
+    live = LiveModel(both, 1, None, [optimizer])
+    assert {name for name in live.trained if not name.startswith("model.")} == set()
+    assert not live.schema.frozen
+    assert len([spec for spec in live.schema.buffers if spec.name.startswith("target.")]) == 6 + 3
+    (record,) = caplog.records
+    assert record.getMessage().startswith("target begins as a copy of what is trained")
+    assert LiveModel(both, 1, None, [optimizer], moved=[]).schema.buffers[0].name == "model.1.running_mean"
+
+
+NO_COPIES: dict[str, Callable[[], nn.Module]] = {
+    "a stack of equal blocks, of which some are frozen": lambda: nn.Sequential(
+        *(copy.deepcopy(block).requires_grad_(number > 0) for block in [nn.Linear(4, 4)] for number in range(3))
+    ),
+    "other values": lambda: nn.ModuleDict({"a": nn.Linear(4, 4), "b": nn.Linear(4, 4).requires_grad_(False)}),
+    "constants": lambda: nn.ModuleDict({"a": nn.LayerNorm(4), "b": nn.LayerNorm(4).requires_grad_(False)}),
+    "another shape": lambda: nn.ModuleDict({"a": nn.Linear(4, 4), "b": nn.Linear(4, 5).requires_grad_(False)}),
+    "on meta": lambda: nn.ModuleDict({"a": nn.Linear(4, 4), "b": nn.Linear(4, 4, device="meta")}),
+}
+
+
+@pytest.mark.parametrize("what", NO_COPIES)
+def test_what_only_looks_like_a_copy_stays_frozen(what):
+    model = NO_COPIES[what]()
+    trained = {id(p) for p in model.parameters() if p.requires_grad and not p.is_meta}
+    assert copied(model, trained) == {}
+
+
+def test_copies_that_would_fill_the_line_have_to_be_named(monkeypatch):
+    monkeypatch.setattr(live_model, "MOST_COPIED", 19)
+    both = target_beside(nn.Linear(4, 4), frozen=True)
+    assert len(LiveModel(both, 1, None).schema.frozen) == 2
+    assert len(LiveModel(both, 1, None, moved=["target"]).schema.buffers) == 2
 
 
 def test_a_name_that_nothing_has_is_refused_with_those_that_there_are():

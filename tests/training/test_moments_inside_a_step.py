@@ -153,6 +153,21 @@ def test_what_stays_frozen_for_a_round_is_told_once_and_is_shared_as_before(tmp_
     ]
 
 
+def test_what_is_thawed_and_trained_after_the_join_is_named_and_what_is_only_thawed_is_not(tmp_path):
+    model = small()
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    with joined(tmp_path, model, optimizer) as peer:
+        for _ in range(STEPS):
+            model[0].requires_grad_(True)
+            backward(model)
+            model[0].zero_grad()
+            optimizer.step()
+        assert peer.round == 1
+        with pytest.raises(ConfigError, match=r"^0\.weight was not trained when this peer joined and is now"):
+            train(model, optimizer, STEPS)
+
+
 # ---- parameters that are others than at the join ----
 
 
@@ -193,7 +208,7 @@ CHANGES: list[tuple[Callable[[nn.Sequential], None], str]] = [
     (replaced, r"1\.weight had shape \(2, 6\) at the join, and is another tensor of shape \(2, 6\)"),
     (resized_by_its_data, r"1\.weight had shape \(2, 6\) at the join, and is another tensor of shape \(3, 6\)"),
     (taken_away, r"1\.weight had shape \(2, 6\) at the join, and is gone"),
-    (pruned, r"1\.weight had shape \(2, 6\) at the join, and is gone"),
+    (pruned, r"1\.weight had shape \(2, 6\) at the join, and is gone \(1\.weight_orig came\)"),
     (added, r"2\.weight, of shape \(2, 2\), came into the model after the join"),
 ]
 

@@ -12,12 +12,7 @@ KIND = "buffers as data structures"
 MEANS = {"outer": {"preset": "local_sgd"}}  # so few steps are no place for an outer momentum
 
 
-@loop(
-    KIND,
-    "facebookresearch/moco moco/builder.py",
-    refused='moved=["encoder_k"]',
-    as_told={"moved": ["encoder_k"]},
-)
+@loop(KIND, "facebookresearch/moco moco/builder.py")
 def moco(script: Script) -> None:
     """A queue of keys, the pointer into it, and an encoder that follows the other."""
 
@@ -193,12 +188,12 @@ def remembers(script: Script, first: Tensor) -> None:
             script.losses.append(loss.item())
 
 
-@loop(KIND, "a memory bank in a buffer that begins empty", learns=True)
+@loop(KIND, "a memory bank in a buffer that begins empty")
 def growing_memory(script: Script) -> None:
     remembers(script, torch.zeros(0, 4))
 
 
-@loop(KIND, "a memory bank in a buffer that begins with one row", learns=True)
+@loop(KIND, "a memory bank in a buffer that begins with one row")
 def growing_memory_of_one(script: Script) -> None:
     remembers(script, torch.zeros(1, 4))
 

@@ -254,7 +254,7 @@ def stepped_by_hand(script: Script) -> None:
     model = mlp(8, 16, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     with script.join(model, optimizer):
-        for _ in range(300):
+        for _ in range(1001):
             x = script.randn(32, 8)
             model.zero_grad()
             (model(x) - x.sum(1, keepdim=True)).square().mean().backward()

@@ -29,7 +29,7 @@ def gradual_unfreezing(script: Script) -> None:
             step += 1
 
 
-@loop(KIND, "huggingface/peft freeze of a layer in the midst of training", refused="is frozen now")
+@loop(KIND, "huggingface/peft freeze of a layer in the midst of training")
 def frozen_after_warmup(script: Script) -> None:
     """Embeddings are frozen for good after the warm-up."""
     model = nn.ModuleDict({"embed": nn.Embedding(16, 8), "head": nn.Linear(8, 16)})

@@ -63,7 +63,7 @@ def byol(script: Script) -> None:
             script.losses.append(loss.item())
 
 
-@loop(KIND, "facebookresearch/dino main_dino.py", refused='moved=["teacher"]', as_told={"moved": ["teacher"]})
+@loop(KIND, "facebookresearch/dino main_dino.py")
 def dino(script: Script) -> None:
     """Rate, decay and momentum are read off by iteration; the centre is a buffer of the loss."""
 
@@ -175,9 +175,9 @@ def dqn(script: Script) -> None:
                     target_param.data.copy_(param.data)
 
 
-@loop(KIND, "vwxyzjn/cleanrl dqn.py with the target inside", refused="in none of the optimizers")
+@loop(KIND, "vwxyzjn/cleanrl dqn.py with the target inside")
 def dqn_with_target(script: Script) -> None:
-    """A target whose parameters still want gradients looks like one that somebody forgot to train."""
+    """A target whose parameters still want gradients, and which is in no optimizer."""
     agent = nn.ModuleDict({"q": mlp(4, 16, 2), "target": mlp(4, 16, 2)})
     agent["target"].load_state_dict(agent["q"].state_dict())
     optimizer = torch.optim.Adam(agent["q"].parameters(), lr=1e-2)
