@@ -35,6 +35,7 @@ from decentral.training.inner import Together, check_covers, trained_by
 from decentral.training.inner_optimizers import SPSA
 from decentral.training.inner_states import InnerStates
 from decentral.training.live_model import LiveModel
+from decentral.training.live_side import sparse_sentence
 from decentral.training.processes import launched_together
 from decentral.transport import Transport
 from decentral.transport.throttle import Caps
@@ -173,10 +174,13 @@ def settings_of(
     )
     check_tokens(manifest, options.tokens_per_step)
     optimizers = Together.of(optimizer, "optimizer")
-    on_device = make_outer(manifest.outer.method, manifest.outer.hyper).on_device
-    live = LiveModel(model, manifest.outer.fragments, options.accelerator, optimizers.parts, on_device=on_device)
+    method = make_outer(manifest.outer.method, manifest.outer.hyper)
+    fragments, on_device = manifest.outer.fragments, method.on_device
+    live = LiveModel(model, fragments, options.accelerator, optimizers.parts, on_device=on_device)
     check_processes(manifest, live.world_size, optimizers.parts, evaluates=options.evaluate is not None)
     check_covers(optimizers.parts, live.trained)
+    if method.by_gradients:
+        check_gradients(model)
     schedulers = None if options.scheduler is None else Together.of(options.scheduler, "scheduler")
     return Settings(
         options=options,
@@ -214,6 +218,13 @@ def check_launched(accelerator: Any | None) -> None:  # Any: accelerate is untyp
 
 def _token(given: str | None) -> str | None:
     return None if given is None else check_token(given)
+
+
+def check_gradients(model: nn.Module) -> None:
+    """ConfigError for embeddings whose gradients no method can change."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
+            raise ConfigError(sparse_sentence(f"{name}.weight"))
 
 
 def check_tokens(manifest: Manifest, tokens_per_step: int) -> None:
