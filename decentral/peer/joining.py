@@ -31,7 +31,7 @@ from decentral.quantities import moment_in, rate_of, size_of
 from decentral.swarm.admission import check_token
 from decentral.swarm.invite import Invite
 from decentral.tensors.memory import offload_to
-from decentral.training.inner import Together, check_covers, trained_by
+from decentral.training.inner import Together, check_covers, make_hookable, trained_by
 from decentral.training.inner_optimizers import SPSA
 from decentral.training.inner_states import InnerStates
 from decentral.training.live_model import LiveModel
@@ -179,6 +179,8 @@ def settings_of(
     live = LiveModel(model, fragments, options.accelerator, optimizers.parts, on_device=on_device)
     check_processes(manifest, live.world_size, optimizers.parts, evaluates=options.evaluate is not None)
     check_covers(optimizers.parts, live.trained)
+    for one in optimizers.parts:
+        make_hookable(one)
     if method.by_gradients:
         check_gradients(model)
     schedulers = None if options.scheduler is None else Together.of(options.scheduler, "scheduler")

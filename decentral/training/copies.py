@@ -27,7 +27,7 @@ Pairs = list[tuple[Tensor, Tensor]]  # a parameter, and what is kept of it
 # A copy that was one stays one: slow weights are behind the parameters between two of their steps, and move by as much.
 
 MOST_DEPTH = 5
-_KEEPS = Mapping | list | tuple
+_KEEPS = (Mapping, list, tuple)
 # of DeepSpeed, of Megatron: to be called when somebody else has changed the parameters
 RELOADS = ("refresh_fp32_params", "reload_model_params")
 
@@ -135,8 +135,9 @@ def _inside(
 def _of_state(state: Any, way: str, parameters: list[Tensor], known: Container[str]) -> Iterator[tuple[str, Pairs]]:
     """What each parameter has under one name; not where one that is not zero shows that it is no copy."""
     stepped = (one for one in parameters if isinstance(state.get(one), Mapping) and bool(_few(one).any()))
-    told = next(stepped, None)
-    for name, copy in dict(state[told]).items() if told is not None else ():
+    if (told := next(stepped, None)) is None:
+        return
+    for name, copy in dict(state[told]).items():
         if f"{way}.{name}" in known or (_fits([told], [copy]) and _is_copy(_few(told), _few(copy))):
             row = [one for one in parameters if state.get(one)]
             kept = [state[one].get(name) for one in row]
