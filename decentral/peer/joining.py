@@ -32,10 +32,11 @@ from decentral.swarm.admission import check_token
 from decentral.swarm.invite import Invite
 from decentral.tensors.memory import offload_to
 from decentral.training.clocks import Scheduler
-from decentral.training.inner import Together, check_covers, trained_by
+from decentral.training.inner import Together, check_covers, make_hookable, trained_by
 from decentral.training.inner_optimizers import SPSA
 from decentral.training.inner_states import InnerStates
 from decentral.training.live_model import Accelerator, LiveModel
+from decentral.training.live_side import sparse_sentence
 from decentral.training.processes import launched_together
 from decentral.transport import Transport
 from decentral.transport.throttle import Caps
@@ -193,18 +194,22 @@ def settings_of(
     )
     check_tokens(manifest, options.tokens_per_step)
     optimizers = Together.of(optimizer, "optimizer")
-    on_device = make_outer(manifest.outer.method, manifest.outer.hyper).on_device
+    method = make_outer(manifest.outer.method, manifest.outer.hyper)
     live = LiveModel(
         model,
         manifest.outer.fragments,
         options.accelerator,
         optimizers.parts,
-        on_device=on_device,
+        on_device=method.on_device,
         buffers=manifest.model.buffers or "average",
         moved=[options.moved] if isinstance(options.moved, str) else options.moved,
     )
     check_processes(manifest, live.world_size, optimizers.parts, evaluates=options.evaluate is not None)
     check_covers(optimizers.parts, live.trained)
+    for one in optimizers.parts:
+        make_hookable(one)
+    if method.by_gradients:
+        check_gradients(model)
     schedulers = None if options.scheduler is None else Together.of(options.scheduler, "scheduler")
     return Settings(
         options=options,
@@ -242,6 +247,13 @@ def check_launched(accelerator: Accelerator | None) -> None:
 
 def _token(given: str | None) -> str | None:
     return None if given is None else check_token(given)
+
+
+def check_gradients(model: nn.Module) -> None:
+    """ConfigError for embeddings whose gradients no method can change."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
+            raise ConfigError(sparse_sentence(f"{name}.weight"))
 
 
 def check_tokens(manifest: Manifest, tokens_per_step: int) -> None:

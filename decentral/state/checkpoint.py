@@ -375,7 +375,7 @@ def keep_frozen(
 
 def _storable(tensor: Tensor) -> Tensor:
     """Its bytes, where the file has no word for its dtype; the schema says what they are."""
-    return tensor if tensor.dtype in DTYPES else tensor.reshape(-1).view(torch.uint8)
+    return tensor if tensor.dtype in DTYPES else tensor.reshape(tensor.shape or (1,)).view(torch.uint8)
 
 
 def read_frozen(folder: Path, specs: Sequence[FrozenSpec]) -> dict[str, Tensor]:

@@ -135,8 +135,7 @@ def _inside(
 def _of_state(state: Any, way: str, parameters: list[Tensor], known: Container[str]) -> Iterator[tuple[str, Pairs]]:
     """What each parameter has under one name; not where one that is not zero shows that it is no copy."""
     stepped = (one for one in parameters if isinstance(state.get(one), Mapping) and bool(_few(one).any()))
-    told = next(stepped, None)
-    if told is None:
+    if (told := next(stepped, None)) is None:
         return
     for name, copy in dict(state[told]).items():
         if f"{way}.{name}" in known or (_fits([told], [copy]) and _is_copy(_few(told), _few(copy))):

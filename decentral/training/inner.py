@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
+from types import MethodType
 from typing import Any, Final, Literal
 
 import torch
@@ -32,6 +34,7 @@ __all__ = [
     "differences_sentence",
     "forward_only",
     "inner_step",
+    "make_hookable",
     "trained_by",
     "warm_up",
 ]
@@ -506,7 +509,6 @@ class InnerSteps:
         with ExitStack() as stack:
             stack.callback(register_optimizer_step_post_hook(self._stranger_ends).remove)
             for number, optimizer in enumerate(self.optimizers):
-                _make_hookable(optimizer)
                 watch, mine = _Watch(), _first_of(optimizer, wanted)
                 stack.callback(optimizer.register_step_pre_hook(watch.step_begins).remove)
                 stack.callback(optimizer.register_step_pre_hook(self._begins).remove)
@@ -570,15 +572,26 @@ class InnerSteps:
 _HOOKS = "_optimizer_step_post_hooks"
 
 
-def _make_hookable(optimizer: torch.optim.Optimizer) -> None:
-    """Torch makes a class call the hooks when one is made; those that wrap another often leave that out."""
+def make_hookable(optimizer: torch.optim.Optimizer) -> None:
+    """Torch has a class call the hooks once one of it is made; those that wrap another often leave that out.
+
+    ConfigError where that cannot be made up for.
+    """
     if not hasattr(optimizer, _HOOKS):
         raise ConfigError(
             f"join: the {type(optimizer).__name__} never called Optimizer.__init__, so that nothing can follow its "
             "steps; call it there, or give join the optimizer inside"
         )
-    if not getattr(type(optimizer).step, "hooked", False):
-        optimizer._patch_step_function()
+    if getattr(type(optimizer).step, "hooked", False):
+        return
+    optimizer._patch_step_function()
+    if (scheduled := vars(optimizer).get("step")) is not None:  # a scheduler's, around the step as it was
+
+        @functools.wraps(scheduled)
+        def step(_: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+            return scheduled(*args, **kwargs)
+
+        optimizer.step = MethodType(optimizer.profile_hook_step(step), optimizer)  # type: ignore[method-assign]
 
 
 def _is_skipped(optimizer: torch.optim.Optimizer) -> bool:

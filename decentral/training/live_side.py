@@ -285,10 +285,7 @@ class Moments:
     def _refuse_sparse(self, fragment: int, sparse: Sequence[bool]) -> None:
         for spec, is_sparse in zip(self._model.schema.fragments[fragment].parameters, sparse, strict=True):
             if is_sparse:
-                raise ConfigError(
-                    f"the gradient of {spec.name} is sparse, and the run's outer method changes all of its values: "
-                    "make the embedding with sparse=False and step it by another optimizer, or choose another method"
-                )
+                raise ConfigError(sparse_sentence(spec.name))
 
     def _of(self, fragment: int) -> list[Tensor]:
         trained = self._model.trained
@@ -312,6 +309,14 @@ class Moments:
                 moment: Tensor = state[name]
                 return moment if moment.shape == parameter.shape else None
         return None
+
+
+def sparse_sentence(name: str) -> str:
+    """Why a parameter with such a gradient does not fit a method that changes gradients."""
+    return (
+        f"the gradient of {name} is sparse, and the run's outer method changes all of its values: make the embedding "
+        "with sparse=False and step it by another optimizer, or choose another method"
+    )
 
 
 def _is_sparse(gradient: Tensor) -> bool:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -15,47 +14,10 @@ from decentral.optimizers import OuterMethod
 from decentral.wire import body
 from tests.laws.learners import Learners, codec_of
 from tests.laws.swarm import NUMEL
+from tests.laws.switches import SWITCHES
 from tests.laws.test_method_laws import held
 
 SHAPES = ((), (0,), (1,), (7, 5), (130, 67))
-
-
-@contextmanager
-def default_dtype(dtype: torch.dtype) -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(before)
-
-
-@contextmanager
-def default_device(device: str) -> Iterator[None]:
-    torch.set_default_device(device)
-    try:
-        yield
-    finally:
-        torch.set_default_device(None)
-
-
-@contextmanager
-def deterministic() -> Iterator[None]:
-    torch.use_deterministic_algorithms(mode=True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(mode=False)
-
-
-SWITCHES: dict[str, Callable[[], AbstractContextManager[object]]] = {
-    "float64": lambda: default_dtype(torch.float64),
-    "bfloat16": lambda: default_dtype(torch.bfloat16),
-    "another device": lambda: default_device("meta"),
-    "deterministic": deterministic,
-    "no gradients": torch.no_grad,
-    "inference": torch.inference_mode,
-}
 
 
 def forget_tables() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from decentral.errors import ConfigError
-from decentral.training.inner import InnerSteps, Together
+from decentral.training.inner import InnerSteps, Together, make_hookable
 from decentral.training.inner_optimizers import GPA, SPSA, ScheduleFree
 from decentral.training.live_model import LiveModel
 
@@ -100,6 +100,9 @@ class Wrapping(torch.optim.Optimizer):
         self.param_groups, self.defaults = self._base_optimizer.param_groups, self._base_optimizer.defaults
         self.state, self.made = defaultdict(dict), 0
 
+    def state_dict(self) -> dict[str, Any]:
+        return self._base_optimizer.state_dict()
+
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
         self._base_optimizer.step()
@@ -158,6 +161,7 @@ class Loop:
         self.model = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)).to(dtype)
         nn.init.zeros_(self.model[1].weight)
         self.optimizer, self.made = make(self.model.parameters(), lr=lr), 0
+        make_hookable(self.optimizer)
         self.live = LiveModel(self.model, 1, None, Together.of(self.optimizer, "optimizer").parts)
         self.drawn = torch.Generator().manual_seed(1)
 
@@ -303,13 +307,30 @@ def test_an_optimizer_by_losses_alone_is_left_alone():
     assert live.watch.over
 
 
-def test_an_optimizer_around_another_is_the_one_that_steps():
-    """Its hooks are called, though it never made itself an optimizer of torch's."""
+@pytest.mark.parametrize("scheduled", [False, True])
+def test_an_optimizer_around_another_is_the_one_that_steps(scheduled: bool):
+    """Its hooks are called, though it never made itself an optimizer of torch's, and a scheduler came before."""
     model, called = nn.Linear(2, 2), []
     optimizer = Wrapping(model.parameters(), lr=0.1)
+    if scheduled:
+        torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
     parts = Together.of(optimizer, "optimizer").parts
     assert parts == (optimizer,)
+    make_hookable(optimizer)
     with InnerSteps(parts, lambda: called.append(1)).hooked(dict(model.named_parameters())):
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
     assert called == [1]
+
+
+def test_an_optimizer_that_nothing_can_follow_is_told_so():
+    class Bare(torch.optim.Optimizer):
+        def __init__(self, params: Any) -> None:
+            self.param_groups = [{"params": list(params)}]
+
+        def step(self, closure: Any = None) -> None:
+            pass
+
+    model = nn.Linear(2, 2)
+    with pytest.raises(ConfigError, match=r"the Bare never called Optimizer\.__init__"):
+        make_hookable(Bare(model.parameters()))
