@@ -38,6 +38,7 @@ def test_both_processes_of_a_peer_hold_the_anchor_after_the_last_round(tmp_path)
         assert found["ranks"][0] == found["ranks"][1], preset
         assert found["ranks"][0][1] == 15, preset
         assert found["live"] == found["ranks"][0][0], preset
+        assert found["alike"] == [[3, found["anchor"]]] * 2, preset
         assert found["seeds"][0] == found["seeds"][1] > 0, preset
         assert [len(part) for part in found["parts"]] == [60, 60], preset
         assert not set(found["parts"][0]) & set(found["parts"][1]), preset
