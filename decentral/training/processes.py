@@ -152,9 +152,10 @@ def launched_alone() -> str:
     with suppress(psutil.Error, OSError):
         wanted = _wanted_of(psutil.Process(os.getppid()).cmdline())
         if wanted > 1:
+            line = f"ACCELERATE_USE_CPU=true torchrun --standalone --nproc_per_node {wanted}"
             return (
                 f"accelerate launch was asked for {wanted} processes, and this is the only one that it started, as it "
-                f"does without a GPU; ACCELERATE_USE_CPU=true torchrun --standalone --nproc_per_node {wanted} starts all of them"
+                f"does without a GPU; {line} starts all of them"
             )
     return ""
 
