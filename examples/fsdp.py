@@ -1,10 +1,10 @@
 """One peer of several GPUs, or of several processes: each holds a shard of the model. Copy it, put your model in.
 
-    accelerate launch --num_processes 2 examples/fsdp.py --text my.txt
-    accelerate launch --num_processes 4 examples/fsdp.py --text theirs.txt --run INVITE
+    torchrun --standalone --nproc_per_node 2 examples/fsdp.py --text my.txt
+    torchrun --standalone --nproc_per_node 4 examples/fsdp.py --text theirs.txt --run INVITE
 
 Peers of one process take part as well: ``python examples/fsdp.py --text theirs.txt --run INVITE``. Without a GPU the
-processes of a peer share the processor (``accelerate launch --cpu``).
+processes of a peer share the processor: write ``ACCELERATE_USE_CPU=true`` before ``torchrun``.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ The first peer starts it; the line for everybody else, who has a copy of the scr
     python examples/trainer.py
     decentral join INVITE --script examples/trainer.py -- --seed 1
 
-Whatever the Trainer can do it still does: evaluation, checkpoints, trackers, accelerate launch.
+Whatever the Trainer can do it still does: evaluation, checkpoints, trackers, torchrun.
 """
 
 from __future__ import annotations

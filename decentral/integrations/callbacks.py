@@ -95,8 +95,7 @@ def _is_json(value: object) -> bool:
 # A framework opens its ``with`` block in one of its calls and closes it in another.
 #
 # Frameworks that are ended by an error or by Ctrl-C do not always make the second call. The process then still leaves
-# the run when it ends, as the block would have: without a checkpoint after an error, with one and a goodbye after
-# Ctrl-C.
+# the run when it ends, as the block would have: with what the last step left, and a goodbye.
 
 
 class Entered:

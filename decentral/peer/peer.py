@@ -50,6 +50,7 @@ from decentral.tasks.batches import Indexed, ShardPlace, seed_of, shard
 from decentral.training.clocks import RoundEnded, RunSchedule, StepCount, cosine, move_on
 from decentral.training.inner import InnerSteps, Together
 from decentral.training.outer_loop import LoopControl
+from decentral.training.processes import launched_alone
 from decentral.training.swarm_side import LoopEnded, SwarmThread, run_blocking
 
 T = TypeVar("T")
@@ -431,6 +432,8 @@ class Peer:
         token = kept_token(self.out, self.settings.admit)
         if self.settings.options.commands or not self.settings.options.quiet:
             stack.enter_context(shown(self.settings, self._last_word, self))
+        if self._model.world_size == 1 and (sentence := launched_alone()):
+            logging.getLogger("decentral").warning(sentence)
         part = self._part = Participation(self.settings, self._announce, token)
         stack.callback(part.close)
         self._seed = seed_of(self.manifest.digest, part.identity.peer)

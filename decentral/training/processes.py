@@ -10,9 +10,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from enum import IntEnum
+from itertools import pairwise
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist  # noqa: TID251  # the one place beside accelerate
 from torch import Tensor
@@ -142,6 +145,36 @@ def _as_one() -> Iterator[None]:
 
 def _bytes_of(tensor: Tensor) -> Tensor:
     return tensor.reshape(-1).view(torch.uint8)
+
+
+# ---- a launcher that started one ----
+#
+# accelerate launch starts one process where it finds no accelerator, whatever it was asked for, and says nothing.
+
+
+def launched_alone() -> str:
+    """A warning for one process whose launcher was asked for several; empty for any other."""
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        return ""
+    with suppress(psutil.Error, OSError):
+        wanted = _wanted_of(psutil.Process(os.getppid()).cmdline())
+        if wanted > 1:
+            line = f"ACCELERATE_USE_CPU=true torchrun --standalone --nproc_per_node {wanted}"
+            return (
+                f"accelerate launch was asked for {wanted} processes, and this is the only one that it started, as it "
+                f"does without a GPU; {line} starts all of them"
+            )
+    return ""
+
+
+def _wanted_of(command: Sequence[str]) -> int:
+    """Processes that this command line of accelerate's launcher asks for; 0 for another command."""
+    is_launcher = any(Path(word).name in ("accelerate-launch", "launch.py") for word in command[:3])
+    is_launcher |= any(Path(one).name == "accelerate" and two == "launch" for one, two in pairwise(command[:4]))
+    is_launcher |= "accelerate.commands.launch" in command[:4]
+    words = [part for word in command for part in word.split("=", 1)] if is_launcher else []
+    given = (two for one, two in pairwise(words) if one in ("--num_processes", "--num-processes"))
+    return next((int(number) for number in given if number.isdecimal()), 0)
 
 
 # ---- orders of the main process ----

@@ -144,6 +144,28 @@ def test_the_second_signal_ends_at_once() -> None:
             signal.raise_signal(signal.SIGINT)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGHUP there")
+def test_a_terminal_that_closes_says_so_more_than_once() -> None:
+    asked = []
+    with stop_signals() as stop:
+        stop.gently(lambda: asked.append(1))
+        signal.raise_signal(signal.SIGHUP)
+        signal.raise_signal(signal.SIGHUP)
+    assert (asked, stop.code) == ([1], 129)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no SIGHUP there")
+def test_nohup_stays_nohup() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_signals() as stop:
+            stop.gently(lambda: pytest.fail("heard"))
+            signal.raise_signal(signal.SIGHUP)
+        assert stop.code is None
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def test_before_anything_can_be_left_gently_a_signal_ends_at_once() -> None:
     with stop_signals(), pytest.raises(SystemExit) as ended:
         signal.raise_signal(signal.SIGTERM)

@@ -16,8 +16,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.long
 def test_a_trainer_of_two_processes_is_one_peer(tmp_path):
     (tmp_path / "run.toml").write_text(terms().to_toml())
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", "--num_machines", "1"]
-    command += ["--mixed_precision", "no", "--dynamo_backend", "no", "--multi_gpu", "--main_process_port", "0"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     run = subprocess.run(
         [*command, "-m", "tests.integrations.trainer_ranks", str(tmp_path / "run.toml"), str(tmp_path / "out")],
         env={**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "PYTHONPATH": str(ROOT)},

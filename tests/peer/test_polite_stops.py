@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
+import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +16,12 @@ from typing import Any
 import pytest
 import torch
 
+from decentral.errors import DiskError
 from decentral.manifest import Manifest
 from decentral.observe.status import ENDED, read_status
 from decentral.optimizers import presets
 from decentral.peer import Peer
+from decentral.peer.participation import Participation
 from decentral.state.durable import Disk
 from decentral.swarm.identity import Identity
 from decentral.training import outer_loop
@@ -177,6 +181,154 @@ def test_ctrl_c_while_a_contribution_is_in_flight_waits_a_little_for_what_become
     assert (wanted.memory["inner_steps"], wanted.memory["round"]) == (INTERVAL, 1)
     with life(tmp_path, manifest) as (peer, problem):
         check_same(kept_by(peer, problem), wanted)
+
+
+# ---- signals, and errors of the loop ----
+
+DILOCO = ("diloco", 0)
+SIGNALS = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP", "SIGINT") if hasattr(signal, name)]
+
+
+def trained_until_done(peer: Peer, problem: Adamant, at: Callable[[], None], after: int) -> None:
+    """A loop as people write it, in which something happens once, in the step after so many."""
+    while not peer.done:
+        problem.data.manual_seed(peer.inner_steps)
+        if peer.inner_steps == after:
+            at()
+        problem.step()
+        committed(peer)
+
+
+def check_goes_on(folder: Path, never: list[torch.Tensor], steps: int) -> None:
+    """To the bit, from there to the end."""
+    with life(folder, terms_of(*DILOCO)) as (peer, problem):
+        assert peer.inner_steps == steps
+        assert torch.equal(problem.flat(), never[steps])
+        problem.train(peer, LAST)
+        assert torch.equal(problem.flat(), never[LAST])
+
+
+@pytest.mark.parametrize("after", STOPS)
+@pytest.mark.parametrize("number", SIGNALS)
+def test_a_signal_in_any_step_of_a_round_leaves_and_the_next_life_goes_on_bit_for_bit(
+    tmp_path: Path, straight: Callable[[str, int], list[torch.Tensor]], number: signal.Signals, after: int
+) -> None:
+    """SIGTERM and SIGHUP end the loop with the step in which they come, Ctrl-C before it; the process ends as by it."""
+    never, ends = straight(*DILOCO), KeyboardInterrupt if number == signal.SIGINT else SystemExit
+    with pytest.raises(ends) as ended, life(tmp_path, terms_of(*DILOCO)) as (peer, problem):
+        trained_until_done(peer, problem, lambda: signal.raise_signal(number), after)
+    assert number == signal.SIGINT or ended.value.code == 128 + number
+    assert read_status(tmp_path).state == "left"
+    check_goes_on(tmp_path, never, after if number == signal.SIGINT else after + 1)
+
+
+@pytest.mark.parametrize("after", [INTERVAL, 2 * INTERVAL - 1])
+def test_ctrl_c_inside_the_optimizers_step_is_heard_at_its_end(
+    tmp_path: Path, straight: Callable[[str, int], list[torch.Tensor]], after: int
+) -> None:
+    """Half a step is in no checkpoint, and the round that is due with it is made."""
+    with pytest.raises(KeyboardInterrupt), life(tmp_path, terms_of(*DILOCO)) as (peer, problem):  # noqa: PT012
+
+        def once(*_: object) -> None:
+            if peer.inner_steps == after:
+                signal.raise_signal(signal.SIGINT)
+
+        problem.optimizer.register_step_pre_hook(once)
+        trained_until_done(peer, problem, lambda: None, after)
+    assert read_status(tmp_path).state == "left"
+    check_goes_on(tmp_path, straight(*DILOCO), after + 1)
+
+
+def test_a_loop_that_does_not_look_at_done_is_ended_at_its_next_step(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as ended, life(tmp_path, terms_of(*DILOCO)) as (peer, problem):  # noqa: PT012
+        for number in range(100):
+            if number == 2:
+                signal.raise_signal(signal.SIGTERM)
+            problem.step()
+    assert (ended.value.code, peer.inner_steps) == (128 + signal.SIGTERM, 3)
+    assert read_status(tmp_path).state == "left"
+
+
+class OfTheLoop(Exception):
+    """Raised by a user's code."""
+
+
+def test_an_error_of_the_loop_keeps_what_the_last_step_left_and_is_raised_as_it_is(
+    tmp_path: Path, straight: Callable[[str, int], list[torch.Tensor]]
+) -> None:
+    """At four and a half times H, as ever ten rounds after a checkpoint: moments, steps and schedule are there."""
+    error = OfTheLoop("mine")
+
+    def fail() -> None:
+        raise error
+
+    with pytest.raises(OfTheLoop) as raised, life(tmp_path, terms_of(*DILOCO)) as (peer, problem):
+        trained_until_done(peer, problem, fail, 2 * INTERVAL + INTERVAL // 2)
+    assert raised.value is error
+    assert not hasattr(error, "__notes__")
+    wanted = kept_by(peer, problem)
+    assert read_status(tmp_path).state not in ENDED
+    with life(tmp_path, terms_of(*DILOCO)) as (peer, problem):
+        check_same(kept_by(peer, problem), wanted)
+    check_goes_on(tmp_path, straight(*DILOCO), 2 * INTERVAL + INTERVAL // 2)
+
+
+def test_an_error_of_what_on_round_calls_keeps_the_round(
+    tmp_path: Path, straight: Callable[[str, int], list[torch.Tensor]]
+) -> None:
+    def fail(_: object) -> None:
+        raise OfTheLoop
+
+    with pytest.raises(OfTheLoop), life(tmp_path, terms_of(*DILOCO)) as (peer, problem):  # noqa: PT012
+        peer.on_round(fail)
+        problem.train(peer, LAST)
+    check_goes_on(tmp_path, straight(*DILOCO), INTERVAL)
+
+
+def test_an_error_inside_the_optimizers_step_leaves_the_checkpoint_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Some parameters may have moved, and others not."""
+
+    def fail(*_: object) -> None:
+        raise OfTheLoop
+
+    with pytest.raises(OfTheLoop), life(tmp_path, terms_of(*DILOCO)) as (peer, problem):  # noqa: PT012
+        problem.train(peer, INTERVAL + 1)
+        problem.optimizer.register_step_pre_hook(fail)
+        problem.step()
+    assert "no last checkpoint: the training loop ended inside optimizer.step" in caplog.text
+    with life(tmp_path, terms_of(*DILOCO)) as (peer, _):
+        assert peer.inner_steps < INTERVAL + 1
+
+
+@pytest.mark.parametrize("ends", ["raises", "leaves"])
+def test_a_model_that_holds_nan_takes_the_place_of_no_good_checkpoint(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, ends: str
+) -> None:
+    with suppress(OfTheLoop), life(tmp_path, terms_of(*DILOCO)) as (peer, problem):
+        problem.train(peer, INTERVAL + 1)
+        with torch.no_grad():
+            next(problem.model.parameters()).fill_(math.nan)
+        if ends == "raises":
+            raise OfTheLoop
+    assert "no last checkpoint: the model holds NaN or Inf" in caplog.text
+    assert read_status(tmp_path).state not in ENDED
+    with life(tmp_path, terms_of(*DILOCO)) as (_, problem):
+        assert problem.flat().isfinite().all()
+
+
+def test_a_checkpoint_that_fails_does_not_hide_the_error_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full(*_: object) -> bool:
+        raise DiskError("no room")
+
+    with pytest.raises(OfTheLoop), life(tmp_path, terms_of(*DILOCO)) as (peer, problem):  # noqa: PT012
+        problem.train(peer, 2)
+        monkeypatch.setattr(Participation, "save_now", full)
+        raise OfTheLoop
+    assert "no last checkpoint: DiskError: no room" in caplog.text
 
 
 class SlowJournal:

@@ -22,8 +22,7 @@ def test_both_processes_of_a_peer_hold_the_anchor_after_the_last_round(tmp_path)
         plain = {"momentum": 0.0, "learning_rate": 1.0} if averages else {}  # an average does not go with momentum
         terms = preset_manifest(preset, run={"rounds": 3, "salt": "ranks"}, inner=inner, outer=plain)
         manifest.write_text(terms.to_toml())
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "2", "--num_machines", "1"]
-    command += ["--mixed_precision", "no", "--dynamo_backend", "no", "--multi_gpu", "--main_process_port", "0"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     run = subprocess.run(
         [*command, str(SCRIPT), *map(str, runs.values())],
         env={**os.environ, "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"},
@@ -39,6 +38,7 @@ def test_both_processes_of_a_peer_hold_the_anchor_after_the_last_round(tmp_path)
         assert found["ranks"][0] == found["ranks"][1], preset
         assert found["ranks"][0][1] == 15, preset
         assert found["live"] == found["ranks"][0][0], preset
+        assert found["alike"] == [[3, found["anchor"]]] * 2, preset
         assert found["seeds"][0] == found["seeds"][1] > 0, preset
         assert [len(part) for part in found["parts"]] == [60, 60], preset
         (told, seen), (told_1, seen_1) = found["seen"]

@@ -85,11 +85,22 @@ def train(accelerator: Accelerator, manifest: str, out: str) -> None:
         ranks = gather_object([(digest(flat).hex(), steps)])
         parts, seeds = gather_object([drawn]), gather_object([peer.seed])
         seen = gather_object([[told, rates]])
+        alike = gather_object([(peer.round, peer.anchor_digest)])
         anchor = peer.anchor_digest
     if accelerator.is_main_process:
         same = digest(whole(bare)).hex()
         Path(out, "ranks.json").write_text(
-            json.dumps({"ranks": ranks, "anchor": anchor, "live": same, "parts": parts, "seeds": seeds, "seen": seen})
+            json.dumps(
+                {
+                    "ranks": ranks,
+                    "anchor": anchor,
+                    "live": same,
+                    "parts": parts,
+                    "seeds": seeds,
+                    "seen": seen,
+                    "alike": alike,
+                }
+            )
         )
     accelerator.wait_for_everyone()  # a rank that leaves first takes the store of the other with it
 
