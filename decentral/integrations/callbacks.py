@@ -171,7 +171,7 @@ def check_goes_on(kept: Mapping[str, Any], peer: Peer, checkpoint: str) -> None:
 _SEEDS = 2**62  # an epoch is added to the seed, which has to stay below 2**63
 
 
-def draw_in_own_order(loader: Any, seed: int) -> bool:  # Any: accelerate's loaders have no type
+def draw_in_own_order(loader: object, seed: int) -> bool:
     """Shuffle by ``seed`` besides the seed that the loader has, which is the same on all processes of a peer.
 
     False where the loader draws otherwise: in the order of the data, by a stream, by a sampler of one's own.

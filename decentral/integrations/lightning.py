@@ -83,8 +83,8 @@ class DecentralCallback(Callback):  # type: ignore[misc]  # its own types are lo
         trainer.should_stop = trainer.should_stop or peer.done
 
     def on_train_batch_end(
-        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:  # Any: as Lightning has them
+        self, trainer: Trainer, pl_module: LightningModule, outputs: object, batch: object, batch_idx: int
+    ) -> None:
         """Tell the run the loss and the loggers the round that has ended; stop when the run is over for this peer."""
         if self.peer is None:
             return

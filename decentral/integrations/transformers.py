@@ -37,6 +37,7 @@ from decentral.integrations.callbacks import (
 )
 from decentral.observe.metrics import swarm_numbers
 from decentral.peer import Peer
+from decentral.training.clocks import Scheduler
 
 T = TypeVar("T")
 
@@ -93,8 +94,8 @@ class DecentralCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         *,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
-        lr_scheduler: Any | None = None,  # Any: as of join
-        train_dataloader: Any | None = None,  # Any: accelerate is untyped
+        lr_scheduler: Scheduler | None = None,
+        train_dataloader: object = None,
         **_: object,
     ) -> None:
         """Enter the run; the model becomes the run's, or this peer's as it was when it left."""

@@ -107,10 +107,7 @@ def called() -> Iterator[tuple[str, FunctionType]]:
         elif inspect.isclass(value):
             yield from methods(name, value)
     for callback in CALLBACKS.values():
-        asked = ("__init__", "peer", "shard")  # the others the framework calls, by its own types
-        yield from (
-            (f"{callback.__name__}.{n}", f) for n, f in methods("", callback.DecentralCallback) if n[1:] in asked
-        )
+        yield from methods(f"{callback.__name__.split('.')[-1]}.DecentralCallback", callback.DecentralCallback)
 
 
 def methods(owner: str, kind: type) -> Iterator[tuple[str, FunctionType]]:
@@ -128,6 +125,9 @@ def methods(owner: str, kind: type) -> Iterator[tuple[str, FunctionType]]:
 
 # Why is written beside each. `state_dict` is as torch has it; `own_keys` and the tables are of TOML's values.
 ANY = {"RunSchedule.state_dict", "RunSchedule.load_state_dict", "Manifest.own_keys"}
+# What a framework writes down, as it has it.
+ANY |= {f"transformers.DecentralCallback.{name}" for name in ("state", "from_state")}
+ANY |= {f"lightning.DecentralCallback.{name}" for name in ("state_dict", "load_state_dict", "on_save_checkpoint")}
 
 
 CALLED = sorted(called(), key=lambda one: one[0])

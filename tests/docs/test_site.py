@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -100,6 +101,21 @@ class Loads(HTMLParser):
         self.found += [value for name, value in attrs if name == LOADED.get(tag) and value]
 
 
+def searched(page: Path, word: str) -> str | None:
+    """What a browser makes of a page that it opened from its folder to look for a word; None where there is none."""
+    program = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if program is None:
+        return None
+    profile, flags = page.parent / "profile", ["--headless", "--no-sandbox", "--disable-gpu", "--dump-dom"]
+    done = subprocess.run(
+        [program, *flags, f"--user-data-dir={profile}", "--virtual-time-budget=20000", f"{page.as_uri()}?q={word}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout
+
+
 @pytest.mark.long
 @pytest.mark.timeout(300)
 def test_it_builds_strictly_and_loads_nothing_from_another_machine(tmp_path: Path):
@@ -120,4 +136,8 @@ def test_it_builds_strictly_and_loads_nothing_from_another_machine(tmp_path: Pat
         assert [one for one in loads.found if FOREIGN.match(one)] == [], page.name
     for style in tmp_path.rglob("*.css"):
         assert not re.search(r"(?:url\(|@import )[\"']?(?:https?:)?//", style.read_text(encoding="utf-8")), style.name
+        assert 'javascripts/iframe-worker.js"' in page.read_text(encoding="utf-8"), "searched from a folder, too"
+    assert (tmp_path / "search/search_index.js").read_text(encoding="utf-8").startswith("var __index = {")
+    found = searched(tmp_path / "methods/sparse.html", "disagreement")
+    assert found is None or re.search(r"[1-9]\d* matching documents?", found)
     assert "require_peers" in (tmp_path / "reference/python.html").read_text(encoding="utf-8")
