@@ -29,7 +29,7 @@ def gradual_unfreezing(script: Script) -> None:
             step += 1
 
 
-@loop(KIND, "huggingface/peft freeze of a layer in the midst of training", refused="is frozen now")
+@loop(KIND, "huggingface/peft freeze of a layer in the midst of training")
 def frozen_after_warmup(script: Script) -> None:
     """Embeddings are frozen for good after the warm-up."""
     model = nn.ModuleDict({"embed": nn.Embedding(16, 8), "head": nn.Linear(8, 16)})
@@ -101,7 +101,7 @@ def new_head(script: Script) -> None:
             optimizer.zero_grad()
 
 
-@loop(KIND, "rahulvigneswaran/Lottery-Ticket-Hypothesis-in-Pytorch with torch.nn.utils.prune", refused="weight_orig")
+@loop(KIND, "rahulvigneswaran/Lottery-Ticket-Hypothesis-in-Pytorch with torch.nn.utils.prune", refused="0.weight")
 def pruned(script: Script) -> None:
     """Pruning renames the weight in the midst of the run, and puts a mask beside it."""
     from torch.nn.utils import prune

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 from collections import Counter
 from pathlib import Path
@@ -28,11 +29,12 @@ from tests.zoo.harness import LOOPS, ROUNDS, Outcome, Script, trained_together
 # What each module puts into the table.
 KINDS = {one.KIND for one in (buffers, clocks, foreign, moments, ordinary, owners, resized, small, switches, untrained)}
 # What does not end as it should yet, and how it ends.
-FROZEN = "a parameter that is frozen for a moment ends the peer"
+FROZEN = "a parameter that is frozen, for a moment or for good, ends the peer"
 LOST = "what no gradient trains is in no checkpoint"
 MOVED = "join has no moved="
-OWNED = "what a commit wrote is undone by the next step, and nobody is told"
+OWNED = "the next step undoes what a commit wrote"
 NOT_YET = {
+    "adam_then_lbfgs": "an error that says of both that they do not step",
     "adafactor_without_a_rate": "TypeError: float() of a rate that is None",
     "byol": LOST,
     "byol_as_told": MOVED,
@@ -42,11 +44,10 @@ NOT_YET = {
     "ddpm_with_ema_inside_as_told": MOVED,
     "dino": LOST,
     "dino_as_told": MOVED,
+    "frozen_after_warmup": FROZEN,
     "growing_memory": "RuntimeError in a restart: the buffer has another size",
     "growing_memory_of_one": "ManifestMismatch at a boundary: the buffer has another size",
     "lazy_modules_too_early": "RuntimeError: an uninitialized parameter has no shape",
-    "lookahead": OWNED,
-    "lookahead_around": "the optimizer around it undoes half of a commit in the step that brought it",
     "master_copies": OWNED,
     "mean_teacher": LOST,
     "mean_teacher_as_told": MOVED,
@@ -76,11 +77,16 @@ NOT_YET = {
         for name in LOOPS
     ],
 )
-def test_a_loop_as_people_write_it_runs_or_is_refused_by_name(name: str, tmp_path: Path) -> None:
+def test_a_loop_as_people_write_it_runs_or_is_refused_by_name(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     row = LOOPS[name]
     found = trained_together(row, tmp_path)
     if row.refused:
         check_refused(found, row.refused)
+        return
+    if row.warned:
+        check_warned(found, caplog.records, row.warned)
         return
     check_runs(found)
     if row.learns:
@@ -88,13 +94,14 @@ def test_a_loop_as_people_write_it_runs_or_is_refused_by_name(name: str, tmp_pat
             check_learns(script.losses)
     if row.kind == owners.KIND:
         for script in found.scripts:
-            assert not script.leaps or statistics.median(script.leaps) < 3, f"steps undo commits: {script.leaps}"
+            assert max(script.strides) < 3 * statistics.median(script.strides), "a step undid a commit"
 
 
-def test_there_are_thirty_loops_of_every_kind_of_which_four_fifths_run() -> None:
+def test_two_loops_or_more_are_of_each_kind_and_at_least_24_run() -> None:
     assert len(LOOPS) >= 30
-    running = [name for name, row in LOOPS.items() if not row.refused and name not in NOT_YET]
-    assert len(running) >= 0.8 * 30
+    assert NOT_YET.keys() <= LOOPS.keys()
+    running = [name for name, row in LOOPS.items() if not (row.refused or row.warned or name in NOT_YET)]
+    assert len(running) >= 24
     count = Counter(row.kind for row in LOOPS.values())
     assert set(count) == KINDS
     assert min(count.values()) >= 2
@@ -105,6 +112,15 @@ def check_refused(found: Outcome, words: str) -> None:
         assert error is not None, f"nobody was told; warnings: {found.said}"
         assert isinstance(error, ConfigError), found.told
         assert words in str(error)
+
+
+def check_warned(found: Outcome, said: list[logging.LogRecord], words: str) -> None:
+    """Each was told, and the run is over for nobody."""
+    assert not found.errors, found.told
+    assert all(script.round < ROUNDS for script in found.scripts)
+    told = [record for record in said if record.levelno >= logging.WARNING and words in record.getMessage()]
+    told = [record for record in told if "in the manifest" not in record.getMessage()]
+    assert len(told) >= len(found.scripts)
 
 
 def check_runs(found: Outcome) -> None:
