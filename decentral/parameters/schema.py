@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 from torch import Tensor
@@ -26,8 +27,13 @@ MAX_DIMENSIONS = 16
 MAX_NUMEL = 2**44
 
 FROZEN_DIGEST_NBYTES = 16
+Shapes = tuple[tuple[int, ...], ...]
 Number = Literal["float", "integer"]
 _HEX = frozenset("0123456789abcdef")
+
+# Whole numbers that only ever rise, so that a mean of them is one: BatchNorm's, torch's AveragedModel's, that of the
+# EMA in diffusion repositories. Of any other a mean may be nothing at all, as that of two pointers into a queue.
+COUNTERS = frozenset({"num_batches_tracked", "n_averaged", "num_updates"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +55,11 @@ class BufferSpec(ParameterSpec):
 
     kind: Number
 
+    @property
+    def has_mean(self) -> bool:
+        """Whether a mean of peers' values is a value: of floats, and of counters that are known."""
+        return self.kind == "float" or self.name.rpartition(".")[2] in COUNTERS
+
 
 @dataclass(frozen=True, slots=True)
 class FrozenSpec(ParameterSpec):
@@ -58,22 +69,32 @@ class FrozenSpec(ParameterSpec):
     digest: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Fragment:
     """The parameters that one round synchronises, in order; ``index`` is its place in the schema."""
 
     index: int
     parameters: tuple[ParameterSpec, ...]
 
-    @property
+    @cached_property
     def numel(self) -> int:
         """Length of the flat vector."""
         return sum(spec.numel for spec in self.parameters)
 
-    @property
-    def shapes(self) -> tuple[tuple[int, ...], ...]:
+    @cached_property
+    def shapes(self) -> Shapes:
         """The parameters' shapes, in order."""
         return tuple(spec.shape for spec in self.parameters)
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """The parameters' names, in order."""
+        return tuple(spec.name for spec in self.parameters)
+
+    @cached_property
+    def pieces(self) -> Shapes:
+        """Shapes of what compressors take for one tensor, in order: see `pieces_of`."""
+        return pieces_of(self.shapes)
 
     @property
     def layout(self) -> dict[str, tuple[int, ...]]:
@@ -81,7 +102,7 @@ class Fragment:
         return {spec.name: spec.shape for spec in self.parameters}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Schema:
     """All fragments of a model, its buffers and what is frozen: every size expected from a peer follows from it."""
 
@@ -89,7 +110,7 @@ class Schema:
     buffers: tuple[BufferSpec, ...] = ()
     frozen: tuple[FrozenSpec, ...] = ()
 
-    @property
+    @cached_property
     def digest(self) -> bytes:
         """32 bytes that name the schema: blake2b-256 of ``to_json()``."""
         return hashlib.blake2b(self.to_json().encode(), digest_size=32).digest()
@@ -167,7 +188,8 @@ def _difference(mine: _Place | None, theirs: _Place | None) -> str | None:
     if mine is None or theirs is None:
         return f"{_shown(mine)} here, {_shown(theirs)} in the run"
     if mine.role != theirs.role:
-        return f"{mine.role} here, {theirs.role} in the run"
+        moved = "; its peers name it, or its module, in join(moved=...)" if theirs.role == "a buffer" else ""
+        return f"{mine.role} here, {theirs.role} in the run{moved}"
     for fact, other in zip(mine.facts, theirs.facts, strict=True):
         if fact != other:
             return f"{fact} here, {other} in the run"
@@ -251,6 +273,36 @@ def _check_bounds(schema: Schema) -> None:
 
 def _rubbish(why: str) -> PayloadError:
     return PayloadError(f"this is no schema of a model: {why}; ask another peer for it")
+
+
+# ---- many small parameters ----
+#
+# Neighbours that compressors take for one flat tensor: LoRA on every expert of a mixture has tens of thousands.
+#
+# Whatever its size, a tensor costs a compressor, a message's streams and a mean about a millisecond a round, and a
+# scale or a kept entry of its own. A model as most are keeps the shape of each parameter, which tiles and products of
+# matrices need.
+
+MANY = 128  # small parameters of one fragment: GPT-2 has 98, ResNet-50 106
+SMALL = 1 << 16  # values of one: below 256 by 256
+_ENOUGH = 1 << 17  # values of a piece: a job for a thread, of which little is the millisecond
+
+
+def pieces_of(shapes: Shapes) -> Shapes:
+    """The shapes of parameters, runs of small ones as one flat piece each where more than ``MANY`` are small."""
+    sizes = [math.prod(shape) for shape in shapes]
+    if sum(size < SMALL for size in sizes) <= MANY:
+        return shapes
+    pieces: list[tuple[int, ...]] = []
+    run = 0  # values of the small ones since the last piece
+    for shape, size in zip(shapes, sizes, strict=True):
+        run += size if size < SMALL else 0
+        if run and (size >= SMALL or run >= _ENOUGH):
+            pieces.append((run,))
+            run = 0
+        if size >= SMALL:
+            pieces.append(shape)
+    return (*pieces, (run,)) if run else tuple(pieces)
 
 
 # ---- parts of a sharded tensor ----

@@ -1,8 +1,9 @@
 """A fragment's pseudo-gradient to the bytes of a frame's body, and back.
 
 What crosses the wire is the compressor's parts, entropy coded; it costs at most ``max_body_nbytes``. Sparse methods see
-every parameter in its own shape (tiles need it); a reduce sees flat ranges, so that it can be cut anywhere. Shapes and
-payloads are those of all channels in a row, the change first: ``channels`` says how many they are.
+every parameter in its own shape (tiles need it), very many small ones together (``cut``); a reduce sees flat ranges, so
+that it can be cut anywhere. Shapes and payloads are those of all channels in a row, the change first: ``channels`` says
+how many they are.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ import torch
 from torch import Tensor
 
 from decentral.compressors import Compressor, Nothing, Payload, Uncompressed, parse_compressor, parse_feedback
+from decentral.compressors.base import needs_matrices
 from decentral.compressors.chain import AddBand, accumulate_all, band_of, opened, supports
 from decentral.compressors.feedback import ErrorFeedback, Feedback, NoFeedback, State, add_sent, compress_flat
 from decentral.errors import PayloadError
 from decentral.manifest import Manifest
 from decentral.optimizers import compressor_beside, make_outer
-from decentral.parameters import split
+from decentral.parameters import Fragment, split
 from decentral.tensors.device import PROCESSOR, aside, moved_together
 from decentral.tensors.memory import fresh_zeros
 from decentral.tensors.ops import is_finite
@@ -57,6 +59,13 @@ class Codec:
     def of(self, channel: int) -> Codec:
         """The codec of one channel by itself; the change is channel 0."""
         return self if channel == 0 or self.beside is None else replace(self, compressor=self.beside, beside=None)
+
+    def cut(self, fragment: Fragment) -> FixedShapes:
+        """Shapes of what a body over one channel of a fragment holds: of parameters, or of many small ones together,
+        but where a compressor needs matrices.
+        """
+        needs = needs_matrices(self.compressor) or (self.beside is not None and needs_matrices(self.beside))
+        return fragment.shapes if needs else fragment.pieces
 
     def max_body_nbytes(self, shapes: Shapes, channels: int = 1) -> int:
         """What a body over ``shapes`` takes at most: known before a byte arrives."""
@@ -175,7 +184,7 @@ class Codec:
             return
         _warm.add(repr(self))
         shapes = ((_SMALL, _SMALL), (_SMALL,))
-        ramp_N = torch.linspace(-1, 1, numel(shapes))
+        ramp_N = torch.linspace(-1, 1, numel(shapes), dtype=torch.float32, device="cpu")
         encoded = self.encode(ramp_N, {}, shapes)
         self.add_to(self.decode(encoded.body, shapes), encoded.body, shapes)
         if self.beside is not None:

@@ -126,8 +126,8 @@ def _step(
     disagreement: float | None,
 ) -> GossipStep:
     before_N = replica.anchors[fragment]
-    named = tuple(spec.name for spec in replica.schema.fragments[fragment].parameters)
-    info = RoundInfo(step // len(replica.anchors), shapes=replica.shapes(fragment), names=named)
+    of_model = replica.schema.fragments[fragment]
+    info = RoundInfo(step // len(replica.anchors), shapes=of_model.shapes, names=of_model.names)
     old = replica.states[fragment]
     made = stepped(lambda: replica.method.outer_step(before_N, received, old, info), before_N, old)
     if made.why:  # what came cannot be used, and neither can what would be owed after it

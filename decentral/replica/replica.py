@@ -39,7 +39,7 @@ from decentral.replica.weights import (
 )
 from decentral.state.snapshot import BUFFERS, anchor_name, outer_name
 from decentral.tensors.device import all_beside, beside
-from decentral.tensors.memory import fresh_zeros
+from decentral.tensors.memory import fresh, fresh_zeros
 from decentral.tensors.ops import is_finite
 from decentral.wire.frames import Frame, FrameKind
 from decentral.wire.keys import PeerId
@@ -89,7 +89,7 @@ class Replica:
         self.reception = Reception(schema, method, codec, self.gathering)
         self.samples = [Sample(anchor.numel()) for anchor in self.anchors]
         self.digests: list[bytes] = [digest(anchor) for anchor in self.anchors]
-        self.tail, self.buffers_B = tail, torch.zeros(0) if buffers_B is None else buffers_B
+        self.tail, self.buffers_B = tail, fresh(0) if buffers_B is None else buffers_B
         if self.buffers_B.shape != (schema.buffer_numel,):
             raise ConfigError(f"Replica: {len(self.buffers_B)} values of buffers, the schema has {schema.buffer_numel}")
         tail.pack(self.buffers_B)  # what could not be sent is refused here, and not after the first inner steps
@@ -112,8 +112,8 @@ class Replica:
         return self.buffers_B if self.tail.nbytes(fragment) else None
 
     def shapes(self, fragment: int) -> FixedShapes:
-        """Shapes of a fragment's parameters."""
-        return tuple(self.schema.fragments[fragment].shapes)
+        """Shapes of what the codec takes for one tensor each, of a fragment."""
+        return self.codec.cut(self.schema.fragments[fragment])
 
     def numel(self, fragment: int) -> int:
         """Elements of a fragment."""
@@ -283,10 +283,11 @@ class Replica:
 
     def info(self, record: Record, weights: Sequence[float], told: Sequence[Contributor] | None = None) -> RoundInfo:
         """What the method may know of the record's round; ``told``: of its contributors, where that is made already."""
-        step, shapes = record.outer_step, self.shapes(record.fragment)
+        step, fragment = record.outer_step, self.schema.fragments[record.fragment]
         told = tuple(self._told(contributions(record), step) if told is None else told)
-        named = tuple(spec.name for spec in self.schema.fragments[record.fragment].parameters)
-        return RoundInfo(step // len(self.anchors), told, tuple(weights), shapes, named, len(record.members))
+        return RoundInfo(
+            step // len(self.anchors), told, tuple(weights), fragment.shapes, fragment.names, len(record.members)
+        )
 
     def _told(
         self, contributors: Sequence[FrameRef], outer_step: int, norms: Sequence[float] | None = None

@@ -132,7 +132,7 @@ class Inbox:
 
     def _shapes_of_one(self, header: Header) -> FixedShapes:
         """The shapes of one channel."""
-        shapes = tuple(self.schema.fragments[header.fragment].shapes)
+        shapes = self.codec.cut(self.schema.fragments[header.fragment])
         if header.kind in (FrameKind.CONTRIBUTION, FrameKind.MERGE, FrameKind.SWAP):
             return shapes
         partition = self.plans.get((header.round, header.plan))
@@ -153,7 +153,7 @@ class Inbox:
 
     def limit(self) -> int:
         """The largest body that can be valid, over all fragments and kinds."""
-        shapes = [tuple(fragment.shapes) for fragment in self.schema.fragments]
+        shapes = [self.codec.cut(fragment) for fragment in self.schema.fragments]
         sent = max(self.codec.max_body_nbytes(one * self.channels, self.channels) for one in shapes)
         return max(sent, *map(self.merge_codec.max_body_nbytes, shapes)) + self.tail.nbytes(0)
 

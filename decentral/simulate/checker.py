@@ -188,7 +188,7 @@ class _Mass:
     def __init__(self, trace: Trace, manifest: Manifest, verdict: Verdict) -> None:
         self.trace, self.verdict = trace, verdict
         self.codec = Codec(parse_compressor(manifest.compressor.chain), parse_feedback(manifest.compressor.feedback))
-        self.shapes = [fragment.shapes for fragment in toy_schema("marks", manifest.outer.fragments).fragments]
+        self.shapes = [self.codec.cut(fragment) for fragment in toy_schema("marks", manifest.outer.fragments).fragments]
 
     def check(self) -> None:
         """Compare made with committed and carried, host by host."""

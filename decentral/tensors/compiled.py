@@ -10,8 +10,9 @@ from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar, cast
 
 import numba
+from numba.extending import intrinsic
 
-__all__ = ["compiled"]
+__all__ = ["compiled", "float32_at"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -25,3 +26,17 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
     except RuntimeError:  # numba found no folder to write to
         made = decorate(function, nogil=True, error_model="numpy")
     return cast(Callable[P, R], made)
+
+
+@intrinsic
+def _pointer(_, address):  # type: ignore[no-untyped-def]
+    def code(context, builder, signature, given):  # type: ignore[no-untyped-def]
+        return builder.inttoptr(given[0], context.get_value_type(signature.return_type))
+
+    return numba.types.CPointer(numba.types.float32)(numba.types.uintp), code
+
+
+@compiled
+def float32_at(address, size):  # type: ignore[no-untyped-def]
+    """So many float32 that lie at an address (uintp), as an array, for compiled loops. Nobody checks that they do."""
+    return numba.carray(_pointer(address), size)

@@ -16,13 +16,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from decentral.tensors.compiled import compiled
+from decentral.tensors.compiled import compiled, float32_at
 from decentral.tensors.memory import fresh, fresh_like
 from decentral.tensors.threads import WORTH_IT, spread
 
 __all__ = [
     "LANES",
     "WIDTH",
+    "Places",
     "as_rows",
     "carried",
     "carry_and_copy",
@@ -455,6 +456,66 @@ def _copy_and_difference(live, base, copy, made):  # type: ignore[no-untyped-def
         made[i] = left
         lanes[0] += np.float64(left) * np.float64(left)
     return lanes.sum()
+
+
+# ---- very many small tensors ----
+#
+# They are copied by their addresses: to tell torch or numpy of each takes longer than to copy it.
+
+_MANY, _SMALL = 128, 4096  # tensors, and values on average of each
+
+
+class Places:
+    """Where small float32 tensors lie on the processor, each in a row."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._tensors = tensors  # which hold the memory
+        self._known = addresses, sizes = self._now()
+        self._address, self._end = np.array(addresses, dtype=np.uintp), np.cumsum(sizes, dtype=np.int64)
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor]) -> Places | None:
+        """None where one does not lie so, or they are few or large: then torch copies them as fast."""
+        if len(tensors) <= _MANY or sum(one.numel() for one in tensors) > _SMALL * len(tensors):
+            return None
+        return cls(tensors) if all(map(lie_alike, tensors)) else None
+
+    @property
+    def hold(self) -> bool:
+        """Whether no tensor was given other memory, or another length, since."""
+        return self._known == self._now()
+
+    def read(self) -> Tensor:
+        """A copy of all, flat, one behind the other."""
+        made_N = fresh(int(self._end[-1]))
+        _read(self._address, self._end, flat(made_N))
+        return made_N
+
+    def write(self, flat_N: Tensor) -> None:
+        """Overwrite all of them."""
+        assert flat_N.shape == (self._end[-1],), "as long as all of them"
+        assert lie_alike(flat_N), "flat float32 on the processor"
+        _write(self._address, self._end, flat(flat_N))
+        _changed(self._tensors)
+
+    def _now(self) -> tuple[list[int], list[int]]:
+        return [*map(Tensor.data_ptr, self._tensors)], [*map(Tensor.numel, self._tensors)]
+
+
+@compiled
+def _read(address, end, made):  # type: ignore[no-untyped-def]
+    start = 0
+    for i in range(end.size):
+        made[start : end[i]] = float32_at(address[i], end[i] - start)
+        start = end[i]
+
+
+@compiled
+def _write(address, end, given):  # type: ignore[no-untyped-def]
+    start = 0
+    for i in range(end.size):
+        float32_at(address[i], end[i] - start)[:] = given[start : end[i]]
+        start = end[i]
 
 
 # ---- rows of equal width, for vector loops ----

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ from hypothesis import strategies as st
 
 from decentral.errors import ConfigError, PayloadError
 from decentral.parameters import BufferSpec, Fragment, FrozenSpec, ParameterSpec, Schema, schema_of
-from decentral.parameters.schema import boxes_of, holders, is_sharded, whole_of
+from decentral.parameters.schema import MANY, boxes_of, holders, is_sharded, pieces_of, whole_of
 
 
 def schema(*fragments: dict[str, tuple[int, ...]]) -> Schema:
@@ -41,6 +42,27 @@ shapes = st.lists(st.integers(0, 100), max_size=4).map(tuple)
 schemas = st.lists(
     st.dictionaries(st.text(min_size=1, max_size=8), shapes, min_size=1, max_size=4), min_size=1, max_size=3
 )
+
+
+def test_a_model_as_most_are_is_compressed_parameter_by_parameter():
+    usual = schema({"embedding": (50257, 768), **{f"{n}.bias": (768,) for n in range(MANY)}, "head": (50257, 768)})
+    assert usual.fragments[0].pieces == usual.fragments[0].shapes
+
+
+def test_neighbours_are_compressed_together_where_very_many_are_small():
+    experts = schema({"embedding": (512, 512), **{f"{n}.lora": (2, 4) for n in range(20_000)}, "head": (512, 512)})
+    fragment = experts.fragments[0]
+    assert fragment.pieces == ((512, 512), (131_072,), (28_928,), (512, 512))
+    assert sum(math.prod(piece) for piece in fragment.pieces) == fragment.numel
+
+
+@given(st.lists(st.sampled_from([(), (0, 3), (2, 4), (255, 257), (256, 256), (70_000,)]), max_size=400))
+def test_pieces_have_the_values_of_the_parameters_in_their_order(shapes):
+    pieces = pieces_of(tuple(shapes))
+    ends = set(itertools.accumulate(math.prod(shape) for shape in shapes))
+    assert set(itertools.accumulate(math.prod(piece) for piece in pieces)) <= ends | {0}
+    assert sum(map(math.prod, pieces)) == sum(map(math.prod, shapes))
+    assert pieces.count((256, 256)) == shapes.count((256, 256)), "a large one keeps its shape"
 
 
 @given(schemas)

@@ -7,7 +7,7 @@ from decentral.compressors import parse_compressor
 from decentral.compressors.feedback import ErrorFeedback
 from decentral.errors import NonFiniteError
 from decentral.optimizers.diloco import DiLoCo
-from decentral.parameters import schema_of
+from decentral.parameters import Fragment, ParameterSpec, schema_of
 from decentral.replica.codec import Codec
 from decentral.replica.replica import Replica
 from decentral.tensors import threads
@@ -53,3 +53,28 @@ def test_a_nan_is_refused_by_the_name_of_its_parameter_and_changes_nothing(how: 
     with pytest.raises(NonFiniteError, match=r"pseudo-gradient of head\.weight; nothing was sent"):
         replica.encode(0, gradient) if how == "whole" else replica.encode_range(0, gradient, 0, 11)
     assert replica.feedback == [{}]
+
+
+MANY_SMALL = tuple((2, 4) for _ in range(1000))
+
+
+@pytest.mark.parametrize("chain", ["topk(k=64, chunk=4096) >> signmag2", "int8(block=4096)", "none"])
+def test_a_thousand_small_parameters_take_no_more_than_one_of_as_many_values(chain: str) -> None:
+    codec = Codec(parse_compressor(chain), ErrorFeedback(0.95))
+    fragment = fragment_of(MANY_SMALL)
+    gradient = torch.randn(fragment.numel, generator=torch.Generator().manual_seed(0))
+    made = codec.encode(gradient, {}, codec.cut(fragment))
+    assert bytes(made.body) == bytes(codec.encode(gradient, {}, ((fragment.numel,),)).body)
+    assert len(made.payloads) == 1
+    assert codec.decode(made.body, codec.cut(fragment)).shape == gradient.shape
+
+
+def test_what_factors_matrices_sees_each_of_them() -> None:
+    fragment = fragment_of(tuple((64, 64) for _ in range(1000)))
+    assert Codec(parse_compressor("lowrank(rank=4)")).cut(fragment) == fragment.shapes
+    beside = Codec(parse_compressor("int8"), beside=parse_compressor("lowrank(rank=4)"))
+    assert beside.cut(fragment) == fragment.shapes
+
+
+def fragment_of(shapes: tuple[tuple[int, ...], ...]) -> Fragment:
+    return Fragment(0, tuple(ParameterSpec(f"{n}", shape) for n, shape in enumerate(shapes)))

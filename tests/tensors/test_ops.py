@@ -9,6 +9,7 @@ from torch import Tensor
 
 from decentral.optimizers import carry
 from decentral.tensors.ops import (
+    Places,
     as_rows,
     carried,
     carry_and_copy,
@@ -260,6 +261,54 @@ def test_what_does_not_lie_as_peers_send_it_has_no_rows():
     assert rows is not None
     rows[1][0] = 1.0
     assert whole[2, 0] == 1.0
+
+
+# ---- test very many small tensors ----
+
+
+def small_ones(count: int = 300) -> list[torch.nn.Parameter]:
+    return [torch.nn.Parameter(torch.randn(n % 3, 4)) for n in range(count)]
+
+
+def flat_of(tensors: list[torch.nn.Parameter]) -> torch.Tensor:
+    return torch.cat([one.detach().reshape(-1) for one in tensors])
+
+
+def test_many_small_tensors_are_read_and_written_as_one():
+    tensors = small_ones()
+    places = Places.of(tensors)
+    assert places is not None
+    assert torch.equal(places.read(), flat_of(tensors))
+    wanted_N = torch.randn(places.read().numel())
+    places.write(wanted_N)
+    assert torch.equal(flat_of(tensors), wanted_N)
+
+
+def test_a_graph_hears_that_one_of_many_was_written():
+    tensors = small_ones()
+    loss = (tensors[1] * tensors[1]).sum()
+    places = Places.of(tensors)
+    assert places is not None
+    places.write(places.read())
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_places_do_not_hold_once_a_tensor_has_other_memory_or_is_shorter():
+    for change in (lambda one: one.data.clone(), lambda one: one.data[:1]):
+        tensors = small_ones()
+        places = Places.of(tensors)
+        assert places is not None
+        assert places.hold
+        tensors[5].data = change(tensors[5])
+        assert not places.hold
+
+
+def test_few_tensors_large_ones_and_other_kinds_of_memory_have_no_places():
+    assert Places.of(small_ones(5)) is None
+    assert Places.of([torch.zeros(100, 100)] * 300) is None, "torch copies large ones as fast"
+    assert Places.of([*small_ones(), torch.zeros(4, 2).t()]) is None, "not in a row"
+    assert Places.of([*small_ones(), torch.zeros(4, dtype=torch.bfloat16)]) is None
 
 
 # ---- test philox ----
