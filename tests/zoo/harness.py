@@ -29,12 +29,13 @@ NET = {"transport": "native", "lan": False, "commands": False, "quiet": True, "l
 
 @dataclass(frozen=True)
 class Loop:
-    """A row of the zoo: who writes loops so, of what kind it is, and how it ends."""
+    """A row of the zoo: who writes such a loop, of what kind it is, and how it ends."""
 
     run: Callable[[Script], None]
     kind: str
     wrote: str
     refused: str  # words of the ConfigError; empty: it runs
+    warned: str  # words of a warning, where the loop ends by itself before the run is over
     learns: bool  # the losses that it tells fall
     terms: dict[str, dict[str, Any]]
     options: dict[str, Any] = field(default_factory=dict)  # of join
@@ -49,6 +50,7 @@ def loop(
     wrote: str,
     *,
     refused: str = "",
+    warned: str = "",
     as_told: dict[str, Any] | None = None,
     learns: bool = False,
     **terms: dict[str, Any],
@@ -60,9 +62,9 @@ def loop(
 
     def put(run: Callable[[Script], None]) -> Callable[[Script], None]:
         assert run.__name__ not in LOOPS
-        LOOPS[run.__name__] = Loop(run, kind, wrote, refused, learns, terms)
+        LOOPS[run.__name__] = Loop(run, kind, wrote, refused, warned, learns, terms)
         if as_told is not None:
-            LOOPS[run.__name__ + AS_TOLD] = Loop(run, kind, wrote, "", learns, terms, as_told)
+            LOOPS[run.__name__ + AS_TOLD] = Loop(run, kind, wrote, "", "", learns, terms, as_told)
         return run
 
     return put
@@ -101,7 +103,7 @@ class Script:
     after: dict[str, Tensor] = field(default_factory=dict)  # and when it was done
     trained: set[str] = field(default_factory=set)  # names of what gradients train
     began: bool = False
-    leaps: list[float] = field(default_factory=list)  # length of the first step after a commit over a usual one's
+    strides: list[float] = field(default_factory=list)  # how far each step moved the model, but for those with a commit
 
     def __post_init__(self) -> None:
         self.generator = torch.Generator().manual_seed(self.number)
@@ -115,8 +117,8 @@ class Script:
         ) as peer:
             self.entered(self, peer)
             self.before = _state(model)
-            self.trained = {name for name, p in model.named_parameters() if p.requires_grad}
-            with _watched(model, optimizer, peer, self.leaps):
+            self.trained = {_plain(name) for name, p in model.named_parameters() if p.requires_grad}
+            with _watched(model, optimizer, peer, self.strides):
                 yield peer
             self.round, self.digest = peer.round, peer.anchor_digest
         self.after = _state(model)
@@ -148,47 +150,40 @@ class Script:
 
 
 def _state(model: nn.Module) -> dict[str, Tensor]:
-    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+    return {_plain(name): tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def _plain(name: str) -> str:
+    """As it is without DataParallel."""
+    return name.removeprefix("module.")
 
 
 @contextmanager
-def _watched(model: nn.Module, optimizer: Any, peer: decentral.Peer, leaps: list[float]) -> Iterator[None]:
-    """Measure how far steps move the model: one that undoes a commit goes as far as the commit went.
+def _watched(model: nn.Module, optimizer: Any, peer: decentral.Peer, strides: list[float]) -> Iterator[None]:
+    """Measure how far the loop moves the model from the end of a step to that of the next, rounds left out.
 
-    Hooked after join, so that what a boundary writes lies behind the step that is measured.
+    Hooked after join, so that what a boundary writes is there at the end of a step.
     """
     last = (optimizer if isinstance(optimizer, list | tuple) else [optimizer])[-1]
-    last = getattr(last, "optimizer", last)
-    usual, state = list[float](), {"round": peer.round, "fresh": False}
-
-    def flat() -> Tensor:
-        found = [p.detach().reshape(-1).float().clone() for p in model.parameters() if p.requires_grad]
-        return torch.cat(found) if found else torch.zeros(0)
-
-    def begins(*_: object) -> None:
-        state["flat"] = flat()
+    last = getattr(last, "optimizer", last)  # accelerate's wrapper is an Optimizer without hooks
+    then = {"round": peer.round, "flat": _flat(model)}
 
     def ends(*_: object) -> None:
-        now = peer.round
-        moved, was = flat(), state["flat"]
-        if now != state["round"]:
-            state.update(round=now, fresh=True)
-        elif moved.shape == was.shape:
-            length = float((moved - was).norm())
-            if state["fresh"] and usual:
-                leaps.append(length / (sorted(usual)[len(usual) // 2] + 1e-12))
-            elif length:
-                usual.append(length)
-            state["fresh"] = False
+        now, flat = peer.round, _flat(model)
+        if now == then["round"] and flat.shape == then["flat"].shape:
+            strides.append(float((flat - then["flat"]).norm()))
+        then.update(round=now, flat=flat)
 
-    before = last.register_step_pre_hook(begins)
-    # In front of join's own hook, which brings the commit in, there would be no commit to see.
-    behind = last.register_step_post_hook(ends)
+    hook = last.register_step_post_hook(ends)
     try:
         yield
     finally:
-        before.remove()
-        behind.remove()
+        hook.remove()
+
+
+def _flat(model: nn.Module) -> Tensor:
+    found = [p.detach().reshape(-1).float().clone() for p in model.parameters() if p.requires_grad]
+    return torch.cat(found) if found else torch.zeros(0)
 
 
 @contextmanager

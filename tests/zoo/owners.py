@@ -37,7 +37,7 @@ class MasterCopies(torch.optim.Optimizer):
             p.copy_(copy)
 
 
-@loop(KIND, "facebookresearch/fairseq fp16_optimizer.py", refused="MasterCopies", **APART)
+@loop(KIND, "facebookresearch/fairseq fp16_optimizer.py", **APART)
 def master_copies(script: Script) -> None:
     model = nn.Linear(8, 1).to(torch.bfloat16)
     optimizer = MasterCopies(model.parameters(), lr=0.05)
@@ -65,7 +65,7 @@ class Offloaded(torch.optim.Optimizer):
             p.copy_(host, non_blocking=True)
 
 
-@loop(KIND, "pytorch/ao CPUOffloadOptimizer", refused="Offloaded", **APART)
+@loop(KIND, "pytorch/ao CPUOffloadOptimizer", **APART)
 def cpu_offload(script: Script) -> None:
     model = nn.Linear(8, 1)
     optimizer = Offloaded(model.parameters(), torch.optim.SGD, lr=0.05)
@@ -102,7 +102,7 @@ class Lookahead(torch.optim.Optimizer):
                     fast_p.copy_(slow)
 
 
-@loop(KIND, "huggingface/pytorch-image-models lookahead.py", refused="Lookahead", **APART)
+@loop(KIND, "huggingface/pytorch-image-models lookahead.py", **APART)
 def lookahead(script: Script) -> None:
     """Every third step goes back half of the way to weights that no commit reached."""
     model = nn.Linear(8, 1)
@@ -117,7 +117,7 @@ def lookahead(script: Script) -> None:
 class LookaheadAround:
     """As alphadl/lookahead.pytorch's: it has the optimizer that it steps under ``optimizer``, as accelerate does."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, la_steps: int = 4, la_alpha: float = 0.5) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, la_steps: int = 5, la_alpha: float = 0.5) -> None:
         self.optimizer, self._la_step, self.la_alpha, self._total_la_steps = optimizer, 0, la_alpha, la_steps
         self.param_groups, self.state_dict = optimizer.param_groups, optimizer.state_dict
         self.load_state_dict, self.zero_grad = optimizer.load_state_dict, optimizer.zero_grad
@@ -133,9 +133,8 @@ class LookaheadAround:
                 cached.copy_(p.data)
 
 
-@loop(KIND, "alphadl/lookahead.pytorch", refused="LookaheadAround", **APART)
+@loop(KIND, "alphadl/lookahead.pytorch", **APART)
 def lookahead_around(script: Script) -> None:
-    """What is hooked is the optimizer inside: at the end of its step the boundary is not over for the one around."""
     model = nn.Linear(8, 1)
     optimizer = LookaheadAround(torch.optim.SGD(model.parameters(), lr=0.05))
     with script.join(model, optimizer) as peer:

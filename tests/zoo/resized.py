@@ -101,7 +101,7 @@ def new_head(script: Script) -> None:
             optimizer.zero_grad()
 
 
-@loop(KIND, "rahulvigneswaran/Lottery-Ticket-Hypothesis-in-Pytorch with torch.nn.utils.prune", refused="weight_orig")
+@loop(KIND, "rahulvigneswaran/Lottery-Ticket-Hypothesis-in-Pytorch with torch.nn.utils.prune", refused="0.weight")
 def pruned(script: Script) -> None:
     """Pruning renames the weight in the midst of the run, and puts a mask beside it."""
     from torch.nn.utils import prune

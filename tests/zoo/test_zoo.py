@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import statistics
 from collections import Counter
 from pathlib import Path
@@ -38,11 +39,16 @@ NOT_YET: dict[str, str] = {}
         for name in LOOPS
     ],
 )
-def test_a_loop_as_people_write_it_runs_or_is_refused_by_name(name: str, tmp_path: Path) -> None:
+def test_a_loop_as_people_write_it_runs_or_is_refused_by_name(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     row = LOOPS[name]
     found = trained_together(row, tmp_path)
     if row.refused:
         check_refused(found, row.refused)
+        return
+    if row.warned:
+        check_warned(found, caplog.records, row.warned)
         return
     check_runs(found)
     if row.learns:
@@ -50,13 +56,14 @@ def test_a_loop_as_people_write_it_runs_or_is_refused_by_name(name: str, tmp_pat
             check_learns(script.losses)
     if row.kind == owners.KIND:
         for script in found.scripts:
-            assert not script.leaps or statistics.median(script.leaps) < 3, f"steps undo commits: {script.leaps}"
+            assert max(script.strides) < 3 * statistics.median(script.strides), "a step undid a commit"
 
 
-def test_there_are_thirty_loops_of_every_kind_of_which_four_fifths_run() -> None:
+def test_two_loops_or_more_are_of_each_kind_and_at_least_24_run() -> None:
     assert len(LOOPS) >= 30
-    running = [name for name, row in LOOPS.items() if not row.refused and name not in NOT_YET]
-    assert len(running) >= 0.8 * 30
+    assert NOT_YET.keys() <= LOOPS.keys()
+    running = [name for name, row in LOOPS.items() if not (row.refused or row.warned or name in NOT_YET)]
+    assert len(running) >= 24
     count = Counter(row.kind for row in LOOPS.values())
     assert set(count) == KINDS
     assert min(count.values()) >= 2
@@ -67,6 +74,15 @@ def check_refused(found: Outcome, words: str) -> None:
         assert error is not None, f"nobody was told; warnings: {found.said}"
         assert isinstance(error, ConfigError), found.told
         assert words in str(error)
+
+
+def check_warned(found: Outcome, said: list[logging.LogRecord], words: str) -> None:
+    """Each was told, and the run is over for nobody."""
+    assert not found.errors, found.told
+    assert all(script.round < ROUNDS for script in found.scripts)
+    told = [record for record in said if record.levelno >= logging.WARNING and words in record.getMessage()]
+    told = [record for record in told if "in the manifest" not in record.getMessage()]
+    assert len(told) >= len(found.scripts)
 
 
 def check_runs(found: Outcome) -> None:
