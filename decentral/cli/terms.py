@@ -1,6 +1,7 @@
 """From the options of ``init`` to a manifest on disk."""
 
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -137,5 +138,5 @@ def next_step(manifest: Manifest, file: Path, data: Path | None) -> str:
     """What to type when the terms are written; a script's model is trained by that script."""
     if manifest.model.task == "custom":
         return f'train your own model with it, in a script: decentral.join("{file}", model, optimizer)'
-    needs = "" if data is None else f" --data {data}"
-    return f"start it with: decentral start {file}{needs}"
+    needs = "" if data is None else f" --data {shlex.quote(str(data))}"
+    return f"start it with: decentral start {shlex.quote(str(file))}{needs}"

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import shlex
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from torch import Tensor, device, nn
 
 from decentral.errors import ConfigError, DecentralError
 from decentral.manifest import Manifest
-from decentral.observe.screen import invite_for
+from decentral.observe.screen import invite_for, say
 from decentral.peer import Peer
 from decentral.peer.settings import Observer
 from decentral.plugins import nearest
@@ -115,7 +116,7 @@ class Entered:
         if peer.invite and not peer.settings.options.quiet:
             line = invite_for(sys.stderr, peer.invite)
             bare = "" if line == peer.invite else "  # without its token, as this may be a log: peer.invite has it"
-            sys.stderr.write(f"decentral: decentral join {line} --script {sys.argv[0]}{bare}\n")
+            say(f"decentral: decentral join {line} --script {shlex.quote(sys.argv[0])}{bare}")
         if wait_for_company and not peer.done:
             peer.wait_for_company()
 

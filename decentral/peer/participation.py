@@ -5,6 +5,7 @@ gathers with others, where it stands among them, how it ends.
 from __future__ import annotations
 
 import logging
+import shlex
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -336,7 +337,7 @@ def end_as_one(orders: Orders | None, kind: type[BaseException] | None) -> bool:
 
 def end_of_run(part: Participation, asked_to_leave: threading.Event) -> None:
     """The run is over: how to have it, and, where that was wished, a stay for those who come late."""
-    out = part.settings.called
+    out = shlex.quote(str(part.settings.called))
     logger.info("This run is over: decentral export %s --to model/", out, extra=PLAIN)
     if part.settings.options.keep_serving:
         until = "until Ctrl-C, or decentral leave --out"

@@ -28,7 +28,7 @@ def compiled(function: Callable[P, R]) -> Callable[P, R]:
     return cast(Callable[P, R], made)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _pointer(_, address):  # type: ignore[no-untyped-def]
     def code(context, builder, signature, given):  # type: ignore[no-untyped-def]
         return builder.inttoptr(given[0], context.get_value_type(signature.return_type))
