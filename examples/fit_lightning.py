@@ -16,8 +16,8 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from decentral import Manifest, preset_manifest
 from decentral.integrations.lightning import DecentralCallback
-from decentral.manifest import Manifest, preset_manifest
 
 
 def terms(rounds: int) -> Manifest:
@@ -60,7 +60,7 @@ def main() -> None:
     chosen = parser.parse_args()
 
     torch.manual_seed(0)  # the first peer's model is the run's; the others only need its shapes
-    swarm = DecentralCallback(terms(chosen.rounds), out=chosen.out, wait_for_company=True)
+    swarm = DecentralCallback(terms(chosen.rounds), out=chosen.out)
     trainer = Trainer(
         max_epochs=-1,  # the run says when it is over
         callbacks=[swarm],

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import decentral
-from decentral.manifest import Manifest, preset_manifest
+from decentral import Manifest, preset_manifest
 
 LEARNING_RATE = 3e-3
 
@@ -79,7 +79,6 @@ def main() -> None:
     with decentral.join(run, model, optimizer, accelerator=accelerator, out=chosen.out) as peer:
         if accelerator.is_main_process:
             print(f"decentral join {peer.invite} --script {sys.argv[0]}", flush=True)
-        peer.wait_for_company()
         size = 8 * accelerator.num_processes
         loader = accelerator.prepare(DataLoader(data, batch_size=8, sampler=peer.shard(data, batch_size=size)))
         while not peer.done:

@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import decentral
-from decentral.manifest import Manifest, preset_manifest
+from decentral import Manifest, preset_manifest
 
 HELD_OUT = 300  # digits that nobody trains on
 
@@ -72,7 +72,6 @@ def main() -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
     with decentral.join(terms(chosen.rounds), model, optimizer, out=chosen.out) as peer:
         print(f"decentral join {peer.invite} --script {sys.argv[0]}", flush=True)
-        peer.wait_for_company()
         while not peer.done:
             for images, labels in DataLoader(train, batch_size=32, sampler=peer.shard(train, batch_size=32)):
                 loss = nn.functional.cross_entropy(model(images), labels)

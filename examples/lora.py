@@ -18,7 +18,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import decentral
-from decentral.manifest import Manifest, preset_manifest
+from decentral import Manifest, preset_manifest
 
 LEARNING_RATE = 1e-2
 
@@ -49,7 +49,6 @@ def main() -> None:
     random = torch.Generator().manual_seed(chosen.seed)
     with decentral.join(terms(chosen.rounds), model, optimizer, out=chosen.out) as peer:
         print(f"decentral join {peer.invite} --script {sys.argv[0]}", flush=True)
-        peer.wait_for_company()
         while not peer.done:
             starts = torch.randint(len(token_N) - chosen.context, (8, 1), generator=random)
             token_BT = token_N[starts + torch.arange(chosen.context)]

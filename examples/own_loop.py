@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import decentral
-from decentral.manifest import Manifest, preset_manifest
+from decentral import Manifest, preset_manifest
 
 
 def terms(rounds: int) -> Manifest:
@@ -50,7 +50,6 @@ def main() -> None:
     print(f"training on the points of seed {chosen.seed}")
     with decentral.join(terms(chosen.rounds), model, optimizer, out=chosen.out) as peer:
         print(f"decentral join {peer.invite} --script {sys.argv[0]}", flush=True)
-        peer.wait_for_company()
         while not peer.done:
             for inputs, wanted in data:
                 loss = nn.functional.mse_loss(model(inputs), wanted)

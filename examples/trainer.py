@@ -16,8 +16,8 @@ import torch
 from torch.utils.data import Dataset
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
+from decentral import Manifest, preset_manifest
 from decentral.integrations.transformers import DecentralCallback
-from decentral.manifest import Manifest, preset_manifest
 
 LEARNING_RATE = 1e-2
 
@@ -56,7 +56,7 @@ def main() -> None:
     )  # the first peer's model is the run's; yours is rather AutoModelForCausalLM.from_pretrained(...)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=32, max_position_embeddings=16, **sizes))
-    swarm = DecentralCallback(terms(chosen.rounds), out=chosen.out, wait_for_company=True)
+    swarm = DecentralCallback(terms(chosen.rounds), out=chosen.out)
     args = TrainingArguments(
         output_dir=f"{chosen.out}/trainer",
         max_steps=10 * chosen.rounds,  # the schedule's length: the run ends by its own count

@@ -33,7 +33,7 @@ def test_anything_else_is_refused_with_the_way_out(given: object) -> None:
 def joined(out: Path, **limits: object) -> decentral.Peer:
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.AdamW(model.parameters())
-    return decentral.join(preset_manifest("diloco"), model, optimizer, out=out, **limits)  # type: ignore[arg-type]
+    return decentral.join(preset_manifest("diloco"), model, optimizer, out=out, **limits, alone=True)  # type: ignore[arg-type]
 
 
 def test_join_takes_what_the_command_line_takes(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import click
 
 from decentral.errors import DecentralError, DiskError, is_out_of_memory
+from decentral.signals import drop_closed_terminal
 
 
 @dataclass(slots=True)
@@ -106,6 +107,7 @@ def flush_for_good() -> None:
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
 TERMINATED = 143  # 128 + SIGTERM
+HUNG_UP = 129  # 128 + SIGHUP
 OUT_OF_MEMORY = 40
 UNEXPECTED = 1
 TRACEBACK_FILE = "error.txt"
@@ -185,9 +187,12 @@ def _trace(error: BaseException) -> str:
 
 # ---- signals ----
 #
-# One Ctrl-C leaves gracefully, a second one at once; SIGTERM alike. Exit codes as shells count: 128 + signal.
+# One Ctrl-C leaves gracefully, a second one at once; SIGTERM alike, and a terminal that closes, which says so more than
+# once. Exit codes as shells count: 128 + signal.
 
 _CODES = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
+if sys.platform != "win32":
+    _CODES[signal.SIGHUP] = HUNG_UP
 
 
 class Stop:
@@ -203,7 +208,11 @@ class Stop:
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """The signal handler."""
-        again, self.code = self.code is not None, _CODES[signal.Signals(number)]
+        drop_closed_terminal()
+        code = _CODES[signal.Signals(number)]
+        if self.code is not None and code == HUNG_UP:
+            return
+        again, self.code = self.code is not None, code
         if again or self._on_first is None:
             raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(self.code)
         self._on_first()
@@ -211,12 +220,16 @@ class Stop:
 
 @contextmanager
 def stop_signals() -> Iterator[Stop]:
-    """Handle SIGINT and SIGTERM inside the block; handlers are as before afterwards."""
+    """Handle SIGINT, SIGTERM and SIGHUP inside the block; handlers are as before afterwards.
+
+    What is ignored stays so, as ``nohup`` has SIGHUP. Not so SIGINT, as shells have it for what they run behind ``&``.
+    """
     stop = Stop()
     if threading.current_thread() is not threading.main_thread():
         yield stop  # only the main thread may set handlers; a caller on another one has its own
         return
-    before = {number: signal.signal(number, stop) for number in _CODES}
+    heard = [n for n in _CODES if n == signal.SIGINT or signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, stop) for number in heard}
     try:
         yield stop
     finally:

@@ -360,8 +360,8 @@ class JobOptions:
     transport: str | None = None  # "daemon", "native", "py-libp2p"; None: the daemon where this system has one
     relays: tuple[str, ...] = ()  # multiaddrs
     lan: bool = True  # announced and looked for on the local networks
+    alone: bool = False  # trains at once, and does not wait for a second member first
     require_peers: int = 0
-    waits_for_company: bool = False  # before it trains, until the run has, or had, a second member
     give_up_at: float | None = None  # monotonic seconds, when it looks for others no longer
     keep_serving: bool = False  # after the run's end, see join
     on_nan: Literal["stop", "restart"] = "stop"  # see join
@@ -382,6 +382,11 @@ class JobOptions:
     dashboard: bool = False  # the page beside it
     metrics: tuple[str, int] | None = None  # address and port at which Prometheus asks
     as_json: bool = False  # summary.json on stdout, and nothing else there
+
+    @property
+    def waits_for_company(self) -> bool:
+        """Whether it trains only once the run has, or had, a second member."""
+        return self.invite is None and not (self.alone or self.require_peers)
 
     @property
     def preferences(self) -> Preferences:

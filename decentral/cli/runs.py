@@ -29,6 +29,7 @@ from decentral.cli.options import (
 from decentral.cli.ports import page_beside
 from decentral.errors import ConfigError, DecentralError, UsageError
 from decentral.quantities import time_left
+from decentral.signals import ENDING, drop_closed_terminal
 
 if TYPE_CHECKING:
     from decentral.manifest import Manifest
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
     help="With --solo: keep in step with the peer that runs in DIR, and end where it ends.",
 )
 @click.pass_context
-def start_command(context: click.Context, /, file: Path, directory: Path, alone: bool, **given: Any) -> None:
+def start_command(context: click.Context, /, file: Path, directory: Path, **given: Any) -> None:
     """Be the first peer of a run; prints the line with which others join.
 
     \b
@@ -70,13 +71,12 @@ def start_command(context: click.Context, /, file: Path, directory: Path, alone:
     from decentral.manifest import load_manifest
     from decentral.swarm.admission import check_token
 
-    waits = not (alone or given["require_peers"])
-    options = JobOptions(out=directory, waits_for_company=waits, **given)
+    options = JobOptions(out=directory, **given)
     if options.admit is not None:
         check_token(options.admit)
     if options.pace is not None and not options.solo:
         raise UsageError("--pace is for a baseline; add --solo")
-    if alone and options.require_peers > 1:
+    if options.alone and options.require_peers > 1:
         raise UsageError("--alone waits for nobody and --require-peers for others; give one of them")
     if not file.exists():
         raise ConfigError(f"{file}: no such manifest; write one with: decentral init {shlex.quote(str(file))}")
@@ -96,6 +96,7 @@ def start_command(context: click.Context, /, file: Path, directory: Path, alone:
     metavar="TRAIN.py",
     help="Run this training script: its decentral.join() takes the invite and these options; ARGS are its own.",
 )
+@click.option("--alone", is_flag=True, help="With --script: train at once, without waiting to be let in by another.")
 @click.pass_context
 def join_command(
     context: click.Context,
@@ -314,7 +315,7 @@ def _counting_compiled(on_count: Callable[[int], None]) -> Iterator[None]:
 SCRIPT_FAILED = 1  # as python itself says
 
 _ALIKE = (  # options that are named as join's arguments
-    *("listen", "transport", "relays", "lan", "require_peers", "keep_serving", "on_nan"),
+    *("listen", "transport", "relays", "lan", "alone", "require_peers", "keep_serving", "on_nan"),
     *("max_upload", "max_download", "daily_upload", "offload"),
 )
 
@@ -341,7 +342,7 @@ def run_script(context: click.Context, script: Path, arguments: Sequence[str], o
             runpy.run_path(str(script), run_name="__main__")
         except KeyboardInterrupt:
             if ended:  # all is kept, as after Ctrl-C
-                context.exit(128 + signal.SIGTERM)
+                context.exit(128 + ended[0])
             raise
         except (DecentralError, SystemExit):
             raise
@@ -364,22 +365,29 @@ def _was_given(context: click.Context, name: str) -> bool:
 
 @contextmanager
 def _terminable() -> Iterator[list[int]]:
-    """A first SIGTERM, as a service or a container sends it, leaves as Ctrl-C does: with a checkpoint and a goodbye."""
+    """A first SIGTERM, as a service or a container sends it, leaves as Ctrl-C does: with a checkpoint and a goodbye.
+
+    So does a terminal that closes, unless that is ignored; it says so more than once.
+    """
     ended, here = list[int](), os.getpid()
 
     def interrupt(number: int, frame: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if os.getpid() != here:  # a worker that was forked
-            os.kill(os.getpid(), signal.SIGTERM)
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
             return
+        drop_closed_terminal()
+        signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.SIG_IGN)
         ended.append(number)
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    numbers = [n for n in ENDING if signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
         yield ended
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

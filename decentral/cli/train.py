@@ -35,6 +35,7 @@ from decentral.quantities import time_left
 from decentral.swarm.identity import Identity
 from decentral.tasks.batches import batch_loader
 from decentral.tensors.threads import ThreadsWanted
+from decentral.training.clocks import OwnClock
 from decentral.training.inner import inner_step
 
 LOG_EVERY = 10  # inner steps between two logged losses: reading a loss waits for the device
@@ -58,7 +59,8 @@ def train_with_swarm(
         transport=options.transport,
         relays=options.relays,
         lan=options.lan,
-        scheduler=context.schedulers,
+        scheduler=[OwnClock(warm_up) for warm_up in context.schedulers],
+        alone=True,  # the job waits itself, below, which is no part of a step's time
         require_peers=options.require_peers,
         join_timeout=time_left(options.give_up_at),
         tokens_per_step=context.tokens_per_step,

@@ -240,15 +240,20 @@ def needs_matrices(compressor: Compressor) -> bool:
 
 def is_sparse(compressor: Compressor) -> bool:
     """Whether most values arrive as zeros, so that the middle of what several peers sent is zero nearly everywhere."""
-    matrix = torch.randn(_MATRIX, generator=torch.Generator().manual_seed(0))
+    matrix = _gaussian()
     return int((compressor.decompress(compressor.compress(matrix)) == 0).sum()) > matrix.numel() // 2
 
 
 def relative_error(compressor: Compressor) -> float:
     """The norm of what is lost of a Gaussian matrix over the norm of the matrix: 0 is lossless, 1 sends nothing."""
-    matrix = torch.randn(_MATRIX, generator=torch.Generator().manual_seed(0))
+    matrix = _gaussian()
     lost = matrix - compressor.decompress(compressor.compress(matrix))
     return float(lost.norm() / matrix.norm())
+
+
+def _gaussian() -> Tensor:
+    drawn = torch.Generator().manual_seed(0)
+    return torch.randn(_MATRIX, generator=drawn, dtype=torch.float32, device="cpu")
 
 
 # ---- everything, as it is ----

@@ -236,7 +236,7 @@ def quantise(flat_N: Tensor, block: int, top: int, largest: float) -> tuple[Tens
     """Codes uint8 (N,), 1 to 2 * top + 1, and scales float32 (B,); None when a value is NaN or Inf."""
     values = flat_N.contiguous().numpy()
     code_N = torch.from_numpy(np.empty(values.size, dtype=np.uint8))
-    scale_B = torch.empty(-(-values.size // block), dtype=torch.float32)
+    scale_B = torch.empty(-(-values.size // block), dtype=torch.float32, device="cpu")
     row, scales = np.empty(min(block, values.size), dtype=np.float32), scale_B.numpy()
     bits = (values.view(np.uint32), scales.view(np.uint32), row.view(np.uint32))
     finite = _quantise(values, scales, row, *bits, block, top, np.float32(largest), code_N.numpy())
@@ -356,7 +356,7 @@ def binned(value_N: Tensor, bins: int, window: float, code_of: Callable[[Tensor]
         whole_n = (place_n / unit).round_().long()
         code_N[start:stop] = code_n
         if groups > 1:
-            code_n += bins * (torch.arange(stop - start, device=value_N.device) % groups)
+            code_n += bins * (torch.arange(stop - start, device=value_N.device, dtype=torch.int64) % groups)
         sum_GK.view(-1).index_add_(0, code_n, whole_n)
         count_GK.view(-1).index_add_(0, code_n, torch.ones_like(whole_n))
     sum_K, count_K = sum_GK.sum(dim=0), count_GK.sum(dim=0)

@@ -384,7 +384,7 @@ def _signs_and_means(value_N: Tensor, block: int) -> tuple[Tensor, Tensor]:
 def _means(value_N: Tensor, block: int) -> Tensor:
     """Mean magnitude of each block, float32; what fills up the last one does not count."""
     size_BL = to_blocks(value_N.abs(), block)
-    start_B = block * torch.arange(len(size_BL), device=value_N.device)
+    start_B = block * torch.arange(len(size_BL), device=value_N.device, dtype=torch.int64)
     sum_B = size_BL.sum(dim=1, dtype=torch.float64)  # float64: 4096 times 1e38 has to fit
     return (sum_B / (value_N.numel() - start_B).clamp(max=block)).float()
 

@@ -404,4 +404,4 @@ def joined(pieces: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     """The pieces, flat, one behind the other; a single one is not copied."""
     if len(pieces) == 1:
         return pieces[0]
-    return torch.cat(list(pieces)) if pieces else torch.zeros(0, dtype=dtype)
+    return torch.cat(list(pieces)) if pieces else torch.zeros(0, dtype=dtype, device="cpu")

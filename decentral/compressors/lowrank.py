@@ -114,7 +114,7 @@ class LowRank(Method):
     def _iterated(self, matrix_nm: Tensor) -> Tensor:
         """Orthonormal columns (n, r) near the space of the largest singular values."""
         columns = matrix_nm.shape[1]
-        place = torch.arange(columns * self.rank, device=matrix_nm.device)
+        place = torch.arange(columns * self.rank, device=matrix_nm.device, dtype=torch.int64)
         right_mr = (hash32(place + 1).double() / 2**31 - 1).float().view(columns, self.rank)
         left_nr = _orthonormal(matrix_nm @ right_mr)
         for _ in range(self.iterations - 1):

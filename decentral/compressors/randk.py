@@ -102,7 +102,7 @@ class RandK(SparsifierBase):
         """Places (C, k) in the flattened tensor of every run of chunks, distinct."""
         found, chunk, start = [], 0, 0
         for count, length in self._runs(shape):
-            first_C1 = torch.arange(count, device=nonce.device)[:, None]
+            first_C1 = torch.arange(count, device=nonce.device, dtype=torch.int64)[:, None]
             key_C1 = self._key(nonce, first_C1 + chunk)
             found.append(_draw(key_C1, length, self._kept(length)) + first_C1 * length + start)
             chunk, start = chunk + count, start + count * length
@@ -117,7 +117,7 @@ class RandK(SparsifierBase):
 
 def _draw(key_C1: Tensor, length: int, k: int) -> Tensor:
     """Places (C, k) in [0, length), one in each of k stretches of a chunk that was turned."""
-    stretch_k = torch.arange(k, device=key_C1.device)
+    stretch_k = torch.arange(k, device=key_C1.device, dtype=torch.int64)
     edge_k, next_k = stretch_k * length // k, (stretch_k + 1) * length // k
     # Keys of neighbouring numbers are unrelated, so counting on from a chunk's key is another chunk's by chance only.
     step_Ck = below(hash32((key_C1 + 1 + stretch_k) & _MASK), next_k - edge_k)

@@ -47,7 +47,7 @@ def nonce_of(flat_N: Tensor) -> Tensor:
     sum_2 = torch.zeros(2, dtype=torch.int64, device=flat_N.device)
     for start in range(0, flat_N.numel(), _SLAB):  # sums of integers: their order does not matter
         line_R = _lines(flat_N[start : start + _SLAB], exponent)
-        place_R = torch.arange(line_R.numel(), device=flat_N.device) + start // _LINE
+        place_R = torch.arange(line_R.numel(), dtype=torch.int64, device=flat_N.device) + start // _LINE
         mixed_R = hash32(hash32(line_R & _MASK) ^ (line_R >> 32 & _MASK) ^ (place_R & _MASK))
         sum_2 += torch.stack([mixed_R.sum(), hash32(mixed_R ^ _GOLDEN).sum()])
     word_2 = hash32(sum_2 & _MASK)
@@ -59,7 +59,7 @@ def _lines(flat_N: Tensor, exponent: Tensor) -> Tensor:
     bits_N = flat_N.abs().view(torch.int32)
     bits_N = torch.where(bits_N > 0, bits_N - exponent, _ZERO)
     bits_RL = torch.nn.functional.pad(bits_N, (0, -flat_N.numel() % _LINE)).view(-1, _LINE)
-    weight_L = hash32(torch.arange(1, _LINE + 1, device=flat_N.device)) >> 11
+    weight_L = hash32(torch.arange(1, _LINE + 1, dtype=torch.int64, device=flat_N.device)) >> 11
     return (bits_RL * weight_L).sum(dim=1)
 
 
@@ -94,7 +94,8 @@ def check_seed(method: object, seed: int) -> None:
 def key(flat_N: Tensor, seed: int) -> Tensor:
     """int64 (): a hash of the mantissas, in their order, and of the seed."""
     if _on_processor(flat_N):
-        return torch.tensor(_sum(flat_N.contiguous().numpy().view(np.uint32))).add(_signed(seed * _FIRST_64))
+        found = torch.tensor(_sum(flat_N.contiguous().numpy().view(np.uint32)), dtype=torch.int64, device="cpu")
+        return found.add(_signed(seed * _FIRST_64))
     return _summed(flat_N.contiguous(), _golden(flat_N.device)) + _signed(seed * _FIRST_64)
 
 
@@ -118,7 +119,7 @@ def uniform(drawn: Tensor, like_N: Tensor) -> Tensor:
 
 
 def _filled(begin: int, numel: int) -> Tensor:
-    found_N = torch.empty(numel, dtype=torch.float32)
+    found_N = torch.empty(numel, dtype=torch.float32, device="cpu")
     _fill(np.uint64(begin % 2**64), found_N.numpy())
     return found_N
 
@@ -129,13 +130,13 @@ def _summed(flat_N: Tensor, golden: Tensor) -> Tensor:
 
 
 def _places(like_N: Tensor, golden: Tensor) -> Tensor:
-    return torch.arange(1, like_N.numel() + 1, device=like_N.device) * golden
+    return torch.arange(1, like_N.numel() + 1, dtype=torch.int64, device=like_N.device) * golden
 
 
 @functools.cache
 def _golden(device: torch.device) -> Tensor:
     """A tensor, because torch's compiler takes a number for a part of an index, and those have 32 bits."""
-    return torch.tensor(_signed(_GOLDEN_64), device=device)
+    return torch.tensor(_signed(_GOLDEN_64), dtype=torch.int64, device=device)
 
 
 def _mixed(number_N: Tensor) -> Tensor:

@@ -157,7 +157,7 @@ def _split(ratio_N: Tensor) -> tuple[Tensor, Tensor]:
 
 def _powers(base: Tensor) -> Tensor:
     """float32 (256,): the value of every code for a base as it is sent, made from the bits of a float32."""
-    exponent_127 = torch.arange(_LEVELS, device=base.device) + base.long() + _LOWEST
+    exponent_127 = torch.arange(_LEVELS, device=base.device, dtype=torch.int64) + base.long() + _LOWEST
     normal_127 = (exponent_127 + 127) << 23
     denormal_127 = torch.ones_like(exponent_127) << (exponent_127 - _LOWEST).clamp(0, 22)
     bits_127 = torch.where(exponent_127 >= -126, normal_127, denormal_127).int()

@@ -28,6 +28,7 @@ from decentral.compressors.base import About, PartSpec, Shape, check_dtype, non_
 from decentral.compressors.chain import AddBand, SparsifierBase, joined
 from decentral.errors import ConfigError
 from decentral.tensors.compiled import compiled
+from decentral.tensors.memory import fresh
 from decentral.tensors.ops import is_finite
 
 __all__ = [
@@ -527,12 +528,13 @@ def _origins(batch: Batch, device: torch.device) -> tuple[Tensor, Tensor]:
     first, columns = [], []
     for piece in batch.pieces:
         region = piece.region
-        row_R1 = (region.top + torch.arange(region.tile_rows)[:, None] * region.height) * piece.columns
-        first.append((piece.start + row_R1 + region.left + torch.arange(region.tile_columns) * region.width).flatten())
-        columns.append(torch.full((region.num_chunks,), piece.columns))
+        row_R = region.top + region.height * torch.arange(region.tile_rows, dtype=torch.int64, device="cpu")
+        left_C = region.left + region.width * torch.arange(region.tile_columns, dtype=torch.int64, device="cpu")
+        first.append((piece.start + row_R[:, None] * piece.columns + left_C).flatten())
+        columns.append(torch.full((region.num_chunks,), piece.columns, dtype=torch.int64, device="cpu"))
     return torch.cat(first)[:, None].to(device), torch.cat(columns)[:, None].to(device)
 
 
 def by_tensor(shapes: Sequence[Shape], chunk: int) -> list[list[Tensor]]:
     """Room for what is found, by tensor and region."""
-    return [[torch.empty(0)] * len(regions(tuple(shape), chunk)) for shape in shapes]
+    return [[fresh(0)] * len(regions(tuple(shape), chunk)) for shape in shapes]

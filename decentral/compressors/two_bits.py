@@ -25,6 +25,7 @@ from decentral.compressors.base import (
 from decentral.compressors.blocks import binned
 from decentral.tensors.compiled import compiled
 from decentral.tensors.device import one_kernel
+from decentral.tensors.memory import fresh
 
 __all__ = [
     "NUM_PEAKS",
@@ -116,7 +117,7 @@ class SignMag2(Method):
         for payload in payloads:
             check_shapes(self, payload, self.layout(payload.shape))
         shapes = [_matrix(payload.shape) for payload in payloads]
-        made = [torch.empty(0)] * len(payloads)
+        made = [fresh(0)] * len(payloads)
         for columns in dict.fromkeys(shape[1] for shape in shapes):
             here = [i for i, shape in enumerate(shapes) if shape[1] == columns]
             counts = [shapes[i][0] for i in here]
@@ -315,7 +316,8 @@ def coded_levels_of(mean_R2: Tensor, counts: Sequence[int]) -> tuple[Tensor, Ten
     """
     octave_R2 = torch.log2(mean_R2)
     count_M = counts_on(tuple(counts), mean_R2.device)
-    owner_R = torch.arange(len(counts), device=mean_R2.device).repeat_interleave(count_M, output_size=len(mean_R2))
+    owner_M = torch.arange(len(counts), dtype=torch.int64, device=mean_R2.device)
+    owner_R = owner_M.repeat_interleave(count_M, output_size=len(mean_R2))
     highest_M = octave_R2.new_full((len(counts),), _LOWEST_PEAK)  # of one without rows, and the least there is
     highest_M = highest_M.scatter_reduce(0, owner_R, octave_R2.amax(dim=1), "amax")
     peak_M = (highest_M + 0.5 / _PER_OCTAVE).floor_().clamp_(_LOWEST_PEAK, _HIGHEST_PEAK)
@@ -344,9 +346,10 @@ def level_sizes(peak: Tensor) -> Tensor:
 @functools.cache
 def _size_table(device: torch.device) -> Tensor:
     """float32 (NUM_PEAKS, 256); exponents from their bits, because pow is not exact on CUDA."""
-    mantissa_16 = torch.tensor([round(128 * 2 ** (n / _PER_OCTAVE)) / 128 for n in range(_PER_OCTAVE)])
-    sixteenth_256 = torch.arange(256, dtype=torch.int32) - (256 - _PER_OCTAVE)
-    peak_P1 = torch.arange(_LOWEST_PEAK, _HIGHEST_PEAK + 1, dtype=torch.int32)[:, None]
+    mantissas = [round(128 * 2 ** (n / _PER_OCTAVE)) / 128 for n in range(_PER_OCTAVE)]
+    mantissa_16 = torch.tensor(mantissas, dtype=torch.float32, device="cpu")
+    sixteenth_256 = torch.arange(256, dtype=torch.int32, device="cpu") - (256 - _PER_OCTAVE)
+    peak_P1 = torch.arange(_LOWEST_PEAK, _HIGHEST_PEAK + 1, dtype=torch.int32, device="cpu")[:, None]
     power_P256 = ((sixteenth_256 >> 4) + peak_P1 + 127 << 23).view(torch.float32)
     size_P256 = mantissa_16[sixteenth_256 & 15] * power_P256
     size_P256[:, 0] = 0

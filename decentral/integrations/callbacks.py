@@ -8,15 +8,16 @@ import atexit
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypedDict, cast
+from typing import Any, Literal, TypedDict, TypeVar, cast
 
 from accelerate import PartialState
 from accelerate.data_loader import SeedableRandomSampler
 from accelerate.state import AcceleratorState, is_initialized
 from accelerate.utils import DistributedType, extract_model_from_parallel
 from torch import Tensor, device, nn
+from torch.utils.data import IterableDataset
 
 from decentral.errors import ConfigError, DecentralError
 from decentral.manifest import Manifest
@@ -24,6 +25,7 @@ from decentral.observe.screen import invite_for, say
 from decentral.peer import Peer
 from decentral.peer.settings import Observer
 from decentral.plugins import nearest
+from decentral.tasks.batches import ShardedStream, ShardPlace, is_stream
 from decentral.transport import Transport
 
 # ---- keywords of join ----
@@ -31,6 +33,7 @@ from decentral.transport import Transport
 # An integration passes them on to ``decentral.join``, but those that the framework knows.
 
 Run = str | Path | Manifest | None
+T = TypeVar("T")
 
 
 class JoinKeywords(TypedDict, total=False):
@@ -38,6 +41,7 @@ class JoinKeywords(TypedDict, total=False):
 
     out: str | Path | None
     listen: Sequence[str] | None
+    alone: bool
     require_peers: int
     join_timeout: float | None
     observer: Observer | None
@@ -57,6 +61,7 @@ class JoinKeywords(TypedDict, total=False):
     keep_serving: bool
     offload: str | Path | None
     evaluate: Callable[[], float | Tensor] | None
+    moved: Sequence[str]
 
 
 _SECRET = ("admit",)  # others may read what is written down of a training run, and it may be published
@@ -106,7 +111,7 @@ class Entered:
         """The one that takes part now."""
         return self._peer
 
-    def enter(self, peer: Peer, *, wait_for_company: bool) -> None:
+    def enter(self, peer: Peer) -> None:
         """Begin to take part, and say how others join. One that was not left before ends: its loop was cut off."""
         if self._peer is not None:
             self.leave(DecentralError("another training loop begins"))
@@ -117,8 +122,6 @@ class Entered:
             line = invite_for(sys.stderr, peer.invite)
             bare = "" if line == peer.invite else "  # without its token, as this may be a log: peer.invite has it"
             say(f"decentral: decentral join {line} --script {shlex.quote(sys.argv[0])}{bare}")
-        if wait_for_company and not peer.done:
-            peer.wait_for_company()
 
     def leave(self, error: BaseException | None = None) -> None:
         """Leave the run; ``error``: what ended the training loop, if it did not come to its own end."""
@@ -126,6 +129,15 @@ class Entered:
         atexit.unregister(self._at_exit)
         if peer is not None:
             peer.__exit__(None if error is None else type(error), error, None)
+
+    def shard(self, dataset: Iterable[T]) -> IterableDataset[T]:
+        """This peer's part of streamed data, made before there is a peer: of all until it has entered a run."""
+        if not is_stream(dataset):
+            raise ConfigError(
+                f"DecentralCallback.shard: a {type(dataset).__name__} has indices, and the framework draws it in an "
+                "order of this peer's own; give it the data set as it is, and here what can only be walked through"
+            )
+        return ShardedStream(dataset, lambda: ShardPlace() if self._peer is None else self._peer.shard_place)
 
     def _at_exit(self) -> None:
         """The process ends with a peer that nobody left: by what Python was told of last, or just so."""
@@ -168,7 +180,8 @@ def draw_in_own_order(loader: Any, seed: int) -> bool:  # Any: accelerate's load
     """
     sampler = loader
     while sampler is not None and not isinstance(sampler, SeedableRandomSampler):  # of processes, of batches, of items
-        sampler = getattr(sampler, "batch_sampler", None) or getattr(sampler, "sampler", None)
+        batches = getattr(sampler, "batch_sampler", None)
+        sampler = getattr(sampler, "sampler", None) if batches is None else batches  # a stream's has no truth value
     if sampler is None:
         return False
     sampler.initial_seed = (sampler.initial_seed + seed) % _SEEDS

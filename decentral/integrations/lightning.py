@@ -8,16 +8,20 @@ swarm's numbers after every round, under ``swarm/``.
 
 from __future__ import annotations
 
+import logging
 import os
-from typing import Any, Unpack
+from collections.abc import Iterable
+from typing import Any, TypeVar, Unpack
 
 import torch
+from torch.utils.data import IterableDataset
 
 import decentral
 from decentral.errors import ConfigError
 from decentral.integrations.callbacks import Entered, JoinKeywords, Run, World, check_goes_on, check_keywords, kept_of
 from decentral.observe.metrics import swarm_numbers
 from decentral.peer import Peer
+from decentral.training.clocks import OwnClock
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -25,14 +29,15 @@ try:
 except ImportError as error:
     raise ConfigError("decentral.integrations.lightning needs Lightning; pip install 'decentral[lightning]'") from error
 
+T = TypeVar("T")
+
 
 class DecentralCallback(Callback):  # type: ignore[misc]  # its own types are looser than ours
     """Makes the module that a Trainer fits a peer's, from ``fit()`` until it returns.
 
     Args:
         run: as of ``decentral.join``: path of a ``run.toml``, a Manifest, or an invite line.
-        wait_for_company: begin to train when the run has a second member; not at all if it ever had one.
-        join: any other keyword of ``decentral.join``: ``out=``, ``max_upload=``, ``tokens_per_step=`` and so on.
+        join: any other keyword of ``decentral.join``: ``out=``, ``max_upload=``, ``alone=`` and so on.
 
     Training stops when the run is over, or somebody asks for it (``decentral leave``). With ``ckpt_path`` module,
     optimizers, schedules and what is owed are those of the peer's own checkpoint, which is written beside each of
@@ -41,9 +46,9 @@ class DecentralCallback(Callback):  # type: ignore[misc]  # its own types are lo
     ``fit()`` raises what ``decentral.join`` does, and ConfigError where processes hold parts of the model (FSDP).
     """
 
-    def __init__(self, run: Run, *, wait_for_company: bool = False, **join: Unpack[JoinKeywords]) -> None:
+    def __init__(self, run: Run, **join: Unpack[JoinKeywords]) -> None:
         check_keywords(type(self).__name__, join)
-        self._run, self._wait_for_company, self._join = run, wait_for_company, join
+        self._run, self._join = run, join
         self._entered = Entered()
         self._kept: dict[str, Any] = {}  # of the run, in Lightning's checkpoints. Any: JSON
         self._logged = 0  # rounds
@@ -53,6 +58,13 @@ class DecentralCallback(Callback):  # type: ignore[misc]  # its own types are lo
         """The peer, while ``fit()`` trains: its ``status()``, ``invite``, ``pause()``, ``leave()``."""
         return self._entered.peer
 
+    def shard(self, dataset: Iterable[T]) -> IterableDataset[T]:
+        """This peer's part of data that is streamed: every n-th item of it, for the module's loader.
+
+        ``dataset``: what can only be walked through, in the same order on every peer; ConfigError for what has indices.
+        """
+        return self._entered.shard(dataset)
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Enter the run; the module becomes the run's, or this peer's as it was when it left."""
         _check_whole(trainer)
@@ -61,12 +73,13 @@ class DecentralCallback(Callback):  # type: ignore[misc]  # its own types are lo
             pl_module,
             trainer.optimizers,
             accelerator=_world(trainer),
-            scheduler=[config.scheduler for config in trainer.lr_scheduler_configs] or None,
+            scheduler=[_clocked(config) for config in trainer.lr_scheduler_configs] or None,
             **self._join,
         )
         check_goes_on(self._kept, peer, f"ckpt_path: {trainer.ckpt_path}")
-        self._entered.enter(peer, wait_for_company=self._wait_for_company)
+        self._entered.enter(peer)
         self._kept, self._logged = kept_of(peer), peer.round
+        _tell_of_epochs(trainer, peer)
         trainer.should_stop = trainer.should_stop or peer.done
 
     def on_train_batch_end(
@@ -106,6 +119,26 @@ class DecentralCallback(Callback):  # type: ignore[misc]  # its own types are lo
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """What a checkpoint remembers."""
         self._kept = dict(state_dict)
+
+
+def _counts_steps(config: Any) -> bool:  # Any: Lightning's LRSchedulerConfig
+    return config.interval == "step" and config.frequency == 1 and not config.reduce_on_plateau
+
+
+def _clocked(config: Any) -> Any:  # Any: as above, and as of join
+    """The schedule, that of a newcomer to be moved on to where the run is if it counts inner steps."""
+    return config.scheduler if _counts_steps(config) else OwnClock(config.scheduler)
+
+
+def _tell_of_epochs(trainer: Trainer, peer: Peer) -> None:
+    """Warn a newcomer of a schedule that begins at its start."""
+    own = [config for config in trainer.lr_scheduler_configs if not _counts_steps(config)]
+    if own and peer.progress and not peer.inner_steps and trainer.is_global_zero:
+        logging.getLogger("decentral").warning(
+            "the run has made %d of its %d rounds, and the %s begins at its start, as Lightning does not step it once "
+            'for each inner step; with "interval": "step" it begins where the run is',
+            *(peer.round, peer.manifest.run.rounds, type(own[0].scheduler).__name__),
+        )
 
 
 def _check_whole(trainer: Trainer) -> None:

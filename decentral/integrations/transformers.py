@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
 import torch
 from torch import nn
+from torch.utils.data import IterableDataset
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import CallbackHandler, ExportableState
 
@@ -36,14 +38,15 @@ from decentral.integrations.callbacks import (
 from decentral.observe.metrics import swarm_numbers
 from decentral.peer import Peer
 
+T = TypeVar("T")
+
 
 class DecentralCallback(TrainerCallback, ExportableState):  # type: ignore[misc]  # transformers is untyped
     """Makes the model that a Trainer trains a peer's, from ``train()`` until it returns.
 
     Args:
         run: as of ``decentral.join``: path of a ``run.toml``, a Manifest, or an invite line.
-        wait_for_company: begin to train when the run has a second member; not at all if it ever had one.
-        join: any other keyword of ``decentral.join``: ``out=``, ``max_upload=``, ``tokens_per_step=`` and so on.
+        join: any other keyword of ``decentral.join``: ``out=``, ``max_upload=``, ``alone=`` and so on.
 
     Training stops when the run is over, or somebody asks for it (``decentral leave``). With ``resume_from_checkpoint``
     model, optimizer, schedule and what is owed are those of the peer's own checkpoint, which is written beside each of
@@ -54,9 +57,9 @@ class DecentralCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     a ``with`` block around it is left.
     """
 
-    def __init__(self, run: Run, *, wait_for_company: bool = False, **join: Unpack[JoinKeywords]) -> None:
+    def __init__(self, run: Run, **join: Unpack[JoinKeywords]) -> None:
         check_keywords(type(self).__name__, join)
-        self._run, self._wait_for_company, self._join = run, wait_for_company, join
+        self._run, self._join = run, join
         self._entered = Entered()
         self.kept: dict[str, Any] = {}  # of the run, in the Trainer's checkpoints. Any: JSON
 
@@ -64,6 +67,13 @@ class DecentralCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     def peer(self) -> Peer | None:
         """The peer, while ``train()`` runs: its ``status()``, ``invite``, ``pause()``, ``leave()``."""
         return self._entered.peer
+
+    def shard(self, dataset: Iterable[T]) -> IterableDataset[T]:
+        """This peer's part of data that is streamed: every n-th item of it, for ``train_dataset``.
+
+        ``dataset``: what can only be walked through, in the same order on every peer; ConfigError for what has indices.
+        """
+        return self._entered.shard(dataset)
 
     def __enter__(self) -> Self:
         return self
@@ -93,10 +103,10 @@ class DecentralCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         peer = decentral.join(self._run, model, optimizer, accelerator=World(), scheduler=lr_scheduler, **self._join)
         before = (state.stateful_callbacks.get(type(self).__name__) or {}).get("attributes", {})
         check_goes_on(before.get("kept", {}), peer, f"resume_from_checkpoint: a checkpoint of {args.output_dir}")
-        self._entered.enter(peer, wait_for_company=self._wait_for_company)
+        self._entered.enter(peer)
         self.kept = kept_of(peer)
         draw_in_own_order(train_dataloader, peer.seed)
-        _warn_if_short(state.max_steps - state.global_step, peer)
+        _warn_if_short(state.max_steps - state.global_step, peer, state.max_steps)
         if peer.done:  # the folder held the end of the run
             control.should_training_stop = True
             control.should_epoch_stop = True
@@ -147,7 +157,7 @@ class DecentralCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         run = None if folder is None else str(Path(folder) / "run.toml")
         join = written_down(self._join) | ({} if folder is None else {"out": folder})
         return {
-            "args": {"run": run, "wait_for_company": self._wait_for_company, **join},
+            "args": {"run": run, **join},
             "attributes": {"kept": self.kept},
         }
 
@@ -155,7 +165,7 @@ class DecentralCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     def from_state(cls, state: dict[str, Any]) -> DecentralCallback:
         """The callback that ``state()`` was asked for."""
         given = dict(state["args"])
-        made = cls(given.pop("run"), wait_for_company=given.pop("wait_for_company"), **read_back(given))
+        made = cls(given.pop("run"), **read_back(given))
         made.kept = dict(state["attributes"]["kept"])
         return made
 
@@ -174,10 +184,19 @@ def _exchange(peer: Peer, state: TrainerState, logs: dict[str, float]) -> None:
         state.log_history[-1].update(numbers)
 
 
-def _warn_if_short(steps: int, peer: Peer) -> None:
-    """Say at the beginning, and not after hours, that the Trainer has fewer ``steps`` left than the run."""
+def _warn_if_short(steps: int, peer: Peer, in_all: int) -> None:
+    """Say at the beginning, and not after hours, that the Trainer has fewer ``steps`` left than the run, or that its
+    schedule is stretched over fewer than the run's: ``in_all``.
+    """
     rounds = peer.manifest.run.rounds - peer.round
-    wanted = rounds * peer.manifest.inner.steps // peer.manifest.outer.fragments
+    each = peer.manifest.inner.steps / peer.manifest.outer.fragments
+    wanted, whole = int(rounds * each), int(peer.manifest.run.rounds * each)
+    if wanted <= steps and in_all < whole and World().is_main_process:
+        logging.getLogger("decentral").warning(
+            "the Trainer's schedule is stretched over max_steps = %d, and the run, which is some rounds on, has %d "
+            "steps; with max_steps = %d this peer trains at the rate that the others have",
+            *(in_all, whole, whole),
+        )
     if steps < wanted and World().is_main_process:
         logging.getLogger("decentral").warning(
             "the Trainer ends after %d more steps, and the run's %d more rounds take about %d: it leaves the run then; "

@@ -24,8 +24,9 @@ from decentral.training.inner import Together
 
 __all__ = ["Build", "OwnCourse", "OwnTraining", "TrainsAlone", "training_of"]
 
+Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
 # (model, optimizer or several, one inner step, the loss on data that nobody trains on)
-Build = Callable[[int], tuple[nn.Module, Any, Callable[[], object], Callable[[], float]]]
+Build = Callable[[int], tuple[nn.Module, Optimizers, Callable[[], object], Callable[[], float]]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,7 @@ from decentral.manifest.presets import justified
 from decentral.manifest.table import canonical
 from decentral.manifest.terms import INNER_OPTIMIZERS
 from decentral.optimizers import Contributor, RoundInfo, make_outer, presets
+from decentral.tensors.memory import fresh_zeros
 
 __all__ = ["check_learns", "outer_gain", "quadratic", "trial"]
 
@@ -43,25 +44,25 @@ MOMENTUM = 2.0  # gain of an outer step above which an inner optimizer that aver
 
 # ---- the quadratic ----
 
+_PLAIN: Any = {"dtype": torch.float32, "device": "cpu"}  # whatever the script that founds a run has made the default
+
 
 def quadratic(fragments: int = 1) -> Build:
     """How one peer's descent is built; its loss is 1 at the start, 0 at the mean of all optima."""
     order = torch.Generator().manual_seed(0)
-    curvature = [
-        torch.logspace(-3, 0, SIDE * SIDE)[torch.randperm(SIDE * SIDE, generator=order)].view(SIDE, SIDE)
-        for _ in range(fragments)
-    ]
+    places = [torch.randperm(SIDE * SIDE, generator=order, dtype=torch.int64, device="cpu") for _ in range(fragments)]
+    curvature = [torch.logspace(-3, 0, SIDE * SIDE, **_PLAIN)[place].view(SIDE, SIDE) for place in places]
     at_start = sum(float(0.5 * c.sum()) for c in curvature)
 
     def build(number: int) -> tuple[nn.Module, Any, Any, Any]:
         generator = torch.Generator().manual_seed(number + 1)
-        model = nn.ParameterList([nn.Parameter(torch.ones(SIDE, SIDE)) for _ in range(fragments)])
-        best = [SPREAD * torch.randn(SIDE, SIDE, generator=generator) for _ in range(fragments)]
+        model = nn.ParameterList([nn.Parameter(torch.ones(SIDE, SIDE, **_PLAIN)) for _ in range(fragments)])
+        best = [SPREAD * torch.randn(SIDE, SIDE, generator=generator, **_PLAIN) for _ in range(fragments)]
         optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
 
         def step() -> None:
             for parameter, c, optimum in zip(model, curvature, best, strict=True):
-                noise = NOISE * c.sqrt() * torch.randn(SIDE, SIDE, generator=generator)
+                noise = NOISE * c.sqrt() * torch.randn(SIDE, SIDE, generator=generator, **_PLAIN)
                 parameter.grad = c * (parameter.detach() - optimum) + noise
             optimizer.step()
 
@@ -138,11 +139,11 @@ def outer_gain(manifest: Manifest) -> float:
     if method.topology == "pair" or method.rebuilds or method.divides or channels[0].combine == "each":
         return 1.0
     two = tuple(Contributor(bytes([n]) * 32, STEPS, STEPS, 0) for n in range(PEERS))
-    anchor = torch.zeros(1)
+    anchor = fresh_zeros(1)
     state: Mapping[str, Tensor] = method.init(anchor)
     for step in range(100):
-        received = {channel.name: torch.zeros(1) for channel in channels if channel.is_due(step)}
-        received[channels[0].name] = torch.ones(1) if step == 0 else torch.zeros(1)
+        received = {channel.name: fresh_zeros(1) for channel in channels if channel.is_due(step)}
+        received[channels[0].name] = fresh_zeros(1) + float(step == 0)
         info = RoundInfo(step, two, (1.0, 1.0), ((1,),), ("x",), PEERS)
         anchor, state = method.outer_step(anchor, received, state, info)
     return abs(float(anchor))

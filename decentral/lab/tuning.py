@@ -281,6 +281,10 @@ def tune(
 
     Raises ConfigError when ``source`` or what it gives does not fit, or for a preset or a rate that cannot be.
     """
+    if not (callable(source) or isinstance(source, Manifest)):
+        raise ConfigError(
+            f"tune: a {type(source).__name__} builds no model; pass a function of a peer's number, or a Manifest"
+        )
     rate = parse_rate(link) if isinstance(link, str) else link
     build = _language_peer(source, data) if isinstance(source, Manifest) else source
     if data is not None and not isinstance(source, Manifest):

@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, overload
 
 from decentral.errors import ConfigError, UsageError
+from decentral.manifest.table import check_tables
 from decentral.manifest.terms import INNER_OPTIMIZERS, Inner, Manifest, Model, Outer
 from decentral.plugins import nearest
 from decentral.quantities import parse_rate
@@ -52,12 +53,22 @@ def fresh_salt() -> str:
     return secrets.token_hex(4)
 
 
+@overload
+def preset_manifest(
+    preset: str, *, rounds: int | None = None, steps: int | None = None, **tables: Mapping[str, object]
+) -> Manifest: ...
+
+
+@overload  # for tables that are unpacked: none of them may be taken for a count
+def preset_manifest(preset: str, **tables: Mapping[str, object]) -> Manifest: ...
+
+
 def preset_manifest(
     preset: str,
     *,
-    rounds: Any = None,  # a count. Any: tables that a caller unpacks behind it are mappings
-    steps: Any = None,
-    **tables: Mapping[str, Any],  # Any: values of every key
+    rounds: int | Mapping[str, object] | None = None,
+    steps: int | Mapping[str, object] | None = None,
+    **tables: Mapping[str, object],
 ) -> Manifest:
     """The manifest of a known algorithm, with a fresh salt unless one is given: ``rounds`` of ``steps`` inner steps.
 
@@ -66,11 +77,12 @@ def preset_manifest(
     """
     from decentral.optimizers import presets  # torch
 
-    chosen = presets().get(preset)
+    chosen = presets().get(str(preset))
     if chosen is None:
-        raise UsageError(f"preset {preset[:60]!r} does not exist; {nearest(preset, list(presets()))}")
-    given: dict[str, dict[str, Any]] = {  # Any: as above
-        "run": {"name": preset, "salt": fresh_salt()},
+        raise UsageError(f"preset {str(preset)[:60]!r} does not exist; {nearest(str(preset), list(presets()))}")
+    check_tables({f"preset {preset}: {name}": keys for name, keys in tables.items()}, "the table's keys")
+    given: dict[str, dict[str, object]] = {
+        "run": {"name": preset},
         "model": dict(chosen.model),
         "inner": dict(chosen.inner),
         "outer": {
@@ -92,7 +104,10 @@ def preset_manifest(
     if "fragments" not in tables.get("outer", {}):  # inner steps that nobody chose follow them
         parts = given["outer"]["fragments"]
         given["inner"].setdefault("steps", parts * max(2, -(-Inner.model_fields["steps"].default // parts)))
-    return Manifest.of(given, f"preset {preset}")
+    made = Manifest.of(given, f"preset {preset}")
+    if "method" not in tables.get("outer", {}):
+        _check_keys(made.outer)
+    return made if "salt" in given["run"] else made.salted(fresh_salt())
 
 
 def _by_blocks(fragments: int, model: Mapping[str, Any]) -> int:  # Any: as above

@@ -30,7 +30,9 @@ __all__ = [
     "TextDigest",
     "Word",
     "canonical",
+    "check_tables",
     "checked",
+    "explained",
     "inside",
     "keys",
     "one_line",
@@ -49,6 +51,15 @@ class Table(BaseModel):
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in self.__private_attributes__:  # no part of what peers agree on
+            super().__setattr__(name, value)
+            return
+        raise ConfigError(
+            f"{name} = {_value(value)}: a manifest is frozen, as all peers of a run have the same; make another one: "
+            "manifest.changed(run={'rounds': 10})"
+        )
 
     def own_keys(self) -> list[tuple[str, Any, str]]:  # Any: values of every TOML type
         """Keys beside the declared ones that such a table may have: name, default, meaning."""
@@ -126,15 +137,28 @@ Seconds = Annotated[float, Field(gt=0, le=30 * 86400)]
 Whole = TypeVar("Whole", bound=Table)
 
 
-def checked(model: type[Whole], tables: Mapping[str, Any], source: str) -> Whole:  # Any: values of every TOML type
+def checked(model: type[Whole], tables: Mapping[str, object], source: str) -> Whole:
     """These tables as a ``model``. Raises ConfigError naming the first thing that is wrong."""
+    check_tables({source: tables}, "its tables by their names")
     try:
-        return model.model_validate(tables)
+        return model.model_validate(tables, context={"source": source})
     except ValidationError as error:
-        # a misspelt name first: what it was to be is missing because of it
-        found = sorted(error.errors(include_url=False), key=lambda one: one["type"] != "extra_forbidden")
-        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-        raise ConfigError(f"{source}: {_explained(found[0], model)}{more}") from None
+        raise explained(error, model, source) from None
+
+
+def check_tables(given: Mapping[str, object], wanted: str) -> None:
+    """ConfigError, by its name, for what is given in the place of a mapping."""
+    for name, value in given.items():
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{name} = {_value(value)}: a {type(value).__name__}; give {wanted}, as a dict")
+
+
+def explained(error: ValidationError, model: type[Table], source: str) -> ConfigError:
+    """An error of pydantic in one line: where, what, the rule."""
+    # a misspelt name first: what it was to be is missing because of it
+    found = sorted(error.errors(include_url=False), key=lambda one: one["type"] != "extra_forbidden")
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    return ConfigError(f"{source}: {_explained(found[0], model)}{more}")
 
 
 def _explained(error: ErrorDetails, model: type[Table]) -> str:

@@ -11,9 +11,17 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import (
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PrivateAttr,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 
 from decentral.manifest.table import (
     Count,
@@ -31,7 +39,9 @@ from decentral.manifest.table import (
     TextDigest,
     Word,
     canonical,
+    check_tables,
     checked,
+    explained,
     to_toml,
 )
 
@@ -467,6 +477,22 @@ class Manifest(Table):
     compressor: Compression
     exchange: Exchange
     swarm: Swarm = Swarm()
+    _salt_is_drawn: bool = PrivateAttr(default=False)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Manifest) and self.digest == other.digest
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _in_one_line(cls, given: object, check: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
+        """What is wrong in a `Manifest(...)` is said as `of` says it."""
+        try:
+            return check(given)
+        except ValidationError as error:
+            raise explained(error, cls, (info.context or {}).get("source", "Manifest")) from None
 
     @model_validator(mode="after")
     def _every_fragment_in_time(self) -> Manifest:
@@ -508,7 +534,7 @@ class Manifest(Table):
         return self.digest.hex()[:12]
 
     @classmethod
-    def of(cls, tables: Mapping[str, Any], source: str) -> Manifest:  # Any: values of every TOML type
+    def of(cls, tables: Mapping[str, object], source: str) -> Manifest:
         """The manifest of these tables. Raises ConfigError naming ``source`` and the first thing that is wrong."""
         return checked(cls, tables, source)
 
@@ -530,9 +556,22 @@ class Manifest(Table):
         part = getattr(self, table)
         return bool(getattr(part, key) != type(part).model_fields[key].default)
 
-    def changed(self, **tables: Any) -> Manifest:  # Any: each a mapping of keys to values
+    def changed(self, **tables: Mapping[str, object]) -> Manifest:
         """A checked copy: ``manifest.changed(run={"rounds": 10})``. Raises ConfigError."""
         given = self.model_dump()
+        check_tables({f"manifest.changed: {name}": keys for name, keys in tables.items()}, "the table's keys")
         for table, keys in tables.items():
             given[table] = given.get(table, {}) | dict(keys)
-        return self.of(given, "changed manifest")
+        made = self.of(given, "changed manifest")
+        made._salt_is_drawn = self._salt_is_drawn and "salt" not in tables.get("run", {})
+        return made
+
+    def salted(self, salt: str) -> Manifest:
+        """A copy with a ``salt`` that nobody gave: a folder goes on with the run that it has by these terms."""
+        made = self.changed(run={"salt": salt})
+        made._salt_is_drawn = True
+        return made
+
+    def goes_on(self, kept: Manifest) -> bool:
+        """Tell whether these terms mean the run that is ``kept`` already: all is equal, but a salt that was drawn."""
+        return self._salt_is_drawn and kept.changed(run={"salt": self.run.salt}) == self

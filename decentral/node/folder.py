@@ -46,6 +46,18 @@ def kept_terms(out: Path, run: bytes, whose: str = "these terms") -> Manifest | 
     return manifest
 
 
+def terms_here(out: Path, manifest: Manifest) -> Manifest:
+    """Those that ``out`` keeps, where ``manifest`` is the same but for a salt that was drawn anew; else ``manifest``.
+
+    So a script that makes its terms itself goes on with its run when it is started again.
+    """
+    with suppress(ConfigError):  # a file that is damaged is told of by whoever has to read it
+        kept = load_manifest(out / MANIFEST_FILE) if (out / MANIFEST_FILE).exists() else None
+        if kept is not None and manifest.goes_on(kept):
+            return kept
+    return manifest
+
+
 def keep_terms(out: Path, manifest: Manifest) -> None:
     """Write them to ``out`` unless they are there, perhaps in the words of whoever wrote them. Raises DiskError."""
     path = out / MANIFEST_FILE

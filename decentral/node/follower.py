@@ -32,6 +32,7 @@ from decentral.parameters import Schema, in_dtype_of, split
 from decentral.rounds.local_state import CommittedUpdate, Ledger
 from decentral.state.checkpoint import load_newest, save
 from decentral.state.snapshot import Layout
+from decentral.tensors.memory import fresh_zeros
 from decentral.wire.keys import PeerId, peer_name
 
 LOOK_EVERY = 0.25  # s between looks whether somebody is ahead
@@ -195,7 +196,7 @@ def named_tensors(schema: Schema, anchors: list[Tensor], buffers_B: Tensor | Non
     if buffers_B is not None:
         pieces = split(buffers_B, [spec.shape for spec in schema.buffers])
         for spec, piece in zip(schema.buffers, pieces, strict=True):
-            whole = torch.zeros(spec.shape, dtype=torch.int64)
+            whole = torch.zeros(spec.shape, dtype=torch.int64, device="cpu")
             named[spec.name] = in_dtype_of(whole, piece) if spec.kind == "integer" else piece
     return named
 
@@ -257,7 +258,7 @@ def check_size(known: FollowerState, max_disk: int | None, kept_files: int) -> N
     ``kept_files``: anchors that are kept beside the state. Raises DeviceError, DiskError.
     """
     outer = make_outer(known.manifest.outer.method, known.manifest.outer.hyper)
-    state = Layout.from_schema(known.schema, tuple(outer.init(torch.zeros(1)))).nbytes + _of_senders(known)
+    state = Layout.from_schema(known.schema, tuple(outer.init(fresh_zeros(1)))).nbytes + _of_senders(known)
     model = 4 * (known.schema.numel + known.schema.buffer_numel)
     memory = psutil.virtual_memory().total
     if 2 * state > memory:  # as it is, and as it comes

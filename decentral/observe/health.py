@@ -16,7 +16,7 @@ from decentral.observe.status import Status, is_lost, is_stopped, silent_for
 _HIDDEN = ("nat", "symmetric nat", "firewall", "unknown")  # as far as anybody could tell
 _RESUME = "decentral resume continues from there"
 _AGAIN = "start it again with the same --out to resume"
-_SCRIPT_ALONE = "a script goes on without when it calls decentral.join(require_peers=0), and no peer.wait_for_company()"
+_SCRIPT_ALONE = "decentral.join(alone=True), or join --script --alone, goes on without"
 _TAKING_PART = ("training", "waiting", "looking")
 _ILL = ("attention", "stalled", "gone", "frozen", "behind", "out")  # first words of sentences: it takes no part
 _LATE_SHARE = 0.5  # below this share of recent rounds a volunteer should look at the link

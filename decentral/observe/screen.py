@@ -91,7 +91,8 @@ class PlainDisplay:
         elif status.state == "syncing" and self._tenths < _tenths(status) < 10:
             self._print(health_sentence(status), status)
         elif self._monotonic() - self._shown_at >= _SILENCE_SECONDS:
-            self._print(f"still {word}: {round_line(status)}, inner step {status.inner_steps}", status)
+            still = f"still {word}: {round_line(status)}, inner step {status.inner_steps}"
+            self._print(f"still {health_sentence(status)}" if status.wanted_members else still, status)
 
     def _print(self, text: str, status: Status) -> None:
         """A line of the status, unless it says what was logged just now."""

@@ -108,10 +108,10 @@ class Status:
     frozen_seconds: float = 0.0  # found by who reads it: for so long its process has not written, though it lives
 
     @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> "Status":
+    def from_mapping(cls, values: Mapping[str, object]) -> "Status":
         """Take the fields that are known and leave the others at their defaults."""
         known = {f.name for f in fields(cls)}
-        taken = {key: value for key, value in values.items() if key in known}
+        taken: dict[str, Any] = {key: value for key, value in values.items() if key in known}  # Any: JSON
         for key in (
             "members",
             "given_up",

@@ -75,7 +75,11 @@ class CGAD(OuterMethod):
 
     def init(self, anchor: Tensor) -> dict[str, Tensor]:
         """No moments, no steps."""
-        return {"exp_avg": torch.zeros_like(anchor), "exp_avg_sq": torch.zeros_like(anchor), "steps": torch.zeros(1)}
+        return {
+            "exp_avg": torch.zeros_like(anchor),
+            "exp_avg_sq": torch.zeros_like(anchor),
+            "steps": anchor.new_zeros(1),
+        }
 
     def weights(self, contributors: Sequence[Contributor], given: Sequence[float], state: State) -> Sequence[float]:
         """What is given, scaled by age."""

@@ -86,7 +86,7 @@ class Eager(OuterMethod):
         elif "momentum" in own:
             own["momentum"] = own["momentum"] * self.momentum
         if peers:
-            own["peers"] = torch.tensor([float(len(peers))])
+            own["peers"] = torch.tensor([len(peers)], dtype=torch.float32, device="cpu")
 
     def progress_lost(self, live: Live, fragment: int) -> None:
         """What moved the anchor stays in the momentum: only what was not sent is lost."""

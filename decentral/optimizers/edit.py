@@ -62,7 +62,11 @@ def check_guard(method: Guarded) -> None:
 
 def nothing_usual(method: Guarded, anchor: Tensor) -> dict[str, Tensor]:
     """No momentum, and no norm seen."""
-    return {"momentum": torch.zeros_like(anchor), "usual": torch.tensor(NOTHING_LEARNT), "frozen": torch.zeros(1)}
+    return {
+        "momentum": torch.zeros_like(anchor),
+        "usual": anchor.new_tensor(NOTHING_LEARNT),
+        "frozen": anchor.new_zeros(1),
+    }
 
 
 def own_norm(method: Guarded, sent: Sequence[Tensor]) -> bytes:
@@ -100,7 +104,7 @@ def clipped_step(
     usual = state["usual"]
     for value, weight in zip(_learnable(info.contributors), info.weights, strict=True):
         usual = with_learnt(usual, value, method.warmup) if weight > 0 else usual
-    return after, {"momentum": momentum, "usual": usual.clone(), "frozen": torch.zeros(1)}
+    return after, {"momentum": momentum, "usual": usual.clone(), "frozen": usual.new_zeros(1)}
 
 
 def relearnt(method: Guarded, state: State, info: RoundInfo) -> State:
@@ -108,7 +112,7 @@ def relearnt(method: Guarded, state: State, info: RoundInfo) -> State:
     frozen = state["frozen"] + 1
     if float(frozen) < method.relearn_after:
         return {**state, "frozen": frozen}
-    return {**state, "usual": torch.tensor(NOTHING_LEARNT), "frozen": torch.zeros(1)}
+    return {**state, "usual": frozen.new_tensor(NOTHING_LEARNT), "frozen": torch.zeros_like(frozen)}
 
 
 def _norms_of(contributors: Sequence[Contributor]) -> list[float]:

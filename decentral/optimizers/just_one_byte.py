@@ -48,6 +48,7 @@ from decentral.optimizers.base import (
     State,
 )
 from decentral.optimizers.steps import check_rate
+from decentral.tensors.memory import fresh
 from decentral.tensors.ops import float32, philox_4x32
 
 __all__ = [
@@ -287,9 +288,9 @@ class ToldDerivatives:
 
     def gradient(self, layout: Layout) -> Tensor:
         """The sum of what each says: level * direction (N,). In this order, by sums alone: alike on every peer."""
-        parts = [torch.zeros(0)]
+        parts = [fresh(0)]
         for name, shape in layout.items():
-            total_N = torch.zeros(shape).flatten()
+            total_N = torch.zeros(shape, dtype=torch.float32, device="cpu").flatten()
             for place, byte in enumerate(self.levels):
                 if level := level_of(byte):
                     direction = Direction(self.seed, self.first + place)
@@ -304,7 +305,7 @@ class ToldDerivatives:
 #
 # ``own``: "levels" a byte for each of them (S,) ; "next" seed and number of the direction after the last (2,), int64.
 
-_NO_LEVELS: Final = torch.zeros(0, dtype=torch.uint8)
+_NO_LEVELS: Final = torch.zeros(0, dtype=torch.uint8, device="cpu")
 
 
 def next_direction(own: Own, peer: bytes) -> tuple[int, int]:
@@ -320,8 +321,10 @@ def note(own: Own, derivative: Derivative) -> None:
     before = own.get("levels", _NO_LEVELS)
     if "next" in own and own["next"].tolist() != [derivative.seed, derivative.number]:
         before = before[:0]
-    own["levels"] = torch.cat([before, torch.tensor([derivative.byte], dtype=torch.uint8)])[-MOST_DERIVATIVES:]
-    own["next"] = torch.tensor([derivative.seed, derivative.number + 1 & MOST_NUMBER])
+    level = torch.tensor([derivative.byte], dtype=torch.uint8, device="cpu")
+    own["levels"] = torch.cat([before, level])[-MOST_DERIVATIVES:]
+    following = [derivative.seed, derivative.number + 1 & MOST_NUMBER]
+    own["next"] = torch.tensor(following, dtype=torch.int64, device="cpu")
 
 
 def keep_newer(own: Own, sent: Mapping[str, Tensor]) -> None:

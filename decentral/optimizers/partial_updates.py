@@ -74,7 +74,7 @@ class PartialUpdates(OuterMethod):
 
     def init(self, anchor: Tensor) -> dict[str, Tensor]:
         """No momentum, and the first contributor has the first slice."""
-        return {"momentum": torch.zeros_like(anchor), "turn": torch.zeros(1)}
+        return {"momentum": torch.zeros_like(anchor), "turn": anchor.new_zeros(1)}
 
     def before_inner_step(self, live: Live, fragment: int) -> None:
         """Remember what must not move."""
@@ -94,7 +94,7 @@ class PartialUpdates(OuterMethod):
         """The slice of the place that this peer had among the contributors."""
         if sent is not None and live.peer in peers:
             place = peers.index(live.peer) + int(state["turn"])
-            live.own(fragment)["slice"] = torch.tensor([float(place % self.slices)])
+            live.own(fragment)["slice"] = state["turn"].new_tensor([place % self.slices])
 
     def weights(self, contributors: Sequence[Contributor], given: Sequence[float], state: State) -> Sequence[float]:
         """Nothing for who names no slice."""

@@ -13,14 +13,13 @@ from pkgutil import iter_modules
 from types import MappingProxyType
 from typing import Any
 
-import torch
-
 import decentral.optimizers
 from decentral.compressors import parse_compressor
 from decentral.compressors.base import bits_per_value
 from decentral.errors import ConfigError
 from decentral.optimizers.base import OuterMethod, Preset, keys_of
 from decentral.plugins import Plugins
+from decentral.tensors.memory import fresh_zeros
 
 __all__ = ["describe_keys", "describe_optimizers", "make_outer", "methods_with", "presets"]
 
@@ -41,7 +40,7 @@ def _methods() -> Plugins:
     return Plugins("outer optimizer", GROUP, MappingProxyType({one.name: one for one in ours if hasattr(one, "name")}))
 
 
-def make_outer(name: str, hyper: Mapping[str, Any]) -> OuterMethod:  # Any: numbers, and words where a field is one
+def make_outer(name: str, hyper: Mapping[str, float | str | None]) -> OuterMethod:
     """The outer method of a name; ConfigError, with the nearest name or key, when there is none."""
     made = _methods().make(name, hyper)
     if not isinstance(made, OuterMethod):
@@ -98,7 +97,7 @@ def _describe(name: str, method: OuterMethod) -> dict[str, object]:
 
 def _state_of(method: OuterMethod) -> float:
     """Values that every peer holds beside each parameter of the anchor."""
-    return sum(tensor.numel() for tensor in method.init(torch.zeros(_MANY)).values()) // _MANY
+    return sum(tensor.numel() for tensor in method.init(fresh_zeros(_MANY)).values()) // _MANY
 
 
 def _bits_of(method: OuterMethod, preset: Preset) -> float:

@@ -67,7 +67,7 @@ class Scaffold(OuterMethod):
         if gradient_N is None:
             return
         own["sum"] = own["sum"] + gradient_N if "sum" in own else gradient_N
-        own["steps"] = own.get("steps", torch.zeros(1)) + 1
+        own["steps"] = own.get("steps", gradient_N.new_zeros(1)) + 1
         if "turn" in own:
             live.add_to_gradient(fragment, own["turn"])
 

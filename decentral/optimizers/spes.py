@@ -93,8 +93,8 @@ class SPES(OuterMethod):
         """The place that this peer had among the contributors."""
         if sent is not None and live.peer in peers:
             own = live.own(fragment)
-            own["before"] = torch.tensor(self._place_of(live, fragment), dtype=torch.float32)
-            own["place"] = torch.tensor([float(peers.index(live.peer)), float(len(peers))])
+            own["before"] = _noted(self._place_of(live, fragment))
+            own["place"] = _noted((peers.index(live.peer), len(peers)))
 
     def weights(self, contributors: Sequence[Contributor], given: Sequence[float], state: State) -> Sequence[float]:
         """Nothing for who names no place."""
@@ -126,5 +126,10 @@ class SPES(OuterMethod):
         return [span for expert, part in parts.items() if expert % count != place for span in part]
 
     def _place_of(self, live: Live, fragment: int, when: str = "place") -> Place:
-        place, count = live.own(fragment).get(when, torch.tensor(ALL)).tolist()
+        noted = live.own(fragment).get(when)
+        place, count = ALL if noted is None else noted.tolist()
         return int(place), int(count)
+
+
+def _noted(place: Place) -> Tensor:
+    return torch.tensor(place, dtype=torch.float32, device="cpu")

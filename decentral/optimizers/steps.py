@@ -105,10 +105,10 @@ _MASK = (1 << 32) - 1
 def one_of_each(parts: int, step: int, numel: int) -> Tensor:
     """What is drawn in outer step ``step``, bool (N,); a last run that is shorter may have none."""
     turn, place = divmod(step, parts)
-    run_R = torch.arange(-(-numel // parts))
+    run_R = torch.arange(-(-numel // parts), dtype=torch.int64, device="cpu")
     at_R = below(hash32(hash32(run_R & _MASK) ^ (turn & _MASK)), parts)
     one_R = run_R * parts + (at_R + place) % parts
-    drawn_N = torch.zeros(numel, dtype=torch.bool)
+    drawn_N = torch.zeros(numel, dtype=torch.bool, device="cpu")
     drawn_N[one_R[one_R < numel]] = True
     return drawn_N
 

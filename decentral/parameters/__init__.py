@@ -6,6 +6,7 @@ Beside them a schema has the buffers, and a digest of each parameter that is not
 """
 
 from decentral.parameters.model import (
+    buffer_spec,
     buffers_of,
     combined_digest,
     digest,
@@ -14,7 +15,10 @@ from decentral.parameters.model import (
     gather,
     gather_buffers,
     in_dtype_of,
+    named_by,
     parameters_of,
+    parts_of,
+    put_buffer,
     scatter,
     scatter_buffers,
     schema_of,
@@ -28,6 +32,7 @@ __all__ = [
     "FrozenSpec",
     "ParameterSpec",
     "Schema",
+    "buffer_spec",
     "buffers_of",
     "combined_digest",
     "digest",
@@ -36,7 +41,10 @@ __all__ = [
     "gather",
     "gather_buffers",
     "in_dtype_of",
+    "named_by",
     "parameters_of",
+    "parts_of",
+    "put_buffer",
     "scatter",
     "scatter_buffers",
     "schema_of",

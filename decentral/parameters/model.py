@@ -6,12 +6,14 @@ Douillard et al., "Streaming DiLoCo with overlapping communication", 2025, arXiv
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
 from blake3 import blake3
 from torch import Tensor
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from decentral.errors import ConfigError, ManifestMismatch
 from decentral.parameters.schema import (
@@ -22,6 +24,7 @@ from decentral.parameters.schema import (
     FrozenSpec,
     ParameterSpec,
     Schema,
+    is_sharded,
     whole_of,
 )
 from decentral.tensors.device import PROCESSOR, moved
@@ -34,19 +37,28 @@ NamedParameters = torch.nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, T
 
 # of torch.compile, of activation checkpointing: in the name of everything inside
 _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
+_REPLICATING = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)  # what is inside is their `module`
 
 
-def schema_of(model_or_named_parameters: NamedParameters, num_fragments: int = 1) -> Schema:
+def schema_of(
+    model_or_named_parameters: NamedParameters, num_fragments: int = 1, moved: Collection[str] = ()
+) -> Schema:
     """The schema of a model, in ``named_parameters`` and ``named_buffers`` order; hashes what is frozen.
 
+    ``moved``: parameters that stand ahead of the buffers, as what they are: no gradient trains them, and they change.
     With P > 1 fragments, the block numbered b (first integer component of the dotted name) goes to fragment
     b mod (P-1) and everything else (embeddings, head, norms) to the last one; with nothing else, b mod P.
     Raises ConfigError for a model that cannot be trained together.
     """
     source = model_or_named_parameters
     parameters = parameters_of(source)
+    _refuse_without_values(parameters)
     buffers = buffers_of(source) if isinstance(source, torch.nn.Module) else {}
+    _refuse_without_values(buffers)
     _refuse_complex({**parameters, **buffers})
+    buffers = {name: p for name, p in parameters.items() if name in moved} | buffers
+    parameters = {name: p for name, p in parameters.items() if name not in moved}
+    frozen = {name: p for name, p in parameters.items() if not p.requires_grad}
     specs = [ParameterSpec(name, tuple(p.shape)) for name, p in parameters.items() if p.requires_grad]
     if not specs:
         raise ConfigError("no parameter of the model requires gradients, so there is nothing to train; unfreeze some")
@@ -60,22 +72,62 @@ def schema_of(model_or_named_parameters: NamedParameters, num_fragments: int = 1
         )
     return Schema(
         tuple(Fragment(index, tuple(group)) for index, group in enumerate(members)),
-        tuple(_buffer(name, buffer) for name, buffer in buffers.items()),
-        tuple(_frozen(name, p) for name, p in parameters.items() if not p.requires_grad),
+        tuple(buffer_spec(name, buffer) for name, buffer in buffers.items()),
+        tuple(_frozen(name, part) for name, part in parts_of(frozen).items()),
     )
 
 
 def parameters_of(source: NamedParameters) -> dict[str, Tensor]:
-    """Every parameter once, trained or not, by its name in the run: compiled or sharded, a model is the same one."""
+    """Every parameter once, trained or not, by its name in the run: compiled, sharded or replicated, a model is the
+    same one.
+    """
     if isinstance(source, torch.nn.Module):
-        source = source.named_parameters()
+        return _plainly(source, dict(source.named_parameters()))
     return {_plain(name): p for name, p in (source.items() if isinstance(source, Mapping) else source)}
 
 
 def buffers_of(model: torch.nn.Module) -> dict[str, Tensor]:
     """The buffers that the model's ``state_dict`` holds, by their names in the run, as they are now."""
     kept = model.state_dict().keys()
-    return {_plain(name): buffer for name, buffer in model.named_buffers() if name in kept}
+    return _plainly(model, {name: buffer for name, buffer in model.named_buffers() if name in kept})
+
+
+def parts_of(frozen: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The plain tensors that frozen parameters consist of: themselves, or of one that is quantised (a subclass that
+    torch can take apart, as torchao's) what is inside, each by its parameter's name and its own.
+    """
+    found: dict[str, Tensor] = {}
+    for name, tensor in frozen.items():
+        if is_sharded(tensor) or not is_traceable_wrapper_subclass(tensor):
+            found[name] = tensor
+        else:
+            inside, _ = tensor.__tensor_flatten__()
+            found |= parts_of({f"{name}.{one}": getattr(tensor, one) for one in inside})
+    return found
+
+
+def put_buffer(model: torch.nn.Module, name: str, buffer: Tensor) -> None:
+    """Have the module whose buffer has that name in the run hold ``buffer`` in its place, of whatever shape."""
+    for prefix, module in model.named_modules():
+        for leaf in module._buffers:
+            if _plain(f"{prefix}.{leaf}" if prefix else leaf) == name:
+                module._buffers[leaf] = buffer
+                return
+
+
+def named_by(names: Iterable[str], model: torch.nn.Module) -> frozenset[str]:
+    """The parameters that ``names`` say, each one's name or that of a module around it. ConfigError for an unknown."""
+    known, found = parameters_of(model), set[str]()
+    for name in names:
+        inside = {one for one in known if one == name or one.startswith(f"{name}.")}
+        if not inside:
+            tops = ", ".join(dict.fromkeys(one.partition(".")[0] for one in known))
+            raise ConfigError(
+                f"join(moved=[{name!r}]): no parameter of the model has this name, or is in a module of this name; "
+                f"its names, as in named_parameters(), begin with {tops}"
+            )
+        found |= inside
+    return frozenset(found)
 
 
 def frozen_digest(parameter: Tensor) -> str:
@@ -84,19 +136,56 @@ def frozen_digest(parameter: Tensor) -> str:
     return hashlib.blake2b(flat.numpy().data, digest_size=FROZEN_DIGEST_NBYTES).hexdigest()
 
 
+def _plainly(model: torch.nn.Module, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """By their names in the run. A module of the user's own may be called ``module``, too."""
+    replicas = dict(model.named_modules()) if any("module." in name for name in named) else {}
+    prefixes = [name for name, module in replicas.items() if isinstance(module, _REPLICATING)]
+    for prefix in sorted(prefixes, key=len, reverse=True):  # the innermost first: what is outside keeps its name
+        before, after = (f"{prefix}.module.", f"{prefix}.") if prefix else ("module.", "")
+        named = {after + name[len(before) :] if name.startswith(before) else name: p for name, p in named.items()}
+    return {_plain(name): p for name, p in named.items()}
+
+
 def _plain(name: str) -> str:
     if not any(wrapper in name for wrapper in _WRAPPERS):
         return name
     return ".".join(word for word in name.split(".") if word not in _WRAPPERS)
 
 
-def _buffer(name: str, buffer: Tensor) -> BufferSpec:
+def buffer_spec(name: str, buffer: Tensor) -> BufferSpec:
+    """As a schema has it."""
     return BufferSpec(name, tuple(buffer.shape), "float" if buffer.is_floating_point() else "integer")
 
 
 def _frozen(name: str, parameter: Tensor) -> FrozenSpec:
     dtype = str(parameter.dtype).removeprefix("torch.")
-    return FrozenSpec(name, tuple(parameter.shape), dtype, frozen_digest(parameter))
+    try:
+        return FrozenSpec(name, tuple(parameter.shape), dtype, frozen_digest(parameter))
+    except (RuntimeError, TypeError, AttributeError) as error:  # as whatever package made it says it
+        kind = type(parameter).__name__
+        raise ConfigError(
+            f"{name} is frozen, and its bytes cannot be read ({kind} of {dtype}: {str(error).splitlines()[0][:120]}): "
+            "nobody could tell whether all peers have the same; hold it in a plain tensor"
+        ) from error
+
+
+def _refuse_without_values(tensors: Mapping[str, Tensor]) -> None:
+    for name, tensor in tensors.items():
+        if is_lazy(tensor):
+            raise ConfigError(
+                f"{name} has no shape yet: its module is lazy, and takes it from the first batch; run one batch "
+                "through the model before the optimizer is made, then join"
+            )
+        if tensor.is_meta:
+            raise ConfigError(
+                f"{name} is on the meta device, where tensors have no values; load the weights first (or call "
+                "model.to_empty(device=...) and initialise them), and let nothing offload them between steps"
+            )
+        if hasattr(tensor, "ds_shape"):
+            raise ConfigError(
+                f"{name} is taken apart by DeepSpeed's ZeRO 3, and holds nothing between steps; "
+                "shard the model with fully_shard (accelerate: fsdp_version: 2) in its place"
+            )
 
 
 def _refuse_complex(tensors: Mapping[str, Tensor]) -> None:
@@ -160,19 +249,27 @@ def _empty(numel: int, device: torch.device) -> Tensor:
     return fresh(numel) if device == PROCESSOR else torch.empty(numel, dtype=torch.float32, device=device)
 
 
-def gather_buffers(buffers: Mapping[str, Tensor], specs: Sequence[BufferSpec]) -> Tensor:
-    """Copy the buffers out of a model, in the schema's order. Whole numbers are exact below 2**24."""
-    flat_B = torch.empty(sum(spec.numel for spec in specs), dtype=torch.float32)
+def gather_buffers(
+    buffers: Mapping[str, Tensor], specs: Sequence[BufferSpec], otherwise_B: Tensor | None = None
+) -> Tensor:
+    """Copy the buffers out of a model, in the schema's order. Whole numbers are exact below 2**24.
+
+    ``otherwise_B``: what stands for those that are not in ``buffers``; None: zeros.
+    """
+    numel = sum(spec.numel for spec in specs)
+    flat_B = torch.zeros(numel, dtype=torch.float32, device="cpu") if otherwise_B is None else otherwise_B.clone()
     for spec, piece in zip(specs, split(flat_B, [spec.shape for spec in specs]), strict=True):
-        piece.copy_(_find(buffers, spec).detach())
+        if spec.name in buffers:
+            piece.copy_(_find(buffers, spec).detach())
     return flat_B
 
 
 def scatter_buffers(flat_B: Tensor, specs: Sequence[BufferSpec], buffers: Mapping[str, Tensor]) -> None:
-    """Copy flat buffers into a model in place, each to its own device and dtype."""
-    targets = [_find(buffers, spec) for spec in specs]
+    """Copy flat buffers into those ``buffers`` of a model that are given, in place, in their own device and dtype."""
+    pieces = split(flat_B, [spec.shape for spec in specs])
+    targets = [(_find(buffers, spec), piece) for spec, piece in zip(specs, pieces, strict=True) if spec.name in buffers]
     with torch.no_grad():
-        for target, piece in zip(targets, split(flat_B, [spec.shape for spec in specs]), strict=True):
+        for target, piece in targets:
             target.copy_(in_dtype_of(target.detach().cpu(), piece))
 
 

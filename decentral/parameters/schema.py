@@ -31,6 +31,10 @@ Shapes = tuple[tuple[int, ...], ...]
 Number = Literal["float", "integer"]
 _HEX = frozenset("0123456789abcdef")
 
+# Whole numbers that only ever rise, so that a mean of them is one: BatchNorm's, torch's AveragedModel's, that of the
+# EMA in diffusion repositories. Of any other a mean may be nothing at all, as that of two pointers into a queue.
+COUNTERS = frozenset({"num_batches_tracked", "n_averaged", "num_updates"})
+
 
 @dataclass(frozen=True, slots=True)
 class ParameterSpec:
@@ -50,6 +54,11 @@ class BufferSpec(ParameterSpec):
     """One buffer that the model's ``state_dict`` holds; whole numbers and truth values are "integer"."""
 
     kind: Number
+
+    @property
+    def has_mean(self) -> bool:
+        """Whether a mean of peers' values is a value: of floats, and of counters that are known."""
+        return self.kind == "float" or self.name.rpartition(".")[2] in COUNTERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +188,8 @@ def _difference(mine: _Place | None, theirs: _Place | None) -> str | None:
     if mine is None or theirs is None:
         return f"{_shown(mine)} here, {_shown(theirs)} in the run"
     if mine.role != theirs.role:
-        return f"{mine.role} here, {theirs.role} in the run"
+        moved = "; its peers name it, or its module, in join(moved=...)" if theirs.role == "a buffer" else ""
+        return f"{mine.role} here, {theirs.role} in the run{moved}"
     for fact, other in zip(mine.facts, theirs.facts, strict=True):
         if fact != other:
             return f"{fact} here, {other} in the run"

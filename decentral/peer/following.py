@@ -4,6 +4,8 @@
         for anchor in anchors:  # ends with the run
             model.load_state_dict(anchor.state_dict(), strict=False)
 
+``anchors.latest()`` has the newest one at once, for a loop that does something else meanwhile.
+
 Needs no data, no script and no model: the shapes come from the run's peers. Whoever is slow gets the newest anchor and
 misses those before it.
 """
@@ -21,8 +23,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import torch
-
 from decentral.consensus.chain import Head
 from decentral.errors import NoPeersError, PayloadError, UsageError
 from decentral.manifest import Manifest
@@ -33,11 +33,13 @@ from decentral.observe.events import EventLog
 from decentral.observe.status import check_free
 from decentral.peer.invitation import greeted
 from decentral.peer.network_setup import NetworkSetup, check_relays, enter
+from decentral.peer.settings import check_seconds
 from decentral.quantities import moment_in, rate_of, size_of, time_left
 from decentral.swarm.admission import Admission
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite, whole_invite
 from decentral.swarm.lan import Lan
+from decentral.tensors.memory import fresh_zeros
 from decentral.training.swarm_side import SwarmThread
 from decentral.transport import Traffic, Transport
 from decentral.transport.memory import MemoryNetwork
@@ -101,6 +103,21 @@ class Following:
                 return found
             self._check_alive()
         raise StopIteration
+
+    def latest(self) -> Anchor | None:
+        """The newest anchor that is due, without waiting for it: None before the first, the same one until there is a
+        newer one, and when the run is over the last. Raises what ended the swarm's side; NoPeersError.
+
+        What it gave counts as given: a loop over the anchors goes on with the next one.
+        """
+        with self._news:
+            found, self._newest = self._newest, None
+        if found is not None:
+            self._last = found
+            self._save(found, least=SAVE_EVERY)
+        elif not self._leaving.is_set() and not (self._last is not None and self._last.final):
+            self._check_alive()
+        return self._last
 
     @property
     def manifest(self) -> Manifest:
@@ -227,9 +244,10 @@ def follow(
     model that is larger than ``max_disk``), DeviceError (larger than this machine's memory).
 
     """
-    if every < 1:
+    if not isinstance(every, int) or every < 1:
         raise UsageError(f"follow(every={every}): at least every round, which is 1")
     check_relays(relays)
+    check_seconds("follow", join_timeout)
     found = Invite.parse(invite)
     folder = (Path(out) if out is not None else Path(f"decentral-follow-{found.run.hex()[:8]}")).absolute()
     settings = FollowSettings(
@@ -329,8 +347,8 @@ class FollowerStartup:
         return Start(
             manifest=known.manifest,
             schema=known.schema,
-            anchors=[torch.zeros(fragment.numel) for fragment in known.schema.fragments],
-            buffers_B=torch.zeros(known.schema.buffer_numel),
+            anchors=[fresh_zeros(fragment.numel) for fragment in known.schema.fragments],
+            buffers_B=fresh_zeros(known.schema.buffer_numel),
             founder=False,
             bootstrap=self._ways,
             head=known.head,

@@ -12,7 +12,7 @@ import anyio
 
 from decentral.errors import ConfigError, InviteError, NoPeersError, PayloadError, TransportError
 from decentral.manifest import Manifest, check_methods, load_manifest
-from decentral.node.folder import kept_terms
+from decentral.node.folder import kept_terms, terms_here
 from decentral.node.node import RETRY
 from decentral.observe.screen import HINT_SECONDS, hint_after, say
 from decentral.peer.network_setup import run_apart
@@ -53,7 +53,8 @@ def terms_of(
             "or give join() a manifest or an invite"
         )
     if isinstance(run, Manifest):
-        return run, None, _out(out, run)
+        folder = _out(out, run)
+        return terms_here(folder, run), None, folder
     if isinstance(run, Path) or run.endswith(".toml"):
         manifest = load_manifest(Path(run))
         return manifest, None, _out(out, manifest)

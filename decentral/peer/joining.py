@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,15 +26,17 @@ from decentral.manifest.terms import INNER_OPTIMIZERS
 from decentral.optimizers import make_outer
 from decentral.peer.invitation import fetch, terms_of
 from decentral.peer.peer import Peer
-from decentral.peer.settings import JoinOptions, Observer, Settings, takes_what_is_handed_over
+from decentral.peer.settings import JoinOptions, Observer, Settings, check_run, takes_what_is_handed_over
 from decentral.quantities import moment_in, rate_of, size_of
 from decentral.swarm.admission import check_token
 from decentral.swarm.invite import Invite
 from decentral.tensors.memory import offload_to
+from decentral.training.clocks import Scheduler
 from decentral.training.inner import Together, check_covers, trained_by
 from decentral.training.inner_optimizers import SPSA
 from decentral.training.inner_states import InnerStates
-from decentral.training.live_model import LiveModel
+from decentral.training.live_model import Accelerator, LiveModel
+from decentral.training.processes import launched_together
 from decentral.transport import Transport
 from decentral.transport.throttle import Caps
 
@@ -45,13 +47,14 @@ def join(
     model: nn.Module | None = None,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
     *,
+    accelerator: Accelerator | None = None,
     preset: str | None = None,
     rounds: int = 100,
     steps: int = 30,
-    accelerator: Any | None = None,  # Any: accelerate is untyped
     out: str | Path | None = None,
     listen: Sequence[str] | None = None,
-    scheduler: Any | None = None,  # one or a list. Any: torch's schedulers share no public base with state_dict
+    scheduler: Scheduler | Sequence[Scheduler] | None = None,
+    alone: bool = False,
     require_peers: int = 0,
     join_timeout: float | None = None,
     observer: Observer | None = None,
@@ -71,6 +74,7 @@ def join(
     keep_serving: bool = False,
     offload: str | Path | None = None,
     evaluate: Callable[[], float | Tensor] | None = None,
+    moved: Sequence[str] = (),
 ) -> Peer:
     """Make this process a peer of ``run``: a manifest (its first peer, or a restart in ``out``) or an invite.
 
@@ -80,19 +84,29 @@ def join(
         model: as it is trained; wrapped by accelerate or not.
         optimizer: the inner optimizer, or a list of all that the loop steps: an inner step is one more step of each.
             ``step`` is hooked, the state never touched.
+        accelerator: the ``Accelerator`` that prepared the model, where a peer has several processes: all of them train
+            as one. None: this process is the peer.
         preset: found a run by this method, without a file: ``rounds`` of ``steps`` inner steps, with the outer rate and
             the exchange that suit so many and this model, and the rate and decay of this optimizer.
+        rounds: of the run that ``preset`` founds; without a preset neither ``rounds`` nor ``steps`` does anything.
+        steps: inner steps of one round of it.
         out: run directory; ``decentral-NAME`` when not given, for an invite ``decentral-`` and eight digits of the run.
             A checkpoint of this run found there is resumed.
         listen: multiaddrs; all interfaces, any port, when not given.
-        scheduler: one or a list; saved and resumed with the checkpoint.
-        require_peers: wait until this many members are there.
+        scheduler: one or a list of those that the loop steps once after every inner step; saved and resumed with the
+            checkpoint. Of a newcomer to a run that is some rounds on, and of a peer that missed rounds, it is stepped
+            to where the run is (rounds by inner steps of a round), and a warning says so. One that is stepped once an
+            epoch does not belong here; `Peer.schedule` makes one that goes by the run's rounds.
+        alone: train at once. Else the first ``optimizer.step`` of a peer's life waits until the run has, or ever had, a
+            second member, and says so every half minute; ``leave()`` or the run's end ends the wait.
+        require_peers: wait until this many members are there, in the beginning of the ``with`` block.
         join_timeout: seconds from this call until NoPeersError, when nobody answers or the members are not there.
         observer: called with every event, on whatever thread it happens.
+        identity_path: file of this peer's key; ``identity.key`` in ``out`` when not given.
         checkpoint_every: commits, or steps of pairs, between two checkpoints.
         tokens_per_step: training tokens behind one inner step, told to the swarm.
-        max_upload: what this peer sends at most, over everything: ``"5mbit"``, ``"600kB/s"``, or bytes per second;
-            ``max_download`` what it receives.
+        max_upload: what this peer sends at most, over everything: ``"5mbit"``, ``"600kB/s"``, or bytes per second.
+        max_download: what it receives at most.
         daily_upload: what it sends at most per day (UTC), ``"20GB"`` or bytes; then it trains on without contributing.
         relays: multiaddrs of relays, as ``decentral relay`` prints them: who is behind a NAT is reached through them.
         admit: a token that others need, too: it is in this peer's invites, and who has none is refused. For the first
@@ -117,6 +131,10 @@ def join(
             draws disturbs nothing. When together falls behind what this peer would have learnt alone, health says so,
             and why; without it ``peer.log(loss=...)`` tells, which is weaker (docs/diagnostics.md). Of a peer of one
             process.
+        moved: names of parameters, or of modules around them, that no gradient trains and the loop itself moves:
+            ``["teacher"]``; an EMA copy, a target network, a codebook. They go the way of buffers: shared as
+            ``buffers`` in ``[model]`` says, kept in checkpoints, brought to newcomers and exported. All peers name the
+            same.
 
     Nothing begins before the ``with`` block: it is there that the peer enters the run.
 
@@ -131,7 +149,7 @@ def join(
     return Peer(settings_of(terms, *loop[1:], JoinOptions(**given)))
 
 
-def founded_by(preset: str, rounds: int, steps: int, model: Any, optimizer: Any) -> Manifest:
+def founded_by(preset: str, rounds: int, steps: int, model: object, optimizer: object) -> Manifest:
     """Terms of a run of ``rounds`` of ``steps`` inner steps, that suit a script's model and its optimizer.
 
     Raises ConfigError for an unknown preset, or values that cannot be.
@@ -145,7 +163,8 @@ def founded_by(preset: str, rounds: int, steps: int, model: Any, optimizer: Any)
 
 def _checked(model: object) -> nn.Module:
     if not isinstance(model, nn.Module):
-        raise ConfigError(f"join: the model is a {type(model).__name__}; pass the torch module that the loop trains")
+        what = "missing" if model is None else f"a {type(model).__name__}"
+        raise ConfigError(f"join: the model is {what}; pass the torch module that the loop trains")
     return model
 
 
@@ -156,7 +175,9 @@ def settings_of(
     options: JoinOptions,
 ) -> Settings:
     """What ``options`` mean for this model and optimizer. Starts nothing, and looks for nobody but to get the terms."""
+    check_run(run)
     model = _checked(model)
+    check_launched(options.accelerator)
     if options.require_peers < 0:
         raise ConfigError(f"join(require_peers={options.require_peers}): it is a number of peers; 0 waits for none")
     if options.offload is not None:
@@ -172,7 +193,15 @@ def settings_of(
     check_tokens(manifest, options.tokens_per_step)
     optimizers = Together.of(optimizer, "optimizer")
     on_device = make_outer(manifest.outer.method, manifest.outer.hyper).on_device
-    live = LiveModel(model, manifest.outer.fragments, options.accelerator, optimizers.parts, on_device=on_device)
+    live = LiveModel(
+        model,
+        manifest.outer.fragments,
+        options.accelerator,
+        optimizers.parts,
+        on_device=on_device,
+        buffers=manifest.model.buffers or "average",
+        moved=[options.moved] if isinstance(options.moved, str) else options.moved,
+    )
     check_processes(manifest, live.world_size, optimizers.parts, evaluates=options.evaluate is not None)
     check_covers(optimizers.parts, live.trained)
     schedulers = None if options.scheduler is None else Together.of(options.scheduler, "scheduler")
@@ -192,6 +221,21 @@ def settings_of(
         caps=caps,
         daily_upload=daily_upload,
         admit=admit if invite is None else invite.token,
+    )
+
+
+def check_launched(accelerator: Accelerator | None) -> None:
+    """ConfigError for one of several processes that know of no other: each would begin a peer of its own.
+
+    It is the first thing to be looked at: two of them in one folder would hear of the folder alone.
+    """
+    size, known = launched_together(), 1 if accelerator is None else int(accelerator.num_processes)
+    if known > 1 or size < 2:
+        return
+    why = "pass accelerator=Accelerator()" if accelerator is None else "its accelerator knows of no other: make it anew"
+    raise ConfigError(
+        f"join: WORLD_SIZE is {size}, so this is one of {size} processes that were launched together; {why}, with "
+        "cpu=True on a machine without a GPU, and they train as one peer (to be a peer each, start them one by one)"
     )
 
 

@@ -27,9 +27,10 @@ from decentral.quantities import time_left
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
 from decentral.tasks.batches import ShardPlace
+from decentral.training.inner import Stage
 from decentral.training.live_model import LiveModel
 from decentral.training.outer_loop import OuterLoop
-from decentral.training.processes import TO_MEET, Orders
+from decentral.training.processes import TO_MEET
 from decentral.training.reporting import Diagnosed, LoggedLooks, Looks, Reporter
 from decentral.training.swarm_side import SwarmThread, run_blocking
 from decentral.transport.throttle import ThrottledTransport
@@ -37,13 +38,6 @@ from decentral.wire.keys import PeerId, peer_name
 
 LOOK_EVERY = 0.2  # s: Ctrl-C must get through to who waits, on every platform
 LAST_TRIES = 3  # at the last checkpoint: one more commit may come between looking for it and copying
-
-
-@dataclass(slots=True)
-class StepCount:
-    """Inner steps of this peer, over all its lives."""
-
-    value: int = 0
 
 
 class Participation:
@@ -75,6 +69,11 @@ class Participation:
         outer = self.settings.manifest.outer
         if outer.overlap == 0 and outer.fragments == 1:
             self.diagnosed.looked(look, held_out=self.settings.options.evaluate is not None)
+
+    @property
+    def founds(self) -> bool:
+        """Whether it begins the run, or goes on with it, by terms of its own: it was not invited."""
+        return self.settings.invite is None
 
     @property
     def is_offline(self) -> bool:
@@ -168,13 +167,31 @@ class Participation:
             if not run_blocking(self.loop.settle()):
                 why = "a partner did not say whether it took its half of the last step" if gossips else why
                 break
+            if not self.settings.model.is_finite():
+                why = "the model holds NaN or Inf"
+                break
             if self.save_now():
                 return True
+        self.keeps_the_one_before(why)
+        return False
+
+    def save_after_error(self) -> bool:
+        """The same when an error ended the training loop, which what fails here must not hide."""
+        try:
+            if saved := self.save_last():
+                kept = "the state of the last inner step is kept in %s, where the same command goes on"
+                logger.info(kept, self.settings.called, extra=PLAIN)
+            return saved
+        except Exception as failed:  # noqa: BLE001 - whatever it is, the error before it says more
+            self.keeps_the_one_before(f"{type(failed).__name__}: {failed}")
+            return False
+
+    def keeps_the_one_before(self, why: str) -> None:
+        """Tell the user that there is no last checkpoint."""
         self.announce("checkpoint_failed", {"round": self.swarm.node.outer_steps, "why": why})
         logger.warning(
             "no last checkpoint: %s; the next start in %s goes on from the one before", why, self.settings.called
         )
-        return False
 
     def close(self, *, politely: bool = False) -> None:
         """End the swarm's side, saying goodbye when ``politely``, and close the files. A second time does nothing."""
@@ -317,28 +334,41 @@ PLAIN = {"plain": True}  # of a log line that is no complaint, and that a displa
 logger = logging.getLogger("decentral.peer")
 
 
-def end_as_one(orders: Orders | None, kind: type[BaseException] | None) -> bool:
-    """Whether there is to be a last checkpoint: not after an error, and all processes of the peer are here for it.
+POLITE = (None, KeyboardInterrupt, NoPeersError, SystemExit)  # ends that are none of an error
 
-    ``kind``: what ended the training loop; None: it came to its own end. After Ctrl-C one process may be inside what
-    another has left, and waits for it: then the checkpoint before has to do. The others give their part from here.
+
+def end_as_one(model: LiveModel, kind: type[BaseException] | None, stage: Stage) -> bool:
+    """Whether there is to be a last checkpoint: all that this peer holds is of one moment, and its processes are here.
+
+    ``kind``: what ended the training loop; None: it came to its own end. ``stage``: where in an inner step. After an
+    error or Ctrl-C one process may be inside what another has left, and waits for it: then the checkpoint before has to
+    do. The others give their part from here.
     """
-    interrupted = kind is KeyboardInterrupt
-    if kind not in (None, KeyboardInterrupt, NoPeersError) or (orders is not None and orders.over):
+    orders, waits = model.orders, kind in (None, NoPeersError)
+    if (orders is not None and orders.over) or not _is_whole(kind, stage):
         return False
     if orders is None:
         return True
     if orders.processes.is_main:
-        return not interrupted or orders.meet()
-    with suppress(TimeoutError):
-        orders.follow(within=TO_MEET if interrupted else None)
+        return waits or orders.meet(in_step=model.is_sharded)
+    hidden = () if waits or kind is KeyboardInterrupt else (DecentralError,)  # by the error of this process
+    with suppress(TimeoutError, *hidden):
+        orders.follow(within=None if waits else TO_MEET)
     return True
+
+
+def _is_whole(kind: type[BaseException] | None, stage: Stage) -> bool:
+    """Inside the step of an optimizer parameters and moments are of two moments; what fails at a boundary leaves part
+    of it undone, but for Ctrl-C, which each of its parts is made for, as for a second signal.
+    """
+    return stage == "between" or (stage == "at_boundary" and kind in POLITE)
 
 
 def end_of_run(part: Participation, asked_to_leave: threading.Event) -> None:
     """The run is over: how to have it, and, where that was wished, a stay for those who come late."""
     out = shlex.quote(str(part.settings.called))
-    logger.info("This run is over: decentral export %s --to model/", out, extra=PLAIN)
+    anew = "; a new run takes another folder, --out or join(out=...)" if part.was_over and part.founds else ""
+    logger.info("This run is over: decentral export %s --to model/%s", out, anew, extra=PLAIN)
     if part.settings.options.keep_serving:
         until = "until Ctrl-C, or decentral leave --out"
         logger.info("its last state can be had here %s %s", until, out, extra=PLAIN)

@@ -6,16 +6,21 @@ in `decentral.training.outer_loop`; both act on a `Participation`, which only th
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
-from collections.abc import Callable, Iterable
+from _thread import start_new_thread
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import astuple, replace
+from struct import pack, unpack
 from types import TracebackType
-from typing import Any, Self
+from typing import Self, TypeVar, overload
 
+import torch
 from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from decentral.consensus.chain import Head
 from decentral.errors import ConfigError, NoPeersError
@@ -25,10 +30,10 @@ from decentral.node.upload import PAUSED
 from decentral.observe.status import Status
 from decentral.peer.network_setup import check_relays
 from decentral.peer.participation import (
+    POLITE,
     Gathering,
     Participation,
     Standing,
-    StepCount,
     end_as_one,
     end_before_the_run,
     end_of_run,
@@ -38,12 +43,19 @@ from decentral.peer.shown import Announcer, Trackers, shown
 from decentral.peer.startup import PeerLimits, Startup
 from decentral.peer.status import Shown, StallWatch, status_of
 from decentral.preferences.preferences import Preferences
+from decentral.signals import StopSignals
 from decentral.swarm.invite import kept_token
 from decentral.swarm.lan import Lan
-from decentral.tasks.batches import ShardPlace, seed_of, shard
-from decentral.training.inner import InnerSteps
+from decentral.tasks.batches import Indexed, ShardPlace, seed_of, shard
+from decentral.training.clocks import RoundEnded, RunSchedule, StepCount, cosine, move_on
+from decentral.training.inner import InnerSteps, Together
 from decentral.training.outer_loop import LoopControl
 from decentral.training.swarm_side import LoopEnded, SwarmThread, run_blocking
+
+T = TypeVar("T")
+OnRound = TypeVar("OnRound", bound=Callable[[RoundEnded], object])
+
+DIGEST, DIGEST_PARTS = ">8I", 8  # as whole numbers, for the processes of a peer
 
 
 class Peer:
@@ -52,15 +64,24 @@ class Peer:
     def __init__(self, settings: Settings) -> None:
         check_relays(settings.options.relays)
         self.settings, self.manifest, self.out = settings, settings.manifest, settings.out
-        self._done = self._has_entered = False
+        self._done = self._has_entered = self._has_stepped = False
         self._model = settings.model
         self._announce = Announcer(settings.options.observer)
         self._stalls = StallWatch(self._announce)
         self._lan = Lan(self._announce) if settings.options.lan else None
         self._limits = PeerLimits(settings)
         self._control, self._asked_to_leave = LoopControl(), threading.Event()
-        self._count, self._trackers = StepCount(), Trackers(settings.options.accelerator)
+        self._signals = StopSignals(self._leave_soon, self._hurry, self._is_held)
+        self._steps: InnerSteps | None = None  # inside the block
+        inner, outer = self.manifest.inner, self.manifest.outer
+        self._count = StepCount(interval=inner.steps // outer.fragments, rounds=self.manifest.run.rounds)
+        self._trackers = Trackers(settings.options.accelerator)
+        self._on_round: list[Callable[[RoundEnded], object]] = []
+        self._schedules: list[RunSchedule] = []
+        self._newest: tuple[int, ...] = (0, 0, 0, 0)  # of the newest round: see `_newest_round`
+        self._has_moved = False  # a schedule of the loop, and told so
         self._part: Participation | None = None
+        self._anchor = (0,) * DIGEST_PARTS  # its digest, as all processes of the peer were told at the last boundary
         self._seed, self._place, self._standing = 0, ShardPlace(), Standing(self.manifest)
         self._parting = ""  # what the status says once all is over
         self._last_status = Status(
@@ -112,8 +133,54 @@ class Peer:
 
     @property
     def round(self) -> int:
-        """Outer steps that this peer's anchor has behind it."""
-        return self._up.swarm.node.outer_steps if self._up is not None else 0
+        """Outer steps that this peer's anchor has behind it; where it has several processes, on all of them those that
+        the live model had at the last step boundary.
+        """
+        if self._up is None or self._model.orders is not None:
+            return self._count.round
+        return self._up.swarm.node.outer_steps
+
+    @property
+    def progress(self) -> float:
+        """Share of the run's rounds that it has behind it, from 0 to 1; within a round it rises with the inner steps.
+
+        As of the last step boundary, alike on all processes of the peer; 0 before the ``with`` block. A run that
+        ``minutes`` end does not come to 1.
+        """
+        return self._count.progress
+
+    def schedule(self, optimizer: torch.optim.Optimizer, factor: Callable[[float], float] = cosine) -> RunSchedule:
+        """A schedule that belongs to the run: every rate is ``factor(peer.progress)`` times what it was at first.
+
+        A newcomer, and who was away, has the rate that the others have. It is stepped by the peer after every inner
+        step, ``step()`` in the loop does no harm; it needs no place in ``join(scheduler=...)`` or a checkpoint.
+
+        Args:
+            optimizer: one that the loop steps. Its rates now are those that ``factor`` multiplies; after a restart
+                those that it had when the schedule was first made.
+            factor: of the run's progress, from 0 to 1; half a cosine from 1 to 0.1 when not given.
+
+        Inside the ``with`` block, on every process of the peer; ConfigError before.
+
+        """
+        self._check_entered("schedule")
+        if not callable(factor):
+            raise ConfigError(
+                f"peer.schedule: a {type(factor).__name__} cannot be called; pass a function of the run's progress, "
+                "such as lambda progress: 1 - progress"
+            )
+        (bare,) = Together.of([optimizer], "optimizer", "peer.schedule").parts
+        self._schedules.append(RunSchedule(bare, factor, self._count))
+        return self._schedules[-1]
+
+    def on_round(self, call: OnRound) -> OnRound:
+        """Call it whenever a round has come into the model, with a `RoundEnded`; returns it, so that it can decorate.
+
+        On the training thread, inside ``optimizer.step``, on every process of the peer, and once for all rounds that
+        come at once. What it raises is raised by that ``step``.
+        """
+        self._on_round.append(call)
+        return call
 
     @property
     def invite(self) -> str:
@@ -124,12 +191,52 @@ class Peer:
 
     @property
     def anchor_digest(self) -> str:
-        """Digest of the newest committed anchor, in hex: equal on all peers of a synchronous run."""
+        """Digest of the newest committed anchor, in hex: equal on all peers of a synchronous run, and on every process
+        of the peer as of its last boundary.
+        """
+        if self._model.orders is not None:
+            return pack(DIGEST, *self._anchor).hex()
         return self._up.swarm.node.replica.digest.hex() if self._up is not None else ""
 
     def anchor(self) -> list[Tensor]:
         """The newest committed anchor, fragment by fragment: flat float32, shared and not to be written to."""
         return list(self._up.swarm.node.replica.anchors) if self._up is not None else self._model.read_alone()
+
+    def agreed(self) -> dict[str, Tensor]:
+        """The model that the run has agreed on, as a state dict: a copy on the processor, by the names that parameters
+        have in the model given to ``join`` without its wrappers, in their shapes and dtypes.
+
+        It is the newest committed anchor, in gossip this peer's own replica: the trained parameters, and the buffers
+        where peers share them (`[model] buffers`). What is frozen is not in it, as it never changes:
+        ``load_state_dict(peer.agreed(), strict=False)``.
+
+        On the main process of the peer, inside the ``with`` block or after it; ConfigError elsewhere.
+        """
+        self._check_entered("agreed")
+        if self._part is None:
+            raise ConfigError(
+                "peer.agreed(): this process does not talk to the swarm; ask on the main one, or use "
+                "`with peer.evaluating():` on all of them"
+            )
+        replica = self._part.swarm.node.replica
+        return self._model.named(list(replica.anchors), replica.buffers_B if replica.tail.numel else None)
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Within the block the model that was given to ``join`` holds what the run has agreed on (see ``agreed``), in
+        evaluation and without gradients; no optimizer may step there.
+
+        Afterwards, however it ends, parameters, buffers, modes and random generators are as before, bit for bit. It
+        takes one copy of the trained parameters meanwhile. Between two steps, on every process of the peer at once;
+        ConfigError before the ``with`` block of ``join``.
+        """
+        self._check_entered("evaluating")
+        anchors, buffers_B = None, None
+        if self._part is not None:
+            replica = self._part.swarm.node.replica
+            anchors, buffers_B = list(replica.anchors), replica.buffers_B
+        with self._model.holding(anchors, buffers_B, are_shared=self.manifest.model.buffers != "own"):
+            yield
 
     @property
     def seed(self) -> int:
@@ -142,7 +249,20 @@ class Peer:
             raise ConfigError("peer.seed is known once the peer has entered the run; ask inside the with block")
         return self._seed
 
-    def shard(self, dataset: Any, batch_size: int = 1) -> Any:  # Any: see decentral.tasks.batches.shard
+    @overload
+    def shard(  # type: ignore[overload-overlap]  # an IterableDataset is a Dataset, and has no indices
+        self, dataset: IterableDataset[T], batch_size: int = 1
+    ) -> IterableDataset[T]: ...
+
+    @overload
+    def shard(self, dataset: Indexed | Dataset[object], batch_size: int = 1) -> Sampler[int]: ...
+
+    @overload
+    def shard(self, dataset: Iterable[T], batch_size: int = 1) -> IterableDataset[T]: ...
+
+    def shard(
+        self, dataset: Indexed | Dataset[T] | Iterable[T], batch_size: int = 1
+    ) -> Sampler[int] | IterableDataset[T]:
         """This peer's part of a data set, disjoint from the other members', for the loop inside the ``with`` block.
 
         Args:
@@ -155,6 +275,11 @@ class Peer:
         when they change. A loader that accelerate prepares shares the part among the processes of the peer.
         """
         return shard(dataset, batch_size, self.manifest.digest, lambda: self._place)
+
+    @property
+    def shard_place(self) -> ShardPlace:
+        """Where this peer stands among the members, as of the last step boundary: what ``shard`` goes by."""
+        return self._place
 
     def log(self, **metrics: float | Tensor) -> None:
         """Remember training metrics for the observer; the status shows ``loss`` and ``held_out_loss``.
@@ -209,6 +334,16 @@ class Peer:
         does the end of the run: ``done`` is true then. Call it before the first step, on every process of the peer.
         """
         self._wait_for_members(2, lambda head: head.epoch > 0, self.settings.give_up_at)
+
+    def _before_any_step(self) -> None:
+        """Runs at the beginning of any optimizer's step; the first of this peer's life waits for a second member."""
+        self._control.interrupted = False
+        self._signals.step_begins(done=self._done)
+        options, waits = self.settings.options, not (self._has_stepped or self._count.value or self._done)
+        self._has_stepped = True
+        if waits and not (options.alone or options.require_peers):
+            self.wait_for_company()
+        self._model.before_step()
 
     def _wait_for_members(self, count: int, enough: Callable[[Head], bool], give_up_at: float | None) -> None:
         Gathering(self._model, self._part, self._asked_to_leave).wait(count, enough, give_up_at)
@@ -272,13 +407,18 @@ class Peer:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
+            stack.enter_context(self._signals)
             self._model.on_main(lambda: self._begin(stack))
             self._share(range(len(self._model.schema.fragments)))
             hooked = self._part is not None and self._part.acts_before_inner_steps
             begins = self._before_inner_step if hooked else None
-            steps = InnerSteps(self.settings.optimizers.parts, self._after_inner_step, begins)
+            parts, looks = self.settings.optimizers.parts, (self._before_any_step, self._model.check_tensors)
+            steps = InnerSteps(parts, self._after_inner_step, begins, *looks, after=self._step_is_over)
+            self._steps = steps
+            stack.enter_context(self._model.watch.hooked())
             stack.enter_context(steps.hooked(self._model.trained))
             self._has_entered = True
+            self._signals.politely()
             if self.settings.options.require_peers and not self._done:
                 self._require_peers(self.settings.options.require_peers)
             self._entered = stack.pop_all()
@@ -313,21 +453,30 @@ class Peer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        assert self._steps is not None
         with self._entered:
             self._entered.callback(self._model.averages.stay)
-            self._model.fail(error)
-            save = end_as_one(self._model.orders, kind)
+            save = end_as_one(self._model, kind, self._steps.stage)
             if self._part is not None:
                 with self._model.as_one():
-                    self._end(self._part, kind, save=save)
+                    self._end(self._part, kind, error, save=save)
                 if kind is NoPeersError:  # as asked for, and no crash: it can be started again
                     self._last_status = replace(self._last_status, state="left")
+        if kind is None and self._signals.code is not None:
+            raise SystemExit(self._signals.code)
 
-    def _end(self, part: Participation, kind: type[BaseException] | None, *, save: bool) -> None:
+    def _end(
+        self, part: Participation, kind: type[BaseException] | None, error: BaseException | None, *, save: bool
+    ) -> None:
         """``kind``: what ended the training loop; None: it came to its own end."""
         whole, over, kept = kind is None, self._done and not self._control.leaving, False
+        polite = kind in POLITE or self._control.leaving
         try:
-            kept = save and (part.was_over or part.save_last())
+            if save:
+                kept = part.was_over or (part.save_last() if kind in POLITE else part.save_after_error())
+            elif self._steps is not None and self._steps.stage == "inside":
+                part.keeps_the_one_before("the training loop ended inside optimizer.step")
+            self._model.fail(error)
             self._model.let_go(interrupted=kind is KeyboardInterrupt)
             if whole and over:
                 end_of_run(part, self._asked_to_leave)
@@ -335,11 +484,27 @@ class Peer:
                 end_before_the_run(part)
         finally:
             self.status()  # no step is made any more: what it says now of this peer is its last state
-            if kept:
+            if kept and polite:
                 self._parting = "done" if over else "left"
-            elif save:  # there is no last checkpoint
+            elif save and polite:  # there is no last checkpoint
                 self._last_status = replace(self._last_status, state="leaving")
             part.close(politely=True)
+
+    def _leave_soon(self) -> None:
+        """`leave`, inside the handler of a signal, which may have come while this thread holds the event's lock."""
+        self._control.leaving = True
+        start_new_thread(self._asked_to_leave.set, ())
+
+    def _hurry(self) -> None:
+        self._control.interrupted = True
+
+    def _is_held(self) -> bool:
+        return self._steps is not None and self._steps.stage != "between" and not self._control.may_be_cut
+
+    def _step_is_over(self) -> None:
+        """All that belongs to an optimizer's step is done: what came within it is handled now."""
+        self._control.interrupted = False
+        self._signals.step_ends()
 
     def _before_inner_step(self) -> None:
         """Runs at the beginning of an ``optimizer.step``."""
@@ -349,13 +514,18 @@ class Peer:
 
     def _after_inner_step(self) -> None:
         """Runs inside ``optimizer.step``, of the last one if there are several, on every process of the peer."""
-        self._count.value += 1
-        rest = self._limits.worked()
+        self._count.stepped()
+        if self._model.orders is not None:
+            self._model.orders.steps = self._count.value
+        rest, before = self._limits.worked(), self._count.round
         try:
             with self._model.as_one():
                 changed = self._at_boundary()
             self._share(changed)
+            if self._steps is not None:
+                self._steps.stage = "between"  # all of it is done: what follows is the user's code
             self._trackers.after_step(self)
+            self._tell_round(before)
             self._limits.rest(rest, self._asked_to_leave.wait)
         except BaseException:
             self._model.averages.resume()  # a loop may catch it, and go on
@@ -380,17 +550,71 @@ class Peer:
             raise swarm.reason()
         return changed
 
+    def _anchor_now(self, *, moved: bool) -> tuple[int, ...]:
+        """Its digest as whole numbers. That of shared buffers is made anew, so not at every step."""
+        if moved and self._part is not None:
+            return unpack(DIGEST, self._part.swarm.node.replica.digest)
+        return self._anchor
+
     def _share(self, changed: Iterable[int]) -> None:
         """Bring the peer's processes in step, and note its place among the members for all of them alike."""
-        ended, forgets = self._done, False
+        ended, forgets, anchor = self._done, False, self._anchor
         if self._part is not None:
             loop = self._part.loop
             self._place = self._standing.place(self._part.swarm.node)
             ended = self._done or loop.done or self._control.leaving
             forgets, loop.forgets = loop.forgets, False
-        told = (int(forgets), self._count.value, self._seed, *astuple(self._place))
-        self._done, (forget, self._count.value, self._seed, *place) = self._model.share(changed, ended, told)
-        self._place = ShardPlace(*place)
+            if is_news := self._count.reaches(loop.outer_steps):
+                self._newest = _newest_round(self._part)
+            if self._model.orders is not None:
+                anchor = self._anchor_now(moved=is_news or bool(changed := set(changed)))
+        told = (int(forgets), self._seed, *astuple(self._place), *self._count.told(), *self._newest, *anchor)
+        self._done, told = self._model.share(changed, ended, told)
+        forget, self._seed, *place = told[:5]
+        self._place, self._newest = ShardPlace(*place), told[9:-DIGEST_PARTS]
+        self._count.hear(told[5:9])
+        self._anchor = told[-DIGEST_PARTS:]
         if forget:
             self.settings.states.forget_non_finite()
+        self._follow_the_run()
         self._model.averages.resume(to_train=not self._done)
+
+    def _follow_the_run(self) -> None:
+        """Bring schedules to where the run is: those that belong to it, and those of the loop that are far behind."""
+        for schedule in self._schedules:
+            schedule.step()
+        if not self._count.behind or self._done:
+            return
+        given = self.settings.options.scheduler
+        for one in given if isinstance(given, list | tuple) else [] if given is None else [given]:
+            sentence = move_on(one, self._count, self._model.world_size)
+            if sentence and self._part is not None and not self._has_moved:
+                logging.getLogger("decentral").warning(sentence)
+        self._count.moved += self._count.behind
+        self._has_moved = True
+
+    def _tell_round(self, before: int) -> None:
+        """Call what ``on_round`` was given, where outer steps came since ``before``."""
+        now = self._count.round
+        if not self._on_round or now == before:
+            return
+        members, contributed, sent, received = self._newest
+        ended = RoundEnded(
+            round=now,
+            rounds=self.manifest.run.rounds,
+            merged=max(1, now - before),
+            members=members,
+            contributed=bool(contributed),
+            bytes_sent=sent,
+            bytes_received=received,
+            done=self._done,
+        )
+        for call in self._on_round:
+            call(ended)
+
+
+def _newest_round(part: Participation) -> tuple[int, ...]:
+    """Members, whether the newest round has this peer's update, bytes sent and received: for all its processes."""
+    total = part.swarm.node.transport.traffic.total
+    contributed = part.reporter.outcomes[-1:] == [True]
+    return len(part.swarm.node.driver.head.members), int(contributed), total.sent, total.received

@@ -17,12 +17,13 @@ from decentral.manifest import Redundancy
 from decentral.node.durable_store import DurableStore, Resumed
 from decentral.node.node import Node
 from decentral.parameters import Schema
-from decentral.peer.participation import LOOK_EVERY, StepCount, WriteBehind
+from decentral.peer.participation import LOOK_EVERY, WriteBehind
 from decentral.redundancy.giver import packed_state, unpacked_state
 from decentral.redundancy.recovery import Recovered, Recovery, RedundancyService
 from decentral.state.checkpoint import flatten, unflatten
 from decentral.state.snapshot import live_buffer_name
 from decentral.swarm.hello import model_difference
+from decentral.training.clocks import StepCount
 from decentral.training.inner_states import InnerStates
 from decentral.training.live_model import LiveModel
 from decentral.training.live_side import OWN
@@ -144,7 +145,8 @@ class Saver:
         head, tensors, memory = self.swarm.call(_consistent_state, node)
         if head.anchor is None or (head.hash != schedule.seen and node.gossip is None):
             return None
-        memory |= {"inner_steps": self.count.value, "progress": memory_of(schedule), "buffers": self.buffers}
+        memory |= {"inner_steps": self.count.value, "clock": self.count.memory()}
+        memory |= {"progress": memory_of(schedule), "buffers": self.buffers}
         return self.checkpointer.take(head, {**tensors, **tensors_of(schedule)}, self.model, memory, swaps)
 
     def _write(self, taken: Taken, held: float) -> None:
@@ -188,7 +190,15 @@ def live_name(fragment: int) -> str:
 # model's lead stay behind: commits since then may have taken from them, and what was taken must not be sent again. So a
 # peer that lost its disk goes on as one that slept through rounds, and its live model begins at the anchor.
 
-OWN_KEYS = ("inner_steps", "training", "progress", "buffers", "schema", "parameters")  # of a checkpoint's document
+OWN_KEYS = (
+    "inner_steps",
+    "clock",
+    "training",
+    "progress",
+    "buffers",
+    "schema",
+    "parameters",
+)  # of a checkpoint's document
 
 logger = logging.getLogger("decentral.peer")
 

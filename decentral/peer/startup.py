@@ -26,7 +26,7 @@ from decentral.node.upload import PAUSED, DailyUpload, checked_limit
 from decentral.observe.diagnostics import Look
 from decentral.optimizers.base import State
 from decentral.peer.network_setup import NetworkSetup, enter
-from decentral.peer.participation import Participation, StepCount
+from decentral.peer.participation import Participation
 from decentral.peer.saved import Checkpointer, OwnState, OwnStateKept, Saver, recovered
 from decentral.peer.settings import Settings
 from decentral.peer.status import StallWatch
@@ -39,6 +39,7 @@ from decentral.swarm.directory import Directory
 from decentral.swarm.hello import check_version
 from decentral.swarm.lan import Lan
 from decentral.tensors.threads import ThreadsWanted
+from decentral.training.clocks import StepCount
 from decentral.training.inner import differences, differences_sentence
 from decentral.training.live_side import LiveSide, Moments
 from decentral.training.outer_loop import LoopControl, LoopParts, OuterLoop
@@ -86,6 +87,7 @@ class Startup:
         self._checkpointer = Checkpointer(part.store, part.settings.states)
         self._checkpoint: _Checkpoint | None = None
         self._before = kept_addresses(part.settings.out)
+        self._outer_steps = 0  # in the live model, when it begins
 
     def begin(self) -> None:
         """Resume or start, find the swarm, and stand at a verified anchor. Raises what it cannot get over."""
@@ -101,7 +103,7 @@ class Startup:
         if (evaluate := self._settings.options.evaluate) is not None:
             part.looks = Looks(evaluate, self._model, self._evaluated)
         part.loop = self._make_loop(schedule)
-        run_blocking(part.loop.begin(included, afresh=kept is None and own is None))
+        run_blocking(part.loop.begin(included, afresh=kept is None and own is None, outer_steps=self._outer_steps))
         if part.looks is not None and not part.loop.done:
             part.looks.begin()
         if start.head is None or (part.was_over and not kept_whole):
@@ -172,7 +174,7 @@ class Startup:
         for name, why in found.passed_over:
             self._part.announce("checkpoint_passed_over", {"name": name, "why": why})
         memory = self._checkpointer.restore(found, self._model)
-        self._count.value = int(memory["inner_steps"])
+        self._count.recall(int(memory["inner_steps"]), memory.get("clock", ()))
         self._checkpoint = _Checkpoint(found, memory, found.head)
         kept_whole = found.head.final and not found.adopted and bool(memory.get("over"))
         ended = found.head.final and found.adopted
@@ -281,7 +283,7 @@ class Startup:
 
     def _restore_own(self, own: OwnState) -> None:
         self._checkpointer.restore_own(own.tensors, own.meta, self._model)
-        self._count.value = int(own.meta["inner_steps"])
+        self._count.recall(int(own.meta["inner_steps"]), own.meta.get("clock", ()))
 
     # ---- the live model ----
 
@@ -292,11 +294,13 @@ class Startup:
         """
         head, anchors, buffers_B, included = self._part.swarm.call(_standing, self._part.swarm)
         if own is not None:
+            if self._part.swarm.node.replica.tail.numel:
+                self._model.write_buffers(buffers_B, whole=True)
             slept = Resumed(head, dict(own.tensors), dict(own.meta), (), adopted=True)
             return self._go_on(_Checkpoint(slept, slept.meta, head, True, anchors, buffers_B=buffers_B)), included
-        schedule = make_schedule(self._manifest, head.hash, self._live_side())
+        schedule, self._outer_steps = make_schedule(self._manifest, head.hash, self._live_side()), head.outer_step
         self._put(schedule, anchors)
-        self._model.write_buffers(buffers_B)
+        self._model.write_buffers(buffers_B, whole=True)
         return schedule, included
 
     def _go_on(self, kept: _Checkpoint) -> SyncSchedule:
@@ -305,6 +309,7 @@ class Startup:
         One of them may name what a previous incarnation sent: that is no progress any more.
         """
         schedule = make_schedule(self._manifest, kept.head.hash, self._live_side())
+        self._outer_steps = kept.head.outer_step
         memory = kept.memory.get("progress")
         replayed = range(0 if kept.found.adopted else kept.found.head.outer_step, kept.head.outer_step)
         if kept.at_anchor:

@@ -184,7 +184,7 @@ class Codec:
             return
         _warm.add(repr(self))
         shapes = ((_SMALL, _SMALL), (_SMALL,))
-        ramp_N = torch.linspace(-1, 1, numel(shapes))
+        ramp_N = torch.linspace(-1, 1, numel(shapes), dtype=torch.float32, device="cpu")
         encoded = self.encode(ramp_N, {}, shapes)
         self.add_to(self.decode(encoded.body, shapes), encoded.body, shapes)
         if self.beside is not None:

@@ -16,7 +16,7 @@ from decentral.compressors import Payload
 from decentral.compressors.chain import AddBand
 from decentral.compressors.feedback import State
 from decentral.errors import NonFiniteError, PayloadError
-from decentral.parameters import BufferSpec, Schema, first_non_finite, split
+from decentral.parameters import BufferSpec, Schema, first_non_finite
 from decentral.replica.codec import Codec, FixedShapes
 from decentral.replica.measures import Measure, Measures
 from decentral.tensors.ops import float32, is_finite
@@ -168,6 +168,7 @@ _SIGMA = 1.4826
 _FLOOR, _LEAST = 2.0**-10, 1e-6  # of the median, and of anything
 _BAND = 1 << 16  # values that are sorted at once: of 1,024 contributors half a gigabyte
 _FLOAT = np.dtype("<f4")
+Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]  # (K, b) of some contributors, b values of a band
 
 
@@ -244,18 +245,27 @@ class Tail:
         """What the contributors' buffers (B,) become, given in the order of their ids: the same bits on every peer.
 
         Each value is first shortened to where the others have it. The mean counts all alike, whatever
-        ``outer.weighting`` says; summed in float64, so that it is finite. Whole numbers are rounded, half to even.
+        ``outer.weighting`` says; summed in float64, so that it is finite. Counters are rounded, half to even; of other
+        whole numbers it is the lower median, which is what somebody has.
         """
         value_KB = np.stack([tail_B.numpy() for tail_B in tails])
         merged_B = np.empty(self.numel, dtype=np.float32)
         for start in range(0, self.numel, _BAND):
             near_Kb = _shortened(value_KB[:, start : start + _BAND].astype(np.float64))
             merged_B[start : start + _BAND] = near_Kb[0] if self.takes_first else _mean(near_Kb)
-        made_B = torch.from_numpy(merged_B)
-        for spec, piece in zip(self.buffers, split(made_B, [spec.shape for spec in self.buffers]), strict=True):
-            if spec.kind == "integer":
-                piece.round_()
-        return made_B
+        at = 0
+        for spec in self.buffers:
+            piece = slice(at, at := at + spec.numel)
+            if not spec.has_mean:
+                merged_B[piece] = self._somebodys(value_KB[:, piece], merged_B[piece])
+            elif spec.kind == "integer":
+                merged_B[piece] = merged_B[piece].round()
+        return torch.from_numpy(merged_B)
+
+    def _somebodys(self, value_Kn: Floats, merged_n: Floats) -> Floats:
+        """Of whole numbers that have no mean: the first's as long as it was not shortened, or the lower median."""
+        middle_n: Floats = np.sort(value_Kn, axis=0)[(len(value_Kn) - 1) // 2]
+        return np.where(value_Kn[0] == merged_n, merged_n, middle_n) if self.takes_first else middle_n
 
 
 def carriers(parts: int) -> set[int]:
@@ -341,7 +351,7 @@ class FrameContents:
 
     def moved(self, frames: Sequence[Frame], numel: int) -> Tensor:
         """Where one of the changes has a value, bool (N,)."""
-        moved_N = torch.zeros(numel, dtype=torch.bool)
+        moved_N = torch.zeros(numel, dtype=torch.bool, device="cpu")
         for frame in frames:
             moved_N |= self.change(frame) != 0
         return moved_N

@@ -18,6 +18,7 @@ from decentral.replica.codec import Codec, Encoded, FixedShapes, numel, range_sh
 from decentral.replica.measures import Sample
 from decentral.replica.replica import Replica, in_own_units
 from decentral.tensors.device import PROCESSOR, beside, moved
+from decentral.tensors.memory import fresh_zeros
 from decentral.tensors.ops import difference
 from decentral.wire.frames import Frame, FrameKind, Header, claims_of, seal
 from decentral.wire.keys import PeerId, Signer
@@ -223,7 +224,7 @@ def forgotten(replica: Replica, record: Record, frames: Mapping[bytes, Frame], m
     f, mine = record.fragment, [frames[ref.frame] for ref in record.frames if ref.peer == me]
     unseen = bool(record.contributors) or bool(replica.senders.names) or replica.method.rebuilds
     if unseen or any(frame.header.kind == FrameKind.MERGE for frame in mine):
-        return Forgotten({}, torch.ones(replica.numel(f), dtype=torch.bool))
+        return Forgotten({}, torch.ones(replica.numel(f), dtype=torch.bool, device="cpu"))
     sent_N = replica.contents.moved(mine, replica.numel(f))
     kept = {name: one_N.masked_fill(beside(sent_N, one_N), 0.0) for name, one_N in replica.feedback[f].items()}
     return Forgotten(kept, sent_N)
@@ -301,7 +302,7 @@ class Outbox:
         given = [g for round_, g in self._given.items() if round_ > after and g.fragment == fragment]
         if not given:
             return None
-        total_N = torch.zeros(numel(shapes))
+        total_N = fresh_zeros(numel(shapes))
         for one in reversed(given) if sent_N is not None else given:
             came_N = self._came(one, shapes)
             total_N += came_N if sent_N is None else sent_N
@@ -310,7 +311,7 @@ class Outbox:
 
     def _came(self, one: Given, shapes: FixedShapes) -> Tensor:
         """The change that the others decoded."""
-        came_N = torch.zeros(numel(shapes))
+        came_N = fresh_zeros(numel(shapes))
         for start, stop, body in one.pieces:
             cut = range_shapes(start, stop) if one.sliced else shapes
             came_N[start:stop] = self.codec.decode(body, cut * one.channels, one.channels)[: stop - start]

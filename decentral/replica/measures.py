@@ -323,7 +323,8 @@ class Sample:
         """The sample's values of what lies at ``start`` of the fragment, flat; of parts in order they make up `of`."""
         if self._place_S is None:
             return value
-        first, last = torch.searchsorted(self._place_S, torch.tensor([start, start + len(value)])).tolist()
+        ends = torch.tensor([start, start + len(value)], dtype=torch.int64, device="cpu")
+        first, last = torch.searchsorted(self._place_S, ends).tolist()
         return value[self._place_S[first:last] - start]
 
     def came(self, change: Tensor) -> Tensor:
@@ -351,8 +352,8 @@ def _norm(value_S: Tensor) -> float:
 
 def _places(numel: int, count: int) -> Tensor:
     """Rising places, one in each of ``count`` ranges that differ in length by one at most."""
-    bound = torch.arange(count + 1) * numel // count
-    within = torch.rand(count, generator=torch.Generator().manual_seed(_SEED), dtype=torch.float64)
+    bound = torch.arange(count + 1, dtype=torch.int64, device="cpu") * numel // count
+    within = torch.rand(count, generator=torch.Generator().manual_seed(_SEED), dtype=torch.float64, device="cpu")
     return bound[:-1] + (within * bound.diff()).long()
 
 
@@ -365,7 +366,7 @@ class Coverage:
     def __init__(self, samples: Sequence[Sample]) -> None:
         """``samples``: of each fragment."""
         self.samples = samples
-        self._came = [torch.zeros(sample.size, dtype=torch.bool) for sample in samples]
+        self._came = [torch.zeros(sample.size, dtype=torch.bool, device="cpu") for sample in samples]
         self._rounds = [0] * len(samples)
 
     def add(self, fragment: int, *came: Tensor) -> None:

@@ -39,7 +39,7 @@ from decentral.replica.weights import (
 )
 from decentral.state.snapshot import BUFFERS, anchor_name, outer_name
 from decentral.tensors.device import all_beside, beside
-from decentral.tensors.memory import fresh_zeros
+from decentral.tensors.memory import fresh, fresh_zeros
 from decentral.tensors.ops import is_finite
 from decentral.wire.frames import Frame, FrameKind
 from decentral.wire.keys import PeerId
@@ -89,7 +89,7 @@ class Replica:
         self.reception = Reception(schema, method, codec, self.gathering)
         self.samples = [Sample(anchor.numel()) for anchor in self.anchors]
         self.digests: list[bytes] = [digest(anchor) for anchor in self.anchors]
-        self.tail, self.buffers_B = tail, torch.zeros(0) if buffers_B is None else buffers_B
+        self.tail, self.buffers_B = tail, fresh(0) if buffers_B is None else buffers_B
         if self.buffers_B.shape != (schema.buffer_numel,):
             raise ConfigError(f"Replica: {len(self.buffers_B)} values of buffers, the schema has {schema.buffer_numel}")
         tail.pack(self.buffers_B)  # what could not be sent is refused here, and not after the first inner steps

@@ -288,7 +288,7 @@ class Adoption:
             before_N = before_N - beside(mine.measured_N, before_N)
             steps -= mine.trained
         elif f in taken:
-            taken_N = torch.ones(len(old_N), dtype=torch.bool)
+            taken_N = torch.ones(len(old_N), dtype=torch.bool, device="cpu")
         method = self.replica.method
         return CommittedUpdate(
             None, b"", f, before_N, to.anchors[f], None, owed_steps=steps, adopted=True, took=mine is not None,

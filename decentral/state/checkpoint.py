@@ -31,6 +31,7 @@ from decentral.errors import ConfigError, DiskError
 from decentral.parameters import FrozenSpec, frozen_digest
 from decentral.state.durable import DISK, TEMPORARY, Disk, disk_errors
 from decentral.state.tensor_file import (
+    DTYPES,
     DamagedFile,
     OnBytes,
     Whole,
@@ -366,9 +367,15 @@ def keep_frozen(
     temporary = path.with_name(f"{TEMPORARY}{FROZEN}")
     with disk_errors(f"writing {path}"):
         disk.remove(temporary)
-        write_tensor_file(temporary, tensors(), {"format": "pt", "digest": digest}, disk, whole)
+        stored = {name: _storable(one) for name, one in tensors().items()}
+        write_tensor_file(temporary, stored, {"format": "pt", "digest": digest}, disk, whole)
         disk.rename(temporary, path)
         disk.sync_folder(folder)
+
+
+def _storable(tensor: Tensor) -> Tensor:
+    """Its bytes, where the file has no word for its dtype; the schema says what they are."""
+    return tensor if tensor.dtype in DTYPES else tensor.reshape(-1).view(torch.uint8)
 
 
 def read_frozen(folder: Path, specs: Sequence[FrozenSpec]) -> dict[str, Tensor]:

@@ -174,12 +174,15 @@ def whole_model(checkpoint: Checkpoint, folder: Path) -> dict[str, Tensor]:
 
 
 def _buffers(checkpoint: Checkpoint, schema: Schema) -> dict[str, Tensor]:
-    """What the peers share of them; where each keeps its own, this peer's."""
-    live = {spec.name: checkpoint.tensors[live_buffer_name(spec.name)] for spec in schema.buffers}
+    """What the peers share of them; where each keeps its own, or it became something else, this peer's."""
+    names = {spec.name: live_buffer_name(spec.name) for spec in schema.buffers}
+    live = {name: checkpoint.tensors[kept] for name, kept in names.items() if kept in checkpoint.tensors}
     if not live or checkpoint.meta.get("buffers") == "own":
         return live
-    shared = split(checkpoint.tensors[BUFFERS], [spec.shape for spec in schema.buffers])
-    return {name: in_dtype_of(live[name], piece) for name, piece in zip(live, shared, strict=True)}
+    pieces = split(checkpoint.tensors[BUFFERS], [spec.shape for spec in schema.buffers])
+    shared = {s.name: p for s, p in zip(schema.buffers, pieces, strict=True) if s.has_mean and s.name in live}
+    fits = {name: piece for name, piece in shared.items() if live[name].shape == piece.shape}
+    return live | {name: in_dtype_of(live[name], piece) for name, piece in fits.items()}
 
 
 def anchor_parameters(checkpoint: Checkpoint) -> dict[str, Tensor]:

@@ -28,6 +28,7 @@ from decentral.errors import ConfigError, PayloadError
 from decentral.parameters import Schema
 from decentral.state.durable import disk_errors, make_private_folders
 from decentral.state.tensor_file import tensor_bytes
+from decentral.tensors.memory import fresh
 
 CHUNK_NBYTES = 256 * 2**10
 HASH_NBYTES = 32
@@ -304,7 +305,7 @@ class Assembler:
         """
         if len(self._have) < self.index.layout.num_chunks:
             raise ConfigError(f"{len(self.missing())} chunks are missing; add them first")
-        row = torch.frombuffer(self._row, dtype=torch.float32) if self._row else torch.empty(0)
+        row = torch.frombuffer(self._row, dtype=torch.float32) if self._row else fresh(0)
         result, at = {}, 0
         for name, numel in self.index.layout.entries:
             result[name] = row[at : at + numel].clone()

@@ -53,6 +53,8 @@ class Invite:
     @classmethod
     def parse(cls, text: str) -> Invite:
         """The invite of a line; spaces and line breaks in it do not matter. Raises InviteError, in one line."""
+        if not isinstance(text, str):
+            raise InviteError(f"invite: a {type(text).__name__} is none; give the line that begins with {PREFIX}")
         if len(text) > 2 * _MAX_CHARACTERS:
             raise InviteError(f"invite: {len(text)} characters are too many; copy the one line only")
         text = text.removeprefix("decentral join ").partition(" --data ")[0]  # the whole line of a peer will do

@@ -7,14 +7,14 @@ depends on another's, and two peers never walk the same order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, Sampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from decentral.errors import ConfigError, DataError
 from decentral.tasks.corpus import Shuffle
@@ -114,16 +114,39 @@ def seed_of(run: bytes, who: bytes) -> int:
     return int.from_bytes(hashed, "little") >> 1
 
 
-def shard(dataset: Any, batch_size: int, run: bytes, place: Callable[[], ShardPlace]) -> Any:
-    """A ShardSampler, or a ShardedStream of what has no indices. ``Any``: torch's Dataset promises no length.
+class Indexed(Protocol):
+    """A data set with a length and indices."""
 
-    ConfigError for an empty data set or batch.
-    """
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> object: ...
+
+
+def shard(
+    dataset: Indexed | Dataset[T] | Iterable[T], batch_size: int, run: bytes, place: Callable[[], ShardPlace]
+) -> ShardSampler | ShardedStream[T]:
+    """A ShardSampler, or a ShardedStream of what has no indices. ConfigError for an empty data set or batch."""
+    if is_stream(dataset):
+        return ShardedStream(cast("Iterable[T]", dataset), place)
+    if not hasattr(dataset, "__len__"):
+        raise ConfigError(
+            f"shard: a {type(dataset).__name__} has indices and no len; give it one, or pass an IterableDataset"
+        )
+    length = len(cast(Indexed, dataset))
+    if not length or batch_size < 1:
+        raise ConfigError(f"shard: {length} items by {batch_size} per step; there must be one of each at least")
+    return ShardSampler(length, batch_size, run, place)
+
+
+def is_stream(dataset: object) -> bool:
+    """Whether it can only be walked through. ConfigError for what is no data."""
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
-        return ShardedStream(dataset, place)
-    if not len(dataset) or batch_size < 1:
-        raise ConfigError(f"shard: {len(dataset)} items by {batch_size} per step; there must be one of each at least")
-    return ShardSampler(len(dataset), batch_size, run, place)
+        if not hasattr(dataset, "__iter__"):
+            raise ConfigError(
+                f"shard: a {type(dataset).__name__} has neither indices nor an end; pass the data set itself"
+            )
+        return True
+    return False
 
 
 class ShardSampler(Sampler[int]):
@@ -169,9 +192,7 @@ class ShardedStream(IterableDataset[T]):
     A loader's workers know the membership of when they were started, and must be as many on every peer.
     """
 
-    def __init__(
-        self, items: Any, place: Callable[[], ShardPlace]
-    ) -> None:  # Any: an iterable, perhaps of another library
+    def __init__(self, items: Iterable[T], place: Callable[[], ShardPlace]) -> None:
         self._items, self._place = items, place
 
     def __iter__(self) -> Iterator[T]:

@@ -166,7 +166,8 @@ class _OfTransformers:
 
     def tokens_of(self, utf8_N: Tensor) -> Tensor:
         text = bytes(utf8_N.tolist()).decode(errors="replace")
-        return torch.tensor(self.given(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=torch.long)
+        ids = self.given(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return torch.tensor(ids, dtype=torch.int64, device="cpu")
 
     def text_of(self, tokens: Sequence[int]) -> str:
         return str(self.given.decode(tokens))

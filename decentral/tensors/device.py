@@ -127,7 +127,7 @@ def _at_once(flat_N: Tensor, device: torch.device) -> Tensor:
     """What is a small part of a model, and may stay in pinned memory."""
     if (flat_N.device.type, device.type) != ("cuda", "cpu"):
         return flat_N.to(device)
-    pinned_N = torch.empty(flat_N.shape, dtype=flat_N.dtype, pin_memory=True)
+    pinned_N = torch.empty(flat_N.shape, dtype=flat_N.dtype, device="cpu", pin_memory=True)
     pinned_N.copy_(flat_N, non_blocking=True)
     torch.cuda.current_stream(flat_N.device).synchronize()
     return pinned_N
@@ -137,7 +137,7 @@ def _up(flat_N: Tensor, device: torch.device) -> Tensor:
     made_N = torch.empty(flat_N.numel(), dtype=torch.float32, device=device)
     for start in range(0, flat_N.numel(), _PINNED):
         part = flat_N[start : start + _PINNED]
-        pinned = torch.empty(part.numel(), dtype=torch.float32, pin_memory=True).copy_(part)
+        pinned = torch.empty(part.numel(), dtype=torch.float32, device="cpu", pin_memory=True).copy_(part)
         made_N[start : start + _PINNED].copy_(pinned, non_blocking=True)  # torch gives it out again once that is done
     return made_N
 
@@ -153,7 +153,7 @@ def _down(flat_N: Tensor) -> Tensor:
 
     for start in range(0, flat_N.numel(), _PINNED):
         part = flat_N[start : start + _PINNED]
-        pinned = torch.empty(part.numel(), dtype=torch.float32, pin_memory=True)
+        pinned = torch.empty(part.numel(), dtype=torch.float32, device="cpu", pin_memory=True)
         pinned.copy_(part, non_blocking=True)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(flat_N.device))

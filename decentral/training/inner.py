@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from decentral.errors import ConfigError
 from decentral.manifest.terms import INNER_OPTIMIZERS, OWN_KEYS, Inner, InnerName
@@ -215,11 +218,9 @@ def differences(inner: Inner, optimizers: Sequence[torch.optim.Optimizer]) -> li
     The optimizer's own keys are compared where the manifest sets them.
     """
     groups = [group for optimizer in optimizers for group in optimizer.param_groups]
-    rates = [_highest_rate(group, inner.learning_rate) for group in groups]
-    decays = [float(group.get("weight_decay", 0.0)) for group in groups]
     found = [
-        _differs("learning_rate", inner.learning_rate, rates),
-        _differs("weight_decay", inner.weight_decay, decays),
+        _differs("learning_rate", inner.learning_rate, _numbers(map(_highest_rate, groups))),
+        _differs("weight_decay", inner.weight_decay, _numbers(map(_decay, groups))),
         _another(inner, [type(optimizer).__name__ for optimizer in optimizers]),
     ]
     if found[-1] is None:
@@ -227,9 +228,26 @@ def differences(inner: Inner, optimizers: Sequence[torch.optim.Optimizer]) -> li
     return [difference for difference in found if difference is not None]
 
 
-def _highest_rate(group: Mapping[str, Any], otherwise: float) -> float:
+def _highest_rate(group: Mapping[str, Any]) -> float | None:
     """Schedulers keep the rate they began with as ``initial_lr``, OneCycleLR the one it goes up to as ``max_lr``."""
-    return float(group.get("max_lr", group.get("initial_lr", group.get("lr", otherwise))))
+    return next(iter(_numbers(_number(group.get(key)) for key in ("max_lr", "initial_lr", "lr"))), None)
+
+
+def _decay(group: Mapping[str, Any]) -> float | None:
+    return _number(group.get("weight_decay", 0.0))
+
+
+def _number(value: object) -> float | None:
+    """One number, of a tensor, too. None for what is no number to compare: Adafactor finds its rate itself, and has
+    None for it, other packages a function of the step.
+    """
+    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
+        value = value.item()
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _numbers(found: Iterable[float | None]) -> list[float]:
+    return [one for one in found if one is not None]
 
 
 def _another(inner: Inner, names: Sequence[str]) -> Difference | None:
@@ -256,19 +274,21 @@ def _set_keys(inner: Inner) -> list[str]:
 def _values_of(key: str, groups: Sequence[Mapping[str, Any]]) -> list[float]:
     """By the group's own name for it, or as one of torch's two betas."""
     if key in ("beta1", "beta2"):
-        return [float(group["betas"][int(key[-1]) - 1]) for group in groups if len(group.get("betas", ())) == 2]
-    return [float(group[key]) for group in groups if key in group]
+        betas = [group.get("betas") for group in groups]
+        pairs = [two for two in betas if isinstance(two, list | tuple) and len(two) == 2]
+        return _numbers(_number(pair[int(key[-1]) - 1]) for pair in pairs)
+    return _numbers(_number(group.get(key)) for group in groups)
 
 
 def trained_by(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, float | str]:
     """Keys of ``[inner]`` by which a loop trains, read off its first optimizer: kind, highest rate and decay.
 
-    The kind is left out where no manifest can name it.
+    The kind is left out where no manifest can name it, and so is a rate or a decay that is no number.
     """
     first = optimizers[0]
+    rates, decays = (_numbers(map(of, first.param_groups)) for of in (_highest_rate, _decay))
     found: dict[str, float | str] = {
-        "learning_rate": max(_highest_rate(group, 1e-3) for group in first.param_groups),
-        "weight_decay": max(float(group.get("weight_decay", 0.0)) for group in first.param_groups),
+        key: max(given) for key, given in (("learning_rate", rates), ("weight_decay", decays)) if given
     }
     kind = _kind_of(type(first).__name__)
     return found if kind is None else {**found, "optimizer": kind}
@@ -295,10 +315,14 @@ def _differs(key: str, wanted: float, given: Sequence[float]) -> Difference | No
 # One inner step is one more step of each of them, Muon for the matrices and AdamW for the rest, say. What else the loop
 # does with its optimizers is its own business, so an optimizer that it never steps is only seen by what goes on without
 # it: then the parameters change between two backward passes, and no step of the optimizer that was given came between.
+# It is told once and ends nothing, as loops do the like on purpose: a perturbation of K ascents moves the parameters K
+# times inside each step, meta-learning follows another optimizer for a while, and critics train before their generator.
 
-# Two, not one: sharpness-aware methods move the parameters once inside each step, between their two backward passes.
-UNSEEN_CHANGES = 2  # backward passes in a row that find the parameters changed by somebody else
+UNSEEN_CHANGES = 100  # backward passes in a row that find the parameters changed by somebody else
 ONLY_OTHERS = 100  # steps of one optimizer while another of the list has made none
+STRANGERS = 16  # steps of optimizers that join was not given, with none of those that it was
+
+logger = logging.getLogger("decentral.training")
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,14 +332,16 @@ class Together:
     parts: tuple[Any, ...]
 
     @classmethod
-    def of(cls, given: Any, attribute: str) -> Together:
-        """One or several, without accelerate's wrapper, which keeps the bare one under ``attribute``."""
+    def of(cls, given: object, attribute: str, caller: str = "join") -> Together:
+        """One or several, without accelerate's wrapper, which keeps the bare one under ``attribute``.
+
+        ConfigError for what is none, in the name of the ``caller``.
+        """
         several = given if isinstance(given, list | tuple) else [given]
-        parts = tuple(getattr(one, attribute, one) for one in several)
-        for one in parts:
-            if not hasattr(one, "state_dict") or (attribute == "optimizer" and not hasattr(one, "param_groups")):
-                raise ConfigError(f"join: the {attribute} is a {type(one).__name__}; pass what the loop calls step of")
-        return cls(parts)
+        for one in several:
+            if why := _is_no_optimizer(one) if attribute == "optimizer" else _is_no_scheduler(one):
+                raise ConfigError(f"{caller}: the {attribute} is {why}")
+        return cls(tuple(one if _steps_by_itself(one) else getattr(one, attribute, one) for one in several))
 
     def state_dict(self) -> list[Any]:
         """The state of each."""
@@ -337,6 +363,46 @@ class Together:
         return saved
 
 
+def _is_no_optimizer(given: object) -> str:
+    """Say what it is instead, and what to do; "" of an optimizer. A schedule or a Trainer, which holds one, is none."""
+    if hasattr(given, "param_groups") and hasattr(given, "state_dict") and not isinstance(given, type):
+        return ""
+    name = _named(given)
+    if isinstance(given, type):
+        return f"{name}; make one: torch.optim.AdamW(model.parameters())"
+    if hasattr(given, "get_last_lr") or isinstance(given, torch.optim.lr_scheduler.LRScheduler):
+        return f"{name}, which is a schedule; pass the optimizer, and join(scheduler=...) for the schedule"
+    if hasattr(given, "lr_scheduler") or hasattr(given, "lr_scheduler_configs"):
+        return f"{name}; it steps by itself: give it callbacks=[DecentralCallback(run)] of decentral.integrations"
+    if isinstance(given, nn.Module):
+        return f"{name}, which is a model; pass join(run, model, optimizer)"
+    if isinstance(given, Tensor) or hasattr(given, "__next__"):
+        return f"{name}; pass the optimizer that was made of the parameters"
+    return f"{name}; pass what the loop calls step of"
+
+
+def _is_no_scheduler(given: object) -> str:
+    if hasattr(given, "param_groups"):
+        return f"{_named(given)}, which is an optimizer; pass it as optimizer, and here the schedule"
+    if isinstance(given, type) or not hasattr(given, "state_dict") or not hasattr(given, "load_state_dict"):
+        return f"{_named(given)}; pass the schedule that the loop steps, with state_dict and load_state_dict"
+    return ""
+
+
+def _named(given: object) -> str:
+    if given is None:
+        return "missing"
+    return f"the class {given.__name__}" if isinstance(given, type) else f"a {type(given).__name__}"
+
+
+def _steps_by_itself(one: Any) -> bool:
+    """Whether it is an optimizer around another, as Lookahead is, whose own step is the one that counts; accelerate's
+    and Lightning's hand the step on.
+    """
+    hands_on = type(one).__module__.partition(".")[0] in ("accelerate", "lightning", "pytorch_lightning")
+    return isinstance(one, torch.optim.Optimizer) and hasattr(one, _HOOKS) and not hands_on
+
+
 def check_covers(optimizers: Sequence[torch.optim.Optimizer], trained: Mapping[str, Tensor]) -> None:
     """ConfigError unless every optimizer holds some of the model's trained parameters, and all of them are held."""
     held = [{id(p) for group in optimizer.param_groups for p in group["params"]} for optimizer in optimizers]
@@ -354,7 +420,8 @@ def check_covers(optimizers: Sequence[torch.optim.Optimizer], trained: Mapping[s
     if missing:
         raise ConfigError(
             f"join: {len(missing)} of {len(trained)} trained parameters are in none of the optimizers, {missing[0]} "
-            "first; give all optimizers as a list, or freeze what is not trained with requires_grad_(False)"
+            "first; give all optimizers as a list, freeze what is not trained with requires_grad_(False), or name what "
+            "the loop moves itself, as a teacher: join(moved=[...])"
         )
 
 
@@ -366,6 +433,7 @@ class _Watch:
     version: int = -1  # of the parameter then: in-place steps of any optimizer raise it
     changes: int = 0  # passes in a row that found a change
     inside: bool = False  # the step: LBFGS evaluates its closure there, at one trial point after the other
+    told: bool = False
 
     def step_begins(self, *_: object) -> None:
         self.stepped, self.changes, self.inside = True, 0, True
@@ -374,37 +442,57 @@ class _Watch:
         self.inside = False
 
     def backward(self, parameter: Tensor) -> None:
-        """ConfigError once the loop is seen to step something else. What this peer writes falls into its step."""
-        if self.inside:
+        """Warn once the loop is seen to step something else. What this peer writes falls into its step."""
+        if self.inside or self.told:
             return
         if not self.stepped:  # accumulated gradients change nothing in between
             self.changes = self.changes + 1 if parameter._version != self.version else 0
         self.stepped, self.version = False, parameter._version
         if self.changes >= UNSEEN_CHANGES:
-            raise ConfigError(
-                "the model's parameters change, but the optimizer that was given to join does not step: "
-                "give join the one that the loop steps"
+            self.told = True
+            logger.warning(
+                "the model's parameters changed %d times, but the optimizer that was given to join does not step, and "
+                "rounds are of its steps: give join the one that the loop steps, anew where the script made another",
+                self.changes,
             )
+
+
+Stage = Literal["between", "inside", "at_boundary"]
 
 
 @dataclass(slots=True)
 class InnerSteps:
     """Counts: ``on_step`` is called inside the ``step`` that makes each optimizer have stepped once more, and
     ``on_begin``, if there is one, before the first of those steps: all of them go by the gradients of that moment.
+    ``on_any`` is called before every step of any of them; ``on_strangers`` where only optimizers step that are none of
+    them, after ``STRANGERS`` of their steps, twice as many, and so on: the script may have made another one; ``after``
+    when all is done that belongs to a step of any of them.
+
+    ``stage``: ``inside`` the step of an optimizer its parameters and its state are of two moments; ``at_boundary``
+    ``on_step`` is called, or has failed; ``between`` two steps, of one optimizer or of two, all is of one moment.
     """
 
     optimizers: Sequence[torch.optim.Optimizer]
     on_step: Callable[[], None]
     on_begin: Callable[[], None] | None = None
+    on_any: Callable[[], None] = _nothing
+    on_strangers: Callable[[], None] = _nothing
+    after: Callable[[], None] = _nothing
+    stage: Stage = "between"
     _since: set[int] = field(default_factory=set)  # optimizers that stepped since the last inner step
     _times: list[int] = field(default_factory=list)  # steps of each
+    _idle_told: bool = False
+    _strangers: int = 0  # steps of others since the last of these
+    _thread: int = 0
 
     def hooked(self, trained: Mapping[str, Tensor]) -> AbstractContextManager[object]:
         """Hook all until the returned context ends. ``trained``: the model's parameters."""
-        self._times = [0] * len(self.optimizers)
+        self._times, self._thread = [0] * len(self.optimizers), threading.get_ident()
         wanted = {id(parameter) for parameter in trained.values()}
         with ExitStack() as stack:
+            stack.callback(register_optimizer_step_post_hook(self._stranger_ends).remove)
             for number, optimizer in enumerate(self.optimizers):
+                _make_hookable(optimizer)
                 watch, mine = _Watch(), _first_of(optimizer, wanted)
                 stack.callback(optimizer.register_step_pre_hook(watch.step_begins).remove)
                 stack.callback(optimizer.register_step_pre_hook(self._begins).remove)
@@ -415,6 +503,9 @@ class InnerSteps:
             return stack.pop_all()
 
     def _begins(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._strangers = 0
+        self.on_any()
+        self.stage = "inside"
         if self.on_begin is None or self._since or _is_skipped(optimizer):
             return
         by_losses = getattr(optimizer, "derivatives", None) is not None
@@ -430,20 +521,50 @@ class InnerSteps:
             )
         self.on_begin()
 
-    def _ends(self, optimizer: torch.optim.Optimizer, number: int) -> None:
-        if _is_skipped(optimizer):
+    def _stranger_ends(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Other threads train models of their own."""
+        mine = self.stage == "inside" or any(optimizer is one for one in self.optimizers)
+        if mine or threading.get_ident() != self._thread:
             return
+        self._strangers += 1
+        if self._strangers >= STRANGERS and self._strangers.bit_count() == 1:
+            self.on_strangers()
+
+    def _ends(self, optimizer: torch.optim.Optimizer, number: int) -> None:
+        self.stage = "at_boundary"
+        if not _is_skipped(optimizer):
+            self._has_stepped(number)
+        self.stage = "between"
+        self.after()
+
+    def _has_stepped(self, number: int) -> None:
         self._times[number] += 1
         self._since.add(number)
         if len(self._since) == len(self.optimizers):
             self._since.clear()
             self.on_step()
-        elif self._times[number] >= ONLY_OTHERS and 0 in self._times:
-            idle = type(self.optimizers[self._times.index(0)]).__name__
-            raise ConfigError(
-                f"of the optimizers given to join one made {self._times[number]} steps and the {idle} none, so no "
-                "inner step is complete; give join those that the loop steps"
+        elif self._times[number] >= ONLY_OTHERS and 0 in self._times and not self._idle_told:
+            self._idle_told = True
+            logger.warning(
+                "of the optimizers given to join one made %d steps and the %s none, and an inner step is one more of "
+                "each: rounds begin with its first; where the loop never steps it, give join the others only",
+                self._times[number],
+                type(self.optimizers[self._times.index(0)]).__name__,
             )
+
+
+_HOOKS = "_optimizer_step_post_hooks"
+
+
+def _make_hookable(optimizer: torch.optim.Optimizer) -> None:
+    """Torch makes a class call the hooks when one is made; those that wrap another often leave that out."""
+    if not hasattr(optimizer, _HOOKS):
+        raise ConfigError(
+            f"join: the {type(optimizer).__name__} never called Optimizer.__init__, so that nothing can follow its "
+            "steps; call it there, or give join the optimizer inside"
+        )
+    if not getattr(type(optimizer).step, "hooked", False):
+        optimizer._patch_step_function()
 
 
 def _is_skipped(optimizer: torch.optim.Optimizer) -> bool:
@@ -483,6 +604,10 @@ class Averages:
     def shown(self) -> bool:
         """Whether the parameters hold x, to be read and moved."""
         return self._trained is not None
+
+    def swaps(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Whether it is one of those."""
+        return any(one is optimizer for one in self._swapping)
 
     @torch.no_grad()
     def show(self) -> None:

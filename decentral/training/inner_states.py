@@ -7,6 +7,7 @@ that a checkpoint of two processes is resumed by one, or by four. Every process 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor
 from decentral.errors import ConfigError
 from decentral.parameters.schema import is_sharded
 from decentral.state.checkpoint import flatten, random_state, set_random_state, unflatten
+from decentral.training.clocks import Numbers, changed_sentence, numbers_of
 from decentral.training.inner import Together
 from decentral.training.outer_loop import forget_non_finite
 from decentral.training.processes import MAIN, Order, Orders, Processes, Shards, undisturbed
@@ -30,6 +32,7 @@ class InnerStates:
 
     def __init__(self, optimizers: Together, schedulers: Together | None, orders: Orders | None) -> None:
         self._optimizers, self._schedulers, self._orders = optimizers, schedulers, orders
+        self._settings = [numbers_of(optimizer) for optimizer in optimizers.parts]  # as the script has them
         if orders is not None:
             self._shards = Shards(orders.processes)
             orders.means({Order.KEEP: lambda _: self._keep(orders.processes)})
@@ -66,14 +69,23 @@ class InnerStates:
             "optimizer": self._optimizers.state_dict(),
             "scheduler": None if self._schedulers is None else self._schedulers.state_dict(),
             "random": random_state(),
+            "settings": self._settings,
         }
 
     def _put(self, optimizer: Tree, tree: Tree) -> None:
         self._optimizers.load_state_dict(optimizer)
+        self._tell_changed(tree.get("settings", self._settings))  # an older checkpoint has none
         if self._schedulers is not None and tree["scheduler"] is not None:
             self._schedulers.load_state_dict(tree["scheduler"])
         if tree["random"] is not None:
             set_random_state(tree["random"])
+
+    def _tell_changed(self, before: list[Numbers]) -> None:
+        """Warn of settings that the script has changed since the peer of the checkpoint was first joined."""
+        sentence = changed_sentence(before, self._settings)
+        if sentence and (self._orders is None or self._orders.processes.is_main):
+            logging.getLogger("decentral").warning(sentence)
+        self._settings = before  # they count on, and are told at the next start, too
 
     # ---- on all of them at once ----
 
@@ -144,7 +156,7 @@ def _apart_from_what_is_trained(states: list[Tree]) -> list[Tree]:
 def send_tree(processes: Processes, tree: Tree) -> None:
     """To the main process."""
     head, tensors = _packed(tree)
-    processes.send(torch.tensor([len(head)]), MAIN)
+    processes.send(torch.tensor([len(head)], dtype=torch.int64, device="cpu"), MAIN)
     processes.send(torch.frombuffer(bytearray(head), dtype=torch.uint8), MAIN)
     for tensor in tensors:
         processes.send(tensor, MAIN)
@@ -152,9 +164,9 @@ def send_tree(processes: Processes, tree: Tree) -> None:
 
 def receive_tree(processes: Processes, sender: int) -> Tree:
     """What ``sender`` sends."""
-    nbytes = torch.zeros(1, dtype=torch.int64)
+    nbytes = torch.zeros(1, dtype=torch.int64, device="cpu")
     processes.receive(nbytes, sender)
-    head = torch.empty(int(nbytes), dtype=torch.uint8)
+    head = torch.empty(int(nbytes), dtype=torch.uint8, device="cpu")
     processes.receive(head, sender)
     return _unpacked(head.numpy().tobytes(), lambda tensor: processes.receive(tensor, sender))
 
@@ -178,7 +190,7 @@ def _packed(tree: Tree) -> tuple[bytes, list[Tensor]]:
 
 def _unpacked(head: bytes, fill: Any) -> Tree:  # Any: a tensor's values come from somewhere
     document, shapes = json.loads(head)
-    tensors = {name: torch.empty(shape, dtype=getattr(torch, dtype)) for name, shape, dtype in shapes}
+    tensors = {name: torch.empty(shape, dtype=getattr(torch, dtype), device="cpu") for name, shape, dtype in shapes}
     for tensor in tensors.values():
         fill(tensor)
     return unflatten(document, tensors)

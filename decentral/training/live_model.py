@@ -9,35 +9,74 @@ fragment 0 come the buffers: rank 0's.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from decentral.errors import ConfigError, DecentralError
+from decentral.node.follower import named_tensors
 from decentral.parameters import (
+    FrozenSpec,
     Schema,
+    buffer_spec,
     buffers_of,
+    frozen_digest,
     gather,
     gather_buffers,
+    named_by,
     parameters_of,
+    parts_of,
+    put_buffer,
     scatter,
     scatter_buffers,
     schema_of,
+    split,
 )
 from decentral.parameters.schema import boxes_of, is_sharded, local_part
 from decentral.state.checkpoint import adapter_description, random_state, set_random_state
 from decentral.state.snapshot import live_buffer_name
 from decentral.tensors.device import PROCESSOR, moved, place_of
-from decentral.tensors.ops import Places, as_rows
+from decentral.tensors.memory import fresh
+from decentral.tensors.ops import Places, as_rows, is_finite
+from decentral.training.copies import Copies, Watch
 from decentral.training.inner import Averages
 from decentral.training.processes import Order, Orders, Processes, Shards, undisturbed
 
 # Shape suffixes: N = elements of one fragment, on ``place``; B = elements of all buffers, on the CPU; flat float32.
 
+
+class Accelerator(Protocol):
+    """accelerate's, as far as a peer asks it: which of the peer's processes this is."""
+
+    @property
+    def is_main_process(self) -> bool:
+        """Whether it talks to the swarm."""
+        ...
+
+    @property
+    def num_processes(self) -> int:
+        """Of this peer."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Of this process."""
+        ...
+
+    def unwrap_model(self, model: nn.Module, /) -> nn.Module:
+        """The model without what was put around it for several processes."""
+        ...
+
+
 Told = tuple[int, ...]  # whole numbers below 2**63 that all ranks must know alike
+
+logger = logging.getLogger("decentral.training")
 
 
 class LiveModel:
@@ -51,20 +90,35 @@ class LiveModel:
         self,
         model: nn.Module,
         num_fragments: int,
-        accelerator: Any | None,  # Any: accelerate is untyped
+        accelerator: Accelerator | None,
         optimizers: Sequence[torch.optim.Optimizer] = (),
         *,
         on_device: bool = False,
+        buffers: str = "average",
+        moved: Sequence[str] = (),
     ) -> None:
-        """``on_device``: whether copies of fragments may lie where the model is: see `place_of`."""
+        """``on_device``: whether copies of fragments may lie where the model is: see `place_of`. ``buffers``: what the
+        run makes of them. ``moved``: parameters that go their way, see `join`.
+        """
         self.accelerator, self.averages = accelerator, Averages(optimizers)
         bare = model if accelerator is None else accelerator.unwrap_model(model)
         self._bare = bare
         self._parameters = parameters_of(bare)
         self.orders = Orders(Processes()) if self.world_size > 1 else None
+        self._moved = named_by(moved, bare)
+        frozen = {name: p for name, p in self._parameters.items() if not (p.requires_grad or name in self._moved)}
+        self._frozen = parts_of(frozen)
         self._shards = self._shared_out(bare)
-        self.schema: Schema = schema_of(bare, num_fragments)
+        self.schema: Schema = schema_of(bare, num_fragments, self._moved)
         self._trained = {spec.name for fragment in self.schema.fragments for spec in fragment.parameters}
+        self._joined = Joined(self._parameters, self.schema, sharded=self._shards is not None)
+        self._whole = {spec.name for spec in self.schema.buffers if not spec.has_mean}
+        self._own, self._own_told = self._whole if buffers == "average" else set(), False
+        self._outgrown: set[str] = set()  # buffers that are not of the schema's shape or kind any more
+        self._shared_B: Tensor | None = None  # the buffers that were read first or written last
+        stepping = [one for one in optimizers if not self.averages.swaps(one)]
+        self._copies = Copies(stepping if self._shards is None else ())
+        self.watch = Watch(stepping if self._shards is None else (), self.trained, self._copies)
         self._places = [self._found(fragment.names) for fragment in self.schema.fragments]
         whole = on_device and self._shards is None
         self.place = place_of(self.trained.values()) if whole else PROCESSOR  # of what `read` gives
@@ -79,6 +133,12 @@ class LiveModel:
         generators are as before afterwards. For where a boundary reads or writes the model anyway, see `Averages`.
         """
         self.averages.show()
+        with self._in_evaluation():
+            yield
+
+    @contextmanager
+    def _in_evaluation(self) -> Iterator[None]:
+        """Within the block it is, without gradients; modes, buffers and random generators come back."""
         modes = [(module, module.training) for module in self._bare.modules()]
         # A module may put another tensor in the place of a buffer: the one that was there comes back.
         buffers = [
@@ -99,6 +159,55 @@ class LiveModel:
                 for module, name, buffer, kept in buffers:
                     module._buffers[name] = buffer
                     buffer.copy_(kept)
+
+    @contextmanager
+    def holding(
+        self, anchors: Sequence[Tensor] | None, buffers_B: Tensor | None, *, are_shared: bool
+    ) -> Iterator[None]:
+        """Within the block the model holds these fragments, in evaluation, and these buffers if they ``are_shared``;
+        then what it held.
+
+        All processes enter it at once; ``anchors`` and ``buffers_B`` are the main one's. No optimizer knows of it: of
+        one that trains at other parameters than it learns, what trains comes back as it was.
+        """
+        held = [local_part(parameter) for parameter in self.trained.values()]
+        kept = [tensor.detach().clone() for tensor in held]
+        # As values come back, a backward pass may go on with them, and nobody saw a change: as fully_shard has it.
+        unseen = () if self.is_sharded else tuple(self._parameters.values())
+        try:
+            with self._in_evaluation():
+                with _unsafe_preserve_version_counter(unseen):
+                    self._hold(anchors, buffers_B, are_shared=are_shared)
+                yield
+        finally:
+            self._reshard()
+            with torch.no_grad(), _unsafe_preserve_version_counter(unseen):
+                for tensor, before in zip(held, kept, strict=True):
+                    tensor.copy_(before)
+
+    def _hold(self, anchors: Sequence[Tensor] | None, buffers_B: Tensor | None, *, are_shared: bool) -> None:
+        self._reshard()
+        for fragment in self.schema.fragments:
+            flat_N = torch.empty(0) if anchors is None else anchors[fragment.index]
+            if self._shards is not None:
+                self._shards.write(flat_N, fragment, self._parameters)
+            else:
+                scatter(self._from_main(flat_N, fragment.numel), fragment, self._here())
+        if are_shared and self.schema.buffers:
+            self.write_buffers(self._from_main(buffers_B, self.schema.buffer_numel))
+
+    def _from_main(self, flat: Tensor | None, numel: int) -> Tensor:
+        """The main process's values, on all of them."""
+        mine = torch.empty(numel) if flat is None or not flat.numel() else flat.cpu().contiguous()
+        if self.orders is not None:
+            self.orders.processes.broadcast(mine)
+        return mine
+
+    def named(self, anchors: list[Tensor], buffers_B: Tensor | None) -> dict[str, Tensor]:
+        """Copies of these fragments and buffers by the model's names, as the model has them, on the processor."""
+        mine = {**self._parameters, **self._buffers()}
+        named = named_tensors(self.schema, [anchor_N.cpu() for anchor_N in anchors], buffers_B)
+        return {name: tensor.to(mine[name].dtype, copy=True) for name, tensor in named.items()}
 
     @property
     def trained(self) -> dict[str, Tensor]:
@@ -139,6 +248,10 @@ class LiveModel:
         """A copy of every fragment, on the processor."""
         return [moved(self.read(f), PROCESSOR) for f in range(len(self.schema.fragments))]
 
+    def is_finite(self) -> bool:
+        """Whether no trained parameter holds NaN or Inf; asked on the main process."""
+        return all(is_finite(self.read(f)) for f in range(len(self.schema.fragments)))
+
     def read_alone(self) -> list[Tensor]:
         """A copy of every fragment, between two steps; ConfigError where other processes have parts of them."""
         if self.is_sharded:
@@ -158,10 +271,13 @@ class LiveModel:
         if self._shards is not None:
             self._reshard()
             self._shards.write(flat_N, self.schema.fragments[fragment], self._parameters)
-        elif (places := self._small(fragment)) is not None:
-            places.write(flat_N)
-        else:
-            scatter(flat_N, self.schema.fragments[fragment], self._here())
+            return
+        written = [self._parameters[spec.name] for spec in self.schema.fragments[fragment].parameters]
+        with self.watch.writing(written), self._copies.moved(written):
+            if (places := self._small(fragment)) is not None:
+                places.write(flat_N)
+            else:
+                scatter(flat_N, self.schema.fragments[fragment], self._here())
 
     def _reshard(self) -> None:
         """Let no module keep a whole copy of what is written next: the root does after an evaluation."""
@@ -192,10 +308,11 @@ class LiveModel:
         )
 
     def in_place(self, fragment: int) -> Sequence[Tensor] | None:
-        """See Parameters: None of a model that is sharded, not in float32, not on the processor, or in small tensors,
-        of which a copy is made sooner than a pass over each.
+        """See Parameters: None of a model that is sharded, not in float32, or not on the processor; of small tensors,
+        which are copied sooner than passed over one by one; and where a write is more than that.
         """
-        if self._shards is not None or self._places[fragment] is not None:
+        apart = self._shards is not None or self._places[fragment] is not None
+        if apart or self._copies.any or not self.watch.over:
             return None
         self.averages.show()
         here = self._here()
@@ -203,25 +320,74 @@ class LiveModel:
 
     def read_buffers(self) -> Tensor:
         """A copy of all buffers (B,). They are looked up anew: a module may put another tensor in the place of one."""
-        return gather_buffers(self._buffers(), self.schema.buffers)
+        found_B = gather_buffers(self._fitting(), self.schema.buffers, self._shared_B)
+        self._shared_B = found_B if self._shared_B is None else self._shared_B
+        return found_B
 
-    def write_buffers(self, flat_B: Tensor) -> None:
-        """Overwrite all buffers in place, each in its own dtype."""
-        scatter_buffers(flat_B, self.schema.buffers, self._buffers())
+    def write_buffers(self, flat_B: Tensor, *, whole: bool = False) -> None:
+        """Overwrite the buffers that peers share, in place, each in its own dtype; ``whole``: this peer's own, too."""
+        targets = self._fitting()
+        if not whole:
+            self._tell_of_own(targets, flat_B)
+            targets = {name: buffer for name, buffer in targets.items() if name not in self._own}
+        self._shared_B = flat_B
+        scatter_buffers(flat_B, self.schema.buffers, targets)
+
+    def _fitting(self) -> dict[str, Tensor]:
+        """The schema's buffers as they are now, but those that became something else, and the whole numbers beside
+        them, which may point into them. That is told once.
+        """
+        found = self._buffers()
+        for spec in self.schema.buffers:
+            now = found.get(spec.name)
+            if spec.name in self._outgrown or (now is not None and buffer_spec(spec.name, now) == spec):
+                continue
+            module = spec.name.rpartition(".")[0]
+            self._outgrown |= {spec.name} | {name for name in self._whole if name.rpartition(".")[0] == module}
+            shape = "is gone" if now is None else f"is {tuple(now.shape)} of {now.dtype} now"
+            self._tell(
+                f"the buffer {spec.name} was {spec.shape} of {spec.kind}s at the join and {shape}: it is this peer's "
+                "own from here on, kept in its checkpoints and sent to nobody; what only this process needs is "
+                "registered with persistent=False"
+            )
+        return {s.name: found[s.name] for s in self.schema.buffers if s.name not in self._outgrown}
+
+    def _tell_of_own(self, targets: Mapping[str, Tensor], flat_B: Tensor) -> None:
+        """Say once which whole numbers are not as the others'."""
+        if self._own_told or not self._own:
+            return
+        pieces = split(flat_B, [spec.shape for spec in self.schema.buffers])
+        shared = {spec.name: piece for spec, piece in zip(self.schema.buffers, pieces, strict=True)}
+        names = [n for n in self._own if n in targets and not torch.equal(targets[n].detach().cpu().float(), shared[n])]
+        if names:
+            self._own_told = True
+            self._tell(
+                f"{', '.join(sorted(names))}: whole numbers, of which a mean is nothing, so they are this peer's own; "
+                'float buffers beside them are averaged. buffers = "own" in [model] keeps all of them, "first" takes '
+                "one peer's"
+            )
+
+    def _tell(self, sentence: str) -> None:
+        if self.is_main:
+            logger.warning("%s", sentence)
 
     def kept_buffers(self) -> dict[str, Tensor]:
         """Copies of the buffers in their own dtypes, by their names in a checkpoint."""
         return {live_buffer_name(name): buffer.detach().cpu().clone() for name, buffer in self._buffers().items()}
 
     def restore_buffers(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put back what ``kept_buffers`` gave."""
-        with torch.no_grad():
-            for name, buffer in self._buffers().items():
-                buffer.copy_(tensors[live_buffer_name(name)])
+        """Put back what ``kept_buffers`` gave; of a buffer that was there then and is not yet now, nothing."""
+        for name, buffer in self._buffers().items():
+            kept = tensors.get(live_buffer_name(name))
+            if kept is not None and buffer_spec(name, kept) == buffer_spec(name, buffer):
+                with torch.no_grad():
+                    buffer.copy_(kept)
+            elif kept is not None:
+                put_buffer(self._bare, name, kept.to(buffer.device, copy=True))
 
     def frozen(self) -> dict[str, Tensor]:
         """The parameters that were not trained at the join; not to be written to. Sharded ones: see ``whole``."""
-        return {spec.name: self._parameters[spec.name].detach() for spec in self.schema.frozen}
+        return {spec.name: self._frozen[spec.name].detach() for spec in self.schema.frozen}
 
     def whole(self, name: str, tensor: Tensor) -> Tensor:
         """All of what ``frozen`` gave, one at a time."""
@@ -233,17 +399,23 @@ class LiveModel:
         return found
 
     def check_trained(self) -> None:
-        """Raise ConfigError when other parameters are trained than at the join: the others know of no such change."""
-        for name, parameter in parameters_of(self._bare).items():
-            if parameter.requires_grad != (name in self._trained):
-                then, now = ("not trained", "is now") if parameter.requires_grad else ("trained", "is frozen now")
-                raise ConfigError(
-                    f"{name} was {then} when this peer joined and {now}: what it learns would reach nobody, or its "
-                    "digest is of other values; choose what is trained before join(), and a run for each choice"
-                )
+        """Raise ConfigError where the model is not the one that joined any more: see `Joined`."""
+        self._joined.check(parameters_of(self._bare))
+
+    def check_tensors(self) -> None:
+        """The same of what is trained alone, between two boundaries."""
+        self._joined.check_tensors(parameters_of(self._bare))
+
+    def before_step(self) -> None:
+        """Some optimizer is about to step."""
+        self._joined.step_begins()
 
     def _buffers(self) -> dict[str, Tensor]:
-        return buffers_of(self._bare) if self.schema.buffers else {}
+        """With the parameters that go their way. Looked up anew: a loop may put a copy in the place of a teacher."""
+        if not self.schema.buffers:
+            return {}
+        moved = {n: p.detach() for n, p in parameters_of(self._bare).items() if n in self._moved} if self._moved else {}
+        return moved | buffers_of(self._bare)
 
     # ---- the processes of a peer ----
 
@@ -255,6 +427,12 @@ class LiveModel:
                 "use version 2 (accelerate: fsdp_version: 2; torch: fully_shard)"
             )
         sharded = [parameter for parameter in self._parameters.values() if is_sharded(parameter)]
+        moved = next((name for name in self._moved if is_sharded(self._parameters[name])), None)
+        if moved is not None:
+            raise ConfigError(
+                f"join(moved=...): {moved} is sharded, and what goes the way of buffers is whole on the main process; "
+                "leave it out of fully_shard (ignored_params)"
+            )
         if not sharded or (self.world_size == 1 and len(boxes_of(sharded[0])) == 1):
             return None
         if self.orders is None:
@@ -263,8 +441,8 @@ class LiveModel:
                 "join(accelerator=...)"
             )
         shards = Shards(self.orders.processes)
-        what = {Order.READ: self._read, Order.WRITE: lambda fragment: self._write(fragment, torch.empty(0))}
-        frozen = {Order.FROZEN: lambda number: shards.whole(self._parameters[self.schema.frozen[number].name])}
+        what = {Order.READ: self._read, Order.WRITE: lambda fragment: self._write(fragment, fresh(0))}
+        frozen = {Order.FROZEN: lambda number: shards.whole(self._frozen[self.schema.frozen[number].name])}
         self.orders.means({**what, **frozen})
         return shards
 
@@ -346,7 +524,145 @@ class LiveModel:
         if self.schema.buffers and 0 in changed:
             flat_B = broadcast(self.read_buffers().to(device), from_process=0)
             if not self.is_main:
-                self.write_buffers(flat_B.cpu())
+                self.write_buffers(flat_B.cpu(), whole=True)
+
+
+# ---- the model that joined ----
+#
+# At a boundary it is still the same one: what is trained are the same tensors, and what is frozen has the same values.
+#
+# Values at boundaries count, and not what a loop does with them inside a step: it may freeze a discriminator for a
+# moment, or perturb and restore. So a parameter is called frozen once no step since the last boundary found it thawed.
+# A frozen base may have billions of values, which are hashed once, at the join. At a boundary so many tensors are
+# looked at in turn, at values spread over each, and as many whose version counter rose (an EMA by ``.data`` raises
+# none). They may be off by rounding: adapters are merged into a base and taken out again to evaluate or generate.
+
+LOOKED_AT = 256  # frozen tensors at one boundary
+SAMPLED = 64  # values of each
+ROUNDING = 16.0  # times the dtype's epsilon by which a tensor may be off, in norm
+
+
+@dataclass(slots=True)
+class _Frozen:
+    spec: FrozenSpec
+    sample: Tensor | None  # None: of a dtype that torch only stores
+    version: int
+    hashed: bool = False  # since the join
+
+
+class Joined:
+    """Remembers it; ``sharded``: of what is frozen this process has parts."""
+
+    def __init__(self, parameters: Mapping[str, Tensor], schema: Schema, *, sharded: bool) -> None:
+        trained = [spec.name for fragment in schema.fragments for spec in fragment.parameters]
+        self._trained = {name: parameters[name] for name in trained}
+        self._shapes = {name: tuple(parameter.shape) for name, parameter in self._trained.items()}
+        self._known, self._sharded, self._parameters = set(parameters), sharded, parameters
+        # What has adapters on it is peft's, which merges them in and takes them out, not to the bit.
+        watched = [spec for spec in schema.frozen if ".base_layer." not in spec.name]
+        held = [parameters[spec.name] for spec in watched]
+        self._frozen = [_Frozen(s, _sampled(p), _version(p)) for s, p in zip(watched, held, strict=True)]
+        self._turn = 0
+        self._still: set[str] = set()  # trained ones, frozen at the last boundary and at every step since
+        self._told = False
+
+    def step_begins(self) -> None:
+        """Note what is thawed again."""
+        if self._still:
+            self._still = {name for name in self._still if not self._trained[name].requires_grad}
+
+    def check(self, now: Mapping[str, Tensor]) -> None:
+        """ConfigError for another tensor in the place of one, or another value. Warns once of what stays frozen."""
+        self.check_tensors(now)
+        self._check_values(now)
+        frozen = {name for name in self._trained if not now[name].requires_grad}
+        if not self._told and (names := sorted(frozen & self._still)):
+            self._told = True
+            logger.warning(
+                "%s, and %d more, took part in training at the join and stayed frozen for a round: their values are "
+                "shared as before, so what other peers learn of them still comes in",
+                names[0],
+                len(names) - 1,
+            )
+        self._still = frozen
+
+    def check_tensors(self, now: Mapping[str, Tensor]) -> None:
+        """ConfigError where what is trained are other tensors than at the join."""
+        for name, then in self._trained.items():
+            found = now.get(name)
+            if found is not None and tuple(found.shape) == self._shapes[name] and (found is then or self._sharded):
+                continue
+            is_what = "is gone" if found is None else f"is another tensor of shape {tuple(found.shape)}"
+            raise ConfigError(
+                f"{name} had shape {self._shapes[name]} at the join, and {is_what}: what it learns would reach nobody; "
+                "resize, replace or prune parameters before join(), make the optimizer after that, and begin a new run"
+            )
+        added = [name for name, parameter in now.items() if parameter.requires_grad and name not in self._known]
+        if added:
+            raise ConfigError(
+                f"{added[0]}, of shape {tuple(now[added[0]].shape)}, came into the model after the join: what it "
+                "learns would reach nobody; build the whole model before join(), and begin a new run"
+            )
+
+    def _check_values(self, now: Mapping[str, Tensor]) -> None:
+        here = self._parameters if self._sharded else now
+        risen = [one for one in self._frozen if _version(here.get(one.spec.name)) != one.version]
+        begin, self._turn = self._turn, (self._turn + LOOKED_AT) % max(1, len(self._frozen))
+        looked_at = risen[:LOOKED_AT] + (self._frozen[begin:] + self._frozen[:begin])[:LOOKED_AT]
+        changed = [one.spec.name for one in looked_at if self._is_changed(one, here.get(one.spec.name))]
+        if changed:
+            more = len(set(changed)) - 1
+            raise ConfigError(
+                f"{changed[0]}{f' (and {more} more)' if more else ''} is frozen, so that all peers have the same, but "
+                "changed after the join: newcomers, a restart and the export would have what it was; where the loop "
+                "moves it (an EMA, a teacher, a target network, a codebook), begin a new run with "
+                f'join(..., moved=["{self._around(changed[0])}"]), and it is shared and kept as buffers are'
+            )
+
+    def _is_changed(self, frozen: _Frozen, now: Tensor | None) -> bool:
+        """Tell by the sample; where that says nothing and the counter rose, by all values, once."""
+        if now is None:
+            return False  # a teacher that is not needed any more
+        if not self._sharded and tuple(now.shape) != frozen.spec.shape:
+            return True
+        sample, has_risen = _sampled(now), _version(now) != frozen.version
+        frozen.version = _version(now)
+        if sample is not None and frozen.sample is not None and not torch.equal(sample, frozen.sample):
+            return _is_off(sample, frozen.sample)
+        is_all_seen = sample is not None and now.numel() <= SAMPLED
+        if not has_risen or frozen.hashed or self._sharded or is_all_seen:
+            return False
+        frozen.hashed = True
+        return frozen_digest(now) != frozen.spec.digest
+
+    def _around(self, name: str) -> str:
+        """The largest module around a parameter in which nothing is trained; else its own name."""
+        words = name.split(".")
+        arounds = (".".join(words[:count]) for count in range(1, len(words) + 1))
+        return next(one for one in arounds if not any(t.startswith(f"{one}.") for t in self._trained))
+
+
+def _version(tensor: Tensor | None) -> int:
+    """Of its values, raised by whatever changes them in place; -1 where there is none."""
+    return -1 if tensor is None or tensor.is_inference() else tensor._version
+
+
+def _sampled(tensor: Tensor) -> Tensor | None:
+    held = local_part(tensor)
+    if held.device.type == "meta" or not held.numel():
+        return None
+    try:
+        at = torch.arange(0, held.numel(), -(-held.numel() // SAMPLED), device=held.device)
+        return torch.take(held, at).cpu()
+    except (RuntimeError, TypeError):  # NotImplementedError is one: a quantised one, or float8
+        return None
+
+
+def _is_off(now: Tensor, then: Tensor) -> bool:
+    if now.dtype != then.dtype or not now.is_floating_point():
+        return True
+    moved, long = torch.linalg.vector_norm(now.double() - then.double()), torch.linalg.vector_norm(then.double())
+    return bool(moved > ROUNDING * torch.finfo(now.dtype).eps * long)
 
 
 # ---- a description for exports ----
@@ -356,6 +672,8 @@ class LiveModel:
 
 def description_of(bare: nn.Module, trained: Iterable[str]) -> dict[str, Any] | None:  # Any: JSON
     """A transformers configuration, adapters of peft by theirs; None for a model that only its script can build."""
+    if isinstance(bare, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        bare = bare.module
     if type(bare).__module__.startswith("peft."):
         return _of_adapters(bare, trained)
     config = getattr(bare, "config", None)

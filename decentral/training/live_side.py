@@ -19,6 +19,7 @@ from decentral.optimizers import NO_MOMENTS, InnerOptimizer, OuterMethod
 from decentral.optimizers.base import Derivative, Layout, Own, State
 from decentral.parameters import Schema, split
 from decentral.rounds.local_state import CommittedUpdate
+from decentral.tensors.memory import fresh
 from decentral.training.live_model import LiveModel
 
 # Shape suffix: N = elements of one fragment, flat float32; moments and gradients on the processor.
@@ -50,7 +51,7 @@ class _NoParameters:
     """Of a schedule beside which nothing trains."""
 
     def read(self, fragment: int) -> Tensor:
-        return torch.zeros(0)
+        return fresh(0)
 
     def write(self, fragment: int, flat_N: Tensor) -> None:
         pass
@@ -245,11 +246,15 @@ class Moments:
                 "step another inner optimizer, or choose another outer method"
             )
         found = [torch.zeros_like(one) if one.grad is None else one.grad for one in self._of(fragment)]
-        return torch.cat([one.detach().float().cpu().flatten() for one in found])
+        return torch.cat([_dense(one.detach()).float().cpu().flatten() for one in found])
 
     def add_to_gradient(self, fragment: int, added_N: Tensor) -> None:
-        """Each in its parameter's dtype and place. A parameter without a gradient gets one: zero, and so much more."""
+        """Each in its parameter's dtype and place. A parameter without a gradient gets one: zero, and so much more.
+
+        ConfigError where a gradient is sparse: what is added to it is not, and who steps by sparse ones takes no other.
+        """
         parameters = self._of(fragment)
+        self._refuse_sparse(fragment, [one.grad is not None and _is_sparse(one.grad) for one in parameters])
         with torch.no_grad():
             pieces = split(added_N, [tuple(one.shape) for one in parameters])
             for parameter, piece in zip(parameters, pieces, strict=True):
@@ -277,6 +282,14 @@ class Moments:
             )
         return optimizer
 
+    def _refuse_sparse(self, fragment: int, sparse: Sequence[bool]) -> None:
+        for spec, is_sparse in zip(self._model.schema.fragments[fragment].parameters, sparse, strict=True):
+            if is_sparse:
+                raise ConfigError(
+                    f"the gradient of {spec.name} is sparse, and the run's outer method changes all of its values: "
+                    "make the embedding with sparse=False and step it by another optimizer, or choose another method"
+                )
+
     def _of(self, fragment: int) -> list[Tensor]:
         trained = self._model.trained
         return [trained[spec.name] for spec in self._model.schema.fragments[fragment].parameters]
@@ -299,3 +312,11 @@ class Moments:
                 moment: Tensor = state[name]
                 return moment if moment.shape == parameter.shape else None
         return None
+
+
+def _is_sparse(gradient: Tensor) -> bool:
+    return gradient.layout != torch.strided
+
+
+def _dense(gradient: Tensor) -> Tensor:
+    return gradient.to_dense() if _is_sparse(gradient) else gradient

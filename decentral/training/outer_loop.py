@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -116,7 +116,25 @@ class LoopControl:
 
     paused: bool = False  # contribute nothing
     leaving: bool = False  # wait for nothing any more
+    interrupted: bool = False  # nor in this step, at whose end Ctrl-C is heard
+    may_be_cut: bool = False  # the loop waits where Ctrl-C may end the waiting, as what is waited for goes on
     finishes_after: float | None = None  # outer steps, beyond which the peer leaves; inf: asked before it had any
+
+    @property
+    def hurries(self) -> bool:
+        """Whether nothing is to be waited for."""
+        return self.leaving or self.interrupted
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """For what goes on without the loop: Ctrl-C ends the waiting."""
+        self.may_be_cut = True
+        try:
+            if self.interrupted:
+                raise KeyboardInterrupt
+            yield
+        finally:
+            self.may_be_cut = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +166,7 @@ class LoopParts:
         ``outer_step``: made with the commit that is brought in there; None: it takes no contribution of this peer's.
         What is inside is done even if Ctrl-C comes while somebody looks: a commit is taken from the swarm once.
         """
-        if self.looks is None or not wanted or self.control.leaving:
+        if self.looks is None or not wanted or self.control.hurries:
             yield
             return
         if outer_step is None:
@@ -207,6 +225,7 @@ class OuterLoop:
         self._pairs = None if gossip is None else GossipSteps(parts, self._merger, gossip)
         self._steps = self._pairs or RoundSteps(parts, self._merger)
         self._left_at: float | None = None  # when the last boundary ended; None: none has, see ``step_boundary``
+        self._outer_steps = 0
         self._saved_at = 0  # commits merged when the last checkpoint was begun
         self.forgets = False  # whether inner moments that are NaN are to be dropped; for the caller to do and to clear
 
@@ -224,6 +243,17 @@ class OuterLoop:
     def is_up_to_date(self) -> bool:
         """Whether every commit so far is in the live model."""
         return self._merger.is_up_to_date
+
+    @property
+    def outer_steps(self) -> int:
+        """Those in the live model: a commit that is applied, and waits for its time, is not counted yet."""
+        node = self._parts.swarm.node
+        head = node.driver.head
+        if node.gossip is not None:
+            self._outer_steps = node.gossip.step
+        elif head.hash == self._parts.schedule.seen:
+            self._outer_steps = head.outer_step
+        return self._outer_steps
 
     async def step_boundary(self) -> set[int]:
         """What is to be done after an inner step; returns the fragments that were written.
@@ -286,11 +316,15 @@ class OuterLoop:
         self._merger.tell_given_up()
         return is_in_step
 
-    async def begin(self, included: Iterable[CommittedUpdate], *, afresh: bool = False) -> set[int]:
+    async def begin(
+        self, included: Iterable[CommittedUpdate], *, afresh: bool = False, outer_steps: int = 0
+    ) -> set[int]:
         """Merge what came before the first step, but what is ``included`` in the live model already: that is noted.
 
-        ``afresh``: the inner optimizer has no moments yet. Returns the fragments that were written.
+        ``afresh``: the inner optimizer has no moments yet. ``outer_steps``: in the live model. Returns the fragments
+        that were written.
         """
+        self._outer_steps = outer_steps
         if afresh:
             self._merger.adopt_all(self._parts.all_fragments)
         self._merger.adopt_later(dict(self._parts.schedule.unadopted))
@@ -322,6 +356,7 @@ class RoundSteps:
         self._model, self._schedule, self._swarm = parts.model, parts.schedule, parts.swarm
         self._pace = Pace(parts.manifest.inner, parts.schedule.interval, parts.schedule.overlap + 1)
         self._offered: PendingResult[bool] | None = None  # of what is in flight, where training goes on meanwhile
+        self._has_left = False  # was asked to before this boundary
 
     async def boundary(self, step_seconds: float | None) -> set[int]:
         """Merge what has come, contribute when due, wait when the algorithm waits; returns the fragments written.
@@ -332,7 +367,9 @@ class RoundSteps:
             self._pace.stepped(step_seconds)
         await self._withdraw_if_refused()
         changed = await self._merger.merge_all()
-        if not self._may_contribute(step_seconds or 0.0):
+        may_contribute = self._may_contribute(step_seconds or 0.0)
+        self._has_left = self._parts.control.leaving
+        if not may_contribute:
             return changed
         waits = self._schedule.overlap == 0
         if waits and self._swarm.node.driver.head.hash != self._schedule.seen:
@@ -344,9 +381,12 @@ class RoundSteps:
         return changed
 
     def _may_contribute(self, step_seconds: float) -> bool:
+        """Who is asked to leave in this step offers what is due, and `settle` sees what becomes of it: one step more
+        would come before that in its next life.
+        """
         self._schedule.paced = self._pace.steps(self._swarm.node.driver.full_times)
         due = self._schedule.due or self._schedule.due_early(self._swarm.node.driver.pressed, step_seconds)
-        return due and not (self._parts.rests or self._merger.done or self._parts.control.leaving)
+        return due and not (self._parts.rests or self._merger.done or self._has_left)
 
     async def _catch_update(self) -> set[int]:
         """Merge a commit that the swarm is about to hand over: without it nothing can be contributed.
@@ -390,10 +430,12 @@ class RoundSteps:
         offered = self._swarm.begin(self._swarm.node.driver.contribute, contribution)
         if self._schedule.overlap:
             self._offered = offered
-        elif not await offered.result():
+            return True
+        with self._parts.control.waiting():
+            fits = await offered.result()
+        if not fits:
             self._schedule.withdrawn()
-            return False
-        return True
+        return fits
 
     async def settle(self) -> bool:
         """At the end: merge all that waits, and wait for what is being applied, and a little for what is in flight.
@@ -488,7 +530,8 @@ class GossipSteps:
         if self._swap is None:
             return
         fragment, outcome = self._swap
-        swapped = await outcome.result(within)
+        with self._parts.control.waiting() if within is None else nullcontext():
+            swapped = await outcome.result(within)
         paired_at = None if swapped.partner is None else swapped.step + 1
         looking = self._parts.looking(paired_at, wanted=within is None)
         with looking, undisturbed(), self._parts.holding():  # whole, whenever Ctrl-C comes: see `Merger`
@@ -506,12 +549,13 @@ class GossipSteps:
     async def _merge_replicas(self, node: Node) -> set[int]:
         """The end of a gossip run: one full average, agreed on like any other round."""
         while not _is_over(node.driver.head) and not self._parts.control.leaving:
-            await self._swarm.call(self._offer_merge, node)
-            within = MERGE_EVERY
-            while (update := await self._merger.next_update(within)) is not None:
-                within = 0.0
-                if update.record is not None:
-                    self._parts.events.round_ended(update, of_pairs=True)
+            with self._parts.control.waiting():
+                await self._swarm.call(self._offer_merge, node)
+                within = MERGE_EVERY
+                while (update := await self._merger.next_update(within)) is not None:
+                    within = 0.0
+                    if update.record is not None:
+                        self._parts.events.round_ended(update, of_pairs=True)
         return self._merger.end_at_replica()
 
     async def _offer_merge(self, node: Node) -> None:
@@ -562,7 +606,7 @@ class Merger:
             changed |= await self.merge_waiting(LOOK_EVERY if until is not None else 0.0)
             in_flight = self._schedule.sent_at is not None and not self.done and self._swarm.alive
             late = until is None or self._parts.clock() >= until
-            if late or not in_flight or self._parts.control.leaving:
+            if late or not in_flight or self._parts.control.hurries:
                 return changed
 
     async def merge_waiting(self, within: float, *, looks: bool = True) -> set[int]:

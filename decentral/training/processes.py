@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections import deque
@@ -20,6 +21,7 @@ from decentral import errors
 from decentral.errors import ConfigError, DecentralError, ProcessLost
 from decentral.parameters import Fragment, split
 from decentral.parameters.schema import Box, boxes_of, holders, is_sharded, local_part
+from decentral.tensors.memory import fresh
 
 # ---- bytes between processes ----
 #
@@ -31,6 +33,13 @@ from decentral.parameters.schema import Box, boxes_of, holders, is_sharded, loca
 MAIN = 0  # the rank that talks to the swarm
 # The main process may look for company that long while the others wait for its word. One that has died is seen at once.
 PATIENCE = timedelta(days=7)
+
+
+def launched_together() -> int:
+    """Processes that torchrun, or who has begun torch.distributed, started with this one; 1: it is alone."""
+    given = os.environ.get("WORLD_SIZE", "1")
+    begun = dist.is_available() and dist.is_initialized()
+    return max(int(given) if given.isdecimal() else 1, dist.get_world_size() if begun else 1)
 
 
 class Processes:
@@ -52,22 +61,22 @@ class Processes:
         """What the main process said: as many whole numbers below 2**63 as each gives. TimeoutError after ``within``
         seconds: then no more can be said.
         """
-        told = torch.tensor(list(numbers), dtype=torch.int64)
+        told = torch.tensor(list(numbers), dtype=torch.int64, device="cpu")
         self._wait(self._broadcast(told), within)
         return [int(number) for number in told]
 
     def tell_bytes(self, data: bytes) -> bytes:
         """What the main process gave; the others give anything."""
         (nbytes,) = self.tell([len(data)])
-        told = torch.frombuffer(bytearray(data), dtype=torch.uint8) if self.is_main and data else torch.empty(0)
-        told = told if self.is_main else torch.empty(nbytes, dtype=torch.uint8)
+        told = torch.frombuffer(bytearray(data), dtype=torch.uint8) if self.is_main and data else fresh(0)
+        told = told if self.is_main else torch.empty(nbytes, dtype=torch.uint8, device="cpu")
         if nbytes:
             self._wait(self._broadcast(told), None)
         return told.numpy().tobytes() if nbytes else b""
 
     def any_of(self, found: list[int]) -> list[int]:
         """Each of the truth values that is so on some process; all give as many."""
-        mine = torch.tensor(found, dtype=torch.int64)
+        mine = torch.tensor(found, dtype=torch.int64, device="cpu")
         for rank in range(1, self.size):
             if self.is_main:
                 theirs = torch.empty_like(mine)
@@ -142,7 +151,7 @@ def _bytes_of(tensor: Tensor) -> Tensor:
 # Between two orders the main process talks to the swarm, for as long as that takes. The others wait inside ``follow``
 # for its next word, and Ctrl-C waits with them: else one process would leave in the middle of what all do together.
 
-TO_MEET = 5.0  # s: after Ctrl-C, in which all processes must be between two steps for a last checkpoint
+TO_MEET = 5.0  # s: after Ctrl-C or an error, in which all processes must be between two steps for a last checkpoint
 
 
 class Order(IntEnum):
@@ -169,6 +178,7 @@ class Orders:
         self.processes = processes
         self.over = False  # the main process has let the others go for good, or failed
         self.interrupted = False  # by Ctrl-C
+        self.steps = 0  # inner steps of the peer that this process has made
         self._what: dict[Order, Callable[[int], object]] = {}
 
     def means(self, what: Mapping[Order, Callable[[int], object]]) -> None:
@@ -195,19 +205,22 @@ class Orders:
                     self.over = True
                     self._raise(self.processes.tell_bytes(b"").decode())
                 if order == Order.MEET:
-                    self.processes.send(torch.zeros(1), MAIN)
+                    self.processes.send(torch.tensor([self.steps], dtype=torch.int64, device="cpu"), MAIN)
                 else:
                     self._what[Order(order)](number)
 
-    def meet(self) -> bool:
-        """On the main process, after Ctrl-C: whether all others follow. Else one is inside what it cannot leave."""
+    def meet(self, *, in_step: bool) -> bool:
+        """On the main process, after Ctrl-C or an error: whether all others follow, and, for parts of one model that
+        must be ``in_step``, have made as many steps. Else one is inside what it cannot leave.
+        """
+        theirs = torch.tensor([self.steps] * self.processes.size, dtype=torch.int64, device="cpu")
         try:
             self.give(Order.MEET)
             for rank in range(1, self.processes.size):
-                self.processes.receive(torch.zeros(1), rank, within=TO_MEET)
+                self.processes.receive(theirs[rank : rank + 1], rank, within=TO_MEET)
         except (TimeoutError, DecentralError):
             return False
-        return True
+        return not in_step or bool((theirs == self.steps).all())
 
     def let_go(self, *, interrupted: bool) -> None:
         """On the main process, which is leaving: nothing more is asked of the others. Those that are gone are gone."""
@@ -273,7 +286,7 @@ class Shards:
 
     def read(self, parameters: Mapping[str, Tensor], fragment: Fragment) -> Tensor:
         """One fragment (N,), on the main process; (0,) elsewhere."""
-        flat_N = torch.empty(fragment.numel if self._processes.is_main else 0)
+        flat_N = fresh(fragment.numel if self._processes.is_main else 0)
         pieces = split(flat_N, fragment) if self._processes.is_main else [None] * len(fragment.parameters)
         specs = zip(fragment.parameters, pieces, strict=True)
         _in_turn(end for spec, piece in specs for end in self._collecting(parameters[spec.name], piece))
@@ -287,7 +300,7 @@ class Shards:
 
     def whole(self, tensor: Tensor) -> Tensor | None:
         """All of a tensor in its own dtype, on the processor; None elsewhere than on the main process."""
-        made = torch.empty(tensor.shape, dtype=tensor.dtype) if self._processes.is_main else None
+        made = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu") if self._processes.is_main else None
         _in_turn(self._collecting(tensor, made))
         return made
 
@@ -322,7 +335,7 @@ class Shards:
         """Into ``part``, which is where it lands if it can be: new memory costs more than the copy."""
         if part.device.type == "cpu" and part.dtype == dtype and part.is_contiguous():
             return self._processes.begin_receive(part, sender)
-        landed = torch.empty(part.shape, dtype=dtype)
+        landed = torch.empty(part.shape, dtype=dtype, device="cpu")
         arrives = self._processes.begin_receive(landed, sender)
 
         def end() -> None:

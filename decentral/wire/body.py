@@ -20,6 +20,7 @@ from torch import Tensor
 from decentral import coding
 from decentral.compressors import Compressor, PartSpec, Payload
 from decentral.errors import PayloadError
+from decentral.tensors.memory import fresh
 from decentral.tensors.threads import WORTH_IT, lumps, spread
 
 Shape = tuple[int, ...]
@@ -112,7 +113,7 @@ def _pieces(specs: Sequence[PartSpec], arrays: Sequence[Array]) -> Iterator[byte
 def _read(compressor: Compressor, data: NDArray[np.uint8], shapes: Sequence[Shape]) -> tuple[list[Payload], int]:
     """What one compressor wrote at the beginning of ``data``, and how many bytes that is."""
     specs, at = _specs(compressor, shapes), 0
-    parts: list[Tensor] = [torch.empty(0)] * len(specs)
+    parts: list[Tensor] = [fresh(0)] * len(specs)
     for members in _streams(specs):
         forms = [coding.Form(specs[i].kind, specs[i].shape, _dtype(specs[i])) for i in members]
         arrays, taken = coding.decode(forms, data[at:])

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from decentral import ConfigError
 from decentral.coding import Floats, Symbols
 from decentral.compressors.base import About, Method, PartSpec, Payload, check_input, check_parts, require
-from decentral.errors import ConfigError
 from decentral.optimizers import OuterMethod, key
 from decentral.optimizers.steps import check_momentum, check_rate
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import decentral
-from decentral.manifest import Manifest, preset_manifest
+from decentral import Manifest, preset_manifest
 
 
 def terms(rounds: int) -> Manifest:
@@ -46,7 +46,6 @@ def main() -> None:
     random = torch.Generator().manual_seed(chosen.seed)
     with decentral.join(terms(chosen.rounds), model, optimizer, out=chosen.out) as peer:
         print(f"decentral join {peer.invite} --script {sys.argv[0]}", flush=True)
-        peer.wait_for_company()
         while not peer.done:
             inputs = torch.randn(32, 8, generator=random)
             loss = nn.functional.mse_loss(model(inputs), inputs.prod(dim=1, keepdim=True).tanh())

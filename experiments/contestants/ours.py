@@ -41,6 +41,7 @@ def enter(seat: Seat, model: nn.Module) -> Iterator[Entered]:
         tokens_per_step=BATCH_SIZE * MODEL["context"],
         lan=False,
         quiet=True,
+        alone=True,
     )
     with peer:
         if seat.first:

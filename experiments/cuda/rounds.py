@@ -112,7 +112,7 @@ def take_part(given: argparse.Namespace) -> None:
     optimizer = Wandering(model, given.seat, given.pause)
     where = {"out": given.folder / str(given.seat), "listen": ("/ip4/127.0.0.1/tcp/0",), "lan": False}
     settings = {"quiet": True, "checkpoint_every": 10_000, "join_timeout": 120.0, "transport": "native"}
-    with decentral.join(given.invite or terms(given), model, optimizer, **where, **settings) as peer:
+    with decentral.join(given.invite or terms(given), model, optimizer, **where, **settings, alone=True) as peer:
         if given.invite is None:
             say(invite=peer.invite)
         peer.wait_for_company()

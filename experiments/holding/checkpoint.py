@@ -37,7 +37,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         transport = MemoryNetwork().transport(Identity.load_or_create(Path(folder) / "identity.key").signer)
         out = {"out": folder, "transport": transport, "quiet": True, "checkpoint_every": 2}
-        with join(terms, model, optimizer, **out) as peer:
+        with join(terms, model, optimizer, **out, alone=True) as peer:
             while peer.round < ROUNDS:
                 for parameter in model.parameters():
                     parameter.grad = torch.full_like(parameter, 1e-3)

@@ -75,7 +75,9 @@ def work(number: int, folder: str, blocks: int, batch_size: int, barrier: Any, a
     barrier.wait()
     for_whom = manifest if number == 0 else wait_for(root / "invite")
     listen = ("/ip4/127.0.0.1/tcp/0",)
-    with join(for_whom, trainer.model, trainer.optimizer, out=root / f"peer{number}", listen=listen) as peer:
+    with join(
+        for_whom, trainer.model, trainer.optimizer, out=root / f"peer{number}", listen=listen, alone=True
+    ) as peer:
         if number == 0:
             (root / "invite.part").write_text(peer.invite)
             (root / "invite.part").rename(root / "invite")

@@ -78,6 +78,7 @@ def take_part(place: Place, line: Any) -> None:  # Any: a multiprocessing Connec
         commands=False,
         quiet=True,
         checkpoint_every=10**6,
+        alone=True,
     ) as peer:
         if place.rank == 0:
             line.send(peer.invite)

@@ -75,6 +75,7 @@ def _live(order: dict[str, Any]) -> None:
         relays=order.get("relays", ()),
         checkpoint_every=order["checkpoint_every"],
         tokens_per_step=manifest.data.batch_size * manifest.model.context,
+        alone=True,
     )
     with peer:
         _say(event="ready", wall=time.monotonic() - began, cpu=_cpu())

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from decentral.observe.status import Status, read_status
 from decentral.state.export import export
+from decentral.swarm.invite import Invite
 from tests.examples import own_package
 from tests.examples.two_peers import EXAMPLES, ROOT, FirstPeers, first_peers, run_example
 from tests.laws import outside
@@ -130,6 +131,23 @@ def test_what_the_package_adds_obeys_every_law(packages):
     assert outside.laws(packages, "--outer", "outer_lion")
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["own_loop.py", *(pytest.param(name, marks=pytest.mark.long) for name in ("trainer.py", "fit_lightning.py"))],
+)
+def test_an_example_that_is_interrupted_after_its_invite_goes_on_with_its_run(name, packages, tmp_path):
+    """Each makes its terms itself, and so draws another salt."""
+    runs = list[str]()
+    for _ in range(2):
+        with first_peers(packages) as first:
+            runs.append(Invite.parse(first.begin(name, tmp_path, "--rounds", "3")).run.hex())
+            first.interrupt()
+        assert read_status(tmp_path).state == "left"
+    events = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
+    assert [event["resumed"] for event in events if event["event"] == "joined"] == [False, True]
+    assert runs[0] == runs[1] == read_status(tmp_path).run_id
+
+
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore")  # of the notebook's own machinery
 def test_the_notebook_runs_from_its_first_cell_to_its_last(tmp_path, monkeypatch):
@@ -138,6 +156,8 @@ def test_the_notebook_runs_from_its_first_cell_to_its_last(tmp_path, monkeypatch
     notebook = nbformat.read(EXAMPLES / "notebook.ipynb", as_version=4)
     nbformat.validate(notebook)
     assert not any(cell.get("outputs") for cell in notebook.cells), "it is kept without outputs"
+    where = next(cell for cell in notebook.cells if "ALONE = False" in cell.source)
+    where.source = where.source.replace("ALONE = False", "ALONE = True")
     nbclient.NotebookClient(notebook, timeout=100, resources={"metadata": {"path": str(tmp_path)}}).execute()
     said = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     printed = "".join(output.get("text", "") for output in said if output.output_type == "stream")

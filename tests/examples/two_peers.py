@@ -10,6 +10,7 @@ import json
 import os
 import re
 import runpy
+import signal
 import subprocess
 import sys
 import traceback
@@ -47,9 +48,7 @@ class FirstPeers:
     def swarm_of_two(self, name: str, folder: Path, *arguments: str) -> list[Status]:
         """Both peers train until the run is over; what each of them said last of itself."""
         script, outs = EXAMPLES / name, [folder / "first", folder / "second"]
-        assert self._process.stdin is not None
-        print(json.dumps([str(script), "--out", str(outs[0]), *arguments]), file=self._process.stdin, flush=True)
-        invite = self._until(r"decentral join (\S+)")
+        invite = self.begin(name, outs[0], *arguments)
         try:
             run_example(script, ["--out", str(outs[1]), "--seed", "1", *arguments], {"run": invite, "out": outs[1]})
         except BaseException:
@@ -57,6 +56,17 @@ class FirstPeers:
             raise
         assert self._until(f"{ENDED}(.*)") == "well", "".join(self._said)
         return [read_status(out) for out in outs]
+
+    def begin(self, name: str, out: Path, *arguments: str) -> str:
+        """Its first peer begins in ``out``; returns the invite that it says."""
+        assert self._process.stdin is not None
+        print(json.dumps([str(EXAMPLES / name), "--out", str(out), *arguments]), file=self._process.stdin, flush=True)
+        return self._until(r"decentral join (\S+)")
+
+    def interrupt(self) -> None:
+        """Ctrl-C: the example ends, and the process with it."""
+        self._process.send_signal(signal.SIGINT)
+        self._process.wait(60)
 
     def _until(self, pattern: str) -> str:
         """The first group of the next line that holds the pattern."""

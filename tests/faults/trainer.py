@@ -28,7 +28,7 @@ def main(out: str, preset: str, last: int) -> None:
     )
     data = torch.Generator().manual_seed(1)
     listen = ("/ip4/127.0.0.1/tcp/0",)
-    with join(manifest, model, optimizer, out=out, listen=listen, checkpoint_every=4) as peer:
+    with join(manifest, model, optimizer, out=out, listen=listen, checkpoint_every=4, alone=True) as peer:
         say(event="began", round=peer.round, digest=peer.anchor_digest, steps=peer.inner_steps)
         while peer.round < last:
             before = peer.round

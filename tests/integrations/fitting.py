@@ -53,7 +53,7 @@ class AtStep(Callback):
 def alone(out: Path, manifest: Manifest) -> DecentralCallback:
     identity = Identity.load_or_create(out / "identity.key")
     transport = MemoryNetwork().transport(identity.signer)
-    return DecentralCallback(manifest, out=out, transport=transport, quiet=True, lan=False)
+    return DecentralCallback(manifest, out=out, transport=transport, quiet=True, lan=False, alone=True)
 
 
 def data() -> DataLoader[Any]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,8 +13,10 @@ from typing import Any
 import pytest
 import torch
 from accelerate.utils import DistributedType
+from torch.utils.data import IterableDataset
 from transformers import TrainerCallback
 
+import decentral
 from decentral.errors import ConfigError
 from decentral.integrations.transformers import DecentralCallback
 from decentral.manifest import Manifest, preset_manifest
@@ -21,7 +25,7 @@ from decentral.parameters.model import gather
 from decentral.state.checkpoint import load_newest
 from decentral.swarm.identity import Identity
 from decentral.transport.memory import MemoryNetwork
-from tests.integrations.tiny import Watched
+from tests.integrations.tiny import Tokens, Watched
 
 
 def terms(rounds: int = 4, steps: int = 3, preset: str = "diloco") -> Manifest:
@@ -35,7 +39,7 @@ def alone(out: Path, manifest: Manifest | None, **given: Any) -> DecentralCallba
     """A callback whose peer nobody joins, over a network in memory."""
     identity = Identity.load_or_create(out / "identity.key")
     transport = MemoryNetwork().transport(identity.signer)
-    return DecentralCallback(manifest, out=out, transport=transport, quiet=True, lan=False, **given)
+    return DecentralCallback(manifest, out=out, transport=transport, quiet=True, lan=False, **given, alone=True)
 
 
 class Seen(TrainerCallback):
@@ -86,6 +90,40 @@ def test_a_trainer_that_is_shorter_than_the_run_says_so_at_its_beginning(tmp_pat
     assert "the Trainer ends after 5 more steps, and the run's 4 more rounds take about 12" in warnings[0]
 
 
+NET: dict[str, Any] = {"listen": ("/ip4/127.0.0.1/tcp/0",), "transport": "native", "lan": False, "quiet": True}
+
+
+def test_a_trainers_schedule_begins_where_the_run_is(tmp_path, tiny_gpt2, make_trainer, caplog):
+    model, schedules = copy.deepcopy(tiny_gpt2), list[Any]()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
+    with decentral.join(terms(), model, optimizer, out=tmp_path / "a", **NET) as peer:
+        for _ in range(6):
+            model(**{name: one[None] for name, one in Tokens(1, 0)[0].items()}).loss.backward()
+            optimizer.step()
+        callback = DecentralCallback(peer.invite, out=tmp_path / "b", **NET)
+        leaves = AtStep(1, lambda: (schedules.append(trainer.lr_scheduler.last_epoch), callback.peer.leave()))
+        trainer = make_trainer(tiny_gpt2, callback, leaves, max_steps=10, lr_scheduler_type="linear")
+        trainer.train()
+    assert schedules == [7], "six of the run and one of its own"
+    assert any("LambdaLR goes on from step 6 instead of 0, at a rate of 0.004" in one for one in caplog.messages)
+    assert any("stretched over max_steps = 10" in one and "has 12 steps" in one for one in caplog.messages)
+
+
+def test_a_trainer_draws_streamed_data_that_is_shared_out(tmp_path, tiny_gpt2, make_trainer):
+    callback, drawn = alone(tmp_path / "run", terms()), list[int]()
+
+    class Stream(IterableDataset[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            rows = Tokens(64, 0)
+            yield from (rows[drawn.append(number) or number % 64] for number in range(10**6))
+
+    trainer = make_trainer(tiny_gpt2, callback)
+    trainer.train_dataset = callback.shard(Stream())
+    trainer.train()
+    assert trainer.state.global_step == 12
+    assert drawn[:48] == list(range(48))
+
+
 def test_the_best_model_of_the_past_is_not_taken_for_what_was_trained(tmp_path, tiny_gpt2, make_trainer):
     chosen = {"save_strategy": "steps", "save_steps": 1, "eval_strategy": "steps", "eval_steps": 1, "max_steps": 5}
     chosen |= {"load_best_model_at_end": True, "greater_is_better": True}  # the worst, that is: the first
@@ -134,9 +172,9 @@ def test_each_peer_draws_the_same_data_in_an_order_of_its_own(tmp_path, tiny_gpt
 def test_what_a_checkpoint_restores_takes_part_as_before(tmp_path, make_trainer, tiny_gpt2):
     chosen = {"save_strategy": "steps", "save_steps": 5}
     native = {"transport": "native", "listen": ("/ip4/127.0.0.1/tcp/0",), "lan": False, "quiet": True}
-    first = DecentralCallback(terms(), out=tmp_path / "run", **native)
+    first = DecentralCallback(terms(), out=tmp_path / "run", **native, alone=True)
     make_trainer(tiny_gpt2, first, AtStep(4, lambda: first.peer.leave()), **chosen).train()
-    again = make_trainer(tiny_gpt2, DecentralCallback(None, **native), **chosen)
+    again = make_trainer(tiny_gpt2, DecentralCallback(None, **native, alone=True), **chosen)
     again.args.restore_callback_states_from_checkpoint = True
     again.train(resume_from_checkpoint=True)
     assert again.state.global_step == 12
@@ -189,16 +227,16 @@ def test_a_checkpoint_whose_peer_is_not_in_the_folder_is_refused(tmp_path, make_
 
 def test_the_state_makes_the_callback_again_and_holds_no_token(tmp_path):
     callback = DecentralCallback(
-        "decentral1:secret", out=tmp_path, admit="twelve-letters", tokens_per_step=48, observer=print
+        "decentral1:secret", out=tmp_path, admit="twelve-letters", tokens_per_step=48, observer=print, alone=True
     )
     state = json.loads(json.dumps(callback.state()))
-    assert state["args"] == {"run": None, "wait_for_company": False, "out": str(tmp_path), "tokens_per_step": 48}
+    assert state["args"] == {"run": None, "out": str(tmp_path), "tokens_per_step": 48, "alone": True}
     assert DecentralCallback.from_state(state).state() == callback.state()
 
 
 def test_a_keyword_that_join_has_not_is_refused_at_once():
     with pytest.raises(TypeError, match=r"no keyword 'max_uplaod'; did you mean max_upload\?"):
-        DecentralCallback("run.toml", max_uplaod="5mbit")
+        DecentralCallback("run.toml", max_uplaod="5mbit", alone=True)
 
 
 def test_a_trainer_that_fails_ends_its_peer_with_the_block_around_it(tmp_path, tiny_gpt2, make_trainer):

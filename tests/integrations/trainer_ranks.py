@@ -18,7 +18,7 @@ from tests.integrations.tiny import Tokens, Watched
 def main(manifest: str, out: str) -> None:
     torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config(vocab_size=32, n_positions=16, n_embd=16, n_layer=2, n_head=2))
-    callback = DecentralCallback(manifest, out=out, listen=("/ip4/127.0.0.1/tcp/0",), lan=False, quiet=True)
+    callback = DecentralCallback(manifest, out=out, listen=("/ip4/127.0.0.1/tcp/0",), lan=False, quiet=True, alone=True)
     args = TrainingArguments(
         output_dir=f"{out}/trainer",
         max_steps=40,

@@ -47,7 +47,10 @@ class Inner(Descent):
     def __init__(self, number: int) -> None:
         super().__init__()
         random = torch.Generator().manual_seed(number)
-        self.moments = {name: torch.rand(NUMEL, generator=random) for name in ("exp_avg", "exp_avg_sq")}
+        self.moments = {
+            name: torch.rand(NUMEL, generator=random, dtype=torch.float32, device="cpu")
+            for name in ("exp_avg", "exp_avg_sq")
+        }
 
     def read_moment(self, name: str, fragment: int) -> Tensor | None:
         return self.moments[name].clone() if name in self.moments else None

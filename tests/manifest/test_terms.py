@@ -1,11 +1,12 @@
 """The digest names the run: equal values, equal id, whatever the file looks like."""
 
 import random
+from collections.abc import Callable
 
 import pytest
 
 from decentral.errors import ConfigError
-from decentral.manifest import Manifest, differences, parse_manifest, summary
+from decentral.manifest import Manifest, differences, parse_manifest, preset_manifest, summary
 from decentral.optimizers import describe_keys
 
 SHORTEST = """
@@ -141,8 +142,30 @@ def test_every_key_has_a_comment_in_the_file(manifest: Manifest) -> None:
 
 
 def test_a_manifest_cannot_be_changed_in_place(manifest: Manifest) -> None:
-    with pytest.raises(ValueError, match="frozen"):
+    with pytest.raises(ConfigError, match=r"steps = 5: a manifest is frozen.* manifest.changed\(run="):
         manifest.inner.steps = 5  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        (lambda: Manifest(run={"name": "x"}), "Manifest: outer is missing; add the table"),
+        (lambda: Manifest.of([], "terms"), r"terms = \[\]: a list; give its tables by their names, as a dict"),
+        (lambda: Manifest.of({"run": 3}, "terms"), "terms: run = 3: input should be"),
+        (lambda: preset_manifest("diloco").changed(run=5), "manifest.changed: run = 5: a int; give the table's keys"),
+        (lambda: preset_manifest("diloco", swarm=5), "preset diloco: swarm = 5: a int; give the table's keys"),
+        (lambda: preset_manifest("diloco", rounds="x"), "preset diloco: run.rounds = 'x': input should be a valid int"),
+        (
+            lambda: preset_manifest("diloco", outer={"fragmets": 3}),
+            "unknown key outer.fragmets; did you mean fragments",
+        ),
+        (lambda: preset_manifest(3), "preset '3' does not exist"),
+    ],
+)
+def test_tables_that_are_none_are_one_line(made: Callable[[], Manifest], why: str) -> None:
+    with pytest.raises(ConfigError, match=why) as caught:
+        made()
+    assert "\n" not in str(caught.value)
 
 
 def test_a_change_that_cannot_be_is_refused_and_leaves_the_old_one(manifest: Manifest) -> None:

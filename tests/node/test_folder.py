@@ -82,7 +82,13 @@ def test_a_peer_that_begins_where_another_has_not_said_a_word_yet_is_refused_and
 
 def join_here(folder: Path, problem: Problem) -> decentral.Peer:
     return decentral.join(
-        run_terms("sparseloco"), problem.model, problem.optimizer, out=folder, listen=LOOPBACK, transport="native"
+        run_terms("sparseloco"),
+        problem.model,
+        problem.optimizer,
+        out=folder,
+        listen=LOOPBACK,
+        transport="native",
+        alone=True,
     )
 
 

@@ -70,7 +70,7 @@ def test_a_healthy_peer_is_told_in_the_promised_words() -> None:
         ),
         (
             Status(state="waiting", wanted_members=2, members=({},), own_loop=True),
-            "joins with the invite; a script goes on without when it calls decentral.join(require_peers=0), and no",
+            "joins with the invite; decentral.join(alone=True), or join --script --alone, goes on without",
         ),
         (
             Status(state="waiting", wanted_members=4, members=({}, {})),

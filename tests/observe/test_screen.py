@@ -132,6 +132,16 @@ def test_the_status_does_not_say_again_what_was_logged_just_now() -> None:
     assert said(stream)[-1].startswith("alone: aaa left; the invite still lets others in; training on alone")
 
 
+def test_a_peer_that_waits_for_others_says_so_again_every_half_minute() -> None:
+    stream, now = io.StringIO(), [0.0]
+    display = PlainDisplay(stream, stop="Ctrl-C", monotonic=lambda: now[0])
+    for _ in range(91):
+        display.show(Status(state="waiting", wanted_members=2, own_loop=True))
+        now[0] += 1.0
+    sentence = "waiting: for a second peer, who joins with the invite; decentral.join(alone=True), or"
+    assert [line.split(sentence)[0] for line in said(stream)] == ["", "still ", "still ", "still "]
+
+
 STOP = "Ctrl-C, or decentral leave --out here"
 
 

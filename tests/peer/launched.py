@@ -151,7 +151,7 @@ def second_peer(
     """A peer of one process, in the test's, until the run is over; it waits for the other one that comes back."""
     model, data = Blocks(dtype, frozen=frozen), torch.Generator().manual_seed(1)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3, weight_decay=0.1)
-    with decentral.join(invite, model, optimizer, out=out, **NET) as peer:
+    with decentral.join(invite, model, optimizer, out=out, **NET, alone=True) as peer:
         while not peer.done:
             while comes_back is not None and comes_back.is_set() and len(peer.status().members) < 2:
                 wait(0.1)
@@ -212,7 +212,7 @@ def train(
     data = torch.Generator().manual_seed(100 + accelerator.process_index)
     found: dict[str, Any] = {}
     with decentral.join(
-        run, model, optimizer, accelerator=accelerator, out=out, checkpoint_every=1, **NET, **given
+        run, model, optimizer, accelerator=accelerator, out=out, checkpoint_every=1, **NET, **given, alone=True
     ) as peer:
         found["begun"] = {"anchor": peer.anchor_digest, **held(accelerator, model, optimizer), "round": peer.round}
         found["begun"]["steps"] = peer.inner_steps
@@ -228,6 +228,8 @@ def train(
                     accelerator.backward(loss)
                     optimizer.step()
                     optimizer.zero_grad()
+            if peer.inner_steps == 5 and "looked" not in found:
+                found["looked"] = looked(accelerator, peer, model, optimizer)
             if peer.inner_steps == 5:
                 write(folder / f"trained-{accelerator.process_index}", "")
             if leave_at and peer.inner_steps >= leave_at:
@@ -237,6 +239,23 @@ def train(
     found |= held(accelerator, model, optimizer)
     found["frozen"] = whole_of(accelerator.unwrap_model(model).base).float().sum().item()
     return found
+
+
+def looked(accelerator: Any, peer: Any, model: nn.Module, optimizer: Any) -> dict[str, Any]:
+    """What the model holds beside what is agreed, while that is in it, and afterwards; asked of all processes."""
+    before = held(accelerator, model, optimizer)
+    with peer.evaluating():
+        inside = held(accelerator, model, optimizer)
+        model(torch.randn(8, WIDTH).to(next(model.parameters()).dtype))  # which puts shards together
+    after = held(accelerator, model, optimizer)
+    agreed = ""
+    if accelerator.is_main_process:
+        from decentral.parameters import digest
+
+        bare, named = accelerator.unwrap_model(model), peer.agreed()
+        wanted = [name.replace("_orig_mod.", "") for name, one in bare.named_parameters() if one.requires_grad]
+        agreed = digest(torch.cat([named[name].float().flatten() for name in wanted])).hex()
+    return {"before": before["ranks"], "inside": inside["ranks"], "after": after["ranks"], "agreed": agreed}
 
 
 def held(accelerator: Any, model: nn.Module, optimizer: Any) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def alone(folder: Path, manifest: decentral.Manifest, problem: Problem, **given:
     """A peer that nobody joins, over a network in memory."""
     identity = Identity.load_or_create(folder / "identity.key")
     transport = MemoryNetwork().transport(identity.signer)
-    return join(manifest, problem.model, problem.optimizer, out=folder, transport=transport, **given)
+    return join(manifest, problem.model, problem.optimizer, out=folder, transport=transport, **given, alone=True)
 
 
 @pytest.mark.parametrize("preset", long_but(["sparseloco"], ["diloco", "sparseloco", "noloco"]))
@@ -40,7 +40,7 @@ def test_a_peer_that_was_paused_for_long_starts_from_what_the_others_have_and_sa
 
     def stays() -> None:
         problem = Problem(0)
-        with join(manifest, problem.model, problem.optimizer, out=tmp_path / "a", listen=LOOPBACK) as peer:
+        with join(manifest, problem.model, problem.optimizer, out=tmp_path / "a", listen=LOOPBACK, alone=True) as peer:
             invite.append(peer.invite)
             invited.set()
             while not over.is_set():
@@ -54,7 +54,9 @@ def test_a_peer_that_was_paused_for_long_starts_from_what_the_others_have_and_sa
         problem = Problem(1)
         assert invited.wait(LONG)
         try:
-            with join(invite[0], problem.model, problem.optimizer, out=tmp_path / "b", observer=events.append) as peer:
+            with join(
+                invite[0], problem.model, problem.optimizer, out=tmp_path / "b", observer=events.append, alone=True
+            ) as peer:
                 until(lambda: contributed(events) >= 2, problem)
                 peer.pause()
                 left_at.append(peer.round)

@@ -27,7 +27,9 @@ def terms() -> Manifest:
 def peer_of(run: Manifest | str, out: Path, **options: object) -> decentral.Peer:
     torch.manual_seed(0)
     model = torch.nn.Linear(8, 8)
-    return decentral.join(run, model, torch.optim.SGD(model.parameters(), lr=0.1), out=out, **LOCAL, **options)
+    return decentral.join(
+        run, model, torch.optim.SGD(model.parameters(), lr=0.1), out=out, **LOCAL, **options, alone=True
+    )
 
 
 def until(condition: Callable[[], bool]) -> None:

@@ -96,7 +96,7 @@ class Two:
 
 def entered(run: Manifest | str, problem: Problem, out: Path, **more: Any) -> Peer:
     settings: dict[str, Any] = {"listen": LOOPBACK, "transport": "native", "lan": False, "quiet": True}
-    return join(run, problem.model, problem.optimizer, out=out, **settings, **more)
+    return join(run, problem.model, problem.optimizer, out=out, **settings, **more, alone=True)
 
 
 def terms(name: str, rounds: int = 6) -> Manifest:

@@ -30,7 +30,7 @@ class Trio:
         problem = Problem(number, lr=RATES[number])
         given = {"listen": LOOPBACK, "transport": "native", "lan": False, "quiet": True, "require_peers": 0}
         out = self.folder / f"peer{number}"
-        with join(self.invite or self.manifest, problem.model, problem.optimizer, out=out, **given) as peer:
+        with join(self.invite or self.manifest, problem.model, problem.optimizer, out=out, **given, alone=True) as peer:
             if not number:
                 self.invite = peer.invite
                 self.invited.set()

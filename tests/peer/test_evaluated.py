@@ -69,7 +69,9 @@ class Two:
         given: dict[str, Any] = {**NET, "out": out, "quiet": True, "commands": False}
         if not number:
             given["observer"] = self.events.append
-        with join(self.invite or self.manifest, problem.model, problem.optimizer, evaluate=evaluate, **given) as peer:
+        with join(
+            self.invite or self.manifest, problem.model, problem.optimizer, evaluate=evaluate, **given, alone=True
+        ) as peer:
             if not number:
                 self.invite = peer.invite
                 self.invited.set()

@@ -59,6 +59,7 @@ def alone(folder: Path, manifest: Manifest, loop: Loop) -> Peer:
         lan=False,
         quiet=True,
         commands=False,
+        alone=True,
     )
 
 
@@ -163,7 +164,7 @@ class Swarm:
         assert not number or self.invited.wait(60)
         settings: dict[str, Any] = {"listen": LOOPBACK, "transport": "native", "lan": False, "quiet": True}
         settings |= {"out": self.folder / f"peer{number}", "require_peers": 0}
-        with join(self.invite or self.manifest, loop.problem.model, loop.optimizers, **settings) as peer:
+        with join(self.invite or self.manifest, loop.problem.model, loop.optimizers, **settings, alone=True) as peer:
             if not number:
                 self.invite = peer.invite
                 self.invited.set()

@@ -161,7 +161,14 @@ def test_a_peer_says_how_it_stands_on_the_local_network_unless_it_stays_off_it(t
     problem, events = Problem(0), []
     manifest = run_terms("sparseloco", run={"rounds": 1})
     with join(
-        manifest, problem.model, problem.optimizer, out=tmp_path, listen=LOOPBACK, lan=lan, observer=events.append
+        manifest,
+        problem.model,
+        problem.optimizer,
+        out=tmp_path,
+        listen=LOOPBACK,
+        lan=lan,
+        observer=events.append,
+        alone=True,
     ):
         pass
     said = [event for event in events if event["event"] == "lan"]
@@ -171,13 +178,15 @@ def test_a_peer_says_how_it_stands_on_the_local_network_unless_it_stays_off_it(t
 def test_a_restarted_peer_stands_at_the_digest_it_had(tmp_path):
     manifest = run_terms("sparseloco", run={"rounds": 1000})
     problem = Problem(0)
-    with join(manifest, problem.model, problem.optimizer, out=tmp_path, listen=LOOPBACK, checkpoint_every=3) as peer:
+    with join(
+        manifest, problem.model, problem.optimizer, out=tmp_path, listen=LOOPBACK, checkpoint_every=3, alone=True
+    ) as peer:
         while peer.round < 4:
             problem.step()
         digest, steps, round_ = peer.anchor_digest, peer.inner_steps, peer.round
         live = problem.flat()
     again = Problem(0)
-    with join(manifest, again.model, again.optimizer, out=tmp_path, listen=LOOPBACK) as peer:
+    with join(manifest, again.model, again.optimizer, out=tmp_path, listen=LOOPBACK, alone=True) as peer:
         assert (peer.anchor_digest, peer.inner_steps, peer.round) == (digest, steps, round_)
         assert torch.equal(again.flat(), live)
 
@@ -186,7 +195,7 @@ def test_the_inner_optimizers_state_is_never_touched_by_an_outer_step(tmp_path):
     manifest = run_terms("diloco", inner={"steps": 2}, outer={"fragments": 1, "overlap": 0})
     problem = Problem(0)
     problem.optimizer = torch.optim.AdamW(problem.model.parameters(), lr=0.01)
-    with join(manifest, problem.model, problem.optimizer, out=tmp_path, listen=LOOPBACK) as peer:
+    with join(manifest, problem.model, problem.optimizer, out=tmp_path, listen=LOOPBACK, alone=True) as peer:
         problem.step()
         hooks = []
         state = problem.optimizer.state[problem.model.head.weight]
@@ -201,7 +210,7 @@ def test_one_peer_with_rate_one_and_no_momentum_is_local_training(tmp_path):
     outer = {"learning_rate": 1.0, "momentum": 0.0}
     manifest = run_terms("diloco", outer=outer, compressor={"chain": "none"}, run={"rounds": 3})
     alone, joined = Problem(0), Problem(0)
-    with join(manifest, joined.model, joined.optimizer, out=tmp_path, listen=LOOPBACK) as peer:
+    with join(manifest, joined.model, joined.optimizer, out=tmp_path, listen=LOOPBACK, alone=True) as peer:
         while not peer.done:
             joined.step()
             alone.step()
@@ -234,10 +243,10 @@ def test_every_step_a_round_with_sgd_is_data_parallel_sgd(tmp_path):
 def test_a_model_of_another_shape_is_refused_with_the_parameter_that_differs(tmp_path):
     manifest = run_terms("sparseloco", run={"rounds": 1000})
     problem = Problem(0)
-    with join(manifest, problem.model, problem.optimizer, out=tmp_path / "a", listen=LOOPBACK) as peer:
+    with join(manifest, problem.model, problem.optimizer, out=tmp_path / "a", listen=LOOPBACK, alone=True) as peer:
         other = nn.Linear(64, 32, bias=False)
         optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
-        refused = join(peer.invite, other, optimizer, out=tmp_path / "b", listen=LOOPBACK)
+        refused = join(peer.invite, other, optimizer, out=tmp_path / "b", listen=LOOPBACK, alone=True)
         with pytest.raises(decentral.ManifestMismatch, match=r"weight"), refused:
             pass
 
@@ -245,7 +254,9 @@ def test_a_model_of_another_shape_is_refused_with_the_parameter_that_differs(tmp
 def test_who_only_asks_for_the_terms_is_in_nobodys_invite(tmp_path):
     problem = Problem(0)
     settings = {"listen": LOOPBACK, "transport": "native", "lan": False}
-    with join(run_terms("sparseloco"), problem.model, problem.optimizer, out=tmp_path / "a", **settings) as peer:
+    with join(
+        run_terms("sparseloco"), problem.model, problem.optimizer, out=tmp_path / "a", **settings, alone=True
+    ) as peer:
         before = peer.invite
         assert fetch_manifest(before, tmp_path / "b", **settings).digest == peer.manifest.digest
         assert peer.invite == before
@@ -254,7 +265,9 @@ def test_who_only_asks_for_the_terms_is_in_nobodys_invite(tmp_path):
 def test_a_peer_of_a_training_loop_is_seen_and_steered_through_its_folder(tmp_path):
     problem = Problem(0)
     manifest = run_terms("sparseloco", run={"rounds": 1000})
-    with join(manifest, problem.model, problem.optimizer, out=tmp_path, listen=LOOPBACK, transport="native") as peer:
+    with join(
+        manifest, problem.model, problem.optimizer, out=tmp_path, listen=LOOPBACK, transport="native", alone=True
+    ) as peer:
         assert read_status(tmp_path).run_id == manifest.digest.hex()
         ask(tmp_path, "leave")
         deadline = time.monotonic() + 60
@@ -268,7 +281,9 @@ def test_a_peer_of_a_training_loop_is_seen_and_steered_through_its_folder(tmp_pa
 def test_limits_of_a_peer_change_while_it_trains_and_it_finishes_after_a_round(tmp_path):
     problem = Problem(0)
     manifest = run_terms("sparseloco", run={"rounds": 1000})
-    with join(manifest, problem.model, problem.optimizer, out=tmp_path, listen=LOOPBACK, transport="native") as peer:
+    with join(
+        manifest, problem.model, problem.optimizer, out=tmp_path, listen=LOOPBACK, transport="native", alone=True
+    ) as peer:
 
         def train_until(met: Callable[[], bool]) -> None:
             deadline = time.monotonic() + 60
@@ -295,7 +310,7 @@ def test_a_folder_in_which_another_process_trains_is_refused(tmp_path):
     other = psutil.Process(os.getppid())
     write_status(tmp_path, Status(), ProcessInfo(other.pid, other.create_time()))
     problem = Problem(0)
-    second = join(run_terms("sparseloco"), problem.model, problem.optimizer, out=tmp_path, listen=LOOPBACK)
+    second = join(run_terms("sparseloco"), problem.model, problem.optimizer, out=tmp_path, listen=LOOPBACK, alone=True)
     with pytest.raises(decentral.ConfigError, match="a peer runs here already"), second:
         pass
     assert [path.name for path in tmp_path.iterdir()] == ["status.json"]
@@ -304,9 +319,9 @@ def test_a_folder_in_which_another_process_trains_is_refused(tmp_path):
 def test_a_folder_of_another_run_is_refused_as_another_run(tmp_path):
     problem = Problem(0)
     settings = {"out": tmp_path, "listen": LOOPBACK, "transport": "native"}
-    with join(run_terms("sparseloco"), problem.model, problem.optimizer, **settings):
+    with join(run_terms("sparseloco"), problem.model, problem.optimizer, **settings, alone=True):
         pass
-    other = join(run_terms("diloco"), problem.model, problem.optimizer, **settings)
+    other = join(run_terms("diloco"), problem.model, problem.optimizer, **settings, alone=True)
     with pytest.raises(decentral.ManifestMismatch, match="holds another run"), other:
         pass
 
@@ -321,7 +336,7 @@ def test_a_peer_invites_nobody_before_it_can_be_reached(tmp_path):
 
     problem = Problem(0)
     transport = Asked(Identity.load_or_create(tmp_path / "identity.key"), listen=LOOPBACK)
-    peer = join(run_terms("diloco"), problem.model, problem.optimizer, out=tmp_path, transport=transport)
+    peer = join(run_terms("diloco"), problem.model, problem.optimizer, out=tmp_path, transport=transport, alone=True)
     with peer:
         assert Invite.parse(peer.invite).addresses
     assert said == [""]
@@ -348,7 +363,7 @@ def test_a_founder_without_any_checkpoint_comes_back_to_its_chain_and_founds_no_
         identity = Identity.load_or_create(tmp_path / "identity.key")
         problem = Problem(0)
         transport = MemoryNetwork().transport(identity.signer)
-        with join(manifest, problem.model, problem.optimizer, out=tmp_path, transport=transport) as peer:
+        with join(manifest, problem.model, problem.optimizer, out=tmp_path, transport=transport, alone=True) as peer:
             while peer.round < rounds:
                 problem.step()
             digests.append((peer.round, peer.anchor_digest))
@@ -372,7 +387,7 @@ def test_a_full_disk_ends_a_training_loop_that_waits_for_its_round_at_once(tmp_p
     manifest, full = run_terms("sparseloco", outer={"overlap": 0}).changed(swarm={"min_peers": 2}), []
     identity, problem = Identity.load_or_create(tmp_path / "identity.key"), Problem(0)
     transport = MemoryNetwork().transport(identity.signer)
-    peer = join(manifest, problem.model, problem.optimizer, out=tmp_path, transport=transport)
+    peer = join(manifest, problem.model, problem.optimizer, out=tmp_path, transport=transport, alone=True)
     with pytest.raises(DiskError):
         train_until_the_disk_is_full(peer, problem, full)
     assert time.monotonic() - full[0] < manifest.swarm.deadline_ceiling

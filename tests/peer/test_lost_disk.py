@@ -40,7 +40,7 @@ class Swarm:
         problem = adam(number)
         assert number == 0 or self.invited.wait(LONG)
         run = self.invite if number else self.manifest
-        with join(run, problem.model, problem.optimizer, out=self.folder / f"{number}", **HOW) as peer:
+        with join(run, problem.model, problem.optimizer, out=self.folder / f"{number}", **HOW, alone=True) as peer:
             if number == 0:
                 self.invite = peer.invite
                 self.invited.set()
@@ -57,7 +57,7 @@ class Swarm:
     @contextmanager
     def loser(self, problem: Problem, *, require_peers: int = 4) -> Iterator[Peer]:
         how = {**HOW, "require_peers": require_peers, "join_timeout": LONG, "observer": self.observe}
-        with join(self.invite, problem.model, problem.optimizer, out=self.out, **how) as peer:
+        with join(self.invite, problem.model, problem.optimizer, out=self.out, **how, alone=True) as peer:
             yield peer
 
     def loses_its_disk(self) -> None:
@@ -160,7 +160,7 @@ def test_without_the_key_in_the_terms_nothing_is_served_sent_or_said(tmp_path: P
         assert number == 0 or invited.wait(LONG)
         run = invite[0] if number else manifest
         with join(
-            run, problem.model, problem.optimizer, out=tmp_path / f"{number}", observer=events.append, **HOW
+            run, problem.model, problem.optimizer, out=tmp_path / f"{number}", observer=events.append, **HOW, alone=True
         ) as one:
             if number == 0:
                 invite.append(one.invite)

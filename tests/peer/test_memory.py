@@ -14,7 +14,9 @@ from tests.peer.test_participation import NET, train
 def anchors_left(out: Path, rounds: int) -> list[object]:
     """Of those that a peer began with, what is still there when it has made so many rounds."""
     problem = Problem(0)
-    with join(run_terms("sparseloco", run={"rounds": 100}), problem.model, problem.optimizer, out=out, **NET) as peer:
+    with join(
+        run_terms("sparseloco", run={"rounds": 100}), problem.model, problem.optimizer, out=out, **NET, alone=True
+    ) as peer:
         begun = [weakref.ref(anchor_N) for anchor_N in peer.swarm.node.replica.anchors]
         train(peer, problem, rounds)
         gc.collect()

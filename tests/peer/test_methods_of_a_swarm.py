@@ -34,7 +34,7 @@ def adam(seed: int, lr: float = 0.01) -> Problem:
 def enter(manifest_or_invite: Manifest | str, problem: Problem, out: Path, **more: Any) -> Peer:
     settings: dict[str, Any] = {"listen": LOOPBACK, "transport": "native", "lan": False, "quiet": True}
     settings |= {"out": out, "require_peers": 0, "checkpoint_every": 1000, **more}  # the journal keeps all records
-    return join(manifest_or_invite, problem.model, problem.optimizer, **settings)
+    return join(manifest_or_invite, problem.model, problem.optimizer, **settings, alone=True)
 
 
 def train_until_killed(invite: str, out: Path, make: Callable[[int], Any]) -> None:

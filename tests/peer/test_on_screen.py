@@ -32,7 +32,7 @@ logging.basicConfig(level=logging.WARNING, format="user: %(message)s")
 problem, manifest = Problem(0), run_terms("sparseloco", run={"rounds": 3}, inner={"steps": 2})
 problem.optimizer = torch.optim.AdamW(problem.model.parameters(), lr=1e-3, weight_decay=0.1)  # the manifest's
 quiet, commands = sys.argv[1] == "quiet", sys.argv[2] == "commands"
-settings = dict(out="run", listen=LOOPBACK, transport="native", lan=False, quiet=quiet, commands=commands)
+settings = dict(out="run", listen=LOOPBACK, transport="native", lan=False, alone=True, quiet=quiet, commands=commands)
 with join(manifest, problem.model, problem.optimizer, **settings) as peer:
     while not peer.done:
         peer.log(loss=problem.step())
@@ -75,8 +75,8 @@ def test_the_way_to_a_member_is_told_as_soon_as_there_is_one(tmp_path: Path, mon
     net: dict[str, Any] = {"listen": LOOPBACK, "transport": "native", "lan": False}
     terms = run_terms("sparseloco", run={"rounds": 10**6})
     with (
-        join(terms, first.model, first.optimizer, out=tmp_path / "a", **net) as host,
-        join(host.invite, second.model, second.optimizer, out=tmp_path / "b", **net) as joiner,
+        join(terms, first.model, first.optimizer, out=tmp_path / "a", **net, alone=True) as host,
+        join(host.invite, second.model, second.optimizer, out=tmp_path / "b", **net, alone=True) as joiner,
     ):
         for peer in (host, joiner):
             deadline = time.monotonic() + LONG
@@ -88,7 +88,14 @@ def test_the_way_to_a_member_is_told_as_soon_as_there_is_one(tmp_path: Path, mon
 def test_a_script_that_is_paused_trains_on_and_its_status_says_so(tmp_path: Path) -> None:
     problem, manifest = Problem(0), run_terms("sparseloco", run={"rounds": 10**6}, inner={"steps": 2})
     with join(
-        manifest, problem.model, problem.optimizer, out=tmp_path, listen=LOOPBACK, transport="native", lan=False
+        manifest,
+        problem.model,
+        problem.optimizer,
+        out=tmp_path,
+        listen=LOOPBACK,
+        transport="native",
+        lan=False,
+        alone=True,
     ) as peer:
         assert read_status(tmp_path).trains_while_paused
         assert read_status(tmp_path).own_loop
@@ -135,7 +142,14 @@ def test_a_script_that_failed_has_no_last_word(tmp_path: Path) -> None:
 def test_bytes_that_strangers_cause_by_measuring_are_not_the_runs_cost(tmp_path: Path) -> None:
     problem, manifest = Problem(0), run_terms("sparseloco")
     with join(
-        manifest, problem.model, problem.optimizer, out=tmp_path, listen=LOOPBACK, transport="native", lan=False
+        manifest,
+        problem.model,
+        problem.optimizer,
+        out=tmp_path,
+        listen=LOOPBACK,
+        transport="native",
+        lan=False,
+        alone=True,
     ) as peer:
         before = peer.status()
 

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import torch
 
-from decentral.errors import DiskError, NoPeersError
-from decentral.manifest import Manifest
+from decentral.errors import DiskError, ManifestMismatch, NoPeersError
+from decentral.manifest import Manifest, preset_manifest
 from decentral.observe.requests import ask
 from decentral.observe.status import ENDED, read_status
 from decentral.peer import Peer, join
@@ -31,6 +31,7 @@ from tests.peer.test_join import LOOPBACK, Problem, run_terms
 
 PATIENCE = 60.0  # s
 OVER = "This run is over: decentral export {} --to model/"
+WAS_OVER = f"{OVER}; a new run takes another folder, --out or join(out=...)"
 NET: dict[str, Any] = {"listen": LOOPBACK, "transport": "native", "lan": False}
 NOWHERE: dict[str, Any] = {**NET, "listen": ("/ip4/192.0.2.1/tcp/1",)}  # not of this machine: to listen would fail
 
@@ -59,7 +60,9 @@ class First:
     def __init__(self, manifest: Manifest, out: Path, company: int) -> None:
         self.problem, self.company, self.alone = Problem(0), company, threading.Event()
         self.ready, self.met, self.over = threading.Event(), threading.Event(), threading.Event()
-        self.peer = join(manifest, self.problem.model, self.problem.optimizer, out=out, keep_serving=True, **NET)
+        self.peer = join(
+            manifest, self.problem.model, self.problem.optimizer, out=out, keep_serving=True, **NET, alone=True
+        )
         self.invite = ""
 
     def live(self) -> None:
@@ -89,7 +92,7 @@ def first_peer(manifest: Manifest, out: Path, company: int = 1) -> Iterator[Firs
 def finished(manifest: Manifest, out: Path, **settings: Any) -> tuple[str, int, int]:
     """A folder in which a run was trained to its end; digest, rounds and inner steps."""
     problem = Problem(0)
-    with join(manifest, problem.model, problem.optimizer, out=out, **NET, **settings) as peer:
+    with join(manifest, problem.model, problem.optimizer, out=out, **NET, **settings, alone=True) as peer:
         train(peer, problem)
         return peer.anchor_digest, peer.round, peer.inner_steps
 
@@ -98,7 +101,7 @@ def test_the_merge_at_the_end_of_a_gossip_run_is_no_seventh_of_six_rounds(tmp_pa
     problem = Problem(0)
     transport = MemoryNetwork().transport(Identity.load_or_create(tmp_path / "identity.key").signer)
     manifest = run_terms("noloco", inner={"steps": 2})
-    with join(manifest, problem.model, problem.optimizer, out=tmp_path, transport=transport) as peer:
+    with join(manifest, problem.model, problem.optimizer, out=tmp_path, transport=transport, alone=True) as peer:
         train(peer, problem)
     assert (peer.status().round, peer.status().rounds_seen) == (6, 0)  # whoever is alone has nobody to miss
 
@@ -110,14 +113,14 @@ def test_a_folder_that_holds_the_last_commit_is_done_at_once_and_asks_nobody(tmp
     kept = {path.name for path in (tmp_path / "checkpoints").iterdir()}
     caplog.clear()
     again = Problem(1)
-    with join(manifest, again.model, again.optimizer, out=tmp_path, **NOWHERE) as peer:
+    with join(manifest, again.model, again.optimizer, out=tmp_path, **NOWHERE, alone=True) as peer:
         assert peer.done
         assert (peer.anchor_digest, peer.round, peer.inner_steps) == ended
         assert torch.equal(again.flat(), torch.cat(peer.anchor()))
         assert peer.invite == ""
     assert read_status(tmp_path).state == "done"
     assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == kept
-    assert told(caplog) == [OVER.format(tmp_path)]
+    assert told(caplog) == [WAS_OVER.format(tmp_path)]
 
 
 def test_a_last_commit_that_only_the_journal_holds_is_made_a_checkpoint_without_training(tmp_path):
@@ -125,7 +128,7 @@ def test_a_last_commit_that_only_the_journal_holds_is_made_a_checkpoint_without_
     ended = finished(manifest, tmp_path, checkpoint_every=1000)
     shutil.rmtree(max((tmp_path / "checkpoints").iterdir()))  # as a kill right after the commit leaves it
     again = Problem(0)
-    with join(manifest, again.model, again.optimizer, out=tmp_path, **NOWHERE) as peer:
+    with join(manifest, again.model, again.optimizer, out=tmp_path, **NOWHERE, alone=True) as peer:
         assert peer.done
         assert (peer.anchor_digest, peer.round) == ended[:2]
         anchors = peer.anchor()
@@ -160,7 +163,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
 def test_a_member_that_was_away_at_the_end_comes_back_to_the_last_state(tmp_path, preset, caplog):
     with first_peer(run_terms(preset, run={"rounds": 8}), tmp_path / "a", company=2) as first:
         mine = Problem(1)
-        with join(first.invite, mine.model, mine.optimizer, out=tmp_path / "b", **NET) as peer:
+        with join(first.invite, mine.model, mine.optimizer, out=tmp_path / "b", **NET, alone=True) as peer:
             assert first.met.wait(PATIENCE)  # two gossip rounds alone can be over before the first peer saw this one
             train(peer, mine, rounds=2)
             made = peer.round
@@ -168,7 +171,7 @@ def test_a_member_that_was_away_at_the_end_comes_back_to_the_last_state(tmp_path
         assert said in caplog.messages
         assert first.over.wait(PATIENCE)
         back = Problem(1)
-        with join(first.invite, back.model, back.optimizer, out=tmp_path / "b", **NET) as peer:
+        with join(first.invite, back.model, back.optimizer, out=tmp_path / "b", **NET, alone=True) as peer:
             train(peer, back)
             assert peer.anchor_digest == first.peer.anchor_digest
     assert caplog.messages.count(OVER.format(tmp_path / "b")) == 1
@@ -181,13 +184,13 @@ def test_a_finished_folder_serves_again_when_it_is_asked_to(tmp_path):
     with first_peer(manifest, tmp_path / "a") as first:
         assert first.over.wait(PATIENCE)
         late = Problem(1)
-        with join(first.invite, late.model, late.optimizer, out=tmp_path / "b", **NET) as peer:
+        with join(first.invite, late.model, late.optimizer, out=tmp_path / "b", **NET, alone=True) as peer:
             assert (peer.done, peer.anchor_digest) == (True, digest)
 
 
 def test_a_loop_that_ends_early_says_what_the_run_still_has_before_it(tmp_path, caplog):
     problem = Problem(0)
-    with join(run_terms("sparseloco"), problem.model, problem.optimizer, out=tmp_path, **NET) as peer:
+    with join(run_terms("sparseloco"), problem.model, problem.optimizer, out=tmp_path, **NET, alone=True) as peer:
         train(peer, problem, rounds=2)
     assert told(caplog) == [
         "left after 2 of 6 rounds; the run goes on without this peer; loop until peer.done",
@@ -196,7 +199,7 @@ def test_a_loop_that_ends_early_says_what_the_run_still_has_before_it(tmp_path, 
 
 def test_a_peer_that_was_asked_to_leave_says_nothing_of_its_loop(tmp_path, caplog):
     problem = Problem(0)
-    with join(run_terms("sparseloco"), problem.model, problem.optimizer, out=tmp_path, **NET) as peer:
+    with join(run_terms("sparseloco"), problem.model, problem.optimizer, out=tmp_path, **NET, alone=True) as peer:
         peer.leave()
         train(peer, problem)
     assert told(caplog) == []
@@ -205,8 +208,8 @@ def test_a_peer_that_was_asked_to_leave_says_nothing_of_its_loop(tmp_path, caplo
 def test_who_is_left_alone_says_so_and_by_whom(tmp_path, caplog):
     manifest = run_terms("sparseloco", run={"rounds": 1000})
     problem, other = Problem(0), Problem(1)
-    with join(manifest, problem.model, problem.optimizer, out=tmp_path / "a", **NET) as peer:
-        with join(peer.invite, other.model, other.optimizer, out=tmp_path / "b", **NET) as partner:
+    with join(manifest, problem.model, problem.optimizer, out=tmp_path / "a", **NET, alone=True) as peer:
+        with join(peer.invite, other.model, other.optimizer, out=tmp_path / "b", **NET, alone=True) as partner:
             until(lambda: bool(peer.swarm.node.company.here))
             name = partner.status().peer
         until(lambda: bool(peer.status().gone))
@@ -233,7 +236,7 @@ def test_the_wait_for_a_second_peer_takes_none_of_the_runs_time_and_hears_pause_
             heard.append(state)
         ask(tmp_path, "leave")
 
-    with join(run_terms("sparseloco"), problem.model, problem.optimizer, out=tmp_path, **NET) as peer:
+    with join(run_terms("sparseloco"), problem.model, problem.optimizer, out=tmp_path, **NET, alone=True) as peer:
         thread = threading.Thread(target=steer, daemon=True)
         thread.start()
         peer.wait_for_company()
@@ -245,18 +248,98 @@ def test_the_wait_for_a_second_peer_takes_none_of_the_runs_time_and_hears_pause_
 def test_the_wait_for_a_second_peer_ends_when_one_comes_and_is_none_for_a_run_that_had_one(tmp_path):
     manifest = run_terms("sparseloco", run={"rounds": 1000})
     problem, other = Problem(0), Problem(1)
-    with join(manifest, problem.model, problem.optimizer, out=tmp_path / "a", **NET) as peer:
-        with join(peer.invite, other.model, other.optimizer, out=tmp_path / "b", **NET):
+    with join(manifest, problem.model, problem.optimizer, out=tmp_path / "a", **NET, alone=True) as peer:
+        with join(peer.invite, other.model, other.optimizer, out=tmp_path / "b", **NET, alone=True):
             peer.wait_for_company()
         assert (peer.done, peer.inner_steps) == (False, 0)
-    with join(manifest, problem.model, problem.optimizer, out=tmp_path / "a", **NET) as peer:
+    with join(manifest, problem.model, problem.optimizer, out=tmp_path / "a", **NET, alone=True) as peer:
         peer.wait_for_company()
         assert not peer.done
 
 
+def first_steps(peer: Peer, problem: Problem, steps: int = 1) -> threading.Thread:
+    thread = threading.Thread(target=lambda: [problem.step() for _ in range(steps)], daemon=True)
+    thread.start()
+    until(lambda: peer.status().state == "waiting" or not thread.is_alive())
+    return thread
+
+
+def test_the_first_step_of_a_peers_life_waits_for_a_second_one(tmp_path: Path) -> None:
+    manifest = run_terms("sparseloco", run={"rounds": 1000})
+    problem, other = Problem(0), Problem(1)
+    before = [one.detach().clone() for one in problem.model.parameters()]
+    with join(manifest, problem.model, problem.optimizer, out=tmp_path / "a", **NET) as peer:
+        steps = first_steps(peer, problem, 2)
+        assert steps.is_alive(), "entering returned at once, and the step waits"
+        assert all(torch.equal(*pair) for pair in zip(before, problem.model.parameters(), strict=True))
+        with join(peer.invite, other.model, other.optimizer, out=tmp_path / "b", **NET):
+            steps.join(PATIENCE)
+            assert peer.inner_steps == 2
+            first_steps(peer, other).join(PATIENCE)  # nor does who was let in wait
+    with join(manifest, problem.model, problem.optimizer, out=tmp_path / "a", **NET) as peer:
+        first_steps(peer, problem).join(PATIENCE)
+        assert peer.inner_steps == 3, "a peer that is resumed waits for nobody"
+
+
+def test_who_is_asked_to_leave_at_its_first_step_has_made_it_and_ends(tmp_path: Path) -> None:
+    problem = Problem(0)
+    with join(run_terms("sparseloco"), problem.model, problem.optimizer, out=tmp_path, **NET) as peer:
+        steps = first_steps(peer, problem)
+        peer.leave()
+        steps.join(PATIENCE)
+        assert (peer.done, peer.inner_steps) == (True, 1)
+    assert read_status(tmp_path).state == "left"
+
+
+def test_a_peer_that_trained_alone_as_it_was_told_does_not_wait_when_it_is_started_again(tmp_path: Path) -> None:
+    problem = Problem(0)
+    for alone_ in (True, False):
+        with join(run_terms("sparseloco"), problem.model, problem.optimizer, out=tmp_path, **NET, alone=alone_) as peer:
+            first_steps(peer, problem).join(PATIENCE)
+    assert peer.inner_steps == 2
+
+
+# ---- test the run of a folder ----
+
+
+def founded(out: Path, caplog: pytest.LogCaptureFixture, rounds: int = 0, **tables: Any) -> tuple[str, list[str]]:
+    """The run that a script founds, or goes on with, by terms that it makes itself; and what it said at the end."""
+    caplog.clear()
+    caplog.set_level(logging.INFO, "decentral.peer")
+    problem = Problem(0)
+    terms = preset_manifest("diloco", rounds=3, steps=2, model={"task": "custom"}, **tables)
+    with join(terms, problem.model, problem.optimizer, out=out, **NET, alone=True) as peer:
+        train(peer, problem, rounds)
+    return peer.manifest.run_id, caplog.messages
+
+
+def test_a_script_that_draws_its_salt_goes_on_with_its_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    run, _ = founded(tmp_path, caplog, 1)
+    again, _ = founded(tmp_path, caplog, 3)
+    over, said = founded(tmp_path, caplog, 3)
+    assert run == again == over
+    assert WAS_OVER.format(tmp_path) in said
+    with pytest.raises(ManifestMismatch, match="holds another run"):
+        founded(tmp_path, caplog, outer={"momentum": 0.5})
+    with pytest.raises(ManifestMismatch, match="holds another run"):
+        founded(tmp_path, caplog, run={"salt": "given"})
+    assert founded(tmp_path / "other", caplog)[0] != run
+
+
+def test_a_preset_that_is_joined_again_is_the_same_run(tmp_path: Path) -> None:
+    runs = set()
+    for _ in range(2):
+        problem = Problem(0)
+        how = {"preset": "diloco", "rounds": 9, "steps": 2, "out": tmp_path, "alone": True}
+        with join(model=problem.model, optimizer=problem.optimizer, **how, **NET) as peer:
+            train(peer, problem, 1 + peer.round)
+        runs.add(peer.manifest.digest)
+    assert (len(runs), peer.round) == (1, 2)
+
+
 def test_the_wait_for_a_second_peer_takes_no_longer_than_the_time_to_join(tmp_path):
     problem, settings = Problem(0), {"out": tmp_path, "join_timeout": 1.0, **NET}
-    peer = join(run_terms("sparseloco"), problem.model, problem.optimizer, **settings)
+    peer = join(run_terms("sparseloco"), problem.model, problem.optimizer, **settings, alone=True)
     with pytest.raises(NoPeersError, match="1 of 2 peers within the time given to join_timeout"), peer:
         peer.wait_for_company()
     assert (peer.inner_steps, peer.status().state) == (0, "left")
@@ -265,7 +348,7 @@ def test_the_wait_for_a_second_peer_takes_no_longer_than_the_time_to_join(tmp_pa
 def test_the_time_to_join_counts_from_the_call(tmp_path):
     problem = Problem(0)
     settings = {"out": tmp_path, "require_peers": 2, "join_timeout": 2.0, **NET}
-    peer = join(run_terms("diloco"), problem.model, problem.optimizer, **settings)
+    peer = join(run_terms("diloco"), problem.model, problem.optimizer, **settings, alone=True)
     until(lambda: time.monotonic() > peer.settings.give_up_at)
     began = time.monotonic()
     with pytest.raises(NoPeersError, match="1 of 2 peers"), peer:
@@ -276,8 +359,8 @@ def test_the_time_to_join_counts_from_the_call(tmp_path):
 def test_status_and_checkpoint_count_the_rounds_that_are_made(tmp_path):
     manifest = run_terms("sparseloco", run={"rounds": 1000})
     problem, other = Problem(0), Problem(1)
-    with join(manifest, problem.model, problem.optimizer, out=tmp_path / "a", **NET) as peer:
-        with join(peer.invite, other.model, other.optimizer, out=tmp_path / "b", **NET):
+    with join(manifest, problem.model, problem.optimizer, out=tmp_path / "a", **NET, alone=True) as peer:
+        with join(peer.invite, other.model, other.optimizer, out=tmp_path / "b", **NET, alone=True):
             peer.wait_for_company()  # two records that change the membership: the chain is longer than the rounds
         until(lambda: len(peer.status().members) == 1)
         train(peer, problem, rounds=3)
@@ -289,7 +372,7 @@ def test_status_and_checkpoint_count_the_rounds_that_are_made(tmp_path):
 @pytest.mark.parametrize("paused", [False, True])
 def test_who_finishes_has_left_and_at_once_where_no_round_would_come(tmp_path: Path, paused: bool) -> None:
     problem = Problem(0)
-    with join(run_terms("sparseloco"), problem.model, problem.optimizer, out=tmp_path, **NET) as peer:
+    with join(run_terms("sparseloco"), problem.model, problem.optimizer, out=tmp_path, **NET, alone=True) as peer:
         train(peer, problem, rounds=1)
         if paused:
             peer.pause()
@@ -309,7 +392,9 @@ def test_a_peer_whose_last_checkpoint_fails_does_not_say_that_all_is_kept(
         raise DiskError("writing checkpoint failed (No space left on device)")
 
     problem = Problem(0)
-    peer = join(run_terms("sparseloco", run={"rounds": 2}), problem.model, problem.optimizer, out=tmp_path, **NET)
+    peer = join(
+        run_terms("sparseloco", run={"rounds": 2}), problem.model, problem.optimizer, out=tmp_path, **NET, alone=True
+    )
     with pytest.raises(DiskError), peer:  # noqa: PT012 - it is the end of the block that raises
         train(peer, problem, rounds=2 if over else 1)
         monkeypatch.setattr(Participation, "save_now", full)
@@ -321,7 +406,7 @@ def test_a_peer_whose_last_checkpoint_fails_does_not_say_that_all_is_kept(
 def test_who_finishes_with_the_last_round_of_the_run_has_not_left_it(tmp_path: Path) -> None:
     problem = Problem(0)
     manifest = run_terms("sparseloco", run={"rounds": 2})
-    with join(manifest, problem.model, problem.optimizer, out=tmp_path, **NET) as peer:
+    with join(manifest, problem.model, problem.optimizer, out=tmp_path, **NET, alone=True) as peer:
         train(peer, problem, rounds=1)
         peer.finish()
         train(peer, problem)
@@ -331,7 +416,7 @@ def test_who_finishes_with_the_last_round_of_the_run_has_not_left_it(tmp_path: P
 
 def test_who_finishes_while_waiting_for_company_leaves_at_once(tmp_path: Path) -> None:
     problem = Problem(0)
-    with join(run_terms("sparseloco"), problem.model, problem.optimizer, out=tmp_path, **NET) as peer:
+    with join(run_terms("sparseloco"), problem.model, problem.optimizer, out=tmp_path, **NET, alone=True) as peer:
         waits = threading.Thread(target=peer.wait_for_company, daemon=True)
         waits.start()
         until(lambda: peer.status().state == "waiting")

@@ -41,4 +41,10 @@ def test_both_processes_of_a_peer_hold_the_anchor_after_the_last_round(tmp_path)
         assert found["live"] == found["ranks"][0][0], preset
         assert found["seeds"][0] == found["seeds"][1] > 0, preset
         assert [len(part) for part in found["parts"]] == [60, 60], preset
+        (told, seen), (told_1, seen_1) = found["seen"]
+        assert told == told_1
+        assert [round_ for round_, _, _ in told] == [1, 2, 3]
+        assert seen == seen_1, preset
+        assert seen[8] is True, "what trained came back"
+        assert [one[1] for one in seen[:7]] == [step / 15 for step in range(1, 8)]
         assert not set(found["parts"][0]) & set(found["parts"][1]), preset

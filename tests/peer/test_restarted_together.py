@@ -35,7 +35,15 @@ def take_part(run: Manifest | str, out: Path, told: SimpleQueue[tuple[str, Any, 
     """Tell when this peer listens and when another one is here, until killed; no step is made and nothing saved."""
     problem = Problem(0)
     with join(
-        run, problem.model, problem.optimizer, out=out, listen=LOOPBACK, transport="daemon", lan=False, quiet=True
+        run,
+        problem.model,
+        problem.optimizer,
+        out=out,
+        listen=LOOPBACK,
+        transport="daemon",
+        lan=False,
+        quiet=True,
+        alone=True,
     ) as peer:
         told.put(("listens", peer.invite, time.monotonic()))
         while peer.swarm.call(looking, peer.swarm.node.directory):

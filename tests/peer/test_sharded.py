@@ -52,6 +52,9 @@ def test_a_sharded_peer_and_one_of_a_single_process_end_with_the_same_anchor(tmp
         (live, moments, share, buffers), (live_1, moments_1, share_1, buffers_1) = found["ranks"]
         assert (live, moments) == (live_1, moments_1), preset
         assert 0.45 < share_1 <= share < 0.55 or given.get("shard") is False, preset
+        looked = found["looked"]
+        assert looked["before"] == looked["after"], preset
+        assert {one for one, *_ in looked["inside"]} == {looked["agreed"]} != {looked["before"][0][0]}, preset
         if preset != "streaming":  # whose last fragment carries no buffers
             assert buffers == buffers_1, preset
         if given.get("frozen"):
@@ -167,7 +170,7 @@ def test_a_peer_of_two_processes_whose_disk_is_lost_has_its_sharded_moments_back
     def stays() -> None:
         model, data = Blocks(), torch.Generator().manual_seed(1)
         optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-3)
-        with decentral.join(manifest, model, optimizer, out=tmp_path / "b", **NET) as peer:
+        with decentral.join(manifest, model, optimizer, out=tmp_path / "b", **NET, alone=True) as peer:
             invite.append(peer.invite)
             invited.set()
             while not over.is_set():

@@ -73,11 +73,11 @@ def test_a_run_is_founded_without_a_file_by_terms_that_suit_its_length_and_the_l
     assert (terms.run.rounds, terms.inner.steps, terms.model.task) == (20, 5, "custom")
     assert (terms.inner.named, terms.inner.learning_rate, terms.inner.weight_decay) == ("adamw", 0.02, 0.3)
     assert (terms.exchange.kind, terms.outer.hyper) == ("gather", {"lr": 0.8, "momentum": 0.7})
-    assert isinstance(join(model=problem.model, optimizer=optimizer, preset="diloco"), Peer)
+    assert isinstance(join(model=problem.model, optimizer=optimizer, preset="diloco", alone=True), Peer)
     with pytest.raises(UsageError, match="did you mean diloco"):
-        join(model=problem.model, optimizer=optimizer, preset="diloko")
-    with pytest.raises(ConfigError, match="the model is a NoneType; pass the torch module"):
-        join(preset="diloco")
+        join(model=problem.model, optimizer=optimizer, preset="diloko", alone=True)
+    with pytest.raises(ConfigError, match="the model is missing; pass the torch module"):
+        join(preset="diloco", alone=True)
 
 
 def test_a_model_that_is_larger_than_its_terms_are_for_is_told_when_its_run_is_founded(
@@ -87,12 +87,12 @@ def test_a_model_that_is_larger_than_its_terms_are_for_is_told_when_its_run_is_f
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     dense = preset_manifest("diloco", model={"task": "custom"}, exchange={"kind": "gather"})
     net: dict[str, Any] = {"transport": "native", "lan": False, "listen": LOOPBACK, "quiet": True}
-    with join(dense, model, optimizer, out=tmp_path / "a", **net):
+    with join(dense, model, optimizer, out=tmp_path / "a", **net, alone=True):
         (said,) = [line for line in caplog.messages if "parameters" in line]
     assert said.startswith("your model has 4,002,000 parameters, and a round sends all of them to each of the others: ")
     assert "decentral init --task custom --model-size 4M writes terms for it" in said
     caplog.clear()
-    with join(dense.changed(exchange={"kind": "reduce"}), model, optimizer, out=tmp_path / "b", **net):
+    with join(dense.changed(exchange={"kind": "reduce"}), model, optimizer, out=tmp_path / "b", **net, alone=True):
         assert not [line for line in caplog.messages if "parameters" in line]
 
 
@@ -115,7 +115,7 @@ def test_a_first_peer_that_comes_back_at_another_address_finds_its_run(tmp_path:
             for _ in range(2):
                 problem = Problem(0)
                 elsewhere(tmp_path / "a")
-                with join(terms, problem.model, problem.optimizer, out=tmp_path / "a", **net) as peer:
+                with join(terms, problem.model, problem.optimizer, out=tmp_path / "a", **net, alone=True) as peer:
                     invites.put(peer.invite)
                     train(peer, problem, until=lambda at=peer.round, peer=peer: in_company(peer, at + 3))
                     seen.append(tuple(peer.status().addresses))
@@ -124,7 +124,9 @@ def test_a_first_peer_that_comes_back_at_another_address_finds_its_run(tmp_path:
 
     def second() -> None:
         problem = Problem(1)
-        with join(invites.get(timeout=LONG), problem.model, problem.optimizer, out=tmp_path / "b", **net) as peer:
+        with join(
+            invites.get(timeout=LONG), problem.model, problem.optimizer, out=tmp_path / "b", **net, alone=True
+        ) as peer:
             train(peer, problem, until=over.is_set)
 
     run_together(first, second, timeout=2 * LONG)

@@ -35,7 +35,7 @@ def train(run: Manifest | str, out: Path, invited: Future[str]) -> None:
     model = Letters()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
     text = torch.tensor(list(TEXT * 4))
-    with decentral.join(run, model, optimizer, out=out, **LOCAL) as peer:
+    with decentral.join(run, model, optimizer, out=out, **LOCAL, alone=True) as peer:
         if isinstance(run, Manifest):
             invited.set_result(peer.invite)
         peer.wait_for_company()

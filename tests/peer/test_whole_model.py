@@ -99,7 +99,7 @@ class Trainee:
 
 
 def joined(run: Manifest | str, trainee: Trainee, out: Path, **settings: Any) -> Peer:
-    return join(run, trainee.model, trainee.optimizer, out=out, **SETTINGS, **settings)
+    return join(run, trainee.model, trainee.optimizer, out=out, **SETTINGS, **settings, alone=True)
 
 
 def exported(make: Callable[[], nn.Module], out: Path) -> torch.Tensor:
@@ -114,8 +114,8 @@ def exported(make: Callable[[], nn.Module], out: Path) -> torch.Tensor:
 class Pair:
     """A founder and one that it invites, each training until the run is done."""
 
-    def __init__(self, manifest: Manifest, make: Callable[[], nn.Module], folder: Path) -> None:
-        self.manifest, self.folder = manifest, folder
+    def __init__(self, manifest: Manifest, make: Callable[[], nn.Module], folder: Path, **settings: Any) -> None:
+        self.manifest, self.folder, self.settings = manifest, folder, settings
         self.trainees = [Trainee(make(), number) for number in range(2)]
         self.digests = ["", ""]
         self.invite = ""
@@ -144,7 +144,7 @@ class Pair:
         assert number == 0 or self.invited.wait(60)
         run = self.invite if number else self.manifest
         trainee = self.trainees[number]
-        with joined(run, trainee, self.folder / str(number)) as peer:
+        with joined(run, trainee, self.folder / str(number), **self.settings) as peer:
             if not number:
                 self.invite = peer.invite
                 self.invited.set()
@@ -252,16 +252,6 @@ def test_a_restart_on_another_base_is_refused_with_the_tensor_that_differs(tmp_p
         pass
     with pytest.raises(decentral.ManifestMismatch, match=r"layers\.0\.weight: frozen, other values"):
         joined(manifest, Trainee(Adapted(base=1), 0), tmp_path).__enter__()
-
-
-@pytest.mark.parametrize("preset", ["sparseloco", "noloco"])
-@pytest.mark.parametrize(("name", "trained"), [("up", False), ("layers.0.bias", True)])
-def test_what_is_frozen_or_unfrozen_after_the_join_ends_with_one_line(tmp_path, preset, name, trained):
-    trainee = Trainee(Adapted(), 0)
-    with joined(terms(preset), trainee, tmp_path) as peer:
-        trainee.model.get_parameter(name).requires_grad_(trained)
-        with pytest.raises(decentral.ConfigError, match=rf"{name} was .* when this peer joined and is"):
-            train(peer, trainee, 3)
 
 
 def test_a_buffer_that_is_not_finite_is_refused_before_anything_is_trained(tmp_path):

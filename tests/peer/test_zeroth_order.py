@@ -52,7 +52,7 @@ def terms(rounds: int, preset: str = "just_one_byte", **tables: dict[str, object
 def alone(folder: Path, manifest: Manifest, loop: Loop, **given: Any) -> Peer:
     transport = MemoryNetwork().transport(Identity.load_or_create(folder / "identity.key").signer)
     settings = {"out": folder, "transport": transport, "lan": False, "quiet": True, "commands": False, **given}
-    return join(manifest, loop.problem.model, loop.optimizer, **settings)
+    return join(manifest, loop.problem.model, loop.optimizer, **settings, alone=True)
 
 
 def told(peer: Peer) -> ToldDerivatives:

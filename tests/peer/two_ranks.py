@@ -19,6 +19,22 @@ from decentral.parameters import digest
 from decentral.training.inner import build_inner
 
 
+class Net(nn.Module):
+    """With a teacher that follows it, and a whole number that is each process's own between two rounds."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.rank, self.layers, self.teacher = rank, nn.Linear(32, 32), nn.Linear(32, 32).requires_grad_(False)
+        self.norm = nn.BatchNorm1d(32)
+        self.register_buffer("pointer", torch.tensor(0))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.teacher.weight.lerp_(self.layers.weight, 0.1 + 0.1 * self.rank)
+        self.pointer += 1 + self.rank
+        return self.norm(self.layers(inputs))
+
+
 def main(*manifests: str) -> None:
     accelerator = Accelerator(cpu=True)
     for manifest in manifests:
@@ -28,14 +44,25 @@ def main(*manifests: str) -> None:
 
 def train(accelerator: Accelerator, manifest: str, out: str) -> None:
     torch.manual_seed(accelerator.process_index)  # ranks begin apart: accelerate and the swarm bring them together
-    model = nn.Sequential(nn.Linear(32, 32), nn.BatchNorm1d(32))
+    model = Net(accelerator.process_index)
     (optimizer,) = build_inner(load_manifest(manifest).inner, model)
     model, optimizer = accelerator.prepare(model, optimizer)
     data = torch.Generator().manual_seed(accelerator.process_index)
     with decentral.join(
-        manifest, model, optimizer, accelerator=accelerator, out=out, listen=("/ip4/127.0.0.1/tcp/0",)
+        manifest,
+        model,
+        optimizer,
+        accelerator=accelerator,
+        out=out,
+        listen=("/ip4/127.0.0.1/tcp/0",),
+        moved=["teacher"],
+        alone=True,
     ) as peer:
-        steps, drawn = 0, []
+        steps, drawn, told = 0, [], []
+        peer.on_round(lambda ended: told.append((ended.round, ended.members, ended.bytes_sent > 0)))
+        other = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+        schedule = peer.schedule(other)
+        rates = []
         items = TensorDataset(torch.arange(200))
         loader = accelerator.prepare(DataLoader(items, batch_size=4, sampler=peer.shard(items, batch_size=8)))
         for (batch,) in loader:
@@ -47,15 +74,22 @@ def train(accelerator: Accelerator, manifest: str, out: str) -> None:
             optimizer.step()
             optimizer.zero_grad()
             steps += 1
+            rates.append((peer.round, peer.progress, schedule.get_last_lr()[0]))
+            if steps == 7:
+                before = whole(accelerator.unwrap_model(model)).clone()
+                with peer.evaluating():
+                    rates.append(digest(whole(accelerator.unwrap_model(model))).hex())
+                rates.append(torch.equal(before, whole(accelerator.unwrap_model(model))))
         bare = accelerator.unwrap_model(model)
         flat = whole(bare)
         ranks = gather_object([(digest(flat).hex(), steps)])
         parts, seeds = gather_object([drawn]), gather_object([peer.seed])
+        seen = gather_object([[told, rates]])
         anchor = peer.anchor_digest
     if accelerator.is_main_process:
         same = digest(whole(bare)).hex()
         Path(out, "ranks.json").write_text(
-            json.dumps({"ranks": ranks, "anchor": anchor, "live": same, "parts": parts, "seeds": seeds})
+            json.dumps({"ranks": ranks, "anchor": anchor, "live": same, "parts": parts, "seeds": seeds, "seen": seen})
         )
     accelerator.wait_for_everyone()  # a rank that leaves first takes the store of the other with it
 

@@ -131,6 +131,26 @@ def test_of_two_the_first_contributors_buffers_are_taken_as_they_are():
     assert torch.equal(first.merged([VALUES, torch.zeros(4)]), VALUES)
 
 
+POINTERS = (BufferSpec("queue", (2,), "float"), BufferSpec("pointer", (2,), "integer"))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 5])
+def test_of_whole_numbers_that_count_nothing_the_lower_median_is_taken_and_no_mean(count):
+    tail = Tail.of(replace(SCHEMA, buffers=POINTERS), "average")
+    told = [torch.tensor([1.0 + n, 0.0, 8.0 * n, 64.0 - 8 * n]) for n in range(count)]
+    middle = (count - 1) // 2
+    assert tail.merged(told)[2:].tolist() == [8.0 * middle, 64.0 - 8 * (count - 1 - middle)]
+    assert float(tail.merged(told)[0]) == pytest.approx(1.0 + (count - 1) / 2)
+
+
+def test_the_first_contributors_whole_numbers_are_taken_or_somebodys_where_it_is_far_from_the_others():
+    tail = Tail.of(replace(SCHEMA, buffers=POINTERS), "first")
+    told = [torch.tensor([1.0, 0.0, pointer, 16.0]) for pointer in (24.0, 8.0, 32.0, 16.0)]
+    assert tail.merged(told)[2:].tolist() == [24.0, 16.0]
+    told[0][2] = 1e9
+    assert tail.merged(told)[2:].tolist() == [16.0, 16.0]
+
+
 # ---- buffers that are far from the others' ----
 
 MANY = 20_000

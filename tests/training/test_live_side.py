@@ -39,7 +39,9 @@ def small() -> nn.Sequential:
 
 def joined(folder: Path, model: nn.Module, optimizer: Any, manifest: Manifest | None = None) -> Peer:
     transport = MemoryNetwork().transport(Identity.load_or_create(folder / "identity.key").signer)
-    return join(manifest or terms(), model, optimizer, out=folder, transport=transport, lan=False, quiet=True)
+    return join(
+        manifest or terms(), model, optimizer, out=folder, transport=transport, lan=False, quiet=True, alone=True
+    )
 
 
 def backward(model: nn.Module, seed: int = 0) -> None:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from decentral.training.outer_loop import GossipSteps, Merger
+from decentral.training.outer_loop import GossipSteps, LoopControl, Merger
 from decentral.training.processes import undisturbed
 from decentral.training.swarm_side import run_blocking
 
@@ -76,6 +76,7 @@ def test_a_step_of_a_pair_is_written_whole_though_ctrl_c_comes_in_the_middle() -
     parts = SimpleNamespace(
         model=None,
         swarm=None,
+        control=LoopControl(),
         schedule=SimpleNamespace(swapped=swapped),
         holding=nullcontext,
         looking=lambda *given, **named: nullcontext(),

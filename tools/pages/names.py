@@ -7,18 +7,41 @@ from inspect import getdoc
 import decentral
 from decentral import errors
 
-_FIRST = ("join", "Peer", "follow", "Following", "Anchor")
+_FIRST = ("join", "Peer", "RoundEnded", "RunSchedule", "follow", "Following", "Anchor", "preset_manifest", "Manifest")
+_CALLBACKS = tuple(
+    f"decentral.integrations.{framework}.DecentralCallback" for framework in ("transformers", "lightning")
+)
+# What a method, a compressor or a rule of one's own is made of: public, though not of `decentral` itself.
+OF_METHODS = {
+    "decentral.optimizers": ("OuterMethod", "Channel", "CHANGE", "key"),
+    "decentral.optimizers.steps": ("check_momentum", "check_rate"),
+    "decentral.optimizers.aggregation.base": ("Aggregation", "Sent", "total"),
+    "decentral.compressors.base": ("About", "Method", "PartSpec", "Payload", "check_input", "check_parts", "require"),
+    "decentral.coding": ("Floats", "Symbols"),
+}
 
 
 def page() -> str:
     """The page of public names, those of a training loop first; mkdocstrings fills in signature and docstring."""
     rest = [name for name in decentral.__all__ if name not in _FIRST and not name.startswith("__")]
     shown = [*_FIRST, *(name for name in rest if not hasattr(errors, name))]
-    return "# Python\n\nErrors are on [a page of their own](errors.md).\n" + "".join(map(_directive, shown))
+    own = [path for module, names in OF_METHODS.items() for path in (f"{module}.{name}" for name in names)]
+    return (
+        "# Python\n\nImport these from `decentral`. Errors are on [a page of their own](errors.md).\n"
+        + "".join(_directive(_path_of(name)) for name in shown if name != "OuterMethod")
+        + "\n## In somebody else's loop\n\nImport it from the module of your framework.\n"
+        + "".join(map(_directive, _CALLBACKS))
+        + "\n## For a method of your own\n\nImport these from the modules that they are shown with.\n"
+        + "".join(map(_directive, own))
+    )
 
 
-def _directive(name: str) -> str:
-    return f"\n::: {getattr(decentral, name).__module__}.{name}\n"
+def _path_of(name: str) -> str:
+    return f"{getattr(decentral, name).__module__}.{name}"
+
+
+def _directive(path: str) -> str:
+    return f"\n::: {path}\n"
 
 
 def errors_page() -> str:

@@ -364,14 +364,14 @@ def with_learnt(usual: Tensor, value: float, warmup: int) -> Tensor:
     """What is usual with one more norm."""
     count, mean, squares, deviation = usual.tolist()
     if count == 0:
-        return torch.tensor([1.0, value, 0.0, 0.0])
+        return usual.new_tensor([1.0, value, 0.0, 0.0])
     off = value - mean
     if count >= warmup and squares > 0:
         z = min(abs(off) / math.sqrt(squares), LARGEST_NORM)
         deviation += _AVERAGING * (z * z - deviation)
     mean += _AVERAGING * off
     squares = (1 - _AVERAGING) * (squares + _AVERAGING * off * (value - mean))
-    return torch.tensor([count + 1, mean, squares, deviation])
+    return usual.new_tensor([count + 1, mean, squares, deviation])
 
 
 # ---- shares of late contributions ----

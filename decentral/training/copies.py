@@ -1,0 +1,296 @@
+"""Optimizers that keep the weights themselves: float32 copies beside bfloat16, copies on the processor, slow weights.
+
+Their step writes what they keep over the parameters, and with it over what a commit has written there. Copies that can
+be seen move as the parameters do; what cannot be seen shows in the first steps after commits, and is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from decentral.errors import ConfigError
+
+Pairs = list[tuple[Tensor, Tensor]]  # a parameter, and what is kept of it
+
+# ---- copies that can be seen ----
+#
+# Lists beside the parameters of a group, mappings by parameter, and what ``state`` has of every parameter under one
+# name, at any depth inside an optimizer. A family of such tensors is of copies once all of them are what the parameters
+# are, rounded as those are: a momentum never is, for it is not looked at while all are zero.
+#
+# A copy that was one stays one: slow weights are behind the parameters between two of their steps, and move by as much.
+
+MOST_DEPTH = 5
+_KEEPS = (Mapping, list, tuple)
+# of DeepSpeed, of Megatron: to be called when somebody else has changed the parameters
+RELOADS = ("refresh_fp32_params", "reload_model_params")
+
+
+class Copies:
+    """Those of all optimizers of a loop, and of what is around them. ``averaging``: those whose own sequence `Averages`
+    moves.
+    """
+
+    def __init__(self, optimizers: Sequence[Any] = (), averaging: Sequence[Any] = ()) -> None:
+        seen = {id(one): one for one in optimizers if hasattr(one, "param_groups")}
+        self._optimizers = [one for key, one in seen.items() if key not in set(map(id, averaging))]
+        self._known: set[str] = set()  # families, by their way from an optimizer
+        found = (getattr(one, name, None) for one in optimizers for name in RELOADS)
+        self._reloads = [one for one in found if callable(one)]
+
+    @property
+    def any(self) -> bool:
+        """Whether something has to be done beside a write."""
+        return bool(self._known or self._reloads)
+
+    @torch.no_grad()
+    def look(self) -> None:
+        """Find families that are copies just now."""
+        for way, family in self._families():
+            if way not in self._known and _are_copies(family):
+                self._known.add(way)
+
+    @contextmanager
+    def moved(self, parameters: Sequence[Tensor]) -> Iterator[None]:
+        """What is written to ``parameters`` inside reaches the copies of them, too."""
+        self.look()
+        wanted = {id(one) for one in parameters}
+        known = [family for way, family in self._families() if way in self._known] if self._known else []
+        pairs = {id(copy): (one, copy) for family in known for one, copy in family if id(one) in wanted}
+        before = {id(one): one.detach().clone() for one, _ in pairs.values()}
+        yield
+        for parameter, copy in pairs.values():
+            _move(copy, before[id(parameter)], parameter)
+        for reload in self._reloads:
+            reload()
+
+    def _families(self) -> Iterator[tuple[str, Pairs]]:
+        return (
+            found for number, one in enumerate(self._optimizers) for found in _families(one, str(number), self._known)
+        )
+
+
+@torch.no_grad()
+def _move(copy: Tensor, before: Tensor, parameter: Tensor) -> None:
+    """What is the parameter becomes the parameter, to the bit; what is elsewhere goes as far."""
+    old, new = before.to(copy.device), parameter.detach().to(copy.device)
+    by = copy + (new.to(copy.dtype) - old.to(copy.dtype))
+    copy.copy_(torch.where(copy.to(old.dtype) == old, new.to(copy.dtype), by))
+
+
+def _are_copies(family: Pairs) -> bool:
+    """Whether all are what their parameters are, and some parameter is not zero. A few values of one say no at once."""
+    told = next((pair for pair in family if bool(_few(pair[0]).any())), None)
+    if told is None or not _is_copy(_few(told[0]), _few(told[1])):
+        return False
+    return all(_is_copy(one, copy) for one, copy in family)
+
+
+def _few(tensor: Tensor) -> Tensor:
+    return tensor.detach().reshape(-1)[:8]
+
+
+def _is_copy(parameter: Tensor, copy: Tensor) -> bool:
+    return torch.equal(copy.detach().to(parameter.device, parameter.dtype), parameter.detach())
+
+
+def _families(optimizer: Any, way: str, known: Container[str]) -> Iterator[tuple[str, Pairs]]:
+    """Everything in an optimizer that goes with its parameters one by one, with the way to it."""
+    groups = [list(group["params"]) for group in optimizer.param_groups]
+    every = [parameter for group in groups for parameter in group]
+    rows = {tuple(map(id, row)): row for row in (*groups, every) if row}
+    yield from _inside(optimizer, way, list(rows.values()), known, set(), 0)
+
+
+def _inside(
+    held: Any, way: str, rows: Sequence[list[Tensor]], known: Container[str], seen: set[int], depth: int
+) -> Iterator[tuple[str, Pairs]]:
+    """Lists and mappings as long as a row of parameters, and alike in shapes."""
+    if id(held) in seen or depth > MOST_DEPTH or not (hasattr(held, "param_groups") or isinstance(held, _KEEPS)):
+        return
+    seen.add(id(held))
+    if hasattr(held, "param_groups"):
+        yield from _of_state(getattr(held, "state", {}), f"{way}.state", rows[-1], known)
+        held = {key: value for key, value in vars(held).items() if key not in ("state", "defaults")}
+    values = list(held.values()) if isinstance(held, Mapping) else list(held)
+    by_key = {id(key): value for key, value in held.items()} if isinstance(held, Mapping) else {}
+    for number, row in enumerate(rows):
+        kept = [by_key[id(one)] for one in row] if all(id(one) in by_key for one in row) else values
+        if _fits(row, kept):
+            yield f"{way}[{number}]", list(zip(row, kept, strict=True))
+    names = list(held) if isinstance(held, Mapping) else range(len(values))
+    for name, value in zip(names, values, strict=True):
+        if not isinstance(value, Tensor):
+            yield from _inside(
+                value, f"{way}.{name if isinstance(name, str | int) else 'of'}", rows, known, seen, depth + 1
+            )
+
+
+def _of_state(state: Any, way: str, parameters: list[Tensor], known: Container[str]) -> Iterator[tuple[str, Pairs]]:
+    """What each parameter has under one name; not where one that is not zero shows that it is no copy."""
+    stepped = (one for one in parameters if isinstance(state.get(one), Mapping) and bool(_few(one).any()))
+    told = next(stepped, None)
+    if told is None:
+        return
+    for name, copy in dict(state[told]).items():
+        if f"{way}.{name}" in known or (_fits([told], [copy]) and _is_copy(_few(told), _few(copy))):
+            row = [one for one in parameters if state.get(one)]
+            kept = [state[one].get(name) for one in row]
+            if _fits(row, kept):
+                yield f"{way}.{name}", list(zip(row, kept, strict=True))
+
+
+def _fits(row: Sequence[Tensor], kept: Sequence[Any]) -> bool:
+    return len(row) == len(kept) and all(
+        isinstance(copy, Tensor) and copy is not one and copy.shape == one.shape and copy.is_floating_point()
+        for one, copy in zip(row, kept, strict=True)
+    )
+
+
+# ---- copies that cannot be seen ----
+#
+# Of one parameter of each optimizer a few values are read around steps. An optimizer that has copies elsewhere puts
+# them back, in the first step after a commit, to where they were before it. So may an honest one that finds its way
+# back in one step, on a quadratic say: the next time its gradient is zero for that one step, and only what goes by
+# copies returns. That is done once in a run, of one parameter.
+#
+# Nothing is judged by a commit that moves less than a few usual steps do.
+
+SAMPLE: Final = 1024  # values
+FAR = 4.0  # usual steps that a commit must move the values by, to be judged
+BACK = 0.5  # of the way: nearer to where they were is back
+FINE = 2  # commits that stayed, after which nobody looks any more
+MOST = 20  # commits that are looked at, in which none went far enough
+
+
+@dataclass
+class Watched:
+    """One parameter of one optimizer. Values are compared where they are, and asked for once a commit."""
+
+    optimizer: Any
+    parameter: Tensor
+    name: str
+    last: Tensor | None = None  # after the step before
+    usual: Tensor | None = None  # length of a step
+    left: Tensor | None = None  # where a commit took the values from
+    put: Tensor | None = None  # and to
+    suspected: bool = False  # they went back once
+    tests: bool = False  # the step that is being made goes by no gradient
+    fine: int = 0
+    looked: int = 0
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more is to be found out."""
+        return self.fine >= FINE or self.looked >= MOST
+
+    def values(self) -> Tensor:
+        """A copy of some."""
+        flat = self.parameter.detach().reshape(-1)
+        return flat[:: max(1, flat.numel() // SAMPLE)].to(torch.float32, copy=True)
+
+    def begins(self, optimizer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """A step begins. One that makes its gradients inside is not looked at."""
+        if any(given is not None for given in (*args[1:], *kwargs.values())):
+            self.looked = MOST
+        if self.over:
+            return
+        if self.put is not None and not torch.equal(
+            self.values(), self.put
+        ):  # the loop moved it, as one that clamps does
+            self.left = self.put = None
+        if self.put is not None and self.suspected and self._is_far and self.parameter.grad is not None:
+            self.parameter.grad.zero_()
+            self.tests = True
+
+    def ends(self, *_: object) -> None:
+        """ConfigError once the optimizer is seen to undo what commits write."""
+        if self.over:
+            return
+        now, before = self.values(), self.last
+        if self.put is None:
+            self.usual = None if before is None else (now - before).norm()
+        else:
+            self._judge(now)
+        self.last, self.left, self.put, self.tests = now, None, None, False
+
+    def written(self, before: Tensor) -> None:
+        """Something was written; ``before``: the values before that."""
+        if not self.over:
+            self.left, self.put = before if self.left is None else self.left, self.values()
+
+    @property
+    def _is_far(self) -> bool:
+        if self.left is None or self.put is None or self.usual is None:
+            return False
+        way = float((self.put - self.left).norm())
+        return way > 0 and way >= FAR * float(self.usual)
+
+    def _judge(self, now: Tensor) -> None:
+        self.looked += 1
+        if not self._is_far:
+            return
+        assert self.left is not None
+        assert self.put is not None
+        went_back = float((now - self.left).norm()) <= BACK * float((self.put - self.left).norm())
+        if went_back and self.tests:
+            kind = type(self.optimizer).__name__
+            raise ConfigError(
+                f"what commits write does not stay: the next step of the {kind} puts {self.name} back to where it was, "
+                "from a copy of the weights that it keeps, so that nothing is learnt of the others; use an optimizer "
+                "that steps the parameters themselves, or keep its copies in optimizer.state, where they move along"
+            )
+        self.suspected, self.fine = went_back, FINE if self.tests else 0 if went_back else self.fine + 1
+
+
+LOOKS: Final = 64  # steps after which it is seen whether copies are what the parameters are
+
+
+class Watch:
+    """Of all optimizers of a loop that are no average's, and of their longest parameter each."""
+
+    def __init__(self, optimizers: Iterable[Any], trained: Mapping[str, Tensor], copies: Copies) -> None:
+        """``trained``: the model's parameters by name, each whole in this process."""
+        names = {id(parameter): name for name, parameter in trained.items()}
+        self._watched, self._copies, self._looks = list[Watched](), copies, 0
+        for optimizer in optimizers:
+            held = [one for group in optimizer.param_groups for one in group["params"] if id(one) in names]
+            if held:
+                longest = max(held, key=Tensor.numel)
+                self._watched.append(Watched(optimizer, longest, names[id(longest)]))
+
+    @property
+    def over(self) -> bool:
+        """Whether no write has to be seen any more."""
+        return all(one.over for one in self._watched)
+
+    @contextmanager
+    def hooked(self) -> Iterator[None]:
+        """Look around every step. To be hooked before what writes at its end."""
+        with ExitStack() as stack:
+            for one in self._watched:
+                stack.callback(one.optimizer.register_step_pre_hook(one.begins).remove)
+                stack.callback(one.optimizer.register_step_post_hook(one.ends).remove)
+                stack.callback(one.optimizer.register_step_post_hook(self._look).remove)
+            yield
+
+    def _look(self, *_: object) -> None:
+        """Slow weights are what the parameters are after some steps alone, and commits need not follow those."""
+        if self._looks < LOOKS * len(self._watched):
+            self._looks += 1
+            self._copies.look()
+
+    @contextmanager
+    def writing(self, parameters: Sequence[Tensor]) -> Iterator[None]:
+        """``parameters`` are written to inside."""
+        ids = {id(one) for one in parameters}
+        moved = [(one, one.values()) for one in self._watched if id(one.parameter) in ids and not one.over]
+        yield
+        for one, before in moved:
+            one.written(before)

@@ -1,0 +1,116 @@
+"""Torch's global switches, as scripts set them, change no bit of a contribution, a frame, an anchor or a state."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+import torch
+from torch import Tensor
+
+from decentral.compressors import Compressor
+from decentral.optimizers import OuterMethod
+from decentral.wire import body
+from tests.laws.learners import Learners, codec_of
+from tests.laws.swarm import NUMEL
+from tests.laws.test_method_laws import held
+
+SHAPES = ((), (0,), (1,), (7, 5), (130, 67))
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextmanager
+def default_device(device: str) -> Iterator[None]:
+    torch.set_default_device(device)
+    try:
+        yield
+    finally:
+        torch.set_default_device(None)
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    torch.use_deterministic_algorithms(mode=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(mode=False)
+
+
+SWITCHES: dict[str, Callable[[], AbstractContextManager[object]]] = {
+    "float64": lambda: default_dtype(torch.float64),
+    "bfloat16": lambda: default_dtype(torch.bfloat16),
+    "another device": lambda: default_device("meta"),
+    "deterministic": deterministic,
+    "no gradients": torch.no_grad,
+    "inference": torch.inference_mode,
+}
+
+
+def forget_tables() -> None:
+    """A table that was made before the switch would hide one that is made by it."""
+    for name, module in list(sys.modules.items()):
+        for one in vars(module).values() if name.startswith("decentral.compressors.") else ():
+            if hasattr(one, "cache_clear"):
+                one.cache_clear()
+
+
+def gaussian(numel: int, seed: int) -> Tensor:
+    drawn = torch.Generator().manual_seed(seed)
+    return torch.randn(numel, generator=drawn, dtype=torch.float32, device="cpu")
+
+
+def under(switch: str, work: Callable[[], list[bytes]]) -> list[bytes]:
+    forget_tables()
+    try:
+        with SWITCHES[switch]():
+            return work()
+    finally:
+        forget_tables()
+
+
+def bits(one: Tensor) -> bytes:
+    return one.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if one.numel() else b""
+
+
+def test_a_compressor_gives_the_same_bytes_and_values_under_every_switch(compressor: Compressor):
+    def work() -> list[bytes]:
+        found = []
+        for shape in SHAPES:
+            data = body.encode(compressor, [compressor.compress(gaussian(math.prod(shape), 1).reshape(shape))])
+            (arrived,) = body.decode(compressor, data, [shape])
+            back = compressor.decompress(arrived)
+            assert back.dtype == torch.float32
+            found += [bytes(data), bits(back)]
+        return found
+
+    plain = work()
+    assert {switch: under(switch, work) == plain for switch in SWITCHES} == dict.fromkeys(SWITCHES, True)
+
+
+def test_rounds_of_a_method_end_at_the_same_bits_under_every_switch(outer: OuterMethod):
+    def work() -> list[bytes]:
+        run = Learners(outer, 2, gaussian(NUMEL, 0), codec_of(outer))
+        for number in range(3):
+            run.learn({n: 0.01 * gaussian(NUMEL, 10 * number + n) for n in (0, 1)})
+            run.meet((0, 1))
+        found = [bits(peer.live_N) for peer in run.peers]
+        for peer in run.peers:
+            kept = {**held(peer), **peer.schedule.live.tensors()}
+            assert {one.dtype for one in kept.values()} <= {torch.float32, torch.uint8, torch.int64}
+            found += [bits(one) for _, one in sorted(kept.items())]
+        return found
+
+    plain = work()
+    assert {switch: under(switch, work) == plain for switch in SWITCHES} == dict.fromkeys(SWITCHES, True)

@@ -1,0 +1,68 @@
+"""A follower in a loop that does something else meanwhile."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import decentral
+from decentral.errors import InviteError, NoPeersError, UsageError
+from tests.peer.test_join import LOOPBACK, Problem, run_terms
+
+PATIENCE = 60.0  # s
+
+
+def until(holds: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < end
+        threading.Event().wait(0.02)
+
+
+def test_the_newest_anchor_is_there_without_waiting_for_the_next(tmp_path: Path) -> None:
+    problem, net = Problem(0), {"listen": LOOPBACK, "transport": "native", "lan": False}
+    with decentral.join(
+        run_terms("diloco"), problem.model, problem.optimizer, out=tmp_path / "a", quiet=True, **net
+    ) as peer:
+        with decentral.follow(peer.invite, out=tmp_path / "b", **net) as anchors:
+            until(lambda: anchors.latest() is not None)
+            first = anchors.latest()
+            assert first is anchors.latest(), "again, until there is a newer one"
+            for _ in range(12):
+                problem.step()
+            until(lambda: anchors.latest().round == 2)
+            assert anchors.latest().digest == peer.anchor_digest
+            while not peer.done:
+                problem.step()
+            until(lambda: anchors.latest().final)
+            assert list(anchors) == [], "what was given is not given again"
+        assert anchors.latest().final
+
+
+def test_nobody_there_is_said_by_the_look_too(tmp_path: Path) -> None:
+    problem, net = Problem(0), {"listen": LOOPBACK, "transport": "native", "lan": False}
+    with decentral.join(
+        run_terms("diloco"), problem.model, problem.optimizer, out=tmp_path / "a", quiet=True, **net
+    ) as peer:
+        invite, again = peer.invite, tmp_path / "b"
+        with decentral.follow(invite, out=again, **net) as anchors:
+            next(anchors)
+    with decentral.follow(invite, out=again, join_timeout=0.5, **net) as anchors, pytest.raises(NoPeersError):
+        until(lambda: anchors.latest() is None and False)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "why"),
+    [
+        ({"invite": 3}, InviteError, "invite: a int is none; give the line that begins with decentral1:"),
+        ({"invite": "x", "every": "2"}, UsageError, "every=2"),
+        ({"invite": "x", "join_timeout": "3s"}, decentral.ConfigError, "join_timeout='3s'"),
+    ],
+)
+def test_what_cannot_be_followed_is_one_sentence(given, error, why) -> None:
+    with pytest.raises(error, match=why):
+        decentral.follow(**given)

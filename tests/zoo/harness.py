@@ -1,0 +1,270 @@
+"""Two peers of one training loop, on threads; the loop is a function of a `Script`, as its repository writes it.
+
+What a repository reads from a disk comes from `Script.randn` and its kin here; `Script.join` is `decentral.join` with
+what a test fills in. All else is the loop's.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import decentral
+from decentral.manifest import Manifest, preset_manifest
+
+ROUNDS, STEPS = 3, 4
+LONG = 40.0  # s after which a loop that is not over is given up; one takes a second
+NET = {"transport": "native", "lan": False, "commands": False, "quiet": True, "listen": ("/ip4/127.0.0.1/tcp/0",)}
+
+
+@dataclass(frozen=True)
+class Loop:
+    """A row of the zoo: who writes loops so, of what kind it is, and how it ends."""
+
+    run: Callable[[Script], None]
+    kind: str
+    wrote: str
+    refused: str  # words of the ConfigError; empty: it runs
+    learns: bool  # the losses that it tells fall
+    terms: dict[str, dict[str, Any]]
+    options: dict[str, Any] = field(default_factory=dict)  # of join
+
+
+LOOPS: dict[str, Loop] = {}
+AS_TOLD = "_as_told"  # how a loop is called that does what the error says
+
+
+def loop(
+    kind: str,
+    wrote: str,
+    *,
+    refused: str = "",
+    as_told: dict[str, Any] | None = None,
+    learns: bool = False,
+    **terms: dict[str, Any],
+) -> Callable[[Callable[[Script], None]], Callable[[Script], None]]:
+    """Put a loop into the table. ``terms``: tables of the manifest that are not the zoo's usual ones.
+
+    ``as_told``: options of join that the error names; with them it runs, which is a row of its own.
+    """
+
+    def put(run: Callable[[Script], None]) -> Callable[[Script], None]:
+        assert run.__name__ not in LOOPS
+        LOOPS[run.__name__] = Loop(run, kind, wrote, refused, learns, terms)
+        if as_told is not None:
+            LOOPS[run.__name__ + AS_TOLD] = Loop(run, kind, wrote, "", learns, terms, as_told)
+        return run
+
+    return put
+
+
+def run_terms(**tables: dict[str, Any]) -> Manifest:
+    """A short run; ``preset`` in ``outer`` is the method's."""
+    outer = dict(tables.pop("outer", {}))
+    return preset_manifest(
+        outer.pop("preset", "diloco"),
+        run={"name": "zoo", "rounds": ROUNDS, "salt": "zoo", **tables.pop("run", {})},
+        model={"task": "custom", **tables.pop("model", {})},
+        swarm={"deadline_floor": 10.0, "deadline_ceiling": 30.0, "lease": 30.0, **tables.pop("swarm", {})},
+        inner={"steps": STEPS, **tables.pop("inner", {})},
+        outer=outer,
+        **tables,
+    )
+
+
+@dataclass
+class Script:
+    """What one peer's script has beside its loop."""
+
+    number: int
+    run: Manifest | str
+    out: Path
+    options: dict[str, Any] = field(default_factory=dict)
+    entered: Callable[[Script, decentral.Peer], None] = lambda script, peer: None
+    losses: list[float] = field(default_factory=list)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    error: BaseException | None = None
+    told: str = ""  # the error's traceback
+    round: int = -1
+    digest: str = ""
+    before: dict[str, Tensor] = field(default_factory=dict)  # the model's state when it had entered
+    after: dict[str, Tensor] = field(default_factory=dict)  # and when it was done
+    trained: set[str] = field(default_factory=set)  # names of what gradients train
+    began: bool = False
+    leaps: list[float] = field(default_factory=list)  # length of the first step after a commit over a usual one's
+
+    def __post_init__(self) -> None:
+        self.generator = torch.Generator().manual_seed(self.number)
+        self.until = time.monotonic() + LONG
+
+    @contextmanager
+    def join(self, model: nn.Module, optimizer: Any, **options: Any) -> Iterator[decentral.Peer]:
+        """``decentral.join``; the block begins once both are there."""
+        with decentral.join(
+            self.run, model, optimizer, out=self.out, observer=self.events.append, **{**NET, **self.options, **options}
+        ) as peer:
+            self.entered(self, peer)
+            self.before = _state(model)
+            self.trained = {name for name, p in model.named_parameters() if p.requires_grad}
+            with _watched(model, optimizer, peer, self.leaps):
+                yield peer
+            self.round, self.digest = peer.round, peer.anchor_digest
+        self.after = _state(model)
+
+    def randn(self, *shape: int) -> Tensor:
+        self._in_time()
+        return torch.randn(*shape, generator=self.generator)
+
+    def rand(self, *shape: int) -> Tensor:
+        self._in_time()
+        return torch.rand(*shape, generator=self.generator)
+
+    def randint(self, below: int, *shape: int) -> Tensor:
+        self._in_time()
+        return torch.randint(below, shape, generator=self.generator)
+
+    def _in_time(self) -> None:
+        if time.monotonic() > self.until:
+            raise TimeoutError(f"the loop is not over after {LONG:g} s: none of its steps counts, or a peer is missing")
+
+    def live(self, loop: Loop) -> None:
+        """All of the script's life, on its thread."""
+        self.began = True
+        torch.manual_seed(0)
+        try:
+            loop.run(self)
+        except BaseException as error:  # noqa: BLE001 - the test looks at it
+            self.error, self.told = error, traceback.format_exc()
+
+
+def _state(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+@contextmanager
+def _watched(model: nn.Module, optimizer: Any, peer: decentral.Peer, leaps: list[float]) -> Iterator[None]:
+    """Measure how far steps move the model: one that undoes a commit goes as far as the commit went.
+
+    Hooked after join, so that what a boundary writes lies behind the step that is measured.
+    """
+    last = (optimizer if isinstance(optimizer, list | tuple) else [optimizer])[-1]
+    last = getattr(last, "optimizer", last)
+    usual, state = list[float](), {"round": peer.round, "fresh": False}
+
+    def flat() -> Tensor:
+        found = [p.detach().reshape(-1).float().clone() for p in model.parameters() if p.requires_grad]
+        return torch.cat(found) if found else torch.zeros(0)
+
+    def begins(*_: object) -> None:
+        state["flat"] = flat()
+
+    def ends(*_: object) -> None:
+        now = peer.round
+        moved, was = flat(), state["flat"]
+        if now != state["round"]:
+            state.update(round=now, fresh=True)
+        elif moved.shape == was.shape:
+            length = float((moved - was).norm())
+            if state["fresh"] and usual:
+                leaps.append(length / (sorted(usual)[len(usual) // 2] + 1e-12))
+            elif length:
+                usual.append(length)
+            state["fresh"] = False
+
+    before = last.register_step_pre_hook(begins)
+    # In front of join's own hook, which brings the commit in, there would be no commit to see.
+    behind = last.register_step_post_hook(ends)
+    try:
+        yield
+    finally:
+        before.remove()
+        behind.remove()
+
+
+@contextmanager
+def _switches_put_back() -> Iterator[None]:
+    """Whatever a script turns for all of the process."""
+    dtype, deterministic = torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(dtype)
+        torch.use_deterministic_algorithms(deterministic)
+        torch.autograd.set_detect_anomaly(False)
+
+
+@dataclass
+class Outcome:
+    """What became of the two, and of the first one's restart."""
+
+    scripts: list[Script]
+    again: Script | None
+    said: list[str]  # warnings
+
+    @property
+    def errors(self) -> list[BaseException]:
+        return [script.error for script in self.scripts if script.error is not None]
+
+    @property
+    def refused(self) -> list[BaseException | None]:
+        """What each of those that began was told; the second one does not begin where the first did not enter."""
+        return [script.error for script in self.scripts if script.began]
+
+    @property
+    def told(self) -> str:
+        return next((script.told for script in self.scripts if script.error is not None), "")
+
+    def commits(self) -> list[dict[str, Any]]:
+        return [event for event in self.scripts[0].events if event.get("event") == "commit"]
+
+
+def trained_together(loop: Loop, folder: Path) -> Outcome:
+    """Both peers until the run is over; then the first script once more, which finds its folder done."""
+    founded, both = threading.Event(), threading.Event()
+    founder = Script(0, run_terms(**loop.terms), folder / "first", loop.options)
+    guest = Script(1, "", folder / "second", loop.options)
+
+    def first_entered(script: Script, peer: decentral.Peer) -> None:
+        guest.run = peer.invite
+        founded.set()
+        assert both.wait(LONG), "nobody came"
+
+    def second_entered(script: Script, peer: decentral.Peer) -> None:
+        peer.wait_for_company()
+        both.set()
+
+    founder.entered, guest.entered = first_entered, second_entered
+
+    def follow() -> None:
+        founded.wait(LONG)
+        if founder.error is None:
+            guest.live(loop)
+        both.set()
+
+    def found() -> None:
+        founder.live(loop)
+        founded.set()
+
+    again = None
+    with _switches_put_back(), warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        threads = [threading.Thread(target=body, daemon=True) for body in (found, follow)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(LONG + 30)
+        assert not any(thread.is_alive() for thread in threads), "a peer hangs"
+        if founder.error is None and guest.error is None:
+            again = Script(0, founder.run, folder / "first", loop.options)
+            again.live(loop)
+    return Outcome([founder, guest], again, [str(one.message) for one in said])
