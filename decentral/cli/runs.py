@@ -216,11 +216,12 @@ _OPEN = (
 
 
 def _show_invite(display: Display, options: JobOptions, corpus: str, invite: str) -> None:
+    from decentral.cli.invite import text_wanted
     from decentral.observe.screen import invite_for
     from decentral.swarm.invite import Invite, whole_invite
 
     show, stream = (display.say, sys.stderr) if options.as_json else (display.result, sys.stdout)
-    brings = "" if corpus == "stdlib" else " --data " + shlex.quote(f"PATH/TO/{corpus}")
+    brings = text_wanted(corpus)
     whole = whole_invite(invite, options.out)
     shown = invite_for(stream, whole)
     show(f"decentral join {shown}{brings}")

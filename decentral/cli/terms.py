@@ -35,6 +35,8 @@ KEYS = {
 
 Sizes = Mapping[str, int]  # keys of [model]
 
+_DECAY_OF_TORCH = 0.01  # of a script's AdamW that names none: other terms would be warned of at every start
+
 
 def with_text(overrides: Mapping[str, object], text: "Survey") -> dict[str, object]:
     """The overrides with the corpus ``text``: its digest, and its name where no label is given. Raises UsageError."""
@@ -78,6 +80,8 @@ def terms_of(
         if value is not None:
             table, key = KEYS[option]
             tables.setdefault(table, {})[key] = value
+    if overrides["task"] == "custom" and overrides.get("decay") is None:
+        tables.setdefault("inner", {})["weight_decay"] = _DECAY_OF_TORCH
     manifest = preset_manifest(preset, **tables)
     if overrides.get("compressor") is None and not overrides.get("overlap"):  # as what was measured
         manifest = suited(preset, manifest, rounds or manifest.run.rounds, scale or scale_of(manifest))
