@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shlex
 import shutil
 import sys
 import time
@@ -83,7 +84,7 @@ def run_demo(options: DemoOptions, *, as_json: bool) -> int:
     clear(options.out)
     write_text(options.out / "run.toml", plan.manifest.to_toml())
     click.echo(plan.sentence, err=True)
-    click.echo(f"to watch it in a browser: decentral dashboard --out {options.out}", err=True)
+    click.echo(f"to watch it in a browser: decentral dashboard --out {shlex.quote(str(options.out))}", err=True)
     with stop_signals() as stop, Family() as family:
         peers, solo, churn = _run(family, options, plan, stop, deadline=began + options.limit)
         strays = family.count_strays()

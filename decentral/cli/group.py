@@ -1,6 +1,8 @@
 """The group of commands: it loads a family when it is named, ends every failure in one line and code, heeds signals."""
 
 import errno
+import io
+import os
 import signal
 import sys
 import threading
@@ -63,13 +65,40 @@ class CommandGroup(click.Group):
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
     ) -> NoReturn:
         """Run a command and end the process with the exit code that errors.py promises."""
+        mend_streams()
         invocation = Invocation()
         extra |= {"standalone_mode": False, "obj": invocation}
         try:
             code: object = super().main(args, prog_name or "decentral", **extra)
         except BaseException as error:  # noqa: BLE001  the one place where every error ends
             code = report_failure(error, directory=invocation.directory, traceback=invocation.traceback)
+        flush_for_good()
         raise SystemExit(code if isinstance(code, int) else 0)
+
+
+# ---- streams that take any text ----
+#
+# A closed one, a pipe whose reader has gone, one in ASCII or in a code page of Windows: none of them ends a command.
+
+
+def mend_streams() -> None:
+    r"""Have all three standard streams, and ``\xe4`` written for what the encoding of one has not."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed: no file that is opened later may take its number
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115  as long as the process
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def flush_for_good() -> None:
+    """Let the interpreter find nothing to write where nobody reads stdout any more (``| head -1``)."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError:
+        return  # of a full disk the interpreter tells, by its exit code
 
 
 # ---- from an exception to one line ----

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -45,7 +46,23 @@ def invite_command(
         return
     if relays or not lan:
         raise UsageError("--relay and --no-lan are about how words are exchanged; add --words")
-    click.echo(json.dumps({"invite": invite}) if as_json else f"decentral join {invite}")
+    click.echo(json.dumps({"invite": invite}) if as_json else f"decentral join {invite}{_brings(directory)}")
+
+
+def _brings(directory: Path) -> str:
+    """The option that the run of the peer here wants of everybody who joins."""
+    from decentral.manifest import load_manifest
+    from decentral.node.folder import MANIFEST_FILE
+
+    terms = directory / MANIFEST_FILE
+    if not terms.exists() or (manifest := load_manifest(terms)).model.task == "custom":
+        return ""
+    return text_wanted(manifest.data.corpus)
+
+
+def text_wanted(corpus: str) -> str:
+    """What the line that joins a run of this text ends with."""
+    return "" if corpus == "stdlib" else " --data " + shlex.quote(f"PATH/TO/{corpus}")
 
 
 def _invite_of(directory: Path) -> str:

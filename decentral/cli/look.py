@@ -5,12 +5,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shlex
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,21 +55,26 @@ def status_command(context: click.Context, directory: Path, prometheus: bool, as
 
         click.echo(peer_exposition(status, alive=alive), nl=False)
     elif as_json:
-        click.echo(json.dumps({**asdict(_with_token(status, directory)), "alive": alive}))
+        click.echo(json.dumps({**asdict(status), "alive": alive}))
     else:
-        _print_status(_with_token(status, directory), alive=alive)
+        _print_status(status, alive=alive)
+        if status.invite:
+            click.echo(f"invite    {_invite_here(status.invite, directory)}")
     if is_lost(status) or status.frozen_seconds:
         context.exit(1)
 
 
-def _with_token(status: Status, directory: Path) -> Status:
-    """As its owner sees it, who alone may read the token: with the whole invite."""
+def _invite_here(invite: str, directory: Path) -> str:
+    """Whole on a terminal; else without its token, for the output of ``status`` is kept in logs."""
     from decentral.errors import DecentralError
     from decentral.swarm.invite import whole_invite
 
+    whole = invite
     with suppress(DecentralError):
-        return replace(status, invite=whole_invite(status.invite, directory))
-    return status
+        whole = whole_invite(invite, directory)
+    if whole == invite or sys.stdout.isatty():
+        return whole
+    return f"{invite} (without its token: decentral invite --out {shlex.quote(str(directory))})"
 
 
 def _print_status(status: Status, *, alive: bool) -> None:
@@ -98,8 +104,6 @@ def _print_status(status: Status, *, alive: bool) -> None:
     click.echo(f"members   {len(status.members)}{'' if alive else ', when it was last here'}")
     if status.diagnostics:
         click.echo(f"updates   {_diagnostics(status)}")
-    if status.invite:
-        click.echo(f"invite    {status.invite}")
 
 
 def _losses(status: Status) -> str:

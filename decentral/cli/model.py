@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -225,7 +226,7 @@ def export_command(context: click.Context, directory: Path, to: Path, packed: bo
     else:
         opens = _how_to_open(to, config_of(checkpoint))
         if packed:
-            opens = f"open it with decentral export {to} --to FOLDER"
+            opens = f"open it with decentral export {shlex.quote(str(to))} --to FOLDER"
         elif is_of_adapters(checkpoint):
             opens = f'open it with peft, on the base that it was trained on: PeftModel.from_pretrained(base, "{to}")'
         click.echo(f"{to}: the model of {checkpoint.path.name}; {opens}")

@@ -1,6 +1,7 @@
 """Options that several commands share, spelled once, and how one peer takes part by them. Imports no torch."""
 
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -128,7 +129,8 @@ class Secret(click.ParamType):  # type: ignore[type-arg]  # generic in newer cli
         if not text:
             raise UsageError(f"@{path}: is empty; name a file that holds the {self._what}")
         if readable and self.exposes(text):
-            click.echo(f"warning: @{path}: others of this machine may read the token in it; chmod 600 {path}", err=True)
+            mend = f"chmod 600 {shlex.quote(str(path))}"
+            click.echo(f"warning: @{path}: others of this machine may read the token in it; {mend}", err=True)
         return text
 
     def _warning(self, parameter: click.Parameter) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import ipaddress
+import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack, contextmanager
@@ -72,8 +73,19 @@ def page_beside(directory: Path, say: Callable[[str], None], *, wanted: bool) ->
 
 
 def _port_wanted(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[str, int] | None:
-    """Refused before anything is read or made."""
-    return None if text is None else host_and_port(text)
+    """Refused before anything is read or made, a port that is taken, too."""
+    if text is None:
+        return None
+    where = host_and_port(text)
+    try:
+        with socket.create_server(where, family=socket.AF_INET6 if ":" in where[0] else socket.AF_INET):
+            return where
+    except OSError as error:
+        raise _taken(where, error) from None
+
+
+def _taken(where: tuple[str, int], error: OSError) -> ListenError:
+    return ListenError(f"--metrics {where[0]}:{where[1]}: cannot listen ({error.strerror or error}); name another port")
 
 
 with_metrics = click.option(
@@ -105,8 +117,7 @@ async def metrics_socket(where: tuple[str, int], stack: AsyncExitStack, say: Cal
     try:
         made = await anyio.create_tcp_listener(local_host=where[0], local_port=where[1])
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise ListenError(f"--metrics {where[0]}:{where[1]}: cannot listen ({reason}); name another port") from None
+        raise _taken(where, error) from None
     (listener,) = made.listeners
     assert isinstance(listener, SocketListener), "TCP"
     stack.push_async_callback(listener.aclose)

@@ -79,7 +79,7 @@ def start_command(context: click.Context, /, file: Path, directory: Path, **give
     if options.alone and options.require_peers > 1:
         raise UsageError("--alone waits for nobody and --require-peers for others; give one of them")
     if not file.exists():
-        raise ConfigError(f"{file}: no such manifest; write one with: decentral init {file}")
+        raise ConfigError(f"{file}: no such manifest; write one with: decentral init {shlex.quote(str(file))}")
     manifest = load_manifest(file)
     check_trained_here(manifest)
     _train(context, manifest, _looked_over(options), options)
@@ -189,7 +189,7 @@ def _trained(manifest: Manifest, text: str, options: JobOptions, *, late: bool) 
     from decentral.manifest import summary as describe
     from decentral.observe.screen import LateDisplay, log_shown_on, open_display
 
-    shows = partial(open_display, sys.stderr, stop=f"Ctrl-C, or decentral leave --out {options.out}")
+    shows = partial(open_display, sys.stderr, stop=f"Ctrl-C, or decentral leave --out {shlex.quote(str(options.out))}")
     if not late:
         click.echo(f"{describe(manifest)}\n{text}", err=True)
         if not options.solo:
@@ -216,18 +216,20 @@ _OPEN = (
 
 
 def _show_invite(display: Display, options: JobOptions, corpus: str, invite: str) -> None:
+    from decentral.cli.invite import text_wanted
     from decentral.observe.screen import invite_for
     from decentral.swarm.invite import Invite, whole_invite
 
     show, stream = (display.say, sys.stderr) if options.as_json else (display.result, sys.stdout)
-    brings = "" if corpus == "stdlib" else " --data " + shlex.quote(f"PATH/TO/{corpus}")
+    brings = text_wanted(corpus)
     whole = whole_invite(invite, options.out)
     shown = invite_for(stream, whole)
     show(f"decentral join {shown}{brings}")
     if options.invite is None and Invite.parse(whole).token is None:
         display.say(_OPEN)
     elif shown != whole:
-        display.say(f"without its token, as this may be a log; the whole line: decentral invite --out {options.out}")
+        whole_line = f"decentral invite --out {shlex.quote(str(options.out))}"
+        display.say(f"without its token, as this may be a log; the whole line: {whole_line}")
 
 
 @click.command("demo")

@@ -311,17 +311,25 @@ _SYSTEM_SECONDS = 60.0  # for a question to the system, besides what a peer may 
 
 def secret_file(name: str, number: int, system: str = sys.platform) -> Path:
     """Where a service has what nobody else should read."""
-    folder = Path.home() / "AppData/Local/decentral" if system == "win32" else place(name, system).parent
+    folder = home() / "AppData/Local/decentral" if system == "win32" else place(name, system).parent
     return folder / f"{label(name)}.{number}.secret"
+
+
+def home() -> Path:
+    """The user's own folder. UsageError for a user without any, as ``docker run --user 4242`` makes one."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        raise UsageError("a service belongs to a user, and this one has no home folder; set HOME") from None
 
 
 def place(name: str, system: str = sys.platform) -> Path:
     """Where the file of a service lies. UsageError where there are none."""
     if system.startswith("linux"):
-        config = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+        config = Path(os.environ.get("XDG_CONFIG_HOME") or home() / ".config")
         return config / f"systemd/user/{label(name)}.service"
     if system == "darwin":
-        return Path.home() / f"Library/LaunchAgents/{label(name)}.plist"
+        return home() / f"Library/LaunchAgents/{label(name)}.plist"
     raise UsageError("services are for Linux and macOS; on Windows decentral service install shows a line to paste")
 
 

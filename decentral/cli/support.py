@@ -34,7 +34,7 @@ def write_support(directory: Path, to: Path, *, examined: bool) -> list[str]:
         raise UsageError(f"{directory}: no peer has run here; name the directory it was started with by --out")
     if to.exists():
         raise UsageError(f"{to} is there already; name another file with --to")
-    redact = Redaction(_secrets(directory), str(Path.home()))
+    redact = Redaction(_secrets(directory), _home())
     try:
         with zipfile.ZipFile(to, "x", zipfile.ZIP_DEFLATED) as file:
             for name, text in _texts(directory, examined=examined):
@@ -43,6 +43,13 @@ def write_support(directory: Path, to: Path, *, examined: bool) -> list[str]:
     except OSError as error:
         to.unlink(missing_ok=True)
         raise DiskError(f"{to}: cannot be written ({error.strerror}); name another place with --to") from error
+
+
+def _home() -> str:
+    try:
+        return str(Path.home())
+    except RuntimeError:  # a user without an entry, as in a container
+        return ""
 
 
 def _texts(directory: Path, *, examined: bool) -> Iterator[tuple[str, str]]:

@@ -1,6 +1,7 @@
 """From the options of ``init`` to a manifest on disk."""
 
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,6 +34,8 @@ KEYS = {
 
 
 Sizes = Mapping[str, int]  # keys of [model]
+
+_DECAY_OF_TORCH = 0.01  # of a script's AdamW that names none: other terms would be warned of at every start
 
 
 def with_text(overrides: Mapping[str, object], text: "Survey") -> dict[str, object]:
@@ -77,6 +80,8 @@ def terms_of(
         if value is not None:
             table, key = KEYS[option]
             tables.setdefault(table, {})[key] = value
+    if overrides["task"] == "custom" and overrides.get("decay") is None:
+        tables.setdefault("inner", {})["weight_decay"] = _DECAY_OF_TORCH
     manifest = preset_manifest(preset, **tables)
     if overrides.get("compressor") is None and not overrides.get("overlap"):  # as what was measured
         manifest = suited(preset, manifest, rounds or manifest.run.rounds, scale or scale_of(manifest))
@@ -137,5 +142,5 @@ def next_step(manifest: Manifest, file: Path, data: Path | None) -> str:
     """What to type when the terms are written; a script's model is trained by that script."""
     if manifest.model.task == "custom":
         return f'train your own model with it, in a script: decentral.join("{file}", model, optimizer)'
-    needs = "" if data is None else f" --data {data}"
-    return f"start it with: decentral start {file}{needs}"
+    needs = "" if data is None else f" --data {shlex.quote(str(data))}"
+    return f"start it with: decentral start {shlex.quote(str(file))}{needs}"

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from torch.utils.data import IterableDataset
 
 from decentral.errors import ConfigError, DecentralError
 from decentral.manifest import Manifest
-from decentral.observe.screen import invite_for
+from decentral.observe.screen import invite_for, say
 from decentral.peer import Peer
 from decentral.peer.settings import Observer
 from decentral.plugins import nearest
@@ -119,7 +120,7 @@ class Entered:
         if peer.invite and not peer.settings.options.quiet:
             line = invite_for(sys.stderr, peer.invite)
             bare = "" if line == peer.invite else "  # without its token, as this may be a log: peer.invite has it"
-            sys.stderr.write(f"decentral: decentral join {line} --script {sys.argv[0]}{bare}\n")
+            say(f"decentral: decentral join {line} --script {shlex.quote(sys.argv[0])}{bare}")
 
     def leave(self, error: BaseException | None = None) -> None:
         """Leave the run; ``error``: what ended the training loop, if it did not come to its own end."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,7 +29,9 @@ def load_manifest(path: str | Path) -> Manifest:
         text = data.decode("utf-8-sig")
     except OSError as error:
         reason = error.strerror or error
-        raise ConfigError(f"{path}: cannot be read ({reason}); write one with: decentral init {path}") from error
+        raise ConfigError(
+            f"{path}: cannot be read ({reason}); write one with: decentral init {shlex.quote(str(path))}"
+        ) from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text (byte {error.start}); a manifest is a TOML file") from error
     manifest = parse_manifest(text, source=str(path))

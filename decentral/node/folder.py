@@ -82,7 +82,8 @@ def keep_token(out: Path, token: str) -> None:
 def _check_run(path: Path, kept: bytes, run: bytes, whose: str) -> None:
     if kept != run:
         raise ManifestMismatch(
-            f"{path} holds another run ({kept.hex()[:12]}), {whose} are of {run.hex()[:12]}; choose another --out"
+            f"{path} holds another run ({kept.hex()[:12]}), {whose} are of {run.hex()[:12]}; choose another --out, "
+            "in a script join(..., out=FOLDER)"
         )
 
 

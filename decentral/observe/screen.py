@@ -106,7 +106,7 @@ class PlainDisplay:
         self._write(text)
 
     def _write(self, text: str) -> None:
-        print(f"{self._prefix}{text}", file=self._stream, flush=True)
+        write_line(self._stream, f"{self._prefix}{text}")
 
     def result(self, text: str) -> None:
         """Print on stdout."""
@@ -157,7 +157,7 @@ def _tenths(status: Status) -> int:
 
 
 def _is_terminal_out() -> bool:
-    return sys.stdout.isatty()
+    return sys.stdout is not None and sys.stdout.isatty()
 
 
 def invite_for(stream: IO[str], invite: str) -> str:
@@ -177,9 +177,23 @@ def _is_for_now(stream: IO[str]) -> bool:
 
 
 def write_out(text: str) -> None:
-    """One line on stdout, at once."""
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+    """One line on stdout, at once. Where its reader has gone (``| head -1``), training goes on."""
+    with suppress(BrokenPipeError):
+        sys.stdout.write(writable(sys.stdout, text) + "\n")
+        sys.stdout.flush()
+
+
+def write_line(stream: IO[str] | None, text: str) -> None:
+    """A line for whoever still reads the stream; None: a process has none, as pythonw."""
+    if stream is not None:
+        with suppress(OSError, ValueError):  # closed, or on a disk that is full
+            print(writable(stream, text), file=stream, flush=True)
+
+
+def writable(stream: IO[str], text: str) -> str:
+    r"""The text with ``\xe4`` for what the stream's encoding has not: a name of a folder may hold any letter."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
 def render(status: Status, stop: str | None, *, rows: int) -> Group:
@@ -265,7 +279,7 @@ class LateDisplay:
         if self._display is not None:
             self._display.say(text)
         else:
-            print(text, file=self._stream, flush=True)
+            write_line(self._stream, text)
 
     def result(self, text: str) -> None:
         """One line on stdout."""
@@ -352,11 +366,7 @@ def hint_after(seconds: float, text: str) -> Iterator[None]:
 
 def say(text: str) -> None:
     """A line on stderr, whoever still reads that."""
-    if sys.stderr is None:  # a process without any, as pythonw
-        return
-    with suppress(OSError, ValueError):  # closed, or on a disk that is full
-        sys.stderr.write(f"{text}\n")
-        sys.stderr.flush()
+    write_line(sys.stderr, text)
 
 
 # ---- a bar of plain characters ----

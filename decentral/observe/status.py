@@ -7,6 +7,7 @@ by its pid and its creation time together, because pids are reused.
 import functools
 import json
 import os
+import shlex
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -20,6 +21,7 @@ from decentral.errors import DiskError, FolderInUse, UsageError, VersionError
 from decentral.observe.lines import json_value
 
 STATUS_FILE = "status.json"
+_MOST_TOLD = 5  # folders
 STATUS_VERSION = 1
 STATES = (
     *("starting", "looking", "syncing", "training", "following", "waiting", "paused", "resting", "leaving"),
@@ -223,10 +225,16 @@ def _read(path: Path) -> tuple[object, Status]:
         return values.get("version"), Status.from_mapping(values)
     except FileNotFoundError:
         raise UsageError(
-            f"{path.parent}: no peer has run here; name the directory it was started with by --out"
+            f"{path.parent}: no peer has run here; name the directory it was started with by --out{_elsewhere()}"
         ) from None
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UsageError(f"{path}: not readable ({error}); the peer replaces it while it runs, ask again") from error
+
+
+def _elsewhere() -> str:
+    """The newest folders here in which peers ran: a script's is called after its run."""
+    found = sorted(Path().glob(f"*/{STATUS_FILE}"), key=lambda file: file.stat().st_mtime, reverse=True)
+    return ": " + ", ".join(shlex.quote(str(file.parent)) for file in found[:_MOST_TOLD]) if found else ""
 
 
 def presence(member: Mapping[str, Any]) -> str:

@@ -148,9 +148,9 @@ def copied(model: torch.nn.Module, trained: Collection[int]) -> dict[str, tuple[
             originals.setdefault(layout, []).append((path, held))
         elif held and not count:
             kept.append((path, layout, held))
-    for path, layout, held in kept:
+    for path, shapes, held in kept:
         is_within = any(path.startswith(f"{one}.") for one in found)
-        of = [params for original, params in originals.get(layout, ()) if not _of_one_stack(path, original)]
+        of = [params for original, params in originals.get(shapes, ()) if not _of_one_stack(path, original)]
         if not is_within and any(_alike(held, params) for params in of):
             found[_plain(path)] = tuple(names[id(parameter)] for parameter in held)
     return found

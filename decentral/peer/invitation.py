@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -56,6 +57,9 @@ def terms_of(
         folder = _out(out, run)
         return terms_here(folder, run), None, folder
     if isinstance(run, Path) or run.endswith(".toml"):
+        if not Path(run).exists():
+            line = f"decentral init {shlex.quote(str(run))} --task custom"
+            raise ConfigError(f"join: {run}: no such manifest; write one with: {line}, or give join(preset=...)")
         manifest = load_manifest(Path(run))
         return manifest, None, _out(out, manifest)
     invite = Invite.parse(run)

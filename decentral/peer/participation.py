@@ -5,6 +5,7 @@ gathers with others, where it stands among them, how it ends.
 from __future__ import annotations
 
 import logging
+import shlex
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -365,7 +366,7 @@ def _is_whole(kind: type[BaseException] | None, stage: Stage) -> bool:
 
 def end_of_run(part: Participation, asked_to_leave: threading.Event) -> None:
     """The run is over: how to have it, and, where that was wished, a stay for those who come late."""
-    out = part.settings.called
+    out = shlex.quote(str(part.settings.called))
     anew = "; a new run takes another folder, --out or join(out=...)" if part.was_over and part.founds else ""
     logger.info("This run is over: decentral export %s --to model/%s", out, anew, extra=PLAIN)
     if part.settings.options.keep_serving:

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from decentral.consensus.chain import Head
-from decentral.errors import ConfigError, NoPeersError
+from decentral.errors import ConfigError, DecentralError, NoPeersError
 from decentral.node.folder import kept_terms, occupied
 from decentral.node.node import Node
 from decentral.node.upload import PAUSED
@@ -434,11 +434,17 @@ class Peer:
             stack.enter_context(shown(self.settings, self._last_word, self))
         if self._model.world_size == 1 and (sentence := launched_alone()):
             logging.getLogger("decentral").warning(sentence)
+        stack.push(self._refused)  # before the status is written for the last time
         part = self._part = Participation(self.settings, self._announce, token)
         stack.callback(part.close)
         self._seed = seed_of(self.manifest.digest, part.identity.peer)
         Startup(part, self._control, self._count, self._limits, self._lan, self._stalls).begin()
         self._limits.hold(part)  # somebody may have changed them meanwhile
+
+    def _refused(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """What is refused at the start has left, and is no process that was killed."""
+        if isinstance(error, DecentralError) and not self._has_entered:
+            self._parting = "left"
 
     def _require_peers(self, count: int) -> None:
         me = self._part.identity.peer if self._part is not None else b""

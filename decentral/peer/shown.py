@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -70,7 +71,7 @@ def shown(settings: Settings, status: Callable[[], Status], peer: Steered) -> It
     """
     given, out, display = settings.options, settings.out, None
     if not given.quiet:
-        by_command = f"decentral leave --out {settings.called}, or " if given.commands else ""
+        by_command = f"decentral leave --out {shlex.quote(str(settings.called))}, or " if given.commands else ""
         display = PlainDisplay(sys.stderr, stop=f"{by_command}peer.leave()", prefix="decentral: ")
     caps = settings.caps
     wanted = Preferences(max_upload=caps.up, max_download=caps.down, daily_upload=settings.daily_upload)

@@ -101,7 +101,7 @@ class Startup:
         own = self._lost_state(start) if kept is None else None
         schedule, included = self._join_at_anchor(own) if kept is None else (self._go_on(kept), [])
         if (evaluate := self._settings.options.evaluate) is not None:
-            part.looks = Looks(evaluate, self._model, self._evaluated)
+            part.looks = Looks(evaluate, self._model, self._evaluated, failed=part.reporter.forget_held_out)
         part.loop = self._make_loop(schedule)
         run_blocking(part.loop.begin(included, afresh=kept is None and own is None, outer_steps=self._outer_steps))
         if part.looks is not None and not part.loop.done:

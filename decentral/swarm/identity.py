@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import os
 import secrets
+import shlex
 import stat
 from dataclasses import dataclass
 from pathlib import Path
@@ -118,7 +119,8 @@ def _read(path: Path) -> bytes:
         if not stat.S_ISREG(mode):
             raise ConfigError(f"{path}: not a file; name another identity file")
         if os.name == "posix" and mode & 0o077:
-            raise ConfigError(f"{path}: others may read this key (mode {stat.S_IMODE(mode):o}); run: chmod 600 {path}")
+            mend = f"chmod 600 {shlex.quote(str(path))}"
+            raise ConfigError(f"{path}: others may read this key (mode {stat.S_IMODE(mode):o}); run: {mend}")
         return os.read(descriptor, _FILE_NBYTES + 1)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); name another identity file") from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -163,7 +164,9 @@ def begin_from(folder: Path, module: nn.Module) -> None:
     UsageError where there is none, ConfigError for one of another model: it says which terms would fit.
     """
     if (folder / PACKED).is_file():
-        raise UsageError(f"--from {folder} is packed; unpack it with decentral export {folder} --to FOLDER")
+        raise UsageError(
+            f"--from {folder} is packed; unpack it with decentral export {shlex.quote(str(folder))} --to FOLDER"
+        )
     if not (folder / MODEL).is_file():
         raise UsageError(f"--from {folder}: no {MODEL} there; name a folder that decentral export wrote")
     try:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shlex
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -78,7 +79,9 @@ def open_trained(directory: Path, tokenizer: Path | None = None, base: Path | No
     if (directory / CHECKPOINTS).is_dir():
         return _of_run(directory, tokenizer, base)
     if (directory / PACKED).is_file():
-        raise UsageError(f"{directory} is packed; unpack it with decentral export {directory} --to FOLDER")
+        raise UsageError(
+            f"{directory} is packed; unpack it with decentral export {shlex.quote(str(directory))} --to FOLDER"
+        )
     if (directory / MODEL).is_file() and (directory / CONFIG).is_file():
         return _of_folder(directory, tokenizer)
     if holds_adapters(directory):
@@ -116,7 +119,7 @@ def _built(checkpoint: Checkpoint, directory: Path) -> Any:  # Any: as in Traine
     if config is None or not _is_causal(config):
         raise UsageError(
             f"{directory} holds a model that only its script can build, and no causal language model of transformers; "
-            f"decentral export {directory} --to FOLDER gives its tensors"
+            f"decentral export {shlex.quote(str(directory))} --to FOLDER gives its tensors"
         )
     kind = config.pop("model_type")
     with torch.random.fork_rng(devices=[]):  # weights are drawn, and overwritten

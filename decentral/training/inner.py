@@ -301,7 +301,11 @@ def trained_by(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, float |
 def differences_sentence(found: Sequence[Difference]) -> str:
     """The sentence for people."""
     told = ", ".join(f"{key} is {there} in the manifest and {here} in this loop" for key, there, here in found)
-    return f"inner optimizer: {told}; peers that train at other settings than the rest can ruin a run"
+    alike = " and ".join(f"{key} = {here}" for key, _, here in found)
+    return (
+        f"inner optimizer: {told}; peers that train at other settings than the rest can ruin a run: make the loop's as "
+        f"the manifest's, or found the next run with {alike} under [inner]"
+    )
 
 
 def _differs(key: str, wanted: float, given: Sequence[float]) -> Difference | None:

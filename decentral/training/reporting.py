@@ -68,6 +68,10 @@ class Reporter:
         self.held_out_loss = values.get("held_out_loss", self.held_out_loss)
         self._emit("metrics", {"inner_step": inner_step, **values})
 
+    def forget_held_out(self) -> None:
+        """Nobody measures it any more: the last one would stay on the screen to the end."""
+        self.held_out_loss = None
+
     def waits(self, waiting: bool) -> None:
         """The training thread begins or ends to wait for the swarm."""
         now = self._clock()
@@ -360,8 +364,10 @@ class Looks:
         model: LiveModel,
         told: Callable[[Look], None],
         clock: Callable[[], float] = time.monotonic,
+        failed: Callable[[], None] = lambda: None,
     ) -> None:
-        self._evaluate, self._model, self._told, self._clock = evaluate, model, told, clock
+        """``failed``: called when no more looks come."""
+        self._evaluate, self._model, self._told, self._clock, self._failed = evaluate, model, told, clock, failed
         self._began, self._spent, self._begun, self._fails = clock(), 0.0, 0, False
         self._told_of_nan = False
         self._start: float | None = None  # loss where the inner steps of this round began; None: it is not known
@@ -420,6 +426,7 @@ class Looks:
             return self._loss()
         except Exception as error:  # noqa: BLE001 - whatever a user's function raises
             self._fails = True
+            self._failed()
             logger.warning(
                 "join(evaluate=...) raised %s: %s; it is not called any more, and training goes on without it",
                 type(error).__name__, _in_a_line(error),

@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import Result
 
 from decentral.errors import ListenError
+from decentral.manifest import load_manifest
 from decentral.node import folder
 from decentral.swarm.admission import MIN_TOKEN
 from decentral.swarm.invite import MAX_TOKEN
@@ -146,6 +148,10 @@ def test_the_terms_of_a_custom_model_name_a_script_as_the_next_step(run: Run, tm
         'train your own model with it, in a script: decentral.join("run.toml", model, optimizer)'
     )
     assert 'task = "custom"' in (tmp_path / "run.toml").read_text()
+    assert (
+        load_manifest(tmp_path / "run.toml").inner.weight_decay
+        == torch.optim.AdamW([torch.zeros(1)]).defaults["weight_decay"]
+    )
     (tmp_path / "text").write_text("the quick brown fox. " * 5000)
     refused = run("init", "new.toml", "--task", "custom", "--data", "text")
     one_line(refused, 2, "--data is text for causal-lm; with --task custom a script reads its own")

@@ -14,7 +14,8 @@ from click.testing import Result
 from decentral.cli.demo_processes import Family
 from decentral.cli.invite import as_one_text
 from decentral.manifest import preset_manifest
-from decentral.observe.status import read_status
+from decentral.observe.status import ProcessInfo, Status, read_status, write_status
+from decentral.swarm.invite import Invite
 from decentral.swarm.words import known_words
 
 Run = Callable[..., Result]
@@ -39,6 +40,15 @@ def terms(tmp_path: Path) -> list[str]:
     (tmp_path / "run.toml").write_text(manifest.to_toml())
     (tmp_path / "text").write_bytes(b"the quick brown fox. " * 5000)
     return ["--data", str(tmp_path / "text"), *LISTEN]
+
+
+def test_the_line_that_invites_asks_for_the_text_of_the_run(tmp_path: Path, run: Run) -> None:
+    tables = {"model": {"task": "causal-lm"}, "data": {"corpus": "red foxes"}}
+    (tmp_path / "run.toml").write_text(preset_manifest("sparseloco", **tables).to_toml())
+    invite = str(Invite(bytes(32), ("/ip4/192.0.2.1/tcp/4001",), None))
+    write_status(tmp_path, Status(state="training", invite=invite), ProcessInfo())
+    line = run("invite", "--out", tmp_path).stdout
+    assert shlex.split(line)[-2:] == ["--data", "PATH/TO/red foxes"]
 
 
 @pytest.mark.timeout(300)

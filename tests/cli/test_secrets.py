@@ -136,7 +136,7 @@ def test_what_is_typed_goes_on_to_work_and_is_warned_of_in_one_line(home: Path) 
 def test_a_file_that_others_may_read_is_warned_of(home: Path) -> None:
     asks = ["service", "install", "--show", "--", "start", "run.toml", "--admit", file_with(TOKEN, 0o644)]
     (line,) = CliRunner().invoke(main, asks).stderr.splitlines()
-    assert "others of this machine may read the token in it; chmod 600 secret file" in line
+    assert "others of this machine may read the token in it; chmod 600 'secret file'" in line
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,16 @@ def test_a_directory_where_nobody_ran_says_so(tmp_path: Path) -> None:
         read_status(tmp_path)
 
 
+def test_a_directory_where_nobody_ran_names_those_where_peers_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "decentral-my run").mkdir()
+    write_status(tmp_path / "decentral-my run", Status(), ProcessInfo())
+    with pytest.raises(UsageError, match=r"started with by --out: 'decentral-my run'$"):
+        read_status(Path("decentral-run"))
+
+
 def test_a_status_that_cannot_be_written_is_a_disk_error(tmp_path: Path) -> None:
     with pytest.raises(DiskError, match="status cannot be written"):
         write_status(tmp_path / "absent", Status(), ProcessInfo())

@@ -15,7 +15,7 @@ from decentral.errors import ConfigError
 from decentral.manifest import Manifest
 from decentral.observe.diagnostics import BANDS, ROUNDS
 from decentral.observe.health import health_sentence
-from decentral.observe.status import Status
+from decentral.observe.status import Status, read_status
 from decentral.peer import join
 from decentral.peer.joining import check_processes
 from decentral.peer.participation import cause_of_being_behind
@@ -132,6 +132,13 @@ def test_terms_by_which_together_falls_behind_are_said_with_their_cause_and_the_
     assert sentence.endswith("decentral tune SCRIPT.py:FUNCTION tries terms on your model, beside a peer alone")
     now = replace(two.last, state="training", notices=(sentence,))
     assert health_sentence(now).startswith(f"attention: {sentence}")
+
+
+def test_a_peer_that_was_refused_at_the_start_has_left_and_did_not_crash(tmp_path: Path) -> None:
+    peer = alone(tmp_path, USUAL, Problem(0), evaluate=lambda: "no number", commands=True)
+    with pytest.raises(ConfigError, match="is not one number"), peer:
+        raise AssertionError("training began")
+    assert read_status(peer.settings.out).state == "left"
 
 
 def test_a_function_that_raises_at_first_is_the_callers_error_and_starts_no_training(tmp_path: Path) -> None:

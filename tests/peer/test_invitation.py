@@ -8,7 +8,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from decentral.errors import InviteError, NoPeersError
+from decentral.errors import ConfigError, InviteError, NoPeersError
 from decentral.observe.screen import hint_after, say
 from decentral.peer.invitation import NOBODY, fetch, terms_of
 from decentral.peer.network_setup import run_apart
@@ -21,6 +21,12 @@ def test_an_invite_that_leads_to_nobody_is_refused_at_once_and_leaves_nothing_be
     with pytest.raises(InviteError, match="nobody who is in it; ask for a fresh one"):
         fetch(Invite(bytes(32), ()), out, None, None)
     assert not out.exists()
+
+
+def test_a_script_whose_terms_are_missing_is_told_how_to_write_those_of_its_own_model(tmp_path: Path) -> None:
+    said = r"no such manifest; write one with: decentral init '.*my run\.toml' --task custom"
+    with pytest.raises(ConfigError, match=said):
+        terms_of(tmp_path / "my run.toml", None, "native")
 
 
 @pytest.mark.parametrize("lan", [True, False])

@@ -26,8 +26,14 @@ class Evaluated:
         self.now, self.seconds, self.calls, self.found = 0.0, seconds, 0, list[Look]()
         self.model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2), nn.Dropout(0.5))
         self._evaluate = evaluate or (lambda: 1.0)
-        self.looks = Looks(self._timed, LiveModel(self.model, 1, None), self.found.append, lambda: self.now)
+        self.failed = 0
+        self.looks = Looks(
+            self._timed, LiveModel(self.model, 1, None), self.found.append, lambda: self.now, self._fails
+        )
         self.looks.begin()
+
+    def _fails(self) -> None:
+        self.failed += 1
 
     def _timed(self) -> object:
         self.now += self.seconds
@@ -112,6 +118,7 @@ def test_an_error_later_is_said_once_and_ends_no_run(caplog: pytest.LogCaptureFi
     assert len(peer.found) == 1
     (said,) = caplog.messages
     assert "join(evaluate=...) raised StopIteration" in said
+    assert peer.failed == 1
     assert peer.calls == 4
 
 
