@@ -130,6 +130,9 @@ def named_by(names: Iterable[str], model: torch.nn.Module) -> frozenset[str]:
     return frozenset(found)
 
 
+_Inside = tuple[tuple[str, tuple[int, ...]], ...]  # names and shapes of a module's parameters
+
+
 def copied(model: torch.nn.Module, trained: Collection[int]) -> dict[str, tuple[str, ...]]:
     """Modules in which nothing is trained and that are, bit for bit, one that is: with the names of their parameters.
 
@@ -138,8 +141,8 @@ def copied(model: torch.nn.Module, trained: Collection[int]) -> dict[str, tuple[
     """
     names = {id(parameter): name for name, parameter in parameters_of(model).items()}
     found: dict[str, tuple[str, ...]] = {}
-    originals: dict[object, list[tuple[str, list[Tensor]]]] = {}
-    kept: list[tuple[str, object, list[Tensor]]] = []
+    originals: dict[_Inside, list[tuple[str, list[Tensor]]]] = {}
+    kept: list[tuple[str, _Inside, list[Tensor]]] = []
     for path, module in model.named_modules():
         inside = dict(module.named_parameters())
         held, layout = list(inside.values()), tuple((name, tuple(p.shape)) for name, p in inside.items())
