@@ -76,7 +76,7 @@ def test_a_run_is_founded_without_a_file_by_terms_that_suit_its_length_and_the_l
     assert isinstance(join(model=problem.model, optimizer=optimizer, preset="diloco"), Peer)
     with pytest.raises(UsageError, match="did you mean diloco"):
         join(model=problem.model, optimizer=optimizer, preset="diloko")
-    with pytest.raises(ConfigError, match="the model is a NoneType; pass the torch module"):
+    with pytest.raises(ConfigError, match="the model is missing; pass the torch module"):
         join(preset="diloco")
 
 
