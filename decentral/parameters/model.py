@@ -139,7 +139,9 @@ def copied(model: torch.nn.Module, trained: Collection[int]) -> dict[str, tuple[
     ``trained``: ids of parameters. A teacher, an average or a target network begins like that, and hardly anything
     else does: blocks of one stack are left out, some of which may be frozen, and so is what is constant everywhere.
     """
-    names = {id(parameter): name for name, parameter in parameters_of(model).items()}
+    named = parameters_of(model)
+    _refuse_without_values(named)
+    names = {id(parameter): name for name, parameter in named.items()}
     found: dict[str, tuple[str, ...]] = {}
     originals: dict[_Inside, list[tuple[str, list[Tensor]]]] = {}
     kept: list[tuple[str, _Inside, list[Tensor]]] = []

@@ -62,7 +62,9 @@ class Copies:
         self.look()
         wanted = {id(one) for one in parameters}
         known = [family for way, family in self._families() if way in self._known] if self._known else []
-        pairs = {id(copy): (one, copy) for family in known for one, copy in family if id(one) in wanted}
+        kept = [pair for family in known for pair in family if id(pair[0]) in wanted]
+        # SAM puts what it kept in the parameter's place: the write itself reaches that.
+        pairs = {id(copy): (one, copy) for one, copy in kept if copy.data_ptr() != one.data_ptr()}
         before = {id(one): one.detach().clone() for one, _ in pairs.values()}
         yield
         for parameter, copy in pairs.values():

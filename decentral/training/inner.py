@@ -7,7 +7,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass, field
 from types import MethodType
 from typing import Any, Final, Literal
@@ -375,7 +375,7 @@ class Together:
 
 def _is_no_optimizer(given: object) -> str:
     """Say what it is instead, and what to do; "" of an optimizer. A schedule or a Trainer, which holds one, is none."""
-    if hasattr(given, "param_groups") and hasattr(given, "state_dict") and not isinstance(given, type):
+    if _has_groups(given):
         return ""
     name = _named(given)
     if isinstance(given, type):
@@ -386,9 +386,15 @@ def _is_no_optimizer(given: object) -> str:
         return f"{name}; it steps by itself: give it callbacks=[DecentralCallback(run)] of decentral.integrations"
     if isinstance(given, nn.Module):
         return f"{name}, which is a model; pass join(run, model, optimizer)"
+    if _has_groups(getattr(given, "optimizer", None)) and hasattr(given, "step"):  # it sets the rate, and steps that
+        return ""
     if isinstance(given, Tensor) or hasattr(given, "__next__"):
         return f"{name}; pass the optimizer that was made of the parameters"
     return f"{name}; pass what the loop calls step of"
+
+
+def _has_groups(given: object) -> bool:
+    return hasattr(given, "param_groups") and hasattr(given, "state_dict") and not isinstance(given, type)
 
 
 def _is_no_scheduler(given: object) -> str:
@@ -581,6 +587,9 @@ def make_hookable(optimizer: torch.optim.Optimizer) -> None:
 
     ConfigError where that cannot be made up for.
     """
+    if not hasattr(optimizer, _HOOKS):  # as opacus' has none: a copy of an optimizer gets them by this
+        with suppress(AttributeError):
+            torch.optim.Optimizer.__setstate__(optimizer, {})
     if not hasattr(optimizer, _HOOKS):
         raise ConfigError(
             f"join: the {type(optimizer).__name__} never called Optimizer.__init__, so that nothing can follow its "
