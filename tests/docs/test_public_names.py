@@ -117,7 +117,7 @@ def methods(owner: str, kind: type) -> Iterator[tuple[str, FunctionType]]:
                 written = isinstance(one, FunctionType) and one.__code__.co_filename != "<string>"  # no dataclass's own
                 if (
                     written
-                    and one.__module__ != "typing"
+                    and one.__module__.startswith("decentral.")  # and not typing's, nor pydantic's
                     and (not name.startswith("_") or name in ("__init__", "__iter__"))
                 ):
                     yield f"{owner}.{name}", inspect.unwrap(one)

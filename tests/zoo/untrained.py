@@ -25,8 +25,6 @@ def mlp(*sizes: int) -> nn.Sequential:
 @loop(
     KIND,
     "lucidrains/byol-pytorch",
-    refused='moved=["target_encoder"]',
-    as_told={"moved": ["target_encoder"]},
     learns=True,
 )
 def byol(script: Script) -> None:
@@ -190,7 +188,7 @@ def dqn_with_target(script: Script) -> None:
             optimizer.step()
 
 
-@loop(KIND, "openai/spinningup sac.py (PyTorch)", refused='moved=["targ"]', as_told={"moved": ["targ"]})
+@loop(KIND, "openai/spinningup sac.py (PyTorch)")
 def sac(script: Script) -> None:
     """Three optimizers, twin critics, a temperature; critics are frozen while the actor steps; targets by Polyak."""
 
@@ -331,8 +329,6 @@ def ddpm_with_litema(script: Script) -> None:
 @loop(
     KIND,
     "openai/guided-diffusion train_util.py, the average inside the model",
-    refused='moved=["ema"]',
-    as_told={"moved": ["ema"]},
     learns=True,
 )
 def ddpm_with_ema_inside(script: Script) -> None:
