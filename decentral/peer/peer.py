@@ -65,6 +65,7 @@ class Peer:
     def __init__(self, settings: Settings) -> None:
         check_relays(settings.options.relays)
         self.settings, self.manifest, self.out = settings, settings.manifest, settings.out
+        self._run = self.manifest.digest  # the main process's in the block: on each a script may draw another salt
         self._done = self._has_entered = self._has_stepped = False
         self._model = settings.model
         self._announce = Announcer(settings.options.observer)
@@ -275,7 +276,7 @@ class Peer:
         While the members stay the same, no index is drawn twice in a pass; `decentral.tasks.batches` says what holds
         when they change. A loader that accelerate prepares shares the part among the processes of the peer.
         """
-        return shard(dataset, batch_size, self.manifest.digest, lambda: self._place)
+        return shard(dataset, batch_size, self._run, lambda: self._place)
 
     @property
     def shard_place(self) -> ShardPlace:
@@ -411,6 +412,7 @@ class Peer:
             stack.enter_context(self._signals)
             self._model.on_main(lambda: self._begin(stack))
             self._share(range(len(self._model.schema.fragments)))
+            self._run = self._model.tell(self._run)
             hooked = self._part is not None and self._part.acts_before_inner_steps
             begins = self._before_inner_step if hooked else None
             parts, looks = self.settings.optimizers.parts, (self._before_any_step, self._model.check_tensors)

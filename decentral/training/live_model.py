@@ -193,7 +193,7 @@ class LiveModel:
         All processes enter it at once; ``anchors`` and ``buffers_B`` are the main one's. No optimizer knows of it: of
         one that trains at other parameters than it learns, what trains comes back as it was.
         """
-        held = [local_part(parameter) for parameter in self.trained.values()]
+        held = [local_part(p) for name, p in self._parameters.items() if name in self._trained | self._moved]
         kept = [tensor.detach().clone() for tensor in held]
         # As values come back, a backward pass may go on with them, and nobody saw a change: as fully_shard has it.
         unseen = () if self.is_sharded else tuple(self._parameters.values())
@@ -211,17 +211,18 @@ class LiveModel:
     def _hold(self, anchors: Sequence[Tensor] | None, buffers_B: Tensor | None, *, are_shared: bool) -> None:
         self._reshard()
         for fragment in self.schema.fragments:
-            flat_N = torch.empty(0) if anchors is None else anchors[fragment.index]
+            flat_N = fresh(0) if anchors is None else anchors[fragment.index]
             if self._shards is not None:
                 self._shards.write(flat_N, fragment, self._parameters)
             else:
                 scatter(self._from_main(flat_N, fragment.numel), fragment, self._here())
         if are_shared and self.schema.buffers:
-            self.write_buffers(self._from_main(buffers_B, self.schema.buffer_numel))
+            shared = {name: buffer for name, buffer in self._fitting().items() if name not in self._own}
+            scatter_buffers(self._from_main(buffers_B, self.schema.buffer_numel), self.schema.buffers, shared)
 
     def _from_main(self, flat: Tensor | None, numel: int) -> Tensor:
         """The main process's values, on all of them."""
-        mine = torch.empty(numel) if flat is None or not flat.numel() else flat.cpu().contiguous()
+        mine = fresh(numel) if flat is None or not flat.numel() else flat.cpu().contiguous()
         if self.orders is not None:
             self.orders.processes.broadcast(mine)
         return mine
@@ -501,6 +502,13 @@ class LiveModel:
         """The main process leaves, and nothing more is asked of the others."""
         if self.orders is not None:
             self.orders.let_go(interrupted=interrupted)
+
+    def tell(self, word: bytes) -> bytes:
+        """Give all processes, which all ask, the main one's ``word``."""
+        if self.orders is None:
+            return word
+        with undisturbed():
+            return self.orders.processes.tell_bytes(word)
 
     def share(self, changed: Iterable[int], done: bool, told: Told) -> tuple[bool, Told]:
         """Bring every rank in step: the changed fragments, whether the run is done, and ``told``.
