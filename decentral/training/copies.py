@@ -136,6 +136,8 @@ def _inside(
 
 def _of_state(state: Any, way: str, parameters: list[Tensor], known: Container[str]) -> Iterator[tuple[str, Pairs]]:
     """What each parameter has under one name; not where one that is not zero shows that it is no copy."""
+    if not state:
+        return
     stepped = (one for one in parameters if isinstance(state.get(one), Mapping) and bool(_few(one).any()))
     if (told := next(stepped, None)) is None:
         return

@@ -587,14 +587,14 @@ def make_hookable(optimizer: torch.optim.Optimizer) -> None:
 
     ConfigError where that cannot be made up for.
     """
-    if not hasattr(optimizer, _HOOKS):  # as opacus' has none: a copy of an optimizer gets them by this
-        with suppress(AttributeError):
-            torch.optim.Optimizer.__setstate__(optimizer, {})
     if not hasattr(optimizer, _HOOKS):
-        raise ConfigError(
-            f"join: the {type(optimizer).__name__} never called Optimizer.__init__, so that nothing can follow its "
-            "steps; call it there, or give join the optimizer inside"
-        )
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise ConfigError(
+                f"join: the {type(optimizer).__name__} is no torch.optim.Optimizer, so that nothing can follow its "
+                "steps; derive it from that, or give join the optimizer inside"
+            )
+        with suppress(AttributeError):  # as a copy gets what Optimizer.__init__ makes, which opacus' does not call
+            torch.optim.Optimizer.__setstate__(optimizer, {})
     if getattr(type(optimizer).step, "hooked", False):
         return
     optimizer._patch_step_function()

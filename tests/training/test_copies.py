@@ -323,14 +323,25 @@ def test_an_optimizer_around_another_is_the_one_that_steps(scheduled: bool):
     assert called == [1]
 
 
-def test_an_optimizer_that_nothing_can_follow_is_told_so():
-    class Bare(torch.optim.Optimizer):
-        def __init__(self, params: Any) -> None:
-            self.param_groups = [{"params": list(params)}]
+class Bare:
+    """As opacus' does, it calls no ``__init__`` of Optimizer."""
 
-        def step(self, closure: Any = None) -> None:
-            pass
+    def __init__(self, params: Any) -> None:
+        self.param_groups = [{"params": list(params)}]
 
-    model = nn.Linear(2, 2)
-    with pytest.raises(ConfigError, match=r"the Bare never called Optimizer\.__init__"):
-        make_hookable(Bare(model.parameters()))
+    def step(self, closure: Any = None) -> None:
+        pass
+
+
+def test_an_optimizer_that_never_made_itself_one_is_followed_and_what_is_none_is_told_so():
+    class Derived(Bare, torch.optim.Optimizer):
+        pass
+
+    model, called = nn.Linear(2, 2), []
+    optimizer = Derived(model.parameters())
+    make_hookable(optimizer)
+    with InnerSteps([optimizer], lambda: called.append(1)).hooked(dict(model.named_parameters())):
+        optimizer.step()
+    assert called == [1]
+    with pytest.raises(ConfigError, match=r"the Bare is no torch\.optim\.Optimizer"):
+        make_hookable(Bare(model.parameters()))  # type: ignore[arg-type]
