@@ -238,10 +238,11 @@ def check_launched(accelerator: Accelerator | None) -> None:
     size, known = launched_together(), 1 if accelerator is None else int(accelerator.num_processes)
     if known > 1 or size < 2:
         return
-    why = "pass accelerator=Accelerator()" if accelerator is None else "its accelerator knows of no other: make it anew"
+    why = "pass accelerator=Accelerator(), and" if accelerator is None else "its Accelerator knows of no other:"
     raise ConfigError(
-        f"join: WORLD_SIZE is {size}, so this is one of {size} processes that were launched together; {why}, with "
-        "cpu=True on a machine without a GPU, and they train as one peer (to be a peer each, start them one by one)"
+        f"join: WORLD_SIZE is {size}, so this is one of {size} processes that were launched together; {why} on a "
+        "machine without a GPU write ACCELERATE_USE_CPU=true before the command; they train as one peer then (to be a "
+        "peer each, start them one by one)"
     )
 
 
