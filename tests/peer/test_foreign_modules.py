@@ -383,7 +383,7 @@ def test_one_of_several_processes_that_knows_of_no_other_is_told_how_to(
 
     monkeypatch.setenv("WORLD_SIZE", "2")
     model = nn.Linear(2, 2)
-    with pytest.raises(ConfigError, match=r"WORLD_SIZE is 2.*cpu=True on a machine without a GPU.*one peer"):
+    with pytest.raises(ConfigError, match=r"WORLD_SIZE is 2.*without a GPU write ACCELERATE_USE_CPU=true.*one peer"):
         decentral.join(
             terms(),
             model,
