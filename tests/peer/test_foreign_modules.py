@@ -379,11 +379,14 @@ def test_one_of_several_processes_that_knows_of_no_other_is_told_how_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str | None
 ):
     class Alone:
-        num_processes = 1
+        num_processes, is_main_process, device = 1, True, torch.device("cpu")
+
+        def unwrap_model(self, model: nn.Module) -> nn.Module:
+            return model
 
     monkeypatch.setenv("WORLD_SIZE", "2")
     model = nn.Linear(2, 2)
-    with pytest.raises(ConfigError, match=r"WORLD_SIZE is 2.*without a GPU write ACCELERATE_USE_CPU=true.*one peer"):
+    with pytest.raises(ConfigError, match=r"WORLD_SIZE is 2.*ACCELERATE_USE_CPU=true before the command.*one peer"):
         decentral.join(
             terms(),
             model,
