@@ -167,9 +167,9 @@ def _of_one_stack(path: str, other: str) -> bool:
 
 
 def _alike(held: Sequence[Tensor], others: Sequence[Tensor]) -> bool:
-    if any(a.device != b.device or a.dtype != b.dtype or a.is_meta for a, b in zip(held, others, strict=True)):
+    if any(a.device != b.device or a.dtype != b.dtype for a, b in zip(held, others, strict=True)):
         return False
-    tells = any(bool((one != one.reshape(-1)[:1]).any()) for one in held)
+    tells = any(one.numel() > 1 and bool((one != one.reshape(-1)[0]).any()) for one in held)
     return tells and all(torch.equal(a, b) for a, b in zip(held, others, strict=True))
 
 

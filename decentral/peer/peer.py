@@ -229,7 +229,7 @@ class Peer:
         evaluation and without gradients; no optimizer may step there.
 
         Afterwards, however it ends, parameters, buffers, modes and random generators are as before, bit for bit. It
-        takes one copy of the trained parameters meanwhile. Between two steps, on every process of the peer at once;
+        takes one copy of what is trained or moved meanwhile. Between two steps, on every process of the peer at once;
         ConfigError before the ``with`` block of ``join``.
         """
         self._check_entered("evaluating")

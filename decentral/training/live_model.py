@@ -193,7 +193,7 @@ class LiveModel:
         All processes enter it at once; ``anchors`` and ``buffers_B`` are the main one's. No optimizer knows of it: of
         one that trains at other parameters than it learns, what trains comes back as it was.
         """
-        held = [local_part(p) for name, p in self._parameters.items() if name in self._trained | self._moved]
+        held = [local_part(parameter) for parameter in self.trained.values()] + list(self._moved_now().values())
         kept = [tensor.detach().clone() for tensor in held]
         # As values come back, a backward pass may go on with them, and nobody saw a change: as fully_shard has it.
         unseen = () if self.is_sharded else tuple(self._parameters.values())
@@ -231,7 +231,8 @@ class LiveModel:
         """Copies of these fragments and buffers by the model's names, as the model has them, on the processor."""
         mine = {**self._parameters, **self._buffers()}
         named = named_tensors(self.schema, [anchor_N.cpu() for anchor_N in anchors], buffers_B)
-        return {name: tensor.to(mine[name].dtype, copy=True) for name, tensor in named.items()}
+        # A buffer that the module has no more is as the run has it.
+        return {name: tensor.to(mine.get(name, tensor).dtype, copy=True) for name, tensor in named.items()}
 
     @property
     def trained(self) -> dict[str, Tensor]:
@@ -435,11 +436,12 @@ class LiveModel:
         self._joined.step_begins()
 
     def _buffers(self) -> dict[str, Tensor]:
-        """With the parameters that go their way. Looked up anew: a loop may put a copy in the place of a teacher."""
-        if not self.schema.buffers:
-            return {}
-        moved = {n: p.detach() for n, p in parameters_of(self._bare).items() if n in self._moved} if self._moved else {}
-        return moved | buffers_of(self._bare)
+        """With the parameters that go their way."""
+        return self._moved_now() | buffers_of(self._bare) if self.schema.buffers else {}
+
+    def _moved_now(self) -> dict[str, Tensor]:
+        """Looked up anew: a loop may put a copy in the place of a teacher."""
+        return {n: p.detach() for n, p in parameters_of(self._bare).items() if n in self._moved} if self._moved else {}
 
     # ---- the processes of a peer ----
 

@@ -154,7 +154,7 @@ def _bytes_of(tensor: Tensor) -> Tensor:
 
 def launched_alone() -> str:
     """A warning for one process whose launcher was asked for several; empty for any other."""
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+    if launched_together() > 1:
         return ""
     with suppress(psutil.Error, OSError):
         wanted = _wanted_of(psutil.Process(os.getppid()).cmdline())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from itertools import pairwise
 from pathlib import Path
 
@@ -34,10 +35,16 @@ class Mixed(nn.Module):
         return self.frozen(self.head(self.drop(self.norm(self.body(inputs))).to(torch.bfloat16)).float())
 
 
-def peer_of(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, preset: str = "diloco") -> Peer:
+def peer_of(
+    folder: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    preset: str = "diloco",
+    moved: list[str] | None = None,
+) -> Peer:
     transport = MemoryNetwork().transport(Identity.load_or_create(folder / "identity.key").signer)
     terms = run_terms(preset, model={"task": "custom"})
-    return join(terms, model, optimizer, out=folder, transport=transport, quiet=True, lan=False)
+    return join(terms, model, optimizer, out=folder, transport=transport, quiet=True, lan=False, alone=True, moved=moved)
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -108,6 +115,25 @@ def test_what_was_there_comes_back_bit_for_bit_after_an_evaluation_of_what_is_ag
         assert model.drop.training
         assert not model.norm.training
         step(model, optimizer)
+
+
+def test_a_teacher_comes_back_after_an_evaluation_of_what_is_agreed_and_a_buffer_may_be_gone(tmp_path: Path) -> None:
+    model = Mixed()
+    model.register_buffer("queue", torch.ones(3))
+    trained = [one for one in model.parameters() if one.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=0.1)
+    with peer_of(tmp_path, model, optimizer, moved=["frozen"]) as peer:
+        for _ in range(8):
+            step(model, optimizer)
+            model.frozen = copy.deepcopy(model.frozen)  # another tensor, as of a target network
+            with torch.no_grad():
+                model.frozen.weight.mul_(0.9)
+        before = state_of(model)
+        with peer.evaluating():
+            assert not torch.equal(model.frozen.weight, before["frozen.weight"]), "two steps before"
+        assert equal(before, state_of(model))
+        model.queue = None
+        assert peer.agreed()["queue"].tolist() == [1, 1, 1]
 
 
 def test_an_optimizer_that_trains_elsewhere_than_it_learns_goes_on_with_the_same_bits(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from decentral.training.processes import _wanted_of
+from decentral.training.processes import _wanted_of, launched_alone
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,3 +44,9 @@ def test_one_process_that_accelerate_started_instead_of_two_is_warned(tmp_path: 
     )
     assert done.stdout.startswith("accelerate launch was asked for 2 processes, and this is the only one")
     assert "ACCELERATE_USE_CPU=true torchrun --standalone --nproc_per_node 2" in done.stdout
+
+
+@pytest.mark.parametrize("size", ["", "two"])
+def test_a_word_in_the_environment_that_is_no_number_is_no_size(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", size)
+    assert launched_alone() == ""
