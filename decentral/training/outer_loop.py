@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from decentral.consensus.chain import Head, contributions
+from decentral.consensus.chain import Head, contributions, moves_anchor
 from decentral.errors import DecentralError, NonFiniteError
 from decentral.manifest import Manifest
 from decentral.node.node import Node
@@ -225,7 +225,6 @@ class OuterLoop:
         self._pairs = None if gossip is None else GossipSteps(parts, self._merger, gossip)
         self._steps = self._pairs or RoundSteps(parts, self._merger)
         self._left_at: float | None = None  # when the last boundary ended; None: none has, see ``step_boundary``
-        self._outer_steps = 0
         self._saved_at = 0  # commits merged when the last checkpoint was begun
         self.forgets = False  # whether inner moments that are NaN are to be dropped; for the caller to do and to clear
 
@@ -246,14 +245,14 @@ class OuterLoop:
 
     @property
     def outer_steps(self) -> int:
-        """Those in the live model: a commit that is applied, and waits for its time, is not counted yet."""
+        """How many the live model has: a commit that is applied, and waits for its time, is not counted yet."""
         node = self._parts.swarm.node
         head = node.driver.head
         if node.gossip is not None:
-            self._outer_steps = node.gossip.step
-        elif head.hash == self._parts.schedule.seen:
-            self._outer_steps = head.outer_step
-        return self._outer_steps
+            return node.gossip.step
+        if head.hash == self._parts.schedule.seen:  # else only records tell: more of them are applied already
+            self._merger.outer_steps = head.outer_step
+        return self._merger.outer_steps
 
     async def step_boundary(self) -> set[int]:
         """What is to be done after an inner step; returns the fragments that were written.
@@ -324,12 +323,12 @@ class OuterLoop:
         ``afresh``: the inner optimizer has no moments yet. ``outer_steps``: in the live model. Returns the fragments
         that were written.
         """
-        self._outer_steps = outer_steps
         if afresh:
             self._merger.adopt_all(self._parts.all_fragments)
         self._merger.adopt_later(dict(self._parts.schedule.unadopted))
         for update in included:
             self._merger.note(update)
+        self._merger.outer_steps = outer_steps
         return await self._merger.merge_all() | await self.end_if_over()
 
     def save(self) -> bool:
@@ -589,6 +588,7 @@ class Merger:
         self.done = False  # nothing that this peer learns can count any more
         self.must_save = False  # the last checkpoint has what was given up meanwhile
         self.restarts = 0  # after NaN, since a commit named this peer last
+        self.outer_steps = 0  # in the live model, as of the newest record
         self._to_adopt: dict[int, tuple[Mapping[str, Tensor], frozenset[str]]] = {}  # by fragment: state and channels
 
     @property
@@ -674,6 +674,7 @@ class Merger:
             self._parts.events.parted(update.parted)
         if record is None:
             return
+        self.outer_steps = record.outer_step + moves_anchor(record)
         self._parts.events.round_ended(update, of_pairs=self._swarm.node.gossip is not None)
         if update.contribution is not None:
             self.restarts = 0

