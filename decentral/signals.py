@@ -40,7 +40,7 @@ def drop_closed_terminal() -> None:
 
 
 class StopSignals:
-    """Of one peer, inside its ``with`` block, on the main thread; on any other it does nothing.
+    """Handles them for one peer, inside its ``with`` block, on the main thread; on any other it does nothing.
 
     Args:
         leave: asks the peer to leave; called inside a handler.

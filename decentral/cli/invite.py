@@ -61,7 +61,7 @@ def _brings(directory: Path) -> str:
 
 
 def text_wanted(corpus: str) -> str:
-    """What the line that joins a run of this text ends with."""
+    """Say what else the line that joins a run of this text needs."""
     return "" if corpus == "stdlib" else " --data " + shlex.quote(f"PATH/TO/{corpus}")
 
 

@@ -385,7 +385,7 @@ class JobOptions:
 
     @property
     def waits_for_company(self) -> bool:
-        """Whether it trains only once the run has, or had, a second member."""
+        """True where it trains only once the run has, or had, a second member."""
         return self.invite is None and not (self.alone or self.require_peers)
 
     @property

@@ -488,7 +488,7 @@ class Manifest(Table):
     @model_validator(mode="wrap")
     @classmethod
     def _in_one_line(cls, given: object, check: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
-        """What is wrong in a `Manifest(...)` is said as `of` says it."""
+        """Say what is wrong in a `Manifest(...)` as `of` says it."""
         try:
             return check(given)
         except ValidationError as error:

@@ -47,7 +47,7 @@ def kept_terms(out: Path, run: bytes, whose: str = "these terms") -> Manifest | 
 
 
 def terms_here(out: Path, manifest: Manifest) -> Manifest:
-    """Those that ``out`` keeps, where ``manifest`` is the same but for a salt that was drawn anew; else ``manifest``.
+    """The terms that ``out`` keeps, where ``manifest`` differs by a salt that was drawn anew alone; else ``manifest``.
 
     So a script that makes its terms itself goes on with its run when it is started again.
     """

@@ -177,7 +177,7 @@ def _is_for_now(stream: IO[str]) -> bool:
 
 
 def write_out(text: str) -> None:
-    """One line on stdout, at once. Where its reader has gone (``| head -1``), training goes on."""
+    """Write a line on stdout, at once. Where its reader has gone (``| head -1``), training goes on."""
     with suppress(BrokenPipeError):
         sys.stdout.write(writable(sys.stdout, text) + "\n")
         sys.stdout.flush()

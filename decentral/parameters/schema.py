@@ -57,7 +57,7 @@ class BufferSpec(ParameterSpec):
 
     @property
     def has_mean(self) -> bool:
-        """Whether a mean of peers' values is a value: of floats, and of counters that are known."""
+        """True where a mean of peers' values is a value: of floats, and of counters that are known."""
         return self.kind == "float" or self.name.rpartition(".")[2] in COUNTERS
 
 

@@ -72,7 +72,7 @@ class Participation:
 
     @property
     def founds(self) -> bool:
-        """Whether it begins the run, or goes on with it, by terms of its own: it was not invited."""
+        """True where it begins the run, or goes on with it, by terms of its own: it was not invited."""
         return self.settings.invite is None
 
     @property
@@ -338,7 +338,7 @@ POLITE = (None, KeyboardInterrupt, NoPeersError, SystemExit)  # ends that are no
 
 
 def end_as_one(model: LiveModel, kind: type[BaseException] | None, stage: Stage) -> bool:
-    """Whether there is to be a last checkpoint: all that this peer holds is of one moment, and its processes are here.
+    """Tell whether a last checkpoint can be made: all that the peer holds is of one moment, and its processes are here.
 
     ``kind``: what ended the training loop; None: it came to its own end. ``stage``: where in an inner step. After an
     error or Ctrl-C one process may be inside what another has left, and waits for it: then the checkpoint before has to

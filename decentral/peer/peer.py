@@ -444,7 +444,7 @@ class Peer:
         self._limits.hold(part)  # somebody may have changed them meanwhile
 
     def _refused(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """What is refused at the start has left, and is no process that was killed."""
+        """Say of what is refused at the start that it has left: it is no process that was killed."""
         if isinstance(error, DecentralError) and not self._has_entered:
             self._parting = "left"
 

@@ -263,7 +263,7 @@ class Tail:
         return torch.from_numpy(merged_B)
 
     def _somebodys(self, value_Kn: Floats, merged_n: Floats) -> Floats:
-        """Of whole numbers that have no mean: the first's as long as it was not shortened, or the lower median."""
+        """Merge whole numbers that have no mean: the first's as long as it was not shortened, or the lower median."""
         middle_n: Floats = np.sort(value_Kn, axis=0)[(len(value_Kn) - 1) // 2]
         return np.where(value_Kn[0] == merged_n, merged_n, middle_n) if self.takes_first else middle_n
 

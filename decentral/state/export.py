@@ -174,7 +174,7 @@ def whole_model(checkpoint: Checkpoint, folder: Path) -> dict[str, Tensor]:
 
 
 def _buffers(checkpoint: Checkpoint, schema: Schema) -> dict[str, Tensor]:
-    """What the peers share of them; where each keeps its own, or it became something else, this peer's."""
+    """Take what the peers share of them; where each keeps its own, or it became something else, this peer's."""
     names = {spec.name: live_buffer_name(spec.name) for spec in schema.buffers}
     live = {name: checkpoint.tensors[kept] for name, kept in names.items() if kept in checkpoint.tensors}
     if not live or checkpoint.meta.get("buffers") == "own":

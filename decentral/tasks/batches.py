@@ -139,7 +139,7 @@ def shard(
 
 
 def is_stream(dataset: object) -> bool:
-    """Whether it can only be walked through. ConfigError for what is no data."""
+    """Tell whether it can only be walked through. ConfigError for what is no data."""
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
         if not hasattr(dataset, "__iter__"):
             raise ConfigError(

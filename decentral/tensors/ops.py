@@ -482,7 +482,7 @@ class Places:
 
     @property
     def hold(self) -> bool:
-        """Whether no tensor was given other memory, or another length, since."""
+        """True until a tensor is given other memory, or another length."""
         return self._known == self._now()
 
     def read(self) -> Tensor:

@@ -46,7 +46,7 @@ class StepCount:
     rounds: int = 1  # of the run
 
     def stepped(self) -> None:
-        """One more inner step."""
+        """Count an inner step."""
         self.value += 1
         self.since += 1
 
@@ -74,15 +74,15 @@ class StepCount:
         return missed if missed >= self.interval else 0
 
     def told(self) -> tuple[int, ...]:
-        """What other processes of the peer hear."""
+        """The numbers that other processes of the peer hear."""
         return self.value, self.round, self.since, self.moved
 
     def hear(self, told: Sequence[int]) -> None:
-        """What the main process told."""
+        """Take over the numbers that the main process told."""
         self.value, self.round, self.since, self.moved = told
 
     def memory(self) -> list[int]:
-        """What a checkpoint keeps beside ``value``."""
+        """The numbers that a checkpoint keeps beside ``value``."""
         return [self.round, self.since, self.moved]
 
     def recall(self, value: int, memory: Sequence[int]) -> None:
@@ -210,7 +210,7 @@ def _is_for_each_process(given: object) -> bool:
 
 
 def _steps_by_itself(scheduler: object) -> bool:
-    """Whether ``step()`` without a loss or an epoch is a step, and is counted."""
+    """Tell whether ``step()`` without a loss or an epoch is a step, and is counted."""
     step = getattr(scheduler, "step", None)
     if not callable(step) or not isinstance(getattr(scheduler, "last_epoch", None), int):
         return False
@@ -254,7 +254,7 @@ Numbers = list[dict[str, list[float]]]  # by parameter group, the settings that 
 
 
 def numbers_of(optimizer: torch.optim.Optimizer) -> Numbers:
-    """Of a rate the one that a schedule begins with."""
+    """Read them off its groups; for a rate the one that a schedule begins with."""
     found: Numbers = []
     for group in optimizer.param_groups:
         told = {**_settings(group), "lr": group.get("initial_lr", group.get("lr"))}

@@ -33,20 +33,17 @@ RELOADS = ("refresh_fp32_params", "reload_model_params")
 
 
 class Copies:
-    """Those of all optimizers of a loop, and of what is around them. ``averaging``: those whose own sequence `Averages`
-    moves.
-    """
+    """The copies in all optimizers of a loop, and in what is around them."""
 
-    def __init__(self, optimizers: Sequence[Any] = (), averaging: Sequence[Any] = ()) -> None:
-        seen = {id(one): one for one in optimizers if hasattr(one, "param_groups")}
-        self._optimizers = [one for key, one in seen.items() if key not in set(map(id, averaging))]
+    def __init__(self, optimizers: Sequence[Any] = ()) -> None:
+        self._optimizers = [one for one in optimizers if hasattr(one, "param_groups")]
         self._known: set[str] = set()  # families, by their way from an optimizer
         found = (getattr(one, name, None) for one in optimizers for name in RELOADS)
         self._reloads = [one for one in found if callable(one)]
 
     @property
     def any(self) -> bool:
-        """Whether something has to be done beside a write."""
+        """True where something has to be done beside a write."""
         return bool(self._known or self._reloads)
 
     @torch.no_grad()
@@ -58,7 +55,7 @@ class Copies:
 
     @contextmanager
     def moved(self, parameters: Sequence[Tensor]) -> Iterator[None]:
-        """What is written to ``parameters`` inside reaches the copies of them, too."""
+        """Have what is written to ``parameters`` inside reach the copies of them, too."""
         self.look()
         wanted = {id(one) for one in parameters}
         known = [family for way, family in self._families() if way in self._known] if self._known else []
@@ -80,14 +77,14 @@ class Copies:
 
 @torch.no_grad()
 def _move(copy: Tensor, before: Tensor, parameter: Tensor) -> None:
-    """What is the parameter becomes the parameter, to the bit; what is elsewhere goes as far."""
+    """Put values that are the parameter's to it, to the bit; have those elsewhere go as far."""
     old, new = before.to(copy.device), parameter.detach().to(copy.device)
     by = copy + (new.to(copy.dtype) - old.to(copy.dtype))
     copy.copy_(torch.where(copy.to(old.dtype) == old, new.to(copy.dtype), by))
 
 
 def _are_copies(family: Pairs) -> bool:
-    """Whether all are what their parameters are, and some parameter is not zero. A few values of one say no at once."""
+    """Tell whether all are what their parameters are, and one is not zero. A few values of that one say no at once."""
     told = next((pair for pair in family if bool(_few(pair[0]).any())), None)
     if told is None or not _is_copy(_few(told[0]), _few(told[1])):
         return False
@@ -135,7 +132,7 @@ def _inside(
 
 
 def _of_state(state: Any, way: str, parameters: list[Tensor], known: Container[str]) -> Iterator[tuple[str, Pairs]]:
-    """What each parameter has under one name; not where one that is not zero shows that it is no copy."""
+    """Find what each parameter has under one name; not where one that is not zero shows that it is no copy."""
     if not state:
         return
     stepped = (one for one in parameters if isinstance(state.get(one), Mapping) and bool(_few(one).any()))
@@ -174,7 +171,7 @@ MOST = 20  # commits that are looked at, in which none went far enough
 
 @dataclass
 class Watched:
-    """One parameter of one optimizer. Values are compared where they are, and asked for once a commit."""
+    """A parameter of an optimizer. Values are compared where they are, and asked for once a commit."""
 
     optimizer: Any
     parameter: Tensor
@@ -190,7 +187,7 @@ class Watched:
 
     @property
     def over(self) -> bool:
-        """Whether nothing more is to be found out."""
+        """True when nothing more is to be found out."""
         return self.fine >= FINE or self.looked >= MOST
 
     def values(self) -> Tensor:
@@ -256,7 +253,7 @@ LOOKS: Final = 64  # steps after which it is seen whether copies are what the pa
 
 
 class Watch:
-    """Of all optimizers of a loop that are no average's, and of their longest parameter each."""
+    """Looks at the longest parameter of each optimizer of a loop that is no average's."""
 
     def __init__(self, optimizers: Iterable[Any], trained: Mapping[str, Tensor], copies: Copies) -> None:
         """``trained``: the model's parameters by name, each whole in this process."""
@@ -270,7 +267,7 @@ class Watch:
 
     @property
     def over(self) -> bool:
-        """Whether no write has to be seen any more."""
+        """True when no write has to be seen any more."""
         return all(one.over for one in self._watched)
 
     @contextmanager

@@ -242,7 +242,7 @@ def _decay(group: Mapping[str, Any]) -> float | None:
 
 
 def _number(value: object) -> float | None:
-    """One number, of a tensor, too. None for what is no number to compare: Adafactor finds its rate itself, and has
+    """Read a number, of a tensor, too. None for what is no number to compare: Adafactor finds its rate itself, and has
     None for it, other packages a function of the step.
     """
     if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
@@ -343,7 +343,7 @@ class Together:
 
     @classmethod
     def of(cls, given: object, attribute: str, caller: str = "join") -> Together:
-        """One or several, without accelerate's wrapper, which keeps the bare one under ``attribute``.
+        """Take one or several, without accelerate's wrapper, which keeps the bare one under ``attribute``.
 
         ConfigError for what is none, in the name of the ``caller``.
         """
@@ -412,8 +412,8 @@ def _named(given: object) -> str:
 
 
 def _steps_by_itself(one: Any) -> bool:
-    """Whether it is an optimizer around another, as Lookahead is, whose own step is the one that counts; accelerate's
-    and Lightning's hand the step on.
+    """Tell whether it is an optimizer around another, as Lookahead is, whose own step is the one that counts;
+    accelerate's and Lightning's hand the step on.
     """
     hands_on = type(one).__module__.partition(".")[0] in ("accelerate", "lightning", "pytorch_lightning")
     return isinstance(one, torch.optim.Optimizer) and hasattr(one, _HOOKS) and not hands_on
@@ -646,7 +646,7 @@ class Averages:
         return self._trained is not None
 
     def swaps(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether it is one of those."""
+        """Tell whether it is one of those."""
         return any(one is optimizer for one in self._swapping)
 
     @torch.no_grad()

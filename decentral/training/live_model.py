@@ -57,17 +57,17 @@ class Accelerator(Protocol):
 
     @property
     def is_main_process(self) -> bool:
-        """Whether it talks to the swarm."""
+        """True on the process that talks to the swarm."""
         ...
 
     @property
     def num_processes(self) -> int:
-        """Of this peer."""
+        """How many this peer has."""
         ...
 
     @property
     def device(self) -> torch.device:
-        """Of this process."""
+        """Where this process computes."""
         ...
 
     def unwrap_model(self, model: nn.Module, /) -> nn.Module:
@@ -274,7 +274,7 @@ class LiveModel:
         return [moved(self.read(f), PROCESSOR) for f in range(len(self.schema.fragments))]
 
     def is_finite(self) -> bool:
-        """Whether no trained parameter holds NaN or Inf; asked on the main process."""
+        """Tell whether no trained parameter holds NaN or Inf; asked on the main process."""
         return all(is_finite(self.read(f)) for f in range(len(self.schema.fragments)))
 
     def read_alone(self) -> list[Tensor]:
@@ -333,7 +333,7 @@ class LiveModel:
         )
 
     def in_place(self, fragment: int) -> Sequence[Tensor] | None:
-        """See Parameters: None of a model that is sharded, not in float32, or not on the processor; of small tensors,
+        """As Parameters say. None of a model that is sharded, not in float32, or not on the processor; of small tensors,
         which are copied sooner than passed over one by one; and where a write is more than that.
         """
         apart = self._shards is not None or self._places[fragment] is not None
@@ -683,7 +683,7 @@ class Joined:
 
 
 def _version(tensor: Tensor | None) -> int:
-    """Of its values, raised by whatever changes them in place; -1 where there is none."""
+    """The count of changes to its values in place, by whomever; -1 where there is none."""
     return -1 if tensor is None or tensor.is_inference() else tensor._version
 
 

@@ -44,7 +44,8 @@ def peer_of(
 ) -> Peer:
     transport = MemoryNetwork().transport(Identity.load_or_create(folder / "identity.key").signer)
     terms = run_terms(preset, model={"task": "custom"})
-    return join(terms, model, optimizer, out=folder, transport=transport, quiet=True, lan=False, alone=True, moved=moved)
+    plain = {"quiet": True, "lan": False, "alone": True}
+    return join(terms, model, optimizer, out=folder, transport=transport, moved=moved, **plain)
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
