@@ -333,8 +333,8 @@ class LiveModel:
         )
 
     def in_place(self, fragment: int) -> Sequence[Tensor] | None:
-        """As Parameters say. None of a model that is sharded, not in float32, or not on the processor; of small tensors,
-        which are copied sooner than passed over one by one; and where a write is more than that.
+        """As Parameters say. None of a model that is sharded, not in float32, or not on the processor; of small
+        tensors, which are copied sooner than passed over one by one; and where a write is more than that.
         """
         apart = self._shards is not None or self._places[fragment] is not None
         if apart or self._copies.any or not self.watch.over:
@@ -579,6 +579,7 @@ ROUNDING = 16.0  # times the dtype's epsilon by which a tensor may be off, in no
 class _Frozen:
     spec: FrozenSpec
     sample: Tensor | None  # None: of a dtype that torch only stores
+    sums: Tensor | None  # of all values, in stretches; None: the sample has all of them, or they have no sum
     version: int
     hashed: bool = False  # since the join
 
@@ -594,7 +595,9 @@ class Joined:
         # What has adapters on it is peft's, which merges them in and takes them out, not to the bit.
         watched = [spec for spec in schema.frozen if ".base_layer." not in spec.name]
         held = [parameters[spec.name] for spec in watched]
-        self._frozen = [_Frozen(s, _sampled(p), _version(p)) for s, p in zip(watched, held, strict=True)]
+        sums = [None if sharded else _sums(parameter) for parameter in held]
+        found = zip(watched, held, sums, strict=True)
+        self._frozen = [_Frozen(spec, _sampled(p), sum_, _version(p)) for spec, p, sum_ in found]
         self._turn = 0
         self._still: set[str] = set()  # trained ones, frozen at the last boundary and at every step since
         self._told = False
@@ -673,7 +676,8 @@ class Joined:
         if not has_risen or frozen.hashed or self._sharded or is_all_seen:
             return False
         frozen.hashed = True
-        return frozen_digest(now) != frozen.spec.digest
+        is_another = frozen_digest(now) != frozen.spec.digest
+        return is_another and (frozen.sums is None or _is_off(_sums(now), frozen.sums, of=now))
 
     def _around(self, name: str) -> str:
         """The largest module around a parameter in which nothing is trained; else its own name."""
@@ -698,11 +702,29 @@ def _sampled(tensor: Tensor) -> Tensor | None:
         return None
 
 
-def _is_off(now: Tensor, then: Tensor) -> bool:
-    if now.dtype != then.dtype or not now.is_floating_point():
+def _sums(tensor: Tensor) -> Tensor | None:
+    """Those of as many stretches as a sample has values: they move as far as the values do, in norm, and by rounding
+    hardly.
+    """
+    if tensor.numel() <= SAMPLED or not tensor.is_floating_point():
+        return None
+    flat, exact = tensor.detach().reshape(-1), torch.float32 if tensor.device.type == "mps" else torch.float64
+    whole = flat.numel() // SAMPLED * SAMPLED
+    try:
+        rows, rest = flat[:whole].view(SAMPLED, -1), flat[whole:]
+        return torch.cat([rows.sum(1, dtype=exact), rest.sum(dtype=exact).view(1)]).cpu()
+    except (RuntimeError, TypeError):  # as above
+        return None
+
+
+def _is_off(now: Tensor | None, then: Tensor, of: Tensor | None = None) -> bool:
+    """Tell whether values, or sums ``of`` values, are farther apart than rounding brings them."""
+    if now is None or now.dtype != then.dtype or not now.is_floating_point():
         return True
-    moved, long = torch.linalg.vector_norm(now.double() - then.double()), torch.linalg.vector_norm(then.double())
-    return bool(moved > ROUNDING * torch.finfo(now.dtype).eps * long)
+    moved = torch.linalg.vector_norm(now.double() - then.double())
+    whole = then if of is None else of.detach()
+    long = torch.linalg.vector_norm(whole.float() if whole.dtype != torch.float64 else whole).cpu()
+    return bool(moved > ROUNDING * torch.finfo(whole.dtype).eps * long)
 
 
 # ---- a description for exports ----

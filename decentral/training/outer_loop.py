@@ -380,8 +380,8 @@ class RoundSteps:
         return changed
 
     def _may_contribute(self, step_seconds: float) -> bool:
-        """Tell whether to. A peer that is asked to leave in this step offers what is due, and `settle` sees what becomes
-        of it: one step more would come before that in its next life.
+        """Tell whether to. Asked to leave in this step, a peer offers what is due, and `settle` sees what becomes of
+        it: one step more would come before that in its next life.
         """
         self._schedule.paced = self._pace.steps(self._swarm.node.driver.full_times)
         due = self._schedule.due or self._schedule.due_early(self._swarm.node.driver.pressed, step_seconds)

@@ -272,3 +272,19 @@ def test_a_buffer_that_was_registered_later_is_kept_and_comes_back_where_it_is()
     again.register_buffer("late", torch.zeros(1))
     other.restore_buffers(kept)
     assert torch.equal(again.late, torch.ones(4))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_low_rank_change_that_is_merged_and_taken_out_by_hand_is_no_change(dtype: torch.dtype):
+    torch.manual_seed(0)
+    base, head = nn.Linear(256, 256, dtype=dtype).requires_grad_(False), nn.Linear(4, 4)
+    live = LiveModel(nn.ModuleDict({"base": base, "head": head}), 1, None)
+    merged = (torch.randn(256, 4) @ torch.randn(4, 256) * 1e-6).to(dtype)
+    with torch.no_grad():
+        base.weight.add_(merged).sub_(merged)
+    live.check_trained()
+    with torch.no_grad():
+        base.weight[1, 1:5] += 1.0  # which no sample has
+    live._joined._frozen[0].hashed = False
+    with pytest.raises(ConfigError, match="base.weight is frozen"):
+        live.check_trained()
