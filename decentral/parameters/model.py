@@ -18,7 +18,10 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from decentral.errors import ConfigError, ManifestMismatch
 from decentral.parameters.schema import (
     FROZEN_DIGEST_NBYTES,
+    MAX_DIMENSIONS,
     MAX_FRAGMENTS,
+    MAX_NAME_CHARS,
+    MAX_PARAMETERS,
     BufferSpec,
     Fragment,
     FrozenSpec,
@@ -37,6 +40,7 @@ NamedParameters = torch.nn.Module | Mapping[str, Tensor] | Iterable[tuple[str, T
 
 # of torch.compile, of activation checkpointing: in the name of everything inside
 _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
+_SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 _REPLICATING = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)  # what is inside is their `module`
 
 
@@ -55,7 +59,11 @@ def schema_of(
     _refuse_without_values(parameters)
     buffers = buffers_of(source) if isinstance(source, torch.nn.Module) else {}
     _refuse_without_values(buffers)
-    _refuse_complex({**parameters, **buffers})
+    _refuse_complex(parameters, "hold real and imaginary part as two tensors (torch.view_as_real)")
+    _refuse_complex(buffers, f"hold both parts as one tensor (torch.view_as_real), or {_MADE_ANEW}")
+    _refuse_sparse(parameters, "hold its values as a parameter and its indices as a buffer")
+    _refuse_sparse(buffers, f"hold indices and values as two buffers, or {_MADE_ANEW}")
+    _refuse_unheard({**parameters, **buffers})
     buffers = {name: p for name, p in parameters.items() if name in moved} | buffers
     parameters = {name: p for name, p in parameters.items() if name not in moved}
     frozen = {name: p for name, p in parameters.items() if not p.requires_grad}
@@ -231,13 +239,34 @@ def _refuse_without_values(tensors: Mapping[str, Tensor]) -> None:
             )
 
 
-def _refuse_complex(tensors: Mapping[str, Tensor]) -> None:
+_MADE_ANEW = "where the script makes it anew at each start, as a table, register it with persistent=False"
+
+
+def _refuse_complex(tensors: Mapping[str, Tensor], way_out: str) -> None:
     found = next((name for name, tensor in tensors.items() if tensor.is_complex()), None)
     if found is not None:
         raise ConfigError(
             f"schema_of: {found} is {tensors[found].dtype}, and what peers exchange is real: its imaginary part "
-            "would be lost; hold real and imaginary part as two tensors (torch.view_as_real)"
+            f"would be lost; {way_out}"
         )
+
+
+def _refuse_sparse(tensors: Mapping[str, Tensor], way_out: str) -> None:
+    found = next((name for name, tensor in tensors.items() if tensor.layout in _SPARSE), None)
+    if found is not None:
+        raise ConfigError(f"schema_of: {found} is {tensors[found].layout}, and what peers exchange is dense; {way_out}")
+
+
+def _refuse_unheard(tensors: Mapping[str, Tensor]) -> None:
+    """What a newcomer would refuse to read, the founder is told: it would wait for company for ever."""
+    if len(tensors) > MAX_PARAMETERS:
+        raise ConfigError(f"schema_of: {len(tensors)} tensors, and peers read {MAX_PARAMETERS}; stack those of a kind")
+    for name, tensor in tensors.items():
+        if len(name) > MAX_NAME_CHARS or tensor.ndim > MAX_DIMENSIONS:
+            raise ConfigError(
+                f"schema_of: {name[:80]} has {tensor.ndim} dimensions and a name of {len(name)} characters, and peers "
+                f"read {MAX_DIMENSIONS} and {MAX_NAME_CHARS}; flatten it, or shorten its name"
+            )
 
 
 def _block(name: str) -> int | None:
@@ -313,7 +342,15 @@ def scatter_buffers(flat_B: Tensor, specs: Sequence[BufferSpec], buffers: Mappin
     targets = [(_find(buffers, spec), piece) for spec, piece in zip(specs, pieces, strict=True) if spec.name in buffers]
     with torch.no_grad():
         for target, piece in targets:
-            target.copy_(in_dtype_of(target.detach().cpu(), piece))
+            overwrite(target, in_dtype_of(target.detach().cpu(), piece))
+
+
+def overwrite(buffer: Tensor, value: Tensor) -> None:
+    """Copy ``value`` into a buffer in place. Of one that ``expand`` made, its memory is written once."""
+    if buffer.layout == torch.strided and 0 in buffer.stride():
+        once = tuple(slice(0, 1) if not stride else slice(None) for stride in buffer.stride())
+        buffer, value = buffer[once], value[once]
+    buffer.copy_(value)
 
 
 def in_dtype_of(like: Tensor, value: Tensor) -> Tensor:

@@ -467,7 +467,8 @@ class Peer:
         assert self._steps is not None
         with self._entered:
             self._entered.callback(self._model.averages.stay)
-            save = end_as_one(self._model, kind, self._steps.stage)
+            was_cut = self._steps.stage == "at_boundary" and self._control.was_cut
+            save = end_as_one(self._model, kind, "between" if was_cut else self._steps.stage)
             if self._part is not None:
                 with self._model.as_one():
                     self._end(self._part, kind, error, save=save)
@@ -526,6 +527,7 @@ class Peer:
     def _after_inner_step(self) -> None:
         """Runs inside ``optimizer.step``, of the last one if there are several, on every process of the peer."""
         self._count.stepped()
+        self._control.was_cut = False
         if self._model.orders is not None:
             self._model.orders.steps = self._count.value
         rest, before = self._limits.worked(), self._count.round

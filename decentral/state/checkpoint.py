@@ -11,13 +11,16 @@ Beside them: torch's nested state as tensors and JSON, the parameters that are n
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import math
 import random
+import types
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +254,53 @@ def unflatten(document: Json, tensors: Mapping[str, Tensor]) -> Tree:
         raise ConfigError(
             f"stored state does not decode ({type(error).__name__}: {error}); another version wrote it"
         ) from error
+
+
+# What the script makes anew at each start is in many a state: a function among a group's settings (Barlow Twins' LARS),
+# a dtype (torchdistx's AnyPrecisionAdamW), a schedule inside another one (gradual warm-up).
+
+_FUNCTIONS = (types.FunctionType, types.MethodType, types.BuiltinFunctionType, functools.partial)
+_MADE = (*_FUNCTIONS, type, Enum, torch.dtype, torch.device)
+_PLAIN = (Tensor, float, int, str)  # asked for first: 20,000 parameters have 100,000 values
+_INSIDE = "state of what the script has here"
+
+
+def storable(state: Tree, depth: int = 0) -> Tree:
+    """A ``state_dict`` without what the script makes; of what has a state itself, that. See ``filled``."""
+    if isinstance(state, _PLAIN):
+        return state
+    if isinstance(state, _MADE):
+        return None
+    if depth > MAX_DEPTH:  # `flatten` says so
+        return state
+    if _has_state(state):
+        return {_INSIDE: storable(state.state_dict(), depth + 1)}
+    if isinstance(state, dict) and not isinstance(state, Counter):
+        return {key: storable(value, depth + 1) for key, value in state.items()}
+    if type(state) in (list, tuple):
+        return type(state)(storable(value, depth + 1) for value in state)
+    return state
+
+
+def filled(stored: Tree, now: Tree) -> Tree:
+    """What ``storable`` gave, and where that left something out what ``now`` has, the same thing's state here."""
+    if isinstance(now, _PLAIN):
+        return stored
+    if isinstance(now, _MADE):
+        return now
+    if _has_state(now):
+        if isinstance(stored, dict) and _INSIDE in stored:
+            now.load_state_dict(filled(stored[_INSIDE], now.state_dict()))
+        return now
+    if isinstance(stored, dict) and isinstance(now, dict) and not isinstance(stored, Counter):
+        return {key: filled(value, now.get(key)) for key, value in stored.items()}
+    if type(stored) in (list, tuple) and type(now) is type(stored) and len(stored) == len(now):
+        return type(stored)(filled(one, other) for one, other in zip(stored, now, strict=True))
+    return stored
+
+
+def _has_state(value: object) -> bool:
+    return all(callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
 def random_state() -> Tree:

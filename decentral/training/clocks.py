@@ -21,6 +21,8 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
+from decentral.state.checkpoint import filled, storable
+
 
 class Scheduler(Protocol):
     """A schedule, as checkpoints keep it: torch's, or any object that gives its state and takes it back."""
@@ -231,12 +233,12 @@ class _Kept:
 
     def __init__(self, scheduler: Any) -> None:  # Any: as above
         self._scheduler = scheduler
-        self._state = copy.deepcopy(scheduler.state_dict())
+        self._state = copy.deepcopy(storable(scheduler.state_dict()))
         self._groups = [copy.deepcopy(_settings(group)) for group in scheduler.optimizer.param_groups]
 
     def put_back(self) -> None:
         """As they were."""
-        self._scheduler.load_state_dict(self._state)
+        self._scheduler.load_state_dict(filled(self._state, self._scheduler.state_dict()))
         for group, kept in zip(self._scheduler.optimizer.param_groups, self._groups, strict=True):
             group.update(kept)
 

@@ -20,6 +20,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from decentral.errors import ConfigError
 from decentral.manifest.terms import INNER_OPTIMIZERS, OWN_KEYS, Inner, InnerName
 from decentral.parameters.schema import local_part
+from decentral.state.checkpoint import filled, storable
 from decentral.training.inner_optimizers import ADOPT, GPA, QHADOPT, SPSA, ScheduleFree, step_forward
 
 __all__ = [
@@ -354,13 +355,13 @@ class Together:
         return cls(tuple(one if _steps_by_itself(one) else getattr(one, attribute, one) for one in several))
 
     def state_dict(self) -> list[Any]:
-        """The state of each."""
-        return [part.state_dict() for part in self.parts]
+        """The state of each, without what the script makes anew."""
+        return [storable(part.state_dict()) for part in self.parts]
 
     def load_state_dict(self, states: Any) -> None:
         """Restore each. ConfigError for another number of them."""
         for part, state in zip(self.parts, self.listed(states), strict=True):
-            part.load_state_dict(state)
+            part.load_state_dict(filled(state, part.state_dict()))
 
     def listed(self, states: Any) -> list[Any]:
         """One state for each; a single state that is no list is of a checkpoint with one. ConfigError otherwise."""

@@ -31,6 +31,7 @@ from decentral.parameters import (
     gather,
     gather_buffers,
     named_by,
+    overwrite,
     parameters_of,
     parts_of,
     put_buffer,
@@ -181,7 +182,7 @@ class LiveModel:
             with torch.no_grad():
                 for module, name, buffer, kept in buffers:
                     module._buffers[name] = buffer
-                    buffer.copy_(kept)
+                    overwrite(buffer, kept)
 
     @contextmanager
     def holding(
@@ -406,7 +407,7 @@ class LiveModel:
             kept = tensors.get(live_buffer_name(name))
             if kept is not None and buffer_spec(name, kept) == buffer_spec(name, buffer):
                 with torch.no_grad():
-                    buffer.copy_(kept)
+                    overwrite(buffer, kept)
             elif kept is not None:
                 put_buffer(self._bare, name, kept.to(buffer.device, copy=True))
 

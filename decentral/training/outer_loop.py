@@ -118,6 +118,7 @@ class LoopControl:
     leaving: bool = False  # wait for nothing any more
     interrupted: bool = False  # nor in this step, at whose end Ctrl-C is heard
     may_be_cut: bool = False  # the loop waits where Ctrl-C may end the waiting, as what is waited for goes on
+    was_cut: bool = False  # by an error that was nobody's here: see `Merger.next_update`
     finishes_after: float | None = None  # outer steps, beyond which the peer leaves; inf: asked before it had any
 
     @property
@@ -638,8 +639,16 @@ class Merger:
         return {update.fragment}
 
     async def next_update(self, within: float) -> CommittedUpdate | None:
-        """Take the oldest commit off the queue; None when there is none whose time comes within so many seconds."""
-        return await self._swarm.next_update(within, self._schedule.may_merge)
+        """Take the oldest commit off the queue; None when there is none whose time comes within so many seconds.
+
+        Most of a boundary's time may pass here, and signals are handled in it. What a handler raises, as DataLoader's
+        of a worker that was killed, leaves nothing undone, as Ctrl-C does not.
+        """
+        try:
+            return await self._swarm.next_update(within, self._schedule.may_merge)
+        except Exception as error:
+            self._parts.control.was_cut = not isinstance(error, DecentralError)
+            raise
 
     def adopt_all(self, fragments: Iterable[int]) -> None:
         """The inner optimizer has no moments there, or those of another time: it takes the shared state's."""

@@ -15,6 +15,7 @@ from decentral.parameters import (
     gather,
     gather_buffers,
     in_dtype_of,
+    overwrite,
     scatter,
     scatter_buffers,
     schema_of,
@@ -224,6 +225,31 @@ def test_complex_parameters_and_buffers_are_refused(trained):
     model.register_buffer("twist", torch.zeros(2, dtype=torch.complex128))
     with pytest.raises(ConfigError, match=r"twist is torch\.complex128"):
         schema_of(model)
+
+
+def test_sparse_buffers_are_refused_and_one_that_the_script_makes_anew_is_left_alone():
+    adjacency = torch.eye(3).to_sparse()
+    model = Tiny(1)
+    model.register_buffer("adjacency", adjacency)
+    with pytest.raises(ConfigError, match=r"adjacency is torch\.sparse_coo.*persistent=False"):
+        schema_of(model)
+    model = Tiny(1)
+    model.register_buffer("adjacency", adjacency, persistent=False)
+    assert "adjacency" not in {spec.name for spec in schema_of(model).buffers}
+
+
+@pytest.mark.parametrize(("name", "shape"), [("x" * 513, (2,)), ("deep", (1,) * 17)])
+def test_what_a_newcomer_would_not_read_is_refused_where_the_run_is_founded(name, shape):
+    model = Tiny(1)
+    model.register_buffer(name, torch.zeros(shape))
+    with pytest.raises(ConfigError, match=f"{name[:80]} has {len(shape)} dimensions and a name of {len(name)} char"):
+        schema_of(model)
+
+
+def test_a_buffer_that_expand_made_is_written_like_any_other():
+    buffer = torch.arange(2.0)[None, :, None].expand(3, 2, 4)
+    overwrite(buffer, torch.full((3, 2, 4), 5.0))
+    assert torch.equal(buffer, torch.full((3, 2, 4), 5.0))
 
 
 def test_what_is_frozen_is_named_with_its_bytes():

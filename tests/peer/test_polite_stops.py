@@ -285,6 +285,25 @@ def test_an_error_of_what_on_round_calls_keeps_the_round(
     check_goes_on(tmp_path, straight(*DILOCO), INTERVAL)
 
 
+def test_an_error_that_a_signals_handler_raises_while_a_round_is_waited_for_keeps_the_step(
+    tmp_path: Path, straight: Callable[[str, int], list[torch.Tensor]]
+) -> None:
+    """As DataLoader's does of a worker that ``timeout`` or a batch system has ended, too."""
+    with pytest.raises(OfTheLoop), life(tmp_path, terms_of(*DILOCO)) as (peer, problem):  # noqa: PT012
+        get = peer.swarm.updates.get
+
+        def interrupted(is_time: Any, timeout: float | None = None) -> Any:
+            if timeout:
+                peer.swarm.updates.get = get  # type: ignore[method-assign]
+                raise OfTheLoop
+            return get(is_time, timeout)
+
+        problem.train(peer, INTERVAL - 1)
+        peer.swarm.updates.get = interrupted  # type: ignore[method-assign]
+        problem.train(peer, LAST)
+    check_goes_on(tmp_path, straight(*DILOCO), INTERVAL)
+
+
 def test_an_error_inside_the_optimizers_step_leaves_the_checkpoint_before(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

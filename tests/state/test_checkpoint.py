@@ -21,11 +21,13 @@ from decentral.state import checkpoint
 from decentral.state.checkpoint import (
     META,
     TENSORS,
+    filled,
     flatten,
     load_newest,
     random_state,
     save,
     set_random_state,
+    storable,
     unflatten,
 )
 from tests.faults.disks import FailingDisk
@@ -369,6 +371,52 @@ def test_every_kind_of_schedule_resumes(make_schedule):
     for part, source in zip(resumed, straight, strict=True):
         part.load_state_dict(through_json(source.state_dict()))
     assert step(*straight, 5) == step(*resumed, 5)
+
+
+class Warm(torch.optim.lr_scheduler.LRScheduler):
+    """As the gradual warm-up of ildoonet: another schedule is among its values."""
+
+    def __init__(self, optimizer, after):
+        self.after = after
+        super().__init__(optimizer)
+
+    def get_lr(self):
+        return self.after.get_last_lr()
+
+    def step(self, epoch=None):
+        if self.last_epoch >= 0:
+            self.after.step()
+        super().step(epoch)
+
+
+def test_what_a_script_makes_anew_is_left_out_of_a_state_and_found_where_it_was():
+    def start(lr):
+        groups = {"filter": lambda p: p.ndim == 1, "dtype": torch.float32, "many": [len, 1]}
+        optimizer = torch.optim.SGD([{"params": [torch.nn.Parameter(torch.zeros(1))], **groups}], lr=lr, momentum=0.9)
+        return optimizer, Warm(optimizer, torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5))
+
+    straight, resumed = start(0.1), start(0.1)
+    for _ in range(3):
+        straight[0].step()
+        straight[1].step()
+    made = dict(resumed[0].param_groups[0]), resumed[1].after
+    for part, source in zip(resumed, straight, strict=True):
+        part.load_state_dict(filled(through_json(storable(source.state_dict())), part.state_dict()))
+    group = resumed[0].param_groups[0]
+    assert all(group[name] == made[0][name] for name in ("filter", "dtype", "many"))
+    assert group["lr"] == straight[0].param_groups[0]["lr"]
+    assert resumed[1].after is made[1]
+    assert made[1].optimizer is resumed[0]
+    assert made[1].last_epoch == straight[1].after.last_epoch == 3
+
+
+@pytest.mark.parametrize("make_schedule", SCHEDULES)
+def test_a_state_of_values_alone_is_stored_as_it_is(make_schedule):
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
+    for part in (optimizer, make_schedule(optimizer)):
+        state = part.state_dict()
+        assert equal(storable(state), state)
+        assert equal(filled(state, part.state_dict()), state)
 
 
 @pytest.mark.parametrize(

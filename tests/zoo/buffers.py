@@ -263,3 +263,56 @@ def rotary_cache(script: Script) -> None:
             optimizer.zero_grad()
             script.losses.append(loss.item())
             step += 1
+
+
+@loop(KIND, "constants that expand made, as position ids of vision transformers and anchors of detectors", learns=True)
+def expanded_constants(script: Script) -> None:
+    """No value of theirs can be written alone."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+    model.register_buffer("position_ids", torch.arange(4).expand(2, -1))
+    model.register_buffer("pixel_mean", torch.tensor([0.5, 0.4, 0.3])[:, None, None].expand(-1, 2, 2))
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    with script.join(model, optimizer) as peer:
+        while not peer.done:
+            x = script.randn(32, 8)
+            loss = F.mse_loss(model(x), x.sum(1, keepdim=True))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            script.losses.append(loss.item())
+
+
+@loop(
+    KIND,
+    "collaborative filtering on a graph, as LightGCN: the adjacency is a sparse buffer",
+    refused="persistent=False",
+)
+def sparse_adjacency(script: Script) -> None:
+    graph(script, persistent=True)
+
+
+@loop(KIND, "the same as it is told to be", learns=True)
+def sparse_adjacency_of_its_own(script: Script) -> None:
+    graph(script, persistent=False)
+
+
+def graph(script: Script, *, persistent: bool) -> None:
+    class Propagation(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Linear(4, 8), nn.Linear(8, 1)
+            self.register_buffer("adjacency", torch.eye(16).roll(1, 0).to_sparse(), persistent=persistent)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(torch.sparse.mm(self.adjacency, self.embed(x)))
+
+    model = Propagation()
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-2)
+    with script.join(model, optimizer) as peer:
+        while not peer.done:
+            x = script.randn(16, 4)
+            loss = F.mse_loss(model(x), x.roll(1, 0).sum(1, keepdim=True))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            script.losses.append(loss.item())

@@ -131,6 +131,42 @@ def warm_restarts(script: Script) -> None:
                     break
 
 
+class GradualWarmup(torch.optim.lr_scheduler.LRScheduler):
+    """As ildoonet's: the schedule that comes after it is among its values, and so in its ``state_dict``."""
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, total: int, after: torch.optim.lr_scheduler.LRScheduler
+    ) -> None:
+        self.total_epoch, self.after_scheduler = total, after
+        super().__init__(optimizer)
+
+    def get_lr(self) -> list[float]:
+        if self.last_epoch > self.total_epoch:
+            return [float(rate) for rate in self.after_scheduler.get_last_lr()]
+        return [rate * self.last_epoch / self.total_epoch for rate in self.base_lrs]
+
+    def step(self, epoch: int | None = None) -> None:
+        if self.last_epoch >= self.total_epoch:
+            self.after_scheduler.step()
+        super().step(epoch)
+
+
+@loop(KIND, "ildoonet/pytorch-gradual-warmup-lr", learns=True)
+def gradual_warmup(script: Script) -> None:
+    model = mlp(8, 16, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    scheduler = GradualWarmup(optimizer, 3, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100))
+    with script.join(model, optimizer, scheduler=scheduler) as peer:
+        while not peer.done:
+            x = script.randn(32, 8)
+            loss = F.mse_loss(model(x), x.sum(1, keepdim=True))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+            script.losses.append(loss.item())
+
+
 @loop(KIND, "maziarraissi/PINNs in PyTorch: Adam first, then LBFGS", warned="LBFGS")
 def adam_then_lbfgs(script: Script) -> None:
     """Two phases: an inner step is one of each, and there is none while the other only waits."""

@@ -51,6 +51,42 @@ def adafactor_without_a_rate(script: Script) -> None:
     regression(script, model, Adafactor(model.parameters(), lr=None, relative_step=True, warmup_init=True))
 
 
+class LARS(torch.optim.Optimizer):
+    """As Barlow Twins' main.py: functions among a group's settings say which parameters are adapted."""
+
+    def __init__(self, params, lr: float, weight_decay: float, **filters: object) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": 0.9, "eta": 0.02, **filters})
+
+    @torch.no_grad()
+    def step(self, closure=None) -> None:
+        for g in self.param_groups:
+            for p in g["params"]:
+                dp = p.grad
+                if not g["weight_decay_filter"](p):
+                    dp = dp.add(p, alpha=g["weight_decay"])
+                if not g["lars_adaptation_filter"](p):
+                    dp = dp.mul(g["eta"] * p.norm() / (dp.norm() + 1e-8))
+                mu = self.state[p].setdefault("mu", torch.zeros_like(p))
+                mu.mul_(g["momentum"]).add_(dp)
+                p.add_(mu, alpha=-g["lr"])
+
+
+@loop(KIND, "facebookresearch/barlowtwins and vicreg, LARS", learns=True)
+def barlow_lars(script: Script) -> None:
+    def exclude_bias_and_norm(p: Tensor) -> bool:
+        return p.ndim == 1
+
+    model = mlp(8, 16, 1)
+    optimizer = LARS(
+        model.parameters(),
+        0.1,
+        1e-6,
+        weight_decay_filter=exclude_bias_and_norm,
+        lars_adaptation_filter=exclude_bias_and_norm,
+    )
+    regression(script, model, optimizer)
+
+
 @loop(KIND, "facebookresearch/dlrm dlrm_s_pytorch.py", learns=True)
 def dlrm(script: Script) -> None:
     """EmbeddingBags with sparse gradients beside dense MLPs, one SGD for all."""
