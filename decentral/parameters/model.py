@@ -258,7 +258,7 @@ def _refuse_sparse(tensors: Mapping[str, Tensor], way_out: str) -> None:
 
 
 def _refuse_unheard(tensors: Mapping[str, Tensor]) -> None:
-    """What a newcomer would refuse to read, the founder is told: it would wait for company for ever."""
+    """Tell the founder of what a newcomer would refuse to read: it would wait for company for ever."""
     if len(tensors) > MAX_PARAMETERS:
         raise ConfigError(f"schema_of: {len(tensors)} tensors, and peers read {MAX_PARAMETERS}; stack those of a kind")
     for name, tensor in tensors.items():

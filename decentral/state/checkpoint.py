@@ -283,7 +283,7 @@ def storable(state: Tree, depth: int = 0) -> Tree:
 
 
 def filled(stored: Tree, now: Tree) -> Tree:
-    """What ``storable`` gave, and where that left something out what ``now`` has, the same thing's state here."""
+    """Take what ``storable`` gave, and where that left something out what ``now`` has, the same thing's state here."""
     if isinstance(now, _PLAIN):
         return stored
     if isinstance(now, _MADE):

@@ -704,7 +704,7 @@ def _sampled(tensor: Tensor) -> Tensor | None:
 
 
 def _sums(tensor: Tensor) -> Tensor | None:
-    """Those of as many stretches as a sample has values: they move as far as the values do, in norm, and by rounding
+    """Sums of as many stretches as a sample has values: they move as far as the values do, in norm, and by rounding
     hardly.
     """
     if tensor.numel() <= SAMPLED or not tensor.is_floating_point():

@@ -53,7 +53,8 @@ class Swarm:
 
     def enters(self, problem: Problem, *, out: str | None = None, **given: Any) -> Peer:
         self._count += 1
-        options = {"listen": LOOPBACK, "transport": "native", "lan": False, "commands": False, "quiet": True, **given}
+        options = {"listen": LOOPBACK, "transport": "native", "lan": False, "commands": False, "quiet": True}
+        options |= {"alone": True, **given}
         run = TERMS if self.peer is None else self.peer.invite
         made = join(run, problem.model, problem.optimizer, out=self._folder / (out or str(self._count)), **options)
         entered = self._stack.enter_context(made)
