@@ -28,6 +28,7 @@ Pairs = list[tuple[Tensor, Tensor]]  # a parameter, and what is kept of it
 
 MOST_DEPTH = 5
 _KEEPS = (Mapping, list, tuple)
+_HOLDS_NOTHING = (Tensor, float, int, str, type(None))
 # of DeepSpeed, of Megatron: to be called when somebody else has changed the parameters
 RELOADS = ("refresh_fp32_params", "reload_model_params")
 
@@ -40,6 +41,7 @@ class Copies:
     def __init__(self, optimizers: Sequence[Any] = (), averaging: Sequence[Any] = ()) -> None:
         seen = {id(one): one for one in optimizers if hasattr(one, "param_groups")}
         self._optimizers = [one for key, one in seen.items() if key not in set(map(id, averaging))]
+        self._numbers = {id(one): number for number, one in enumerate(self._optimizers)}
         self._known: set[str] = set()  # families, by their way from an optimizer
         found = (getattr(one, name, None) for one in optimizers for name in RELOADS)
         self._reloads = [one for one in found if callable(one)]
@@ -73,8 +75,8 @@ class Copies:
             reload()
 
     def _families(self, only: Any = None) -> Iterator[tuple[str, Pairs]]:
-        for number, one in enumerate(self._optimizers):
-            if only is None or one is only:
+        for one in self._optimizers if only is None else [only]:
+            if (number := self._numbers.get(id(one))) is not None:
                 yield from _families(one, str(number), self._known)
 
 
@@ -148,7 +150,7 @@ def _inside(
             yield f"{way}[{number}]", list(zip(rows.all[number], kept, strict=True))
     names = list(held) if isinstance(held, Mapping) else range(len(values))
     for name, value in zip(names, values, strict=True):
-        if not isinstance(value, Tensor):
+        if not isinstance(value, _HOLDS_NOTHING):
             yield from _inside(
                 value, f"{way}.{name if isinstance(name, str | int) else 'of'}", rows, known, seen, depth + 1
             )
