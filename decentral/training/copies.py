@@ -28,6 +28,7 @@ Pairs = list[tuple[Tensor, Tensor]]  # a parameter, and what is kept of it
 
 MOST_DEPTH = 5
 _KEEPS = (Mapping, list, tuple)
+_HOLDS_NOTHING = (Tensor, float, int, str, type(None))
 # of DeepSpeed, of Megatron: to be called when somebody else has changed the parameters
 RELOADS = ("refresh_fp32_params", "reload_model_params")
 
@@ -37,6 +38,7 @@ class Copies:
 
     def __init__(self, optimizers: Sequence[Any] = ()) -> None:
         self._optimizers = [one for one in optimizers if hasattr(one, "param_groups")]
+        self._numbers = {id(one): number for number, one in enumerate(self._optimizers)}
         self._known: set[str] = set()  # families, by their way from an optimizer
         found = (getattr(one, name, None) for one in optimizers for name in RELOADS)
         self._reloads = [one for one in found if callable(one)]
@@ -47,9 +49,9 @@ class Copies:
         return bool(self._known or self._reloads)
 
     @torch.no_grad()
-    def look(self) -> None:
-        """Find families that are copies just now."""
-        for way, family in self._families():
+    def look(self, only: Any = None) -> None:
+        """Find families that are copies just now, of all optimizers or of one."""
+        for way, family in self._families(only):
             if way not in self._known and _are_copies(family):
                 self._known.add(way)
 
@@ -69,10 +71,10 @@ class Copies:
         for reload in self._reloads:
             reload()
 
-    def _families(self) -> Iterator[tuple[str, Pairs]]:
-        return (
-            found for number, one in enumerate(self._optimizers) for found in _families(one, str(number), self._known)
-        )
+    def _families(self, only: Any = None) -> Iterator[tuple[str, Pairs]]:
+        for one in self._optimizers if only is None else [only]:
+            if (number := self._numbers.get(id(one))) is not None:
+                yield from _families(one, str(number), self._known)
 
 
 @torch.no_grad()
@@ -99,33 +101,53 @@ def _is_copy(parameter: Tensor, copy: Tensor) -> bool:
     return torch.equal(copy.detach().to(parameter.device, parameter.dtype), parameter.detach())
 
 
+class _Rows:
+    """The parameters of each group, and those of all: what a list of copies is as long as. Where each parameter has a
+    group of its own there are as many as lists, which are not all compared with all.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        groups = [list(group["params"]) for group in optimizer.param_groups]
+        self.every = [parameter for group in groups for parameter in group]
+        self.all = list({tuple(map(id, row)): row for row in (*groups, self.every) if row}.values())
+        self._ids = frozenset(map(id, self.every))
+        self._as_long: dict[int, list[int]] = {}
+        for number, row in enumerate(self.all):
+            self._as_long.setdefault(len(row), []).append(number)
+
+    def beside(self, held: Any, values: list[Any]) -> Iterator[tuple[int, list[Any]]]:
+        """Numbers of rows, each with what a list or mapping may have of its parameters."""
+        by_key = {id(key): value for key, value in held.items()} if isinstance(held, Mapping) else {}
+        if not self._ids.isdisjoint(by_key):
+            for number, row in enumerate(self.all):
+                if all(id(one) in by_key for one in row):
+                    yield number, [by_key[id(one)] for one in row]
+        elif values and isinstance(values[0], Tensor) and id(values[0]) not in self._ids:
+            yield from ((number, values) for number in self._as_long.get(len(values), ()))
+
+
 def _families(optimizer: Any, way: str, known: Container[str]) -> Iterator[tuple[str, Pairs]]:
     """Everything in an optimizer that goes with its parameters one by one, with the way to it."""
-    groups = [list(group["params"]) for group in optimizer.param_groups]
-    every = [parameter for group in groups for parameter in group]
-    rows = {tuple(map(id, row)): row for row in (*groups, every) if row}
-    yield from _inside(optimizer, way, list(rows.values()), known, set(), 0)
+    yield from _inside(optimizer, way, _Rows(optimizer), known, set(), 0)
 
 
 def _inside(
-    held: Any, way: str, rows: Sequence[list[Tensor]], known: Container[str], seen: set[int], depth: int
+    held: Any, way: str, rows: _Rows, known: Container[str], seen: set[int], depth: int
 ) -> Iterator[tuple[str, Pairs]]:
     """Lists and mappings as long as a row of parameters, and alike in shapes."""
     if id(held) in seen or depth > MOST_DEPTH or not (hasattr(held, "param_groups") or isinstance(held, _KEEPS)):
         return
     seen.add(id(held))
     if hasattr(held, "param_groups"):
-        yield from _of_state(getattr(held, "state", {}), f"{way}.state", rows[-1], known)
+        yield from _of_state(getattr(held, "state", {}), f"{way}.state", rows.every, known)
         held = {key: value for key, value in vars(held).items() if key not in ("state", "defaults")}
     values = list(held.values()) if isinstance(held, Mapping) else list(held)
-    by_key = {id(key): value for key, value in held.items()} if isinstance(held, Mapping) else {}
-    for number, row in enumerate(rows):
-        kept = [by_key[id(one)] for one in row] if all(id(one) in by_key for one in row) else values
-        if _fits(row, kept):
-            yield f"{way}[{number}]", list(zip(row, kept, strict=True))
+    for number, kept in rows.beside(held, values):
+        if _fits(rows.all[number], kept):
+            yield f"{way}[{number}]", list(zip(rows.all[number], kept, strict=True))
     names = list(held) if isinstance(held, Mapping) else range(len(values))
     for name, value in zip(names, values, strict=True):
-        if not isinstance(value, Tensor):
+        if not isinstance(value, _HOLDS_NOTHING):
             yield from _inside(
                 value, f"{way}.{name if isinstance(name, str | int) else 'of'}", rows, known, seen, depth + 1
             )
@@ -280,11 +302,11 @@ class Watch:
                 stack.callback(one.optimizer.register_step_post_hook(self._look).remove)
             yield
 
-    def _look(self, *_: object) -> None:
+    def _look(self, optimizer: Any, *_: object) -> None:
         """Slow weights are what the parameters are after some steps alone, and commits need not follow those."""
         if self._looks < LOOKS * len(self._watched):
             self._looks += 1
-            self._copies.look()
+            self._copies.look(optimizer)
 
     @contextmanager
     def writing(self, parameters: Sequence[Tensor]) -> Iterator[None]:

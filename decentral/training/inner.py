@@ -512,10 +512,12 @@ class InnerSteps:
     _idle_told: bool = False
     _strangers: int = 0  # steps of others since the last of these
     _thread: int = 0
+    _ids: set[int] = field(default_factory=set)  # of the optimizers: a loop may have one for each parameter
 
     def hooked(self, trained: Mapping[str, Tensor]) -> AbstractContextManager[object]:
         """Hook all until the returned context ends. ``trained``: the model's parameters."""
         self._times, self._thread = [0] * len(self.optimizers), threading.get_ident()
+        self._ids = set(map(id, self.optimizers))
         wanted = {id(parameter) for parameter in trained.values()}
         with ExitStack() as stack:
             stack.callback(register_optimizer_step_post_hook(self._stranger_ends).remove)
@@ -550,7 +552,7 @@ class InnerSteps:
 
     def _stranger_ends(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Other threads train models of their own."""
-        mine = self.stage == "inside" or any(optimizer is one for one in self.optimizers)
+        mine = self.stage == "inside" or id(optimizer) in self._ids
         if mine or threading.get_ident() != self._thread:
             return
         self._strangers += 1

@@ -697,7 +697,7 @@ def _sampled(tensor: Tensor) -> Tensor | None:
     if held.device.type == "meta" or not held.numel():
         return None
     try:
-        at = torch.arange(0, held.numel(), -(-held.numel() // SAMPLED), device=held.device)
+        at = torch.arange(0, held.numel(), -(-held.numel() // SAMPLED), dtype=torch.int64, device=held.device)
         return torch.take(held, at).cpu()
     except (RuntimeError, TypeError):  # NotImplementedError is one: a quantised one, or float8
         return None

@@ -96,7 +96,7 @@ NET: dict[str, Any] = {"listen": ("/ip4/127.0.0.1/tcp/0",), "transport": "native
 def test_a_trainers_schedule_begins_where_the_run_is(tmp_path, tiny_gpt2, make_trainer, caplog):
     model, schedules = copy.deepcopy(tiny_gpt2), list[Any]()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.0)
-    with decentral.join(terms(), model, optimizer, out=tmp_path / "a", **NET) as peer:
+    with decentral.join(terms(), model, optimizer, out=tmp_path / "a", alone=True, **NET) as peer:
         for _ in range(6):
             model(**{name: one[None] for name, one in Tokens(1, 0)[0].items()}).loss.backward()
             optimizer.step()

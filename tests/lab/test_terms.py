@@ -31,7 +31,7 @@ MISTAKES = [
     (
         'preset = "diloco"',
         'preset = "diloco"\nouter = { moment = 1 }',
-        "diloco: outer optimizer diloco has no moment; did you mean momentum?",
+        "diloco: unknown key outer.moment; did you mean momentum?",
     ),
     ('preset = "diloco"', 'preset = "diloco"\ninner = { steps = 5 }', "inner.steps = 5 does not divide the 24"),
     (

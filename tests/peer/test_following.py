@@ -26,7 +26,7 @@ def until(holds: Callable[[], bool]) -> None:
 def test_the_newest_anchor_is_there_without_waiting_for_the_next(tmp_path: Path) -> None:
     problem, net = Problem(0), {"listen": LOOPBACK, "transport": "native", "lan": False}
     with decentral.join(
-        run_terms("diloco"), problem.model, problem.optimizer, out=tmp_path / "a", quiet=True, **net
+        run_terms("diloco"), problem.model, problem.optimizer, out=tmp_path / "a", quiet=True, alone=True, **net
     ) as peer:
         with decentral.follow(peer.invite, out=tmp_path / "b", **net) as anchors:
             until(lambda: anchors.latest() is not None)

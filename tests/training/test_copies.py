@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from decentral.errors import ConfigError
+from decentral.training import copies
 from decentral.training.inner import InnerSteps, Together, make_hookable
 from decentral.training.inner_optimizers import GPA, SPSA, ScheduleFree
 from decentral.training.live_model import LiveModel
@@ -305,6 +306,25 @@ def test_an_optimizer_by_losses_alone_is_left_alone():
             optimizer.step(lambda: model(torch.ones(2, 6)).square().mean())
             live.write(0, live.read(0) + 1.0)
     assert live.watch.over
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_to_look_for_copies_costs_by_parameters_where_each_has_a_group_or_an_optimizer_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, several: bool
+) -> None:
+    """Rates by layer, and steps in the backward pass: all lists beside all groups took seconds of each step."""
+    compared = []
+    monkeypatch.setattr(copies, "_fits", lambda row, kept, fits=copies._fits: compared.append(0) or fits(row, kept))
+    model = nn.ParameterList([nn.Parameter(torch.ones(3)) for _ in range(100)])
+    one_by_one = [{"params": [p]} for p in model]
+    optimizers = [torch.optim.SGD([group], 0.1) for group in one_by_one] if several else [torch.optim.SGD(one_by_one)]
+    live = LiveModel(model, 1, None, optimizers)
+    with live.watch.hooked():
+        for parameter in model:
+            parameter.grad = torch.ones(3)
+        for optimizer in optimizers:
+            optimizer.step()
+    assert len(compared) <= 2 * len(model)
 
 
 @pytest.mark.parametrize("scheduled", [False, True])

@@ -190,12 +190,15 @@ def _flat(model: nn.Module) -> Tensor:
 def _switches_put_back() -> Iterator[None]:
     """Whatever a script turns for all of the process."""
     dtype, deterministic = torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
+    gradients = torch.is_grad_enabled()
     try:
         yield
     finally:
         torch.set_default_dtype(dtype)
         torch.use_deterministic_algorithms(deterministic)
         torch.autograd.set_detect_anomaly(False)
+        torch.set_grad_enabled(gradients)
+        torch.set_default_device(None)
 
 
 @dataclass
