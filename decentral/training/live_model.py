@@ -594,7 +594,8 @@ class Joined:
         self._shapes = {name: tuple(parameter.shape) for name, parameter in self._trained.items()}
         self._known, self._sharded, self._parameters = set(parameters), sharded, parameters
         # What has adapters on it is peft's, which merges them in and takes them out, not to the bit.
-        watched = [spec for spec in schema.frozen if ".base_layer." not in spec.name]
+        # The parts of a quantised one (`parts_of`) are no parameters, and nobody moves them.
+        watched = [s for s in schema.frozen if ".base_layer." not in s.name and s.name in parameters]
         held = [parameters[spec.name] for spec in watched]
         sums = [None if sharded else _sums(parameter) for parameter in held]
         found = zip(watched, held, sums, strict=True)
