@@ -85,7 +85,8 @@ class StopSignals:
 
     def step_begins(self, *, done: bool) -> None:
         """SystemExit for a loop that trains on although it was told to leave."""
-        self._held.clear()
+        self._held.clear()  # of a step that was cut off, and the loop went on
+        self._heard.pop(signal.SIGINT, None)
         if self.code is not None:
             self._steps_since += 1
             if done or self._steps_since > STEPS_TO_HEAR:

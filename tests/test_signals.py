@@ -62,6 +62,17 @@ def test_a_second_sigterm_ends_the_loop_where_it_is(asked: Asked, monkeypatch: p
     assert (asked.words, ended.value.code) == (["leave"], 143)
 
 
+def test_ctrl_c_in_a_step_that_was_cut_off_is_forgotten_where_the_loop_goes_on(asked: Asked) -> None:
+    with asked.signals() as heard:
+        asked.in_step = True
+        signal.raise_signal(signal.SIGINT)
+        heard.step_begins(done=False)  # what waited in the step raised it, and the loop caught that
+        signal.raise_signal(signal.SIGINT)  # the next one does not cut this step
+        asked.in_step = False
+        with pytest.raises(KeyboardInterrupt):
+            heard.step_ends()
+
+
 def test_what_timeout_sends_twice_is_one_sigterm_and_a_terminal_closes_once(
     asked: Asked, monkeypatch: pytest.MonkeyPatch
 ) -> None:

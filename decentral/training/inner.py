@@ -446,6 +446,7 @@ def check_covers(optimizers: Sequence[torch.optim.Optimizer], trained: Mapping[s
 class _Watch:
     """Counts backward passes at one parameter of one optimizer, and looks at some of its values now and then."""
 
+    nobody: Callable[[], bool]  # whether none of the optimizers ever stepped: phases may begin with another one
     passes: int = 0  # since a step of the optimizer began
     then: Tensor | None = None  # some values at the second of them: most steps have one
     inside: bool = False  # the step: LBFGS evaluates its closure there, at one trial point after the other
@@ -474,7 +475,7 @@ class _Watch:
             f"the model's parameters changed in {self.passes} backward passes, but the optimizer that was given to "
             "join does not step, and rounds are of its steps: give join the one whose step() the loop calls"
         )
-        if self.passes >= NEVER and not self.stepped:
+        if self.passes >= NEVER and self.nobody():
             raise ConfigError(why)
         if not self.told:
             self.told = True
@@ -513,16 +514,17 @@ class InnerSteps:
     _strangers: int = 0  # steps of others since the last of these
     _thread: int = 0
     _ids: set[int] = field(default_factory=set)  # of the optimizers: a loop may have one for each parameter
+    _trained: set[int] = field(default_factory=set)  # ids of parameters
 
     def hooked(self, trained: Mapping[str, Tensor]) -> AbstractContextManager[object]:
         """Hook all until the returned context ends. ``trained``: the model's parameters."""
         self._times, self._thread = [0] * len(self.optimizers), threading.get_ident()
         self._ids = set(map(id, self.optimizers))
-        wanted = {id(parameter) for parameter in trained.values()}
+        self._trained = wanted = {id(parameter) for parameter in trained.values()}
         with ExitStack() as stack:
             stack.callback(register_optimizer_step_post_hook(self._stranger_ends).remove)
             for number, optimizer in enumerate(self.optimizers):
-                watch, mine = _Watch(), _first_of(optimizer, wanted)
+                watch, mine = _Watch(lambda: not any(self._times)), _first_of(optimizer, wanted)
                 stack.callback(optimizer.register_step_pre_hook(watch.step_begins).remove)
                 stack.callback(optimizer.register_step_pre_hook(self._begins).remove)
                 stack.callback(optimizer.register_step_post_hook(watch.step_ends).remove)
@@ -558,6 +560,13 @@ class InnerSteps:
         self._strangers += 1
         if self._strangers >= STRANGERS and self._strangers.bit_count() == 1:
             self.on_strangers()
+        held = (id(one) for group in optimizer.param_groups for one in group["params"])
+        if self._strangers % NEVER == 0 and not self._trained.isdisjoint(held):
+            raise ConfigError(
+                f"the last {NEVER} steps were of optimizers that join was not given, with parameters that it shares in "
+                f"this {type(optimizer).__name__}, so no round would ever come; make it before join(), and give join "
+                "all that the loop steps"
+            )
 
     def _ends(self, optimizer: torch.optim.Optimizer, number: int) -> None:
         self.stage = "at_boundary"

@@ -291,6 +291,36 @@ def test_a_loop_that_steps_by_hand_only_ends_with_what_to_do(tmp_path):
             train()
 
 
+def test_an_optimizer_that_is_made_anew_inside_the_block_ends_with_what_to_do(tmp_path):
+    """As stages of fastai do; nothing else would ever say that no round comes."""
+    model = small()
+    given = torch.optim.Adam(model.parameters(), lr=0.01)
+
+    def train(optimizer: torch.optim.Optimizer, steps: int) -> None:
+        for _ in range(steps):
+            backward(model)
+            optimizer.step()
+
+    with joined(tmp_path, model, given):
+        train(given, 3)
+        train(torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1), 2000)  # of something else
+        train(given, 1)
+        with pytest.raises(ConfigError, match=r"optimizers that join was not given, .* make it before join"):
+            train(torch.optim.Adam(model.parameters(), lr=0.01), 1000)
+
+
+def test_a_long_phase_of_one_of_two_optimizers_is_told_and_no_end(tmp_path, caplog):
+    model = small()
+    first, second = (torch.optim.SGD(model.parameters(), lr=0.001) for _ in range(2))
+    with joined(tmp_path, model, [first, second]) as peer:
+        for _ in range(1100):
+            backward(model)
+            first.step()
+        assert told(caplog, "does not step, and rounds are of its steps") == 1
+        second.step()
+        assert peer.inner_steps == 1
+
+
 def test_accumulated_gradients_and_a_perturbation_in_every_step_are_no_foreign_optimizer(tmp_path):
     model = small()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
