@@ -98,8 +98,8 @@ def join(
             checkpoint. Of a newcomer to a run that is some rounds on, and of a peer that missed rounds, it is stepped
             to where the run is (rounds by inner steps of a round), and a warning says so. One that is stepped once an
             epoch does not belong here; `Peer.schedule` makes one that goes by the run's rounds.
-        alone: train at once. Else the first ``optimizer.step`` of a peer's life waits until the run has, or ever had, a
-            second member, and says so every half minute; ``leave()`` or the run's end ends the wait.
+        alone: train at once. Else the first ``optimizer.step``, where the run has no round yet, waits until it has, or
+            had, a second member, and says so every half minute; ``leave()`` or the run's end ends the wait.
         require_peers: wait until this many members are there, in the beginning of the ``with`` block.
         join_timeout: seconds from this call until NoPeersError, when nobody answers or the members are not there.
         observer: called with every event, on whatever thread it happens.
@@ -147,6 +147,8 @@ def join(
     given = dict(locals())
     loop = given.pop("run"), given.pop("model"), given.pop("optimizer")
     length = given.pop("preset"), given.pop("rounds"), given.pop("steps")
+    if length[0] is not None and (isinstance(loop[0], Manifest) or str(loop[0]).endswith(".toml")):
+        raise ConfigError("join(preset=...): it founds a run without other terms; give terms or a preset, not both")
     terms = loop[0] if length[0] is None or loop[0] is not None else founded_by(*length, *loop[1:])
     return Peer(settings_of(terms, *loop[1:], JoinOptions(**given)))
 

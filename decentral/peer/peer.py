@@ -338,10 +338,10 @@ class Peer:
         self._wait_for_members(2, lambda head: head.epoch > 0, self.settings.give_up_at)
 
     def _before_any_step(self) -> None:
-        """Runs at the beginning of any optimizer's step; the first of this peer's life waits for a second member."""
+        """Runs at the beginning of any optimizer's step; the first waits for a second member, until a round is made."""
         self._control.interrupted = False
         self._signals.step_begins(done=self._done)
-        options, waits = self.settings.options, not (self._has_stepped or self._count.value or self._done)
+        options, waits = self.settings.options, not (self._has_stepped or self._count.round or self._done)
         self._has_stepped = True
         if waits and not (options.alone or options.require_peers):
             self.wait_for_company()

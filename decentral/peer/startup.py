@@ -117,6 +117,7 @@ class Startup:
         node = self._part.swarm.node
         where = {"at": node.driver.head.round, "record": node.driver.head.hash.hex(), "resumed": resumed}
         self._part.announce("joined", {"invite": self._part.invite_to_write, "round": node.outer_steps, **where})
+        self._model.tell_of_copies()
         if idle := self._manifest.idle:
             logging.getLogger("decentral").warning(
                 "%s of the terms are for the built-in model and do nothing here: your script says what it does",

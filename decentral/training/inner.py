@@ -302,11 +302,17 @@ def trained_by(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, float |
 def differences_sentence(found: Sequence[Difference]) -> str:
     """The sentence for people."""
     told = ", ".join(f"{key} is {there} in the manifest and {here} in this loop" for key, there, here in found)
-    alike = " and ".join(f"{key} = {here}" for key, _, here in found)
+    alike = ", ".join(f"{key} = {_as_toml(here)}" for key, _, here in found if " and " not in here)
     return (
         f"inner optimizer: {told}; peers that train at other settings than the rest can ruin a run: make the loop's as "
-        f"the manifest's, or found the next run with {alike} under [inner]"
+        f"the manifest's, or found the next run with {alike or 'the key as the loop has it'} under [inner]"
     )
+
+
+def _as_toml(here: str) -> str:
+    """A number as it is; an optimizer by the word that a manifest has for it."""
+    kind = _kind_of(here)
+    return here if kind is None else f'"{kind}"'
 
 
 def _differs(key: str, wanted: float, given: Sequence[float]) -> Difference | None:

@@ -109,6 +109,7 @@ class LiveModel:
         self._bare = bare
         self._parameters = parameters_of(bare)
         self.orders = Orders(Processes()) if self.world_size > 1 else None
+        self._taken_for_copies = ""
         self._moved = named_by(moved, bare) if moved is not None else self._alike(optimizers)
         frozen = {name: p for name, p in self._parameters.items() if not (p.requires_grad or name in self._moved)}
         self._frozen = parts_of(frozen)
@@ -137,15 +138,18 @@ class LiveModel:
         names = frozenset(name for inside in found.values() for name in inside)
         if sum(self._parameters[name].numel() for name in names) > MOST_COPIED:
             return frozenset()
-        if names and self.is_main:
-            told = ", ".join(found)
+        self._taken_for_copies = ", ".join(found) if names else ""
+        return names
+
+    def tell_of_copies(self) -> None:
+        """Say which modules were taken for copies."""
+        if self._taken_for_copies:
             logger.warning(
                 "%s begins as a copy of what is trained, and no gradient trains it: it is shared and kept as buffers "
                 "are, as by join(moved=[...]); moved=[] does not",
-                told,
+                self._taken_for_copies,
                 extra={"plain": True},
             )
-        return names
 
     def description(self) -> dict[str, Any] | None:
         """How ``export`` can build the model again; None for one that only its script can build."""

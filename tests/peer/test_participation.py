@@ -291,12 +291,26 @@ def test_who_is_asked_to_leave_at_its_first_step_has_made_it_and_ends(tmp_path: 
     assert read_status(tmp_path).state == "left"
 
 
-def test_a_peer_that_trained_alone_as_it_was_told_does_not_wait_when_it_is_started_again(tmp_path: Path) -> None:
+def test_a_peer_that_made_a_round_alone_as_it_was_told_does_not_wait_when_it_is_started_again(tmp_path: Path) -> None:
     problem = Problem(0)
-    for alone_ in (True, False):
-        with join(run_terms("sparseloco"), problem.model, problem.optimizer, out=tmp_path, **NET, alone=alone_) as peer:
-            first_steps(peer, problem).join(PATIENCE)
-    assert peer.inner_steps == 2
+    with join(run_terms("sparseloco"), problem.model, problem.optimizer, out=tmp_path, **NET, alone=True) as peer:
+        train(peer, problem, rounds=1)
+        steps = peer.inner_steps
+    with join(run_terms("sparseloco"), problem.model, problem.optimizer, out=tmp_path, **NET) as peer:
+        first_steps(peer, problem).join(PATIENCE)
+        assert peer.inner_steps == steps + 1
+
+
+def test_who_left_while_it_waited_waits_again(tmp_path: Path) -> None:
+    """To leave lets the step go that waits; the next life made the whole run alone."""
+    problem = Problem(0)
+    for steps in (1, 2):
+        with join(run_terms("sparseloco"), problem.model, problem.optimizer, out=tmp_path, **NET) as peer:
+            waits = first_steps(peer, problem)
+            assert waits.is_alive()
+            peer.leave()
+            waits.join(PATIENCE)
+            assert peer.inner_steps == steps
 
 
 # ---- test the run of a folder ----

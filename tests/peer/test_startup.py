@@ -78,6 +78,8 @@ def test_a_run_is_founded_without_a_file_by_terms_that_suit_its_length_and_the_l
         join(model=problem.model, optimizer=optimizer, preset="diloko", alone=True)
     with pytest.raises(ConfigError, match="the model is missing; pass the torch module"):
         join(preset="diloco", alone=True)
+    with pytest.raises(ConfigError, match="give terms or a preset, not both"):
+        join("run.toml", problem.model, optimizer, preset="diloco")
 
 
 def test_a_model_that_is_larger_than_its_terms_are_for_is_told_when_its_run_is_founded(

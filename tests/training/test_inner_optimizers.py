@@ -21,7 +21,14 @@ from decentral.optimizers.base import Derivative
 from decentral.optimizers.just_one_byte import Direction, byte_of, level_of
 from decentral.peer import Peer, join
 from decentral.swarm.identity import Identity
-from decentral.training.inner import InnerSteps, Together, build_inner, differences, warm_up
+from decentral.training.inner import (
+    InnerSteps,
+    Together,
+    build_inner,
+    differences,
+    differences_sentence,
+    warm_up,
+)
 from decentral.training.inner_optimizers import SPSA, step_forward
 from decentral.training.live_model import LiveModel
 from decentral.training.live_side import Moments
@@ -289,6 +296,11 @@ def test_a_loop_that_steps_by_hand_only_ends_with_what_to_do(tmp_path):
         model.zero_grad()
         with pytest.raises(ConfigError, match=r"does not step, .* give join the one whose step"):
             train()
+
+
+def test_what_the_next_run_is_to_be_founded_with_is_what_a_manifest_takes():
+    found = [("optimizer", "AdamW", "SGD"), ("learning_rate", "0.001", "0.02"), ("weight_decay", "0.1", "0 and 0.1")]
+    assert differences_sentence(found).endswith('with optimizer = "sgd", learning_rate = 0.02 under [inner]')
 
 
 def test_an_optimizer_that_is_made_anew_inside_the_block_ends_with_what_to_do(tmp_path):

@@ -147,6 +147,7 @@ def test_a_copy_of_what_is_trained_goes_the_way_of_buffers_unnamed_and_that_is_s
     assert {name for name in live.trained if not name.startswith("model.")} == set()
     assert not live.schema.frozen
     assert len([spec for spec in live.schema.buffers if spec.name.startswith("target.")]) == 6 + 3
+    live.tell_of_copies()
     (record,) = caplog.records
     assert record.getMessage().startswith("target begins as a copy of what is trained")
     assert LiveModel(both, 1, None, [optimizer], moved=[]).schema.buffers[0].name == "model.1.running_mean"
