@@ -28,17 +28,9 @@ from tests.zoo.harness import LOOPS, ROUNDS, Outcome, Script, trained_together
 
 # What each module puts into the table.
 KINDS = {one.KIND for one in (buffers, clocks, foreign, moments, ordinary, owners, resized, small, switches, untrained)}
-# What does not end as it should yet, and how it ends.
-NOT_YET: dict[str, str] = {}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.xfail(strict=True, reason=NOT_YET[name])) if name in NOT_YET else name
-        for name in LOOPS
-    ],
-)
+@pytest.mark.parametrize("name", LOOPS)
 def test_a_loop_as_people_write_it_runs_or_is_refused_by_name(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -61,8 +53,7 @@ def test_a_loop_as_people_write_it_runs_or_is_refused_by_name(
 
 def test_two_loops_or_more_are_of_each_kind_and_at_least_24_run() -> None:
     assert len(LOOPS) >= 30
-    assert NOT_YET.keys() <= LOOPS.keys()
-    running = [name for name, row in LOOPS.items() if not (row.refused or row.warned or name in NOT_YET)]
+    running = [name for name, row in LOOPS.items() if not (row.refused or row.warned)]
     assert len(running) >= 24
     count = Counter(row.kind for row in LOOPS.values())
     assert set(count) == KINDS
