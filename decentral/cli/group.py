@@ -191,7 +191,7 @@ def _trace(error: BaseException) -> str:
 # once. Exit codes as shells count: 128 + signal.
 
 _CODES = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: TERMINATED}
-if sys.platform != "win32":
+if hasattr(signal, "SIGHUP"):  # not on Windows
     _CODES[signal.SIGHUP] = HUNG_UP
 
 
