@@ -37,7 +37,7 @@ ENDED = ("left", "done")  # last words: a peer that is gone in any other state w
 
 # ---- the fields ----
 
-Unit = Literal["count", "bytes", "bytes/s", "bit/s", "s", "epoch s", "nats"]  # in words: `observe.health.in_unit`
+Unit = Literal["count", "bytes", "bytes/s", "bit/s", "s", "nats"]
 T = TypeVar("T")
 
 
@@ -181,7 +181,7 @@ class Status:
     process_created: float = 0.0  # seconds since the epoch, by the clock of its start
     process_born: str = ""  # boot and tick of its start, which no step of a clock moves; empty: not told here
     library: str = ""  # version of this library, by which it was written
-    updated: float = _quantity(0.0, "epoch s", "When the status was written, since the epoch.", gauge="updated_seconds")
+    updated: float = _quantity(0.0, "s", "When the status was written, since the epoch.", gauge="updated_seconds")
     updated_monotonic: float = 0.0  # the same moment by the machine's monotonic clock, which stands still in its sleep
     written_every: float = 0.0  # seconds; 0: it was written once, and need not be again
     frozen_seconds: float = _quantity(  # found by who reads it
@@ -220,6 +220,67 @@ def number_of(status: Status, name: str) -> float | None:
     made = QUANTITIES[name].of
     value: float | None = getattr(status, name) if made is None else made(status)
     return value
+
+
+# ---- what screens show ----
+#
+# Rows from top to bottom, each a label and the field that it is about. A screen has words of its own for fields that it
+# tells more of than the number; every other one is shown in its unit.
+
+Rows = tuple[tuple[str, str], ...]
+
+STATUS_LINES: Rows = (  # of ``decentral status``
+    ("run", "run"),
+    ("peer", "peer"),
+    ("loss", "loss"),
+    ("left", "seconds_left"),
+    ("traffic", "bytes_sent"),
+    ("besides", "bytes_measuring"),
+    ("limits", "max_upload"),
+    ("settings", "preferences"),
+    ("uplink", "uplink_bits"),
+    ("members", "members"),
+    ("updates", "diagnostics"),
+)
+LIVE_CELLS: tuple[Rows, ...] = (  # of the live view on the terminal of a peer: two in a row
+    (("run", "run"), ("round", "round")),
+    (("model", "model_nbytes"),),
+    (("loss", "loss"), ("held-out loss", "held_out_loss")),
+    (("inner steps", "inner_steps"), ("left", "seconds_left")),
+    (("sent", "bytes_sent"), ("received", "bytes_received")),
+)
+WATCH_ROWS: Rows = (  # of this peer's panel in ``decentral watch``: where there is little room the last are given up
+    ("state", "state"),
+    ("useful", "rounds_contributed"),
+    ("loss", "loss"),
+    ("held-out", "held_out_loss"),
+    ("sent", "bytes_sent"),
+    ("received", "bytes_received"),
+    ("caps", "max_upload"),
+    ("today", "daily_upload"),
+    ("reached", "reachability"),
+    ("uplink", "uplink_bits"),
+    ("steps", "inner_steps"),
+    ("saved", "num_parameters"),
+    ("name", "peer"),
+    ("version", "library"),
+)
+PAGE_ROWS: Rows = (  # of this peer's card on the page of ``decentral dashboard``
+    ("Name", "peer"),
+    ("State", "state"),
+    ("Round", "round"),
+    ("Contributed", "rounds_contributed"),
+    ("Sends", "sent_per_second"),
+    ("Receives", "received_per_second"),
+    ("Today (UTC)", "daily_upload"),
+    ("Uplink", "uplink_bits"),
+    ("Loss", "loss"),
+    ("Reached", "reachability"),
+    ("Version", "library"),
+)
+
+
+# ---- the file ----
 
 
 @dataclass(frozen=True, slots=True)
