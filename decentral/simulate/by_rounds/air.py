@@ -58,7 +58,7 @@ class Air:
 
 # ---- the end of a leader's wait ----
 #
-# When it waits no longer, and whose contributions it has then: the rules of ``Readiness``.
+# When it waits no longer, and whose contributions it has then: the rules of ``find_usable`` and what follows it in `decentral.consensus.leader`.
 
 
 @dataclass(frozen=True, slots=True)
