@@ -17,7 +17,7 @@ from torch import Tensor
 
 from decentral.consensus.chain import LOCATOR, Head
 from decentral.consensus.learner import find_oldest_head
-from decentral.dissemination.stripes import fetch_chunks
+from decentral.dissemination.pull import fetch_chunks
 from decentral.errors import DecentralError, PayloadError, PeerUnreachable, TransportError
 from decentral.replica.contents import sender_name
 from decentral.replica.replica import Replica
