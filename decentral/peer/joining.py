@@ -35,7 +35,7 @@ from decentral.tensors.memory import offload_to
 from decentral.training.inner import Together, check_covers, make_hookable, trained_by
 from decentral.training.inner_optimizers import SPSA
 from decentral.training.inner_states import InnerStates
-from decentral.training.live_model import Accelerator, LiveModel
+from decentral.training.live_model import LiveModel
 from decentral.training.live_side import sparse_sentence
 from decentral.training.processes import launched_together
 from decentral.transport.throttle import Caps
@@ -134,7 +134,7 @@ def settings_of(
         buffers=manifest.model.buffers or "average",
         moved=[options["moved"]] if isinstance(options["moved"], str) else options["moved"],
     )
-    check_processes(manifest, live.world_size, optimizers.parts, evaluates=options["evaluate"] is not None)
+    check_processes(manifest, live.team.size, optimizers.parts, evaluates=options["evaluate"] is not None)
     check_covers(optimizers.parts, live.trained)
     for one in optimizers.parts:
         make_hookable(one)
@@ -147,7 +147,7 @@ def settings_of(
         invite=invite,
         model=live,
         optimizers=optimizers,
-        states=InnerStates(optimizers, schedulers, live.orders),
+        states=InnerStates(optimizers, schedulers, live.team.orders),
         out=out.absolute(),  # a script may go elsewhere
         called=out,
         identity_path=(

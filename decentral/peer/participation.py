@@ -272,7 +272,7 @@ class Gathering:
 
     def wait(self, count: int, enough: Callable[[Head], bool], give_up_at: float | None) -> None:
         """Until the chain's head has ``enough`` members: ``count``, for people. Raises NoPeersError."""
-        with self.model.as_one():
+        with self.model.team.as_one():
             self._wait(count, enough, give_up_at)
 
     def _wait(self, count: int, enough: Callable[[Head], bool], give_up_at: float | None) -> None:
@@ -344,7 +344,7 @@ def end_as_one(model: LiveModel, kind: type[BaseException] | None, stage: Stage)
     error or Ctrl-C one process may be inside what another has left, and waits for it: then the checkpoint before has to
     do. The others give their part from here.
     """
-    orders, waits = model.orders, kind in (None, NoPeersError)
+    orders, waits = model.team.orders, kind in (None, NoPeersError)
     if (orders is not None and orders.over) or not _is_whole(kind, stage):
         return False
     if orders is None:

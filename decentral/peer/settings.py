@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from decentral.training.clocks import Scheduler
     from decentral.training.inner import Together
     from decentral.training.inner_states import InnerStates
-    from decentral.training.live_model import Accelerator, LiveModel
+    from decentral.training.live_model import LiveModel
+    from decentral.training.processes import Accelerator
     from decentral.transport import Transport
     from decentral.transport.throttle import Caps
 

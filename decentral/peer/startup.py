@@ -44,8 +44,7 @@ from decentral.training.inner import differences, differences_sentence
 from decentral.training.live_side import LiveSide, Moments
 from decentral.training.outer_loop import LoopControl, LoopParts, OuterLoop
 from decentral.training.reporting import Looks
-from decentral.training.resuming import note_replayed, recall_unadopted, resume, stand_at
-from decentral.training.schedule import SyncSchedule, make_schedule
+from decentral.training.schedule import SyncSchedule, make_schedule, note_replayed, recall_unadopted, resume, stand_at
 from decentral.training.swarm_side import AcrossThreads, SwarmThread, run_blocking
 from decentral.transport.memory import MemoryNetwork
 from decentral.transport.throttle import Caps
@@ -117,7 +116,7 @@ class Startup:
         node = self._part.swarm.node
         where = {"at": node.driver.head.round, "record": node.driver.head.hash.hex(), "resumed": resumed}
         self._part.announce("joined", {"invite": self._part.invite_to_write, "round": node.outer_steps, **where})
-        self._model.tell_of_copies()
+        self._model.joined.warn_of_copies()
         if idle := self._manifest.idle:
             logging.getLogger("decentral").warning(
                 "%s of the terms are for the built-in model and do nothing here: your script says what it does",
@@ -296,12 +295,12 @@ class Startup:
         head, anchors, buffers_B, included = self._part.swarm.call(_standing, self._part.swarm)
         if own is not None:
             if self._part.swarm.node.replica.tail.numel:
-                self._model.write_buffers(buffers_B, whole=True)
+                self._model.buffers.write(buffers_B, whole=True)
             slept = Resumed(head, dict(own.tensors), dict(own.meta), (), adopted=True)
             return self._go_on(_Checkpoint(slept, slept.meta, head, True, anchors, buffers_B=buffers_B)), included
         schedule, self._outer_steps = make_schedule(self._manifest, head.hash, self._live_side()), head.outer_step
         self._put(schedule, anchors)
-        self._model.write_buffers(buffers_B, whole=True)
+        self._model.buffers.write(buffers_B, whole=True)
         return schedule, included
 
     def _go_on(self, kept: _Checkpoint) -> SyncSchedule:
