@@ -37,7 +37,7 @@ from decentral.training.inner_optimizers import SPSA
 from decentral.training.inner_states import InnerStates
 from decentral.training.live_model import LiveModel
 from decentral.training.live_side import sparse_sentence
-from decentral.training.processes import launched_together
+from decentral.training.processes import Accelerator, launched_together
 from decentral.transport.throttle import Caps
 
 

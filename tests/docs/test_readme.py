@@ -1,4 +1,4 @@
-"""The README and what it sends its reader to: every command, every preset, every exit code, and a page that stays short."""
+"""The README and the pages it leads to: every command, every preset, every exit code, and how short it is."""
 
 import re
 from pathlib import Path
