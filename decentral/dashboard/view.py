@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from decentral.dashboard.history import History
-from decentral.observe.diagnostics import in_words
+from decentral.observe.diagnostics import WORDS, in_words
 from decentral.observe.health import short_name
 from decentral.observe.report import dense_allreduce_nbytes
 from decentral.observe.status import ENDED, PAGE_ROWS, QUANTITIES, WATCH_ROWS, Status, presence
@@ -178,6 +178,7 @@ def learning_of(history: History) -> View:
         "held_out": history.held_out.columns(),
         "training": history.training.columns(),
         "diagnostics": history.diagnostics.columns(),
+        "titles": {name: words.title for name, words in WORDS.items()},  # of the diagnostics' charts
     }
 
 

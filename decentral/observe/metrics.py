@@ -20,7 +20,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from decentral.observe.diagnostics import BANDS
+from decentral.observe.diagnostics import BANDS, WORDS
 from decentral.observe.lines import JsonLines, read_json_lines
 from decentral.observe.status import QUANTITIES, STATES, Status, number_of
 from decentral.replica.figures import NAMES
@@ -182,17 +182,6 @@ def can_draw() -> bool:
 # The names are public: dashboards are built on them.
 
 _OURS = "decentral_peer"
-_MEANING = {
-    "norm_dispersion": "Standard deviation of the contributions' norms over their mean.",
-    "loss_dispersion": "Standard deviation of the peers' losses over their mean.",
-    "mean_cosine": "Mean cosine over all pairs of contributions.",
-    "debt_ratio": "Norm of what this peer owes over that of its newest pseudo-gradient.",
-    "never_sent": "Share of parameters that nobody has sent since this process began.",
-    "replica_distance": "Distance to the last partner's replica over the length of ours.",
-    "replica_variance": "Half the mean square of that distance over the last pairs.",
-    "behind_alone": "Share of what this peer's own steps would have learnt that the anchor lacks; below 0: it leads.",
-    "still_gained": "Share of all that was learnt that the latest dozen looks still gained.",
-}
 
 
 def peer_exposition(status: Status, *, alive: bool) -> str:
@@ -223,7 +212,7 @@ def _state(status: Status) -> Metric:
 def _diagnostics(status: Status) -> Iterator[Metric]:
     known = [name for name in NAMES if name in status.diagnostics]
     for name in known:
-        yield _gauge(name, _MEANING[name], status.diagnostics[name])
+        yield _gauge(name, WORDS[name].meaning, status.diagnostics[name])
     if known:
         yield _gauge(
             "diagnosed_round", "Outer steps made with the round that the figures are of.", status.diagnosed_round

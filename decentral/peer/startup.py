@@ -238,7 +238,7 @@ class Startup:
                 ledger=part.store.ledger(),
                 on_update=on_update,
                 on_event=part.announce,
-                on_figures=part.diagnosed,
+                on_figures=part.diagnostics.add_round,
                 uplink=lambda: transport.uplink,
                 daily_upload=self._daily_upload,
                 private=part.network.is_private,
