@@ -24,6 +24,7 @@ from decentral.peer.network_setup import NetworkSetup
 from decentral.peer.settings import Settings
 from decentral.peer.shown import Announcer
 from decentral.quantities import time_left
+from decentral.redundancy.recovery import RedundancyService
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
 from decentral.tasks.batches import ShardPlace
@@ -57,6 +58,7 @@ class Participation:
         logs = settings.manifest.model.task == "custom"
         self.looks: Looks | LoggedLooks | None = LoggedLooks(self.looked) if logs else None
         self.behind = WriteBehind()  # checkpoints
+        self.redundancy: RedundancyService | None = None  # where the terms ask for it
         self.was_over = False  # the folder held the run's last commit when this peer began: nothing is trained
         self._network: NetworkSetup | None = None
         self._swarm: SwarmThread[Node] | None = None

@@ -146,7 +146,7 @@ def state_of(shown: Shown) -> str:
         return "paused"
     if counted.wanted_members:
         return "waiting"
-    if node.resting:
+    if node.resting.reasons:
         return "resting"
     if counted.stands_long:
         return "waiting"
