@@ -62,11 +62,11 @@ class Band:
     if_high: str = ""
 
     def bounds(self, contributors: int) -> tuple[float, float]:
-        """Lowest and highest value in the band."""
+        """Return the lowest and the highest value in the band."""
         return self.low / max(1, contributors - 1) if self.among_all else self.low, self.high
 
     def cause(self, value: float) -> str:
-        """Why a value outside of the band is there, probably."""
+        """Return the probable reason for a value outside of the band."""
         return self.if_high if value > self.high else self.if_low
 
 
@@ -174,11 +174,11 @@ class BandWatch:
 
     @property
     def out(self) -> tuple[str, ...]:
-        """The figures that are out of their bands now."""
+        """Return the figures that are out of their bands now."""
         return tuple(figure for figure, side in self._sides.items() if side.is_out)
 
     def see(self, figures: Figures) -> list[Crossing]:
-        """What changed with the figures of one more round."""
+        """Return which figures left their bands, or came back, with one more round."""
         found = (self._look(band, figures) for band in self._bands if self._is_told(band, figures))
         return [crossing for crossing in found if crossing is not None]
 
@@ -234,7 +234,7 @@ class Alone:
         self._looks: list[Look] = []
 
     def see(self, look: Look) -> float:
-        """The share of what alone would have been learnt by now that together lacks; negative where it leads: of what
+        """Return the share of what alone would have learnt by now that together lacks; negative where it leads: of what
         together has learnt, what alone would lack.
         """
         if len(self._looks) == KEPT:
@@ -247,7 +247,7 @@ class Alone:
         return max(-1.0, min(1.0, (now - alone) / learnt)) if learnt > 0 else 0.0
 
     def _chained(self, rounds: int) -> float:
-        """The loss after so many rounds of own steps."""
+        """Return the loss after so many rounds of own steps."""
         ordered = sorted((one.start, one.start - one.before) for one in self._looks)
         starts, gains = [start for start, _ in ordered], [gain for _, gain in ordered]
         loss = self._looks[0].start
@@ -275,7 +275,7 @@ class Gains:
         self._least = math.inf
 
     def see(self, look: Look) -> float | None:
-        """The largest of the three, as a share of all that was learnt; None while too few were seen."""
+        """Return the largest of the three, as a share of all that was learnt; None while too few looks were seen."""
         self._begun = look.start if self._begun is None else self._begun
         self._latest.append(look)
         self._least = min(self._least, look.after)
@@ -314,7 +314,7 @@ def likely_cause(gain: float, lost: float, rounds: int, *, waits: bool, held_out
 
 
 def _gain_at(loss: float, starts: Sequence[float], gains: Sequence[float]) -> float:
-    """The median gain of the looks that begin nearest; none below all of them. ``starts`` rise."""
+    """Return the median gain of the looks that begin nearest; none below all of them. ``starts`` rise."""
     at = bisect_left(starts, loss)
     if at == 0 and loss < starts[0]:
         return 0.0
@@ -358,12 +358,12 @@ class Diagnostics:
 
     @property
     def values(self) -> Mapping[str, float]:
-        """The newest of each figure."""
+        """Return the newest of each figure."""
         return {**self.of_newest_round.values, **self._of_newest_look.values}
 
     @property
     def out(self) -> tuple[str, ...]:
-        """Names of the figures that are out of their bands."""
+        """Return the names of the figures that are out of their bands."""
         return self._bands.out
 
     def add_round(self, figures: Figures) -> None:
@@ -458,19 +458,19 @@ _SAYS = {band.figure: band.says for band in BANDS}
 
 
 def warning(figure: str, value: float, why: str, outer_step: int) -> str:
-    """What is said when a figure left its band."""
+    """Return the sentence for a figure that left its band."""
     said = _SAYS[figure].format(value=value) if figure in _SAYS else f"{figure} is {value:.3g}"
     return f"{said} (round {outer_step}); probably {why}"
 
 
 def back_sentence(figure: str, value: float, outer_step: int) -> str:
-    """What is said when it is back."""
+    """Return the sentence for a figure that is back in its band."""
     said = _SAYS[figure].format(value=value) if figure in _SAYS else f"{figure} is {value:.3g}"
     return f"{said} (round {outer_step}); that is usual again"
 
 
 def in_words(values: Mapping[str, float]) -> str:
-    """All figures in one line; of a name that this version does not know, the name."""
+    """Return all figures in one line; one that this version does not know goes by its name."""
     return ", ".join(_in_words(name, value) for name, value in values.items())
 
 

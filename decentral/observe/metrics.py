@@ -85,12 +85,12 @@ class _Now(Collector):
         self._read = read
 
     def collect(self) -> Iterator[Metric]:
-        """See Collector."""
+        """Yield the families."""
         yield from self._read()
 
 
 def exposition(read: Read) -> bytes:
-    """All of them in Prometheus' text format."""
+    """Return the numbers in Prometheus' text format."""
     registry = CollectorRegistry()
     registry.register(_Now(read))
     return generate_latest(registry)
@@ -153,7 +153,7 @@ SWARM_PREFIX = "swarm/"
 
 
 def swarm_numbers(status: Status) -> dict[str, float]:
-    """Those of one moment; what is not known yet is not there.
+    """Return the numbers of one moment for trackers; what is not known yet is not there.
 
     Bytes are counted since the process began, in both directions over everything; ``contributed`` is the share of the
     last 100 rounds that carry this peer's update; the figures of docs/diagnostics.md are of the newest round.
@@ -173,7 +173,7 @@ NO_FIGURE = "no figure was drawn: that takes matplotlib; pip install 'decentral[
 
 
 def can_draw() -> bool:
-    """Whether matplotlib is installed; it is not loaded by this."""
+    """Tell whether matplotlib is installed, without loading it."""
     return importlib.util.find_spec("matplotlib") is not None
 
 
@@ -185,12 +185,12 @@ _OURS = "decentral_peer"
 
 
 def peer_exposition(status: Status, *, alive: bool) -> str:
-    """In Prometheus' text format; ``alive``: whether the process of the status runs."""
+    """Return a status in Prometheus' text format; ``alive``: whether its process runs."""
     return exposition(lambda: peer_numbers(status, alive=alive)).decode()
 
 
 def peer_numbers(status: Status, *, alive: bool) -> Iterator[Metric]:
-    """Those of one status; what it does not know is not there."""
+    """Yield the families of one status; what it does not know is not there."""
     yield _gauge("up", "Whether the peer's process runs.", float(alive))
     for name, quantity in QUANTITIES.items():
         value = number_of(status, name)
@@ -229,5 +229,5 @@ def _gauge(name: str, meaning: str, value: float) -> Metric:
 
 
 def _counter(name: str, meaning: str, value: float) -> Metric:
-    """Prometheus knows it by this name and ``_total``."""
+    """Return a counter, which Prometheus knows by this name and ``_total``."""
     return CounterMetricFamily(f"{_OURS}_{name}", meaning, value)
