@@ -19,11 +19,12 @@ from decentral.errors import DecentralError, NoPeersError
 from decentral.manifest import Manifest
 from decentral.node.durable_store import DurableStore
 from decentral.node.node import Node
-from decentral.observe.diagnostics import Look, likely_cause
+from decentral.observe.diagnostics import Diagnostics, Look, likely_cause
 from decentral.peer.network_setup import NetworkSetup
 from decentral.peer.settings import Settings
 from decentral.peer.shown import Announcer
 from decentral.quantities import time_left
+from decentral.redundancy.recovery import RedundancyService
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
 from decentral.tasks.batches import ShardPlace
@@ -31,7 +32,7 @@ from decentral.training.inner import Stage
 from decentral.training.live_model import LiveModel
 from decentral.training.outer_loop import OuterLoop
 from decentral.training.processes import TO_MEET
-from decentral.training.reporting import Diagnosed, LoggedLooks, Looks, Reporter
+from decentral.training.reporting import LoggedLooks, Looks, Reporter
 from decentral.training.swarm_side import SwarmThread, run_blocking
 from decentral.transport.throttle import ThrottledTransport
 from decentral.wire.keys import PeerId, peer_name
@@ -52,11 +53,12 @@ class Participation:
         self.reporter = Reporter(announce, self.identity.peer)
         held_out = settings.options["evaluate"] is not None
         cause = partial(cause_of_being_behind, settings.manifest, held_out=held_out)
-        self.diagnosed = Diagnosed(announce, cause)
+        self.diagnostics = Diagnostics(announce, cause)
         # `Startup` has another to evaluate. The built-in loop logs running means, which tell nothing of one round.
         logs = settings.manifest.model.task == "custom"
         self.looks: Looks | LoggedLooks | None = LoggedLooks(self.looked) if logs else None
         self.behind = WriteBehind()  # checkpoints
+        self.redundancy: RedundancyService | None = None  # where the terms ask for it
         self.was_over = False  # the folder held the run's last commit when this peer began: nothing is trained
         self._network: NetworkSetup | None = None
         self._swarm: SwarmThread[Node] | None = None
@@ -68,7 +70,7 @@ class Participation:
         """Judge a look, where a commit leaves the anchor: not beside overlap, nor of one of several fragments."""
         outer = self.settings.manifest.outer
         if outer.overlap == 0 and outer.fragments == 1:
-            self.diagnosed.looked(look, held_out=self.settings.options["evaluate"] is not None)
+            self.diagnostics.add_look(look, held_out=self.settings.options["evaluate"] is not None)
 
     @property
     def founds(self) -> bool:
