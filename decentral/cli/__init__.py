@@ -9,42 +9,53 @@ import click
 
 from decentral.cli.group import CommandGroup
 
-COMMANDS = {
-    "demo": "decentral.cli.runs",
-    "init": "decentral.cli.init",
-    "tune": "decentral.cli.tune",
-    "start": "decentral.cli.runs",
-    "join": "decentral.cli.runs",
-    "follow": "decentral.cli.follow",
-    "relay": "decentral.cli.relay",
-    "status": "decentral.cli.look",
-    "peers": "decentral.cli.look",
-    "logs": "decentral.cli.look",
-    "dashboard": "decentral.cli.look",
-    "watch": "decentral.cli.look",
-    "compare": "decentral.cli.look",
-    "doctor": "decentral.cli.look",
-    "support": "decentral.cli.look",
-    "pause": "decentral.cli.control",
-    "resume": "decentral.cli.control",
-    "finish": "decentral.cli.control",
-    "leave": "decentral.cli.control",
-    "schedule": "decentral.cli.control",
-    "set": "decentral.cli.control",
-    "invite": "decentral.cli.invite",
-    "service": "decentral.cli.service",
-    "export": "decentral.cli.model",
-    "generate": "decentral.cli.model",
-    "evaluate": "decentral.cli.model",
-    "identity": "decentral.cli.identity",
-    "optimizers": "decentral.cli.methods",
-    "aggregation": "decentral.cli.methods",
-    "compressors": "decentral.cli.methods",
-    "feedback": "decentral.cli.methods",
-    "bench": "decentral.cli.measure",
-    "simulate": "decentral.cli.measure",
-    "lab": "decentral.cli.measure",
+GROUPS: dict[str, dict[str, str]] = {  # as --help shows them, most used first
+    "Run": {
+        "demo": "decentral.cli.runs",
+        "init": "decentral.cli.init",
+        "start": "decentral.cli.runs",
+        "join": "decentral.cli.runs",
+        "invite": "decentral.cli.invite",
+        "follow": "decentral.cli.follow",
+        "relay": "decentral.cli.relay",
+        "service": "decentral.cli.service",
+        "identity": "decentral.cli.identity",
+    },
+    "Look": {
+        "status": "decentral.cli.look",
+        "watch": "decentral.cli.look",
+        "dashboard": "decentral.cli.look",
+        "peers": "decentral.cli.look",
+        "logs": "decentral.cli.look",
+        "doctor": "decentral.cli.look",
+        "compare": "decentral.cli.look",
+        "support": "decentral.cli.look",
+    },
+    "Steer": {
+        "pause": "decentral.cli.control",
+        "resume": "decentral.cli.control",
+        "leave": "decentral.cli.control",
+        "finish": "decentral.cli.control",
+        "set": "decentral.cli.control",
+        "schedule": "decentral.cli.control",
+    },
+    "Model": {
+        "export": "decentral.cli.model",
+        "evaluate": "decentral.cli.model",
+        "generate": "decentral.cli.model",
+    },
+    "Research": {
+        "tune": "decentral.cli.tune",
+        "optimizers": "decentral.cli.methods",
+        "compressors": "decentral.cli.methods",
+        "aggregation": "decentral.cli.methods",
+        "feedback": "decentral.cli.methods",
+        "lab": "decentral.cli.measure",
+        "simulate": "decentral.cli.measure",
+        "bench": "decentral.cli.measure",
+    },
 }
+COMMANDS = {name: module for commands in GROUPS.values() for name, module in commands.items()}
 
 
 def _print_version(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
@@ -55,7 +66,7 @@ def _print_version(context: click.Context, parameter: click.Parameter, wanted: b
         context.exit()
 
 
-@click.group(cls=CommandGroup, commands_in=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=CommandGroup, groups=GROUPS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--version",
     is_flag=True,

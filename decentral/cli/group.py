@@ -33,13 +33,29 @@ class Invocation:
 class CommandGroup(click.Group):
     """Commands by the module that holds them; a command's function is found there under its own name."""
 
-    def __init__(self, *args: Any, commands_in: Mapping[str, str], **extra: Any) -> None:  # click's own arguments
+    def __init__(
+        self,
+        *args: Any,  # click's own arguments
+        groups: Mapping[str, Mapping[str, str]],  # by their heading: names, and the modules that hold them
+        **extra: Any,
+    ) -> None:
         super().__init__(*args, **extra)
-        self._modules = commands_in
+        self._groups = groups
+        self._modules = {name: module for commands in groups.values() for name, module in commands.items()}
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names in the order of the table, which is the order of use."""
+        """Return the names in the order of the table, which is the order of use."""
         return list(self._modules)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands under the headings of their groups, their words in one column."""
+        widest = max(map(len, self._modules))
+        room = formatter.width - 6 - widest
+        for heading, names in self._groups.items():
+            commands = [(name, self.get_command(ctx, name)) for name in names]
+            rows = [(f"{name:{widest}}", command.get_short_help_str(room)) for name, command in commands if command]
+            with formatter.section(heading):
+                formatter.write_dl(rows)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the command's module now."""

@@ -43,6 +43,15 @@ def test_every_help_has_an_example_of_that_command(run: Run, name: str) -> None:
     assert f"$ decentral {name}" in result.output
 
 
+def test_help_shows_the_commands_by_what_they_are_for(run: Run) -> None:
+    shown = run("--help").output
+    parts = [part.splitlines() for part in shown.split("\n\n")]
+    headed = {lines[0]: [line.split()[0] for line in lines[1:]] for lines in parts if lines[0] in ("Run:", "Steer:")}
+    assert headed["Run:"][:4] == ["demo", "init", "start", "join"]
+    assert {"pause", "resume", "leave"} <= set(headed["Steer:"])
+    assert all(f"\n  {name} " in shown for name in COMMANDS)
+
+
 @pytest.mark.parametrize("name", EVERY_COMMAND)
 def test_every_option_says_what_it_is_for(name: str) -> None:
     for parameter in EVERY_COMMAND[name].params:
