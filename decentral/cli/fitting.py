@@ -14,10 +14,10 @@ from decentral.cli.terms import Sizes, terms_of
 from decentral.errors import UsageError
 from decentral.manifest import Manifest
 from decentral.manifest.presets import class_of
-from decentral.simulate.round_time import TARGET, Circumstances, Fit, fitting
 from decentral.tasks.language_model import build_language_model
 from decentral.tasks.sizing import VOCAB, LanguageModelConfig, parameters_of
 from decentral.training.inner import build_inner, inner_step
+from decentral.training.round_time import TARGET, Circumstances, Fit, fitting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, fields
 from functools import cache
 from typing import Any, Final, Literal
 
-from decentral.lab.lab_peer import ExchangeKind, LabWorld
 from decentral.manifest import Manifest
 from decentral.manifest.table import canonical
+from decentral.trial.replicas import ExchangeKind, TrialWorld
 
 __all__ = ["FORMAT", "Cell", "Curve", "Flips", "Kind", "Line", "Looks", "Point", "Task"]
 
@@ -96,10 +96,10 @@ class Line:
     slow: float = 1.0  # times as long that one peer's steps take
     thin: float = 1.0  # times as long that one peer's bytes take
 
-    def world(self, peers: int, numel: int) -> LabWorld:
+    def world(self, peers: int, numel: int) -> TrialWorld:
         """As the laboratory's swarm takes it; ``numel``: parameters of the small model."""
         scale = 1.0 if self.parameters is None else self.parameters / numel
-        return LabWorld(
+        return TrialWorld(
             peers, self.step_seconds, self.rate_mbit * 1e6 / 8, self.latency_ms / 1e3, scale, self.slow, self.thin
         )
 

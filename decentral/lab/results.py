@@ -14,13 +14,13 @@ import numpy as np
 
 from decentral.lab.cells import Cell
 from decentral.lab.comparing import Found, Row, Run
-from decentral.lab.lab_peer import ExchangeKind
 from decentral.lab.laboratory import Store
 from decentral.lab.plan import Contestant, Plan, Reported
 from decentral.lab.running import Outcome
 from decentral.lab.tables import tables_md
 from decentral.lab.terms import PEERS, Link, Place, Reference, Study
 from decentral.state.durable import disk_errors
+from decentral.trial.replicas import ExchangeKind
 
 __all__ = ["FIGURES", "curves_csv", "draw", "found_by", "results_csv", "write_report"]
 

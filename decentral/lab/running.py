@@ -18,14 +18,15 @@ from torch import Tensor, nn
 
 from decentral.errors import DecentralError, NonFiniteError
 from decentral.lab.cells import Cell, Curve, Flips, Looks, Point
-from decentral.lab.course import Course
-from decentral.lab.lab_peer import LabWorld, lab_peers
+from decentral.lab.lockstep import lockstep_of
 from decentral.lab.work import Digits, Language, Work, corpus_of
 from decentral.manifest import Manifest
 from decentral.optimizers import OuterMethod, RoundInfo, make_outer
 from decentral.optimizers.base import State
 from decentral.parameters import parameters_of, scatter, schema_of
 from decentral.training.inner import Averages, build_inner, inner_step, warm_up
+from decentral.trial.course import Course
+from decentral.trial.replicas import TrialWorld, trial_peers
 
 __all__ = [
     "HeldOut",
@@ -135,13 +136,14 @@ def run_swarm(cell: Cell, work: Work) -> Curve:
     manifest = cell.manifest
     apart = make_outer(manifest.outer.method, manifest.outer.hyper).begins_apart
     modules = [work.model(rank if apart else 0) for rank in range(cell.peers)]
-    peers = lab_peers(manifest, modules)
+    peers = trial_peers(manifest, modules)
     if cell.flips is not None:
         for peer in peers:
             peer.replica.method = flipped(peer.replica.method, cell.flips)
     numel = peers[0].live.schema.numel
-    world = LabWorld(cell.peers) if cell.line is None else cell.line.world(cell.peers, numel)
-    course = Course(work, peers, work.trained(modules), world)
+    world = TrialWorld(cell.peers) if cell.line is None else cell.line.world(cell.peers, numel)
+    trained = work.trained(modules)
+    course = Course(work, peers, trained, world, lockstep_of(peers, trained))
     return _Looking(course, work, cell).curve()
 
 
@@ -262,7 +264,7 @@ def run_together(cell: Cell, work: Work) -> Curve:
     manifest = cell.manifest
     ranks = 1 if cell.kind == "alone" else cell.peers
     trainer = _Trainer(manifest, work, ranks)
-    world, tokens, looks = LabWorld(ranks), work.tokens_of_step, Looks(cell.steps, cell.points)
+    world, tokens, looks = TrialWorld(ranks), work.tokens_of_step, Looks(cell.steps, cell.points)
     each = world.sent(_FLOAT32 * trainer.numel, "reduce", ranks)
     found = [Point(0, 0, 0, 0.0, 0.0, trainer.held_out())]
     for step in range(1, cell.steps + 1):

@@ -277,7 +277,7 @@ class Language:
 
 @dataclass(frozen=True, slots=True)
 class LanguagePeer:
-    """Builds the training of the peer of a number, as somebody's own function does: see decentral.lab.own_model.
+    """Builds the training of the peer of a number, as somebody's own function does: see decentral.trial.own_model.
 
     ``terms`` have the model and the inner optimizer; ``data`` is as --data names it, None the standard library.
     """

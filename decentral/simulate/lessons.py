@@ -27,6 +27,7 @@ from decentral.parameters import Fragment, ParameterSpec, Schema
 from decentral.replica.codec import Codec, codec_of
 from decentral.rounds.snapshots import ANY_FORM, PACKED
 from decentral.simulate.student import WIDTH, Student, beginning, weight_name
+from decentral.training.round_time import body_nbytes
 from decentral.transport.memory import Weight
 from decentral.transport.requests import PREFIX_NBYTES
 from decentral.wire.frames import HEADER_NBYTES
@@ -39,7 +40,6 @@ __all__ = [
     "Lesson",
     "LessonName",
     "StandIn",
-    "body_nbytes",
     "first_anchors",
     "lesson_named",
     "stand_in_for",
@@ -231,7 +231,6 @@ class Descent:
 # A reduce sends slices, so it is slices that are compared: of few values the scale and the kind of coding are a third
 # of the bytes, of a real slice they are nothing.
 
-SAMPLE = 1 << 22  # values that are encoded; a larger model is so many times as large
 DRAWS = 16  # small bodies that are made: one alone is up to a tenth longer or shorter than most
 WHOLE = Grain(align=1, piece=1 << 30)  # of a reduce of small tensors: as many parts as owners
 
@@ -261,14 +260,6 @@ def stand_in_for(manifest: Manifest, num_parameters: int, peers: int, lesson: Le
     whole = (HEADER_NBYTES + real) / (HEADER_NBYTES + small)
     offer = numel / toy[0].numel if manifest.exchange.kind == "reduce" else whole  # a reduce's: all bodies at most
     return StandIn(protocols, body, offer, WHOLE)
-
-
-def body_nbytes(codec: Codec, numel: int) -> float:
-    """Bytes of the body that ``numel`` Gaussian values make, as a matrix of up to 4 M of them."""
-    columns = min(numel, 2048)
-    rows = max(1, min(numel, SAMPLE) // columns)
-    sample_N = torch.randn(rows * columns, generator=torch.Generator().manual_seed(0))
-    return len(codec.encode(sample_N, {}, ((rows, columns),)).body) * (numel / (rows * columns))
 
 
 def _small_nbytes(codec: Codec, toy: Fragment, cuts: int) -> float:

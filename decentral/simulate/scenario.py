@@ -13,6 +13,7 @@ from decentral.manifest import Manifest, preset_manifest
 from decentral.optimizers import make_outer, presets
 from decentral.plugins import nearest
 from decentral.simulate.lessons import LessonName, StandIn
+from decentral.training.round_time import LATENCY
 
 __all__ = [
     "KINDS",
@@ -96,7 +97,7 @@ _HOME = Profile("home", crashes=0.07, partitions=0.002, loss=0.01, sleeps=0.01, 
 _SPOT = Profile("spot", crashes=0.12, graceful=0.3, away=60.0, bandwidth=25e6, asymmetry=1.0, loss=0.002)
 _EVEN = Profile(  # what arithmetic can foresee
     "even",
-    latency=0.040,
+    latency=LATENCY,
     asymmetry=1.0,
     bandwidth_spread=0.0,
     speed_spread=0.0,

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from decentral.consensus.machine import TICK
 from decentral.consensus.round_state import FETCH_AFTER, RESEND_AFTER
 from decentral.consensus.timing import Deadline
-from decentral.simulate.round_time import WAYS
 from decentral.simulate.scenario import Profile
+from decentral.training.round_time import WAYS
 
 Seconds = NDArray[np.float64]
 

@@ -26,9 +26,10 @@ from decentral.simulate.by_rounds.machine import (
     work_of,
 )
 from decentral.simulate.by_rounds.one_round import Memory, Round
-from decentral.simulate.round_time import body_of
 from decentral.simulate.scenario import Scenario
 from decentral.simulate.world import Progress
+from decentral.training import round_cost
+from decentral.training.round_time import body_of
 from decentral.wire.keys import Signer
 from decentral.wire.messages import Lease, seal_lease
 
@@ -207,7 +208,7 @@ def besides(scenario: Scenario, told: StepTimes, numel: int, nbytes: float, spen
     """Bytes of one of ``spent`` until the last outer step; ``nbytes``: of a frame, ``numel``: of the model."""
     n, kind, seconds = scenario.hosts, scenario.manifest.exchange.kind, max(told.times, default=0.0)
     directory = cost.renewal(n, LEASE).nbytes * RENEWALS * seconds / scenario.manifest.swarm.lease
-    votes = 0.0 if kind == "pair" else cost.control(kind, n, numel).nbytes * len(told.times)
+    votes = 0.0 if kind == "pair" else round_cost.control(kind, n, numel).nbytes * len(told.times)
     absences = [away for machine in spent for away in machine.been_away if away.end < seconds]
     return directory + votes + sum(_missed(away, told, numel, nbytes) for away in absences) / n
 

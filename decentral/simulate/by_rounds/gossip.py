@@ -22,8 +22,8 @@ from decentral.simulate.by_rounds.machine import (
     absences,
     machines_of,
 )
-from decentral.simulate.round_time import WAYS
 from decentral.simulate.scenario import Scenario
+from decentral.training.round_time import WAYS
 from decentral.wire.frames import HEADER_NBYTES
 
 ANSWERS = 5  # one-way delays of asking the other whether it steps, and of its answer

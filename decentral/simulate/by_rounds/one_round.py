@@ -23,8 +23,8 @@ from decentral.node.node import LEAST
 from decentral.simulate import cost
 from decentral.simulate.by_rounds.air import Air, LeaderView, Proposed, Seconds, applied, collected, committed
 from decentral.simulate.by_rounds.machine import Deadlines, MachineModel, Offering, RoundWork
-from decentral.simulate.cost import plan_nbytes
 from decentral.simulate.scenario import Scenario
+from decentral.training.round_cost import plan_nbytes
 from decentral.transport.memory import WINDOW
 from decentral.wire.frames import HEADER_NBYTES
 

@@ -21,13 +21,13 @@ from torch import Tensor, nn
 from decentral.compressors import parse_compressor, parse_feedback
 from decentral.compressors.base import relative_error
 from decentral.errors import ConfigError
-from decentral.lab.own_model import Build, OwnCourse
 from decentral.manifest import Manifest, preset_manifest
 from decentral.manifest.presets import justified
 from decentral.manifest.table import canonical
 from decentral.manifest.terms import INNER_OPTIMIZERS
 from decentral.optimizers import Contributor, RoundInfo, make_outer, presets
 from decentral.tensors.memory import fresh_zeros
+from decentral.trial.own_model import Build, OwnCourse
 
 __all__ = ["check_learns", "outer_gain", "quadratic", "trial"]
 

@@ -17,20 +17,33 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from decentral.flow.schedule import FEW
 from decentral.manifest import Manifest
 from decentral.manifest.presets import Class, Justified, Scale, class_of, faster, justified, no_faster
 from decentral.optimizers import make_outer, presets
 from decentral.replica.codec import Codec, codec_of
-from decentral.simulate import cost
-from decentral.simulate.cost import Cost
-from decentral.simulate.lessons import body_nbytes
-from decentral.simulate.scenario import PROFILES
+from decentral.training import round_cost
+from decentral.training.round_cost import Cost
 from decentral.transport.memory import WINDOW
 
-__all__ = ["TARGET", "WAYS", "Circumstances", "Fit", "RoundTime", "body_of", "fitting", "steps_for", "time_of_round"]
+__all__ = [
+    "LATENCY",
+    "TARGET",
+    "WAYS",
+    "Circumstances",
+    "Fit",
+    "RoundTime",
+    "body_nbytes",
+    "body_of",
+    "fitting",
+    "steps_for",
+    "time_of_round",
+]
 
-LATENCY = PROFILES["even"].latency
+LATENCY = 0.040  # s one way, of every line
+SAMPLE = 1 << 22  # values that are encoded; a larger model is so many times as large
 WAYS = 3  # one-way delays of a message on a stream of its own: open, confirm, say
 MESSAGES = {  # one after another, from the last inner step to the first one of the peers that hear of the commit last
     "gather": 4,  # offer beside the frame, proposal, vote, commit
@@ -94,8 +107,8 @@ def _sent(manifest: Manifest, numel: int, peers: int) -> Cost:
     codec, kind = codec_of(manifest), manifest.exchange.kind
     channels = len(make_outer(manifest.outer.method, manifest.outer.hyper).channels())
     if kind == "pair":
-        return cost.pair(peers, numel, lambda values: body_nbytes(codec, max(1, round(values))), vectors=channels)
-    frames = cost.reduce if kind == "reduce" else cost.gather
+        return round_cost.pair(peers, numel, lambda values: body_nbytes(codec, max(1, round(values))), vectors=channels)
+    frames = round_cost.reduce if kind == "reduce" else round_cost.gather
     sizes = {}
 
     def body(values: int) -> float:
@@ -103,7 +116,7 @@ def _sent(manifest: Manifest, numel: int, peers: int) -> Cost:
             sizes[values] = _all_channels(codec, values, channels)
         return sizes[values]
 
-    return frames(peers, numel, body) + cost.control(kind, peers, numel)
+    return frames(peers, numel, body) + round_cost.control(kind, peers, numel)
 
 
 def body_of(manifest: Manifest, num_parameters: int, peers: int) -> float:
@@ -118,6 +131,14 @@ def body_of(manifest: Manifest, num_parameters: int, peers: int) -> float:
 
 def _all_channels(codec: Codec, values: int, channels: int) -> float:
     return body_nbytes(codec.of(0), values) + sum(body_nbytes(codec.of(one), values) for one in range(1, channels))
+
+
+def body_nbytes(codec: Codec, numel: int) -> float:
+    """Bytes of the body that ``numel`` Gaussian values make, as a matrix of up to 4 M of them."""
+    columns = min(numel, 2048)
+    rows = max(1, min(numel, SAMPLE) // columns)
+    sample_N = torch.randn(rows * columns, generator=torch.Generator().manual_seed(0))
+    return len(codec.encode(sample_N, {}, ((rows, columns),)).body) * (numel / (rows * columns))
 
 
 # ---- terms that fit a line ----

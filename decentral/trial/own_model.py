@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from decentral.errors import ConfigError, NonFiniteError
-from decentral.lab.course import Course
-from decentral.lab.lab_peer import LabPeer, LabWorld, lab_peer, lab_signers
 from decentral.manifest import Manifest
 from decentral.optimizers import make_outer
 from decentral.parameters import buffers_of, parameters_of, scatter, schema_of
 from decentral.training.inner import Together
+from decentral.trial.course import Course
+from decentral.trial.replicas import TrialPeer, TrialWorld, trial_peer, trial_signers
 
 __all__ = ["Build", "OwnCourse", "OwnTraining", "TrainsAlone", "training_of"]
 
@@ -89,7 +89,7 @@ class TrainsAlone:
 
 
 @dataclass
-class _OwnPeer(LabPeer):
+class _OwnPeer(TrialPeer):
     """Its inner steps are the user's."""
 
     own_step: Callable[[], object] = field(default=lambda: None)
@@ -123,8 +123,6 @@ class _OwnPeer(LabPeer):
 class _OwnWork:
     """The part of a task that a course asks for, where each peer makes its own steps."""
 
-    stacked: Mapping[str, Tensor] = {}
-
     def backward(self, steps: Mapping[int, int]) -> dict[int, Tensor]:
         """Steps are whole: there is nothing to prepare."""
         return {}
@@ -143,13 +141,13 @@ class OwnCourse:
         *trainings, self._reading = _seeded(build, [*range(first, first + peers), first], alike=alike)
         manifest = manifest.changed(model={"buffers": "own"})  # their mean is made where the anchor is evaluated
         self._peers = [
-            lab_peer(manifest, rank, signer, one.model, one.optimizers, _OwnPeer)
-            for rank, (signer, one) in enumerate(zip(lab_signers(peers), trainings, strict=True))
+            trial_peer(manifest, rank, signer, one.model, one.optimizers, _OwnPeer)
+            for rank, (signer, one) in enumerate(zip(trial_signers(peers), trainings, strict=True))
         ]
         for peer, training in zip(self._peers, trainings, strict=True):
             peer.begin(training)
         work: Any = _OwnWork()
-        self._course = Course(work, list(self._peers), work, LabWorld(peers)).go()
+        self._course = Course(work, list(self._peers), work, TrialWorld(peers)).go()
         self._schema = schema_of(self._reading.model, manifest.outer.fragments)
         self._parameters = parameters_of(self._reading.model)
         self._fragments = manifest.outer.fragments

@@ -1,5 +1,5 @@
-"""A peer of a laboratory, that is the shipped schedule, replica and inner optimizers without a node, and the world of
-machines and lines in which it trains.
+"""A peer without a node, that is the shipped schedule, replica and inner optimizers, and the world of machines and
+lines in which it trains.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from decentral.training.live_side import LiveSide, Moments
 from decentral.training.schedule import SyncSchedule, make_schedule
 from decentral.wire.keys import Signer
 
-__all__ = ["ExchangeKind", "LabPeer", "LabWorld", "lab_peer", "lab_peers", "lab_signers"]
+__all__ = ["ExchangeKind", "TrialPeer", "TrialWorld", "trial_peer", "trial_peers", "trial_signers"]
 
 Backward = Callable[[Tensor], object]
 
 
 @dataclass
-class LabPeer:
+class TrialPeer:
     """A replica that trains, and what it has not merged yet."""
 
     rank: int
@@ -122,25 +122,25 @@ class LabPeer:
                 del self._to_adopt[fragment]
 
 
-Kind = TypeVar("Kind", bound=LabPeer)
+Kind = TypeVar("Kind", bound=TrialPeer)
 
 
-def lab_peers(manifest: Manifest, modules: Sequence[nn.Module]) -> list[LabPeer]:
+def trial_peers(manifest: Manifest, modules: Sequence[nn.Module]) -> list[TrialPeer]:
     """Make a peer of each module, which is its anchor; in the order of their ids, in which all sums are made."""
-    signers = lab_signers(len(modules))
+    signers = trial_signers(len(modules))
     return [
-        lab_peer(manifest, rank, signer, module, build_inner(manifest.inner, module), LabPeer)
+        trial_peer(manifest, rank, signer, module, build_inner(manifest.inner, module), TrialPeer)
         for rank, (signer, module) in enumerate(zip(signers, modules, strict=True))
     ]
 
 
-def lab_signers(count: int) -> list[Signer]:
+def trial_signers(count: int) -> list[Signer]:
     """The keys of so many peers, by rank: the same in every run."""
     signers = [Signer(hashlib.blake2b(b"lab%d" % n, digest_size=32).digest()) for n in range(count)]
     return sorted(signers, key=lambda signer: signer.peer)
 
 
-def lab_peer(
+def trial_peer(
     manifest: Manifest, rank: int, signer: Signer, module: nn.Module, optimizers: Sequence[Any], kind: type[Kind]
 ) -> Kind:
     """A peer of this ``kind``, whose live model is its own ``module``, and whose anchor is the module as it is now."""
@@ -156,7 +156,7 @@ def lab_peer(
 #
 # How long a step takes, and how long bytes do.
 #
-# A model of the laboratory is small, and stands for one that somebody would train: each of its bytes counts as
+# A model that is tried is small, and stands for one that somebody would train: each of its bytes counts as
 # ``scale`` of that one's. Every peer has the same line, but for one that may be thin, and the same machine, but for one
 # that may be slow: the last two, so that rank 0 is ever usual.
 
@@ -164,7 +164,7 @@ ExchangeKind = Literal["gather", "reduce", "pair"]
 
 
 @dataclass(frozen=True, slots=True)
-class LabWorld:
+class TrialWorld:
     """All peers' machines and lines."""
 
     peers: int
