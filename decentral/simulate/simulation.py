@@ -16,7 +16,7 @@ import anyio
 from decentral.consensus.chain import contributions
 from decentral.errors import ConfigError
 from decentral.manifest import Manifest
-from decentral.simulate import student
+from decentral.simulate import lessons
 from decentral.simulate.backend import run_in_virtual_time
 from decentral.simulate.by_rounds.forecast import check_by_rounds, forecast_by_rounds
 from decentral.simulate.checker import check
@@ -114,9 +114,9 @@ class Outcome:
         if not curve:
             return {}
         fragments = self.scenario.manifest.outer.fragments
-        points = [[0.0, round(student.alone(fragments, 0), 5)], *(curve[number] for number in sorted(curve))]
+        points = [[0.0, round(lessons.alone(fragments, 0), 5)], *(curve[number] for number in sorted(curve))]
         steps, alone = self._steps_per_peer(points[-1][0]), int(points[-1][0] / self.scenario.step_seconds)
-        lost = student.alone(fragments, alone, self.scenario.manifest.inner)
+        lost = lessons.alone(fragments, alone, self.scenario.manifest.inner)
         lone = {"loss_alone": round(lost, 5), "steps_alone": alone}
         return {"loss": points[-1][1], "steps": steps, **lone, "loss_curve": points}
 

@@ -137,7 +137,8 @@ def body_nbytes(codec: Codec, numel: int) -> float:
     """Bytes of the body that ``numel`` Gaussian values make, as a matrix of up to 4 M of them."""
     columns = min(numel, 2048)
     rows = max(1, min(numel, SAMPLE) // columns)
-    sample_N = torch.randn(rows * columns, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    sample_N = torch.randn(rows * columns, generator=generator, dtype=torch.float32, device="cpu")
     return len(codec.encode(sample_N, {}, ((rows, columns),)).body) * (numel / (rows * columns))
 
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from decentral.errors import ConfigError, UsageError
-from decentral.lab.tune_command import Script
+from decentral.lab.command import Script
 from decentral.manifest import load_manifest
 from tests.cli.conftest import Run
 from tests.lab import own_problems

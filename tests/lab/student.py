@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from decentral.manifest.terms import INNER_OPTIMIZERS, Inner
-from decentral.simulate.student import BATCH, HELD_OUT, NOISE, WIDTH, _loss, _terms, beginning
+from decentral.simulate.lessons import BATCH, HELD_OUT, NOISE, WIDTH, _loss, _terms, beginning
 from decentral.training.inner import built, forward_only, inner_step
 from decentral.trial.own_model import Build
 
