@@ -85,8 +85,9 @@ def lab_command(study: Path, out: Path | None, workers: int | None, device: str,
 
 
 def _usual_workers(device: str) -> int:
-    """One where models share a card: each process has a context and models of its own there, and a cell that ran out
-    of memory is kept as one that failed.
+    """Return the number of processors, or 1 where models share a card.
+
+    There each process has a context and models of its own, and a cell that ran out of memory is kept as failed.
     """
     return (os.cpu_count() or 1) if device == "cpu" else 1
 
@@ -137,7 +138,7 @@ class StudyLine:
         self._began, self._is_terminal = clock(), stream.isatty()
 
     def __call__(self, done: int, of: int, told: str) -> None:
-        """One more cell."""
+        """Write the line after one more cell."""
         line = f"{done} of {of} cells, {self._left(done, of)} left; {told}"
         self._stream.write(f"{_CLEAR}{line}" if self._is_terminal else f"{line}\n")
         self._stream.flush()

@@ -55,7 +55,7 @@ class Lockstep:
         return made
 
     def step(self, seconds: Sequence[float]) -> None:
-        """One of every replica; ``seconds``: virtual ones that it takes each of them."""
+        """Make one inner step of every replica; ``seconds``: virtual ones that it takes each of them."""
         self._trained.gradients({peer.rank: peer.steps for peer in self._peers})
         if self._inner.clip is not None:
             clip_each([leaf.grad for leaf in self._leaves if leaf.grad is not None], self._inner.clip)
@@ -142,7 +142,7 @@ class StackedMuon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # overloads
-        """One step of every matrix of every replica."""
+        """Make one step of every matrix of every replica."""
         assert closure is None, "gradients are made beforehand"
         for group in self.param_groups:
             for stacked in group["params"]:

@@ -46,7 +46,7 @@ Status = Literal["done", "diverged", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a cell."""
+    """The end of a cell."""
 
     status: Status  # diverged: a loss or a parameter was no number any more
     reason: str = ""  # of a failure, in one line
@@ -82,7 +82,7 @@ class Outcome:
 
 
 def failed(reason: str) -> Outcome:
-    """Of a cell that could not be run to its end."""
+    """Return the outcome of a cell that could not be run to its end."""
     return Outcome("failed", " ".join(reason.split())[:300])
 
 
@@ -106,7 +106,7 @@ def _curve(cell: Cell, device: str) -> Curve:
 
 
 def work_of(cell: Cell, device: str = "cpu") -> Work:
-    """What its replicas learn, and where."""
+    """Return the task that its replicas learn, on this device."""
     if cell.task == "digits":
         assert cell.alpha is not None, "studies of digits have one"
         return Digits(cell.manifest, cell.peers, cell.alpha)
@@ -116,7 +116,7 @@ def work_of(cell: Cell, device: str = "cpu") -> Work:
 
 
 def text_of(task: str) -> str:
-    """What is trained on, by name and version: another version is another text."""
+    """Return the text that is trained on, by name and version: another version is another text."""
     if task == "digits":
         return f"digits of scikit-learn {version('scikit-learn')}"
     return f"standard library of Python {platform.python_version()}"
@@ -206,13 +206,13 @@ class Reader:
         self._parameters = parameters_of(self._module)
 
     def loss(self, anchors: Fragments) -> float:
-        """Of one model."""
+        """Return the loss of one model."""
         for fragment, flat_N in zip(self._schema.fragments, anchors, strict=True):
             scatter(flat_N, fragment, self._parameters)
         return self._work.held_out(self._module)
 
     def held_out(self, replicas: Sequence[Fragments]) -> HeldOut:
-        """Of the models of peers that agree: one of them is given; or of all that do not."""
+        """Return the loss of peers that agree, of which one is given, or of all those that do not."""
         losses = [self.loss(anchors) for anchors in replicas]
         mean = sum(losses) / len(losses)
         if len(replicas) == 1:
@@ -296,7 +296,7 @@ class _Trainer:
         return sum(parameter.numel() for parameter in self._held[0])
 
     def step(self) -> None:
-        """One inner step of all."""
+        """Make one inner step of all."""
         inner_step(self._manifest.inner, self._optimizers, self._losses, backward=self._backward)
         for scheduler in self._schedulers:
             scheduler.step()
@@ -304,7 +304,7 @@ class _Trainer:
         self._hand_out()
 
     def held_out(self) -> float | None:
-        """Of what is learnt, where the inner optimizer trains at something else; None: no number."""
+        """Return the loss of what is learnt, where the inner optimizer trains at something else; None: no number."""
         self._averages.show()
         loss = self._work.held_out(self._modules[0])
         self._averages.resume()

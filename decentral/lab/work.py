@@ -63,7 +63,7 @@ class StackedLlama:
         self.stacked = {name: _shared([named[name] for named in self._named]) for name in self._named[0]}
 
     def backward(self, steps: Mapping[int, int]) -> dict[int, Tensor]:
-        """See Trained."""
+        """Do what ``Trained.backward`` says."""
         losses = self.gradients(steps)
         self.hand_out(list(losses))
         for stacked in self.stacked.values():
@@ -71,7 +71,7 @@ class StackedLlama:
         return losses
 
     def gradients(self, steps: Mapping[int, int]) -> dict[int, Tensor]:
-        """See Trained."""
+        """Do what ``Trained.gradients`` says."""
         ranks = sorted(steps)
         tokens_RBT = torch.stack([self._tokens(rank, steps[rank]) for rank in ranks])
         chosen = None if len(ranks) == len(self._named) else torch.tensor(ranks)
@@ -81,7 +81,7 @@ class StackedLlama:
         return dict(zip(ranks, losses_R.detach(), strict=True))
 
     def hand_out(self, ranks: Sequence[int]) -> None:
-        """See Trained."""
+        """Do what ``Trained.hand_out`` says."""
         for name, stacked in self.stacked.items():
             assert stacked.grad is not None, "every weight of a Llama has a part in the loss"
             rows = stacked.grad.unbind(0)
@@ -90,7 +90,7 @@ class StackedLlama:
 
 
 def _shared(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """One leaf (R, ...), of which each of ``parameters`` is a view from now on."""
+    """Make one leaf (R, ...), of which each of ``parameters`` is a view from now on."""
     stacked = torch.stack([parameter.detach() for parameter in parameters])
     for row, parameter in zip(stacked, parameters, strict=True):
         parameter.data = row
@@ -115,7 +115,7 @@ def stacked_losses(weights: Mapping[str, Tensor], tokens_RBT: Tensor, config: An
 
 
 class _Layer:
-    """One transformer block of all replicas."""
+    """A transformer block of all replicas."""
 
     def __init__(self, weights: Mapping[str, Tensor], prefix: str, config: Any) -> None:
         self._weights, self._prefix, self._config = weights, prefix, config
@@ -189,7 +189,7 @@ class Trained(Protocol):
 
 
 class Work(Protocol):
-    """One task with its data."""
+    """A task with its data."""
 
     def model(self, number: int = 0) -> nn.Module:
         """A freshly initialised model of the run's seed, or of one of its own; the same bits at every call."""
@@ -197,7 +197,7 @@ class Work(Protocol):
 
     @property
     def tokens_of_step(self) -> int:
-        """What one replica sees in an inner step: bytes of text, or examples."""
+        """Return how much one replica sees in an inner step: bytes of text, or examples."""
         ...
 
     def loss(self, module: nn.Module, rank: int, step: int) -> Tensor:
@@ -221,14 +221,14 @@ class OneByOne:
         self.stacked: Mapping[str, Tensor] = {}
 
     def gradients(self, steps: Mapping[int, int]) -> dict[int, Tensor]:
-        """See Trained."""
+        """Do what ``Trained.gradients`` says."""
         return self.backward(steps)
 
     def hand_out(self, ranks: Sequence[int]) -> None:
         """They are there."""
 
     def backward(self, steps: Mapping[int, int]) -> dict[int, Tensor]:
-        """See Trained."""
+        """Do what ``Trained.backward`` says."""
         losses = {}
         for rank, step in steps.items():
             loss = self._work.loss(self._modules[rank], rank, step)
@@ -260,14 +260,14 @@ class _Split:
 
 
 class Digits:
-    """See Work. The split, the shards and the batches follow from the run's seed."""
+    """The digits, as Work. The split, the shards and the batches follow from the run's seed."""
 
     def __init__(self, manifest: Manifest, peers: int, alpha: float) -> None:
         self._manifest = manifest
         self._split = _split(peers, alpha, manifest.run.seed)
 
     def model(self, number: int = 0) -> nn.Module:
-        """See Work: weights uniform within 1 / sqrt(inputs), biases zero."""
+        """Do what ``Work.model`` says: weights uniform within 1 / sqrt(inputs), biases zero."""
         hidden, generator = self._manifest.model.hidden, torch.Generator().manual_seed(self._manifest.run.seed + number)
         made = nn.Sequential(nn.Linear(_PIXELS, hidden), nn.ReLU(), nn.Linear(hidden, _LABELS))
         with torch.no_grad():
@@ -278,11 +278,11 @@ class Digits:
 
     @property
     def tokens_of_step(self) -> int:
-        """See Work: examples."""
+        """Return ``Work.tokens_of_step``: examples."""
         return self._manifest.data.batch_size
 
     def loss(self, module: nn.Module, rank: int, step: int) -> Tensor:
-        """See Work."""
+        """Do what ``Work.loss`` says."""
         shard = self._split.shards[rank]
         random = np.random.default_rng((self._manifest.run.seed, rank, step))
         place = shard[torch.from_numpy(random.integers(len(shard), size=self._manifest.data.batch_size))]
@@ -290,12 +290,12 @@ class Digits:
 
     @torch.no_grad()
     def held_out(self, module: nn.Module) -> float:
-        """See Work; in nats per digit."""
+        """Do what ``Work.held_out`` says; in nats per digit."""
         logits = module(self._split.held_image_DX)
         return float(functional.cross_entropy(logits.double(), self._split.held_label_D))
 
     def trained(self, modules: Sequence[nn.Module]) -> Trained:
-        """See Work."""
+        """Do what ``Work.trained`` says."""
         return OneByOne(self, modules)
 
 
@@ -350,7 +350,7 @@ def _drawn_shards(label_D: np.ndarray, peers: int, alpha: float, random: np.rand
 
 
 class Language:
-    """See Work. Which bytes a step sees follows from the run's seed, the rank and the step."""
+    """Text, as Work. Which bytes a step sees follows from the run's seed, the rank and the step."""
 
     def __init__(
         self, manifest: Manifest, corpus: Corpus, peers: int, *, uneven: bool, windows: int = 128, device: str = "cpu"
@@ -360,7 +360,7 @@ class Language:
         self._config = LanguageModelConfig.of(manifest.model)
 
     def model(self, number: int = 0) -> nn.Module:
-        """See Work."""
+        """Do what ``Work.model`` says."""
         from decentral.tasks.language_model import build_language_model  # transformers, which digits need not wait for
 
         built: nn.Module = build_language_model(self._config, seed=self._manifest.run.seed + number)
@@ -368,7 +368,7 @@ class Language:
 
     @property
     def tokens_of_step(self) -> int:
-        """See Work."""
+        """Return ``Work.tokens_of_step``."""
         return self._manifest.data.batch_size * self._config.context
 
     def tokens(self, rank: int, step: int) -> Tensor:
@@ -388,13 +388,13 @@ class Language:
         return length * rank // self._peers, length * (rank + 1) // self._peers
 
     def loss(self, module: nn.Module, rank: int, step: int) -> Tensor:
-        """See Work."""
+        """Do what ``Work.loss`` says."""
         tokens = self.tokens(rank, step).to(self._device)
         loss: Tensor = module(input_ids=tokens, labels=tokens).loss
         return loss
 
     def held_out(self, module: nn.Module) -> float:
-        """See Work; in bits per byte."""
+        """Do what ``Work.held_out`` says; in bits per byte."""
         from decentral.tasks.evaluate import bits_per_byte  # as above
 
         held: Any = module
@@ -403,7 +403,7 @@ class Language:
         )
 
     def trained(self, modules: Sequence[nn.Module]) -> Trained:
-        """See Work: all at once, but for mixtures, whose tokens go different ways."""
+        """Do what ``Work.trained`` says: all at once, but for mixtures, whose tokens go different ways."""
         if self._config.experts is not None or len(modules) == 1:
             return OneByOne(self, modules)
         return StackedLlama(modules, self.tokens)

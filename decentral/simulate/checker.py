@@ -214,8 +214,10 @@ class _Mass:
                 self._judge(entry, f, unmoved_N, self._given_up(entry.host, f))
 
     def _judge(self, entry: Entry, f: int, unmoved_N: Tensor, given_up_N: Tensor) -> None:
-        """What a branch left uncounted is given up with it: the branch that won may count that in full. So may a record
-        what an earlier life had sent, and a later one gave up.
+        """Say what was lost or counted twice.
+
+        Progress that a branch left uncounted is given up with it: the branch that won may count that in full. So may a
+        record what an earlier life had sent, and a later one gave up.
         """
         off_N = _apart_from_rounding(unmoved_N - given_up_N)
         in_full = self._adopted(entry.host) or self._counted_after_all(entry.host)
@@ -256,8 +258,8 @@ class _Mass:
         return made_N
 
     def _given_up(self, host: int, f: int) -> Tensor:
-        """What absences cost. A crash before the next checkpoint takes it back, and so does damage to that checkpoint:
-        the one before it still has that progress.
+        """Return what absences cost. A crash before the next checkpoint takes it back, and so does damage to that
+        checkpoint: the one before it still has that progress.
         """
         since_saved = [torch.zeros(VALUES)]  # between checkpoints, the last since the newest one
         for entry in (entry for entry in self.trace if entry.host == host):
@@ -339,7 +341,9 @@ def _drawn(record: Record) -> list[PeerId]:
 
 
 def _by_farewells(record: Record, rivals: list[Record], trace: Trace) -> bool:
-    """Whether all whom ``record`` drops had said farewell, and none of them was back before the rivals were made."""
+    """Return whether all whom ``record`` drops had said farewell, and none of them was back before the rivals were
+    made.
+    """
     holders = {entry.host for entry in trace.of("logged") if entry.fields["hash"] == record.hash}
     if any(entry.host in holders and entry.fields["round"] == record.round for entry in trace.of("node_shrunk")):
         return False  # some of them were silent
@@ -384,7 +388,7 @@ def check_anchors(trace: Trace, manifest: Manifest, lesson: LessonName, verdict:
 
 
 def _can_be_judged(manifest: Manifest) -> bool:
-    """Whether what a record averages shows in its frames alone: owners' results do, and frames that count alike."""
+    """Return whether a record's mean shows in its frames alone: owners' results do, and frames that count alike."""
     outer, reduces = manifest.outer, manifest.exchange.kind == "reduce"
     plain = outer.norm_clip in (None, "none") and outer.aggregation is None
     alike = plain and manifest.weighting == "equal" and outer.method not in WEIGH
@@ -393,7 +397,7 @@ def _can_be_judged(manifest: Manifest) -> bool:
 
 
 class _Averaging:
-    """What records average, from the bytes that their frames hold; they are asked for in order.
+    """Means of records, from the bytes that their frames hold; they are asked for in order.
 
     Under ef21 and econtrol a contribution is all that its sender sent for the fragment since it came in.
     """
@@ -405,7 +409,7 @@ class _Averaging:
         self._sent: dict[tuple[PeerId, int], Tensor] = {}
 
     def of(self, record: Record, fragment: Fragment) -> Averaged | None:
-        """One record; None where it names no frames."""
+        """Return what one record averages; None where it names no frames."""
         averaged = self._averaged(record, fragment) if record.frames else None
         self._sent = {key: sent_N for key, sent_N in self._sent.items() if key[0] in record.next_members}
         return averaged
@@ -482,9 +486,9 @@ def check_pairs(trace: Trace, manifest: Manifest, verdict: Verdict) -> None:
 
 
 def _undecidable(trace: Trace, mine: Entry, partner: int) -> bool:
-    """Whether one of the two died, or the link between them, while a leader was waiting for its answer.
+    """Return whether one of the two died, or the link between them, while a leader was waiting for its answer.
 
-    The two generals' problem: whoever answers last cannot know that it was heard. Nothing else is an excuse.
+    The two generals' problem: the last to answer cannot know that it was heard. Nothing else is an excuse.
     """
     number, pair = mine.fields["round"], {mine.host, partner}
     for told in trace.of("node_undecided"):  # by the leader, when it gave up

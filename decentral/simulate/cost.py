@@ -34,10 +34,10 @@ from decentral.wire.messages import Lease
 
 
 def leader(kind: str, n: int, numel: int) -> Cost:
-    """What the leader of a round sends besides its own offer: another peer every round.
+    """Return what the leader of a round sends besides its own offer: another peer every round.
 
-    Of a commit that a committee voted for it tells those whose votes are in it, and as many of the others as each of
-    those tells.
+    A commit that a committee voted for it sends to those whose votes are in it, and to as many of the others as each
+    of those does.
     """
     voters, record = min(n, SEATS), record_of(kind, n, numel)
     relays = voters // 2 + 1
@@ -69,7 +69,9 @@ BEAM, REPLICAS, PINGS, LOOKS = 20, 5, 8, 4  # nodes of a look-up, copies of a le
 
 
 def renewal(n: int, lease: Lease) -> Cost:
-    """One renewal of a peer's lease: to whom it tells, with one other asked for all it knows; and its answers."""
+    """Return the cost of renewing a peer's lease: to those it tells, with one other asked for all it knows; and its
+    answers.
+    """
     nbytes, entry = size(lease), len(write_leases([(1.0, lease)]))
     told, passed_to, leases = around(n)
     answer = Cost(1.0, ANSWER_NBYTES)
@@ -95,7 +97,7 @@ def around(n: int) -> tuple[float, float, float]:
 
 
 def lookups(n: int, lease: Lease) -> Cost:
-    """What a peer has with hivemind's DHT in a third of a lease: pings, its lease stored, its share of the look-ups."""
+    """Return a peer's cost of hivemind's DHT in a third of a lease: pings, its lease stored, its share of the look-ups."""
     found = message(FIND_NBYTES) + message(FOUND_NBYTES)
     ping = message(PING_NBYTES) + message(PONG_NBYTES)
     store = message(STORE_NBYTES + size(lease)) + message(STORED_NBYTES)

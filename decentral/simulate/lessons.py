@@ -68,7 +68,7 @@ USUAL = Inner()
 
 
 class Student:
-    """One life of one peer's inner optimizer. See Lesson."""
+    """A lesson: one life of one peer's inner optimizer."""
 
     def __init__(self, num_fragments: int, seed: int, inner: Inner = USUAL) -> None:
         self._generator = torch.Generator().manual_seed(seed)
@@ -79,7 +79,7 @@ class Student:
         self.inner: InnerOptimizer = _InnerMoments(self.weights, self._optimizers)
 
     def step(self, live: Sequence[Tensor], number: int, begins: Callable[[], None] = lambda: None) -> list[Tensor]:
-        """One step from the live parameters; what it subtracts from each fragment."""
+        """Make one step from the live parameters; return what it subtracts from each fragment."""
         inputs_BD = torch.randn(BATCH, WIDTH, generator=self._generator)
         self._put(live)
         noise_BD = NOISE * torch.randn(BATCH, WIDTH, generator=self._generator)
@@ -123,7 +123,7 @@ def _optimizers(inner: Inner, weights: Sequence[Tensor], seed: int) -> list[torc
 
 
 class _InnerMoments:
-    """See decentral.optimizers.InnerOptimizer."""
+    """The moments of one life, as a decentral.optimizers.InnerOptimizer."""
 
     def __init__(self, weights: Sequence[Tensor], optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self.weights, self._optimizers = weights, optimizers
@@ -217,12 +217,14 @@ _SHAPES: dict[LessonName, tuple[int, int]] = {
 
 
 class Lesson(Protocol):
-    """What one peer's inner steps do."""
+    """A peer's inner steps."""
 
     inner: InnerOptimizer  # what stands for one
 
     def step(self, live: Sequence[Tensor], number: int, begins: Begins = lambda: None) -> list[Tensor]:
-        """What inner step ``number`` of this peer subtracts from each fragment; ``begins``: once gradients are made."""
+        """Return what inner step ``number`` of this peer subtracts from each fragment; ``begins``: called once
+        gradients are made.
+        """
         ...
 
     def loss(self, anchors: Sequence[Tensor]) -> float | None:
@@ -238,14 +240,14 @@ class Marks:
         self.inner: InnerOptimizer = self._descent
 
     def step(self, live: Sequence[Tensor], number: int, begins: Begins = lambda: None) -> list[Tensor]:
-        """See Lesson."""
+        """Do what ``Lesson.step`` says."""
         marks = [torch.zeros_like(live_N) for live_N in live]
         for fragment, mark_N in enumerate(marks):
             mark_N[(number - 1 + fragment) % len(mark_N)] = UNIT
         return self._descent.step(marks, begins)
 
     def loss(self, anchors: Sequence[Tensor]) -> float | None:
-        """See Lesson."""
+        """Do what ``Lesson.loss`` says."""
         return None
 
 
@@ -258,12 +260,12 @@ class Noise:
         self.inner: InnerOptimizer = self._descent
 
     def step(self, live: Sequence[Tensor], number: int, begins: Begins = lambda: None) -> list[Tensor]:
-        """See Lesson."""
+        """Do what ``Lesson.step`` says."""
         steps = [0.01 * torch.randn(live_N.shape, generator=self._generator) for live_N in live]
         return self._descent.step(steps, begins)
 
     def loss(self, anchors: Sequence[Tensor]) -> float | None:
-        """See Lesson."""
+        """Do what ``Lesson.loss`` says."""
         return None
 
 
@@ -276,11 +278,11 @@ class Tiles:
         self.inner: InnerOptimizer = self._descent
 
     def step(self, live: Sequence[Tensor], number: int, begins: Begins = lambda: None) -> list[Tensor]:
-        """See Lesson."""
+        """Do what ``Lesson.step`` says."""
         return self._descent.step(list(self._choice.choice(self._drawn)), begins)
 
     def loss(self, anchors: Sequence[Tensor]) -> float | None:
-        """See Lesson."""
+        """Do what ``Lesson.loss`` says."""
         return None
 
 
@@ -341,7 +343,7 @@ class Descent:
         self._gradients: list[Tensor] = []
 
     def step(self, gradients: Sequence[Tensor], begins: Callable[[], None]) -> list[Tensor]:
-        """What one inner step subtracts; ``begins`` may change the gradients."""
+        """Return what one inner step subtracts; ``begins`` may change the gradients."""
         self._gradients = list(gradients)
         begins()
         if self._averages:
@@ -356,22 +358,22 @@ class Descent:
             self._held[name] = [old_N * beta + new_N * (1 - beta) for old_N, new_N in zip(before, powers, strict=True)]
 
     def read_moment(self, name: str, fragment: int) -> Tensor | None:
-        """See InnerOptimizer."""
+        """Do what ``InnerOptimizer.read_moment`` says."""
         return self._held[name][fragment].clone() if name in self._held else None
 
     def write_moment(self, name: str, fragment: int, moment_N: Tensor) -> bool:
-        """See InnerOptimizer."""
+        """Do what ``InnerOptimizer.write_moment`` says."""
         if name not in self._held:
             return False
         self._held[name][fragment] = moment_N.clone()
         return True
 
     def read_gradient(self, fragment: int) -> Tensor | None:
-        """See InnerOptimizer."""
+        """Do what ``InnerOptimizer.read_gradient`` says."""
         return self._gradients[fragment].clone()
 
     def add_to_gradient(self, fragment: int, added_N: Tensor) -> None:
-        """See InnerOptimizer."""
+        """Do what ``InnerOptimizer.add_to_gradient`` says."""
         self._gradients[fragment] = self._gradients[fragment] + added_N
 
 
@@ -399,7 +401,7 @@ class StandIn:
 
 
 def stand_in_for(manifest: Manifest, num_parameters: int, peers: int, lesson: LessonName = "tiles") -> StandIn:
-    """What the small model of a forecast with ``peers`` peers stands for. Lengths and headers are as they are."""
+    """Return what the small model of a forecast with ``peers`` peers stands for. Lengths and headers are as they are."""
     codec, numel = codec_of(manifest), max(1, num_parameters // manifest.outer.fragments)
     toy = toy_schema(lesson, manifest.outer.fragments).fragments
     cuts = max(1, peers) if manifest.exchange.kind == "reduce" else 1

@@ -31,7 +31,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One simulated run."""
+    """A simulated run."""
 
     manifest: Manifest
     profile: Profile
@@ -64,7 +64,7 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What a swarm has to live with. Times in seconds, rates in bytes per second; shares between 0 and 1."""
+    """Conditions that a swarm has to live with. Times in seconds, rates in bytes per second; shares between 0 and 1."""
 
     name: str
     crashes: float = 0.0  # share of peers that end per round of theirs, by a crash or a goodbye
@@ -211,7 +211,7 @@ def others() -> tuple[str, ...]:
 
 
 def _leaves_marks(kind: str) -> bool:
-    """Whether what is given is counted to the last bit."""
+    """Return whether what is given is counted to the last bit."""
     if kind not in others():
         return kind in ("gather", "reduce")
     return presets()[kind].exchange == "gather" and not make_outer(kind, {}).rebuilds

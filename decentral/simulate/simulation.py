@@ -35,7 +35,7 @@ GARBAGE_EVERY = 100_000  # objects more than were freed; Python's own is 700
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a simulated run; ``to_dict`` is the JSON of ``decentral simulate``."""
+    """The outcome of a simulated run; ``to_dict`` is the JSON of ``decentral simulate``."""
 
     scenario: Scenario
     trace: Trace
@@ -46,7 +46,7 @@ class Outcome:
 
     @property
     def sound(self) -> bool:
-        """Whether every guarantee held and nothing hung."""
+        """Return whether every guarantee held and nothing hung."""
         return self.verdict.sound and not self.hangs
 
     def to_dict(self) -> dict[str, Any]:
@@ -153,7 +153,7 @@ def simulate(scenario: Scenario, afflict: Afflict = Troubles, on_progress: Progr
 
 @contextmanager
 def _few_collections() -> Iterator[None]:
-    """What happened stays to the end, and every look for garbage goes through it: a third of the time, for nothing."""
+    """Collect garbage seldom: what happened stays to the end, and each collection goes through it, a third of the time."""
     before = gc.get_threshold()
     gc.set_threshold(GARBAGE_EVERY, 50, 1000)
     try:

@@ -35,7 +35,7 @@ HASH = bytes(32)
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one peer sends, on average over all peers."""
+    """Messages and bytes that one peer sends, on average over all peers."""
 
     messages: float
     nbytes: float
@@ -44,12 +44,12 @@ class Cost:
         return Cost(self.messages + other.messages, self.nbytes + other.nbytes)
 
     def times(self, factor: float) -> Cost:
-        """That many of it."""
+        """Return so many times this cost."""
         return Cost(factor * self.messages, factor * self.nbytes)
 
 
 def message(nbytes: float) -> Cost:
-    """One message with a body of ``nbytes``."""
+    """Return the cost of one message with a body of ``nbytes``."""
     return Cost(1.0, PREFIX_NBYTES + nbytes)
 
 
@@ -64,7 +64,8 @@ VOTE = Vote(0, 1, 0, HASH, bytes(SIGNATURE_NBYTES))
 
 
 def control(kind: str, n: int, numel: int) -> Cost:
-    """Control messages of one round of a gather or a reduce: offers, votes, and what is said once to all or to voters.
+    """Count the control messages of one round of a gather or a reduce: offers, votes, and what is said once to all or
+    to voters.
 
     A committee hears the offers of all, and all hear those of the committee.
     """
@@ -86,7 +87,7 @@ def plan(kind: str, n: int, numel: int) -> Cost:
 
 
 def num_parts(n: int, numel: int) -> int:
-    """Parts of a reduce, each with a result of its own."""
+    """Return the number of parts of a reduce, each with a result of its own."""
     return len(partition(numel, _owners(n)))
 
 
@@ -95,12 +96,12 @@ def _owners(n: int) -> list[PeerId]:
 
 
 def gather(n: int, numel: int, body: Body) -> Cost:
-    """Frames of one round: each to every other."""
+    """Count the frames of one round: each to every other."""
     return message(HEADER_NBYTES + body(numel)).times(n - 1)
 
 
 def reduce(n: int, numel: int, body: Body) -> Cost:
-    """Frames of one round: a slice to every owner, a result to every peer."""
+    """Count the frames of one round: a slice to every owner, a result to every peer."""
     sizes: dict[int, float] = {}
     total = Cost(0.0, 0.0)
     for _, start, stop in partition(numel, _owners(n)):
@@ -111,7 +112,7 @@ def reduce(n: int, numel: int, body: Body) -> Cost:
 
 
 def pair(n: int, numel: int, body: Body, vectors: int = 2) -> Cost:
-    """Frames and messages of one gossip step: the method's vectors to the partner; and one commit."""
+    """Count the frames and messages of one gossip step: the method's vectors to the partner; and one commit."""
     swap = message(HEADER_NBYTES + body(vectors * numel))
     commit = (message(COMMIT_NBYTES) + message(1)).times(0.5)
     return (swap + commit).times(2 * (n // 2) / n)
@@ -126,7 +127,9 @@ def pair(n: int, numel: int, body: Body, vectors: int = 2) -> Cost:
 
 
 def record_nbytes(members: int, frames: int, contributors: int = 0) -> float:
-    """A record that keeps its members; with contributors, ``frames`` are the results of a reduce, one per range."""
+    """Return the bytes of a record that keeps its members; with contributors, ``frames`` are the results of a reduce,
+    one per range.
+    """
     empty, member, frame, contributor, part = _record_sizes()
     result = part if contributors else frame
     return empty + members * member + frames * result + contributors * contributor
@@ -134,7 +137,9 @@ def record_nbytes(members: int, frames: int, contributors: int = 0) -> float:
 
 @cache
 def _record_sizes() -> tuple[int, int, int, int, int]:
-    """Bytes of an empty record, and what a member, a frame, a contributor, a range with its result add to one."""
+    """Return the bytes of an empty record, and what a member, a frame, a contributor, a range with its result add to
+    one.
+    """
     empty = _nbytes(_record(0, 0, 0))
     reduced = _nbytes(_record(0, 1, 1))
     return (
@@ -166,7 +171,7 @@ def _ranges(count: int) -> list[tuple[bytes, int, int]]:
 
 
 def plan_nbytes(contributors: int, ranges: int) -> float:
-    """The plan of a reduce."""
+    """Return the bytes of the plan of a reduce."""
     base, more, wider = (
         len(encode(ReducePlan(0, 1, 0, 0, tuple(FrameRef(p, HASH, 0, 1, 1) for p in _peers(c)), tuple(_ranges(r)))))
         for c, r in ((1, 1), (2, 1), (1, 2))
@@ -175,7 +180,7 @@ def plan_nbytes(contributors: int, ranges: int) -> float:
 
 
 def commit_nbytes(record: float, votes: int) -> float:
-    """A commit over a record of that size."""
+    """Return the bytes of a commit over a record of that size."""
     empty, one = (_commit(votes) for votes in (0, 1))
     return empty - _nbytes(_record(0, 0, 0)) + record + votes * (one - empty)
 
@@ -186,10 +191,10 @@ def _commit(votes: int) -> int:
 
 
 def proposal_nbytes(record: float) -> float:
-    """A proposal of a record of that size."""
+    """Return the bytes of a proposal of a record of that size."""
     return len(encode(Proposal(0, _record(0, 0, 0), bytes(SIGNATURE_NBYTES)))) - _nbytes(_record(0, 0, 0)) + record
 
 
 def size(of: Message) -> int:
-    """Of its encoding."""
+    """Return the bytes of its encoding."""
     return len(encode(of))

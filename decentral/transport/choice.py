@@ -52,12 +52,12 @@ class Kind(Protocol):
 
 
 def default_kind() -> Literal["daemon", "native"]:
-    """The daemon where there is one."""
+    """Return the daemon where there is one."""
     return "daemon" if _has_daemon() else "native"
 
 
 def kinds_here() -> tuple[str, ...]:
-    """All that can be asked for on this system."""
+    """Return all that can be asked for on this system."""
     return (*(kind for kind in OURS if kind != "daemon" or _has_daemon()), *filter(_is_installed, added(GROUP)))
 
 
@@ -69,7 +69,7 @@ def make_transport(
     role: Literal["public", "private"] | None = None,
     relays: Sequence[str] = (),
 ) -> Transport:
-    """What was asked for: a transport itself, the name of a kind, or None for this system's. ConfigError.
+    """Return the transport that was asked for: itself, by the name of its kind, or None for this system's. ConfigError.
 
     ``role``: whether others can dial this machine, None when it is not known; ``relays`` are to keep a place for it.
     """
@@ -84,7 +84,7 @@ def make_transport(
 
 
 def check_there(kind: str | None) -> None:
-    """UsageError for a transport whose package is not installed."""
+    """Raise UsageError for a transport whose package is not installed."""
     if kind is not None and kind not in OURS:
         _load(kind).check_installed()
 
@@ -106,5 +106,5 @@ def _is_installed(name: str) -> bool:
 
 
 def _has_daemon() -> bool:
-    """Whether its package is installed: looked for, not imported."""
+    """Return whether its package is installed: looked for, not imported."""
     return importlib.util.find_spec("hivemind") is not None

@@ -95,11 +95,11 @@ class Course:
 
     @property
     def outer_step(self) -> int:
-        """Outer steps that all peers have made."""
+        """Return the outer steps that all peers have made."""
         return min(peer.outer_step for peer in self.peers) if self._gossips else self.head.outer_step
 
     def go(self) -> Iterator[Reached]:
-        """Run; tells every outer step."""
+        """Run, and yield after every outer step."""
         while self.outer_step < self.manifest.run.rounds:
             decided = self._decided_at()
             stepping = min(self._ready)
@@ -158,7 +158,7 @@ class Course:
             self._ready[peer.rank] = NEVER
 
     def _seconds_to_all(self, peer: TrialPeer, made: Contribution) -> float:
-        """A slice is encoded for this alone, so not where bytes take no time."""
+        """Return the seconds until everybody has it. A slice is encoded for this alone, so not where bytes take no time."""
         kind = self.manifest.exchange.kind
         takes_time = self.world.rate < NEVER
         nbytes = (body_of(peer, made) if kind == "gather" else slice_of(peer, made)) if takes_time else 0
@@ -167,7 +167,7 @@ class Course:
     # ---- rounds ----
 
     def _decided_at(self) -> float:
-        """When the round in progress will be decided, as far as offers tell by now."""
+        """Return when the round in progress will be decided, as far as offers tell by now."""
         if self._pairs is not None:
             return self._pairs.next_at
         quorum = self.peers[0].schedule.method.quorum
@@ -199,7 +199,7 @@ class Course:
         return make(self.head, self.peers, named)
 
     def _wake(self) -> None:
-        """Who stood still merges now, and steps on."""
+        """Let peers that stood still merge now, and step on."""
         for peer in self.peers:
             if self._ready[peer.rank] == NEVER:
                 peer.merge_waiting()

@@ -61,7 +61,7 @@ class Met:
 
 
 def first_head(peers: Sequence[TrialPeer]) -> Head:
-    """The chain of a run that all have joined, and in which nothing was decided yet."""
+    """Return the chain of a run that all have joined, and in which nothing was decided yet."""
     first = peers[0]
     run, schema = first.manifest.digest, first.live.schema.digest
     genesis = Head.genesis(run, schema, first.replica.digest, first.signer.peer)
@@ -69,20 +69,20 @@ def first_head(peers: Sequence[TrialPeer]) -> Head:
 
 
 def body_of(peer: TrialPeer, made: Contribution) -> int:
-    """Bytes of the body of a gather's contribution, which is encoded once."""
+    """Return the bytes of the body of a gather's contribution, which is encoded once."""
     if made.encoded is None:
         made.encoded = peer.replica.encode(made.fragment, made.gradient_N, made.states, peer.signer.peer)
     return len(made.encoded.body)
 
 
 def slice_of(peer: TrialPeer, made: Contribution) -> int:
-    """Bytes of the slices of a reduce, as one body: made once more when the round is decided, for its plan."""
+    """Return the bytes of the slices of a reduce, as one body: made once more when the round is decided, for its plan."""
     numel = peer.replica.numel(made.fragment)
     return len(peer.replica.encode_range(made.fragment, made.gradient_N, 0, numel, states=made.states).body)
 
 
 def gathered(head: Head, peers: Sequence[TrialPeer], offered: Offered) -> Met:
-    """Everybody gets every frame."""
+    """Hold a round in which everybody gets every frame."""
     nbytes = {rank: body_of(peers[rank], made) for rank, made in offered.items()}
     frames = {rank: made.frame(head, peers[rank].signer) for rank, made in offered.items()}
     reader = peers[0].replica
@@ -97,7 +97,7 @@ def gathered(head: Head, peers: Sequence[TrialPeer], offered: Offered) -> Met:
 
 
 def reduced(head: Head, peers: Sequence[TrialPeer], offered: Offered) -> Met:
-    """Each owner gets its part of every contribution, and everybody its result."""
+    """Hold a round in which each owner gets its part of every contribution, and everybody its result."""
     fragment = next(iter(offered.values())).fragment
     contributors = [_ref(head, peers[rank], made, made.commitment(head)) for rank, made in offered.items()]
     plan = plan_of(head, contributors, peers[0].replica.numel(fragment))
@@ -166,7 +166,7 @@ Slices = Mapping[int, Sequence[Frame]]  # by rank, a frame for each part
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What an owner made of its part."""
+    """The result that an owner made of its part."""
 
     frame: Frame
     holds: Tensor  # flat float32, all channels
@@ -174,19 +174,19 @@ class Result:
 
     @property
     def ref(self) -> FrameRef:
-        """As a record names it."""
+        """Return the reference by which a record names it."""
         header = self.frame.header
         return FrameRef(header.sender, self.frame.hash, header.part, 1, 1)
 
 
 def plan_of(head: Head, contributors: Sequence[FrameRef], numel: int) -> ReducePlan:
-    """Who owns what of a fragment of ``numel`` elements."""
+    """Plan who owns what of a fragment of ``numel`` elements."""
     cut = partition(numel, sorted(ref.peer for ref in contributors)[:_MOST_OWNERS])
     return ReducePlan(head.epoch, head.round + 1, 0, 0, tuple(contributors), cut)
 
 
 def slices_of(plan: ReducePlan, head: Head, peers: Sequence[TrialPeer], offered: Mapping[int, Contribution]) -> Slices:
-    """What each contributor sends to each owner."""
+    """Return what each contributor sends to each owner."""
     parts = range(len(plan.partition))
     return {
         rank: [made.slice_frame(part, plan, head, peers[rank].replica, peers[rank].signer) for part in parts]
@@ -197,7 +197,7 @@ def slices_of(plan: ReducePlan, head: Head, peers: Sequence[TrialPeer], offered:
 def results(
     plan: ReducePlan, head: Head, fragment: int, peers: Sequence[TrialPeer], slices: Slices
 ) -> Iterator[Result]:
-    """Part by part."""
+    """Yield the results part by part."""
     by_id = {peer.signer.peer: peer for peer in peers}
     for part, (owner, _, _) in enumerate(plan.partition):
         yield _result(plan, part, head, fragment, by_id[owner], [frames[part] for frames in slices.values()])
@@ -206,7 +206,7 @@ def results(
 def _result(
     plan: ReducePlan, part: int, head: Head, fragment: int, owner: TrialPeer, frames: Sequence[Frame]
 ) -> Result:
-    """As ``Reducer`` in `decentral.rounds.reducing`, which waits for slices besides."""
+    """Reduce as ``Reducer`` in `decentral.rounds.reducing`, which waits for slices besides."""
     replica, (_, start, stop) = owner.replica, plan.partition[part]
     reduction = Reduction(plan, part, {f.header.sender: _decoded(owner, f, stop - start) for f in frames})
     norms, owed_N = _norms(reduction), replica.owed(fragment)
@@ -231,14 +231,14 @@ def _decoded(owner: TrialPeer, frame: Frame, numel: int) -> Tensor:
 
 
 def _norms(reduction: Reduction) -> list[float]:
-    """Of the part's slices."""
+    """Return the norms of the part's slices."""
     start, stop = reduction.range
     slices = [reduction.slices[ref.peer][: stop - start] for ref in reduction.plan.contributors]
     return [Measure.of((slice_N,), stop - start).norm for slice_N in slices]
 
 
 def _scales(owner: TrialPeer, norms: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """By the norms of the part's slices; zeros where the rule gives nothing that fits."""
+    """Return the rule's scales by the norms of the part's slices; zeros where it gives nothing that fits."""
     try:
         return scales_of(owner.replica.rule, Sent.of_norms(norms, weights))
     except Unusable:
@@ -267,7 +267,7 @@ class _Offered:
 
 
 class Gossiping:
-    """Who waits for whom."""
+    """Pairs that wait for each other."""
 
     def __init__(self, head: Head, peers: Sequence[TrialPeer], world: TrialWorld) -> None:
         self._head, self._peers, self._world = head, peers, world
@@ -276,7 +276,7 @@ class Gossiping:
         self._sent: dict[int, float] = {}  # bytes of all peers, by gossip step
 
     def offers(self, peer: TrialPeer, now: float) -> bool:
-        """A peer's step is due; False where it starts over instead, and need not wait."""
+        """Note that a peer's step is due; False where it starts over instead, and need not wait."""
         made = peer.take(self._head, peer.outer_step)
         if made is None:
             return False
@@ -288,11 +288,11 @@ class Gossiping:
 
     @property
     def next_at(self) -> float:
-        """When the next pair has met."""
+        """Return when the next pair has met."""
         return min((self._met_at(group) for group in self._ready()), default=float("inf"))
 
     def meet(self, now: float) -> list[TrialPeer]:
-        """Those that have met by ``now`` take their step; they may step on."""
+        """Let pairs that have met by ``now`` take their step; return the peers, which may step on."""
         moved = list[TrialPeer]()
         for group in list(self._ready()):
             if self._met_at(group) <= now:
@@ -300,11 +300,11 @@ class Gossiping:
         return moved
 
     def nbytes_of(self, step: int) -> float:
-        """Bytes that one peer sent in this step, on average."""
+        """Return the bytes that one peer sent in this step, on average."""
         return self._sent.pop(step, 0.0) / len(self._peers)
 
     def _ready(self) -> list[list[int]]:
-        """Groups of which everybody is there, each once."""
+        """Return the groups of which everybody is there, each once."""
         groups = {tuple(sorted(self._group(rank))) for rank in self._offers}
         return [list(group) for group in sorted(groups) if self._all_there(group)]
 
@@ -344,13 +344,13 @@ class Gossiping:
 
 
 def step_apart(peer: TrialPeer, made: Contribution, step: int) -> None:
-    """Gossip step ``step`` of a peer without a partner."""
+    """Take gossip step ``step`` of a peer without a partner."""
     alone = step_alone(peer.replica, made.fragment, step, made.gradient_N, made.states)
     _take_over(peer, made.fragment, alone)
 
 
 def step_as_pair(peers: Sequence[TrialPeer], fragment: int, halves: Sequence[Half], step: int) -> None:
-    """Gossip step ``step`` of two peers, by what each sends."""
+    """Take gossip step ``step`` of two peers, by what each sends."""
     theirs = [half.sent_CN for half in reversed(halves)]
     steps = [
         step_together(peer.replica, fragment, step, half, other_CN)

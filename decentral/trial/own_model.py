@@ -39,7 +39,8 @@ class OwnTraining:
     evaluate: Callable[[], float]
 
     def held_out(self) -> float:
-        """The loss as the user's evaluation has it, NaN where it is infinite; the model's mode is as it was before.
+        """Return the loss as the user's evaluation has it, NaN where it is infinite; the model's mode is as it was
+        before.
 
         Raises ConfigError for anything but a number.
         """
@@ -90,13 +91,13 @@ class TrainsAlone:
 
 @dataclass
 class _OwnPeer(TrialPeer):
-    """Its inner steps are the user's."""
+    """A peer whose inner steps are the user's."""
 
     own_step: Callable[[], object] = field(default=lambda: None)
     _made: int = 0  # steps of the first optimizer
 
     def __post_init__(self) -> None:
-        """No warm-up: the learning rates are the user's."""
+        """Leave out the warm-up: the learning rates are the user's."""
         self._parameters = list(self.module.parameters())
 
     def begin(self, training: OwnTraining) -> None:
@@ -109,7 +110,7 @@ class _OwnPeer(TrialPeer):
         self._made += 1
 
     def step(self, loss: Callable[[], Tensor], backward: Callable[[Tensor], object], seconds: float) -> None:
-        """One inner step. ConfigError unless the user's function stepped its optimizer once."""
+        """Make one inner step. ConfigError unless the user's function stepped its optimizer once."""
         before = self._made
         self.own_step()
         if self._made != before + 1:
@@ -124,7 +125,7 @@ class _OwnWork:
     """The part of a task that a course asks for, where each peer makes its own steps."""
 
     def backward(self, steps: Mapping[int, int]) -> dict[int, Tensor]:
-        """Steps are whole: there is nothing to prepare."""
+        """Prepare nothing: steps are whole."""
         return {}
 
 
@@ -178,7 +179,9 @@ class OwnCourse:
 
 
 def _seeded(build: Build, numbers: Sequence[int], *, alike: bool = True) -> list[OwnTraining]:
-    """Their draws from torch are the same at every call; ``alike``: with the first one's weights and buffers."""
+    """Build so many, whose draws from torch are the same at every call; ``alike``: with the first one's weights and
+    buffers.
+    """
     made = []
     for number in numbers:
         torch.manual_seed(number)

@@ -30,7 +30,7 @@ Backward = Callable[[Tensor], object]
 
 @dataclass
 class TrialPeer:
-    """A replica that trains, and what it has not merged yet."""
+    """A replica that trains, with the updates that it has not merged yet."""
 
     rank: int
     manifest: Manifest
@@ -54,7 +54,7 @@ class TrialPeer:
     # ---- inner steps ----
 
     def step(self, loss: Callable[[], Tensor], backward: Backward, seconds: float) -> None:
-        """One inner step by gradients that ``backward`` makes, or by losses alone."""
+        """Make one inner step by gradients that ``backward`` makes, or by losses alone."""
 
         def clipped(value: Tensor) -> None:
             backward(value)
@@ -67,12 +67,12 @@ class TrialPeer:
         self.stepped(seconds)
 
     def stepping(self) -> None:
-        """All is there that an inner step goes by: what trains, though a method may look at what is learnt."""
+        """Let the method look at what is learnt before an inner step; what trains is in its place again afterwards."""
         self.schedule.stepping()
         self.live.averages.resume()
 
     def stepped(self, seconds: float) -> None:
-        """An inner step was made, by its own optimizers or for it."""
+        """Count an inner step that was made, by its own optimizers or for it."""
         self.schedule.stepped()
         self.schedule.trained(seconds)
         self.steps += 1
@@ -88,7 +88,7 @@ class TrialPeer:
     # ---- rounds ----
 
     def take(self, head: Head, outer_step: int) -> Contribution | None:
-        """What it contributes to ``outer_step``; None: it was away for too long, and starts over."""
+        """Return its contribution to ``outer_step``; None: it was away for too long, and starts over."""
         fragment = outer_step % self.schedule.num_fragments
         anchor_N, tokens = self.replica.anchors[fragment], 1
         made = self.schedule.take(self.live, fragment, anchor_N, head.hash, tokens, outer_step=outer_step)
@@ -116,7 +116,7 @@ class TrialPeer:
         self.live.averages.resume()
 
     def _adopt(self) -> None:
-        """See `decentral.training.outer_loop.Merger`."""
+        """Hand on shared states, as ``Merger`` in `decentral.training.outer_loop` does."""
         for fragment, (state, channels) in list(self._to_adopt.items()):
             if self.schedule.method.adopt(state, self.schedule.live, fragment, channels):
                 del self._to_adopt[fragment]
@@ -135,7 +135,7 @@ def trial_peers(manifest: Manifest, modules: Sequence[nn.Module]) -> list[TrialP
 
 
 def trial_signers(count: int) -> list[Signer]:
-    """The keys of so many peers, by rank: the same in every run."""
+    """Return the keys of so many peers, by rank: the same in every run."""
     signers = [Signer(hashlib.blake2b(b"lab%d" % n, digest_size=32).digest()) for n in range(count)]
     return sorted(signers, key=lambda signer: signer.peer)
 
@@ -143,7 +143,9 @@ def trial_signers(count: int) -> list[Signer]:
 def trial_peer(
     manifest: Manifest, rank: int, signer: Signer, module: nn.Module, optimizers: Sequence[Any], kind: type[Kind]
 ) -> Kind:
-    """A peer of this ``kind``, whose live model is its own ``module``, and whose anchor is the module as it is now."""
+    """Make a peer of this ``kind``, whose live model is its own ``module``, and whose anchor is the module as it is
+    now.
+    """
     live = LiveModel(module, manifest.outer.fragments, None, optimizers)
     replica = make_replica(manifest, live.schema, live.read_all(), live.read_buffers())
     side = LiveSide(live, Moments(live, optimizers), signer.peer, live.schema)
@@ -176,17 +178,19 @@ class TrialWorld:
     thin: float = 1.0  # times as long that bytes take on the thin peer's line
 
     def seconds_of_step(self, rank: int) -> float:
-        """Of one inner step of this peer."""
+        """Return the seconds of one inner step of this peer."""
         return self.step_seconds * (self.slow if rank == self.peers - 1 else 1.0)
 
     def sent(self, nbytes: float, kind: ExchangeKind, taking_part: int) -> float:
-        """Bytes that one peer sends in a round, as often as its body of ``nbytes`` goes out."""
+        """Return the bytes that one peer sends in a round, as often as its body of ``nbytes`` goes out."""
         others = max(0, taking_part - 1)
         times = {"gather": float(others), "reduce": 2 * others / max(1, taking_part), "pair": min(1.0, others)}
         return nbytes * self.scale * times[kind]
 
     def seconds_of_round(self, rank: int, nbytes: float, kind: ExchangeKind, taking_part: int) -> float:
-        """From a contribution to the moment at which everybody has it; a gather takes in what it sends out."""
+        """Return the seconds from a contribution to the moment at which everybody has it; a gather takes in what it
+        sends out.
+        """
         if taking_part < 2:
             return 0.0
         line = self.rate / (self.thin if rank == max(0, self.peers - 2) else 1.0)

@@ -43,7 +43,7 @@ PROFILES_OF = {  # where it was held against the other forecast; elsewhere what 
 
 
 def is_by_rounds(manifest: Manifest, profile: str) -> bool:
-    """Whether there is such a forecast for these terms and machines."""
+    """Return whether there is such a forecast for these terms and machines."""
     has_pace = manifest.inner.pace not in (None, "equal")
     return profile in PROFILES_OF[manifest.exchange.kind] and not has_pace
 
@@ -139,7 +139,7 @@ class Rounds:
         self._last = min(machine.enters for machine in self.machines) + ENTERS
 
     def _works(self) -> list[RoundWork]:
-        """Of those who are members, or will be before the first of them offers."""
+        """Return the work of peers that are members, or will be before the first of them offers."""
         works = [self._work(machine) for machine in self.machines if machine.enters <= self._last]
         first = min((work.made[-1].time for work in works if not work.crashed), default=self._last)
         late = [machine for machine in self.machines if self._last < machine.enters <= first - ENTERS]
@@ -214,8 +214,8 @@ def besides(scenario: Scenario, told: StepTimes, numel: int, nbytes: float, spen
 
 
 def _missed(away: Absence, told: StepTimes, numel: int, nbytes: float) -> float:
-    """What the others send a machine that was away: the frames of the rounds since, or all of the model where that is
-    less, or where it has forgotten all.
+    """Return the bytes that the others send a machine that was away: the frames of the rounds since, or all of the
+    model where that is less, or where it has forgotten all.
     """
     passed = sum(named for at, named in zip(told.times, told.named, strict=False) if away.begin < at < away.end)
     return SNAPSHOT * numel if away.forgets else min(SNAPSHOT * numel, passed * nbytes)
