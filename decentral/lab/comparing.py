@@ -316,7 +316,7 @@ def equivalence_p(values: Sequence[float], margin: float) -> float:
 
 
 def verdict(of: Interval, margin: float) -> Verdict:
-    """Judge a difference in loss: below zero is better. One that is smaller than the margin for sure is no difference."""
+    """Judge a difference in loss: below zero is better. One that is surely smaller than the margin is none."""
     if of.inside(margin):
         return "tied"
     if of.high < 0:

@@ -246,9 +246,9 @@ class Workers:
 
 @contextlib.contextmanager
 def _deaf() -> Iterator[None]:
-    """Start processes in the block that never hear signals which terminals and services send to all: this one ends them.
+    """Start processes in the block that never hear the signals which terminals and services send to all.
 
-    A worker that ended first would look as if its cell had failed.
+    This process ends them. A worker that ended first would look as if its cell had failed.
     """
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield

@@ -97,7 +97,7 @@ def around(n: int) -> tuple[float, float, float]:
 
 
 def lookups(n: int, lease: Lease) -> Cost:
-    """Return a peer's cost of hivemind's DHT in a third of a lease: pings, its lease stored, its share of the look-ups."""
+    """Return a peer's cost of hivemind's DHT in a third of a lease: pings, its lease, its share of look-ups."""
     found = message(FIND_NBYTES) + message(FOUND_NBYTES)
     ping = message(PING_NBYTES) + message(PONG_NBYTES)
     store = message(STORE_NBYTES + size(lease)) + message(STORED_NBYTES)

@@ -187,7 +187,7 @@ class File:
         return list(dict.fromkeys([*found, live]))
 
     def drawn(self, rng: random.Random) -> bytes:
-        """Draw a content after a power cut: sectors old or new as they fall, perhaps cut at some byte of what is new."""
+        """Draw a content after a power cut: sectors old or new as they fall, perhaps cut at some new byte."""
         live, lost = self.live, bytes(max(len(self.durable), len(self.live)))
         if not self.pending or rng.random() < 0.25:
             return live if rng.random() < 0.5 else self.durable

@@ -99,7 +99,7 @@ def sparta(run: Sequence[Averaged], keys: Keys) -> Tensor:
 
 
 def _rate(given: float | None, peers: int) -> float:
-    """Return the rate; one that is unset follows the number of contributors: read from a heat-map of arXiv:2503.09799."""
+    """Return the rate; unset, it follows the number of contributors: read from a heat-map of arXiv:2503.09799."""
     if given is not None:
         return given
     return 0.4 if peers == 1 else 0.6 if peers < 6 else 0.8

@@ -22,7 +22,8 @@ from decentral.optimizers.base import Derivative
 from decentral.parameters import Fragment, ParameterSpec, Schema
 from decentral.replica.codec import Codec, codec_of
 from decentral.rounds.snapshots import ANY_FORM, PACKED
-from decentral.training.inner import Averages, built, forward_only, inner_step
+from decentral.training.copies import Averages
+from decentral.training.inner import built, forward_only, inner_step
 from decentral.training.round_time import body_nbytes
 from decentral.transport.memory import Weight
 from decentral.transport.requests import PREFIX_NBYTES
@@ -401,7 +402,7 @@ class StandIn:
 
 
 def stand_in_for(manifest: Manifest, num_parameters: int, peers: int, lesson: LessonName = "tiles") -> StandIn:
-    """Return what the small model of a forecast with ``peers`` peers stands for. Lengths and headers are as they are."""
+    """Return what the small model of a forecast with ``peers`` peers stands for. Lengths and headers stay."""
     codec, numel = codec_of(manifest), max(1, num_parameters // manifest.outer.fragments)
     toy = toy_schema(lesson, manifest.outer.fragments).fragments
     cuts = max(1, peers) if manifest.exchange.kind == "reduce" else 1

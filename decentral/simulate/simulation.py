@@ -153,7 +153,7 @@ def simulate(scenario: Scenario, afflict: Afflict = Troubles, on_progress: Progr
 
 @contextmanager
 def _few_collections() -> Iterator[None]:
-    """Collect garbage seldom: what happened stays to the end, and each collection goes through it, a third of the time."""
+    """Collect garbage seldom: what happened stays to the end, and to go through it took a third of the time."""
     before = gc.get_threshold()
     gc.set_threshold(GARBAGE_EVERY, 50, 1000)
     try:

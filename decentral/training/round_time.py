@@ -104,7 +104,7 @@ def steps_for(time: RoundTime, step_seconds: float, share: float, least: int, mo
 
 
 def _sent(manifest: Manifest, numel: int, peers: int) -> Cost:
-    """Count the frames and messages of one round of one peer. States beside the change are counted as if all were due."""
+    """Count the frames and messages of one round of one peer, all states beside the change as if due."""
     codec, kind = codec_of(manifest), manifest.exchange.kind
     channels = len(make_outer(manifest.outer.method, manifest.outer.hyper).channels())
     if kind == "pair":

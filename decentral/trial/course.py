@@ -158,7 +158,7 @@ class Course:
             self._ready[peer.rank] = NEVER
 
     def _seconds_to_all(self, peer: TrialPeer, made: Contribution) -> float:
-        """Return the seconds until everybody has it. A slice is encoded for this alone, so not where bytes take no time."""
+        """Return the seconds until everybody has it; a slice is encoded for this alone, where bytes take time."""
         kind = self.manifest.exchange.kind
         takes_time = self.world.rate < NEVER
         nbytes = (body_of(peer, made) if kind == "gather" else slice_of(peer, made)) if takes_time else 0

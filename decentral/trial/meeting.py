@@ -76,7 +76,7 @@ def body_of(peer: TrialPeer, made: Contribution) -> int:
 
 
 def slice_of(peer: TrialPeer, made: Contribution) -> int:
-    """Return the bytes of the slices of a reduce, as one body: made once more when the round is decided, for its plan."""
+    """Return the bytes of the slices of a reduce, as one body: made again once the round is decided, for its plan."""
     numel = peer.replica.numel(made.fragment)
     return len(peer.replica.encode_range(made.fragment, made.gradient_N, 0, numel, states=made.states).body)
 
