@@ -142,7 +142,7 @@ class Participation:
 
 def cause_of_being_behind(manifest: Manifest, *, held_out: bool) -> str:
     """Say why together is behind alone by these terms: see `likely_cause`."""
-    from decentral.lab.trial import outer_gain  # the laboratory, which most peers never need
+    from decentral.trial.check import outer_gain  # the laboratory, which most peers never need
 
     lost, waits = relative_error(parse_compressor(manifest.compressor.chain)), manifest.compressor.feedback != "none"
     return likely_cause(outer_gain(manifest), lost, manifest.run.rounds, waits=waits, held_out=held_out)

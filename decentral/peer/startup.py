@@ -184,7 +184,7 @@ class Startup:
 
     def _check_terms(self, *, founding: bool) -> None:
         """ConfigError for terms that ruin a run which nobody has begun yet; one that exists is warned of."""
-        from decentral.lab.trial import check_learns  # the laboratory, which most peers never need
+        from decentral.trial.check import check_learns  # the laboratory, which most peers never need
 
         try:
             check_learns(self._manifest)

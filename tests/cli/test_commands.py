@@ -9,7 +9,7 @@ import click
 import pytest
 from click.testing import Result
 
-from decentral.cli import COMMANDS, main
+from decentral.cli import main
 from decentral.manifest import load_manifest
 from decentral.observe.events import EVENTS_FILE, EventLog
 from decentral.observe.lines import pack_put_aside, put_aside
@@ -24,7 +24,7 @@ Run = Callable[..., Result]
 
 def every_command() -> Iterator[tuple[str, click.Command]]:
     context = click.Context(main)
-    for name in COMMANDS:
+    for name in main.list_commands(context):
         command = main.get_command(context, name)
         assert command is not None
         yield name, command
