@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
 import shlex
 import sys
 import threading
@@ -19,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from decentral.cli.group import INTERRUPTED
-from decentral.cli.options import INVITE, TOKEN, as_json, cards_by_name, directory_of_a_peer, remember
-from decentral.cli.ports import check_page_there
+from decentral.cli.options import INVITE, as_json, cards_by_name, directory_of_a_peer, remember
 from decentral.cli.progress import read_peer
 from decentral.cli.quantities import Duration
 from decentral.errors import UsageError
@@ -398,97 +395,6 @@ def _align(rows: dict[str, list[str]]) -> str:
         cells = (word.rjust(width) for word, width in zip(words, widths, strict=True))
         lines.append("  ".join([name.ljust(first), *cells]).rstrip())
     return "\n".join(lines)
-
-
-# ---- dashboard: the page in the browser ----
-
-
-@click.command("dashboard")
-@directory_of_a_peer
-@click.option(
-    "--replay",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
-    metavar="DIR",
-    help="Show the run that DIR holds round by round, with a slider, instead of a live one.",
-)
-@click.option("--port", type=click.IntRange(0, 65535), default=7070, show_default=True, help="0: any that is free.")
-@click.option(
-    "--host",
-    default="127.0.0.1",
-    show_default=True,
-    metavar="ADDR",
-    help="Where to listen; with any but this machine's own address the page asks for a token.",
-)
-@click.option(
-    "--token",
-    type=TOKEN,
-    metavar="TOKEN",
-    envvar="DECENTRAL_PAGE_TOKEN",
-    show_envvar=True,
-    help="What viewers must know; one is made where others can reach the page. - asks for it, @FILE reads it.",
-)
-@click.pass_context
-def dashboard_command(
-    context: click.Context, directory: Path, replay: Path | None, port: int, host: str, token: str | None
-) -> None:
-    """Show a peer and its swarm in the browser, read-only. DIR may also hold several peers, as a demo's does.
-
-    \b
-    $ decentral dashboard --out demo-run
-    """
-    check_page_there()
-    import decentral
-    from decentral.dashboard.server import Place, listen
-
-    place = Place(host=host, port=port, token=token)
-    listening = listen(
-        replay or remember(context, directory), place, version=decentral.__version__, replay=replay is not None
-    )
-    click.echo(listening.place.address)
-    waits = "" if replay is not None or directory.is_dir() else f"; {directory} is not there yet, it waits for a peer"
-    click.echo(f"the page is up, Ctrl-C ends it{waits}", err=True)
-    try:
-        listening.serve()
-    except KeyboardInterrupt:
-        context.exit(INTERRUPTED)
-
-
-# ---- watch: the page in a terminal ----
-
-
-@click.command("watch")
-@directory_of_a_peer
-@click.pass_context
-def watch_command(context: click.Context, directory: Path) -> None:
-    """Show a peer and its swarm in this terminal, as over ssh; pause, resume and leave by key.
-
-    DIR may also hold several peers, as a demo's does. q closes the view and nothing else, ? tells the keys.
-
-    \b
-    $ decentral watch --out decentral-run
-    """
-    _check_textual_there()
-    _check_terminal()
-    from decentral.watch.app import Watch
-
-    ended = Watch(remember(context, directory)).run(mouse=False)  # so that the terminal's own way to select text works
-    if isinstance(ended, KeyboardInterrupt):
-        context.exit(INTERRUPTED)
-    if ended is not None:
-        raise ended
-
-
-def _check_textual_there() -> None:
-    """UsageError where the package is missing."""
-    if importlib.util.find_spec("textual") is None:
-        raise UsageError("the view needs textual; pip install 'decentral[watch]'")
-
-
-def _check_terminal() -> None:
-    """UsageError where nothing can be drawn, or no key can be read."""
-    streams = (sys.stdin, sys.stdout, sys.stderr)  # it is drawn on stderr, but who pipes stdout wants text
-    if not all(stream.isatty() for stream in streams) or os.environ.get("TERM") in ("dumb", "unknown"):
-        raise UsageError("this is not a terminal that a view can be drawn on; decentral status says the same in lines")
 
 
 # ---- doctor: what this machine can ----

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import wait
@@ -17,7 +18,6 @@ from decentral.flow.waiting import Offload, in_thread
 from decentral.node.durable_store import DurableStore, Resumed
 from decentral.node.node import Node
 from decentral.parameters import Schema
-from decentral.peer.participation import LOOK_EVERY, WriteBehind
 from decentral.redundancy.giver import WayOut, pack_state, unpack_state
 from decentral.redundancy.labels import Seals
 from decentral.redundancy.recovery import Recovered, Recovery, RedundancyService
@@ -31,6 +31,8 @@ from decentral.training.live_side import OWN
 from decentral.training.schedule import SyncSchedule, memory_of, tensors_of
 from decentral.training.swarm_side import SwarmThread
 from decentral.wire.keys import PeerId, peer_name
+
+LOOK_EVERY = 0.2  # s: Ctrl-C must get through to who waits, on every platform
 
 Announce = Callable[[str, dict[str, object]], None]
 
@@ -179,6 +181,49 @@ async def _consistent_state(node: Node) -> tuple[Head, dict[str, Tensor], dict[s
 def live_name(fragment: int) -> str:
     """Name of a fragment of the live model in a checkpoint."""
     return f"live/{fragment}"
+
+
+# ---- a thread that writes ----
+#
+# One thing at a time, while training goes on: a slow disk holds nobody.
+
+
+class WriteBehind:
+    """Its methods are called on the training thread."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether what was begun last is not written yet."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def begin(self, work: Callable[[], object]) -> None:
+        """Start it; nothing may be in progress."""
+        assert not self.busy, "one write at a time"
+        self.check()
+        self._thread = threading.Thread(target=self._run, args=(work,), name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise what ended the last write, once."""
+        if not self.busy and self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def wait(self) -> None:
+        """Return when it is written. Raises what ended it."""
+        while self._thread is not None and self._thread.is_alive():
+            self._thread.join(LOOK_EVERY)
+        self.check()
+
+    def _run(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - raised on the thread that asked for it
+            self._error = error
 
 
 # ---- a peer's own state, kept by others ----

@@ -26,7 +26,7 @@ from decentral.node.upload import PAUSED, DailyUpload, checked_limit
 from decentral.observe.diagnostics import Look
 from decentral.optimizers.base import State
 from decentral.peer.network_setup import NetworkSetup, enter
-from decentral.peer.participation import Participation
+from decentral.peer.participation import Participation, save_now
 from decentral.peer.saved import Checkpointer, OwnState, OwnStateKept, Saver, recover_state, redundancy_of
 from decentral.peer.settings import Settings
 from decentral.peer.status import StallWatch
@@ -106,7 +106,7 @@ class Startup:
         if part.looks is not None and not part.loop.done:
             part.looks.begin()
         if start.head is None or (part.was_over and not kept_whole):
-            part.save_now()  # its votes count from now on, so it must be able to come back to where it stands
+            save_now(part)  # its votes count from now on, so it must be able to come back to where it stands
         keep_terms(self._settings.out, self._manifest)
         if self._control.paused:  # before there was a node that could tell the others
             part.swarm.tell(part.swarm.node.resting.begin, PAUSED)
@@ -184,7 +184,7 @@ class Startup:
 
     def _check_terms(self, *, founding: bool) -> None:
         """ConfigError for terms that ruin a run which nobody has begun yet; one that exists is warned of."""
-        from decentral.lab.trial import check_learns  # the laboratory, which most peers never need
+        from decentral.trial.check import check_learns  # the laboratory, which most peers never need
 
         try:
             check_learns(self._manifest)

@@ -62,7 +62,7 @@ class _Heard:
 
 def alone(cell: Cell, every: int) -> list[Row]:
     """A single peer, looked at when those together are."""
-    from decentral.lab.own_model import training_of
+    from decentral.trial.own_model import training_of
 
     torch.manual_seed(cell["seed"])
     training = training_of(problem(cell["problem"]), cell["seed"])
@@ -77,8 +77,8 @@ def alone(cell: Cell, every: int) -> list[Row]:
 
 def together(cell: Cell, every: int) -> list[Row]:
     """The first of several peers."""
-    from decentral.lab.own_model import OwnCourse, training_of
     from decentral.manifest import preset_manifest
+    from decentral.trial.own_model import OwnCourse, training_of
 
     heard, evaluations = [], []
 
