@@ -26,11 +26,11 @@ from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
 from decentral.transport.base import check_listen
 from decentral.transport.daemon.process import tethered
+from decentral.transport.native.relay import Relay
 from decentral.transport.native.tcp import endpoint
 from decentral.transport.native.transport import NativeOptions, NativeTransport
-from decentral.transport.probes import serve_dialback
-from decentral.transport.relay.circuit import RelayLimits
-from decentral.transport.relay.service import Relay
+from decentral.transport.paths import serve_dialback
+from decentral.transport.protocols.circuit import RelayLimits
 
 _SAY_EVERY = 60.0  # s; only when something has changed
 

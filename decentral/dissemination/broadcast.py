@@ -14,8 +14,7 @@ import anyio
 from decentral.consensus.chain import Head
 from decentral.dissemination.reassembly import PAUSE, SMALLEST_PIECE, Arrivals, Part, Reassembly
 from decentral.errors import PayloadError, PeerUnreachable, TransportError
-from decentral.flow.schedule import Ack, SendQueue, Window, shifted
-from decentral.flow.uplink import UplinkMeter
+from decentral.flow.pacing import Ack, SendQueue, UplinkMeter, Window, shifted
 from decentral.flow.waiting import Changes
 from decentral.transport import Transport
 from decentral.transport.requests import notify, request, sequence, serve_sequences

@@ -30,7 +30,7 @@ from decentral.errors import (
     TransportError,
     VersionError,
 )
-from decentral.flow.uplink import lease_bits
+from decentral.flow.pacing import lease_bits
 from decentral.flow.waiting import Offload, in_thread
 from decentral.manifest import Manifest, rule_of
 from decentral.node.upload import DailyUpload, Suspension
@@ -54,9 +54,8 @@ from decentral.swarm.admission import ADMISSION, Admission, AdmittingTransport
 from decentral.swarm.contacts import LEASE, LEASE_LIST, LEASES
 from decentral.swarm.directory import Directory
 from decentral.swarm.hello import HELLO, ask_hello, check_terms, greeting, refusal
-from decentral.swarm.paths import Paths
 from decentral.transport import Transport
-from decentral.transport.probes import DIALBACK, SPEED, serve_dialback, serve_speed
+from decentral.transport.paths import DIALBACK, SPEED, Paths, serve_dialback, serve_speed
 from decentral.transport.requests import serve_requests
 from decentral.transport.throttle import Caps, ThrottledTransport
 from decentral.wire.frames import FrameKind

@@ -132,7 +132,7 @@ def spoken_place(relay: str) -> str:
 
 
 async def _who_is_at(host: str, port: int) -> PeerId:
-    from decentral.transport.native.tcp import close_now, secure_outbound
+    from decentral.transport.protocols.noise import close_now, secure_outbound
 
     try:
         with anyio.fail_after(_DIAL):

@@ -27,7 +27,7 @@ from typing import Any, Protocol, Self
 
 from decentral.errors import ConfigError, DecentralError, ListenError, UsageError
 from decentral.flow.budget import Budget
-from decentral.flow.uplink import UplinkMeter
+from decentral.flow.pacing import UplinkMeter
 from decentral.wire.keys import PeerId, peer_name
 
 logger = logging.getLogger("decentral.transport")

@@ -74,10 +74,10 @@ def check_there(kind: str | None) -> None:
 
 def _on_libp2p(signer: Signer, listen: Sequence[str] | None, relays: tuple[str, ...]) -> Transport:
     check_there("py-libp2p")
-    from decentral.transport.pylibp2p.node import PyLibp2pOptions
+    from decentral.transport.native.links import LinkOptions
     from decentral.transport.pylibp2p.transport import PyLibp2pTransport
 
-    return PyLibp2pTransport(signer, listen=listen, options=PyLibp2pOptions(relays=relays))
+    return PyLibp2pTransport(signer, listen=listen, options=LinkOptions(relays=relays))
 
 
 def _is_here(kind: str) -> bool:

@@ -25,14 +25,22 @@ import anyio
 import anyio.lowlevel
 
 from decentral.errors import DecentralError, PayloadError, StreamClosed, TransportError
-from decentral.transport.multiaddr import to_bytes, to_text
 from decentral.transport.native.dialling import Dialler
 from decentral.transport.native.sessions import Meetings, Sessions
 from decentral.transport.native.tcp import TAKEN, End, Ports, SocketEnds, endpoint
+from decentral.transport.protocols.circuit import read_message, relay_of, write_message
 from decentral.transport.protocols.identify import Told, ask
-from decentral.transport.protocols.messages import Ends, bytes_field, bytes_fields, number_field, number_fields, propose
+from decentral.transport.protocols.messages import (
+    Ends,
+    bytes_field,
+    bytes_fields,
+    multiaddr_to_bytes,
+    multiaddr_to_text,
+    number_field,
+    number_fields,
+    propose,
+)
 from decentral.transport.protocols.yamux import NativeStream, Session
-from decentral.transport.relay.circuit import read_message, relay_of, write_message
 from decentral.wire.keys import PeerId, peer_name
 
 PAUSES = (0.5, 3.0)  # s before each attempt: a handshake and an identify take less, a daemon learns its address later
@@ -254,7 +262,7 @@ class PunchMessage(IntEnum):
 
 def punch_message(kind: PunchMessage, addresses: Iterable[str] = ()) -> bytes:
     """One message."""
-    return number_field(1, kind) + b"".join(bytes_field(2, to_bytes(address)) for address in addresses)
+    return number_field(1, kind) + b"".join(bytes_field(2, multiaddr_to_bytes(address)) for address in addresses)
 
 
 def read_punch(message: bytes, due: PunchMessage) -> tuple[str, ...]:
@@ -265,7 +273,7 @@ def read_punch(message: bytes, due: PunchMessage) -> tuple[str, ...]:
     found = []
     for value in bytes_fields(message).get(2, [])[:_MOST_READ]:
         with suppress(PayloadError):  # of a transport that is not spoken here
-            found.append(to_text(value))
+            found.append(multiaddr_to_text(value))
     return tuple(found)
 
 

@@ -22,7 +22,7 @@ import anyio.lowlevel
 
 from decentral.errors import DecentralError, PayloadError, PeerUnreachable, StreamClosed, TransportError
 from decentral.flow.budget import Budget, Limits
-from decentral.flow.schedule import SECONDS
+from decentral.flow.pacing import SECONDS
 from decentral.flow.waiting import Changes
 from decentral.transport.base import Handler, Letter, Letters, Respond, Services, Traffic, Uncapped, Watch, attend
 from decentral.transport.requests import PREFIX_NBYTES, STALL, Holdable, Watchdog, unwatched

@@ -17,11 +17,11 @@ import anyio
 
 from decentral.errors import DecentralError, PayloadError, TransportError
 from decentral.transport.base import everywhere, pinned
+from decentral.transport.native.dialling import too_little
 from decentral.transport.native.tcp import endpoint
 from decentral.transport.native.transport import NativeOptions, NativeTransport
-from decentral.transport.probes import ANSWERED, NOT_TRIED, ask_dialback
-from decentral.transport.relay.circuit import relay_of
-from decentral.transport.relay.reservations import too_little
+from decentral.transport.paths import ANSWERED, NOT_TRIED, ask_dialback
+from decentral.transport.protocols.circuit import relay_of
 from decentral.wire.keys import PeerId, Signer, peer_from_name, peer_name
 
 Kind = Literal["public", "nat", "symmetric nat", "firewall", "local", "unknown"]
@@ -64,7 +64,7 @@ async def probe(listen: Sequence[str] | None, others: Iterable[str], clock: Call
     # Not from the port in question: the way back would be open to whoever is asked, and to nobody else.
     options = NativeOptions(dial_timeout=_PATIENCE / 2, punch=False)
     async with NativeTransport(Signer.generate(), listen=wanted, options=options) as transport:
-        bound = [address.partition("/p2p/")[0] for address in transport.bound]
+        bound = [address.partition("/p2p/")[0] for address in transport.links.bound]
         own = {_host(address) for address in bound}
         port = next((end[1] for end in map(endpoint, bound) if end), 0)
         with anyio.move_on_after(_PATIENCE):
@@ -115,7 +115,7 @@ async def _ask(
 ) -> None:
     try:
         await transport.connect(peer, theirs)
-        local = transport.local_port(peer)
+        local = transport.links.sessions.local_port(peer)
         answer = await ask_dialback(transport, peer, port)
     except DecentralError:
         return  # old, gone, or not reachable from here: the others are asked, too
@@ -185,6 +185,6 @@ async def grants_little(relay: PeerId, addresses: Sequence[str]) -> bool:
         signer, listen=_NOWHERE, options=NativeOptions(dial_timeout=_PATIENCE_WITH_A_RELAY)
     ) as asking:
         try:
-            return too_little(await asking.granted(relay, addresses))
+            return too_little(await asking.links.places.ask(relay, addresses))
         except (TransportError, TimeoutError):
             return False  # it gives no place at all: nothing that another start would mend

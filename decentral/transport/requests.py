@@ -20,7 +20,7 @@ import anyio
 
 from decentral.errors import PayloadError, PeerUnreachable, StreamClosed, TransportError
 from decentral.flow.budget import PIECE, Pace
-from decentral.flow.schedule import Ack, InFlight, Window
+from decentral.flow.pacing import Ack, InFlight, Window
 from decentral.transport.base import UNREAD, Letter, Letters, OnBytes, Respond, Stream, Transport, Watch
 from decentral.wire.keys import PeerId, peer_name
 

@@ -20,8 +20,7 @@ import anyio
 
 from decentral.errors import ConfigError, TransportError
 from decentral.flow.budget import Budget
-from decentral.flow.schedule import Schedule, Turn, piece_of
-from decentral.flow.uplink import UplinkMeter
+from decentral.flow.pacing import Schedule, Turn, UplinkMeter, piece_of
 from decentral.flow.waiting import Changes
 from decentral.transport.base import Count, DhtHost, Handler, Letters, Stream, Traffic, Transport
 from decentral.transport.requests import LEAST_RATE, Holdable

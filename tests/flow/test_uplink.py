@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from decentral.flow.uplink import KEPT, WINDOW, UplinkMeter, lease_bits
+from decentral.flow.pacing import KEPT, WINDOW, UplinkMeter, lease_bits
 
 
 def send(meter: UplinkMeter, now: float, nbytes: int, seconds: float) -> float:

@@ -10,8 +10,8 @@ import anyio
 from decentral.transport.daemon.process import DaemonOptions
 from decentral.transport.daemon.transport import DaemonTransport
 from decentral.transport.native.transport import NativeOptions, NativeTransport
+from decentral.transport.protocols.circuit import HOP, RelayLimits, read_message, reserve, write_message
 from decentral.transport.protocols.messages import bytes_field, number_field, number_fields, peer_to_id
-from decentral.transport.relay.circuit import HOP, RelayLimits, read_message, reserve, write_message
 from decentral.wire.keys import Signer, peer_name
 from tests.transport.conftest import LOOPBACK
 

@@ -20,10 +20,9 @@ from decentral.transport.holepunch import (
     receive_punch,
     send_punch,
 )
-from decentral.transport.multiaddr import to_bytes
 from decentral.transport.native import dialling
 from decentral.transport.native.transport import NativeTransport
-from decentral.transport.protocols.messages import bytes_field, number_field
+from decentral.transport.protocols.messages import bytes_field, multiaddr_to_bytes, number_field
 from decentral.transport.protocols.yamux import Session
 from decentral.transport.requests import request, serve_requests
 from decentral.wire.keys import Signer, peer_name
@@ -78,10 +77,10 @@ def test_a_message_that_makes_no_sense_is_refused(message: bytes) -> None:
 
 
 def test_addresses_that_are_none_are_passed_over_and_few_are_looked_at() -> None:
-    useless = [b"", b"\xff" * 40, to_bytes("/dns4/example.org/udp/1/quic-v1")]
-    message = CONNECT + b"".join(bytes_field(2, one) for one in [*useless, to_bytes(HERE)])
+    useless = [b"", b"\xff" * 40, multiaddr_to_bytes("/dns4/example.org/udp/1/quic-v1")]
+    message = CONNECT + b"".join(bytes_field(2, one) for one in [*useless, multiaddr_to_bytes(HERE)])
     assert read_punch(message, PunchMessage.CONNECT)[-1] == HERE
-    assert len(read_punch(CONNECT + bytes_field(2, to_bytes(HERE)) * 60, PunchMessage.CONNECT)) == 16
+    assert len(read_punch(CONNECT + bytes_field(2, multiaddr_to_bytes(HERE)) * 60, PunchMessage.CONNECT)) == 16
 
 
 def test_a_length_beyond_the_bound_is_refused_before_anything_is_read() -> None:
@@ -218,7 +217,7 @@ def test_who_can_be_dialled_is_dialled_and_no_hole_is_punched():
     async def script():
         async with at:
             a, b = native(), hidden(at)
-            a.puncher.attend = None  # it would fail
+            a.links.puncher.attend = None  # it would fail
             async with a, b:
                 await until(lambda: at.relay.places == 1)
                 await a.connect(b.peer, through(at, b.peer))
@@ -298,13 +297,13 @@ def test_a_peer_that_never_answers_costs_nothing_but_two_questions():
 
     async def script():
         async with met() as (_, a, b):
-            a.puncher.attend, b.puncher._timeout = silent, 0.3
+            a.links.puncher.attend, b.links.puncher._timeout = silent, 0.3
             began = anyio.current_time()
             while anyio.current_time() - began < 1.5:
                 assert await request(b, a.peer, ECHO, BODY[:PIECE], limit=PIECE, timeout=2) == BODY[:PIECE]
             assert len(asked) == 2
             assert not b.links.sessions.is_direct(a.peer)
-            assert not b.puncher.num_under_way
+            assert not b.links.puncher.num_under_way
 
     run(script)
 
@@ -320,7 +319,7 @@ def test_a_stranger_makes_us_dial_few_addresses_and_only_when_it_was_dialled_thr
                 raise OSError("refused")
 
             monkeypatch.setattr(a.links.ports, "leave", leave)
-            monkeypatch.setattr(b.puncher, "_pursue", anyio.lowlevel.checkpoint)
+            monkeypatch.setattr(b.links.puncher, "_pursue", anyio.lowlevel.checkpoint)
             (session,) = relayed(b, a.peer)
             many = [f"/ip4/127.0.0.1/tcp/{port}" for port in range(1, 30)]
             await say(b, session, ["/ip4/10.0.0.1/tcp/22", "/ip4/224.0.0.1/tcp/9", *many])
@@ -367,9 +366,9 @@ def test_who_asks_often_is_refused_for_a_minute():
             (session,) = relayed(a, b.peer)
             await until_direct(a, b)
             for _ in range(3):
-                a.puncher._check(session, session.peer)
+                a.links.puncher._check(session, session.peer)
             with pytest.raises(PayloadError, match="asked 4 times"):
-                a.puncher._check(session, session.peer)
+                a.links.puncher._check(session, session.peer)
 
     run(script)
 
@@ -378,10 +377,10 @@ def test_who_asks_often_is_refused_for_a_minute():
 def test_with_one_that_has_the_roles_the_other_way_round_the_second_attempt_is_direct(who):
     async def script():
         async with met() as (_, a, b):
-            (a if who == "dialled" else b).puncher._is_second = lambda session: True  # as go-libp2p has them
+            (a if who == "dialled" else b).links.puncher._is_second = lambda session: True  # as go-libp2p has them
             await until_direct(a, b)
             other = b if who == "dialled" else a
-            assert list(other.puncher._rounds.values()) == [2]
+            assert list(other.links.puncher._rounds.values()) == [2]
 
     run(script)
 
@@ -391,8 +390,8 @@ def test_who_still_dials_when_the_other_side_has_given_up_is_there_for_the_secon
 
     async def script():
         async with met() as (_, a, b):
-            a.puncher._is_second = lambda session: True
-            leave, calls, dial = a.links.ports.leave, [], b.puncher._dial
+            a.links.puncher._is_second = lambda session: True
+            leave, calls, dial = a.links.ports.leave, [], b.links.puncher._dial
 
             async def soon_given_up(*args, **options):
                 with anyio.move_on_after(0.5):
@@ -405,8 +404,8 @@ def test_who_still_dials_when_the_other_side_has_given_up_is_there_for_the_secon
                 return await leave(host, port)
 
             a.links.ports.leave = taken_at_first
-            b.puncher._dial = soon_given_up
+            b.links.puncher._dial = soon_given_up
             await until_direct(a, b)
-            assert list(b.puncher._rounds.values()) == [2]
+            assert list(b.links.puncher._rounds.values()) == [2]
 
     run(script, limit=20)

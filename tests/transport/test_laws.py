@@ -10,7 +10,7 @@ import pytest
 
 from decentral.errors import ConfigError, PayloadError, PeerUnreachable, StreamClosed, TransportError
 from decentral.flow.budget import Limits
-from decentral.flow.schedule import SECONDS, Window
+from decentral.flow.pacing import SECONDS, Window
 from decentral.transport.requests import notify, request, sequence, serve_requests, serve_sequences
 from decentral.wire.keys import Signer
 

@@ -22,8 +22,15 @@ import anyio.lowlevel
 from decentral.errors import PayloadError, PeerUnreachable, StreamClosed, TransportError
 from decentral.transport.base import UNREAD, Traffic
 from decentral.transport.daemon.process import package_folder
-from decentral.transport.multiaddr import to_bytes, to_text
-from decentral.transport.protocols.messages import LONGEST_VARINT, peer_from_id, peer_to_id, read_varint, varint
+from decentral.transport.protocols.messages import (
+    LONGEST_VARINT,
+    multiaddr_to_bytes,
+    multiaddr_to_text,
+    peer_from_id,
+    peer_to_id,
+    read_varint,
+    varint,
+)
 from decentral.wire.keys import PeerId, peer_name
 
 READ_LIMIT = 1 << 16  # bytes; asyncio stops reading a socket at twice this, which bounds a stream's memory
@@ -45,11 +52,15 @@ class Control:
     async def identify(self) -> tuple[PeerId, list[str]]:
         """Who the daemon is, and all its addresses."""
         response = await self._ask("IDENTIFY")
-        return peer_from_id(response.identify.id), _known(to_text, response.identify.addrs)
+        return peer_from_id(response.identify.id), _known(multiaddr_to_text, response.identify.addrs)
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Dial a peer. PeerUnreachable when no address answers."""
-        body = {"peer": peer_to_id(peer), "addrs": _known(to_bytes, addresses), "timeout": self._whole_seconds}
+        body = {
+            "peer": peer_to_id(peer),
+            "addrs": _known(multiaddr_to_bytes, addresses),
+            "timeout": self._whole_seconds,
+        }
         await self._ask("CONNECT", peer, connect=body)
 
     async def open(self, peer: PeerId, protocol: str) -> Ends:
@@ -63,7 +74,7 @@ class Control:
         found: dict[PeerId, tuple[str, ...]] = {}
         for info in (await self._ask("LIST_PEERS")).peers:
             for peer in _known(peer_from_id, [info.id]):
-                found[peer] = (*found.get(peer, ()), *_known(to_text, info.addrs))
+                found[peer] = (*found.get(peer, ()), *_known(multiaddr_to_text, info.addrs))
         return found
 
     async def handle(self, protocol: str, socket: str) -> None:

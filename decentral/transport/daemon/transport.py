@@ -37,8 +37,9 @@ from decentral.transport.base import (
 from decentral.transport.daemon.control import READ_LIMIT, Control, DaemonStream, Ends, drop, read_stream_info
 from decentral.transport.daemon.process import DaemonOptions, KeyFile, private_folder
 from decentral.transport.daemon.supervisor import Supervisor
-from decentral.transport.native.tcp import endpoint, secure_outbound
+from decentral.transport.native.tcp import endpoint
 from decentral.transport.protocols.messages import peer_from_id
+from decentral.transport.protocols.noise import secure_outbound
 from decentral.wire.keys import PeerId, Signer, peer_name
 
 logger = logging.getLogger("decentral.transport")

@@ -17,20 +17,11 @@ import anyio.abc
 from anyio.abc import SocketAttribute, SocketListener, SocketStream, TaskGroup
 
 from decentral.errors import DecentralError, PayloadError, PeerUnreachable
-from decentral.transport.native.tcp import (
-    End,
-    Secured,
-    Socket,
-    SocketEnds,
-    close_now,
-    ends_of,
-    far_end,
-    secure_inbound,
-    secure_outbound,
-)
+from decentral.transport.native.tcp import End, SocketEnds, ends_of, far_end
+from decentral.transport.protocols.circuit import RelayedSocket, network_of
 from decentral.transport.protocols.messages import answer, propose
+from decentral.transport.protocols.noise import Secured, Socket, close_now, secure_inbound, secure_outbound
 from decentral.transport.protocols.yamux import PROTOCOL, MuxedStream, Session, Stock
-from decentral.transport.relay.circuit import RelayedSocket, network_of
 from decentral.wire.keys import PeerId, Signer, peer_name
 
 logger = logging.getLogger("decentral.transport")
@@ -69,11 +60,19 @@ class SessionEvents:
 class Sessions:
     """The sessions of one transport."""
 
-    def __init__(self, events: SessionEvents, *, connections: int | None = None, stock: int | None = None) -> None:
+    def __init__(
+        self,
+        events: SessionEvents,
+        *,
+        connections: int | None = None,
+        of_one_network: int | None = None,
+        stock: int | None = None,
+    ) -> None:
         self.group: anyio.abc.TaskGroup | None = None  # that they run in; None: no new ones are taken
         self._events = events
         self._stock = Stock(_STOCK if stock is None else stock)
         self._most = _CONNECTIONS if connections is None else connections
+        self._of_one_network = of_one_network
         self._of: dict[PeerId, list[Session]] = {}
         self._sockets: dict[Session, SocketEnds] = {}
         self._relayed: dict[Session, PeerId] = {}  # through which relay
@@ -138,9 +137,15 @@ class Sessions:
     # ---- coming and going ----
 
     def adopt(self, secured: Secured, socket: Socket, *, dialled: bool) -> Session:
-        """Run a connection whose other end is proven. PeerUnreachable when this peer is leaving."""
+        """Run a connection whose other end is proven.
+
+        PeerUnreachable when this peer is leaving, PayloadError when too many came in from its network already.
+        """
         if self.group is None:
             raise PeerUnreachable("this peer is leaving")
+        ends = ends_of(socket)
+        if not dialled:
+            self._check_network(ends.host)
         session = Session(
             secured,
             dialled=dialled,
@@ -148,7 +153,7 @@ class Sessions:
             on_stream=lambda stream: self._events.on_stream(session, stream),
         )
         self._of.setdefault(secured.peer, []).append(session)
-        self._sockets[session] = ends_of(socket)
+        self._sockets[session] = ends
         if isinstance(socket, RelayedSocket):
             self._relayed[session] = socket.relay
         if not dialled:
@@ -168,6 +173,15 @@ class Sessions:
             async with anyio.create_task_group() as group:
                 for session in some:
                     group.start_soon(session.finish, timeout)
+
+    def _check_network(self, host: str | None) -> None:
+        """Refuse one of too many from one network, where there is such a bound: their names cost nothing to make."""
+        if self._of_one_network is None or host is None:
+            return
+        network = network_of(host)
+        near = self.num_from(network)
+        if near >= self._of_one_network:
+            raise PayloadError(f"{near} connections came from {network}; the new one is refused")
 
     def _thin_out(self, peer: PeerId) -> None:
         """Too many of one peer: its oldest goes. Too many of all: the first idle one, or else the newest.
@@ -216,23 +230,44 @@ class Sessions:
 # proven who it is.
 
 
-class Handshakes:
-    """The handshakes of one transport. Each that succeeds makes one of its ``sessions``."""
+Shake = Callable[[Socket, PeerId | None, bool], Awaitable[Session]]  # who is expected there; whether it was dialled
 
-    def __init__(
-        self, signer: Signer, timeout: float, sessions: Sessions, *, of_one_network: int | None = None
-    ) -> None:
+
+class Upgrade:
+    """The two steps by which a socket becomes one of ``sessions``: Noise proves who is there, yamux carries streams."""
+
+    def __init__(self, signer: Signer, sessions: Sessions) -> None:
         self._signer, self._sessions = signer, sessions
-        self._of_one_network = of_one_network
-        self._strangers = Strangers(timeout)
-        self.meetings = Meetings(self.greet, self._answered, timeout)
 
-    @property
-    def num_strangers(self) -> int:
-        """Connections that came in and whose other end has not proven who it is."""
-        return len(self._strangers)
+    async def shake(self, socket: Socket, peer: PeerId | None, dialled: bool) -> Session:
+        """Take both steps. DecentralError."""
+        return await self.multiplex(await self.secure(socket, peer, dialled), socket, dialled)
 
-    # ---- what comes in ----
+    async def secure(self, socket: Socket, peer: PeerId | None, dialled: bool) -> Secured:
+        """Have the other end prove who it is: ``peer``, or anybody where that is None. DecentralError."""
+        if dialled:
+            return await secure_outbound(socket, self._signer, peer)
+        secured = await secure_inbound(socket, self._signer)
+        if peer not in (None, secured.peer):
+            raise PayloadError(f"{peer_name(secured.peer)} came under another name; drop the connection")
+        return secured
+
+    async def multiplex(self, secured: Secured, socket: Socket, dialled: bool) -> Session:
+        """Run streams over a connection whose other end is proven. DecentralError."""
+        if dialled:
+            await propose(secured, PROTOCOL)
+        else:
+            await answer(secured, (PROTOCOL,))
+        return self._sessions.adopt(secured, socket, dialled=dialled)
+
+
+class Handshakes:
+    """The handshakes of one transport, in and out: each is a ``shake`` that makes one of its ``sessions``."""
+
+    def __init__(self, shake: Shake, sessions: Sessions, timeout: float) -> None:
+        self._shake, self._sessions = shake, sessions
+        self.strangers = Strangers(timeout)
+        self.meetings = Meetings(self.greet, self._answer, timeout)
 
     async def listen(self, listener: anyio.abc.SocketListener, group: anyio.abc.TaskGroup) -> None:
         """Accept for ever."""
@@ -241,53 +276,33 @@ class Handshakes:
     def take_in(self, socket: Socket, peer: PeerId) -> None:
         """Shake hands, in the background, over a connection that a relay brought from ``peer``."""
         if self._sessions.group is not None:
-            self._sessions.group.start_soon(self._answered, socket, peer)
-
-    def dismiss(self) -> None:
-        """Drop all strangers."""
-        self._strangers.dismiss()
-
-    # ---- with somebody ----
+            self._sessions.group.start_soon(self._answer, socket, peer)
 
     async def greet(self, socket: Socket, peer: PeerId) -> Session:
         """Shake hands with ``peer``, who was dialled. The socket is closed when it does not come to a session."""
         session = None
         try:
-            secured = await secure_outbound(socket, self._signer, peer)
-            await propose(secured, PROTOCOL)
-            session = self._sessions.adopt(secured, socket, dialled=True)
+            session = await self._shake(socket, peer, True)
             return session
         finally:
             if session is None:
                 await close_now(socket)
 
-    async def _answered(self, socket: Socket, expected: PeerId | None) -> bool:
-        """Shake hands with who dialled, the ``expected`` one where it is known; whether it came to a session."""
+    async def _answer(self, socket: Socket, expected: PeerId | None) -> bool:
+        """Shake hands with who dialled, the ``expected`` one where it is known; tell whether it came to a session."""
         session = None
         try:
-            with self._strangers.one_more():
-                secured = await secure_inbound(socket, self._signer)
-                if expected not in (None, secured.peer):
-                    raise PayloadError(f"{peer_name(secured.peer)} came under another name; drop the connection")
-                await answer(secured, (PROTOCOL,))
-                self._check_network(socket)
-                session = self._sessions.adopt(secured, socket, dialled=False)
+            with self.strangers.one_more():
+                session = await self._shake(socket, expected, False)
         except DecentralError as error:
             logger.debug("inbound connection: %s", error)
+        except Exception:
+            # A stranger may have found a bug: it costs the stranger its connection, and nobody else anything.
+            logger.exception("an inbound connection failed")
         finally:
             if session is None:
                 await close_now(socket)
         return session is not None
-
-    def _check_network(self, socket: Socket) -> None:
-        """Refuse one of too many from one network, where there is such a bound: their names cost nothing to make."""
-        host = ends_of(socket).host
-        if self._of_one_network is None or host is None:
-            return
-        network = network_of(host)
-        near = self._sessions.num_from(network)
-        if near >= self._of_one_network:
-            raise PayloadError(f"{near} connections came from {network}; the new one is refused")
 
 
 # ---- strangers, and accepting them ----

@@ -13,10 +13,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from decentral.errors import PayloadError
-from decentral.transport.multiaddr import to_bytes, to_text
-from decentral.transport.protocols.messages import Ends, bytes_field, bytes_fields, propose, varint
+from decentral.transport.protocols.circuit import read_message
+from decentral.transport.protocols.messages import (
+    Ends,
+    bytes_field,
+    bytes_fields,
+    multiaddr_to_bytes,
+    multiaddr_to_text,
+    propose,
+    varint,
+)
 from decentral.transport.protocols.yamux import NativeStream
-from decentral.transport.relay.circuit import read_message
 from decentral.wire.keys import PeerId
 
 IDENTIFY = "/ipfs/id/1.0.0"
@@ -63,7 +70,7 @@ def _known(values: Iterable[bytes]) -> tuple[str, ...]:
     found = []
     for value in values:
         with suppress(PayloadError):
-            found.append(to_text(value))
+            found.append(multiaddr_to_text(value))
     return tuple(found)
 
 
@@ -74,6 +81,6 @@ def _bare(address: str) -> bytes:
 
 def _packed(address: str) -> bytes:
     try:
-        return to_bytes(address)
+        return multiaddr_to_bytes(address)
     except PayloadError:
         return b""

@@ -28,7 +28,7 @@ import anyio.lowlevel
 from decentral.errors import PayloadError, StreamClosed
 from decentral.flow.waiting import Changes
 from decentral.transport.base import Traffic
-from decentral.transport.native.tcp import Secured
+from decentral.transport.protocols.noise import Secured
 from decentral.wire.keys import PeerId, peer_name
 
 logger = logging.getLogger("decentral.transport")

@@ -21,9 +21,9 @@ from multiaddr import Multiaddr
 
 from decentral.errors import PayloadError, StreamClosed
 from decentral.flow.waiting import Changes
-from decentral.transport.multiaddr import to_bytes
-from decentral.transport.native.tcp import BROKEN, Secured, Socket, SocketEnds, close_now, ends_of
-from decentral.transport.protocols.messages import peer_from_id, peer_to_id
+from decentral.transport.native.tcp import SocketEnds, ends_of
+from decentral.transport.protocols.messages import multiaddr_to_bytes, peer_from_id, peer_to_id
+from decentral.transport.protocols.noise import BROKEN, Secured, Socket, close_now
 from decentral.transport.protocols.yamux import MuxedStream, Session
 from decentral.wire.keys import PeerId, Signer
 
@@ -245,7 +245,7 @@ def _host_and_port(ends: SocketEnds) -> tuple[str, int] | None:
 
 
 def _address(ends: SocketEnds) -> list[Multiaddr]:
-    return [Multiaddr(to_bytes(ends.remote))]
+    return [Multiaddr(multiaddr_to_bytes(ends.remote))]
 
 
 def _kind(ends: SocketEnds) -> ConnectionType:

@@ -12,9 +12,9 @@ from decentral.errors import StreamClosed
 from decentral.transport import holepunch
 from decentral.transport.holepunch import DCUTR, PunchMessage, send_punch
 from decentral.transport.native import dialling
+from decentral.transport.native.links import LinkOptions
 from decentral.transport.protocols.messages import propose
 from decentral.transport.protocols.yamux import NativeStream
-from decentral.transport.pylibp2p.node import PyLibp2pOptions
 from decentral.transport.pylibp2p.transport import PyLibp2pTransport
 from decentral.transport.requests import request, serve_requests
 from decentral.wire.keys import Signer
@@ -33,7 +33,7 @@ def _soon(monkeypatch):
 
 
 def on_libp2p(**options) -> PyLibp2pTransport:
-    return PyLibp2pTransport(Signer.generate(), listen=LOOPBACK, options=PyLibp2pOptions(**options))
+    return PyLibp2pTransport(Signer.generate(), listen=LOOPBACK, options=LinkOptions(**options))
 
 
 def hidden(kind, at):
@@ -92,7 +92,7 @@ def test_it_is_so_when_one_side_dials_late_and_the_others_connection_comes_in_at
 
 def slow(one) -> None:
     """Have it dial late."""
-    ports = one.node.ports if isinstance(one, PyLibp2pTransport) else one.links.ports
+    ports = one.node.links.ports if isinstance(one, PyLibp2pTransport) else one.links.ports
     leave = ports.leave
 
     async def late(host, port):

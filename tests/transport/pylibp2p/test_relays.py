@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from decentral.transport.pylibp2p.node import PyLibp2pOptions
+from decentral.transport.native.links import LinkOptions
 from decentral.transport.pylibp2p.transport import PyLibp2pTransport
 from decentral.transport.requests import request, serve_requests
 from decentral.wire.keys import Signer, peer_name
@@ -17,7 +17,7 @@ WITH_US = [(hides, dials) for hides in KINDS for dials in KINDS if "py-libp2p" i
 
 
 def on_libp2p(**options) -> PyLibp2pTransport:
-    return PyLibp2pTransport(Signer.generate(), listen=LOOPBACK, options=PyLibp2pOptions(**options))
+    return PyLibp2pTransport(Signer.generate(), listen=LOOPBACK, options=LinkOptions(**options))
 
 
 def hidden(kind, at, daemons):

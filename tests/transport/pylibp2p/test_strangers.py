@@ -13,11 +13,12 @@ import pytest
 
 from decentral.errors import PeerUnreachable, StreamClosed
 from decentral.transport.holepunch import DCUTR
-from decentral.transport.native.tcp import Plain, endpoint
+from decentral.transport.native.links import LinkOptions
+from decentral.transport.native.tcp import endpoint
+from decentral.transport.protocols.circuit import STOP
 from decentral.transport.protocols.identify import IDENTIFY
-from decentral.transport.pylibp2p.node import PyLibp2pOptions
+from decentral.transport.protocols.noise import Plain
 from decentral.transport.pylibp2p.transport import PyLibp2pTransport
-from decentral.transport.relay.circuit import STOP
 from decentral.transport.requests import request, serve_requests
 from decentral.wire.keys import Signer
 from tests.transport.conftest import LOOPBACK
@@ -31,7 +32,7 @@ HEADER = b"\x13/multistream/1.0.0\n"
 
 
 def on_libp2p(**options) -> PyLibp2pTransport:
-    return PyLibp2pTransport(Signer.generate(), listen=LOOPBACK, options=PyLibp2pOptions(**options))
+    return PyLibp2pTransport(Signer.generate(), listen=LOOPBACK, options=LinkOptions(**options))
 
 
 def line(name: bytes) -> bytes:
@@ -116,7 +117,7 @@ def test_garbage_in_any_handler_ends_nothing_but_the_stream(protocol, ending, ca
                 await until_fed(secured)
                 await until(lambda: not b.node.host.num_negotiating)
                 assert await is_served(a, b)
-            await until(lambda: len(b.node.sessions.paths()) == 1)
+            await until(lambda: len(b.node.links.sessions.paths()) == 1)
             assert await is_served(a, b)
             async with native() as newcomer:
                 await newcomer.connect(b.peer, b.addresses())
@@ -133,7 +134,7 @@ def test_garbage_of_the_relay_where_it_has_a_place_ends_nothing_but_the_stream(w
 
     async def script():
         async with a, on_libp2p(relays=a.addresses()[:1], dial_timeout=2) as b:
-            await until(lambda: b.node.sessions.of(a.peer))
+            await until(lambda: b.node.links.sessions.of(a.peer))
             for _ in range(3):
                 stream = await a.open(b.peer, STOP)
                 await stream.send(words)
@@ -213,7 +214,7 @@ def test_a_thousand_connections_over_its_life_let_the_next_one_in():
                     group.start_soon(come_and_go, 225)
             await a.connect(b.peer, b.addresses())
             assert await is_served(a, b)
-            while len(b.node.sessions.paths()) > 1 or len(b.node.host.get_network().connections) > 1:
+            while len(b.node.links.sessions.paths()) > 1 or len(b.node.host.get_network().connections) > 1:
                 await anyio.sleep(0.01)
             assert len(b.node.host.peerstore.peer_data_map) <= 1  # no row for each stranger
             assert psutil.Process().memory_info().rss - before < 32 << 20
@@ -234,7 +235,7 @@ def test_a_thousand_silent_sockets_keep_nobody_out_and_cost_little():
                     await anyio.to_thread.run_sync(one.connect, endpoint(b.addresses()[0]))
                 await a.connect(b.peer, b.addresses())
                 assert await is_served(a, b)
-                assert len(b.node.doors.strangers) <= 64
+                assert len(b.node.links.handshakes.strangers) <= 64
                 assert psutil.Process().memory_info().rss - before < 64 << 20
             finally:
                 for one in sockets:

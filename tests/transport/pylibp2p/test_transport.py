@@ -6,9 +6,9 @@ import anyio
 import pytest
 
 from decentral.errors import ConfigError, ListenError, PeerUnreachable, StreamClosed
+from decentral.transport.native.links import LinkOptions
 from decentral.transport.protocols.identify import ask
 from decentral.transport.protocols.yamux import NativeStream
-from decentral.transport.pylibp2p.node import PyLibp2pOptions
 from decentral.transport.pylibp2p.transport import PyLibp2pTransport
 from decentral.transport.requests import request, serve_requests
 from decentral.transport.throttle import Caps, ThrottledTransport
@@ -18,7 +18,7 @@ from tests.transport.relays import BODY, ECHO, echo, native, run
 
 
 def on_libp2p(**options) -> PyLibp2pTransport:
-    return PyLibp2pTransport(Signer.generate(), listen=LOOPBACK, options=PyLibp2pOptions(**options))
+    return PyLibp2pTransport(Signer.generate(), listen=LOOPBACK, options=LinkOptions(**options))
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
@@ -94,7 +94,7 @@ def test_streams_whose_opening_was_cancelled_are_given_back():
                 with anyio.move_on_after(microseconds / 1e6):
                     await a.open(b.peer, ECHO)
                     break
-            (session,) = a.node.sessions.of(b.peer)
+            (session,) = a.node.links.sessions.of(b.peer)
             while session.num_streams > 1:  # that of the one that was opened
                 await anyio.sleep(0.01)
 

@@ -11,7 +11,7 @@ import pytest
 from decentral.errors import PeerUnreachable, StreamClosed
 from decentral.transport.daemon import supervisor
 from decentral.transport.native.transport import NativeTransport
-from decentral.transport.relay.circuit import HOP, HopStatus, admit, pass_through
+from decentral.transport.protocols.circuit import HOP, HopStatus, admit, pass_through
 from decentral.transport.requests import notify, request, serve_requests
 from decentral.wire.keys import Signer
 from tests.transport.conftest import LOOPBACK
@@ -69,11 +69,11 @@ class Taker(NativeTransport):
     def __init__(self):
         super().__init__(Signer.generate(), listen=LOOPBACK)
         self.taken = []
+        self.links.admit = self._take
 
-    async def _brought(self, stream):
+    async def _take(self, stream):
         await admit(stream)
         self.taken.append(stream)
-        return True
 
 
 @asynccontextmanager

@@ -16,10 +16,8 @@ import anyio
 
 from decentral.errors import DecentralError, PayloadError, StreamClosed
 from decentral.transport.base import Stream
-from decentral.transport.native.dialling import Links
-from decentral.transport.protocols.messages import propose
-from decentral.transport.protocols.yamux import NativeStream
-from decentral.transport.relay.circuit import (
+from decentral.transport.native.links import Links
+from decentral.transport.protocols.circuit import (
     STOP,
     HopStatus,
     Refused,
@@ -34,6 +32,8 @@ from decentral.transport.relay.circuit import (
     refused,
     write_message,
 )
+from decentral.transport.protocols.messages import propose
+from decentral.transport.protocols.yamux import NativeStream
 from decentral.transport.throttle import Gate
 from decentral.wire.keys import PeerId, peer_name
 
@@ -66,15 +66,13 @@ class RelayCounts:
 
 
 class Relay:
-    """Answers the questions of a relay for one transport. ``addresses`` are where that can be dialled."""
+    """Answers the questions of a relay, over the connections of one transport."""
 
-    def __init__(
-        self, links: Links, addresses: Callable[[], tuple[str, ...]], limits: RelayLimits, timeout: float
-    ) -> None:
+    def __init__(self, links: Links, limits: RelayLimits) -> None:
         self.limits = limits
         self.counts = RelayCounts()
         self._sessions, self._dialler = links.sessions, links.dialler
-        self._addresses, self._timeout = addresses, timeout
+        self._addresses, self._timeout = links.addresses, links.options.dial_timeout
         self._gate = None if limits.rate is None else Gate(limits.rate)
         self._places: dict[PeerId, _Held] = {}
         self._pairs: Counter[tuple[PeerId, PeerId]] = Counter()

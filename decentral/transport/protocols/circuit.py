@@ -16,11 +16,11 @@ import anyio
 
 from decentral.errors import ConfigError, PayloadError, PeerUnreachable, StreamClosed, TransportError
 from decentral.flow.budget import Limits
-from decentral.transport.multiaddr import to_bytes
 from decentral.transport.protocols.messages import (
     Ends,
     bytes_field,
     bytes_fields,
+    multiaddr_to_bytes,
     number_field,
     number_fields,
     peer_from_id,
@@ -179,7 +179,7 @@ def read_question(message: bytes) -> PeerId | None:
 
 def granted(place: Reservation, addresses: Iterable[str]) -> bytes:
     """The answer that gives a place; ``addresses`` are the relay's, with its name."""
-    packed = b"".join(bytes_field(2, to_bytes(address)) for address in addresses)
+    packed = b"".join(bytes_field(2, multiaddr_to_bytes(address)) for address in addresses)
     reservation = number_field(1, place.expires) + packed
     return _answer(HopStatus.OK, bytes_field(3, reservation) + _limit(4, place))
 
