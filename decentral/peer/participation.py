@@ -24,6 +24,7 @@ from decentral.peer.network_setup import NetworkSetup
 from decentral.peer.settings import Settings
 from decentral.peer.shown import Announcer
 from decentral.quantities import time_left
+from decentral.swarm.directory import ways_in
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
 from decentral.tasks.batches import ShardPlace
@@ -147,7 +148,7 @@ class Participation:
 
     def _invite(self, token: str | None) -> str:
         reachable = self._swarm is not None and not self.is_offline
-        addresses = self.swarm.node.directory.ways_in() if reachable else ()
+        addresses = ways_in(self.swarm.node.directory) if reachable else ()
         return str(Invite(self.settings.manifest.digest, addresses, token)) if addresses else ""
 
     def save_now(self) -> bool:

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import anyio
 
 from decentral.errors import PayloadError
-from decentral.swarm.leases import MAX_LEASE_NBYTES, read_lease
+from decentral.swarm.leases import MAX_LEASE_NBYTES, OwnLease, read_lease
 from decentral.transport.base import DhtHost
 from decentral.transport.protocols.messages import peer_to_id
 from decentral.wire.keys import Digest, PeerId, peer_name
@@ -59,8 +59,9 @@ class DirectoryView(Protocol):
         """The other peers that are here."""
         ...
 
-    def own(self) -> Lease:
-        """What this peer says of itself now, signed."""
+    @property
+    def own(self) -> OwnLease:
+        """What this peer says of itself."""
         ...
 
     def hint(self, lease: Lease) -> None:
@@ -177,7 +178,7 @@ async def _ping(node: Any, peer: PeerId) -> None:
 async def _store(node: Any, directory: DirectoryView) -> None:
     from hivemind.utils.timed_storage import get_dht_time
 
-    lease, key = directory.own(), dht_key(directory.run_digest)
+    lease, key = directory.own.sealed(), dht_key(directory.run_digest)
     with anyio.move_on_after(_PATIENCE):
         await node.store(
             key, encode(lease), subkey=peer_name(lease.peer), expiration_time=get_dht_time() + directory.ttl

@@ -142,12 +142,6 @@ class LeaseTable:
             self._fall_silent(peer, Silence(now, lease, said_goodbye=True))
         return lease is not None
 
-    def silent_for(self, peer: PeerId, now: float) -> float:
-        """Seconds since the peer's lease ended: 0 for a live one, infinity for one never heard of."""
-        if peer in self._live:
-            return max(0.0, now - self._live[peer][0])
-        return now - self._silent[peer].since if peer in self._silent else float("inf")
-
     def heard(self, peer: PeerId, now: float) -> float | None:
         """Seconds since the peer last said that it is here, to us or to whom we have it from; None: never, for all we
         know.
@@ -266,8 +260,17 @@ class OwnLease:
         self._news = anyio.Event()
         self._signed: tuple[Lease | None, Lease | None] = None, None  # the last draft, and the lease it became
 
-    def update(self, given: Mapping[str, int | Digest | None]) -> None:
-        """Say these fields of the lease from now on; None leaves one as it is."""
+    def update(
+        self,
+        *,
+        epoch: int | None = None,
+        round: int | None = None,
+        digest: Digest | None = None,
+        state: int | None = None,
+        uplink: int | None = None,
+    ) -> None:
+        """Say something new of this peer; ``digest`` is the anchor's, ``uplink`` in bit/s. Others hear it soon."""
+        given = {"epoch": epoch, "round": round, "digest": digest, "state": state, "uplink": uplink}
         news = {name: value for name, value in given.items() if value not in (None, self._fields[name])}
         if news:
             self._fields |= news

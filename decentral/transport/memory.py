@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 import anyio
 import anyio.abc
@@ -24,7 +24,7 @@ from decentral.errors import DecentralError, PayloadError, PeerUnreachable, Stre
 from decentral.flow.budget import Budget, Limits
 from decentral.flow.pacing import SECONDS
 from decentral.flow.waiting import Changes
-from decentral.transport.base import Handler, Letter, Letters, Respond, Services, Traffic, Uncapped, Watch, attend
+from decentral.transport.base import Handler, Respond, Services, Traffic, Uncapped, Watch, attend
 from decentral.transport.requests import PREFIX_NBYTES, STALL, Holdable, Watchdog, unwatched
 from decentral.wire.keys import PeerId, Signer, peer_name
 
@@ -245,19 +245,12 @@ class MemoryTransport(Uncapped):
         """Start the handler of an inbound stream; PeerUnreachable when there is none."""
         handler = self.services.handlers.get(protocol)
         if handler is None or self._group is None:
-            raise PeerUnreachable(f"{peer_name(self.peer)}: it does not serve {protocol}; compare the versions")
-        scope = anyio.CancelScope()  # made here: who is killed before the handler's first step must not start it
-        self._scopes[scope] = None
-        self._group.start_soon(self._attend, scope, stream, protocol, handler)
+            raise refuse(self.peer, protocol)
+        self.begin(self._attend, stream, protocol, handler)
 
     @property
-    def letters(self) -> Letters | None:
-        """See Transport."""
-        return self.own_letters
-
-    @property
-    def own_letters(self) -> MemoryLetters | None:
-        """Those of this transport, where the network carries any."""
+    def letters(self) -> MemoryLetters | None:
+        """See Transport: none where the network carries none."""
         return self._letters if self.network.letters else None
 
     def letters_of(self, protocol: str) -> MemoryLetters:
@@ -269,7 +262,7 @@ class MemoryTransport(Uncapped):
     def begin(self, deliver: Callable[..., Awaitable[None]], *args: object) -> None:
         """Do something that ends with the handlers."""
         assert self._group is not None, "it was reached"
-        scope = anyio.CancelScope()
+        scope = anyio.CancelScope()  # made here: who is killed before the handler's first step must not start it
         self._scopes[scope] = None
         self._group.start_soon(self._within, scope, deliver, *args)
 
@@ -280,14 +273,12 @@ class MemoryTransport(Uncapped):
         finally:
             del self._scopes[scope]
 
-    async def _attend(self, scope: anyio.CancelScope, stream: MemoryStream, protocol: str, handler: Handler) -> None:
+    async def _attend(self, stream: MemoryStream, protocol: str, handler: Handler) -> None:
         try:
-            with scope, self.budget.inbound(stream.peer):
+            with self.budget.inbound(stream.peer):
                 await attend(stream, protocol, handler)
         except TransportError:
             await stream.aclose()  # over its budget: it sees StreamClosed
-        finally:
-            del self._scopes[scope]
 
 
 # ---- a stream: a pipe each way ----
@@ -378,10 +369,7 @@ class MemoryLines:
 
     def put(self, link: Link, receiver: PeerId, nbytes: float) -> TimedPiece:
         """A piece that leaves now."""
-        now = anyio.current_time()
-        piece = TimedPiece(memoryview(b""), nbytes, link.arrival(nbytes, now) + self._extra_delay())
-        self.downlink(receiver).expect(piece, now)
-        return piece
+        return _put(link, self.downlink(receiver), nbytes, self._extra_delay)
 
     def settle(self, receiver: PeerId, now: float) -> None:
         """Give what has reached a peer's line by now its turn."""
@@ -402,6 +390,7 @@ PIECE = 1 << 16  # bytes
 PIECE_SECONDS = 0.1
 PACKET = 1460  # bytes, the least piece
 _NEVER = float("inf")
+_NO_DATA = memoryview(b"")
 
 
 @dataclass(slots=True)
@@ -421,6 +410,12 @@ class Link:
         """Put ``nbytes`` on the link; returns when the last of them arrives."""
         self.free_at = max(self.free_at, now) + (nbytes / self.bandwidth if self.bandwidth else 0.0)
         return self.free_at + self.latency
+
+    async def share(self) -> None:
+        """Let frames that the line takes seconds for leave side by side, with room for leases and votes: real ones stay
+        with their sender while so much is under way.
+        """
+        await anyio.sleep(max(0.0, self.free_at - anyio.current_time() - SECONDS))
 
 
 @dataclass(slots=True)
@@ -469,6 +464,21 @@ class Downlink:
             piece.ready = self.free_at = max(self.free_at, reaches) + took
 
 
+def _put(
+    link: Link,
+    downlink: Downlink,
+    nbytes: float,
+    extra_delay: Callable[[], float],
+    data: memoryview = _NO_DATA,
+    after: float = 0.0,
+) -> TimedPiece:
+    """Put a piece on the way now; it arrives ``after`` the one before it, as jitter never reorders a stream."""
+    now = anyio.current_time()
+    piece = TimedPiece(data, nbytes, max(after, link.arrival(nbytes, now) + extra_delay()))
+    downlink.expect(piece, now)
+    return piece
+
+
 class Pipe:
     """Bytes one way. Both sides wait on one event, renewed at every change that one of them may wait for."""
 
@@ -498,13 +508,7 @@ class Pipe:
                 raise StreamClosed(f"{start} of {len(view)} bytes were taken before the other side ended the stream")
             self._put(bytes(view[start : start + size]))
             if self._weight.each != 1.0:
-                await self._share_the_line()
-
-    async def _share_the_line(self) -> None:
-        """Frames that a line takes seconds for leave side by side, and leave room for leases and votes: real ones stay
-        with their sender while so much is under way.
-        """
-        await anyio.sleep(max(0.0, self._link.free_at - anyio.current_time() - SECONDS))
+                await self._link.share()
 
     async def read(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
         """The next ``nbytes``; StreamClosed when the pipe ends before."""
@@ -542,13 +546,10 @@ class Pipe:
         return self._severed or self._refused or self._ended
 
     def _put(self, piece: bytes) -> None:
-        now = anyio.current_time()
         nbytes = self._weight.of(self.written, len(piece))
         self.written += len(piece)
-        arrival = self._link.arrival(nbytes, now) + self._jitter()
-        self._last = max(self._last, arrival)  # jitter never reorders a stream
-        sent = TimedPiece(memoryview(piece), nbytes, self._last)
-        self._downlink.expect(sent, now)
+        sent = _put(self._link, self._downlink, nbytes, self._jitter, memoryview(piece), self._last)
+        self._last = sent.reaches
         self._pieces.append(sent)
         self._held += nbytes
         if len(self._pieces) == 1:
@@ -627,54 +628,10 @@ class MemoryLetter:
             self._came.set()
 
 
-class Station(Protocol):
-    """One peer's transport, as letters need it."""
-
-    peer: PeerId
-    traffic: Traffic
-    budget: Budget
-
-    def letters_of(self, protocol: str) -> MemoryLetters:
-        """Where letters of a protocol come in; PeerUnreachable when it is not served."""
-        ...
-
-    def begin(self, deliver: Callable[..., Awaitable[None]], *args: object) -> None:
-        """Do something that ends with the handlers."""
-        ...
-
-
-class Wires(Protocol):
-    """The network between all of them."""
-
-    lines: MemoryLines
-    weights: Mapping[str, Weight]
-    long: Collection[str]  # protocols whose answers come in many pieces
-
-    def reach(self, sender: PeerId, receiver: PeerId) -> Station:
-        """The other's transport. PeerUnreachable when there is no way."""
-        ...
-
-    def posted(self, letter: MemoryLetter) -> None:
-        """It is on its way."""
-        ...
-
-    def done(self, letter: MemoryLetter) -> None:
-        """It is there, or lost."""
-        ...
-
-    def carries(self, letter: MemoryLetter) -> bool:
-        """Whether its way was not broken since it was posted."""
-        ...
-
-    def received(self, letter: MemoryLetter, nbytes: int) -> None:
-        """Book the answer to a letter, which came."""
-        ...
-
-
 class MemoryLetters:
     """See Letters: those of one transport, out and in."""
 
-    def __init__(self, transport: Station, network: Wires) -> None:
+    def __init__(self, transport: MemoryTransport, network: MemoryNetwork) -> None:
         self._transport, self._network = transport, network
         self._served: dict[str, _Served] = {}
 
@@ -686,7 +643,7 @@ class MemoryLetters:
         """See Letters."""
         self._served[protocol] = respond, limit, watch
 
-    async def post(self, peer: PeerId, protocol: str, body: bytes) -> Letter:
+    async def post(self, peer: PeerId, protocol: str, body: bytes) -> MemoryLetter:
         """See Letters."""
         await self.reach(peer, protocol)
         return await self.put(peer, protocol, body)
@@ -711,12 +668,8 @@ class MemoryLetters:
         self._network.posted(letter)
         other.begin(other.letters_of(protocol).deliver, letter, piece, nbytes)
         if letter.weight.each != 1.0:
-            await self._share_the_line(link)
+            await link.share()
         return letter
-
-    async def _share_the_line(self, link: Link) -> None:
-        """See the pipe's."""
-        await anyio.sleep(max(0.0, link.free_at - anyio.current_time() - SECONDS))
 
     async def deliver(self, letter: MemoryLetter, piece: TimedPiece, nbytes: float) -> None:
         """At its receiver: wait for it, have it handled, send what comes back."""

@@ -30,8 +30,8 @@ def test_a_lease_counts_for_its_life_from_when_it_came():
     assert leases.live(110.0) == {}
     assert leases.next_end() == 110.0
     assert leases.expire(110.0) == [peer]
-    assert leases.silent_for(peer, 113.0) == 3.0
-    assert leases.silent_for(PEERS[1].peer, 113.0) == float("inf")
+    assert leases.heard(peer, 113.0) == 13.0
+    assert leases.heard(PEERS[1].peer, 113.0) is None
 
 
 def test_who_is_live_is_one_mapping_until_somebody_comes_or_goes():
