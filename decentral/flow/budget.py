@@ -59,7 +59,7 @@ class Limits:
 
 @dataclass(slots=True, eq=False)
 class _Pool:
-    """What some peers together hold, and may."""
+    """A pool: what some peers together hold, and may."""
 
     most_streams: int
     most_nbytes: int
@@ -85,7 +85,7 @@ class _Pool:
 
 
 class Budget:
-    """What each peer holds now, against the limits. One per transport."""
+    """The share of this process that each peer holds now, against the limits. One per transport."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
@@ -151,7 +151,7 @@ class Budget:
         return sum(pool.streams.get(peer, 0) for pool in pools), sum(pool.nbytes.get(peer, 0) for pool in pools)
 
     def comes_first(self, peer: PeerId) -> bool:
-        """Whether ``peer`` is a member of the run, where there is one."""
+        """Tell whether ``peer`` is a member of the run, where there is one."""
         return self._preferred is not None and peer in self._preferred
 
     @contextmanager

@@ -41,7 +41,7 @@ _NEVER = float("inf")
 
 @dataclass(eq=False, slots=True)
 class Turn:
-    """One piece that somebody wants to move; it may when ``granted``."""
+    """A piece that somebody wants to move, and may once it is ``granted``."""
 
     peer: PeerId
     nbytes: int
@@ -51,7 +51,7 @@ class Turn:
 
 
 class Schedule:
-    """One direction of one peer: ``rate`` in bytes per second. Times come in, in seconds of any one clock."""
+    """The turns of one direction of one peer; ``rate`` in bytes per second. Times come in, in seconds of any one clock."""
 
     def __init__(self, rate: float, now: float) -> None:
         self.rate = rate
@@ -73,19 +73,19 @@ class Schedule:
 
     @property
     def head(self) -> Turn | None:
-        """Whose turn is next."""
+        """The turn that comes next."""
         while self._order and self._order[0][2].dropped:
             heapq.heappop(self._order)
         return self._order[0][2] if self._order else None
 
     def change(self, rate: float, now: float) -> None:
-        """From ``now`` on it is another rate; what was saved up beyond its burst is lost, what is owed stays owed."""
+        """Go on at another rate from ``now`` on; what was saved up beyond its burst is lost, what is owed stays owed."""
         self._fill(now)
         self.rate = rate
         self._fill(now)
 
     def ask(self, peer: PeerId, nbytes: int, now: float, *, urgent: bool = False) -> Turn:
-        """Want to move ``nbytes`` with ``peer``; granted at once when nobody has to wait for it."""
+        """Ask to move ``nbytes`` with ``peer``; granted at once when nobody has to wait for it."""
         self._fill(now)
         if urgent and self._express > 0:
             self._express -= nbytes
@@ -103,7 +103,7 @@ class Schedule:
         return turn
 
     def drop(self, turn: Turn) -> None:
-        """It is not wanted any more."""
+        """Want it no more."""
         turn.dropped = True
 
     def spend(self, nbytes: int, now: float) -> None:
@@ -122,11 +122,11 @@ class Schedule:
         return granted
 
     def next_at(self) -> float:
-        """When the next turn is due, if nothing urgent comes before."""
+        """Return when the next turn is due, if nothing urgent comes before."""
         return self._filled + max(0.0, -self._tokens) / self.rate if self.head is not None else _NEVER
 
     def idle(self, now: float) -> bool:
-        """Whether bulk could move at once and has not needed to lately: something else than the rate is narrow."""
+        """Tell whether bulk could move at once and has not needed to lately: something else than the rate is narrow."""
         self._fill(now)
         return self.head is None and self._tokens >= BURST * self.rate
 
@@ -145,7 +145,7 @@ class Schedule:
 
 
 def piece_of(rate: float) -> int:
-    """Bytes of one turn at ``rate``."""
+    """Return the bytes of one turn at ``rate``."""
     return int(min(_LARGEST, max(_SMALLEST, rate * _PIECE_SECONDS)))
 
 
@@ -168,7 +168,7 @@ HASTE = 1.15  # times the estimated rate, which is a lower bound and grows when 
 
 
 class SendQueue:
-    """Of one peer. ``uplink`` tells bytes per second; None: not known, and nobody waits."""
+    """The queue of one peer's frames. ``uplink`` tells bytes per second; None: not known, and nobody waits."""
 
     def __init__(self, uplink: Callable[[], float | None]) -> None:
         self._uplink = uplink
@@ -189,13 +189,13 @@ class SendQueue:
             self._under_way += 1
 
     def end(self) -> None:
-        """One that was begun is no longer under way."""
+        """Note that a frame that was begun is no longer under way."""
         self._under_way -= 1
         self._fewer.tell()
 
 
 def shifted(peers: Iterable[PeerId], me: PeerId) -> list[PeerId]:
-    """Those after ``me`` first, then those before it, and ``me`` last, if it is one of them."""
+    """Return the peers after ``me`` first, then those before it, and ``me`` last if it is there."""
     ordered = sorted(peers)
     return [*(peer for peer in ordered if peer > me), *(peer for peer in ordered if peer <= me)]
 
@@ -218,7 +218,7 @@ FIRST = 1 << 16  # bytes of each stream while nothing is known of the uplink
 
 
 class Window:
-    """Of one peer. ``uplink`` tells bytes per second; None: not known."""
+    """The bytes that one peer has under way, and may have. ``uplink`` tells bytes per second; None: not known."""
 
     def __init__(self, uplink: Callable[[], float | None]) -> None:
         self._uplink = uplink
@@ -226,7 +226,7 @@ class Window:
         self.nbytes = 0  # under way on all of them
 
     def allows(self, nbytes: int, under_way: int) -> bool:
-        """Whether a stream with so many bytes under way may send ``nbytes``."""
+        """Tell whether a stream with so many bytes under way may send ``nbytes``."""
         rate = self._uplink()
         if rate is None:
             return under_way + nbytes <= FIRST
@@ -244,7 +244,7 @@ class Ack:
 
 
 class InFlight:
-    """What is under way on one stream; a context manager that is entered while the stream is open.
+    """The bodies under way on one stream; a context manager that is entered while the stream is open.
 
     An answer may wait for seconds behind what the other side sends, so it brings the time that the other side's clock
     shows. Of all answers the one that came fastest tells how far the clocks are apart.
@@ -321,12 +321,12 @@ class UplinkMeter:
         self._delivered: deque[float] = deque(maxlen=KEPT)
 
     def begin(self, now: float) -> None:
-        """A piece is to be sent."""
+        """Note that a piece is to be sent."""
         self._advance(now)
         self._under_way += 1
 
     def end(self, began: float, now: float, nbytes: int) -> None:
-        """It was taken, or not: then ``nbytes`` is 0."""
+        """Note that it was taken, or not: then ``nbytes`` is 0."""
         self._advance(now)
         self._under_way -= 1
         self._nbytes += nbytes if now - began > WAITED else 0
@@ -336,15 +336,15 @@ class UplinkMeter:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no piece is under way."""
+        """Tell whether no piece is under way."""
         return not self._under_way
 
     def begin_delivery(self) -> None:
-        """A frame is to be sent, and none is under way."""
+        """Note that a frame is to be sent while none is under way."""
         self._delivered.append(0.0)
 
     def delivered(self, nbytes: int, seconds: float) -> None:
-        """Copies of so many bytes had arrived so long after the first of them was begun."""
+        """Note that copies of so many bytes had arrived so long after the first of them was begun."""
         if seconds > 0:
             self._delivered[-1] = max(self._delivered[-1], nbytes / seconds)
 
@@ -360,7 +360,7 @@ class UplinkMeter:
 
 
 def lease_bits(bytes_per_second: float | None) -> int:
-    """Bit/s as a lease tells it: two digits, so that noise is no news to everybody; 0: not measured."""
+    """Return bit/s as a lease tells it: two digits, so that noise is no news to everybody; 0: not measured."""
     if not bytes_per_second:
         return 0
     bits = round(8 * bytes_per_second)

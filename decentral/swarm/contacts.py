@@ -111,7 +111,7 @@ class Dials:
         return chosen
 
     def begin(self, source: PeerId, stranger: PeerId, addresses: Sequence[str], now: float) -> tuple[str, ...]:
-        """Where to look for a stranger that ``source`` names; nowhere when it is looked for, or names too many."""
+        """Return where to look for a stranger that ``source`` names; nowhere when it is looked for, or names too many."""
         named = sum(by == source for by in self._looked_for.values())
         if stranger in self._looked_for or named >= NAMED:
             return ()
@@ -123,7 +123,7 @@ class Dials:
         return chosen
 
     def end(self, stranger: PeerId) -> None:
-        """It was found, or was not there."""
+        """Forget a stranger that was found, or was not there."""
         self._looked_for.pop(stranger, None)
 
 
@@ -139,7 +139,7 @@ PARTING = 3.0  # s that saying goodbye may take
 
 
 class LeaseMessages:
-    """What one peer says and hears about who is here; books it in ``table``, and has others dialled by ``contacts``."""
+    """The leases that one peer sends and gets: they are booked in ``table``, and has others dialled by ``contacts``."""
 
     def __init__(self, transport: Transport, table: LeaseTable, own: OwnLease, contacts: Contacts) -> None:
         self.transport, self.table, self.own, self.contacts = transport, table, own, contacts
@@ -155,7 +155,7 @@ class LeaseMessages:
     # ---- telling ----
 
     async def tell(self, peer: PeerId) -> None:
-        """Our lease to one peer; it answers with its own to a newcomer, or with a newer one of ours."""
+        """Send our lease to one peer; it answers with its own to a newcomer, or with a newer one of ours."""
         began = anyio.current_time()
         answer = await self._request(peer, LEASE, MAX_LEASE_NBYTES)
         self.answered_in[peer] = anyio.current_time() - began
@@ -163,7 +163,7 @@ class LeaseMessages:
             self.heard_from(peer, read_lease(answer))
 
     async def ask(self, peer: PeerId) -> None:
-        """Our lease to one peer, for all it knows."""
+        """Send our lease to one peer, for all it knows."""
         for remaining, lease in read_leases(await self._request(peer, LEASES, MAX_LEASES_NBYTES)):
             if lease.peer in (peer, self.table.me):
                 self.heard_from(peer, lease)
@@ -171,7 +171,7 @@ class LeaseMessages:
                 self._heard_of(peer, lease, remaining)
 
     async def pass_on(self, peer: PeerId, row: frozenset[PeerId]) -> None:
-        """Our lease and those of our row to one peer; it answers as to ``tell``."""
+        """Send our lease and those of our row to one peer; it answers as to ``tell``."""
         others = [entry for entry in self.table.entries(anyio.current_time()) if entry[1].peer in row]
         body = write_leases([(self.table.ttl, self.own.sealed()), *others])
         if answer := await self._request(peer, LEASE_LIST, MAX_LEASE_NBYTES, body):
@@ -185,7 +185,7 @@ class LeaseMessages:
             logger.debug("goodbye: %s", error)
 
     async def visit(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        """See whether a peer is there, and ask it for all it knows."""
+        """Look whether a peer is there, and ask it for all it knows."""
         await self.transport.connect(peer, addresses)
         await self.ask(peer)
 
@@ -215,7 +215,7 @@ class LeaseMessages:
             self.dials.end(stranger)
 
     async def ask_for_lease(self, peer: PeerId) -> None:
-        """Our lease to one peer, for its own; what it says of others is not read."""
+        """Send our lease to one peer, for its own; what it says of others is not read."""
         for _, lease in read_leases(await self._request(peer, LEASES, MAX_LIST_NBYTES)):
             if lease.peer in (peer, self.table.me):
                 self.heard_from(peer, lease)
@@ -225,7 +225,7 @@ class LeaseMessages:
         await self.tell(peer)
 
     def is_live(self, peer: PeerId) -> bool:
-        """Whether a peer is known to be here."""
+        """Tell whether a peer is known to be here."""
         return self.table.is_live(peer, anyio.current_time())
 
     async def _request(self, peer: PeerId, protocol: str, limit: int, body: bytes | None = None) -> bytes:
@@ -280,7 +280,7 @@ class LeaseMessages:
         return known if differs or known.sequence > lease.sequence else None
 
     def heard_from(self, peer: PeerId, lease: Lease) -> None:
-        """A lease from its own peer, or our own come back to us."""
+        """Book a lease from its own peer, or our own that comes back to us."""
         self.table.check(lease)
         if lease.peer == self.table.me:
             self.own.came_back(lease)
@@ -294,7 +294,7 @@ class LeaseMessages:
                 self.contacts.spawn("dial", peer, self._dial)
 
     def _heard_of(self, source: PeerId, lease: Lease, remaining: float) -> None:
-        """A lease that ``source`` passed on."""
+        """Book a lease that ``source`` passed on."""
         known = self.is_live(lease.peer)
         if self.table.is_stranger(lease.peer):
             self.table.check(lease)

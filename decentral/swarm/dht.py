@@ -40,7 +40,7 @@ logger = logging.getLogger("decentral.swarm")
 
 
 class DirectoryView(Protocol):
-    """What this peer knows of the others, and where to put what is found: the directory."""
+    """The directory, as the DHT needs it: the peers that are known, and where to put what is found."""
 
     run_digest: Digest
     ttl: float  # s that a lease lasts
@@ -52,7 +52,7 @@ class DirectoryView(Protocol):
 
     @property
     def looking(self) -> bool:
-        """Whether nobody else is here."""
+        """Tell whether nobody else is here."""
         ...
 
     def live(self) -> Mapping[PeerId, Lease]:
@@ -61,7 +61,7 @@ class DirectoryView(Protocol):
 
     @property
     def own(self) -> OwnLease:
-        """What this peer says of itself."""
+        """The lease that this peer gives of itself."""
         ...
 
     def hint(self, lease: Lease) -> None:
@@ -93,7 +93,7 @@ async def share(host: DhtHost, directory: DirectoryView) -> None:
 
 
 def dht_key(run: Digest) -> str:
-    """Where the leases of a run are kept."""
+    """Return the key under which the leases of a run are kept."""
     return f"decentral/1/{run.hex()}"
 
 
@@ -156,7 +156,7 @@ async def _exchange_forever(node: Any, directory: DirectoryView) -> None:
 
 
 def looks_in(turn: int, peer: PeerId, others: int) -> bool:
-    """Whether it is ``peer``'s turn to look for all: everybody's in a small swarm, four peers' in a large one."""
+    """Tell whether it is ``peer``'s turn to look for all: everybody's in a small swarm, four peers' in a large one."""
     every = max(1, (others + 1) // _LOOKS)
     return (turn + int.from_bytes(peer[:8], "little")) % every == 0
 
@@ -196,7 +196,7 @@ async def _look(node: Any, directory: DirectoryView) -> None:
 
 
 def _lease_in(item: Any) -> Lease | None:
-    """The lease in one value of the DHT, if it is one."""
+    """Return the lease in one value of the DHT, if it is one."""
     value = getattr(item, "value", None)
     if not isinstance(value, bytes) or len(value) > MAX_LEASE_NBYTES:
         return None

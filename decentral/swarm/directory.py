@@ -68,15 +68,15 @@ class Directory:
 
     @property
     def looking(self) -> bool:
-        """Whether nobody else is here."""
+        """Tell whether nobody else is here."""
         return not self.live()
 
     def live(self) -> Mapping[PeerId, Lease]:
-        """The other peers that are here, in the order of their ids, and what each said last."""
+        """Return the other peers that are here, in the order of their ids, and what each said last."""
         return self.table.live(anyio.current_time())
 
     def prefer(self, members: Container[PeerId]) -> None:
-        """From now on ``members``, which may change, are known by anybody's word; of others it takes a connection."""
+        """Know ``members``, which may change, by anybody's word; of others it takes a connection."""
         self.table.members = members
 
     def answered(self, peer: PeerId) -> bool:
@@ -89,11 +89,11 @@ class Directory:
         return self._messages.answered_in
 
     def heard(self, peer: PeerId) -> float | None:
-        """Seconds since ``peer`` last said that it is here; None: it never did."""
+        """Return the seconds since ``peer`` last said that it is here; None: it never did."""
         return self.table.heard(peer, anyio.current_time())
 
     def said_goodbye(self, peer: PeerId) -> bool:
-        """Whether a peer that is not here any more left in good order."""
+        """Tell whether a peer that is not here any more left in good order."""
         return self.table.said_goodbye(peer)
 
     async def until_changed(self) -> None:
@@ -105,7 +105,7 @@ class Directory:
         self._bootstrap.add(addresses)
 
     def hint(self, lease: Lease) -> None:
-        """Somebody passed on where a peer may be: look whether it is there, unless it is known to be."""
+        """Look at an address that somebody passed on: whether it is there, unless it is known to be."""
         if lease.run != self.run_digest or lease.peer == self.peer or self._messages.is_live(lease.peer):
             return
         if self.table.is_stranger(lease.peer):
@@ -114,7 +114,7 @@ class Directory:
             self._messages.meet(lease)
 
     def look_for(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        """Somebody said, without proof, where a peer may be: look there once, unless it is known to be here."""
+        """Look once where somebody said, without proof, that a peer may be, unless it is known to be here."""
         if peer != self.peer and not self._messages.is_live(peer):
             self._contacts.spawn("look", peer, partial(self._messages.visit, addresses=addresses))
 
@@ -244,7 +244,7 @@ DIRECT = 20  # others that are told one by one: where the DHT begins, too
 
 @dataclass(frozen=True, slots=True)
 class Circles:
-    """Others, each once."""
+    """The others, each once."""
 
     told: Sequence[PeerId]  # hear of this peer alone
     passed_to: Sequence[PeerId] = ()  # hear of it and of its row
@@ -252,7 +252,7 @@ class Circles:
 
 
 def circles(me: PeerId, others: Sequence[PeerId]) -> Circles:
-    """Where peer ``me`` stands among ``others``, which are in the order of their ids."""
+    """Return where peer ``me`` stands among ``others``, which are in the order of their ids."""
     if len(others) <= DIRECT:
         return Circles(others)
     peers = sorted((me, *others))
@@ -285,7 +285,7 @@ Visit = Callable[[PeerId, tuple[str, ...]], Awaitable[None]]
 
 
 class Bootstrap:
-    """Those that the peer ``me`` was told of. ``visit`` dials one and asks it; one that ``is_live`` is left alone for
+    """The peers that ``me`` was told of. ``visit`` dials one and asks it; one that ``is_live`` is left alone for
     ``rest`` s. ``is_alone``: whether nobody at all is here.
     """
 

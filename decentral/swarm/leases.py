@@ -53,7 +53,7 @@ class LeaseTable:
         self._soonest = float("inf")  # no live lease ends before: every tick asks, so that most look at none of them
 
     def take(self, lease: Lease, now: float, remaining: float | None = None, *, answered: bool | None = None) -> bool:
-        """Book a lease; whether anything about its peer is new. ``remaining``: passed on, counts that long.
+        """Book a lease; tell whether anything about its peer is new. ``remaining``: passed on, counts that long.
 
         ``answered``: whether a connection has just shown that the peer is there, as its own word does.
         """
@@ -98,24 +98,27 @@ class LeaseTable:
         return peer in self._answered and self.is_live(peer, now)
 
     def newest(self, peer: PeerId) -> Lease | None:
-        """The last a peer said, be it live or silent."""
+        """Return the last lease of a peer, be it live or silent."""
         if peer in self._live:
             return self._live[peer][1]
         return self._silent[peer].lease if peer in self._silent else None
 
     def live(self, now: float) -> Mapping[PeerId, Lease]:
-        """Who is here, in the order of their ids. Every tick asks: it is sorted when somebody came or went."""
+        """Return the peers that are here, in the order of their ids.
+
+        Every tick asks: it is sorted when somebody came or went.
+        """
         if self._shown is None:
             self._shown = {peer: lease for peer, (_, lease) in sorted(self._live.items())}
         ended = self._ended(now)
         return {peer: lease for peer, lease in self._shown.items() if peer not in ended} if ended else self._shown
 
     def is_live(self, peer: PeerId, now: float) -> bool:
-        """Whether a peer is here."""
+        """Tell whether a peer is here."""
         return peer in self._live and self._live[peer][0] > now
 
     def next_end(self) -> float:
-        """When the next live lease may end: not later than it does if its peer stays silent."""
+        """Return when the next live lease may end: not later than it does if its peer stays silent."""
         return self._soonest
 
     def expire(self, now: float) -> list[PeerId]:
@@ -135,7 +138,7 @@ class LeaseTable:
         return [peer for peer, (end, _) in self._live.items() if end <= now]
 
     def goodbye(self, peer: PeerId, now: float) -> bool:
-        """The peer left in good order; whether it was here."""
+        """Note that the peer left in good order; tell whether it was here."""
         _, lease = self._live.pop(peer, (now, None))
         if lease is not None:
             self._shown = None
@@ -143,8 +146,8 @@ class LeaseTable:
         return lease is not None
 
     def heard(self, peer: PeerId, now: float) -> float | None:
-        """Seconds since the peer last said that it is here, to us or to whom we have it from; None: never, for all we
-        know.
+        """Return the seconds since the peer last said that it is here, to us or to whom we have it from; None: never,
+        for all we know.
         """
         if peer in self._live:
             end, lease = self._live[peer]
@@ -154,27 +157,29 @@ class LeaseTable:
         return now - silence.since + (0.0 if silence.said_goodbye else min(self.ttl, silence.lease.ttl))
 
     def said_goodbye(self, peer: PeerId) -> bool:
-        """Whether the peer is silent because it left in good order."""
+        """Tell whether the peer is silent because it left in good order."""
         return peer in self._silent and self._silent[peer].said_goodbye
 
     def known(self) -> list[Lease]:
-        """Of everybody who may be found again: those who are here, then those who fell silent without a goodbye."""
+        """Return the leases of all who may be found again: those who are here, then those who fell silent without a
+        goodbye.
+        """
         return [lease for _, (_, lease) in sorted(self._live.items())] + self.missed()
 
     def lately(self) -> list[Lease]:
-        """Of everybody who was here, however they went: who has been here longest, then who fell silent last."""
+        """Return the leases of all who were here: the longest here first, then the last to fall silent."""
         return [lease for _, lease in self._live.values()] + [one.lease for one in reversed(self._silent.values())]
 
     def missed(self) -> list[Lease]:
-        """The last words of those who fell silent without a goodbye, in the order of their ids."""
+        """Return the last leases of those who fell silent without a goodbye, in the order of their ids."""
         return [silence.lease for _, silence in sorted(self._silent.items()) if not silence.said_goodbye]
 
     def entries(self, now: float) -> list[tuple[float, Lease]]:
-        """Every live lease with the seconds it still counts."""
+        """Return every live lease with the seconds it still counts."""
         return [(end - now, lease) for end, lease in self._live.values() if end > now]
 
     def _has_room(self, peer: PeerId) -> bool:
-        """Room for one more live lease: for a member also that of an outsider."""
+        """Make room for one more live lease and tell whether there is any: for a member also that of an outsider."""
         if len(self._live) >= self.capacity and self.members is not None and peer in self.members:
             outsider = next(filter(self.is_outsider, self._live), None)
             if outsider is not None:
@@ -193,7 +198,7 @@ class LeaseTable:
 
 
 def _news_in(lease: Lease) -> tuple[object, ...]:
-    """What a renewal may change that anybody would want to know."""
+    """Return the fields of a lease whose change anybody would want to know."""
     return lease.addresses, lease.epoch, lease.round, lease.digest, lease.state, lease.uplink, lease.version
 
 
@@ -206,19 +211,19 @@ MAX_LIST_NBYTES = 64 * (_ENTRY.size + MAX_LEASE_NBYTES)  # a row of the largest 
 
 
 def write_leases(entries: Sequence[tuple[float, Lease]]) -> bytes:
-    """Leases for others, each with the seconds it still counts."""
+    """Write leases for others, each with the seconds it still counts."""
     told = [(int(1000 * max(0.0, remaining)), lease_bytes(lease)) for remaining, lease in entries[:MAX_PEERS]]
     return b"".join(_ENTRY.pack(remaining, len(data)) + data for remaining, data in told)
 
 
 @lru_cache(maxsize=2 * MAX_PEERS)
 def lease_bytes(lease: Lease) -> bytes:
-    """The bytes of one lease: each is sent to many."""
+    """Return the bytes of one lease: each is sent to many."""
     return encode(lease)
 
 
 def read_leases(data: bytes) -> Iterator[tuple[float, Lease]]:
-    """What ``write_leases`` wrote: seconds it still counts, lease. PayloadError for anything else."""
+    """Read what ``write_leases`` wrote: seconds it still counts, lease. PayloadError for anything else."""
     at = 0
     while at < len(data):
         if len(data) - at < _ENTRY.size:
@@ -231,7 +236,7 @@ def read_leases(data: bytes) -> Iterator[tuple[float, Lease]]:
 
 
 def read_lease(data: bytes) -> Lease:
-    """One signed lease. PayloadError for anything else."""
+    """Read one signed lease. PayloadError for anything else."""
     lease = decode(data)
     if not isinstance(lease, Lease):
         raise PayloadError(f"{type(lease).__name__} where a lease belongs; drop it and its sender")
@@ -287,7 +292,7 @@ class OwnLease:
         await self._news.wait()
 
     def sealed(self) -> Lease:
-        """What this peer says of itself now, signed."""
+        """Return the lease of this peer as of now, signed."""
         draft = self.draft()
         before, sealed = self._signed
         if sealed is None or draft != before:
@@ -296,7 +301,7 @@ class OwnLease:
         return sealed
 
     def draft(self) -> Lease:
-        """The same, not signed."""
+        """Return the lease of this peer as of now, not signed."""
         addresses = [address for address in self._addresses() if len(address) <= MAX_ADDRESS][:MAX_ADDRESSES]
         self._said.update(addresses)
         return Lease(
@@ -310,7 +315,7 @@ class OwnLease:
         )
 
     def came_back(self, own: Lease) -> None:
-        """Somebody has ``own``. When it is newer than what was made here, go on above that.
+        """Take note that somebody has ``own``. When it is newer than what was made here, go on above that.
 
         It is from before a restart then, or from another process, as one of today's number and of addresses that were
         never ours is: the dead say nothing new, the living do again and again.

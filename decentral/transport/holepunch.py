@@ -75,7 +75,7 @@ class Puncher:
         return len(self._under_way)
 
     async def upgrade(self, session: Session, dialled: bool) -> None:
-        """All that is done for one relayed connection, until it ends; ``dialled``: from here."""
+        """Do all that is done for one relayed connection, until it ends; ``dialled``: from here."""
         relay = self._sessions.relay_of(session)
         if relay is None:
             return
@@ -102,7 +102,10 @@ class Puncher:
                     logger.debug("%s: no direct connection: %s", peer_name(session.peer), error)
 
     def _other_side_begins(self, peer: PeerId) -> bool:
-        """Both dialled through a relay: the one with the greater id begins, so that only one does."""
+        """Tell whether the other side begins.
+
+        Where both dialled through a relay the greater id does, so that only one does.
+        """
         return self._me < peer and self._sessions.dialled_through_relay(peer)
 
     async def _attempt(self, session: Session, relay: PeerId) -> None:
@@ -128,18 +131,18 @@ class Puncher:
             stream.reset()
 
     async def _reached(self, session: Session, relay: PeerId, told: Told) -> bool:
-        """Whether the other side could be dialled at what it says are its addresses: no NAT is in its way."""
+        """Dial the other side at what it says are its addresses, and tell whether it worked: no NAT is in its way."""
         self._dialler.learn(session.peer, self._worth_knowing(told.addresses, relay))
         ends = plausible(told.addresses, self._sessions.host_of(relay))
         return bool(ends) and await self._dialler.dial_directly(session.peer, ends, _REACHING)
 
     def _worth_knowing(self, addresses: Sequence[str], relay: PeerId) -> list[str]:
-        """Those through a relay, for when the direct connection dies."""
+        """Return the addresses through a relay, for when the direct connection dies."""
         host = self._sessions.host_of(relay)
         return [one for one in addresses if (way := relay_of(one)) and plausible([way[1]], host)]
 
     async def _agreed(self, session: Session, mine: Sequence[str]) -> tuple[tuple[str, ...], float]:
-        """The other side's addresses, and half the round trip; it dials as soon as it hears of it."""
+        """Agree with the other side; return its addresses and half the round trip: it dials as soon as it hears of it."""
         stream, done = NativeStream(session.peer, session.open()), False
         try:
             with anyio.fail_after(self._timeout):
@@ -159,7 +162,7 @@ class Puncher:
     # ---- who dialled through the relay ----
 
     async def attend(self, stream: NativeStream, session: Session) -> None:
-        """The other side wants to punch. PayloadError when it may not, TimeoutError when it says nothing."""
+        """Punch as the other side wants it. PayloadError when it may not, TimeoutError when it says nothing."""
         relay, peer = self._sessions.relay_of(session), session.peer
         self._check(session, relay)
         assert relay is not None, "checked"
@@ -188,7 +191,7 @@ class Puncher:
     # ---- both ----
 
     def _is_second(self, session: Session) -> bool:
-        """Count one more round; whether the roles are swapped in it. Both sides count alike."""
+        """Count one more round; tell whether the roles are swapped in it. Both sides count alike."""
         self._rounds[session] = self._rounds.get(session, 0) + 1
         return self._rounds[session] % 2 == 0
 
@@ -218,7 +221,10 @@ class Puncher:
 
     @asynccontextmanager
     async def _only(self, peer: PeerId, *, asked: bool) -> AsyncIterator[None]:
-        """One at a time with each peer. Who asks anew has given up its last attempt: so do we, who would dial on."""
+        """Hold the only attempt with a peer.
+
+        A peer that asks anew has given up its last one: so do we, who would dial on.
+        """
         while earlier := self._under_way.get(peer):
             scope, was_asked = earlier
             if not (asked and was_asked):
@@ -254,19 +260,19 @@ _MOST_READ = 16  # addresses of a message that are looked at
 
 
 class PunchMessage(IntEnum):
-    """What a message says."""
+    """The kind of a message."""
 
     CONNECT = 100
     SYNC = 300
 
 
 def punch_message(kind: PunchMessage, addresses: Iterable[str] = ()) -> bytes:
-    """One message."""
+    """Return the bytes of one message."""
     return number_field(1, kind) + b"".join(bytes_field(2, multiaddr_to_bytes(address)) for address in addresses)
 
 
 def read_punch(message: bytes, due: PunchMessage) -> tuple[str, ...]:
-    """The addresses in a message of the kind that is due; what is no address is passed over. PayloadError."""
+    """Return the addresses in a message of the kind that is due; what is no address is passed over. PayloadError."""
     kind = number_fields(message).get(1)
     if kind != due:
         raise PayloadError(f"dcutr: a message of type {kind} where {due.name} ({due.value}) is due; drop the stream")
@@ -283,7 +289,7 @@ async def send_punch(ends: Ends, kind: PunchMessage, addresses: Iterable[str] = 
 
 
 async def receive_punch(ends: Ends, due: PunchMessage) -> tuple[str, ...]:
-    """The next message, of the kind that is due."""
+    """Receive the next message, of the kind that is due."""
     return read_punch(await read_message(ends), due)
 
 
@@ -293,7 +299,7 @@ MOST_ADDRESSES = 4  # of one peer that are dialled; one of each family is what i
 
 
 def plausible(addresses: Iterable[str], relay_host: str | None) -> list[End]:
-    """The few of a stranger's addresses that may be dialled: TCP, numeric, and as public as the relay is.
+    """Return the few of a stranger's addresses that may be dialled: TCP, numeric, and as public as the relay is.
 
     Otherwise a peer could have us knock inside the network that we are in. Over a relay in a private network or on
     this machine, which is how swarms of one laboratory and tests meet, addresses of the same kind are taken, too.
@@ -308,7 +314,7 @@ def _may_be_dialled(host: str, relay_host: str | None) -> bool:
 
 
 def _reach(host: str) -> str | None:
-    """How far an address reaches; None for a name and for what nobody can be dialled at."""
+    """Return how far an address reaches; None for a name and for what nobody can be dialled at."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -342,7 +348,9 @@ class Observed:
         self._known: dict[PeerId, tuple[Session, str | None]] = {}
 
     async def at(self, relay: PeerId) -> tuple[str, ...]:
-        """Where the listening port can be dialled, as the relay sees it: one address, or none when it cannot tell."""
+        """Return where the listening port can be dialled, as the relay sees it: one address, or none when it cannot
+        tell.
+        """
         session = self._sessions.standing(relay)
         if session is None:
             return ()
@@ -364,7 +372,7 @@ class Observed:
         return self._reachable_at(told.observed or "", self._sessions.ends(session))
 
     def _reachable_at(self, seen: str, ends: SocketEnds) -> str | None:
-        """``seen`` with the port that is listened on. None: not plausible, or no way to tell which port that is."""
+        """Return ``seen`` with the port that is listened on. None: not plausible, or no way to tell which port that is."""
         found, own = plausible([seen], ends.host), self._ports.own_end(ends.host or "")
         if not found or own is None:
             return None

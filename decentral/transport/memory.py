@@ -39,7 +39,7 @@ class Weight:
     plain: int = 0
 
     def of(self, start: int, count: int) -> float:
-        """What ``count`` bytes from the ``start``-th on stand for."""
+        """Return how many bytes ``count`` of them stand for, from the ``start``-th on."""
         plain = min(count, max(0, self.plain - start))
         return plain + (count - plain) * self.each
 
@@ -84,7 +84,7 @@ class MemoryNetwork:
         self._pipes: dict[frozenset[PeerId], list[Pipe]] = {}
 
     def transport(self, signer: Signer, *, limits: Limits | None = None) -> MemoryTransport:
-        """A transport for the peer of ``signer``; enter it to be reachable. After ``kill``, make another."""
+        """Make a transport for the peer of ``signer``; enter it to be reachable. After ``kill``, make another."""
         return MemoryTransport(self, signer.peer, limits)
 
     def set_link(self, sender: PeerId, receiver: PeerId, *, latency: float, bandwidth: float | None = None) -> None:
@@ -132,7 +132,7 @@ class MemoryNetwork:
             self.kill(transport.peer)
 
     def reach(self, sender: PeerId, receiver: PeerId) -> MemoryTransport:
-        """The receiver's transport, if there is a path to it now."""
+        """Return the receiver's transport, if there is a path to it now."""
         transport = self._up.get(receiver)
         if transport is None or sender not in self._up or sender == receiver:
             raise PeerUnreachable(f"{peer_name(receiver)}: no such peer is up; try again or ask another")
@@ -141,7 +141,7 @@ class MemoryNetwork:
         return transport
 
     def pipes(self, a: PeerId, b: PeerId, weight: Weight = AS_THEY_ARE) -> tuple[Pipe, Pipe]:
-        """A fresh pipe each way between two peers."""
+        """Return a fresh pipe each way between two peers."""
         there, back = self.lines.pipe(a, b, weight), self.lines.pipe(b, a, weight)
         both = self._pipes.setdefault(frozenset((a, b)), [])
         both[:] = [pipe for pipe in both if not pipe.over]
@@ -149,11 +149,11 @@ class MemoryNetwork:
         return there, back
 
     def posted(self, letter: MemoryLetter) -> None:
-        """It is on its way."""
+        """Note that a letter is on its way."""
         self._posted.setdefault(frozenset((letter.sender, letter.receiver)), {})[letter] = None
 
     def done(self, letter: MemoryLetter) -> None:
-        """It is there, or lost."""
+        """Note that a letter is there, or lost."""
         pair = frozenset((letter.sender, letter.receiver))
         under_way = self._posted.get(pair, {})
         under_way.pop(letter, None)
@@ -161,7 +161,7 @@ class MemoryNetwork:
             self._posted.pop(pair, None)
 
     def carries(self, letter: MemoryLetter) -> bool:
-        """Whether the way of a letter was not broken since it was posted."""
+        """Tell whether the way of a letter was not broken since it was posted."""
         return letter in self._posted.get(frozenset((letter.sender, letter.receiver)), {})
 
     def received(self, letter: MemoryLetter, nbytes: int) -> None:
@@ -177,7 +177,7 @@ class MemoryNetwork:
 
 
 class MemoryTransport(Uncapped):
-    """One peer on a MemoryNetwork. See Transport."""
+    """A peer on a MemoryNetwork: see ``Transport``."""
 
     def __init__(self, network: MemoryNetwork, peer: PeerId, limits: Limits | None = None) -> None:
         self.peer = peer
@@ -190,7 +190,7 @@ class MemoryTransport(Uncapped):
         self._letters = MemoryLetters(self, network)
 
     def serve(self, protocol: str, handler: Handler) -> None:
-        """See Transport."""
+        """Answer streams of ``protocol`` by ``handler``."""
         self.services.add(protocol, handler)
 
     async def __aenter__(self) -> Self:
@@ -215,16 +215,16 @@ class MemoryTransport(Uncapped):
             scope.cancel()
 
     async def paths(self) -> dict[PeerId, tuple[str, ...]]:
-        """See Transport; there are no connections here."""
+        """Return nothing: there are no connections here."""
         return {}
 
     def addresses(self) -> tuple[str, ...]:
-        """See Transport."""
+        """Return the addresses that others may dial."""
         name = peer_name(self.peer)
         return (f"/memory/{name}/p2p/{name}",)
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        """See Transport."""
+        """Dial ``peer`` at its addresses."""
         await anyio.lowlevel.checkpoint()
         name = peer_name(peer)
         if f"/memory/{name}/p2p/{name}" not in addresses:
@@ -232,7 +232,7 @@ class MemoryTransport(Uncapped):
         self.network.reach(self.peer, peer)
 
     async def open(self, peer: PeerId, protocol: str) -> MemoryStream:
-        """See Transport."""
+        """Open a stream to ``peer``."""
         await anyio.sleep(2 * self.network.lines.link(self.peer, peer).latency)  # the other side confirms the protocol
         other = self.network.reach(self.peer, peer)
         weight = self.network.weights.get(protocol, AS_THEY_ARE)
@@ -250,11 +250,11 @@ class MemoryTransport(Uncapped):
 
     @property
     def letters(self) -> MemoryLetters | None:
-        """See Transport: none where the network carries none."""
+        """The letters of this peer, where the network carries any."""
         return self._letters if self.network.letters else None
 
     def letters_of(self, protocol: str) -> MemoryLetters:
-        """Where letters of a protocol come in; PeerUnreachable when it is not served."""
+        """Return where letters of a protocol come in; PeerUnreachable when it is not served."""
         if self._group is None or not self._letters.answers(protocol):
             raise refuse(self.peer, protocol)
         return self._letters
@@ -286,7 +286,7 @@ class MemoryTransport(Uncapped):
 
 @dataclass(eq=False)
 class MemoryStream(Holdable):
-    """One end of two pipes. Where a byte stands for many, watchdogs rest: they count bytes, and hardly any move."""
+    """An end of two pipes. Where a byte stands for many, watchdogs rest: they count bytes, and hardly any move."""
 
     peer: PeerId
     outgoing: Pipe
@@ -297,14 +297,14 @@ class MemoryStream(Holdable):
     watchdogs: list[Watchdog] = field(default_factory=list)
 
     async def send(self, data: bytes | memoryview) -> None:
-        """See Stream."""
+        """Send all of ``data``."""
         start = self.outgoing.written
         with self._counted():
             await self.outgoing.write(data)
         self.traffic.add(self.peer, sent=round(self.weight.of(start, len(data))), kind=self.kind)
 
     async def receive_exactly(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
-        """See Stream."""
+        """Return the next ``nbytes``."""
         start = self.incoming.read_so_far
         with self._counted():
             data = await self.incoming.read(nbytes, on_bytes)
@@ -312,7 +312,7 @@ class MemoryStream(Holdable):
         return data
 
     async def aclose(self) -> None:
-        """See Stream."""
+        """Close; what was sent still arrives."""
         self.outgoing.end()
         self.incoming.refuse()
 
@@ -348,27 +348,27 @@ class MemoryLines:
         self._links[sender, receiver] = link
 
     def link(self, sender: PeerId, receiver: PeerId) -> Link:
-        """What one direction between two peers goes by."""
+        """Return the line of one direction between two peers."""
         return self._links.get((sender, receiver)) or self.uplink(sender)
 
     def uplink(self, peer: PeerId) -> Link:
-        """What a peer sends by, to all who have no line of their own with it."""
+        """Return the line by which a peer sends, to all who have no line of their own with it."""
         if peer not in self._uplinks:
             self._uplinks[peer] = Link(latency=self.latency, bandwidth=self.bandwidth)
         return self._uplinks[peer]
 
     def downlink(self, peer: PeerId) -> Downlink:
-        """What a peer receives by."""
+        """Return the line by which a peer receives."""
         if peer not in self._downlinks:
             self._downlinks[peer] = Downlink(bandwidth=self._downlink_rate)
         return self._downlinks[peer]
 
     def pipe(self, sender: PeerId, receiver: PeerId, weight: Weight) -> Pipe:
-        """A fresh one, one way."""
+        """Return a fresh pipe, one way."""
         return Pipe(self.link(sender, receiver), self.downlink(receiver), self._extra_delay, weight)
 
     def put(self, link: Link, receiver: PeerId, nbytes: float) -> TimedPiece:
-        """A piece that leaves now."""
+        """Put a piece that leaves now on the line."""
         return _put(link, self.downlink(receiver), nbytes, self._extra_delay)
 
     def settle(self, receiver: PeerId, now: float) -> None:
@@ -436,7 +436,7 @@ class TimedPiece:
 
 @dataclass(slots=True)
 class Downlink:
-    """What one peer can receive over all its streams: pieces pass in the order in which they reach it.
+    """The line by which one peer receives over all its streams: pieces pass in the order in which they reach it.
 
     A piece written first may reach it last, so its turn is decided when it is there and not when it is written.
     """
@@ -447,7 +447,7 @@ class Downlink:
     _count: int = 0
 
     def expect(self, piece: TimedPiece, now: float) -> None:
-        """A piece was sent."""
+        """Note a piece that was sent."""
         if self.bandwidth is None:
             piece.ready = piece.reaches
             return
@@ -493,7 +493,7 @@ class Pipe:
 
     @property
     def over(self) -> bool:
-        """Whether nothing can come through any more."""
+        """Tell whether nothing can come through any more."""
         return self._severed or self._refused or (self._ended and not self._pieces)
 
     async def write(self, data: bytes | memoryview) -> None:
@@ -511,7 +511,7 @@ class Pipe:
                 await self._link.share()
 
     async def read(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
-        """The next ``nbytes``; StreamClosed when the pipe ends before."""
+        """Return the next ``nbytes``; StreamClosed when the pipe ends before."""
         await anyio.lowlevel.checkpoint_if_cancelled()
         taken: list[memoryview] = []
         missing = nbytes
@@ -525,18 +525,18 @@ class Pipe:
         return b"".join(taken)
 
     def end(self) -> None:
-        """The writer is done; what is queued still arrives."""
+        """Write nothing more; what is queued still arrives."""
         self._ended = True
         self._changed.tell()
 
     def refuse(self) -> None:
-        """The reader is gone: further writes fail and what is queued is dropped."""
+        """Read nothing more: further writes fail and what is queued is dropped."""
         self._refused = True
         self._pieces.clear()
         self._changed.tell()
 
     def sever(self) -> None:
-        """The link broke: both sides fail and what is queued is lost."""
+        """Break: both sides fail and what is queued is lost."""
         self._severed = True
         self._pieces.clear()
         self._changed.tell()
@@ -577,7 +577,7 @@ class Pipe:
                 await self._changed.next()
 
     def _due(self) -> float:
-        """When to look again: the first piece is ready, or may be, or was not sent yet."""
+        """Return when to look again: the first piece is ready, or may be, or was not sent yet."""
         if not self._pieces:
             return _NEVER
         self._downlink.settle(anyio.current_time())
@@ -594,7 +594,7 @@ _Served = tuple[Respond, int, Watch | None]
 
 
 class MemoryLetter:
-    """See Letter. ``weight``: what its bytes stand for, both ways."""
+    """A body that was sent. ``weight``: what its bytes stand for, both ways."""
 
     def __init__(self, sender: PeerId, receiver: PeerId, protocol: str, body: bytes, weight: Weight) -> None:
         self.sender, self.receiver, self.protocol, self.body, self.weight = sender, receiver, protocol, body, weight
@@ -604,7 +604,7 @@ class MemoryLetter:
         self._answer: bytes | None = None
 
     async def answer(self, limit: int) -> bytes:
-        """See Letter."""
+        """Return the answer."""
         if not self.over:
             self._came = anyio.Event()
             await self._came.wait()
@@ -617,11 +617,11 @@ class MemoryLetter:
         return self._answer
 
     async def close(self) -> None:
-        """See Letter."""
+        """Wait for no answer any more."""
         self.over = True
 
     def end(self, answer: bytes | None = None) -> None:
-        """What comes back, or that nothing does."""
+        """End it with what comes back, or with nothing."""
         if not self.over:
             self.over, self._answer = True, answer
         if self._came is not None:
@@ -629,32 +629,32 @@ class MemoryLetter:
 
 
 class MemoryLetters:
-    """See Letters: those of one transport, out and in."""
+    """The letters of one transport, out and in."""
 
     def __init__(self, transport: MemoryTransport, network: MemoryNetwork) -> None:
         self._transport, self._network = transport, network
         self._served: dict[str, _Served] = {}
 
     def carry(self, protocol: str, nbytes: int) -> bool:
-        """See Letters: what is one piece on a stream."""
+        """Tell whether a body goes as a letter: if it were one piece on a stream."""
         return self._weight(protocol).of(0, PREFIX_NBYTES + nbytes) <= PIECE and protocol not in self._network.long
 
     def serve(self, protocol: str, respond: Respond, limit: int, watch: Watch | None) -> None:
-        """See Letters."""
+        """Answer each body with what ``respond`` returns."""
         self._served[protocol] = respond, limit, watch
 
     async def post(self, peer: PeerId, protocol: str, body: bytes) -> MemoryLetter:
-        """See Letters."""
+        """Send a body."""
         await self.reach(peer, protocol)
         return await self.put(peer, protocol, body)
 
     async def reach(self, peer: PeerId, protocol: str, *, late: float = 0.0) -> None:
-        """The handshake, ``late`` by so many seconds. Raises PeerUnreachable."""
+        """Make the handshake, ``late`` by so many seconds. Raises PeerUnreachable."""
         await anyio.sleep(late + 2 * self._network.lines.link(self._transport.peer, peer).latency)
         self._network.reach(self._transport.peer, peer).letters_of(protocol)
 
     async def put(self, peer: PeerId, protocol: str, body: bytes, *, lost: bool = False) -> MemoryLetter:
-        """The body on the line, or nowhere where it is ``lost``; returns when a stream would have taken it."""
+        """Put a body on the line, or nowhere where it is ``lost``; returns when a stream would have taken it."""
         own = self._transport
         letter = MemoryLetter(own.peer, peer, protocol, body, self._weight(protocol))
         if lost:
@@ -672,7 +672,7 @@ class MemoryLetters:
         return letter
 
     async def deliver(self, letter: MemoryLetter, piece: TimedPiece, nbytes: float) -> None:
-        """At its receiver: wait for it, have it handled, send what comes back."""
+        """Wait for a letter at its receiver, have it handled, send what comes back."""
         try:
             with self._transport.budget.inbound(letter.sender):
                 if await self._through(piece, self._transport.peer, letter):
@@ -708,7 +708,7 @@ class MemoryLetters:
             letter.end(answer)
 
     async def _through(self, piece: TimedPiece, receiver: PeerId, letter: MemoryLetter) -> bool:
-        """Wait until a piece is through the receiver's line; whether it is, and not cut off by a watchdog before."""
+        """Wait until a piece is through the receiver's line; tell whether it is, and no watchdog cut it off before."""
         began = anyio.current_time()
         while not letter.over or receiver == letter.receiver:
             now = anyio.current_time()
@@ -726,10 +726,10 @@ class MemoryLetters:
         return self._network.weights.get(protocol, AS_THEY_ARE)
 
     def answers(self, protocol: str) -> bool:
-        """Whether anything is served here under that name."""
+        """Tell whether anything is served here under that name."""
         return protocol in self._served
 
 
 def refuse(peer: PeerId, protocol: str) -> PeerUnreachable:
-    """Nobody answers that there."""
+    """Return the error that nobody answers that there."""
     return PeerUnreachable(f"{peer_name(peer)}: it does not serve {protocol}; compare the versions")

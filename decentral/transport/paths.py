@@ -38,21 +38,21 @@ _ANSWER_NBYTES = 128
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Where I listen."""
+    """The port on which the asker listens."""
 
     port: U16
 
 
 @dataclass(frozen=True, slots=True)
 class DialbackAnswer:
-    """How the other side sees me."""
+    """The asker as the other side sees it."""
 
     seen: Annotated[str, Text(_LONGEST_ADDRESS)]  # multiaddr of my end of the connection; empty: it is relayed
     outcome: U8  # ANSWERED, SILENT or NOT_TRIED
     milliseconds: U64  # since 1970 by its clock, when it answered
 
     def check(self) -> str | None:
-        """The rule that this answer breaks."""
+        """Return the rule that this answer breaks."""
         return None if self.outcome in (ANSWERED, SILENT, NOT_TRIED) else f"outcome {self.outcome}"
 
 
@@ -83,7 +83,9 @@ def serve_dialback(transport: Transport, clock: Callable[[], float] = time.time)
 
 
 async def _answers(seen: str, port: int, peer: PeerId) -> bool:
-    """Whether ``peer`` shakes hands at that port: by a key of its own, so that no daemon mistakes it for this peer."""
+    """Tell whether ``peer`` shakes hands at that port: by a key of its own, so that no daemon mistakes it for this
+    peer.
+    """
     end = endpoint(seen)
     assert end is not None, "chosen before"
     try:
@@ -190,7 +192,7 @@ def serve_speed(transport: Transport) -> SpeedTest:
 
 
 async def measure_speed(transport: Transport, peer: bytes) -> Speed:
-    """Of the path to ``peer``. Raises TransportError, also when somebody else measures there now."""
+    """Measure the path to ``peer``. Raises TransportError, also when somebody else measures there now."""
     stream = await transport.open(peer, SPEED)
     try:
         with anyio.fail_after(_PATIENCE_FOR_SPEED):
@@ -228,7 +230,7 @@ _CIRCUIT = "/p2p-circuit"
 
 @dataclass(slots=True)
 class Path:
-    """What is known of the way to one peer."""
+    """The way to one peer, as far as it is known."""
 
     direct: bool  # now
     nbytes: int = 0  # exchanged, both ways, up to the last look
@@ -236,7 +238,7 @@ class Path:
 
     @property
     def relayed_share(self) -> float:
-        """Of what was exchanged with it, the part that went through a relay."""
+        """The part of what was exchanged with it that went through a relay."""
         return self.relayed_nbytes / self.nbytes if self.nbytes else float(not self.direct)
 
 
@@ -249,11 +251,11 @@ class Paths:
         self._asked = anyio.Event()
 
     def get(self, peer: PeerId) -> Path | None:
-        """The way to ``peer``; None before there was a connection."""
+        """Return the way to ``peer``; None before there was a connection."""
         return self._known.get(peer)
 
     def look_soon(self) -> None:
-        """Not only when it is time again: somebody wants to know the way to a peer that has just come."""
+        """Look before it is time again: somebody wants to know the way to a peer that has just come."""
         self._asked.set()
 
     async def watch(self) -> None:

@@ -32,7 +32,7 @@ _PATIENCE = 8.0  # s for all of them together: an answer takes 3 s where the por
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """How one third party sees this machine."""
+    """A view of this machine from one third party."""
 
     peer: PeerId
     seen: str  # this machine's end of the connection, from there
@@ -51,7 +51,7 @@ class Reachability:
 
     @property
     def role(self) -> Literal["public", "private"] | None:
-        """What the transport is told; None: it may find out by itself."""
+        """The role that the transport is told; None: it may find out by itself."""
         if self.kind == "public":
             return "public"
         return None if self.kind in ("local", "unknown") else "private"
@@ -75,7 +75,7 @@ async def probe(listen: Sequence[str] | None, others: Iterable[str], clock: Call
 
 
 def verdict(views: Sequence[View], own: set[str]) -> Kind:
-    """What the views say together; ``own`` are the hosts of this machine's interfaces.
+    """Return what the views say together; ``own`` are the hosts of this machine's interfaces.
 
     Who answers to a caller of its own network only is not public. A NAT that shows two callers the port that the
     connection left from keeps it, and can be punched; one that shows another is taken for symmetric.
@@ -93,7 +93,7 @@ def verdict(views: Sequence[View], own: set[str]) -> Kind:
 
 
 def relays_among(addresses: Iterable[str]) -> tuple[str, ...]:
-    """One address for each relay that leads to a peer at ``addresses``, then one for each peer reached directly."""
+    """Return an address of each relay that leads to a peer at ``addresses``, then of each peer reached directly."""
     found: dict[PeerId, str] = {}
     given = list(addresses)
     for address in given:
@@ -124,7 +124,7 @@ async def _ask(
 
 
 def _by_peer(addresses: Iterable[str]) -> dict[PeerId, tuple[str, ...]]:
-    """The addresses that can be dialled directly, by who is there."""
+    """Return the addresses that can be dialled directly, by who is there."""
     found: dict[PeerId, tuple[str, ...]] = {}
     for address in addresses:
         try:
@@ -137,7 +137,7 @@ def _by_peer(addresses: Iterable[str]) -> dict[PeerId, tuple[str, ...]]:
 
 
 def _by_interfaces(own: set[str]) -> Kind:
-    """Nobody could say. Who has a public address of its own is most likely dialled there."""
+    """Judge where nobody could say: a machine with a public address of its own is most likely dialled there."""
     return "public" if any(_is_global(f"/ip4/{host}") for host in own) else "unknown"
 
 
@@ -162,7 +162,7 @@ _PATIENCE_WITH_A_RELAY = 5.0  # s for a relay to be dialled and to answer; one g
 
 
 async def unnamed_places(me: PeerId, relays: Sequence[str]) -> tuple[str, ...]:
-    """Where ``me`` is reached through those relays, whatever its daemon says."""
+    """Return where ``me`` is reached through those relays, whatever its daemon says."""
     reached = []
     options = NativeOptions(dial_timeout=_PATIENCE_WITH_A_RELAY, punch=False)
     async with NativeTransport(Signer.generate(), listen=_NOWHERE, options=options) as asking:
@@ -174,7 +174,7 @@ async def unnamed_places(me: PeerId, relays: Sequence[str]) -> tuple[str, ...]:
 
 
 async def grants_little(relay: PeerId, addresses: Sequence[str]) -> bool:
-    """Whether the relay at ``addresses`` carries less than a large frame.
+    """Tell whether the relay at ``addresses`` carries less than a large frame.
 
     A daemon that is told it is public still starts with the limits of a private one now and then, 128 KiB and 2 min
     (measured: 1 of 6 starts on loopback, more in the network lab), and keeps them; peers that take a place there are

@@ -154,14 +154,14 @@ async def _post(letters: Letters, peer: PeerId, protocol: str, body: bytes, time
 
 
 async def open_stream(transport: Transport, peer: PeerId, protocol: str, timeout: float) -> Stream:
-    """A stream to ``peer``. Raises PeerUnreachable when there is none within ``timeout`` seconds."""
+    """Open a stream to ``peer``. Raises PeerUnreachable when there is none within ``timeout`` seconds."""
     with _Deadline(peer, protocol, timeout):
         stream = await transport.open(peer, protocol)
     return stream
 
 
 class _Deadline:
-    """PeerUnreachable when the block it holds takes longer than ``timeout`` seconds."""
+    """A deadline: PeerUnreachable when the block it holds takes longer than ``timeout`` seconds."""
 
     __slots__ = ("_peer", "_protocol", "_scope", "_timeout")
 
@@ -185,7 +185,7 @@ class _Deadline:
 
 
 async def send_body(stream: Stream, protocol: str, body: bytes, pace: Pace | None = None) -> None:
-    """Small pieces while they go slowly, so that the watchdog sees them move; large ones where that is faster.
+    """Send small pieces while they go slowly, so that the watchdog sees them move; large ones where that is faster.
 
     With a ``pace``, which each piece waits for, they stay small.
     """
@@ -214,7 +214,7 @@ async def send_body(stream: Stream, protocol: str, body: bytes, pace: Pace | Non
 
 
 async def receive_length(stream: Stream, protocol: str, limit: int) -> int:
-    """Bytes of the body that comes next. Raises PayloadError for more than ``limit``."""
+    """Receive how many bytes the next body has. Raises PayloadError for more than ``limit``."""
     nbytes = int.from_bytes(await stream.receive_exactly(PREFIX_NBYTES), "little")
     if nbytes > limit:
         sender = peer_name(stream.peer)
@@ -223,11 +223,11 @@ async def receive_length(stream: Stream, protocol: str, limit: int) -> int:
 
 
 def unwatched(count: int) -> None:
-    """Nobody wants to know."""
+    """Do nothing: nobody wants to know."""
 
 
 async def receive_body(stream: Stream, protocol: str, nbytes: int, watch: OnBytes) -> bytes:
-    """So many bytes, cut when they stand still; ``watch`` is told how many came."""
+    """Receive so many bytes, cut when they stand still; ``watch`` is told how many came."""
     if not nbytes:  # most answers
         return b""
     pieces = []
@@ -266,7 +266,7 @@ async def sequence(
     window: Window,
     on_handled: Callable[[Ack], None] = lambda landing: None,
 ) -> AsyncIterator[Send]:
-    """What it yields sends one body when ``window`` allows it; leaving the block waits until all are handled.
+    """Yield a function that sends one body when ``window`` allows it; leaving the block waits until all are handled.
 
     ``timeout``: seconds until there is a path. ``on_handled`` is told of each body that the peer says it has
     handled, in order. Raises PeerUnreachable, and StreamClosed when the peer refused one or says nothing.
@@ -315,7 +315,7 @@ def serve_sequences(transport: Transport, protocol: str, take: Take, *, limit: i
 
 
 async def _handled_after(stream: Stream, protocol: str) -> float:
-    """Seconds since the stream was open over there, as the answer to a body says."""
+    """Receive the seconds since the stream was open over there, as the answer to a body says."""
     with Watchdog(stream, protocol, HANDLED):
         nbytes = await receive_length(stream, protocol, _STAMP.size)
     if nbytes != _STAMP.size:
@@ -372,12 +372,12 @@ class Watchdog:
         return swallowed
 
     def hold(self) -> None:
-        """What comes now is this peer's own doing."""
+        """Stand still: what comes now is this peer's own doing."""
         self._held_at = anyio.current_time()
         self._scope.deadline = float("inf")
 
     def go_on(self) -> None:
-        """As if no time had passed since ``hold``."""
+        """Go on as if no time had passed since ``hold``."""
         assert self._held_at is not None, "after hold"
         self._began += anyio.current_time() - self._held_at
         self._held_at = None
@@ -399,7 +399,7 @@ class Holdable:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Its watchdogs stand still in this block."""
+        """Have its watchdogs stand still in this block."""
         watchdogs = tuple(self.watchdogs)
         for watchdog in watchdogs:
             watchdog.hold()

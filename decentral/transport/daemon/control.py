@@ -50,7 +50,7 @@ class Control:
         self.socket, self._timeout = socket, timeout
 
     async def identify(self) -> tuple[PeerId, list[str]]:
-        """Who the daemon is, and all its addresses."""
+        """Ask who the daemon is, and for all its addresses."""
         response = await self._ask("IDENTIFY")
         return peer_from_id(response.identify.id), _known(multiaddr_to_text, response.identify.addrs)
 
@@ -64,13 +64,13 @@ class Control:
         await self._ask("CONNECT", peer, connect=body)
 
     async def open(self, peer: PeerId, protocol: str) -> Ends:
-        """A stream to a peer; its ends are the caller's to close. PeerUnreachable when there is none."""
+        """Open a stream to a peer; its ends are the caller's to close. PeerUnreachable when there is none."""
         body = {"peer": peer_to_id(peer), "proto": [protocol], "timeout": self._whole_seconds}
         _, ends = await self._request("STREAM_OPEN", peer, streamOpen=body)
         return ends
 
     async def connections(self) -> dict[PeerId, tuple[str, ...]]:
-        """The other ends of the daemon's connections to peers of this kind."""
+        """Return the other ends of the daemon's connections to peers of this kind."""
         found: dict[PeerId, tuple[str, ...]] = {}
         for info in (await self._ask("LIST_PEERS")).peers:
             for peer in _known(peer_from_id, [info.id]):
@@ -97,7 +97,7 @@ class Control:
         return max(1, int(self._timeout))
 
     async def _ask(self, kind: str, peer: PeerId | None = None, **fields: dict[str, Any]) -> Any:
-        """A request whose connection is of no further use. Any: a generated protobuf class."""
+        """Make a request whose connection is of no further use. Any: a generated protobuf class."""
         response, (_, writer) = await self._request(kind, peer, **fields)
         drop(writer)
         return response
@@ -133,13 +133,13 @@ def drop(writer: asyncio.StreamWriter) -> None:
 
 
 async def read_stream_info(reader: asyncio.StreamReader) -> tuple[PeerId, str]:
-    """Who is at the other end of an inbound stream, proven by the handshake, and its protocol."""
+    """Read who is at the other end of an inbound stream, proven by the handshake, and its protocol."""
     info = _messages().StreamInfo.FromString(await _read_delimited(reader))
     return peer_from_id(info.peer), info.proto
 
 
 def _known(convert: Callable[[T], U], addresses: Iterable[T]) -> list[U]:
-    """The addresses that can be converted; strangers may have had a hand in any of them."""
+    """Return the addresses that can be converted; strangers may have had a hand in any of them."""
     known = []
     for address in addresses:
         try:
@@ -170,7 +170,7 @@ async def _read_delimited(reader: asyncio.StreamReader) -> bytes:
 
 @functools.cache
 def _messages() -> Any:  # Any: generated protobuf classes
-    """hivemind's generated messages, without the rest of hivemind: that import takes over a second and torch."""
+    """Return hivemind's generated messages, without the rest of hivemind: that import takes over a second and torch."""
     path = package_folder() / "proto" / "p2pd_pb2.py"
     spec = importlib.util.spec_from_file_location("decentral_p2pd_pb2", path)
     assert spec is not None, "a .py file always has a spec"
@@ -200,7 +200,10 @@ Later = Callable[[Callable[[], Awaitable[None]]], None]
 
 
 class DaemonStream:
-    """See Stream. ``later`` runs what is left to do after ``aclose``; None for a stream that the other side opened."""
+    """A stream through the daemon.
+
+    ``later`` runs what is left to do after ``aclose``; None for a stream that the other side opened.
+    """
 
     def __init__(
         self,
@@ -216,7 +219,7 @@ class DaemonStream:
         self._spoke_last = False
 
     async def send(self, data: bytes | memoryview) -> None:
-        """See Stream."""
+        """Send all of ``data``."""
         view = memoryview(data).cast("B")
         self._spoke_last = False  # what is sent by half is not waited for
         for start in range(0, len(view), _PIECE):
@@ -232,7 +235,7 @@ class DaemonStream:
         self._spoke_last = True
 
     async def receive_exactly(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
-        """See Stream."""
+        """Return the next ``nbytes``."""
         self._spoke_last = False
         pieces, missing = [], nbytes
         while missing:
@@ -249,7 +252,7 @@ class DaemonStream:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def aclose(self) -> None:
-        """See Stream."""
+        """Close; what was sent still arrives."""
         if not self._spoke_last or self._later is None:
             await self._close()
             return

@@ -121,7 +121,7 @@ class Supervisor:
         return [f"-listen=/unix{socket}", f"-id={self._key}", f"-hostAddrs={listen}", *self._options.flags()]
 
     def _listen_now(self) -> tuple[str, ...]:
-        """The addresses of before, or others of their kind when somebody took those meanwhile."""
+        """Return the addresses of before, or others of their kind when somebody took those meanwhile."""
         try:
             check_listen(self._pinned)
         except ListenError:
@@ -146,8 +146,8 @@ class Supervisor:
         self._up.set()
 
     async def _listening(self, control: Control) -> tuple[PeerId, list[str]]:
-        """Who the daemon is and where it listens: it answers a moment before it does, with no address at all, and an
-        invite made then would lead nowhere.
+        """Ask who the daemon is and where it listens, until it says: it answers a moment before it does, with no
+        address at all, and an invite made then would lead nowhere.
         """
         with anyio.move_on_after(self._options.start_timeout):
             while True:
@@ -210,25 +210,25 @@ class Placeless:
         self._since, self._patience = now, FIRST_PATIENCE
 
     def look(self, addresses: Sequence[str], now: float) -> bool:
-        """Whether it has lasted too long; ``addresses`` are the daemon's."""
+        """Tell whether it has lasted too long; ``addresses`` are the daemon's."""
         if has_place(addresses):
             self._since, self._patience = now, FIRST_PATIENCE
         return now - self._since >= self._patience
 
     def started_again(self, now: float) -> None:
-        """The daemon was; give it time, and more of it than before."""
+        """Give a daemon that was started again time, and more of it than before."""
         self._since, self._patience = now, min(2 * self._patience, LONGEST_PATIENCE)
 
 
 def has_place(addresses: Sequence[str]) -> bool:
-    """Whether one of them leads through a relay."""
+    """Tell whether one of them leads through a relay."""
     return any("/p2p-circuit" in address for address in addresses)
 
 
 async def until_placed(
     control: Control, me: PeerId, relays: Sequence[str], named: Sequence[str]
 ) -> tuple[Sequence[str], Sequence[str]]:
-    """What the daemon names and what it does not, once one of them leads through a relay, or after a while.
+    """Return what the daemon names and what it does not, once one of them leads through a relay, or after a while.
 
     An invite that is made before leads nowhere.
     """

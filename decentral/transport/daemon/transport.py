@@ -48,7 +48,7 @@ _PARTING = 1.0  # s for what was sent last to be read when the transport is left
 
 
 class DaemonTransport(Uncapped):
-    """One peer on libp2p. See Transport.
+    """A peer on libp2p, by the daemon: see ``Transport``.
 
     ``listen`` defaults to all interfaces. Entering raises ListenError when an address is taken, ConfigError when
     one is malformed or the key file cannot be used.
@@ -77,7 +77,7 @@ class DaemonTransport(Uncapped):
         self._stack: AsyncExitStack | None = None
 
     def serve(self, protocol: str, handler: Handler) -> None:
-        """See Transport."""
+        """Answer streams of ``protocol`` by ``handler``."""
         self._services.add(protocol, handler)
 
     async def __aenter__(self) -> Self:
@@ -98,22 +98,22 @@ class DaemonTransport(Uncapped):
         return None
 
     async def paths(self) -> dict[PeerId, tuple[str, ...]]:
-        """See Transport."""
+        """Return the other ends of the connections there are."""
         await self._supervisor.until_up(self.peer)
         return await self._control.connections()
 
     def addresses(self) -> tuple[str, ...]:
-        """See Transport."""
+        """Return the addresses that others may dial."""
         return dialable(self._supervisor.found, peer_name(self.peer))
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        """See Transport. The addresses are remembered for when the daemon has to be started again."""
+        """Dial ``peer`` at its addresses. The addresses are remembered for when the daemon has to be started again."""
         self._known.remember(peer, addresses)
         await self._supervisor.until_up(peer)
         await self._reach(peer, addresses, patient=True)
 
     async def open(self, peer: PeerId, protocol: str) -> DaemonStream:
-        """See Transport."""
+        """Open a stream to ``peer``."""
         await self._supervisor.until_up(peer)
         addresses = self._known.find(peer)
         if addresses is not None and self._doors.are_shut(peer):
@@ -149,19 +149,19 @@ class DaemonTransport(Uncapped):
 
     @asynccontextmanager
     async def attached(self) -> AsyncIterator[Any]:  # Any: hivemind.P2P, which has no types
-        """hivemind's own client of the daemon that runs now, for its DHT. Its bytes count in ``traffic``."""
+        """Yield hivemind's own client of the daemon that runs now, for its DHT. Its bytes count in ``traffic``."""
         await self._supervisor.until_up(self.peer)
         async with hivemind_client(self.folder, self._control.socket, self.traffic) as client:
             yield client
 
     @property
     def dht_host(self) -> Self:
-        """See Transport."""
+        """The host for hivemind's DHT, where there is one."""
         return self
 
     @property
     def is_private(self) -> bool:
-        """Whether it was told that others cannot dial it."""
+        """Tell whether it was told that others cannot dial it."""
         return self.options.reachability == "private"
 
     @property
@@ -207,14 +207,14 @@ class DaemonTransport(Uncapped):
         self._closing += 1
 
     async def _all_closed(self) -> None:
-        """What was said last, a goodbye say, may still be on its way to the daemon or the peer."""
+        """Wait for what was said last: a goodbye, say, may still be on its way to the daemon or the peer."""
         with anyio.move_on_after(_PARTING):
             while self._closing:
                 await self._closed.next()
 
 
 def _only(errors: ExceptionGroup[Exception]) -> Exception:
-    """The error itself, when it is alone: a task group wraps whatever passes through it."""
+    """Return the error itself, when it is alone: a task group wraps whatever passes through it."""
     first = errors.exceptions[0]
     if len(errors.exceptions) > 1:
         return errors
@@ -264,7 +264,7 @@ class Doors:
         return opened
 
     def opened(self, peer: PeerId) -> None:
-        """There is a connection, whoever dialled."""
+        """Note that there is a connection, whoever dialled."""
         self._shut.pop(peer, None)
 
     async def _knock(self, peer: PeerId, addresses: Sequence[str]) -> bool:
@@ -366,7 +366,7 @@ _ATTACHING = 2.0  # s: a daemon on this machine answers in milliseconds, or is d
 
 @asynccontextmanager
 async def hivemind_client(folder: Path, socket: str, traffic: Traffic) -> AsyncIterator[Any]:  # Any: untyped hivemind
-    """A hivemind.P2P on the daemon behind ``socket``, closed when left; its own socket goes into ``folder``."""
+    """Yield a hivemind.P2P on the daemon behind ``socket``, closed when left; its own socket goes into ``folder``."""
     await anyio.to_thread.run_sync(quiet_hivemind, abandon_on_cancel=True)  # takes a second or three
     from hivemind.p2p import P2P
     from hivemind.utils.multiaddr import Multiaddr

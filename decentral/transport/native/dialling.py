@@ -56,7 +56,7 @@ class Dialler:
             self._known.remember(peer, addresses[:_DIALLED_AT_ONCE])
 
     async def session(self, peer: PeerId) -> Session:
-        """A connection to ``peer``, dialled when there is none. PeerUnreachable."""
+        """Return a connection to ``peer``, dialled when there is none. PeerUnreachable."""
         found = self._sessions.standing(peer)
         if found is None:
             addresses = self._known.find(peer)
@@ -77,7 +77,7 @@ class Dialler:
         await self._reach(peer, addresses)
 
     async def dial_directly(self, peer: PeerId, ends: Sequence[End], timeout: float) -> bool:
-        """Dial although there is a connection; whether there is a direct one now."""
+        """Dial although there is a connection; tell whether there is a direct one now."""
         with anyio.move_on_after(timeout):
             async with anyio.create_task_group() as group:
                 for host, port in ends:
@@ -99,7 +99,7 @@ class Dialler:
             self._dialling.pop(peer).set()
 
     async def _dial(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        """The first that shakes hands is kept."""
+        """Dial them all; the first that shakes hands is kept."""
         useful = (address for address in addresses if endpoint(address) or relay_of(address))
         chosen = list(dict.fromkeys(useful))[:_DIALLED_AT_ONCE]
         reasons: list[str] = []
@@ -161,7 +161,7 @@ class Dialler:
         return await self._through(relay[0], relay[1], peer)
 
     async def _through(self, relay: PeerId, where: str, peer: PeerId) -> Socket:
-        """A stream to ``peer`` through a relay, which is dialled first where that is needed."""
+        """Open a stream to ``peer`` through a relay, which is dialled first where that is needed."""
         if relay == peer or endpoint(where) is None:
             raise PeerUnreachable(f"{peer_name(relay)}: no relay for {peer_name(peer)}")
         await self._reach(relay, (where,))  # not remembered: whoever names a relay may be lying about where it is
@@ -190,7 +190,7 @@ class Opener:
         self._dialler, self._sessions, self._traffic, self._timeout = dialler, sessions, traffic, timeout
 
     async def open(self, peer: PeerId, protocol: str) -> NativeStream:
-        """See Transport."""
+        """Open a stream to ``peer``."""
         fresh = not self._sessions.has(peer)
         try:
             return await self._open(peer, protocol)
@@ -226,7 +226,7 @@ class Opener:
 
 
 def unreachable(peer: PeerId, error: DecentralError) -> PeerUnreachable:
-    """That there is no path, and why."""
+    """Return the error that there is no path, and why."""
     return PeerUnreachable(f"{peer_name(peer)}: no path to it now: {error}; try again or ask another peer")
 
 
@@ -250,7 +250,7 @@ class Places:
         self._kept: dict[PeerId, str] = {}
 
     def addresses(self) -> tuple[str, ...]:
-        """Where this peer can be dialled, without its own ``/p2p/<name>``."""
+        """Return where this peer can be dialled, without its own ``/p2p/<name>``."""
         return tuple(f"{where}/p2p-circuit" for where in tuple(self._kept.values()))
 
     async def keep(self, relay: PeerId) -> None:
@@ -290,7 +290,7 @@ class Places:
             stream.reset()
 
     async def _while_it_lasts(self, relay: PeerId, place: Reservation) -> None:
-        """Until it is time to renew, or the connection is gone and the place with it."""
+        """Wait until it is time to renew, or the connection is gone and the place with it."""
         lasts = min(max((place.expires - time.time()) / 2, _SHORTEST), _LONGEST)
         with anyio.move_on_after(lasts):
             while self._sessions.has(relay):
@@ -299,7 +299,7 @@ class Places:
 
 
 def too_little(place: Reservation) -> bool:
-    """Whether one frame may not pass: relays of the public network grant 128 KiB a connection, ours 4 GiB."""
+    """Tell whether one frame may not pass: relays of the public network grant 128 KiB a connection, ours 4 GiB."""
     return place.nbytes is not None and place.nbytes < LEAST_NBYTES
 
 

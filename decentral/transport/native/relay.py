@@ -57,7 +57,7 @@ class _Held:
 
 @dataclass(slots=True)
 class RelayCounts:
-    """What a relay has done so far."""
+    """The deeds of a relay so far."""
 
     nbytes: int = 0  # passed on, both directions
     joined: int = 0  # pairs
@@ -78,12 +78,12 @@ class Relay:
         self._pairs: Counter[tuple[PeerId, PeerId]] = Counter()
 
     def has_place(self, peer: PeerId) -> bool:
-        """Whether ``peer`` can be reached through here."""
+        """Tell whether ``peer`` can be reached through here."""
         held = self._places.get(peer)
         return held is not None and held.until > anyio.current_time()
 
     def drop_place(self, peer: PeerId) -> None:
-        """The last connection of ``peer`` ended, and with it its place."""
+        """Drop the place of ``peer``, whose last connection ended."""
         self._places.pop(peer, None)
 
     @property
@@ -128,7 +128,7 @@ class Relay:
     # ---- places ----
 
     def give_place(self, peer: PeerId) -> bytes:
-        """A place, or a longer one for who has one."""
+        """Give a place, or a longer one to a peer that has one; return the answer."""
         host = self._sessions.host_of(peer)
         if host is None:
             raise Refused(HopStatus.PERMISSION_DENIED, "a place is for who came here directly")
@@ -187,7 +187,7 @@ class Relay:
 
     @asynccontextmanager
     async def _brought(self, source: PeerId, peer: PeerId) -> AsyncIterator[NativeStream]:
-        """A stream to ``peer`` that it takes for a connection of ``source``."""
+        """Yield a stream to ``peer`` that it takes for a connection of ``source``."""
         target = None
         try:
             try:
@@ -234,7 +234,7 @@ _PARTING = 5.0  # s that one side has to read the end, once the other one is gon
 
 @dataclass(frozen=True, slots=True)
 class SpliceTerms:
-    """What a joined pair keeps to."""
+    """The terms that a joined pair keeps to."""
 
     seconds: float | None  # that it lasts
     nbytes: int | None  # that each direction carries
@@ -256,7 +256,7 @@ async def join(one: NativeStream, other: NativeStream, terms: SpliceTerms) -> No
 
 
 async def _carry(source: NativeStream, target: NativeStream, terms: SpliceTerms) -> None:
-    """One direction. When it is over, the whole pair soon is, unless the source still listens."""
+    """Carry one direction. When it is over, the whole pair soon is, unless the source still listens."""
     try:
         await _pass_on(source, target, terms)
     except StreamClosed:

@@ -49,7 +49,7 @@ def _leave_it(session: Session, dialled: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SessionEvents:
-    """What the transport that has these sessions is told of them, and asked about them."""
+    """The questions and news of sessions for the transport that has them."""
 
     on_stream: OnStream  # the other side opened a stream
     stays: Callable[[PeerId], bool] = _nobody  # whether its connection stays, idle or not
@@ -86,52 +86,52 @@ class Sessions:
         return len(self._of)
 
     def of(self, peer: PeerId) -> tuple[Session, ...]:
-        """The connections to ``peer``, oldest first, those included that are about to end."""
+        """Return the connections to ``peer``, oldest first, those included that are about to end."""
         return tuple(self._of.get(peer, ()))
 
     def standing(self, peer: PeerId) -> Session | None:
-        """The connection that a stream would be opened on now, if there is one."""
+        """Return the connection that a stream would be opened on now, if there is one."""
         return next((session for session in self._preferred(peer) if session.usable), None)
 
     def has(self, peer: PeerId) -> bool:
-        """Whether there is a connection."""
+        """Tell whether there is a connection."""
         return self.standing(peer) is not None
 
     def is_direct(self, peer: PeerId) -> bool:
-        """Whether there is a connection without a relay in between."""
+        """Tell whether there is a connection without a relay in between."""
         found = self.standing(peer)
         return found is not None and found not in self._relayed
 
     def relay_of(self, session: Session) -> PeerId | None:
-        """Who carries it; None for a direct one."""
+        """Return the relay that carries it; None for a direct one."""
         return self._relayed.get(session)
 
     def dialled_through_relay(self, peer: PeerId) -> bool:
-        """Whether one of the relayed connections to ``peer`` was dialled from here."""
+        """Tell whether one of the relayed connections to ``peer`` was dialled from here."""
         return any(session.dialled and session in self._relayed for session in self.of(peer))
 
     # ---- where they lead ----
 
     def paths(self) -> dict[PeerId, tuple[str, ...]]:
-        """The other ends of the connections there are, those that streams are opened on first."""
+        """Return the other ends of the connections there are, those that streams are opened on first."""
         return {peer: tuple(self._sockets[session].remote for session in self._preferred(peer)) for peer in self._of}
 
     def ends(self, session: Session) -> SocketEnds:
-        """Where a connection that stands leads."""
+        """Return where a connection that stands leads."""
         return self._sockets.get(session) or SocketEnds("/p2p-circuit")
 
     def local_port(self, peer: PeerId) -> int:
-        """This side's port of the newest connection to ``peer``; 0 when there is none, or it is relayed."""
+        """Return this side's port of the newest connection to ``peer``; 0 when there is none, or it is relayed."""
         sessions = self.of(peer)
         return self._sockets[sessions[-1]].local_port if sessions else 0
 
     def host_of(self, peer: PeerId) -> str | None:
-        """The host at the other end of a peer's connection; None when there is a relay in between."""
+        """Return the host at the other end of a peer's connection; None when there is a relay in between."""
         found = self.standing(peer)
         return None if found is None else self._sockets[found].host
 
     def num_from(self, network: str) -> int:
-        """Connections whose other end is in ``network``, as ``network_of`` names it."""
+        """Count the connections whose other end is in ``network``, as ``network_of`` names it."""
         return sum(1 for ends in self._sockets.values() if ends.host is not None and network_of(ends.host) == network)
 
     # ---- coming and going ----
@@ -184,7 +184,7 @@ class Sessions:
             raise PayloadError(f"{near} connections came from {network}; the new one is refused")
 
     def _thin_out(self, peer: PeerId) -> None:
-        """Too many of one peer: its oldest goes. Too many of all: the first idle one, or else the newest.
+        """End a connection too many. Of one peer its oldest goes; of all the first idle one, or else the newest.
 
         For one that stays any other goes.
         """
@@ -220,7 +220,7 @@ class Sessions:
             self._events.on_gone(session.peer)
 
     def _preferred(self, peer: PeerId) -> list[Session]:
-        """Direct connections before relayed ones, newer before older: an older one may have died unnoticed."""
+        """Return direct connections before relayed ones, newer before older: an older one may have died unnoticed."""
         return sorted(reversed(self.of(peer)), key=self._relayed.__contains__)
 
 
@@ -377,7 +377,9 @@ async def accept_for_ever(
 
 
 async def _accepted(listening: socket.socket) -> SocketStream:
-    """The next connection. asyncio's own ``sock_accept`` drops the one that it has just taken when it is cancelled."""
+    """Return the next connection. asyncio's own ``sock_accept`` drops the one that it has just taken when it is
+    cancelled.
+    """
     while True:
         await anyio.wait_readable(listening)
         try:
@@ -413,7 +415,7 @@ class Meetings:
 
     @contextmanager
     def expecting(self, peer: PeerId, ends: Sequence[End]) -> Iterator[None]:
-        """Who comes from there meanwhile is greeted as if it had been dialled."""
+        """Greet a peer that comes from there meanwhile as if it had been dialled."""
         self._expected.update(dict.fromkeys(ends, peer))
         try:
             yield
@@ -430,7 +432,7 @@ class Meetings:
             await self.meet(socket, peer, dialled=True)
 
     async def meet(self, socket: Socket, peer: PeerId, *, dialled: bool) -> bool:
-        """Shake hands with ``peer``, who dialled at the same time; whether it came to a session."""
+        """Shake hands with ``peer``, who dialled at the same time; tell whether it came to a session."""
         if not dialled:
             return await self._answer(socket, peer)
         try:

@@ -43,7 +43,7 @@ class NativeOptions(LinkOptions):
 
 
 class NativeTransport(Uncapped):
-    """One peer on libp2p. See Transport.
+    """A peer on libp2p, in this process: see ``Transport``.
 
     ``listen`` defaults to all interfaces; TCP only. Entering raises ListenError when an address is taken, ConfigError
     when one is malformed.
@@ -72,7 +72,7 @@ class NativeTransport(Uncapped):
         self._stack: AsyncExitStack | None = None
 
     def serve(self, protocol: str, handler: Handler) -> None:
-        """See Transport."""
+        """Answer streams of ``protocol`` by ``handler``."""
         self._services.add(protocol, handler)
 
     async def __aenter__(self) -> Self:
@@ -91,19 +91,19 @@ class NativeTransport(Uncapped):
         return None
 
     async def paths(self) -> dict[PeerId, tuple[str, ...]]:
-        """See Transport."""
+        """Return the other ends of the connections there are."""
         return self.links.sessions.paths()
 
     def addresses(self) -> tuple[str, ...]:
-        """See Transport."""
+        """Return the addresses that others may dial."""
         return self.links.addresses()
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        """See Transport. The addresses are remembered for when the connection is gone."""
+        """Dial ``peer`` at its addresses. The addresses are remembered for when the connection is gone."""
         await self.links.dialler.connect(peer, addresses)
 
     async def open(self, peer: PeerId, protocol: str) -> NativeStream:
-        """See Transport."""
+        """Open a stream to ``peer``."""
         return await self.links.opener.open(peer, protocol)
 
     # ---- connections ----
@@ -157,7 +157,7 @@ class NativeTransport(Uncapped):
 
     @property
     def _answered(self) -> tuple[str, ...]:
-        """The protocols that are."""
+        """The protocols that are answered."""
         own = (IDENTIFY, STOP) if self.links.puncher is None else (IDENTIFY, STOP, DCUTR)
         return own + tuple(self._services.handlers)
 
@@ -188,7 +188,7 @@ class Negotiations:
         return True
 
     async def protocol_of(self, ends: Ends, peer: PeerId, known: Container[str]) -> str:
-        """What a stream that has begun is for, one of those ``known``. DecentralError, TimeoutError."""
+        """Read what a stream that has begun is for, one of those ``known``. DecentralError, TimeoutError."""
         try:
             with anyio.fail_after(self._timeout):
                 return await answer(ends, known)

@@ -35,7 +35,7 @@ _MOST_ADDRESSES = 16  # that are looked at
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a peer says of itself, and of who asks. None of it is proven."""
+    """The answer of a peer about itself, and about who asks. None of it is proven."""
 
     addresses: tuple[str, ...]
     observed: str | None  # the asker's end of the connection
@@ -58,7 +58,7 @@ async def tell(
 
 
 async def ask(ends: Ends) -> Told:
-    """What the other side tells. StreamClosed, PeerUnreachable, PayloadError."""
+    """Ask the other side. StreamClosed, PeerUnreachable, PayloadError."""
     await propose(ends, IDENTIFY)
     fields = bytes_fields(await read_message(ends, _LONGEST), _MOST_FIELDS)
     observed = _known(fields.get(4, [])[-1:])
@@ -66,7 +66,7 @@ async def ask(ends: Ends) -> Told:
 
 
 def _known(values: Iterable[bytes]) -> tuple[str, ...]:
-    """As text, without those of protocols that are not spoken here."""
+    """Return addresses as text, without those of protocols that are not spoken here."""
     found = []
     for value in values:
         with suppress(PayloadError):
@@ -75,7 +75,7 @@ def _known(values: Iterable[bytes]) -> tuple[str, ...]:
 
 
 def _bare(address: str) -> bytes:
-    """Without ``/p2p/<name>``, which the connection has proven."""
+    """Return an address without ``/p2p/<name>``, which the connection has proven."""
     return _packed(address.rpartition("/p2p/")[0])
 
 

@@ -17,7 +17,7 @@ LONGEST_VARINT = 5  # bytes: 35 bits, more than any length here
 
 
 def varint(number: int) -> bytes:
-    """``number`` in as few bytes as it takes."""
+    """Return ``number`` in as few bytes as it takes."""
     packed = bytearray()
     while number >= 0x80:
         packed.append(number & 0x7F | 0x80)
@@ -27,7 +27,10 @@ def varint(number: int) -> bytes:
 
 
 def read_varint(data: bytes, at: int = 0, longest: int = LONGEST_VARINT) -> tuple[int, int]:
-    """The number that starts at ``at`` and where it ends. PayloadError when it does not end, or could be shorter."""
+    """Return the number that starts at ``at`` and where it ends.
+
+    PayloadError when it does not end, or could be shorter.
+    """
     number = 0
     for n, byte in enumerate(data[at : at + longest]):
         number |= (byte & 0x7F) << 7 * n
@@ -53,14 +56,14 @@ _MOST_PROPOSALS = 32  # proposals listened to
 
 
 class Ends(Protocol):
-    """What is needed of a connection or a stream."""
+    """A connection or a stream, as far as it is needed here."""
 
     async def send(self, data: bytes) -> None:
         """Send all of ``data``."""
         ...
 
     async def receive_exactly(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
-        """The next ``nbytes``."""
+        """Return the next ``nbytes``."""
         ...
 
 
@@ -76,7 +79,7 @@ async def propose(ends: Ends, protocol: str) -> None:
 
 
 async def answer(ends: Ends, known: Container[str]) -> str:
-    """The first protocol proposed that is ``known``. PayloadError when none of many is."""
+    """Answer with the first protocol proposed that is ``known``, and return it. PayloadError when none of many is."""
     await ends.send(_line(_HEADER))
     if (header := await _read_line(ends)) != _HEADER:
         raise PayloadError(f"multistream: begins with {header!a}; drop the stream")
@@ -118,17 +121,17 @@ _MOST_FIELDS = 64  # of our own messages; others say how many they take
 
 
 def bytes_field(number: int, value: bytes) -> bytes:
-    """One field that holds bytes, text or another message."""
+    """Return a field that holds bytes, text or another message."""
     return varint(number << 3 | _BYTES) + varint(len(value)) + value
 
 
 def number_field(number: int, value: int) -> bytes:
-    """One field that holds a number."""
+    """Return a field that holds a number."""
     return varint(number << 3 | _NUMBER) + varint(value)
 
 
 def bytes_fields(message: bytes, most: int = _MOST_FIELDS) -> dict[int, list[bytes]]:
-    """The fields that hold bytes, by number; numbers are passed over. PayloadError for what is no message."""
+    """Return the fields that hold bytes, by number; numbers are passed over. PayloadError for what is no message."""
     found: dict[int, list[bytes]] = {}
     for number, value in _fields(message, most):
         if isinstance(value, bytes):
@@ -137,7 +140,7 @@ def bytes_fields(message: bytes, most: int = _MOST_FIELDS) -> dict[int, list[byt
 
 
 def number_fields(message: bytes) -> dict[int, int]:
-    """The fields that hold a number, the last one of each. PayloadError for what is no message."""
+    """Return the fields that hold a number, the last one of each. PayloadError for what is no message."""
     return {number: value for number, value in _fields(message) if isinstance(value, int)}
 
 
@@ -170,7 +173,7 @@ _ID_PREFIX = bytes.fromhex("002408011220")  # identity multihash of an Ed25519 k
 
 
 def peer_from_id(raw: bytes) -> PeerId:
-    """The public key inside a libp2p id; PayloadError when it holds none or it is not Ed25519."""
+    """Return the public key inside a libp2p id; PayloadError when it holds none or it is not Ed25519."""
     peer = bytes(raw[len(_ID_PREFIX) :])
     if not raw.startswith(_ID_PREFIX) or len(peer) != PEER_NBYTES or not is_sound(peer):
         raise PayloadError(f"libp2p id {raw[:40].hex()}: not an Ed25519 identity; only these take part")
@@ -178,7 +181,7 @@ def peer_from_id(raw: bytes) -> PeerId:
 
 
 def peer_to_id(peer: PeerId) -> bytes:
-    """The libp2p id of a public key, as bytes."""
+    """Return the libp2p id of a public key, as bytes."""
     return _ID_PREFIX + peer
 
 
@@ -196,7 +199,7 @@ Codec = tuple[int, int | None, Callable[[str], bytes], Callable[[bytes], str]]  
 
 
 def multiaddr_to_bytes(text: str) -> bytes:
-    """The binary form. PayloadError for text that is no multiaddr of the known protocols."""
+    """Return the binary form. PayloadError for text that is no multiaddr of the known protocols."""
     if not text.startswith("/") or len(text) > LONGEST_MULTIADDR:
         raise _wrong(text[:60])
     parts, packed = iter(text[1:].split("/")), b""
@@ -208,7 +211,7 @@ def multiaddr_to_bytes(text: str) -> bytes:
 
 
 def multiaddr_to_text(packed: bytes) -> str:
-    """The text form. PayloadError for bytes that are no multiaddr of the known protocols."""
+    """Return the text form. PayloadError for bytes that are no multiaddr of the known protocols."""
     text = "".join(f"/{name}" if value is None else f"/{name}/{value}" for name, value in _parts(packed))
     if not text:
         raise _wrong(text)

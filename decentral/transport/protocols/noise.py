@@ -33,17 +33,20 @@ _ED25519 = bytes.fromhex("08011220")  # protobuf of a public key: type 1, 32 byt
 
 
 class Cipher:
-    """One direction: a key and a counter. What was changed, dropped or reordered on the way is a PayloadError."""
+    """A cipher for one direction: a key and a counter.
+
+    What was changed, dropped or reordered on the way is a PayloadError.
+    """
 
     def __init__(self, key: bytes) -> None:
         self._aead, self._count = ChaCha20Poly1305(key), 0
 
     def seal(self, data: bytes | memoryview, seen: bytes = b"") -> bytes:
-        """``data`` and its tag; ``seen`` is what both sides know besides."""
+        """Return ``data`` and its tag; ``seen`` is what both sides know besides."""
         return self._aead.encrypt(self._nonce(), data, seen)
 
     def open(self, sealed: bytes, seen: bytes = b"") -> bytes:
-        """What was sealed."""
+        """Return what was sealed."""
         try:
             return self._aead.decrypt(self._nonce(), sealed, seen)
         except InvalidTag:
@@ -68,11 +71,11 @@ class Handshake:
     # ---- who dials ----
 
     def hello(self) -> bytes:
-        """The first message."""
+        """Return the first message."""
         return self._write_ephemeral() + self._seal(b"")
 
     def finish(self, answer: bytes) -> tuple[bytes, PeerId, Cipher, Cipher]:
-        """From the answer: the third message, who answered, and the ciphers to send and to receive with."""
+        """Return, from the answer, the third message, who answered, and the ciphers to send and to receive with."""
         theirs, answer = self._read_ephemeral(answer)
         self._mix(self._ephemeral, theirs)
         static, rest = self._read_static(answer)
@@ -87,7 +90,7 @@ class Handshake:
     # ---- who is dialled ----
 
     def answer(self, hello: bytes) -> bytes:
-        """The second message, from the first."""
+        """Return the second message, from the first."""
         self._theirs, rest = self._read_ephemeral(hello)
         self._open(rest)
         message = self._write_ephemeral()
@@ -97,7 +100,7 @@ class Handshake:
         return message + self._seal(self._payload())
 
     def conclude(self, last: bytes) -> tuple[PeerId, Cipher, Cipher]:
-        """From the third message: who dialled, and the ciphers to send and to receive with."""
+        """Return, from the third message, who dialled, and the ciphers to send and to receive with."""
         static, rest = self._read_static(last)
         self._mix(self._ephemeral, static)
         peer = self._read_payload(static, rest)
@@ -190,14 +193,14 @@ BROKEN = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceErro
 
 
 class Socket(Protocol):
-    """What carries the bytes: TCP, or a stream through a relay."""
+    """A carrier of bytes: TCP, or a stream through a relay."""
 
     async def send(self, data: bytes, /) -> None:
         """Send all of ``data``."""
         ...
 
     async def receive(self, max_bytes: int = 65536, /) -> bytes:
-        """What came next; EndOfStream."""
+        """Return what came next; EndOfStream."""
         ...
 
     async def send_eof(self) -> None:
@@ -223,7 +226,7 @@ class Plain:
             raise StreamClosed("the connection ended while bytes were sent; dial again") from None
 
     async def receive_exactly(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
-        """The next ``nbytes``; the caller bounds them."""
+        """Return the next ``nbytes``; the caller bounds them."""
         while len(self._held) < nbytes:
             try:
                 self._held += await self._socket.receive(_READ)
@@ -234,7 +237,7 @@ class Plain:
         return taken
 
     async def receive_message(self) -> bytes:
-        """The next message: a u16 of its length, then as many bytes."""
+        """Return the next message: a u16 of its length, then as many bytes."""
         return await self.receive_exactly(int.from_bytes(await self.receive_exactly(2), "big"))
 
     async def send_message(self, message: bytes) -> None:
@@ -272,14 +275,14 @@ class Secured:
         await self._plain.send(b"".join(sealed))
 
     async def receive(self) -> bytes:
-        """What came next, at least one byte. PayloadError when it was altered on the way."""
+        """Return what came next, at least one byte. PayloadError when it was altered on the way."""
         held, self._held = self._held, b""
         while not held:
             held = self._receiving.open(await self._plain.receive_message())
         return held
 
     async def receive_exactly(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
-        """The next ``nbytes``; the caller bounds them."""
+        """Return the next ``nbytes``; the caller bounds them."""
         data = b""
         while len(data) < nbytes:
             data += await self.receive()

@@ -171,7 +171,7 @@ class Session:
         return stream
 
     async def _ping_forever(self) -> None:
-        """A path that died says nothing; TCP alone would wait for a quarter of an hour."""
+        """Find a path that died by its silence: TCP alone would wait for a quarter of an hour."""
         while anyio.current_time() - self.heard < _SILENT:
             self.answer(_PING, Flags.SYN, 0)
             await anyio.sleep(_PING_EVERY)
@@ -344,7 +344,7 @@ _MOST_CREDIT = 1 << 31  # bytes that the other side may let us send; more is non
 
 
 class Flags(IntFlag):
-    """What a frame says of its stream."""
+    """The flags of a frame, about its stream."""
 
     SYN = 1
     ACK = 2
@@ -359,7 +359,7 @@ class Stock:
         self.left = nbytes
 
     def lend(self, nbytes: int) -> int:
-        """All of ``nbytes`` or nothing."""
+        """Lend all of ``nbytes`` or nothing."""
         lent = nbytes if nbytes <= self.left else 0
         self.left -= lent
         return lent
@@ -381,12 +381,12 @@ class MuxedStream:
 
     @property
     def send_ended(self) -> bool:
-        """Whether nothing more can be sent."""
+        """Tell whether nothing more can be sent."""
         return self._ended_here or self._gone
 
     @property
     def ended(self) -> bool:
-        """Whether both directions have ended; what came before can still be read."""
+        """Tell whether both directions have ended; what came before can still be read."""
         return self._gone
 
     @property
@@ -416,7 +416,7 @@ class MuxedStream:
                 on_sent(sent)
 
     async def receive(self, most: int) -> bytes:
-        """What came, at most ``most`` bytes; nothing at the end."""
+        """Return what came, at most ``most`` bytes; nothing at the end."""
         while not self._unread:
             if self._ended_there or self._gone or self._closed_here:
                 return b""
@@ -458,7 +458,7 @@ class MuxedStream:
     # ---- from the session ----
 
     def arrived(self, piece: memoryview) -> None:
-        """Bytes came, within the window."""
+        """Take bytes that came, within the window."""
         if self._gone:
             return
         if self._ended_there:
@@ -472,21 +472,21 @@ class MuxedStream:
             self._session.reset(self)
 
     def widen(self, nbytes: int) -> None:
-        """The other side lets us send more."""
+        """Widen the window by what the other side lets us send."""
         self.send_window += nbytes
         if self.send_window > _MOST_CREDIT:
             raise PayloadError(f"yamux: a window of {self.send_window} bytes; drop the connection")
         self._changed.tell()
 
     def ended_there(self) -> None:
-        """The other side sends nothing more."""
+        """Note that the other side sends nothing more."""
         self._ended_there = True
         if self._ended_here:
             self._session.forget(self)
         self._changed.tell()
 
     def gone(self) -> None:
-        """Both directions have ended; what came whole can still be read."""
+        """Note that both directions have ended; what came whole can still be read."""
         self._gone = True
         self._stock.left += self._window - FIRST_WINDOW
         self._window = FIRST_WINDOW
@@ -514,7 +514,10 @@ _PIECE = 1 << 18  # bytes taken from the stream at a time
 
 
 class NativeStream:
-    """See Stream. Counts nothing while it has no ``traffic``: which protocol is spoken is no payload."""
+    """A stream as the rest of the package sees it.
+
+    Counts nothing while it has no ``traffic``: which protocol is spoken is no payload.
+    """
 
     def __init__(self, peer: PeerId, muxed: MuxedStream) -> None:
         self.peer = peer
@@ -522,14 +525,14 @@ class NativeStream:
         self.muxed = muxed
 
     async def send(self, data: bytes | memoryview) -> None:
-        """See Stream."""
+        """Send all of ``data``."""
         try:
             await self.muxed.send(data, self._sent)
         except StreamClosed as error:
             raise StreamClosed(f"{peer_name(self.peer)}: {error}") from None
 
     async def receive_exactly(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
-        """See Stream."""
+        """Return the next ``nbytes``."""
         await anyio.lowlevel.checkpoint_if_cancelled()
         pieces, missing = [], nbytes
         while missing:
@@ -547,7 +550,7 @@ class NativeStream:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def aclose(self) -> None:
-        """See Stream."""
+        """Close; what was sent still arrives."""
         self.muxed.close()
         await anyio.lowlevel.checkpoint()
 

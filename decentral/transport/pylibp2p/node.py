@@ -1,4 +1,4 @@
-"""One peer on py-libp2p, in its trio loop: sockets, swarm, host, and dialling, put together."""
+"""A peer on py-libp2p, in its trio loop: sockets, swarm, host, and dialling, put together."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ logger = logging.getLogger("decentral.transport")
 
 @dataclass(frozen=True, slots=True)
 class Above:
-    """What a node tells, or asks, who uses it; each is called in the node's thread."""
+    """The user of a node: what it is told, and asked; each is called in the node's thread."""
 
     protocols: Sequence[str]
     take: Callable[[str, NativeStream], bool]  # an inbound stream; whether it was taken over
@@ -61,7 +61,7 @@ class Above:
 
 
 class Libp2pNode:
-    """One peer's host on its own ``links``. Runs while it is entered, in a trio loop."""
+    """The host of one peer on its own ``links``. Runs while it is entered, in a trio loop."""
 
     def __init__(self, signer: Signer, listen: Sequence[str], options: LinkOptions, above: Above) -> None:
         self._signer, self._listen, self._above = signer, listen, above
@@ -96,7 +96,7 @@ class Libp2pNode:
             self.host.serve(protocol, self._taker(protocol))
 
     async def paths(self) -> dict[PeerId, tuple[str, ...]]:
-        """See Transport."""
+        """Return the other ends of the connections there are."""
         return self.links.sessions.paths()
 
     # ---- connections ----
@@ -283,7 +283,7 @@ class Upgrader:
         return made
 
     def forget(self, connection: Connection) -> None:
-        """It is over."""
+        """Forget a connection that is over."""
         self._connections.pop(connection.session, None)
 
     def hand_on(self, session: Session, muxed: MuxedStream) -> None:
@@ -296,7 +296,7 @@ class Upgrader:
 
 
 def _ours(error: SwarmException) -> DecentralError:
-    """What went wrong, in our words where it was ours: below the swarm is our own handshake."""
+    """Return what went wrong, in our words where it was ours: below the swarm is our own handshake."""
     cause = error.__cause__.__cause__ if error.__cause__ is not None else None
     if isinstance(cause, PayloadError | PeerUnreachable | DecentralError):
         return cause
@@ -337,7 +337,7 @@ class GuardedHost(BasicHost):
         return len(self._negotiations)
 
     def get_addrs(self) -> list[Multiaddr]:
-        """Where this peer can be dialled."""
+        """Return where this peer can be dialled."""
         return [Multiaddr(multiaddr_to_bytes(address)) for address in self._addresses()]
 
     def serve(self, protocol: str, take: Take) -> None:

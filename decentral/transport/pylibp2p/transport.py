@@ -36,7 +36,7 @@ logger = logging.getLogger("decentral.transport")
 
 
 class PyLibp2pTransport(Uncapped):
-    """One peer on py-libp2p. See Transport.
+    """A peer on py-libp2p: see ``Transport``.
 
     ``listen`` defaults to all interfaces; TCP only. Entering raises ListenError when an address is taken, ConfigError
     when one is malformed.
@@ -62,7 +62,7 @@ class PyLibp2pTransport(Uncapped):
         self._stack: AsyncExitStack | None = None
 
     def serve(self, protocol: str, handler: Handler) -> None:
-        """See Transport."""
+        """Answer streams of ``protocol`` by ``handler``."""
         self._services.add(protocol, handler)
 
     async def __aenter__(self) -> Self:
@@ -86,25 +86,25 @@ class PyLibp2pTransport(Uncapped):
         return None
 
     def addresses(self) -> tuple[str, ...]:
-        """See Transport."""
+        """Return the addresses that others may dial."""
         return () if self._node is None else self._node.links.addresses()
 
     async def paths(self) -> dict[PeerId, tuple[str, ...]]:
-        """See Transport."""
+        """Return the other ends of the connections there are."""
         try:
             return await self._thread.call(self.node.paths)
         except StreamClosed:
             return {}
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        """See Transport. The addresses are remembered for when the connection is gone."""
+        """Dial ``peer`` at its addresses. The addresses are remembered for when the connection is gone."""
         try:
             await self._thread.call(self.node.links.dialler.connect, peer, tuple(addresses))
         except StreamClosed as error:
             raise unreachable(peer, error) from None
 
     async def open(self, peer: PeerId, protocol: str) -> ThreadedStream:
-        """See Transport."""
+        """Open a stream to ``peer``."""
         try:
             inner = await self._thread.call(self.node.links.opener.open, peer, protocol, undo=NativeStream.reset)
         except StreamClosed as error:
@@ -121,7 +121,7 @@ class PyLibp2pTransport(Uncapped):
     # ---- inbound ----
 
     def _take(self, protocol: str, stream: NativeStream) -> bool:
-        """In the node's thread: have the stream answered in the loop that entered."""
+        """Have the stream answered, from the node's thread, in the loop that entered."""
         stream.traffic = self.traffic
         self._thread.post_home(self._note, protocol, ThreadedStream(self._thread, stream))
         return True
@@ -131,7 +131,7 @@ class PyLibp2pTransport(Uncapped):
         self._arrival.set()
 
     async def _answer_all(self, group: anyio.abc.TaskGroup) -> None:
-        """Tasks are started by a task: asyncio's callbacks have none of their own."""
+        """Answer each stream in a task that a task starts: asyncio's callbacks have none of their own."""
         while True:
             await self._arrival.wait()
             self._arrival = anyio.Event()
@@ -154,25 +154,28 @@ class PyLibp2pTransport(Uncapped):
 
 
 class ThreadedStream:
-    """See Stream. ``inner`` lives in ``thread``, and counts the bytes."""
+    """A stream of another loop. ``inner`` lives in ``thread``, and counts the bytes."""
 
     def __init__(self, thread: TrioThread, inner: NativeStream) -> None:
         self.peer = inner.peer
         self._thread, self._inner = thread, inner
 
     async def send(self, data: bytes | memoryview) -> None:
-        """See Stream."""
+        """Send all of ``data``."""
         await self._thread.call(self._inner.send, data)
 
     async def receive_exactly(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
-        """See Stream."""
+        """Return the next ``nbytes``."""
         receive = self._inner.receive_exactly
         if on_bytes is None:
             return await self._thread.call(receive, nbytes)
         return await self._thread.call_telling(receive, nbytes, tell=on_bytes)
 
     async def aclose(self) -> None:
-        """See Stream. What this peer sent before goes first, as the thread does one thing after another."""
+        """Close; what was sent still arrives.
+
+        What this peer sent before goes first, as the thread does one thing after another.
+        """
         self._thread.post(self._inner.muxed.close)
         await anyio.lowlevel.checkpoint()
 
@@ -212,11 +215,11 @@ class _Call(Generic[T]):
                 tell(self.counts.popleft())
 
     def wake(self) -> None:
-        """What changed is looked at, in the loop that asked."""
+        """Have the loop that asked look at what changed."""
         self.changed.set()
 
     def end(self) -> None:
-        """There is a result, or none will come."""
+        """Note that there is a result, or that none will come."""
         self.over = True
         self.changed.set()
 
@@ -261,7 +264,7 @@ class TrioThread:
             self._there(function, *args)
 
     def post_home(self, function: Callable[[*Ts], object], *args: *Ts) -> None:
-        """The other way: have the loop that entered call ``function``, which must not raise."""
+        """Have the loop that entered call, the other way, ``function``, which must not raise."""
         with suppress(trio.RunFinishedError, RuntimeError):  # its loop has ended
             self._home(function, *args)
 
@@ -277,7 +280,7 @@ class TrioThread:
     async def call_telling(
         self, work: Callable[[*Ts, Callable[[int], None]], Awaitable[T]], *args: *Ts, tell: Callable[[int], None]
     ) -> T:
-        """The same; ``tell`` is called by the task that waits, with what ``work`` gives its last argument."""
+        """Run it likewise; ``tell`` is called by the task that waits, with what ``work`` gives its last argument."""
         call = _Call[T]()
 
         def came(count: int) -> None:
@@ -361,7 +364,7 @@ class TrioThread:
 
 
 def _poster() -> Post:
-    """What has the loop that runs here call something, from any thread."""
+    """Return a function that has this loop call something, from any thread."""
     if sniffio.current_async_library() == "trio":
         return trio.lowlevel.current_trio_token().run_sync_soon
     return asyncio.get_running_loop().call_soon_threadsafe
