@@ -487,9 +487,9 @@ class Deliveries:
         for later in range(turn, len(self._nbytes)):
             self._nbytes[later] += landing.nbytes
             if (later + 1) * BIN >= SURE:
-                self._meter.delivered(self._nbytes[later], (later + 1) * BIN)
+                self._meter.add_delivery(self._nbytes[later], (later + 1) * BIN)
         if whole:
-            self._meter.delivered(self._nbytes[-1], self._last)
+            self._meter.add_delivery(self._nbytes[-1], self._last)
 
 
 # ---- the broadcast of one peer ----

@@ -51,7 +51,7 @@ class Turn:
 
 
 class Schedule:
-    """The turns of one direction of one peer; ``rate`` in bytes per second. Times come in, in seconds of any one clock."""
+    """The turns of one direction of one peer; ``rate`` in bytes per second. Times come in, in seconds of one clock."""
 
     def __init__(self, rate: float, now: float) -> None:
         self.rate = rate
@@ -79,7 +79,7 @@ class Schedule:
         return self._order[0][2] if self._order else None
 
     def change(self, rate: float, now: float) -> None:
-        """Go on at another rate from ``now`` on; what was saved up beyond its burst is lost, what is owed stays owed."""
+        """Go on at another rate; what was saved up beyond its burst is lost, what is owed stays owed."""
         self._fill(now)
         self.rate = rate
         self._fill(now)
@@ -160,7 +160,7 @@ def piece_of(rate: float) -> int:
 # A turn comes when the uplink should have carried what was begun before, or when few are under way: a wrong estimate
 # makes more of them share the uplink, or fewer, and a peer that takes nothing holds nobody up.
 #
-# Source: the shifted order is that of the pairwise exchange in Thakur, Rabenseifner and Gropp, "Optimization of
+# Source: the order is that of the pairwise exchange in Thakur, Rabenseifner and Gropp, "Optimization of
 # collective communication operations in MPICH", 2005.
 
 FEW = 3  # frames under way that keep a line full: one begins slowly, one ends
@@ -343,7 +343,7 @@ class UplinkMeter:
         """Note that a frame is to be sent while none is under way."""
         self._delivered.append(0.0)
 
-    def delivered(self, nbytes: int, seconds: float) -> None:
+    def add_delivery(self, nbytes: int, seconds: float) -> None:
         """Note that copies of so many bytes had arrived so long after the first of them was begun."""
         if seconds > 0:
             self._delivered[-1] = max(self._delivered[-1], nbytes / seconds)

@@ -85,12 +85,12 @@ class AdmittingTransport(ThrottledTransport):
     def serve(self, protocol: str, handler: Handler) -> None:
         """Answer streams of ``protocol`` by ``handler``."""
 
-        async def admitted(stream: Stream) -> None:
+        async def attend_admitted(stream: Stream) -> None:
             if not self.admission.admits(stream.peer):
                 raise PayloadError(f"{peer_name(stream.peer)}: not admitted to the run; {protocol} is not for it")
             await handler(stream)
 
-        super().serve(protocol, handler if protocol in self._open_to_all else admitted)
+        super().serve(protocol, handler if protocol in self._open_to_all else attend_admitted)
 
     async def open(self, peer: PeerId, protocol: str) -> ThrottledStream:
         """Open a stream to ``peer``. PeerUnreachable also when either does not admit the other."""

@@ -111,7 +111,7 @@ class Dials:
         return chosen
 
     def begin(self, source: PeerId, stranger: PeerId, addresses: Sequence[str], now: float) -> tuple[str, ...]:
-        """Return where to look for a stranger that ``source`` names; nowhere when it is looked for, or names too many."""
+        """Return where to look for a stranger that ``source`` names; nowhere if it is looked for, or they are many."""
         named = sum(by == source for by in self._looked_for.values())
         if stranger in self._looked_for or named >= NAMED:
             return ()
@@ -173,7 +173,7 @@ class LeaseMessages:
     async def pass_on(self, peer: PeerId, row: frozenset[PeerId]) -> None:
         """Send our lease and those of our row to one peer; it answers as to ``tell``."""
         others = [entry for entry in self.table.entries(anyio.current_time()) if entry[1].peer in row]
-        body = write_leases([(self.table.ttl, self.own.sealed()), *others])
+        body = write_leases([(self.table.ttl, self.own.seal()), *others])
         if answer := await self._request(peer, LEASE_LIST, MAX_LEASE_NBYTES, body):
             self.heard_from(peer, read_lease(answer))
 
@@ -229,7 +229,7 @@ class LeaseMessages:
         return self.table.is_live(peer, anyio.current_time())
 
     async def _request(self, peer: PeerId, protocol: str, limit: int, body: bytes | None = None) -> bytes:
-        body = lease_bytes(self.own.sealed()) if body is None else body
+        body = lease_bytes(self.own.seal()) if body is None else body
         return await request(self.transport, peer, protocol, body, limit=limit, timeout=self._patience)
 
     # ---- hearing ----
@@ -257,11 +257,11 @@ class LeaseMessages:
         newer = self._welcome(peer, lease)
         if newer is not None:
             return lease_bytes(newer)
-        return lease_bytes(self.own.sealed()) if newcomer and not self.left else b""
+        return lease_bytes(self.own.seal()) if newcomer and not self.left else b""
 
     async def _on_leases(self, peer: PeerId, body: bytes) -> bytes:
         newer = self._welcome(peer, read_lease(body))
-        entries = [] if self.left else [(self.table.ttl, self.own.sealed())]
+        entries = [] if self.left else [(self.table.ttl, self.own.seal())]
         if newer is not None:
             entries.append((0.0, newer))
         return write_leases(entries + self.table.entries(anyio.current_time()))
@@ -270,7 +270,7 @@ class LeaseMessages:
         """Book a peer's own lease; returns what is known newer of it, or as new with other addresses.
 
         A peer that was started anew counts from 1: told what it said last, it goes on above that. Of two processes with
-        one key each is told what the other said (``OwnLease.came_back``).
+        one key each is told what the other said (``OwnLease.hear_own``).
         """
         known = self.table.newest(peer)
         self.heard_from(peer, lease)
@@ -283,7 +283,7 @@ class LeaseMessages:
         """Book a lease from its own peer, or our own that comes back to us."""
         self.table.check(lease)
         if lease.peer == self.table.me:
-            self.own.came_back(lease)
+            self.own.hear_own(lease)
             return
         if lease.peer != peer:
             raise PayloadError(f"{peer_name(peer)}: sends a lease of {peer_name(lease.peer)} as its own; drop it")

@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import anyio
 
@@ -29,6 +29,7 @@ from decentral.transport.protocols.messages import peer_to_id
 from decentral.wire.keys import Digest, PeerId, peer_name
 from decentral.wire.messages import MAX_PEERS, Lease, encode
 
+T = TypeVar("T")
 Handler = Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object]  # Any: asyncio's
 
 _PATIENCE = 10.0  # s for any one call; hivemind's own wait without end once the daemon is dead
@@ -104,10 +105,8 @@ async def _end_with_daemon(host: DhtHost, starts: int, scope: anyio.CancelScope)
 
 @asynccontextmanager
 async def _node(host: DhtHost, run: Digest) -> AsyncIterator[Any]:  # Any: hivemind has no types
-    async with host.attached() as client:
+    async with host.attach() as client:
         from hivemind.dht.node import DHTNode
-
-        from decentral.swarm.dht_validator import LeaseValidator
 
         with anyio.fail_after(_PATIENCE):
             node = await DHTNode.create(
@@ -117,7 +116,7 @@ async def _node(host: DhtHost, run: Digest) -> AsyncIterator[Any]:  # Any: hivem
                 cache_size=MAX_PEERS,
                 client_mode=host.is_private,  # a peer that cannot be asked holds no keys
                 cache_refresh_before_expiry=0,  # a refresh of its own would ask while nobody wants to know
-                record_validator=LeaseValidator(dht_key(run), run),
+                record_validator=lease_validator(run),
             )
         loop = asyncio.get_running_loop()
         before = loop.get_exception_handler()
@@ -178,7 +177,7 @@ async def _ping(node: Any, peer: PeerId) -> None:
 async def _store(node: Any, directory: DirectoryView) -> None:
     from hivemind.utils.timed_storage import get_dht_time
 
-    lease, key = directory.own.sealed(), dht_key(directory.run_digest)
+    lease, key = directory.own.seal(), dht_key(directory.run_digest)
     with anyio.move_on_after(_PATIENCE):
         await node.store(
             key, encode(lease), subkey=peer_name(lease.peer), expiration_time=get_dht_time() + directory.ttl
@@ -204,3 +203,68 @@ def _lease_in(item: Any) -> Lease | None:
         return read_lease(value)
     except PayloadError:
         return None
+
+
+# ---- what is stored for others ----
+#
+# Signed leases of its run, each under its signer's name, are the only records that a peer stores for others. Otherwise
+# anybody could fill this process's memory with records of any kind, or overwrite another peer's lease.
+
+SKEW = 300.0  # s two machines' clocks may differ before a record is refused
+_STORED = 4 * MAX_PEERS  # peers whose records are taken; identities cost nothing to make
+
+
+def lease_validator(run: Digest) -> Any:  # Any: hivemind has no types
+    """Return hivemind's validator of records that takes leases of ``run`` only. Imports hivemind, and torch with it."""
+    from hivemind.dht.validation import RecordValidatorBase
+
+    kind: Any = type("LeaseValidator", (LeaseRule, RecordValidatorBase), {})
+    return kind(run)
+
+
+class LeaseRule:
+    """The rule for records: a lease of ``run`` under its key, the sub-key the name of the peer that signed it."""
+
+    def __init__(self, run: Digest) -> None:
+        from hivemind.dht.routing import DHTID
+
+        self._key, self._run = DHTID.generate(source=dht_key(run)).to_bytes(), run
+        self._ends: dict[PeerId, float] = {}  # when each peer's record ends, in DHT time
+
+    def validate(self, record: Any) -> bool:  # Any: hivemind's DHTRecord
+        """Tell whether a record is taken. Never raises."""
+        from hivemind.utils.timed_storage import get_dht_time
+
+        now = get_dht_time()
+        if record.key != self._key or len(record.value) > MAX_LEASE_NBYTES + 8:
+            return False
+        try:
+            lease = read_lease(_unpack(record.value, bytes))
+            name = _unpack(record.subkey, str)
+        except (PayloadError, ValueError):
+            return False
+        if lease.run != self._run or name != peer_name(lease.peer):
+            return False
+        end = float(record.expiration_time)
+        return end <= now + lease.ttl + SKEW and self._fits(lease.peer, end, now)
+
+    def _fits(self, peer: PeerId, end: float, now: float) -> bool:
+        if peer not in self._ends and len(self._ends) >= _STORED:
+            self._ends = {other: other_end for other, other_end in self._ends.items() if other_end > now}
+            if len(self._ends) >= _STORED:
+                return False
+        self._ends[peer] = max(end, self._ends.get(peer, 0.0))
+        return True
+
+
+def _unpack(data: bytes, kind: type[T]) -> T:
+    """Read a msgpack value of a plain kind. ValueError for anything else, msgpack's own errors among them."""
+    from hivemind.utils import MSGPackSerializer
+
+    try:
+        value = MSGPackSerializer.loads(data)
+    except Exception as error:  # its decoder's errors share no base, and RecursionError is among them
+        raise ValueError("not msgpack") from error
+    if not isinstance(value, kind):
+        raise ValueError(f"{type(value).__name__} where {kind.__name__} belongs")
+    return value

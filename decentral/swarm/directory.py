@@ -181,7 +181,7 @@ class Directory:
             for peer in around.passed_to:
                 self._contacts.spawn("tell", peer, partial(messages.pass_on, row=frozenset(around.row)))
             self._contacts.spawn("ask", asked, messages.ask) if asked not in around.told else None
-        missed = self.table.missed()
+        missed = self.table.last_words()
         for n in range(min(_RECALLED, len(missed))):
             messages.meet(missed[(_RECALLED * self._turn + n) % len(missed)])
 

@@ -36,7 +36,7 @@ def refusal() -> bytes:
 
 
 def greeting(manifest: Manifest, schema: Schema, age: float, *, over: bool = False) -> bytes:
-    """Return the answer of this peer; ``age``: seconds since the run began; ``over``: whether it has its last commit."""
+    """Return this peer's answer; ``age``: seconds since the run began; ``over``: whether it has its last commit."""
     answer = {
         "wire": WIRE_VERSION,
         "version": version("decentral"),

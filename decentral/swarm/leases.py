@@ -110,7 +110,7 @@ class LeaseTable:
         """
         if self._shown is None:
             self._shown = {peer: lease for peer, (_, lease) in sorted(self._live.items())}
-        ended = self._ended(now)
+        ended = self._find_ended(now)
         return {peer: lease for peer, lease in self._shown.items() if peer not in ended} if ended else self._shown
 
     def is_live(self, peer: PeerId, now: float) -> bool:
@@ -123,7 +123,7 @@ class LeaseTable:
 
     def expire(self, now: float) -> list[PeerId]:
         """Move those whose lease has ended to the silent ones."""
-        ended = sorted(self._ended(now))
+        ended = sorted(self._find_ended(now))
         for peer in ended:
             end, lease = self._live.pop(peer)
             self._shown = None
@@ -132,7 +132,7 @@ class LeaseTable:
             self._soonest = min((end for end, _ in self._live.values()), default=float("inf"))
         return ended
 
-    def _ended(self, now: float) -> list[PeerId]:
+    def _find_ended(self, now: float) -> list[PeerId]:
         if now < self._soonest:
             return []
         return [peer for peer, (end, _) in self._live.items() if end <= now]
@@ -164,13 +164,13 @@ class LeaseTable:
         """Return the leases of all who may be found again: those who are here, then those who fell silent without a
         goodbye.
         """
-        return [lease for _, (_, lease) in sorted(self._live.items())] + self.missed()
+        return [lease for _, (_, lease) in sorted(self._live.items())] + self.last_words()
 
     def lately(self) -> list[Lease]:
         """Return the leases of all who were here: the longest here first, then the last to fall silent."""
         return [lease for _, lease in self._live.values()] + [one.lease for one in reversed(self._silent.values())]
 
-    def missed(self) -> list[Lease]:
+    def last_words(self) -> list[Lease]:
         """Return the last leases of those who fell silent without a goodbye, in the order of their ids."""
         return [silence.lease for _, silence in sorted(self._silent.items()) if not silence.said_goodbye]
 
@@ -256,7 +256,7 @@ class OwnLease:
     def __init__(self, signer: Signer, run: Digest, ttl: float, addresses: Callable[[], Sequence[str]]) -> None:
         self._signer, self._run, self._ttl, self._addresses = signer, run, ttl, addresses
         self._fields: dict[str, Any] = {"epoch": 0, "round": 0, "digest": bytes(32), "state": 0, "uplink": 0}
-        self._version = _installed_version()
+        self._version = _package_version()
         self._sequence = 0
         self._said = set[str]()  # every address of this life
         self._foreign = deque([False], _LOOKED_AT)  # by renewal: did what this life never said come back?
@@ -291,7 +291,7 @@ class OwnLease:
         """Wait until there is something to say that was not so at the last ``renew``."""
         await self._news.wait()
 
-    def sealed(self) -> Lease:
+    def seal(self) -> Lease:
         """Return the lease of this peer as of now, signed."""
         draft = self.draft()
         before, sealed = self._signed
@@ -314,7 +314,7 @@ class OwnLease:
             **self._fields,  # Any: integers and one digest, by the names of Lease
         )
 
-    def came_back(self, own: Lease) -> None:
+    def hear_own(self, own: Lease) -> None:
         """Take note that somebody has ``own``. When it is newer than what was made here, go on above that.
 
         It is from before a restart then, or from another process, as one of today's number and of addresses that were
@@ -343,7 +343,7 @@ class OwnLease:
         )
 
 
-def _installed_version() -> str:
+def _package_version() -> str:
     try:
         return version("decentral")[:32]
     except PackageNotFoundError:  # run from a source tree that was never installed

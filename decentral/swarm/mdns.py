@@ -73,7 +73,7 @@ async def on_air(hosts: Sequence[str], text: bytes | None, port: int, hear: Hear
 
 
 def _service(hosts: Sequence[str], text: bytes, port: int) -> AsyncServiceInfo:
-    """Return the service under a name that is new every time, as the spec has it: nothing is asked before it is taken."""
+    """Return the service, under a name that is new every time, as the spec has it, which need not be asked for."""
     name = secrets.token_hex(16)
     return AsyncServiceInfo(
         SERVICE,

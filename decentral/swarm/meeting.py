@@ -149,13 +149,13 @@ async def _who_is_at(host: str, port: int) -> PeerId:
 async def _places(transport: NativeTransport, relays: Sequence[str]) -> list[str]:
     """Return the relays that gave a place, as they are said."""
     with anyio.move_on_after(_PLACE if relays else 0):
-        while len(_placed(transport)) < len(relays):
+        while len(_relays_with_place(transport)) < len(relays):
             await anyio.sleep(_LOOK)
-    held = set(_placed(transport))
+    held = set(_relays_with_place(transport))
     return [spoken_place(relay) for relay in relays if relay in held]
 
 
-def _placed(transport: NativeTransport) -> list[str]:
+def _relays_with_place(transport: NativeTransport) -> list[str]:
     return [address.partition("/p2p-circuit")[0] for address in transport.addresses() if "/p2p-circuit" in address]
 
 
@@ -166,7 +166,7 @@ async def _on_air(stack: AsyncExitStack, code: SpokenCode, transport: NativeTran
         return False
     text = write_announcement(code.topic, code.host, addresses)
     port = (endpoint(addresses[0]) or ("", 0))[1]
-    return await _aired(stack, list(dict.fromkeys(map(host_of, addresses))), text, port, lambda text: None)
+    return await _air(stack, list(dict.fromkeys(map(host_of, addresses))), text, port, lambda text: None)
 
 
 async def _listen(stack: AsyncExitStack, code: SpokenCode, sighted: dict[str, None]) -> None:
@@ -178,7 +178,7 @@ async def _listen(stack: AsyncExitStack, code: SpokenCode, sighted: dict[str, No
 
     hosts = [host_of(address) for address in local_addresses(_possible())]
     if hosts:
-        await _aired(stack, hosts, None, 0, hear)
+        await _air(stack, hosts, None, 0, hear)
 
 
 def _possible() -> Iterator[str]:
@@ -188,7 +188,7 @@ def _possible() -> Iterator[str]:
             yield f"/ip{6 if ':' in host else 4}/{host}/tcp/1"
 
 
-async def _aired(
+async def _air(
     stack: AsyncExitStack, hosts: list[str], text: bytes | None, port: int, hear: Callable[[bytes], None]
 ) -> bool:
     from decentral.swarm.mdns import on_air  # here: the library is loaded where it is wanted
@@ -255,7 +255,7 @@ class Hosting:
         if not self.is_open:  # somebody else was quicker
             raise PayloadError("words: used; drop who asks")
         if not shakes.takes(proof):
-            self._guessed_wrong()
+            self._count_wrong_guess()
             raise PayloadError("words: a wrong guess; drop who made it")
         self.given_to = stream.peer  # from here on it is used, whatever becomes of the line
         try:
@@ -267,7 +267,7 @@ class Hosting:
         finally:
             self.over.set()
 
-    def _guessed_wrong(self) -> None:
+    def _count_wrong_guess(self) -> None:
         self.wrong += 1
         if self.wrong >= MOST_WRONG:
             self.over.set()

@@ -149,7 +149,7 @@ class WordsHandshake:
 
     def proof(self) -> bytes:
         """Return the guest's proof that it knows the words."""
-        return self._derived(b"guest's proof")
+        return self._derive(b"guest's proof")
 
     def takes(self, proof: bytes) -> bool:
         """Tell whether it is the guest's proof."""
@@ -157,16 +157,16 @@ class WordsHandshake:
 
     def seal(self, text: bytes) -> bytes:
         """Seal a text for the other side alone, once."""
-        return ChaCha20Poly1305(self._derived(b"host's invite")).encrypt(_ONCE, text, None)
+        return ChaCha20Poly1305(self._derive(b"host's invite")).encrypt(_ONCE, text, None)
 
     def open(self, sealed: bytes) -> bytes:
         """Return what the host sealed. Raises PayloadError when it did not know the words."""
         try:
-            return ChaCha20Poly1305(self._derived(b"host's invite")).decrypt(_ONCE, sealed, None)
+            return ChaCha20Poly1305(self._derive(b"host's invite")).decrypt(_ONCE, sealed, None)
         except InvalidTag:
             raise PayloadError("words: whoever answered does not know them; drop it") from None
 
-    def _derived(self, purpose: bytes) -> bytes:
+    def _derive(self, purpose: bytes) -> bytes:
         assert self._key, "heard before it is used"
         return hashlib.blake2b(purpose, digest_size=PROOF_NBYTES, key=self._key).digest()
 

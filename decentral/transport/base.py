@@ -82,7 +82,7 @@ class DhtHost(Protocol):
         """Wait until the process with number ``starts`` is no more and its successor answers."""
         ...
 
-    def attached(self) -> AbstractAsyncContextManager[Any]:  # Any: hivemind.P2P, which has no types
+    def attach(self) -> AbstractAsyncContextManager[Any]:  # Any: hivemind.P2P, which has no types
         """hivemind's own client of the process that runs now."""
         ...
 
@@ -347,7 +347,7 @@ def check_listen(addresses: Sequence[str]) -> None:
         _check_free(address, *_host_and_port(address))
 
 
-def pinned(listen: Sequence[str], bound: Iterable[str]) -> tuple[str, ...]:
+def pin_ports(listen: Sequence[str], bound: Iterable[str]) -> tuple[str, ...]:
     """Return ``listen`` with each port 0 replaced by the one the daemon got, so that a restart is found again."""
     got = list(bound)
     return tuple(_pin(address, got) for address in listen)

@@ -106,23 +106,23 @@ class Puncher:
 
         Where both dialled through a relay the greater id does, so that only one does.
         """
-        return self._me < peer and self._sessions.dialled_through_relay(peer)
+        return self._me < peer and self._sessions.has_dialled_through_relay(peer)
 
     async def _attempt(self, session: Session, relay: PeerId) -> None:
         mine = await self._observed.at(relay)
-        told = await self._identified(session)
-        if await self._reached(session, relay, told):
+        told = await self._identify(session)
+        if await self._reach_directly(session, relay, told):
             return
         if not mine:
             raise TransportError("the relay does not say what this peer looks like from outside")
         async with self._only(session.peer, asked=False):
-            theirs, half = await self._agreed(session, mine)
+            theirs, half = await self._agree(session, mine)
             ends, dialled = plausible(theirs, self._sessions.host_of(relay)), self._is_second(session)
             with self._meetings.expecting(session.peer, ends if dialled else ()):
                 await anyio.sleep(half)
                 await self._dial(session.peer, ends, dialled=dialled)
 
-    async def _identified(self, session: Session) -> Told:
+    async def _identify(self, session: Session) -> Told:
         stream = NativeStream(session.peer, session.open())
         try:
             with anyio.fail_after(self._timeout):
@@ -130,7 +130,7 @@ class Puncher:
         finally:
             stream.reset()
 
-    async def _reached(self, session: Session, relay: PeerId, told: Told) -> bool:
+    async def _reach_directly(self, session: Session, relay: PeerId, told: Told) -> bool:
         """Dial the other side at what it says are its addresses, and tell whether it worked: no NAT is in its way."""
         self._dialler.learn(session.peer, self._worth_knowing(told.addresses, relay))
         ends = plausible(told.addresses, self._sessions.host_of(relay))
@@ -141,8 +141,8 @@ class Puncher:
         host = self._sessions.host_of(relay)
         return [one for one in addresses if (way := relay_of(one)) and plausible([way[1]], host)]
 
-    async def _agreed(self, session: Session, mine: Sequence[str]) -> tuple[tuple[str, ...], float]:
-        """Agree with the other side; return its addresses and half the round trip: it dials as soon as it hears of it."""
+    async def _agree(self, session: Session, mine: Sequence[str]) -> tuple[tuple[str, ...], float]:
+        """Agree with the other side, which dials at once then; return its addresses and half the round trip."""
         stream, done = NativeStream(session.peer, session.open()), False
         try:
             with anyio.fail_after(self._timeout):
@@ -372,7 +372,7 @@ class Observed:
         return self._reachable_at(told.observed or "", self._sessions.ends(session))
 
     def _reachable_at(self, seen: str, ends: SocketEnds) -> str | None:
-        """Return ``seen`` with the port that is listened on. None: not plausible, or no way to tell which port that is."""
+        """Return ``seen`` with the port that is listened on; None: not plausible, or that port is not known."""
         found, own = plausible([seen], ends.host), self._ports.own_end(ends.host or "")
         if not found or own is None:
             return None

@@ -16,7 +16,7 @@ Cards = Mapping[str, Sequence[str]]  # addresses by the card's name
 
 
 def cards() -> Cards:
-    """Return the cards of this machine; of IPv6 no link-local addresses, as a multiaddr has no place for their scope."""
+    """Return this machine's cards; of IPv6 no link-local addresses, as a multiaddr has no place for their scope."""
     found: dict[str, list[str]] = {}
     for name, entries in psutil.net_if_addrs().items():
         hosts = [entry.address for entry in entries if entry.family in _VERSIONS and "%" not in entry.address]
@@ -25,7 +25,7 @@ def cards() -> Cards:
 
 
 def listen_addresses(given: str, known: Cards) -> tuple[str, ...]:
-    """Return the addresses that ``eth1`` or ``eth1:4001`` stands for; a multiaddr stands for itself. Raises UsageError."""
+    """Return the addresses that ``eth1`` or ``eth1:4001`` means; a multiaddr means itself. Raises UsageError."""
     if given.startswith("/"):
         return (given,)
     name, colon, port = given.partition(":") if given not in known else (given, "", "")

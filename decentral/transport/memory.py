@@ -25,7 +25,7 @@ from decentral.flow.budget import Budget, Limits
 from decentral.flow.pacing import SECONDS
 from decentral.flow.waiting import Changes
 from decentral.transport.base import Handler, Respond, Services, Traffic, Uncapped, Watch, attend
-from decentral.transport.requests import PREFIX_NBYTES, STALL, Holdable, Watchdog, unwatched
+from decentral.transport.requests import PREFIX_NBYTES, STALL, Holdable, Watchdog, ignore_count
 from decentral.wire.keys import PeerId, Signer, peer_name
 
 logger = logging.getLogger("decentral.transport")
@@ -148,11 +148,11 @@ class MemoryNetwork:
         both += (there, back)
         return there, back
 
-    def posted(self, letter: MemoryLetter) -> None:
+    def add_letter(self, letter: MemoryLetter) -> None:
         """Note that a letter is on its way."""
         self._posted.setdefault(frozenset((letter.sender, letter.receiver)), {})[letter] = None
 
-    def done(self, letter: MemoryLetter) -> None:
+    def drop_letter(self, letter: MemoryLetter) -> None:
         """Note that a letter is there, or lost."""
         pair = frozenset((letter.sender, letter.receiver))
         under_way = self._posted.get(pair, {})
@@ -164,7 +164,7 @@ class MemoryNetwork:
         """Tell whether the way of a letter was not broken since it was posted."""
         return letter in self._posted.get(frozenset((letter.sender, letter.receiver)), {})
 
-    def received(self, letter: MemoryLetter, nbytes: int) -> None:
+    def book_answer(self, letter: MemoryLetter, nbytes: int) -> None:
         """Book the answer to a letter, which came."""
         if letter.sender in self._up:
             self._up[letter.sender].traffic.add(letter.receiver, received=nbytes, kind=letter.protocol)
@@ -299,14 +299,14 @@ class MemoryStream(Holdable):
     async def send(self, data: bytes | memoryview) -> None:
         """Send all of ``data``."""
         start = self.outgoing.written
-        with self._counted():
+        with self._pause_watchdogs():
             await self.outgoing.write(data)
         self.traffic.add(self.peer, sent=round(self.weight.of(start, len(data))), kind=self.kind)
 
     async def receive_exactly(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
         """Return the next ``nbytes``."""
         start = self.incoming.read_so_far
-        with self._counted():
+        with self._pause_watchdogs():
             data = await self.incoming.read(nbytes, on_bytes)
         self.traffic.add(self.peer, received=round(self.weight.of(start, nbytes)), kind=self.kind)
         return data
@@ -316,7 +316,7 @@ class MemoryStream(Holdable):
         self.outgoing.end()
         self.incoming.refuse()
 
-    def _counted(self) -> AbstractContextManager[None]:
+    def _pause_watchdogs(self) -> AbstractContextManager[None]:
         return nullcontext() if self.weight.each == 1.0 else self.held()
 
 
@@ -665,7 +665,7 @@ class MemoryLetters:
         piece = self._network.lines.put(link, peer, nbytes)
         own.traffic.add(peer, sent=round(nbytes), kind=protocol)
         other = self._network.reach(own.peer, peer)
-        self._network.posted(letter)
+        self._network.add_letter(letter)
         other.begin(other.letters_of(protocol).deliver, letter, piece, nbytes)
         if letter.weight.each != 1.0:
             await link.share()
@@ -683,7 +683,7 @@ class MemoryLetters:
             logger.exception("handler of %s failed on a letter from %s", letter.protocol, peer_name(letter.sender))
         finally:
             letter.end()
-            self._network.done(letter)
+            self._network.drop_letter(letter)
 
     async def _handle(self, letter: MemoryLetter, nbytes: float) -> None:
         transport, sender, body = self._transport, letter.sender, letter.body
@@ -692,7 +692,7 @@ class MemoryLetters:
         if len(body) > limit:
             raise PayloadError(f"{letter.protocol} from {peer_name(sender)}: {len(body)} bytes, at most {limit} taken")
         async with transport.budget.bytes_of(sender, len(body)):
-            with nullcontext(unwatched) if watch is None else watch(sender) as on_bytes:
+            with nullcontext(ignore_count) if watch is None else watch(sender) as on_bytes:
                 on_bytes(len(body))
                 answer = await respond(sender, body)
         if not letter.over:
@@ -704,7 +704,7 @@ class MemoryLetters:
         piece = self._network.lines.put(link, letter.sender, back)
         self._transport.traffic.add(letter.sender, sent=round(back), kind=letter.protocol)
         if await self._through(piece, letter.sender, letter) and not letter.over:
-            self._network.received(letter, round(back))
+            self._network.book_answer(letter, round(back))
             letter.end(answer)
 
     async def _through(self, piece: TimedPiece, receiver: PeerId, letter: MemoryLetter) -> bool:

@@ -142,13 +142,13 @@ class SpeedTest:
         except anyio.WouldBlock:
             raise TransportError("a speed is being measured already; the next one is refused") from None
         try:
-            self._one_more(anyio.current_time())
+            self._count_test(anyio.current_time())
             with anyio.move_on_after(_PATIENCE_FOR_SPEED):
                 await self._send_back(_Counted(stream, self.count))
         finally:
             self._busy.release()
 
-    def _one_more(self, now: float) -> None:
+    def _count_test(self, now: float) -> None:
         if now - self._day_began >= _DAY:
             self._tests, self._day_began = 0, now
         if self._tests >= SPEEDS_A_DAY:

@@ -16,7 +16,7 @@ from typing import Literal
 import anyio
 
 from decentral.errors import DecentralError, PayloadError, TransportError
-from decentral.transport.base import everywhere, pinned
+from decentral.transport.base import everywhere, pin_ports
 from decentral.transport.native.dialling import too_little
 from decentral.transport.native.tcp import endpoint
 from decentral.transport.native.transport import NativeOptions, NativeTransport
@@ -71,7 +71,7 @@ async def probe(listen: Sequence[str] | None, others: Iterable[str], clock: Call
             async with anyio.create_task_group() as group:
                 for peer, theirs in list(_by_peer(others).items())[:_ASKED]:
                     group.start_soon(_ask, transport, peer, theirs, port, clock, views)
-    return Reachability(verdict(views, own), pinned(wanted, bound), tuple(views))
+    return Reachability(verdict(views, own), pin_ports(wanted, bound), tuple(views))
 
 
 def verdict(views: Sequence[View], own: set[str]) -> Kind:
@@ -161,7 +161,7 @@ _NOWHERE = ("/ip4/127.0.0.1/tcp/0",)  # nobody is to dial a peer that only asks
 _PATIENCE_WITH_A_RELAY = 5.0  # s for a relay to be dialled and to answer; one grants a place within milliseconds
 
 
-async def unnamed_places(me: PeerId, relays: Sequence[str]) -> tuple[str, ...]:
+async def find_unnamed_places(me: PeerId, relays: Sequence[str]) -> tuple[str, ...]:
     """Return where ``me`` is reached through those relays, whatever its daemon says."""
     reached = []
     options = NativeOptions(dial_timeout=_PATIENCE_WITH_A_RELAY, punch=False)

@@ -53,7 +53,7 @@ async def request(
         await send_body(stream, protocol, body)
         with _Deadline(peer, protocol, timeout):
             nbytes = await receive_length(stream, protocol, limit)
-        return await receive_body(stream, protocol, nbytes, unwatched)
+        return await receive_body(stream, protocol, nbytes, ignore_count)
     finally:
         await stream.aclose()
 
@@ -130,18 +130,18 @@ def serve_requests(
         with Watchdog(stream, protocol):
             nbytes = await receive_length(stream, protocol, limit)
         async with transport.budget.bytes_of(stream.peer, nbytes):
-            with nullcontext(unwatched) if watch is None else watch(stream.peer) as on_bytes:
+            with nullcontext(ignore_count) if watch is None else watch(stream.peer) as on_bytes:
                 answer = await handler(stream.peer, await receive_body(stream, protocol, nbytes, on_bytes))
         async with transport.budget.answering(stream.peer, len(answer)) as pace:
             await send_body(stream, protocol, answer, pace)
-            await ended(stream)
+            await wait_for_end(stream)
 
     transport.serve(protocol, attend)
     if transport.letters is not None:
         transport.letters.serve(protocol, handler, limit, watch)
 
 
-async def ended(stream: Stream) -> None:
+async def wait_for_end(stream: Stream) -> None:
     """Wait until the other side, who has read the answer then, ends the stream."""
     with suppress(TransportError), anyio.move_on_after(UNREAD):
         await stream.receive_exactly(1)
@@ -222,7 +222,7 @@ async def receive_length(stream: Stream, protocol: str, limit: int) -> int:
     return nbytes
 
 
-def unwatched(count: int) -> None:
+def ignore_count(count: int) -> None:
     """Do nothing: nobody wants to know."""
 
 
@@ -272,7 +272,7 @@ async def sequence(
     handled, in order. Raises PeerUnreachable, and StreamClosed when the peer refused one or says nothing.
     """
     async with transport.pushing(protocol):
-        with InFlight(window, lambda: _handled_after(stream, protocol), on_handled) as flight:
+        with InFlight(window, lambda: _receive_stamp(stream, protocol), on_handled) as flight:
             stream = await open_stream(transport, peer, protocol, timeout)
 
             async def send_next(body: bytes) -> None:
@@ -294,7 +294,7 @@ def serve_sequences(transport: Transport, protocol: str, take: Take, *, limit: i
     raised by ``take`` ends the stream.
     """
 
-    async def one(stream: Stream, opened: float) -> bool:
+    async def take_one(stream: Stream, opened: float) -> bool:
         with Watchdog(stream, protocol):
             nbytes = await receive_length(stream, protocol, limit)
         if not nbytes:
@@ -308,19 +308,19 @@ def serve_sequences(transport: Transport, protocol: str, take: Take, *, limit: i
 
     async def attend(stream: Stream) -> None:
         opened = anyio.current_time()
-        while await one(stream, opened):
+        while await take_one(stream, opened):
             pass
 
     transport.serve(protocol, attend)
 
 
-async def _handled_after(stream: Stream, protocol: str) -> float:
+async def _receive_stamp(stream: Stream, protocol: str) -> float:
     """Receive the seconds since the stream was open over there, as the answer to a body says."""
     with Watchdog(stream, protocol, HANDLED):
         nbytes = await receive_length(stream, protocol, _STAMP.size)
     if nbytes != _STAMP.size:
         raise PayloadError(f"{protocol}: an answer of {nbytes} bytes, want {_STAMP.size}; drop it")
-    return float(_STAMP.unpack(await receive_body(stream, protocol, nbytes, unwatched))[0]) / 1e6
+    return float(_STAMP.unpack(await receive_body(stream, protocol, nbytes, ignore_count))[0]) / 1e6
 
 
 # ---- the watchdog ----

@@ -103,20 +103,20 @@ class ThrottledTransport:
     async def cap(self, caps: Caps) -> None:
         """Hold to these caps from now on. Runs on the transport's loop."""
         self.caps = caps
-        self.up, self.down = changed(self.up, caps.up), changed(self.down, caps.down)
+        self.up, self.down = change_gate(self.up, caps.up), change_gate(self.down, caps.down)
         self._pushed.tell()
 
     def serve(self, protocol: str, handler: Handler) -> None:
         """Answer streams of ``protocol`` by ``handler``."""
 
-        async def throttled(stream: Stream) -> None:
-            await handler(self._throttled(stream, protocol))
+        async def attend_throttled(stream: Stream) -> None:
+            await handler(self._throttle(stream, protocol))
 
-        self.inner.serve(protocol, throttled)
+        self.inner.serve(protocol, attend_throttled)
 
     async def open(self, peer: PeerId, protocol: str) -> ThrottledStream:
         """Open a stream to ``peer``."""
-        return self._throttled(await self.inner.open(peer, protocol), protocol)
+        return self._throttle(await self.inner.open(peer, protocol), protocol)
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Dial ``peer`` at its addresses."""
@@ -160,7 +160,7 @@ class ThrottledTransport:
             self._pushes -= 1
             self._pushed.tell()
 
-    def _throttled(self, stream: Stream, protocol: str) -> ThrottledStream:
+    def _throttle(self, stream: Stream, protocol: str) -> ThrottledStream:
         count = self.traffic.kinds.setdefault(protocol, Count())
         return ThrottledStream(stream, self, count, urgent=protocol in self._urgent)
 
@@ -304,7 +304,7 @@ class Gate:
             self._waiting[turn].set()
 
 
-def changed(gate: Gate | None, rate: float | None) -> Gate | None:
+def change_gate(gate: Gate | None, rate: float | None) -> Gate | None:
     """Return the gate for ``rate``: the same one while there is a cap, because some wait at it."""
     if gate is None:
         return None if rate is None else Gate(rate)

@@ -274,11 +274,11 @@ def test_an_update_that_changes_nothing_costs_no_renewal(play):
         one = swarm.directories[1]
         one.own.update(round=3)
         await anyio.sleep(TTL)
-        before, sequence = one.transport.traffic.total.sent, one.own.sealed().sequence
+        before, sequence = one.transport.traffic.total.sent, one.own.seal().sequence
         for _ in range(100):
             one.own.update(round=3)
             await anyio.sleep(TTL / 100)
-        assert one.own.sealed().sequence - sequence <= 4
+        assert one.own.seal().sequence - sequence <= 4
         assert one.transport.traffic.total.sent - before < 12 * 1024
 
     play(script)
@@ -365,7 +365,7 @@ def test_a_lease_counts_only_from_its_own_peer_or_as_passed_on(play):
         for number in range(2):
             await swarm.add(number)
         await anyio.sleep(5.0)
-        victim = swarm.make(5).own.sealed()
+        victim = swarm.make(5).own.seal()
         thief = swarm.network.transport(Signer(b"t" * 32))
         async with thief:
             target = swarm.directories[0].peer
@@ -383,8 +383,8 @@ async def its_twin_speaks(swarm: Swarm, me: Directory, times: int, ahead: int = 
     for _ in range(times):
         twin = swarm.make(1)
         twin.own._addresses = lambda: ("/memory/elsewhere",)
-        twin.own._sequence = me.own.sealed().sequence + ahead
-        swarm.directories[0]._messages.heard_from(me.peer, twin.own.sealed())
+        twin.own._sequence = me.own.seal().sequence + ahead
+        swarm.directories[0]._messages.heard_from(me.peer, twin.own.seal())
         await anyio.sleep(TTL / 3)
 
 

@@ -1,4 +1,4 @@
-"""The go-libp2p daemon as a child process: found, told how it takes part, started tethered to this process, watched,
+"""The go-libp2p daemon as a child process: found, told how it takes part, tied to this process, watched,
 ended.
 
 Start-up takes about 0.1 s. Its control sockets live in a folder only this user may enter.
@@ -54,7 +54,7 @@ def find_daemon() -> Path:
 
 
 def tethered(command: Sequence[str], mode: str = "exec") -> list[str]:
-    """Return ``command``, its program by its path, tied to the thread that starts it (Linux; see die_with_parent.py)."""
+    """Return ``command``, its program by its path, tied to the thread that starts it (Linux; die_with_parent.py)."""
     return [sys.executable, "-I", "-S", str(_TETHER), mode, str(os.getpid()), *command]
 
 
@@ -127,7 +127,7 @@ class DaemonProcess:
 
 
 @asynccontextmanager
-async def launched(
+async def launch(
     arguments: Sequence[str], group: anyio.abc.TaskGroup, *, timeout: float, watcher: bool | None = None
 ) -> AsyncIterator[DaemonProcess]:
     """A daemon that answers; ended when left. It never outlives this thread, however this process ends.
@@ -197,7 +197,7 @@ class DaemonOptions:
     nat_port_map: bool = False  # ask the router to open a port (UPnP, NAT-PMP)
     dial_timeout: float = 10.0  # s, for open, connect and every request to the daemon
     start_timeout: float = 60.0  # s; 0.1 s is usual, a laden machine may take a hundred times that
-    watcher: bool | None = None  # see ``launched``
+    watcher: bool | None = None  # see ``launch``
 
     @property
     def wants_a_place(self) -> bool:

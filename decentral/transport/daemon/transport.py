@@ -137,7 +137,7 @@ class DaemonTransport(Uncapped):
         if not opened:
             if peer not in await self._control.connections():
                 raise PeerUnreachable(f"{peer_name(peer)}: it answers at none of its addresses now; try again")
-            self._doors.opened(peer)
+            self._doors.note_open(peer)
         await self._control.connect(peer, addresses)
 
     async def _look_for_connection(self, peer: PeerId, scope: anyio.CancelScope) -> None:
@@ -148,7 +148,7 @@ class DaemonTransport(Uncapped):
                 scope.cancel()
 
     @asynccontextmanager
-    async def attached(self) -> AsyncIterator[Any]:  # Any: hivemind.P2P, which has no types
+    async def attach(self) -> AsyncIterator[Any]:  # Any: hivemind.P2P, which has no types
         """Yield hivemind's own client of the daemon that runs now, for its DHT. Its bytes count in ``traffic``."""
         await self._supervisor.until_up(self.peer)
         async with hivemind_client(self.folder, self._control.socket, self.traffic) as client:
@@ -183,7 +183,7 @@ class DaemonTransport(Uncapped):
         with private_folder() as self.folder:
             self._control = Control(str(self.folder / "d.sock"), self.options.dial_timeout)
             async with (
-                self._inbound.served(str(self.folder / "i.sock")),
+                self._inbound.serve_at(str(self.folder / "i.sock")),
                 anyio.create_task_group() as self._group,
             ):
                 self._inbound.group = self._group
@@ -263,7 +263,7 @@ class Doors:
             self._shut[peer] = anyio.current_time() + _AGAIN
         return opened
 
-    def opened(self, peer: PeerId) -> None:
+    def note_open(self, peer: PeerId) -> None:
         """Note that there is a connection, whoever dialled."""
         self._shut.pop(peer, None)
 
@@ -304,12 +304,12 @@ class Inbound:
         self._socket = ""
 
     @asynccontextmanager
-    async def served(self, socket: str) -> AsyncIterator[None]:
+    async def serve_at(self, socket: str) -> AsyncIterator[None]:
         """Take streams at this unix socket. To be left after the daemon has ended: asyncio leaks a connection that is
         being accepted meanwhile.
         """
         self._socket = socket
-        server = await asyncio.start_unix_server(self._came, socket, limit=READ_LIMIT, backlog=_WAITING)
+        server = await asyncio.start_unix_server(self._accept, socket, limit=READ_LIMIT, backlog=_WAITING)
         try:
             yield
         finally:
@@ -326,7 +326,7 @@ class Inbound:
         for writer in tuple(self._writers):
             drop(writer)
 
-    def _came(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.group is None:
             drop(writer)
             return
@@ -386,24 +386,24 @@ async def hivemind_client(folder: Path, socket: str, traffic: Traffic) -> AsyncI
 def _count_calls(control: Any, traffic: Traffic) -> None:  # Any: hivemind's ControlClient
     call, add = control.call_unary_handler, control.add_unary_handler
 
-    async def counted_call(peer: Any, protocol: str, data: bytes) -> bytes:
+    async def call_and_count(peer: Any, protocol: str, data: bytes) -> bytes:
         _book(traffic, peer, sent=len(data))
         answer: bytes = await call(peer, protocol, data)
         _book(traffic, peer, received=len(answer))
         return answer
 
-    async def counted_add(
+    async def add_counting(
         protocol: str, handler: Callable[[bytes, Any], Awaitable[bytes]], *rest: Any, **more: Any
     ) -> None:
-        async def counted(data: bytes, peer: Any) -> bytes:
+        async def handle_and_count(data: bytes, peer: Any) -> bytes:
             _book(traffic, peer, received=len(data))
             answer = await handler(data, peer)
             _book(traffic, peer, sent=len(answer))
             return answer
 
-        await add(protocol, counted, *rest, **more)
+        await add(protocol, handle_and_count, *rest, **more)
 
-    control.call_unary_handler, control.add_unary_handler = counted_call, counted_add
+    control.call_unary_handler, control.add_unary_handler = call_and_count, add_counting
 
 
 def _book(traffic: Traffic, peer: Any, *, sent: int = 0, received: int = 0) -> None:

@@ -133,7 +133,7 @@ class Dialler:
 
     async def _try(self, peer: PeerId, address: str, scope: anyio.CancelScope, reasons: list[str]) -> None:
         try:
-            await self._dialled(peer, address)
+            await self._dial_address(peer, address)
         except (OSError, DecentralError) as error:
             reasons.append(f"{address}: {error}")
             return
@@ -141,7 +141,7 @@ class Dialler:
 
     # ---- one address ----
 
-    async def _dialled(self, peer: PeerId, address: str) -> Session:
+    async def _dial_address(self, peer: PeerId, address: str) -> Session:
         if self._sessions.group is None:
             raise PeerUnreachable(f"{peer_name(peer)}: this peer is leaving")
         try:
@@ -258,7 +258,7 @@ class Places:
         pause = _FIRST_PAUSE
         while True:
             try:
-                place = await self._reserved(relay)
+                place = await self._reserve(relay)
                 self._kept[relay], pause = self.relays[relay], _FIRST_PAUSE
                 await self._while_it_lasts(relay, place)
             except (DecentralError, TimeoutError) as error:
@@ -267,7 +267,7 @@ class Places:
                 await anyio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
-    async def _reserved(self, relay: PeerId) -> Reservation:
+    async def _reserve(self, relay: PeerId) -> Reservation:
         place = await self.ask(relay, (self.relays[relay],))
         if too_little(place):
             raise TransportError(

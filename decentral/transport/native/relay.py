@@ -23,13 +23,13 @@ from decentral.transport.protocols.circuit import (
     Refused,
     RelayLimits,
     Reservation,
-    granted,
-    joined,
+    encode_grant,
+    encode_join,
+    encode_refusal,
     network_of,
     offer,
     read_message,
     read_question,
-    refused,
     write_message,
 )
 from decentral.transport.protocols.messages import propose
@@ -106,7 +106,7 @@ class Relay:
         """Answer one question; when it was for a connection, carry it until it ends."""
         assert isinstance(stream, NativeStream), "served by the native transport only"
         try:
-            wanted = await self._asked(stream)
+            wanted = await self._receive_question(stream)
             if wanted is None:
                 await self._say(stream, self.give_place(stream.peer))
             else:
@@ -118,7 +118,7 @@ class Relay:
             logger.debug("%s: %s", peer_name(stream.peer), error)
             await self._refuse(stream, HopStatus.MALFORMED_MESSAGE)
 
-    async def _asked(self, stream: NativeStream) -> PeerId | None:
+    async def _receive_question(self, stream: NativeStream) -> PeerId | None:
         try:
             with anyio.fail_after(self._timeout):
                 return read_question(await read_message(stream))
@@ -142,7 +142,7 @@ class Relay:
         self._places[peer] = _Held(network, anyio.current_time() + self.limits.place_seconds)
         self.counts.granted += 1
         here = [address for address in self._addresses() if "/p2p-circuit" not in address]
-        return granted(self._terms_told(int(time.time()) + self.limits.place_seconds), here)
+        return encode_grant(self._terms_told(int(time.time()) + self.limits.place_seconds), here)
 
     def _terms_told(self, expires: int = 0) -> Reservation:
         return Reservation(expires, self.limits.nbytes, self.limits.seconds)
@@ -161,7 +161,7 @@ class Relay:
             raise Refused(HopStatus.NO_RESERVATION, f"{peer_name(peer)} has no place here")
         with self._room(source.peer, peer):
             async with self._brought(source.peer, peer) as target:
-                await self._say(source, joined(self._terms_told()))
+                await self._say(source, encode_join(self._terms_told()))
                 self.counts.joined += 1
                 limits = self.limits
                 await join(source, target, SpliceTerms(limits.seconds, limits.nbytes, self._gate, self._count))
@@ -217,7 +217,7 @@ class Relay:
 
     async def _refuse(self, stream: NativeStream, status: HopStatus) -> None:
         self.counts.refused[status] += 1
-        await self._say(stream, refused(status))
+        await self._say(stream, encode_refusal(status))
 
 
 # ---- two streams joined into one ----

@@ -91,7 +91,7 @@ class Sessions:
 
     def standing(self, peer: PeerId) -> Session | None:
         """Return the connection that a stream would be opened on now, if there is one."""
-        return next((session for session in self._preferred(peer) if session.usable), None)
+        return next((session for session in self._by_preference(peer) if session.usable), None)
 
     def has(self, peer: PeerId) -> bool:
         """Tell whether there is a connection."""
@@ -106,7 +106,7 @@ class Sessions:
         """Return the relay that carries it; None for a direct one."""
         return self._relayed.get(session)
 
-    def dialled_through_relay(self, peer: PeerId) -> bool:
+    def has_dialled_through_relay(self, peer: PeerId) -> bool:
         """Tell whether one of the relayed connections to ``peer`` was dialled from here."""
         return any(session.dialled and session in self._relayed for session in self.of(peer))
 
@@ -114,7 +114,8 @@ class Sessions:
 
     def paths(self) -> dict[PeerId, tuple[str, ...]]:
         """Return the other ends of the connections there are, those that streams are opened on first."""
-        return {peer: tuple(self._sockets[session].remote for session in self._preferred(peer)) for peer in self._of}
+        ordered = {peer: self._by_preference(peer) for peer in self._of}
+        return {peer: tuple(self._sockets[session].remote for session in found) for peer, found in ordered.items()}
 
     def ends(self, session: Session) -> SocketEnds:
         """Return where a connection that stands leads."""
@@ -219,7 +220,7 @@ class Sessions:
             del self._of[session.peer]
             self._events.on_gone(session.peer)
 
-    def _preferred(self, peer: PeerId) -> list[Session]:
+    def _by_preference(self, peer: PeerId) -> list[Session]:
         """Return direct connections before relayed ones, newer before older: an older one may have died unnoticed."""
         return sorted(reversed(self.of(peer)), key=self._relayed.__contains__)
 
@@ -292,7 +293,7 @@ class Handshakes:
         """Shake hands with who dialled, the ``expected`` one where it is known; tell whether it came to a session."""
         session = None
         try:
-            with self.strangers.one_more():
+            with self.strangers.take_in():
                 session = await self._shake(socket, expected, False)
         except DecentralError as error:
             logger.debug("inbound connection: %s", error)
@@ -325,7 +326,7 @@ class Strangers:
         return len(self._scopes)
 
     @contextmanager
-    def one_more(self) -> Iterator[None]:
+    def take_in(self) -> Iterator[None]:
         """Let one shake hands. What is in here is cut short when time is up, or when it has to make room."""
         scope = anyio.CancelScope(deadline=anyio.current_time() + self._timeout)
         self._scopes[scope] = None
@@ -364,7 +365,7 @@ async def accept_for_ever(
     try:
         while True:
             try:
-                stream = await _accepted(listener.extra(SocketAttribute.raw_socket))
+                stream = await _accept_one(listener.extra(SocketAttribute.raw_socket))
             except OSError as error:
                 logger.warning("connections cannot be accepted now: %s", error)
                 await anyio.sleep(_NO_FILES)
@@ -376,7 +377,7 @@ async def accept_for_ever(
             await close_now(stream)
 
 
-async def _accepted(listening: socket.socket) -> SocketStream:
+async def _accept_one(listening: socket.socket) -> SocketStream:
     """Return the next connection. asyncio's own ``sock_accept`` drops the one that it has just taken when it is
     cancelled.
     """

@@ -129,7 +129,7 @@ class NativeTransport(Uncapped):
     async def _attend(self, stream: NativeStream, session: Session) -> None:
         handed_on = False
         try:
-            protocol = await self._negotiations.protocol_of(stream, stream.peer, self._answered)
+            protocol = await self._negotiations.protocol_of(stream, stream.peer, self._protocols)
             if protocol == STOP:
                 await self.links.admit(stream)
                 handed_on = True
@@ -153,10 +153,10 @@ class NativeTransport(Uncapped):
     async def _tell(self, stream: NativeStream, session: Session) -> None:
         sessions = self.links.sessions
         seen = "" if sessions.relay_of(session) else sessions.ends(session).remote
-        await tell(stream, self.peer, self.addresses(), self._answered, seen)
+        await tell(stream, self.peer, self.addresses(), self._protocols, seen)
 
     @property
-    def _answered(self) -> tuple[str, ...]:
+    def _protocols(self) -> tuple[str, ...]:
         """The protocols that are answered."""
         own = (IDENTIFY, STOP) if self.links.puncher is None else (IDENTIFY, STOP, DCUTR)
         return own + tuple(self._services.handlers)

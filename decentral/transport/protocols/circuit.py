@@ -180,19 +180,19 @@ def read_question(message: bytes) -> PeerId | None:
     return peer_from_id(ids[-1])
 
 
-def granted(place: Reservation, addresses: Iterable[str]) -> bytes:
+def encode_grant(place: Reservation, addresses: Iterable[str]) -> bytes:
     """Return the answer that gives a place; ``addresses`` are the relay's, with its name."""
     packed = b"".join(bytes_field(2, multiaddr_to_bytes(address)) for address in addresses)
     reservation = number_field(1, place.expires) + packed
     return _answer(HopStatus.OK, bytes_field(3, reservation) + _limit(4, place))
 
 
-def joined(place: Reservation) -> bytes:
+def encode_join(place: Reservation) -> bytes:
     """Return the answer after which the stream leads to the other peer."""
     return _answer(HopStatus.OK, _limit(4, place))
 
 
-def refused(status: HopStatus) -> bytes:
+def encode_refusal(status: HopStatus) -> bytes:
     """Return the answer that says no."""
     return _answer(status)
 

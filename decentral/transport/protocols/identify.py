@@ -51,7 +51,7 @@ async def tell(
     for protocol in protocols:
         message += bytes_field(3, protocol.encode())
     if observed:
-        message += bytes_field(4, _packed(observed))
+        message += bytes_field(4, _pack(observed))
     message += bytes_field(5, b"ipfs/0.1.0") + bytes_field(6, b"decentral")
     await stream.send(varint(len(message)) + message)
     await stream.aclose()
@@ -76,10 +76,10 @@ def _known(values: Iterable[bytes]) -> tuple[str, ...]:
 
 def _bare(address: str) -> bytes:
     """Return an address without ``/p2p/<name>``, which the connection has proven."""
-    return _packed(address.rpartition("/p2p/")[0])
+    return _pack(address.rpartition("/p2p/")[0])
 
 
-def _packed(address: str) -> bytes:
+def _pack(address: str) -> bytes:
     try:
         return multiaddr_to_bytes(address)
     except PayloadError:

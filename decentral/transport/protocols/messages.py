@@ -205,7 +205,7 @@ def multiaddr_to_bytes(text: str) -> bytes:
     parts, packed = iter(text[1:].split("/")), b""
     for name in parts:
         code, size, encode, _ = _codec(name)
-        value = b"" if size == 0 else _encoded(encode, next(parts, ""), name)
+        value = b"" if size == 0 else _encode(encode, next(parts, ""), name)
         packed += varint(code) + (varint(len(value)) if size is None else b"") + value
     return packed
 
@@ -228,7 +228,7 @@ def _parts(packed: bytes) -> Iterator[tuple[str, str | None]]:
         value, at = packed[at : at + size], at + size
         if at > len(packed):
             raise _wrong(name)
-        yield name, (None if fixed == 0 else _decoded(decode, value, name))
+        yield name, (None if fixed == 0 else _decode(decode, value, name))
 
 
 def _codec(name: str) -> Codec:
@@ -237,14 +237,14 @@ def _codec(name: str) -> Codec:
     return _CODECS[name]
 
 
-def _encoded(encode: Callable[[str], bytes], text: str, name: str) -> bytes:
+def _encode(encode: Callable[[str], bytes], text: str, name: str) -> bytes:
     try:
         return encode(text)
     except (ValueError, OverflowError):
         raise _wrong(f"{name}/{text[:60]}") from None
 
 
-def _decoded(decode: Callable[[bytes], str], value: bytes, name: str) -> str:
+def _decode(decode: Callable[[bytes], str], value: bytes, name: str) -> str:
     try:
         return decode(value)
     except ValueError:

@@ -242,7 +242,7 @@ class Plain:
 
     async def send_message(self, message: bytes) -> None:
         """Send one message of at most 65,535 bytes."""
-        await self.send(_framed(message))
+        await self.send(_frame(message))
 
     async def send_eof(self) -> None:
         """Say that nothing more comes."""
@@ -325,6 +325,6 @@ async def close_now(socket: Socket) -> None:
         await socket.aclose()
 
 
-def _framed(message: bytes) -> bytes:
+def _frame(message: bytes) -> bytes:
     assert len(message) <= LONGEST, "cut by the caller"
     return len(message).to_bytes(2, "big") + message

@@ -291,7 +291,7 @@ class _Incoming:
     def _take(self, piece: memoryview) -> None:
         self._missing -= len(piece)
         if self._stream is not None:
-            self._stream.arrived(piece)
+            self._stream.take(piece)
         if not self._missing:
             self._on_flags(self._stream, self._flags)
 
@@ -329,7 +329,7 @@ class _Incoming:
         if flags & Flags.RST:
             self._session.forget(stream)
         else:
-            stream.ended_there()
+            stream.end_there()
 
 
 # ---- a stream and its windows ----
@@ -457,7 +457,7 @@ class MuxedStream:
 
     # ---- from the session ----
 
-    def arrived(self, piece: memoryview) -> None:
+    def take(self, piece: memoryview) -> None:
         """Take bytes that came, within the window."""
         if self._gone:
             return
@@ -478,7 +478,7 @@ class MuxedStream:
             raise PayloadError(f"yamux: a window of {self.send_window} bytes; drop the connection")
         self._changed.tell()
 
-    def ended_there(self) -> None:
+    def end_there(self) -> None:
         """Note that the other side sends nothing more."""
         self._ended_there = True
         if self._ended_here:

@@ -130,7 +130,7 @@ class Connection(IMuxedConn):
         self._came: deque[MuxedStream] = deque()  # at most as many as a session takes, 128
         self._changed = Changes()
 
-    def arrived(self, muxed: MuxedStream) -> None:
+    def queue(self, muxed: MuxedStream) -> None:
         """Queue a stream that the other side opened."""
         self._came.append(muxed)
         self._changed.tell()

@@ -91,7 +91,7 @@ class Libp2pNode:
         self.host = GuardedHost(self._swarm, self.links.addresses, self._above.comes_first, timeout)
         self.host.serve(STOP, self._brought)
         if self.links.puncher is not None:
-            self.host.serve(DCUTR, self._asked_to_punch)
+            self.host.serve(DCUTR, self._begin_punch)
         for protocol in self._above.protocols:
             self.host.serve(protocol, self._taker(protocol))
 
@@ -141,7 +141,7 @@ class Libp2pNode:
             if not taken:
                 stream.reset()
 
-    def _asked_to_punch(self, stream: NativeStream, session: Session) -> bool:
+    def _begin_punch(self, stream: NativeStream, session: Session) -> bool:
         """Exchange a relayed connection for a direct one, as the other side asks; tell whether that is tried."""
         assert self.links.puncher is not None, "served only then"
         return self._begin(_answer, self.links.puncher, stream, session)
@@ -150,7 +150,7 @@ class Libp2pNode:
         """Run it in the background; tell whether there is one still."""
         background = self.links.background
         if background is not None:
-            background.start_soon(guarded, work, *args)
+            background.start_soon(run_guarded, work, *args)
         return background is not None
 
 
@@ -207,7 +207,7 @@ class GuardedSwarm(Swarm):
         conn.set_transport_info(muxed_conn.get_transport_addresses(), muxed_conn.get_connection_type())
         self.connections.setdefault(muxed_conn.peer_id, []).append(conn)
         assert self.background_nursery is not None, "set at the start"
-        self.background_nursery.start_soon(guarded, self._serve, conn)
+        self.background_nursery.start_soon(run_guarded, self._serve, conn)
         await conn.event_started.wait()
         await self.notify_connected(conn)
         return conn
@@ -227,7 +227,7 @@ class GuardedSwarm(Swarm):
             self.remove_conn(conn)
 
 
-async def guarded(work: Callable[..., Awaitable[None]], *args: object) -> None:
+async def run_guarded(work: Callable[..., Awaitable[None]], *args: object) -> None:
     """Run it; a bug that a peer found, here or in py-libp2p, is said with its traceback and ends nothing else."""
     try:
         await work(*args)
@@ -292,7 +292,7 @@ class Upgrader:
         if connection is None:
             muxed.reset()  # it is over already
         else:
-            connection.arrived(muxed)
+            connection.queue(muxed)
 
 
 def _ours(error: SwarmException) -> DecentralError:
@@ -344,13 +344,13 @@ class GuardedHost(BasicHost):
         """Have ``take`` get the streams of ``protocol``."""
 
         async def handed_on(stream: INetStream) -> None:
-            ours = _muxed(stream)
+            ours = _muxed_stream(stream)
             ours.handed_on = take(_as_native(ours), _session(ours))
 
         self.multiselect.add_handler(TProtocol(protocol), handed_on)
 
     async def _swarm_stream_handler(self, net_stream: INetStream) -> None:
-        ours = _muxed(net_stream)
+        ours = _muxed_stream(net_stream)
         try:
             await self._attend(net_stream, _as_native(ours))
         except (DecentralError, TimeoutError, trio.TooSlowError) as error:
@@ -374,7 +374,7 @@ class GuardedHost(BasicHost):
             await handler(net_stream)
 
 
-def _muxed(stream: INetStream) -> MuxedLibp2pStream:
+def _muxed_stream(stream: INetStream) -> MuxedLibp2pStream:
     inner = getattr(stream, "muxed_stream", None)
     assert isinstance(inner, MuxedLibp2pStream), "made by our connection"
     return inner

@@ -249,14 +249,14 @@ class TrioThread:
         with anyio.CancelScope(shield=True):  # bounded: what is entered binds sockets, and waits for nobody
             await up.wait()
         if self._error is not None:
-            await self._joined()
+            await self._join()
             raise self._error
         return self
 
     async def __aexit__(self, *exception: object) -> None:
         with anyio.CancelScope(shield=True):
             self.post(self._leave.set)
-            await self._joined()
+            await self._join()
 
     def post(self, function: Callable[[*Ts], object], *args: *Ts) -> None:
         """Have the trio loop call ``function``, which must not raise; nothing happens once it has ended."""
@@ -275,7 +275,7 @@ class TrioThread:
 
         ``undo`` gets the result there when it came too late for who asked.
         """
-        return await self._called(_Call[T](), work, args, None, undo)
+        return await self._make_call(_Call[T](), work, args, None, undo)
 
     async def call_telling(
         self, work: Callable[[*Ts, Callable[[int], None]], Awaitable[T]], *args: *Ts, tell: Callable[[int], None]
@@ -283,13 +283,13 @@ class TrioThread:
         """Run it likewise; ``tell`` is called by the task that waits, with what ``work`` gives its last argument."""
         call = _Call[T]()
 
-        def came(count: int) -> None:
+        def count_here(count: int) -> None:
             call.counts.append(count)
             self.post_home(call.wake)
 
-        return await self._called(call, work, (*args, came), tell, None)
+        return await self._make_call(call, work, (*args, count_here), tell, None)
 
-    async def _called(
+    async def _make_call(
         self,
         call: _Call[T],
         work: Callable[[*Ts], Awaitable[T]],
@@ -358,7 +358,7 @@ class TrioThread:
             self._calls.discard(call)
         self.post_home(call.end)
 
-    async def _joined(self) -> None:
+    async def _join(self) -> None:
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(self._thread.join)
 

@@ -160,7 +160,7 @@ def test_streams_closed_while_their_connection_is_finished_disturb_nothing(caplo
             (session,) = a.links.sessions.of(b.peer)
             async with anyio.create_task_group() as group:
                 group.start_soon(session.finish, 5)
-                while not session._shut:
+                while not session.outgoing._shut:
                     await anyio.lowlevel.checkpoint()
                 for stream in streams:
                     await stream.aclose()

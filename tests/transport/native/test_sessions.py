@@ -227,7 +227,7 @@ def test_each_stranger_too_many_drops_another_one_however_fast_they_come():
 
     async def shake_hands_for_ever(strangers):
         nonlocal strangers_begun
-        with strangers.one_more():
+        with strangers.take_in():
             strangers_begun += 1
             try:
                 await anyio.sleep_forever()

@@ -16,10 +16,10 @@ from decentral.transport.protocols.circuit import (
     HopStatus,
     Reservation,
     admit,
-    granted,
+    encode_grant,
+    encode_refusal,
     pass_through,
     read_question,
-    refused,
     reserve,
 )
 from decentral.transport.protocols.identify import ask, tell
@@ -97,7 +97,7 @@ def test_the_place_that_their_definition_grants_is_read_whatever_its_numbers(exp
 
 @given(numbers, numbers, st.integers(0, 2**32 - 1), addresses)
 def test_their_definition_reads_the_place_that_is_granted(expires, nbytes, seconds, where):
-    message = HopMessage.FromString(granted(Reservation(expires, nbytes, seconds), where))
+    message = HopMessage.FromString(encode_grant(Reservation(expires, nbytes, seconds), where))
     assert (message.type, message.status) == (HopMessage.STATUS, 100)
     assert (message.reservation.expire, message.limit.data, message.limit.duration) == (expires, nbytes, seconds)
     assert list(message.reservation.addrs) == [multiaddr_to_bytes(one) for one in where]
@@ -105,7 +105,7 @@ def test_their_definition_reads_the_place_that_is_granted(expires, nbytes, secon
 
 @pytest.mark.parametrize("status", HopStatus)
 def test_their_definition_knows_every_status_by_the_same_name(status):
-    assert HopMessage.FromString(refused(status)).status == status
+    assert HopMessage.FromString(encode_refusal(status)).status == status
     assert HopMessage.DESCRIPTOR.fields_by_name["status"].enum_type.values_by_number[status].name == status.name
 
 

@@ -363,13 +363,13 @@ def test_a_daemon_is_reached_at_a_place_that_it_does_not_name_and_not_started_ag
     """The relay is on loopback: go-libp2p names places at public addresses only."""
     monkeypatch.setattr(supervisor, "FIRST_PATIENCE", 1.0)
     monkeypatch.setattr(supervisor, "LOOK_EVERY", 0.2)
-    at, found_out, unnamed_places = relay(), [], supervisor.unnamed_places
+    at, found_out, find_unnamed_places = relay(), [], supervisor.find_unnamed_places
 
     async def counted(*about):
-        found_out.append(await unnamed_places(*about))
+        found_out.append(await find_unnamed_places(*about))
         return found_out[-1]
 
-    monkeypatch.setattr(supervisor, "unnamed_places", counted)
+    monkeypatch.setattr(supervisor, "find_unnamed_places", counted)
 
     async def script():
         async with at, hidden_daemon(at, daemons) as hidden, native() as dials:

@@ -158,7 +158,7 @@ def test_places_expire_when_they_are_not_renewed():
 def test_who_did_not_come_directly_gets_no_place():
     async def script():
         with pytest.raises(TransportError, match="permission_denied"):
-            Relay(Guests({}), tuple, RelayLimits(), 10).give_place(b"1" * 32)
+            Relay(Guests({}), RelayLimits()).give_place(b"1" * 32)
 
     virtually(script)
 
