@@ -180,14 +180,14 @@ class Keeping:
         own address.
         """
         invite = self.invites[number]
-        where = [part for address in listen for part in ("--listen", beside(address, number))]
+        where = [part for address in listen for part in ("--listen", follower_address(address, number))]
         out = self.folder / Invite.parse(invite).run.hex()[:8]
         kept = ["--every", str(ANCHOR_EVERY), "--keep", "1", "--keep-serving", "--max-disk", f"{self.disk / 1e6:.6f}MB"]
         ways = ["--relay", relay, "--transport", "native", "--no-lan", *where]
         return [sys.executable, "-m", "decentral", "follow", "--out", str(out), *kept, *ways]
 
 
-def beside(address: str, number: int) -> str:
+def follower_address(address: str, number: int) -> str:
     """Where the follower of run ``number`` listens: a port after the relay's, so that its invites stay true."""
     head, _, port = address.rpartition("/tcp/")
     if not port.isdecimal():

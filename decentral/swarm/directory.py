@@ -79,9 +79,9 @@ class Directory:
         """Know ``members``, which may change, by anybody's word; of others it takes a connection."""
         self.table.members = members
 
-    def answered(self, peer: PeerId) -> bool:
+    def has_answered(self, peer: PeerId) -> bool:
         """Tell whether ``peer`` is here by its lease, and has shown so itself at the other end of a connection."""
-        return self.table.answered(peer, anyio.current_time())
+        return self.table.has_answered(peer, anyio.current_time())
 
     @property
     def answered_in(self) -> Mapping[PeerId, float]:

@@ -93,7 +93,7 @@ class LeaseTable:
         """Tell whether there is a run, and a peer is no member of it."""
         return self.members is not None and peer not in self.members
 
-    def answered(self, peer: PeerId, now: float) -> bool:
+    def has_answered(self, peer: PeerId, now: float) -> bool:
         """Tell whether a peer is here, and a connection has shown it."""
         return peer in self._answered and self.is_live(peer, now)
 

@@ -356,11 +356,11 @@ class Observed:
             return ()
         known = self._known.get(relay)
         if known is None or known[0] is not session:
-            known = session, await self._asked(session)
+            known = session, await self._ask_relay(session)
             self._remember(relay, known)
         return (known[1],) if known[1] else ()
 
-    async def _asked(self, session: Session) -> str | None:
+    async def _ask_relay(self, session: Session) -> str | None:
         stream = NativeStream(session.peer, session.open())
         try:
             with anyio.fail_after(self._timeout):

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from decentral.errors import PayloadError, StreamClosed
-from decentral.transport import holepunch
+from decentral.transport import Transport, holepunch
 from decentral.transport.holepunch import (
     DCUTR,
     PunchMessage,
@@ -26,7 +26,7 @@ from decentral.transport.protocols.messages import bytes_field, multiaddr_to_byt
 from decentral.transport.protocols.yamux import Session
 from decentral.transport.requests import request, serve_requests
 from decentral.wire.keys import Signer, peer_name
-from tests.transport.relays import NOWHERE, echo, native, relay, run, through, until
+from tests.transport.relays import KINDS, MAKERS, NOWHERE, echo, links, native, relay, run, through, until
 
 HERE, THERE = "/ip4/45.67.0.9/tcp/4001", "/ip6/2a02:45:67::9/tcp/4001"
 CONNECT = number_field(1, 100)
@@ -143,23 +143,23 @@ def _soon(monkeypatch):
     monkeypatch.setattr(dialling, "_HEAD_START", 0.0)
 
 
-def hidden(at: NativeTransport) -> NativeTransport:
+def hidden(at: NativeTransport, kind: str = "native", **options) -> Transport:
     """One that nobody can dial at what it announces."""
-    one = native(relays=at.addresses()[:1], announce=NOWHERE)
+    one = MAKERS[kind](relays=at.addresses()[:1], announce=NOWHERE, **options)
     serve_requests(one, ECHO, echo, limit=len(BODY))
     return one
 
 
-def relayed(one: NativeTransport, peer) -> list[Session]:
-    return [session for session in one.links.sessions.of(peer) if one.links.sessions.relay_of(session)]
+def relayed(one: Transport, peer) -> list[Session]:
+    return [session for session in links(one).sessions.of(peer) if links(one).sessions.relay_of(session)]
 
 
 @asynccontextmanager
-async def met():
+async def met(dials: str = "native", hides: str = "native"):
     """A relay, and two peers of which the first has just dialled the second through it."""
     at = relay()
     async with at:
-        a, b = hidden(at), hidden(at)
+        a, b = hidden(at, dials), hidden(at, hides)
         async with a, b:
             await until(lambda: at.relay.places == 2)
             await a.connect(b.peer, through(at, b.peer))
@@ -167,29 +167,34 @@ async def met():
             yield at, a, b
 
 
-async def until_direct(a: NativeTransport, b: NativeTransport) -> None:
-    await until(lambda: a.links.sessions.is_direct(b.peer) and b.links.sessions.is_direct(a.peer))
+async def until_direct(a: Transport, b: Transport) -> None:
+    await until(lambda: links(a).sessions.is_direct(b.peer) and links(b).sessions.is_direct(a.peer))
 
 
-def slow(one: NativeTransport) -> None:
+def slow(one: Transport) -> None:
     """Have it dial late, so that the other side's connection comes in at its listener."""
-    leave = one.links.ports.leave
+    leave = links(one).ports.leave
 
     async def late(host, port):
         await anyio.sleep(0.3)
         return await leave(host, port)
 
-    one.links.ports.leave = late
+    links(one).ports.leave = late
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+PAIRS = [(dials, hides, "asyncio") for dials in KINDS for hides in KINDS]
+
+
+@pytest.mark.parametrize(("dials", "hides", "backend"), [*PAIRS, ("native", "native", "trio")])
 @pytest.mark.parametrize("late", ["nobody", "who dialled", "who was dialled"])
-def test_two_peers_that_met_through_a_relay_are_soon_connected_directly(backend, late):
+def test_two_peers_that_met_through_a_relay_are_soon_connected_directly(dials, hides, backend, late):
     async def script():
-        async with met() as (at, a, b):
+        async with met(dials, hides) as (at, a, b):
             for one in {"nobody": (), "who dialled": (a,), "who was dialled": (b,)}[late]:
                 slow(one)
             await until_direct(a, b)
+            if late == "nobody":
+                await until(lambda: at.relay.connections == 0)
             before = at.relay.counts.nbytes
             for x, y in ((a, b), (b, a)):
                 assert await request(x, y.peer, ECHO, BODY, limit=len(BODY), timeout=20) == BODY
@@ -258,9 +263,10 @@ def test_a_body_under_way_arrives_whole_and_then_the_relayed_connection_is_close
     assert received == [BODY]
 
 
-def test_requests_that_never_pause_lose_nothing_while_connections_are_exchanged():
+@pytest.mark.parametrize("kind", KINDS)
+def test_requests_that_never_pause_lose_nothing_while_connections_are_exchanged(kind):
     async def script():
-        async with met() as (at, a, b):
+        async with met(kind, kind) as (at, a, b):
             for n in range(10**6):
                 x, y = ((a, b), (b, a))[n % 2]
                 body = n.to_bytes(8, "little") * 500
@@ -348,8 +354,9 @@ async def _stream(one: NativeTransport, session: Session):
     return stream
 
 
-def test_over_a_direct_connection_nobody_may_ask():
-    a, b = native(), native()
+@pytest.mark.parametrize("kind", KINDS)
+def test_over_a_direct_connection_nobody_may_ask(kind):
+    a, b = native(), MAKERS[kind]()
 
     async def script():
         async with a, b:
@@ -409,3 +416,20 @@ def test_who_still_dials_when_the_other_side_has_given_up_is_there_for_the_secon
             assert list(b.links.puncher._rounds.values()) == [2]
 
     run(script, limit=20)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_punching_it_answers_none_and_stays_relayed(kind):
+    at = relay()
+
+    async def script():
+        async with at:
+            a, b = hidden(at), hidden(at, kind, punch=False)
+            async with a, b:
+                await until(lambda: at.relay.places == 2)
+                await a.connect(b.peer, through(at, b.peer))
+                await anyio.sleep(1)  # more than both attempts
+                assert all("/p2p-circuit" in path for path in (await a.paths())[b.peer])
+                assert await request(a, b.peer, ECHO, b"on", limit=9, timeout=5) == b"on"
+
+    run(script)

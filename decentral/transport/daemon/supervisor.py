@@ -77,7 +77,7 @@ class Supervisor:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     @property
-    def found(self) -> tuple[str, ...]:
+    def addresses(self) -> tuple[str, ...]:
         """Where the daemon can be dialled."""
         return tuple(dict.fromkeys((*self._named, *self._unnamed)))
 

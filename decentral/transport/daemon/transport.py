@@ -104,7 +104,7 @@ class DaemonTransport(Uncapped):
 
     def addresses(self) -> tuple[str, ...]:
         """Return the addresses that others may dial."""
-        return dialable(self._supervisor.found, peer_name(self.peer))
+        return dialable(self._supervisor.addresses, peer_name(self.peer))
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Dial ``peer`` at its addresses. The addresses are remembered for when the daemon has to be started again."""

@@ -343,11 +343,11 @@ class GuardedHost(BasicHost):
     def serve(self, protocol: str, take: Take) -> None:
         """Have ``take`` get the streams of ``protocol``."""
 
-        async def handed_on(stream: INetStream) -> None:
+        async def hand_over(stream: INetStream) -> None:
             ours = _muxed_stream(stream)
             ours.handed_on = take(_as_native(ours), _session(ours))
 
-        self.multiselect.add_handler(TProtocol(protocol), handed_on)
+        self.multiselect.add_handler(TProtocol(protocol), hand_over)
 
     async def _swarm_stream_handler(self, net_stream: INetStream) -> None:
         ours = _muxed_stream(net_stream)

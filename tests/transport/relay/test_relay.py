@@ -18,12 +18,15 @@ from tests.transport.conftest import LOOPBACK
 from tests.transport.relays import (
     BODY,
     ECHO,
+    KINDS,
     NOTE,
     NOWHERE,
     RESERVE,
     asking,
     connect_to,
     echo,
+    exchange,
+    hidden,
     hidden_daemon,
     hidden_native,
     native,
@@ -33,25 +36,23 @@ from tests.transport.relays import (
     take_place,
     through,
     until,
+    visible,
 )
 
 
-@pytest.mark.parametrize("dials", ["native", "daemon"])
-@pytest.mark.parametrize("hides", ["native", "daemon"])
-def test_peers_of_either_kind_reach_those_of_either_kind_through_it(daemons, hides, dials):
+@pytest.mark.parametrize("dials", [*KINDS, "daemon"])
+@pytest.mark.parametrize("hides", [*KINDS, "daemon"])
+def test_peers_of_each_kind_reach_those_of_each_kind_through_it(daemons, hides, dials):
     at = relay()
 
     async def script():
         async with at:
-            hidden = hidden_native(at) if hides == "native" else hidden_daemon(at, daemons)
-            other = native() if dials == "native" else daemons.transport()
-            for transport in (hidden, other):
+            guest, other = hidden(hides, at, daemons), visible(dials, daemons)
+            for transport in (guest, other):
                 serve_requests(transport, ECHO, echo, limit=len(BODY))
-            async with hidden, other:
+            async with guest, other:
                 await until(lambda: at.relay.places == 1)
-                await other.connect(hidden.peer, through(at, hidden.peer))
-                assert await request(other, hidden.peer, ECHO, BODY, limit=len(BODY), timeout=20) == BODY
-                assert await request(hidden, other.peer, ECHO, BODY, limit=len(BODY), timeout=20) == BODY
+                await exchange(at, guest, other)
                 assert at.relay.connections == 1
                 assert at.relay.counts.nbytes > 4 * len(BODY)
             await until(lambda: at.relay.connections == 0)
