@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import os
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from decentral.errors import UsageError
 from decentral.observe.metrics import serve_metrics
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
-from decentral.transport.base import check_listen
+from decentral.transport.base import check_listen, is_public
 from decentral.transport.daemon.process import tethered
 from decentral.transport.native.relay import Relay
 from decentral.transport.native.tcp import endpoint
@@ -98,7 +97,7 @@ def introduction(addresses: tuple[str, ...]) -> Iterator[str]:
 
 def advice(addresses: tuple[str, ...], *, keeps: bool) -> Iterator[str]:
     """Say what to do when nobody outside can dial any of them, or when a run's peers may all be gone one day."""
-    if not any(_is_public(address) for address in addresses):
+    if not any(is_public(address) for address in addresses):
         yield (
             "none of these addresses is public, so only peers of this network reach the relay; if another address "
             "leads here, give it as --announce /ip4/HOST/tcp/PORT"
@@ -134,13 +133,6 @@ async def _report(relay: Relay, say: Callable[[str], None] = lambda line: click.
 def _terms(limits: RelayLimits) -> str:
     rate = "no cap on the rate" if limits.rate is None else f"{8 * limits.rate / 1e6:g} Mbit/s"
     return f"room for {limits.places} places and {limits.connections} connections at a time, {rate}; Ctrl-C ends it"
-
-
-def _is_public(address: str) -> bool:
-    parts = address.split("/")
-    if parts[1] not in ("ip4", "ip6"):
-        return True  # a name: somebody announced it on purpose
-    return ipaddress.ip_address(parts[2]).is_global
 
 
 # ---- runs that it keeps ----

@@ -19,14 +19,14 @@ import logging
 import re
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from decentral.errors import ConfigError, DecentralError, ListenError, UsageError
-from decentral.flow.budget import Budget
+from decentral.flow.budget import Budget, Limits
 from decentral.flow.pacing import UplinkMeter
 from decentral.wire.keys import PeerId, peer_name
 
@@ -174,6 +174,31 @@ class Uncapped:
     def pushing(self, protocol: str) -> AbstractAsyncContextManager[None]:
         """Hold a place among those who push at once."""
         return nullcontext()
+
+
+class OwnTransport(Uncapped):
+    """A transport that wraps no other one: its protocols, counts and budget, and what ends when it is left.
+
+    Entering it fixes the ``services`` and fills ``stack``.
+    """
+
+    def __init__(self, peer: PeerId, limits: Limits | None) -> None:
+        self.peer = peer
+        self.traffic = Traffic()
+        self.budget = Budget(limits)
+        self.services = Services()
+        self.stack: AsyncExitStack | None = None
+
+    def serve(self, protocol: str, handler: Handler) -> None:
+        """Answer streams of ``protocol`` by ``handler``."""
+        self.services.add(protocol, handler)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        assert self.stack is not None, "entered before it is left"
+        await self.stack.__aexit__(None, None, None)  # the body's error leaves as it is
+        return None
 
 
 # ---- bytes that crossed ----
@@ -362,6 +387,11 @@ def dialable(addresses: Iterable[str], name: str) -> tuple[str, ...]:
     beyond = [address for rank, address in useful if rank != _LOOPBACK]
     chosen = dict.fromkeys(beyond or (address for _, address in useful))
     return tuple(f"{address}/p2p/{name}" for address in list(chosen)[:MAX_ADDRESSES])
+
+
+def is_public(address: str) -> bool:
+    """Tell whether anybody can dial an address that names a host: a name was announced on purpose."""
+    return _rank(address) == _PUBLIC
 
 
 _PUBLIC, _PRIVATE, _RELAYED, _LOOPBACK, _USELESS = range(5)

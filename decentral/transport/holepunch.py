@@ -18,7 +18,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from enum import IntEnum
 
 import anyio
@@ -34,6 +34,7 @@ from decentral.transport.protocols.messages import (
     Ends,
     bytes_field,
     bytes_fields,
+    convert_known,
     multiaddr_to_bytes,
     multiaddr_to_text,
     number_field,
@@ -276,11 +277,7 @@ def read_punch(message: bytes, due: PunchMessage) -> tuple[str, ...]:
     kind = number_fields(message).get(1)
     if kind != due:
         raise PayloadError(f"dcutr: a message of type {kind} where {due.name} ({due.value}) is due; drop the stream")
-    found = []
-    for value in bytes_fields(message).get(2, [])[:_MOST_READ]:
-        with suppress(PayloadError):  # of a transport that is not spoken here
-            found.append(multiaddr_to_text(value))
-    return tuple(found)
+    return tuple(convert_known(multiaddr_to_text, bytes_fields(message).get(2, [])[:_MOST_READ]))
 
 
 async def send_punch(ends: Ends, kind: PunchMessage, addresses: Iterable[str] = ()) -> None:

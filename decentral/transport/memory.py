@@ -21,10 +21,10 @@ import anyio.abc
 import anyio.lowlevel
 
 from decentral.errors import DecentralError, PayloadError, PeerUnreachable, StreamClosed, TransportError
-from decentral.flow.budget import Budget, Limits
+from decentral.flow.budget import Limits
 from decentral.flow.pacing import SECONDS
 from decentral.flow.waiting import Changes
-from decentral.transport.base import Handler, Respond, Services, Traffic, Uncapped, Watch, attend
+from decentral.transport.base import Handler, OwnTransport, Respond, Traffic, Watch, attend
 from decentral.transport.requests import PREFIX_NBYTES, STALL, Holdable, Watchdog, ignore_count
 from decentral.wire.keys import PeerId, Signer, peer_name
 
@@ -176,22 +176,15 @@ class MemoryNetwork:
             letter.end()
 
 
-class MemoryTransport(Uncapped):
+class MemoryTransport(OwnTransport):
     """A peer on a MemoryNetwork: see ``Transport``."""
 
     def __init__(self, network: MemoryNetwork, peer: PeerId, limits: Limits | None = None) -> None:
-        self.peer = peer
-        self.traffic = Traffic()
-        self.budget = Budget(limits)
+        super().__init__(peer, limits)
         self.network = network
-        self.services = Services()
         self._group: anyio.abc.TaskGroup | None = None
         self._scopes: dict[anyio.CancelScope, None] = {}  # in order of arrival: a set would not replay
         self._letters = MemoryLetters(self, network)
-
-    def serve(self, protocol: str, handler: Handler) -> None:
-        """Answer streams of ``protocol`` by ``handler``."""
-        self.services.add(protocol, handler)
 
     async def __aenter__(self) -> Self:
         self.network.attach(self)

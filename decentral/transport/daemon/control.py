@@ -12,9 +12,9 @@ import asyncio
 import contextlib
 import functools
 import importlib.util
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, TypeVar
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -24,6 +24,7 @@ from decentral.transport.base import UNREAD, Traffic
 from decentral.transport.daemon.process import package_folder
 from decentral.transport.protocols.messages import (
     LONGEST_VARINT,
+    convert_known,
     multiaddr_to_bytes,
     multiaddr_to_text,
     peer_from_id,
@@ -38,8 +39,6 @@ _MESSAGE_LIMIT = 1 << 22  # bytes of a daemon's answer
 _UNIX = 400  # multiaddr code of a unix socket's path
 _LONGEST_REASON = 300  # characters of the daemon's words in a message
 
-T = TypeVar("T")
-U = TypeVar("U")
 Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -52,13 +51,13 @@ class Control:
     async def identify(self) -> tuple[PeerId, list[str]]:
         """Ask who the daemon is, and for all its addresses."""
         response = await self._ask("IDENTIFY")
-        return peer_from_id(response.identify.id), _known(multiaddr_to_text, response.identify.addrs)
+        return peer_from_id(response.identify.id), convert_known(multiaddr_to_text, response.identify.addrs)
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Dial a peer. PeerUnreachable when no address answers."""
         body = {
             "peer": peer_to_id(peer),
-            "addrs": _known(multiaddr_to_bytes, addresses),
+            "addrs": convert_known(multiaddr_to_bytes, addresses),
             "timeout": self._whole_seconds,
         }
         await self._ask("CONNECT", peer, connect=body)
@@ -73,8 +72,8 @@ class Control:
         """Return the other ends of the daemon's connections to peers of this kind."""
         found: dict[PeerId, tuple[str, ...]] = {}
         for info in (await self._ask("LIST_PEERS")).peers:
-            for peer in _known(peer_from_id, [info.id]):
-                found[peer] = (*found.get(peer, ()), *_known(multiaddr_to_text, info.addrs))
+            for peer in convert_known(peer_from_id, [info.id]):
+                found[peer] = (*found.get(peer, ()), *convert_known(multiaddr_to_text, info.addrs))
         return found
 
     async def handle(self, protocol: str, socket: str) -> None:
@@ -136,17 +135,6 @@ async def read_stream_info(reader: asyncio.StreamReader) -> tuple[PeerId, str]:
     """Read who is at the other end of an inbound stream, proven by the handshake, and its protocol."""
     info = _messages().StreamInfo.FromString(await _read_delimited(reader))
     return peer_from_id(info.peer), info.proto
-
-
-def _known(convert: Callable[[T], U], addresses: Iterable[T]) -> list[U]:
-    """Return the addresses that can be converted; strangers may have had a hand in any of them."""
-    known = []
-    for address in addresses:
-        try:
-            known.append(convert(address))
-        except PayloadError:
-            continue
-    return known
 
 
 def _refusal(kind: str, peer: PeerId | None, reason: str) -> TransportError:

@@ -12,7 +12,6 @@ import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import anyio
@@ -26,9 +25,9 @@ from decentral.transport.base import (
     MAX_ADDRESSES,
     AddressBook,
     Handler,
+    OwnTransport,
     Services,
     Traffic,
-    Uncapped,
     attend,
     check_listen,
     dialable,
@@ -47,7 +46,7 @@ logger = logging.getLogger("decentral.transport")
 _PARTING = 1.0  # s for what was sent last to be read when the transport is left
 
 
-class DaemonTransport(Uncapped):
+class DaemonTransport(OwnTransport):
     """A peer on libp2p, by the daemon: see ``Transport``.
 
     ``listen`` defaults to all interfaces. Entering raises ListenError when an address is taken, ConfigError when
@@ -62,40 +61,25 @@ class DaemonTransport(Uncapped):
         options: DaemonOptions | None = None,
         limits: Limits | None = None,
     ) -> None:
-        self.peer = identity.peer
-        self.traffic = Traffic()
-        self.budget = Budget(limits)
+        super().__init__(identity.peer, limits)
         self.options = options or DaemonOptions()
         self.listen_on = tuple(listen) if listen is not None else everywhere()
-        self._services = Services()
         self._known = AddressBook()
         self._supervisor = Supervisor(identity, self.listen_on, self.options, self._known)
         self._doors = Doors(self.options.dial_timeout)
-        self._inbound = Inbound(self._services, self.budget, self.traffic, self.options.dial_timeout)
+        self._inbound = Inbound(self.services, self.budget, self.traffic, self.options.dial_timeout)
         self._closing = 0  # streams that are left, and not read yet
         self._closed = Changes()
-        self._stack: AsyncExitStack | None = None
-
-    def serve(self, protocol: str, handler: Handler) -> None:
-        """Answer streams of ``protocol`` by ``handler``."""
-        self._services.add(protocol, handler)
 
     async def __aenter__(self) -> Self:
         check_listen(self.listen_on)
-        self._services.fixed = True
-        self._stack = AsyncExitStack()
+        self.services.fixed = True
+        self.stack = AsyncExitStack()
         try:
-            await self._stack.enter_async_context(self._running())
+            await self.stack.enter_async_context(self._running())
         except ExceptionGroup as errors:
             raise _only(errors) from None
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        assert self._stack is not None, "entered before it is left"
-        await self._stack.__aexit__(None, None, None)  # the body's error leaves as it is
-        return None
 
     async def paths(self) -> dict[PeerId, tuple[str, ...]]:
         """Return the other ends of the connections there are."""

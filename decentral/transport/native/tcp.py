@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import anyio
 import anyio.abc
-import psutil
 from anyio.abc import SocketAttribute, SocketListener, SocketStream
 
 from decentral.errors import ListenError, UsageError
 from decentral.transport.base import ABSENT
+from decentral.transport.interfaces import cards
 
 # ---- sockets that listen, and addresses ----
 
@@ -107,9 +107,8 @@ def far_end(socket: object) -> End:
 def _interfaces(host: Address) -> list[Address]:
     if not host.is_unspecified:
         return [host]
-    family = socket.AF_INET if host.version == 4 else socket.AF_INET6
-    entries = [entry for entries in psutil.net_if_addrs().values() for entry in entries if entry.family == family]
-    return [ipaddress.ip_address(entry.address.partition("%")[0]) for entry in entries]
+    addresses = (ipaddress.ip_address(one) for hosts in cards().values() for one in hosts)
+    return [address for address in addresses if address.version == host.version]
 
 
 def endpoint(address: str) -> End | None:

@@ -12,14 +12,13 @@ from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 import anyio
 
 from decentral.errors import DecentralError
-from decentral.flow.budget import Budget, Limits
-from decentral.transport.base import Handler, Services, Traffic, Uncapped, attend, everywhere
+from decentral.flow.budget import Limits
+from decentral.transport.base import OwnTransport, attend, everywhere
 from decentral.transport.holepunch import DCUTR
 from decentral.transport.native.links import LinkOptions, Links
 from decentral.transport.native.relay import Relay
@@ -42,7 +41,7 @@ class NativeOptions(LinkOptions):
     relay: RelayLimits | None = None  # None: nothing
 
 
-class NativeTransport(Uncapped):
+class NativeTransport(OwnTransport):
     """A peer on libp2p, in this process: see ``Transport``.
 
     ``listen`` defaults to all interfaces; TCP only. Entering raises ListenError when an address is taken, ConfigError
@@ -57,38 +56,23 @@ class NativeTransport(Uncapped):
         options: NativeOptions | None = None,
         limits: Limits | None = None,
     ) -> None:
-        self.peer = signer.peer
-        self.traffic = Traffic()
-        self.budget = Budget(limits)
+        super().__init__(signer.peer, limits)
         self.options = options or NativeOptions()
         self.listen_on = tuple(listen) if listen is not None else everywhere()
-        self._services = Services()
         events = SessionEvents(self._on_stream, self._stays, self._on_gone)
         self.links = Links(signer, self.options, self.traffic, events, limits=self.options.relay)
         self.relay = None if self.options.relay is None else Relay(self.links, self.options.relay)
         if self.relay is not None:
             self.serve(HOP, self.relay.attend)
         self._negotiations = Negotiations(self.budget.comes_first, self.options.dial_timeout)
-        self._stack: AsyncExitStack | None = None
-
-    def serve(self, protocol: str, handler: Handler) -> None:
-        """Answer streams of ``protocol`` by ``handler``."""
-        self._services.add(protocol, handler)
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as stack:
             await self.links.listen(self.listen_on, stack)
-            self._services.fixed = True
+            self.services.fixed = True
             await self.links.run(stack)
-            self._stack = stack.pop_all()
+            self.stack = stack.pop_all()
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        assert self._stack is not None, "entered before it is left"
-        await self._stack.__aexit__(None, None, None)  # the body's error leaves as it is
-        return None
 
     async def paths(self) -> dict[PeerId, tuple[str, ...]]:
         """Return the other ends of the connections there are."""
@@ -122,7 +106,7 @@ class NativeTransport(Uncapped):
         if group is None or not self._negotiations.begin(session.peer):
             muxed.reset()
             return
-        if self._services.handlers.keys() == {HOP}:
+        if self.services.handlers.keys() == {HOP}:
             muxed.most_unread = _OF_A_QUESTION
         group.start_soon(self._attend, NativeStream(session.peer, muxed), session)
 
@@ -142,7 +126,7 @@ class NativeTransport(Uncapped):
                 return
             with self.budget.inbound(stream.peer):
                 stream.traffic = self.traffic
-                await attend(stream, protocol, self._services.handlers[protocol])
+                await attend(stream, protocol, self.services.handlers[protocol])
         except (DecentralError, TimeoutError) as error:
             logger.debug("inbound stream of %s refused: %s", peer_name(stream.peer), error)
         finally:
@@ -159,7 +143,7 @@ class NativeTransport(Uncapped):
     def _protocols(self) -> tuple[str, ...]:
         """The protocols that are answered."""
         own = (IDENTIFY, STOP) if self.links.puncher is None else (IDENTIFY, STOP, DCUTR)
-        return own + tuple(self._services.handlers)
+        return own + tuple(self.services.handlers)
 
 
 # ---- streams whose protocol is not known yet ----

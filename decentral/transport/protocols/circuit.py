@@ -110,7 +110,7 @@ class RelayedSocket:
     async def send(self, data: bytes) -> None:
         """Send all of ``data``."""
         try:
-            await self._muxed.send(data, _ignore)
+            await self._muxed.send(data)
         except StreamClosed:
             raise anyio.BrokenResourceError from None
 
@@ -128,10 +128,6 @@ class RelayedSocket:
     async def aclose(self) -> None:
         """Close at once."""
         self._muxed.reset()
-
-
-def _ignore(nbytes: int) -> None:
-    return None
 
 
 # ---- the relay's answers ----

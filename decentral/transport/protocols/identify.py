@@ -9,15 +9,16 @@ Source: libp2p/specs, identify/README.md.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 
 from decentral.errors import PayloadError
 from decentral.transport.protocols.circuit import read_message
 from decentral.transport.protocols.messages import (
+    ED25519,
     Ends,
     bytes_field,
     bytes_fields,
+    convert_known,
     multiaddr_to_bytes,
     multiaddr_to_text,
     propose,
@@ -27,7 +28,6 @@ from decentral.transport.protocols.yamux import NativeStream
 from decentral.wire.keys import PeerId
 
 IDENTIFY = "/ipfs/id/1.0.0"
-_KEY = bytes.fromhex("08011220")  # protobuf of a public key: Ed25519, 32 bytes
 _LONGEST = 8192  # bytes of an answer, as the specification asks
 _MOST_FIELDS = 512  # that fit into it, and are one protocol or address each
 _MOST_ADDRESSES = 16  # that are looked at
@@ -45,7 +45,7 @@ async def tell(
     stream: NativeStream, peer: PeerId, addresses: Iterable[str], protocols: Iterable[str], observed: str
 ) -> None:
     """Answer one question and close; ``observed`` is the other end of the connection, or empty."""
-    message = bytes_field(1, _KEY + peer)
+    message = bytes_field(1, ED25519 + peer)
     for address in addresses:
         message += bytes_field(2, _bare(address))
     for protocol in protocols:
@@ -61,17 +61,9 @@ async def ask(ends: Ends) -> Told:
     """Ask the other side. StreamClosed, PeerUnreachable, PayloadError."""
     await propose(ends, IDENTIFY)
     fields = bytes_fields(await read_message(ends, _LONGEST), _MOST_FIELDS)
-    observed = _known(fields.get(4, [])[-1:])
-    return Told(_known(fields.get(2, [])[:_MOST_ADDRESSES]), observed[0] if observed else None)
-
-
-def _known(values: Iterable[bytes]) -> tuple[str, ...]:
-    """Return addresses as text, without those of protocols that are not spoken here."""
-    found = []
-    for value in values:
-        with suppress(PayloadError):
-            found.append(multiaddr_to_text(value))
-    return tuple(found)
+    addresses = convert_known(multiaddr_to_text, fields.get(2, [])[:_MOST_ADDRESSES])
+    observed = convert_known(multiaddr_to_text, fields.get(4, [])[-1:])
+    return Told(tuple(addresses), observed[0] if observed else None)
 
 
 def _bare(address: str) -> bytes:

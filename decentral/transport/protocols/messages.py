@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable, Container, Iterator
-from typing import Protocol
+from collections.abc import Callable, Container, Iterable, Iterator
+from contextlib import suppress
+from typing import Protocol, TypeVar
 
 from decentral.errors import PayloadError, PeerUnreachable
 from decentral.wire.keys import PEER_NBYTES, PeerId, is_sound, peer_from_name, peer_name
@@ -169,7 +170,8 @@ def _fields(message: bytes, most: int = _MOST_FIELDS) -> Iterator[tuple[int, byt
 #
 # Source: libp2p/specs, peer-ids/peer-ids.md.
 
-_ID_PREFIX = bytes.fromhex("002408011220")  # identity multihash of an Ed25519 key's protobuf
+ED25519 = bytes.fromhex("08011220")  # protobuf of a public key: type 1, 32 bytes
+_ID_PREFIX = b"\x00\x24" + ED25519  # identity multihash of that
 
 
 def peer_from_id(raw: bytes) -> PeerId:
@@ -195,6 +197,9 @@ def peer_to_id(peer: PeerId) -> bytes:
 
 LONGEST_MULTIADDR = 256  # characters
 
+T = TypeVar("T")
+U = TypeVar("U")
+
 Codec = tuple[int, int | None, Callable[[str], bytes], Callable[[bytes], str]]  # code, bytes (None: prefixed)
 
 
@@ -216,6 +221,15 @@ def multiaddr_to_text(packed: bytes) -> str:
     if not text:
         raise _wrong(text)
     return text
+
+
+def convert_known(convert: Callable[[T], U], values: Iterable[T]) -> list[U]:
+    """Return those of ``values`` that can be converted; strangers may have had a hand in any of them."""
+    known = []
+    for value in values:
+        with suppress(PayloadError):
+            known.append(convert(value))
+    return known
 
 
 def _parts(packed: bytes) -> Iterator[tuple[str, str | None]]:

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from decentral.errors import PayloadError, PeerUnreachable, StreamClosed
-from decentral.transport.protocols.messages import answer, bytes_field, bytes_fields, propose
+from decentral.transport.protocols.messages import ED25519, answer, bytes_field, bytes_fields, propose
 from decentral.wire.keys import PEER_NBYTES, PeerId, Signer, peer_name, verify
 
 TAG_NBYTES = 16
@@ -29,7 +29,6 @@ MOST_AT_ONCE = LONGEST - TAG_NBYTES  # bytes of plaintext in one message
 _NAME = b"Noise_XX_25519_ChaChaPoly_SHA256"  # 32 bytes, so it is the first hash as it stands
 _KEY_NBYTES = 32
 _SIGNED = b"noise-libp2p-static-key:"
-_ED25519 = bytes.fromhex("08011220")  # protobuf of a public key: type 1, 32 bytes
 
 
 class Cipher:
@@ -125,14 +124,14 @@ class Handshake:
 
     def _payload(self) -> bytes:
         signature = self._signer.sign(_SIGNED + _public(self._static))
-        return bytes_field(1, _ED25519 + self._signer.peer) + bytes_field(2, signature)
+        return bytes_field(1, ED25519 + self._signer.peer) + bytes_field(2, signature)
 
     def _read_payload(self, static: X25519PublicKey, sealed: bytes) -> PeerId:
         """Whose handshake this is: it signed the key that the ciphers come from."""
         fields = bytes_fields(self._open(sealed))
         key, signature = fields.get(1, [b""])[-1], fields.get(2, [b""])[-1]
-        peer = key.removeprefix(_ED25519)
-        if len(key) != len(_ED25519) + PEER_NBYTES or not key.startswith(_ED25519):
+        peer = key.removeprefix(ED25519)
+        if len(key) != len(ED25519) + PEER_NBYTES or not key.startswith(ED25519):
             raise PayloadError("noise: the other side's identity is no Ed25519 key; only these take part")
         if not verify(peer, signature, _SIGNED + static.public_bytes_raw()):
             raise PayloadError("noise: the other side did not sign its key; drop the connection")

@@ -399,7 +399,7 @@ class MuxedStream:
         while not self._gone:
             await self._changed.next()
 
-    async def send(self, data: bytes | memoryview, on_sent: Callable[[int], None]) -> None:
+    async def send(self, data: bytes | memoryview, on_sent: Callable[[int], None] = lambda nbytes: None) -> None:
         """Queue all of ``data``, waiting for the window; ``on_sent`` is told of each piece. StreamClosed."""
         await anyio.lowlevel.checkpoint()
         view = memoryview(data).cast("B")

@@ -207,7 +207,7 @@ class MuxedLibp2pStream(IMuxedStream):
     async def write(self, data: bytes) -> None:
         """Send all of ``data``, as the other side reads. MuxedStreamClosed."""
         try:
-            await self.muxed.send(data, _ignore)
+            await self.muxed.send(data)
         except StreamClosed as error:
             raise MuxedStreamClosed(str(error)) from None
 
@@ -237,10 +237,6 @@ class MuxedLibp2pStream(IMuxedStream):
                 self.muxed.reset()
                 raise MuxedStreamReset(f"more than {_MOST_AT_ONCE} bytes")
         return held
-
-
-def _ignore(nbytes: int) -> None:
-    return None
 
 
 def _host_and_port(ends: SocketEnds) -> tuple[str, int] | None:

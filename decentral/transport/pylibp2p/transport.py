@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Generic, Self, TypeVar, TypeVarTuple
 
 import anyio
@@ -24,8 +23,8 @@ import sniffio
 import trio
 
 from decentral.errors import DecentralError, PeerUnreachable, StreamClosed
-from decentral.flow.budget import Budget, Limits
-from decentral.transport.base import Handler, Services, Traffic, Uncapped, attend, everywhere
+from decentral.flow.budget import Limits
+from decentral.transport.base import OwnTransport, attend, everywhere
 from decentral.transport.native.dialling import unreachable
 from decentral.transport.native.links import LinkOptions
 from decentral.transport.protocols.yamux import NativeStream
@@ -35,7 +34,7 @@ from decentral.wire.keys import PeerId, Signer, peer_name
 logger = logging.getLogger("decentral.transport")
 
 
-class PyLibp2pTransport(Uncapped):
+class PyLibp2pTransport(OwnTransport):
     """A peer on py-libp2p: see ``Transport``.
 
     ``listen`` defaults to all interfaces; TCP only. Entering raises ListenError when an address is taken, ConfigError
@@ -50,24 +49,16 @@ class PyLibp2pTransport(Uncapped):
         options: LinkOptions | None = None,
         limits: Limits | None = None,
     ) -> None:
-        self.peer = signer.peer
-        self.traffic = Traffic()  # booked in the node's thread only
-        self.budget = Budget(limits)  # of the loop that entered
+        super().__init__(signer.peer, limits)  # counts are booked in the node's thread only
         self.options = options or LinkOptions()
-        self._services = Services()
         self._signer = signer
         self.listen_on = tuple(listen) if listen is not None else everywhere()
         self._node: Libp2pNode | None = None
         self._arrived: deque[tuple[str, ThreadedStream]] = deque()  # as many as negotiate at most
-        self._stack: AsyncExitStack | None = None
-
-    def serve(self, protocol: str, handler: Handler) -> None:
-        """Answer streams of ``protocol`` by ``handler``."""
-        self._services.add(protocol, handler)
 
     async def __aenter__(self) -> Self:
-        self._services.fixed, self._arrival = True, anyio.Event()
-        above = Above(tuple(self._services.handlers), self._take, self.budget.comes_first, self.traffic)
+        self.services.fixed, self._arrival = True, anyio.Event()
+        above = Above(tuple(self.services.handlers), self._take, self.budget.comes_first, self.traffic)
         self._node = Libp2pNode(self._signer, self.listen_on, self.options, above)
         self._thread = TrioThread(self._node)
         async with AsyncExitStack() as stack:
@@ -75,15 +66,8 @@ class PyLibp2pTransport(Uncapped):
             handlers = await stack.enter_async_context(anyio.create_task_group())
             stack.callback(handlers.cancel_scope.cancel)
             handlers.start_soon(self._answer_all, handlers)
-            self._stack = stack.pop_all()
+            self.stack = stack.pop_all()
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        assert self._stack is not None, "entered before it is left"
-        await self._stack.__aexit__(None, None, None)  # the body's error leaves as it is
-        return None
 
     def addresses(self) -> tuple[str, ...]:
         """Return the addresses that others may dial."""
@@ -142,7 +126,7 @@ class PyLibp2pTransport(Uncapped):
     async def _attend(self, stream: ThreadedStream, protocol: str) -> None:
         try:
             with self.budget.inbound(stream.peer):
-                await attend(stream, protocol, self._services.handlers[protocol])
+                await attend(stream, protocol, self.services.handlers[protocol])
         except DecentralError as error:
             logger.debug("inbound stream of %s refused: %s", peer_name(stream.peer), error)
         finally:
