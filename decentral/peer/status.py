@@ -12,7 +12,7 @@ import anyio
 from decentral.consensus.chain import majority
 from decentral.consensus.paxos import Ballot
 from decentral.consensus.round_state import RoundState
-from decentral.flow.uplink import lease_bits
+from decentral.flow.pacing import lease_bits
 from decentral.manifest import Manifest
 from decentral.node.node import Node
 from decentral.observe.health import in_units, listed
