@@ -1,4 +1,4 @@
-"""Frames that are held here, and requests for what is not: frames by hash, the chunks of a snapshot from many donors."""
+"""Frames that are held here, and requests for what is not: frames by hash, a snapshot's chunks from many donors."""
 
 from __future__ import annotations
 

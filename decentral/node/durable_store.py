@@ -24,7 +24,7 @@ from decentral.consensus.paxos import Acceptor
 from decentral.errors import DiskError, ManifestMismatch, PayloadError
 from decentral.parameters import FrozenSpec
 from decentral.replica.contents import is_of_sender
-from decentral.replica.contribution import forgotten
+from decentral.replica.contribution import forget_sent
 from decentral.replica.replica import Replica, is_feedback
 from decentral.rounds.local_state import Ledger
 from decentral.state.checkpoint import keep_frozen, load_metas, load_newest, save
@@ -225,7 +225,7 @@ class DurableStore:
             replica.senders.keep_only(record.next_members)
             if me in {ref.peer for ref in contributions(record)}:
                 named = True
-                replica.feedback[record.fragment] = forgotten(replica, record, frames, me).feedback
+                replica.feedback[record.fragment] = forget_sent(replica, record, frames, me).feedback or {}
             else:  # its results may be named all the same
                 replica.owe_after(record, me, {}, replica.owed(record.fragment))
             anchor = replica.digest if moves_anchor(record) else record.base

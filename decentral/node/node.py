@@ -207,7 +207,7 @@ class Node:
                 await self._join()
             await group.start(self.driver.run)
             group.start_soon(self.catch_up.run)
-            group.start_soon(self.catch_up.remember)
+            group.start_soon(self.catch_up.memory.run)
             group.start_soon(self.paths.watch)
             group.start_soon(self._announce_forever)
             if self.redundancy is not None:

@@ -165,6 +165,15 @@ class Contribution:
         return frame
 
 
+@dataclass(frozen=True, slots=True)
+class Booking:
+    """The books of this peer after a commit; None: as before. Nothing of it counts until the commit is applied."""
+
+    feedback: dict[str, Tensor] | None = None  # the residual of what it contributed
+    owed_N: Tensor | None = None  # the residual of what it summed for others
+    sent_N: Tensor | None = None  # bool: where a previous incarnation sent something, which the commit took
+
+
 def header_after(
     head: Head,
     kind: FrameKind,
@@ -208,26 +217,18 @@ def range_of(record_or_plan: Record | ReducePlan, part: int) -> FixedShapes:
 # becomes zero, and stays elsewhere, as sparse methods owe it.
 
 
-@dataclass(frozen=True, slots=True)
-class Forgotten:
-    """What is left of what this peer owed, not yet booked."""
-
-    feedback: dict[str, Tensor]
-    sent_N: Tensor  # bool: where something may have been sent
-
-
-def forgotten(replica: Replica, record: Record, frames: Mapping[bytes, Frame], me: PeerId) -> Forgotten:
-    """What ``me`` owes of the record's fragment once a commit of a lost process is applied. Pure: the caller books.
+def forget_sent(replica: Replica, record: Record, frames: Mapping[bytes, Frame], me: PeerId) -> Booking:
+    """Return what ``me`` books with a commit that names a frame of its lost process. Pure: the caller books.
 
     All of it goes of a reduce, whose frames are the owners', where receivers remember, and of summaries.
     """
     f, mine = record.fragment, [frames[ref.frame] for ref in record.frames if ref.peer == me]
     unseen = bool(record.contributors) or bool(replica.senders.names) or replica.method.rebuilds
     if unseen or any(frame.header.kind == FrameKind.MERGE for frame in mine):
-        return Forgotten({}, torch.ones(replica.numel(f), dtype=torch.bool, device="cpu"))
+        return Booking({}, sent_N=torch.ones(replica.numel(f), dtype=torch.bool, device="cpu"))
     sent_N = replica.contents.moved(mine, replica.numel(f))
     kept = {name: one_N.masked_fill(beside(sent_N, one_N), 0.0) for name, one_N in replica.feedback[f].items()}
-    return Forgotten(kept, sent_N)
+    return Booking(kept, sent_N=sent_N)
 
 
 # ---- what was given to the last rounds ----
@@ -259,8 +260,8 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True)
-class Owed:
-    """What this peer gave to rounds that were given up, over one fragment."""
+class Reclaimed:
+    """The sum of what this peer gave to rounds that were given up, over one fragment: it is to be sent again."""
 
     gradient_N: Tensor
     steps: int
@@ -293,8 +294,8 @@ class Outbox:
         while len(self._given) > ROUNDS or (self.nbytes > self.capacity and len(self._given) > 1):
             self.nbytes -= self._given.popitem(last=False)[1].nbytes
 
-    def owed(self, after: int, fragment: int, shapes: FixedShapes, sent_N: Tensor | None = None) -> Owed | None:
-        """What was given to ``fragment`` in rounds after ``after``; None when that is nothing.
+    def reclaim(self, after: int, fragment: int, shapes: FixedShapes, sent_N: Tensor | None = None) -> Reclaimed | None:
+        """Sum what was given to ``fragment`` in rounds after ``after``; None when that is nothing.
 
         ``sent_N``: where receivers add up what comes, what they hold of this peer now. Each round applied what they
         held then, so it is the sum of these.
@@ -307,7 +308,7 @@ class Outbox:
             came_N = self._came(one, shapes)
             total_N += came_N if sent_N is None else sent_N
             sent_N = None if sent_N is None else sent_N - came_N
-        return Owed(total_N, sum(one.steps for one in given), len(given))
+        return Reclaimed(total_N, sum(one.steps for one in given), len(given))
 
     def _came(self, one: Given, shapes: FixedShapes) -> Tensor:
         """The change that the others decoded."""

@@ -11,19 +11,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+import anyio
 import torch
 from torch import Tensor
 
+from decentral.consensus.round_state import claims_match
 from decentral.errors import NonFiniteError, PayloadError
 from decentral.optimizers.aggregation.base import norm
 from decentral.optimizers.aggregation.mean import Adder, masked, mean_of
 from decentral.optimizers.base import Part
 from decentral.replica.codec import Codec, Encoded, range_shapes
+from decentral.replica.contents import Tail
+from decentral.replica.measures import Measure
 from decentral.replica.weights import OVERFLOW
+from decentral.tensors.device import PROCESSOR, moved
 from decentral.tensors.memory import fresh_zeros
 from decentral.tensors.ops import float32
-from decentral.wire.frames import Frame
-from decentral.wire.keys import PeerId
+from decentral.wire.frames import Frame, Header
+from decentral.wire.keys import Digest, PeerId
 from decentral.wire.messages import FrameRef, Record, ReducePlan
 
 
@@ -147,7 +152,7 @@ def is_overlong(result_N: Tensor, own_N: Tensor, contributors: Sequence[FrameRef
 
 
 class Results:
-    """What results decoded to when they came, so that the outer step need not decode them again.
+    """Results as they decoded when they came, so that the outer step need not decode them again.
 
     Kept for the newest plan only, and one for each part: an owner that sends several fills no memory.
     """
@@ -166,12 +171,94 @@ class Results:
             self._of_part.setdefault(header.part, (frame.hash, decoded))
 
     def by_frame(self) -> dict[bytes, Tensor]:
-        """Those that are known, by their frames' hashes."""
+        """Return the results that are known, by their frames' hashes."""
         return dict(self._of_part.values())
 
     def forget(self) -> None:
-        """The round is over."""
+        """Forget all: the round is over."""
         self._of_part = {}
+
+
+# ---- slices that came ----
+#
+# They are kept as they come, for the owners of their parts.
+
+PartKey = tuple[int, int, int]  # round, plan, part
+
+
+class Slices:
+    """The slices of one round, by round, plan and part, then by sender: one that was being decoded may be late."""
+
+    def __init__(self, tail: Tail) -> None:
+        self._tail = tail
+        self._decoded: dict[PartKey, dict[PeerId, Tensor]] = {}
+        self._buffers: dict[PartKey, dict[PeerId, Tensor]] = {}  # that came with them
+        self._headers: dict[PartKey, dict[PeerId, Header]] = {}
+        self.came = anyio.Event()  # replaced when the next one comes
+
+    def add(self, frame: Frame, decoded: Tensor) -> None:
+        """Take a checked slice."""
+        key = (frame.header.round, frame.header.plan, frame.header.part)
+        self._headers.setdefault(key, {})[frame.header.sender] = frame.header
+        self._decoded.setdefault(key, {})[frame.header.sender] = decoded
+        if (tail_B := self._tail.split(frame)[1]) is not None:
+            self._buffers.setdefault(key, {})[frame.header.sender] = tail_B
+        self.came.set()
+        self.came = anyio.Event()
+
+    def of(self, plan: ReducePlan, part: int) -> tuple[dict[PeerId, Tensor], dict[PeerId, Tensor]]:
+        """Return what came of one part, and the buffers that came with it.
+
+        A slice that its sender signed with other claims than the plan names is left out: the result would count it as
+        what it is not.
+        """
+        key = (plan.round, plan.number, part)
+        headers = self._headers.get(key, {})
+        right = {ref.peer for ref in plan.contributors if ref.peer in headers and claims_match(headers[ref.peer], ref)}
+        decoded, buffers = self._decoded.get(key, {}), self._buffers.get(key, {})
+        return (
+            {peer: slice_N for peer, slice_N in decoded.items() if peer in right},
+            {peer: tail_B for peer, tail_B in buffers.items() if peer in right},
+        )
+
+    def forget(self) -> None:
+        """Forget all: the round is over."""
+        self._decoded, self._buffers, self._headers = {}, {}, {}
+
+
+# ---- all of a round's reduces ----
+
+
+class Sums:
+    """The reduces of the round in progress, at one peer: all that came, and what its own results leave behind."""
+
+    def __init__(self, tail: Tail) -> None:
+        self.slices, self.results = Slices(tail), Results()
+        self.residuals: dict[Digest, Tensor] = {}  # by results made here, what compressing each of them lost
+        self.measured: dict[tuple[int, int], dict[PeerId, Measure]] = {}  # (round, plan) -> slices of a part of ours
+
+    def forget(self) -> None:
+        """Forget all: the round is over."""
+        self.slices.forget()
+        self.results.forget()
+        self.residuals, self.measured = {}, {}
+
+    def overlong(self, record: Record, own_N: Tensor, me: PeerId) -> frozenset[PeerId]:
+        """Return the owners whose results, as ``record`` names them, are far longer than ``own_N`` in their range.
+
+        ``own_N``: this peer's change before compression, over the whole fragment.
+        """
+        came = self.results.by_frame()
+        if own_N.numel() == 0:
+            return frozenset()
+        named = zip(record.frames, record.partition, strict=True)
+        return frozenset(
+            owner
+            for ref, (owner, start, stop) in named
+            if owner != me
+            and ref.frame in came
+            and is_overlong(came[ref.frame], moved(own_N[start:stop], PROCESSOR), record.contributors, me)
+        )
 
 
 def results_of(

@@ -1,4 +1,15 @@
-"""Work that follows a commit: its outer step, the books of this peer's progress, another branch taken over."""
+"""Work that follows a commit: its outer step, the books of this peer's progress, another branch taken over.
+
+*What happens to a peer's residual when its frame came too late.* It stays as it was. What compression loses of a
+contribution is booked with the commit that names its frame, and never before (``Bookkeeping.settle``). A commit that
+does not name it books nothing: the contribution in flight is dropped, the residual is the one of the round before, and
+the progress is still in the live parameters, of which the next contribution is measured. So it is sent later, once.
+After a commit that moves no anchor the same contribution is offered again.
+
+A frame that a previous incarnation sent may be named too, and its residual died with that process: see
+`decentral.replica.contribution` (``forget_sent``). Rounds that are given up for another branch are reclaimed: see
+``Adoption``.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +23,15 @@ import torch
 from torch import Tensor
 
 from decentral.consensus.chain import Branch, Head, contributions, moves_anchor, rank_of
-from decentral.replica.contribution import Contribution, Owed, forgotten
+from decentral.replica.contribution import Booking, Contribution, Reclaimed, forget_sent
 from decentral.replica.replica import OWED, Loaded, OuterStep, Replica, owed_after
 from decentral.rounds.frame_io import FrameIO
-from decentral.rounds.local_state import CommittedUpdate, LocalState, Steps
+from decentral.rounds.local_state import CommittedUpdate, Decision, LocalState, Steps
+from decentral.rounds.metrics import RoundMetrics
 from decentral.tensors.device import beside
 from decentral.wire.frames import Frame
-from decentral.wire.keys import Digest
-from decentral.wire.messages import Record
+from decentral.wire.keys import Digest, peer_name
+from decentral.wire.messages import Commit, Record
 
 # Shape suffix: N = elements of one fragment, flat float32.
 
@@ -77,7 +89,7 @@ class StepAhead:
 
     async def _of(self, record: Record, frames: Mapping[Digest, Frame]) -> OuterStep:
         state = self._state
-        return await state.offload(state.replica.outer_step, record, frames, state.results.by_frame())
+        return await state.offload(state.replica.outer_step, record, frames, state.sums.results.by_frame())
 
     def _fits(self, making: _Making, fragment: int) -> bool:
         """Whether it was made of what the replica holds now."""
@@ -93,16 +105,7 @@ class StepAhead:
 # this peer's progress may be in the anchor already, and goes: a crash may lose steps, and none may count twice.
 
 
-@dataclass(frozen=True, slots=True)
-class Due:
-    """What a commit has this peer book; None: as before."""
-
-    feedback: dict[str, Tensor] | None = None  # as a contributor
-    owed_N: Tensor | None = None  # as an owner
-    sent_N: Tensor | None = None  # bool: where a previous incarnation sent something, which the commit took
-
-
-NOTHING_DUE = Due()
+NOTHING_TO_BOOK = Booking()
 
 
 class Bookkeeping:
@@ -112,13 +115,13 @@ class Bookkeeping:
         self.state = state
         self.me, self.replica, self.outbox = state.me, state.replica, state.outbox
 
-    async def made_of(self, record: Record, frames: Mapping[bytes, Frame]) -> Due:
+    async def made_of(self, record: Record, frames: Mapping[bytes, Frame]) -> Booking:
         """What is to be booked with ``record``; made off the event loop where it is as long as the fragment."""
         mine, owed_N = self._named(record), self.replica.owed(record.fragment)
         lost = mine is None and any(ref.peer == self.me for ref in contributions(record))
         if lost or record.partition:
             return await self.state.offload(self._made_of, record, frames, mine, owed_N, lost)
-        return Due(None if mine is None else mine.feedback_after(record))
+        return Booking(None if mine is None else mine.feedback_after(record))
 
     def _made_of(
         self,
@@ -127,16 +130,18 @@ class Bookkeeping:
         mine: Contribution | None,
         owed_N: Tensor | None,
         lost: bool,
-    ) -> Due:
+    ) -> Booking:
         """``lost``: the record names a contribution of a previous incarnation."""
-        left = forgotten(self.replica, record, frames, self.me) if lost else None
+        left = forget_sent(self.replica, record, frames, self.me) if lost else None
         feedback = mine.feedback_after(record) if mine is not None else None if left is None else left.feedback
         keeps = mine is not None and (record.round, record.plan) in mine.hands_on_nothing
-        after_N = owed_after(owed_N, record, self.me, self.state.left, self.replica.numel(record.fragment), keeps)
-        return Due(feedback, after_N, None if left is None else left.sent_N)
+        after_N = owed_after(
+            owed_N, record, self.me, self.state.sums.residuals, self.replica.numel(record.fragment), keeps
+        )
+        return Booking(feedback, after_N, None if left is None else left.sent_N)
 
-    def settle(self, record: Record, due: Due) -> Contribution | None:
-        """Book what is ``due``: the record names our contribution or our results, or both stay as they are.
+    def settle(self, record: Record, booking: Booking) -> Contribution | None:
+        """Book the ``booking``: the record names our contribution or our results, or both stay as they are.
 
         Returns the contribution if it is the one in flight.
         """
@@ -147,11 +152,11 @@ class Bookkeeping:
         if mine is not None:
             self.state.contributed += 1
             self.outbox.add(record, mine)
-        if due.feedback is not None:
-            self.replica.feedback[f] = due.feedback
-        if due.sent_N is not None:
+        if booking.feedback is not None:
+            self.replica.feedback[f] = booking.feedback
+        if booking.sent_N is not None:
             self.forget_given()
-        self.replica.owe(f, due.owed_N)
+        self.replica.owe(f, booking.owed_N)
         return mine
 
     def _named(self, record: Record) -> Contribution | None:
@@ -175,6 +180,74 @@ class Bookkeeping:
         """Where receivers remember, what they held of this peer is known back to the last break and no further."""
         if self.replica.senders.names:
             self.outbox.forget_after(-1)
+
+
+# ---- a commit, applied ----
+
+
+class Commits:
+    """The work that follows a commit: durable first, then installed, booked and told."""
+
+    def __init__(self, state: LocalState, frames: FrameIO, metrics: RoundMetrics) -> None:
+        self.state, self.frames, self.metrics = state, frames, metrics
+        self.ahead, self.bookkeeping = StepAhead(state), Bookkeeping(state)
+
+    async def apply(self, commit: Commit) -> Digest:
+        """Make a commit durable, then install its step, then tell the training side; return the anchor's digest."""
+        state, record = self.state, commit.record
+        sending = self.frames.pushes.seconds(None if state.pending is None else state.pending.offered)
+        frames = {ref.frame: state.stored(ref.frame) for ref in record.frames}
+        data = [frames[ref.frame].data for ref in record.frames]
+        await state.offload(state.ledger.append, commit, data)
+        before_N = after_N = buffers_B = None
+        inner: Mapping[str, Tensor] = {}
+        channels: frozenset[str] = frozenset()
+        unmoved, step, booking = False, None, NOTHING_TO_BOOK
+        began = anyio.current_time()
+        if moves_anchor(record):
+            step = await self.ahead.step(record, frames)
+            booking = await self.bookkeeping.made_of(record, frames)
+            before_N, after_N = step.before_N, step.after_N
+            state.replica.install(step)
+            unmoved = bool(step.unmoved)
+            if unmoved:
+                fields = {"round": record.round, "method": state.replica.method.name, "why": step.unmoved}
+                state.on_event("unmoved", fields)
+            buffers_B = state.replica.shared_buffers(record.fragment)
+            inner, channels = step.state if state.replica.method.inner else {}, step.channels
+        decision = self._decision(commit, sending, anyio.current_time() - began)
+        state.tasks.spawn(self.metrics.name_peers, record, frames, self.metrics.measured(record, step))
+        named = self.bookkeeping.settle(record, booking)
+        self.metrics.at_round(record, frames, step, named)
+        self.bookkeeping.forget_leavers(record)
+        self.frames.pushes.end_round(record)
+        self._tell_shrunk(record)
+        state.note_members(record.members, decision.leader, anyio.current_time())
+        self.frames.tidy(record.round)
+        anchor = state.replica.digest if moves_anchor(record) else record.base
+        moved = (record.fragment, before_N, after_N, named, anchor)
+        update = CommittedUpdate(
+            record, record.hash, *moved, buffers_B=buffers_B, taken_N=booking.sent_N, decision=decision
+        )
+        state.on_update(replace(update, state=inner, channels=channels, unmoved=unmoved))
+        return anchor
+
+    def _decision(self, commit: Commit, sending: float | None, applying: float) -> Decision:
+        """Led by the order of the round that the commit ends: the machine stands at the next one, which has another."""
+        record, ballot = commit.record, commit.certificate.ballot
+        before = self.state.machine.state.history.at((record.round - 1, record.previous))
+        assert before is not None, "the machine has just gone on from there"
+        leaders = self.state.terms.voting.leaders(before)
+        leader = leaders[ballot % len(leaders)]
+        return Decision(leader, ballot, len(commit.certificate.votes), sending, applying)
+
+    def _tell_shrunk(self, record: Record) -> None:
+        gone = self.state.machine.state.given_up & (set(record.members) - set(record.next_members))
+        if gone:
+            names = [peer_name(peer) for peer in sorted(gone)]
+            where = {"round": record.round, "epoch": self.state.head.epoch}
+            fields = {**where, "given_up": names, "away": self.state.me in gone}
+            self.state.on_event("shrunk", {**fields, "members": [peer_name(peer) for peer in record.next_members]})
 
 
 # ---- adopting another branch ----
@@ -255,7 +328,7 @@ class Adoption:
         self,
         head: Head,
         branch: Branch,
-        owed: Mapping[int, Owed],
+        owed: Mapping[int, Reclaimed],
         taken: Mapping[int, Contribution | None],
         loaded: Loaded | None,
     ) -> list[CommittedUpdate]:
@@ -274,7 +347,7 @@ class Adoption:
         f: int,
         old_N: Tensor,
         to: Loaded | Replica,
-        owed: Owed | None,
+        owed: Reclaimed | None,
         taken: Mapping[int, Contribution | None],
     ) -> CommittedUpdate:
         """One fragment's part.
@@ -297,14 +370,14 @@ class Adoption:
             channels=frozenset(channel.name for channel in method.channels()),
         )  # fmt: skip
 
-    def _owed(self, branch: Branch) -> dict[int, Owed]:
+    def _owed(self, branch: Branch) -> dict[int, Reclaimed]:
         """By fragment, what this peer gave to the rounds since ``branch`` left; nothing where that is not known."""
         if branch.shared is None:
             return {}
         fragments = range(len(self.replica.anchors))
         replica, after = self.replica, branch.shared.round
         sent = [replica.senders.of(f, self.me).get("sent") for f in fragments]  # None under most mechanisms
-        found = {f: self.outbox.owed(after, f, replica.shapes(f), sent[f]) for f in fragments}
+        found = {f: self.outbox.reclaim(after, f, replica.shapes(f), sent[f]) for f in fragments}
         return {f: owed for f, owed in found.items() if owed is not None}
 
     def _taken(self, branch: Branch) -> dict[int, Contribution | None]:
@@ -350,11 +423,11 @@ class Adoption:
             return {name: own[name] for name in own if name != OWED} if OWED in own else own
         for record in branch.records:
             if record.fragment == f:
-                owed_N = owed_after(own.get(OWED), record, self.me, self.state.left, self.replica.numel(f))
+                owed_N = owed_after(own.get(OWED), record, self.me, self.state.sums.residuals, self.replica.numel(f))
                 own = own if owed_N is None else {**own, OWED: owed_N}
         return own
 
-    def _tell_adopted(self, head: Head, branch: Branch, owed: Mapping[int, Owed]) -> None:
+    def _tell_adopted(self, head: Head, branch: Branch, owed: Mapping[int, Reclaimed]) -> None:
         """Events of an adoption; ``healed`` when rounds of ours are given up for it."""
         old, shared, parted = self.state.head, branch.shared, _parted(self.state.head, branch)
         self.outbox.forget_after(-1 if shared is None else shared.round)

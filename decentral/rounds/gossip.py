@@ -108,7 +108,7 @@ class Gossip:
             return self._book(fragment, None, alone, matched=partner is not None)
         self._settled = step + 1
         together = await self._made(partial(step_together, state.replica, fragment, step, half, theirs))
-        self.driver.looking.at_pair(step, fragment, half, theirs, together)
+        self.driver.metrics.at_pair(step, fragment, half, theirs, together)
         return self._book(fragment, partner, together)
 
     def _partner(self, head: Head) -> PeerId | None:

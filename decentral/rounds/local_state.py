@@ -14,25 +14,22 @@ from torch import Tensor
 from decentral.consensus.chain import Head, Past
 from decentral.consensus.machine import RoundMachine
 from decentral.consensus.paxos import Acceptor
-from decentral.consensus.round_state import Effect, RoundTerms, claims_match
+from decentral.consensus.round_state import Effect, RoundTerms
 from decentral.dissemination.broadcast import LinesOf, all_equal
 from decentral.dissemination.pull import FrameStore
 from decentral.errors import DecentralError
 from decentral.flow.waiting import Offload, in_thread
-from decentral.replica.contents import Tail
 from decentral.replica.contribution import Contribution, Outbox
 from decentral.replica.figures import Figures
-from decentral.replica.measures import Measure
-from decentral.replica.reduction import Results, is_overlong
+from decentral.replica.reduction import Sums
 from decentral.replica.replica import Replica
 from decentral.rounds.inbox import Inbox
 from decentral.rounds.partners import Partners
 from decentral.swarm.directory import Directory
-from decentral.tensors.device import PROCESSOR, moved
 from decentral.transport import Transport
-from decentral.wire.frames import HEADER_NBYTES, Frame, Header
+from decentral.wire.frames import HEADER_NBYTES, Frame
 from decentral.wire.keys import Digest, PeerId, Signer, peer_name
-from decentral.wire.messages import Commit, Record, ReducePlan
+from decentral.wire.messages import Commit, Record
 
 # Shape suffixes: N = elements of one fragment, B = elements of all shared buffers; flat float32.
 
@@ -101,9 +98,7 @@ class LocalState:
         self.inherits = False  # whether a previous incarnation may have sent what no record has named yet
         self.reclaimed = False  # whether progress was given to a branch, too, that was given up and may come back
         self.left_out: LeftOut | None = None  # until this peer is a member again
-        self.slices, self.results = Slices(parts.replica.tail), Results()
-        self.left: dict[Digest, Tensor] = {}  # by the results made here in this round, what each leaves to owe
-        self.measured: dict[tuple[int, int], dict[PeerId, Measure]] = {}  # (round, plan) -> slices of a part of ours
+        self.sums = Sums(parts.replica.tail)
         self._start: tuple[Head, Acceptor | None, Past] = (parts.head, parts.acceptor, Past())
 
     @property
@@ -142,7 +137,7 @@ class LocalState:
     def begin(self, now: float) -> None:
         """Make the machine, at the head that is known by now."""
         head, acceptor, past = self._start
-        self.terms = replace(self.terms, overlong=self.overlong)
+        self.terms = replace(self.terms, overlong=self._overlong)
         self.machine = RoundMachine(self.signer, head, self.terms, now, acceptor)
         self.machine.remember(past)
         self.make_room()
@@ -176,21 +171,10 @@ class LocalState:
         assert found is not None, "the machine decides only on frames that are held"
         return found
 
-    def overlong(self, record: Record) -> frozenset[PeerId]:
-        """Owners whose results, as ``record`` names them, are far longer than what this peer sent them of the same."""
-        pending, came = self.pending, self.results.by_frame()
-        if pending is None or pending.gradient_N.numel() == 0:
-            return frozenset()
-        named = zip(record.frames, record.partition, strict=True)
-        return frozenset(
-            owner
-            for ref, (owner, start, stop) in named
-            if owner != self.me
-            and ref.frame in came
-            and is_overlong(
-                came[ref.frame], moved(pending.gradient_N[start:stop], PROCESSOR), record.contributors, self.me
-            )
-        )
+    def _overlong(self, record: Record) -> frozenset[PeerId]:
+        """Return the owners whose results, as ``record`` names them, are far too long for this peer's slices."""
+        pending = self.pending
+        return frozenset() if pending is None else self.sums.overlong(record, pending.gradient_N, self.me)
 
     def make_room(self) -> None:
         """A new round is open: two frames per member are what it can need, a contribution and a result."""
@@ -203,9 +187,7 @@ class LocalState:
         self.make_room()
         self.inbox.forget_before(round_ + 1)
         self.replica.contents.unpacked.forget_before(round_ + 1)
-        self.slices.forget()
-        self.results.forget()
-        self.left, self.measured = {}, {}
+        self.sums.forget()
 
 
 # ---- a commit, for training and disk ----
@@ -355,52 +337,6 @@ def tell_unexpected(on_event: OnEvent, what: str, error: Exception) -> None:
     """
     logger.error("%s failed; rounds go on without it, and this is a bug: please report it", what, exc_info=error)
     on_event("unexpected", {"what": what, "why": f"{type(error).__name__}: {error}"})
-
-
-# ---- slices of reduces in progress ----
-#
-# They are kept as they come, for the owners of their parts.
-
-PartKey = tuple[int, int, int]  # round, plan, part
-
-
-class Slices:
-    """Those of one round, by round, plan and part, then by sender. Whoever was decoding one may be a round late."""
-
-    def __init__(self, tail: Tail) -> None:
-        self._tail = tail
-        self._decoded: dict[PartKey, dict[PeerId, Tensor]] = {}
-        self._buffers: dict[PartKey, dict[PeerId, Tensor]] = {}  # that came with them
-        self._headers: dict[PartKey, dict[PeerId, Header]] = {}
-        self.came = anyio.Event()  # replaced when the next one comes
-
-    def add(self, frame: Frame, decoded: Tensor) -> None:
-        """Take a checked slice."""
-        key = (frame.header.round, frame.header.plan, frame.header.part)
-        self._headers.setdefault(key, {})[frame.header.sender] = frame.header
-        self._decoded.setdefault(key, {})[frame.header.sender] = decoded
-        if (tail_B := self._tail.split(frame)[1]) is not None:
-            self._buffers.setdefault(key, {})[frame.header.sender] = tail_B
-        self.came.set()
-        self.came = anyio.Event()
-
-    def of(self, plan: ReducePlan, part: int) -> tuple[dict[PeerId, Tensor], dict[PeerId, Tensor]]:
-        """What came of one part, and the buffers that came with it.
-
-        Not what its sender signed with other claims than the plan names: the result would count it as what it is not.
-        """
-        key = (plan.round, plan.number, part)
-        headers = self._headers.get(key, {})
-        right = {ref.peer for ref in plan.contributors if ref.peer in headers and claims_match(headers[ref.peer], ref)}
-        decoded, buffers = self._decoded.get(key, {}), self._buffers.get(key, {})
-        return (
-            {peer: slice_N for peer, slice_N in decoded.items() if peer in right},
-            {peer: tail_B for peer, tail_B in buffers.items() if peer in right},
-        )
-
-    def forget(self) -> None:
-        """The round is over."""
-        self._decoded, self._buffers, self._headers = {}, {}, {}
 
 
 # ---- peers to catch up with ----

@@ -40,8 +40,8 @@ logger = logging.getLogger("decentral.rounds")
 DEBT = "debt"  # its name in a sender's feedback
 
 
-class Looking:
-    """One peer's view."""
+class RoundMetrics:
+    """The view of one peer of the rounds that it commits, and of the pairs that it meets."""
 
     def __init__(self, state: LocalState) -> None:
         self.state, self._scrutiny = state, Scrutiny()
@@ -52,7 +52,7 @@ class Looking:
     def measured(self, record: Record, step: OuterStep | None) -> Mapping[PeerId, Measure] | None:
         """What the round measured itself: of estimates, or of the slices of a part of ours; None: nothing."""
         told = {} if step is None else step.told.measures
-        return told or self.state.measured.get((record.round, record.plan))
+        return told or self.state.sums.measured.get((record.round, record.plan))
 
     async def name_peers(
         self, record: Record, frames: Mapping[bytes, Frame], known: Mapping[PeerId, Measure] | None
