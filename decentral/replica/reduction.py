@@ -34,7 +34,7 @@ from decentral.wire.messages import FrameRef, Record, ReducePlan
 
 @dataclass(slots=True)
 class Reduction:
-    """One part that this peer owns in a plan: collects slices, then makes the result."""
+    """A part that this peer owns in a plan: collects slices, then makes the result."""
 
     plan: ReducePlan
     part: int
@@ -44,16 +44,16 @@ class Reduction:
 
     @property
     def range(self) -> tuple[int, int]:
-        """The elements owned, [start, stop)."""
+        """Return the elements owned, [start, stop)."""
         _, start, stop = self.plan.partition[self.part]
         return start, stop
 
     def missing(self) -> tuple[PeerId, ...]:
-        """Contributors whose slice has not come."""
+        """Return the contributors whose slice has not come."""
         return tuple(ref.peer for ref in self.plan.contributors if ref.peer not in self.slices)
 
     def told_buffers(self) -> list[Tensor]:
-        """The buffers of exactly the plan's contributors, in peer order; nothing where the part carries none."""
+        """Return the buffers of exactly the plan's contributors, in peer order; nothing where the part carries none."""
         peers = sorted(ref.peer for ref in self.plan.contributors)
         return [self.tails[peer] for peer in peers if peer in self.tails]
 
@@ -66,8 +66,8 @@ class Reduction:
         beside: Sequence[Sequence[float]] = (),
         outside: Sequence[Part] = (),
     ) -> Encoded:
-        """The mean over exactly the plan's contributors, each by its weight and scale, and what this owner owes of
-        these elements, compressed once; "debt" in its feedback is what is owed after a commit that names it.
+        """Make the mean over exactly the plan's contributors, each by its weight and scale, and this owner's residual
+        of these elements, compressed once; "debt" in its feedback is what is owed after a commit that names it.
 
         ``beside``: the weights in each further channel; ``outside``: where in the fragment each one's change counts
         nothing. Where nobody counts nothing moves, whatever a result says: it
@@ -85,13 +85,15 @@ class Reduction:
             return self._of_nobody(codec, owed_N)
 
     def _here(self, outside: Sequence[Part]) -> list[Part]:
-        """The same ranges, counted from where this part begins, as far as they are in it."""
+        """Return the same ranges, counted from where this part begins, as far as they are in it."""
         start, stop = self.range
         cut = [[(max(a, start) - start, min(b, stop) - start) for a, b in part] for part in outside]
         return [[(a, b) for a, b in part if a < b] for part in cut]
 
     def _change(self, weights: Sequence[float], scales: Sequence[float], outside: Sequence[Part]) -> Tensor:
-        """Of the changes; zeros where a rule's scales make more than float32 holds of what each sent."""
+        """Return the mean of the changes; zeros where a rule's scales make more than float32 holds of what each
+        sent.
+        """
         try:
             return self._mean(0, weights, scales, outside)
         except NonFiniteError:
@@ -102,7 +104,7 @@ class Reduction:
     def _mean(
         self, channel: int, weights: Sequence[float], scales: Sequence[float], outside: Sequence[Part] = ()
     ) -> Tensor:
-        """Of one channel; zeros where nobody counts in it."""
+        """Return the mean of one channel; zeros where nobody counts in it."""
         start, stop = self.range
         total_N = fresh_zeros(stop - start)
         if not any(weights):
@@ -123,7 +125,7 @@ class Reduction:
 
 
 def _add(row_N: Tensor, scale: float, total_N: Tensor, weight: float) -> None:
-    """``total += weight * scale * row``."""
+    """Add ``weight * scale * row`` to ``total``."""
     total_N += row_N * (weight if scale == 1.0 else float32(weight * scale))
 
 
@@ -137,7 +139,8 @@ LONGEST = 8.0  # times this peer's own slice, for as many inner steps as are usu
 
 
 def is_overlong(result_N: Tensor, own_N: Tensor, contributors: Sequence[FrameRef], me: PeerId) -> bool:
-    """Whether the change that an owner's result says, (N,) of its range, is far longer than what this peer sent of it.
+    """Tell whether the change that an owner's result says, (N,) of its range, is far longer than what this peer sent of
+    it.
 
     ``own_N``: before compression; both on the processor. A peer with fewer inner steps than is usual has a shorter
     change, so its length is held against theirs as if it had made as many. False where this peer cannot tell: it is no
@@ -269,7 +272,8 @@ def results_of(
     numel: int,
     channels: int,
 ) -> Tensor:
-    """What the owners' results of a record say, (C, N). ``decoded``: what is known to be in some, by their frames.
+    """Return what the owners' results of a record say, (C, N). ``decoded``: what is known to be in some, by their
+    frames.
 
     PayloadError when one does not decode, or parts are missing.
     """

@@ -1,4 +1,4 @@
-"""How a peer gets to the head of the chain: replay the commits it missed, or adopt a snapshot of a heavier branch.
+"""The way of a peer to the head of the chain: replay of the commits it missed, or a snapshot of a heavier branch.
 
 Replay costs the frames of the missed rounds: with 64 of 4096 values kept 0.46 % of a snapshot per round and
 contributor; a snapshot is fetched when that may come to more. It costs the anchor and the outer state, striped over the
@@ -39,7 +39,7 @@ IN_TIME = 4 * TIMEOUT  # s for all of a chain answer: 8 MiB at 70 kB/s
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a holder says of our chain: where it last was the same as its own, and its commits after that."""
+    """The answer of a holder about our chain: where it last was the same as its own, and its commits after that."""
 
     shared: Head | None = None  # None: it knows none of the places that we named
     commits: tuple[Commit, ...] = ()  # as many as it still has and fit
@@ -53,13 +53,17 @@ class Chains:
         self.rules = Rules(driver.state.terms.voting, driver.state.terms.num_fragments)
 
     async def _request(self, holder: PeerId, protocol: str, body: bytes) -> bytes:
-        """All of an answer, in time: bytes that trickle hold up whoever waits for them. Raises TransportError."""
+        """Return all of an answer, in time: bytes that trickle hold up whoever waits for them. Raises
+        TransportError.
+        """
         with anyio.move_on_after(IN_TIME):
             return await request(self.transport, holder, protocol, body, limit=CHAIN_LIMIT, timeout=TIMEOUT)
         raise TransportError(f"{peer_name(holder)}: {protocol} was not whole within {IN_TIME:g} s; ask another peer")
 
     async def since(self, holder: PeerId, places: Sequence[Place] = ()) -> Answer:
-        """Where ``holder``'s chain leaves ours (or ``places``), and what it committed since. Raises PayloadError."""
+        """Ask where ``holder``'s chain leaves ours (or ``places``), and what it committed since. Raises
+        PayloadError.
+        """
         places = places or self.state.machine.state.history.locator()
         body = b"".join(WHERE.pack(*place) for place in places)
         try:
@@ -73,15 +77,15 @@ class Chains:
         return Answer(shared, tuple(split_commits(data[SHARED.size :])))
 
     async def since_its_oldest(self, holder: PeerId) -> Answer:
-        """Where ``holder``'s memory begins, if that is on our chain, and what it committed since: the places that we
-        name lie apart, and it may remember no further than to one in between. Raises PayloadError.
+        """Ask where ``holder``'s memory begins, if that is on our chain, and what it committed since: the places that
+        we name lie apart, and it may remember no further than to one in between. Raises PayloadError.
         """
         start, commits = await self.oldest(holder)
         shared = None if start is None else self.state.machine.state.history.at((start.round, start.hash))
         return Answer(shared, tuple(commits))
 
     async def oldest(self, holder: PeerId) -> tuple[Head | None, Sequence[Commit]]:
-        """Its oldest head, and all that it has from there. None: it cannot say now, or does not know how."""
+        """Ask for its oldest head, and all that it has from there. None: it cannot say now, or does not know how."""
         try:
             data = await self._request(holder, OLDEST, b"")
         except TransportError:
@@ -228,7 +232,7 @@ class Poll:
         return len(mine) + len(silent) + self.state.is_member
 
     def _missing_members(self) -> set[PeerId]:
-        """Members that are silent, and not yet given up."""
+        """Return the members that are silent, and not yet given up."""
         head, presence = self.state.head, self.state.machine.state.presence
         return set(head.members) - presence.given_up() - {self.state.me}
 
@@ -329,7 +333,7 @@ class CatchUp:
     async def _ask_in_turn(
         self, peer: PeerId, head: Head, doubted: set[PeerId]
     ) -> tuple[PeerId, tuple[Commit, ...]] | None:
-        """A holder of what this peer missed, and that, checked; ``doubted`` are those that told what is not taken.
+        """Find a holder of what this peer missed, and that, checked; ``doubted``: peers whose commits are not taken.
 
         The next is asked when the one before has answered that it has nothing (one that joined later does not know the
         records before it), or has not answered for some seconds: a slow one kept a peer back for as long as it liked.
@@ -366,8 +370,8 @@ class CatchUp:
         return found[0] if found else None
 
     def _tell_refused(self, peer: PeerId, commits: Sequence[Commit]) -> None:
-        """The first of these records gives up peers that are here: nobody who hears them takes it. Whoever stands on
-        that chain, asked or not, is silent on this one.
+        """Tell that the first of these records gives up peers that are here: nobody who hears them takes it. Every peer
+        on that chain, asked or not, is silent on this one.
         """
         record, beyond = commits[0].record, {(commit.record.round, commit.record.hash) for commit in commits}
         there = [other for other, lease in self.directory.live().items() if (lease.round, lease.digest) in beyond]
@@ -377,15 +381,17 @@ class CatchUp:
         self.state.on_event("refused", {"round": record.round, "peer": peer_name(peer), "gives_up": dropped})
 
     def _others(self, peer: PeerId, head: Head) -> list[PeerId]:
-        """Whom to ask besides ``peer``: those that say they are ahead before others, and members before newcomers."""
+        """Return the peers to ask besides ``peer``: those that say they are ahead first, and members before
+        newcomers.
+        """
         live = self.directory.live()
         others = [other for other in live if other != peer]
         others.sort(key=lambda other: (live[other].round <= head.round, other not in head.members))
         return others[:ASKED]
 
     async def _missed(self, holder: PeerId, head: Head) -> tuple[Commit, ...] | None:
-        """What ``holder`` says was committed after ``head``, checked before anything is reckoned from it: of one
-        flipped bit in the number of a fragment a peer ended. () where it does not know, None where it says what cannot
+        """Return what ``holder`` says was committed after ``head``, checked before anything is reckoned from it: one
+        flipped bit in the number of a fragment ended a peer. () where it does not know, None where it says what cannot
         be: one that lies keeps nobody from asking the next.
         """
         try:
@@ -400,7 +406,7 @@ class CatchUp:
         return answer.commits
 
     def is_cheap(self, commits: Sequence[Commit]) -> bool:
-        """Whether the missed frames surely take fewer bytes than a snapshot."""
+        """Tell whether the missed frames surely take fewer bytes than a snapshot."""
         replica, nbytes = self.state.replica, 0
         for record in (commit.record for commit in commits):
             missing = sum(ref.frame not in self.state.store for ref in record.frames)
@@ -425,7 +431,7 @@ class CatchUp:
         return True
 
     async def _fetch_frames(self, holder: PeerId, commit: Commit) -> bool:
-        """Get the frames that ``commit`` names, from all who have it at once. Whether all are here.
+        """Get the frames that ``commit`` names, from all who have it at once; tell whether all are here.
 
         The machine then decides on the commit as if it had just come.
         """
@@ -478,7 +484,9 @@ class CatchUp:
         return rank_of((branch.shared, *branch.heads), state.terms.voting) > ours
 
     async def _branch_to(self, peer: PeerId, claimed: Head) -> Branch:
-        """The way from our chain to ``claimed``, checked. Unknown when it left ours longer ago than peers remember."""
+        """Return the way from our chain to ``claimed``, checked. Unknown when it left ours longer ago than peers
+        remember.
+        """
         answer = await self.chains.since(peer)
         if answer.shared is None:
             answer = await self.chains.since_its_oldest(peer)
@@ -502,7 +510,7 @@ class CatchUp:
 
 
 def split_oldest(answer: bytes) -> tuple[Head, list[Commit]]:
-    """A head, and the commits after it. Raises PayloadError."""
+    """Read a head, and the commits after it. Raises PayloadError."""
     at, (nbytes,) = LENGTH.size, LENGTH.unpack_from(answer.ljust(LENGTH.size, b"\0"))
     try:
         head = Head.from_dict(json.loads(answer[at : at + nbytes]))
@@ -512,7 +520,7 @@ def split_oldest(answer: bytes) -> tuple[Head, list[Commit]]:
 
 
 def split_commits(answer: bytes) -> list[Commit]:
-    """The commits of a chain answer. Raises PayloadError."""
+    """Read the commits of a chain answer. Raises PayloadError."""
     commits, at = list[Commit](), 0
     while at < len(answer):
         if at + LENGTH.size > len(answer):

@@ -44,7 +44,7 @@ from decentral.wire.messages import Commit, Record
 
 @dataclass(slots=True)
 class _Making:
-    """One step on its way."""
+    """An outer step on its way."""
 
     of: Digest  # the record's hash
     anchor_N: Tensor  # that it is made from, with the method's state: they are replaced, and never written to
@@ -54,7 +54,7 @@ class _Making:
 
 
 class StepAhead:
-    """One peer's: the step of one record at a time."""
+    """The outer step that is made ahead of votes, of one record at a time."""
 
     def __init__(self, state: LocalState) -> None:
         self._state = state
@@ -69,7 +69,7 @@ class StepAhead:
             self._making = making if begun else None
 
     async def step(self, record: Record, frames: Mapping[Digest, Frame]) -> OuterStep:
-        """What the record makes of the replica. Raises what `Replica.outer_step` does."""
+        """Return the outer step that the record makes. Raises what `Replica.outer_step` does."""
         making, self._making = self._making, None
         if making is not None and making.of == record.hash:
             await making.over.wait()
@@ -78,8 +78,8 @@ class StepAhead:
         return await self._of(record, frames)
 
     async def _make(self, making: _Making, record: Record, frames: Mapping[Digest, Frame]) -> None:
-        """Shielded, as who waits for it is: a task that begins in a group whose outer scope is cancelled already is
-        never told, and anyio on asyncio turned round in it for ever.
+        """Make the step, shielded, as the commit that waits for it is: a task that begins in a group whose outer scope
+        is cancelled already is never told, and anyio on asyncio turned round in it for ever.
         """
         try:
             with anyio.CancelScope(shield=True), suppress(Exception):  # who asks for it meets the error again
@@ -92,7 +92,7 @@ class StepAhead:
         return await state.offload(state.replica.outer_step, record, frames, state.sums.results.by_frame())
 
     def _fits(self, making: _Making, fragment: int) -> bool:
-        """Whether it was made of what the replica holds now."""
+        """Tell whether it was made of what the replica holds now."""
         replica = self._state.replica
         return making.anchor_N is replica.anchors[fragment] and making.state is replica.states[fragment]
 
@@ -109,14 +109,14 @@ NOTHING_TO_BOOK = Booking()
 
 
 class Bookkeeping:
-    """Books contributions with the commits that name them."""
+    """The books of this peer: contributions, with the commits that name them."""
 
     def __init__(self, state: LocalState) -> None:
         self.state = state
         self.me, self.replica, self.outbox = state.me, state.replica, state.outbox
 
     async def made_of(self, record: Record, frames: Mapping[bytes, Frame]) -> Booking:
-        """What is to be booked with ``record``; made off the event loop where it is as long as the fragment."""
+        """Return the booking of ``record``; made off the event loop where it is as long as the fragment."""
         mine, owed_N = self._named(record), self.replica.owed(record.fragment)
         lost = mine is None and any(ref.peer == self.me for ref in contributions(record))
         if lost or record.partition:
@@ -131,7 +131,7 @@ class Bookkeeping:
         owed_N: Tensor | None,
         lost: bool,
     ) -> Booking:
-        """``lost``: the record names a contribution of a previous incarnation."""
+        """Make the booking; ``lost``: the record names a contribution of a previous incarnation."""
         left = forget_sent(self.replica, record, frames, self.me) if lost else None
         feedback = mine.feedback_after(record) if mine is not None else None if left is None else left.feedback
         keeps = mine is not None and (record.round, record.plan) in mine.hands_on_nothing
@@ -160,7 +160,7 @@ class Bookkeeping:
         return mine
 
     def _named(self, record: Record) -> Contribution | None:
-        """The contribution in flight, if it is what the record names of this peer."""
+        """Return the contribution in flight, if it is what the record names of this peer."""
         pending = self.state.pending
         ref = next((ref for ref in contributions(record) if ref.peer == self.me), None)
         return pending if pending is not None and ref is not None and ref.frame == pending.offered else None
@@ -177,7 +177,9 @@ class Bookkeeping:
                 self.state.pending.encoded = None
 
     def forget_given(self) -> None:
-        """Where receivers remember, what they held of this peer is known back to the last break and no further."""
+        """Forget what was given where receivers remember: what they held is known back to the last break and no
+        further.
+        """
         if self.replica.senders.names:
             self.outbox.forget_after(-1)
 
@@ -233,7 +235,7 @@ class Commits:
         return anchor
 
     def _decision(self, commit: Commit, sending: float | None, applying: float) -> Decision:
-        """Led by the order of the round that the commit ends: the machine stands at the next one, which has another."""
+        """Describe a commit. The order of leaders is that of the round it ends: the machine stands at the next one."""
         record, ballot = commit.record, commit.certificate.ballot
         before = self.state.machine.state.history.at((record.round - 1, record.previous))
         assert before is not None, "the machine has just gone on from there"
@@ -260,7 +262,7 @@ class Commits:
 
 
 class Adoption:
-    """Takes over verified snapshots."""
+    """The taking over of verified snapshots."""
 
     def __init__(self, state: LocalState, steps: Steps, frames: FrameIO, bookkeeping: Bookkeeping) -> None:
         self.state, self.steps, self.frames, self.bookkeeping = state, steps, frames, bookkeeping
@@ -316,12 +318,12 @@ class Adoption:
         return {**self.replica.shared_tensors(), **self.replica.own_tensors()}
 
     def _take_over(self, loaded: Loaded | None) -> None:
-        """What a snapshot holds; it has nothing of what this peer owes."""
+        """Install what a snapshot holds; it has nothing of this peer's residuals."""
         if loaded is not None:
             self.replica.take_over(replace(loaded, feedback=self.replica.feedback))
 
     def _no_move(self, head: Head) -> CommittedUpdate:
-        """In gossip: a swap may have moved replica and live model meanwhile."""
+        """Make the update of an adoption in gossip: a swap may have moved replica and live model meanwhile."""
         return CommittedUpdate(None, head.hash, 0, None, None, None, adopted=True)
 
     def _moves(
@@ -332,7 +334,7 @@ class Adoption:
         taken: Mapping[int, Contribution | None],
         loaded: Loaded | None,
     ) -> list[CommittedUpdate]:
-        """An adoption as the training side sees it, a fragment each; nothing in gossip."""
+        """Return an adoption as the training side sees it, an update for each fragment; nothing in gossip."""
         if self.state.gossips:
             return []
         to, last = loaded or self.replica, len(self.replica.anchors) - 1
@@ -350,7 +352,7 @@ class Adoption:
         owed: Reclaimed | None,
         taken: Mapping[int, Contribution | None],
     ) -> CommittedUpdate:
-        """One fragment's part.
+        """Return the update of one fragment.
 
         What the branch took is taken as it was measured: of a slow peer more is sent, after an absence less, and what
         is over is given up.
@@ -371,7 +373,9 @@ class Adoption:
         )  # fmt: skip
 
     def _owed(self, branch: Branch) -> dict[int, Reclaimed]:
-        """By fragment, what this peer gave to the rounds since ``branch`` left; nothing where that is not known."""
+        """Reclaim, by fragment, what this peer gave to the rounds since ``branch`` left; nothing where that is not
+        known.
+        """
         if branch.shared is None:
             return {}
         fragments = range(len(self.replica.anchors))
@@ -381,7 +385,9 @@ class Adoption:
         return {f: owed for f, owed in found.items() if owed is not None}
 
     def _taken(self, branch: Branch) -> dict[int, Contribution | None]:
-        """By fragment, what the records of ``branch`` took from this peer; None: something, and nobody knows what."""
+        """Find, by fragment, what the records of ``branch`` took from this peer; None: something, and nobody knows
+        what.
+        """
         if branch.shared is None:
             unsure = self.state.inherits or self.state.reclaimed or self.state.pending is not None
             return dict.fromkeys(range(len(self.replica.anchors)), None) if unsure else {}
@@ -393,7 +399,7 @@ class Adoption:
         return found
 
     def _pending_as(self, frame: bytes) -> Contribution | None:
-        """The contribution in flight, if ``frame`` is what it offered and all of that is known."""
+        """Return the contribution in flight, if ``frame`` is what it offered and all of that is known."""
         pending = self.state.pending
         known = pending is not None and pending.encoded is not None and pending.offered == frame
         return pending if known else None
@@ -401,7 +407,7 @@ class Adoption:
     def _book_after(
         self, branch: Branch, taken: Mapping[int, Contribution | None], f: int, own: dict[str, Tensor]
     ) -> dict[str, Tensor]:
-        """What this peer owes of a fragment on ``branch``, where it owes ``own`` now.
+        """Return the residuals of a fragment on ``branch``, where they are ``own`` now.
 
         What the branch took is booked as its commit would have: progress and debt apart. Taking all that was sent from
         the progress leaves the same sum, until a crash drops one of the two.
@@ -416,8 +422,8 @@ class Adoption:
         return mine.encoded.feedback
 
     def _book_as_owner(self, branch: Branch, f: int, own: dict[str, Tensor]) -> dict[str, Tensor]:
-        """With what a branch that follows on our chain took. Of another, contributors owe again all that they gave to
-        the rounds given up: nothing is owed as their owner any more.
+        """Return the residuals after what a branch that follows on our chain took. On another branch contributors send
+        again all that they gave to the rounds given up: nothing is owed as their owner any more.
         """
         if branch.shared is None or branch.shared.hash != self.state.head.hash:
             return {name: own[name] for name in own if name != OWED} if OWED in own else own
@@ -428,7 +434,7 @@ class Adoption:
         return own
 
     def _tell_adopted(self, head: Head, branch: Branch, owed: Mapping[int, Reclaimed]) -> None:
-        """Events of an adoption; ``healed`` when rounds of ours are given up for it."""
+        """Tell the events of an adoption; ``healed`` when rounds of ours are given up for it."""
         old, shared, parted = self.state.head, branch.shared, _parted(self.state.head, branch)
         self.outbox.forget_after(-1 if shared is None else shared.round)
         self.bookkeeping.forget_given()
@@ -450,8 +456,8 @@ class Adoption:
 
 
 def _parted(ours: Head, branch: Branch) -> int | None:
-    """The outer step after which our rounds are given up for ``branch``: 0 where it left too long ago to be known; None
-    where it follows ``ours``.
+    """Return the outer step after which our rounds are given up for ``branch``: 0 where it left too long ago to be
+    known; None where it follows ``ours``.
     """
     if branch.shared is None:
         return 0
@@ -459,6 +465,8 @@ def _parted(ours: Head, branch: Branch) -> int | None:
 
 
 def _rounds_of_each(head: Head, branch: Branch, num_fragments: int) -> int:
-    """Outer steps of each fragment on ``branch``; all of the run's where it left ours too long ago to be known."""
+    """Return the outer steps of each fragment on ``branch``; all of the run's where it left ours too long ago to be
+    known.
+    """
     left = 0 if branch.shared is None else branch.shared.outer_step
     return -(-(head.outer_step - left) // num_fragments)

@@ -137,36 +137,38 @@ class Driver:
 
     @property
     def me(self) -> PeerId:
-        """This peer."""
+        """Return this peer's identity."""
         return self.state.me
 
     @property
     def machine(self) -> RoundMachine:
-        """What decides; there is one from the moment at which the rounds run."""
+        """Return the machine that decides; there is one from the moment at which the rounds run."""
         return self.state.machine
 
     @property
     def head(self) -> Head:
-        """Where this peer's chain stands."""
+        """Return the head of this peer's chain."""
         return self.state.head
 
     @property
     def pending(self) -> Contribution | None:
-        """The contribution in flight."""
+        """Return the contribution in flight."""
         return self.state.pending
 
     @property
     def is_member(self) -> bool:
-        """Whether this peer votes in the round in progress."""
+        """Tell whether this peer votes in the round in progress."""
         return self.state.is_member
 
     @property
     def given_up(self) -> frozenset[PeerId]:
-        """Peers without whom the chain went on although they were half of it or more; they may go on elsewhere."""
+        """Return the peers without whom the chain went on although they were half of it or more; they may go on
+        elsewhere.
+        """
         return self.machine.state.given_up if self.state.running else frozenset()
 
     def begin_at(self, head: Head, acceptor: Acceptor | None = None, past: Past | None = None) -> None:
-        """See LocalState."""
+        """Stand at ``head`` when the rounds begin, as in ``LocalState.begin_at``."""
         self.state.begin_at(head, acceptor, past)
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -199,7 +201,7 @@ class Driver:
             await anyio.sleep(TICK)
 
     async def _look_around(self, now: float) -> None:
-        """What goes by leases, which change in seconds: at every tick, ticks were 29 % of a simulation of 64 peers."""
+        """Look at all that goes by leases, which change in seconds: at every tick, this was 29 % of a simulation."""
         state = self.state
         if slept := self.watch.slept(now):
             self.awake_after(slept)
@@ -218,7 +220,7 @@ class Driver:
         self.watch.look_who_remembers(now)
 
     def awake_after(self, away: float) -> None:
-        """This peer was away for so many seconds: asleep, or down. It listens before it votes again."""
+        """Listen before voting again: this peer was away for so many seconds, asleep or down."""
         excused = away > self.swarm.shrink_after
         self.machine.came_back(anyio.current_time(), excused=excused, away=away)
         self.state.on_event("awake", {"away": round(away, 1), "round": self.head.round})
@@ -306,7 +308,7 @@ class Driver:
                     tell_unexpected(state.on_event, effect.what, effect.error)
 
     async def _persist(self, acceptor: Acceptor) -> None:
-        """The vote, and before it the frames it vouches for: a later leader may find them here only."""
+        """Write the vote, and before it the frames it vouches for: a later leader may find them here only."""
         state, record = self.state, acceptor.accepted
         if record is not None and all(ref.frame in state.store for ref in record.frames):
             frames = {ref.frame: state.stored(ref.frame) for ref in record.frames}
@@ -326,7 +328,9 @@ class Driver:
             await self._offer()
 
     def _tell_the_end(self, record: Record) -> None:
-        """Nothing follows that would show who has it: say so, for those who stay until everybody has, and followers."""
+        """Say that this peer has the last record: nothing follows that would show it to peers that stay, and
+        followers.
+        """
         for peer in dict.fromkeys((*record.next_members, *self.swarm.directory.live())):
             if peer != self.me:
                 self.state.tasks.spawn(self.frames.send, peer, Behind(record.round))

@@ -44,7 +44,7 @@ PREPARES_AT_ONCE = 4
 
 
 class Said:
-    """How often others may say something. Pure: the time comes in."""
+    """The limits of how often others may say something. Pure: the time comes in."""
 
     def __init__(self) -> None:
         self._many = Allowances(SAID_AT_ONCE, 1 / SAID_EVERY)
@@ -133,19 +133,19 @@ class FrameIO:
     # ---- in ----
 
     def chain_head(self) -> Head | None:
-        """See Receiver."""
+        """Return the head of the chain, as ``Receiver`` asks."""
         return self.state.machine.head if self.state.running else None
 
     def max_nbytes(self, header: Header, head: Head) -> int:
-        """See Receiver."""
+        """Return the bytes that a body may have, as ``Receiver`` asks."""
         return self.state.inbox.max_nbytes(header, head)
 
     def spawn(self, work: Callable[..., object], *args: object) -> None:
-        """See Receiver."""
+        """Do work beside the rounds, as ``Receiver`` asks."""
         self.state.tasks.spawn(work, *args)
 
     async def take(self, data: bytes, wanted: bytes | None = None) -> None:
-        """See Receiver."""
+        """Check a frame's bytes and hold it, as ``Receiver`` asks."""
         state = self.state
         frame, decoded = await state.inbox.take(data, lambda: state.head, lambda: state.machine.state.patience())
         if wanted is not None and frame.hash != wanted:
@@ -171,7 +171,7 @@ class FrameIO:
         await self.steps.take(lambda now: self.state.machine.receive(peer, message, now))
 
     async def unreachable(self, peer: PeerId) -> None:
-        """A send to ``peer`` failed."""
+        """Note that a send to ``peer`` failed."""
         await self.steps.take(lambda now: self.state.machine.unreachable(peer, now))
 
     async def _on_control(self, peer: PeerId, data: bytes) -> bytes:
@@ -191,14 +191,14 @@ class FrameIO:
         return peer not in self.state.head.members and not self.directory.answered(peer)
 
     def _pass_over(self, peer: PeerId, kind: str) -> None:
-        """Told of the first of each kind: whoever floods this peer must not flood its log, too."""
+        """Tell of the first message of each kind: a peer that floods this one must not flood its log, too."""
         self.passed_over[kind] += 1
         if self.passed_over[kind] == 1:
             self.state.on_event("flooded", {"peer": peer_name(peer), "what": kind})
 
     @contextmanager
     def _pushed_by(self, peer: PeerId) -> Iterator[OnBytes]:
-        """Held while ``peer`` pushes a frame. PayloadError, before it is read, when none of it is taken."""
+        """Hold while ``peer`` pushes a frame. Raises PayloadError, before it is read, when none of it is taken."""
         state = self.state
         if state.running and peer not in state.head.members and not state.inbox.admits(peer):
             raise PayloadError(f"frame pushed by {peer_name(peer)}, which is no member; drop it")
@@ -215,7 +215,7 @@ class FrameIO:
     # ---- out ----
 
     async def send(self, to: PeerId, message: Message) -> None:
-        """Say something to one peer; the machine is told when it cannot be reached."""
+        """Send a message to one peer; the machine is told when it cannot be reached."""
         try:
             await notify(self.transport, to, CONTROL, self._encoded(message), timeout=SEND_TIMEOUT)
         except TransportError:

@@ -1,4 +1,4 @@
-"""State of one peer's rounds, and the parts that it is made from. The roles beside it are given it and act on it."""
+"""The state that the parts of one peer's rounds share, what it is made from, and what it tells training and disk."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ KEEP_ROUNDS = 64  # rounds of frames kept for those who missed them
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnParts:
-    """What this peer has of its own."""
+    """The parts that this peer has of its own."""
 
     signer: Signer
     head: Head
@@ -56,7 +56,7 @@ class OwnParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwarmAccess:
-    """Its ways to the others, and how long they may be silent."""
+    """The ways to the others, and how long they may be silent."""
 
     transport: Transport
     directory: Directory
@@ -68,7 +68,7 @@ class SwarmAccess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listeners:
-    """What is called when something happens."""
+    """The functions that are called when something happens."""
 
     on_update: Callable[[CommittedUpdate], None]
     on_event: Callable[[str, dict[str, object]], None]
@@ -76,7 +76,9 @@ class Listeners:
 
 
 class LocalState:
-    """One peer's part in its run. Roles keep what only they look at."""
+    """The state that is read or changed by more than one part of a peer's rounds; each part keeps what only it looks
+    at.
+    """
 
     machine: RoundMachine  # made when the rounds begin, at the head that is known by then
 
@@ -103,17 +105,17 @@ class LocalState:
 
     @property
     def head(self) -> Head:
-        """Where this peer's chain stands."""
+        """Return the head of this peer's chain."""
         return self.machine.head if self.running else self._start[0]
 
     @property
     def running(self) -> bool:
-        """Whether this peer is in step with a chain; before that, its head is only a placeholder."""
+        """Tell whether this peer is in step with a chain; before that, its head is only a placeholder."""
         return self.tasks.begun
 
     @property
     def is_member(self) -> bool:
-        """Whether this peer votes in the round in progress."""
+        """Tell whether this peer votes in the round in progress."""
         return self.me in self.head.members
 
     def is_newcomer(self, peer: PeerId) -> bool:
@@ -122,7 +124,7 @@ class LocalState:
 
     @property
     def gossips(self) -> bool:
-        """Whether each peer has its own replica, and there is no anchor to compare or to take over."""
+        """Tell whether each peer has its own replica, and there is no anchor to compare or to take over."""
         return self.partners is not None
 
     def begin_at(self, head: Head, acceptor: Acceptor | None = None, past: Past | None = None) -> None:
@@ -145,7 +147,7 @@ class LocalState:
             self.keep(frame)
 
     def note_members(self, before: Collection[PeerId], leader: PeerId | None, now: float) -> None:
-        """The membership was ``before`` what the head has now. Who said farewell has left, and was not left out.
+        """Note a change of the membership from ``before``. A peer that said farewell has left, and was not left out.
 
         ``leader``: of the commit that changed it; None: a branch was adopted.
         """
@@ -166,7 +168,7 @@ class LocalState:
             self.machine.state.held.pop(dropped, None)
 
     def stored(self, frame: bytes) -> Frame:
-        """A frame that is held."""
+        """Return a frame that is held."""
         found = self.store.get(frame)
         assert found is not None, "the machine decides only on frames that are held"
         return found
@@ -177,7 +179,7 @@ class LocalState:
         return frozenset() if pending is None else self.sums.overlong(record, pending.gradient_N, self.me)
 
     def make_room(self) -> None:
-        """A new round is open: two frames per member are what it can need, a contribution and a result."""
+        """Make room for a new round: it can need two frames per member, a contribution and a result."""
         head = self.machine.head
         self.store.open(head.round + 1, 2 * self.frame_limit * len(head.members), frozenset(head.members))
 
@@ -197,7 +199,7 @@ class LocalState:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """How a commit came about, as this peer saw it; seconds of the loop's clock."""
+    """The way a commit came about, as this peer saw it; seconds of the loop's clock."""
 
     leader: PeerId
     ballot: int  # 0: the round's first leader; each above is a change of leader
@@ -217,7 +219,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class CommittedUpdate:
-    """One commit as the training side sees it."""
+    """A commit as the training side sees it."""
 
     record: Record | None  # None: adopted from a snapshot
     head: Digest  # hash of the chain's head after it
@@ -242,7 +244,7 @@ class CommittedUpdate:
 
 @dataclass(slots=True)
 class Ledger:
-    """Where commits and acceptor state become durable. In tests it may keep them in memory."""
+    """The functions that make commits and acceptor state durable. In tests it may keep them in memory."""
 
     append: Callable[[Commit, Sequence[bytes]], None]
     save_acceptor: Callable[[bytes], None]
@@ -265,7 +267,7 @@ logger = logging.getLogger("decentral.rounds")
 
 
 class Steps:
-    """Those of one peer's machine; whoever changes what a step reads or decides holds ``lock``."""
+    """The steps of one peer's machine; whoever changes what a step reads or decides holds ``lock``."""
 
     def __init__(self, carry_out: CarryOut) -> None:
         self._carry_out = carry_out
@@ -292,7 +294,7 @@ class Steps:
 
 
 class Tasks:
-    """Tasks in the group that the rounds run in."""
+    """The tasks in the group that the rounds run in."""
 
     def __init__(self, on_event: OnEvent) -> None:
         self._on_event = on_event
@@ -301,15 +303,15 @@ class Tasks:
 
     @property
     def begun(self) -> bool:
-        """Whether the rounds have begun."""
+        """Tell whether the rounds have begun."""
         return self._group is not None
 
     def begin(self, group: anyio.abc.TaskGroup) -> None:
-        """The rounds run, in ``group``."""
+        """Run tasks in ``group`` from now on."""
         self._group = group
 
     def end(self) -> None:
-        """They do not any more; nothing else is begun."""
+        """Begin nothing any more."""
         self._over = True
 
     def spawn(self, work: Callable[..., object], *args: object) -> bool:
@@ -320,7 +322,7 @@ class Tasks:
         return True
 
     async def _guarded(self, work: Callable[..., object], *args: object) -> None:
-        """A failed send or a bad answer must not end the peer; it is counted and the timers above go on."""
+        """Do work that must not end the peer when a send fails or an answer is bad: that is told, and timers go on."""
         what = getattr(work, "__name__", "task")
         try:
             await work(*args)  # type: ignore[misc]
@@ -331,7 +333,8 @@ class Tasks:
 
 
 def tell_unexpected(on_event: OnEvent, what: str, error: Exception) -> None:
-    """A mistake of this package, which a peer's bytes may have led to: as in every handler, nobody ends a peer so.
+    """Tell of a mistake of this package, which a peer's bytes may have led to: as in every handler, nobody ends a peer
+    so.
 
     A step that was carried out by half does all the same, see ``Steps``.
     """
@@ -349,10 +352,10 @@ AGAIN_AT_MOST = 4.0  # s: it may have been behind itself, and the only one that 
 
 
 class CatchUpRequests:
-    """Room for one: the last asked wins, as whoever is ahead is noticed again at the next look.
+    """The newest request to catch up: the last asked wins, as a peer that is ahead is noticed again at the next look.
 
-    Who led nowhere is passed over for a while, each time for twice as long: one that only says it is ahead was asked
-    all the time, and so was the third of three branches, and never the second.
+    A peer that led nowhere is passed over for a while, each time for twice as long: one that only says it is ahead was
+    asked all the time, and so was the third of three branches, and never the second.
     """
 
     def __init__(self, longest: float) -> None:
@@ -369,11 +372,11 @@ class CatchUpRequests:
             self._asked.set()
 
     def led_on(self, peer: PeerId) -> None:
-        """It had what was missing."""
+        """Note that a peer had what was missing."""
         self._vain.pop(peer, None)
 
     def led_nowhere(self, peer: PeerId) -> None:
-        """It was asked in vain."""
+        """Note that a peer was asked in vain."""
         now = anyio.current_time()
         _, seconds = self._vain.get(peer, (0.0, 0.0))
         seconds = min(self._longest, max(AGAIN_AFTER, 2 * seconds))

@@ -1,4 +1,4 @@
-"""A peer's view of the contributions that commits name: outliers and twins as events, and the round's figures.
+"""The metrics of rounds: one peer's view of the contributions that commits name, as events and figures.
 
 Nothing is sent or decoded for it: a frame was measured when it was checked, the mean was made for the outer step. In a
 gather every peer sees all, in a reduce an owner its part of all. Figures are made between two waits of the loop, from
@@ -50,7 +50,7 @@ class RoundMetrics:
         self._fails = False  # it has been said
 
     def measured(self, record: Record, step: OuterStep | None) -> Mapping[PeerId, Measure] | None:
-        """What the round measured itself: of estimates, or of the slices of a part of ours; None: nothing."""
+        """Return what the round measured itself: of estimates, or of the slices of a part of ours; None: nothing."""
         told = {} if step is None else step.told.measures
         return told or self.state.sums.measured.get((record.round, record.plan))
 
@@ -105,14 +105,14 @@ class RoundMetrics:
         return Figures(step + 1, 2, self._coverage.rounds, False, values)
 
     def _of_fragment(self, fragment: int, books: Mapping[str, Tensor], learnt_S: Tensor | None) -> dict[str, float]:
-        """What is owed over what was learnt, and what was never sent."""
+        """Return the residual over what was learnt, and the share that was never sent."""
         sample = self._coverage.samples[fragment]
         owes = None if learnt_S is None or DEBT not in books else ratio(sample.of(books[DEBT]), learnt_S)
         found = {DEBT_RATIO: owes, NEVER_SENT: self._coverage.never_sent}
         return {name: value for name, value in found.items() if value is not None}
 
     def _measures(self, record: Record, frames: Mapping[bytes, Frame], step: OuterStep) -> Sequence[Measure]:
-        """Of the contributors, in the record's order: all of them, or none."""
+        """Return the measures of the contributors, in the record's order: all of them, or none."""
         known = self.measured(record, step)
         if known is None and not record.contributors:
             found = self.state.replica.contents.unpacked.measures

@@ -26,7 +26,7 @@ from decentral.wire.messages import Missing, ReducePlan
 
 
 class Reducer:
-    """Carries out the plans of a reduce."""
+    """The plans of a reduce, carried out."""
 
     def __init__(self, state: LocalState, frames: FrameIO) -> None:
         self.state, self.frames = state, frames
@@ -42,7 +42,9 @@ class Reducer:
             self.state.tasks.spawn(self._own, Reduction(plan, part), head)
 
     async def send_slices(self, pending: Contribution, plan: ReducePlan, head: Head) -> None:
-        """Encoded as they go; every owner's first part before anybody's second, so that it is summed meanwhile."""
+        """Send slices, encoded as they go; every owner's first part before anybody's second, so that it is summed
+        meanwhile.
+        """
         state = self.state
         for part in in_order(plan, state.me):
             frame = await state.offload(pending.slice_frame, part, plan, head, state.replica, state.signer)
@@ -84,7 +86,7 @@ class Reducer:
                 await came.wait()
 
     def _result(self, reduction: Reduction, head: Head) -> tuple[Frame, Tensor, dict[str, Tensor]]:
-        """The frame for everybody, what it decodes to, and what it leaves to owe."""
+        """Make the frame for everybody; return it, what it decodes to, and the residual that it leaves."""
         plan, state, replica = reduction.plan, self.state, self.replica
         fragment = head.fragment(state.terms.num_fragments)
         owed_N, (start, stop) = replica.owed(fragment), reduction.range
@@ -109,7 +111,7 @@ class Reducer:
         return frame, replica.codec.decompress(made.payloads, header.channels), made.feedback
 
     def _slice_scales(self, reduction: Reduction, norms: Sequence[float], weights: Sequence[float]) -> list[float]:
-        """An owner knows the norms of its own part's slices, and no more; everybody applies its result.
+        """Return a scale for each slice. An owner knows the norms of its own part's slices, and no more.
 
         Zeros where the rule gives nothing that fits: nobody's change is in the part, and all are given that alike.
         """
