@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import Tensor
 
-from decentral.consensus.chain import Head, Past, check_succession, contributions, moves_anchor, retraced
+from decentral.consensus.chain import Head, Past, check_succession, contributions, moves_anchor, retrace
 from decentral.consensus.paxos import Acceptor
 from decentral.errors import DiskError, ManifestMismatch, PayloadError
 from decentral.parameters import FrozenSpec
@@ -95,7 +95,7 @@ class DurableStore:
         """What is here of the way to ``head``, with frames of its newest commits and of the record voted for."""
         metas = [*load_metas(self.checkpoints), *load_metas(self.adopted)]
         starts = {start.hash: start for start in (Head.from_dict(meta["head"]) for meta in metas)}
-        past = retraced(starts, map(_commit, self.journal.entries), head)
+        past = retrace(starts, map(_commit, self.journal.entries), head)
         records = [commit.record for commit in past.commits]
         if acceptor is not None and acceptor.accepted is not None:
             records.append(acceptor.accepted)

@@ -19,7 +19,7 @@ import anyio
 
 from decentral.consensus.acceptance import note_followers, takes_commit
 from decentral.consensus.chain import LENGTH as LONGEST
-from decentral.consensus.chain import Branch, Head, History, Place, Rules, checked_branch, dropped_by, rank_of
+from decentral.consensus.chain import Branch, Head, History, Place, Rules, check_branch, dropped_by, rank_of
 from decentral.consensus.learner import RECENT, find_oldest_head, remember_before
 from decentral.errors import DecentralError, PayloadError, PeerUnreachable, TransportError
 from decentral.replica.contents import MAKERS
@@ -153,7 +153,7 @@ class Memory:
         if start is None or start.round >= begins.round:
             return
         commits = await self.chains.all_of(peer, start, first, begins)
-        branch = checked_branch(History(start), start, commits, begins, self.chains.rules)
+        branch = check_branch(History(start), start, commits, begins, self.chains.rules)
         state = self.state.machine.state
         if find_oldest_head(state).hash == begins.hash:  # else it went over to another branch meanwhile
             remember_before(state, start, branch.heads, commits[: len(branch.heads)])
@@ -189,7 +189,7 @@ class Poll:
             return None
         index, head = said[group[0]]
         named_it = set(group)
-        records = await self._certified(group, head)
+        records = await self._certify(group, head)
         if not group:
             return None
         for liar in named_it.difference(group):  # its word counts for neither side
@@ -236,7 +236,7 @@ class Poll:
         head, presence = self.state.head, self.state.machine.state.presence
         return set(head.members) - presence.given_up() - {self.state.me}
 
-    async def _certified(self, group: list[PeerId], head: Head) -> int:
+    async def _certify(self, group: list[PeerId], head: Head) -> int:
         """Count the records that lead to ``head`` from the oldest that one of ``group`` holds, each with its votes.
 
         0 where nobody holds any: they took it over themselves. A peer whose records lead elsewhere is removed from
@@ -248,7 +248,7 @@ class Poll:
                 if start is None:
                     continue
                 commits = await self.chains.all_of(peer, start, first, head)
-                if records := checked_branch(History(start), start, commits, head, self.chains.rules).records:
+                if records := check_branch(History(start), start, commits, head, self.chains.rules).records:
                     return len(records)
             except PayloadError as error:
                 self.state.on_event("catch_up_failed", {"why": str(error)})
@@ -325,7 +325,7 @@ class CatchUp:
         if found is None:
             return peer not in doubted and await self._adopt_if_better(peer)
         holder, missed = found
-        if self.is_cheap(missed) and await self.replayed(holder, missed):
+        if self.is_cheap(missed) and await self.replay(holder, missed):
             self.state.catch_up.drop()
             return True
         return await self._adopt_if_better(holder)  # of its chain it is known that it goes on from ours
@@ -342,7 +342,7 @@ class CatchUp:
         asked, waited_for, answered = set[PeerId](), set[PeerId](), anyio.Event()
 
         async def ask(holder: PeerId) -> None:
-            missed = await self._missed(holder, head)
+            missed = await self._ask_missed(holder, head)
             if missed is None:
                 doubted.add(holder)
             elif missed and not takes_commit(self.state.machine.state, missed[0]):
@@ -376,7 +376,7 @@ class CatchUp:
         record, beyond = commits[0].record, {(commit.record.round, commit.record.hash) for commit in commits}
         there = [other for other, lease in self.directory.live().items() if (lease.round, lease.digest) in beyond]
         for other in (peer, *there):
-            self.driver.watch.parted(other)
+            self.driver.watch.note_parted(other)
         dropped = [peer_name(one) for one in sorted(dropped_by(record))]
         self.state.on_event("refused", {"round": record.round, "peer": peer_name(peer), "gives_up": dropped})
 
@@ -389,7 +389,7 @@ class CatchUp:
         others.sort(key=lambda other: (live[other].round <= head.round, other not in head.members))
         return others[:ASKED]
 
-    async def _missed(self, holder: PeerId, head: Head) -> tuple[Commit, ...] | None:
+    async def _ask_missed(self, holder: PeerId, head: Head) -> tuple[Commit, ...] | None:
         """Return what ``holder`` says was committed after ``head``, checked before anything is reckoned from it: one
         flipped bit in the number of a fragment ended a peer. () where it does not know, None where it says what cannot
         be: one that lies keeps nobody from asking the next.
@@ -417,7 +417,7 @@ class CatchUp:
             nbytes += missing * whole // max(1, len(record.partition)) + tails * replica.tail.nbytes(record.fragment)
         return nbytes <= self.snapshots.layouts.nbytes
 
-    async def replayed(self, holder: PeerId, commits: Sequence[Commit]) -> bool:
+    async def replay(self, holder: PeerId, commits: Sequence[Commit]) -> bool:
         """Apply the commits in order; False when a frame of one is nowhere to be had any more."""
         for number, commit in enumerate(commits):
             if commit.record.round <= self.state.head.round:
@@ -465,13 +465,13 @@ class CatchUp:
             return False  # it is behind, on our chain
         branch = await self._branch_to(peer, head)
         if branch.shared is None:
-            self.driver.watch.parted(peer)
+            self.driver.watch.note_parted(peer)
             named = await self.poll.find_donor(peer)
             if named is None:
                 return False
             peer, index, head = named
         elif not self._ranks_higher(branch):
-            self.driver.watch.parted(peer)
+            self.driver.watch.note_parted(peer)
             return False
         tensors = {} if self.state.gossips else (await self.snapshots.tensors(peer, index, head)).tensors
         await self.driver.adoption.adopt(head, tensors, branch)
@@ -495,7 +495,7 @@ class CatchUp:
             return Branch(None)
         commits = await self.chains.all_of(peer, shared, answer.commits, claimed)
         self._check_taken(peer, shared, commits)
-        return checked_branch(self.state.machine.state.history, shared, commits, claimed, self.chains.rules)
+        return check_branch(self.state.machine.state.history, shared, commits, claimed, self.chains.rules)
 
     def _note_followers(self, commits: Sequence[Commit]) -> None:
         places = {peer: (lease.round, lease.digest) for peer, lease in self.directory.live().items()}

@@ -115,15 +115,15 @@ class Bookkeeping:
         self.state = state
         self.me, self.replica, self.outbox = state.me, state.replica, state.outbox
 
-    async def made_of(self, record: Record, frames: Mapping[bytes, Frame]) -> Booking:
+    async def make_booking(self, record: Record, frames: Mapping[bytes, Frame]) -> Booking:
         """Return the booking of ``record``; made off the event loop where it is as long as the fragment."""
-        mine, owed_N = self._named(record), self.replica.owed(record.fragment)
+        mine, owed_N = self._find_named(record), self.replica.owed(record.fragment)
         lost = mine is None and any(ref.peer == self.me for ref in contributions(record))
         if lost or record.partition:
-            return await self.state.offload(self._made_of, record, frames, mine, owed_N, lost)
+            return await self.state.offload(self._make_booking, record, frames, mine, owed_N, lost)
         return Booking(None if mine is None else mine.feedback_after(record))
 
-    def _made_of(
+    def _make_booking(
         self,
         record: Record,
         frames: Mapping[bytes, Frame],
@@ -147,7 +147,7 @@ class Bookkeeping:
         """
         if not moves_anchor(record):
             return None
-        mine, f = self._named(record), record.fragment
+        mine, f = self._find_named(record), record.fragment
         self.state.pending, self.state.inherits = None, False
         if mine is not None:
             self.state.contributed += 1
@@ -159,7 +159,7 @@ class Bookkeeping:
         self.replica.owe(f, booking.owed_N)
         return mine
 
-    def _named(self, record: Record) -> Contribution | None:
+    def _find_named(self, record: Record) -> Contribution | None:
         """Return the contribution in flight, if it is what the record names of this peer."""
         pending = self.state.pending
         ref = next((ref for ref in contributions(record) if ref.peer == self.me), None)
@@ -198,7 +198,7 @@ class Commits:
         """Make a commit durable, then install its step, then tell the training side; return the anchor's digest."""
         state, record = self.state, commit.record
         sending = self.frames.pushes.seconds(None if state.pending is None else state.pending.offered)
-        frames = {ref.frame: state.stored(ref.frame) for ref in record.frames}
+        frames = {ref.frame: state.find_stored(ref.frame) for ref in record.frames}
         data = [frames[ref.frame].data for ref in record.frames]
         await state.offload(state.ledger.append, commit, data)
         before_N = after_N = buffers_B = None
@@ -208,7 +208,7 @@ class Commits:
         began = anyio.current_time()
         if moves_anchor(record):
             step = await self.ahead.step(record, frames)
-            booking = await self.bookkeeping.made_of(record, frames)
+            booking = await self.bookkeeping.make_booking(record, frames)
             before_N, after_N = step.before_N, step.after_N
             state.replica.install(step)
             unmoved = bool(step.unmoved)
@@ -280,8 +280,8 @@ class Adoption:
                 return  # ours grew meanwhile
             if branch.shared is None and state.head.anchor is not None:
                 await state.offload(state.ledger.set_aside, state.head, self._all_of_ours())
-            owed = await state.offload(self._owed, branch)
-            taken = {} if state.gossips else self._taken(branch)
+            owed = await state.offload(self._reclaim, branch)
+            taken = {} if state.gossips else self._find_taken(branch)
             was, book = list(state.replica.feedback), partial(self._book_after, branch, taken)
             books = await state.offload(lambda: [book(f, own) for f, own in enumerate(was)])
             loaded = await state.offload(state.replica.read, tensors) if tensors else None
@@ -300,7 +300,7 @@ class Adoption:
             state.machine.state.switch(head, branch, anyio.current_time())
             state.note_members(members, None, anyio.current_time())
             if heals:
-                state.machine.came_back(anyio.current_time(), excused=False)
+                state.machine.listen_first(anyio.current_time(), excused=False)
             self.frames.tidy(head.round)
             for move in moves or [self._no_move(head)]:
                 state.on_update(replace(move, anchor=state.replica.digest))
@@ -339,7 +339,7 @@ class Adoption:
             return []
         to, last = loaded or self.replica, len(self.replica.anchors) - 1
         moves = [self._move(f, old_N, to, owed.get(f), taken) for f, old_N in enumerate(self.replica.anchors)]
-        rounds, parted = _rounds_of_each(head, branch, len(moves)), _parted(self.state.head, branch)
+        rounds, parted = _rounds_of_each(head, branch, len(moves)), _step_of_parting(self.state.head, branch)
         return [
             replace(move, head=head.hash, rounds=rounds, parted=parted, whole=f == last) for f, move in enumerate(moves)
         ]
@@ -372,7 +372,7 @@ class Adoption:
             channels=frozenset(channel.name for channel in method.channels()),
         )  # fmt: skip
 
-    def _owed(self, branch: Branch) -> dict[int, Reclaimed]:
+    def _reclaim(self, branch: Branch) -> dict[int, Reclaimed]:
         """Reclaim, by fragment, what this peer gave to the rounds since ``branch`` left; nothing where that is not
         known.
         """
@@ -384,7 +384,7 @@ class Adoption:
         found = {f: self.outbox.reclaim(after, f, replica.shapes(f), sent[f]) for f in fragments}
         return {f: owed for f, owed in found.items() if owed is not None}
 
-    def _taken(self, branch: Branch) -> dict[int, Contribution | None]:
+    def _find_taken(self, branch: Branch) -> dict[int, Contribution | None]:
         """Find, by fragment, what the records of ``branch`` took from this peer; None: something, and nobody knows
         what.
         """
@@ -418,7 +418,7 @@ class Adoption:
         mine = taken[f]
         if mine is None:
             return {OWED: own[OWED]} if OWED in own else {}
-        assert mine.encoded is not None, "see _taken"
+        assert mine.encoded is not None, "see _find_taken"
         return mine.encoded.feedback
 
     def _book_as_owner(self, branch: Branch, f: int, own: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -435,7 +435,7 @@ class Adoption:
 
     def _tell_adopted(self, head: Head, branch: Branch, owed: Mapping[int, Reclaimed]) -> None:
         """Tell the events of an adoption; ``healed`` when rounds of ours are given up for it."""
-        old, shared, parted = self.state.head, branch.shared, _parted(self.state.head, branch)
+        old, shared, parted = self.state.head, branch.shared, _step_of_parting(self.state.head, branch)
         self.outbox.forget_after(-1 if shared is None else shared.round)
         self.bookkeeping.forget_given()
         where = {"record": head.hash.hex(), "anchor": self.replica.digest.hex()}
@@ -455,7 +455,7 @@ class Adoption:
         )
 
 
-def _parted(ours: Head, branch: Branch) -> int | None:
+def _step_of_parting(ours: Head, branch: Branch) -> int | None:
     """Return the outer step after which our rounds are given up for ``branch``: 0 where it left too long ago to be
     known; None where it follows ``ours``.
     """

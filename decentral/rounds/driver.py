@@ -222,7 +222,7 @@ class Driver:
     def awake_after(self, away: float) -> None:
         """Listen before voting again: this peer was away for so many seconds, asleep or down."""
         excused = away > self.swarm.shrink_after
-        self.machine.came_back(anyio.current_time(), excused=excused, away=away)
+        self.machine.listen_first(anyio.current_time(), excused=excused, away=away)
         self.state.on_event("awake", {"away": round(away, 1), "round": self.head.round})
 
     def _is_outside(self) -> bool:
@@ -311,7 +311,7 @@ class Driver:
         """Write the vote, and before it the frames it vouches for: a later leader may find them here only."""
         state, record = self.state, acceptor.accepted
         if record is not None and all(ref.frame in state.store for ref in record.frames):
-            frames = {ref.frame: state.stored(ref.frame) for ref in record.frames}
+            frames = {ref.frame: state.find_stored(ref.frame) for ref in record.frames}
             if moves_anchor(record):
                 self.commits.ahead.begin(record, frames)  # while the disk writes
             await state.offload(state.ledger.keep, record, [frames[ref.frame].data for ref in record.frames])
@@ -321,7 +321,7 @@ class Driver:
         """Apply a commit; then go on from it, and offer again what it passed by without moving the anchor."""
         state, record = self.state, commit.record
         anchor = await self.commits.apply(commit)
-        await self._carry_out(state.machine.applied(anchor, anyio.current_time()))
+        await self._carry_out(state.machine.note_applied(anchor, anyio.current_time()))
         if record.final:
             self._tell_the_end(record)
         if state.pending is not None and self.offering.takes_again(record):

@@ -123,7 +123,7 @@ class FrameIO:
         self._said: tuple[Message | None, bytes] = None, b""  # the last message: most go to everybody
         serve_requests(self.transport, CONTROL, self._on_control, limit=CONTROL_LIMIT)
         limit = state.frame_limit
-        serve_requests(self.transport, broadcast.PUSH, self._on_push, limit=limit, watch=self._pushed_by)
+        serve_requests(self.transport, broadcast.PUSH, self._on_push, limit=limit, watch=self._hold_push)
         self.broadcast = ChunkedBroadcast(self.transport, state.me, self.arrivals, swarm.lines_of, self)
         self.fetcher = FrameFetcher(
             self.transport, state.store, self.arrivals, self.broadcast, self, state.offload, limit
@@ -197,7 +197,7 @@ class FrameIO:
             self.state.on_event("flooded", {"peer": peer_name(peer), "what": kind})
 
     @contextmanager
-    def _pushed_by(self, peer: PeerId) -> Iterator[OnBytes]:
+    def _hold_push(self, peer: PeerId) -> Iterator[OnBytes]:
         """Hold while ``peer`` pushes a frame. Raises PayloadError, before it is read, when none of it is taken."""
         state = self.state
         if state.running and peer not in state.head.members and not state.inbox.admits(peer):
@@ -217,11 +217,11 @@ class FrameIO:
     async def send(self, to: PeerId, message: Message) -> None:
         """Send a message to one peer; the machine is told when it cannot be reached."""
         try:
-            await notify(self.transport, to, CONTROL, self._encoded(message), timeout=SEND_TIMEOUT)
+            await notify(self.transport, to, CONTROL, self._encode(message), timeout=SEND_TIMEOUT)
         except TransportError:
             await self.unreachable(to)
 
-    def _encoded(self, message: Message) -> bytes:
+    def _encode(self, message: Message) -> bytes:
         if self._said[0] is not message:
             self._said = message, encode(message)
         return self._said[1]

@@ -104,10 +104,10 @@ class Gossip:
         if tail:
             self._merge_buffers(tail, None if swap is None else swap.theirs)
         if half is None or theirs is None:
-            alone = await self._made(partial(step_alone, state.replica, fragment, step, change_N, states))
+            alone = await self._take_step(partial(step_alone, state.replica, fragment, step, change_N, states))
             return self._book(fragment, None, alone, matched=partner is not None)
         self._settled = step + 1
-        together = await self._made(partial(step_together, state.replica, fragment, step, half, theirs))
+        together = await self._take_step(partial(step_together, state.replica, fragment, step, half, theirs))
         self.driver.metrics.at_pair(step, fragment, half, theirs, together)
         return self._book(fragment, partner, together)
 
@@ -120,7 +120,7 @@ class Gossip:
             self.state.machine.state.presence.heard(partner)
         return partner
 
-    async def _made(self, work: Callable[[], GossipStep]) -> GossipStep:
+    async def _take_step(self, work: Callable[[], GossipStep]) -> GossipStep:
         """Make the step that both agreed on, which the partner takes: nothing that cancels may come between."""
         with anyio.CancelScope(shield=True):
             taken = await self.state.offload(work)
@@ -232,7 +232,7 @@ class Swapping:
         self.punctuality.began(swap.step, swap.partner, began)
         try:
             sent = await self._push(swap)
-            with anyio.move_on_after(patience + self._allowed(swap.partner, swap)):
+            with anyio.move_on_after(patience + self._seconds_allowed(swap.partner, swap)):
                 return await (self._lead(swap, sent) if self.state.me < swap.partner else self._follow(swap, sent))
             return await self._too_late(swap)
         finally:
@@ -241,7 +241,7 @@ class Swapping:
 
     async def _push(self, swap: Swap) -> Stream | None:
         """Push our frame; return the stream on which the partner says when it has it, None when it cannot be sent."""
-        longest = self.punctuality.ceiling + self._allowed(self.state.me, swap)
+        longest = self.punctuality.ceiling + self._seconds_allowed(self.state.me, swap)
         with anyio.move_on_after(longest):  # the training thread waits for it
             try:
                 return await send(self.transport, swap.partner, broadcast.PUSH, swap.frame.data, broadcast.ANSWER)
@@ -249,7 +249,7 @@ class Swapping:
                 await self.driver.frames.unreachable(swap.partner)
         return None
 
-    def _allowed(self, peer: PeerId, swap: Swap) -> float:
+    def _seconds_allowed(self, peer: PeerId, swap: Swap) -> float:
         """Return the seconds that a frame as large as ours may be on its way from ``peer``."""
         nbytes, pair = len(swap.frame.body), (self.state.me, swap.partner)
         return allowance(nbytes, 1, self.state.terms.takes(nbytes, peer, pair))

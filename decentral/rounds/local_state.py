@@ -167,7 +167,7 @@ class LocalState:
         for dropped in self.store.add(frame):
             self.machine.state.held.pop(dropped, None)
 
-    def stored(self, frame: bytes) -> Frame:
+    def find_stored(self, frame: bytes) -> Frame:
         """Return a frame that is held."""
         found = self.store.get(frame)
         assert found is not None, "the machine decides only on frames that are held"
@@ -318,10 +318,10 @@ class Tasks:
         """Do ``work(*args)`` beside the rounds; False when they end, and it is not done."""
         if self._group is None or self._over or self._group.cancel_scope.cancel_called:  # messages may come meanwhile
             return False
-        self._group.start_soon(self._guarded, work, *args)
+        self._group.start_soon(self._guard, work, *args)
         return True
 
-    async def _guarded(self, work: Callable[..., object], *args: object) -> None:
+    async def _guard(self, work: Callable[..., object], *args: object) -> None:
         """Do work that must not end the peer when a send fails or an answer is bad: that is told, and timers go on."""
         what = getattr(work, "__name__", "task")
         try:

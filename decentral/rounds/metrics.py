@@ -62,7 +62,7 @@ class RoundMetrics:
         if record.contributors or known:
             measured = known or {}
         else:
-            named = _gathered(record, frames)
+            named = _pair_frames(record, frames)
             measured = {peer: await state.offload(state.replica.contents.measure, frame) for peer, frame in named}
         for event, fields in self._scrutiny.events(record, measured):
             state.on_event(event, fields)
@@ -117,7 +117,7 @@ class RoundMetrics:
         if known is None and not record.contributors:
             found = self.state.replica.contents.unpacked.measures
             known = {
-                peer: one for peer, frame in _gathered(record, frames) if (one := found.get(frame.hash)) is not None
+                peer: one for peer, frame in _pair_frames(record, frames) if (one := found.get(frame.hash)) is not None
             }
         peers = [ref.peer for ref in contributions(record)]
         return [known[peer] for peer in peers] if known and all(peer in known for peer in peers) else []
@@ -131,6 +131,6 @@ class RoundMetrics:
             self._fails = True
 
 
-def _gathered(record: Record, frames: Mapping[bytes, Frame]) -> list[tuple[PeerId, Frame]]:
+def _pair_frames(record: Record, frames: Mapping[bytes, Frame]) -> list[tuple[PeerId, Frame]]:
     named = [(ref.peer, frames[ref.frame]) for ref in record.frames]
     return [(peer, frame) for peer, frame in named if frame.header.kind == FrameKind.CONTRIBUTION]

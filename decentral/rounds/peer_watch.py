@@ -53,7 +53,7 @@ class PeerWatch:
         expired = frozenset(peer for peer in missed if silent[peer] > self.lease / 2)
         return Absent(missed, expired, frozenset(peer for peer in expired if silent[peer] > self.shrink_after))
 
-    def parted(self, peer: PeerId) -> None:
+    def note_parted(self, peer: PeerId) -> None:
         """Note that ``peer`` is on a branch that this one does not take."""
         self._parted.add(peer)
 
@@ -96,7 +96,7 @@ class PeerWatch:
             if lease.round >= self.state.head.round and machine.history.at((lease.round, lease.digest)) is None:
                 self.state.catch_up.ask(peer)
             else:
-                returning.answered(peer)
+                returning.note_answer(peer)
 
     def look_who_remembers(self, now: float) -> None:
         """Look whether others remember rounds that this peer's disk forgot, or a vote that binds it in vain: once all

@@ -50,7 +50,7 @@ class Reducer:
             frame = await state.offload(pending.slice_frame, part, plan, head, state.replica, state.signer)
             owner = plan.partition[part][0]
             if owner == state.me:
-                state.sums.slices.add(frame, await state.offload(self._decoded, frame, plan))
+                state.sums.slices.add(frame, await state.offload(self._decode, frame, plan))
             else:
                 state.tasks.spawn(self.frames.pushes.push, frame, (owner,))
 
@@ -138,7 +138,7 @@ class Reducer:
             }
             self.state.on_event("unmoved", fields)
 
-    def _decoded(self, frame: Frame, plan: ReducePlan) -> Tensor:
+    def _decode(self, frame: Frame, plan: ReducePlan) -> Tensor:
         (body, _), channels = self.replica.tail.split(frame), frame.header.channels
         return self.replica.codec.decode(body, range_of(plan, frame.header.part) * channels, channels)
 

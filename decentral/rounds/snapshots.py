@@ -137,10 +137,10 @@ class Donor:
         return index.to_bytes()
 
     async def _on_state(self, peer: PeerId, data: bytes) -> bytes:
-        return await self._chunk(*_asked(CHUNK, data))
+        return await self._chunk(*_read_question(CHUNK, data))
 
     async def _on_packed(self, peer: PeerId, data: bytes) -> bytes:
-        name, number, forms = _asked(ANY_FORM, data)
+        name, number, forms = _read_question(ANY_FORM, data)
         chunk = await self._chunk(name, number)
         return to_form(chunk, forms) if chunk else b""
 
@@ -188,7 +188,7 @@ class Donor:
         self._asked_at.pop(name, None)
 
 
-def _asked(fields: struct.Struct, data: bytes) -> tuple[Any, ...]:  # Any: what a struct holds
+def _read_question(fields: struct.Struct, data: bytes) -> tuple[Any, ...]:  # Any: what a struct holds
     """Read the fields of a question. Raises PayloadError."""
     if len(data) != fields.size:
         raise PayloadError(f"chunk request of {len(data)} bytes, want {fields.size}; drop it")
@@ -257,7 +257,7 @@ class SnapshotFetch:
         """Fetch the snapshot that ``peer`` gave ``index`` of, from all who have it. Raises as ``fetch`` does."""
         assembler = await self._begin(index)
         chunks = Chunks(self.transport, index, TIMEOUT)
-        await fetch_chunks(assembler, chunks.ask, lambda: self._donors(peer, head), self._dropped)
+        await fetch_chunks(assembler, chunks.ask, lambda: self._donors(peer, head), self._drop)
         self._partial = None
         tensors = await self.state.offload(assembler.tensors)
         found = await self.state.offload(self.state.replica.digest_of, tensors)
@@ -275,7 +275,7 @@ class SnapshotFetch:
             await self.state.offload(self._reuse, self._partial)
         return self._partial
 
-    def _dropped(self, donor: PeerId, error: DecentralError) -> None:
+    def _drop(self, donor: PeerId, error: DecentralError) -> None:
         if isinstance(error, PayloadError):
             self._distrust(donor)
         self.state.on_event("donor_dropped", {"peer": peer_name(donor), "why": str(error)})

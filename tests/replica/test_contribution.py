@@ -154,5 +154,5 @@ def test_memory_is_bounded_by_rounds_and_by_bytes_and_merges_are_not_kept():
     for round_ in range(9):
         named_in(small, round_, gathered(1.0))
         named_in(small, 100 + round_, gathered(1.0, kind=FrameKind.MERGE))
-    assert small.owed(-1, 0, SHAPES).rounds == 3
+    assert small.reclaim(-1, 0, SHAPES).rounds == 3
     assert small.nbytes <= small.capacity
