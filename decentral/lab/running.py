@@ -25,7 +25,8 @@ from decentral.manifest import Manifest
 from decentral.optimizers import OuterMethod, RoundInfo, make_outer
 from decentral.optimizers.base import State
 from decentral.parameters import parameters_of, scatter, schema_of
-from decentral.training.inner import Averages, build_inner, inner_step, warm_up
+from decentral.training.copies import Averages
+from decentral.training.inner import build_inner, inner_step, warm_up
 
 __all__ = [
     "HeldOut",

@@ -63,21 +63,21 @@ class Peer:
     """One participant of a run, while its ``with`` block lasts."""
 
     def __init__(self, settings: Settings) -> None:
-        check_relays(settings.options.relays)
+        check_relays(settings.options["relays"])
         self.settings, self.manifest, self.out = settings, settings.manifest, settings.out
         self._run = self.manifest.digest  # the main process's in the block: on each a script may draw another salt
         self._done = self._has_entered = self._has_stepped = False
         self._model = settings.model
-        self._announce = Announcer(settings.options.observer)
+        self._announce = Announcer(settings.options["observer"])
         self._stalls = StallWatch(self._announce)
-        self._lan = Lan(self._announce) if settings.options.lan else None
+        self._lan = Lan(self._announce) if settings.options["lan"] else None
         self._limits = PeerLimits(settings)
         self._control, self._asked_to_leave = LoopControl(), threading.Event()
         self._signals = StopSignals(self._leave_soon, self._hurry, self._is_held)
         self._steps: InnerSteps | None = None  # inside the block
         inner, outer = self.manifest.inner, self.manifest.outer
         self._count = StepCount(interval=inner.steps // outer.fragments, rounds=self.manifest.run.rounds)
-        self._trackers = Trackers(settings.options.accelerator)
+        self._trackers = Trackers(settings.options["accelerator"])
         self._on_round: list[Callable[[RoundEnded], object]] = []
         self._schedules: list[RunSchedule] = []
         self._newest: tuple[int, ...] = (0, 0, 0, 0)  # of the newest round: see `_newest_round`
@@ -138,7 +138,7 @@ class Peer:
         """Outer steps that this peer's anchor has behind it; where it has several processes, on all of them those that
         the live model had at the last step boundary.
         """
-        if self._up is None or self._model.orders is not None:
+        if self._up is None or self._model.team.orders is not None:
             return self._count.round
         return self._up.swarm.node.outer_steps
 
@@ -196,7 +196,7 @@ class Peer:
         """Digest of the newest committed anchor, in hex: equal on all peers of a synchronous run, and on every process
         of the peer as of its last boundary.
         """
-        if self._model.orders is not None:
+        if self._model.team.orders is not None:
             return pack(DIGEST, *self._anchor).hex()
         return self._up.swarm.node.replica.digest.hex() if self._up is not None else ""
 
@@ -221,7 +221,7 @@ class Peer:
                 "`with peer.evaluating():` on all of them"
             )
         replica = self._part.swarm.node.replica
-        return self._model.named(list(replica.anchors), replica.buffers_B if replica.tail.numel else None)
+        return self._model.by_name(list(replica.anchors), replica.buffers_B if replica.tail.numel else None)
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -343,9 +343,9 @@ class Peer:
         self._signals.step_begins(done=self._done)
         options, waits = self.settings.options, not (self._has_stepped or self._count.round or self._done)
         self._has_stepped = True
-        if waits and not (options.alone or options.require_peers):
+        if waits and not (options["alone"] or options["require_peers"]):
             self.wait_for_company()
-        self._model.before_step()
+        self._model.joined.before_step()
 
     def _wait_for_members(self, count: int, enough: Callable[[Head], bool], give_up_at: float | None) -> None:
         Gathering(self._model, self._part, self._asked_to_leave).wait(count, enough, give_up_at)
@@ -375,7 +375,7 @@ class Peer:
 
     def save(self) -> bool:
         """Write a checkpoint, between two steps, on every process of the peer; False while a commit arrives, too."""
-        with self._model.as_one():
+        with self._model.team.as_one():
             saved = self._begun is not None and not self._begun.was_over and self._begun.save_now()
         self._share(())
         return saved
@@ -410,20 +410,20 @@ class Peer:
     def __enter__(self) -> Self:
         with ExitStack() as stack:
             stack.enter_context(self._signals)
-            self._model.on_main(lambda: self._begin(stack))
+            self._model.team.on_main(lambda: self._begin(stack))
             self._share(range(len(self._model.schema.fragments)))
-            self._run = self._model.tell(self._run)
+            self._run = self._model.team.tell(self._run)
             hooked = self._part is not None and self._part.acts_before_inner_steps
             begins = self._before_inner_step if hooked else None
-            parts, looks = self.settings.optimizers.parts, (self._before_any_step, self._model.check_tensors)
+            parts, looks = self.settings.optimizers.parts, (self._before_any_step, self._model.joined.check_tensors)
             steps = InnerSteps(parts, self._after_inner_step, begins, *looks, after=self._step_is_over)
             self._steps = steps
-            stack.enter_context(self._model.watch.hooked())
+            stack.enter_context(self._model.undo_guard.watching())
             stack.enter_context(steps.hooked(self._model.trained))
             self._has_entered = True
             self._signals.politely()
-            if self.settings.options.require_peers and not self._done:
-                self._require_peers(self.settings.options.require_peers)
+            if self.settings.options["require_peers"] and not self._done:
+                self._require_peers(self.settings.options["require_peers"])
             self._entered = stack.pop_all()
         return self
 
@@ -432,9 +432,9 @@ class Peer:
         stack.enter_context(occupied(self.out))
         kept_terms(self.out, self.manifest.digest)
         token = kept_token(self.out, self.settings.admit)
-        if self.settings.options.commands or not self.settings.options.quiet:
+        if self.settings.options["commands"] or not self.settings.options["quiet"]:
             stack.enter_context(shown(self.settings, self._last_word, self))
-        if self._model.world_size == 1 and (sentence := launched_alone()):
+        if self._model.team.size == 1 and (sentence := launched_alone()):
             logging.getLogger("decentral").warning(sentence)
         stack.push(self._refused)  # before the status is written for the last time
         part = self._part = Participation(self.settings, self._announce, token)
@@ -470,7 +470,7 @@ class Peer:
             was_cut = self._steps.stage == "at_boundary" and self._control.was_cut
             save = end_as_one(self._model, kind, "between" if was_cut else self._steps.stage)
             if self._part is not None:
-                with self._model.as_one():
+                with self._model.team.as_one():
                     self._end(self._part, kind, error, save=save)
                 if kind is NoPeersError:  # as asked for, and no crash: it can be started again
                     self._last_status = replace(self._last_status, state="left")
@@ -488,8 +488,8 @@ class Peer:
                 kept = part.was_over or (part.save_last() if kind in POLITE else part.save_after_error())
             elif self._steps is not None and self._steps.stage == "inside":
                 part.keeps_the_one_before("the training loop ended inside optimizer.step")
-            self._model.fail(error)
-            self._model.let_go(interrupted=kind is KeyboardInterrupt)
+            self._model.team.fail(error)
+            self._model.team.let_go(interrupted=kind is KeyboardInterrupt)
             if whole and over:
                 end_of_run(part, self._asked_to_leave)
             elif whole and not self._control.leaving:
@@ -528,11 +528,11 @@ class Peer:
         """Runs inside ``optimizer.step``, of the last one if there are several, on every process of the peer."""
         self._count.stepped()
         self._control.was_cut = False
-        if self._model.orders is not None:
-            self._model.orders.steps = self._count.value
+        if self._model.team.orders is not None:
+            self._model.team.orders.steps = self._count.value
         rest, before = self._limits.worked(), self._count.round
         try:
-            with self._model.as_one():
+            with self._model.team.as_one():
                 changed = self._at_boundary()
             self._share(changed)
             if self._steps is not None:
@@ -579,7 +579,7 @@ class Peer:
             forgets, loop.forgets = loop.forgets, False
             if is_news := self._count.reaches(loop.outer_steps):
                 self._newest = _newest_round(self._part)
-            if self._model.orders is not None:
+            if self._model.team.orders is not None:
                 anchor = self._anchor_now(moved=is_news or bool(changed := set(changed)))
         told = (int(forgets), self._seed, *astuple(self._place), *self._count.told(), *self._newest, *anchor)
         self._done, told = self._model.share(changed, ended, told)
@@ -598,12 +598,12 @@ class Peer:
             schedule.step()
         if not self._count.behind or self._done:
             return
-        given = self.settings.options.scheduler
+        given = self.settings.options["scheduler"]
         for one in given if isinstance(given, list | tuple) else [] if given is None else [given]:
-            sentence = move_on(one, self._count, self._model.world_size)
+            sentence = move_on(one, self._count, self._model.team.size)
             if sentence and self._part is not None and not self._has_moved:
                 logging.getLogger("decentral").warning(sentence)
-        self._count.moved += self._count.behind
+        self._count.advance += self._count.behind
         self._has_moved = True
 
     def _tell_round(self, before: int) -> None:

@@ -27,8 +27,7 @@ from decentral.training.clocks import StepCount
 from decentral.training.inner_states import InnerStates
 from decentral.training.live_model import LiveModel
 from decentral.training.live_side import OWN
-from decentral.training.resuming import memory_of, tensors_of
-from decentral.training.schedule import SyncSchedule
+from decentral.training.schedule import SyncSchedule, memory_of, tensors_of
 from decentral.training.swarm_side import SwarmThread
 from decentral.wire.keys import peer_name
 
@@ -74,12 +73,12 @@ class Checkpointer:
         """Copy what training changes; the replica's tensors are replaced and never written to. ``swaps``: as before
         ``replica`` was looked at.
         """
-        live = {live_name(f): one_N for f, one_N in enumerate(model.read_all())} | model.kept_buffers()
+        live = {live_name(f): one_N for f, one_N in enumerate(model.read_all())} | model.buffers.copies()
         # After the model was read: an optimizer that learns an average is then at it, and its state is of it.
         tensors, document = flatten(self._states.kept(), "training")
         meta = {**memory, "training": document, "schema": model.schema.digest.hex()}
         meta |= {"parameters": model.schema.to_json(), "model": model.description()}
-        self._store.keep_frozen(model.schema.frozen, model.frozen, model.whole)
+        self._store.keep_frozen(model.schema.frozen, model.frozen_parts, model.whole_frozen)
         return Taken(head, {**replica, **live, **tensors}, meta, swaps)
 
     def write(self, taken: Taken) -> None:
@@ -91,7 +90,7 @@ class Checkpointer:
         _check_model(found.meta, model)
         for fragment in range(len(model.schema.fragments)):
             model.write(fragment, found.tensors[live_name(fragment)])
-        model.restore_buffers(found.tensors)
+        model.buffers.restore(found.tensors)
         self._states.restore(unflatten(found.meta["training"], found.tensors))
         return dict(found.meta)
 
@@ -102,7 +101,7 @@ class Checkpointer:
         try:
             self._states.restore(unflatten(meta["training"], tensors))
             if meta["buffers"] == "own":
-                model.restore_buffers(tensors)
+                model.buffers.restore(tensors)
         except (ConfigError, ValueError, KeyError, TypeError, RuntimeError) as error:  # as torch says it, and we
             self._states.restore(before)
             raise ConfigError(f"it is of another inner optimizer or model ({error})") from error

@@ -44,8 +44,7 @@ from decentral.training.inner import differences, differences_sentence
 from decentral.training.live_side import LiveSide, Moments
 from decentral.training.outer_loop import LoopControl, LoopParts, OuterLoop
 from decentral.training.reporting import Looks
-from decentral.training.resuming import note_replayed, recall_unadopted, resume, stand_at
-from decentral.training.schedule import SyncSchedule, make_schedule
+from decentral.training.schedule import SyncSchedule, make_schedule, note_replayed, recall_unadopted, resume, stand_at
 from decentral.training.swarm_side import AcrossThreads, SwarmThread, run_blocking
 from decentral.transport.memory import MemoryNetwork
 from decentral.transport.throttle import Caps
@@ -100,7 +99,7 @@ class Startup:
         kept = self._checkpoint
         own = self._lost_state(start) if kept is None else None
         schedule, included = self._join_at_anchor(own) if kept is None else (self._go_on(kept), [])
-        if (evaluate := self._settings.options.evaluate) is not None:
+        if (evaluate := self._settings.options["evaluate"]) is not None:
             part.looks = Looks(evaluate, self._model, self._evaluated, failed=part.reporter.forget_held_out)
         part.loop = self._make_loop(schedule)
         run_blocking(part.loop.begin(included, afresh=kept is None and own is None, outer_steps=self._outer_steps))
@@ -117,7 +116,7 @@ class Startup:
         node = self._part.swarm.node
         where = {"at": node.driver.head.round, "record": node.driver.head.hash.hex(), "resumed": resumed}
         self._part.announce("joined", {"invite": self._part.invite_to_write, "round": node.outer_steps, **where})
-        self._model.tell_of_copies()
+        self._model.joined.warn_of_copies()
         if idle := self._manifest.idle:
             logging.getLogger("decentral").warning(
                 "%s of the terms are for the built-in model and do nothing here: your script says what it does",
@@ -214,10 +213,10 @@ class Startup:
         if self._part.is_offline:
             return NetworkSetup(MemoryNetwork().transport(identity.signer))
         return enter(
-            given.transport,
+            given["transport"],
             identity,
-            given.listen,
-            relays=given.relays,
+            given["listen"],
+            relays=given["relays"],
             invited_by=self._invited_by,
             before=self._before.listen,
         )
@@ -296,12 +295,12 @@ class Startup:
         head, anchors, buffers_B, included = self._part.swarm.call(_standing, self._part.swarm)
         if own is not None:
             if self._part.swarm.node.replica.tail.numel:
-                self._model.write_buffers(buffers_B, whole=True)
+                self._model.buffers.write(buffers_B, whole=True)
             slept = Resumed(head, dict(own.tensors), dict(own.meta), (), adopted=True)
             return self._go_on(_Checkpoint(slept, slept.meta, head, True, anchors, buffers_B=buffers_B)), included
         schedule, self._outer_steps = make_schedule(self._manifest, head.hash, self._live_side()), head.outer_step
         self._put(schedule, anchors)
-        self._model.write_buffers(buffers_B, whole=True)
+        self._model.buffers.write(buffers_B, whole=True)
         return schedule, included
 
     def _go_on(self, kept: _Checkpoint) -> SyncSchedule:
@@ -347,9 +346,9 @@ class Startup:
         return OuterLoop(
             LoopParts(
                 manifest=self._manifest,
-                tokens_per_step=given.tokens_per_step,
-                checkpoint_every=given.checkpoint_every,
-                on_nan=given.on_nan,
+                tokens_per_step=given["tokens_per_step"],
+                checkpoint_every=given["checkpoint_every"],
+                on_nan=given["on_nan"],
                 model=self._model,
                 schedule=schedule,
                 swarm=AcrossThreads(part.swarm),

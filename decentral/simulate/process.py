@@ -33,8 +33,7 @@ from decentral.simulate.trace import Trace
 from decentral.simulate.training import FlatModel, Note, StepPace, Trainer
 from decentral.simulate.weather import Weather, WeatheredTransport
 from decentral.training.live_side import LiveSide
-from decentral.training.resuming import memory_of, resume, stand_at, tensors_of
-from decentral.training.schedule import SyncSchedule, make_schedule
+from decentral.training.schedule import SyncSchedule, make_schedule, memory_of, resume, stand_at, tensors_of
 from decentral.training.swarm_side import SameLoop, Updates
 from decentral.transport.memory import MemoryNetwork
 from decentral.wire.keys import PeerId, Signer

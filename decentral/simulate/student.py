@@ -17,7 +17,8 @@ from torch import Tensor
 from decentral.manifest.terms import INNER_OPTIMIZERS, Inner
 from decentral.optimizers import InnerOptimizer
 from decentral.optimizers.base import Derivative
-from decentral.training.inner import Averages, built, forward_only, inner_step
+from decentral.training.copies import Averages
+from decentral.training.inner import built, forward_only, inner_step
 
 __all__ = ["USUAL", "WIDTH", "Student", "alone", "beginning", "weight_name"]
 

@@ -25,7 +25,7 @@ from decentral.peer.participation import Participation
 from decentral.state.durable import Disk
 from decentral.swarm.identity import Identity
 from decentral.training import outer_loop
-from decentral.training.resuming import memory_of, tensors_of
+from decentral.training.schedule import memory_of, tensors_of
 from decentral.wire.keys import SEED_NBYTES, Signer
 from tests.laws.tables import ALONG_DIRECTIONS, SYNCHRONOUS
 from tests.peer.test_absence import alone
