@@ -51,7 +51,7 @@ class Contribution:
     base_N: Tensor | None = None  # the parameters that it was begun from, as written
     is_difference: bool = False  # what is sent is ``base_N - local_N``, bit for bit
     is_finite: bool = False  # gradient_N is known to hold neither NaN nor Inf: nobody need look again
-    hands_on_nothing: set[tuple[int, int]] = field(default_factory=set)  # (round, plan); see ``owed_after``
+    keeps_residual: set[tuple[int, int]] = field(default_factory=set)  # (round, plan); see ``owed_after``
 
     def __post_init__(self) -> None:
         self.trained = self.trained or self.steps
@@ -155,7 +155,7 @@ class Contribution:
             if replica.method.measures and passed_on > MOST * len(weights):
                 passed_on = 0.0  # here weights go by stated norms: a lie would have all others hand on too much
             if not passed_on:
-                self.hands_on_nothing.add((plan.round, plan.number))
+                self.keeps_residual.add((plan.round, plan.number))
         made = replica.encode_range(self.fragment, self.gradient_N, start, stop, passed_on, self.states)
         parts = len(plan.partition)
         header = header_after(head, FrameKind.SLICE, self.fragment, signer.peer, part, parts, plan.number)

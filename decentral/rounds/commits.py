@@ -134,7 +134,7 @@ class Bookkeeping:
         """Make the booking; ``lost``: the record names a contribution of a previous incarnation."""
         left = forget_sent(self.replica, record, frames, self.me) if lost else None
         feedback = mine.feedback_after(record) if mine is not None else None if left is None else left.feedback
-        keeps = mine is not None and (record.round, record.plan) in mine.hands_on_nothing
+        keeps = mine is not None and (record.round, record.plan) in mine.keeps_residual
         after_N = owed_after(
             owed_N, record, self.me, self.state.sums.residuals, self.replica.numel(record.fragment), keeps
         )
