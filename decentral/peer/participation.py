@@ -21,6 +21,7 @@ from decentral.peer.saved import LOOK_EVERY, WriteBehind
 from decentral.peer.settings import Settings
 from decentral.peer.shown import Announcer
 from decentral.redundancy.recovery import RedundancyService
+from decentral.swarm.directory import ways_in
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
 from decentral.tasks.batches import seed_of
@@ -124,7 +125,7 @@ class Participation:
 
     def _invite(self, token: str | None) -> str:
         reachable = "swarm" in self.made and not self.is_offline
-        addresses = self.swarm.node.directory.ways_in() if reachable else ()
+        addresses = ways_in(self.swarm.node.directory) if reachable else ()
         return str(Invite(self.settings.manifest.digest, addresses, token)) if addresses else ""
 
     def close(self, *, politely: bool = False) -> None:

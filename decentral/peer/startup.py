@@ -35,7 +35,7 @@ from decentral.quantities import time_left
 from decentral.rounds.local_state import CommittedUpdate
 from decentral.state.snapshot import BUFFERS
 from decentral.swarm.admission import Admission
-from decentral.swarm.directory import Directory
+from decentral.swarm.directory import Directory, ways_back
 from decentral.swarm.hello import check_version
 from decentral.swarm.lan import Lan
 from decentral.tensors.threads import ThreadsWanted
@@ -424,7 +424,7 @@ async def note_addresses(directory: Directory, out: Path, network: NetworkSetup,
     Once nobody is left, those who were there last stay: they may be restarted as well.
     """
     while True:
-        now = Addresses(network.listen or noted.listen, directory.ways_back() or noted.others)
+        now = Addresses(network.listen or noted.listen, ways_back(directory) or noted.others)
         if now != noted:
             try:
                 await in_thread(keep_addresses, out, now)

@@ -12,7 +12,7 @@ import anyio
 from decentral.consensus.chain import majority
 from decentral.consensus.paxos import Ballot
 from decentral.consensus.round_state import RoundState
-from decentral.flow.uplink import lease_bits
+from decentral.flow.pacing import lease_bits
 from decentral.manifest import Manifest
 from decentral.node.node import Node
 from decentral.observe.health import in_units, list_names
@@ -481,7 +481,7 @@ def _led_here(state: RoundState, leading: Ballot) -> Balloting:
         }
         return Balloting(**mine, **asked, lacks=lacks, proposed=True, voted=state.me in leading.votes)
     voters = state.voters
-    if not leading.prepared(voters, majority(voters)):
+    if not leading.is_prepared(voters, majority(voters)):
         asked = {"asked": "promises", "voters": voters, "given": [*leading.promises], "needed": majority(voters)}
         return Balloting(**mine, **asked)
     if leading.planned is not None:

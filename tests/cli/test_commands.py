@@ -9,7 +9,7 @@ import click
 import pytest
 from click.testing import Result
 
-from decentral.cli import main
+from decentral.cli import COMMANDS, main
 from decentral.manifest import load_manifest
 from decentral.observe.events import EVENTS_FILE, EventLog
 from decentral.observe.lines import pack_put_aside, put_aside

@@ -16,7 +16,7 @@ from decentral.rounds.snapshots import PACKED
 from decentral.state.durable import Disk
 from decentral.swarm.admission import ADMISSION
 from decentral.transport.memory import MemoryNetwork
-from decentral.transport.probes import SPEED
+from decentral.transport.paths import SPEED
 from decentral.transport.throttle import Caps
 from decentral.wire.keys import Signer
 from tests.lab.nodes import tiny_model

@@ -277,8 +277,8 @@ def test_a_peer_whose_disk_hangs_says_that_the_round_waits_for_itself(run_lab: R
 def test_one_member_that_lies_about_its_round_makes_nobody_behind(run_lab: RunLab, terms: Terms) -> None:
     async def script(lab: Lab) -> None:
         members = await swarm_of(lab, 3)
-        liar, update = members[2], members[2].node.directory.update
-        liar.node.directory.update = lambda **said: update(**{**said, "round": 2**40})  # type: ignore[method-assign]
+        liar, update = members[2], members[2].node.directory.own.update
+        liar.node.directory.own.update = lambda **said: update(**{**said, "round": 2**40})  # type: ignore[method-assign]
         await anyio.sleep(30.0)
         assert members[0].node.directory.live()[liar.signer.peer].round == 2**40
         assert members[0].status().others_round is None
