@@ -17,8 +17,8 @@ from torch import Tensor
 
 from decentral.errors import ConfigError
 from decentral.optimizers.aggregation.base import LARGEST_NORM, NOTHING_LEARNT, is_outlier, norm, with_learnt
-from decentral.optimizers.aggregation.mean import MOST
 from decentral.optimizers.base import Contributor, OuterMethod, Preset, RoundInfo, State, key
+from decentral.optimizers.mean import MOST
 from decentral.optimizers.steps import check_momentum, check_rate, exp, nesterov
 
 __all__ = ["AEDiT", "EDiT"]

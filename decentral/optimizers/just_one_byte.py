@@ -47,7 +47,7 @@ from decentral.optimizers.base import (
     RoundInfo,
     State,
 )
-from decentral.optimizers.steps import check_rate
+from decentral.optimizers.steps import check_rate, sgd
 from decentral.tensors.memory import fresh
 from decentral.tensors.ops import float32, philox_4x32
 
@@ -143,8 +143,7 @@ class JustOneByte(OuterMethod):
         """The peers' sum, which is their mean as often as they are, over the root of all derivatives."""
         counts = [len(ToldDerivatives.read(one.summary).levels) for one in info.contributors]
         scale = self.lr * max(1, len(counts)) / math.sqrt(max(1, sum(counts)))
-        with torch.no_grad():
-            return anchor - received["change"] * float32(scale), {}
+        return sgd(anchor, received["change"], scale), {}
 
 
 # ---- random directions, alike on every peer ----

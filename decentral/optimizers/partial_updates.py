@@ -37,13 +37,10 @@ from decentral.optimizers.base import (
     RoundInfo,
     Span,
     State,
-    hold,
-    is_still,
     key,
     numel_of,
-    put_back,
-    scaled_to_owners,
 )
+from decentral.optimizers.owners import hold, is_still, put_back, scaled_to_owners
 from decentral.optimizers.steps import check_momentum, check_rate, nesterov
 
 __all__ = ["PartialUpdates", "read_slices", "span_of", "written_slices"]

@@ -18,7 +18,7 @@ from torch import Tensor
 from decentral.compressors import parse_compressor
 from decentral.errors import ConfigError
 from decentral.optimizers.base import CHANGE, Channel, Contributor, Live, OuterMethod, Preset, RoundInfo, State, key
-from decentral.optimizers.steps import check_rate
+from decentral.optimizers.steps import check_rate, sgd
 
 __all__ = [
     "MOMENTS",
@@ -78,8 +78,7 @@ def averaged(
     method: _Averages, anchor: Tensor, received: State, state: State, info: RoundInfo
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The mean of the parameters, and of the moments that are due, the others as they were."""
-    with torch.no_grad():
-        return anchor - received["change"] * method.lr, _last_means(received, state)
+    return sgd(anchor, received["change"], method.lr), _last_means(received, state)
 
 
 def adopted(method: OuterMethod, state: State, live: Live, fragment: int, fresh: Collection[str]) -> bool:
@@ -94,10 +93,11 @@ def adopted(method: OuterMethod, state: State, live: Live, fragment: int, fresh:
 
 def _last_means(received: State, state: State) -> dict[str, Tensor]:
     """The state with the means that came; rounding of what was sent must not make a variance negative."""
-    kept = {name: received.get(name, mean_N).clone() for name, mean_N in state.items()}
-    if SECOND in received and SECOND in kept:
-        kept[SECOND].clamp_min_(0.0)
-    return kept
+    with torch.no_grad():
+        kept = {name: received.get(name, mean_N).clone() for name, mean_N in state.items()}
+        if SECOND in received and SECOND in kept:
+            kept[SECOND].clamp_min_(0.0)
+        return kept
 
 
 # ---- DES-LOC ----

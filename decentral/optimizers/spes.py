@@ -37,13 +37,22 @@ from decentral.optimizers.base import (
     RoundInfo,
     Span,
     State,
+    key,
+)
+from decentral.optimizers.owners import (
+    ALL,
+    Place,
+    by_expert,
+    experts_of,
     hold,
     is_still,
-    key,
+    merged,
+    owns,
     put_back,
+    read_places,
     scaled_to_owners,
+    written_places,
 )
-from decentral.optimizers.experts import ALL, Place, by_expert, experts_of, merged, owns, read_places, written_places
 from decentral.optimizers.steps import check_rate
 
 __all__ = ["SPES"]

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from decentral.compressors.random import below, hash32
 from decentral.errors import ConfigError
-from decentral.tensors.ops import carried, with_momentum
+from decentral.optimizers.mean import LazyMean
+from decentral.tensors.ops import carried, minus_times, with_momentum
 
 __all__ = [
     "MOST_PARTS",
@@ -28,9 +29,17 @@ __all__ = [
     "only_drawn",
     "power",
     "root",
+    "sgd",
 ]
 
 # ---- outer steps ----
+
+
+def sgd(anchor: Tensor, gradient: Tensor, lr: float) -> Tensor:
+    """``x <- x - lr*g``: torch's ``SGD``. Of a `LazyMean` that nobody has read no values are made."""
+    with torch.no_grad():
+        made = gradient.stepped_from(anchor, lr) if isinstance(gradient, LazyMean) else None
+        return minus_times(anchor, gradient, lr) if made is None else made
 
 
 def nesterov(

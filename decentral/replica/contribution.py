@@ -13,7 +13,7 @@ from torch import Tensor
 
 from decentral.compressors import Nothing
 from decentral.consensus.chain import Head
-from decentral.optimizers.aggregation.mean import MOST
+from decentral.optimizers.mean import MOST
 from decentral.replica.codec import Codec, Encoded, FixedShapes, numel, range_shapes
 from decentral.replica.measures import Sample
 from decentral.replica.replica import Replica, in_own_units

@@ -22,7 +22,7 @@ from decentral.errors import PayloadError
 from decentral.optimizers import Channel, Contributor, OuterMethod
 from decentral.optimizers.aggregation.base import SquareSum, typical_norm
 from decentral.optimizers.aggregation.gram import Sketching, cosines
-from decentral.optimizers.aggregation.mean import MOST
+from decentral.optimizers.mean import MOST
 from decentral.replica.codec import Codec, numel
 from decentral.replica.figures import LOSS_DISPERSION, MEAN_COSINE, NORM_DISPERSION, REPLICA_DISTANCE, REPLICA_VARIANCE
 from decentral.replica.weights import attempted

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from decentral.errors import NonFiniteError, PayloadError
 from decentral.optimizers.aggregation.base import norm
-from decentral.optimizers.aggregation.mean import Adder, masked, mean_of
 from decentral.optimizers.base import Part
+from decentral.optimizers.mean import Adder, masked, mean_of
 from decentral.replica.codec import Codec, Encoded, range_shapes
 from decentral.replica.weights import OVERFLOW
 from decentral.tensors.memory import fresh_zeros

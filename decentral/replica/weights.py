@@ -17,8 +17,8 @@ from torch import Tensor
 from decentral.errors import is_out_of_memory
 from decentral.optimizers import Aggregation, Contributor, OuterMethod
 from decentral.optimizers.aggregation.base import Sent
-from decentral.optimizers.aggregation.mean import contribution_weights
 from decentral.optimizers.base import MAX_SUMMARY_NBYTES, Layout, Part, State, numel_of
+from decentral.optimizers.mean import contribution_weights, values_of
 from decentral.tensors.ops import float32, is_finite
 from decentral.wire.messages import FrameRef
 
@@ -98,7 +98,7 @@ def stepped(
     why = why or _wrong_with(made, before_N, state)
     if made is None or why:
         return Stepped(before_N, dict(state), why)
-    return Stepped(made[0], dict(made[1]))
+    return Stepped(values_of(made[0]), {name: values_of(tensor) for name, tensor in made[1].items()})
 
 
 def said(make: Callable[[], bytes]) -> tuple[bytes, str]:

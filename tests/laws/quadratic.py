@@ -19,7 +19,7 @@ from decentral.compressors.feedback import Feedback, add_sent
 from decentral.manifest import preset_manifest
 from decentral.optimizers import Channel, Contributor, OuterMethod, RoundInfo, make_outer
 from decentral.optimizers.aggregation.base import clip_scales, norm
-from decentral.optimizers.aggregation.mean import Adder, mean_of
+from decentral.optimizers.mean import Adder, mean_of
 from decentral.parameters import schema_of
 from decentral.simulate.lessons import Descent as InnerDescent
 from decentral.simulate.training import FlatModel
