@@ -21,6 +21,8 @@ from decentral.optimizers.base import (
     Preset,
     Quorum,
     RoundInfo,
+    Speaking,
+    Summary,
     compressor_beside,
     key,
 )
@@ -40,6 +42,8 @@ __all__ = [
     "Preset",
     "Quorum",
     "RoundInfo",
+    "Speaking",
+    "Summary",
     "aggregation_names",
     "blend",
     "carry",

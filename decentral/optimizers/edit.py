@@ -17,7 +17,7 @@ from torch import Tensor
 
 from decentral.errors import ConfigError
 from decentral.optimizers.aggregation.base import LARGEST_NORM, NOTHING_LEARNT, is_outlier, norm, with_learnt
-from decentral.optimizers.base import Contributor, OuterMethod, Preset, RoundInfo, State, key
+from decentral.optimizers.base import Contributor, Live, Preset, RoundInfo, Speaking, State, key
 from decentral.optimizers.mean import MOST
 from decentral.optimizers.steps import check_momentum, check_rate, exp, nesterov
 
@@ -69,7 +69,7 @@ def nothing_usual(method: Guarded, anchor: Tensor) -> dict[str, Tensor]:
     }
 
 
-def own_norm(method: Guarded, sent: Sequence[Tensor]) -> bytes:
+def own_norm(method: Guarded, live: Live, fragment: int, sent: Sequence[Tensor]) -> bytes:
     """The change's norm."""
     return _NORM.pack(norm(sent[0]))
 
@@ -187,7 +187,7 @@ def _said(contributor: Contributor) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class EDiT(OuterMethod):
+class EDiT(Speaking):
     """Nesterov on a guarded mean; state {"momentum": (N,), "usual": (4,), "frozen": (1,)}: what norms are usual, and
     rounds in a row in which all were outliers.
     """
@@ -210,7 +210,7 @@ class EDiT(OuterMethod):
         check_guard(self)
 
     init = nothing_usual
-    summary = own_norm
+    says = own_norm
     weights = softmax_of_norms
     outer_step = clipped_step
     nobody_counts = relearnt
@@ -236,7 +236,7 @@ class EDiT(OuterMethod):
 
 
 @dataclass(frozen=True, slots=True)
-class AEDiT(OuterMethod):
+class AEDiT(Speaking):
     """EDiT's step and state, due by time."""
 
     name: ClassVar[str] = "a_edit"
@@ -266,7 +266,7 @@ class AEDiT(OuterMethod):
             raise ConfigError(f"{self}: least, of the inner steps of a contribution, must be at least 1")
 
     init = nothing_usual
-    summary = own_norm
+    says = own_norm
     weights = softmax_of_norms
     outer_step = clipped_step
     nobody_counts = relearnt

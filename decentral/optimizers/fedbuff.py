@@ -54,12 +54,7 @@ class FedBuff(OuterMethod):
     @property
     def quorum(self) -> Quorum:
         """The buffer, and a little more time for others."""
-        return Quorum(self.wait_for, self.grace)
-
-    @property
-    def max_staleness(self) -> int:
-        """As the manifest says."""
-        return self.staleness
+        return Quorum(self.wait_for, self.grace, self.staleness)
 
     def weights(self, contributors: Sequence[Contributor], given: Sequence[float], state: State) -> Sequence[float]:
         """What is given, and less for who is late."""

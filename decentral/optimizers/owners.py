@@ -182,8 +182,8 @@ def _move(after_N: Tensor, spans: Sequence[Span], own_E: Tensor, donors: Sequenc
 #
 # A peer's own are those whose number, modulo so many peers, is its place among them.
 #
-# In the summary of an offer: places one after the other, each two uint16, little-endian: the place, and of how many. Of more peers
-# than there are experts, a place names one expert.
+# In the summary of an offer: places one after the other, each two uint16, little-endian: the place, and of how many.
+# Of more peers than there are experts, a place names one expert.
 
 Place = tuple[int, int]
 ALL: Place = (0, 1)

@@ -32,10 +32,10 @@ from decentral.optimizers.base import (
     Contributor,
     Layout,
     Live,
-    OuterMethod,
     Preset,
     RoundInfo,
     Span,
+    Speaking,
     State,
     key,
     numel_of,
@@ -49,7 +49,7 @@ _MOST = 1024  # slices: fewer peers than that train one model
 
 
 @dataclass(frozen=True, slots=True)
-class PartialUpdates(OuterMethod):
+class PartialUpdates(Speaking):
     """Nesterov on a mean over owners; state {"momentum": (N,), "turn": (1,)}: the slice of the first contributor."""
 
     name: ClassVar[str] = "partial_updates"

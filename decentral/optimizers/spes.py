@@ -32,10 +32,10 @@ from decentral.optimizers.base import (
     Contributor,
     Layout,
     Live,
-    OuterMethod,
     Preset,
     RoundInfo,
     Span,
+    Speaking,
     State,
     key,
 )
@@ -59,7 +59,7 @@ __all__ = ["SPES"]
 
 
 @dataclass(frozen=True, slots=True)
-class SPES(OuterMethod):
+class SPES(Speaking):
     """Plain averaging at lr = 1, of an expert among its owners; no state."""
 
     name: ClassVar[str] = "spes"

@@ -108,7 +108,7 @@ def _values(codec: Codec, payload: Payload) -> Values:
 
 # ---- changes of a method that sends none ----
 #
-# Each peer makes them of what contributors said. See `OuterMethod.rebuilt`.
+# Each peer makes them of what contributors said. See `Summary.rebuilt`.
 
 
 def rebuilt(
@@ -121,7 +121,7 @@ def rebuilt(
 
 
 def _add_rebuilt(method: OuterMethod, told: Contributor, layout: Layout, total_N: Tensor, weight: float) -> None:
-    made_N, why = called("rebuilt", lambda: method.rebuilt(told, layout))
+    made_N, why = called("rebuilt", lambda: method.summary.rebuilt(told, layout))
     if made_N is None or why:
         raise Unusable(f"{method.name}: {why or 'rebuilt gave nothing'}")
     if (made_N.shape, made_N.dtype) != (total_N.shape, total_N.dtype):
@@ -309,7 +309,7 @@ class Reception:
         NonFiniteError when a contribution is not finite, Unusable when what the rule or the method gave cannot be used.
         """
         record, layout = opened.record, self.schema.fragments[opened.record.fragment].layout
-        if self.method.rebuilds:
+        if self.method.summary.rebuilds:
             return rebuilt(self.method, opened.told, layout, weights[0], due[0])
         numel = self.schema.fragments[record.fragment].numel
         if not record.contributors:

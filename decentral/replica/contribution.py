@@ -152,7 +152,7 @@ class Contribution:
         if owner != signer.peer and replica.owed(self.fragment) is not None:
             weights = replica.weights(plan.contributors, head.outer_step)
             passed_on = in_own_units(plan.contributors, weights, signer.peer)
-            if replica.method.measures and passed_on > MOST * len(weights):
+            if replica.method.summary.measures and passed_on > MOST * len(weights):
                 passed_on = 0.0  # here weights go by stated norms: a lie would have all others hand on too much
             if not passed_on:
                 self.hands_on_nothing.add((plan.round, plan.number))
@@ -222,7 +222,7 @@ def forgotten(replica: Replica, record: Record, frames: Mapping[bytes, Frame], m
     All of it goes of a reduce, whose frames are the owners', where receivers remember, and of summaries.
     """
     f, mine = record.fragment, [frames[ref.frame] for ref in record.frames if ref.peer == me]
-    unseen = bool(record.contributors) or bool(replica.senders.names) or replica.method.rebuilds
+    unseen = bool(record.contributors) or bool(replica.senders.names) or replica.method.summary.rebuilds
     if unseen or any(frame.header.kind == FrameKind.MERGE for frame in mine):
         return Forgotten({}, torch.ones(replica.numel(f), dtype=torch.bool, device="cpu"))
     sent_N = replica.contents.moved(mine, replica.numel(f))

@@ -174,8 +174,6 @@ def mean_cosine(vectors: Sequence[Tensor]) -> float | None:
 
 def between_losses(method: OuterMethod, told: Sequence[Contributor]) -> dict[str, float]:
     """Over those whose summary tells one. A plugin that raises, or gives no number, tells none."""
-    if not method.overrides("told_loss"):
-        return {}
     losses = [loss for one in told if (loss := _loss(method, one)) is not None]
     found = dispersion(losses)
     return {} if found is None else {LOSS_DISPERSION: found}
@@ -183,7 +181,7 @@ def between_losses(method: OuterMethod, told: Sequence[Contributor]) -> dict[str
 
 def _loss(method: OuterMethod, told: Contributor) -> float | None:
     """A finite number, or None: a summary is a peer's bytes, and a plugin anybody's code."""
-    given, _ = attempted(lambda: method.told_loss(told))
+    given, _ = attempted(lambda: method.summary.told_loss(told))
     found, _ = attempted(lambda: float(given))  # type: ignore[arg-type]  # TypeError is what None gives
     return found if found is not None and math.isfinite(found) else None
 

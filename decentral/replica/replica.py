@@ -247,7 +247,7 @@ class Replica:
 
     def _norms(self, record: Record, named: Sequence[Frame], kept: KeptOfSenders) -> list[float] | None:
         """Of the changes in a gather, for a method that goes by them: nobody need be believed who states his own."""
-        if record.contributors or not self.method.measures:
+        if record.contributors or not self.method.summary.measures:
             return None
         return [measure.norm for measure in kept.measures.values() or map(self.contents.measure, named)]
 
@@ -258,7 +258,7 @@ class Replica:
 
         ``parts``: the norms of their slices, for the owner that sums them; others go by what contributors say.
         """
-        f, measured = outer_step % len(self.anchors), parts if self.method.measures else None
+        f, measured = outer_step % len(self.anchors), parts if self.method.summary.measures else None
         told = told_of(contributors, outer_step, len(self.anchors), parts=measured)
         return weights_of(self.method, self.weighting, told, self.states[f]).weights
 

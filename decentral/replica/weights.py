@@ -240,14 +240,14 @@ def state_weights_of(
     method: OuterMethod, told: Sequence[Contributor], weights: Sequence[float], state: State, channels: int
 ) -> list[Weighed]:
     """What each counts in the mean of each of so many further channels."""
-    asked = [partial(method.state_weights, place, told, weights, state) for place in range(channels)]
+    asked = [partial(method.summary.state_weights, place, told, weights, state) for place in range(channels)]
     return [weighed(ask, len(told)) for ask in asked]
 
 
 def outside_of(method: OuterMethod, told: Sequence[Contributor], layout: Layout) -> list[Part]:
     """Where the change of each counts nothing. Raises Unusable where the method says nothing that fits."""
-    numel = numel_of(layout)
-    found, why = called("outside", lambda: [[(int(a), int(b)) for a, b in method.outside(one, layout)] for one in told])
+    numel, outside = numel_of(layout), method.summary.outside
+    found, why = called("outside", lambda: [[(int(a), int(b)) for a, b in outside(one, layout)] for one in told])
     if found is None or any(not 0 <= start <= stop <= numel for part in found for start, stop in part):
         raise Unusable(why or "outside gave ranges that are not in the fragment")
     return list(found)

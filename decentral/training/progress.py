@@ -227,7 +227,7 @@ def counted(
     The norm of what is in time is remembered. All counts of NaN and Inf: the check of what is sent names the parameter.
     """
     rounds, most = method.rounds_behind(step)
-    overdue, stale, share = _overdue(method, step, progress, rounds * whole), method.max_staleness, 1.0
+    overdue, stale, share = _overdue(method, step, progress, rounds * whole), method.quorum.staleness, 1.0
     if math.isfinite(spoken.norm):
         share = share_of(progress, spoken.norm, whole=whole, held=held, overdue=overdue, stale=stale, rounds=rounds)
     undrawn = 0 if spoken.is_all else min(progress.behind, (most - 1) * whole)
@@ -245,7 +245,7 @@ def counted(
 def _overdue(method: OuterMethod, step: int, progress: Progress, usual: int) -> int:
     """Rounds that passed by the parameters, one of all among them; ``usual``: inner steps behind them as a rule."""
     before = progress.overdue if progress.behind > usual else 0
-    looked_at = range(max(0, step - progress.missed), step)[: method.max_staleness + 1]
+    looked_at = range(max(0, step - progress.missed), step)[: method.quorum.staleness + 1]
     if progress.missed and (before or not looked_at or any(method.drawn(s, 1) is None for s in looked_at)):
         return before + progress.missed
     return before

@@ -14,6 +14,7 @@ from torch import Tensor
 from decentral.manifest import Manifest
 from decentral.manifest.terms import Inner
 from decentral.optimizers import OuterMethod, carry, make_outer
+from decentral.optimizers.base import SILENT
 from decentral.replica.contribution import Contribution
 from decentral.replica.weights import said
 from decentral.rounds.local_state import CommittedUpdate
@@ -171,8 +172,8 @@ class SyncSchedule:
         wanted_N = self.method.meanwhile(self.live, fragment, spoken.base_N, spoken.live_N) if self.overlap else None
         self.live.taken(fragment)
         made.states = states_due(self.method, step, anchor_N, self.live, fragment)
-        if self.method.speaks:
-            made.summary, made.unsaid = said(lambda: self.method.says(self.live, fragment, made.vectors))
+        if self.method.summary is not SILENT:
+            made.summary, made.unsaid = said(lambda: self.method.summary.says(self.live, fragment, made.vectors))
         self.detours.go(model, fragment, spoken.live_N, wanted_N)
 
     # ---- merging ----

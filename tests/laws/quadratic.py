@@ -156,7 +156,7 @@ class Descent:
         states = self.method.states_sent(anchor_N, side.live, 0)
         told = {channel.name: states.get(channel.name, torch.zeros(NUMEL)) for channel in beside}
         change_N = self.method.contribute(anchor_N, local_N)
-        said = self.method.says(side.live, 0, [change_N, *told.values()])
+        said = self.method.summary.says(side.live, 0, [change_N, *told.values()])
         first_N = self.method.proposal(anchor_N, change_N, self.states[place]) if flow.is_replica else change_N
         if self.lossy is not None:
             first_N, self.books[peer] = self.lossy.sent(first_N, self.books[peer])

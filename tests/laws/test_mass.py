@@ -124,7 +124,7 @@ def sent(course: Course, one: Round) -> tuple[Tensor, Tensor]:
 
 def lost_at_most(course: Course, value_N: Tensor, one: Round) -> Tensor:
     """Of each value, as the compressor's bound says: a gather has whole tensors, a reduce the ranges of its plan."""
-    if course.method.rebuilds:  # from what was said, and nothing was compressed
+    if course.method.summary.rebuilds:  # from what was said, and nothing was compressed
         return torch.zeros_like(value_N, dtype=torch.float64)
     compressor = course.codec.compressor
     bound = BOUNDS[name_of(str(compressor))].per_value
