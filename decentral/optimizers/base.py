@@ -20,7 +20,7 @@ from torch import Tensor
 
 from decentral.errors import ConfigError
 from decentral.optimizers.mean import Part, Span
-from decentral.optimizers.steps import carry
+from decentral.optimizers.steps import carry, progress
 
 __all__ = [
     "ALONE",
@@ -347,7 +347,7 @@ class Local:
 
     def contribute(self, anchor_N: Tensor, local_N: Tensor) -> Tensor:
         """The first channel, from the anchor and the live parameters."""
-        return anchor_N - local_N
+        return progress(anchor_N, local_N)
 
     def states_sent(self, anchor_N: Tensor, live: Live, fragment: int) -> dict[str, Tensor]:
         """The other channels by name, those that are due or more. A channel that is not there is sent as zeros."""
@@ -521,25 +521,28 @@ class OuterMethod(Shared, Local, Timing):
     source: ClassVar[str] = "not described"  # authors, title, year, arXiv
     preset: ClassVar[Preset | None] = None
     inner: ClassVar[bool] = False  # it touches a peer's training; true by itself with hooks around inner steps
+    acts_before_steps: ClassVar[bool] = False  # as the next three: set by what the class states
+    acts_after_commits: ClassVar[bool] = False
+    draws: ClassVar[bool] = False  # rounds speak of some parameters
+    by_time: ClassVar[bool] = False  # contributions are due by other than inner steps
     by_gradients: ClassVar[bool] = False  # it reads or turns the gradients that inner steps go by
     begins_apart: ClassVar[bool] = False  # it is for replicas that begin apart: in studies, as no run's do
     topology: ClassVar[Literal["all", "pair"]] = "all"  # pair: gossip; each peer has a replica of its own
     on_device: ClassVar[bool] = True  # whether its training side takes tensors of any device; see __init_subclass__
 
     def __init_subclass__(cls, **given: Any) -> None:
-        """Set ``inner``, and ``on_device`` where a class does not say it: no hook of the training side is its own.
-
-        A gossip method's own change goes into its replica whole, on the processor.
+        """Set what others ask of a method by what the class states, and ``on_device`` where it does not say it: a hook
+        of the training side wants tensors on the processor, as a gossip method's own change goes into its replica.
         """
         super().__init_subclass__(**given)
-        if "on_device" not in cls.__dict__:
-            cls.on_device = cls.topology == "all" and not any(map(cls.overrides, _AT_TRAINING))
-        cls.inner = cls.inner or any(cls.overrides(hook) for hook in ("before_inner_step", "after_inner_step"))
-
-    @classmethod
-    def overrides(cls, name: str) -> bool:
-        """Return whether the method has a ``name`` of its own."""
-        return getattr(cls, name) is not getattr(OuterMethod, name)
+        defaults = (*OuterMethod.__mro__, Summary)
+        states = {name for one in cls.__mro__ if one not in defaults for name in vars(one)}
+        cls.acts_before_steps = "before_inner_step" in states
+        cls.acts_after_commits = not states.isdisjoint(("adopt", "after_commit"))
+        cls.draws, cls.by_time = "drawn" in states, "is_due" in states
+        cls.inner = cls.inner or not states.isdisjoint(("before_inner_step", "after_inner_step"))
+        if "on_device" not in vars(cls):
+            cls.on_device = cls.topology == "all" and states.isdisjoint(_AT_TRAINING)
 
     @property
     def summary(self) -> Summary:

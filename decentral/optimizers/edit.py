@@ -10,7 +10,7 @@ import statistics
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -23,138 +23,10 @@ from decentral.optimizers.steps import check_momentum, check_rate, exp, nesterov
 
 __all__ = ["AEDiT", "EDiT"]
 
-# ---- the step around a mean without outliers ----
-#
-# A method puts the hooks into its class: ``weights = softmax_of_norms``.
-
 # Shape suffix: N = elements of one fragment, flat float32.
 
 _NORM = struct.Struct("<d")
 _UNEVEN = 2.0  # times its share of a whole that a part may be: what peers learn is not spread alike over parameters
-
-
-class Guarded(Protocol):
-    """The keys that such a method has."""
-
-    @property
-    def lr(self) -> float: ...
-    @property
-    def momentum(self) -> float: ...
-    @property
-    def relative_temperature(self) -> float: ...
-    @property
-    def clip(self) -> float: ...
-    @property
-    def warmup(self) -> int: ...
-    @property
-    def relearn_after(self) -> int: ...
-
-
-def check_guard(method: Guarded) -> None:
-    """Raise ConfigError where a key is out of bounds."""
-    check_rate(method, method.lr)
-    check_momentum(method, method.momentum)
-    if not (method.relative_temperature > 0 and method.clip > 0 and method.warmup >= 2):
-        raise ConfigError(f"{method}: relative_temperature and clip must be above 0, warmup at least 2")
-    if method.relearn_after < 1:
-        raise ConfigError(f"{method}: relearn_after is a number of rounds, 1 or more; 5 is usual")
-
-
-def nothing_usual(method: Guarded, anchor: Tensor) -> dict[str, Tensor]:
-    """No momentum, and no norm seen."""
-    return {
-        "momentum": torch.zeros_like(anchor),
-        "usual": anchor.new_tensor(NOTHING_LEARNT),
-        "frozen": anchor.new_zeros(1),
-    }
-
-
-def own_norm(method: Guarded, live: Live, fragment: int, sent: Sequence[Tensor]) -> bytes:
-    """The change's norm."""
-    return _NORM.pack(norm(sent[0]))
-
-
-def softmax_of_norms(
-    method: Guarded, contributors: Sequence[Contributor], given: Sequence[float], state: State
-) -> Sequence[float]:
-    """A softmax over the norms of those that are no outliers, in units of their lower median, times what is given.
-
-    Where that is 0 all of them count alike.
-    """
-    norms = _norms_of(contributors)
-    fits = [not is_outlier(value, state["usual"], method.warmup) for value in norms]
-    fit = [value for value, is_fit in zip(norms, fits, strict=True) if is_fit]
-    if not fit:
-        return [0.0] * len(norms)
-    least, unit = min(fit), statistics.median_low(fit)
-
-    def share(value: float) -> float:
-        return exp((least - value) / unit / method.relative_temperature) if unit > 0 else 1.0
-
-    return [weight * share(value) if is_fit else 0.0 for value, weight, is_fit in zip(norms, given, fits, strict=True)]
-
-
-def clipped_step(
-    method: Guarded, anchor: Tensor, received: State, state: State, info: RoundInfo
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """One Nesterov step along the clipped mean."""
-    change = received["change"]
-    shrunk = min(1.0, method.clip / (norm(change) + 1e-6))
-    after, momentum = nesterov(anchor, change * shrunk, state["momentum"], method.lr, method.momentum)
-    usual = state["usual"]
-    for value, weight in zip(_learnable(info.contributors), info.weights, strict=True):
-        usual = with_learnt(usual, value, method.warmup) if weight > 0 else usual
-    return after, {"momentum": momentum, "usual": usual.clone(), "frozen": usual.new_zeros(1)}
-
-
-def relearnt(method: Guarded, state: State, info: RoundInfo) -> State:
-    """One more round of outliers alone; after some of them what was usual is forgotten."""
-    frozen = state["frozen"] + 1
-    if float(frozen) < method.relearn_after:
-        return {**state, "frozen": frozen}
-    return {**state, "usual": frozen.new_tensor(NOTHING_LEARNT), "frozen": torch.zeros_like(frozen)}
-
-
-def _norms_of(contributors: Sequence[Contributor]) -> list[float]:
-    """Of each: as measured, or by the part of it that was measured, or as it said where nobody can measure it."""
-    times = _whole_of_part(contributors)
-    return [_norm_of(one, times) for one in contributors]
-
-
-def _norm_of(contributor: Contributor, times: float) -> float:
-    """Give what cannot be, or was not said, is taken for infinitely large."""
-    if contributor.norm is not None:
-        return _possible(contributor.norm)
-    said = _said(contributor)
-    if contributor.part is None or times * contributor.part <= _UNEVEN * said:
-        return said
-    return _possible(times * contributor.part)
-
-
-def _whole_of_part(contributors: Sequence[Contributor]) -> float:
-    """How many times the norm of a part is that of the whole: at the lower median of the contributors."""
-    ratios = [_said(one) / one.part for one in contributors if one.part and _said(one) < math.inf]
-    return max(1.0, statistics.median_low(ratios)) if ratios else 1.0
-
-
-def _learnable(contributors: Sequence[Contributor]) -> list[float]:
-    """Of norms that nobody measured none beyond ``MOST`` times the lower median: saying is free, and it is kept."""
-    norms = _norms_of(contributors)
-    most = MOST * statistics.median_low(norms) if norms else 0.0
-    pairs = zip(contributors, norms, strict=True)
-    return [min(value, most) if one.norm is None and most > 0 else value for one, value in pairs]
-
-
-def _possible(norm_: float) -> float:
-    return norm_ if norm_ <= LARGEST_NORM else math.inf
-
-
-def _said(contributor: Contributor) -> float:
-    if len(contributor.summary) != _NORM.size:
-        return math.inf
-    (value,) = _NORM.unpack(contributor.summary)
-    return float(value) if 0 <= value <= LARGEST_NORM else math.inf
-
 
 # ---- EDiT ----
 #
@@ -207,13 +79,60 @@ class EDiT(Speaking):
     relearn_after: int = key(5, "rounds in a row of outliers alone, after which norms are learnt anew")
 
     def __post_init__(self) -> None:
-        check_guard(self)
+        check_rate(self, self.lr)
+        check_momentum(self, self.momentum)
+        if not (self.relative_temperature > 0 and self.clip > 0 and self.warmup >= 2):
+            raise ConfigError(f"{self}: relative_temperature and clip must be above 0, warmup at least 2")
+        if self.relearn_after < 1:
+            raise ConfigError(f"{self}: relearn_after is a number of rounds, 1 or more; 5 is usual")
 
-    init = nothing_usual
-    says = own_norm
-    weights = softmax_of_norms
-    outer_step = clipped_step
-    nobody_counts = relearnt
+    def init(self, anchor: Tensor) -> dict[str, Tensor]:
+        """Return no momentum, and no norm seen."""
+        return {
+            "momentum": torch.zeros_like(anchor),
+            "usual": anchor.new_tensor(NOTHING_LEARNT),
+            "frozen": anchor.new_zeros(1),
+        }
+
+    def says(self, live: Live, fragment: int, sent: Sequence[Tensor]) -> bytes:
+        """Return the change's norm."""
+        return _NORM.pack(norm(sent[0]))
+
+    def weights(self, contributors: Sequence[Contributor], given: Sequence[float], state: State) -> Sequence[float]:
+        """Return a softmax over the norms of those that are no outliers, in units of their lower median, times what is
+        given. Where that is 0 all of them count alike.
+        """
+        norms = _norms_of(contributors)
+        fits = [not is_outlier(value, state["usual"], self.warmup) for value in norms]
+        fit = [value for value, is_fit in zip(norms, fits, strict=True) if is_fit]
+        if not fit:
+            return [0.0] * len(norms)
+        least, unit = min(fit), statistics.median_low(fit)
+
+        def share(value: float) -> float:
+            return exp((least - value) / unit / self.relative_temperature) if unit > 0 else 1.0
+
+        found = zip(norms, given, fits, strict=True)
+        return [weight * share(value) if is_fit else 0.0 for value, weight, is_fit in found]
+
+    def outer_step(
+        self, anchor: Tensor, received: State, state: State, info: RoundInfo
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Make one Nesterov step along the clipped mean, and learn what norms are usual."""
+        change = received["change"]
+        shrunk = min(1.0, self.clip / (norm(change) + 1e-6))
+        after, momentum = nesterov(anchor, change * shrunk, state["momentum"], self.lr, self.momentum)
+        usual = state["usual"]
+        for value, weight in zip(_learnable(info.contributors), info.weights, strict=True):
+            usual = with_learnt(usual, value, self.warmup) if weight > 0 else usual
+        return after, {"momentum": momentum, "usual": usual.clone(), "frozen": usual.new_zeros(1)}
+
+    def nobody_counts(self, state: State, info: RoundInfo) -> State:
+        """Count one more round of outliers alone; after some of them forget what was usual."""
+        frozen = state["frozen"] + 1
+        if float(frozen) < self.relearn_after:
+            return {**state, "frozen": frozen}
+        return {**state, "usual": frozen.new_tensor(NOTHING_LEARNT), "frozen": torch.zeros_like(frozen)}
 
 
 # ---- A-EDiT, due by time ----
@@ -236,7 +155,7 @@ class EDiT(Speaking):
 
 
 @dataclass(frozen=True, slots=True)
-class AEDiT(Speaking):
+class AEDiT(EDiT):
     """EDiT's step and state, due by time."""
 
     name: ClassVar[str] = "a_edit"
@@ -248,29 +167,60 @@ class AEDiT(Speaking):
         exchange="reduce",
         demo={"outer": {"seconds": 5.0}},
     )
-    measures: ClassVar[bool] = True
-    lr: float = 0.7
-    momentum: float = key(0.8, "of the outer step; 0 is none")
-    relative_temperature: float = key(1.0, "T of the softmax, in units of the median norm: large counts all alike")
-    clip: float = key(10.0, "largest norm of the mean of a fragment's changes")
-    warmup: int = key(100, "norms that are learnt from before any is called an outlier")
-    relearn_after: int = key(5, "rounds in a row of outliers alone, after which norms are learnt anew")
     seconds: float = key(600.0, "of training after which a contribution is due; inner.steps at the latest")
     least: int = key(1, "inner steps that a contribution has at least, whatever the time; 100 is the authors'")
 
     def __post_init__(self) -> None:
-        check_guard(self)
+        EDiT.__post_init__(self)
         if not 0 < self.seconds <= 86400:
             raise ConfigError(f"{self}: seconds of training must be above 0, and a day at most; 600 is usual")
         if self.least < 1:
             raise ConfigError(f"{self}: least, of the inner steps of a contribution, must be at least 1")
 
-    init = nothing_usual
-    says = own_norm
-    weights = softmax_of_norms
-    outer_step = clipped_step
-    nobody_counts = relearnt
-
     def is_due(self, steps: int, seconds: float, most: int) -> bool:
         """After the time, or the steps; never with fewer than ``least``."""
         return steps >= most or (seconds >= self.seconds and steps >= self.least)
+
+
+# ---- norms of contributions ----
+
+
+def _norms_of(contributors: Sequence[Contributor]) -> list[float]:
+    """Of each: as measured, or by the part of it that was measured, or as it said where nobody can measure it."""
+    times = _whole_of_part(contributors)
+    return [_norm_of(one, times) for one in contributors]
+
+
+def _norm_of(contributor: Contributor, times: float) -> float:
+    """Give what cannot be, or was not said, is taken for infinitely large."""
+    if contributor.norm is not None:
+        return _possible(contributor.norm)
+    said = _said(contributor)
+    if contributor.part is None or times * contributor.part <= _UNEVEN * said:
+        return said
+    return _possible(times * contributor.part)
+
+
+def _whole_of_part(contributors: Sequence[Contributor]) -> float:
+    """How many times the norm of a part is that of the whole: at the lower median of the contributors."""
+    ratios = [_said(one) / one.part for one in contributors if one.part and _said(one) < math.inf]
+    return max(1.0, statistics.median_low(ratios)) if ratios else 1.0
+
+
+def _learnable(contributors: Sequence[Contributor]) -> list[float]:
+    """Of norms that nobody measured none beyond ``MOST`` times the lower median: saying is free, and it is kept."""
+    norms = _norms_of(contributors)
+    most = MOST * statistics.median_low(norms) if norms else 0.0
+    pairs = zip(contributors, norms, strict=True)
+    return [min(value, most) if one.norm is None and most > 0 else value for one, value in pairs]
+
+
+def _possible(norm_: float) -> float:
+    return norm_ if norm_ <= LARGEST_NORM else math.inf
+
+
+def _said(contributor: Contributor) -> float:
+    if len(contributor.summary) != _NORM.size:
+        return math.inf
+    (value,) = _NORM.unpack(contributor.summary)
+    return float(value) if 0 <= value <= LARGEST_NORM else math.inf

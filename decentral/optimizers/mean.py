@@ -17,12 +17,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError, NonFiniteError
+from decentral.tensors.lazy import Lazy
 from decentral.tensors.memory import fresh, fresh_zeros
 from decentral.tensors.ops import divide, float32, is_finite, lie_alike, minus_quotient
 from decentral.tensors.threads import lumps, spread
@@ -45,7 +46,6 @@ __all__ = [
     "mean_pseudo_gradient",
     "minus_mean",
     "scaled",
-    "values_of",
     "within",
 ]
 
@@ -293,38 +293,21 @@ class Bands:
     look: Callable[[int, Tensor], Tensor]  # what to note of the sum of a band, which begins there
 
 
-class LazyMean(Tensor):
-    """The mean of what came (N,), flat float32 on the processor; its values are made when somebody reads them."""
+class LazyMean(Lazy):
+    """The mean of what came (N,), flat float32 on the processor."""
 
-    _made: Tensor | None
     error: Exception | None  # of the contributions, and none of the method's, which may have been given it
     noted: Tensor | None  # of all bands what ``look`` noted; None: no step was made of them
 
-    @staticmethod
-    def __new__(cls, numel: int, make: Callable[[], Tensor], bands: Bands) -> LazyMean:
-        """``make``: the values (N,)."""
-        return torch.empty(numel, dtype=torch.float32, device="meta").as_subclass(cls)  # without memory
-
-    def __init__(self, numel: int, make: Callable[[], Tensor], bands: Bands) -> None:
-        self._make, self._bands = make, bands
-        self._made = self.error = self.noted = None
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # Any: as torch's
-        """Let torch have the values."""
-        return func(*_with_values(args), **_with_values(kwargs or {}))
-
-    def tensor(self) -> Tensor:
-        """Return the values, which are made once."""
-        if self._made is None:
-            self._made = self._noting_errors(self._make)
-        return self._made
+    def __init__(self, make: Callable[[], Tensor], bands: Bands) -> None:
+        super().__init__(lambda: self._noting_errors(make))
+        self._bands, self.error, self.noted = bands, None, None
 
     def stepped_from(self, anchor_N: Tensor, rate: float) -> Tensor | None:
         """Return ``anchor - mean * rate``, the only new vector as long as the fragment; None: go by the values, as
         somebody has read them, or as the rate, a sum or the step is beyond float32.
         """
-        if self._made is not None or not lie_alike(anchor_N) or not abs(rate) <= _LARGEST:
+        if self.is_made or not lie_alike(anchor_N) or not abs(rate) <= _LARGEST:
             return None
         notes, bands = dict[int, Tensor](), self._bands
 
@@ -342,16 +325,3 @@ class LazyMean(Tensor):
         except Exception as error:
             self.error = error
             raise
-
-
-def values_of(given: Tensor) -> Tensor:
-    """Return the tensor, with its values if it is a mean that has none yet."""
-    return given.tensor() if isinstance(given, LazyMean) else given
-
-
-def _with_values(given: Any) -> Any:  # Any: arguments of a function of torch
-    if isinstance(given, dict):
-        return {name: _with_values(value) for name, value in given.items()}
-    if type(given) in (tuple, list):
-        return type(given)(map(_with_values, given))
-    return values_of(given) if isinstance(given, Tensor) else given

@@ -16,13 +16,14 @@ from decentral.optimizers import Aggregation, Channel, Contributor, OuterMethod
 from decentral.optimizers.aggregation.base import Floats, Sent
 from decentral.optimizers.aggregation.gram import Dense, Sparse, Values, gram
 from decentral.optimizers.base import Layout, Part, numel_of
-from decentral.optimizers.mean import Adder, Bands, LazyMean, masked, mean_of, values_of
+from decentral.optimizers.mean import Adder, Bands, LazyMean, masked, mean_of
 from decentral.parameters import Schema
 from decentral.replica.codec import Codec
 from decentral.replica.contents import FrameContents, Senders
 from decentral.replica.measures import Measure, Sample
 from decentral.replica.reduction import results_of
 from decentral.replica.weights import Unusable, called, outside_of, row_of, scales_of
+from decentral.tensors.lazy import values_of
 from decentral.tensors.memory import fresh_zeros
 from decentral.tensors.ops import float32, is_finite
 from decentral.wire.frames import Frame
@@ -227,7 +228,7 @@ class GatherReader:
         if bands is None:
             return combined(channels, numel, rule)
         adders = channels[0][1]
-        change_N = LazyMean(numel, lambda: mean_of(fresh_zeros(numel), adders), bands)
+        change_N = LazyMean(lambda: mean_of(fresh_zeros(numel), adders), bands)
         return {due[0].name: change_N} | (combined(channels[1:], numel) if channels[1:] else {})
 
     def _bands(

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from decentral.optimizers import OuterMethod, carry
 from decentral.optimizers.base import Live
-from decentral.optimizers.steps import only_drawn
+from decentral.optimizers.steps import Taken, only_drawn
 from decentral.tensors.device import beside
+from decentral.tensors.lazy import values_of
 from decentral.tensors.ops import (
     carry_and_copy,
     carry_rows,
@@ -212,10 +213,11 @@ def sent_of(method: OuterMethod, spoken: Spoken, scale: float) -> tuple[Tensor |
 
     The first is None where it is the progress, and nobody has asked for that yet.
     """
-    own = method.overrides("contribute")
-    if scale == 1.0 and not own:
+    taken_N = Taken(lambda: spoken.local_N, lambda: spoken.gradient_N)
+    change_N = method.contribute(spoken.base_N, taken_N)
+    if scale == 1.0 and change_N is taken_N.progress:
         return spoken.made_N, None
-    change_N = method.contribute(spoken.base_N, spoken.local_N) if own else spoken.gradient_N
+    change_N = values_of(change_N)
     return change_N if scale == 1.0 else change_N * scale, spoken.gradient_N
 
 
@@ -359,7 +361,7 @@ class Passes:
 
     def __init__(self, method: OuterMethod, detours: Detours, num_fragments: int) -> None:
         self._method, self._detours = method, detours
-        touches = method.inner or any(map(method.overrides, ("drawn", "adopt", "after_commit")))
+        touches = method.inner or method.draws or method.acts_after_commits
         self._may_copy = num_fragments == 1 and not touches  # else a merge may not be the last that moves what is taken
         self._copied: _Copied | None = None
 
@@ -375,7 +377,7 @@ class Passes:
         ``late``: what is sent is made when somebody asks for it, and not while training stands still.
         """
         copied, self._copied = self._copied, None
-        own_way = fragment in self._detours or self._method.overrides("drawn")
+        own_way = fragment in self._detours or self._method.draws
         rows = None if own_way else model.in_place(fragment)
         if rows is None:
             live_N = self._detours.live(model, fragment)
@@ -390,9 +392,8 @@ class Passes:
         return Spoken(base_N, live_N, live_N, norm, made_N=gradient_N)
 
     def carries(self, fragment: int) -> bool:
-        """Whether a merge without an inner step since the contribution gives the anchor, which need not be computed."""
-        own = any(map(self._method.overrides, ("merge", "drawn")))
-        return not own and fragment not in self._detours
+        """Whether a carry without an inner step since the contribution gives the anchor, which need not be computed."""
+        return not self._method.draws and fragment not in self._detours
 
     def carried(
         self, model: Parameters, fragment: int, sent_N: Tensor, anchor_N: Tensor, *, due: bool

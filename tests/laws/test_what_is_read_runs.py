@@ -93,5 +93,6 @@ def test_a_round_stops_where_the_function_raises_that_one_reads(
     for _ in range(2):  # one of them steps a round late
         go()
     assert any(not torch.equal(one_N, two_N) for one_N, two_N in zip(before, anchors_of(run), strict=True))
-    monkeypatch.setattr(type(method), function, stopped)
+    read = next(one for one in type(method).__mro__ if function in vars(one))  # a default, where it has none of its own
+    monkeypatch.setattr(read, function, stopped)
     stops(run, go, monkeypatch)

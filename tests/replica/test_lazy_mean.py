@@ -45,7 +45,7 @@ class Means:
     @property
     def read(self) -> int:
         """Those whose values were made."""
-        return sum(one._made is not None for one in self.given)
+        return sum(one.is_made for one in self.given)
 
 
 class Remembered(LazyMean):
