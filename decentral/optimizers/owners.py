@@ -38,7 +38,7 @@ __all__ = [
 # each peer is needed: a reduce will do, and a swarm of any size costs one fragment of memory.
 
 _HELD = "held"
-_AHEAD = "z_minus_x"  # of inner optimizers that train elsewhere than they learn (`decentral.training.inner.Z_MINUS_X`)
+_AHEAD = "z_minus_x"  # of inner optimizers that train elsewhere than they learn (`decentral.training.copies.Z_MINUS_X`)
 
 
 def hold(live: Live, fragment: int, others: Part) -> None:
