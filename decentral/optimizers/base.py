@@ -11,7 +11,7 @@ equations have the other sign turns it over in ``contribute``. Nothing is mutate
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Protocol
@@ -23,6 +23,7 @@ from decentral.optimizers.mean import Part, Span
 from decentral.optimizers.steps import carry, progress
 
 __all__ = [
+    "ALL_DRAWN",
     "ALONE",
     "CHANGE",
     "MAX_SUMMARY_NBYTES",
@@ -32,6 +33,7 @@ __all__ = [
     "Channel",
     "Contributor",
     "Derivative",
+    "Drawn",
     "InnerOptimizer",
     "Layout",
     "Live",
@@ -401,6 +403,18 @@ class Quorum:
     staleness: int = 2  # outer steps of a fragment that may pass a peer by before its progress is dropped
 
 
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """The parameters that a round speaks of, and the rounds behind what peers learnt of them: an absence goes by it."""
+
+    places: Callable[[int], Tensor] | None = None  # of so many parameters those that are drawn, bool (N,); None: all
+    rounds: int = 1  # behind it where none was missed
+    most_rounds: int = 1  # and in any step
+
+
+ALL_DRAWN = Drawn()
+
+
 class Timing:
     """The rounds: when a contribution is due, whom a round waits for, and which parameters it speaks of."""
 
@@ -417,18 +431,12 @@ class Timing:
         """
         return steps >= most
 
-    def drawn(self, step: int, numel: int) -> Tensor | None:
-        """The parameters that contributions to outer step ``step`` of a fragment speak of, bool (N,); None: all.
+    def drawn(self, step: int) -> Drawn:
+        """Return the parameters that contributions to outer step ``step`` of a fragment speak of.
 
         The first channel has nothing of the others, and what a peer learnt of them stays in its live model.
         """
-        return None
-
-    def rounds_behind(self, step: int) -> tuple[int, int]:
-        """Of how many rounds what a contribution to outer step ``step`` speaks of was learnt, where none was missed;
-        and of how many in any step, at most. More than one where not all is drawn: what an absence leaves goes by it.
-        """
-        return 1, 1
+        return ALL_DRAWN
 
     def meets(self, step: int) -> bool:
         """Of a gossip method: whether pairs swap in outer step ``step`` of a fragment; else every peer steps alone."""

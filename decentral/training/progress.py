@@ -202,7 +202,8 @@ class Counted:
 
 def spoken_of(method: OuterMethod, step: int, base_N: Tensor, live_N: Tensor) -> Spoken:
     """What outer step ``step`` of the fragment speaks of; ``base_N``: the parameters as written."""
-    drawn_N = method.drawn(step, len(live_N))
+    places = method.drawn(step).places
+    drawn_N = None if places is None else places(len(live_N))
     local_N, norm_of_all = (live_N, 1.0) if drawn_N is None else only_drawn(drawn_N, base_N, live_N)
     gradient_N, norm = difference_and_norm(base_N, local_N)
     return Spoken(base_N, live_N, local_N, norm_of_all * norm, drawn_N is None, gradient_N)
@@ -228,7 +229,8 @@ def counted(
 
     The norm of what is in time is remembered. All counts of NaN and Inf: the check of what is sent names the parameter.
     """
-    rounds, most = method.rounds_behind(step)
+    drawn = method.drawn(step)
+    rounds, most = drawn.rounds, drawn.most_rounds
     overdue, stale, share = _overdue(method, step, progress, rounds * whole), method.quorum.staleness, 1.0
     if math.isfinite(spoken.norm):
         share = share_of(progress, spoken.norm, whole=whole, held=held, overdue=overdue, stale=stale, rounds=rounds)
@@ -248,7 +250,7 @@ def _overdue(method: OuterMethod, step: int, progress: Progress, usual: int) -> 
     """Rounds that passed by the parameters, one of all among them; ``usual``: inner steps behind them as a rule."""
     before = progress.overdue if progress.behind > usual else 0
     looked_at = range(max(0, step - progress.missed), step)[: method.quorum.staleness + 1]
-    if progress.missed and (before or not looked_at or any(method.drawn(s, 1) is None for s in looked_at)):
+    if progress.missed and (before or not looked_at or any(method.drawn(s).places is None for s in looked_at)):
         return before + progress.missed
     return before
 

@@ -148,8 +148,9 @@ class Descent:
         anchor_N, (flow, *beside) = self.anchors[place], self._due
         if self.method.inner:
             local_N = side.learnt(anchor_N, local_N)
-        drawn_N = self.method.drawn(self.step, NUMEL)
-        if drawn_N is not None:
+        places = self.method.drawn(self.step).places
+        if places is not None:
+            drawn_N = places(NUMEL)
             self.ahead_KN[peer] = torch.where(drawn_N, 0.0, local_N - anchor_N)
             local_N = torch.where(drawn_N, local_N, anchor_N)
         else:
