@@ -136,6 +136,9 @@ class Tabled(Method):
     scale_dtype: ClassVar[torch.dtype] = torch.bfloat16
     block: int
 
+    def __post_init__(self) -> None:
+        check_block(self, self.block)
+
     @property
     def code(self) -> Code:
         """What its codes mean."""

@@ -154,7 +154,7 @@ class TopK(SparsifierBase):
 
     def place_at_once(self, shapes: Shapes, selected: Sequence[Selected]) -> list[Decoded]:
         """Place the values of all tensors of a device in a few operations."""
-        places: list[list[Tensor]] = [[one.long() for one in index] for index, _ in selected]
+        places = [list(index) for index, _ in selected]
         for batch in batches(tuple(tuple(shape) for shape in shapes), self.chunk):
             index_Ck = torch.cat([selected[piece.tensor][0][piece.number] for piece in batch.pieces])
             require_rising(index_Ck, batch.length, self)
