@@ -34,14 +34,14 @@ ENOUGH = 1 << 20  # bytes of the largest request
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportSeat:
-    """What this end is told on its command line."""
+    """The arguments of this end."""
 
     folder: str
     transport: str
 
 
 def processor_seconds() -> float:
-    """Of this process and of its children, the daemon, so far.
+    """Return the processor time of this process and of its children, the daemon, so far.
 
     Of others the system tells hundredths of a second, in which two megabytes may be nothing at all; of itself, more.
     """

@@ -66,7 +66,7 @@ class Linear(Tabled):
         return Payload(tuple(tensor.shape), (code_N, scale_B.to(self.scale_dtype)))
 
     def quantised(self, value_N: Tensor) -> tuple[Tensor, Tensor]:
-        """What `quantise` does in one pass, which finds NaN and Inf too, on any device."""
+        """Do what `quantise` does in one pass, which finds NaN and Inf too, on any device."""
         return _nearest_linear(value_N, self.block, self.top)
 
 

@@ -481,7 +481,7 @@ def _add_at(matrix, where, index, values, weight):  # type: ignore[no-untyped-de
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """One region of one tensor."""
+    """A region of a tensor."""
 
     tensor: int  # its number among the tensors
     number: int  # of its regions
