@@ -44,7 +44,7 @@ class Contestant(Protocol):
         """As it is printed."""
 
     def encode(self, tensor_N: Tensor, debt_N: Tensor, shapes: Shapes) -> Any:
-        """Return what is sent; error feedback is computed and thrown away."""
+        """Return the payload; error feedback is computed and thrown away."""
 
     def nbytes(self, sent: Any) -> int:
         """Everything that crosses the wire."""
@@ -114,7 +114,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Hivemind:
-    """A codec of hivemind, on the flat tensor."""
+    """A codec of hivemind's, on the flat tensor."""
 
     name: str
     codec: Any  # hivemind ships no types
@@ -146,7 +146,7 @@ class Zstd:
     level: int
 
     def encode(self, tensor_N: Tensor, debt_N: Tensor, shapes: Shapes) -> bytes:
-        """Make one frame."""
+        """Return one frame."""
         import zstandard
 
         return zstandard.ZstdCompressor(level=self.level).compress(tensor_N.numpy().data)
@@ -179,7 +179,7 @@ def ours() -> list[Contestant]:
 
 
 def others() -> list[Contestant]:
-    """List the contestants that people would use instead."""
+    """Return what people would use instead."""
     quiet_hivemind()
     from hivemind import compression
 

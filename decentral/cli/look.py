@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
 import shlex
 import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from decentral.cli.group import INTERRUPTED
-from decentral.cli.options import INVITE, TOKEN, as_json, cards_by_name, directory_of_a_peer, remember
-from decentral.cli.ports import check_page_there
+from decentral.cli.options import INVITE, as_json, cards_by_name, directory_of_a_peer, remember
 from decentral.cli.progress import read_peer
 from decentral.cli.quantities import Duration
 from decentral.errors import UsageError
@@ -65,7 +63,7 @@ def status_command(context: click.Context, directory: Path, prometheus: bool, as
 
 
 def _invite_here(invite: str, directory: Path) -> str:
-    """Whole on a terminal; else without its token, for the output of ``status`` is kept in logs."""
+    """Return the invite whole on a terminal; else without its token, as the output of ``status`` is kept in logs."""
     from decentral.errors import DecentralError
     from decentral.swarm.invite import whole_invite
 
@@ -77,67 +75,88 @@ def _invite_here(invite: str, directory: Path) -> str:
     return f"{invite} (without its token: decentral invite --out {shlex.quote(str(directory))})"
 
 
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A status, whether its process runs, and the words of a quantity by its name."""
+
+    status: Status
+    alive: bool
+    text: Callable[[str], str]
+
+
 def _print_status(status: Status, *, alive: bool) -> None:
-    from decentral.observe.health import in_time, in_units
+    from decentral.observe.health import quantity_text
+    from decentral.observe.status import STATUS_LINES
 
+    seen = _Seen(status, alive, partial(quantity_text, status))
     click.echo(status.health)
-    rounds = "" if status.rounds is None else f" of {status.rounds}"
-    click.echo(
-        f"run       {status.run or '?'} ({status.algorithm or '?'}), round {status.round}{rounds}, epoch {status.epoch}"
-    )
-    click.echo(f"peer      {status.peer or '?'}, {status.inner_steps} inner steps")
-    if losses := _losses(status):
-        click.echo(f"loss      {losses}{'' if status.own_loop else ', nats per token'}")
-    if alive and status.seconds_left:
-        click.echo(f"left      {in_time(status.seconds_left)}, as it goes now")
-    click.echo(f"traffic   {in_units(status.bytes_sent)} sent, {in_units(status.bytes_received)} received")
-    if status.bytes_measuring:
-        click.echo(
-            f"besides   {in_units(status.bytes_measuring)} sent to peers that measured this line (decentral doctor)"
-        )
-    if limits := _limits(status):
-        click.echo(f"limits    {limits}")
-    if settings := _settings(status):
-        click.echo(f"settings  {settings}")
-    if status.uplink_bits:
-        click.echo(f"uplink    {status.uplink_bits / 1e6:g} Mbit/s, from the transfers made")
-    click.echo(f"members   {len(status.members)}{'' if alive else ', when it was last here'}")
-    if status.diagnostics:
-        click.echo(f"updates   {_diagnostics(status)}")
+    for label, name in STATUS_LINES:
+        if line := _LINES[name](seen) if name in _LINES else seen.text(name):
+            click.echo(f"{label:<9} {line}")
 
 
-def _losses(status: Status) -> str:
-    """Those of training and of held-out text, as far as they are known."""
-    known = (("", status.loss), ("held-out ", status.held_out_loss))
-    return ", ".join(f"{name}{loss:.4f}" for name, loss in known if loss is not None)
+def _run_line(seen: _Seen) -> str:
+    status, rounds = seen.status, "" if seen.status.rounds is None else f" of {seen.status.rounds}"
+    return f"{status.run or '?'} ({status.algorithm or '?'}), round {status.round}{rounds}, epoch {status.epoch}"
 
 
-def _diagnostics(status: Status) -> str:
-    """What the newest round told of the swarm, and which figures are not as usual."""
+def _loss_line(seen: _Seen) -> str:
+    """Give the losses of training and of held-out text, as far as they are known."""
+    known = (("", seen.text("loss")), ("held-out ", seen.text("held_out_loss")))
+    losses = ", ".join(f"{name}{loss}" for name, loss in known if loss)
+    return losses if seen.status.own_loop or not losses else f"{losses}, nats per token"
+
+
+def _limits_line(seen: _Seen) -> str:
+    """Give what the person of this peer allows it."""
+    caps = (("up", seen.status.max_upload), ("down", seen.status.max_download))
+    parts = [f"{8 * rate / 1e6:g} Mbit/s {way}" for way, rate in caps if rate is not None]
+    if seen.status.daily_upload is not None:
+        parts.append(f"{seen.text('sent_today')} of {seen.text('daily_upload')} sent today (UTC)")
+    return ", ".join(parts)
+
+
+def _settings_line(seen: _Seen) -> str:
+    """Give what its person wants otherwise than usual, and what of all that is set outlives the process."""
+    parts = [", ".join(f"{key} {value}" for key, value in seen.status.preferences.items())]
+    if seen.status.kept_settings:
+        parts.append(f"kept over restarts: {', '.join(seen.status.kept_settings)}")
+    return "; ".join(part for part in parts if part)
+
+
+def _updates_line(seen: _Seen) -> str:
+    """Give what the newest round told of the swarm, and which figures are not as usual."""
     from decentral.observe.diagnostics import in_words
 
+    status = seen.status
+    if not status.diagnostics:
+        return ""
     part = ", of the part that this peer sums" if status.diagnosed_part else ""
     out = f"; out of band: {', '.join(status.out_of_band)}" if status.out_of_band else ""
     return f"{in_words(status.diagnostics)} (round {status.diagnosed_round}{part}){out}"
 
 
-def _limits(status: Status) -> str:
-    """What the person of this peer allows it."""
-    from decentral.observe.health import in_units
-
-    caps = (("up", status.max_upload), ("down", status.max_download))
-    parts = [f"{8 * rate / 1e6:g} Mbit/s {way}" for way, rate in caps if rate is not None]
-    if status.daily_upload is not None:
-        parts.append(f"{in_units(status.sent_today)} of {in_units(status.daily_upload)} sent today (UTC)")
-    return ", ".join(parts)
-
-
-def _settings(status: Status) -> str:
-    """What its person wants otherwise than usual, and what of all that is set outlives the process."""
-    parts = [", ".join(f"{key} {value}" for key, value in status.preferences.items())]
-    if status.kept_settings:
-        parts.append(f"kept over restarts: {', '.join(status.kept_settings)}")
-    return "; ".join(part for part in parts if part)
+_LINES: Mapping[str, Callable[[_Seen], str]] = {  # of fields that take more than their number; empty: no line
+    "run": _run_line,
+    "peer": lambda seen: f"{seen.status.peer or '?'}, {seen.text('inner_steps')} inner steps",
+    "loss": _loss_line,
+    "seconds_left": lambda seen: (
+        f"{seen.text('seconds_left')}, as it goes now" if seen.alive and seen.status.seconds_left else ""
+    ),
+    "bytes_sent": lambda seen: f"{seen.text('bytes_sent')} sent, {seen.text('bytes_received')} received",
+    "bytes_measuring": lambda seen: (
+        f"{seen.text('bytes_measuring')} sent to peers that measured this line (decentral doctor)"
+        if seen.status.bytes_measuring
+        else ""
+    ),
+    "max_upload": _limits_line,
+    "preferences": _settings_line,
+    "uplink_bits": lambda seen: (
+        f"{seen.text('uplink_bits')}, from the transfers made" if seen.status.uplink_bits else ""
+    ),
+    "members": lambda seen: f"{seen.text('members')}{'' if seen.alive else ', when it was last here'}",
+    "diagnostics": _updates_line,
+}
 
 
 # ---- peers: the swarm, as one peer sees it ----
@@ -171,13 +190,13 @@ def peers_command(context: click.Context, directory: Path, as_json: bool) -> Non
 
 
 def _after(member: Mapping[str, Any]) -> str:
-    """How many outer steps a member has made; in gossip the others do not tell, and a follower does not ask."""
+    """Say how many outer steps a member has made; in gossip the others do not tell, and a follower does not ask."""
     made = member.get("round")
     return "round ?" if made is None else f"round {made}"
 
 
 def _way(member: Mapping[str, Any]) -> str:
-    """How a member is reached, as far as it is known: path, time to an answer, uplink, share that went relayed."""
+    """Say how a member is reached, as far as it is known: path, time to an answer, uplink, share that went relayed."""
     parts = [str(member.get("path") or "")]
     if member.get("answers_in") is not None:
         parts.append(f"{1000 * member['answers_in']:.0f} ms")
@@ -236,7 +255,9 @@ def logs_command(
 
 
 def _without(event: str | None) -> tuple[str, ...]:
-    """A loop may log every step, and what happened beside it would be a line in fifteen."""
+    """Return which events to leave out: a loop may log every step, and what happened beside it would be a line in
+    fifteen.
+    """
     return () if event == _LOGGED else (_LOGGED,)
 
 
@@ -267,7 +288,7 @@ def _idle(nobody: threading.Event) -> None:
 
 
 def _has_ended(directory: Path) -> bool:
-    """Whether its process is gone. A folder whose status says nothing, or nothing that this version reads, never is."""
+    """Tell whether its process is gone; False where the status says nothing, or nothing that this version reads."""
     from decentral.errors import DecentralError
 
     try:
@@ -327,7 +348,7 @@ def compare_command(directories: tuple[Path, ...], figure: Path, as_json: bool) 
 
 
 def _numbers(run: SeenRun, kind: str) -> dict[str, object]:
-    """What is told of one run; what is not known is null."""
+    """Return what is told of one run; what is not known is null."""
     values, status = [point.value for point in run.curves[kind]], run.status
     sent = max((point.nbytes for point in run.curves[kind] if point.nbytes is not None), default=None)
     return {
@@ -344,7 +365,7 @@ def _numbers(run: SeenRun, kind: str) -> dict[str, object]:
 
 
 def _rows(runs: Sequence[SeenRun], kind: str) -> dict[str, list[str]]:
-    """The table, row by row."""
+    """Return the table, row by row."""
     from decentral.observe.health import in_time, in_units
 
     found = [_numbers(run, kind) for run in runs]
@@ -366,7 +387,7 @@ def _rows(runs: Sequence[SeenRun], kind: str) -> dict[str, list[str]]:
 
 
 def _aligned(rows: dict[str, list[str]]) -> str:
-    """Columns as wide as their widest word."""
+    """Return the rows with columns as wide as their widest word."""
     first = max(map(len, rows))
     widths = [max(map(len, column)) for column in zip(*rows.values(), strict=True)]
     lines = []
@@ -374,97 +395,6 @@ def _aligned(rows: dict[str, list[str]]) -> str:
         cells = (word.rjust(width) for word, width in zip(words, widths, strict=True))
         lines.append("  ".join([name.ljust(first), *cells]).rstrip())
     return "\n".join(lines)
-
-
-# ---- dashboard: the page in the browser ----
-
-
-@click.command("dashboard")
-@directory_of_a_peer
-@click.option(
-    "--replay",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
-    metavar="DIR",
-    help="Show the run that DIR holds round by round, with a slider, instead of a live one.",
-)
-@click.option("--port", type=click.IntRange(0, 65535), default=7070, show_default=True, help="0: any that is free.")
-@click.option(
-    "--host",
-    default="127.0.0.1",
-    show_default=True,
-    metavar="ADDR",
-    help="Where to listen; with any but this machine's own address the page asks for a token.",
-)
-@click.option(
-    "--token",
-    type=TOKEN,
-    metavar="TOKEN",
-    envvar="DECENTRAL_PAGE_TOKEN",
-    show_envvar=True,
-    help="What viewers must know; one is made where others can reach the page. - asks for it, @FILE reads it.",
-)
-@click.pass_context
-def dashboard_command(
-    context: click.Context, directory: Path, replay: Path | None, port: int, host: str, token: str | None
-) -> None:
-    """Show a peer and its swarm in the browser, read-only. DIR may also hold several peers, as a demo's does.
-
-    \b
-    $ decentral dashboard --out demo-run
-    """
-    check_page_there()
-    import decentral
-    from decentral.dashboard.server import Place, listen
-
-    place = Place(host=host, port=port, token=token)
-    listening = listen(
-        replay or remember(context, directory), place, version=decentral.__version__, replay=replay is not None
-    )
-    click.echo(listening.place.address)
-    waits = "" if replay is not None or directory.is_dir() else f"; {directory} is not there yet, it waits for a peer"
-    click.echo(f"the page is up, Ctrl-C ends it{waits}", err=True)
-    try:
-        listening.serve()
-    except KeyboardInterrupt:
-        context.exit(INTERRUPTED)
-
-
-# ---- watch: the page in a terminal ----
-
-
-@click.command("watch")
-@directory_of_a_peer
-@click.pass_context
-def watch_command(context: click.Context, directory: Path) -> None:
-    """Show a peer and its swarm in this terminal, as over ssh; pause, resume and leave by key.
-
-    DIR may also hold several peers, as a demo's does. q closes the view and nothing else, ? tells the keys.
-
-    \b
-    $ decentral watch --out decentral-run
-    """
-    _check_textual_there()
-    _check_terminal()
-    from decentral.watch.app import Watch
-
-    ended = Watch(remember(context, directory)).run(mouse=False)  # so that the terminal's own way to select text works
-    if isinstance(ended, KeyboardInterrupt):
-        context.exit(INTERRUPTED)
-    if ended is not None:
-        raise ended
-
-
-def _check_textual_there() -> None:
-    """UsageError where the package is missing."""
-    if importlib.util.find_spec("textual") is None:
-        raise UsageError("the view needs textual; pip install 'decentral[watch]'")
-
-
-def _check_terminal() -> None:
-    """UsageError where nothing can be drawn, or no key can be read."""
-    streams = (sys.stdin, sys.stdout, sys.stderr)  # it is drawn on stderr, but who pipes stdout wants text
-    if not all(stream.isatty() for stream in streams) or os.environ.get("TERM") in ("dumb", "unknown"):
-        raise UsageError("this is not a terminal that a view can be drawn on; decentral status says the same in lines")
 
 
 # ---- doctor: what this machine can ----

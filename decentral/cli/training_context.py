@@ -22,7 +22,8 @@ from decentral.tasks.corpus import Corpus, load_corpus
 from decentral.tasks.evaluate import bits_per_byte
 from decentral.tasks.language_model import begin_from, build_language_model
 from decentral.tasks.sizing import LanguageModelConfig
-from decentral.training.inner import Averages, build_inner, warm_up
+from decentral.training.copies import Averages
+from decentral.training.inner import build_inner, warm_up
 
 
 @dataclass(slots=True)

@@ -10,19 +10,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from decentral.dashboard.history import History
-from decentral.observe.diagnostics import in_words
+from decentral.observe.diagnostics import WORDS, in_words
 from decentral.observe.health import short_name
 from decentral.observe.report import dense_allreduce_nbytes
-from decentral.observe.status import ENDED, Status, presence
+from decentral.observe.status import ENDED, PAGE_ROWS, QUANTITIES, WATCH_ROWS, Status, presence
 
 View = dict[str, Any]  # JSON
 
-_TOLD = (  # fields of the status that the page shows as they are
-    *("peer", "state", "rounds_seen", "rounds_contributed", "inner_steps", "loss", "held_out_loss", "own_loop"),
-    *("bytes_sent", "bytes_received", "bytes_measuring", "bytes_per_round", "sent_per_second", "received_per_second"),
-    *("max_upload", "max_download", "daily_upload", "sent_today", "uplink_bits", "reachability", "addresses", "relays"),
-    *("next_sync_seconds", "usual_round_seconds", "stalled_seconds", "stalled_by", "notices", "problem", "library"),
+_BESIDE = (  # fields that are told beside those that have rows
+    *("rounds_seen", "own_loop", "bytes_measuring", "bytes_per_round", "max_download", "sent_today", "addresses"),
+    *("relays", "next_sync_seconds", "usual_round_seconds", "stalled_seconds", "stalled_by", "notices", "problem"),
 )
+_OWN = dict.fromkeys((*(name for _, name in (*PAGE_ROWS, *WATCH_ROWS)), *_BESIDE))  # each once
+_ROWS = [
+    {"label": label, "name": name, "unit": QUANTITIES[name].unit if name in QUANTITIES else None}
+    for label, name in PAGE_ROWS
+]
 
 PEERS = 200  # in the table: who is sent a thousand rows a second sees none of them
 _KINDS = {  # protocols as people call what they carry
@@ -44,7 +47,7 @@ _KINDS = {  # protocols as people call what they carry
 
 
 def now_of(status: Status, history: History, *, health: str, alive: bool) -> View:
-    """The peer and its swarm at this moment; ``health``: the sentence, another one when the process is gone."""
+    """Return the peer and its swarm at this moment; ``health``: the sentence, another one when the process is gone."""
     last = history.rounds[-1] if history.rounds else None
     return {
         "health": health,
@@ -61,10 +64,11 @@ def now_of(status: Status, history: History, *, health: str, alive: bool) -> Vie
             "seconds_left": status.seconds_left,
         },
         "me": {
-            **{name: getattr(status, name) for name in _TOLD},
+            **{name: getattr(status, name) for name in _OWN},
             "short": short_name(status.peer),
             "waiting_for": [short_name(name) for name in status.waiting_for],
         },
+        "rows": _ROWS,  # of this peer's card on the page
         "gossips": last is not None and is_pair(last),
         "peers": [peer_of(member, last) for member in _shown(status)],
         "more_peers": max(0, len(status.members) - PEERS),
@@ -75,7 +79,7 @@ def now_of(status: Status, history: History, *, health: str, alive: bool) -> Vie
 
 
 def peer_of(member: Mapping[str, Any], last: Mapping[str, Any] | None) -> View:
-    """One member, as this peer sees it."""
+    """Return a member as this peer sees it."""
     name = str(member.get("peer", "?"))
     taken = None  # no member then, or not told: of gossip steps a peer knows its own
     if last is not None and name in (*last["contributors"], *last["late"]):
@@ -94,14 +98,14 @@ def peer_of(member: Mapping[str, Any], last: Mapping[str, Any] | None) -> View:
 
 
 def _shown(status: Status) -> list[Mapping[str, Any]]:
-    """So many members, this peer among them, those that are gone first: they are what a person looks for."""
+    """Return so many members, this peer among them, those that are gone first: they are what a person looks for."""
     if len(status.members) <= PEERS:
         return list(status.members)
     return sorted(status.members, key=lambda member: (not member.get("self"), presence(member) == "live"))[:PEERS]
 
 
 def is_pair(made: Mapping[str, Any]) -> bool:
-    """Whether a round is a gossip step of this peer."""
+    """Tell whether a round is a gossip step of this peer."""
     return "disagreement" in made
 
 
@@ -113,7 +117,9 @@ def _diagnostics(status: Status) -> list[View]:
 
 
 def bytes_of(status: Status) -> View:
-    """What this peer sent, and what a float32 all-reduce at every step would have; null without the model's size."""
+    """Return what this peer sent, and what a float32 all-reduce at every step would have; null without the model's
+    size.
+    """
     num_peers, size = len(status.members), status.num_parameters
     dense = None
     if size and num_peers > 1:
@@ -128,7 +134,7 @@ def bytes_of(status: Status) -> View:
 
 
 def _kinds(status: Status) -> list[View]:
-    """Bytes by kind of message, most first; what no stream carried, as the DHT's, is the rest."""
+    """Return bytes by kind of message, most first; what no stream carried, as the DHT's, is the rest."""
     found: dict[str, list[int]] = {}
     for kind, (sent, received) in status.kinds.items():
         name = _KINDS.get(kind, kind)
@@ -143,14 +149,14 @@ def _kinds(status: Status) -> list[View]:
 
 
 def _open_round(status: Status) -> View | None:
-    """The round in progress; none where nobody trains any more."""
+    """Return the round in progress; None where nobody trains any more."""
     if status.open_round is None or status.state in ENDED:
         return None
     return {**status.open_round, "leader": short_name(str(status.open_round.get("leader", "?")))}
 
 
 def rounds_of(history: History) -> View:
-    """The strip: rounds from the oldest that is kept, and their peers' names, which they have by number."""
+    """Return the strip's rounds from the oldest that is kept, and their peers' names, which they have by number."""
     names: dict[str, int] = {}
 
     def numbers(of: list[str]) -> list[int]:
@@ -169,14 +175,15 @@ def rounds_of(history: History) -> View:
 
 
 def learning_of(history: History) -> View:
-    """Columns of the charts."""
+    """Return the columns of the charts."""
     return {
         "held_out": history.held_out.columns(),
         "training": history.training.columns(),
         "diagnostics": history.diagnostics.columns(),
+        "titles": {name: words.title for name, words in WORDS.items()},  # of the diagnostics' charts
     }
 
 
 def events_of(history: History) -> View:
-    """Sentences, the newest first."""
+    """Return the sentences, the newest first."""
     return {"events": list(reversed(history.sentences))}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,9 +20,9 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from decentral.observe.diagnostics import BANDS
+from decentral.observe.diagnostics import BANDS, WORDS
 from decentral.observe.lines import JsonLines, read_json_lines
-from decentral.observe.status import STATES, Status
+from decentral.observe.status import QUANTITIES, STATES, Status, number_of
 from decentral.replica.figures import NAMES
 
 METRICS_FILE = "metrics.jsonl"
@@ -85,12 +85,12 @@ class _Now(Collector):
         self._read = read
 
     def collect(self) -> Iterator[Metric]:
-        """See Collector."""
+        """Yield the families."""
         yield from self._read()
 
 
 def exposition(read: Read) -> bytes:
-    """All of them in Prometheus' text format."""
+    """Return the numbers in Prometheus' text format."""
     registry = CollectorRegistry()
     registry.register(_Now(read))
     return generate_latest(registry)
@@ -153,28 +153,16 @@ SWARM_PREFIX = "swarm/"
 
 
 def swarm_numbers(status: Status) -> dict[str, float]:
-    """Those of one moment; what is not known yet is not there.
+    """Return the numbers of one moment for trackers; what is not known yet is not there.
 
     Bytes are counted since the process began, in both directions over everything; ``contributed`` is the share of the
     last 100 rounds that carry this peer's update; the figures of docs/diagnostics.md are of the newest round.
     """
-    numbers: dict[str, float] = {
-        "round": status.round,
-        "inner_steps": status.inner_steps,
-        "members": len(status.members),
-        "bytes_sent": status.bytes_sent,
-        "bytes_received": status.bytes_received,
-        "bytes_per_round": status.bytes_per_round,
-        **status.diagnostics,
-    }
-    if status.rounds_seen:
-        numbers["contributed"] = status.rounds_contributed / status.rounds_seen
-    if status.usual_round_seconds is not None:
-        numbers["round_seconds"] = status.usual_round_seconds
-    for name in ("held_seconds", "checkpoint_held_seconds"):
-        if (seconds := getattr(status, name)) is not None:
-            numbers[name] = seconds
-    return {f"{SWARM_PREFIX}{name}": float(value) for name, value in numbers.items()}
+    numbers: dict[str, float | None] = {**status.diagnostics}
+    for name, quantity in QUANTITIES.items():
+        if quantity.tracker:
+            numbers[quantity.tracker] = number_of(status, name)
+    return {f"{SWARM_PREFIX}{name}": float(value) for name, value in numbers.items() if value is not None}
 
 
 # ---- whether figures can be drawn here ----
@@ -185,7 +173,7 @@ NO_FIGURE = "no figure was drawn: that takes matplotlib; pip install 'decentral[
 
 
 def can_draw() -> bool:
-    """Whether matplotlib is installed; it is not loaded by this."""
+    """Tell whether matplotlib is installed, without loading it."""
     return importlib.util.find_spec("matplotlib") is not None
 
 
@@ -194,57 +182,23 @@ def can_draw() -> bool:
 # The names are public: dashboards are built on them.
 
 _OURS = "decentral_peer"
-_MEANING = {
-    "norm_dispersion": "Standard deviation of the contributions' norms over their mean.",
-    "loss_dispersion": "Standard deviation of the peers' losses over their mean.",
-    "mean_cosine": "Mean cosine over all pairs of contributions.",
-    "debt_ratio": "Norm of what this peer owes over that of its newest pseudo-gradient.",
-    "never_sent": "Share of parameters that nobody has sent since this process began.",
-    "replica_distance": "Distance to the last partner's replica over the length of ours.",
-    "replica_variance": "Half the mean square of that distance over the last pairs.",
-    "behind_alone": "Share of what this peer's own steps would have learnt that the anchor lacks; below 0: it leads.",
-    "still_gained": "Share of all that was learnt that the latest dozen looks still gained.",
-}
 
 
 def peer_exposition(status: Status, *, alive: bool) -> str:
-    """In Prometheus' text format; ``alive``: whether the process of the status runs."""
+    """Return a status in Prometheus' text format; ``alive``: whether its process runs."""
     return exposition(lambda: peer_numbers(status, alive=alive)).decode()
 
 
 def peer_numbers(status: Status, *, alive: bool) -> Iterator[Metric]:
-    """Those of one status; what it does not know is not there."""
+    """Yield the families of one status; what it does not know is not there."""
     yield _gauge("up", "Whether the peer's process runs.", float(alive))
-    yield _gauge("updated_seconds", "When the status was written, since the epoch.", status.updated)
-    yield _gauge("round", "Outer steps made.", status.round)
-    yield _gauge("members", "Members of the epoch.", len(status.members))
-    yield _gauge("inner_steps", "Inner steps of this peer, over all its lives.", status.inner_steps)
+    for name, quantity in QUANTITIES.items():
+        value = number_of(status, name)
+        if quantity.gauge and value is not None:
+            yield _gauge(quantity.gauge, quantity.meaning, value)
+        if quantity.counter and value is not None:
+            yield _counter(quantity.counter, quantity.meaning, value)
     yield _state(status)
-    yield _gauge("live_members", "Members that are here, this one included.", sum(map(_is_live, status.members)))
-    yield _gauge("rounds_seen", "Rounds that ended since this peer is a member, at most 100.", status.rounds_seen)
-    yield _gauge("rounds_contributed", "Those of them that carry this peer's update.", status.rounds_contributed)
-    yield _gauge("stalled_seconds", "Without a round, where that is unusual; 0: as usual.", status.stalled_seconds)
-    behind = 0 if status.others_round is None else max(0, status.others_round - status.round)
-    yield _gauge(
-        "left_out_seconds", "Since it was left out of the members; 0: it was not.", status.left_out_seconds or 0
-    )
-    yield _gauge("rounds_behind", "Outer steps that most others are ahead, once that lasts; 0: none.", behind)
-    yield _gauge("frozen_seconds", "Without a status, though its process lives; 0: as usual.", status.frozen_seconds)
-    yield _gauge("send_rate_bytes", "Bytes sent per second, of late.", status.sent_per_second)
-    yield _gauge("receive_rate_bytes", "Bytes received per second, of late.", status.received_per_second)
-    yield _counter("sent_bytes", "Bytes sent since the process began.", status.bytes_sent)
-    yield _counter("received_bytes", "Bytes received since the process began.", status.bytes_received)
-    held = "Seconds of a round in which the training thread copies parameters."
-    taking = "Seconds in which it copies what a checkpoint holds."
-    known = (
-        ("loss", "Nats per token.", status.loss),
-        ("held_out_loss", "Nats per token.", status.held_out_loss),
-        ("held_seconds", held, status.held_seconds),
-        ("checkpoint_held_seconds", taking, status.checkpoint_held_seconds),
-    )
-    for name, meaning, value in known:
-        if value is not None:
-            yield _gauge(name, meaning, value)
     yield from _diagnostics(status)
 
 
@@ -255,14 +209,10 @@ def _state(status: Status) -> Metric:
     return states
 
 
-def _is_live(member: Mapping[str, Any]) -> bool:
-    return bool(member.get("live", True))
-
-
 def _diagnostics(status: Status) -> Iterator[Metric]:
     known = [name for name in NAMES if name in status.diagnostics]
     for name in known:
-        yield _gauge(name, _MEANING[name], status.diagnostics[name])
+        yield _gauge(name, WORDS[name].meaning, status.diagnostics[name])
     if known:
         yield _gauge(
             "diagnosed_round", "Outer steps made with the round that the figures are of.", status.diagnosed_round
@@ -279,5 +229,5 @@ def _gauge(name: str, meaning: str, value: float) -> Metric:
 
 
 def _counter(name: str, meaning: str, value: float) -> Metric:
-    """Prometheus knows it by this name and ``_total``."""
+    """Return a counter, which Prometheus knows by this name and ``_total``."""
     return CounterMetricFamily(f"{_OURS}_{name}", meaning, value)

@@ -11,7 +11,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import IO, Protocol
@@ -21,8 +21,15 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from decentral.observe.health import health_sentence, health_word, in_time, in_units, round_line, short_name
-from decentral.observe.status import Status, presence
+from decentral.observe.health import (
+    health_sentence,
+    health_word,
+    in_units,
+    quantity_text,
+    round_line,
+    short_name,
+)
+from decentral.observe.status import LIVE_CELLS, Status, presence
 from decentral.swarm.invite import Invite
 
 _SILENCE_SECONDS = 30.0  # a log that says nothing for longer looks stuck
@@ -53,7 +60,7 @@ class Display(Protocol):
 
 
 def open_display(stream: IO[str], *, stop: str) -> Display:
-    """The live view when ``stream`` is a terminal that can move its cursor, else plain lines."""
+    """Return the live view when ``stream`` is a terminal that can move its cursor, else plain lines."""
     console = Console(file=stream, highlight=False)
     if console.is_terminal and not console.is_dumb_terminal:
         return LiveDisplay(console, stop=stop)
@@ -95,7 +102,7 @@ class PlainDisplay:
             self._print(f"still {health_sentence(status)}" if status.wanted_members else still, status)
 
     def _print(self, text: str, status: Status) -> None:
-        """A line of the status, unless it says what was logged just now."""
+        """Print a line of the status, unless it says what was logged just now."""
         self._round, self._shown_at, self._tenths = status.round, self._monotonic(), _tenths(status)
         if self._told not in text or self._shown_at - self._told_at > _JUST_NOW:
             self._write(text)
@@ -113,7 +120,7 @@ class PlainDisplay:
         write_out(text)
 
     def close(self) -> None:
-        """Nothing to restore."""
+        """Do nothing: there is nothing to restore."""
 
 
 class LiveDisplay:
@@ -161,7 +168,7 @@ def _is_terminal_out() -> bool:
 
 
 def invite_for(stream: IO[str], invite: str) -> str:
-    """The invite as it may be written to ``stream``: without its token, unless that is a terminal or hands stdout to
+    """Return the invite as it may be written to ``stream``: without token, unless that is a terminal or hands stdout to
     a program. A file, a service's journal and piped errors are kept, and others may read them.
     """
     found = Invite.parse(invite)
@@ -184,7 +191,7 @@ def write_out(text: str) -> None:
 
 
 def write_line(stream: IO[str] | None, text: str) -> None:
-    """A line for whoever still reads the stream; None: a process has none, as pythonw."""
+    """Write a line for whoever still reads the stream; None: a process has none, as pythonw."""
     if stream is not None:
         with suppress(OSError, ValueError):  # closed, or on a disk that is full
             print(writable(stream, text), file=stream, flush=True)
@@ -197,7 +204,7 @@ def writable(stream: IO[str], text: str) -> str:
 
 
 def render(status: Status, stop: str | None, *, rows: int) -> Group:
-    """The live view of one status, on a screen of so many rows; ``stop`` is None when all is over."""
+    """Return the live view of a status, on a screen of so many rows; ``stop`` is None when all is over."""
     return Group(
         Text(health_sentence(status), style=_STYLES.get(health_word(status), "cyan")),
         _numbers(status),
@@ -208,25 +215,38 @@ def render(status: Status, stop: str | None, *, rows: int) -> Group:
 
 def _numbers(status: Status) -> Table:
     table = Table.grid(padding=(0, 2))
-    rounds = "" if status.rounds is None else f" of {status.rounds}"
-    table.add_row("run", status.run or status.run_id[:12], "round", f"{status.round}{rounds}, epoch {status.epoch}")
-    if status.state == "syncing" and status.model_nbytes:
-        share = status.model_here / status.model_nbytes
-        table.add_row("model", Text(f"{bar(share)} {share:.0%}"))  # its brackets are no markup
-    table.add_row("loss", _loss(status.loss), "held-out loss", _loss(status.held_out_loss))
-    left = "-" if status.seconds_left is None else in_time(status.seconds_left)
-    table.add_row("inner steps", str(status.inner_steps), "left", left)
-    table.add_row(
-        "sent",
-        f"{in_units(status.bytes_sent)}, {in_units(status.sent_per_second)}/s",
-        "received",
-        f"{in_units(status.bytes_received)}, {in_units(status.received_per_second)}/s",
-    )
+    for row in LIVE_CELLS:
+        cells = [text for label, name in row for text in (label, _cell(status, name))]
+        if None not in cells:
+            table.add_row(*(Text(text or "") for text in cells))  # brackets are no markup
     return table
 
 
-def _loss(loss: float | None) -> str:
-    return "-" if loss is None else f"{loss:.4f}"
+def _cell(status: Status, name: str) -> str | None:
+    return _CELLS[name](status) if name in _CELLS else quantity_text(status, name) or "-"
+
+
+def _round_cell(status: Status) -> str:
+    rounds = "" if status.rounds is None else f" of {status.rounds}"
+    return f"{status.round}{rounds}, epoch {status.epoch}"
+
+
+def _model_cell(status: Status) -> str | None:
+    if status.state != "syncing" or not status.model_nbytes:
+        return None
+    share = status.model_here / status.model_nbytes
+    return f"{bar(share)} {share:.0%}"
+
+
+_CELLS: Mapping[str, Callable[[Status], str | None]] = {  # of fields that take more than their number; None: no row
+    "run": lambda status: status.run or status.run_id[:12],
+    "round": _round_cell,
+    "model_nbytes": _model_cell,
+    "bytes_sent": lambda status: f"{in_units(status.bytes_sent)}, {quantity_text(status, 'sent_per_second')}",
+    "bytes_received": lambda status: (
+        f"{in_units(status.bytes_received)}, {quantity_text(status, 'received_per_second')}"
+    ),
+}
 
 
 def _members(status: Status, num_shown: int) -> Table:
@@ -265,7 +285,7 @@ class LateDisplay:
         self._display: Display | None = None
 
     def show(self, status: Status) -> None:
-        """Nothing of an end as it should be, but a line when that takes long."""
+        """Show nothing of an end as it should be, but a line when that takes long."""
         if self._display is None and (status.problem or status.state not in _OF_THE_END):
             self._display = self._open()
         if self._display is not None:
@@ -275,14 +295,14 @@ class LateDisplay:
             self.say(_FETCHING)
 
     def say(self, text: str) -> None:
-        """One line that stays."""
+        """Show a line that stays."""
         if self._display is not None:
             self._display.say(text)
         else:
             write_line(self._stream, text)
 
     def result(self, text: str) -> None:
-        """One line on stdout."""
+        """Put a line on stdout."""
         if self._display is not None:
             self._display.result(text)
         else:
@@ -302,7 +322,7 @@ class LateDisplay:
 
 @contextmanager
 def log_shown_on(display: Display) -> Iterator[None]:
-    """Inside the block warnings and errors that are logged are said on ``display``, too, and what is logged for it."""
+    """Show warnings and errors that are logged inside the block on ``display``, too, and what is logged for it."""
     log, handler = logging.getLogger("decentral"), _LogLines(display)
     handler.addFilter(lambda record: record.levelno >= logging.WARNING or _is_plain(record))
     level = log.level
@@ -330,7 +350,7 @@ class _LogLines(logging.Handler):
 
 
 def _word(record: logging.LogRecord) -> str:
-    """What stands before a line; nothing before what is no complaint (``extra={"plain": True}``)."""
+    """Return what stands before a line; nothing before what is no complaint (``extra={"plain": True}``)."""
     if _is_plain(record):
         return ""
     return "error: " if record.levelno >= logging.ERROR else "warning: "  # hivemind gives the levels other names
@@ -341,7 +361,7 @@ def _is_plain(record: logging.LogRecord) -> bool:
 
 
 def _printable(line: str) -> str:
-    """Without what could steer a terminal: a peer may have chosen a part of the words."""
+    """Return the line without signs that could steer a terminal: a peer may have chosen a part of the words."""
     return "".join(c if c.isprintable() else "?" for c in line)
 
 
@@ -365,7 +385,7 @@ def hint_after(seconds: float, text: str) -> Iterator[None]:
 
 
 def say(text: str) -> None:
-    """A line on stderr, whoever still reads that."""
+    """Write a line on stderr, for whoever still reads that."""
     write_line(sys.stderr, text)
 
 
@@ -377,6 +397,6 @@ BAR_WIDTH = 20  # characters between its ends
 
 
 def bar(share: float, width: int = BAR_WIDTH) -> str:
-    """``[#####---------------]`` for a quarter; ``share`` from 0 to 1."""
+    """Return ``[#####---------------]`` for a quarter; ``share`` from 0 to 1."""
     done = int(width * min(1.0, max(0.0, share)))
     return f"[{'#' * done}{'-' * (width - done)}]"

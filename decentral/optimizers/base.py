@@ -552,7 +552,7 @@ class OuterMethod:
 # Shape suffix: N = elements of one fragment, flat float32.
 
 _HELD = "held"
-_AHEAD = "z_minus_x"  # of inner optimizers that train elsewhere than they learn (`decentral.training.inner.Z_MINUS_X`)
+_AHEAD = "z_minus_x"  # of inner optimizers that train elsewhere than they learn (`decentral.training.copies.Z_MINUS_X`)
 Span = tuple[int, int]  # start and stop in the flat fragment
 Part = Sequence[Span]
 

@@ -26,8 +26,8 @@ from decentral.node.upload import PAUSED, DailyUpload, checked_limit
 from decentral.observe.diagnostics import Look
 from decentral.optimizers.base import State
 from decentral.peer.network_setup import NetworkSetup, enter
-from decentral.peer.participation import Participation
-from decentral.peer.saved import Checkpointer, OwnState, OwnStateKept, Saver, recovered
+from decentral.peer.participation import Participation, save_now
+from decentral.peer.saved import Checkpointer, OwnState, OwnStateKept, Saver, recover_state, redundancy_of
 from decentral.peer.settings import Settings
 from decentral.peer.status import StallWatch
 from decentral.preferences.preferences import Duty, Preferences
@@ -35,7 +35,7 @@ from decentral.quantities import time_left
 from decentral.rounds.local_state import CommittedUpdate
 from decentral.state.snapshot import BUFFERS
 from decentral.swarm.admission import Admission
-from decentral.swarm.directory import Directory
+from decentral.swarm.directory import Directory, ways_back
 from decentral.swarm.hello import check_version
 from decentral.swarm.lan import Lan
 from decentral.tensors.threads import ThreadsWanted
@@ -44,8 +44,7 @@ from decentral.training.inner import differences, differences_sentence
 from decentral.training.live_side import LiveSide, Moments
 from decentral.training.outer_loop import LoopControl, LoopParts, OuterLoop
 from decentral.training.reporting import Looks
-from decentral.training.resuming import note_replayed, recall_unadopted, resume, stand_at
-from decentral.training.schedule import SyncSchedule, make_schedule
+from decentral.training.schedule import SyncSchedule, make_schedule, note_replayed, recall_unadopted, resume, stand_at
 from decentral.training.swarm_side import AcrossThreads, SwarmThread, run_blocking
 from decentral.transport.memory import MemoryNetwork
 from decentral.transport.throttle import Caps
@@ -100,14 +99,14 @@ class Startup:
         kept = self._checkpoint
         own = self._lost_state(start) if kept is None else None
         schedule, included = self._join_at_anchor(own) if kept is None else (self._go_on(kept), [])
-        if (evaluate := self._settings.options.evaluate) is not None:
+        if (evaluate := self._settings.options["evaluate"]) is not None:
             part.looks = Looks(evaluate, self._model, self._evaluated, failed=part.reporter.forget_held_out)
         part.loop = self._make_loop(schedule)
         run_blocking(part.loop.begin(included, afresh=kept is None and own is None, outer_steps=self._outer_steps))
         if part.looks is not None and not part.loop.done:
             part.looks.begin()
         if start.head is None or (part.was_over and not kept_whole):
-            part.save_now()  # its votes count from now on, so it must be able to come back to where it stands
+            save_now(part)  # its votes count from now on, so it must be able to come back to where it stands
         keep_terms(self._settings.out, self._manifest)
         if self._control.paused:  # before there was a node that could tell the others
             part.swarm.tell(part.swarm.node.resting.begin, PAUSED)
@@ -117,7 +116,7 @@ class Startup:
         node = self._part.swarm.node
         where = {"at": node.driver.head.round, "record": node.driver.head.hash.hex(), "resumed": resumed}
         self._part.announce("joined", {"invite": self._part.invite_to_write, "round": node.outer_steps, **where})
-        self._model.tell_of_copies()
+        self._model.joined.warn_of_copies()
         if idle := self._manifest.idle:
             logging.getLogger("decentral").warning(
                 "%s of the terms are for the built-in model and do nothing here: your script says what it does",
@@ -185,7 +184,7 @@ class Startup:
 
     def _check_terms(self, *, founding: bool) -> None:
         """ConfigError for terms that ruin a run which nobody has begun yet; one that exists is warned of."""
-        from decentral.lab.trial import check_learns  # the laboratory, which most peers never need
+        from decentral.trial.check import check_learns  # the laboratory, which most peers never need
 
         try:
             check_learns(self._manifest)
@@ -214,10 +213,10 @@ class Startup:
         if self._part.is_offline:
             return NetworkSetup(MemoryNetwork().transport(identity.signer))
         return enter(
-            given.transport,
+            given["transport"],
             identity,
-            given.listen,
-            relays=given.relays,
+            given["listen"],
+            relays=given["relays"],
             invited_by=self._invited_by,
             before=self._before.listen,
         )
@@ -239,13 +238,14 @@ class Startup:
                 ledger=part.store.ledger(),
                 on_update=on_update,
                 on_event=part.announce,
-                on_figures=part.diagnosed,
+                on_figures=part.diagnostics.add_round,
                 uplink=lambda: transport.uplink,
                 daily_upload=self._daily_upload,
                 private=part.network.is_private,
                 admission=admission,
                 clock=seconds_asleep_or_not,
             )
+            part.redundancy = redundancy_of(node)
             self._take_up(start, node)
             return node
 
@@ -255,6 +255,8 @@ class Startup:
             async with anyio.create_task_group() as group:
                 group.start_soon(note_addresses, directory, out, part.network, before)
                 group.start_soon(stalls.watch, part)
+                if part.redundancy is not None:
+                    group.start_soon(part.redundancy.run)
                 if lan is not None:
                     group.start_soon(lan.run, directory)
                 if resumed:
@@ -278,9 +280,9 @@ class Startup:
 
     def _lost_state(self, start: Start) -> OwnState | None:
         """What others keep of this peer, if it was of this run before and its folder does not say so; put back."""
-        if start.founder or not self._part.was_here:
+        if start.founder or not self._part.was_here or self._part.redundancy is None:
             return None
-        return recovered(self._part.swarm, self._restore_own, self._part.announce)
+        return recover_state(self._part.swarm, self._part.redundancy, self._restore_own, self._part.announce)
 
     def _restore_own(self, own: OwnState) -> None:
         self._checkpointer.restore_own(own.tensors, own.meta, self._model)
@@ -296,12 +298,12 @@ class Startup:
         head, anchors, buffers_B, included = self._part.swarm.call(_standing, self._part.swarm)
         if own is not None:
             if self._part.swarm.node.replica.tail.numel:
-                self._model.write_buffers(buffers_B, whole=True)
+                self._model.buffers.write(buffers_B, whole=True)
             slept = Resumed(head, dict(own.tensors), dict(own.meta), (), adopted=True)
             return self._go_on(_Checkpoint(slept, slept.meta, head, True, anchors, buffers_B=buffers_B)), included
         schedule, self._outer_steps = make_schedule(self._manifest, head.hash, self._live_side()), head.outer_step
         self._put(schedule, anchors)
-        self._model.write_buffers(buffers_B, whole=True)
+        self._model.buffers.write(buffers_B, whole=True)
         return schedule, included
 
     def _go_on(self, kept: _Checkpoint) -> SyncSchedule:
@@ -342,14 +344,14 @@ class Startup:
         buffers = self._manifest.model.buffers or "average"
         told = part.reporter.checkpoint_taken, part.announce
         saver = Saver(part.swarm, self._checkpointer, self._model, self._count, buffers, part.behind, *told)
-        if (terms := self._manifest.swarm.redundancy) is not None:
-            saver = replace(saver, after=OwnStateKept(part.swarm, terms, part.announce).after)
+        if part.redundancy is not None:
+            saver = replace(saver, after=OwnStateKept(part.swarm, part.redundancy, part.announce).after)
         return OuterLoop(
             LoopParts(
                 manifest=self._manifest,
-                tokens_per_step=given.tokens_per_step,
-                checkpoint_every=given.checkpoint_every,
-                on_nan=given.on_nan,
+                tokens_per_step=given["tokens_per_step"],
+                checkpoint_every=given["checkpoint_every"],
+                on_nan=given["on_nan"],
                 model=self._model,
                 schedule=schedule,
                 swarm=AcrossThreads(part.swarm),
@@ -422,7 +424,7 @@ async def note_addresses(directory: Directory, out: Path, network: NetworkSetup,
     Once nobody is left, those who were there last stay: they may be restarted as well.
     """
     while True:
-        now = Addresses(network.listen or noted.listen, directory.ways_back() or noted.others)
+        now = Addresses(network.listen or noted.listen, ways_back(directory) or noted.others)
         if now != noted:
             try:
                 await in_thread(keep_addresses, out, now)

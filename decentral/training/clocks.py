@@ -43,7 +43,7 @@ class StepCount:
     value: int = 0  # of this peer, over all its lives
     round: int = 0  # outer steps in the live model
     since: int = 0  # inner steps since the last of them came
-    moved: int = 0  # by which schedules that the loop steps were moved on beyond ``value``
+    advance: int = 0  # by which schedules that the loop steps were moved on beyond ``value``
     interval: int = 1  # inner steps of one outer step: H / fragments
     rounds: int = 1  # of the run
 
@@ -72,25 +72,25 @@ class StepCount:
     @property
     def behind(self) -> int:
         """Inner steps by which a schedule that counts this peer's is behind the run; 0 for less than a round."""
-        missed = self.position - self.value - self.moved
+        missed = self.position - self.value - self.advance
         return missed if missed >= self.interval else 0
 
     def told(self) -> tuple[int, ...]:
         """The numbers that other processes of the peer hear."""
-        return self.value, self.round, self.since, self.moved
+        return self.value, self.round, self.since, self.advance
 
     def hear(self, told: Sequence[int]) -> None:
         """Take over the numbers that the main process told."""
-        self.value, self.round, self.since, self.moved = told
+        self.value, self.round, self.since, self.advance = told
 
     def memory(self) -> list[int]:
         """The numbers that a checkpoint keeps beside ``value``."""
-        return [self.round, self.since, self.moved]
+        return [self.round, self.since, self.advance]
 
     def recall(self, value: int, memory: Sequence[int]) -> None:
         """Go on from a checkpoint; ``memory`` is empty in one that has none."""
         self.value = value
-        self.round, self.since, self.moved = memory or (0, 0, 0)
+        self.round, self.since, self.advance = memory or (0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ def move_on(given: object, clock: StepCount, processes: int) -> str:
     instead = "peer.schedule(optimizer, ...) goes by the run's rounds"
     if not _steps_by_itself(scheduler):
         return f"{where}, and the {name} stays where it was, as it is not stepped by a count of steps alone; {instead}"
-    at, expected = scheduler.last_epoch, (clock.value + clock.moved) * each
+    at, expected = scheduler.last_epoch, (clock.value + clock.advance) * each
     if abs(at - expected) > each + expected // 10:
         return (
             f"{where}, and the {name} stays at {at}, as it does not count this peer's {clock.value} inner steps; "

@@ -1,7 +1,8 @@
-"""Optimizers that keep the weights themselves: float32 copies beside bfloat16, copies on the processor, slow weights.
+"""Optimizers that keep weights themselves: averages, float32 copies beside bfloat16, copies elsewhere, slow weights.
 
-Their step writes what they keep over the parameters, and with it over what a commit has written there. Copies that can
-be seen move as the parameters do; what cannot be seen shows in the first steps after commits, and is refused.
+An optimizer that learns an average shows it to rounds. One with copies writes them over the parameters in its step, and
+so over a commit's: copies that can be seen move as the parameters do; others show in the first steps after commits, and
+are refused.
 """
 
 from __future__ import annotations
@@ -16,7 +17,75 @@ from torch import Tensor
 
 from decentral.errors import ConfigError
 
-Pairs = list[tuple[Tensor, Tensor]]  # a parameter, and what is kept of it
+Pairs = list[tuple[Tensor, Tensor]]  # a parameter, and its copy
+
+# ---- the averages that rounds see ----
+#
+# An optimizer that trains at other parameters than it learns shows a round what it learns: the average, x.
+#
+# Schedule-Free and GPA keep y in the parameters, where gradients are taken, and swap it for x in ``eval()``. Peers
+# agree on x: it is what is contributed, what the anchor is a mean of, and what is evaluated and checkpointed. A commit
+# that moves x moves z, and with them y, by as much: each peer goes on as far ahead of its x as it was. Were z left
+# behind, peers would never average what their steps are made on, and x would run back to it.
+
+Z_MINUS_X = "z_minus_x"  # what stands for z in an optimizer's state while the parameters hold x and may be moved
+
+
+class Averages:
+    """Those of the optimizers that swap: any that has ``train``, ``eval``, ``train_mode`` and ``z`` as ours have."""
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._swapping: list[Any] = [one for one in optimizers if _swaps(one)]  # Any: such methods have no base
+        self._trained: list[bool] | None = None  # modes to go back to, while the parameters hold x
+
+    @property
+    def shown(self) -> bool:
+        """Whether the parameters hold x, to be read and moved."""
+        return self._trained is not None
+
+    def swaps(self, optimizer: torch.optim.Optimizer) -> bool:
+        """Tell whether it is one of those."""
+        return any(one is optimizer for one in self._swapping)
+
+    @torch.no_grad()
+    def show(self) -> None:
+        """Let the parameters hold x, to be read and moved, until ``resume``. Nothing is done twice."""
+        if self._trained is not None:
+            return
+        self._trained = [_trains(optimizer) for optimizer in self._swapping]
+        for optimizer in self._swapping:
+            optimizer.eval()
+            for parameter, state in optimizer.state.items():
+                if "z" in state:
+                    state[Z_MINUS_X] = state.pop("z").sub_(parameter)
+
+    @torch.no_grad()
+    def resume(self, *, to_train: bool = True) -> None:
+        """Go on with y of wherever x is now; else, or where the loop was evaluating, x stays."""
+        if self._trained is None:
+            return
+        for optimizer, trained in zip(self._swapping, self._trained, strict=True):
+            for parameter, state in optimizer.state.items():
+                if Z_MINUS_X in state:
+                    state["z"] = state.pop(Z_MINUS_X).add_(parameter)
+            if to_train and trained:
+                optimizer.train()
+        self._trained = None
+
+    def stay(self) -> None:
+        """Let the parameters hold x for good: after the run they are what was contributed."""
+        self.show()
+        self.resume(to_train=False)
+
+
+def _swaps(optimizer: torch.optim.Optimizer) -> bool:
+    methods = all(callable(getattr(optimizer, name, None)) for name in ("train", "eval"))
+    return methods and all("train_mode" in group for group in optimizer.param_groups)
+
+
+def _trains(optimizer: torch.optim.Optimizer) -> bool:
+    return any(group["train_mode"] for group in optimizer.param_groups)
+
 
 # ---- copies that can be seen ----
 #
@@ -56,8 +125,8 @@ class Copies:
                 self._known.add(way)
 
     @contextmanager
-    def moved(self, parameters: Sequence[Tensor]) -> Iterator[None]:
-        """Have what is written to ``parameters`` inside reach the copies of them, too."""
+    def following(self, parameters: Sequence[Tensor]) -> Iterator[None]:
+        """Have copies follow their ``parameters`` through what is written to those inside."""
         self.look()
         wanted = {id(one) for one in parameters}
         known = [family for way, family in self._families() if way in self._known] if self._known else []
@@ -115,7 +184,7 @@ class _Rows:
         for number, row in enumerate(self.all):
             self._as_long.setdefault(len(row), []).append(number)
 
-    def beside(self, held: Any, values: list[Any]) -> Iterator[tuple[int, list[Any]]]:
+    def match(self, held: Any, values: list[Any]) -> Iterator[tuple[int, list[Any]]]:
         """Numbers of rows, each with what a list or mapping may have of its parameters."""
         by_key = {id(key): value for key, value in held.items()} if isinstance(held, Mapping) else {}
         if not self._ids.isdisjoint(by_key):
@@ -142,7 +211,7 @@ def _inside(
         yield from _of_state(getattr(held, "state", {}), f"{way}.state", rows.every, known)
         held = {key: value for key, value in vars(held).items() if key not in ("state", "defaults")}
     values = list(held.values()) if isinstance(held, Mapping) else list(held)
-    for number, kept in rows.beside(held, values):
+    for number, kept in rows.match(held, values):
         if _fits(rows.all[number], kept):
             yield f"{way}[{number}]", list(zip(rows.all[number], kept, strict=True))
     names = list(held) if isinstance(held, Mapping) else range(len(values))
@@ -192,8 +261,8 @@ MOST = 20  # commits that are looked at, in which none went far enough
 
 
 @dataclass
-class Watched:
-    """A parameter of an optimizer. Values are compared where they are, and asked for once a commit."""
+class Probe:
+    """A parameter of an optimizer, some of whose values are compared around steps and commits."""
 
     optimizer: Any
     parameter: Tensor
@@ -217,8 +286,8 @@ class Watched:
         flat = self.parameter.detach().reshape(-1)
         return flat[:: max(1, flat.numel() // SAMPLE)].to(torch.float32, copy=True)
 
-    def begins(self, optimizer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """A step begins. One that makes its gradients inside is not looked at."""
+    def before_step(self, optimizer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Zero the gradient where that decides a suspicion. A step that makes its gradients inside is not looked at."""
         if any(given is not None for given in (*args[1:], *kwargs.values())):
             self.looked = MOST
         if self.over:
@@ -231,8 +300,8 @@ class Watched:
             self.parameter.grad.zero_()
             self.tests = True
 
-    def ends(self, *_: object) -> None:
-        """ConfigError once the optimizer is seen to undo what commits write."""
+    def after_step(self, *_: object) -> None:
+        """Raise ConfigError once the optimizer is seen to undo what commits write."""
         if self.over:
             return
         now, before = self.values(), self.last
@@ -242,8 +311,8 @@ class Watched:
             self._judge(now)
         self.last, self.left, self.put, self.tests = now, None, None, False
 
-    def written(self, before: Tensor) -> None:
-        """Something was written; ``before``: the values before that."""
+    def after_write(self, before: Tensor) -> None:
+        """Note a commit's values; ``before``: the values before it."""
         if not self.over:
             self.left, self.put = before if self.left is None else self.left, self.values()
 
@@ -274,45 +343,45 @@ class Watched:
 LOOKS: Final = 64  # steps after which it is seen whether copies are what the parameters are
 
 
-class Watch:
-    """Looks at the longest parameter of each optimizer of a loop that is no average's."""
+class UndoGuard:
+    """Refuses an optimizer whose steps undo what commits write; looks at the longest parameter of each."""
 
     def __init__(self, optimizers: Iterable[Any], trained: Mapping[str, Tensor], copies: Copies) -> None:
         """``trained``: the model's parameters by name, each whole in this process."""
         names = {id(parameter): name for name, parameter in trained.items()}
-        self._watched, self._copies, self._looks = list[Watched](), copies, 0
+        self._probes, self._copies, self._looks = list[Probe](), copies, 0
         for optimizer in optimizers:
             held = [one for group in optimizer.param_groups for one in group["params"] if id(one) in names]
             if held:
                 longest = max(held, key=Tensor.numel)
-                self._watched.append(Watched(optimizer, longest, names[id(longest)]))
+                self._probes.append(Probe(optimizer, longest, names[id(longest)]))
 
     @property
     def over(self) -> bool:
         """True when no write has to be seen any more."""
-        return all(one.over for one in self._watched)
+        return all(one.over for one in self._probes)
 
     @contextmanager
-    def hooked(self) -> Iterator[None]:
-        """Look around every step. To be hooked before what writes at its end."""
+    def watching(self) -> Iterator[None]:
+        """Look around every step inside. To be entered before what writes at the end of a step."""
         with ExitStack() as stack:
-            for one in self._watched:
-                stack.callback(one.optimizer.register_step_pre_hook(one.begins).remove)
-                stack.callback(one.optimizer.register_step_post_hook(one.ends).remove)
+            for one in self._probes:
+                stack.callback(one.optimizer.register_step_pre_hook(one.before_step).remove)
+                stack.callback(one.optimizer.register_step_post_hook(one.after_step).remove)
                 stack.callback(one.optimizer.register_step_post_hook(self._look).remove)
             yield
 
     def _look(self, optimizer: Any, *_: object) -> None:
         """Slow weights are what the parameters are after some steps alone, and commits need not follow those."""
-        if self._looks < LOOKS * len(self._watched):
+        if self._looks < LOOKS * len(self._probes):
             self._looks += 1
             self._copies.look(optimizer)
 
     @contextmanager
     def writing(self, parameters: Sequence[Tensor]) -> Iterator[None]:
-        """``parameters`` are written to inside."""
+        """Note what is written to ``parameters`` inside."""
         ids = {id(one) for one in parameters}
-        moved = [(one, one.values()) for one in self._watched if id(one.parameter) in ids and not one.over]
+        probed = [(one, one.values()) for one in self._probes if id(one.parameter) in ids and not one.over]
         yield
-        for one, before in moved:
-            one.written(before)
+        for one, before in probed:
+            one.after_write(before)

@@ -13,12 +13,12 @@ from enum import IntEnum
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 import torch
 import torch.distributed as dist  # noqa: TID251  # the one place beside accelerate
-from torch import Tensor
+from torch import Tensor, nn
 
 from decentral import errors
 from decentral.errors import ConfigError, DecentralError, ProcessLost
@@ -277,6 +277,109 @@ class Orders:
             kind: type[DecentralError] = getattr(errors, name)
             raise kind(message)
         raise DecentralError(f"the main process of this peer failed ({told}); see its last lines")
+
+
+class Accelerator(Protocol):
+    """accelerate's, as far as a peer asks it: which of the peer's processes this is."""
+
+    @property
+    def is_main_process(self) -> bool:
+        """True on the process that talks to the swarm."""
+        ...
+
+    @property
+    def num_processes(self) -> int:
+        """Number of processes that this peer has."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """Device on which this process computes."""
+        ...
+
+    def unwrap_model(self, model: nn.Module, /) -> nn.Module:
+        """Return the model without its wrappers for several processes."""
+        ...
+
+
+class Team:
+    """The processes of one peer, seen from this one: the main one leads, and what fails there fails on all of them."""
+
+    def __init__(self, accelerator: Accelerator | None) -> None:
+        self._accelerator = accelerator
+        self.orders = Orders(Processes()) if self.size > 1 else None
+
+    @property
+    def is_main(self) -> bool:
+        """True on the process that talks to the swarm."""
+        return self._accelerator is None or bool(self._accelerator.is_main_process)
+
+    @property
+    def size(self) -> int:
+        """Processes of this peer."""
+        return 1 if self._accelerator is None else int(self._accelerator.num_processes)
+
+    @property
+    def device(self) -> torch.device:
+        """Device on which accelerate lets this process compute."""
+        assert self._accelerator is not None
+        return self._accelerator.device
+
+    def from_main(self, flat: Tensor | None, numel: int) -> Tensor:
+        """Give all processes, which all ask, the main one's values."""
+        mine = fresh(numel) if flat is None or not flat.numel() else flat.cpu().contiguous()
+        if self.orders is not None:
+            self.orders.processes.broadcast(mine)
+        return mine
+
+    def tell(self, word: bytes) -> bytes:
+        """Give all processes, which all ask, the main one's ``word``."""
+        if self.orders is None:
+            return word
+        with undisturbed():
+            return self.orders.processes.tell_bytes(word)
+
+    def go_on(self) -> Processes:
+        """Pass a step boundary together: the others follow the main one's orders until it says that training goes on.
+
+        Raises what `Orders.follow` does, and DecentralError, or KeyboardInterrupt, where the main process leaves.
+        """
+        assert self.orders is not None
+        if self.is_main:
+            self.orders.give(Order.GO_ON)
+        elif self.orders.follow() is Order.LEAVE:
+            if self.orders.interrupted:
+                raise KeyboardInterrupt
+            raise DecentralError(
+                "the main process of this peer left the run, and this one trains on; end the loop on all of them at "
+                "once, when peer.done"
+            )
+        return self.orders.processes
+
+    @contextmanager
+    def as_one(self) -> Iterator[None]:
+        """Have what fails in the block on the main process fail on the others, which wait for its word meanwhile."""
+        try:
+            yield
+        except Exception as error:
+            self.fail(error)
+            raise
+
+    def on_main(self, work: Callable[[], object]) -> None:
+        """Do it on the main process; what fails there fails on all of them."""
+        if self.is_main:
+            with self.as_one():
+                work()
+
+    def fail(self, error: BaseException | None) -> None:
+        """Have the other processes raise the same where they wait for this one's word, if it is the main one."""
+        if self.orders is not None and self.is_main and isinstance(error, Exception):
+            self.orders.fail(error)
+
+    def let_go(self, *, interrupted: bool) -> None:
+        """Ask nothing more of the others: the main process leaves."""
+        if self.orders is not None:
+            self.orders.let_go(interrupted=interrupted)
 
 
 @contextmanager

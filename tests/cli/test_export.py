@@ -25,7 +25,7 @@ Run = Callable[..., Result]
 def kept(folder: Path, model: nn.Module, task: str) -> None:
     """A run directory with one checkpoint of ``model``."""
     live = LiveModel(model, 1, None)
-    tensors = {anchor_name(f): flat for f, flat in enumerate(live.read_all())} | live.kept_buffers()
+    tensors = {anchor_name(f): flat for f, flat in enumerate(live.read_all())} | live.buffers.copies()
     folder.mkdir()
     (folder / "run.toml").write_text(preset_manifest("sparseloco", model={"task": task}).to_toml())
     meta = {"parameters": live.schema.to_json(), "model": live.description(), "buffers": "own"}

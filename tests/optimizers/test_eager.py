@@ -14,8 +14,7 @@ from decentral.optimizers.streaming import StreamingDiLoCo
 from decentral.simulate.simulation import forecast
 from decentral.state.snapshot import anchor_name
 from decentral.training.live_model import LiveModel
-from decentral.training.resuming import memory_of, resume, tensors_of
-from decentral.training.schedule import SyncSchedule
+from decentral.training.schedule import SyncSchedule, memory_of, resume, tensors_of
 from tests.laws.learners import Learners
 from tests.laws.swarm import NUMEL
 

@@ -13,7 +13,8 @@ from torch import Tensor
 from decentral.manifest import Manifest
 from decentral.peer import Peer, join
 from decentral.swarm.identity import Identity
-from decentral.training.inner import Averages, build_inner
+from decentral.training.copies import Averages
+from decentral.training.inner import build_inner
 from decentral.transport.memory import MemoryNetwork
 from tests.peer.test_join import LOOPBACK, Problem, run_terms, run_together
 

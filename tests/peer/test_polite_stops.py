@@ -21,11 +21,10 @@ from decentral.manifest import Manifest
 from decentral.observe.status import ENDED, read_status
 from decentral.optimizers import presets
 from decentral.peer import Peer
-from decentral.peer.participation import Participation
 from decentral.state.durable import Disk
 from decentral.swarm.identity import Identity
 from decentral.training import outer_loop
-from decentral.training.resuming import memory_of, tensors_of
+from decentral.training.schedule import memory_of, tensors_of
 from decentral.wire.keys import SEED_NBYTES, Signer
 from tests.laws.tables import ALONG_DIRECTIONS, SYNCHRONOUS
 from tests.peer.test_absence import alone
@@ -345,7 +344,7 @@ def test_a_checkpoint_that_fails_does_not_hide_the_error_before_it(
 
     with pytest.raises(OfTheLoop), life(tmp_path, terms_of(*DILOCO)) as (peer, problem):  # noqa: PT012
         problem.train(peer, 2)
-        monkeypatch.setattr(Participation, "save_now", full)
+        monkeypatch.setattr("decentral.peer.participation.save_now", full)
         raise OfTheLoop
     assert "no last checkpoint: DiskError: no room" in caplog.text
 

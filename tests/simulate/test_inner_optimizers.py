@@ -7,9 +7,10 @@ import torch
 
 from decentral.manifest import preset_manifest
 from decentral.manifest.terms import Inner
+from decentral.simulate.lessons import LEARNING_RATE, Student, alone, beginning
 from decentral.simulate.simulation import forecast
-from decentral.simulate.student import LEARNING_RATE, Student, alone, beginning
-from decentral.training.inner import Averages, built
+from decentral.training.copies import Averages
+from decentral.training.inner import built
 
 OPTIONS = {"peers": 3, "profile": "lab", "seed": 1, "rounds": 3, "step_seconds": 1.0, "parameters": 10_000}
 

@@ -24,7 +24,7 @@ def make_model(tie):
 
 def store(directory, model, document, num_fragments=2, **meta):
     live = LiveModel(model, num_fragments, None)
-    tensors = {anchor_name(f): flat for f, flat in enumerate(live.read_all())} | live.kept_buffers()
+    tensors = {anchor_name(f): flat for f, flat in enumerate(live.read_all())} | live.buffers.copies()
     tensors |= {BUFFERS: live.read_buffers()} if live.schema.buffers else {}
     if live.schema.frozen:
         directory.parent.mkdir(exist_ok=True)

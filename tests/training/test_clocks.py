@@ -41,7 +41,7 @@ def test_less_than_a_round_is_not_behind() -> None:
     assert clock.behind == 0
     clock.reaches(3)
     assert clock.behind == 5
-    clock.moved += clock.behind
+    clock.advance += clock.behind
     assert clock.behind == 0
 
 
@@ -50,11 +50,11 @@ def test_what_a_checkpoint_keeps_brings_it_back_and_an_older_one_counts_from_nou
     clock.stepped()
     clock.reaches(2)
     clock.stepped()
-    clock.moved = 5
+    clock.advance = 5
     again.recall(clock.value, clock.memory())
     assert again == clock
     old.recall(2, ())
-    assert (old.value, old.round, old.since, old.moved) == (2, 0, 0, 0)
+    assert (old.value, old.round, old.since, old.advance) == (2, 0, 0, 0)
 
 
 @pytest.mark.parametrize(("wraps", "processes", "steps"), [(False, 2, 8), (True, 2, 16), (True, 1, 8)])

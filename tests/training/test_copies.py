@@ -198,7 +198,7 @@ def test_what_is_written_is_there_after_steps_that_move_nothing(kind: str, after
     """Whenever the write comes, also between two steps of slow weights."""
     make, dtype = SEEN[kind]
     loop = Loop(make, 0.05, dtype)
-    with loop.live.watch.hooked():
+    with loop.live.undo_guard.watching():
         loop.move(0.25)  # as the entry into a run writes the anchor, before any step
         for _ in range(3 + after):
             loop.step()
@@ -221,7 +221,10 @@ def test_a_flat_copy_that_nobody_can_see_is_refused_by_name():
                 loop.step()
             loop.move(0.5)
 
-    with loop.live.watch.hooked(), pytest.raises(ConfigError, match=r"Flat puts 0\.weight back.*copy of the weights"):
+    with (
+        loop.live.undo_guard.watching(),
+        pytest.raises(ConfigError, match=r"Flat puts 0\.weight back.*copy of the weights"),
+    ):
         train()
 
 
@@ -243,7 +246,7 @@ HONEST: dict[str, tuple[Callable[..., Any], float]] = {
 def test_optimizers_that_step_the_parameters_are_never_taken_for_others(kind: str, by: float, steps: int):
     make, lr = HONEST[kind]
     loop = Loop(make, lr)
-    with loop.live.watch.hooked():
+    with loop.live.undo_guard.watching():
         for _ in range(25):
             for _ in range(steps):
                 loop.step()
@@ -256,7 +259,7 @@ def test_one_that_finds_its_way_back_in_one_step_is_cleared_by_a_step_without_a_
     model = nn.ParameterList([nn.Parameter(torch.ones(50))])
     optimizer = torch.optim.SGD(model.parameters(), 1.0)
     live, optimum = LiveModel(model, 1, None, [optimizer]), torch.linspace(-1, 1, 50)
-    with live.watch.hooked():
+    with live.undo_guard.watching():
         for number in range(20):
             for _ in range(3):
                 noise = 1e-3 * torch.randn(50, generator=torch.Generator().manual_seed(number))
@@ -264,7 +267,7 @@ def test_one_that_finds_its_way_back_in_one_step_is_cleared_by_a_step_without_a_
                 optimizer.step()
                 optimizer.zero_grad()
             live.write(0, live.read(0) + 2.0)
-    assert live.watch.over
+    assert live.undo_guard.over
 
 
 def test_one_that_makes_its_gradients_inside_the_step_is_not_looked_at():
@@ -277,23 +280,23 @@ def test_one_that_makes_its_gradients_inside_the_step_is_not_looked_at():
         loss.backward()
         return loss
 
-    with loop.live.watch.hooked():
+    with loop.live.undo_guard.watching():
         for _ in range(10):
             loop.optimizer.step(closure)
             loop.move(1.0)
-    assert loop.live.watch.over
+    assert loop.live.undo_guard.over
 
 
 def test_nothing_is_looked_at_any_more_once_commits_stayed():
     loop = Loop(torch.optim.SGD, 0.01)
-    with loop.live.watch.hooked():
+    with loop.live.undo_guard.watching():
         assert loop.live.in_place(0) is None
         for _ in range(3):
             for _ in range(3):
                 loop.step()
             loop.move(0.5)
         loop.step()
-        assert loop.live.watch.over
+        assert loop.live.undo_guard.over
         assert loop.live.in_place(0) is not None
 
 
@@ -301,11 +304,11 @@ def test_an_optimizer_by_losses_alone_is_left_alone():
     model = nn.Linear(6, 6)
     optimizer = SPSA(model.named_parameters(), lr=1e-3)
     live = LiveModel(model, 1, None, [optimizer])
-    with live.watch.hooked():
+    with live.undo_guard.watching():
         for _ in range(3):
             optimizer.step(lambda: model(torch.ones(2, 6)).square().mean())
             live.write(0, live.read(0) + 1.0)
-    assert live.watch.over
+    assert live.undo_guard.over
 
 
 @pytest.mark.parametrize("several", [False, True])
@@ -319,7 +322,7 @@ def test_to_look_for_copies_costs_by_parameters_where_each_has_a_group_or_an_opt
     one_by_one = [{"params": [p]} for p in model]
     optimizers = [torch.optim.SGD([group], 0.1) for group in one_by_one] if several else [torch.optim.SGD(one_by_one)]
     live = LiveModel(model, 1, None, optimizers)
-    with live.watch.hooked():
+    with live.undo_guard.watching():
         for parameter in model:
             parameter.grad = torch.ones(3)
         for optimizer in optimizers:

@@ -12,8 +12,7 @@ from decentral.optimizers.edit import AEDiT
 from decentral.replica.contribution import Contribution
 from decentral.rounds.local_state import CommittedUpdate
 from decentral.training.live_model import LiveModel
-from decentral.training.resuming import memory_of, resume
-from decentral.training.schedule import SyncSchedule
+from decentral.training.schedule import SyncSchedule, memory_of, resume
 from tests.training.test_schedule import record
 
 H = 20

@@ -16,7 +16,8 @@ from decentral.manifest.terms import INNER_OPTIMIZERS, Inner, InnerName
 from decentral.state.checkpoint import flatten, unflatten
 from decentral.tasks.language_model import build_language_model
 from decentral.tasks.sizing import LanguageModelConfig
-from decentral.training.inner import Averages, InnerSteps, WarmUp, build_inner, differences, inner_step, warm_up
+from decentral.training.copies import Averages
+from decentral.training.inner import InnerSteps, WarmUp, build_inner, differences, inner_step, warm_up
 from decentral.training.inner_optimizers import GPA, QHADOPT, ScheduleFree
 from decentral.training.live_model import LiveModel
 

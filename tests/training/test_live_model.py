@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from decentral.errors import ConfigError
 from decentral.parameters import copied, frozen_digest
-from decentral.training import live_model
-from decentral.training.live_model import LOOKED_AT, LiveModel
+from decentral.training import joined
+from decentral.training.joined import LOOKED_AT
+from decentral.training.live_model import LiveModel
 
 MOVED = "is frozen, so that all peers have the same, but changed after the join"
 
@@ -79,7 +80,7 @@ def test_what_is_written_anew_with_the_same_values_is_hashed_once(monkeypatch):
         hashed.append(tensor)
         return frozen_digest(tensor)
 
-    monkeypatch.setattr(live_model, "frozen_digest", counted)
+    monkeypatch.setattr(joined, "frozen_digest", counted)
     live = LiveModel(model, 1, None)
     for _ in range(5):
         live.check_trained()
@@ -147,7 +148,7 @@ def test_a_copy_of_what_is_trained_goes_the_way_of_buffers_unnamed_and_that_is_s
     assert {name for name in live.trained if not name.startswith("model.")} == set()
     assert not live.schema.frozen
     assert len([spec for spec in live.schema.buffers if spec.name.startswith("target.")]) == 6 + 3
-    live.tell_of_copies()
+    live.joined.warn_of_copies()
     (record,) = caplog.records
     assert record.getMessage().startswith("target begins as a copy of what is trained")
     assert LiveModel(both, 1, None, [optimizer], moved=[]).schema.buffers[0].name == "model.1.running_mean"
@@ -174,7 +175,7 @@ def test_what_only_looks_like_a_copy_stays_frozen(what):
 
 
 def test_copies_that_would_fill_the_line_have_to_be_named(monkeypatch):
-    monkeypatch.setattr(live_model, "MOST_COPIED", 19)
+    monkeypatch.setattr(joined, "MOST_COPIED", 19)
     both = target_beside(nn.Linear(4, 4), frozen=True)
     assert len(LiveModel(both, 1, None).schema.frozen) == 2
     assert len(LiveModel(both, 1, None, moved=["target"]).schema.buffers) == 2
@@ -219,7 +220,7 @@ def test_whole_numbers_but_counters_are_a_peers_own_and_a_newcomer_begins_with_t
     assert pieces(model) == [[2.0, 2.0], [7.0, 7.0, 7.0], [0], [9], [True, False]]
     (record,) = caplog.records
     assert record.getMessage().startswith("masked.mask, pointer: whole numbers, of which a mean is nothing")
-    live.write_buffers(NEW_B, whole=True)
+    live.buffers.write(NEW_B, whole=True)
     assert pieces(model)[2:] == [[8], [9], [False, True]]
 
 
@@ -248,7 +249,7 @@ def test_a_buffer_that_becomes_something_else_is_told_once_and_stays_a_peers_own
     BECOMES[what](model)
     now = None if "seen" not in model._buffers or model.seen is None else model.seen.clone()
     assert torch.equal(live.read_buffers(), before_B)  # others get what it was
-    live.write_buffers(NEW_B, whole=True)
+    live.buffers.write(NEW_B, whole=True)
     assert torch.equal(live.read_buffers()[2:5], NEW_B[2:5])
     assert torch.equal(model.mean, NEW_B[:2])
     assert not model.masked.mask[0]
@@ -256,9 +257,9 @@ def test_a_buffer_that_becomes_something_else_is_told_once_and_stays_a_peers_own
     assert now is None or torch.equal(model.seen, now)
     (record,) = caplog.records
     assert record.getMessage().startswith("the buffer seen was (3,) of floats at the join and is ")
-    kept = live.kept_buffers()
+    kept = live.buffers.copies()
     again = Lists()
-    LiveModel(again, 1, None).restore_buffers(kept)
+    LiveModel(again, 1, None).buffers.restore(kept)
     assert torch.equal(again.seen, torch.ones(3) if now is None else now)
     assert torch.equal(again.mean, NEW_B[:2])
 
@@ -267,11 +268,11 @@ def test_a_buffer_that_was_registered_later_is_kept_and_comes_back_where_it_is()
     model = Lists()
     live = LiveModel(model, 1, None)
     model.register_buffer("late", torch.ones(4))
-    kept, again = live.kept_buffers(), Lists()
+    kept, again = live.buffers.copies(), Lists()
     other = LiveModel(again, 1, None)
-    other.restore_buffers(kept)
+    other.buffers.restore(kept)
     again.register_buffer("late", torch.zeros(1))
-    other.restore_buffers(kept)
+    other.buffers.restore(kept)
     assert torch.equal(again.late, torch.ones(4))
 
 
@@ -286,6 +287,6 @@ def test_a_low_rank_change_that_is_merged_and_taken_out_by_hand_is_no_change(dty
     live.check_trained()
     with torch.no_grad():
         base.weight[1, 1:5] += 1.0  # which no sample has
-    live._joined._frozen[0].hashed = False
+    live.joined._frozen[0].hashed = False
     with pytest.raises(ConfigError, match=r"base.weight is frozen"):
         live.check_trained()

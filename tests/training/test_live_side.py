@@ -22,8 +22,7 @@ from decentral.swarm.identity import Identity
 from decentral.training.inner_optimizers import SPSA
 from decentral.training.live_model import LiveModel
 from decentral.training.live_side import LiveSide, Moments
-from decentral.training.resuming import memory_of, resume, stand_at, tensors_of
-from decentral.training.schedule import SyncSchedule
+from decentral.training.schedule import SyncSchedule, memory_of, resume, stand_at, tensors_of
 from decentral.transport.memory import MemoryNetwork
 
 

@@ -16,8 +16,17 @@ from decentral.optimizers.streaming import StreamingDiLoCo
 from decentral.replica.contribution import Contribution
 from decentral.rounds.local_state import CommittedUpdate
 from decentral.training.live_model import LiveModel
-from decentral.training.resuming import memory_of, note_replayed, recall_unadopted, resume, tensors_of
-from decentral.training.schedule import SLOWEST, Pace, SyncSchedule, make_schedule
+from decentral.training.schedule import (
+    SLOWEST,
+    Pace,
+    SyncSchedule,
+    make_schedule,
+    memory_of,
+    note_replayed,
+    recall_unadopted,
+    resume,
+    tensors_of,
+)
 from decentral.wire.messages import FrameRef, Record
 
 

@@ -1,0 +1,367 @@
+"""Pacing: when bytes may leave and for whom, how many may be under way, and how fast the uplink is."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
+
+from decentral.flow.waiting import Changes
+from decentral.wire.keys import PeerId
+
+# ---- one rate for all, with an express lane ----
+#
+# A token bucket. Pure.
+#
+# Bulk goes while there are tokens, one piece per turn, and peers take turns by what each has moved: two peers get half
+# each, whether one has one stream open and the other forty. Urgent bytes (leases, votes) do not wait: they are booked,
+# and bulk waits for the tokens they took. Express bytes have a bucket of their own, so that a flood of them is bulk
+# like any other. Over t seconds no more than ``rate * (t + BURST + EXPRESS_BURST)`` bytes and one piece pass: in a
+# minute 2 % more than the rate.
+#
+# Source: tags as in Goyal, Vin and Cheng, "Start-time Fair Queuing", 1996.
+
+BURST = 0.1  # s of the rate that an idle link saves up for bulk
+EXPRESS_BURST = 1.0  # s of the rate that urgent bytes may take at once
+EXPRESS_SHARE = 0.75  # of the rate, for urgent bytes that do not wait; the rest is bulk's, whatever happens
+_PIECE_SECONDS = 0.05  # how long a turn lasts: what an urgent byte may find before it in the network
+_SMALLEST, _LARGEST = 1 << 10, 1 << 16  # bytes of a turn
+_ENOUGH = -1.0  # bytes: sums of floats come near 0 and need not reach it
+_KEPT_TAGS = 64  # peers remembered beyond those who wait
+_NEVER = float("inf")
+
+
+@dataclass(eq=False, slots=True)
+class Turn:
+    """A piece that somebody wants to move, and may once it is ``granted``."""
+
+    peer: PeerId
+    nbytes: int
+    start: float  # place in the order, in bytes of fair service
+    granted: bool = False
+    dropped: bool = False
+
+
+class Schedule:
+    """The turns of one direction of one peer; ``rate`` in bytes per second. Times come in, in seconds of one clock."""
+
+    def __init__(self, rate: float, now: float) -> None:
+        self.rate = rate
+        self._tokens, self._express, self._filled = BURST * rate, EXPRESS_BURST * rate, now
+        self._order: list[tuple[float, int, Turn]] = []  # a heap
+        self._served = 0.0  # tag of the turn that was granted last
+        self._tags: dict[PeerId, float] = {}  # where the next piece of each peer stands
+        self._count = 0
+
+    @property
+    def piece(self) -> int:
+        """Bytes of one turn."""
+        return piece_of(self.rate)
+
+    @property
+    def num_remembered(self) -> int:
+        """Peers of which it is known where their next piece stands."""
+        return len(self._tags)
+
+    @property
+    def head(self) -> Turn | None:
+        """The turn that comes next."""
+        while self._order and self._order[0][2].dropped:
+            heapq.heappop(self._order)
+        return self._order[0][2] if self._order else None
+
+    def change(self, rate: float, now: float) -> None:
+        """Go on at another rate; what was saved up beyond its burst is lost, what is owed stays owed."""
+        self._fill(now)
+        self.rate = rate
+        self._fill(now)
+
+    def ask(self, peer: PeerId, nbytes: int, now: float, *, urgent: bool = False) -> Turn:
+        """Ask to move ``nbytes`` with ``peer``; granted at once when nobody has to wait for it."""
+        self._fill(now)
+        if urgent and self._express > 0:
+            self._express -= nbytes
+            self._tokens -= nbytes
+            return Turn(peer, nbytes, self._served, granted=True)
+        if self.idle(now):
+            self._tags.clear()  # nobody has a claim from before the pause, and strangers' tags must not stay
+        turn = Turn(peer, nbytes, max(self._served, self._tags.get(peer, 0.0)))
+        self._tags[peer] = turn.start + nbytes
+        if self.head is None and self._tokens > _ENOUGH:
+            self._grant(turn)
+            return turn
+        self._count += 1
+        heapq.heappush(self._order, (turn.start, self._count, turn))
+        return turn
+
+    def drop(self, turn: Turn) -> None:
+        """Want it no more."""
+        turn.dropped = True
+
+    def spend(self, nbytes: int, now: float) -> None:
+        """Book bytes that have moved already."""
+        self._fill(now)
+        self._tokens -= nbytes
+
+    def due(self, now: float) -> list[Turn]:
+        """Grant what may move now, in order."""
+        self._fill(now)
+        granted = []
+        while self._tokens > _ENOUGH and (turn := self.head) is not None:
+            heapq.heappop(self._order)
+            self._grant(turn)
+            granted.append(turn)
+        return granted
+
+    def next_at(self) -> float:
+        """Return when the next turn is due, if nothing urgent comes before."""
+        return self._filled + max(0.0, -self._tokens) / self.rate if self.head is not None else _NEVER
+
+    def idle(self, now: float) -> bool:
+        """Tell whether bulk could move at once and has not needed to lately: something else than the rate is narrow."""
+        self._fill(now)
+        return self.head is None and self._tokens >= BURST * self.rate
+
+    def _fill(self, now: float) -> None:
+        passed = max(0.0, now - self._filled)
+        self._filled = max(self._filled, now)
+        self._tokens = min(BURST * self.rate, self._tokens + self.rate * passed)
+        self._express = min(EXPRESS_BURST * self.rate, self._express + EXPRESS_SHARE * self.rate * passed)
+
+    def _grant(self, turn: Turn) -> None:
+        turn.granted = True
+        self._tokens -= turn.nbytes
+        self._served = turn.start
+        if len(self._tags) > len(self._order) + _KEPT_TAGS:
+            self._tags = {peer: tag for peer, tag in self._tags.items() if tag > self._served}
+
+
+def piece_of(rate: float) -> int:
+    """Return the bytes of one turn at ``rate``."""
+    return int(min(_LARGEST, max(_SMALLEST, rate * _PIECE_SECONDS)))
+
+
+# ---- frames for one peer each, one after another ----
+#
+# They are begun as fast as the uplink carries them.
+#
+# Begun all at once they share the uplink as TCP happens to divide it, and all wait for the last: on eight equal lines
+# of 20 Mbit/s one peer had all its slices after 5.2 s, another after 6.8. So peer i begins with peer i + 1 and goes on
+# with i + 2: each receives from as few peers at a time as it sends to.
+#
+# A turn comes when the uplink should have carried what was begun before, or when few are under way: a wrong estimate
+# makes more of them share the uplink, or fewer, and a peer that takes nothing holds nobody up.
+#
+# Source: the order is that of the pairwise exchange in Thakur, Rabenseifner and Gropp, "Optimization of
+# collective communication operations in MPICH", 2005.
+
+FEW = 3  # frames under way that keep a line full: one begins slowly, one ends
+HASTE = 1.15  # times the estimated rate, which is a lower bound and grows when more goes through
+
+
+class SendQueue:
+    """The queue of one peer's frames. ``uplink`` tells bytes per second; None: not known, and nobody waits."""
+
+    def __init__(self, uplink: Callable[[], float | None]) -> None:
+        self._uplink = uplink
+        self._queue = anyio.Lock()  # first come, first served
+        self._under_way = 0
+        self._free_at = 0.0
+        self._fewer = Changes()
+
+    async def begin(self, nbytes: int) -> None:
+        """Wait until it is the turn of a frame of so many bytes; ``end`` when it has arrived or will not."""
+        async with self._queue:
+            rate = self._uplink()
+            if rate:
+                with anyio.move_on_after(self._free_at - anyio.current_time()):
+                    while self._under_way >= FEW:
+                        await self._fewer.next()
+                self._free_at = anyio.current_time() + nbytes / (HASTE * rate)
+            self._under_way += 1
+
+    def end(self) -> None:
+        """Note that a frame that was begun is no longer under way."""
+        self._under_way -= 1
+        self._fewer.tell()
+
+
+def shifted(peers: Iterable[PeerId], me: PeerId) -> list[PeerId]:
+    """Return the peers after ``me`` first, then those before it, and ``me`` last if it is there."""
+    ordered = sorted(peers)
+    return [*(peer for peer in ordered if peer > me), *(peer for peer in ordered if peer <= me)]
+
+
+# ---- bytes under way, unheard of ----
+#
+# To all peers together: as many as the uplink carries in four seconds.
+#
+# What the system's and the daemon's buffers have swallowed cannot be called back, and what follows on the same
+# connection waits behind it. At 2 Mbit/s a frame that was called off in round 2 arrived in round 7, and in three runs
+# of six no frame of that peer was ever in time. So bytes stay here until the other side has said that it has those
+# before.
+#
+# Every stream has the same share and may always have one body under way, so a peer that takes nothing stops nobody
+# else.
+
+# s of the uplink; with two, a gather of eight on equal lines took 14.5 s, with four 13.2, without any such limit 13.0
+SECONDS = 4.0
+FIRST = 1 << 16  # bytes of each stream while nothing is known of the uplink
+
+
+class Window:
+    """The bytes that one peer has under way, and may have. ``uplink`` tells bytes per second; None: not known."""
+
+    def __init__(self, uplink: Callable[[], float | None]) -> None:
+        self._uplink = uplink
+        self.streams = 0  # that are open
+        self.nbytes = 0  # under way on all of them
+
+    def allows(self, nbytes: int, under_way: int) -> bool:
+        """Tell whether a stream with so many bytes under way may send ``nbytes``."""
+        rate = self._uplink()
+        if rate is None:
+            return under_way + nbytes <= FIRST
+        most = SECONDS * rate
+        return self.nbytes + nbytes <= most and under_way + nbytes <= most / self.streams
+
+
+@dataclass(frozen=True, slots=True)
+class Ack:
+    """A body that the other side has handled; times of this peer's clock, as early as answers so far allow."""
+
+    nbytes: int
+    opened: float  # when the stream was open over there
+    at: float
+
+
+class InFlight:
+    """The bodies under way on one stream; a context manager that is entered while the stream is open.
+
+    An answer may wait for seconds behind what the other side sends, so it brings the time that the other side's clock
+    shows. Of all answers the one that came fastest tells how far the clocks are apart.
+    """
+
+    def __init__(self, window: Window, hear: Callable[[], Awaitable[float]], heard: Callable[[Ack], None]) -> None:
+        """``hear`` waits until the oldest body was handled, and returns the seconds since the stream was open there."""
+        self._window, self._hear, self._heard = window, hear, heard
+        self._bodies: deque[tuple[int, float]] = deque()  # bytes, and when they began to leave
+        self._nbytes = 0
+        self._began = self._opened = 0.0
+
+    def __enter__(self) -> Self:
+        self._window.streams += 1
+        self._began, self._opened = anyio.current_time(), math.inf
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._window.streams -= 1
+        self._window.nbytes -= self._nbytes
+
+    async def begin(self, nbytes: int) -> None:
+        """Wait until so many bytes may leave, and count them; at once when nothing is under way here."""
+        while self._bodies and not self._window.allows(nbytes, self._nbytes):
+            await self._land()
+        self._bodies.append((nbytes, anyio.current_time()))
+        self._count(nbytes)
+
+    async def land(self) -> None:
+        """Wait until all is handled."""
+        while self._bodies:
+            await self._land()
+
+    async def _land(self) -> None:
+        since, now = await self._hear(), anyio.current_time()
+        self._opened = min(self._opened, max(now - since, self._began))
+        nbytes, sent = self._bodies.popleft()
+        self._count(-nbytes)
+        self._heard(Ack(nbytes, self._opened, min(max(self._opened + since, sent), now)))
+
+    def _count(self, nbytes: int) -> None:
+        self._nbytes += nbytes
+        self._window.nbytes += nbytes
+
+
+# ---- the speed of the uplink ----
+#
+# Estimated from the transfers that this peer makes. Pure: the time comes in.
+#
+# Copies of frames that others say they have, over the time since the first was begun, while any was under way: right
+# for frames of any size, and one slow receiver spoils nothing.
+#
+# And, while nobody has said so, how fast pieces are taken; less sure, as on a busy machine a buffer is slow, too. Only
+# what had to wait counts: bytes that a buffer swallows at once say nothing of the link behind it. So a window is eight
+# seconds in which some piece was always under way, and its rate the bytes of those that waited; the fastest of the
+# last windows counts, as a slow receiver makes a window slow and nothing makes one fast. Frames of 0.9 MB fit into the
+# buffers for the most part, and their windows told 0.3 MB/s of a link of 2.5 (measured, seven streams at once).
+
+WINDOW = 8.0  # s of being busy; a piece of 64 KiB that began before it is 1 % too many at 8 Mbit/s, for each stream
+KEPT = 16  # windows: two minutes of sending, so an estimate follows a link that has become slower
+WAITED = 0.001  # s; the daemon takes 64 KiB in 0.07 ms while it has room, and 0.5 Gbit/s carry them in 1 ms
+
+
+class UplinkMeter:
+    """``begin`` and ``end`` around every piece of bulk."""
+
+    def __init__(self) -> None:
+        self._under_way = 0
+        self._since = 0.0
+        self._busy, self._nbytes = 0.0, 0
+        self._rates: deque[float] = deque(maxlen=KEPT)
+        self._delivered: deque[float] = deque(maxlen=KEPT)
+
+    def begin(self, now: float) -> None:
+        """Note that a piece is to be sent."""
+        self._advance(now)
+        self._under_way += 1
+
+    def end(self, began: float, now: float, nbytes: int) -> None:
+        """Note that it was taken, or not: then ``nbytes`` is 0."""
+        self._advance(now)
+        self._under_way -= 1
+        self._nbytes += nbytes if now - began > WAITED else 0
+        if self._busy >= WINDOW:
+            self._rates.append(self._nbytes / self._busy)
+            self._busy, self._nbytes = 0.0, 0
+
+    @property
+    def is_idle(self) -> bool:
+        """Tell whether no piece is under way."""
+        return not self._under_way
+
+    def begin_delivery(self) -> None:
+        """Note that a frame is to be sent while none is under way."""
+        self._delivered.append(0.0)
+
+    def add_delivery(self, nbytes: int, seconds: float) -> None:
+        """Note that copies of so many bytes had arrived so long after the first of them was begun."""
+        if seconds > 0:
+            self._delivered[-1] = max(self._delivered[-1], nbytes / seconds)
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        """The estimate; None: no transfer has filled the link yet."""
+        return max(self._delivered, default=0.0) or max(self._rates, default=None)
+
+    def _advance(self, now: float) -> None:
+        if self._under_way:
+            self._busy += now - self._since
+        self._since = now
+
+
+def lease_bits(bytes_per_second: float | None) -> int:
+    """Return bit/s as a lease tells it: two digits, so that noise is no news to everybody; 0: not measured."""
+    if not bytes_per_second:
+        return 0
+    bits = round(8 * bytes_per_second)
+    return round(bits, 2 - len(str(bits)))

@@ -1,0 +1,310 @@
+"""What rounds tell of the swarm: figures that are there, finite, and the same on all peers who see the same frames."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+import struct
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from decentral.manifest import Manifest
+from decentral.observe.diagnostics import ROUNDS, Diagnostics
+from decentral.observe.health import Notices
+from decentral.optimizers.diloco import DiLoCo
+from decentral.replica.contents import FrameContents
+from decentral.replica.figures import (
+    DEBT_RATIO,
+    LOSS_DISPERSION,
+    MEAN_COSINE,
+    NAMES,
+    NEVER_SENT,
+    NORM_DISPERSION,
+    REPLICA_DISTANCE,
+    REPLICA_VARIANCE,
+    Figures,
+)
+from decentral.rounds import metrics
+from decentral.training.live_side import LiveSide
+from decentral.training.schedule import SyncSchedule
+from tests.lab.learners import Learner
+from tests.lab.nodes import Lab, Member
+from tests.laws.tables import PRESETS
+
+ALIKE = (NORM_DISPERSION, MEAN_COSINE)
+Told = list[list[Figures]]
+
+
+def blocks() -> torch.nn.Module:
+    """Enough of them for every preset's fragments, and small."""
+    return torch.nn.Sequential(*(torch.nn.Linear(16, 16) for _ in range(4)))
+
+
+def wide() -> torch.nn.Module:
+    """So large that each of three owns a part of a reduce: they are cut at multiples of 4096."""
+    return torch.nn.Linear(128, 128)
+
+
+def swarm(
+    run_lab: Any,
+    manifest: Manifest,
+    *,
+    rounds: int = 4,
+    kinds: tuple[type[Member], ...] = (Member,) * 3,
+    make_model: Callable[[], torch.nn.Module] = blocks,
+    spread: float = 1.0,
+) -> tuple[list[Member], Told]:
+    """The members of a run, and by member the figures of its rounds."""
+    told, members = Told(), list[Member]()
+
+    async def script(lab: Lab) -> None:
+        members.extend(lab.add(kind=kind) for kind in kinds)
+        for member in members:
+            told.append([])
+            member.node.driver.state.on_figures = told[-1].append
+        await lab.all_members()
+        seen = [len(one) for one in told]
+        await lab.until(lambda: all(len(one) >= n + rounds for one, n in zip(told, seen, strict=True)))
+
+    run_lab(manifest, script, make_model=make_model, spread=spread)
+    return members, told
+
+
+def by_step(told: Told) -> list[list[Figures]]:
+    """Of each outer step that every peer told of, the figures of all."""
+    found = defaultdict(list)
+    for figures in itertools.chain(*told):
+        found[figures.outer_step].append(figures)
+    return [figures for figures in found.values() if len(figures) == len(told)]
+
+
+# ---- every method ----
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_every_method_has_figures_that_are_finite_and_alike_on_all_peers_that_agree(run_lab, terms, preset, caplog):
+    manifest = terms(preset)
+    _, told = swarm(run_lab, manifest, rounds=2)
+    for figures in itertools.chain(*told):
+        assert figures.values
+        assert set(figures.values) <= set(NAMES)
+        assert all(math.isfinite(value) for value in figures.values.values())
+        assert figures.of_part == (manifest.exchange.kind == "reduce")
+        assert 0 <= figures.values.get(NEVER_SENT, 0.0) <= 1
+        assert -1 <= figures.values.get(MEAN_COSINE, 0.0) <= 1
+        assert (DEBT_RATIO in figures.values) <= (manifest.compressor.feedback != "none")
+    if manifest.exchange.kind == "gather":
+        for first, *others in by_step(told):
+            assert {one.contributors for one in others} == {first.contributors}
+            for name in ALIKE:
+                assert {one.values.get(name) for one in others} == {first.values.get(name)}
+    assert not caplog.records, "nothing went wrong in making them"
+
+
+@pytest.mark.parametrize("preset", ["noloco", "gasloc"])
+def test_a_pair_tells_how_far_its_replicas_are_from_one_another(run_lab, terms, preset):
+    members, told = swarm(run_lab, terms(preset), rounds=6)
+    for member, figures in zip(members, told, strict=True):
+        by_number = {one.step + 1: one.disagreement for one in member.swaps if one.disagreement is not None}
+        told_of = {one.outer_step: one.values[REPLICA_DISTANCE] for one in figures if REPLICA_DISTANCE in one.values}
+        assert told_of
+        assert {step: by_number[step] for step in told_of if step in by_number}.items() <= told_of.items()
+        assert all(REPLICA_VARIANCE in one.values for one in figures if REPLICA_DISTANCE in one.values)
+
+
+def test_the_figures_are_those_of_the_tensors_that_the_frames_decode_to(run_lab, terms, monkeypatch):
+    """Sparse ones with a debt, as every peer measured them, against all that was sent, made dense."""
+    dense: dict[bytes, torch.Tensor] = {}
+    measure = FrameContents.measure
+
+    def measured(self: FrameContents, frame: Any) -> Any:
+        dense[frame.hash] = self.change(frame)
+        return measure(self, frame)
+
+    monkeypatch.setattr(FrameContents, "measure", measured)
+    members, told = swarm(run_lab, terms("sparseloco"), make_model=wide, rounds=5)
+    records = {commit.record.outer_step + 1: commit.record for commit in members[0].log}
+    looked_at = 0
+    for figures in told[0]:
+        sent = [dense[ref.frame] for ref in records[figures.outer_step].frames]
+        if len(sent) < 3 or NORM_DISPERSION not in figures.values:
+            continue
+        norms, directions = torch.stack([one.norm() for one in sent]), [one / one.norm() for one in sent]
+        pairs = [float(a @ b) for a, b in itertools.combinations(directions, 2)]
+        assert figures.values[NORM_DISPERSION] == pytest.approx(float(norms.std(correction=0) / norms.mean()), rel=1e-4)
+        assert figures.values[MEAN_COSINE] == pytest.approx(sum(pairs) / len(pairs), abs=0.08)
+        looked_at += 1
+    assert looked_at >= 3
+
+
+def test_an_owner_of_a_reduce_tells_of_its_part(run_lab, terms):
+    _, told = swarm(run_lab, terms("diloco"), make_model=wide)
+    assert all(one.of_part for one in itertools.chain(*told))
+    met = [figures for figures in by_step(told) if all(one.contributors == 3 for one in figures)]
+    assert met
+    for figures in met:
+        assert all(NORM_DISPERSION in one.values and MEAN_COSINE in one.values for one in figures)
+        assert len({one.values[NEVER_SENT] for one in figures}) == 1, "of that, all have the whole"
+
+
+# ---- what is wrong is said ----
+
+
+def heard(run_lab: Any, manifest: Manifest, rounds: int, **given: Any) -> list[list[dict[str, Any]]]:
+    """By member the fields of its warnings, each with its sentence."""
+    found = list[list[dict[str, Any]]]()
+
+    async def script(lab: Lab) -> None:
+        members = [lab.add(kind=kind) for kind in given["kinds"]]
+        for member in members:
+            found.append([])
+            notices = Notices()
+
+            def hear(event: str, fields: dict[str, Any], here: Any = found[-1], notices: Notices = notices) -> None:
+                here.append({"event": event, "sentence": notices.hear(event, fields, "me"), **fields})
+
+            member.node.driver.state.on_figures = Diagnostics(hear).add_round
+        await lab.all_members()
+        if manifest.exchange.kind == "pair":
+            await lab.until(lambda: all(len(member.swaps) >= rounds for member in members))
+        else:
+            await lab.rounds(rounds)
+
+    run_lab(manifest, script, make_model=given.get("make_model", blocks), spread=given.get("spread", 1.0))
+    return found
+
+
+class Far(Member):
+    """Pulls towards a target that is far from the others'."""
+
+    def target(self, fragment: int) -> torch.Tensor:
+        return 40 * super().target(fragment)
+
+
+def plain(terms: Any, preset: str) -> Manifest:
+    return terms(preset).changed(outer={"norm_clip": None}, compressor={"chain": "none", "feedback": "none"})
+
+
+def test_a_planted_outlier_is_said_to_have_other_settings_by_every_peer_alike(run_lab, terms):
+    kinds = (Member, Member, Far)
+    told = heard(run_lab, plain(terms, "sparseloco"), ROUNDS + 6, kinds=kinds, spread=0.1)
+    for warnings in told:
+        (one, *_) = [one for one in warnings if one["figure"] == NORM_DISPERSION]
+        assert one["event"] == "out_of_band"
+        assert "one of them has another learning rate" in one["sentence"]
+    values = {(one["outer_step"], one["value"]) for one in itertools.chain(*told) if one["figure"] == NORM_DISPERSION}
+    assert len({step for step, _ in values}) == len(values), "who warns of the same round has the same value"
+
+
+def test_peers_that_want_opposite_things_are_said_to_undo_one_anothers_steps(run_lab, terms):
+    """Each at its own optimum: what one wins the next one loses."""
+    told = heard(run_lab, plain(terms, "sparseloco"), 20, kinds=(Member,) * 3, spread=0.1)
+    for warnings in told:
+        assert any("undo one another" in one["sentence"] for one in warnings if one["figure"] == MEAN_COSINE)
+
+
+class Same(Member):
+    def target(self, fragment: int) -> torch.Tensor:
+        return torch.ones(self.lab.schema.fragments[fragment].numel)
+
+
+def test_peers_that_all_do_the_same_are_said_to_bring_nothing(run_lab, terms):
+    told = heard(run_lab, plain(terms, "sparseloco"), ROUNDS + 6, kinds=(Same,) * 3)
+    assert all(any("more peers bring nothing" in one["sentence"] for one in warnings) for warnings in told)
+
+
+def test_replicas_that_drift_apart_are_said_to_be_driven_by_training(run_lab, terms):
+    """Four that want something else each, and meet in pairs."""
+    told = heard(run_lab, terms("noloco"), 12, kinds=(Member,) * 4)
+    for warnings in told:
+        (one, *_) = [one for one in warnings if one["figure"] == REPLICA_VARIANCE]
+        assert "pairs pull them together less than training drives them apart" in one["sentence"]
+
+
+class Steady(Member):
+    """Learns the same in every round, wherever the anchor is."""
+
+    def target(self, fragment: int) -> torch.Tensor:
+        anchor = self.node.replica.anchors[fragment]
+        return anchor + torch.linspace(1, 2, anchor.numel())
+
+
+def test_a_debt_that_is_never_paid_is_said_to_be_the_compressors(run_lab, terms):
+    """One value of 4,096 in each round: after so many rounds all but nothing was sent."""
+    manifest = terms("sparseloco").changed(compressor={"chain": "topk(k=1, chunk=4096)", "feedback": "ef(beta=1.0)"})
+    told = heard(run_lab, manifest, 38, kinds=(Steady,) * 2, make_model=lambda: torch.nn.Linear(64, 64))
+    for warnings in told:
+        (one, *_) = [one for one in warnings if one["figure"] == DEBT_RATIO]
+        assert "the compressor sends too little for its error feedback" in one["sentence"]
+
+
+class Telling(Learner):
+    """Under a method of somebody's own, whose summaries tell the loss that the loop logged."""
+
+    losses = (2.0, 2.0, 6.0)
+
+    def __init__(self, lab: Lab, number: int, founder: bool) -> None:
+        super().__init__(lab, number, founder)
+        bases, told = (DiLoCo,), {"says": says_loss, "told_loss": lambda self, one: struct.unpack("<f", one.summary)[0]}
+        self.node.replica.method = dataclasses.make_dataclass("Told", [], bases=bases, frozen=True, namespace=told)()
+        live = LiveSide(self.model, self.inner, self.signer.peer, lab.schema)
+        self.schedule = SyncSchedule(self.interval, 0, self.node.replica.method, bytes(32), live=live)
+        live.loss = self.losses[number]
+
+
+def says_loss(self: DiLoCo, live: LiveSide, fragment: int, sent: Any) -> bytes:
+    return struct.pack("<f", live.loss)
+
+
+@pytest.mark.parametrize("exchange", ["gather", "reduce"])
+def test_losses_that_a_methods_summaries_tell_are_compared_alike_on_every_peer(run_lab, terms, exchange):
+    manifest = terms("diloco").changed(exchange={"kind": exchange})
+    told = heard(run_lab, manifest, 8, kinds=(Telling,) * 3)
+    for warnings in told:
+        (one, *_) = [one for one in warnings if one["figure"] == LOSS_DISPERSION]
+        assert one["sentence"].startswith("the peers' losses differ by 57% of their mean")
+
+
+# ---- training does not depend on it ----
+
+
+def breaks(*given: Any) -> Any:
+    raise RuntimeError("a bug of ours")
+
+
+def test_a_figure_that_raises_is_written_to_the_log_once_and_ends_no_round(run_lab, terms, monkeypatch, caplog):
+    monkeypatch.setattr(metrics, "between", breaks)
+
+    async def script(lab: Lab) -> None:
+        for _ in range(2):
+            lab.add(kind=Learner)
+        await lab.all_members()
+        await lab.rounds(4)
+        lab.check_equal()
+
+    run_lab(terms("sparseloco"), script)
+    assert [record.levelname for record in caplog.records] == ["ERROR"] * 2, "one for each peer"
+    assert "training is not affected" in caplog.text
+
+
+@pytest.mark.parametrize("preset", ["diloco", "noloco"])
+def test_the_anchors_are_the_same_bits_whether_anybody_looks(run_lab, terms, monkeypatch, preset):
+    digests = []
+    for blind in (False, True):
+        if blind:
+            monkeypatch.setattr(metrics.RoundMetrics, "_tell", lambda self, make: None)
+
+        async def script(lab: Lab) -> None:
+            for _ in range(2):
+                lab.add(kind=Learner)
+            await lab.all_members()
+            await lab.until(lambda: all(member.node.outer_steps >= 6 for member in lab.members))
+            digests.append([member.digests for member in lab.members])
+
+        run_lab(terms(preset), script, make_model=blocks)
+    assert digests[0] == digests[1]
