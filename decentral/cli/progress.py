@@ -75,7 +75,7 @@ class StudyLine:
         self._began, self._is_terminal = clock(), stream.isatty()
 
     def __call__(self, done: int, of: int, told: str) -> None:
-        """One more cell."""
+        """Show that one more cell is done."""
         line = f"{done} of {of} cells, {self._left(done, of)} left; {told}"
         self._stream.write(f"{_CLEAR}{line}" if self._is_terminal else f"{line}\n")
         self._stream.flush()
@@ -110,7 +110,7 @@ def read_peer(directory: Path) -> tuple[Status, bool]:
 
 
 def _with_settings(status: Status, directory: Path) -> Status:
-    """What was set since its process ended holds for the next one."""
+    """Add what was set since the process ended: it holds for the next one."""
     from decentral.errors import ConfigError
     from decentral.preferences.controls import read_settings
     from decentral.preferences.preferences import Preferences, changed, spelled

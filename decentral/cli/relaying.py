@@ -37,7 +37,7 @@ _SAY_EVERY = 60.0  # s; only when something has changed
 
 @dataclass(frozen=True, slots=True)
 class RelayPlan:
-    """What the command line asks for."""
+    """The relay that the command line asks for."""
 
     listen: tuple[str, ...]
     announce: tuple[str, ...]
@@ -97,7 +97,7 @@ def introduction(addresses: tuple[str, ...]) -> Iterator[str]:
 
 
 def advice(addresses: tuple[str, ...], *, keeps: bool) -> Iterator[str]:
-    """What to do when nobody outside can dial any of them, or a run's peers may all have gone when somebody comes."""
+    """Say what to do when nobody outside can dial any of them, or all peers may have gone when somebody comes."""
     if not any(_is_public(address) for address in addresses):
         yield (
             "none of these addresses is public, so only peers of this network reach the relay; if another address "
@@ -250,7 +250,7 @@ _OURS = "decentral_relay"
 
 
 def relay_numbers(relay: Relay) -> Iterator[Metric]:
-    """Those of this moment."""
+    """Return the numbers of this moment."""
     limits, counts = relay.limits, relay.counts
     yield _gauge("peers", "Peers with a connection.", relay.peers)
     yield _gauge("places", "Peers that can be reached through here.", relay.places)

@@ -74,7 +74,7 @@ class DurableStore:
         self._sweep()
 
     def ledger(self) -> Ledger:
-        """What the driver writes through."""
+        """The ledger that the driver writes through."""
         return Ledger(self.append, self.acceptor.write, self.keep, self.adopt, self.swap_begins, self.set_aside)
 
     def away(self, wall: Callable[[], float] = time.time) -> float:
@@ -92,7 +92,7 @@ class DurableStore:
             self._kept.update(missing)
 
     def past(self, head: Head, acceptor: Acceptor | None) -> Past:
-        """What is here of the way to ``head``, with frames of its newest commits and of the record voted for."""
+        """Return what is here of the way to ``head``, with frames of its newest commits and of the record voted for."""
         metas = [*load_metas(self.checkpoints), *load_metas(self.adopted)]
         starts = {start.hash: start for start in (Head.from_dict(meta["head"]) for meta in metas)}
         past = retraced(starts, map(_commit, self.journal.entries), head)
@@ -102,7 +102,7 @@ class DurableStore:
         return replace(past, frames=self._frames_of(records))
 
     def _frames_of(self, records: Sequence[Record]) -> tuple[Frame, ...]:
-        """Those that are here and whole, oldest first; the newest, when all together are too many to hold."""
+        """Return the frames that are here and whole, oldest first; the newest, when all are too many to hold."""
         found, nbytes = list[Frame](), 0
         for record in reversed(records):
             for ref in reversed(record.frames):
@@ -204,7 +204,7 @@ class DurableStore:
         return replace(resumed, head=head, tensors={**_live_part(resumed.tensors), **newer.tensors}, adopted=True)
 
     def last_vote(self, run: bytes) -> Acceptor | None:
-        """What this peer promised and accepted last: it binds a peer that has no checkpoint yet as well.
+        """Return what this peer promised and accepted last: it binds a peer that has no checkpoint yet as well.
 
         Raises DiskError when it is damaged: going on without it could vote twice.
         """
@@ -233,7 +233,7 @@ class DurableStore:
         return head, named
 
     def leads_to_the_end(self, head: Head) -> bool:
-        """Whether ``replay`` from ``head`` arrives at the run's last commit."""
+        """Tell whether ``replay`` from ``head`` arrives at the run's last commit."""
         for body in self.journal.entries:
             record = _commit(body).record
             if self._frames_to_follow(head, record) is not None:

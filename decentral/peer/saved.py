@@ -54,7 +54,7 @@ class Taken:
 
     @property
     def nbytes(self) -> int:
-        """Of its tensors."""
+        """Bytes of its tensors."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
 
@@ -196,7 +196,7 @@ class WriteBehind:
 
     @property
     def busy(self) -> bool:
-        """Whether what was begun last is not written yet."""
+        """True while the last write goes on."""
         return self._thread is not None and self._thread.is_alive()
 
     def begin(self, work: Callable[[], object]) -> None:
@@ -297,7 +297,7 @@ class OwnStateKept:
 
 
 def recovered(swarm: SwarmThread[Node], restore: Callable[[OwnState], None], announce: Announce) -> OwnState | None:
-    """What members keep of this peer, once ``restore`` has put it back; None, and all as before, where that fails."""
+    """Put back what members keep of this peer, by ``restore``, and return it; None, all as before, if that fails."""
     service = swarm.node.redundancy
     if service is None:
         return None
