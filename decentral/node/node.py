@@ -427,7 +427,7 @@ class Uplinks:
     _lines: Lines | None = None
 
     def lines_of(self, peers: Sequence[PeerId]) -> list[Line]:
-        """Return the line that each says it was seen to have; private peers, whom not all can reach, pass nothing on."""
+        """Return the line that each says it was seen to have; private peers, which not all reach, pass nothing on."""
         live, own = self.directory.live(), self.directory.draft()
         leases = [own if peer == own.peer else live.get(peer) for peer in peers]
         known = {lease.peer: lease.uplink / 8 for lease in leases if lease is not None and lease.uplink}
