@@ -2,60 +2,50 @@
 
 One file per family of commands, imported when a command of it is named; torch is imported inside the
 commands that need it. stdout carries results, stderr the log; ``--json`` on every command that reports;
-exit codes are those of errors.py.
+exit codes are those of errors.py. Extras bring their commands by entry points.
 """
 
 import click
 
 from decentral.cli.group import CommandGroup
 
-GROUPS: dict[str, dict[str, str]] = {  # as --help shows them, most used first
-    "Run": {
-        "demo": "decentral.cli.runs",
-        "init": "decentral.cli.init",
-        "start": "decentral.cli.runs",
-        "join": "decentral.cli.runs",
-        "invite": "decentral.cli.invite",
-        "follow": "decentral.cli.follow",
-        "relay": "decentral.cli.relay",
-        "service": "decentral.cli.service",
-        "identity": "decentral.cli.identity",
-    },
-    "Look": {
-        "status": "decentral.cli.look",
-        "watch": "decentral.cli.look",
-        "dashboard": "decentral.cli.look",
-        "peers": "decentral.cli.look",
-        "logs": "decentral.cli.look",
-        "doctor": "decentral.cli.look",
-        "compare": "decentral.cli.look",
-        "support": "decentral.cli.look",
-    },
-    "Steer": {
-        "pause": "decentral.cli.control",
-        "resume": "decentral.cli.control",
-        "leave": "decentral.cli.control",
-        "finish": "decentral.cli.control",
-        "set": "decentral.cli.control",
-        "schedule": "decentral.cli.control",
-    },
-    "Model": {
-        "export": "decentral.cli.model",
-        "evaluate": "decentral.cli.model",
-        "generate": "decentral.cli.model",
-    },
-    "Research": {
-        "tune": "decentral.cli.tune",
-        "optimizers": "decentral.cli.methods",
-        "compressors": "decentral.cli.methods",
-        "aggregation": "decentral.cli.methods",
-        "feedback": "decentral.cli.methods",
-        "lab": "decentral.cli.measure",
-        "simulate": "decentral.cli.measure",
-        "bench": "decentral.cli.measure",
-    },
+COMMANDS = {
+    "demo": "decentral.cli.runs",
+    "init": "decentral.cli.init",
+    "start": "decentral.cli.runs",
+    "join": "decentral.cli.runs",
+    "follow": "decentral.cli.follow",
+    "relay": "decentral.cli.relay",
+    "status": "decentral.cli.look",
+    "peers": "decentral.cli.look",
+    "logs": "decentral.cli.look",
+    "compare": "decentral.cli.look",
+    "doctor": "decentral.cli.look",
+    "support": "decentral.cli.look",
+    "pause": "decentral.cli.control",
+    "resume": "decentral.cli.control",
+    "finish": "decentral.cli.control",
+    "leave": "decentral.cli.control",
+    "schedule": "decentral.cli.control",
+    "set": "decentral.cli.control",
+    "invite": "decentral.cli.invite",
+    "service": "decentral.cli.service",
+    "export": "decentral.cli.model",
+    "generate": "decentral.cli.model",
+    "evaluate": "decentral.cli.model",
+    "identity": "decentral.cli.identity",
+    "optimizers": "decentral.cli.methods",
+    "aggregation": "decentral.cli.methods",
+    "compressors": "decentral.cli.methods",
+    "feedback": "decentral.cli.methods",
 }
-COMMANDS = {name: module for commands in GROUPS.values() for name, module in commands.items()}
+HEADINGS = {  # of --help, most used first; the core knows the places of our extras' commands, and not their modules
+    "Run": ("demo", "init", "start", "join", "invite", "follow", "relay", "service", "identity"),
+    "Look": ("status", "watch", "dashboard", "peers", "logs", "doctor", "compare", "support"),
+    "Steer": ("pause", "resume", "leave", "finish", "set", "schedule"),
+    "Model": ("export", "evaluate", "generate"),
+    "Research": ("tune", "optimizers", "compressors", "aggregation", "feedback", "lab", "simulate", "bench"),
+}
 
 
 def _print_version(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
@@ -66,7 +56,13 @@ def _print_version(context: click.Context, parameter: click.Parameter, wanted: b
         context.exit()
 
 
-@click.group(cls=CommandGroup, groups=GROUPS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=CommandGroup,
+    commands_in=COMMANDS,
+    added_by="decentral.commands",
+    headings=HEADINGS,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.option(
     "--version",
     is_flag=True,

@@ -15,11 +15,13 @@ from decentral.errors import DecentralError, NoPeersError
 from decentral.manifest import Manifest
 from decentral.node.durable_store import DurableStore
 from decentral.node.node import Node
-from decentral.observe.diagnostics import Look, likely_cause
+from decentral.observe.diagnostics import Diagnostics, Look, likely_cause
 from decentral.peer.network_setup import NetworkSetup
 from decentral.peer.saved import LOOK_EVERY, WriteBehind
 from decentral.peer.settings import Settings
 from decentral.peer.shown import Announcer
+from decentral.redundancy.recovery import RedundancyService
+from decentral.swarm.directory import ways_in
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
 from decentral.tasks.batches import seed_of
@@ -27,7 +29,7 @@ from decentral.training.inner import Stage
 from decentral.training.live_model import LiveModel
 from decentral.training.outer_loop import OuterLoop
 from decentral.training.processes import TO_MEET
-from decentral.training.reporting import Diagnosed, LoggedLooks, Looks, Reporter
+from decentral.training.reporting import LoggedLooks, Looks, Reporter
 from decentral.training.swarm_side import SwarmThread, run_blocking
 from decentral.transport.throttle import ThrottledTransport
 from decentral.wire.keys import peer_name
@@ -70,11 +72,12 @@ class Participation:
         self.reporter = Reporter(announce, self.identity.peer)
         held_out = settings.options["evaluate"] is not None
         cause = partial(cause_of_being_behind, settings.manifest, held_out=held_out)
-        self.diagnosed = Diagnosed(announce, cause)
+        self.diagnostics = Diagnostics(announce, cause)
         # `Startup` has another to evaluate. The built-in loop logs running means, which tell nothing of one round.
         logs = settings.manifest.model.task == "custom"
         self.looks: Looks | LoggedLooks | None = LoggedLooks(self.looked) if logs else None
         self.behind = WriteBehind()  # checkpoints
+        self.redundancy: RedundancyService | None = None  # where the terms ask for it
         self.was_over = False  # the folder held the run's last commit when this peer began: nothing is trained
         self.made: dict[str, Any] = {}  # the parts by their names. Any: as various as those are
         self._is_closed = False
@@ -83,7 +86,7 @@ class Participation:
         """Judge a look, where a commit leaves the anchor: not beside overlap, nor of one of several fragments."""
         outer = self.settings.manifest.outer
         if outer.overlap == 0 and outer.fragments == 1:
-            self.diagnosed.looked(look, held_out=self.settings.options["evaluate"] is not None)
+            self.diagnostics.add_look(look, held_out=self.settings.options["evaluate"] is not None)
 
     @property
     def founds(self) -> bool:
@@ -122,7 +125,7 @@ class Participation:
 
     def _invite(self, token: str | None) -> str:
         reachable = "swarm" in self.made and not self.is_offline
-        addresses = self.swarm.node.directory.ways_in() if reachable else ()
+        addresses = ways_in(self.swarm.node.directory) if reachable else ()
         return str(Invite(self.settings.manifest.digest, addresses, token)) if addresses else ""
 
     def close(self, *, politely: bool = False) -> None:
@@ -140,7 +143,7 @@ class Participation:
 
 def cause_of_being_behind(manifest: Manifest, *, held_out: bool) -> str:
     """Say why together is behind alone by these terms: see `likely_cause`."""
-    from decentral.lab.trial import outer_gain  # the laboratory, which most peers never need
+    from decentral.trial.check import outer_gain  # the laboratory, which most peers never need
 
     lost, waits = relative_error(parse_compressor(manifest.compressor.chain)), manifest.compressor.feedback != "none"
     return likely_cause(outer_gain(manifest), lost, manifest.run.rounds, waits=waits, held_out=held_out)

@@ -395,7 +395,7 @@ class Peer:
     def rests(self) -> bool:
         """True while no round counts this peer, on its main process: it is paused or rests, or waits for company."""
         part = self._up
-        held = part is not None and bool(part.swarm.node.resting or part.reporter.wanted_members)
+        held = part is not None and bool(part.swarm.node.resting.reasons or part.reporter.wanted_members)
         return self._control.paused or held
 
     @property

@@ -14,11 +14,12 @@ from torch import Tensor
 
 from decentral.consensus.chain import Head
 from decentral.errors import ConfigError, ManifestMismatch, PayloadError
-from decentral.manifest import Redundancy
+from decentral.flow.waiting import Offload, in_thread
 from decentral.node.durable_store import DurableStore, Resumed
 from decentral.node.node import Node
 from decentral.parameters import Schema
-from decentral.redundancy.giver import packed_state, unpacked_state
+from decentral.redundancy.giver import WayOut, packed_state, unpacked_state
+from decentral.redundancy.labels import Seals
 from decentral.redundancy.recovery import Recovered, Recovery, RedundancyService
 from decentral.state.checkpoint import flatten, unflatten
 from decentral.state.snapshot import live_buffer_name
@@ -29,7 +30,7 @@ from decentral.training.live_model import LiveModel
 from decentral.training.live_side import OWN
 from decentral.training.schedule import SyncSchedule, memory_of, tensors_of
 from decentral.training.swarm_side import SwarmThread
-from decentral.wire.keys import peer_name
+from decentral.wire.keys import PeerId, peer_name
 
 LOOK_EVERY = 0.2  # s: Ctrl-C must get through to who waits, on every platform
 
@@ -268,25 +269,25 @@ class OwnStateKept:
     def __init__(
         self,
         swarm: SwarmThread[Node],
-        terms: Redundancy,
+        service: RedundancyService,
         announce: Announce,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._swarm, self._seconds, self._announce, self._clock = swarm, terms.seconds, announce, clock
+        self._swarm, self._service, self._announce, self._clock = swarm, service, announce, clock
         self._given_at = clock()  # a state that is just begun, or restored, is not worth the bytes
 
     def after(self, taken: Taken) -> None:
         """A checkpoint is durable; on the thread that wrote it."""
-        service, now = self._swarm.node.redundancy, self._clock()
-        if service is None or service.giver.is_busy or now - self._given_at < self._seconds:
+        service, now = self._service, self._clock()
+        if service.giver.is_busy or now - self._given_at < service.terms.seconds:
             return
         self._given_at = now
         own = OwnState.of(taken)
         round_ = int(taken.meta.get("gossip_step") or taken.head.outer_step)
-        self._swarm.tell(self._give, service, packed_state(own.tensors, own.meta), round_)
+        self._swarm.tell(self._give, packed_state(own.tensors, own.meta), round_)
 
-    async def _give(self, service: RedundancyService, state: bytes, round_: int) -> None:
-        given = await service.giver.give(state, round_)
+    async def _give(self, state: bytes, round_: int) -> None:
+        given = await self._service.giver.give(state, round_)
         if given is None:
             return
         if given.why:
@@ -296,11 +297,35 @@ class OwnStateKept:
         self._announce("state_given", {"round": round_, "peers": names, "bytes": given.nbytes, "seconds": seconds})
 
 
-def recovered(swarm: SwarmThread[Node], restore: Callable[[OwnState], None], announce: Announce) -> OwnState | None:
-    """Put back what members keep of this peer, by ``restore``, and return it; None, all as before, if that fails."""
-    service = swarm.node.redundancy
-    if service is None:
+def redundancy_of(node: Node, offload: Offload = in_thread) -> RedundancyService | None:
+    """Make what keeps the members' states for each other, before the transport of ``node`` is entered; None where the
+    terms do not ask for it: then nothing of it is served, or sent.
+    """
+    if (terms := node.manifest.swarm.redundancy) is None:
         return None
+    daily_upload, transport = node.daily_upload, node.transport
+
+    def others() -> dict[PeerId, tuple[str, ...]]:
+        members = node.driver.head.members
+        return {peer: lease.addresses for peer, lease in node.directory.live().items() if peer in members}
+
+    way_out = WayOut(
+        transport=transport,
+        others=others,
+        may_send=lambda: daily_upload is None or not daily_upload.used_up,
+        is_quiet=lambda: transport.meter.is_idle,
+    )
+    seals = Seals(node.signer, node.manifest.digest)
+    members, live = lambda: node.driver.head.members, lambda: tuple(node.directory.live())
+    return RedundancyService(terms, seals, way_out, members=members, live=live, offload=offload)
+
+
+def recover_state(
+    swarm: SwarmThread[Node], service: RedundancyService, restore: Callable[[OwnState], None], announce: Announce
+) -> OwnState | None:
+    """Return what members keep of this peer, once ``restore`` has put it back. Where that fails, None: all is as
+    before.
+    """
     began, recovery = time.monotonic(), service.recovery()
     found, why = _searched(swarm, recovery), recovery.why
     try:

@@ -24,7 +24,7 @@ Run = Callable[..., Result]
 
 def every_command() -> Iterator[tuple[str, click.Command]]:
     context = click.Context(main)
-    for name in COMMANDS:
+    for name in main.list_commands(context):
         command = main.get_command(context, name)
         assert command is not None
         yield name, command
