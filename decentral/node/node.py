@@ -19,8 +19,8 @@ from decentral.compressors import parse_compressor
 from decentral.consensus.chain import VOTING, Head, Voting
 from decentral.consensus.paxos import Acceptor
 from decentral.consensus.round_state import RoundTerms, RunClock
-from decentral.dissemination.broadcast import UNKNOWN_RATE, Line, Lines
-from decentral.dissemination.reduce import USUAL_GRAIN, Grain, alike, partition, shares
+from decentral.dissemination.broadcast import UNKNOWN_RATE, Line, Lines, even_out
+from decentral.dissemination.reduce import USUAL_GRAIN, Grain, partition, shares
 from decentral.errors import (
     ConfigError,
     ManifestMismatch,
@@ -36,9 +36,6 @@ from decentral.manifest import Manifest, rule_of
 from decentral.node.upload import DailyUpload, Suspension
 from decentral.optimizers import make_outer
 from decentral.parameters import Schema
-from decentral.redundancy.giver import WayOut
-from decentral.redundancy.labels import Seals
-from decentral.redundancy.recovery import RedundancyService
 from decentral.replica.codec import Codec, codec_of
 from decentral.replica.contents import MAKERS, Readings, Tail
 from decentral.replica.figures import Figures
@@ -182,7 +179,6 @@ class Node:
         serve_requests(transport, HELLO, self._on_hello, limit=64)
         serve_dialback(transport)
         self.speed = serve_speed(transport)
-        self.redundancy = redundancy_of(manifest, signer, transport, self.directory, self.driver, daily_upload, offload)
 
     @property
     def outer_steps(self) -> int:
@@ -206,11 +202,9 @@ class Node:
                 await self._join()
             await group.start(self.driver.run)
             group.start_soon(self.catch_up.run)
-            group.start_soon(self.catch_up.remember)
+            group.start_soon(self.catch_up.memory.run)
             group.start_soon(self.paths.watch)
             group.start_soon(self._announce_forever)
-            if self.redundancy is not None:
-                group.start_soon(self.redundancy.run)
             if self.daily_upload is not None:
                 group.start_soon(self.resting.keep_to, self.daily_upload, self.transport.traffic)
             self.ready.set()
@@ -432,7 +426,7 @@ class Uplinks:
         known = {lease.peer: lease.uplink / 8 for lease in leases if lease is not None and lease.uplink}
         others = [rate for peer, rate in known.items() if peer != own.peer]  # the own line says nothing of theirs
         usual = fmean(others or known.values() or [UNKNOWN_RATE])
-        rates = alike([lease.uplink / 8 if lease is not None and lease.uplink else usual for lease in leases])
+        rates = even_out([lease.uplink / 8 if lease is not None and lease.uplink else usual for lease in leases])
         private = [lease is not None and bool(lease.state & PRIVATE) for lease in leases]
         return [Line(rate, passes_on=not hidden) for rate, hidden in zip(rates, private, strict=True)]
 
@@ -545,37 +539,3 @@ def throttled(
     return AdmittingTransport(
         inner, caps, admission=admission, open_to_all=OPEN_TO_ALL, urgent=URGENT, may_upload=may_upload
     )
-
-
-# ---- the keeping of each other's state ----
-#
-# Made for one node as the terms say.
-
-
-def redundancy_of(
-    manifest: Manifest,
-    signer: Signer,
-    transport: Transport,
-    directory: Directory,
-    driver: Driver,
-    daily_upload: DailyUpload | None,
-    offload: Offload,
-) -> RedundancyService | None:
-    """None where the terms do not ask for it: then nothing of it is served, or sent."""
-    terms = manifest.swarm.redundancy
-    if terms is None:
-        return None
-
-    def others() -> dict[PeerId, tuple[str, ...]]:
-        members = driver.head.members
-        return {peer: lease.addresses for peer, lease in directory.live().items() if peer in members}
-
-    way_out = WayOut(
-        transport=transport,
-        others=others,
-        may_send=lambda: daily_upload is None or not daily_upload.used_up,
-        is_quiet=lambda: transport.meter.is_idle,
-    )
-    seals = Seals(signer, manifest.digest)
-    members, live = lambda: driver.head.members, lambda: tuple(directory.live())
-    return RedundancyService(terms, seals, way_out, members=members, live=live, offload=offload)

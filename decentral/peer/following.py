@@ -31,7 +31,7 @@ from decentral.node.follower import Anchor, Follower, FollowerState, check_size,
 from decentral.node.node import Start, throttled
 from decentral.observe.events import EventLog
 from decentral.observe.status import check_free
-from decentral.peer.invitation import greeted
+from decentral.peer.joining import greeted
 from decentral.peer.network_setup import NetworkSetup, check_relays, enter
 from decentral.peer.settings import check_value
 from decentral.quantities import moment_in, rate_of, size_of, time_left

@@ -15,11 +15,12 @@ from decentral.consensus import learner
 from decentral.consensus.chain import VOTING, Head
 from decentral.flow.waiting import inline
 from decentral.manifest import Manifest
+from decentral.observe.diagnostics import Diagnostics
 from decentral.observe.health import health_sentence, is_well
 from decentral.observe.status import Status
 from decentral.peer.status import Shown, StallWatch, status_of
 from decentral.rounds.local_state import CommittedUpdate
-from decentral.training.reporting import Diagnosed, Reporter
+from decentral.training.reporting import Reporter
 from decentral.wire.keys import PeerId, peer_name
 from decentral.wire.messages import Certificate, Commit, FrameRef, Message, Promise, Proposal, Record, Vote, vote_text
 from tests.lab.nodes import Lab, Member, tiny_model
@@ -46,7 +47,7 @@ class Seen(Member):
         swarm = SimpleNamespace(node=self.node, transport=self.transport)
         part: Any = SimpleNamespace(swarm=swarm, reporter=self.reporter, invite_to_write="")
         part.links = SimpleNamespace(caps=SimpleNamespace(up=None, down=None))
-        part.diagnosed = Diagnosed(lambda event, fields: None)
+        part.diagnostics = Diagnostics(lambda event, fields: None)
         part.network = SimpleNamespace(kind="", relays=())
         part.network.is_private = False
         asked: dict[str, Any] = {"notices": (), "inner_steps": 0, "done": False, "paused": False, "leaving": False}
