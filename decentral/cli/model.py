@@ -170,7 +170,7 @@ def evaluate_command(
 
 
 def _text(trained: TrainedModel, data: Path | None, whole: bool) -> tuple[Tensor, str]:
-    """What to evaluate on, uint8 (N,), and its name."""
+    """Return the text to evaluate on, uint8 (N,), and its name."""
     import torch
 
     from decentral.tasks.corpus import load_corpus
@@ -233,7 +233,7 @@ def export_command(context: click.Context, directory: Path, to: Path, packed: bo
 
 
 def _reads_bytes(directory: Path) -> bool:
-    """Whether the run trains our own language model, whose tokens are bytes."""
+    """Tell whether the run trains our own language model, whose tokens are bytes."""
     from decentral.manifest import load_manifest
 
     manifest = directory / "run.toml"
@@ -241,7 +241,7 @@ def _reads_bytes(directory: Path) -> bool:
 
 
 def _how_to_open(to: Path, config: Mapping[str, Any] | None) -> str:
-    """What fits the model that was trained."""
+    """Say how the model that was trained is opened."""
     if config is None:
         load = f'model.load_state_dict(safetensors.torch.load_file("{to / "model.safetensors"}"))'
         return f"build the model as your script does, then {load}"

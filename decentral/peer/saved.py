@@ -55,7 +55,7 @@ class Taken:
 
     @property
     def nbytes(self) -> int:
-        """Of its tensors."""
+        """Bytes of its tensors."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
 
@@ -197,7 +197,7 @@ class WriteBehind:
 
     @property
     def busy(self) -> bool:
-        """Whether what was begun last is not written yet."""
+        """True while the last write goes on."""
         return self._thread is not None and self._thread.is_alive()
 
     def begin(self, work: Callable[[], object]) -> None:
