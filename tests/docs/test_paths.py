@@ -10,7 +10,8 @@ PAGES = [*sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("*.md"))]
 FOLDERS = "decentral|tests|examples|experiments|docs"
 EXAMPLE = re.compile(r".*/(test_)?mine\.py")  # a method that somebody is going to write
 GROUPS = {
-    f"decentral/{name}" for name in ("aggregation", "compressors", "feedback", "optimizers")
+    f"decentral/{name}"
+    for name in ("aggregation", "commands", "compressors", "feedback", "optimizers", "pages", "transports")
 }  # of entry points, written with a dot
 SOURCES = [path for folder in ("decentral", "tests") for path in (ROOT / folder).rglob("*.py")]
 
