@@ -39,6 +39,13 @@ COMMANDS = {
     "compressors": "decentral.cli.methods",
     "feedback": "decentral.cli.methods",
 }
+HEADINGS = {  # of --help, most used first; the core knows the places of our extras' commands, and not their modules
+    "Run": ("demo", "init", "start", "join", "invite", "follow", "relay", "service", "identity"),
+    "Look": ("status", "watch", "dashboard", "peers", "logs", "doctor", "compare", "support"),
+    "Steer": ("pause", "resume", "leave", "finish", "set", "schedule"),
+    "Model": ("export", "evaluate", "generate"),
+    "Research": ("tune", "optimizers", "compressors", "aggregation", "feedback", "lab", "simulate", "bench"),
+}
 
 
 def _print_version(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
@@ -53,6 +60,7 @@ def _print_version(context: click.Context, parameter: click.Parameter, wanted: b
     cls=CommandGroup,
     commands_in=COMMANDS,
     added_by="decentral.commands",
+    headings=HEADINGS,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @click.option(

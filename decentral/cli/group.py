@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Invocation:
-    """What the error handler needs to know about the command that failed."""
+    """The facts that the error handler needs about the command that failed."""
 
     traceback: bool = False
     directory: Path | None = None  # the run directory, once the command knows it
@@ -41,20 +41,43 @@ class CommandGroup(click.Group):
     """
 
     def __init__(
-        self, *args: Any, commands_in: Mapping[str, str], added_by: str, **extra: Any
-    ) -> None:  # Any: click's own arguments
+        self,
+        *args: Any,  # click's own arguments
+        commands_in: Mapping[str, str],
+        added_by: str,  # the group of entry points
+        headings: Mapping[str, Sequence[str]],  # names, most used first; those in none stand last, under "Others"
+        **extra: Any,
+    ) -> None:
         super().__init__(*args, **extra)
-        self._modules, self._group = commands_in, added_by
+        self._modules, self._group, self._headings = commands_in, added_by, headings
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names in the order of the table, which is the order of use, and then those that are added."""
-        return [*self._modules, *(name for name in self._added if name not in self._modules)]
+        """Return the names in the order in which help shows them."""
+        return [name for names in self._sections().values() for name in names]
+
+    def _sections(self) -> dict[str, list[str]]:
+        """Return the commands that there are, by their headings."""
+        known = [*self._modules, *(name for name in self._added if name not in self._modules)]
+        sections = {heading: [name for name in names if name in known] for heading, names in self._headings.items()}
+        shown = {name for names in sections.values() for name in names}
+        return sections | {"Others": [name for name in known if name not in shown]}
 
     @cached_property
     def _added(self) -> "Mapping[str, EntryPoint]":
         from decentral.plugins import added  # 0.03 s, for help and for commands that are not the core's
 
         return added(self._group)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands under the headings of their groups, their words in one column."""
+        widest = max(map(len, self.list_commands(ctx)))
+        room = formatter.width - 6 - widest
+        for heading, names in self._sections().items():
+            commands = [(name, self.get_command(ctx, name)) for name in names]
+            rows = [(f"{name:{widest}}", command.get_short_help_str(room)) for name, command in commands if command]
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the command's module now; None for an unknown name, and for a package that does not load."""
@@ -165,7 +188,7 @@ def report_failure(error: BaseException, *, directory: Path | None, traceback: b
 
 
 def describe_failure(error: BaseException) -> tuple[str, int]:
-    """One line and the exit code of an exception."""
+    """Return an exception's line and its exit code."""
     if isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         return describe_failure(error.exceptions[0])  # a task group adds nothing that a reader needs
     if isinstance(error, click.UsageError):
@@ -222,7 +245,7 @@ if hasattr(signal, "SIGHUP"):  # not on Windows
 
 
 class Stop:
-    """What a signal asked for: ``code`` is None until one came, then the exit code it means."""
+    """The wish of a signal: ``code`` is None until one came, then the exit code it means."""
 
     def __init__(self) -> None:
         self.code: int | None = None

@@ -63,7 +63,7 @@ def status_command(context: click.Context, directory: Path, prometheus: bool, as
 
 
 def _invite_here(invite: str, directory: Path) -> str:
-    """Whole on a terminal; else without its token, for the output of ``status`` is kept in logs."""
+    """Return the invite whole on a terminal; else without its token, as the output of ``status`` is kept in logs."""
     from decentral.errors import DecentralError
     from decentral.swarm.invite import whole_invite
 
@@ -190,13 +190,13 @@ def peers_command(context: click.Context, directory: Path, as_json: bool) -> Non
 
 
 def _after(member: Mapping[str, Any]) -> str:
-    """How many outer steps a member has made; in gossip the others do not tell, and a follower does not ask."""
+    """Say how many outer steps a member has made; in gossip the others do not tell, and a follower does not ask."""
     made = member.get("round")
     return "round ?" if made is None else f"round {made}"
 
 
 def _way(member: Mapping[str, Any]) -> str:
-    """How a member is reached, as far as it is known: path, time to an answer, uplink, share that went relayed."""
+    """Say how a member is reached, as far as it is known: path, time to an answer, uplink, share that went relayed."""
     parts = [str(member.get("path") or "")]
     if member.get("answers_in") is not None:
         parts.append(f"{1000 * member['answers_in']:.0f} ms")
@@ -255,7 +255,9 @@ def logs_command(
 
 
 def _without(event: str | None) -> tuple[str, ...]:
-    """A loop may log every step, and what happened beside it would be a line in fifteen."""
+    """Return which events to leave out: a loop may log every step, and what happened beside it would be a line in
+    fifteen.
+    """
     return () if event == _LOGGED else (_LOGGED,)
 
 
@@ -286,7 +288,7 @@ def _idle(nobody: threading.Event) -> None:
 
 
 def _has_ended(directory: Path) -> bool:
-    """Whether its process is gone. A folder whose status says nothing, or nothing that this version reads, never is."""
+    """Tell whether its process is gone; False where the status says nothing, or nothing that this version reads."""
     from decentral.errors import DecentralError
 
     try:
@@ -341,12 +343,12 @@ def compare_command(directories: tuple[Path, ...], figure: Path, as_json: bool) 
         return
     rows = {"": names, **_rows(runs, kind)}
     rows |= {key: ["unset" if value is None else str(value) for value in values] for key, values in terms.items()}
-    click.echo(_aligned(rows))
+    click.echo(_align(rows))
     click.echo(f"\n{kind} over steps and cost: {figure}" if drawn else f"\n{NO_FIGURE}")
 
 
 def _numbers(run: SeenRun, kind: str) -> dict[str, object]:
-    """What is told of one run; what is not known is null."""
+    """Return what is told of one run; what is not known is null."""
     values, status = [point.value for point in run.curves[kind]], run.status
     sent = max((point.nbytes for point in run.curves[kind] if point.nbytes is not None), default=None)
     return {
@@ -363,7 +365,7 @@ def _numbers(run: SeenRun, kind: str) -> dict[str, object]:
 
 
 def _rows(runs: Sequence[SeenRun], kind: str) -> dict[str, list[str]]:
-    """The table, row by row."""
+    """Return the table, row by row."""
     from decentral.observe.health import in_time, in_units
 
     found = [_numbers(run, kind) for run in runs]
@@ -384,8 +386,8 @@ def _rows(runs: Sequence[SeenRun], kind: str) -> dict[str, list[str]]:
     }
 
 
-def _aligned(rows: dict[str, list[str]]) -> str:
-    """Columns as wide as their widest word."""
+def _align(rows: dict[str, list[str]]) -> str:
+    """Return the rows with columns as wide as their widest word."""
     first = max(map(len, rows))
     widths = [max(map(len, column)) for column in zip(*rows.values(), strict=True)]
     lines = []

@@ -19,8 +19,8 @@ from decentral.compressors import parse_compressor
 from decentral.consensus.chain import VOTING, Head, Voting
 from decentral.consensus.paxos import Acceptor
 from decentral.consensus.round_state import RoundTerms, RunClock
-from decentral.dissemination.broadcast import UNKNOWN_RATE, Line, Lines
-from decentral.dissemination.reduce import USUAL_GRAIN, Grain, alike, partition, shares
+from decentral.dissemination.broadcast import UNKNOWN_RATE, Line, Lines, even_out
+from decentral.dissemination.reduce import USUAL_GRAIN, Grain, partition, shares
 from decentral.errors import (
     ConfigError,
     ManifestMismatch,
@@ -30,15 +30,12 @@ from decentral.errors import (
     TransportError,
     VersionError,
 )
-from decentral.flow.uplink import lease_bits
+from decentral.flow.pacing import lease_bits
 from decentral.flow.waiting import Offload, in_thread
 from decentral.manifest import Manifest, rule_of
 from decentral.node.upload import DailyUpload, Suspension
 from decentral.optimizers import make_outer
 from decentral.parameters import Schema
-from decentral.redundancy.giver import WayOut
-from decentral.redundancy.labels import Seals
-from decentral.redundancy.recovery import RedundancyService
 from decentral.replica.codec import Codec, codec_of
 from decentral.replica.contents import MAKERS, Readings, Tail
 from decentral.replica.figures import Figures
@@ -54,9 +51,8 @@ from decentral.swarm.admission import ADMISSION, Admission, AdmittingTransport
 from decentral.swarm.contacts import LEASE, LEASE_LIST, LEASES
 from decentral.swarm.directory import Directory
 from decentral.swarm.hello import HELLO, ask_hello, check_terms, greeting, refusal
-from decentral.swarm.paths import Paths
 from decentral.transport import Transport
-from decentral.transport.probes import DIALBACK, SPEED, serve_dialback, serve_speed
+from decentral.transport.paths import DIALBACK, SPEED, Paths, serve_dialback, serve_speed
 from decentral.transport.requests import serve_requests
 from decentral.transport.throttle import Caps, ThrottledTransport
 from decentral.wire.frames import FrameKind
@@ -89,7 +85,7 @@ class Start:
 
 
 class Node:
-    """One peer. ``run`` it in a task; ``ready`` is set once its chain has a head and training may begin."""
+    """A peer's node. ``run`` it in a task; ``ready`` is set once its chain has a head and training may begin."""
 
     def __init__(
         self,
@@ -121,7 +117,7 @@ class Node:
         self.start = replace(start, anchors=(), buffers_B=None)  # the replica has them, until rounds replace them
         self.on_event, self.admission = on_event, admission
         self.directory = Directory(transport, signer, manifest.digest, ttl=manifest.swarm.lease)
-        self.directory.update(state=PRIVATE if private else 0)
+        self.directory.own.update(state=PRIVATE if private else 0)
         self.replica = make_replica(manifest, start.schema, start.anchors, start.buffers_B)
         replica = self.replica
         channels = len(replica.method.channels())
@@ -183,7 +179,6 @@ class Node:
         serve_requests(transport, HELLO, self._on_hello, limit=64)
         serve_dialback(transport)
         self.speed = serve_speed(transport)
-        self.redundancy = redundancy_of(manifest, signer, transport, self.directory, self.driver, daily_upload, offload)
 
     @property
     def outer_steps(self) -> int:
@@ -207,11 +202,9 @@ class Node:
                 await self._join()
             await group.start(self.driver.run)
             group.start_soon(self.catch_up.run)
-            group.start_soon(self.catch_up.remember)
+            group.start_soon(self.catch_up.memory.run)
             group.start_soon(self.paths.watch)
             group.start_soon(self._announce_forever)
-            if self.redundancy is not None:
-                group.start_soon(self.redundancy.run)
             if self.daily_upload is not None:
                 group.start_soon(self.resting.keep_to, self.daily_upload, self.transport.traffic)
             self.ready.set()
@@ -313,7 +306,7 @@ class Node:
         while True:
             head = self.driver.head
             uplink = lease_bits(self.uplink())
-            self.directory.update(epoch=head.epoch, round=head.round, digest=head.hash, uplink=uplink)
+            self.directory.own.update(epoch=head.epoch, round=head.round, digest=head.hash, uplink=uplink)
             self.clock.tell(self.age)
             if self.state in ("looking", "syncing") and self.ready.is_set():
                 self.state = "training"
@@ -374,7 +367,7 @@ def largest_offer(replica: Replica, gossips: bool, fragments: int, tails: int = 
 def make_terms(
     manifest: Manifest, replica: Replica, uplinks: Uplinks, grain: Grain, clock: RunClock, voting: Voting
 ) -> RoundTerms:
-    """What the round machine needs of the manifest and of the links."""
+    """Return what the round machine needs of the manifest and of the links."""
 
     def ranges(fragment: int, owners: tuple[PeerId, ...]) -> tuple[tuple[PeerId, int, int], ...]:
         return partition(replica.numel(fragment), owners, shares(uplinks.for_owners(owners)), grain)
@@ -395,7 +388,7 @@ def make_terms(
         takes=uplinks.takes,
         quorum=method.quorum.peers,
         grace=method.quorum.grace,
-        max_staleness=method.max_staleness * fragments,
+        max_staleness=method.quorum.staleness * fragments,
         offered=FrameKind.MERGE if gossips else FrameKind.CONTRIBUTION,
         states=lambda outer_step: 0 if gossips else len(replica.due(outer_step)) - 1,
         clock=clock,
@@ -415,7 +408,7 @@ LEAST = 0.1  # of the usual uplink: nobody is waited for as long as who says tha
 
 @dataclass(slots=True)
 class Uplinks:
-    """Of the members of one run; ``reduces``: whether its rounds are reduces."""
+    """The uplinks of the members of a run; ``reduces``: whether its rounds are reduces."""
 
     directory: Directory
     reduces: bool
@@ -427,13 +420,13 @@ class Uplinks:
     _lines: Lines | None = None
 
     def lines_of(self, peers: Sequence[PeerId]) -> list[Line]:
-        """What each says it was seen to send; private peers, whom not all can reach, pass nothing on."""
-        live, own = self.directory.live(), self.directory.draft()
+        """Return the line that each says it was seen to have; private peers, which not all reach, pass nothing on."""
+        live, own = self.directory.live(), self.directory.own.draft()
         leases = [own if peer == own.peer else live.get(peer) for peer in peers]
         known = {lease.peer: lease.uplink / 8 for lease in leases if lease is not None and lease.uplink}
         others = [rate for peer, rate in known.items() if peer != own.peer]  # the own line says nothing of theirs
         usual = fmean(others or known.values() or [UNKNOWN_RATE])
-        rates = alike([lease.uplink / 8 if lease is not None and lease.uplink else usual for lease in leases])
+        rates = even_out([lease.uplink / 8 if lease is not None and lease.uplink else usual for lease in leases])
         private = [lease is not None and bool(lease.state & PRIVATE) for lease in leases]
         return [Line(rate, passes_on=not hidden) for rate, hidden in zip(rates, private, strict=True)]
 
@@ -444,7 +437,7 @@ class Uplinks:
         others; that of one from whom nothing was had yet, for no more than is usual of those from whom something was.
         Else whoever claims the most owns all that the others apply.
         """
-        lines, copies, me = self.lines_of(peers), max(1, len(peers) - 1), self.directory.draft().peer
+        lines, copies, me = self.lines_of(peers), max(1, len(peers) - 1), self.directory.own.draft().peer
         nobody = not any(line.passes_on for line in lines)
         seen = {peer: rate * copies for peer in peers if (rate := self.received(peer)) is not None}
         usual = median(seen.values()) if seen else median(line.rate for line in lines)
@@ -455,7 +448,7 @@ class Uplinks:
         return [rate if line.passes_on or nobody else 0.0 for rate, line in zip(capped, lines, strict=True)]
 
     def takes(self, nbytes: int, peer: PeerId, members: Sequence[PeerId]) -> float | None:
-        """See Takes. Of a reduce, slices and results are about two bodies."""
+        """Estimate the seconds, as `Takes` asks for. In a reduce, slices and results are about two bodies."""
         lines = self._waited_for(tuple(members))
         me = self._places.get(peer)
         if lines is None or me is None:
@@ -546,37 +539,3 @@ def throttled(
     return AdmittingTransport(
         inner, caps, admission=admission, open_to_all=OPEN_TO_ALL, urgent=URGENT, may_upload=may_upload
     )
-
-
-# ---- the keeping of each other's state ----
-#
-# Made for one node as the terms say.
-
-
-def redundancy_of(
-    manifest: Manifest,
-    signer: Signer,
-    transport: Transport,
-    directory: Directory,
-    driver: Driver,
-    daily_upload: DailyUpload | None,
-    offload: Offload,
-) -> RedundancyService | None:
-    """None where the terms do not ask for it: then nothing of it is served, or sent."""
-    terms = manifest.swarm.redundancy
-    if terms is None:
-        return None
-
-    def others() -> dict[PeerId, tuple[str, ...]]:
-        members = driver.head.members
-        return {peer: lease.addresses for peer, lease in directory.live().items() if peer in members}
-
-    way_out = WayOut(
-        transport=transport,
-        others=others,
-        may_send=lambda: daily_upload is None or not daily_upload.used_up,
-        is_quiet=lambda: transport.meter.is_idle,
-    )
-    seals = Seals(signer, manifest.digest)
-    members, live = lambda: driver.head.members, lambda: tuple(directory.live())
-    return RedundancyService(terms, seals, way_out, members=members, live=live, offload=offload)

@@ -14,7 +14,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any
 
-from decentral.observe.lines import JsonLines, Opened, opened, read_json_lines
+from decentral.observe.lines import JsonLines, Opened, open_files, read_json_lines
 
 EVENTS_FILE = "events.jsonl"
 EVENT_VERSION = 1
@@ -77,13 +77,13 @@ def read_events(
 
 
 def is_asked_for(row: dict[str, Any], event: str | None, without: Collection[str]) -> bool:
-    """Whether an event is one of those named ``event``, of all where that is None, and none of ``without``."""
+    """Tell whether an event is named ``event`` (None: any name will do), and not in ``without``."""
     name = row.get("event")
     return event in (None, name) and name not in without
 
 
 def event_line(row: dict[str, Any]) -> str:
-    """One event as a line for people: local time, the word, the fields."""
+    """Return an event as a line for people: local time, the word, the fields."""
     stamp = time.strftime("%H:%M:%S", time.localtime(float(row.get("t") or 0)))
     fields = " ".join(f"{key}={_short(value)}" for key, value in row.items() if key not in _STAMPS)
     return f"{stamp} {row.get('event', '?'):<12} {fields}".rstrip()
@@ -170,7 +170,7 @@ class FileTail:
         """Read what was put aside after our file, then go over to the one that grows: who reads slowly misses none."""
         mine = self._first_line()
         with ExitStack() as stack:
-            files = opened(self._path, stack)
+            files = open_files(self._path, stack)
             if not files or files[0].path != self._path:
                 return  # the next one is not there yet
             newer = [*takewhile(lambda file: file.first_line() != mine, files)]

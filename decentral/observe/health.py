@@ -33,7 +33,7 @@ def health_sentence(status: Status) -> str:
     if status.given_up and status.peer not in status.given_up and status.state in ("training", "looking"):
         return _shrunk(status)
     if status.stalled_seconds and status.state in ("training", "waiting") and not status.wanted_members:
-        return _stalled(status)
+        return _stalled_sentence(status)
     if status.state in _SENTENCES_OF_STATES:
         return _SENTENCES_OF_STATES[status.state](status)
     if status.state == "leaving":
@@ -47,7 +47,7 @@ def health_sentence(status: Status) -> str:
 
 
 def as_seen(status: Status, now: float, monotonic: float) -> Status:
-    """What a reader finds, who also looks at the process: the sentence is another where that is gone, or is frozen.
+    """Return the status with another sentence where its process is gone, or is frozen.
 
     ``now`` in seconds since the epoch, ``monotonic`` by this machine's clock of that name.
     """
@@ -55,7 +55,7 @@ def as_seen(status: Status, now: float, monotonic: float) -> Status:
         return replace(status, health=lost_sentence(status, now))
     if silent := silent_for(status, monotonic):
         found = replace(status, frozen_seconds=silent)
-        return replace(found, health=_frozen(found, stopped=is_stopped(status)))
+        return replace(found, health=_frozen_sentence(found, stopped=is_stopped(status)))
     return status
 
 
@@ -65,7 +65,7 @@ def is_well(status: Status) -> bool:
 
 
 def lost_sentence(status: Status, now: float) -> str:
-    """What is to be said when the process that wrote ``status`` is gone, ``now`` in seconds since the epoch."""
+    """Return the sentence for a status whose process is gone, ``now`` in seconds since the epoch."""
     stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(status.updated))
     return (
         f"gone: the peer that wrote this is gone (killed or crashed); its last sign was at {stamp}, "
@@ -73,7 +73,7 @@ def lost_sentence(status: Status, now: float) -> str:
     )
 
 
-def _frozen(status: Status, *, stopped: bool) -> str:
+def _frozen_sentence(status: Status, *, stopped: bool) -> str:
     why = "its machine, its disk or the process itself hangs"
     if stopped:
         why = f"it is stopped: kill -CONT {status.pid} lets it go on"
@@ -84,7 +84,7 @@ def _frozen(status: Status, *, stopped: bool) -> str:
 
 
 def round_line(status: Status) -> str:
-    """One short line: where the run is, how good, at what cost, for how long."""
+    """Return a short line: where the run is, how good, at what cost, for how long."""
     parts = [f"round {status.round}" + ("" if status.rounds is None else f" of {status.rounds}")]
     if status.loss is not None:
         parts.append(f"loss {status.loss:.4f}")
@@ -98,12 +98,12 @@ def round_line(status: Status) -> str:
 
 
 def health_word(status: Status) -> str:
-    """How the peer is, in one word: the first of its sentence."""
+    """Return how the peer is, in one word: the first of its sentence."""
     return health_sentence(status).partition(":")[0]
 
 
 def _rounds_made(status: Status) -> str:
-    """A run may also end by its time."""
+    """Say how many rounds were made; a run may also end by its time."""
     if status.rounds is None or status.round >= status.rounds:
         return f"{status.round} rounds"
     return f"{status.round} of {status.rounds} rounds, its time was up"
@@ -114,8 +114,8 @@ def _starting(status: Status) -> str:
 
 
 def alone_sentence(names: Sequence[str], *, left: bool) -> str:
-    """What a peer says when the last of the others has gone."""
-    whom = listed(names)
+    """Return the sentence of a peer whose last company has gone."""
+    whom = list_names(names)
     if left:
         return f"alone: {whom} left; the invite still lets others in"
     return f"alone: {whom} fell silent; whoever is heard of again is let in"
@@ -158,7 +158,7 @@ def _following(status: Status) -> str:
 def _waiting(status: Status) -> str:
     if status.wanted_members:
         return _waiting_for_members(status)
-    whom = listed(status.waiting_for) or "the other peers"
+    whom = list_names(status.waiting_for) or "the other peers"
     return f"waiting: round {status.round + 1} needs {whom}; training goes on after it"
 
 
@@ -169,12 +169,12 @@ def _waiting_for_members(status: Status) -> str:
     return f"waiting: {len(status.members)} of {status.wanted_members} peers are here; training begins with the last"
 
 
-def listed(names: Sequence[str]) -> str:
-    """Names for people, three at most."""
+def list_names(names: Sequence[str]) -> str:
+    """Return names for people, three at most."""
     return ", ".join(map(short_name, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _stalled(status: Status) -> str:
+def _stalled_sentence(status: Status) -> str:
     usual = status.usual_round_seconds
     than = "" if usual is None else f", where one takes {in_time(usual)}"
     return f"stalled: {status.stalled_by}; no round was made with others for {in_time(status.stalled_seconds)}{than}"
@@ -200,7 +200,7 @@ def _behind(status: Status) -> str:
     return f"behind: the others are in round {status.others_round}, this peer in {status.round}{came}"
 
 
-def _paused(status: Status) -> str:
+def _paused_sentence(status: Status) -> str:
     why = "; ".join(status.paused_because)
     goes_on = "it goes on by itself" if why and "decentral resume" not in why else _RESUME
     meanwhile = "; your loop trains on, and contributes nothing" if status.trains_while_paused else ""
@@ -238,13 +238,13 @@ _SENTENCES_OF_STATES = {
     "syncing": _syncing,
     "following": _following,
     "waiting": _waiting,
-    "paused": _paused,
+    "paused": _paused_sentence,
     "resting": _resting,
 }
 
 
 def _shrunk(status: Status) -> str:
-    """What a volunteer has to know: this may be the smaller part of a swarm that was cut in two."""
+    """Warn a volunteer that this may be the smaller part of a swarm that was cut in two."""
     here, gone = len(status.members), len(status.given_up)
     return (
         f"shrunk: round {status.round} goes on with {here} of {here + gone} peers, "
@@ -260,7 +260,7 @@ def _useful(status: Status) -> str:
 
 
 def in_units(nbytes: float) -> str:
-    """Bytes for people: ``0.2 MB``; decimal units, as links are sold."""
+    """Return bytes for people: ``0.2 MB``; decimal units, as links are sold."""
     for unit, size in (("GB", 1e9), ("MB", 1e6)):
         if nbytes >= 0.1 * size:
             return f"{nbytes / size:.1f} {unit}"
@@ -268,7 +268,7 @@ def in_units(nbytes: float) -> str:
 
 
 def in_time(seconds: float) -> str:
-    """A span for people: ``45 s``, ``12 min``, ``3.5 h``, ``2.1 days``."""
+    """Return a span for people: ``45 s``, ``12 min``, ``3.5 h``, ``2.1 days``."""
     for unit, size, digits in (("days", 86_400, 1), ("h", 3600, 1), ("min", 60, 0)):
         if seconds >= 2 * size:
             return f"{seconds / size:.{digits}f} {unit}"
@@ -292,7 +292,7 @@ def quantity_text(status: Status, name: str) -> str:
 
 
 def short_name(peer: str) -> str:
-    """The end of a libp2p name: all of them start alike."""
+    """Return the end of a libp2p name: all of them start alike."""
     return peer if len(peer) <= 8 else "…" + peer[-6:]
 
 
@@ -305,14 +305,14 @@ SAID_FOR = 30  # rounds: events are told again after 20, so what goes on is alwa
 
 
 class Notices:
-    """What was said of outliers, twins, rounds that moved nothing and figures, the newest for each."""
+    """The newest sentence on each outlier, pair of twins, round that moved nothing, and figure out of its band."""
 
     def __init__(self) -> None:
         self._said: dict[tuple[str, ...], tuple[int, str]] = {}  # who -> round, sentence
         self._lasting: dict[str, str] = {}  # figure that is out of its band -> sentence
 
     def hear(self, event: str, fields: Mapping[str, Any], me: str) -> str | None:
-        """The sentence of an event that is worth one, also remembered. ``me``: the peer that speaks."""
+        """Remember and return the sentence of an event that is worth one. ``me``: the peer that speaks."""
         if event in ("out_of_band", "back_in_band"):
             return self._hear_of_band(fields, is_out=event == "out_of_band")
         if event not in _SENTENCES_OF_NOTICES:
@@ -322,7 +322,7 @@ class Notices:
         return sentence
 
     def _hear_of_band(self, fields: Mapping[str, Any], *, is_out: bool) -> str:
-        """A warning holds until its figure is back."""
+        """Return the sentence; a warning holds until its figure is back."""
         figure, value, outer_step = str(fields["figure"]), float(fields["value"]), int(fields["outer_step"])
         others = {other: said for other, said in self._lasting.items() if other != figure}
         if not is_out:
@@ -333,7 +333,9 @@ class Notices:
         return sentence
 
     def now(self, round_: int) -> tuple[str, ...]:
-        """What still holds in ``round_``, the newest first, and figures out of their bands behind that."""
+        """Return the sentences that still hold in ``round_``, the newest first, and behind them figures out of their
+        bands.
+        """
         self._said = {who: said for who, said in self._said.items() if round_ - said[0] < SAID_FOR}
         newest = sorted(self._said.values(), reverse=True)
         return (*(sentence for _, sentence in newest), *reversed(self._lasting.values()))

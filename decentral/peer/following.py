@@ -31,11 +31,12 @@ from decentral.node.follower import Anchor, Follower, FollowerState, check_size,
 from decentral.node.node import Start, throttled
 from decentral.observe.events import EventLog
 from decentral.observe.status import check_free
-from decentral.peer.invitation import greeted
+from decentral.peer.joining import greeted
 from decentral.peer.network_setup import NetworkSetup, check_relays, enter
 from decentral.peer.settings import check_value
 from decentral.quantities import moment_in, rate_of, size_of, time_left
 from decentral.swarm.admission import Admission
+from decentral.swarm.directory import ways_in, ways_to_others
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite, whole_invite
 from decentral.swarm.lan import Lan
@@ -146,7 +147,7 @@ class Following:
 
     @property
     def live(self) -> frozenset[bytes]:
-        """Who is heard of; nobody once its swarm side has ended."""
+        """The peers that are heard of; none once its swarm side has ended."""
         if self._swarm.alive:
             with suppress(RuntimeError, CancelledError):  # the loop ended between the question and the answer
                 return self._swarm.call(self._ask_live)
@@ -166,7 +167,7 @@ class Following:
         return self._line(None)
 
     def _line(self, token: str | None) -> str:
-        addresses = self._swarm.node.directory.ways_in() if not self._offline else ()
+        addresses = ways_in(self._swarm.node.directory) if not self._offline else ()
         return str(Invite(self._invite.run, addresses, token)) if addresses else ""
 
     def leave(self) -> None:
@@ -194,7 +195,7 @@ class Following:
         too_soon = time.monotonic() - self._saved_at < least and not anchor.final
         if too_soon or anchor.head.hash + bytes.fromhex(anchor.digest) == self._saved or self._offline:
             return
-        ways = self._swarm.node.directory.ways_to_others()
+        ways = ways_to_others(self._swarm.node.directory)
         keep_state(self.out, anchor, self._known.schema, ways or self._known.ways)
         self._saved_at, self._saved = time.monotonic(), anchor.head.hash + bytes.fromhex(anchor.digest)
 
@@ -274,7 +275,7 @@ def follow(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowSettings:
-    """What ``follow`` was asked for, once sense was made of it. Rates in bytes per second."""
+    """The arguments of ``follow``, parsed. Rates in bytes per second."""
 
     invite: Invite
     out: Path
@@ -299,7 +300,7 @@ class FollowerStartup:
 
     @property
     def offline(self) -> bool:
-        """Whether all there will ever be is here, and nobody is served."""
+        """True where the folder holds the run's end and nobody is served: then nobody is asked."""
         head = self.known.head
         return head is not None and head.final and not self.settings.keep_serving
 
@@ -365,7 +366,7 @@ class FollowerStartup:
 
 
 def known_of(asked: FollowSettings) -> FollowerState:
-    """What an earlier process kept, or what the first peer that answers says."""
+    """Return what is known of the run: from an earlier process, else from the first peer that answers."""
     kept = kept_state(asked.out, asked.invite.run)
     if kept is not None:
         return kept

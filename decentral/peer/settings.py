@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, TypeVar, cast
 
 from decentral.errors import ConfigError
-from decentral.plugins import nearest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,7 +68,7 @@ SECONDS_RULE = "give seconds as a number; None waits for ever"
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option of ``join``: the value it has when not given, its meaning, and which values fit."""
+    """An option of ``join``: the value it has when not given, its meaning, and which values fit."""
 
     default: object
     meaning: str  # also the help of the command's option of this name, where there is one
@@ -368,6 +367,8 @@ def check_names(caller: str, given: Mapping[str, object], known: Sequence[str]) 
     """Raise TypeError for an argument that there is not, with the nearest name: at once, and not hours later."""
     for name in given:
         if name not in known:
+            from decentral.plugins import nearest  # its reading of other packages would cost every --help 0.02 s
+
             near = nearest(name, [other for other in known if other[0] == name[0]] or known)
             raise TypeError(f"{caller}() has no argument {name}; {near}")
 
@@ -390,7 +391,7 @@ def check_value(caller: str, name: str, value: object) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """One peer's: its options, and what follows from them. Rates in bytes per second."""
+    """The options of a peer, and what follows from them. Rates in bytes per second."""
 
     options: JoinOptions = field(repr=False)  # all of them; the token is among them
     manifest: "Manifest"

@@ -17,10 +17,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from decentral.compressors import Compressor, Nothing, Payload, Uncompressed, parse_compressor, parse_feedback
-from decentral.compressors.base import needs_matrices
-from decentral.compressors.chain import AddBand, accumulate_all, band_of, opened, supports
-from decentral.compressors.feedback import ErrorFeedback, Feedback, NoFeedback, State, add_sent, compress_flat
+from decentral.compressors import Compressor, Nothing, Payload, Uncompressed, parse_compressor, parse_feedback, supports
+from decentral.compressors.base import AddBand, add_flat, compress_flat, needs_matrices
+from decentral.compressors.feedback import ErrorFeedback, Feedback, NoFeedback, State
 from decentral.errors import PayloadError
 from decentral.manifest import Manifest
 from decentral.optimizers import compressor_beside, make_outer
@@ -68,7 +67,7 @@ class Codec:
         return fragment.shapes if needs else fragment.pieces
 
     def max_body_nbytes(self, shapes: Shapes, channels: int = 1) -> int:
-        """What a body over ``shapes`` takes at most: known before a byte arrives."""
+        """Return the most bytes that a body over ``shapes`` takes: known before a byte arrives."""
         return sum(body.max_nbytes(compressor, cut) for compressor, cut in self._sections(shapes, channels))
 
     def encode(self, change_N: Tensor, state: State, shapes: Shapes, states: Sequence[Tensor] = ()) -> Encoded:
@@ -90,21 +89,22 @@ class Codec:
 
     @property
     def own_names(self) -> tuple[str, ...]:
-        """Of what a sender keeps of its own: not what receivers keep of it, too."""
+        """The names of what a sender keeps for itself alone: receivers keep the others, too."""
         return tuple(name for name in self.feedback.sender if name not in self.feedback.receiver)
 
     def all_of(self, gradient_N: Tensor, state: State, shapes: Shapes) -> tuple[Tensor, dict[str, Tensor]]:
-        """What ``encode`` would send if compression lost nothing, and the feedback after it, for a step taken alone.
+        """Return what ``encode`` would send if compression lost nothing, and the feedback after it, for a step taken
+        alone.
 
         Raises NonFiniteError when the gradient holds NaN or Inf.
         """
         sending = self.feedback.send(Uncompressed(), gradient_N, state, shapes)
         whole_N = torch.zeros_like(gradient_N)
-        add_sent(Uncompressed(), whole_N, sending.payloads)
+        add_flat(Uncompressed(), whole_N, sending.payloads)
         return whole_N, sending.state
 
     def for_results(self) -> Codec:
-        """What the owners of a reduce compress their results with: under feedback of any kind they owe what it loses.
+        """Return the codec of the results of a reduce: under feedback of any kind their owners owe what it loses.
 
         Not by the senders' mechanism: the momentum of dgc would be applied twice, and a decay would forget what the
         contributors have struck off their own books.
@@ -112,14 +112,17 @@ class Codec:
         return replace(self, feedback=ErrorFeedback(beta=1.0) if self.feedback.sender else NoFeedback())
 
     def unpack(self, data: bytes | memoryview, shapes: Shapes, channels: int = 1) -> Sequence[Payload]:
-        """What the bytes hold. Raises PayloadError; what the parts mean is looked at when they are decompressed."""
+        """Return the payloads in the bytes. Raises PayloadError; what the parts mean is looked at when they are
+        decompressed.
+        """
         return body.decode_sections(self._sections(shapes, channels), data)
 
     def pieces(self, payloads: Sequence[Payload], channels: int = 1) -> Iterator[Tensor]:
-        """What each payload decompresses to, one at a time. Raises PayloadError."""
+        """Yield the tensor of each payload, one at a time. Raises PayloadError."""
         for compressor, section in self._sections(payloads, channels):
             for payload in section:
-                yield compressor.decompress(payload).to(torch.float32)
+                (decoded,) = compressor.decompress([payload])
+                yield decoded.tensor().to(torch.float32)
 
     def supports(self, payloads: Sequence[Payload]) -> list[tuple[Tensor, Tensor]] | None:
         """By payload the places (V,) in the whole change, and the values there, all others being zero; None where one
@@ -162,15 +165,15 @@ class Codec:
         shapes = [payload.shape for payload in payloads]
         if numel(shapes) != total_N.numel():
             raise PayloadError(f"body of {numel(shapes)} values where {total_N.numel()} are added; drop it")
-        accumulate_all(self.compressor, split_shapes(total_N, shapes), payloads, weight)
+        add_flat(self.compressor, total_N, payloads, weight)
 
     def band(self, shape: tuple[int, ...]) -> int:
         """Values of a tensor of this shape that ``opened`` adds at a time, but for the last."""
-        return band_of(self.compressor, shape)
+        return self.compressor.band(shape)
 
     def opened(self, payloads: Sequence[Payload]) -> list[AddBand]:
-        """What adds the payload of each tensor in such bands. Raises PayloadError."""
-        return opened(self.compressor, payloads)
+        """Return a function for each payload that adds such bands of it. Raises PayloadError."""
+        return [decoded.add for decoded in self.compressor.decompress(payloads)]
 
     def add_to(self, total_N: Tensor, data: bytes | memoryview, shapes: Shapes, weight: float = 1.0) -> None:
         """``add`` what the bytes hold. Raises PayloadError."""
@@ -230,7 +233,7 @@ def codec_of(manifest: Manifest) -> Codec:
     Channels whose own compressor is the run's are in one section with the change, as those that have none.
     """
     method = make_outer(manifest.outer.method, manifest.outer.hyper)
-    if method.rebuilds:
+    if method.summary.rebuilds:
         return Codec(Nothing())
     chain = parse_compressor(manifest.compressor.chain)
     own = compressor_beside(method.channels())

@@ -52,7 +52,7 @@ class WeatheredTransport(Uncapped):
 
     def __init__(self, inner: MemoryTransport, weather: Weather) -> None:
         self._inner, self._weather = inner, weather
-        self._letters = inner.own_letters
+        self._letters = inner.letters
         self.peer: PeerId = inner.peer
 
     @property

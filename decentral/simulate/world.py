@@ -21,6 +21,7 @@ from decentral.simulate.trace import Trace
 from decentral.simulate.training import StepPace
 from decentral.simulate.troubles import Afflict, Troubles
 from decentral.simulate.weather import Weather
+from decentral.swarm.directory import ways_in
 from decentral.transport.memory import MemoryNetwork
 from decentral.wire.keys import peer_name
 
@@ -120,7 +121,7 @@ class World:
 
     def _invite(self, host: Host) -> tuple[str, ...]:
         """Return the addresses by which it lets others join; it may be away now."""
-        known = () if host.process is None else host.process.node.directory.ways_in()
+        known = () if host.process is None else ways_in(host.process.node.directory)
         return known or self.network.transport(host.signer).addresses()
 
     @property

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from decentral.flow.schedule import FEW
+from decentral.flow.pacing import FEW
 from decentral.manifest import Manifest
 from decentral.manifest.presets import Class, Justified, Scale, class_of, faster, justified, no_faster
 from decentral.optimizers import make_outer, presets

@@ -19,13 +19,13 @@ from decentral.watch.cells import (
     block,
     figure,
     fit,
-    joined,
+    join_parts,
     nbytes,
-    padded,
+    pad,
     shown,
     span,
     value_text,
-    wrapped,
+    wrap,
 )
 
 # ---- the first lines ----
@@ -44,10 +44,10 @@ def title(now: View, width: int, *, folder: str = "", at: int = 0, of: int = 1) 
     which = f" {shown(folder)}, {at + 1} of {of} " if of > 1 else " "
     run = now.get("run") or {}
     name = shown(run.get("name") or "decentral")
-    line = Text(f" {joined((name, shown(run.get('algorithm') or ''), _progress(run)))}", style="bold")
+    line = Text(f" {join_parts((name, shown(run.get('algorithm') or ''), _progress(run)))}", style="bold")
     if of < 2:
         return fit(line, width)
-    return Text.assemble(padded(line, max(0, width - cell_len(which))), fit(Text(which, style="cyan"), width))
+    return Text.assemble(pad(line, max(0, width - cell_len(which))), fit(Text(which, style="cyan"), width))
 
 
 def _progress(run: dict[str, Any]) -> str:
@@ -58,9 +58,9 @@ def _progress(run: dict[str, Any]) -> str:
 
 
 def health(now: View, width: int, rows: int) -> Text:
-    """The sentence, its first word in the colour of its mood: on as many rows as there are, if it needs them."""
+    """Return the sentence, its first word in the colour of its mood: on as many rows as there are, if it needs them."""
     word = shown(now.get("word", ""))
-    text = Text("\n".join(f" {line}" for line in wrapped(shown(now.get("health", "")), width - 2, rows)), no_wrap=True)
+    text = Text("\n".join(f" {line}" for line in wrap(shown(now.get("health", "")), width - 2, rows)), no_wrap=True)
     if text.plain.startswith(f" {word}:"):
         text.stylize(_STYLE_OF_WORD.get(word, "cyan"), 1, len(word) + 2)
     return text
@@ -75,11 +75,11 @@ _FEW = 0.5  # of the recent rounds: below it a look at the link is worth it
 
 
 def own(now: View, width: int, height: int) -> Text:
-    """Rows in the order in which they are given up where there is little room."""
+    """Return this peer's rows, the last given up first where there is little room."""
     if not now.get("me"):
         return Text("nothing is known of a peer yet", style="dim")
     rows = [
-        Text.assemble(padded(Text(name, style="dim"), _NAME_CELLS), value) for name, value in _own_rows(now, now["me"])
+        Text.assemble(pad(Text(name, style="dim"), _NAME_CELLS), value) for name, value in _own_rows(now, now["me"])
     ]
     return block(rows[:height], width, height)  # a terminal that is higher shows the others
 
@@ -128,13 +128,13 @@ def _today(now: View, me: dict[str, Any]) -> Text:
     return Text(f"{value_text('sent_today', me.get('sent_today'))} of {value_text('daily_upload', me['daily_upload'])}")
 
 
-def _reached(now: View, me: dict[str, Any]) -> Text:
+def _reachability(now: View, me: dict[str, Any]) -> Text:
     relays = me.get("relays") or ()
     through = f", {len(relays)} relay{'' if len(relays) == 1 else 's'}" if relays else ""
     return Text(shown(me.get("reachability") or NOT_KNOWN) + through)
 
 
-def _saved(now: View, me: dict[str, Any]) -> Text:
+def _savings(now: View, me: dict[str, Any]) -> Text:
     """Give how many times fewer bytes were sent than by a float32 all-reduce at every step."""
     cost = now.get("bytes") or {}
     dense, sent = figure(cost.get("dense")), figure(cost.get("sent"))
@@ -148,8 +148,8 @@ _OWN_ROWS: Mapping[str, Callable[[View, dict[str, Any]], Text]] = {  # of fields
     "bytes_received": _total_and_rate("bytes_received", "received_per_second"),
     "max_upload": _caps,
     "daily_upload": _today,
-    "reachability": _reached,
-    "num_parameters": _saved,
+    "reachability": _reachability,
+    "num_parameters": _savings,
 }
 
 
@@ -171,7 +171,7 @@ class _Column:
 
 
 def others(now: View, width: int, height: int, first: int = 0) -> Text:
-    """Those from ``first`` on; the last line says how many more there are, above and below."""
+    """Return the others from ``first`` on; the last line says how many more there are, above and below."""
     peers = others_of(now)
     if not peers:
         return Text("nobody yet", style="dim")
@@ -187,18 +187,18 @@ def others(now: View, width: int, height: int, first: int = 0) -> Text:
 
 
 def others_of(now: View) -> list[View]:
-    """All but this peer: who is in the view, the page's 200 at most."""
+    """Return all but this peer, as far as the view has them: the page's 200 at most."""
     return [peer for peer in now.get("peers", ()) if not peer.get("self")]
 
 
 def furthest(now: View, height: int) -> int:
-    """The last ``first`` that fills the panel."""
+    """Return the last ``first`` that fills the panel."""
     many, room = len(others_of(now)), max(0, height - 1)
     return max(0, many - max(1, room - 1)) if many > room else 0
 
 
 def summary(now: View) -> str:
-    """How many are there and not there, for the panel's frame."""
+    """Count who is there and who is not, for the panel's frame."""
     peers = others_of(now)
     gone = sum(peer.get("presence") != "live" for peer in peers)
     more = figure(now.get("more_peers")) or 0
@@ -215,7 +215,7 @@ def _more(above: int, below: int) -> str:
 
 
 def _columns(width: int) -> list[_Column]:
-    """As many as fit, in their order."""
+    """Return as many columns as fit, in their order."""
     kept: list[_Column] = []
     for column in _COLUMNS:
         if sum(one.width + _GAP for one in kept) + column.width > width:
@@ -226,7 +226,7 @@ def _columns(width: int) -> list[_Column]:
 
 def _line_of(cells: list[Text], columns: list[_Column]) -> Text:
     both = zip(cells, columns, strict=True)
-    return Text(" " * _GAP).join(padded(cell, column.width, right=column.right) for cell, column in both)
+    return Text(" " * _GAP).join(pad(cell, column.width, right=column.right) for cell, column in both)
 
 
 def _name(peer: View) -> Text:
@@ -234,13 +234,13 @@ def _name(peer: View) -> Text:
 
 
 def _last(peer: View) -> Text:
-    """Whether its update was in the last round."""
+    """Mark whether its update was in the last round."""
     taken = peer.get("in_last_round")
     return Text(*_IN_LAST_ROUND[taken]) if isinstance(taken, bool) else Text("·", style="dim")
 
 
 def _path(peer: View) -> Text:
-    """How it is reached, or that it is not."""
+    """Say how it is reached, or that it is not."""
     if (presence := shown(peer.get("presence"))) != "live":
         return Text(presence, style="red" if presence == "gone" else "dim")
     path = shown(peer.get("path") or "?")
@@ -285,7 +285,7 @@ _MOST_BUT_FEW = 0.95  # one stall of an hour must not flatten the others
 
 
 def strip(part: View, width: int, height: int) -> Text:
-    """The newest rounds, one cell each. What colours say the marks do as well."""
+    """Draw the newest rounds, one cell each. What colours say the marks do as well."""
     made = list(part.get("rounds", ()))[-width:] if width > 0 else []
     if not made:
         return Text("no round was made yet", style="dim")
@@ -297,7 +297,7 @@ def strip(part: View, width: int, height: int) -> Text:
 
 
 def bars(shares: Sequence[float], styles: Sequence[str], height: int) -> list[Text]:
-    """Columns of ``shares`` of the height, from the top line down; each is an eighth of a cell high at least."""
+    """Draw columns of ``shares`` of the height, from the top line down; each is an eighth of a cell high at least."""
     lines = []
     for row in reversed(range(height)):
         eighths = [max(0, min(8, max(1, round(8 * height * share)) - 8 * row)) for share in shares]
@@ -306,19 +306,19 @@ def bars(shares: Sequence[float], styles: Sequence[str], height: int) -> list[Te
 
 
 def caption_of_rounds(part: View) -> str:
-    """Which rounds are shown, for the frame."""
+    """Say which rounds are shown, for the frame."""
     rounds = part.get("rounds", ())
     return f"rounds, up to {shown(rounds[-1].get('step'))}" if rounds else "rounds"
 
 
 def legend(part: View) -> str:
-    """What the marks are."""
+    """Say what the marks are."""
     rounds = part.get("rounds", ())
     return LEGEND_OF_PAIRS if rounds and is_pair(rounds[-1]) else LEGEND if rounds else ""
 
 
 def in_progress(now: View) -> str:
-    """The round that is made now; empty where none is."""
+    """Say which round is made now; empty where none is."""
     made = now.get("open")
     if not isinstance(made, Mapping):
         return ""
@@ -335,7 +335,7 @@ def _shares(seconds: Sequence[float | None]) -> list[float]:
 
 
 def _mark(made: Mapping[str, Any]) -> tuple[str, str]:
-    """A sign and its colour."""
+    """Return a sign and its colour."""
     if is_pair(made):
         return ("●", "green") if made.get("contributors") else ("○", "yellow")
     if not made.get("contributed"):
@@ -353,7 +353,7 @@ _CURVES = (  # the first that has a value
 
 
 def loss(learning: View, width: int, height: int) -> Text:
-    """From the first step to the newest, each cell the mean of those that fall on it."""
+    """Draw the loss from the first step to the newest, each cell the mean of those that fall on it."""
     values = spread(curve(learning)[1], width)
     if not values:
         return Text("no loss is known yet", style="dim")
@@ -363,7 +363,7 @@ def loss(learning: View, width: int, height: int) -> Text:
 
 
 def caption_of_loss(learning: View) -> tuple[str, str]:
-    """What is drawn and where it is now; from where to where it went, for the frame."""
+    """Say what is drawn and where it is now, and from where to where it went, for the frame."""
     name, values = curve(learning)
     if not values:
         return "loss", ""
@@ -371,7 +371,7 @@ def caption_of_loss(learning: View) -> tuple[str, str]:
 
 
 def curve(learning: View) -> tuple[str, list[float]]:
-    """A name and its values: the training loss, or where none is told the one of held-out text."""
+    """Return a name and its values: the training loss, or where none is told the loss of held-out text."""
     for series, column, name in _CURVES:
         found = [one for value in learning.get(series, {}).get(column, ()) if (one := figure(value)) is not None]
         if found:
@@ -380,13 +380,13 @@ def curve(learning: View) -> tuple[str, list[float]]:
 
 
 def spread(values: Sequence[float], width: int) -> list[float]:
-    """Over ``width`` cells: means where there are more values, the same several times where there are far fewer."""
+    """Spread values over ``width`` cells: means where there are more, each several times where there are far fewer."""
     times = min(_MOST_CELLS, width // len(values)) if values else 1
     return means(values, width) if times < 2 else [value for value in values for _ in range(times)]
 
 
 def means(values: Sequence[float], width: int) -> list[float]:
-    """At most ``width`` of them."""
+    """Return at most ``width`` means."""
     if len(values) <= width or width < 1:
         return list(values[: max(0, width)])
     edges = [at * len(values) // width for at in range(width + 1)]
@@ -398,7 +398,7 @@ def means(values: Sequence[float], width: int) -> list[float]:
 
 
 def news(part: View, width: int, height: int) -> Text:
-    """A line each, in local time."""
+    """Return a line for each event, in local time."""
     lines = [
         Text.assemble((f" {_clock(one.get('t'))}  ", "dim"), shown(one.get("text"))) for one in part.get("events", ())
     ]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from decentral.compressors import parse_compressor, parse_feedback
-from decentral.compressors.feedback import compress_flat
+from decentral.compressors.base import compress_flat
 from decentral.consensus.chain import Head
 from decentral.optimizers import Aggregation, make_outer
 from decentral.optimizers.aggregation.base import Sent

@@ -18,8 +18,7 @@ from typing import Any
 
 import torch
 
-from decentral.observe.diagnostics import Look
-from decentral.training.reporting import Diagnosed
+from decentral.observe.diagnostics import Diagnostics, Look
 from experiments.defaults.problems import problem
 from experiments.defaults.run import SEEDS, Cell, dense, key_of, sparse
 
@@ -136,9 +135,9 @@ def warned_at(looks: Iterator[Look], *, held_out: bool) -> list[tuple[str, int]]
         if event == "out_of_band":
             told.append((fields["figure"], fields["outer_step"]))
 
-    diagnosed = Diagnosed(hear)
+    diagnostics = Diagnostics(hear)
     for look in looks:
-        diagnosed.looked(look, held_out=held_out)
+        diagnostics.add_look(look, held_out=held_out)
     return told
 
 

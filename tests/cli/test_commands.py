@@ -9,7 +9,7 @@ import click
 import pytest
 from click.testing import Result
 
-from decentral.cli import main
+from decentral.cli import COMMANDS, main
 from decentral.manifest import load_manifest
 from decentral.observe.events import EVENTS_FILE, EventLog
 from decentral.observe.lines import pack_put_aside, put_aside
@@ -41,6 +41,15 @@ def test_every_help_has_an_example_of_that_command(run: Run, name: str) -> None:
     result = run(*name.split(), "--help")
     assert result.exit_code == 0
     assert f"$ decentral {name}" in result.output
+
+
+def test_help_shows_the_commands_by_what_they_are_for(run: Run) -> None:
+    shown = run("--help").output
+    parts = [part.splitlines() for part in shown.split("\n\n")]
+    headed = {lines[0]: [line.split()[0] for line in lines[1:]] for lines in parts if lines[0] in ("Run:", "Steer:")}
+    assert headed["Run:"][:4] == ["demo", "init", "start", "join"]
+    assert {"pause", "resume", "leave"} <= set(headed["Steer:"])
+    assert all(f"\n  {name} " in shown for name in COMMANDS)
 
 
 @pytest.mark.parametrize("name", EVERY_COMMAND)

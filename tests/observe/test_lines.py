@@ -26,7 +26,7 @@ from decentral.observe.lines import (
     Damage,
     JsonLines,
     lines_of,
-    opened,
+    open_files,
     pack_lines,
     pack_put_aside,
     put_aside,
@@ -282,8 +282,8 @@ def test_lines_longer_than_any_that_is_written_are_left_out():
 
 def test_a_bomb_ends_where_no_file_of_ours_would_be_that_long():
     compressor = zstandard.ZstdCompressor().compressobj()
-    data = b"".join(compressor.compress(bytes(1 << 20)) for _ in range(300))
-    data += compressor.compress(b"\nthe end\n") + compressor.flush()
+    data = b"".join(compressor.compress_one(bytes(1 << 20)) for _ in range(300))
+    data += compressor.compress_one(b"\nthe end\n") + compressor.flush()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert list(lines_of(io.BytesIO(data), packed=True)) == []
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 24 << 10  # KiB
@@ -436,7 +436,7 @@ def test_whenever_a_file_is_put_aside_or_packed_who_reads_finds_every_line_once(
         with monkeypatch.context() as patch:
             count = looks_of(patch, lambda: change(path, RecordingDisk(tmp_path)), at)
             with ExitStack() as stack:
-                files = opened(path, stack)
+                files = open_files(path, stack)
                 looks = next(count)
                 found = [line for file in reversed(files) for line in file.lines()]
         assert numbers(found) in (before, before[oldest:]), at
@@ -538,7 +538,7 @@ def test_whatever_happens_in_whatever_order_lines_come_out_once_and_in_order(tmp
                     counts.append(0)
                 case "read":
                     found = read_of_rotation(path)
-                    readers.append((opened(path, stack), found))
+                    readers.append((open_files(path, stack), found))
                     assert found == list(range(written - len(found), written))
                     assert len(found) >= sum(counts[-KEPT_FILES:])
                 case "go on":

@@ -168,13 +168,13 @@ def test_the_owner_of_a_part_counts_who_has_moments_as_a_gather_does():
     method, refs = DESLoc(first_moment=1, second_moment=1), []
     sent = {A: [randn(1), randn(2), randn(3).square()], B: [randn(4), torch.zeros(NUMEL), randn(5).square()]}
     for peer in (A, B):
-        refs.append(FrameRef(peer, bytes(32), 0, 1, 1, 0, method.summary(sent[peer])))
+        refs.append(FrameRef(peer, bytes(32), 0, 1, 1, 0, method.says(LiveSide(), 0, sent[peer])))
     plan = ReducePlan(0, 1, 0, 0, tuple(refs), ((A, 0, NUMEL),))
     replica = replica_of(method, randn(0))
     weights = replica.weights(refs, 0)
     slices = {peer: torch.cat(vectors) for peer, vectors in sent.items()}
     made = Reduction(plan, 0, slices).result(EXACT, weights, beside=replica.state_weights(refs, 0, weights))
-    change_N, first_N, second_N = EXACT.decompress(made.payloads).view(3, -1)
+    change_N, first_N, second_N = EXACT.decompress_one(made.payloads).view(3, -1)
     assert torch.equal(change_N, (sent[A][0] + sent[B][0]) / 2)
     assert torch.equal(first_N, sent[A][1])
     assert torch.equal(second_N, (sent[A][2] + sent[B][2]) / 2)

@@ -102,7 +102,7 @@ def test_the_model_gives_the_messages_and_bytes_that_real_peers_send(run_lab, te
         def stand():
             rounds = lab.members[0].node.driver.head.round
             steps = sum(len(m.swaps) for m in lab.members) / n
-            sequences = sum(m.node.directory.own().sequence for m in lab.members) / n
+            sequences = sum(m.node.directory.own.seal().sequence for m in lab.members) / n
             sent = sum(m.transport.traffic.total.sent for m in lab.members) / n
             return rounds + steps, sequences, sent
 
@@ -116,7 +116,7 @@ def test_the_model_gives_the_messages_and_bytes_that_real_peers_send(run_lab, te
         await lab.until(lambda: stand()[0] >= goal and quiet(lab, kind))
         rounds, renewals, sent = (after - then for after, then in zip(stand(), before, strict=True))
 
-        numel, lease = lab.schema.fragments[0].numel, lab.members[0].node.directory.own()
+        numel, lease = lab.schema.fragments[0].numel, lab.members[0].node.directory.own.seal()
         body = body_of(manifest, lab.schema, kind == "pair")
         vectors = {"vectors": len(make_outer(preset, {}).channels())} if kind == "pair" else {}
         predicted = {

@@ -31,7 +31,7 @@ def make_transport(
 ) -> Transport:
     """Return one of this kind; it finds out by itself whether others can dial this machine."""
     check_installed()
-    from decentral.transport.pylibp2p.node import PyLibp2pOptions
+    from decentral.transport.native.links import LinkOptions
     from decentral.transport.pylibp2p.transport import PyLibp2pTransport
 
-    return PyLibp2pTransport(keys.signer, listen=listen, options=PyLibp2pOptions(relays=tuple(relays)))
+    return PyLibp2pTransport(keys.signer, listen=listen, options=LinkOptions(relays=tuple(relays)))

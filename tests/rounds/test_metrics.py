@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from decentral.manifest import Manifest
-from decentral.observe.diagnostics import ROUNDS
+from decentral.observe.diagnostics import ROUNDS, Diagnostics
 from decentral.observe.health import Notices
 from decentral.optimizers.diloco import DiLoCo
 from decentral.replica.contents import FrameContents
@@ -29,9 +29,8 @@ from decentral.replica.figures import (
     REPLICA_VARIANCE,
     Figures,
 )
-from decentral.rounds import looking
+from decentral.rounds import metrics
 from decentral.training.live_side import LiveSide
-from decentral.training.reporting import Diagnosed
 from decentral.training.schedule import SyncSchedule
 from tests.lab.learners import Learner
 from tests.lab.nodes import Lab, Member
@@ -169,7 +168,7 @@ def heard(run_lab: Any, manifest: Manifest, rounds: int, **given: Any) -> list[l
             def hear(event: str, fields: dict[str, Any], here: Any = found[-1], notices: Notices = notices) -> None:
                 here.append({"event": event, "sentence": notices.hear(event, fields, "me"), **fields})
 
-            member.node.driver.state.on_figures = Diagnosed(hear)
+            member.node.driver.state.on_figures = Diagnostics(hear).add_round
         await lab.all_members()
         if manifest.exchange.kind == "pair":
             await lab.until(lambda: all(len(member.swaps) >= rounds for member in members))
@@ -279,7 +278,7 @@ def breaks(*given: Any) -> Any:
 
 
 def test_a_figure_that_raises_is_written_to_the_log_once_and_ends_no_round(run_lab, terms, monkeypatch, caplog):
-    monkeypatch.setattr(looking, "between", breaks)
+    monkeypatch.setattr(metrics, "between", breaks)
 
     async def script(lab: Lab) -> None:
         for _ in range(2):
@@ -298,7 +297,7 @@ def test_the_anchors_are_the_same_bits_whether_anybody_looks(run_lab, terms, mon
     digests = []
     for blind in (False, True):
         if blind:
-            monkeypatch.setattr(looking.Looking, "_tell", lambda self, make: None)
+            monkeypatch.setattr(metrics.RoundMetrics, "_tell", lambda self, make: None)
 
         async def script(lab: Lab) -> None:
             for _ in range(2):
