@@ -25,7 +25,7 @@ from decentral.node.folder import has_begun, keep_terms
 from decentral.observe.beacon import Beacon
 from decentral.observe.report import read_summary, write_summary
 from decentral.observe.screen import Display
-from decentral.observe.status import Status, is_running, read_status
+from decentral.observe.status import QUANTITIES, Status, is_running, number_of, read_status
 from decentral.parameters import gather, schema_of
 from decentral.peer import Peer, join
 from decentral.peer.settings import JoinOptions
@@ -354,8 +354,6 @@ def _keep_quiet(invite: str) -> None:
 #
 # A row per round in ``metrics.jsonl``, and ``summary.json`` at the end.
 
-HELD = ("held_seconds", "checkpoint_held_seconds")  # of the training thread, by a round and by a checkpoint
-
 
 def record_round(
     context: TrainingContext, anchor: list[Tensor], progress: dict[str, object], *, evaluate: bool = False
@@ -378,13 +376,10 @@ def progress_of(peer: Peer) -> dict[str, object]:
 
 def progress_of_status(status: Status) -> dict[str, object]:
     """Progress out of a status; figures that the round could not tell are not there."""
+    logged = {name: number_of(status, name) for name, quantity in QUANTITIES.items() if quantity.logged}
     return {
-        "round": status.round,
-        "members": len(status.members),
-        "bytes_sent": status.bytes_sent,
-        "bytes_received": status.bytes_received,
+        **{name: number for name, number in logged.items() if number is not None},
         "anchor_digest": status.anchor_digest,
-        **{name: seconds for name in HELD if (seconds := getattr(status, name)) is not None},
         **status.diagnostics,
         **({"diagnosed_round": status.diagnosed_round} if status.diagnostics else {}),
     }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from decentral.observe.diagnostics import back_sentence, warning
 from decentral.observe.status import QUANTITIES, Status, Unit, is_lost, is_stopped, number_of, silent_for
@@ -18,7 +18,11 @@ _RESUME = "decentral resume continues from there"
 _AGAIN = "start it again with the same --out to resume"
 _SCRIPT_ALONE = "decentral.join(alone=True), or join --script --alone, goes on without"
 _TAKING_PART = ("training", "waiting", "looking")
-_ILL = ("attention", "stalled", "gone", "frozen", "behind", "out")  # first words of sentences: it takes no part
+MOODS: Mapping[str, Literal["ok", "warn", "bad"]] = {  # of first words of sentences; bad: it takes no part
+    **dict.fromkeys(("healthy", "done"), "ok"),
+    **dict.fromkeys(("late", "shrunk", "alone", "looking", "waiting"), "warn"),
+    **dict.fromkeys(("attention", "stalled", "gone", "frozen", "behind", "out"), "bad"),
+}
 _LATE_SHARE = 0.5  # below this share of recent rounds a volunteer should look at the link
 
 
@@ -61,7 +65,7 @@ def as_seen(status: Status, now: float, monotonic: float) -> Status:
 
 def is_well(status: Status) -> bool:
     """Tell whether the peer takes part, or rests because somebody wished it, by its sentence."""
-    return status.health.partition(":")[0] not in _ILL
+    return MOODS.get(status.health.partition(":")[0]) != "bad"
 
 
 def lost_sentence(status: Status, now: float) -> str:

@@ -50,6 +50,7 @@ class Quantity:
     gauge: str = ""  # its name in Prometheus, behind ``decentral_peer_``; empty: it is none there
     counter: str = ""  # the same, of a number that only rises while the process lives
     tracker: str = ""  # its name in trackers, behind ``swarm/``; empty: it is not there
+    logged: bool = False  # by the field's name in the rows of ``metrics.jsonl``, one after each round
     of: Callable[[Status], float | None] | None = None  # how it is made of the status; None: it is the field itself
 
 
@@ -61,10 +62,11 @@ def _quantity(
     gauge: str = "",
     counter: str = "",
     tracker: str = "",
+    logged: bool = False,
     of: Callable[[Status], float | None] | None = None,
 ) -> T:
     """Declare a field that is a quantity, or of which one is made."""
-    return field(default=default, metadata={"quantity": Quantity(unit, meaning, gauge, counter, tracker, of)})
+    return field(default=default, metadata={"quantity": Quantity(unit, meaning, gauge, counter, tracker, logged, of)})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,14 +78,22 @@ class Status:
     run: str = ""  # name of the run
     run_id: str = ""  # hex digest of the manifest
     algorithm: str = ""
-    round: int = _quantity(0, "count", "Outer steps made.", gauge="round", tracker="round")  # it numbers the model
+    round: int = _quantity(
+        0, "count", "Outer steps made.", gauge="round", tracker="round", logged=True
+    )  # it numbers the model
     rounds: int | None = None  # rounds the run has; None: no end
     epoch: int = 0
     inner_steps: int = _quantity(
         0, "count", "Inner steps of this peer, over all its lives.", gauge="inner_steps", tracker="inner_steps"
     )
     members: tuple[Mapping[str, Any], ...] = _quantity(  # peer, state, round, path... of everyone in the epoch
-        (), "count", "Members of the epoch.", gauge="members", tracker="members", of=lambda at: len(at.members)
+        (),
+        "count",
+        "Members of the epoch.",
+        gauge="members",
+        tracker="members",
+        logged=True,
+        of=lambda at: len(at.members),
     )
     given_up: tuple[str, ...] = ()  # names of peers without whom the run went on although they were half of it or more
     waiting_for: tuple[str, ...] = ()  # names of the peers a blocked training loop waits for
@@ -114,6 +124,7 @@ class Status:
         "Seconds of a round in which the training thread copies parameters.",
         gauge="held_seconds",
         tracker="held_seconds",
+        logged=True,
     )
     checkpoint_held_seconds: float | None = _quantity(  # None before the first checkpoint
         None,
@@ -121,6 +132,7 @@ class Status:
         "Seconds in which it copies what a checkpoint holds.",
         gauge="checkpoint_held_seconds",
         tracker="checkpoint_held_seconds",
+        logged=True,
     )
     wanted_members: int = 0  # members, this one included, for whom training waits before it begins; 0: it does not
     gone: tuple[str, ...] = ()  # names of the other members that were here last, while nobody is
@@ -132,10 +144,15 @@ class Status:
         0, "count", "Those of them that carry this peer's update.", gauge="rounds_contributed"
     )
     bytes_sent: int = _quantity(
-        0, "bytes", "Bytes sent since the process began.", counter="sent_bytes", tracker="bytes_sent"
+        0, "bytes", "Bytes sent since the process began.", counter="sent_bytes", tracker="bytes_sent", logged=True
     )
     bytes_received: int = _quantity(
-        0, "bytes", "Bytes received since the process began.", counter="received_bytes", tracker="bytes_received"
+        0,
+        "bytes",
+        "Bytes received since the process began.",
+        counter="received_bytes",
+        tracker="bytes_received",
+        logged=True,
     )
     bytes_measuring: int = _quantity(0, "bytes")  # sent to peers that measured this line; in none of the other counts
     bytes_per_round: float = _quantity(0.0, "bytes", tracker="bytes_per_round")  # sent, mean of the recent rounds

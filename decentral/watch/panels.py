@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from decentral.dashboard.view import View, is_pair
-from decentral.observe.health import in_time
+from decentral.observe.health import MOODS, in_time
 from decentral.observe.status import ENDED, WATCH_ROWS
 from decentral.watch.cells import (
     NOT_KNOWN,
@@ -32,15 +32,11 @@ from decentral.watch.cells import (
 #
 # The run and the peer, and the sentence of health.
 
-_STYLE_OF_WORD = {
-    **dict.fromkeys(("healthy", "done"), "green"),
-    **dict.fromkeys(("attention", "gone", "stalled", "frozen", "behind", "out", "nothing"), "bold red"),
-    **dict.fromkeys(("late", "shrunk", "alone", "looking", "waiting"), "yellow"),
-}
+_STYLE_OF_MOOD = {"ok": "green", "warn": "yellow", "bad": "bold red", "": "cyan"}
 
 
 def title(now: View, width: int, *, folder: str = "", at: int = 0, of: int = 1) -> Text:
-    """Run and algorithm; on the right which of several folders is shown. ``at`` counts from 0."""
+    """Return run and algorithm; on the right which of several folders is shown. ``at`` counts from 0."""
     which = f" {shown(folder)}, {at + 1} of {of} " if of > 1 else " "
     run = now.get("run") or {}
     name = shown(run.get("name") or "decentral")
@@ -62,7 +58,8 @@ def health(now: View, width: int, rows: int) -> Text:
     word = shown(now.get("word", ""))
     text = Text("\n".join(f" {line}" for line in wrap(shown(now.get("health", "")), width - 2, rows)), no_wrap=True)
     if text.plain.startswith(f" {word}:"):
-        text.stylize(_STYLE_OF_WORD.get(word, "cyan"), 1, len(word) + 2)
+        mood = "bad" if word == "nothing" else MOODS.get(word, "")
+        text.stylize(_STYLE_OF_MOOD[mood], 1, len(word) + 2)
     return text
 
 

@@ -3,12 +3,11 @@
 import { byId, el, fill, meter, setText } from "./dom.js";
 import { bytes, bits, count, inUnit, number, rate, span, NOT_KNOWN } from "./format.js";
 
-const MOOD = { healthy: "ok", done: "ok", attention: "bad", gone: "bad", stalled: "bad", frozen: "bad", behind: "bad", out: "bad", late: "warn", shrunk: "warn", alone: "warn", looking: "warn", waiting: "warn" };
 const APART = { frozen: "frozen", behind: "behind the others", out: "left out of the run" };
 
 export function showHealth(now) {
   const section = byId("health");
-  section.dataset.is = MOOD[now.word] ?? "";
+  section.dataset.is = now.mood ?? "";
   setText(byId("health-word"), now.word);
   setText(byId("health-text"), sentence(now));
   const notices = now.me?.notices ?? [];
