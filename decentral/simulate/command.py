@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -68,6 +69,7 @@ def simulate_command(
     $ decentral simulate run.toml --peers 8 --link 20mbit --step-time 0.4s
     $ decentral simulate run.toml --peers 256 --by rounds
     """
+    _check_installed()
     from decentral.manifest import check_methods, load_manifest
     from decentral.simulate.by_rounds.forecast import is_by_rounds
     from decentral.simulate.simulation import forecast
@@ -99,6 +101,12 @@ def simulate_command(
         _print_forecast(found, profile, peers)
     if found.get("problems"):
         raise click.exceptions.Exit(1)
+
+
+def _check_installed() -> None:
+    """Raise UsageError where the package of the extra is missing."""
+    if importlib.util.find_spec("trio") is None:
+        raise UsageError("simulated swarms need trio; pip install 'decentral[simulate]'")
 
 
 def _fewer(found: dict[str, object]) -> str:

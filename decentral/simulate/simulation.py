@@ -17,13 +17,13 @@ from decentral.consensus.chain import contributions
 from decentral.errors import ConfigError
 from decentral.manifest import Manifest
 from decentral.simulate import lessons
-from decentral.simulate.backend import run_in_virtual_time
 from decentral.simulate.by_rounds.forecast import check_by_rounds, forecast_by_rounds
 from decentral.simulate.checker import check
 from decentral.simulate.lessons import LessonName, stand_in_for
 from decentral.simulate.scenario import Scenario, on_lines, profile_named
 from decentral.simulate.trace import Entry, Trace, Verdict
 from decentral.simulate.troubles import Afflict, Troubles
+from decentral.simulate.virtual_time import run_in_virtual_time
 from decentral.simulate.world import Progress, World, in_memory_folder
 from decentral.tasks.sizing import LanguageModelConfig, parameters_of
 from decentral.tensors.threads import on_threads

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Protocol, cast
+from typing import Protocol
 
 import anyio
 
-from decentral.simulate.loop import Loop, Scope
 from decentral.simulate.process import Host
 from decentral.simulate.scenario import Scenario
 from decentral.simulate.trace import Trace
+from decentral.simulate.virtual_time import suspended
 
 SUSPENDED = 0.5  # of the machines that sleep; the processes of the others only lose the network
 EVERY = 0.5  # s of virtual time between looks at how far the swarm is
@@ -161,12 +161,11 @@ class Troubles:
         assert process is not None
         host.note("suspended", seconds=round(seconds, 1))
         self.world.isolate(host)
-        scope = cast(Scope, process.scope)  # anyio's is this loop's own
-        Loop.current.suspend(scope)
+        assert host.task is not None
         try:
-            await anyio.sleep(seconds)
+            with suspended(host.task):
+                await anyio.sleep(seconds)
         finally:
-            Loop.current.wake(scope)
             self.world.rejoin(host)
 
     async def _divide(self) -> None:

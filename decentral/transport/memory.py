@@ -1,6 +1,6 @@
 """A network inside one event loop: the laws of every transport, with delay, rate, cuts and deaths at will.
 
-Nothing crosses a wire. On anyio only, so it runs under virtual time (`decentral.simulate.backend`), trio and asyncio.
+Nothing crosses a wire. On anyio only, so it runs on asyncio and trio, and under virtual time.
 The order of events depends on nothing but the calls made, and a seeded ``jitter`` keeps it so.
 """
 

@@ -7,7 +7,7 @@ import pytest
 
 from decentral.errors import ConfigError, TransportError
 from decentral.flow.budget import PIECE, Answers, Budget, Limits
-from decentral.simulate.backend import run_in_virtual_time
+from decentral.simulate.virtual_time import run_in_virtual_time
 
 ONE, OTHER = b"1" * 32, b"2" * 32
 

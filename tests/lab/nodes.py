@@ -20,7 +20,7 @@ from decentral.parameters import Schema, schema_of
 from decentral.replica.contribution import Contribution
 from decentral.rounds.gossip import Gossip, Swapped
 from decentral.rounds.local_state import CommittedUpdate, Ledger
-from decentral.simulate.backend import run_in_virtual_time
+from decentral.simulate.virtual_time import run_in_virtual_time
 from decentral.transport.memory import MemoryNetwork
 from decentral.wire.frames import FrameKind
 from decentral.wire.keys import Signer
@@ -75,6 +75,7 @@ class Member:
             offload=inline,
         )
         self.scope = anyio.CancelScope()
+        self.task: int | None = None  # id of the one in which it lives
         self.steps = 0
         self.idle = False
         self.pull = 0.3
@@ -91,6 +92,7 @@ class Member:
             self.digests[update.record.round] = self.node.replica.digest.hex()
 
     async def live(self) -> None:
+        self.task = anyio.get_current_task().id
         try:
             with self.scope:
                 async with self.transport, anyio.create_task_group() as group:

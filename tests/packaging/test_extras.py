@@ -47,6 +47,12 @@ def test_a_peer_that_trains_installs_no_library_for_figures() -> None:
     assert set(extras["figures"]) <= set(extras["dev"]) & set(extras["lab"])
 
 
+def test_a_peer_that_trains_installs_no_trio() -> None:
+    extras = PROJECT["optional-dependencies"]
+    assert not any("trio" in one for one in PROJECT["dependencies"])
+    assert set(extras["simulate"]) <= set(extras["dev"])
+
+
 def test_the_view_in_a_terminal_comes_with_its_extra_and_is_tested_by_whoever_develops() -> None:
     extras = PROJECT["optional-dependencies"]
     assert not any("textual" in one for one in PROJECT["dependencies"])

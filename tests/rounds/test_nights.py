@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import cast
+from contextlib import ExitStack, contextmanager
 
 import anyio
 import pytest
 
-from decentral.simulate.loop import Loop, Scope
+from decentral.simulate.virtual_time import suspended
 from tests.lab.nodes import small_terms, tiny_model
 
 NIGHT = 100.0  # s, of a run that gives up who is silent for 6
@@ -19,13 +18,12 @@ def asleep(lab, *sleepers):
     """Their processes stand still, and nobody reaches them."""
     others = [member for member in lab.members if member not in sleepers]
     lab.cut(sleepers, others)
-    for member in sleepers:
-        Loop.current.suspend(cast(Scope, member.scope))
     try:
-        yield
+        with ExitStack() as stack:
+            for member in sleepers:
+                stack.enter_context(suspended(member.task))
+            yield
     finally:
-        for member in sleepers:
-            Loop.current.wake(cast(Scope, member.scope))
         lab.heal(sleepers, others)
 
 

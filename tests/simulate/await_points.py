@@ -18,8 +18,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
 import anyio
+from trio.abc import Instrument
+from trio.lowlevel import Task, add_instrument, remove_instrument
 
-from decentral.simulate.loop import Loop, Task
 from decentral.simulate.scenario import LIMITS, PROFILES, Scenario, toy_manifest
 from decentral.simulate.simulation import simulate
 from decentral.simulate.troubles import Afflicted
@@ -52,7 +53,7 @@ class Point:
 
 
 @dataclass(eq=False)
-class CrashAt:
+class CrashAt(Instrument):
     """What befalls the swarm: one crash, at one point, in the second round after it has begun."""
 
     world: Afflicted
@@ -65,7 +66,7 @@ class CrashAt:
         """See Trouble."""
         self.first = self.world.furthest + 1
         self.host = self.world.hosts[self.point.host]
-        Loop.current.before_step = self.before_step
+        add_instrument(self)
         try:
             while not self.struck:
                 await anyio.sleep(0.1)
@@ -73,9 +74,9 @@ class CrashAt:
             await anyio.sleep(self.point.away)
             self.world.start(self.host)
         finally:
-            Loop.current.before_step = None
+            remove_instrument(self)
 
-    def before_step(self, task: Task) -> None:
+    def before_task_step(self, task: Task) -> None:
         """Called before every step of any task."""
         if self.struck or self.world.furthest != self.first or not self._is_its_own(task):
             return
@@ -86,8 +87,8 @@ class CrashAt:
 
     def _is_its_own(self, task: Task) -> bool:
         if task not in self.owners:
-            parent = None if task.group is None else task.group.host
-            self.owners[task] = task.id == self.host.task or (parent is not None and self._is_its_own(parent))
+            parent = None if task.parent_nursery is None else task.parent_nursery.parent_task
+            self.owners[task] = id(task) == self.host.task or (parent is not None and self._is_its_own(parent))
         return self.owners[task]
 
 

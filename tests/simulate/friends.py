@@ -15,15 +15,14 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import cast
 
 import anyio
 
-from decentral.simulate.loop import Loop, Scope
 from decentral.simulate.process import Host
 from decentral.simulate.scenario import KINDS, LIMITS, PROFILES, Scenario, toy_manifest
 from decentral.simulate.simulation import simulate
 from decentral.simulate.troubles import Afflicted
+from decentral.simulate.virtual_time import suspended
 
 LEASE, SHRINK_AFTER = 2.0, 8.0
 NIGHT = (8 * SHRINK_AFTER, 12 * SHRINK_AFTER)  # s
@@ -75,13 +74,8 @@ async def sleep(world: Afflicted, generator: random.Random, away: tuple[float, f
 def standing_still(world: Afflicted, host: Host) -> Iterator[None]:
     """Of a suspended machine nobody hears, and its process knows nothing of the time."""
     assert host.process is not None
-    scope = cast(Scope, host.process.scope)
-    with off_the_network(world, host):
-        Loop.current.suspend(scope)
-        try:
-            yield
-        finally:
-            Loop.current.wake(scope)
+    with off_the_network(world, host), suspended(host.task):
+        yield
 
 
 @contextmanager

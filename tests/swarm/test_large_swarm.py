@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import anyio
 
-from decentral.simulate.backend import run_in_virtual_time
+from decentral.simulate.virtual_time import run_in_virtual_time
 from decentral.swarm.directory import Directory
 from decentral.transport.memory import MemoryNetwork
 from decentral.wire.keys import Signer

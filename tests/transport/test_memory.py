@@ -11,7 +11,7 @@ import trio
 import trio.testing
 
 from decentral.errors import PayloadError, PeerUnreachable, StreamClosed, TransportError
-from decentral.simulate.backend import run_in_virtual_time
+from decentral.simulate.virtual_time import run_in_virtual_time
 from decentral.transport.memory import MemoryNetwork, Weight
 from decentral.transport.requests import notify, request, serve_requests
 from decentral.wire.keys import Signer

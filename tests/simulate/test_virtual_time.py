@@ -1,4 +1,4 @@
-"""The loop of simulations beside trio: the same steps at the same times in the same order, whatever a program does."""
+"""Virtual time: the same steps at the same times in the same order, whatever a program does, and sleeping machines."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ import anyio.lowlevel
 import pytest
 import trio._core._run as scheduler
 
-import decentral.simulate.simulation as simulation
-from decentral.simulate.backend import run_in_virtual_time
-from decentral.simulate.scenario import drawn
-from tests.simulate.under_trio import run_under_trio
+from decentral.simulate.virtual_time import run_in_virtual_time, suspended
 
 
 class Program:
@@ -110,27 +107,47 @@ class Program:
         await self.task(depth, task_status=task_status)
 
 
-@pytest.mark.parametrize("seeds", [range(start, start + 100) for start in range(0, 500, 100)])
-def test_a_program_makes_the_steps_that_it_makes_under_trio(seeds):
-    for seed in seeds:
-        assert outcome(run_in_virtual_time, seed) == outcome(run_under_trio, seed), seed
+def test_a_program_makes_the_same_steps_in_every_run_of_a_seed():
+    for seed in range(100):
+        assert outcome(seed) == outcome(seed), seed
+    assert len({str(outcome(seed)) for seed in range(10)}) == 10
 
 
-def outcome(run, seed):
+def outcome(seed):
     """What its tasks logged, and the kind of error that it ended with."""
     program = Program(seed)
     try:
-        run(program.main, seed)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is the same on both
+        run_in_virtual_time(program.main, seed)
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is the same each time
         return program.log, type(error).__name__
     return program.log, None
 
 
-@pytest.mark.parametrize("seed", [3, 5])
-def test_a_swarm_leaves_the_trace_that_it_leaves_under_trio(seed, monkeypatch):
-    ours = simulation.simulate(drawn(seed, 6)).trace.hash
-    monkeypatch.setattr(simulation, "run_in_virtual_time", run_under_trio)
-    assert simulation.simulate(drawn(seed, 6)).trace.hash == ours
+def test_a_process_that_is_suspended_makes_no_step_and_then_does_what_came_due():
+    steps = []
+
+    async def process():
+        for _ in range(4):
+            await anyio.sleep(1)
+            steps.append(anyio.current_time())
+
+    async def life():
+        roots.append(anyio.get_current_task().id)
+        async with anyio.create_task_group() as group:
+            group.start_soon(process)
+
+    async def main():
+        async with anyio.create_task_group() as group:
+            group.start_soon(life)
+            await anyio.sleep(1.5)
+            with suspended(roots[0]):
+                await anyio.sleep(10)
+                assert steps == [1.0]
+            await anyio.sleep(5)
+
+    roots = []
+    run_in_virtual_time(main, 0)
+    assert steps == [1.0, 11.5, 12.5, 13.5]
 
 
 def test_a_run_in_which_every_task_waits_for_ever_ends_with_an_error():
@@ -159,14 +176,18 @@ def test_a_second_simulation_inside_of_one_is_refused():
     async def nested():
         run_in_virtual_time(in_an_hour, 0)
 
-    with pytest.raises(RuntimeError, match="one after the other"):
+    with pytest.raises(RuntimeError, match="inside a run"):
         run_in_virtual_time(nested, 0)
 
 
-def test_the_names_that_virtual_time_and_its_tests_stand_on_are_there():
+def test_the_names_of_trio_that_virtual_time_stands_on_are_there():
     assert version("trio").startswith("0.35."), (
-        "look at tests/simulate/under_trio.py and this file before another trio is allowed"
+        "look at decentral/simulate/virtual_time.py before another one is allowed"
     )
     assert scheduler._ALLOW_DETERMINISTIC_SCHEDULING in (False, True)  # Hypothesis sets it, too
     assert hasattr(scheduler._r, "random")
-    assert "trio" in anyio._core._eventloop.loaded_backends
+
+    async def queue():
+        return scheduler.GLOBAL_RUN_CONTEXT.runner.runq
+
+    assert list(run_in_virtual_time(queue, 0)) == []

@@ -1,0 +1,114 @@
+"""Virtual time: hours of timeouts in seconds, and the same interleaving for the same seed, in every process.
+
+It is trio that runs, by a clock that jumps to the next deadline once no task can run. Names of its scheduler that are
+not public: the switch for simulations with the generator behind its shuffles, which Hypothesis sets, too, and the queue
+out of which tasks of a machine that sleeps are taken. A test holds them.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import trio
+import trio._core._run as scheduler
+from trio.abc import Clock, Instrument
+from trio.lowlevel import Task, add_instrument, remove_instrument
+
+__all__ = ["run_in_virtual_time", "suspended"]
+
+T = TypeVar("T")
+PATIENCE = 1000  # looks with nothing due: trio has to hear of what it says to itself through a socket
+
+
+class VirtualClock(Clock):
+    """A clock that stands while a task can run; trio's own ``MockClock`` would wait for ever where nothing is due."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.scope = trio.CancelScope()  # of all that runs by it
+        self._looks = 0  # with nothing due
+
+    def start_clock(self) -> None:
+        """Begin at 0."""
+
+    def current_time(self) -> float:
+        """Return the seconds of virtual time."""
+        return self.now
+
+    def deadline_to_sleep_time(self, deadline: float) -> float:
+        """Jump to the deadline: trio asks when no task can run."""
+        if deadline < math.inf:
+            self.now += max(0.0, deadline - self.now)
+            self._looks = 0
+        else:
+            self._looks += 1
+            if self._looks > PATIENCE:
+                self.scope.cancel()
+        return 0.0
+
+
+def run_in_virtual_time(main: Callable[[], Awaitable[T]], seed: int) -> T:
+    """Run ``main()`` under virtual time; equal seeds give equal interleavings."""
+    clock = VirtualClock()
+
+    async def run() -> T:
+        with clock.scope:
+            return await main()
+        raise RuntimeError("every task waits, and nothing is due: this run would never end")
+
+    names: Any = scheduler  # Any: not public
+    before = names._ALLOW_DETERMINISTIC_SCHEDULING, names._r
+    names._ALLOW_DETERMINISTIC_SCHEDULING, names._r = True, random.Random(seed)
+    try:
+        return trio.run(run, clock=clock)
+    finally:
+        names._ALLOW_DETERMINISTIC_SCHEDULING, names._r = before
+
+
+# ---- machines that sleep ----
+
+
+class _Sleep(Instrument):
+    """Puts tasks aside that could run, where they are of a process that stands still."""
+
+    def __init__(self, root: int) -> None:
+        names: Any = scheduler  # Any: not public
+        self._root, self._queue, self._aside = root, names.GLOBAL_RUN_CONTEXT.runner.runq, list[Task]()
+
+    def begin(self) -> None:
+        """Put aside what could run by now."""
+        self._aside = [task for task in self._queue if self._is_its_own(task)]
+        for task in self._aside:
+            self._queue.remove(task)
+
+    def end(self) -> None:
+        """Let all go on: what came due meanwhile is done now."""
+        self._queue.extend(self._aside)
+
+    def task_scheduled(self, task: Task) -> None:
+        """Put it aside, the last of the queue."""
+        if self._is_its_own(task):
+            self._queue.remove(task)
+            self._aside.append(task)
+
+    def _is_its_own(self, task: Task | None) -> bool:
+        while task is not None and id(task) != self._root:
+            task = None if task.parent_nursery is None else task.parent_nursery.parent_task
+        return task is not None
+
+
+@contextmanager
+def suspended(root: int) -> Iterator[None]:
+    """Let no task below the one of this id, as anyio has it, make a step in the block, as on a machine that sleeps."""
+    sleep = _Sleep(root)
+    sleep.begin()
+    add_instrument(sleep)
+    try:
+        yield
+    finally:
+        remove_instrument(sleep)
+        sleep.end()
