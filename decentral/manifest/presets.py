@@ -435,12 +435,12 @@ class Justified:
 
     @property
     def is_thin(self) -> bool:
-        """Whether our own table is of too few seeds to tell methods apart."""
+        """True where our own table is of too few seeds to tell methods apart."""
         return self.seeds < ENOUGH_SEEDS
 
     @property
     def evidence(self) -> str:
-        """What stands behind it, thin or not."""
+        """Say what stands behind it, thin or not."""
         seeds = f"{self.seeds} seed{'s' if self.seeds > 1 else ''}"
         thin = f", which is thin, as {ENOUGH_SEEDS} would be needed" if self.is_thin else ""
         return f"{self.published}; {self.table}: {seeds}{thin}"
@@ -499,7 +499,7 @@ def faster(one: Class) -> list[str]:
 
 
 def justified(preset: str) -> Justified | None:
-    """What is known of a preset; None where nothing is written down."""
+    """Return what is known of a preset; None where nothing is written down."""
     found = _document()["preset"].get(preset)
     return None if found is None else Justified(**found)
 

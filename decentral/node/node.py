@@ -19,8 +19,8 @@ from decentral.compressors import parse_compressor
 from decentral.consensus.chain import VOTING, Head, Voting
 from decentral.consensus.paxos import Acceptor
 from decentral.consensus.round_state import RoundTerms, RunClock
-from decentral.dissemination.broadcast import UNKNOWN_RATE, Line, Lines
-from decentral.dissemination.reduce import USUAL_GRAIN, Grain, alike, partition, shares
+from decentral.dissemination.broadcast import UNKNOWN_RATE, Line, Lines, even_out
+from decentral.dissemination.reduce import USUAL_GRAIN, Grain, partition, shares
 from decentral.errors import (
     ConfigError,
     ManifestMismatch,
@@ -85,7 +85,7 @@ class Start:
 
 
 class Node:
-    """One peer. ``run`` it in a task; ``ready`` is set once its chain has a head and training may begin."""
+    """A peer's node. ``run`` it in a task; ``ready`` is set once its chain has a head and training may begin."""
 
     def __init__(
         self,
@@ -202,7 +202,7 @@ class Node:
                 await self._join()
             await group.start(self.driver.run)
             group.start_soon(self.catch_up.run)
-            group.start_soon(self.catch_up.remember)
+            group.start_soon(self.catch_up.memory.run)
             group.start_soon(self.paths.watch)
             group.start_soon(self._announce_forever)
             if self.daily_upload is not None:
@@ -367,7 +367,7 @@ def largest_offer(replica: Replica, gossips: bool, fragments: int, tails: int = 
 def make_terms(
     manifest: Manifest, replica: Replica, uplinks: Uplinks, grain: Grain, clock: RunClock, voting: Voting
 ) -> RoundTerms:
-    """What the round machine needs of the manifest and of the links."""
+    """Return what the round machine needs of the manifest and of the links."""
 
     def ranges(fragment: int, owners: tuple[PeerId, ...]) -> tuple[tuple[PeerId, int, int], ...]:
         return partition(replica.numel(fragment), owners, shares(uplinks.for_owners(owners)), grain)
@@ -408,7 +408,7 @@ LEAST = 0.1  # of the usual uplink: nobody is waited for as long as who says tha
 
 @dataclass(slots=True)
 class Uplinks:
-    """Of the members of one run; ``reduces``: whether its rounds are reduces."""
+    """The uplinks of the members of a run; ``reduces``: whether its rounds are reduces."""
 
     directory: Directory
     reduces: bool
@@ -420,13 +420,13 @@ class Uplinks:
     _lines: Lines | None = None
 
     def lines_of(self, peers: Sequence[PeerId]) -> list[Line]:
-        """What each says it was seen to send; private peers, whom not all can reach, pass nothing on."""
+        """Return the line that each says it was seen to have; private peers, which not all reach, pass nothing on."""
         live, own = self.directory.live(), self.directory.own.draft()
         leases = [own if peer == own.peer else live.get(peer) for peer in peers]
         known = {lease.peer: lease.uplink / 8 for lease in leases if lease is not None and lease.uplink}
         others = [rate for peer, rate in known.items() if peer != own.peer]  # the own line says nothing of theirs
         usual = fmean(others or known.values() or [UNKNOWN_RATE])
-        rates = alike([lease.uplink / 8 if lease is not None and lease.uplink else usual for lease in leases])
+        rates = even_out([lease.uplink / 8 if lease is not None and lease.uplink else usual for lease in leases])
         private = [lease is not None and bool(lease.state & PRIVATE) for lease in leases]
         return [Line(rate, passes_on=not hidden) for rate, hidden in zip(rates, private, strict=True)]
 
@@ -448,7 +448,7 @@ class Uplinks:
         return [rate if line.passes_on or nobody else 0.0 for rate, line in zip(capped, lines, strict=True)]
 
     def takes(self, nbytes: int, peer: PeerId, members: Sequence[PeerId]) -> float | None:
-        """See Takes. Of a reduce, slices and results are about two bodies."""
+        """Estimate the seconds, as `Takes` asks for. In a reduce, slices and results are about two bodies."""
         lines = self._waited_for(tuple(members))
         me = self._places.get(peer)
         if lines is None or me is None:
