@@ -23,8 +23,7 @@ import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError, NonFiniteError
-from decentral.tensors.lazy import Lazy
-from decentral.tensors.memory import fresh, fresh_zeros
+from decentral.tensors.memory import Lazy, fresh, fresh_zeros
 from decentral.tensors.ops import divide, float32, is_finite, lie_alike, minus_quotient
 from decentral.tensors.threads import lumps, spread
 

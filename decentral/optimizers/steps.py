@@ -13,7 +13,7 @@ from torch import Tensor
 from decentral.compressors.random import below, hash32
 from decentral.errors import ConfigError
 from decentral.optimizers.mean import LazyMean
-from decentral.tensors.lazy import Lazy
+from decentral.tensors.memory import Lazy
 from decentral.tensors.ops import carried, difference, minus_times, with_momentum
 
 __all__ = [

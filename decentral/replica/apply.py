@@ -23,8 +23,7 @@ from decentral.replica.contents import FrameContents, Senders
 from decentral.replica.measures import Measure, Sample
 from decentral.replica.reduction import results_of
 from decentral.replica.weights import Unusable, called, outside_of, row_of, scales_of
-from decentral.tensors.lazy import values_of
-from decentral.tensors.memory import fresh_zeros
+from decentral.tensors.memory import fresh_zeros, values_of
 from decentral.tensors.ops import float32, is_finite
 from decentral.wire.frames import Frame
 from decentral.wire.keys import PeerId

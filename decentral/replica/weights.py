@@ -19,7 +19,7 @@ from decentral.optimizers import Aggregation, Contributor, OuterMethod
 from decentral.optimizers.aggregation.base import Sent
 from decentral.optimizers.base import MAX_SUMMARY_NBYTES, Layout, Part, State, numel_of
 from decentral.optimizers.mean import contribution_weights
-from decentral.tensors.lazy import values_of
+from decentral.tensors.memory import values_of
 from decentral.tensors.ops import float32, is_finite
 from decentral.wire.messages import FrameRef
 
