@@ -64,7 +64,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """One vector of a contribution. The first channel of a method is a flow unless it is a replica; others are states.
+    """A vector of a contribution. The first channel of a method is a flow unless it is a replica; others are states.
 
     Of a flow, what compression loses is owed and sent later (error feedback), and a norm clip shortens it. A state is
     sent whole again next time, so that nothing of it is owed. A replica is a state of a pair: parameters, which both
@@ -82,12 +82,12 @@ class Channel:
             raise ConfigError(f"channel {self.name}: every = {self.every}; want 1 or more outer steps")
 
     def is_due(self, step: int) -> bool:
-        """Whether it is sent in outer step ``step`` of a fragment, counted from 0."""
+        """Return whether it is sent in outer step ``step`` of a fragment, counted from 0."""
         return (step + 1) % self.every == 0
 
 
 def compressor_beside(channels: Sequence[Channel]) -> str | None:
-    """What compresses the channels beside the first; None: the run's compressor.
+    """Return the compressor of the channels beside the first; None: the run's compressor.
 
     ConfigError unless it is the same for all of them: a frame says how many channels it has, and not which.
     """
@@ -114,7 +114,7 @@ PROPOSED = Channel("proposed", combine="each", is_replica=True)
 
 @dataclass(frozen=True, slots=True)
 class Contributor:
-    """One peer whose contribution a record names."""
+    """A peer whose contribution a record names."""
 
     peer: bytes
     tokens: int = 0  # behind it, as the peer says
@@ -127,7 +127,7 @@ class Contributor:
 
 @dataclass(frozen=True, slots=True)
 class RoundInfo:
-    """One outer step of one fragment."""
+    """An outer step of one fragment."""
 
     step: int = 0  # of this fragment, counted from 0
     contributors: tuple[Contributor, ...] = ()  # by peer id; none where a peer of a pair steps alone
@@ -156,7 +156,7 @@ def numel_of(layout: Layout) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Derivative:
-    """Of the loss along one random direction, over all fragments: see `decentral.optimizers.just_one_byte`."""
+    """A derivative of the loss along a random direction of all fragments: see `decentral.optimizers.just_one_byte`."""
 
     seed: int
     number: int
@@ -177,7 +177,7 @@ class InnerOptimizer(Protocol):
         ...
 
     def read_gradient(self, fragment: int) -> Tensor | None:
-        """What the next inner step goes by (N,), a copy, zero where there is none; None where no gradient is shown."""
+        """Return a copy of the next inner step's gradient (N,), zero where there is none; None where none is shown."""
         ...
 
     def add_to_gradient(self, fragment: int, added_N: Tensor) -> None:
@@ -186,12 +186,12 @@ class InnerOptimizer(Protocol):
 
     @property
     def derivatives(self) -> Sequence[Derivative] | None:
-        """Those that the last inner step went by; None where inner steps go by gradients."""
+        """The derivatives that the last inner step went by; None where inner steps go by gradients."""
         ...
 
 
 class Live(InnerOptimizer, Protocol):
-    """One peer that trains."""
+    """A peer that trains."""
 
     @property
     def peer(self) -> bytes:
@@ -273,7 +273,9 @@ def keys_of(method: OuterMethod) -> dict[str, Any]:  # Any: as key
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """What ``decentral init --preset`` writes into a manifest: everything that a paper puts around its method."""
+    """The terms that ``decentral init --preset`` writes into a manifest: everything that a paper puts around its
+    method.
+    """
 
     hyper: Mapping[str, Any] = field(default_factory=dict)  # keys of [outer] that are the method's own
     compressor: str  # canonical spelling
@@ -305,23 +307,23 @@ class Shared:
     __slots__ = ()
 
     def channels(self) -> tuple[Channel, ...]:
-        """The vectors of a contribution, at most 8."""
+        """Return the vectors of a contribution, at most 8."""
         return (CHANGE,)
 
     def init(self, anchor: Tensor) -> dict[str, Tensor]:
-        """The shared state of one fragment before the first step: flat float32, of any length that is known now."""
+        """Return the shared state of a fragment before the first step: flat float32, of any length known by now."""
         return {}
 
     def weights(self, contributors: Sequence[Contributor], given: Sequence[float], state: State) -> Sequence[float]:
-        """What each contributor counts, float32; ``given``: what [outer] weighting says. All zero, or one of them
-        no number from 0 on: nothing moves.
+        """Return the weight of each contributor, float32; ``given``: by [outer] weighting. Where all are zero, or one
+        of them is no number from 0 on, nothing moves.
         """
         return given
 
     def outer_step(
         self, anchor: Tensor, received: State, state: State, info: RoundInfo
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The next anchor and state. ``received``: by channel its mean (N,), or all that came (K, N); only what is due.
+        """Return the next anchor and state. ``received``: by channel that is due its mean (N,), or rows of all (K, N).
 
         Rows of all are in the order of ``info.contributors``, or in a pair this peer's own first, and alone where no
         partner came. With a reduce there are no rows: "gather" is then the exchange. Where the first channel is a
@@ -331,16 +333,16 @@ class Shared:
         raise NotImplementedError
 
     def nobody_counts(self, state: State, info: RoundInfo) -> State:
-        """The state after a round in which all weights were zero, and nothing moved."""
+        """Return the state after a round in which all weights were zero, and nothing moved."""
         return state
 
     def proposal(self, anchor: Tensor, change: Tensor, state: State) -> Tensor:
-        """Of a gossip method whose first channel is a replica: what is sent, from this peer's own change."""
+        """Return what a gossip method sends whose first channel is a replica, made of this peer's own change."""
         return change
 
 
 class Local:
-    """One peer's side: from its live parameters to what it sends, and from a commit to them, on the model's device.
+    """A peer's own side: from its live parameters to what it sends, and from a commit to them, on the model's device.
 
     Beside that, what happens around its inner steps, and what it keeps of them in ``live.own``.
     """
@@ -348,19 +350,19 @@ class Local:
     __slots__ = ()
 
     def contribute(self, anchor_N: Tensor, local_N: Tensor) -> Tensor:
-        """The first channel, from the anchor and the live parameters."""
+        """Return the first channel, from the anchor and the live parameters."""
         return progress(anchor_N, local_N)
 
     def states_sent(self, anchor_N: Tensor, live: Live, fragment: int) -> dict[str, Tensor]:
-        """The other channels by name, those that are due or more. A channel that is not there is sent as zeros."""
+        """Return the other channels by name, those due or more. A channel that is not there is sent as zeros."""
         return {}
 
     def merge(self, live_N: Tensor, sent_N: Tensor, anchor_N: Tensor) -> Tensor:
-        """The live parameters after a commit that names this peer's contribution; ``sent_N``: as they were then."""
+        """Return the live parameters after a commit of this peer's contribution; ``sent_N``: as it was taken."""
         return carry(live_N, sent_N, anchor_N)
 
     def meanwhile(self, live: Live, fragment: int, anchor_N: Tensor, local_N: Tensor) -> Tensor | None:
-        """Where training goes on while the contribution just taken is in flight; None: where it is.
+        """Return where training goes on while the contribution just taken is in flight; None: where it is.
 
         Not asked where a round is waited for. Once the round is decided what is learnt there is carried on as ever, and
         the way there taken out. What it notes in ``live.own`` is in the ``sent`` of `after_commit`.
@@ -376,14 +378,14 @@ class Local:
         return True
 
     def before_inner_step(self, live: Live, fragment: int) -> None:
-        """The gradients are made, and no parameter has moved yet."""
+        """Act once the gradients are made, before a parameter moves."""
 
     def after_inner_step(self, live: Live, fragment: int) -> None:
-        """The parameters have moved."""
+        """Act once the parameters have moved."""
 
     def after_commit(self, live: Live, fragment: int, state: State, sent: State | None, peers: Sequence[bytes]) -> None:
-        """A commit is in the live model; it took contributions of ``peers``, in the record's order: none in a pair,
-        nor where it is a branch that was adopted, as its records are not there.
+        """Act on a commit that is in the live model. It took contributions of ``peers``, in the record's order: none in
+        a pair, nor where it is a branch that was adopted, as its records are not there.
 
         The one place to change ``own`` because something was sent: a contribution may still be refused. ``sent``:
         ``own`` as it was when the contribution that the commit took was taken, and inner steps may have been made
@@ -391,7 +393,7 @@ class Local:
         """
 
     def progress_lost(self, live: Live, fragment: int) -> None:
-        """What inner steps did since the last commit that took some of it is given up, or counted by other means."""
+        """Drop what inner steps did since a commit last took some of it: it is given up, or counted otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,12 +424,12 @@ class Timing:
 
     @property
     def quorum(self) -> Quorum:
-        """Whom a round waits for."""
+        """The contributions that a round waits for."""
         return Quorum()
 
     def is_due(self, steps: int, seconds: float, most: int) -> bool:
-        """Whether to contribute, ``steps`` inner steps and ``seconds`` of training since the last time; ``most``: H, or
-        a fragment's share of it. True from some step on, and from ``most`` on at the latest.
+        """Return whether to contribute, ``steps`` inner steps and ``seconds`` of training since the last time;
+        ``most``: H, or a fragment's share of it. True from some step on, and from ``most`` on at the latest.
         """
         return steps >= most
 
@@ -439,7 +441,9 @@ class Timing:
         return ALL_DRAWN
 
     def meets(self, step: int) -> bool:
-        """Of a gossip method: whether pairs swap in outer step ``step`` of a fragment; else every peer steps alone."""
+        """Return whether pairs of a gossip method swap in outer step ``step`` of a fragment; else each peer steps
+        alone.
+        """
         return True
 
 
@@ -447,7 +451,7 @@ class Timing:
 
 
 class Summary:
-    """What a peer says of a contribution in at most 64 signed bytes, and what all who apply a record make of it.
+    """The 64 signed bytes, at most, that a peer says of a contribution, and their use by all who apply a record.
 
     Of a method that derives from `Speaking`; all others are silent.
     """
@@ -464,29 +468,31 @@ class Summary:
         return b""
 
     def outside(self, contributor: Contributor, layout: Layout) -> Sequence[Span]:
-        """Where in a fragment, as (start, stop), the first channel of this contributor counts nothing.
+        """Return where in a fragment, as (start, stop), the first channel of this contributor counts nothing.
 
         Of a method that ``divides``: the parts that it does not say to have trained.
         """
         return ()
 
     def rebuilt(self, told: Contributor, layout: Layout) -> Tensor:
-        """The change (N,) of a contributor, of a method that sends none: made of its summary alone, whatever that
-        holds. ``layout``: the tensors of the fragment. Frames of such a method are empty.
+        """Return the change (N,) of a contributor, of a method that sends none: made of its summary alone, whatever
+        that holds. ``layout``: the tensors of the fragment. Frames of such a method are empty.
         """
         raise NotImplementedError
 
     def state_weights(
         self, place: int, contributors: Sequence[Contributor], weights: Sequence[float], state: State
     ) -> Sequence[float]:
-        """What each counts in the mean of the vector ``place`` of those sent beside the change, counted from 0.
+        """Return the weight of each in the mean of the vector ``place`` of those sent beside the change, counted from
+        0.
 
         All zero: that mean is not received. ``weights``: what each counts in the mean of the changes.
         """
         return weights
 
     def told_loss(self, contributor: Contributor) -> float | None:
-        """The training loss that a contributor's summary tells, where the method's `says` puts ``live.loss`` there.
+        """Return the training loss that a contributor's summary tells, where the method's `says` puts ``live.loss``
+        there.
 
         None: it tells none. For people only: how far losses differ is shown, and the run does not depend on it.
         """
@@ -554,7 +560,7 @@ class OuterMethod(Shared, Local, Timing):
 
     @property
     def summary(self) -> Summary:
-        """What its peers say beside an offer."""
+        """The summary that its peers send beside an offer."""
         return SILENT
 
 

@@ -77,13 +77,13 @@ class CGAD(OuterMethod):
         }
 
     def weights(self, contributors: Sequence[Contributor], given: Sequence[float], state: State) -> Sequence[float]:
-        """What is given, scaled by age."""
+        """Scale what is given by age."""
         return [weight * self._share(one.age) for one, weight in zip(contributors, given, strict=True)]
 
     def outer_step(
         self, anchor: Tensor, received: State, state: State, info: RoundInfo
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """One step of Adam."""
+        """Make a step of Adam."""
         steps = int(state["steps"].item()) + 1
         first, second = 1.0 - power(self.beta1, steps), 1.0 - power(self.beta2, steps)
         with torch.no_grad():

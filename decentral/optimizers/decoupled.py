@@ -87,7 +87,7 @@ class DecoupledDiLoCo(OuterMethod):
     def outer_step(
         self, anchor: Tensor, received: State, state: State, info: RoundInfo
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """One Nesterov step along the merged change."""
+        """Make a Nesterov step along the merged change."""
         change, rows_KN = torch.empty_like(anchor), received["change"]
         with torch.no_grad():
             for name, place in ranges(info, anchor.numel()):
@@ -99,7 +99,7 @@ class DecoupledDiLoCo(OuterMethod):
 
 
 def radial_directional(rows_KN: Tensor, weights: Sequence[float]) -> Tensor:
-    """One tensor's mean direction at its mean length (N,); the weighted mean where directions cancel."""
+    """Return a tensor's mean direction at its mean length (N,); the weighted mean where directions cancel."""
     units, lengths = zip(*(direction(row_N) for row_N in rows_KN), strict=True)
     whole = math.fsum(weights)
     radius = math.fsum(weight * length for weight, length in zip(weights, lengths, strict=True)) / whole

@@ -72,7 +72,7 @@ class DelayedNesterov(OuterMethod):
     def outer_step(
         self, anchor: Tensor, received: State, state: State, info: RoundInfo
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """One commit."""
+        """Make a step, whose momentum waits for its turn."""
         change, n = received["change"], self.delay
         with torch.no_grad():
             momentum, waiting, share = state["momentum"], state["waiting"] + change, self.spread

@@ -56,13 +56,13 @@ class DiLoCo(OuterMethod):
             raise ConfigError(f"{self}: restart is outer steps from one to the next, 1 or more; 0 is never")
 
     def init(self, anchor: Tensor) -> dict[str, Tensor]:
-        """No momentum yet."""
+        """Return no momentum yet."""
         return {"momentum": torch.zeros_like(anchor)}
 
     def outer_step(
         self, anchor: Tensor, received: State, state: State, info: RoundInfo
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """One Nesterov step."""
+        """Make a Nesterov step."""
         lr = self.lr if self.lr is not None else outer_learning_rate(len(info.contributors))
         restarts = self.restart > 0 and info.step % self.restart == 0
         before = torch.zeros_like(anchor) if restarts else state["momentum"]

@@ -77,7 +77,7 @@ class Eager(OuterMethod):
         return anchor_N - (change_N + momentum_N * self.momentum) * (self.lr / float(own["peers"]))
 
     def after_commit(self, live: Live, fragment: int, state: State, sent: State | None, peers: Sequence[bytes]) -> None:
-        """What was sent, or nothing, enters the own momentum."""
+        """Let what was sent, or nothing, enter the own momentum."""
         own = live.own(fragment)
         own.pop("change", None)
         change_N = None if sent is None else sent.get("change")
@@ -89,13 +89,13 @@ class Eager(OuterMethod):
             own["peers"] = torch.tensor([len(peers)], dtype=torch.float32, device="cpu")
 
     def progress_lost(self, live: Live, fragment: int) -> None:
-        """What moved the anchor stays in the momentum: only what was not sent is lost."""
+        """Keep what moved the anchor in the momentum: only what was not sent is lost."""
         live.own(fragment).pop("change", None)
 
     def outer_step(
         self, anchor: Tensor, received: State, state: State, info: RoundInfo
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """One Nesterov step."""
+        """Make a Nesterov step."""
         after, momentum = nesterov(anchor, received["change"], state["momentum"], self.lr, self.momentum)
         return after, {"momentum": momentum}
 

@@ -186,7 +186,7 @@ class AEDiT(EDiT):
 
 
 def _norms_of(contributors: Sequence[Contributor]) -> list[float]:
-    """Of each: as measured, or by the part of it that was measured, or as it said where nobody can measure it."""
+    """Return the norm of each: as measured, or by the part that was, or as it said where nobody can measure it."""
     times = _whole_of_part(contributors)
     return [_norm_of(one, times) for one in contributors]
 
@@ -208,7 +208,7 @@ def _whole_of_part(contributors: Sequence[Contributor]) -> float:
 
 
 def _learnable(contributors: Sequence[Contributor]) -> list[float]:
-    """Of norms that nobody measured none beyond ``MOST`` times the lower median: saying is free, and it is kept."""
+    """Return the norms, those that nobody measured up to ``MOST`` times the lower median: saying is free."""
     norms = _norms_of(contributors)
     most = MOST * statistics.median_low(norms) if norms else 0.0
     pairs = zip(contributors, norms, strict=True)

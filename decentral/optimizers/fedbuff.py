@@ -57,7 +57,7 @@ class FedBuff(OuterMethod):
         return Quorum(self.wait_for, self.grace, self.staleness)
 
     def weights(self, contributors: Sequence[Contributor], given: Sequence[float], state: State) -> Sequence[float]:
-        """What is given, and less for who is late."""
+        """Return what is given, and less for a peer that is late."""
         return [weight * aged_share(one.age, self.discount) for one, weight in zip(contributors, given, strict=True)]
 
     def outer_step(

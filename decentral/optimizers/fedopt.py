@@ -69,7 +69,7 @@ class FedOpt(OuterMethod):
     def outer_step(
         self, anchor: Tensor, received: State, state: State, info: RoundInfo
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """One adaptive step."""
+        """Make an adaptive step."""
         with torch.no_grad():
             change = received["change"].clamp(-_LARGEST, _LARGEST)
             mean = state["mean"] * self.beta1 + change * (1 - self.beta1)

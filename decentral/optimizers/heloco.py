@@ -84,7 +84,7 @@ class HeLoCo(OuterMethod):
     def outer_step(
         self, anchor: Tensor, received: State, state: State, info: RoundInfo
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """One step along the mean of the corrected changes."""
+        """Make a step along the mean of the corrected changes."""
         change, rows_KN, before = torch.empty_like(anchor), received["change"], state["momentum"]
         whole = math.fsum(info.weights)
         told = zip(info.contributors, info.weights, strict=True)
@@ -97,7 +97,7 @@ class HeLoCo(OuterMethod):
             return anchor - (change + momentum * self.momentum) * self.lr, {"momentum": momentum}
 
     def _corrected(self, change_N: Tensor, before_N: Tensor) -> Tensor:
-        """One tensor of one change, with the momentum before it."""
+        """Correct a tensor of one change, with the momentum before it."""
         (own_N, length), (toward_N, momentum) = direction(change_N), direction(before_N)
         if not toward_N.any() or not own_N.any():
             return change_N

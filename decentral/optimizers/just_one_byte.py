@@ -116,7 +116,7 @@ class JustOneByte(Speaking):
             note(live.own(fragment), derivative)
 
     def says(self, live: Live, fragment: int, sent: Sequence[Tensor]) -> bytes:
-        """What no commit took yet: the newest, as many as inner steps count."""
+        """Say what no commit took yet: the newest, as many as inner steps count."""
         return noted(live.own(fragment)).newest(live.counted(fragment)).written()
 
     def after_commit(self, live: Live, fragment: int, state: State, sent: State | None, peers: Sequence[bytes]) -> None:
@@ -164,13 +164,13 @@ _HALF = (1 << 32) - 1
 
 @dataclass(frozen=True, slots=True)
 class Direction:
-    """One of 2**96."""
+    """A direction, of 2**96 that there are."""
 
     seed: int  # 64 bits
     number: int  # 32 bits
 
     def of(self, name: str, numel: int) -> Tensor:
-        """Of the tensor of this name, flat float32 (N,)."""
+        """Return the signs of the tensor of this name, flat float32 (N,)."""
         blocks = -(-numel // _BLOCK)
         counter_4B = np.empty((4, blocks), dtype=np.uint32)
         counter_4B[0] = np.arange(blocks, dtype=np.uint32)
@@ -180,7 +180,7 @@ class Direction:
         return torch.from_numpy(_signs(words_B4.tobytes(), numel))
 
     def over(self, layout: Layout) -> Tensor:
-        """Of a fragment's tensors in order, flat float32 (N,)."""
+        """Return the signs of a fragment's tensors in order, flat float32 (N,)."""
         return torch.cat([self.of(name, math.prod(shape)) for name, shape in layout.items()])
 
 
@@ -240,7 +240,7 @@ LARGEST_LEVEL: Final = _LEVELS[_LARGEST_MAGNITUDE]
 
 
 def level_of(byte: int) -> float:
-    """What a byte says: a float32 number."""
+    """Return the float32 number that a byte stands for."""
     return _LEVELS[byte]
 
 
@@ -313,7 +313,7 @@ def next_direction(own: Own, peer: bytes) -> tuple[int, int]:
 
 
 def note(own: Own, derivative: Derivative) -> None:
-    """One more, and only the newest ``MOST_DERIVATIVES``. Another seed, of another process, begins anew."""
+    """Note one more, and keep only the newest ``MOST_DERIVATIVES``. Another seed, of another process, begins anew."""
     before = own.get("levels", _NO_LEVELS)
     if "next" in own and own["next"].tolist() != [derivative.seed, derivative.number]:
         before = before[:0]

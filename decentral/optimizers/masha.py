@@ -94,7 +94,7 @@ class Masha(OuterMethod):
             return anchor - torch.where(moves, owed, zero) * self.lr, {"debt": torch.where(moves, zero, owed)}
 
     def _chosen(self, owed_N: Tensor, step: int) -> Tensor:
-        """What moves, bool (N,). Of equal sizes all: which of them come first is the machine's choice."""
+        """Return the places that move, bool (N,). Of equal sizes all: their order is the machine's choice."""
         if self.parts == 1 or not owed_N.numel():
             return torch.ones_like(owed_N, dtype=torch.bool)
         if self.choose == "random":

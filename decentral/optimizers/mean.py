@@ -23,8 +23,7 @@ import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError, NonFiniteError
-from decentral.tensors.lazy import Lazy
-from decentral.tensors.memory import fresh, fresh_zeros
+from decentral.tensors.memory import Lazy, fresh, fresh_zeros
 from decentral.tensors.ops import divide, float32, is_finite, lie_alike, minus_quotient
 from decentral.tensors.threads import lumps, spread
 
@@ -61,7 +60,7 @@ Part = Sequence[Span]
 
 
 def contribution_weights(weighting: str, tokens: Sequence[float]) -> list[float]:
-    """One weight per contributor, from the tokens behind each as a record names them: the same bits on every peer.
+    """Return a weight per contributor, from the tokens behind each as a record names them: the same bits on every peer.
 
     ``equal``: all 1. ``tokens``: tokens over their lower median, within [1/16, 4], rounded to float32; all 1 when the
     median is 0, for a training loop that tells no tokens. Of two the lower one is typical: a lie makes no weight of
@@ -238,7 +237,7 @@ def _opening(ordered: BandAdders, number: int) -> Callable[[], Opened]:
 
 
 class _Once:
-    """What is made when a thread first asks for it, and others wait for."""
+    """A thing that is made when a thread first asks for it, while others wait."""
 
     def __init__(self, make: Callable[[], Opened]) -> None:
         self._make, self._made, self._lock = make, list[tuple[Sequence[AddBand], float]](), threading.Lock()

@@ -60,7 +60,7 @@ class MuLoCo(OuterMethod):
     def outer_step(
         self, anchor: Tensor, received: State, state: State, info: RoundInfo
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """One Nesterov step."""
+        """Make a Nesterov step."""
         lr, momentum = outer_settings(len(info.contributors))
         lr = lr if self.lr is None else self.lr
         momentum = momentum if self.momentum is None else self.momentum

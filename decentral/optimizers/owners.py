@@ -60,7 +60,7 @@ def put_back(live: Live, fragment: int, others: Part) -> None:
 
 
 def _hold_back(live: Live, fragment: int, others: Part) -> None:
-    """What is not trained does not go ahead of what is learnt either, or its owner's gradients would see it move."""
+    """Keep what is not trained from going ahead of what is learnt, or its owner's gradients would see it move."""
     ahead_N = live.read_moment(_AHEAD, fragment)
     if ahead_N is not None:
         for start, stop in others:
@@ -69,7 +69,7 @@ def _hold_back(live: Live, fragment: int, others: Part) -> None:
 
 
 def is_still(sent_N: Tensor, part: Part) -> bool:
-    """Whether nothing moves in a part."""
+    """Return whether nothing moves in a part."""
     return not any(bool(sent_N[start:stop].any()) for start, stop in part)
 
 
@@ -192,7 +192,7 @@ _NAMED_PLACES = MAX_SUMMARY_NBYTES // _PLACE.size
 
 
 def owns(named: Sequence[Place], expert: int) -> bool:
-    """Whether one of these places has the expert."""
+    """Return whether one of these places has the expert."""
     return any(expert % count == place for place, count in named)
 
 

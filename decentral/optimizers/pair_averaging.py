@@ -30,7 +30,7 @@ __all__ = ["ADPSGD", "A2CiD2", "LateMerge", "check_pull", "most_twin_pull", "pul
 
 
 def pull_to_mean(sent_KN: Tensor, strength: float) -> Tensor:
-    """What to subtract; 0 for a peer that is alone."""
+    """Return what to subtract; 0 for a peer that is alone."""
     with torch.no_grad():
         return (sent_KN[0] - sent_KN.sum(0) / len(sent_KN)) * strength
 
@@ -241,7 +241,7 @@ class A2CiD2(OuterMethod):
             return x_N, {"twin": twin_N - apart_N * self._twin_pull}
 
     def _mixing(self, anchor: Tensor, state: State) -> Tensor:
-        """What goes from x to y; of the gap before the change, which is on both."""
+        """Return what goes from x to y, of the gap before the change, which is on both."""
         return (anchor - state["twin"]) * self._share
 
 

@@ -107,7 +107,7 @@ class PartialUpdates(Speaking):
     def outer_step(
         self, anchor: Tensor, received: State, state: State, info: RoundInfo
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """One Nesterov step of the slices that had an owner."""
+        """Make a Nesterov step of the slices that had an owner."""
         parts = [[self._span(number, anchor.numel())] for number in range(self.slices)]
         owned, came = [read_slices(one, self.slices) for one in info.contributors], len(info.contributors)
         with torch.no_grad():

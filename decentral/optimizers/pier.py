@@ -76,7 +76,7 @@ class Pier(OuterMethod):
     def outer_step(
         self, anchor: Tensor, received: State, state: State, info: RoundInfo
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """One Nesterov step with the momentum of this round."""
+        """Make a Nesterov step with the momentum of this round."""
         momentum = self.momentum_at(info.step)
         after, buffer = nesterov(anchor, received["change"], state["momentum"], self.lr, momentum)
         return after, {"momentum": buffer}

@@ -64,7 +64,7 @@ def describe_keys(name: str) -> list[tuple[str, Any, str]]:  # Any: the defaults
 
 
 def methods_with(key: str) -> list[str]:
-    """Those of our methods that have this key of [outer]; no other package is loaded for it."""
+    """Return those of our methods that have this key of [outer]; no other package is loaded for it."""
     return [name for name in sorted(_methods().ours) if key in [own for own, _, _ in describe_keys(name)]]
 
 
@@ -74,8 +74,8 @@ def presets() -> dict[str, Preset]:
 
 
 def describe_optimizers() -> list[dict[str, object]]:
-    """One row per method: name, family, topology, keys of [outer] with their defaults, channels, state and bits that a
-    peer sends per parameter and round, the preset's compressor, feedback and exchange, equation, source.
+    """Return a row per method: name, family, topology, keys of [outer] with their defaults, channels, state and bits
+    that a peer sends per parameter and round, the preset's compressor, feedback and exchange, equation, source.
     """
     return [_describe(name, make_outer(name, {})) for name in _methods().names()]
 

@@ -59,7 +59,7 @@ class _Averages(Protocol):
 
 
 def moments_sent(method: OuterMethod, anchor_N: Tensor, live: Live, fragment: int) -> dict[str, Tensor]:
-    """Those that the inner optimizer has."""
+    """Return the moments that the inner optimizer has."""
     found = {channel.name: live.read_moment(channel.name, fragment) for channel in method.channels()[1:]}
     return {name: moment_N for name, moment_N in found.items() if moment_N is not None}
 
@@ -73,7 +73,7 @@ def which_it_has(method: OuterMethod, live: Live, fragment: int, sent: Sequence[
 def who_has_it(
     method: OuterMethod, place: int, contributors: Sequence[Contributor], weights: Sequence[float], state: State
 ) -> list[float]:
-    """Who has no moment yet counts nothing in its mean, rather than pull it to zero."""
+    """Count a peer that has no moment yet in no mean of it, rather than let it pull that to zero."""
     return [
         weight if one.summary and one.summary[0] >> place & 1 else 0.0
         for one, weight in zip(contributors, weights, strict=True)

@@ -59,7 +59,7 @@ class SlowMo(OuterMethod):
     def outer_step(
         self, anchor: Tensor, received: State, state: State, info: RoundInfo
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """One heavy-ball step."""
+        """Make a heavy-ball step."""
         after, buffer = heavy_ball(anchor, received["change"], state["momentum"], self.lr, self.momentum)
         return after, {"momentum": buffer}
 
@@ -124,7 +124,7 @@ class CO2(OuterMethod):
     def outer_step(
         self, anchor: Tensor, received: State, state: State, info: RoundInfo
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """One heavy-ball step, its momentum cut."""
+        """Make a heavy-ball step, its momentum cut."""
         with torch.no_grad():
             momentum = state["momentum"] * self.momentum + received["change"] / self.penalty
             momentum = momentum.clamp(-self.bound, self.bound)
@@ -187,7 +187,7 @@ class Delayed(OuterMethod):
     def outer_step(
         self, anchor: Tensor, received: State, state: State, info: RoundInfo
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """One Nesterov step along what waited; what was received waits."""
+        """Make a Nesterov step along what waited; what was received waits."""
         with torch.no_grad():
             fresh = received["change"].clone()
             change, pending = (state["pending"], fresh) if self.late else (fresh, state["pending"].clone())

@@ -13,7 +13,7 @@ from torch import Tensor
 from decentral.compressors.random import below, hash32
 from decentral.errors import ConfigError
 from decentral.optimizers.mean import LazyMean
-from decentral.tensors.lazy import Lazy
+from decentral.tensors.memory import Lazy
 from decentral.tensors.ops import carried, difference, minus_times, with_momentum
 
 __all__ = [
@@ -102,7 +102,7 @@ def progress(anchor: Tensor, local: Tensor) -> Tensor:
 
 
 class Carried(Lazy):
-    """What `carry` makes of live parameters that nobody has read; they may be changed where they lie instead."""
+    """The result of `carry` for live parameters that nobody has read; they may be changed where they lie instead."""
 
 
 def carry(live: Tensor, contributed: Tensor, anchor: Tensor) -> Tensor:
@@ -140,7 +140,7 @@ _MASK = (1 << 32) - 1
 
 
 def one_of_each(parts: int, step: int, numel: int) -> Tensor:
-    """What is drawn in outer step ``step``, bool (N,); a last run that is shorter may have none."""
+    """Return what is drawn in outer step ``step``, bool (N,); a last run that is shorter may have none."""
     turn, place = divmod(step, parts)
     run_R = torch.arange(-(-numel // parts), dtype=torch.int64, device="cpu")
     at_R = below(hash32(hash32(run_R & _MASK) ^ (turn & _MASK)), parts)

@@ -65,7 +65,7 @@ class StreamingDiLoCo(OuterMethod):
     def outer_step(
         self, anchor: Tensor, received: State, state: State, info: RoundInfo
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """One Nesterov step of the fragment's anchor."""
+        """Make a Nesterov step of the fragment's anchor."""
         after, buffer = nesterov(anchor, received["change"], state["momentum"], self.lr, self.momentum)
         return after, {"momentum": buffer}
 

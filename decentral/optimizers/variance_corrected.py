@@ -81,7 +81,7 @@ class VarianceCorrected(OuterMethod):
             return torch.cat([self._spread(w, both).flatten() for w, both in pieces]), {}
 
     def _spread(self, w: Tensor, sent: Sequence[Tensor]) -> Tensor:
-        """One tensor of the mean with the variance of those it is the mean of."""
+        """Give a tensor of the mean the variance of those it is the mean of."""
         if w.dim() < 2 or w.numel() < 2:
             return w
         kept = sum(map(_variance, sent)) / len(sent)

@@ -23,8 +23,7 @@ from decentral.replica.contents import FrameContents, Senders
 from decentral.replica.measures import Measure, Sample
 from decentral.replica.reduction import results_of
 from decentral.replica.weights import Unusable, called, outside_of, row_of, scales_of
-from decentral.tensors.lazy import values_of
-from decentral.tensors.memory import fresh_zeros
+from decentral.tensors.memory import fresh_zeros, values_of
 from decentral.tensors.ops import float32, is_finite
 from decentral.wire.frames import Frame
 from decentral.wire.keys import PeerId
@@ -53,8 +52,8 @@ OfChannel = tuple[Channel, Sequence[Adder]]
 
 
 def combined(channels: Sequence[OfChannel], numel: int, by_rows: Aggregation | None = None) -> dict[str, Tensor]:
-    """What came, as the outer step takes it: by channel its weighted mean (N,), or the rows of all (K, N) in the order
-    of their peers' ids; nothing of a mean in which nobody counts.
+    """Return what came, as the outer step takes it: by channel its weighted mean (N,), or the rows of all (K, N) in the
+    order of their peers' ids; nothing of a mean in which nobody counts.
 
     Rows of all need K times a fragment's memory, so methods that can do with the mean ask for that. ``by_rows``: a rule
     that makes the first channel of rows, instead of a mean. Raises NonFiniteError when a contribution is not finite,
@@ -115,7 +114,7 @@ def _values(codec: Codec, payload: Payload) -> Values:
 def rebuilt(
     method: OuterMethod, told: Sequence[Contributor], layout: Layout, weights: Sequence[float], channel: Channel
 ) -> dict[str, Tensor]:
-    """What came, by the name of the channel: a mean by ``weights``. Raises Unusable where the method gave no change."""
+    """Return what came, by the name of the channel: a mean by ``weights``. Unusable where the method gave no change."""
     pairs = zip(told, weights, strict=True)
     adders = [(one.peer, partial(_add_rebuilt, method, one, layout), weight) for one, weight in pairs]
     return combined([(channel, adders)], numel_of(layout))
@@ -147,7 +146,7 @@ def _add_rebuilt(method: OuterMethod, told: Contributor, layout: Layout, total_N
 
 @dataclass(frozen=True, slots=True)
 class KeptOfSenders:
-    """What a record's contributions leave with every receiver."""
+    """The traces that a record's contributions leave with every receiver."""
 
     states: dict[PeerId, State] = field(default_factory=dict)  # to keep of each sender
     measures: dict[PeerId, Measure] = field(default_factory=dict)  # of the estimates
@@ -164,7 +163,7 @@ class Estimates:
     senders: Senders
 
     def told(self, frames: Iterable[Frame]) -> KeptOfSenders:
-        """What there is to keep of their senders."""
+        """Return what there is to keep of their senders."""
         states: dict[PeerId, State] = {}
         measures: dict[PeerId, Measure] = {}
         for frame in frames:
@@ -197,7 +196,7 @@ class GatherReader:
     rule: Aggregation
 
     def told(self, frames: Sequence[Frame]) -> KeptOfSenders:
-        """What every receiver keeps of these frames' senders, in their order."""
+        """Return what every receiver keeps of these frames' senders, in their order."""
         return self._estimates.told(frames) if self.senders.names else NOTHING_KEPT
 
     def received(
@@ -211,9 +210,9 @@ class GatherReader:
         sample: Sample,
         outside: Sequence[Part] = (),
     ) -> dict[str, Tensor]:
-        """By channel what came of it. ``weights``: what each frame counts in each channel; ``seed``: of the round;
-        ``outside``: where the change of each frame counts nothing. The mean of the change is a `LazyMean` where the
-        frames' contents are at hand.
+        """Return what came of each channel. ``weights``: what each frame counts in each channel; ``seed``: of the
+        round; ``outside``: where the change of each frame counts nothing. The mean of the change is a `LazyMean` where
+        the frames' contents are at hand.
         """
         whole = [1.0] * len(frames)
         scales = [self.scales(frames, weights[0], seed, told), *[whole] * (len(due) - 1)]  # only of the change
@@ -250,7 +249,7 @@ class GatherReader:
     def scales(
         self, frames: Sequence[Frame], weights: Sequence[float], seed: bytes, told: KeptOfSenders = NOTHING_KEPT
     ) -> list[float]:
-        """What changes are multiplied by; ``seed``: of the round. Unusable when the rule gives nothing that fits."""
+        """Return the scales of changes; ``seed``: of the round. Unusable when the rule gives nothing that fits."""
         needs, counted = self.rule.needs, sum(weight > 0 for weight in weights)
         if needs == "nothing" or (needs == "rows" and counted >= self.rule.least):
             return [1.0] * len(frames)
@@ -295,7 +294,7 @@ class OpenedRecord:
 
 @dataclass(frozen=True, slots=True)
 class Reception:
-    """What comes of the records of one run, gathers, reduces and summaries alike. Pure."""
+    """The reader of the records of one run, gathers, reduces and summaries alike. Pure."""
 
     schema: Schema
     method: OuterMethod
@@ -305,7 +304,7 @@ class Reception:
     def received(
         self, opened: OpenedRecord, due: Sequence[Channel], weights: Sequence[Sequence[float]], sample: Sample
     ) -> dict[str, Tensor]:
-        """What came of each channel that is due, and in which somebody counts. ``weights``: of each channel.
+        """Return what came of each channel that is due, and in which somebody counts. ``weights``: of each channel.
 
         NonFiniteError when a contribution is not finite, Unusable when what the rule or the method gave cannot be used.
         """

@@ -48,7 +48,7 @@ from decentral.wire.messages import FrameRef, Record
 
 @dataclass(frozen=True, slots=True)
 class OuterStep:
-    """What one commit makes of a replica, not yet installed."""
+    """The result of one commit for a replica, not yet installed."""
 
     fragment: int
     before_N: Tensor
@@ -100,7 +100,7 @@ class Replica:
         return self._combined(self.digests, self.buffers_B)
 
     def digest_of(self, tensors: Mapping[str, Tensor]) -> bytes:
-        """What ``digest`` would be with these ``shared_tensors`` of another peer."""
+        """Return what ``digest`` would be with these ``shared_tensors`` of another peer."""
         digests = [digest(tensors[anchor_name(f)]) for f in range(len(self.anchors))]
         return self._combined(digests, tensors.get(BUFFERS, self.buffers_B))
 
@@ -108,7 +108,7 @@ class Replica:
         return combined_digest([*digests, digest(buffers_B)] if self.schema.buffers else digests)
 
     def shared_buffers(self, fragment: int) -> Tensor | None:
-        """What the live buffers become when ``fragment`` has moved; None: they stay."""
+        """Return what the live buffers become when ``fragment`` has moved; None: they stay."""
         return self.buffers_B if self.tail.nbytes(fragment) else None
 
     def shapes(self, fragment: int) -> FixedShapes:
@@ -121,7 +121,7 @@ class Replica:
 
     @property
     def agrees(self) -> bool:
-        """Whether all peers hold the same: not where each of a pair has a replica of its own."""
+        """True where all peers hold the same: not where each of a pair has a replica of its own."""
         return self.method.topology == "all"
 
     def due(self, outer_step: int) -> tuple[Channel, ...]:
@@ -167,7 +167,7 @@ class Replica:
         return self.codec.encode(slice_N, part, range_shapes(start, stop), cut)
 
     def owed(self, fragment: int) -> Tensor | None:
-        """What this peer owes as an owner of a reduce, over the whole fragment."""
+        """Return what this peer owes as an owner of a reduce, over the whole fragment."""
         return self.feedback[fragment].get(OWED)
 
     def owe_after(
@@ -184,7 +184,7 @@ class Replica:
     def outer_step(
         self, record: Record, frames: Mapping[bytes, Frame], decoded: Mapping[bytes, Tensor] | None = None
     ) -> OuterStep:
-        """What ``record`` makes of this replica. Pure: install it once the record is durable.
+        """Return what ``record`` makes of this replica. Pure: install it once the record is durable.
 
         ``decoded``: what results are known to hold, by their frames' hashes.
         Raises PayloadError when a frame does not decode; frames are checked when they arrive, so that is a bug or
@@ -220,7 +220,7 @@ class Replica:
         return OpenedRecord(record, named, bodies, decoded, told, kept), buffers_B
 
     def _moved(self, opened: OpenedRecord, info: RoundInfo, weights: Sequence[Sequence[float]]) -> OuterStep:
-        """What the method makes of what came. Raises Unusable and NonFiniteError: then nothing moves."""
+        """Ask the method for the step along what came. Raises Unusable and NonFiniteError: then nothing moves."""
         f, due = opened.record.fragment, self.due(opened.record.outer_step)
         anchor_N, state, sample = self.anchors[f], self.states[f], self.samples[f]
         received = self.reception.received(opened, due, weights, sample)
@@ -246,7 +246,9 @@ class Replica:
         return OuterStep(f, anchor_N, anchor_N, state, self.digests[f], told=kept, unmoved=why)
 
     def _norms(self, record: Record, named: Sequence[Frame], kept: KeptOfSenders) -> list[float] | None:
-        """Of the changes in a gather, for a method that goes by them: nobody need be believed who states his own."""
+        """Measure the changes in a gather, for a method that goes by norms: no peer need be believed that states its
+        own.
+        """
         if record.contributors or not self.method.summary.measures:
             return None
         return [measure.norm for measure in kept.measures.values() or map(self.contents.measure, named)]
@@ -265,7 +267,9 @@ class Replica:
     def state_weights(
         self, contributors: Sequence[FrameRef], outer_step: int, weights: Sequence[float]
     ) -> list[list[float]]:
-        """What each counts in the mean of each further channel that is due; ``weights``: in that of the changes."""
+        """Return the weight of each in the mean of each further channel that is due; ``weights``: in that of the
+        changes.
+        """
         beside = self._beside(self._told(contributors, outer_step), outer_step, weights)
         return [one.weights for one in beside]
 
@@ -279,7 +283,7 @@ class Replica:
         return state_weights_of(self.method, told, weights, state, channels)
 
     def info(self, record: Record, weights: Sequence[float], told: Sequence[Contributor] | None = None) -> RoundInfo:
-        """What the method may know of the record's round; ``told``: of its contributors, where that is made already."""
+        """Return what the method may know of the record's round; ``told``: of its contributors, where that is made."""
         step, fragment = record.outer_step, self.schema.fragments[record.fragment]
         told = tuple(self._told(contributions(record), step) if told is None else told)
         return RoundInfo(
@@ -340,7 +344,7 @@ class Replica:
 
     @property
     def _own_names(self) -> tuple[str, ...]:
-        """Of what this peer alone keeps."""
+        """The names of what this peer alone keeps."""
         return (*(name for name in self.codec.feedback.sender if name not in self.senders.names), OWED)
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
@@ -351,7 +355,7 @@ class Replica:
         self.take_over(self.read(tensors))
 
     def read(self, tensors: Mapping[str, Tensor]) -> Loaded:
-        """What ``load`` would take over, with its digests: hashing takes time, and nothing changes yet."""
+        """Return what ``load`` would take over, with its digests: hashing takes time, and nothing changes yet."""
         anchors = [found_tensor(tensors, anchor_name(f), anchor) for f, anchor in enumerate(self.anchors)]
         states = found_states(tensors, self.states)
         buffers_B = found_tensor(tensors, BUFFERS, self.buffers_B) if self.schema.buffers else self.buffers_B
@@ -388,7 +392,8 @@ LEAST_SHARE = 2.0**-20
 
 
 def in_own_units(contributors: Sequence[FrameRef], weights: Sequence[float], me: PeerId) -> float:
-    """What a unit of the mean is in the contribution of ``me``: the number of contributors, when all weigh the same.
+    """Return a unit of the mean in units of the contribution of ``me``: the number of contributors, when all weigh the
+    same.
 
     0 where that is beyond all bounds, for ``me`` counts nothing: then nothing is to be handed on.
     """
@@ -400,7 +405,7 @@ def in_own_units(contributors: Sequence[FrameRef], weights: Sequence[float], me:
 def owed_after(
     owed_N: Tensor | None, record: Record, me: PeerId, made: Mapping[bytes, Tensor], numel: int, keeps: bool = False
 ) -> Tensor | None:
-    """What ``me`` owes as an owner once ``record`` is applied, new; None when that is nothing new.
+    """Return what ``me`` owes as an owner once ``record`` is applied, new; None when that is nothing new.
 
     ``keeps``: the slices that ``me`` contributed handed nothing on.
 
@@ -430,7 +435,7 @@ _FEEDBACK = "feedback/"
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What was found of a replica, a fragment each, checked and not yet taken over."""
+    """A replica as it was read, a fragment each, checked and not yet taken over."""
 
     anchors: list[Tensor]
     states: list[dict[str, Tensor]]
@@ -470,7 +475,7 @@ def found_feedback(tensors: Mapping[str, Tensor], names: Iterable[str], num_frag
 
 
 def found_tensor(tensors: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:
-    """One tensor. Raises PayloadError when it is missing or has another shape or dtype than ``like``."""
+    """Return a tensor. Raises PayloadError when it is missing or has another shape or dtype than ``like``."""
     tensor = tensors.get(name)
     if tensor is None or tensor.shape != like.shape or tensor.dtype != like.dtype:
         raise PayloadError(f"state lacks {name} of shape {tuple(like.shape)}; use another donor or checkpoint")
@@ -483,5 +488,5 @@ def feedback_name(fragment: int, name: str) -> str:
 
 
 def is_feedback(name: str) -> bool:
-    """Whether a tensor of a checkpoint is some fragment's feedback."""
+    """Return whether a tensor of a checkpoint is some fragment's feedback."""
     return name.startswith(_FEEDBACK)

@@ -19,7 +19,7 @@ from decentral.optimizers import Aggregation, Contributor, OuterMethod
 from decentral.optimizers.aggregation.base import Sent
 from decentral.optimizers.base import MAX_SUMMARY_NBYTES, Layout, Part, State, numel_of
 from decentral.optimizers.mean import contribution_weights
-from decentral.tensors.lazy import values_of
+from decentral.tensors.memory import values_of
 from decentral.tensors.ops import float32, is_finite
 from decentral.wire.messages import FrameRef
 
@@ -61,7 +61,7 @@ _NO_THREAD = "can't start new thread"
 
 @dataclass(frozen=True, slots=True)
 class Weighed:
-    """What each contributor counts, and why nothing moves where nobody counts."""
+    """The weight of each contributor, and why nothing moves where nobody counts."""
 
     weights: list[float]  # float32
     why: str = ""
@@ -69,7 +69,7 @@ class Weighed:
 
 @dataclass(frozen=True, slots=True)
 class Stepped:
-    """What an outer step gave, and why nothing moves where it cannot be used: then it is what was before."""
+    """The result of an outer step, and why nothing moves where it cannot be used: then it is what was before."""
 
     after_N: Tensor
     state: dict[str, Tensor]
@@ -103,7 +103,7 @@ def stepped(
 
 
 def said(make: Callable[[], bytes]) -> tuple[bytes, str]:
-    """What goes beside an offer of this peer's, and why that is nothing where what was made cannot go there."""
+    """Return what goes beside this peer's offer, and why that is nothing where what was made cannot go there."""
     made, why = called("summary", make)
     if why:
         return b"", why
@@ -115,13 +115,13 @@ def said(make: Callable[[], bytes]) -> tuple[bytes, str]:
 
 
 def called(name: str, make: Callable[[], T]) -> tuple[T | None, str]:
-    """What was made, or why it was not."""
+    """Return what was made, or why it was not."""
     made, error = attempted(make)
     return made, "" if error is None else f"{name} raised {type(error).__name__}: {error}"
 
 
 def attempted(make: Callable[[], T]) -> tuple[T | None, Exception | None]:
-    """What was made, or the error that came of it on every peer alike. One that is of this machine is raised.
+    """Return what was made, or the error that came of it on every peer alike. Raises one that is of this machine.
 
     A method is a function of numbers that all peers have, so that its errors are, too, whatever their class: torch has
     RuntimeError for shapes that do not fit. A peer that ended here would meet the same again when it is restarted; one
@@ -169,11 +169,11 @@ def _wrong_with_one(name: str, new: object, old: Tensor) -> str:
 
 
 class Unusable(ValueError):
-    """What a rule gave cannot be used: nothing moves, on every peer alike, and this says why. It leaves no replica."""
+    """An answer that cannot be used: nothing moves, on every peer alike, and this says why. It leaves no replica."""
 
 
 def scales_of(rule: Aggregation, sent: Sent) -> list[float]:
-    """What each contribution is multiplied by. Unusable unless each is a number, and within float32 times its weight.
+    """Return the scale of each contribution. Unusable unless each is a number, and within float32 times its weight.
 
     They are passed on as they are: their product with a weight is what is rounded.
     """
@@ -232,7 +232,7 @@ def told_of(
 
 
 def weights_of(method: OuterMethod, weighting: str, told: Sequence[Contributor], state: State) -> Weighed:
-    """What each counts in the mean of the changes. ``weighting``: equal, or tokens."""
+    """Return the weight of each in the mean of the changes. ``weighting``: equal, or tokens."""
     given = contribution_weights(weighting, [one.tokens for one in told])
     return weighed(lambda: method.weights(told, given, state), len(told))
 
@@ -240,7 +240,7 @@ def weights_of(method: OuterMethod, weighting: str, told: Sequence[Contributor],
 def state_weights_of(
     method: OuterMethod, told: Sequence[Contributor], weights: Sequence[float], state: State, channels: int
 ) -> list[Weighed]:
-    """What each counts in the mean of each of so many further channels."""
+    """Return the weight of each in the mean of each of so many further channels."""
     asked = [partial(method.summary.state_weights, place, told, weights, state) for place in range(channels)]
     return [weighed(ask, len(told)) for ask in asked]
 

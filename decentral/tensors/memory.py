@@ -14,7 +14,9 @@ import os
 import tempfile
 import weakref
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +25,7 @@ from torch import Tensor
 
 from decentral.errors import ConfigError, DiskError
 
-__all__ = ["fresh", "fresh_like", "fresh_zeros", "offload_to"]
+__all__ = ["Lazy", "fresh", "fresh_like", "fresh_zeros", "offload_to", "values_of"]
 
 _WORTH_IT = 1 << 20  # bytes: below, malloc has it at hand
 _KEPT = 6  # blocks that nobody holds: what one round needs beside what it leaves
@@ -109,3 +111,51 @@ def _lent(block: NDArray[np.uint8], numel: int) -> NDArray[np.float32]:
     if block.nbytes >= _WORTH_IT:
         weakref.finalize(lent_N, _free.append, block).atexit = False
     return lent_N
+
+
+# ---- tensors that take no memory until somebody reads them ----
+#
+# And never any, where somebody knows a way without their values.
+
+
+class Lazy(Tensor):
+    """A tensor of any device: whatever torch does with it, it does with the values, which are made once."""
+
+    _made: Tensor | None
+
+    @staticmethod
+    def __new__(cls, make: Callable[[], Tensor], *more: Any) -> Any:  # Any: mypy takes Tensor's for another signature
+        """``make``: the values."""
+        return torch.empty(0, dtype=torch.float32, device="meta").as_subclass(cls)  # without memory
+
+    def __init__(self, make: Callable[[], Tensor]) -> None:
+        self._make, self._made = make, None
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # Any: as torch's
+        """Let torch have the values."""
+        return func(*_with_values(args), **_with_values(kwargs or {}))
+
+    def tensor(self) -> Tensor:
+        """Return the values."""
+        if self._made is None:
+            self._made = self._make()
+        return self._made
+
+    @property
+    def is_made(self) -> bool:
+        """Whether somebody has read them; they may have been changed since."""
+        return self._made is not None
+
+
+def values_of(given: Tensor) -> Tensor:
+    """Return the tensor, with its values if none are made yet."""
+    return given.tensor() if isinstance(given, Lazy) else given
+
+
+def _with_values(given: Any) -> Any:  # Any: arguments of a function of torch
+    if isinstance(given, dict):
+        return {name: _with_values(value) for name, value in given.items()}
+    if type(given) in (tuple, list):
+        return type(given)(map(_with_values, given))
+    return values_of(given) if isinstance(given, Tensor) else given

@@ -16,7 +16,7 @@ from decentral.optimizers import OuterMethod, carry
 from decentral.optimizers.base import Live
 from decentral.optimizers.steps import Taken, only_drawn
 from decentral.tensors.device import beside
-from decentral.tensors.lazy import values_of
+from decentral.tensors.memory import values_of
 from decentral.tensors.ops import (
     carry_and_copy,
     carry_rows,

@@ -22,7 +22,7 @@ from decentral.replica.weights import said
 from decentral.rounds.local_state import CommittedUpdate
 from decentral.state.snapshot import anchor_name
 from decentral.tensors.device import beside, less
-from decentral.tensors.lazy import Lazy, values_of
+from decentral.tensors.memory import Lazy, values_of
 from decentral.training.live_side import LiveSide, Parameters
 from decentral.training.progress import (
     Away,

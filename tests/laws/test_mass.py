@@ -24,7 +24,7 @@ from decentral.manifest import Manifest, check_methods, preset_manifest
 from decentral.optimizers import OuterMethod
 from decentral.optimizers.steps import Carried
 from decentral.simulate.equations import EQUATIONS, PULLS, Averaged
-from decentral.tensors.lazy import Lazy
+from decentral.tensors.memory import Lazy
 from tests.laws.bounds import BOUNDS, name_of
 from tests.laws.course import Course, Round
 from tests.laws.learners import SCHEMA

@@ -81,7 +81,7 @@ class Aggregation:
 
     @property
     def needs(self) -> Needs:
-        """What it must know of the contributions."""
+        """The knowledge of contributions that it goes by."""
         return "products"
 
     @property
@@ -90,7 +90,7 @@ class Aggregation:
         return 3
 
     def scales(self, sent: Sent) -> list[float]:
-        """What each is multiplied by; at least ``least`` of them, each with a weight above 0."""
+        """Return the scale of each; at least ``least`` of them, each with a weight above 0."""
         raise NotImplementedError
 
     def combine(self, row_KN: Tensor) -> Tensor:
@@ -162,12 +162,12 @@ class Sent:
 
     @classmethod
     def of_norms(cls, norms: Sequence[float], weights: Sequence[float], seed: bytes = b"") -> Sent:
-        """Of contributions whose inner products nobody asked for."""
+        """Describe contributions whose inner products nobody asked for."""
         return cls(np.array(norms, dtype=np.float64), np.array(weights, dtype=np.float64), None, seed)
 
     @classmethod
     def of_gram(cls, gram_KK: Floats, weights: Sequence[float], seed: bytes = b"") -> Sent:
-        """Of contributions by their inner products."""
+        """Describe contributions by their inner products."""
         return cls(_roots(np.diagonal(gram_KK)), np.array(weights, dtype=np.float64), gram_KK, seed)
 
     def __len__(self) -> int:
@@ -180,7 +180,7 @@ class Sent:
         return self.gram_KK
 
     def among(self, places: Sequence[int]) -> Sent:
-        """Those at these places alone."""
+        """Return the contributions at these places alone."""
         chosen = list(places)
         gram_KK = None if self.gram_KK is None else self.gram_KK[np.ix_(chosen, chosen)]
         return Sent(self.norm_K[chosen], self.weight_K[chosen], gram_KK, self.seed)
@@ -221,7 +221,7 @@ class Sent:
         return weight_K / total(weight_K)
 
     def scales_of(self, share_K: Floats) -> list[float]:
-        """What each must be multiplied by so that the weighted mean of all is this mixture."""
+        """Return the scale of each so that the weighted mean of all is this mixture."""
         scale_K: Floats = share_K * total(self.weight_K) / self.weight_K
         return scale_K.tolist()  # type: ignore[no-any-return]  # numpy's stubs say object
 
@@ -291,7 +291,7 @@ def typical_norm(norms: Sequence[float]) -> float | None:
 
 
 def clip_scales(norms: Sequence[float]) -> list[float]:
-    """What each contribution is multiplied by, in (0, 1] and rounded to float32; all 1 where nothing is typical."""
+    """Return the scale of each contribution, in (0, 1] and rounded to float32; all 1 where nothing is typical."""
     typical = typical_norm(norms)
     if typical is None:
         return [1.0] * len(norms)
@@ -351,7 +351,9 @@ _THRESHOLD = 3.0  # standard deviations
 
 
 def is_outlier(value: float, usual: Tensor, warmup: int) -> bool:
-    """Whether a norm is far above the usual; before ``warmup`` norms were learnt from only one that cannot be is."""
+    """Return whether a norm is far above the usual; before ``warmup`` norms were learnt from only one that cannot be
+    is.
+    """
     count, mean, squares, deviation = usual.tolist()
     if not math.isfinite(value):
         return True
@@ -361,7 +363,7 @@ def is_outlier(value: float, usual: Tensor, warmup: int) -> bool:
 
 
 def with_learnt(usual: Tensor, value: float, warmup: int) -> Tensor:
-    """What is usual with one more norm."""
+    """Learn one more norm, and return what is usual with it."""
     count, mean, squares, deviation = usual.tolist()
     if count == 0:
         return usual.new_tensor([1.0, value, 0.0, 0.0])
@@ -393,7 +395,7 @@ def aged_share(age: int, times: int) -> float:
 
 
 def mean_share(weights: Sequence[float], shares: Sequence[float]) -> float:
-    """What a mean by ``weights``, each with its share in it, is multiplied by, so that its divisor has no shares.
+    """Return the factor by which a mean of ``weights``, each with its share in it, loses the shares in its divisor.
 
     Contributors whose share is 0 are in neither sum. 1 where all shares are 1.
     """

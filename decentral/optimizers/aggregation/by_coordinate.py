@@ -26,7 +26,7 @@ SLAB = 1 << 20  # values of each that are looked at together: sorting needs thre
 
 
 def by_slabs(row_KN: Tensor, of_slab: Callable[[Tensor], Tensor]) -> Tensor:
-    """What ``of_slab`` makes of (K, S) values, over all of them."""
+    """Apply ``of_slab`` to (K, S) values at a time, over all of them."""
     made_N = fresh_zeros(row_KN.shape[1])
     with torch.no_grad():
         for start in range(0, len(made_N), SLAB):

@@ -47,7 +47,7 @@ __all__ = ["CAF", "MDA", "NNM", "RFA", "Bucketing", "Flag", "Krum", "MultiKrum",
 
 @dataclass(frozen=True, slots=True)
 class Krum(Aggregation):
-    """One contribution, as it was sent."""
+    """A choice of one contribution, as it was sent."""
 
     name: ClassVar[str] = "krum"
     equation: ClassVar[str] = "g = x_i with the least sum of |x_i - x_j|^2 over its n-f-2 nearest"
@@ -198,7 +198,7 @@ class NNM(Aggregation):
         return 2 * self.f + 1
 
     def scales(self, sent: Sent) -> list[float]:
-        """What each counts through the mixtures that it is in."""
+        """Return the share of each through the mixtures that it is in."""
         order_KK = np.argsort(sent.squared_distances_KK(), axis=1, kind="stable")
         nearest = [order_K[: len(sent) - self.f].tolist() for order_K in order_KK]
         share_KK = np.stack([sent.mean_shares(places) for places in nearest])
@@ -238,7 +238,7 @@ class Bucketing(Aggregation):
         rule_after(self.then, self.f)
 
     def scales(self, sent: Sent) -> list[float]:
-        """What each counts through its group."""
+        """Return the share of each through its group."""
         after = rule_after(self.then, self.f)
         groups = drawn_groups(len(sent), self.size, sent.seed)
         if 2 * self.f >= len(groups):
@@ -424,7 +424,7 @@ class Flag(Aggregation):
             raise ConfigError(f"{self}: rank is a number of directions, want a whole one from 1 on, or none")
 
     def scales(self, sent: Sent) -> list[float]:
-        """What each counts in the projected mean; zeros have no direction, and count nothing."""
+        """Return the share of each in the projected mean; zeros have no direction, and count nothing."""
         if len(sent) > MOST_FOR_FLAG:
             return RFA().scales(sent)
         typical = statistics.median_low(sent.norm_K.tolist())

@@ -125,7 +125,7 @@ class ARC(Aggregation):
         return 2 * self.f + 1
 
     def scales(self, sent: Sent) -> list[float]:
-        """What is left of each, times what the other rule makes of that."""
+        """Return the part that is left of each, times the scale that the other rule gives it then."""
         longest = np.sort(sent.norm_K)[::-1]
         limit = float(longest[2 * self.f * (len(sent) - self.f) // len(sent)])
         short_K = sent.norm_K <= limit

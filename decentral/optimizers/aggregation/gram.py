@@ -132,7 +132,7 @@ def _add_dense_at(place_S, value_S, value_N, lane_L):  # type: ignore[no-untyped
 
 
 def scales_through(sent: Sent, share_JK: Floats, weight_J: Floats, rule: Aggregation) -> list[float]:
-    """What each contribution is multiplied by where ``rule`` decides over mixtures of them."""
+    """Return the scale of each contribution where ``rule`` decides over mixtures of them."""
     mixed = sent.mixed(share_JK, weight_J)
     of_mixture_J = mixed.shares_of(rule.weigh(mixed))
     share_K = of_mixture_J[0] * share_JK[0]
@@ -224,12 +224,12 @@ def direction(value_N: Tensor) -> tuple[Tensor, float]:
 
 
 def factor(value: float) -> float:
-    """What to multiply a vector of length 1 by, in float32; a peer that sends values near 1e38 ends no step."""
+    """Return the factor of a vector of length 1, in float32; a peer that sends values near 1e38 ends no step."""
     return float32(max(-_LARGEST_FACTOR, min(value, _LARGEST_FACTOR)))
 
 
 def cosine(one_N: Tensor, other_N: Tensor) -> float:
-    """Of two vectors that are not zero; exactly 0 where one is zero wherever the other is not.
+    """Return the cosine of two vectors that are not zero; exactly 0 where one is zero wherever the other is not.
 
     The same bits on every peer, see `inner`.
     """

@@ -71,7 +71,7 @@ def describe_aggregation_keys(name: str) -> list[tuple[str, Any, str]]:  # Any: 
 
 
 def describe_aggregations() -> list[dict[str, object]]:
-    """One row per rule: name, what it needs to know, its keys, equation, source."""
+    """Return a row per rule: name, what it needs to know, its keys, equation, source."""
     return [_described(name, make_aggregation(name, {})) for name in _rules().names()]
 
 
