@@ -521,7 +521,7 @@ class _Received(Decoded):
 
 # ---- nothing at all ----
 #
-# For methods whose contributions are made of what peers say of them, see `OuterMethod.rebuilt`.
+# For methods whose contributions are made of what peers say of them, see `Summary.rebuilt`.
 #
 # Parts: none. 0 bits per value. No spelling names it, as a run of any other method would stand still with it.
 

@@ -233,7 +233,7 @@ def codec_of(manifest: Manifest) -> Codec:
     Channels whose own compressor is the run's are in one section with the change, as those that have none.
     """
     method = make_outer(manifest.outer.method, manifest.outer.hyper)
-    if method.rebuilds:
+    if method.summary.rebuilds:
         return Codec(Nothing())
     chain = parse_compressor(manifest.compressor.chain)
     own = compressor_beside(method.channels())
