@@ -16,7 +16,7 @@ import zstandard
 
 from decentral.errors import PayloadError
 
-__all__ = ["pack", "read_frame", "unpack", "write_frame"]
+__all__ = ["read_float_frame", "read_frame", "write_float_frame", "write_frame"]
 
 _MAGIC = bytes.fromhex("28b52ffd")  # of a frame that is no skippable one and none of zstd before 0.8
 _LEAST_WINDOW = 1 << 10  # bytes; the format has no smaller one
@@ -34,7 +34,7 @@ _SHARES_ONLY = {
 
 
 def write_frame(pieces: Sequence[bytes | memoryview]) -> bytes:
-    """The frame of all pieces, one after the other."""
+    """Return the frame of all pieces, one after the other."""
     nbytes = sum(len(piece) for piece in pieces)
     window_log = min(max(nbytes.bit_length(), _LEAST_WINDOW.bit_length() - 1), 20)
     parameters = zstandard.ZstdCompressionParameters(window_log=window_log, write_checksum=0, **_SHARES_ONLY)
@@ -46,7 +46,7 @@ def write_frame(pieces: Sequence[bytes | memoryview]) -> bytes:
 
 
 def read_frame(data: bytes, nbytes: int) -> bytes:
-    """The ``nbytes`` that the frame ``data``, all of it, stands for.
+    """Return the ``nbytes`` that the frame ``data``, all of it, stands for.
 
     Raises PayloadError when it is not one frame of exactly so many; memory: ``nbytes``, and as much again for zstd.
     """
@@ -106,16 +106,16 @@ def _refused(what: str) -> PayloadError:
 _ONE, _REST = np.uint32(1), np.uint32(31)
 
 
-def pack(data: bytes) -> bytes:
-    """Little-endian float32 as a zstd frame; not shorter where there is no pattern."""
+def write_float_frame(data: bytes) -> bytes:
+    """Write little-endian float32 as a zstd frame; it is not shorter where there is no pattern."""
     numbers = np.frombuffer(data, dtype="<u4")
     turned = ((numbers << _ONE) | (numbers >> _REST)).astype("<u4", copy=False)
     planes = np.ascontiguousarray(turned.view(np.uint8).reshape(-1, 4).T)
     return write_frame([plane.data for plane in planes])
 
 
-def unpack(data: bytes, nbytes: int) -> bytes:
-    """The ``nbytes``, a multiple of four, that ``pack`` took. Raises PayloadError, with bounded memory."""
+def read_float_frame(data: bytes, nbytes: int) -> bytes:
+    """Return the ``nbytes``, a multiple of four, of a frame of floats. Raises PayloadError, with bounded memory."""
     planes = np.frombuffer(read_frame(data, nbytes), dtype=np.uint8).reshape(4, -1)
     turned = np.ascontiguousarray(planes.T).view("<u4").reshape(-1)
     return ((turned >> _ONE) | (turned << _REST)).astype("<u4", copy=False).tobytes()

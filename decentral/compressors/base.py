@@ -369,19 +369,21 @@ def _add_at_once(total_N: Tensor, sizes: Sequence[int], decoded: Sequence[Decode
 
 
 def no_sparsifier(chain: str) -> ConfigError:
-    """The error for a chain that begins with a method that keeps no entries exactly."""
+    """Return the error for a chain that begins with a method that keeps no entries exactly."""
     return ConfigError(f"{chain}: the left side of >> must be a sparsifier; use topk(k=64, chunk=4096) there")
 
 
 def check_dtype(tensor: Tensor) -> Tensor:
-    """The tensor in float32 and without its graph; of a half type, the same values. ConfigError for any other type."""
+    """Return the tensor in float32 and without its graph; of a half type, the same values. ConfigError for any other
+    type.
+    """
     if tensor.dtype not in _TAKEN:
         raise ConfigError(f"compress: float32, bfloat16 or float16 is wanted, got {tensor.dtype}; call .float() first")
     return tensor.detach().float()
 
 
 def check_input(tensor: Tensor) -> Tensor:
-    """As ``check_dtype``, once it is known to be finite, too. One pass, one device sync."""
+    """Return what ``check_dtype`` does, once it is known to be finite, too. One pass, one device sync."""
     tensor = check_dtype(tensor)
     if not is_finite(tensor):
         raise non_finite(tensor)
@@ -389,7 +391,7 @@ def check_input(tensor: Tensor) -> Tensor:
 
 
 def non_finite(tensor: Tensor) -> NonFiniteError:
-    """The error for a tensor that holds NaN or Inf."""
+    """Return the error for a tensor that holds NaN or Inf."""
     return NonFiniteError(
         f"compress: NaN or Inf in a tensor of shape {tuple(tensor.shape)}; nothing was sent, "
         "lower the learning rate or clip the gradients"
@@ -397,7 +399,7 @@ def non_finite(tensor: Tensor) -> NonFiniteError:
 
 
 def check_parts(method: object, payload: Payload, layout: tuple[PartSpec, ...]) -> None:
-    """As `check_shapes`; and PayloadError unless codes of few bits have no more."""
+    """Do what `check_shapes` does, and raise PayloadError where a code has more bits than its kind."""
     check_shapes(method, payload, layout)
     for part, spec in zip(payload.parts, layout, strict=True):
         if isinstance(spec.kind, Symbols) and spec.kind.bits < 8 and part.numel():
@@ -405,7 +407,7 @@ def check_parts(method: object, payload: Payload, layout: tuple[PartSpec, ...]) 
 
 
 def check_shapes(method: object, payload: Payload, layout: tuple[PartSpec, ...]) -> None:
-    """PayloadError unless the parts have exactly the dtypes and shapes of the layout, on one device."""
+    """Raise PayloadError unless the parts have exactly the dtypes and shapes of the layout, on one device."""
     found = [(part.dtype, tuple(part.shape)) for part in payload.parts]
     wanted = [(spec.dtype, spec.shape) for spec in layout]
     if found != wanted:
@@ -415,7 +417,7 @@ def check_shapes(method: object, payload: Payload, layout: tuple[PartSpec, ...])
 
 
 def require_rising(index_Ck: Tensor, limit: int, method: object) -> None:
-    """PayloadError unless every row rises strictly within ``[0, limit)``.
+    """Raise PayloadError unless every row rises strictly within ``[0, limit)``.
 
     A peer chose these numbers. One bad index would write elsewhere, or on CUDA abort the whole process.
     """
@@ -423,7 +425,7 @@ def require_rising(index_Ck: Tensor, limit: int, method: object) -> None:
 
 
 def require(rule_holds: Tensor | bool, method: object, rule: str) -> None:
-    """PayloadError naming the rule, unless it holds. At most one device sync."""
+    """Raise PayloadError naming the rule, unless it holds. At most one device sync."""
     if not bool(rule_holds):
         raise PayloadError(f"{method}: {rule}; drop the message and its sender")
 
@@ -436,7 +438,7 @@ _MATRIX = (1024, 1024)  # that traits are measured on
 
 
 def bits_per_value(compressor: Compressor) -> float:
-    """Bits that it takes of a matrix of a million values, each of them, before entropy coding: at most."""
+    """Return the most bits that each value of a matrix of a million takes, before entropy coding."""
     return 8 * sum(spec.nbytes for spec in compressor.layout(_MATRIX)) / math.prod(_MATRIX)
 
 
@@ -455,7 +457,7 @@ def is_sparse(compressor: Compressor) -> bool:
 
 
 def relative_error(compressor: Compressor) -> float:
-    """The norm of what is lost of a Gaussian matrix over the norm of the matrix: 0 is lossless, 1 sends nothing."""
+    """Return what is lost of a Gaussian matrix, in norm, over the matrix: 0 is lossless, 1 sends nothing."""
     matrix = _gaussian()
     lost = matrix - compressor.decompress_one(compressor.compress_one(matrix))
     return float(lost.norm() / matrix.norm())
@@ -532,7 +534,7 @@ class Nothing(Method):
     about: ClassVar[About] = About(layout="nothing", biased=True, source="none")
 
     def layout(self, shape: Shape) -> tuple[PartSpec, ...]:
-        """No part."""
+        """Return no part."""
         return ()
 
     def compress_one(self, tensor: Tensor) -> Payload:

@@ -54,18 +54,18 @@ _LONG_BITS = 0xFFFF  # the mantissa bits float32 has and bfloat16 has not
 
 
 def check_block(method: object, block: int) -> None:
-    """ConfigError unless a block has a sensible size."""
+    """Raise ConfigError unless a block has a sensible size."""
     if not 1 <= block <= _LARGEST_BLOCK:
         raise ConfigError(f"{method}: a block has 1 to {_LARGEST_BLOCK} values; 256 and 4096 are usual")
 
 
 def num_blocks(numel: int, block: int) -> int:
-    """Blocks that cover ``numel`` values, the last one possibly short."""
+    """Return how many blocks cover ``numel`` values, the last one possibly short."""
     return -(-numel // block)
 
 
 def to_blocks(flat_N: Tensor, block: int) -> Tensor:
-    """The values as rows (num_blocks, block), the last row filled up with zeros."""
+    """Return the values as rows (num_blocks, block), the last row filled up with zeros."""
     missing = -flat_N.numel() % block
     if missing:
         flat_N = torch.nn.functional.pad(flat_N, (0, missing))
@@ -73,17 +73,17 @@ def to_blocks(flat_N: Tensor, block: int) -> Tensor:
 
 
 def peaks(flat_N: Tensor, block: int) -> Tensor:
-    """The largest magnitude of every block, float32 (num_blocks,)."""
+    """Return the largest magnitude of every block, float32 (num_blocks,)."""
     return to_blocks(flat_N, block).abs().amax(dim=1)
 
 
 def spread(scale_B: Tensor, flat_N: Tensor, block: int) -> Tensor:
-    """``flat_N`` with each block multiplied by its float32 scale."""
+    """Return ``flat_N`` with each block multiplied by its float32 scale."""
     return (to_blocks(flat_N, block) * scale_B[:, None]).flatten()[: flat_N.numel()]
 
 
 def over(size_B: Tensor, top: float) -> Tensor:
-    """The true quotient on every device, by way of float64: by a number, CUDA divides as it multiplies by its
+    """Return the true quotient on every device, by way of float64: by a number, CUDA divides as it multiplies by its
     reciprocal, and kernels divide to the last bit but one. A size that is a short scale times ``top`` must not be
     rounded up to the next scale. No quotient by a short number lies so near to halfway that float64 misses it.
     """
@@ -91,19 +91,21 @@ def over(size_B: Tensor, top: float) -> Tensor:
 
 
 def short_scale(size_B: Tensor, largest: float = LARGEST_SCALE) -> Tensor:
-    """Sizes >= 0 rounded up to 8 significant bits (denormals: multiples of 2**-133), float32, at most ``largest``."""
+    """Return sizes >= 0 rounded up to 8 significant bits (denormals: multiples of 2**-133), float32, at most
+    ``largest``.
+    """
     bits_B = (size_B.view(torch.int32) + _LONG_BITS) & ~_LONG_BITS
     return bits_B.view(torch.float32).clamp(max=largest)
 
 
 def largest_scale(top: float) -> float:
-    """The largest scale of 8 significant bits for which ``top * scale`` is finite."""
+    """Return the largest scale of 8 significant bits for which ``top * scale`` is finite."""
     mantissa, exponent = math.frexp(torch.finfo(torch.float32).max / top)
     return math.ldexp(math.floor(mantissa * 256) / 256, exponent)
 
 
 def positive(scale_B: Tensor) -> Tensor:
-    """Scales to divide by: 1 for a block of zeros."""
+    """Return scales to divide by: 1 for a block of zeros."""
     return torch.where(scale_B > 0, scale_B, torch.ones_like(scale_B))
 
 
@@ -145,11 +147,11 @@ class Tabled(Method):
         raise NotImplementedError
 
     def quantised(self, value_N: Tensor) -> tuple[Tensor, Tensor]:
-        """Codes (N,) and scales (B,) of finite float32 values, whole blocks of a tensor or its end."""
+        """Return codes (N,) and scales (B,) of finite float32 values, whole blocks of a tensor or its end."""
         raise NotImplementedError
 
     def layout(self, shape: Shape) -> tuple[PartSpec, ...]:
-        """Codes, then scales."""
+        """Return codes, then scales."""
         numel = math.prod(shape)
         return (
             PartSpec("codes", torch.uint8, (numel,), Symbols(self.code.bits)),
@@ -157,12 +159,12 @@ class Tabled(Method):
         )
 
     def compress_one(self, tensor: Tensor) -> Payload:
-        """Every value to a level of its block."""
+        """Round every value to a level of its block."""
         value_N = check_input(tensor).flatten()
         return self.filled(tuple(tensor.shape), value_N, lambda start, stop: self.quantised(value_N[start:stop]))
 
     def filled(self, shape: Shape, value_N: Tensor, slab: Callable[[int, int], tuple[Tensor, Tensor]]) -> Payload:
-        """A payload whose codes and scales ``slab(start, stop)`` gives, a run of whole blocks at a time."""
+        """Return a payload whose codes and scales ``slab(start, stop)`` gives, a run of whole blocks at a time."""
         codes, scales = self.layout(shape)
         runs = list(slabs(value_N, self.block))
         if len(runs) == 1:
@@ -215,7 +217,7 @@ class _Levels(Decoded):
 
 
 def table(levels: Sequence[float]) -> tuple[float, ...]:
-    """The levels of codes 0, 1, ..., filled up to 256 with unused codes."""
+    """Return the levels of codes 0, 1, ..., filled up to 256 with unused codes."""
     return (*levels, *[UNUSED] * (256 - len(levels)))
 
 
@@ -246,7 +248,7 @@ _LONG_BITS_U32 = np.uint32(_LONG_BITS)  # for numba
 
 
 def quantise(flat_N: Tensor, block: int, top: int, largest: float) -> tuple[Tensor, Tensor] | None:
-    """Codes uint8 (N,), 1 to 2 * top + 1, and scales float32 (B,); None when a value is NaN or Inf."""
+    """Return codes uint8 (N,), 1 to 2 * top + 1, and scales float32 (B,); None when a value is NaN or Inf."""
     values = flat_N.contiguous().numpy()
     code_N = torch.from_numpy(np.empty(values.size, dtype=np.uint8))
     scale_B = torch.empty(-(-values.size // block), dtype=torch.float32, device="cpu")
@@ -257,7 +259,7 @@ def quantise(flat_N: Tensor, block: int, top: int, largest: float) -> tuple[Tens
 
 
 def look_up(code_N: Tensor, level_256: Tensor, scale_B: Tensor, block: int) -> Tensor:
-    """level * scale of every code, float32 (N,)."""
+    """Return level * scale of every code, float32 (N,)."""
     value_N = fresh_like(code_N)
     codes, scales = code_N.contiguous().numpy(), scale_B.contiguous().numpy()
     _look_up(codes, level_256.numpy(), scales, block, value_N.numpy())
@@ -265,7 +267,7 @@ def look_up(code_N: Tensor, level_256: Tensor, scale_B: Tensor, block: int) -> T
 
 
 def add_looked_up(total: Tensor, code_N: Tensor, level_256: Tensor, scale_B: Tensor, block: int, weight: float) -> None:
-    """``total += weight * (level * scale)`` in place; ``total`` is contiguous, of any shape."""
+    """Do ``total += weight * (level * scale)`` in place; ``total`` is contiguous, of any shape."""
     codes, scales = code_N.contiguous().numpy(), scale_B.contiguous().numpy()
     _add_looked_up(codes, level_256.numpy(), scales, block, np.float32(weight), total.view(-1).numpy())
 
@@ -352,7 +354,7 @@ class Binned:
 
 
 def binned(value_N: Tensor, bins: int, window: float, code_of: Callable[[Tensor], Tensor]) -> Binned:
-    """Every value in the bin that ``code_of(places)`` says; ``bins`` of them span ``window`` sigmas.
+    """Put every value in the bin that ``code_of(places)`` says; ``bins`` of them span ``window`` sigmas.
 
     Sigma is that of a sample: N - 1 in the denominator. Bins are summed as integers: parallel sums of floats differ
     from run to run on CUDA, and equal tensors must give equal bits.
@@ -377,7 +379,7 @@ def binned(value_N: Tensor, bins: int, window: float, code_of: Callable[[Tensor]
 
 
 def _centre(value_N: Tensor, bins: int, window: float) -> tuple[Tensor, Tensor]:
-    """Mean and bin width; float64, as the square of 1e38 has to fit."""
+    """Return the mean and the width of a bin; float64, as the square of 1e38 has to fit."""
     mean, square = value_N.new_zeros((), dtype=torch.float64), value_N.new_zeros((), dtype=torch.float64)
     for start, stop in slabs(value_N):
         mean += value_N[start:stop].sum(dtype=torch.float64)

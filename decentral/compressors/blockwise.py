@@ -56,7 +56,7 @@ class Linear(Tabled):
         return _linear_code(self.bits, self.top)
 
     def compress_one(self, tensor: Tensor) -> Payload:
-        """Every value to the nearest of 2 * top + 1 levels of its block."""
+        """Round every value to the nearest of 2 * top + 1 levels of its block."""
         if tensor.device.type != "cpu":
             return Tabled.compress_one(self, tensor)  # not super(): slots=True makes another class of this one
         found = quantise(check_dtype(tensor).flatten(), self.block, self.top, largest_scale(self.top))
@@ -157,7 +157,7 @@ _FP8_MINUS_ZERO = 0x80
 
 
 def _fp8_level(code: int) -> float:
-    """The float that these 8 bits are, by the standard's formula."""
+    """Return the float that these 8 bits are, by the standard's formula."""
     sign, exponent, mantissa = code >> 7, code >> 3 & 15, code & 7
     if code == _FP8_MINUS_ZERO or code & 0x7F == 0x7F:
         return UNUSED
@@ -184,7 +184,7 @@ class FP8(Tabled):
     block: int = 256
 
     def quantised(self, value_N: Tensor) -> tuple[Tensor, Tensor]:
-        """The nearest float8 of the block."""
+        """Return the nearest float8 of the block."""
         return _nearest_fp8(value_N, self.block)
 
 
@@ -229,13 +229,13 @@ class E3M0(Tabled):
     block: int = 256
 
     def quantised(self, value_N: Tensor) -> tuple[Tensor, Tensor]:
-        """The nearest of 15 levels of the block."""
+        """Return the nearest of 15 levels of the block."""
         return _nearest_e3m0(value_N, self.block)
 
 
 @one_kernel
 def _nearest_e3m0(value_N: Tensor, block: int) -> tuple[Tensor, Tensor]:
-    """Codes of sizes in [0, 1]: float32's own exponent field does the logarithm."""
+    """Return codes of sizes in [0, 1]: float32's own exponent field does the logarithm."""
     scale_B = short_scale(peaks(value_N, block))
     value_BL = to_blocks(value_N, block)
     size_BL = value_BL.abs() / positive(scale_B)[:, None]
@@ -289,7 +289,7 @@ class NF4(Tabled):
     block: int = 64
 
     def quantised(self, value_N: Tensor) -> tuple[Tensor, Tensor]:
-        """The nearest of 16 levels of the block."""
+        """Return the nearest of 16 levels of the block."""
         return _nearest_nf4(value_N, self.block)
 
 
@@ -340,7 +340,7 @@ class Sign(Tabled):
     block: int = 1024
 
     def quantised(self, value_N: Tensor) -> tuple[Tensor, Tensor]:
-        """Signs, and mean magnitudes."""
+        """Return signs, and mean magnitudes."""
         return _signs_and_means(value_N, self.block)
 
 
@@ -350,7 +350,7 @@ def _signs_and_means(value_N: Tensor, block: int) -> tuple[Tensor, Tensor]:
 
 
 def _means(value_N: Tensor, block: int) -> Tensor:
-    """Mean magnitude of each block, float32; what fills up the last one does not count."""
+    """Return the mean magnitude of each block, float32; what fills up the last one does not count."""
     size_BL = to_blocks(value_N.abs(), block)
     start_B = block * torch.arange(len(size_BL), device=value_N.device, dtype=torch.int64)
     sum_B = size_BL.sum(dim=1, dtype=torch.float64)  # float64: 4096 times 1e38 has to fit
@@ -358,7 +358,7 @@ def _means(value_N: Tensor, block: int) -> Tensor:
 
 
 def _next_shorter(size_B: Tensor) -> Tensor:
-    """The next smaller float32 of 8 significant bits: too small a scale loses as much as one as much too large, and
-    never more than sending nothing.
+    """Return the next smaller float32 of 8 significant bits: too small a scale loses as much as one as much too large,
+    and never more than sending nothing.
     """
     return (size_B.view(torch.int32) & _SHORT_BITS).view(torch.float32)

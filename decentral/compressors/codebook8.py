@@ -52,7 +52,7 @@ class Codebook8(Method):
     )
 
     def layout(self, shape: Shape) -> tuple[PartSpec, ...]:
-        """Codes, then the codebook."""
+        """Return codes, then the codebook."""
         numel = math.prod(shape)
         bits = _codebook_bits(numel)
         return (
@@ -69,7 +69,7 @@ class Codebook8(Method):
         return Payload(tuple(tensor.shape), (found.code_N, level_K.float()))
 
     def decompress_one(self, payload: Payload) -> Tensor:
-        """codebook[code]."""
+        """Return codebook[code]."""
         check_parts(self, payload, self.layout(payload.shape))
         code_N, level_K = payload.parts
         require(torch.isfinite(level_K).all(), self, "every level must be finite")
@@ -77,5 +77,5 @@ class Codebook8(Method):
 
 
 def _codebook_bits(numel: int) -> int:
-    """Bits of a code of a tensor of so many values."""
+    """Return the bits of a code of a tensor of so many values."""
     return min(_MOST_BITS, max(_FEWEST_BITS, (numel // _VALUES_PER_BIN).bit_length() - 1))

@@ -63,14 +63,14 @@ class DCT(SparsifierBase):
             raise ConfigError(f"{self}: k coefficients of a chunk are kept; want 1 <= k <= {self.chunk}")
 
     def index_layout(self, shape: Shape) -> tuple[PartSpec, ...]:
-        """Indices (C, k) of every region."""
+        """Return indices (C, k) of every region."""
         return tuple(
             PartSpec("index", torch.int16, (region.num_chunks, self._kept(region)), Rising(region.length))
             for region in self._regions(shape)
         )
 
     def value_shapes(self, shape: Shape) -> tuple[Shape, ...]:
-        """(C, k) of every region."""
+        """Return (C, k) of every region."""
         return tuple((region.num_chunks, self._kept(region)) for region in self._regions(shape))
 
     def select_one(self, tensor: Tensor) -> Selected:
@@ -108,7 +108,7 @@ class DCT(SparsifierBase):
         return max(1, round(region.length * self.k / self.chunk))
 
     def _regions(self, shape: Shape) -> tuple[Region, ...]:
-        """Tiles of a matrix; else chunks of whole runs, one shorter chunk of whole runs, and one short run."""
+        """Return tiles of a matrix; else chunks of whole runs, one shorter chunk of whole runs, and one short run."""
         if len(shape) == 2:
             return regions(shape, self.chunk)
         side, numel = math.isqrt(self.chunk), math.prod(shape)
@@ -124,7 +124,7 @@ class DCT(SparsifierBase):
     def _transformed(
         self, way: Callable[[Tensor, bool], Tensor], chunk_CL: Tensor, region: Region, both: bool
     ) -> Tensor:
-        """Every chunk through ``way`` as a tile, or as rows of runs."""
+        """Send every chunk through ``way`` as a tile, or as rows of runs."""
         width = region.width if both else min(math.isqrt(self.chunk), region.length)
         return way(chunk_CL.view(region.num_chunks, -1, width), both).view(region.num_chunks, region.length)
 
@@ -148,7 +148,7 @@ class _Coefficients(Decoded):
 
 
 def _bands(region: Region, matrix: Tensor) -> Iterator[tuple[Region, slice]]:
-    """Parts of a region, and which of its chunks they have."""
+    """Yield the parts of a region, and which of its chunks they have."""
     start = 0
     for band in bands(region, _AT_ONCE if matrix.device.type == "cpu" else _ELSEWHERE):
         yield band, slice(start, start + band.num_chunks)
@@ -181,7 +181,7 @@ _ONE = 1 << 128
 
 
 def to_spectrum(value_CHW: Tensor, both: bool) -> Tensor:
-    """float32 coefficients of finite float32 tiles, times ``2 ** -halvings``; ``both``: along columns too."""
+    """Return float32 coefficients of finite float32 tiles, times ``2 ** -halvings``; ``both``: along columns too."""
     height, width = value_CHW.shape[1:]
     whole_CHW, scale_C11 = _whole(value_CHW.double())
     left = basis(height, value_CHW.device) if both else None
@@ -190,7 +190,7 @@ def to_spectrum(value_CHW: Tensor, both: bool) -> Tensor:
 
 
 def from_spectrum(coef_CHW: Tensor, both: bool) -> Tensor:
-    """float32 tiles of finite float32 coefficients; beyond float32's range, its ends."""
+    """Return float32 tiles of finite float32 coefficients; beyond float32's range, its ends."""
     height, width = coef_CHW.shape[1:]
     whole_CHW, scale_C11 = _whole(coef_CHW.double())
     left = basis(height, coef_CHW.device).T if both else None
@@ -200,13 +200,13 @@ def from_spectrum(coef_CHW: Tensor, both: bool) -> Tensor:
 
 
 def halvings(height: int, width: int, both: bool) -> int:
-    """How often coefficients are halved, so that none is larger than the largest value: 6 for 64x64."""
+    """Return how often coefficients are halved, so that none is larger than the largest value: 6 for 64x64."""
     return ((height * width if both else width) - 1).bit_length() + 1 >> 1
 
 
 @functools.lru_cache(maxsize=64)  # 32 KiB each at most; making one of 64 anew took 0.2 ms, and a copy to the device
 def basis(length: int, device: torch.device) -> Tensor:
-    """float64 (u, length): the orthonormal DCT-II, whole numbers of 24 bits. Shared: not to be written to."""
+    """Return float64 (u, length): the orthonormal DCT-II, whole numbers of 24 bits. Shared: not to be written to."""
     with torch.inference_mode(False):  # whoever asks first, others may need gradients
         return torch.tensor(_basis(length), dtype=torch.float64, device=device)
 
@@ -232,7 +232,7 @@ def _cosine(angle: int) -> int:
 
 
 def _whole(value_CHW: Tensor) -> tuple[Tensor, Tensor]:
-    """Whole numbers of 22 bits, and the power of two (C, 1, 1) that scales them back."""
+    """Return whole numbers of 22 bits, and the power of two (C, 1, 1) that scales them back."""
     size_C = value_CHW.abs().amax(dim=(1, 2)) if value_CHW.numel() else value_CHW.new_zeros(value_CHW.shape[0])
     exponent_C = ((size_C.view(torch.int64) >> 52) - 1022).clamp(min=-200)  # size < 2**exponent; zeros, too
     down_C11 = _power(_VALUE_BITS - exponent_C)[:, None, None]
@@ -240,12 +240,12 @@ def _whole(value_CHW: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _power(exponent_C: Tensor) -> Tensor:
-    """float64 ``2 ** exponent``, from its bits."""
+    """Return float64 ``2 ** exponent``, from its bits."""
     return ((exponent_C + 1023) << 52).view(torch.float64)
 
 
 def _product(left_HH: Tensor | None, whole_CHW: Tensor, right_WW: Tensor) -> Tensor:
-    """``left @ whole @ right`` in units of ``whole``; rounded to whole numbers in between."""
+    """Return ``left @ whole @ right`` in units of ``whole``; rounded to whole numbers in between."""
     if left_HH is not None:
         whole_CHW = (left_HH @ whole_CHW).mul_(0.5**_BASIS_BITS).round_()
     return (whole_CHW @ right_WW).mul_(0.5**_BASIS_BITS)

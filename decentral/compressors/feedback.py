@@ -119,7 +119,7 @@ class NoFeedback(Spelled):
     receiver: ClassVar[tuple[str, ...]] = ()
 
     def send(self, compressor: Compressor, gradient_N: Tensor, state: State, shapes: Shapes) -> Sending:
-        """The gradient, compressed."""
+        """Compress the gradient."""
         return Sending(compress_flat(compressor, gradient_N.detach(), shapes), {})
 
     def receive(self, arrived_N: Tensor, state: State) -> Receiving:
@@ -154,7 +154,7 @@ class ErrorFeedback(Spelled):
             raise ConfigError(f"{self}: the debt's decay must be in [0, 1]; 0.95 is usual")
 
     def send(self, compressor: Compressor, gradient_N: Tensor, state: State, shapes: Shapes) -> Sending:
-        """The gradient and what is owed, compressed; the new debt is what that lost."""
+        """Compress the gradient and what is owed; the new debt is what that lost."""
         if not elements_here(gradient_N):
             return self._send_from_device(compressor, gradient_N, state, shapes)
         owed_N = fresh_like(gradient_N)
@@ -170,7 +170,7 @@ class ErrorFeedback(Spelled):
         return Sending(tuple(payloads), {"debt": owed_N})
 
     def _send_from_device(self, compressor: Compressor, gradient_N: Tensor, state: State, shapes: Shapes) -> Sending:
-        """The same, all tensors at once: a device has no cache in which one of them would wait."""
+        """Send all tensors at once: a device has no cache in which one of them would wait."""
         owed_N = gradient_N.detach().clone()
         if "debt" in state:
             owed_N.add_(slot(state, "debt", gradient_N), alpha=self.beta)
@@ -184,7 +184,7 @@ class ErrorFeedback(Spelled):
 
 
 def _send(compressor: Compressor, gradient: Tensor, owed: Tensor, debt: Tensor | None, beta: float) -> Payload:
-    """A tensor from beginning to end while it is in the cache; ``owed`` becomes what is still owed after it.
+    """Send a tensor from beginning to end while it is in the cache; ``owed`` becomes what is still owed after it.
     Rounded once where the machine can, which the sender alone sees.
     """
     if debt is None:
@@ -199,7 +199,7 @@ def _send(compressor: Compressor, gradient: Tensor, owed: Tensor, debt: Tensor |
 def compress_with_debt(
     compressor: Compressor, tensor: Tensor, debt: Tensor | None, beta: float
 ) -> tuple[Payload, Tensor]:
-    """`ErrorFeedback` for one tensor of any shape; ``None`` is a debt of zero.
+    """Do what `ErrorFeedback` does, for one tensor of any shape; ``None`` is a debt of zero.
 
     Returns the payload and the debt after sending it in float32, both new; ``tensor`` and ``debt`` are untouched.
     """
@@ -242,7 +242,7 @@ class EF21(Spelled):
     receiver: ClassVar[tuple[str, ...]] = ("sent",)
 
     def send(self, compressor: Compressor, gradient_N: Tensor, state: State, shapes: Shapes) -> Sending:
-        """The change since what was sent, compressed."""
+        """Compress the change since what was sent."""
         sent_N = slot(state, "sent", gradient_N)
         payloads = compress_flat(compressor, gradient_N.detach() - sent_N, shapes)
         sent_N = sent_N.clone()
@@ -250,12 +250,12 @@ class EF21(Spelled):
         return Sending(payloads, {"sent": sent_N})
 
     def receive(self, arrived_N: Tensor, state: State) -> Receiving:
-        """The sum of all that this sender sent so far."""
+        """Return the sum of all that this sender sent so far."""
         return add_up(arrived_N, state)
 
 
 def add_up(arrived_N: Tensor, state: State) -> Receiving:
-    """The receiver's side of mechanisms that send changes; estimate and state do not share memory."""
+    """Do the receiver's side of mechanisms that send changes; estimate and state do not share memory."""
     sent_N = slot(state, "sent", arrived_N) + arrived_N
     return Receiving(sent_N, {"sent": sent_N.clone()})
 
@@ -296,7 +296,7 @@ class EControl(Spelled):
             raise ConfigError(f"{self}: the share of the debt must be in [0, 1]; 0.001 is usual")
 
     def send(self, compressor: Compressor, gradient_N: Tensor, state: State, shapes: Shapes) -> Sending:
-        """The change since what was sent and a share of the debt, compressed."""
+        """Compress the change since what was sent and a share of the debt."""
         debt_N, sent_N = slot(state, "debt", gradient_N), slot(state, "sent", gradient_N)
         change_N = gradient_N.detach() - sent_N
         payloads = compress_flat(compressor, change_N + debt_N * self.eta, shapes)
@@ -305,7 +305,7 @@ class EControl(Spelled):
         return Sending(payloads, {"debt": debt_N + (gradient_N.detach() - sent_N), "sent": sent_N})
 
     def receive(self, arrived_N: Tensor, state: State) -> Receiving:
-        """The sum of all that this sender sent so far."""
+        """Return the sum of all that this sender sent so far."""
         return add_up(arrived_N, state)
 
 
@@ -345,7 +345,7 @@ class DGC(Spelled):
             raise ConfigError(f"{self}: momentum must be in [0, 1); 0.9 is usual, 0 is error feedback with beta=1")
 
     def send(self, compressor: Compressor, gradient_N: Tensor, state: State, shapes: Shapes) -> Sending:
-        """All velocity that was not sent yet, compressed."""
+        """Compress all velocity that was not sent yet."""
         velocity_N = slot(state, "velocity", gradient_N) * self.momentum + gradient_N.detach()
         owed_N = slot(state, "debt", gradient_N) + velocity_N
         payloads = compress_flat(compressor, owed_N, shapes)
@@ -368,7 +368,7 @@ _LONGEST_SPELLING = 256
 
 
 def parse_feedback(spelling: str) -> Feedback:
-    """The mechanism of a spelling; ConfigError, with the nearest name, when there is none."""
+    """Return the mechanism of a spelling; ConfigError, with the nearest name, when there is none."""
     if len(spelling) > _LONGEST_SPELLING:
         raise ConfigError(f"feedback of {len(spelling)} characters: at most {_LONGEST_SPELLING} are read")
     made: Feedback = make(spelling, _METHODS, "ef(beta=0.95)")

@@ -67,7 +67,7 @@ class LowRank(Method):
             raise ConfigError(f"{self}: want 1 <= iterations <= 100; 4 is usual")
 
     def layout(self, shape: Shape) -> tuple[PartSpec, ...]:
-        """Left, right and scale of a matrix; else the values."""
+        """Return left, right and scale of a matrix; else the values."""
         if self._is_dense(shape):
             return (PartSpec("dense", torch.float32, (math.prod(shape),), Floats()),)
         rows, columns = _matrix(shape)
@@ -78,7 +78,7 @@ class LowRank(Method):
         )
 
     def compress_one(self, tensor: Tensor) -> Payload:
-        """The matrix projected on the space that iteration found."""
+        """Project the matrix on the space that iteration found."""
         flat_N, shape = check_input(tensor).flatten(), tuple(tensor.shape)
         if self._is_dense(shape):
             return Payload(shape, (flat_N.clone(),))
@@ -93,7 +93,7 @@ class LowRank(Method):
         return Payload(shape, (left_nr, half_mr * (code > 0), code.to(torch.uint8).reshape(1)))
 
     def decompress_one(self, payload: Payload) -> Tensor:
-        """left @ right.T"""
+        """Return left @ right.T."""
         check_parts(self, payload, self.layout(payload.shape))
         if self._is_dense(payload.shape):
             require(is_finite(payload.parts[0]), self, "every value must be finite")
@@ -112,7 +112,7 @@ class LowRank(Method):
         return len(shape) < 2 or not 0 < 2 * self.rank * (rows + columns) <= rows * columns
 
     def _iterated(self, matrix_nm: Tensor) -> Tensor:
-        """Orthonormal columns (n, r) near the space of the largest singular values."""
+        """Return orthonormal columns (n, r) near the space of the largest singular values."""
         columns = matrix_nm.shape[1]
         place = torch.arange(columns * self.rank, device=matrix_nm.device, dtype=torch.int64)
         right_mr = (hash32(place + 1).double() / 2**31 - 1).float().view(columns, self.rank)
@@ -127,23 +127,23 @@ def _matrix(shape: Shape) -> tuple[int, int]:
 
 
 def _orthonormal(value_nr: Tensor) -> Tensor:
-    """In float64, so that nearly parallel columns do not lose each other."""
+    """Return an orthonormal basis, made in float64, so that nearly parallel columns do not lose each other."""
     basis_nr: Tensor = torch.linalg.qr(value_nr.double()).Q
     return basis_nr.float().contiguous()
 
 
 def _exponent(size: Tensor) -> Tensor:
-    """int64 e with ``size < 2**e``; far below float32's range for zero."""
+    """Return int64 e with ``size < 2**e``; far below float32's range for zero."""
     return ((size.double().view(torch.int64) >> 52) - 1022).clamp(min=-200)
 
 
 def _power(exponent: Tensor) -> Tensor:
-    """float64 ``2 ** exponent``, from its bits."""
+    """Return float64 ``2 ** exponent``, from its bits."""
     return ((exponent + 1023) << 52).view(torch.float64)
 
 
 def _product(left_nr: Tensor, right_mr: Tensor) -> Tensor:
-    """Whole numbers: the product in units of the grid."""
+    """Return whole numbers: the product in units of the grid."""
     total_nm = torch.zeros(left_nr.shape[0], right_mr.shape[0], dtype=torch.float64, device=left_nr.device)
     for start in range(0, left_nr.shape[1], _EXACT_RANK):
         some = slice(start, start + _EXACT_RANK)

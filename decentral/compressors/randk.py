@@ -61,11 +61,11 @@ class RandK(SparsifierBase):
             raise ConfigError(f"{self}: a seed has 32 bits; want 0 <= seed <= {_MASK}")
 
     def index_layout(self, shape: Shape) -> tuple[PartSpec, ...]:
-        """The nonce, unless there is nothing to keep."""
+        """Return the nonce, unless there is nothing to keep."""
         return (PartSpec("nonce", torch.uint8, (_NONCE_NBYTES,), Symbols(8)),) if math.prod(shape) else ()
 
     def value_shapes(self, shape: Shape) -> tuple[Shape, ...]:
-        """(C, k) of the whole chunks, then of the rest."""
+        """Return (C, k) of the whole chunks, then of the rest."""
         return tuple((count, self._kept(length)) for count, length in self._runs(shape))
 
     def select_one(self, tensor: Tensor) -> Selected:
@@ -85,12 +85,12 @@ class RandK(SparsifierBase):
         return max(1, round(length * self.k / self.chunk))
 
     def _runs(self, shape: Shape) -> list[tuple[int, int]]:
-        """(number of chunks, values in each): the whole ones, then the rest."""
+        """Return (number of chunks, values in each): the whole ones, then the rest."""
         whole, rest = divmod(math.prod(shape), self.chunk)
         return [run for run in ((whole, self.chunk), (1, rest)) if run[0] and run[1]]
 
     def _places(self, nonce: Tensor, shape: Shape) -> list[Tensor]:
-        """Places (C, k) in the flattened tensor of every run of chunks, distinct."""
+        """Return places (C, k) in the flattened tensor of every run of chunks, distinct."""
         found, chunk, start = [], 0, 0
         for count, length in self._runs(shape):
             first_C1 = torch.arange(count, device=nonce.device, dtype=torch.int64)[:, None]
@@ -100,14 +100,14 @@ class RandK(SparsifierBase):
         return found
 
     def _key(self, nonce: Tensor, chunk_C1: Tensor) -> Tensor:
-        """32 bits for every chunk."""
+        """Return 32 bits for every chunk."""
         byte_8 = nonce.long()
         low, high = (sum((byte_8[at + i] << (8 * i) for i in range(1, 4)), byte_8[at]) for at in (0, 4))
         return hash32(hash32(hash32(low ^ self.seed) ^ high) ^ (chunk_C1 & _MASK))
 
 
 def _draw(key_C1: Tensor, length: int, k: int) -> Tensor:
-    """Places (C, k) in [0, length), one in each of k stretches of a chunk that was turned."""
+    """Return places (C, k) in [0, length), one in each of k stretches of a chunk that was turned."""
     stretch_k = torch.arange(k, device=key_C1.device, dtype=torch.int64)
     edge_k, next_k = stretch_k * length // k, (stretch_k + 1) * length // k
     # Keys of neighbouring numbers are unrelated, so counting on from a chunk's key is another chunk's by chance only.

@@ -30,19 +30,19 @@ _ZERO = 1 << 24  # no other value is this far above the largest one's exponent
 
 
 def hash32(number: Tensor) -> Tensor:
-    """int64 in [0, 2**32) to int64 in [0, 2**32), one to one."""
+    """Map int64 in [0, 2**32) to int64 in [0, 2**32), one to one."""
     mixed = ((number ^ (number >> 16)) * _FIRST) & _MASK
     mixed = ((mixed ^ (mixed >> 15)) * _SECOND) & _MASK
     return mixed ^ (mixed >> 16)
 
 
 def below(number: Tensor, limit: Tensor | int) -> Tensor:
-    """int64 in [0, 2**32) to int64 in [0, limit), evenly to within limit / 2**32; ``limit`` up to 2**31."""
+    """Map int64 in [0, 2**32) to int64 in [0, limit), evenly to within limit / 2**32; ``limit`` up to 2**31."""
     return (number * limit) >> 32
 
 
 def nonce_of(flat_N: Tensor) -> Tensor:
-    """uint8 (8,): a fingerprint of finite float32 values, the same for ``-x``, ``4 * x`` and on every device."""
+    """Return uint8 (8,): a fingerprint of finite float32 values, the same for ``-x``, ``4 * x`` and on every device."""
     exponent = flat_N.abs().amax().view(torch.int32) >> 23 << 23  # scaling by a power of two moves all of them alike
     sum_2 = torch.zeros(2, dtype=torch.int64, device=flat_N.device)
     for start in range(0, flat_N.numel(), _SLAB):  # sums of integers: their order does not matter
@@ -55,7 +55,7 @@ def nonce_of(flat_N: Tensor) -> Tensor:
 
 
 def _lines(flat_N: Tensor, exponent: Tensor) -> Tensor:
-    """int64 (R,): a weighted sum of the bits of each run of 1024 values; below 2**31 * 2**21 * 2**10."""
+    """Return int64 (R,): a weighted sum of the bits of each run of 1024 values; below 2**31 * 2**21 * 2**10."""
     bits_N = flat_N.abs().view(torch.int32)
     bits_N = torch.where(bits_N > 0, bits_N - exponent, _ZERO)
     bits_RL = torch.nn.functional.pad(bits_N, (0, -flat_N.numel() % _LINE)).view(-1, _LINE)
@@ -86,13 +86,13 @@ _RESOLUTION = 24  # bits of a uniform number: every one is exact in float32
 
 
 def check_seed(method: object, seed: int) -> None:
-    """ConfigError unless a seed has a sensible size."""
+    """Raise ConfigError unless a seed has a sensible size."""
     if not 0 <= seed < 2**32:
         raise ConfigError(f"{method}: a seed is a whole number from 0 to 2**32 - 1")
 
 
 def key(flat_N: Tensor, seed: int) -> Tensor:
-    """int64 (): a hash of the mantissas, in their order, and of the seed."""
+    """Return int64 (): a hash of the mantissas, in their order, and of the seed."""
     if _on_processor(flat_N):
         found = torch.tensor(_sum(flat_N.contiguous().numpy().view(np.uint32)), dtype=torch.int64, device="cpu")
         return found.add(_signed(seed * _FIRST_64))
@@ -100,8 +100,8 @@ def key(flat_N: Tensor, seed: int) -> Tensor:
 
 
 def draws(flat_N: Tensor, seed: int) -> Draws:
-    """Numbers in [0, 1), multiples of 2**-24, one for each of the values that they are drawn from, made as needed: on
-    the processor at once, elsewhere in the kernel that needs them, which saves it two ways through memory.
+    """Return numbers in [0, 1), multiples of 2**-24, one for each of the values that they are drawn from, made as
+    needed: on the processor at once, elsewhere in the kernel that needs them, which saves it two ways through memory.
     """
     begin = key(flat_N, seed)
     if _on_processor(flat_N):
@@ -111,7 +111,7 @@ def draws(flat_N: Tensor, seed: int) -> Draws:
 
 
 def uniform(drawn: Tensor, like_N: Tensor) -> Tensor:
-    """Numbers (N,) in [0, 1): what was drawn, or int64 (2,), of what begins them and what leads on."""
+    """Return numbers (N,) in [0, 1): what was drawn, or int64 (2,), of what begins them and what leads on."""
     if drawn.dtype != torch.int64:
         return drawn
     mixed_N = _mixed(drawn[0] + _places(like_N, drawn[1]))
@@ -135,19 +135,21 @@ def _places(like_N: Tensor, golden: Tensor) -> Tensor:
 
 @functools.cache
 def _golden(device: torch.device) -> Tensor:
-    """A tensor, because torch's compiler takes a number for a part of an index, and those have 32 bits."""
+    """Return a tensor, because torch's compiler takes a number for a part of an index, and those have 32 bits."""
     return torch.tensor(_signed(_GOLDEN_64), dtype=torch.int64, device=device)
 
 
 def _mixed(number_N: Tensor) -> Tensor:
-    """splitmix64's finaliser on int64, whose products wrap around and whose shifts keep the sign: so it is masked."""
+    """Apply splitmix64's finaliser on int64, whose products wrap around and whose shifts keep the sign: so it is
+    masked.
+    """
     number_N = (number_N ^ (number_N >> 30 & (1 << 34) - 1)) * _signed(_FIRST_64)
     number_N = (number_N ^ (number_N >> 27 & (1 << 37) - 1)) * _signed(_SECOND_64)
     return number_N ^ (number_N >> 31 & (1 << 33) - 1)
 
 
 def _signed(number: int) -> int:
-    """The int64 with the lowest 64 bits of a number."""
+    """Return the int64 with the lowest 64 bits of a number."""
     return (number + 2**63) % 2**64 - 2**63
 
 

@@ -52,7 +52,7 @@ _EARLIER = MappingProxyType({"powersgd": "lowrank"})  # names in manifests of ru
 
 
 def parse_compressor(spelling: str) -> Compressor:
-    """The compressor of a spelling; ConfigError, with the nearest name, when there is none."""
+    """Return the compressor of a spelling; ConfigError, with the nearest name, when there is none."""
     if len(spelling) > _LONGEST_SPELLING:
         raise ConfigError(f"compressor of {len(spelling)} characters: at most {_LONGEST_SPELLING} are read")
     words = spelling.split(">>")

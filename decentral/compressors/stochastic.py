@@ -88,7 +88,7 @@ class Natural(Method):
         check_seed(self, self.seed)
 
     def layout(self, shape: Shape) -> tuple[PartSpec, ...]:
-        """Codes, then the exponent of code 1."""
+        """Return codes, then the exponent of code 1."""
         return (
             PartSpec("codes", torch.uint8, (math.prod(shape),), Symbols(8)),
             PartSpec("base", torch.uint8, (1,), Symbols(8)),
@@ -104,7 +104,7 @@ class Natural(Method):
         return _payload(tuple(tensor.shape), *_values_and_base(tensor), lambda start, stop: uniform_N[start:stop])
 
     def decompress_one(self, payload: Payload) -> Tensor:
-        """+-2**exponent."""
+        """Return +-2**exponent."""
         check_parts(self, payload, self.layout(payload.shape))
         code_N, base = payload.parts
         require((base <= _LARGEST_BASE).all(), self, f"the base must be at most {_LARGEST_BASE}")
@@ -128,7 +128,7 @@ def _natural_codes(value_N: Tensor, inverse: Tensor, drawn: Tensor) -> Tensor:
 
 
 def _values_and_base(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """The values, and the exponent that codes count from. NonFiniteError when one is NaN or Inf."""
+    """Return the values, and the exponent that codes count from. NonFiniteError when one is NaN or Inf."""
     value_N = check_dtype(tensor).flatten()
     low, high = torch.aminmax(value_N) if value_N.numel() else (value_N.new_zeros(()), value_N.new_zeros(()))
     largest = torch.maximum(-low, high)
@@ -138,7 +138,7 @@ def _values_and_base(tensor: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _base(largest: Tensor) -> Tensor:
-    """int64 (): the lowest exponent, such that the largest magnitude can go up to a power of two."""
+    """Return int64 (): the lowest exponent, such that the largest magnitude can go up to a power of two."""
     exponent = torch.frexp(largest).exponent.long()  # largest < 2**exponent, or both are 0
     exponent = torch.where(largest > 0, exponent, torch.full_like(exponent, _LOWEST))
     return (exponent - (_LEVELS - 1)).clamp(_LOWEST, _LARGEST_BASE + _LOWEST)
@@ -156,7 +156,7 @@ def _split(ratio_N: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _powers(base: Tensor) -> Tensor:
-    """float32 (256,): the value of every code for a base as it is sent, made from the bits of a float32."""
+    """Return float32 (256,): the value of every code for a base as it is sent, made from the bits of a float32."""
     exponent_127 = torch.arange(_LEVELS, device=base.device, dtype=torch.int64) + base.long() + _LOWEST
     normal_127 = (exponent_127 + 127) << 23
     denormal_127 = torch.ones_like(exponent_127) << (exponent_127 - _LOWEST).clamp(0, 22)

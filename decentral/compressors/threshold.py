@@ -72,12 +72,12 @@ class Threshold(SparsifierBase):
             raise ConfigError(f"{self}: sample is a share of the entries; want 0 < sample <= 1, 0.01 is usual")
 
     def index_layout(self, shape: Shape) -> tuple[PartSpec, ...]:
-        """Indices (1, K), unless there is nothing to keep."""
+        """Return indices (1, K), unless there is nothing to keep."""
         kept = self._kept(math.prod(shape))
         return (PartSpec("places", torch.int32, (1, kept), Rising(math.prod(shape))),) if kept else ()
 
     def value_shapes(self, shape: Shape) -> tuple[Shape, ...]:
-        """Whole rows, then the rest."""
+        """Return whole rows, then the rest."""
         whole, rest = divmod(self._kept(math.prod(shape)), _ROW)
         return tuple(rows for rows in ((whole, _ROW), (1, rest)) if rows[0] and rows[1])
 
@@ -105,7 +105,7 @@ class Threshold(SparsifierBase):
         return max(1, round(numel * self.k / _OF)) if numel else 0
 
     def _largest(self, flat_N: Tensor, kept: int) -> Tensor:
-        """Rising places (K,) of the largest magnitudes."""
+        """Return rising places (K,) of the largest magnitudes."""
         index_K = np.empty(kept, dtype=np.int32)
         size_N = flat_N.contiguous().numpy().view(np.uint32)
         if not _reaching(size_N, self.guess(size_N, kept), index_K):
@@ -113,7 +113,7 @@ class Threshold(SparsifierBase):
         return torch.from_numpy(index_K)
 
     def guess(self, size_N: NDArray[np.uint32], kept: int) -> np.uint32:
-        """The magnitude that a few more than K entries should reach, from every so many-th entry."""
+        """Return the magnitude that a few more than K entries should reach, from every so many-th entry."""
         step = max(1, min(int(1 / self.sample), size_N.size // _LEAST_SAMPLE))
         seen = np.sort(size_N[::step] & np.uint32(0x7FFFFFFF))
         wanted = seen.size * kept / size_N.size

@@ -89,7 +89,7 @@ class TopK(SparsifierBase):
             raise ConfigError(f"{self}: k entries of a chunk are kept; want 1 <= k <= {self.chunk}")
 
     def index_layout(self, shape: Shape) -> tuple[PartSpec, ...]:
-        """Indices (C, k) of every region."""
+        """Return indices (C, k) of every region."""
         places = regions(shape, self.chunk)
         return tuple(
             PartSpec("index", torch.int16, (region.num_chunks, self._kept(region)), Rising(region.length))
@@ -97,7 +97,7 @@ class TopK(SparsifierBase):
         )
 
     def value_shapes(self, shape: Shape) -> tuple[Shape, ...]:
-        """(C, k) of every region."""
+        """Return (C, k) of every region."""
         return tuple((region.num_chunks, self._kept(region)) for region in regions(shape, self.chunk))
 
     def band(self, shape: Shape) -> int:
@@ -259,7 +259,7 @@ class Region:
 
 @functools.lru_cache(maxsize=4096)
 def regions(shape: tuple[int, ...], chunk: int) -> tuple[Region, ...]:
-    """The regions of a tensor of this shape, without empty ones; ``chunk`` is a square number."""
+    """Return the regions of a tensor of this shape, without empty ones; ``chunk`` is a square number."""
     side = math.isqrt(chunk)
     height, width = (side, side) if len(shape) == 2 else (1, chunk)
     rows, columns = shape if len(shape) == 2 else (1, math.prod(shape))
@@ -271,12 +271,12 @@ def regions(shape: tuple[int, ...], chunk: int) -> tuple[Region, ...]:
 
 
 def as_matrix(tensor: Tensor) -> Tensor:
-    """The matrix that regions refer to: the tensor itself, or one row of all its values."""
+    """Return the matrix that regions refer to: the tensor itself, or one row of all its values."""
     return tensor if tensor.dim() == 2 else tensor.reshape(1, -1)
 
 
 def bands(region: Region, most: int) -> Iterator[Region]:
-    """The region in parts of at most so many chunks, in their order."""
+    """Yield the region in parts of at most so many chunks, in their order."""
     rows, columns = max(1, most // region.tile_columns), min(most, region.tile_columns)
     for row in range(0, region.tile_rows, rows):
         for column in range(0, region.tile_columns, columns):
@@ -291,8 +291,8 @@ def bands(region: Region, most: int) -> Iterator[Region]:
 
 
 def within(region: Region, row: int, rows: int) -> tuple[Region, slice]:
-    """The tiles of the region that lie in so many rows of the matrix from ``row`` on, as seen from there, and which of
-    its chunks they are. Rows hold tiles whole.
+    """Return the tiles of the region that lie in so many rows of the matrix from ``row`` on, as seen from there, and
+    which of its chunks they are. Rows hold tiles whole.
     """
     first = max(0, -(-(row - region.top) // region.height))
     last = max(first, min(region.tile_rows, (row + rows - region.top) // region.height))
@@ -303,12 +303,12 @@ def within(region: Region, row: int, rows: int) -> tuple[Region, slice]:
 
 
 def cut(matrix: Tensor, region: Region) -> Tensor:
-    """A region's chunks, (num_chunks, length); a copy unless chunks are runs."""
+    """Return a region's chunks, (num_chunks, length); a copy unless chunks are runs."""
     return _tiles(matrix, region).permute(0, 2, 1, 3).reshape(region.num_chunks, region.length)
 
 
 def places_of(region: Region, columns: int, index_Ck: Tensor) -> Tensor:
-    """Where indices inside chunks (C, k) are in the flattened matrix of so many columns, int64 (C, k)."""
+    """Return where indices inside chunks (C, k) are in the flattened matrix of so many columns, int64 (C, k)."""
     place_Ck = np.empty(tuple(index_Ck.shape), dtype=np.int64)
     where = (columns, region.top, region.left, region.tile_columns, region.height, region.width)
     _places(index_Ck.numpy(), where, place_Ck)
@@ -322,14 +322,14 @@ def paste(matrix: Tensor, region: Region, chunks: Tensor) -> None:
 
 
 def _tiles(matrix: Tensor, region: Region) -> Tensor:
-    """A view (tile row, row in tile, tile column, column in tile) of the region."""
+    """Return a view (tile row, row in tile, tile column, column in tile) of the region."""
     rows, columns = region.tile_rows * region.height, region.tile_columns * region.width
     part = matrix[region.top : region.top + rows, region.left : region.left + columns]
     return part.view(region.tile_rows, region.height, region.tile_columns, region.width)  # splits only: never a copy
 
 
 def _spans(size: int, tile: int) -> list[tuple[int, int, int]]:
-    """(start, number of tiles, tile size) for the whole tiles of a dimension, then for the rest."""
+    """Return (start, number of tiles, tile size) for the whole tiles of a dimension, then for the rest."""
     whole, rest = divmod(size, tile)
     return [span for span in ((0, whole, tile), (whole * tile, 1, rest)) if span[1] and span[2]]
 
@@ -360,7 +360,7 @@ _PLACES = np.uint64(0x0001020304050607)  # times 1 << 8 * p, it has p in its hig
 
 
 def largest(matrix: Tensor, region: Region, k: int) -> tuple[Tensor, Tensor]:
-    """Rising indices int16 (C, k) and values float32 (C, k) of a contiguous float32 matrix."""
+    """Return rising indices int16 (C, k) and values float32 (C, k) of a contiguous float32 matrix."""
     index_Ck = np.empty((region.num_chunks, k), dtype=np.int16)
     value_Ck = np.empty((region.num_chunks, k), dtype=np.float32)
     values, flags = matrix.view(-1).numpy(), np.zeros(-(-region.length // 8) * 8, dtype=np.uint8)
@@ -369,7 +369,7 @@ def largest(matrix: Tensor, region: Region, k: int) -> tuple[Tensor, Tensor]:
 
 
 def add_at(matrix: Tensor, region: Region, index_Ck: Tensor, value_Ck: Tensor, weight: float) -> None:
-    """``matrix += weight * value`` at the indices of each chunk of a contiguous matrix, in place, rounded twice."""
+    """Do ``matrix += weight * value`` at the indices of each chunk of a contiguous matrix, in place, rounded twice."""
     _add_at(matrix.view(-1).numpy(), _where(matrix, region), index_Ck.numpy(), value_Ck.numpy(), np.float32(weight))
 
 
@@ -379,7 +379,7 @@ def _where(matrix: Tensor, region: Region) -> tuple[int, ...]:
 
 @compiled
 def _largest(values, bits, where, flags, words, index, kept):  # type: ignore[no-untyped-def]
-    """Candidates are what reaches seven eighths of the threshold of the chunk before."""
+    """Look at candidates only: what reaches seven eighths of the threshold of the chunk before."""
     columns, top, left, _, tile_columns, height, width = where
     k, tile = index.shape[1], (columns, height, width)
     share, gap = np.uint64(_ROUND_UP // width + 1), np.uint64(columns - width)
@@ -429,8 +429,8 @@ def _reaching(bits, tile, least, flags, words, place):  # type: ignore[no-untype
 
 @compiled
 def _kth_largest(sizes, k, low):  # type: ignore[no-untyped-def]
-    """By halving the range of values, each pass vector code, or any number that exactly k reach: that takes some eight
-    passes instead of twenty. ``low`` is at most what is looked for.
+    """Search by halving the range of values, each pass vector code, or any number that exactly k reach: that takes some
+    eight passes instead of twenty. ``low`` is at most what is looked for.
     """
     high = low
     for size in sizes:

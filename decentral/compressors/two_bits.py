@@ -80,7 +80,7 @@ class SignMag2(Method):
     )
 
     def layout(self, shape: Shape) -> tuple[PartSpec, ...]:
-        """Codes, the exponent of the largest level, large levels, steps to the small ones."""
+        """Return codes, the exponent of the largest level, large levels, steps to the small ones."""
         return _layout(shape)
 
     def compress(self, tensors: Sequence[Tensor]) -> list[Payload]:
@@ -123,7 +123,7 @@ class SignMag2(Method):
         return [decoded[i] for i in range(len(payloads))]
 
     def _check(self, code_N: Tensor, peak_M: Tensor, large_R: Tensor, step_R: Tensor) -> None:
-        """PayloadError unless the parts, which have their shapes, keep their rules."""
+        """Raise PayloadError unless the parts, which have their shapes, keep their rules."""
         require(code_N.amax() < 4 if code_N.numel() else True, self, "codes must be below 4")
         require((step_R <= large_R).all(), self, "a small level lies below zero")
         require((peak_M < NUM_PEAKS).all(), self, "a peak is beyond float32")
@@ -165,7 +165,7 @@ _SHORT = 256  # columns
 
 
 def best_means(value_RC: Tensor) -> Tensor:
-    """float64 (R, 2): the means on both sides of the split of a row's magnitudes with the least squared error."""
+    """Return float64 (R, 2): the means on both sides of the split of a row's magnitudes that loses least."""
     if value_RC.device.type != "cpu":
         return best_means_anywhere(value_RC)
     mean_R2 = np.empty((len(value_RC), 2), dtype=np.float64)
@@ -175,7 +175,7 @@ def best_means(value_RC: Tensor) -> Tensor:
 
 
 def code_rows(value_RC: Tensor, halfway_R: Tensor) -> Tensor:
-    """uint8 (R, C): bit 0 for a magnitude above the row's half-way, bit 1 for a sign."""
+    """Return uint8 (R, C): bit 0 for a magnitude above the row's half-way, bit 1 for a sign."""
     if value_RC.device.type != "cpu":
         return code_rows_anywhere(value_RC, halfway_R)
     code_RC = np.empty(tuple(value_RC.shape), dtype=np.uint8)
@@ -184,7 +184,7 @@ def code_rows(value_RC: Tensor, halfway_R: Tensor) -> Tensor:
 
 
 def decode_rows(code_RC: Tensor, size_R2: Tensor) -> Tensor:
-    """float32 (R, C): the small or the large size of the row, with its sign; codes are below 4."""
+    """Return float32 (R, C): the small or the large size of the row, with its sign; codes are below 4."""
     if code_RC.device.type != "cpu":
         size_RC = torch.where((code_RC & 1).bool(), size_R2[:, 1:], size_R2[:, :1])
         return torch.where((code_RC & 2).bool(), -size_RC, size_RC)
@@ -220,7 +220,7 @@ def _means_of_best_split(value_RC: Tensor) -> Tensor:
 
 @compiled
 def _best_means(values, bits, means):  # type: ignore[no-untyped-def]
-    """Exact: every split of the sorted magnitudes is tried. Sums in float64, because 1e38 squared has to fit."""
+    """Try every split of the sorted magnitudes. Sums in float64, because 1e38 squared has to fit."""
     rows, columns = values.shape
     size, given = np.empty(columns, dtype=np.float32), np.empty(columns, dtype=np.uint32)
     total = np.empty(columns + 1, dtype=np.float64)
@@ -243,7 +243,7 @@ def _best_means(values, bits, means):  # type: ignore[no-untyped-def]
 
 @compiled
 def _sort_sizes(bits, given, size):  # type: ignore[no-untyped-def]
-    """Magnitudes, rising, as their bits. In a short row each entry counts the smaller ones: 64 of them take 0.34
+    """Sort magnitudes, as their bits. In a short row each entry counts the smaller ones: 64 of them take 0.34
     microseconds so, 0.92 by insertion, and 1.47 by numba's sort, because counting becomes vector code.
     """
     columns = bits.size
@@ -317,13 +317,13 @@ def level_sizes(peak_R: Tensor, level_R2: Tensor) -> Tensor:
 
 @functools.lru_cache(maxsize=256)
 def counts_on(counts: tuple[int, ...], device: torch.device) -> Tensor:
-    """Whole numbers on a device, which has them from the last round."""
+    """Return whole numbers on a device, which has them from the last round."""
     return torch.tensor(counts, dtype=torch.int64, device=device)
 
 
 @functools.cache
 def _size_table(device: torch.device) -> Tensor:
-    """float32 (NUM_PEAKS, 256); exponents from their bits, because pow is not exact on CUDA."""
+    """Return float32 (NUM_PEAKS, 256); exponents from their bits, because pow is not exact on CUDA."""
     mantissas = [round(128 * 2 ** (n / _PER_OCTAVE)) / 128 for n in range(_PER_OCTAVE)]
     mantissa_16 = torch.tensor(mantissas, dtype=torch.float32, device="cpu")
     sixteenth_256 = torch.arange(256, dtype=torch.int32, device="cpu") - (256 - _PER_OCTAVE)
@@ -373,7 +373,7 @@ class SparseLoCo2(Method):
     )
 
     def layout(self, shape: Shape) -> tuple[PartSpec, ...]:
-        """Codes, then levels."""
+        """Return codes, then levels."""
         return (
             PartSpec("codes", torch.uint8, (math.prod(shape),), Symbols(2)),
             PartSpec("levels", torch.float32, (_BINS,), Floats()),
@@ -388,7 +388,7 @@ class SparseLoCo2(Method):
         return Payload(tuple(tensor.shape), (found.code_N, level_4))
 
     def decompress_one(self, payload: Payload) -> Tensor:
-        """levels[code]."""
+        """Return levels[code]."""
         check_parts(self, payload, self.layout(payload.shape))
         code_N, level_4 = payload.parts
         require(torch.isfinite(level_4).all(), self, "every level must be finite")

@@ -223,7 +223,7 @@ FORM_NBYTES = 1  # ahead of a chunk
 def to_form(chunk: bytes, forms: int) -> bytes:
     """The chunk in the shortest form that the asker takes."""
     if forms & BY_PLANES:
-        packed = zstd.pack(chunk)
+        packed = zstd.write_float_frame(chunk)
         if len(packed) < len(chunk):
             return bytes([PLANES]) + packed
     return bytes([PLAIN]) + chunk
@@ -239,7 +239,7 @@ def from_form(answer: bytes, nbytes: int) -> bytes:
         raise PayloadError(f"a chunk of {nbytes} bytes by planes of four; drop the donor")
     if len(body) >= nbytes if packed else len(body) != nbytes:
         raise PayloadError(f"a chunk of {nbytes} bytes came as {len(body)}; drop the donor")
-    return zstd.unpack(body, nbytes) if packed else body
+    return zstd.read_float_frame(body, nbytes) if packed else body
 
 
 # ---- snapshots from chunks ----
