@@ -20,7 +20,7 @@ from decentral.lab.lab_peer import LabPeer, LabWorld, lab_peer, lab_signers
 from decentral.manifest import Manifest
 from decentral.optimizers import make_outer
 from decentral.parameters import buffers_of, parameters_of, scatter, schema_of
-from decentral.training.inner import Together
+from decentral.training.inner_states import Together
 
 __all__ = ["Build", "OwnCourse", "OwnTraining", "TrainsAlone", "training_of"]
 

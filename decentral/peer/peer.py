@@ -48,7 +48,8 @@ from decentral.swarm.invite import kept_token
 from decentral.swarm.lan import Lan
 from decentral.tasks.batches import Indexed, ShardPlace, seed_of, shard
 from decentral.training.clocks import RoundEnded, RunSchedule, StepCount, cosine, move_on
-from decentral.training.inner import InnerSteps, Together
+from decentral.training.inner import InnerSteps
+from decentral.training.inner_states import Together
 from decentral.training.outer_loop import LoopControl
 from decentral.training.processes import launched_alone
 from decentral.training.swarm_side import LoopEnded, SwarmThread, run_blocking
@@ -419,7 +420,7 @@ class Peer:
             steps = InnerSteps(parts, self._after_inner_step, begins, *looks, after=self._step_is_over)
             self._steps = steps
             stack.enter_context(self._model.undo_guard.watching())
-            stack.enter_context(steps.hooked(self._model.trained))
+            stack.enter_context(steps.hook(self._model.trained))
             self._has_entered = True
             self._signals.politely()
             if self.settings.options.require_peers and not self._done:
@@ -581,7 +582,7 @@ class Peer:
                 self._newest = _newest_round(self._part)
             if self._model.team.orders is not None:
                 anchor = self._anchor_now(moved=is_news or bool(changed := set(changed)))
-        told = (int(forgets), self._seed, *astuple(self._place), *self._count.told(), *self._newest, *anchor)
+        told = (int(forgets), self._seed, *astuple(self._place), *self._count.numbers(), *self._newest, *anchor)
         self._done, told = self._model.share(changed, ended, told)
         forget, self._seed, *place = told[:5]
         self._place, self._newest = ShardPlace(*place), told[9:-DIGEST_PARTS]

@@ -245,8 +245,8 @@ def test_other_ranks_are_told_of_what_a_contribution_moved_and_once():
     run = begun(1)
     learn(run)
     run.offer((0,))
-    assert run.peers[0].schedule.detours.told() == {0}
-    assert run.peers[0].schedule.detours.told() == set()
+    assert run.peers[0].schedule.collect_written() == {0}
+    assert run.peers[0].schedule.collect_written() == set()
 
 
 def test_a_detour_is_shorter_than_the_way_of_a_peer_that_only_follows_itself():

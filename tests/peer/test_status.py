@@ -107,10 +107,10 @@ def test_gossip_in_which_nobody_pairs_with_a_peer_is_a_hang_although_its_steps_g
     stalls = StallWatch(lambda kind, fields: None)
     for partner in (B, *[None] * (STEPS_ALONE - 1)):
         now[0] += 10.0
-        reporter.swapped(SimpleNamespace(step=0, partner=partner, disagreement=None, matched=True))  # type: ignore[arg-type]
+        reporter.swap_ended(SimpleNamespace(step=0, partner=partner, disagreement=None, matched=True))  # type: ignore[arg-type]
         assert stalls.look(node, reporter, 0.0) == (0.0, "")
     now[0] += 10.0
-    reporter.swapped(SimpleNamespace(step=0, partner=None, disagreement=None, matched=True))  # type: ignore[arg-type]
+    reporter.swap_ended(SimpleNamespace(step=0, partner=None, disagreement=None, matched=True))  # type: ignore[arg-type]
     why = "waiting for a partner: the last 4 steps were taken alone"
     assert stalls.look(node, reporter, 0.0) == (40.0, why)
 

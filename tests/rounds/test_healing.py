@@ -140,8 +140,8 @@ class Counted(Learner):
     def round_ended(self, update, *, of_pairs=False):
         self.reporter.round_ended(update, of_pairs=of_pairs)
 
-    def parted(self, outer_step):
-        self.reporter.parted(outer_step)
+    def branch_left(self, outer_step):
+        self.reporter.branch_left(outer_step)
 
 
 def test_after_a_partition_nobody_counts_contributions_to_rounds_that_were_given_up(run_lab, terms):

@@ -28,7 +28,7 @@ def store(directory, model, document, num_fragments=2, **meta):
     tensors |= {BUFFERS: live.read_buffers()} if live.schema.buffers else {}
     if live.schema.frozen:
         directory.parent.mkdir(exist_ok=True)
-        keep_frozen(directory.parent, live.schema.frozen, live.frozen)
+        keep_frozen(directory.parent, live.schema.frozen, live.frozen_parts)
     save(directory, "round-1", tensors, {"parameters": live.schema.to_json(), "model": document, **meta})
 
 

@@ -41,7 +41,7 @@ def test_gossip_steps_in_which_nobody_meets_are_none_that_a_peer_missed() -> Non
     reporter = Reporter(lambda kind, fields: None, b"me", lambda: now[0])
     for step, (partner, matched) in enumerate([(None, False), (other, True), (None, False), (None, True)]):
         now[0] += 3.0
-        reporter.swapped(Swapped(step, x_N, x_N, partner, None, matched=matched))
+        reporter.swap_ended(Swapped(step, x_N, x_N, partner, None, matched=matched))
     assert reporter.outcomes == [True, False]
     assert reporter.usual_round == 3.0, "the time of each step is known all the same"
 
@@ -64,7 +64,7 @@ def test_the_merge_that_ends_a_gossip_run_is_no_round_beside_its_steps() -> None
     other, x_N, told = b"o" * 32, torch.zeros(2), []
     reporter = Reporter(lambda kind, fields: told.append(kind), b"me", lambda: 0.0)
     for step in range(6):
-        reporter.swapped(Swapped(step, x_N, x_N, other, None))
+        reporter.swap_ended(Swapped(step, x_N, x_N, other, None))
     reporter.round_ended(update((b"me", other), True), of_pairs=True)
     assert reporter.outcomes == [True] * 6
     assert told == ["pair"] * 6 + ["commit"]
@@ -75,12 +75,12 @@ def test_rounds_of_a_branch_that_is_given_up_are_none_that_a_peer_contributed_to
     reporter = Reporter(lambda kind, fields: None, b"me", lambda: 0.0)
     for made in range(100):
         reporter.round_ended(update((b"me", b"other"), made != 3, outer_step=made))
-    reporter.parted(5)
+    reporter.branch_left(5)
     assert reporter.outcomes == [True, True, True, False, True]
-    reporter.parted(5)  # each fragment's move of one adoption says so
+    reporter.branch_left(5)  # each fragment's move of one adoption says so
     reporter.round_ended(update((b"me", b"other"), True, outer_step=200))
     assert len(reporter.outcomes) == 6
-    reporter.parted(0)  # nobody knows where
+    reporter.branch_left(0)  # nobody knows where
     assert reporter.outcomes == []
 
 
@@ -158,7 +158,7 @@ def test_a_round_tells_how_long_copying_held_the_training_thread() -> None:
     assert reporter.usual_hold is None
     for holds in ((0.25, 0.5), (0.125,), ()):
         for seconds in holds:
-            reporter.held(seconds)
+            reporter.holds(seconds)
         reporter.round_ended(update((b"me", b"other"), True))
     assert [fields["held"] for fields in told] == [0.75, 0.125, 0.0]
     assert reporter.usual_hold == 0.125
