@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from decentral.cli.options import CAPS, INVITE, WAYS, Decorator, remember, with_admit
+from decentral.cli.options import CAPS, INVITE, WAYS, Decorator, option_of_join, remember, with_admit
 from decentral.cli.quantities import Size
 from decentral.quantities import moment_in, time_left
 
@@ -54,7 +54,7 @@ _OPTIONS: tuple[Decorator, ...] = (
         metavar="S",
         help="Give up with exit code 20 when nobody answered within S s of the command's start.",
     ),
-    click.option("--keep-serving", is_flag=True, help="After the run's end stay, and give its last state to all."),
+    option_of_join("keep_serving", is_flag=True),
     *CAPS,
     click.option(
         "--max-disk", type=Size(), metavar="SIZE", help="Refuse a model that takes more of the disk, such as 20GB."

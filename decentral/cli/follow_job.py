@@ -38,7 +38,7 @@ class FollowOptions:
     keep: int
     deltas: bool
     until_end: bool
-    listen: tuple[str, ...]
+    listen: tuple[str, ...] | None  # None: all interfaces
     relays: tuple[str, ...]
     lan: bool
     transport: str | None
@@ -57,7 +57,7 @@ def run_follow(invite: str, options: FollowOptions) -> int:
         invite,
         out=options.out,
         every=options.every,
-        listen=options.listen or None,
+        listen=options.listen,
         relays=options.relays,
         lan=options.lan,
         transport=options.transport,

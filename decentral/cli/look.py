@@ -11,7 +11,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,67 +78,88 @@ def _invite_here(invite: str, directory: Path) -> str:
     return f"{invite} (without its token: decentral invite --out {shlex.quote(str(directory))})"
 
 
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A status, whether its process runs, and the words of a quantity by its name."""
+
+    status: Status
+    alive: bool
+    text: Callable[[str], str]
+
+
 def _print_status(status: Status, *, alive: bool) -> None:
-    from decentral.observe.health import in_time, in_units
+    from decentral.observe.health import quantity_text
+    from decentral.observe.status import STATUS_LINES
 
+    seen = _Seen(status, alive, partial(quantity_text, status))
     click.echo(status.health)
-    rounds = "" if status.rounds is None else f" of {status.rounds}"
-    click.echo(
-        f"run       {status.run or '?'} ({status.algorithm or '?'}), round {status.round}{rounds}, epoch {status.epoch}"
-    )
-    click.echo(f"peer      {status.peer or '?'}, {status.inner_steps} inner steps")
-    if losses := _losses(status):
-        click.echo(f"loss      {losses}{'' if status.own_loop else ', nats per token'}")
-    if alive and status.seconds_left:
-        click.echo(f"left      {in_time(status.seconds_left)}, as it goes now")
-    click.echo(f"traffic   {in_units(status.bytes_sent)} sent, {in_units(status.bytes_received)} received")
-    if status.bytes_measuring:
-        click.echo(
-            f"besides   {in_units(status.bytes_measuring)} sent to peers that measured this line (decentral doctor)"
-        )
-    if limits := _limits(status):
-        click.echo(f"limits    {limits}")
-    if settings := _settings(status):
-        click.echo(f"settings  {settings}")
-    if status.uplink_bits:
-        click.echo(f"uplink    {status.uplink_bits / 1e6:g} Mbit/s, from the transfers made")
-    click.echo(f"members   {len(status.members)}{'' if alive else ', when it was last here'}")
-    if status.diagnostics:
-        click.echo(f"updates   {_diagnostics(status)}")
+    for label, name in STATUS_LINES:
+        if line := _LINES[name](seen) if name in _LINES else seen.text(name):
+            click.echo(f"{label:<9} {line}")
 
 
-def _losses(status: Status) -> str:
-    """Those of training and of held-out text, as far as they are known."""
-    known = (("", status.loss), ("held-out ", status.held_out_loss))
-    return ", ".join(f"{name}{loss:.4f}" for name, loss in known if loss is not None)
+def _run_line(seen: _Seen) -> str:
+    status, rounds = seen.status, "" if seen.status.rounds is None else f" of {seen.status.rounds}"
+    return f"{status.run or '?'} ({status.algorithm or '?'}), round {status.round}{rounds}, epoch {status.epoch}"
 
 
-def _diagnostics(status: Status) -> str:
-    """What the newest round told of the swarm, and which figures are not as usual."""
+def _loss_line(seen: _Seen) -> str:
+    """Give the losses of training and of held-out text, as far as they are known."""
+    known = (("", seen.text("loss")), ("held-out ", seen.text("held_out_loss")))
+    losses = ", ".join(f"{name}{loss}" for name, loss in known if loss)
+    return losses if seen.status.own_loop or not losses else f"{losses}, nats per token"
+
+
+def _limits_line(seen: _Seen) -> str:
+    """Give what the person of this peer allows it."""
+    caps = (("up", seen.status.max_upload), ("down", seen.status.max_download))
+    parts = [f"{8 * rate / 1e6:g} Mbit/s {way}" for way, rate in caps if rate is not None]
+    if seen.status.daily_upload is not None:
+        parts.append(f"{seen.text('sent_today')} of {seen.text('daily_upload')} sent today (UTC)")
+    return ", ".join(parts)
+
+
+def _settings_line(seen: _Seen) -> str:
+    """Give what its person wants otherwise than usual, and what of all that is set outlives the process."""
+    parts = [", ".join(f"{key} {value}" for key, value in seen.status.preferences.items())]
+    if seen.status.kept_settings:
+        parts.append(f"kept over restarts: {', '.join(seen.status.kept_settings)}")
+    return "; ".join(part for part in parts if part)
+
+
+def _updates_line(seen: _Seen) -> str:
+    """Give what the newest round told of the swarm, and which figures are not as usual."""
     from decentral.observe.diagnostics import in_words
 
+    status = seen.status
+    if not status.diagnostics:
+        return ""
     part = ", of the part that this peer sums" if status.diagnosed_part else ""
     out = f"; out of band: {', '.join(status.out_of_band)}" if status.out_of_band else ""
     return f"{in_words(status.diagnostics)} (round {status.diagnosed_round}{part}){out}"
 
 
-def _limits(status: Status) -> str:
-    """What the person of this peer allows it."""
-    from decentral.observe.health import in_units
-
-    caps = (("up", status.max_upload), ("down", status.max_download))
-    parts = [f"{8 * rate / 1e6:g} Mbit/s {way}" for way, rate in caps if rate is not None]
-    if status.daily_upload is not None:
-        parts.append(f"{in_units(status.sent_today)} of {in_units(status.daily_upload)} sent today (UTC)")
-    return ", ".join(parts)
-
-
-def _settings(status: Status) -> str:
-    """What its person wants otherwise than usual, and what of all that is set outlives the process."""
-    parts = [", ".join(f"{key} {value}" for key, value in status.preferences.items())]
-    if status.kept_settings:
-        parts.append(f"kept over restarts: {', '.join(status.kept_settings)}")
-    return "; ".join(part for part in parts if part)
+_LINES: Mapping[str, Callable[[_Seen], str]] = {  # of fields that take more than their number; empty: no line
+    "run": _run_line,
+    "peer": lambda seen: f"{seen.status.peer or '?'}, {seen.text('inner_steps')} inner steps",
+    "loss": _loss_line,
+    "seconds_left": lambda seen: (
+        f"{seen.text('seconds_left')}, as it goes now" if seen.alive and seen.status.seconds_left else ""
+    ),
+    "bytes_sent": lambda seen: f"{seen.text('bytes_sent')} sent, {seen.text('bytes_received')} received",
+    "bytes_measuring": lambda seen: (
+        f"{seen.text('bytes_measuring')} sent to peers that measured this line (decentral doctor)"
+        if seen.status.bytes_measuring
+        else ""
+    ),
+    "max_upload": _limits_line,
+    "preferences": _settings_line,
+    "uplink_bits": lambda seen: (
+        f"{seen.text('uplink_bits')}, from the transfers made" if seen.status.uplink_bits else ""
+    ),
+    "members": lambda seen: f"{seen.text('members')}{'' if seen.alive else ', when it was last here'}",
+    "diagnostics": _updates_line,
+}
 
 
 # ---- peers: the swarm, as one peer sees it ----

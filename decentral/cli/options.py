@@ -3,17 +3,18 @@
 import os
 import shlex
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Self, cast
 
 import click
 
 from decentral.cli.ports import with_metrics, with_page
 from decentral.cli.quantities import HoursOfDay, Rate, Share, Size
 from decentral.errors import UsageError
-from decentral.preferences.preferences import ALWAYS, LEAST_MEMORY, Hours, Preferences
+from decentral.peer.settings import OPTIONS, JoinOptions
+from decentral.preferences.preferences import LEAST_MEMORY, Preferences
 from decentral.quantities import moment_in
 
 DEFAULT_DIRECTORY = Path("decentral-run")
@@ -39,7 +40,7 @@ def remember(context: click.Context, directory: Path) -> Path:
 
 
 def cards_by_name(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
-    """Of ``--listen``: a network card's addresses for its name. UsageError for a card that there is not."""
+    """Give ``--listen`` a network card's addresses for its name. UsageError for a card that there is not."""
     if not any(one[:1] != "/" for one in given):
         return given
     from decentral.transport.interfaces import cards, listen_addresses
@@ -191,50 +192,33 @@ def _check_installed(context: click.Context, parameter: click.Parameter, kind: s
     return kind
 
 
+def option_of_join(name: str, *, flag: str = "", kept_as: str = "", also: str = "", **click_has: Any) -> Decorator:
+    """Offer an option of ``join`` on the command line: its default and its meaning are those of `JoinOptions`.
+
+    ``also``: what only the command line knows. The rest is click's own.
+    """
+    option = OPTIONS[name]
+    meaning = f"{option.meaning} {also}".strip()
+    return click.option(
+        flag or f"--{name.replace('_', '-')}", kept_as or name, default=option.default, help=meaning, **click_has
+    )
+
+
 WAYS: tuple[Decorator, ...] = (  # how others are reached
-    click.option(
-        "--listen",
+    option_of_join(
+        "listen",
         multiple=True,
         metavar="ADDR",
-        callback=cards_by_name,
-        help="Multiaddr to listen on, repeatable, such as /ip4/0.0.0.0/tcp/4001, or a network card, such as eth1 or "
-        "eth1:4001; all of them when not given.",
+        callback=lambda *asked: cards_by_name(*asked) or None,
+        also="Repeatable; a network card does, too, such as eth1 or eth1:4001.",
     ),
-    click.option(
-        "--relay",
-        "relays",
-        multiple=True,
-        metavar="ADDR",
-        help="Where a relay is, repeatable, as decentral relay prints it: peers behind routers meet through it.",
-    ),
-    click.option(
-        "--lan/--no-lan",
-        default=True,
-        show_default=True,
-        help="Announce this peer on its local networks (mDNS), and meet others of the run there: also when the "
-        "invite is old or there is no internet.",
-    ),
-    click.option(
-        "--transport",
-        type=click.Choice(["daemon", "native", "py-libp2p"]),
-        callback=_check_installed,
-        help="How peers are reached: go-libp2p's daemon, libp2p over TCP in this process, or py-libp2p, which is "
-        "an extra. The daemon where this system has one when not given; they speak to each other.",
-    ),
+    option_of_join("relays", flag="--relay", multiple=True, metavar="ADDR", also="Repeatable."),
+    option_of_join("lan", flag="--lan/--no-lan", show_default=True),
+    option_of_join("transport", type=click.Choice(["daemon", "native", "py-libp2p"]), callback=_check_installed),
 )
 CAPS: tuple[Decorator, ...] = (  # how fast
-    click.option(
-        "--max-upload",
-        type=Rate(),
-        metavar="RATE",
-        help="Send no faster than this, over everything, such as 5mbit or 600kB/s. Votes go first.",
-    ),
-    click.option(
-        "--max-download",
-        type=Rate(),
-        metavar="RATE",
-        help="Receive no faster than this, such as 20mbit or 2.5MB/s.",
-    ),
+    option_of_join("max_upload", type=Rate(), metavar="RATE"),
+    option_of_join("max_download", type=Rate(), metavar="RATE"),
 )
 WHEN: tuple[Decorator, ...] = (  # and with how much of the machine; all of it can be set while the peer runs
     click.option(
@@ -290,46 +274,21 @@ def options_of_a_peer(command: Callable[..., Any]) -> Callable[..., Any]:
             help="Run directory; a run found there is resumed.",
         ),
         *WAYS,
-        click.option(
-            "--require-peers",
-            type=click.IntRange(min=0),
-            default=0,
-            metavar="N",
-            help="Wait with training until the run has N members, this one included.",
-        ),
-        click.option(
-            "--join-timeout",
-            "give_up_at",
+        option_of_join("require_peers", type=click.IntRange(min=0), metavar="N"),
+        option_of_join(
+            "join_timeout",
+            kept_as="give_up_at",
             type=click.FloatRange(min=0, min_open=True),
             callback=lambda context, parameter, seconds: moment_in(seconds),
             metavar="S",
-            help="Give up with exit code 20 when nobody, or fewer than N, came within S s of the command's start.",
+            also="S seconds from the command's start; the exit code is 20 then.",
         ),
-        click.option(
-            "--keep-serving",
-            is_flag=True,
-            help="After the run's end stay, also when started again, and give its last state to those who come late.",
-        ),
+        option_of_join("keep_serving", is_flag=True),
         *CAPS,
         *WHEN,
-        click.option(
-            "--daily-upload",
-            type=Size(),
-            metavar="SIZE",
-            help="Send no more than this a day (UTC), such as 20GB; then train on, and contribute again the next day.",
-        ),
-        click.option(
-            "--offload",
-            type=click.Path(file_okay=False, path_type=Path),
-            help="Folder on a disk for what rounds need beside the model, where memory is short.",
-        ),
-        click.option(
-            "--on-nan",
-            type=click.Choice(["stop", "restart"]),
-            default="stop",
-            show_default=True,
-            help="What NaN or Inf in this peer's progress does: end with one line, or go back to the anchor.",
-        ),
+        option_of_join("daily_upload", type=Size(), metavar="SIZE"),
+        option_of_join("offload", type=click.Path(file_okay=False, path_type=Path)),
+        option_of_join("on_nan", type=click.Choice(["stop", "restart"]), show_default=True),
         with_page,
         with_metrics,
         click.option(
@@ -356,26 +315,9 @@ class JobOptions:
     out: Path
     data: Path | None = None
     begins_from: Path | None = None  # model folder with the run's first weights; None: drawn from the run's seed
-    listen: tuple[str, ...] = ()  # multiaddrs; none: all interfaces
-    transport: str | None = None  # "daemon", "native", "py-libp2p"; None: the daemon where this system has one
-    relays: tuple[str, ...] = ()  # multiaddrs
-    lan: bool = True  # announced and looked for on the local networks
-    alone: bool = False  # trains at once, and does not wait for a second member first
-    require_peers: int = 0
     give_up_at: float | None = None  # monotonic seconds, when it looks for others no longer
-    keep_serving: bool = False  # after the run's end, see join
-    on_nan: Literal["stop", "restart"] = "stop"  # see join
-    max_upload: float | None = None  # bytes/s
-    max_download: float | None = None  # bytes/s
-    daily_upload: int | None = None  # bytes
-    schedule: Hours = ALWAYS  # hours of the day in which it trains
-    on_battery: Literal["train", "pause"] = "train"
-    only_when_idle: bool = False  # it waits while somebody uses the machine
-    max_memory: int | None = None  # bytes
-    offload: Path | None = None  # folder for what rounds need beside the model; None: memory
-    threads: int | None = None  # that torch computes with
-    max_compute: float | None = None  # share of the time
-    admit: str | None = field(default=None, repr=False)  # admission token; None: the invite's, or the folder's
+    join: JoinOptions = field(default_factory=JoinOptions, repr=False)  # the rest of what ``join`` takes from there
+    preferences: Preferences = field(default_factory=Preferences)  # what may be set anew while the peer runs
     invite: str | None = field(default=None, repr=False)  # None: this is the first peer
     solo: bool = False  # the baseline, without a swarm
     pace: Path | None = None  # a baseline keeps in step with the peer that runs there
@@ -383,22 +325,19 @@ class JobOptions:
     metrics: tuple[str, int] | None = None  # address and port at which Prometheus asks
     as_json: bool = False  # summary.json on stdout, and nothing else there
 
+    @classmethod
+    def of(cls, out: Path, given: Mapping[str, Any], invite: str | None = None) -> Self:  # Any: as click gives them
+        """Part the options that a command was given: those of ``join``, those that can be set anew, the job's own."""
+        settings = [one.name for one in fields(Preferences)]
+        return cls(
+            out=out,
+            invite=invite,
+            join=cast(JoinOptions, {name: value for name, value in given.items() if name in OPTIONS}),
+            preferences=Preferences(**{name: given[name] for name in settings}),
+            **{name: value for name, value in given.items() if name not in (*OPTIONS, *settings)},
+        )
+
     @property
     def waits_for_company(self) -> bool:
         """True where it trains only once the run has, or had, a second member."""
-        return self.invite is None and not (self.alone or self.require_peers)
-
-    @property
-    def preferences(self) -> Preferences:
-        """What of it may be set anew while the peer runs."""
-        return Preferences(
-            schedule=self.schedule,
-            on_battery=self.on_battery,
-            only_when_idle=self.only_when_idle,
-            max_memory=self.max_memory,
-            threads=self.threads,
-            max_compute=self.max_compute,
-            max_upload=self.max_upload,
-            max_download=self.max_download,
-            daily_upload=self.daily_upload,
-        )
+        return self.invite is None and not (self.join.get("alone") or self.join.get("require_peers"))

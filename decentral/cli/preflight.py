@@ -30,8 +30,10 @@ def is_main() -> bool:
     return "LOCAL_RANK" not in os.environ or os.environ.get("RANK", "0") == "0"
 
 
-def look_over(directory: Path, listen: Sequence[str], relays: Sequence[str], data: Path | None) -> "Survey | None":
-    """What ``--data`` names. Raises UsageError, ListenError, DiskError or DataError; nothing was written."""
+def look_over(
+    directory: Path, listen: Sequence[str] | None, relays: Sequence[str], data: Path | None
+) -> "Survey | None":
+    """Return what ``--data`` names. Raises UsageError, ListenError, DiskError or DataError; nothing was written."""
     from decentral.observe.status import check_free
     from decentral.peer.network_setup import check_relays
     from decentral.tasks.evaluate import survey

@@ -71,12 +71,12 @@ def start_command(context: click.Context, /, file: Path, directory: Path, **give
     from decentral.manifest import load_manifest
     from decentral.swarm.admission import check_token
 
-    options = JobOptions(out=directory, **given)
-    if options.admit is not None:
-        check_token(options.admit)
+    options = JobOptions.of(directory, given)
+    if given["admit"] is not None:
+        check_token(given["admit"])
     if options.pace is not None and not options.solo:
         raise UsageError("--pace is for a baseline; add --solo")
-    if options.alone and options.require_peers > 1:
+    if given["alone"] and given["require_peers"] > 1:
         raise UsageError("--alone waits for nobody and --require-peers for others; give one of them")
     if not file.exists():
         raise ConfigError(f"{file}: no such manifest; write one with: decentral init {shlex.quote(str(file))}")
@@ -130,7 +130,7 @@ def join_command(
     invite, given["relays"] = invite_of([invite], given["relays"], lan=given["lan"], seconds=left)
     invite = whole_invite(invite, directory, admit)
     parsed = Invite.parse(invite)  # before anything is made or started
-    options = JobOptions(out=directory, invite=invite, **given)
+    options = JobOptions.of(directory, given, invite)
     if script is not None:
         run_script(context, script, arguments, options)
         return
@@ -145,10 +145,10 @@ def join_command(
         manifest, over = asked(
             parsed,
             directory,
-            options.listen or None,
+            given["listen"],
             time_left(options.give_up_at),
-            options.transport,
-            lan=options.lan,
+            given["transport"],
+            lan=given["lan"],
         )
     check_trained_here(manifest)
     _train(context, manifest, text, options, late=over)
@@ -157,7 +157,7 @@ def join_command(
 def _looked_over(options: JobOptions) -> Survey | None:
     from decentral.cli.preflight import look_over
 
-    return look_over(options.out, options.listen, options.relays, options.data)
+    return look_over(options.out, options.join.get("listen"), options.join.get("relays", ()), options.data)
 
 
 def _train(
@@ -315,11 +315,6 @@ def _counting_compiled(on_count: Callable[[int], None]) -> Iterator[None]:
 
 SCRIPT_FAILED = 1  # as python itself says
 
-_ALIKE = (  # options that are named as join's arguments
-    *("listen", "transport", "relays", "lan", "alone", "require_peers", "keep_serving", "on_nan"),
-    *("max_upload", "max_download", "daily_upload", "offload"),
-)
-
 
 def run_script(context: click.Context, script: Path, arguments: Sequence[str], options: JobOptions) -> None:
     """Run it to its end. Its own errors are shown as Python shows them, ours in one line."""
@@ -354,7 +349,7 @@ def run_script(context: click.Context, script: Path, arguments: Sequence[str], o
 
 def _arguments_of_join(context: click.Context, options: JobOptions) -> dict[str, Any]:
     """What the command line says, and no default of it: there the script decides."""
-    given = {name: getattr(options, name) for name in _ALIKE if _was_given(context, name)}
+    given = {name: value for name, value in options.join.items() if _was_given(context, name)}
     if options.give_up_at is not None:
         given["join_timeout"] = time_left(options.give_up_at)
     return {"run": options.invite, "out": options.out.absolute(), **given}

@@ -28,6 +28,7 @@ from decentral.observe.screen import Display
 from decentral.observe.status import Status, is_running, read_status
 from decentral.parameters import gather, schema_of
 from decentral.peer import Peer, join
+from decentral.peer.settings import JoinOptions
 from decentral.peer.startup import settle_device
 from decentral.preferences.controls import Controls
 from decentral.preferences.preferences import Duty, Preferences
@@ -49,31 +50,19 @@ def train_with_swarm(
     ``on_invite`` gets the invite, without a token, as soon as this peer can be reached, before it waits for anybody.
     """
     context = set_up(manifest, options.out, options.data, options.begins_from)
-    peer = join(
-        options.invite or manifest,
-        context.model,
-        context.optimizers,
-        accelerator=context.accelerator,
-        out=options.out,
-        listen=options.listen or None,
-        transport=options.transport,
-        relays=options.relays,
-        lan=options.lan,
-        scheduler=[OwnClock(warm_up) for warm_up in context.schedulers],
-        alone=True,  # the job waits itself, below, which is no part of a step's time
-        require_peers=options.require_peers,
-        join_timeout=time_left(options.give_up_at),
-        tokens_per_step=context.tokens_per_step,
-        on_nan=options.on_nan,
-        keep_serving=options.keep_serving,
-        offload=options.offload,
-        max_upload=options.max_upload,
-        max_download=options.max_download,
-        daily_upload=options.daily_upload,
-        admit=options.admit,
-        commands=False,  # the job answers them: it pauses the training, too
-        quiet=True,  # its display shows the same
-    )
+    asked: JoinOptions = {
+        **options.join,
+        "accelerator": context.accelerator,
+        "out": options.out,
+        "scheduler": [OwnClock(warm_up) for warm_up in context.schedulers],
+        "alone": True,  # the job waits itself, below, which is no part of a step's time
+        "join_timeout": time_left(options.give_up_at),
+        "tokens_per_step": context.tokens_per_step,
+        "commands": False,  # the job answers them: it pauses the training, too
+        "quiet": True,  # its display shows the same
+    }
+    peer = join(options.invite or manifest, context.model, context.optimizers, **asked)
+    keep_serving = options.join.get("keep_serving", False)
     steering = Steering(context, peer)
     controls = Controls(steering, options.preferences, folder=options.out if context.is_main else None)
     teller = StatusPublisher(
@@ -81,7 +70,7 @@ def train_with_swarm(
         on_invite,
         controls.look,
         trains_while_paused=steering.trains_while_paused,
-        keeps_serving=options.keep_serving,
+        keeps_serving=keep_serving,
     )
     with ExitStack() as stack:
         stack.enter_context(closing(context.metrics))
@@ -100,7 +89,7 @@ def train_with_swarm(
         left = steering.left or peer.left
         summary = _summary(context, peer, left=steering.left) if context.is_main else {}
         teller.end("left" if left else "done")
-        stop.gently(steering.leave if options.keep_serving else None)
+        stop.gently(steering.leave if keep_serving else None)
     if controls.too_large:
         raise DeviceError(controls.too_large)
     return summary

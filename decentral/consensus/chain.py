@@ -36,7 +36,7 @@ Weight = tuple[int, int, int, Digest]  # of a head: tokens, outer steps, round, 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Where a peer's chain stands. ``anchor`` is None while the newest record is still being applied."""
+    """The place where a peer's chain stands. ``anchor`` is None while the newest record is still being applied."""
 
     run: Digest
     epoch: int  # number of the membership below
@@ -52,7 +52,7 @@ class Head:
 
     @property
     def weight(self) -> Weight:
-        """Give what decides between two branches that are equally legitimate (see ``rank_of``): committed tokens;
+        """Order two branches that are equally legitimate (see ``rank_of``): committed tokens;
         without any, outer steps; the rest breaks ties.
 
         It rises with every record, so a chain is always heavier than its own past.
@@ -61,12 +61,12 @@ class Head:
 
     @classmethod
     def genesis(cls, run: Digest, schema: Digest, anchor: Digest, founder: PeerId) -> Head:
-        """The chain of a run that nobody has joined yet."""
+        """Make the head of the chain of a run that nobody has joined yet."""
         seed = hashlib.blake2b(b"genesis" + run + schema + anchor + founder, digest_size=32).digest()
         return cls(run, 0, 0, 0, seed, anchor, (founder,))
 
     def extended(self, record: Record) -> Head:
-        """The head after ``record``; the anchor's digest follows once the record is applied.
+        """Return the head after ``record``; the anchor's digest follows once the record is applied.
 
         Raises PayloadError when the record does not continue this chain.
         """
@@ -88,7 +88,7 @@ class Head:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain JSON, for checkpoints and snapshots. Raises no error; the anchor must be known."""
+        """Write plain JSON, for checkpoints and snapshots. Raises no error; the anchor must be known."""
         assert self.anchor is not None
         return {
             "run": self.run.hex(),
@@ -124,22 +124,24 @@ class Head:
         return cls(run, epoch, round_, outer_step, hash_, anchor, members, newcomers, final, *counts)
 
     def fragment(self, num_fragments: int) -> int:
-        """The fragment that the next anchor-moving record carries."""
+        """Return the fragment that the next anchor-moving record carries."""
         return self.outer_step % num_fragments
 
 
 def moves_anchor(record: Record) -> bool:
-    """Whether the record carries frames; the others only change the membership."""
+    """Tell whether the record carries frames; the others only change the membership."""
     return bool(record.frames)
 
 
 def contributions(record: Record) -> tuple[FrameRef, ...]:
-    """Whose progress the record carries, one reference each: a gather's frames, or a reduce's contributors."""
+    """Return a reference to each peer's progress that the record carries: a gather's frames, or a reduce's
+    contributors.
+    """
     return record.contributors or record.frames
 
 
 def counted_tokens(head: Head, record: Record) -> int:
-    """The tokens that ``record`` adds to the chain of ``head``.
+    """Return the tokens that ``record`` adds to the chain of ``head``.
 
     Tokens are claims, so each counts for at most ``TYPICAL_TIMES`` the mean of those before it; the first ones are
     held against the lower median of their own record. Integers only: the same on every peer.
@@ -203,7 +205,7 @@ def check_known(peers: Sequence[PeerId], members: Collection[PeerId]) -> None:
 
 
 def leaders(head: Head) -> list[PeerId]:
-    """The members in the order in which they lead the next round's ballots.
+    """Return the members in the order in which they lead the next round's ballots.
 
     Rendezvous hashing over (run, round): every round another leader, and no message is needed to agree on it.
     """
@@ -215,13 +217,14 @@ LIARS_FROM = 4  # voters, of whom one may lie about what it accepted
 
 
 def majority(voters: Sequence[PeerId]) -> int:
-    """The number of votes that any two quorums of ``voters`` cannot both have without sharing a peer."""
+    """Return the number of votes that any two quorums of ``voters`` cannot both have without sharing a peer."""
     return len(voters) // 2 + 1
 
 
 def enough_promises(voters: Sequence[PeerId]) -> int:
-    """Promises that share two peers with every majority, so that one who hides what it accepted hides nothing. Of three
-    or fewer that would be all of them, and one that is away would end the run: there a majority is enough.
+    """Return how many promises share two peers with every majority, so that a peer that hides what it accepted hides
+    nothing. Of three or fewer voters that would be all, and one that is away would end the run: there a majority is
+    enough.
     """
     return majority(voters) if len(voters) < LIARS_FROM else len(voters) + 2 - majority(voters)
 
@@ -258,22 +261,24 @@ class Voting:
     seats: int = SEATS  # fewer in tests, where large swarms take long
 
     def committee(self, of: Head | Record) -> tuple[PeerId, ...]:
-        """Who votes on the record after a head, or on a record, while enough of them are there; sorted."""
+        """Return the peers that vote on the record after a head, or on a record, while enough are there; sorted."""
         return _seated(self.seats, of.run, of.epoch, of.members)
 
     def voters(self, of: Head | Record, gone: Collection[PeerId]) -> tuple[PeerId, ...]:
-        """The committee; or those who vote in its place, once those gone for good leave no majority of it."""
+        """Return the committee; or the peers that vote in its place, once those gone for good leave no majority of
+        it.
+        """
         committee = self.committee(of)
         if keeps_majority(committee, gone):
             return committee
         return _seated(self.seats, of.run, of.epoch, of.members, frozenset(gone))
 
     def voters_on(self, record: Record) -> tuple[PeerId, ...]:
-        """Whose votes count for ``record``, which says itself whom it gives up."""
+        """Return the peers whose votes count for ``record``, which says itself whom it gives up."""
         return self.voters(record, dropped_by(record))
 
     def drops_majority(self, record: Record) -> bool:
-        """Whether ``record`` is made by the few who are left."""
+        """Tell whether ``record`` is made by the few peers that are left."""
         return not keeps_majority(self.committee(record), dropped_by(record))
 
     def shrinks_to(self, head: Head, members: Collection[PeerId]) -> bool:
@@ -281,7 +286,7 @@ class Voting:
         return not keeps_majority(self.committee(head), frozenset(head.members).difference(members))
 
     def leaders(self, head: Head) -> list[PeerId]:
-        """The members in the order in which they lead the next round's ballots: the committee before the others."""
+        """Return the members in the order in which they lead the next ballots: the committee before the others."""
         committee = frozenset(self.committee(head))
         return sorted(leaders(head), key=lambda peer: peer not in committee)
 
@@ -298,25 +303,25 @@ VOTING = Voting()
 def _seated(
     seats: int, run: bytes, epoch: int, members: tuple[PeerId, ...], gone: frozenset[PeerId] = frozenset()
 ) -> tuple[PeerId, ...]:
-    """As many of ``members`` without ``gone`` as there are seats, first in the draw of the epoch; sorted."""
+    """Return as many of ``members`` without ``gone`` as there are seats, first in the draw of the epoch; sorted."""
     left = members if len(members) <= seats else draw(run, epoch, members)
     return tuple(sorted(islice((peer for peer in left if peer not in gone), seats)))
 
 
 def draw(run: bytes, epoch: int, members: tuple[PeerId, ...]) -> tuple[PeerId, ...]:
-    """The members of an epoch in the order in which they take the seats."""
+    """Return the members of an epoch in the order in which they take the seats."""
     text = b"committee" + run + epoch.to_bytes(8, "little") + b"".join(members)
     key = hashlib.blake2b(text, digest_size=32).digest()
     return tuple(sorted(members, key=lambda peer: hashlib.blake2b(peer, key=key, digest_size=16).digest()))
 
 
 def keeps_majority(voters: Sequence[PeerId], gone: Iterable[PeerId]) -> bool:
-    """Whether more than half of ``voters`` are left without those gone."""
+    """Tell whether more than half of ``voters`` are left without those gone."""
     return 2 * len(set(voters).difference(gone)) > len(voters)
 
 
 def dropped_by(record: Record) -> frozenset[PeerId]:
-    """The members that the next epoch does without."""
+    """Return the members that the next epoch does without."""
     return frozenset(record.members).difference(record.next_members)
 
 
@@ -327,7 +332,7 @@ def dropped_by(record: Record) -> frozenset[PeerId]:
 
 @dataclass(slots=True)
 class Presence:
-    """Which peers can be waited for, as far as this peer can tell. A hint for speed; safety never rests on it."""
+    """The peers that can be waited for, as far as this peer can tell. A hint for speed; safety never rests on it."""
 
     me: PeerId
     voting: Voting
@@ -339,7 +344,7 @@ class Presence:
     unreachable: set[PeerId] = field(default_factory=set)  # the last send failed
 
     def present(self, peer: PeerId) -> bool:
-        """Whether a message to ``peer`` may be expected to arrive and be answered."""
+        """Tell whether a message to ``peer`` may be expected to arrive and be answered."""
         away = peer in self.expired or peer in self.leaving or peer in self.unreachable
         return peer == self.me or not away
 
@@ -348,13 +353,13 @@ class Presence:
         self.unreachable.discard(peer)
 
     def given_up(self) -> frozenset[PeerId]:
-        """Those whose votes are not waited for when too few others are left."""
+        """Return the peers whose votes are not waited for when too few others are left."""
         return self.gone | frozenset(self.leaving)
 
     def next_members(
         self, head: Head, joiners: Iterable[PeerId], disputed: Collection[PeerId] = ()
     ) -> tuple[PeerId, ...]:
-        """The membership that a record made now would set, sorted; those ``disputed`` stay what they are."""
+        """Return the membership that a record made now would set, sorted; those ``disputed`` stay what they are."""
         away = {peer for peer in head.members if peer in self.leaving or peer in self.expired} - {self.me, *disputed}
         if not keeps_majority(self.voting.committee(head), away):
             away &= self.given_up()  # no majority would be left: drop only those who left or are gone for good
@@ -372,11 +377,11 @@ class Presence:
         return dropped_by(record) & voters <= self.given_up() | frozenset(farewells) | {self.me}
 
     def would_drop(self, record: Record, farewells: Collection[PeerId] = ()) -> frozenset[PeerId]:
-        """The members that ``record`` drops although this peer hears of them: it is one of those itself."""
+        """Return the members that ``record`` drops although this peer hears of them: it is one of those itself."""
         return dropped_by(record) - self.missed - self.expired - self.leaving - frozenset(farewells)
 
     def is_majority_here(self, voters: tuple[PeerId, ...]) -> bool:
-        """Whether those vote, rather than the few who are left."""
+        """Tell whether a majority of ``voters`` votes, rather than the few peers that are left."""
         return keeps_majority(voters, self.given_up())
 
 
@@ -405,40 +410,42 @@ class History:
         self._heads: OrderedDict[int, Head] = OrderedDict({head.round: head})
 
     def add(self, head: Head) -> None:
-        """The chain grew, or turns out to have come this way."""
+        """Add a head: the chain grew, or turns out to have come this way."""
         self._heads[head.round] = head
         self._heads.move_to_end(head.round)
         while len(self._heads) > LENGTH:
             self._heads.popitem(last=False)
 
     def add_before(self, head: Head) -> None:
-        """The chain came this way before the oldest head that is remembered."""
+        """Add a head before the oldest one that is remembered."""
         if head.round not in self._heads and len(self._heads) < LENGTH:
             self._heads[head.round] = head
             self._heads.move_to_end(head.round, last=False)
 
     def switch(self, shared: Head | None, heads: Iterable[Head]) -> None:
-        """Another branch from ``shared`` on; None: nothing is known to be shared."""
+        """Go over to another branch from ``shared`` on; None: nothing is known to be shared."""
         known = [] if shared is None else [head for head in self._heads.values() if head.round <= shared.round]
         self._heads = OrderedDict((head.round, head) for head in (*known, *heads))
 
     def at(self, place: Place) -> Head | None:
-        """The head at ``place`` if the chain went through it."""
+        """Return the head at ``place`` if the chain went through it."""
         head = self._heads.get(place[0])
         return head if head is not None and head.hash == place[1] else None
 
     def members(self) -> frozenset[PeerId]:
-        """All who were members at the heads that are remembered."""
+        """Return all peers that were members at the heads that are remembered."""
         return frozenset[PeerId]().union(*(head.members for head in self._heads.values()))
 
     def outer_steps_at(self, round_: int) -> int:
-        """Outer steps that the chain has made at a height; where that is not remembered, as if each record made one."""
+        """Return the outer steps that the chain had made at a height; where that is not remembered, as if each record
+        made one.
+        """
         known = self._heads.get(round_)
         newest = next(reversed(self._heads.values()))
         return known.outer_step if known is not None else max(0, newest.outer_step + round_ - newest.round)
 
     def locator(self) -> list[Place]:
-        """Places on the chain, newest first: each of the last few, then with doubling gaps, then the oldest."""
+        """Return places on the chain, newest first: each of the last few, then with doubling gaps, then the oldest."""
         heads = list(reversed(self._heads.values()))
         chosen, at, gap = list[Head](), 0, 1
         while at < len(heads) and len(chosen) < LOCATOR - 1:
@@ -450,16 +457,16 @@ class History:
         return [(head.round, head.hash) for head in chosen]
 
     def newest_of(self, places: Iterable[Place]) -> Head | None:
-        """The first of ``places`` that the chain went through."""
+        """Return the first of ``places`` that the chain went through."""
         return next((head for place in places if (head := self.at(place)) is not None), None)
 
     def since(self, shared: Head) -> list[Head]:
-        """The way from ``shared``, a head of this chain, to its newest, both included."""
+        """Return the way from ``shared``, a head of this chain, to its newest, both included."""
         return [shared, *(head for head in self._heads.values() if head.round > shared.round)]
 
 
 def rank_of(way: Sequence[Head], voting: Voting) -> tuple[Weight, ...]:
-    """Give what decides between the branches of a chain that parted at ``way[0]``: the greater tuple wins.
+    """Rank a branch against others of a chain that parted at ``way[0]``: the greater tuple wins.
 
     The weights at which a branch gave up a majority, one after the other, and last its own. So where the oldest fork is
     between a record that a majority of the shared committee signed and one that was made by the few who were left, the
@@ -472,7 +479,9 @@ def rank_of(way: Sequence[Head], voting: Voting) -> tuple[Weight, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What a peer's disk has of the way to its head: with it a restarted peer helps those behind as it did before."""
+    """The way to a peer's head, as far as its disk has it: with it a restarted peer helps those behind as it did
+    before.
+    """
 
     heads: tuple[Head, ...] = ()  # oldest first, up to the head itself; empty: only the head is known
     commits: tuple[Commit, ...] = ()  # oldest first, up to the head's
@@ -480,7 +489,9 @@ class Past:
 
 
 def retraced(starts: Mapping[Digest, Head], commits: Iterable[Commit], head: Head) -> Past:
-    """The way to ``head`` through ``commits``, among which are those of branches given up; heads from a known start."""
+    """Return the way to ``head`` through ``commits``, among which are those of branches given up; heads from a known
+    start.
+    """
     by_hash = {commit.record.hash: commit for commit in commits}
     way, at = list[Commit](), head.hash
     while at in by_hash:
@@ -511,25 +522,27 @@ class Branch:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """By which a commit is known that somebody made up."""
+    """The rules that a commit must follow, by which an invented one is known."""
 
     voting: Voting
     num_fragments: int
 
     def next(self, head: Head, commit: Commit) -> Head:
-        """The head that ``commit`` leads to. Raises PayloadError unless it follows ``head`` and was voted for."""
+        """Return the head that ``commit`` leads to. Raises PayloadError unless it follows ``head`` and was voted
+        for.
+        """
         check_turn(commit.record, self.num_fragments)
         following = head.extended(commit.record)
         self.voting.check_certified(commit)
         return following
 
     def last(self, start: Head, commits: Iterable[Commit]) -> Head:
-        """The head that they lead to, each from the one before. Raises as ``next`` does."""
+        """Return the head that ``commits`` lead to, each from the one before. Raises as ``next`` does."""
         return reduce(self.next, commits, start)
 
 
 def checked_branch(history: History, start: Head, commits: Sequence[Commit], claimed: Head, rules: Rules) -> Branch:
-    """The branch that ``commits`` make from ``start``, a head of ours, up to ``claimed``.
+    """Return the branch that ``commits`` make from ``start``, a head of ours, up to ``claimed``.
 
     Raises PayloadError when a record does not follow, lacks a majority's votes, or does not lead to the claimed head.
     """

@@ -1,9 +1,21 @@
 """The round protocol as a state machine: messages, timers and frames in; effects out. No I/O, no clock, no task.
 
-One round is one single-decree Paxos over the record that names its frames. The value is proposed by the leader
-of a ballot, voted on by every voter that holds all named frames, and decided by a majority of them. Level
-triggered: every event updates the state and then asks "what can be done now", so lost, late and repeated
-messages cost time and nothing else.
+*Who decides that a round is committed.* No single peer does. One round is one single-decree Paxos over the record that
+names its frames: the leader of a ballot proposes a record (`leader`), every voter that holds all frames named in it
+accepts it durably and signs (`voter`), and the record with the signatures of a majority is the commit (`learner`).
+
+*Why two peers cannot decide differently.* Any two majorities share a voter. Before a later ballot proposes anything,
+its leader asks a majority what it accepted, and must carry on the record that may have been chosen
+(`Ballot.bound_value` in `paxos`); who promised a ballot accepts nothing of a lower one (`Acceptor`, made durable before
+any answer leaves). Every record names its predecessor by hash, so equal heads mean equal histories. The exception is
+said aloud: when a majority is given up, the few who are left go on, and branches are compared when they meet (`chain`).
+
+*Where to look when a round hangs.* Everything is level triggered: each event updates the state, and ``_progress`` then
+asks what can be done now, so lost, late and repeated messages cost time and nothing else. Nothing is proposed: see
+``_frames_ready`` in `leader` (who is waited for) and ``ballot_in_charge`` in `voter` (who should lead). No votes come:
+see ``vote`` in `voter`, of which each ``return`` is a reason. A commit is here and not applied: see ``finish`` in
+`learner` (a named frame is missing). The effects are carried out in `decentral.rounds.driver`; a peer that is behind or
+on another branch is the work of `decentral.rounds.catch_up`.
 
 Per round and peer: one offer to every member and one vote, ``119 N`` bytes; the leader sends every member a proposal of
 ``153 N`` and a commit of ``201 N`` bytes, ``354 N**2`` in all. Beyond 21 members a committee votes: offers are to
@@ -18,12 +30,11 @@ import math
 from contextlib import suppress
 from dataclasses import replace
 
+from decentral.consensus import leader, learner, voter
 from decentral.consensus.chain import Head, Past
-from decentral.consensus.leader import Leader
-from decentral.consensus.learner import RECENT, Attendance, Learner, Offers
+from decentral.consensus.learner import RECENT
 from decentral.consensus.paxos import Acceptor
 from decentral.consensus.round_state import FETCH_AFTER, CatchUpWith, Effect, Returning, RoundState, RoundTerms
-from decentral.consensus.voter import Retrieval, Succession, Voter
 from decentral.errors import PayloadError
 from decentral.wire import messages as m
 from decentral.wire.frames import Header
@@ -35,7 +46,7 @@ TICK = 0.25  # s between calls of tick: finer than any timer here needs
 
 
 class RoundMachine:
-    """One peer's part in agreeing on the next record.
+    """The part of one peer in agreeing on the next record.
 
     Drive it with ``offer``, ``hold``, ``receive``, ``tick``, ``liveness``, ``unreachable``, ``applied``; carry out the
     returned effects in order. Raises PayloadError for a message that breaks a rule: drop it, the state is as before.
@@ -44,17 +55,11 @@ class RoundMachine:
     def __init__(
         self, signer: Signer, head: Head, terms: RoundTerms, now: float, acceptor: Acceptor | None = None
     ) -> None:
-        self.state = state = RoundState(signer, head, terms, now, acceptor)
-        retrieval, succession = Retrieval(state), Succession(state)
-        self._attendance = Attendance(state)
-        self._offers, self._succession = Offers(state, succession), succession
-        self._voter = Voter(state, retrieval)
-        self._leader = Leader(state, self._voter, retrieval, succession)
-        self._learner = Learner(state, retrieval, self._attendance)
+        self.state = RoundState(signer, head, terms, now, acceptor)
 
     @property
     def head(self) -> Head:
-        """Where this peer's chain stands."""
+        """Return the head of this peer's chain."""
         return self.state.head
 
     def remember(self, past: Past) -> None:
@@ -65,15 +70,15 @@ class RoundMachine:
         state.history.add(state.head)
         state.recent.update((commit.record.round, commit) for commit in past.commits[-RECENT:])
         for commit in past.commits[-RECENT:]:
-            self._attendance.note_who_was_active(commit)
+            learner.note_who_was_active(state, commit)
         state.held.update((frame.hash, frame.header) for frame in past.frames if frame.header.round > state.head.round)
 
     def offer(self, offer: m.Offer, now: float) -> list[Effect]:
-        """This peer's own contribution is ready; its frame is held already. Tell whoever may lead."""
-        return self._progress(now) if self._offers.offer(offer, now) else []
+        """Tell whoever may lead that this peer's own contribution is ready; its frame is held already."""
+        return self._progress(now) if learner.make_offer(self.state, offer, now) else []
 
     def hold(self, frame: Digest, header: Header, now: float) -> list[Effect]:
-        """A frame arrived and was checked: signature, size, finite values."""
+        """Hold a frame that arrived and was checked: signature, size, finite values."""
         state = self.state
         state.held[frame] = header
         state.unsent.came(header.sender)
@@ -83,16 +88,17 @@ class RoundMachine:
 
     def receive(self, sender: PeerId, message: m.Message, now: float) -> list[Effect]:
         """Take a message whose sender the transport has authenticated."""
-        self.state.presence.heard(sender)
+        state = self.state
+        state.presence.heard(sender)
         match message:
             case m.JoinRequest():
-                self._attendance.take_join(sender, message, now)
+                learner.take_join(state, sender, message, now)
             case m.Farewell():
-                self._attendance.take_farewell(sender, message)
+                learner.take_farewell(state, sender, message)
             case m.Behind():
-                self._attendance.take_behind(sender, message)
+                learner.take_behind(state, sender, message)
             case m.Commit():
-                self._learner.take_commit(sender, message, now)
+                learner.take_commit(state, sender, message, now)
             case (
                 m.Offer()
                 | m.ReducePlan()
@@ -125,92 +131,95 @@ class RoundMachine:
         return self._progress(now)
 
     def came_back(self, now: float, *, excused: bool, away: float = math.inf) -> None:
-        """This peer slept, was restarted, or left another branch: it votes again when it has heard all members, or
-        after a lease, or as long as it was ``away``. ``excused``: that was so long that the others could give it up.
+        """Listen only, after sleep, a restart, or another branch: this peer votes again when it has heard all members,
+        or after a lease, or as long as it was ``away``. ``excused``: that was so long that the others could give it up.
         """
         self.state.returning = Returning(now, now + min(self.state.terms.lease, away), excused=excused)
 
     def unreachable(self, peer: PeerId, now: float) -> list[Effect]:
-        """A send to ``peer`` failed: do not wait for it until it speaks again."""
+        """Note that a send to ``peer`` failed: it is not waited for until it speaks again."""
         self.state.presence.unreachable.add(peer)
         return self._progress(now)
 
     def tick(self, now: float) -> list[Effect]:
-        """Time has passed."""
+        """Do what is due as time has passed."""
         state = self.state
         if now - state.round.opened > FETCH_AFTER:
             ahead = [peer for peer, message in state.early if _round_of(message) > state.head.round + 1]
             # Who is named last is asked: the first member, if there is one.
             latest_first = reversed(dict.fromkeys(ahead))
             state.effects += map(CatchUpWith, sorted(latest_first, key=state.head.members.__contains__))
-        self._offers.repeat(now)
+        learner.repeat_offer(state, now)
         return self._progress(now)
 
     def applied(self, anchor: Digest, now: float) -> list[Effect]:
-        """The newest record was applied; the anchor's digest is ``anchor``."""
+        """Note that the newest record was applied; the anchor's digest is ``anchor``."""
         self.state.head = replace(self.state.head, anchor=anchor)
         return self._progress(now)
 
     def time_left(self, now: float) -> float | None:
-        """Seconds in which this peer should offer what it has rather than come late; None while nothing presses."""
-        return self._offers.time_left(now)
+        """Return the seconds in which this peer should offer what it has rather than come late; None while nothing
+        presses.
+        """
+        return learner.time_left(self.state, now)
 
     def full_times(self) -> tuple[float, ...]:
-        """Seconds that other members take for a full contribution."""
-        return self._offers.full_times()
+        """Return the seconds that other members take for a full contribution."""
+        return learner.full_times(self.state)
 
     def leave(self) -> m.Farewell:
         """Vote no more, until ``stay``; the others are to be told what is returned."""
         self.state.has_left = True
-        return self._voter.last_word()
+        return voter.last_word(self.state)
 
     def stay(self) -> None:
         """Vote again."""
         self.state.has_left = False
 
     def _take_round_message(self, sender: PeerId, message: m.Message, now: float) -> None:
-        """Only what is said of the round in progress is acted upon."""
-        head, round_ = self.state.head, _round_of(message)
-        if self._attendance.crossed(round_, now):
+        """Act upon a message of the round in progress, and on no other."""
+        state, head, round_ = self.state, self.state.head, _round_of(message)
+        if learner.has_crossed(state, round_, now):
             return
         if round_ <= head.round:
-            self._attendance.help_laggard(sender, round_ - 1)
+            learner.help_laggard(state, sender, round_ - 1)
         elif round_ > head.round + 1:
-            self.state.early.keep(sender, message, head.members)
+            state.early.keep(sender, message, head.members)
         elif sender in head.members and _epoch_of(message) == head.epoch:
             self._dispatch(sender, message, now)
 
     def _dispatch(self, sender: PeerId, message: m.Message, now: float) -> None:
+        state = self.state
         match message:
             case m.Offer():
-                self._offers.take_offer(sender, message, now)
+                learner.take_offer(state, sender, message, now)
             case m.Prepare():
-                self._voter.take_prepare(sender, message)
+                voter.take_prepare(state, sender, message)
             case m.Proposal():
-                self._voter.take_proposal(sender, message)
+                voter.take_proposal(state, sender, message)
             case m.ReducePlan():
-                self._voter.take_plan(sender, message)
+                voter.take_plan(state, sender, message)
             case m.Promise():
-                self._leader.take_promise(sender, message)
+                leader.take_promise(state, sender, message)
             case m.Vote():
-                self._leader.take_vote(sender, message)
+                leader.take_vote(state, sender, message)
             case m.Missing():
-                self._leader.take_missing(sender, message)
+                leader.take_missing(state, sender, message)
             case m.Refusal():
-                self._voter.take_refusal(sender, message)
+                voter.take_refusal(state, sender, message)
 
     def _progress(self, now: float) -> list[Effect]:
-        """Do what can be done now; what is to be carried out."""
+        """Do what can be done now; return what is to be carried out."""
         state = self.state
         self._look_whether_back(now)
         self._finish(now)
         if state.decided is None and state.head.anchor is not None and not state.head.final:
-            self._voter.answer_prepares(self._succession, now)
-            self._voter.vote(now)
-            self._voter.end_refused(now)
-            self._learner.count_farewells(now)
+            voter.answer_prepares(state, now)
+            voter.vote(state, now)
+            voter.end_refused(state, now)
+            learner.count_farewells(state, now)
             if state.decided is None:
-                self._leader.lead(now)
+                leader.lead(state, now)
             self._finish(now)
         effects, state.effects = state.effects, []
         return effects
@@ -223,12 +232,12 @@ class RoundMachine:
 
     def _finish(self, now: float) -> None:
         """Decide, if it is time, and take what was said too early of the round that is open then."""
-        if not self._learner.finish(now):
+        if not learner.finish(self.state, now):
             return
         for peer, message in self.state.early.take_all():
             with suppress(PayloadError):  # its sender was wrong, not the commit that we are finishing
                 if isinstance(message, m.Farewell):
-                    self._attendance.take_farewell(peer, message)
+                    learner.take_farewell(self.state, peer, message)
                 else:
                     self._take_round_message(peer, message, now)
 

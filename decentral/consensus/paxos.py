@@ -42,7 +42,9 @@ _SIGNED = b"acceptor 2\0"  # begins a state that has the proposer's signature; n
 
 @dataclass(frozen=True, slots=True)
 class Acceptor:
-    """Immutable: a changed acceptor is a new one, so the durable copy and the live one cannot drift apart."""
+    """The promise and the vote of one peer in a round. Immutable: a changed acceptor is a new one, so the durable copy
+    and the live one cannot drift apart.
+    """
 
     round: int
     promised: int = 0  # no smaller ballot is answered any more; ballot 0 needs no promise
@@ -51,7 +53,7 @@ class Acceptor:
     proposed: bytes = NO_SIGNATURE  # of who proposed that; zeros also in a state of before it was signed
 
     def continues(self, round_: int, head: bytes) -> bool:
-        """Whether this is the state of the round after ``round_`` on the chain whose head is ``head``."""
+        """Tell whether this is the state of the round after ``round_`` on the chain whose head is ``head``."""
         return self.round == round_ + 1 and (self.accepted is None or self.accepted.previous == head)
 
     def promise(self, ballot: int) -> Acceptor | None:
@@ -69,7 +71,7 @@ class Acceptor:
         return Acceptor(self.round, ballot, ballot, record, proposed)
 
     def to_bytes(self) -> bytes:
-        """The durable form."""
+        """Write the durable form."""
         head = _SIGNED + _NUMBERS.pack(self.round, self.promised, self.accepted_ballot) + self.proposed
         return head if self.accepted is None else head + encode_record(self.accepted)
 
@@ -116,19 +118,21 @@ class Planned:
     complaints: dict[PeerId, frozenset[PeerId]] = field(default_factory=dict)  # by owner
 
     def blame(self, owner: PeerId, number: int, peers: Iterable[PeerId]) -> None:
-        """An owner says whose slices never came; only for the plan that is being carried out, and its contributors."""
+        """Book an owner's complaint that slices never came; only for the plan that is being carried out, and its
+        contributors.
+        """
         if number == self.plan.number and owner in self.owners:
             named = {ref.peer for ref in self.plan.contributors}.intersection(peers) - {owner}
             self.complaints[owner] = self.complaints.get(owner, frozenset()) | named
 
     @property
     def owners(self) -> frozenset[PeerId]:
-        """Peers that the plan has sum its ranges."""
+        """Return the peers that sum the ranges of the plan."""
         return frozenset(owner for owner, _, _ in self.plan.partition)
 
     @property
     def blamed(self) -> frozenset[PeerId]:
-        """Peers that the next plan does without, so that none of these complaints is left.
+        """Return the peers that the next plan does without, so that none of these complaints is left.
 
         Nobody can tell which of two is at fault, owner or contributor. Who takes part in most complaints is; of one
         complaint the contributor: so an owner that blames everybody leaves alone.
@@ -145,28 +149,28 @@ class Planned:
         return frozenset(out)
 
     def silent_owners(self, held: Results, but: PeerId) -> set[PeerId]:
-        """Owners whose result is not here."""
+        """Return the owners whose result is not here."""
         parts = enumerate(self.plan.partition)
         return {owner for part, (owner, _, _) in parts if (self.plan.number, part, owner) not in held and owner != but}
 
     def failed(self, absent: Collection[PeerId], patience: float, now: float) -> bool:
-        """Whether somebody the plan needs is away, was blamed by an owner, or took too long."""
+        """Tell whether somebody the plan needs is away, was blamed by an owner, or took too long."""
         needed = {ref.peer for ref in self.plan.contributors} | self.owners
         return bool(needed & (set(absent) | self.blamed)) or self.late(patience, now)
 
     def late(self, patience: float, now: float) -> bool:
-        """Whether it took too long; each attempt has twice the time of the last."""
+        """Tell whether the plan took too long; each attempt has twice the time of the last."""
         attempt = self.plan.number % PLANS_PER_BALLOT
         return now >= self.since + patience * 2.0 ** min(attempt, 6)
 
     def asks_the_same(self, plan: ReducePlan) -> bool:
-        """Whether ``plan`` differs in nothing but its number."""
+        """Tell whether ``plan`` differs in nothing but its number."""
         return (plan.contributors, plan.partition) == (self.plan.contributors, self.plan.partition)
 
 
 @dataclass(slots=True)
 class Ballot:
-    """One ballot led by this peer."""
+    """A ballot that this peer leads."""
 
     ballot: int
     voting: Voting
@@ -186,12 +190,12 @@ class Ballot:
         return self.ballot == 0 or len(self.heard() & set(voters)) >= least
 
     def heard(self) -> set[PeerId]:
-        """Those that said what they had accepted and accept nothing of lower ballots any more."""
+        """Return the peers that said what they had accepted and accept nothing of lower ballots any more."""
         return {*self.promises, *self.overtaken}
 
     def bound_value(self, own: Acceptor) -> tuple[int, Record] | None:
-        """The record that may be chosen, which this ballot must carry on, and the ballot it was accepted in; None when
-        the leader is free.
+        """Return the record that may be chosen, which this ballot must carry on, and the ballot it was accepted in;
+        None when the leader is free.
 
         It is what was accepted in the highest ballot: its leader was bound in turn. If too few of the peers that vote
         on it can have accepted it, as the promises tell, nothing was chosen there: so a record whose frames left with
@@ -205,7 +209,9 @@ class Ballot:
         return None
 
     def stands_alone(self, record: Record, proposer: PeerId, own: Acceptor, me: PeerId) -> bool:
-        """Whether nobody but its proposer says to have accepted ``record``: more answers may show that it is free."""
+        """Tell whether nobody but its proposer says to have accepted ``record``: more answers may show that it is
+        free.
+        """
         told = self._told() | {me: (own.accepted_ballot, own.accepted)}
         return not any(accepted == record for peer, (_, accepted) in told.items() if peer != proposer)
 
@@ -215,13 +221,13 @@ class Ballot:
         return not is_refuted(voters, len(against))
 
     def _told(self) -> dict[PeerId, tuple[int, Record | None]]:
-        """What each peer that said so has accepted, and in which ballot."""
+        """Return the record that each peer has accepted, and in which ballot, as far as they said."""
         said = self.overtaken | self.promises
         promised = {peer: (promise.accepted_ballot, promise.accepted) for peer, promise in said.items()}
         return promised | self.farewells
 
     def shown(self, voters: Collection[PeerId]) -> tuple[Shown, ...]:
-        """The promises of ``voters``, for those who are asked to vote for what is carried on."""
+        """Return the promises of ``voters``, for those who are asked to vote for what is carried on."""
         said = sorted(self.promises.items())
         return tuple(
             Shown(peer, p.epoch, p.round, p.accepted_ballot, hash_of(p.accepted), p.signature)
@@ -230,13 +236,13 @@ class Ballot:
         )
 
     def next_plan_number(self) -> int:
-        """Numbers rise within a ballot and over ballots, so results of an old plan are never mixed in."""
+        """Return a number that rises within a ballot and over ballots, so results of an old plan are never mixed in."""
         if self.planned is None:
             return self.ballot * PLANS_PER_BALLOT
         return self.planned.plan.number + 1
 
     def elected(self) -> Commit | None:
-        """The commit, once a majority of those who vote has signed."""
+        """Return the commit, once a majority of those who vote has signed."""
         if self.proposal is None:
             return None
         voters = self.voting.voters_on(self.proposal.record)
@@ -248,8 +254,8 @@ class Ballot:
 
 
 def results_of(plan: ReducePlan, held: Results) -> tuple[FrameRef, ...] | None:
-    """The owners' result frames of ``plan`` if every partition is here, in record order. Of nobody else: a leader that
-    took another peer's for an owner's had a record that could not be written, and ended.
+    """Return the owners' result frames of ``plan`` if every partition is here, in record order. No other peer's: a
+    leader that took another peer's for an owner's had a record that could not be written, and ended.
     """
     refs = [held.get((plan.number, part, owner)) for part, (owner, _, _) in enumerate(plan.partition)]
     found = [ref for ref in refs if ref is not None]
@@ -278,24 +284,24 @@ class Farewells:
         self._said: dict[PeerId, Farewell] = {}
 
     def take(self, sender: PeerId, farewell: Farewell) -> None:
-        """Book one that ``check_farewell`` has passed."""
+        """Book a farewell that ``check_farewell`` has passed."""
         self._said[sender] = farewell
 
     def since(self, peer: PeerId) -> int:
-        """The round in which ``peer`` stood when it said farewell; -1 when it did not."""
+        """Return the round in which ``peer`` stood when it said farewell; -1 when it did not."""
         said = self._said.get(peer)
         return -1 if said is None else said.round
 
     def forget(self, peer: PeerId) -> None:
-        """It is back."""
+        """Forget the farewell of a peer that is back."""
         self._said.pop(peer, None)
 
     def keep(self, peers: Collection[PeerId]) -> None:
-        """Forget all others."""
+        """Forget the farewells of all others."""
         self._said = {peer: farewell for peer, farewell in self._said.items() if peer in peers}
 
     def votes(self, round_: int, but: Collection[PeerId]) -> dict[PeerId, tuple[int, Record | None]]:
-        """The ballot and the record that each accepted last in ``round_``; -1 and None for nothing.
+        """Return the ballot and the record that each accepted last in ``round_``; -1 and None for nothing.
 
         ``but``: those who have been away for so long that nobody waits for the frames of their votes any more.
         """
@@ -304,7 +310,7 @@ class Farewells:
         return {peer: (f.accepted_ballot, f.accepted) if f.round == round_ else nothing for peer, f in said.items()}
 
     def shown(self, record: Record) -> tuple[Shown, ...]:
-        """Give those of the voters whom ``record`` drops, for whoever has not heard them."""
+        """Return the farewells of voters that ``record`` drops, for whoever has not heard them."""
         dropped = frozenset(record.members).difference(record.next_members)
         voters = self._voting.committee(record)
         said = ((peer, self._said[peer]) for peer in voters if peer in dropped and peer in self._said)
@@ -313,7 +319,7 @@ class Farewells:
         )
 
     def elected(self, own: Acceptor, signer: Signer) -> Commit | None:
-        """The commit that those who left had voted for, with or without our own vote."""
+        """Return the commit that those who left had voted for, with or without our own vote."""
         votes: dict[tuple[int, Record], dict[PeerId, bytes]] = defaultdict(dict)
         for peer, said in self._said.items():
             if said.round == own.round and said.accepted is not None:
@@ -329,7 +335,7 @@ class Farewells:
 
 
 def farewell(acceptor: Acceptor, run: bytes, epoch: int, signer: Signer) -> Farewell:
-    """The last word of the peer whose acceptor and key these are."""
+    """Make the last word of the peer whose acceptor and key these are."""
     record, ballot = acceptor.accepted, acceptor.accepted_ballot
     epoch = epoch if record is None else record.epoch
     vote = NO_SIGNATURE if record is None else signer.sign(_text(record, ballot))
@@ -338,7 +344,7 @@ def farewell(acceptor: Acceptor, run: bytes, epoch: int, signer: Signer) -> Fare
 
 
 def promise(acceptor: Acceptor, run: bytes, epoch: int, ballot: int, signer: Signer) -> Promise:
-    """Give what the peer whose acceptor and key these are answers the leader of ``ballot``."""
+    """Make the answer to the leader of ``ballot`` of the peer whose acceptor and key these are."""
     record, accepted = acceptor.accepted, acceptor.accepted_ballot
     text = m.promise_text(run, epoch, acceptor.round, ballot, accepted, hash_of(record))
     return Promise(epoch, acceptor.round, ballot, accepted, record, acceptor.proposed, signer.sign(text))
@@ -407,14 +413,14 @@ def _text(record: Record, ballot: int) -> bytes:
 
 
 class Refusals:
-    """What each voter refused last, and the changes that are left out since."""
+    """The newest refusal of each voter, and the changes that are left out since."""
 
     def __init__(self) -> None:
         self._said: dict[PeerId, Refusal] = {}
         self._disputed: dict[PeerId | None, float] = {}  # until when; None: that the run is over
 
     def take(self, sender: PeerId, refusal: Refusal) -> None:
-        """Book what a voter says."""
+        """Book a voter's refusal."""
         self._said[sender] = refusal
 
     def end(self, ballot: int, record: Record, voters: Sequence[PeerId], now: float, lease: float) -> bool:
@@ -433,10 +439,10 @@ class Refusals:
         return True
 
     def disputed(self, now: float) -> frozenset[PeerId | None]:
-        """Members and newcomers who stay what they are for now; None among them: the run is not over."""
+        """Return the members and newcomers that stay what they are for now; None among them: the run is not over."""
         self._disputed = {peer: until for peer, until in self._disputed.items() if now < until}
         return frozenset(self._disputed)
 
     def forget_ballots(self) -> None:
-        """A round is over; what is disputed stays so."""
+        """Forget the refusals of a round that is over; what is disputed stays so."""
         self._said = {}

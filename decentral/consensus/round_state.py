@@ -1,35 +1,28 @@
 """The state of one peer in a round: what was seen of it, what is kept for later, what the shell is asked to do.
 
-Plain data and small queries. The roles of a round (`decentral.consensus.voter`, `.leader`, `.learner`) are objects
-that are given a ``RoundState``.
+Plain data and small queries. The roles of a round (`decentral.consensus.voter`, `.leader`, `.learner`) and the
+judgement of records (`.acceptance`) are functions of a ``RoundState``.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from decentral.consensus import chain
-from decentral.consensus.chain import VOTING, Branch, Head, History, Place, Presence, Voting
+from decentral.consensus.chain import VOTING, Branch, Head, History, Presence, Voting
 from decentral.consensus.paxos import (
-    PLANS_PER_BALLOT,
     Acceptor,
     Ballot,
     Farewells,
     Partition,
     Refusals,
-    check_proposed,
-    shows_farewell,
-    shows_promise,
 )
-from decentral.consensus.timing import FIRST_REST, Deadline, Paces, Takes, Unsent, allowance, unmeasured
-from decentral.errors import PayloadError
+from decentral.consensus.timing import Deadline, Paces, Takes, Unsent, allowance, unmeasured
 from decentral.wire import messages as m
 from decentral.wire.frames import FrameKind, Header, claims_of
-from decentral.wire.keys import Digest, PeerId, Signer, peer_name, verify
+from decentral.wire.keys import Digest, PeerId, Signer
 
 # ---- offers and frames of the round ----
 #
@@ -59,7 +52,7 @@ class SeenOfRound:
         return True
 
     def usable(self, head: Head, held: Mapping[Digest, Header], kind: FrameKind, states: int = 0) -> list[PeerId]:
-        """The members whose offers start from our anchor and whose frames are here, in peer order.
+        """Return the members whose offers start from our anchor and whose frames are here, in peer order.
 
         ``kind``: of the frames that a record names; results are not there before a plan. ``states``: channels beside
         the change that a contribution has in this round.
@@ -77,7 +70,9 @@ class SeenOfRound:
     def _is_held(
         self, offer: m.Offer, peer: PeerId, held: Mapping[Digest, Header], kind: FrameKind, states: int
     ) -> bool:
-        """Whether what a peer offered is here; asked with every event, so each frame is compared once."""
+        """Tell whether the frame that a peer offered is here; asked with every event, so each frame is compared
+        once.
+        """
         header = held.get(offer.frame)
         if header is None:
             return False
@@ -89,13 +84,13 @@ class SeenOfRound:
         return True
 
     def newly(self, usable: Iterable[PeerId]) -> list[m.Offer]:
-        """The offers among ``usable`` that were not before."""
+        """Return the offers among ``usable`` that were not before."""
         new = [peer for peer in usable if peer not in self.arrived]
         self.arrived.update(new)
         return [self.offers[peer] for peer in new]
 
     def ready(self, usable: Sequence[PeerId], head: Head, presence: Presence, deadline: Deadline, now: float) -> bool:
-        """All who are there have offered, or the deadline is over and waiting longer helps nobody."""
+        """Tell whether all who are there have offered, or the deadline is over and waiting longer helps nobody."""
         if not usable or self.first_offer is None:
             return False
         if now >= self.first_offer + deadline.ceiling:
@@ -110,20 +105,20 @@ class SeenOfRound:
 
 
 def _describes(offer: m.Offer, peer: PeerId, header: Header, kind: FrameKind, states: int) -> bool:
-    """Whether an offer says of a frame what the frame says of itself: else nobody could vote for it."""
+    """Tell whether an offer says of a frame what the frame says of itself: else nobody could vote for it."""
     found = (header.sender, header.epoch, header.round, header.fragment, header.base)
     said = (peer, offer.epoch, offer.round, offer.fragment, offer.base)
     return found == said and (header.kind, header.states) == (kind, states) and claims_match(header, offer)
 
 
 def claims_match(header: Header, said: m.Offer | m.FrameRef) -> bool:
-    """Whether what is said of a frame, which its weight may follow from, is what its sender signed with it."""
+    """Tell whether what is said of a frame, which its weight may follow from, is what its sender signed with it."""
     signed = (header.steps, header.tokens, header.claims)
     return signed == (said.steps, said.tokens, claims_of(said.based, said.summary))
 
 
 def references(peers: Iterable[PeerId], offers: Mapping[PeerId, m.Offer]) -> tuple[m.FrameRef, ...]:
-    """The offers of ``peers`` as a record names them, in peer order."""
+    """Write the offers of ``peers`` as a record names them, in peer order."""
     said = ((peer, offers[peer]) for peer in sorted(peers))
     return tuple(
         m.FrameRef(peer, offer.frame, 0, offer.steps, offer.tokens, offer.based, offer.summary) for peer, offer in said
@@ -131,7 +126,7 @@ def references(peers: Iterable[PeerId], offers: Mapping[PeerId, m.Offer]) -> tup
 
 
 def fits(header: Header, ref: m.FrameRef, record: m.Record, kind: FrameKind, states: int = 0) -> bool:
-    """Whether a held frame is the one the record means: every field that changes its meaning is compared.
+    """Tell whether a held frame is the one the record means: every field that changes its meaning is compared.
 
     ``kind``: of what records of this run name; of another, it could not be decoded once it is committed. ``states``:
     channels beside the change that what the record names has in its outer step.
@@ -160,14 +155,14 @@ class EarlyMessages:
         self._kept: dict[tuple[PeerId, str], m.Message] = {}
 
     def keep(self, sender: PeerId, message: m.Message, members: Container[PeerId]) -> None:
-        """Strangers may be members of the round it belongs to, but cost nothing to make: few of theirs fit."""
+        """Keep a message. Strangers may be members of its round, but cost nothing to make: few of theirs fit."""
         kept = (sender, type(message).__name__)
         strangers = sum(peer not in members for peer, _ in self._kept)
         if sender in members or kept in self._kept or strangers < MOST_OF_STRANGERS:
             self._kept[kept] = message
 
     def take_all(self) -> list[tuple[PeerId, m.Message]]:
-        """All of them, oldest first; none is left."""
+        """Take all messages, oldest first; none is left."""
         taken = list(self)
         self.clear()
         return taken
@@ -251,14 +246,14 @@ CLOCKS_DIFFER = 10.0  # s that the run may be younger here than where its end is
 
 @dataclass(slots=True)
 class RunClock:
-    """Read by the round machine and by the training thread; told the run's age on the swarm's."""
+    """The end of a run by time: set on the swarm's thread, read by the round machine and by the training thread."""
 
     minutes: float | None = None  # None: the run ends by its rounds
     is_up: bool = False
     _left: float = math.inf  # s
 
     def tell(self, age: float) -> None:
-        """The run has lasted ``age`` seconds."""
+        """Set the clock: the run has lasted ``age`` seconds."""
         if self.minutes is not None:
             self._left = 60 * self.minutes - age
             self.is_up = self._left <= 0
@@ -277,18 +272,20 @@ class RunClock:
 
 
 class Returning:
-    """Until when this peer only listens. ``excused``: it was away for so long that the others could give it up."""
+    """The time until which this peer only listens. ``excused``: it was away for so long that the others could give it
+    up.
+    """
 
     def __init__(self, since: float, until: float, *, excused: bool) -> None:
         self.since, self.until, self.excused = since, until, excused
         self._answered: set[PeerId] = set()
 
     def answered(self, peer: PeerId) -> None:
-        """``peer`` said since where it stands, and that is where this peer stands."""
+        """Note that ``peer`` has said since where it stands, and that is where this peer stands."""
         self._answered.add(peer)
 
     def is_over(self, members: Iterable[PeerId], now: float) -> bool:
-        """Tell whether all ``members`` have, or waiting longer helps nobody."""
+        """Tell whether all ``members`` have answered, or waiting longer helps nobody."""
         return now >= self.until or self._answered.issuperset(members)
 
 
@@ -297,13 +294,12 @@ class Returning:
 # The chain's head, what was seen of the round, what is to be done.
 
 FETCH_AFTER = 1.0  # s a pushed frame may take before it is asked for: a fetch at once would send most frames twice
-MOST_UNKNOWN = 1  # newcomers that a record lets in of whom a voter has heard nothing
 RESEND_AFTER = 3.0  # s before a message without an answer is sent again
 
 
 @dataclass(frozen=True, slots=True)
 class RoundTerms:
-    """What the machine needs to know of the manifest."""
+    """The part of the manifest that the machine needs to know."""
 
     num_fragments: int
     rounds: int  # outer steps after which the run is done
@@ -328,17 +324,17 @@ class RoundTerms:
 
     @property
     def enough(self) -> int:
-        """Contributions that are a quorum; 0 when there is none to wait for."""
+        """Return the contributions that are a quorum; 0 when there is none to wait for."""
         return max(self.quorum, self.min_peers) if self.quorum else 0
 
     @property
     def named(self) -> FrameKind:
-        """The frames that records name."""
+        """Return the kind of frames that records name."""
         return self.offered if self.partition is None else FrameKind.RESULT
 
 
 class RoundState:
-    """Where one peer stands in the round in progress, and what it knows of the others."""
+    """The knowledge and the promises of one peer in the round in progress, and what it wants done because of them."""
 
     def __init__(
         self, signer: Signer, head: Head, terms: RoundTerms, now: float, acceptor: Acceptor | None = None
@@ -366,6 +362,8 @@ class RoundState:
         self.unsent = Unsent()
         self.early = EarlyMessages()
         self.remembered = acceptor  # as the disk had it when this process began
+        self.objected: tuple[tuple[Digest, int] | None, float | None] = None, None  # record and ballot, since when
+        self.offer_told_at = 0.0  # when this peer's offer was last sent
         self.effects: list[Effect] = []
         self.restart(head, now)
 
@@ -408,13 +406,14 @@ class RoundState:
         self.restart(head, now)
 
     def _last_vote(self, head: Head) -> Acceptor | None:
-        """What was promised and accepted before this process began, if it was for the round after ``head``."""
+        """Return the acceptor of before this process began, if it was for the round after ``head``."""
         kept = self.remembered
         return kept if kept is not None and kept.continues(head.round, head.hash) else None
 
     @property
     def forgetful(self) -> bool:
-        """Whether this peer voted in later rounds than it remembers commits of: its disk lost the end of the chain.
+        """Tell whether this peer voted in later rounds than it remembers commits of: its disk lost the end of the
+        chain.
 
         It may have been the one peer that the quorum of a forgotten round and the next quorum share, so it takes part
         in no ballot until it has caught up, or until ``forget``.
@@ -422,12 +421,12 @@ class RoundState:
         return self.remembered is not None and self.remembered.round > self.head.round + 1
 
     def forget(self) -> None:
-        """Nobody else knows of the forgotten rounds either: go on without them."""
+        """Go on without the forgotten rounds: nobody else knows of them either."""
         self.remembered = None
 
     @property
     def is_bound_in_vain(self) -> bool:
-        """Whether this peer voted for a record that nobody votes for any more: it drops members that came back, or
+        """Tell whether this peer voted for a record that nobody votes for any more: it drops members that came back, or
         names frames that this peer has no longer, as after a part of its disk is lost.
 
         It may be committed, so every later leader proposes it again.
@@ -438,203 +437,42 @@ class RoundState:
         return not self.presence.may_drop(accepted) or any(ref.frame not in self.held for ref in accepted.frames)
 
     def forget_what_it_accepted(self) -> None:
-        """Nobody stands behind that record, and nobody has its frames: ballots go on without it."""
+        """Go on without the accepted record: nobody stands behind it, and nobody has its frames."""
         self.become(Acceptor(self.acceptor.round, self.acceptor.promised))
         self.proposal = None
 
     @property
     def may_vote(self) -> bool:
-        """Whether this peer's word counts in the ballots of the round."""
+        """Tell whether this peer's word counts in the ballots of the round."""
         is_back = self.returning is None
         return is_back and not self.forgetful and not self.has_left and self.me in self.head.members
 
     @property
     def reduces(self) -> bool:
-        """Whether owners average slices, so that no frame is there before a plan."""
+        """Tell whether owners average slices, so that no frame is there before a plan."""
         return self.terms.partition is not None
 
     def leader_of(self, ballot: int) -> PeerId:
-        """The peer that leads ``ballot`` of the round in progress."""
+        """Return the peer that leads ``ballot`` of the round in progress."""
         return self._leaders[ballot % len(self._leaders)]
 
     @property
     def voters(self) -> tuple[PeerId, ...]:
-        """Whose promises and votes decide, as far as is known here who is given up."""
+        """Return the peers whose promises and votes decide, as far as is known here who is given up."""
         return self.terms.voting.voters(self.head, self.presence.given_up())
 
-    def next_members(self, now: float) -> tuple[PeerId, ...]:
-        """The membership that a record made now would set."""
-        disputed = {peer for peer in self.refusals.disputed(now) if peer is not None}
-        return self.presence.next_members(self.head, self.joiners, disputed)
-
-    def ends_with(self, record: m.Record, now: float) -> bool:
-        """Tell whether a record of ours with these frames is the run's last."""
-        is_up = self.terms.clock.is_up and None not in self.refusals.disputed(now)
-        return bool(record.frames) and (record.outer_step + 1 >= self.terms.rounds or is_up)
-
-    # ---- what a record changes, and whether this peer stands behind it ----
-
-    def takes(self, commit: m.Commit) -> bool:
-        """Tell whether a commit is learned as it was signed. One that gives up a majority is so only where this peer
-        has given up those peers itself, holds their farewells, was away for so long that it cannot know, or voted in
-        later rounds that its disk forgot, with whomever it gave up in them. Who is no member has no chain of its own to
-        go on with, and takes what drops nobody that is here. None ends the run before its terms do.
-
-        Else one vote of one peer, which counts for a record that drops all the others, would end the run of them all.
-        """
-        record = commit.record
-        if not self.terms.voting.drops_majority(record):
-            return True
-        if record.final and not self._ends_as_agreed(record):
-            return False
-        was_away = self.returning is not None and self.returning.excused
-        if was_away or self.forgetful or record.hash in self.followed:
-            return True
-        said = self.farewelled(commit.farewells, record)
-        return self.presence.may_drop(record, said) or (
-            self.me not in self.head.members and not chain.dropped_by(record) - said & self.presence.known
-        )
-
-    def note_followers(self, commits: Sequence[m.Commit], places: Mapping[PeerId, Place]) -> None:
-        """Give those whom a record of a chain gives up, and who stand on that chain themselves, do not ask that anybody
-        hold on to them. ``places``: where those who are here stand.
-        """
-        if len(self.followed) > chain.LENGTH:
-            self.followed.clear()  # they cost one vote each to make up
-        beyond = {(commit.record.round, commit.record.hash) for commit in commits}
-        for commit in commits:
-            record = commit.record
-            voters = self.terms.voting.committee(record)
-            there = {peer for peer, place in places.items() if place in beyond}
-            left_behind = chain.dropped_by(record).intersection(voters) - there - self.presence.given_up() - {self.me}
-            if self.terms.voting.drops_majority(record) and not left_behind:
-                self.followed.add(record.hash)
-            beyond.discard((record.round, record.hash))  # who stands there has not taken those after it
-
-    def farewelled(self, shown: Iterable[m.Shown], record: m.Record) -> frozenset[PeerId]:
-        """Members that said farewell, as it is shown, and have neither offered nor voted since, nor come back."""
-        timely = [one for one in shown if self.last_active.get(one.peer, 0) <= one.round <= record.round]
-        return frozenset(
-            one.peer
-            for one in timely
-            if self.came_back_in.get(one.peer, -1) < one.round and shows_farewell(one, record.run)
-        )
-
-    def objections(self, proposal: m.Proposal) -> tuple[frozenset[PeerId], bool]:
-        """Name whom a proposed record drops or lets in without reason, or whose result cannot be a mean, as far as this
-        peer can tell; and whether it ends the run without a reason, or does not although it should.
-        """
-        record = proposal.record
-        said = self.farewelled(proposal.farewells, record)
-        wrong = self.presence.would_drop(record, said)
-        if not self.presence.may_drop(record, said):
-            wrong |= chain.dropped_by(record) - self.presence.given_up() - said
-        overlong = self.terms.overlong(record) if record.partition else frozenset()
-        self.rests.update(dict.fromkeys(overlong, record.round + FIRST_REST))
-        wrong |= overlong
-        joined = frozenset(record.next_members).difference(record.members)
-        wrong |= joined - self.joiners.keys() - self._shown_to_ask(proposal)
-        return wrong, not self._ends_as_agreed(record)
-
-    def _shown_to_ask(self, proposal: m.Proposal) -> frozenset[PeerId]:
-        """Newcomers whose signed requests the leader shows, and whose lease is here; and one of whom nothing is here,
-        for it may reach nobody but the leader. More would be as many as a leader cares to make up.
-        """
-        run, known = proposal.record.run, self.presence.known
-        asked = {
-            one.peer
-            for one in proposal.requests
-            if verify(one.peer, one.signature, m.join_text(run, one.round, one.digest))
-        }
-        unknown = asked - known - self.joiners.keys() - set(proposal.record.members)
-        return frozenset(asked if len(unknown) <= MOST_UNKNOWN else asked & known)
-
-    def _ends_as_agreed(self, record: m.Record) -> bool:
-        by_rounds = chain.moves_anchor(record) and record.outer_step + 1 >= self.terms.rounds
-        if not record.final:
-            return not by_rounds
-        return by_rounds or (chain.moves_anchor(record) and self.terms.clock.is_nearly_up)
-
-    def is_carried_on(self, proposal: m.Proposal) -> bool:
-        """Tell whether its leader shows that it is bound to the record: a majority has promised its ballot, so many of
-        them have accepted the record that it may be chosen, and not only who proposed it says so.
-
-        Then it is voted for as it stands. It may have been chosen when its changes were right, and a voter that asks
-        again would find that whom it drops is back. The word of who proposed it, or of who made a result that is no
-        mean, is enough where all others who might know better are given up.
-        """
-        record, run = proposal.record, proposal.record.run
-        if not self.presence.may_drop(record, self.farewelled(proposal.farewells, record)):
-            return False  # of the few who are left each has to stand behind that
-        voters = self.terms.voting.voters_on(record)
-        shown = [one for one in proposal.promises if one.peer in voters and one.epoch == record.epoch]
-        shown = [one for one in shown if one.round == record.round and shows_promise(one, run, proposal.ballot)]
-        for_it = [one for one in shown if one.accepted == record.hash]
-        if len(shown) < chain.majority(voters) or chain.is_refuted(voters, len(shown) - len(for_it)) or not for_it:
-            return False
-        if record.partition and (liars := self.terms.overlong(record)):
-            answered = {one.peer for one in shown} | {self.me}
-            alone = {one.peer for one in for_it} <= liars and not set(voters) - answered <= self.presence.given_up()
-            if alone or self._is_denied(record, voters, shown):
-                return False
-        if len(for_it) > 1 or self.leader_of(for_it[0].accepted_ballot) != for_it[0].peer:
-            return True
-        return set(voters) - {one.peer for one in shown} <= self.presence.given_up()
-
-    def _is_denied(self, record: m.Record, voters: Sequence[PeerId], shown: Iterable[m.Shown]) -> bool:
-        """Tell whether no majority can have accepted a record whose result is no mean, as this peer sees it: who made
-        that is the liar, so that the others and this peer are taken at their word.
-        """
-        against = {one.peer for one in shown if one.accepted != record.hash}
-        if self.acceptor.accepted != record:
-            against.add(self.me)
-        return len(voters) - len(against.intersection(voters)) < chain.majority(voters)
-
-    def check_proposed(self, proposal: m.Proposal) -> None:
-        """Raise PayloadError unless the leader of its ballot signed it."""
-        check_proposed(proposal.record, proposal.ballot, proposal.signature, self.leader_of)
-
-    def active(self, peer: PeerId, round_: int) -> None:
-        """``peer`` offered or voted in a round: what it said of its leaving before is void."""
+    def note_active(self, peer: PeerId, round_: int) -> None:
+        """Note that ``peer`` offered or voted in a round: what it said of its leaving before is void."""
         self.last_active[peer] = max(round_, self.last_active.get(peer, 0))
 
-    def succeeds(self, record: m.Record, sender: PeerId) -> bool:
-        """Whether ``record`` continues our chain; if not, one of us is on another branch and the shell compares."""
-        try:
-            chain.check_succession(self.head, record)
-        except PayloadError:
-            self.effects.append(CatchUpWith(sender))
-            return False
-        return True
-
-    def check_age(self, progress: Iterable[m.FrameRef | m.Offer]) -> None:
-        """Raise PayloadError unless all of it may be committed in this round, as every peer finds alike."""
-        chain.check_age(progress, self.head.outer_step, self.terms.max_staleness)
-
-    def check_acceptable(self, record: m.Record) -> None:
-        """Raise PayloadError for a record that no peer of this run accepts: nobody is bound by what one says it did."""
-        chain.check_age(chain.contributions(record), record.outer_step, self.terms.max_staleness)
-        chain.check_turn(record, self.terms.num_fragments)
-        for ref in record.frames:
-            if ref.frame in self.held and not claims_match(self.held[ref.frame], ref):
-                raise PayloadError(f"a record says of the frame of {peer_name(ref.peer)} what it did not sign; drop it")
-
-    def check_own(self, contributors: Iterable[m.FrameRef]) -> None:
-        """Raise PayloadError where this peer's contribution is said to be what it did not offer.
-
-        Nobody is asked to believe this peer: votes of a majority that was told otherwise are binding all the same.
-        """
-        mine = self.round.offers.get(self.me)
-        for ref in contributors:
-            if mine is not None and ref.peer == self.me and ref.frame == mine.frame and not _as_offered(ref, mine):
-                raise PayloadError("a record or plan says of this peer's contribution what it did not offer; drop it")
-
     def patience(self, plans: float = 1.0) -> float:
-        """Seconds to wait for what it takes ``plans`` plans of a reduce to get; its slices alone are half of one."""
+        """Return the seconds to wait for what it takes ``plans`` plans of a reduce to get; its slices alone are half of
+        one.
+        """
         return self.terms.patience + (plans * self.allowed() if self.reduces else 0.0)
 
     def allowed(self, peers: Iterable[PeerId] | None = None) -> float:
-        """Seconds that the slowest of ``peers`` has for what it offered; None: of all that have."""
+        """Return the seconds that the slowest of ``peers`` has for what it offered; None: of all that have."""
         members, takes = self.head.members, self.terms.takes
         copies = 2 if self.reduces else len(members) - 1  # slices and results: about two bodies
         asked = self.round.offers if peers is None else peers
@@ -643,36 +481,15 @@ class RoundState:
             found += [(max(found)[0], peer) for peer in members if peer not in self.offerers]
         return max((allowance(nbytes, copies, takes(nbytes, peer, members)) for nbytes, peer in found), default=0.0)
 
-    def is_back(self, peer: PeerId) -> None:
-        """``peer`` spoke after its farewell: whoever shows it from now on shows what is void."""
+    def note_back(self, peer: PeerId) -> None:
+        """Note that ``peer`` spoke after its farewell: whoever shows it from now on shows what is void."""
         if peer in self.head.members:
             self.came_back_in[peer] = self.head.round + 1
         self.presence.leaving.discard(peer)
         self.farewells.forget(peer)
 
-    def memory_begins(self) -> Head:
-        """The oldest head from which every commit is kept; the newest where none is."""
-        oldest = self.head
-        while (commit := self.recent.get(oldest.round)) is not None:
-            before = self.history.at((oldest.round - 1, commit.record.previous))
-            if before is None:
-                break
-            oldest = replace(before, anchor=commit.record.base)
-        return oldest
-
-    def remember(self, start: Head, heads: Sequence[Head], commits: Sequence[m.Commit], most: int) -> None:
-        """Take up the way that led to where memory begins: from ``start``, with the commits that made ``heads``, of
-        which the last is that place.
-        """
-        for head in reversed((start, *heads[:-1])):
-            self.history.add_before(head)
-        for commit in reversed(commits):
-            if len(self.recent) < most:
-                self.recent[commit.record.round] = commit
-                self.recent.move_to_end(commit.record.round, last=False)
-
     def stall(self, now: float) -> None:
-        """There is work since ``now``, or since before."""
+        """Note that there is work since ``now``, or since before."""
         self.stalled_since = now if self.stalled_since is None else self.stalled_since
 
     def note_result(self, frame: Digest, header: Header) -> None:
@@ -680,20 +497,6 @@ class RoundState:
         if header.kind == FrameKind.RESULT and header.round == self.head.round + 1:
             ref = m.FrameRef(header.sender, frame, header.part, header.steps, header.tokens, self.head.outer_step)
             self.results.setdefault((header.plan, header.part, header.sender), ref)
-
-    def carries_out(self, plan: m.ReducePlan) -> None:
-        """Remember what results of ``plan`` are made for."""
-        self.plans[plan.number] = _plan_digest(plan)
-
-    def is_as_planned(self, record: m.Record) -> bool:
-        """Whether the results that ``record`` names were made for its ranges and contributors, as far as is known here.
-
-        With other ranges they could not be laid together once it is committed.
-        """
-        if not record.contributors or (known := self.plans.get(record.plan)) is None:
-            return True
-        ballot, parts = record.plan // PLANS_PER_BALLOT, (record.contributors, record.partition)
-        return known == _plan_digest(m.ReducePlan(record.epoch, record.round, ballot, record.plan, *parts))
 
     def become(self, acceptor: Acceptor) -> None:
         """Promise or accept; durable before anything that is said after it."""
@@ -714,12 +517,3 @@ class RoundState:
         for peer in dict.fromkeys(peers):
             if peer not in skip:
                 self.send(peer, message)
-
-
-def _as_offered(ref: m.FrameRef, offer: m.Offer) -> bool:
-    named = (ref.steps, ref.tokens, ref.based, ref.summary)
-    return named == (offer.steps, offer.tokens, offer.based, offer.summary)
-
-
-def _plan_digest(plan: m.ReducePlan) -> Digest:
-    return hashlib.blake2b(m.encode(plan), digest_size=32).digest()

@@ -41,11 +41,13 @@ class Deadline:
 
     @property
     def typical(self) -> float | None:
-        """Median seconds from the opening of a round to a contribution, or None before there is a history."""
+        """Return the median seconds from the opening of a round to a contribution, or None before there is a
+        history.
+        """
         return self._median if len(self.delays) >= ENOUGH else None
 
     def early_at(self, opened: float, first_offer: float) -> float:
-        """The moment to offer what there is rather than come late: half the slack after the first offer.
+        """Return the moment to offer what there is rather than come late: half the slack after the first offer.
 
         What is offered then takes as long to arrive as the others' frames do, and is here half the slack before ``at``.
         """
@@ -54,7 +56,7 @@ class Deadline:
         return first_offer + max(0.0, self.at(opened, first_offer) - usual) / 2
 
     def at(self, opened: float, first_offer: float) -> float:
-        """The moment to go on without those whose offer is missing; never before ``first_offer + floor``."""
+        """Return the moment to go on without those whose offer is missing; never before ``first_offer + floor``."""
         latest = first_offer + self.ceiling
         median = self.typical
         if median is None:
@@ -79,12 +81,12 @@ SLACK = 2.0  # times; rounds take 1.3 to 1.5 times what links need, and estimate
 
 
 def unmeasured(nbytes: int, peer: PeerId, members: Sequence[PeerId]) -> float | None:
-    """The ``Takes`` of a swarm in which nothing was measured."""
+    """Return None, as the ``Takes`` of a swarm in which nothing was measured."""
     return None
 
 
 def allowance(nbytes: int, copies: int, takes: float | None) -> float:
-    """Seconds; ``copies`` of so many bytes leave a peer in all, which should take it ``takes``."""
+    """Return the seconds that ``copies`` of so many bytes have to leave a peer, which should take it ``takes``."""
     return SLACK * (copies * nbytes / UNMEASURED if takes is None else takes)
 
 
@@ -109,11 +111,11 @@ class Unsent:
         self._rests: dict[PeerId, _Rest] = {}
 
     def came(self, peer: PeerId) -> None:
-        """A frame of it is here."""
+        """Note that a frame of ``peer`` is here."""
         self._rests.pop(peer, None)
 
     def passed_over(self, peer: PeerId, round_: int) -> None:
-        """The commit of ``round_`` does without the frame that it offered, which is not here."""
+        """Note that the commit of ``round_`` does without the frame that it offered, which is not here."""
         rest = self._rests.get(peer)
         if rest is None:
             self._rests[peer] = _Rest(FIRST_REST, round_ + 1 + FIRST_REST)
@@ -122,7 +124,7 @@ class Unsent:
             rest.until = round_ + 1 + rest.rounds
 
     def is_waited_for(self, peer: PeerId, round_: int) -> bool:
-        """Whether its frame is worth waiting for in ``round_``."""
+        """Tell whether its frame is worth waiting for in ``round_``."""
         return peer not in self._rests or self._rests[peer].until <= round_
 
 
@@ -143,7 +145,7 @@ OFFERS_OF_A_PACE = 5  # offers whose median is a peer's pace: odd, so that one p
 
 
 class Paces:
-    """What one peer has seen of the others' speed."""
+    """The pace of each member, as one peer has seen of the others' speed."""
 
     def __init__(self, full: int, *, overlaps: bool) -> None:
         """``full``: inner steps of a full contribution; ``overlaps``: training goes on while a round is in flight."""
@@ -153,7 +155,7 @@ class Paces:
         self._last: dict[PeerId, float] = {}  # when each offered last
 
     def observe(self, peer: PeerId, steps: int, opened: float, now: float) -> None:
-        """An offer in time of so many inner steps, in a round that is open since ``opened``."""
+        """Note an offer in time of so many inner steps, in a round that is open since ``opened``."""
         began = self._last.get(peer) if self._overlaps else opened
         self._last[peer] = now
         if began is not None and steps > 0 and self._full:
@@ -163,7 +165,7 @@ class Paces:
             self._usual[peer] = statistics.median(seconds)
 
     def full_times(self, peers: Iterable[PeerId]) -> tuple[float, ...]:
-        """Seconds of a full contribution of those of ``peers`` whose pace is known."""
+        """Return the seconds of a full contribution of those of ``peers`` whose pace is known."""
         return tuple(self._usual[peer] for peer in peers if peer in self._usual)
 
     def keep(self, peers: Iterable[PeerId]) -> None:

@@ -13,16 +13,19 @@ from decentral.dashboard.history import History
 from decentral.observe.diagnostics import in_words
 from decentral.observe.health import short_name
 from decentral.observe.report import dense_allreduce_nbytes
-from decentral.observe.status import ENDED, Status, presence
+from decentral.observe.status import ENDED, PAGE_ROWS, QUANTITIES, WATCH_ROWS, Status, presence
 
 View = dict[str, Any]  # JSON
 
-_TOLD = (  # fields of the status that the page shows as they are
-    *("peer", "state", "rounds_seen", "rounds_contributed", "inner_steps", "loss", "held_out_loss", "own_loop"),
-    *("bytes_sent", "bytes_received", "bytes_measuring", "bytes_per_round", "sent_per_second", "received_per_second"),
-    *("max_upload", "max_download", "daily_upload", "sent_today", "uplink_bits", "reachability", "addresses", "relays"),
-    *("next_sync_seconds", "usual_round_seconds", "stalled_seconds", "stalled_by", "notices", "problem", "library"),
+_BESIDE = (  # fields that are told beside those that have rows
+    *("rounds_seen", "own_loop", "bytes_measuring", "bytes_per_round", "max_download", "sent_today", "addresses"),
+    *("relays", "next_sync_seconds", "usual_round_seconds", "stalled_seconds", "stalled_by", "notices", "problem"),
 )
+_OWN = dict.fromkeys((*(name for _, name in (*PAGE_ROWS, *WATCH_ROWS)), *_BESIDE))  # each once
+_ROWS = [
+    {"label": label, "name": name, "unit": QUANTITIES[name].unit if name in QUANTITIES else None}
+    for label, name in PAGE_ROWS
+]
 
 PEERS = 200  # in the table: who is sent a thousand rows a second sees none of them
 _KINDS = {  # protocols as people call what they carry
@@ -61,10 +64,11 @@ def now_of(status: Status, history: History, *, health: str, alive: bool) -> Vie
             "seconds_left": status.seconds_left,
         },
         "me": {
-            **{name: getattr(status, name) for name in _TOLD},
+            **{name: getattr(status, name) for name in _OWN},
             "short": short_name(status.peer),
             "waiting_for": [short_name(name) for name in status.waiting_for],
         },
+        "rows": _ROWS,  # of this peer's card on the page
         "gossips": last is not None and is_pair(last),
         "peers": [peer_of(member, last) for member in _shown(status)],
         "more_peers": max(0, len(status.members) - PEERS),

@@ -63,7 +63,7 @@ async def push(
 
 
 async def fetch(transport: Transport, holder: PeerId, want: Want, limit: int, at_once: int = AT_ONCE) -> bytes | None:
-    """What ``holder`` answers, ``at_once`` bytes at a time; None when it has nothing of that frame.
+    """Return what ``holder`` answers, asked for ``at_once`` bytes at a time; None when it has nothing of that frame.
 
     ``limit`` bounds all of it, in bytes.
     """
@@ -81,7 +81,7 @@ async def fetch(transport: Transport, holder: PeerId, want: Want, limit: int, at
 async def _ask_for_rest(
     transport: Transport, holder: PeerId, frame: bytes, limit: int, at_once: int, answers: list[bytes]
 ) -> None:
-    """Of a frame that is longer than one answer; its length is known once an answer is shorter."""
+    """Ask for the rest of a frame that is longer than one answer; its length is known once an answer is shorter."""
     at = len(answers[0])
     while len(answers[-1]) == at_once and at < limit:
         answer = await _ask(transport, holder, Want(frame, ((at, at + at_once),)), limit)
@@ -119,7 +119,7 @@ WORTH = 0.25  # s: what it must save; passing on costs the time of one way more
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What a peer can send."""
+    """The rate at which a peer can send."""
 
     rate: float  # bytes/s
     passes_on: bool  # whether others may give it parts to pass on: a peer behind a relay may not
@@ -127,14 +127,16 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Parts of a frame of ``direct + sum(passed)`` bytes, in this order."""
+    """The parts of a frame of ``direct + sum(passed)`` bytes, in this order."""
 
     direct: int  # bytes that its owner sends to everybody itself
     passed: tuple[int, ...]  # bytes that each peer gets to pass on, in the order of the lines
 
 
 class Lines:
-    """What is asked of the same lines again and again: how long a frame takes. Each answer costs the same for any N."""
+    """The seconds that frames take over the same lines, asked for again and again. Each answer costs the same for any
+    N.
+    """
 
     def __init__(self, lines: Sequence[Line]) -> None:
         self._rates, self._total = [line.rate for line in lines], sum(line.rate for line in lines)
@@ -142,7 +144,9 @@ class Lines:
         self._fastest = passing[-2:]  # of those who pass on
 
     def seconds_to_all(self, nbytes: int, me: int) -> float:
-        """Seconds until everybody has a frame of ``nbytes`` of peer ``me``, if all have frames of that size."""
+        """Return the seconds until everybody has a frame of ``nbytes`` of peer ``me``, if all have frames of that
+        size.
+        """
         n, rate = len(self._rates), self._rates[me]
         alone = (n - 1) * nbytes / rate
         if n < 3 or rate < 1:
@@ -153,12 +157,14 @@ class Lines:
         return finish if helped else alone
 
     def seconds_alone(self, nbytes: int, me: int) -> float:
-        """Seconds in which peer ``me`` sends so many bytes once."""
+        """Return the seconds in which peer ``me`` sends so many bytes once."""
         return nbytes / self._rates[me]
 
 
 def spread(nbytes: int, lines: Sequence[Line], me: int) -> Spread | None:
-    """How peer ``me`` should send a frame of ``nbytes``, if all have frames of that size; None: to everybody itself."""
+    """Find how peer ``me`` should send a frame of ``nbytes``, if all have frames of that size; None: to everybody
+    itself.
+    """
     n, rate = len(lines), lines[me].rate
     if n < 3 or rate < 1:
         return None
@@ -174,7 +180,7 @@ def spread(nbytes: int, lines: Sequence[Line], me: int) -> Spread | None:
 
 
 def thin_last(peers: Sequence[PeerId], lines: Sequence[Line]) -> list[PeerId]:
-    """The same order, but those who send less than half of what is usual are asked when nobody else has it."""
+    """Return the same order, with peers last that send less than half of what is usual."""
     usual = median([line.rate for line in lines] or [0.0])
     thin = {peer: 2 * line.rate < usual for peer, line in zip(peers, lines, strict=True)}
     return sorted(peers, key=lambda peer: thin[peer])
@@ -186,7 +192,7 @@ def _seconds_to_finish(nbytes: int, lines: Sequence[Line], me: int) -> float:
 
 
 def _proportioned(nbytes: int, weights: Sequence[float]) -> tuple[int, ...]:
-    """``nbytes`` in proportion to ``weights``, none of it lost to rounding."""
+    """Cut ``nbytes`` in proportion to ``weights``, none of it lost to rounding."""
     ends, cumulated, total = [], 0.0, sum(weights)
     for weight in weights:
         cumulated += weight
@@ -222,7 +228,7 @@ Arrived = Callable[[Ack, bool], None]  # told of a piece that a peer says it has
 
 @dataclass(slots=True, eq=False)
 class Passing:
-    """One frame on its way to all of ``peers``; those in ``failed`` could not be reached, or refused it."""
+    """A frame on its way to all of ``peers``; those in ``failed`` could not be reached, or refused it."""
 
     transport: Transport
     window: Window
@@ -235,7 +241,9 @@ class Passing:
     _pace: _Pace = field(default_factory=lambda: _Pace(lambda: float("inf")))
 
     async def send(self, way_of: Callable[[int], Spread], uplink: Uplink) -> None:
-        """Send it; ``way_of`` says which way so many bytes go best, its first peer being this one, then ``peers``."""
+        """Send the frame; ``way_of`` says which way so many bytes go best, its first peer being this one, then
+        ``peers``.
+        """
         given = {peer: _pieces_between(0, len(self.data), UNMEASURED_PIECE, False) for peer in self.peers}
         if uplink() is None:
             await self._send_all(given, lambda: uplink() is not None)
@@ -247,7 +255,7 @@ class Passing:
         await self._go_on(behind, furthest, way_of(len(self.data) - furthest), uplink, rate)
 
     def comes_to(self, peer: PeerId) -> bool:
-        """Whether ``peer`` gets it, from here or from others, with no need to ask for it."""
+        """Tell whether ``peer`` gets the frame, from here or from others, with no need to ask for it."""
         return peer in self.peers and peer not in self.failed and anyio.current_time() < self._moved_at + PAUSE
 
     async def _go_on(
@@ -270,7 +278,9 @@ class Passing:
     async def _send_all(
         self, given: dict[PeerId, list[PieceRange]], enough: Callable[[], bool] = lambda: False
     ) -> None:
-        """Takes off ``given`` what peers say they have; when it is ``enough``, waits a little for what is under way."""
+        """Send all pieces, and take off ``given`` what peers say they have; when it is ``enough``, waits a little for
+        what is under way.
+        """
         async with anyio.create_task_group() as group:
 
             def goes_on() -> bool:
@@ -289,7 +299,8 @@ class Passing:
         return {peer: list(direct) for peer in self.peers if peer not in self.failed}
 
     async def _send_to(self, peer: PeerId, ranges: list[PieceRange], goes_on: Callable[[], bool]) -> None:
-        """Goes on after a rest, with small steps, when a stream ended: a relay may end each connection after 128 KiB.
+        """Send one peer its pieces; go on after a rest, with small steps, when a stream ended: a relay may end each
+        connection after 128 KiB.
 
         What was under way then is lost, so with more than that at a time nothing ever arrives; and without a rest no
         such connection lives long enough for a punch.
@@ -330,13 +341,13 @@ class Passing:
 
 
 class _Pace:
-    """So many bytes per second, to whomever."""
+    """A rate in bytes per second, over all receivers together."""
 
     def __init__(self, rate: Callable[[], float]) -> None:
         self._rate, self._free_at = rate, 0.0
 
     async def wait(self, nbytes: int) -> None:
-        """Until it is the turn of ``nbytes``."""
+        """Wait until it is the turn of ``nbytes``."""
         now = anyio.current_time()
         turn = max(now, self._free_at)
         self._free_at = turn + nbytes / self._rate()
@@ -355,7 +366,10 @@ def _next_start(ranges: Sequence[PieceRange], end: int) -> int:
 
 
 class Forwarder:
-    """Passes pieces on as they come, each frame's on a stream to each of the others. Who cannot be reached will ask."""
+    """The pieces that this peer passes on as they come: each frame's on a stream to each of the others.
+
+    A peer that cannot be reached will ask.
+    """
 
     def __init__(
         self, transport: Transport, window: Window, handled: Callable[[Ack], None], spawn: Callable[..., None]
@@ -373,12 +387,12 @@ class Forwarder:
             way.put(data)
 
     def finish(self, round_: int, owner: PeerId) -> None:
-        """No more pieces of that frame come."""
+        """End the streams of a frame of which no more pieces come."""
         for way in self._ways.pop((round_, owner), ()):
             way.put(None)
 
     def forget_before(self, round_: int) -> None:
-        """No more pieces of rounds before ``round_`` come."""
+        """End the streams of rounds before ``round_``: no more pieces of them come."""
         for key in [key for key in self._ways if key[0] < round_]:
             self.finish(*key)
 
@@ -404,19 +418,19 @@ class _Way:
         self._news = Changes()
 
     def put(self, piece: bytes | None) -> None:
-        """Add one; None: there are no more."""
+        """Add a piece; None: there are no more."""
         if self._pieces is not None:
             self._pieces.append(piece)
             self._news.tell()
 
     async def next(self) -> bytes | None:
-        """The oldest; None: there are no more."""
+        """Wait for the oldest piece; None: there are no more."""
         while not self._pieces:
             await self._news.next()
         return self._pieces.popleft()
 
     def close(self) -> None:
-        """Keep nothing more: that peer could not be reached, or has all."""
+        """Keep no more pieces: that peer could not be reached, or has all."""
         self._pieces = None
 
 
@@ -438,7 +452,7 @@ BIN = 0.25  # s
 
 
 class Deliveries:
-    """What arrived of one peer's frames, told to ``meter``."""
+    """The arrivals of one peer's frames, reported to ``meter``."""
 
     def __init__(self, meter: UplinkMeter) -> None:
         self._meter = meter
@@ -449,7 +463,7 @@ class Deliveries:
 
     @contextmanager
     def of_a_frame(self) -> Iterator[None]:
-        """Held while a frame is sent."""
+        """Count a frame as on its way while it is sent."""
         if not self._frames:
             self._began, self._last, self._nbytes = None, 0.0, []
             self._meter.begin_delivery()
@@ -460,17 +474,17 @@ class Deliveries:
             self._frames -= 1
 
     def arrived(self, landing: Ack, whole: bool) -> None:
-        """Somebody has so many bytes more, and perhaps all that it should get."""
+        """Note that a peer has so many bytes more, and perhaps all that it should get."""
         self._begin(landing.opened)
         self._count(landing, whole)
 
     def passed_on(self, landing: Ack) -> None:
-        """Somebody has so many bytes of another's frame from here."""
+        """Note that a peer has so many bytes of another's frame from here."""
         if self._frames and self._began is not None and landing.at >= self._began:
             self._count(landing, False)
 
     def _begin(self, at: float) -> None:
-        """Answers that came faster may tell of an earlier time."""
+        """Begin to measure: answers that came faster may tell of an earlier time."""
         if self._began is None:
             self._began = at
         earlier = int((self._began - at) / BIN)
@@ -503,19 +517,21 @@ PIECED = 1 << 16  # bytes of a contribution that goes in pieces; smaller ones fi
 
 
 def all_equal(peers: Sequence[PeerId]) -> list[Line]:
-    """Nothing is known of what anybody can send."""
+    """Give all peers equal lines: nothing is known of what anybody can send."""
     return [Line(UNKNOWN_RATE, passes_on=False)] * len(peers)
 
 
 class Receiver(Protocol):
-    """Who the frames that come are for: the rounds of one peer."""
+    """The receiver of frames that come: the rounds of one peer."""
 
     def chain_head(self) -> Head | None:
-        """Where its chain stands; None while it is in step with no chain, and takes nothing."""
+        """Return the head of its chain; None while it is in step with no chain, and takes nothing."""
         ...
 
     def max_nbytes(self, header: Header, head: Head) -> int:
-        """Bytes that the body of a frame may have. Raises PayloadError for one that belongs to nothing here."""
+        """Return the bytes that the body of a frame may have. Raises PayloadError for one that belongs to nothing
+        here.
+        """
         ...
 
     async def take(self, data: bytes, wanted: bytes | None = None) -> None:
@@ -528,7 +544,9 @@ class Receiver(Protocol):
 
 
 class ChunkedBroadcast:
-    """Sends the frames of one peer, passes on pieces of others', and puts together what comes in pieces."""
+    """The exchange of frames in pieces: sends this peer's, passes on pieces of others', and puts together what
+    comes.
+    """
 
     def __init__(
         self, transport: Transport, me: PeerId, arrivals: Arrivals, lines_of: LinesOf, receiver: Receiver
@@ -564,19 +582,19 @@ class ChunkedBroadcast:
 
     @property
     def under_way(self) -> tuple[bytes, ...]:
-        """The frames that are on their way from here in pieces, by their hashes."""
+        """Return the hashes of the frames that are on their way from here in pieces."""
         return tuple(frame for frame, _ in self._given)
 
     def comes_to(self, peer: PeerId, frame: bytes) -> bool:
-        """Whether ``peer`` gets that frame from here in pieces, or from those who pass them on."""
+        """Tell whether ``peer`` gets that frame from here in pieces, or from those who pass them on."""
         return any(passing.comes_to(peer) for given, passing in self._given if given == frame)
 
     def part(self, round_: int, owner: PeerId) -> Part | None:
-        """What came in pieces of that frame, while it is not whole."""
+        """Return the part of a frame that came in pieces, while it is not whole."""
         return self.reassembly.part(round_, owner)
 
     def fetched(self, frame: bytes, owner: PeerId) -> None:
-        """A holder sent what was missing of it: no more pieces are needed."""
+        """Note that a holder sent what was missing of a frame: no more pieces are needed."""
         self.reassembly.right(frame[:HEADER_NBYTES])
         self.arrivals.whole(owner)
 
@@ -589,7 +607,9 @@ class ChunkedBroadcast:
         return lambda: self._deliveries.arrived(Ack(len(data), began, anyio.current_time()), True)
 
     def _turns_of(self, frame: Frame) -> SendQueue:
-        """A contribution begins everywhere at once: an offer names it, and who sees nothing of it come asks for it."""
+        """Give a contribution turns that begin everywhere at once: an offer names it, and peers that see nothing of it
+        ask.
+        """
         return self.turns if frame.header.kind in (FrameKind.SLICE, FrameKind.RESULT) else SendQueue(lambda: None)
 
     def _uplink(self) -> float | None:
@@ -602,7 +622,7 @@ class ChunkedBroadcast:
         self.forwarder.forget_before(round_)
 
     async def _on_piece(self, peer: PeerId, data: bytes) -> None:
-        """Passed on when its owner asks for that, and the frame taken with the last one."""
+        """Take a piece: pass it on when its owner asks for that, and take the frame with the last one."""
         head = self.receiver.chain_head()
         if head is None:
             return
@@ -631,7 +651,9 @@ class ChunkedBroadcast:
             await self._take_whole(head, again)
 
     def _check(self, header: Header) -> int:
-        """Only members' contributions come in pieces, one of a sender in each round. Raises PayloadError."""
+        """Raise PayloadError unless it is a member's contribution, one of a sender in each round: no others come in
+        pieces.
+        """
         head = self.receiver.chain_head()
         if head is None or header.kind != FrameKind.CONTRIBUTION or header.sender not in head.members:
             raise PayloadError("piece of what is no member's contribution; drop it")

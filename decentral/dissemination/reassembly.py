@@ -36,18 +36,18 @@ class RangeSet:
         return len(self._starts)
 
     def ranges(self) -> list[Range]:
-        """What came."""
+        """Return the ranges that came."""
         return list(zip(self._starts, self._stops, strict=True))
 
     def gaps(self, start: int, stop: int) -> list[Range]:
-        """What of [start, stop) did not."""
+        """Return the ranges of [start, stop) that did not come."""
         first, last = self._touched(start, stop)
         stops = [start, *self._stops[first:last]]
         starts = [*self._starts[first:last], stop]
         return [(begin, end) for begin, end in zip(stops, starts, strict=True) if begin < end]
 
     def add(self, start: int, stop: int) -> None:
-        """It came."""
+        """Add a range that came."""
         self.nbytes += sum(end - begin for begin, end in self.gaps(start, stop))
         first, last = self._touched(start, stop)
         if first < last:
@@ -55,7 +55,7 @@ class RangeSet:
         self._starts[first:last], self._stops[first:last] = [start], [stop]
 
     def _touched(self, start: int, stop: int) -> tuple[int, int]:
-        """The ranges that [start, stop) meets or has no gap to."""
+        """Return the ranges that [start, stop) meets or has no gap to."""
         return bisect_left(self._stops, start), bisect_right(self._starts, stop)
 
 
@@ -64,13 +64,13 @@ class RangeSet:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What is here of a frame: ``data`` is as long as it; in ``missing`` it holds nothing. Without, nothing came."""
+    """The bytes of a frame that are here: ``data`` is as long as the frame; in ``missing`` it holds nothing."""
 
     data: bytes
     missing: tuple[Range, ...]
 
     def filled(self, answer: bytes, frame: bytes) -> bytes | None:
-        """The frame with that hash; None when the answer makes another of it, or what is here was forged."""
+        """Return the frame with that hash; None when the answer makes another of it, or what is here was forged."""
         whole = self._with(answer) if self.missing else answer
         return whole if whole is not None and frame_hash(whole) == frame else None
 
@@ -111,7 +111,7 @@ class _Side:
         self.came = RangeSet()
 
     def put(self, piece: Piece) -> bool:
-        """Whether any byte of it is new; what came first stays. Raises PayloadError."""
+        """Add a piece; tell whether any byte of it is new; what came first stays. Raises PayloadError."""
         if piece.nbytes != len(self.data):
             raise PayloadError(f"piece of {piece.nbytes} bytes in a frame of {len(self.data)}; drop it")
         fresh = self.came.gaps(piece.start, piece.start + len(piece.data))
@@ -125,7 +125,7 @@ class _Side:
 
 @dataclass(slots=True)
 class _Frame:
-    """One frame in pieces."""
+    """A frame in pieces."""
 
     head: bytes
     own: _Side
@@ -136,7 +136,7 @@ class _Frame:
     forged: bool = False  # others' pieces were, and no more of them are taken
 
     def put(self, piece: Piece, by_owner: bool) -> bool:
-        """Whether it is new. Raises PayloadError."""
+        """Add a piece; tell whether it is new. Raises PayloadError."""
         if self.over or (self.forged and not by_owner):
             return False
         if not by_owner and self.others is None:
@@ -147,14 +147,16 @@ class _Frame:
         return fresh
 
     def whole(self) -> bytes | None:
-        """Its bytes, if all are here and nobody looks at them yet."""
+        """Return the frame's bytes, if all are here and nobody looks at them yet."""
         if self.over or self.checked or self.came.nbytes < len(self.own.data):
             return None
         self.checked = True
         return self._together()
 
     def part(self) -> Part | None:
-        """What is here, of both sides; None when it is nothing, or all and being looked at, or over."""
+        """Return the bytes that are here, of both sides; None when there are none, or all and being looked at, or
+        over.
+        """
         if self.over or self.checked or not self.came.nbytes:
             return None
         return Part(self._together(), joined(self.came.gaps(0, len(self.own.data))))
@@ -168,11 +170,13 @@ class _Frame:
         return bytes(whole)
 
     def end(self) -> None:
-        """Nothing more of it is wanted."""
+        """End the frame: nothing more of it is wanted."""
         self.over, self.others, self.own.data = True, None, memoryview(b"")
 
     def without_others(self) -> bytes | None:
-        """What they brought was no part of it; its bytes, if all are here from its owner by now."""
+        """Forget what others brought, which was no part of the frame; return its bytes, if its owner brought all by
+        now.
+        """
         if self.others is None:
             self.end()  # its owner sent something else, and that is that
         self.others, self.came, self.forged, self.checked = None, self.own.came, True, False
@@ -187,7 +191,8 @@ class Reassembly:
         self._frames: dict[tuple[int, PeerId], _Frame] = {}  # (round, sender)
 
     def add(self, piece: Piece, peer: PeerId) -> tuple[bool, bytes | None]:
-        """Whether the piece from ``peer`` is new, and the frame when that makes it whole. Raises PayloadError.
+        """Add a piece from ``peer``; tell whether it is new, and the frame when that makes it whole. Raises
+        PayloadError.
 
         A second frame of one sender takes the place of the first if the sender itself brings it: it was started anew.
         """
@@ -200,17 +205,17 @@ class Reassembly:
         return frame.put(piece, by_owner), frame.whole()
 
     def part(self, round_: int, sender: PeerId) -> Part | None:
-        """What is here of that sender's frame while it is not whole; None: nothing to speak of."""
+        """Return the part of that sender's frame that is here while it is not whole; None: nothing to speak of."""
         frame = self._frames.get((round_, sender))
         return None if frame is None else frame.part()
 
     def right(self, head: bytes) -> None:
-        """The whole is what its header names: no bytes of it are kept here."""
+        """Note that the whole is what its header names: no bytes of it are kept here."""
         for frame in self._with(head):
             frame.end()
 
     def wrong(self, head: bytes) -> bytes | None:
-        """It is not: go on with what its owner brings, and return the frame if that is all here."""
+        """Note that it is not: go on with what its owner brings, and return the frame if that is all here."""
         return next((frame.without_others() for frame in self._with(head)), None)
 
     def forget_before(self, round_: int) -> None:
@@ -241,7 +246,7 @@ PAUSE = 5.0
 
 
 class Push:
-    """One frame that a peer is sending here."""
+    """A frame that a peer is sending here."""
 
     def __init__(self) -> None:
         self.moved_at = anyio.current_time()
@@ -251,11 +256,13 @@ class Push:
 
     @property
     def stands_still_at(self) -> float:
-        """When it is not counted on any more. One expression: another may round to a time that never comes."""
+        """Return the moment from which it is not counted on any more. One expression: another may round to a time that
+        never comes.
+        """
         return self.moved_at + PAUSE
 
     def on_bytes(self, count: int) -> None:
-        """``count`` bytes came."""
+        """Note that ``count`` bytes came."""
         self.moved_at = anyio.current_time()
         if self.began is None:
             self.began = self.moved_at
@@ -264,7 +271,7 @@ class Push:
 
     @property
     def rate(self) -> float | None:
-        """Bytes per second; None: too few to tell."""
+        """Return bytes per second; None: too few came to tell."""
         took = 0.0 if self.began is None else self.moved_at - self.began
         return self.nbytes / took if took > 0 and self.nbytes >= MEASURED_FROM else None
 
@@ -284,7 +291,7 @@ class Arrivals:
 
     @contextmanager
     def push(self, peer: PeerId) -> Iterator[Callable[[int], None]]:
-        """While a frame of ``peer`` comes and is checked; to be told of its bytes."""
+        """Hold while a frame of ``peer`` comes and is checked; what is yielded is told of its bytes."""
         push = Push()
         pushes = self._pushes.setdefault(peer, [])
         pushes.append(push)
@@ -299,17 +306,17 @@ class Arrivals:
                 self._pushes.pop(peer, None)
 
     def piece(self, owner: PeerId) -> None:
-        """A piece of a frame of ``owner`` came, from whomever."""
+        """Note that a piece of a frame of ``owner`` came, from any peer."""
         self._pieces.setdefault(owner, Push()).on_bytes(0)
 
     def whole(self, owner: PeerId) -> None:
-        """The last one did, and the frame is kept."""
+        """Note that the last piece came, and the frame is kept."""
         if owner in self._pieces:
             self._pieces.pop(owner).ended.set()
 
     @contextmanager
     def fetch(self, frame: Digest) -> Iterator[bool]:
-        """While ``frame`` is fetched; yields False when it is already."""
+        """Hold while ``frame`` is fetched; yields False when it is being fetched already."""
         fresh = frame not in self._fetched
         self._fetched.add(frame)
         try:
@@ -319,7 +326,9 @@ class Arrivals:
                 self._fetched.discard(frame)
 
     def rate_of(self, peer: PeerId) -> float | None:
-        """Bytes per second at which frames of ``peer`` came lately; None: none that was long enough to tell."""
+        """Return the bytes per second at which frames of ``peer`` came lately; None: none that was long enough to
+        tell.
+        """
         rates = self._rates.get(peer)
         return max(rates) if rates else None
 
@@ -328,11 +337,11 @@ class Arrivals:
         self._rates = {peer: rates for peer, rates in self._rates.items() if peer in peers}
 
     def is_pushing(self, peer: PeerId) -> bool:
-        """Whether a push of ``peer`` has begun and not ended, moving or not."""
+        """Tell whether a push of ``peer`` has begun and not ended, moving or not."""
         return peer in self._pushes
 
     def is_moving(self, peer: PeerId) -> bool:
-        """Whether bytes of a push of ``peer`` come."""
+        """Tell whether bytes of a push of ``peer`` come."""
         return self._moving(peer) is not None
 
     async def pushed(self, peer: PeerId) -> None:

@@ -21,12 +21,12 @@ from decentral.wire.messages import ReducePlan
 
 
 def owned_parts(plan: ReducePlan, peer: PeerId) -> list[int]:
-    """The indices of the parts that ``peer`` owns in ``plan``."""
+    """Return the indices of the parts that ``peer`` owns in ``plan``."""
     return [part for part, (owner, _, _) in enumerate(plan.partition) if owner == peer]
 
 
 def in_order(plan: ReducePlan, me: PeerId) -> list[int]:
-    """The parts in the order in which ``me`` sends their slices: of each owner the first, then the second."""
+    """Return the parts in the order in which ``me`` sends their slices: of each owner the first, then the second."""
     owners = shifted({owner for owner, _, _ in plan.partition}, me)
     rounds = zip_longest(*(owned_parts(plan, owner) for owner in owners))
     return [part for parts in rounds for part in parts if part is not None]
@@ -47,7 +47,7 @@ Ranges = tuple[tuple[PeerId, int, int], ...]  # owner, start, stop
 
 @dataclass(frozen=True, slots=True)
 class Grain:
-    """How finely a fragment may be cut, in elements."""
+    """The least sizes into which a fragment may be cut, in elements."""
 
     align: int = 4096  # the compressors' block
     piece: int = 1 << 17  # the least that is worth a frame: half a megabyte of float32; see experiments/LOG.md
@@ -57,7 +57,7 @@ USUAL_GRAIN = Grain()
 
 
 def shares(uplinks: Sequence[float]) -> list[float]:
-    """How much of a reduce each peer should own, given what it can send per second; any unit, sum 1.
+    """Return the share of a reduce that each peer should own, given what it can send per second; any unit, sum 1.
 
     Of a body of one, peer i sends ``1 - s_i`` as slices and ``(N - 1) s_i`` as its result, ``1 + (N - 2) s_i`` in all.
     All are done at the same time T when ``1 + (N - 2) s_i = T u_i``; who is too slow even for its slices owns nothing,
@@ -76,8 +76,8 @@ def shares(uplinks: Sequence[float]) -> list[float]:
 
 
 def alike(uplinks: Sequence[float]) -> list[float]:
-    """Uplinks near the median as equal to it: estimates of equal lines differ, and all have to wait for what one peer
-    owns too much of a reduce, or for a frame that went by way of others for nothing.
+    """Return uplinks near the median as equal to it: estimates of equal lines differ, and all have to wait for what one
+    peer owns too much of a reduce, or for a frame that went by way of others for nothing.
     """
     usual = median([u for u in uplinks if u > 0] or [0.0])
     return [usual if (1 - ALIKE) * usual <= u <= (1 + ALIKE) * usual else u for u in uplinks]
@@ -105,7 +105,7 @@ def partition(
 
 
 def _in_pieces(start: int, stop: int, grain: Grain, most: int) -> list[int]:
-    """The ends, in blocks, of as many equal pieces as are large enough, and no more than ``most``."""
+    """Return the ends, in blocks, of as many equal pieces as are large enough, and no more than ``most``."""
     if stop <= start:
         return []
     count = max(1, min(most, (stop - start) * grain.align // grain.piece))

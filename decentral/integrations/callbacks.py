@@ -8,81 +8,41 @@ import atexit
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypedDict, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from accelerate import PartialState
 from accelerate.data_loader import SeedableRandomSampler
 from accelerate.state import AcceleratorState, is_initialized
 from accelerate.utils import DistributedType, extract_model_from_parallel
-from torch import Tensor, device, nn
+from torch import device, nn
 from torch.utils.data import IterableDataset
 
 from decentral.errors import ConfigError, DecentralError
 from decentral.manifest import Manifest
 from decentral.observe.screen import invite_for, say
 from decentral.peer import Peer
-from decentral.peer.settings import Observer
-from decentral.plugins import nearest
+from decentral.peer.settings import OPTIONS, PeerOptions
 from decentral.tasks.batches import ShardedStream, ShardPlace, is_stream
-from decentral.transport import Transport
 
-# ---- keywords of join ----
+# ---- options of join ----
 #
-# An integration passes them on to ``decentral.join``, but those that the framework knows.
+# An integration passes them on to ``decentral.join``.
 
 Run = str | Path | Manifest | None
 T = TypeVar("T")
 
 
-class JoinKeywords(TypedDict, total=False):
-    """Those of ``decentral.join``, which says what they mean; accelerator and scheduler are the framework's to give."""
-
-    out: str | Path | None
-    listen: Sequence[str] | None
-    alone: bool
-    require_peers: int
-    join_timeout: float | None
-    observer: Observer | None
-    identity_path: str | Path | None
-    checkpoint_every: int
-    tokens_per_step: int
-    max_upload: float | str | None
-    max_download: float | str | None
-    daily_upload: int | str | None
-    transport: Transport | str | None
-    relays: Sequence[str]
-    lan: bool
-    commands: bool
-    admit: str | None
-    on_nan: Literal["stop", "restart"]
-    quiet: bool
-    keep_serving: bool
-    offload: str | Path | None
-    evaluate: Callable[[], float | Tensor] | None
-    moved: Sequence[str] | None
-
-
-_SECRET = ("admit",)  # others may read what is written down of a training run, and it may be published
-
-
-def check_keywords(caller: str, given: Mapping[str, object]) -> None:
-    """TypeError for a name that ``join`` has not, as Python says it, when the object is made and not hours later."""
-    for name in given:
-        if name not in JoinKeywords.__annotations__:
-            raise TypeError(f"{caller}(): no keyword {name!r}; {nearest(name, JoinKeywords.__annotations__)}")
-
-
-def written_down(given: JoinKeywords) -> dict[str, Any]:  # Any: JSON
+def written_down(given: PeerOptions) -> dict[str, Any]:  # Any: JSON
     """What of it can be kept as JSON and read by anybody: no token, and nothing that lives in this process only."""
     plain = {name: os.fspath(value) if isinstance(value, Path) else value for name, value in given.items()}
-    return {name: value for name, value in plain.items() if name not in _SECRET and _is_json(value)}
+    return {name: value for name, value in plain.items() if not OPTIONS[name].is_secret and _is_json(value)}
 
 
-def read_back(kept: Mapping[str, Any]) -> JoinKeywords:
+def read_back(kept: Mapping[str, Any]) -> PeerOptions:
     """What was written down, as keywords."""
-    return cast(JoinKeywords, dict(kept))
+    return cast(PeerOptions, dict(kept))
 
 
 def _is_json(value: object) -> bool:
@@ -117,7 +77,7 @@ class Entered:
         peer.__enter__()
         self._peer = peer
         atexit.register(self._at_exit)
-        if peer.invite and not peer.settings.options.quiet:
+        if peer.invite and not peer.settings.options["quiet"]:
             line = invite_for(sys.stderr, peer.invite)
             bare = "" if line == peer.invite else "  # without its token, as this may be a log: peer.invite has it"
             say(f"decentral: decentral join {line} --script {shlex.quote(sys.argv[0])}{bare}")

@@ -18,9 +18,10 @@ from torch.utils.data import IterableDataset
 
 import decentral
 from decentral.errors import ConfigError
-from decentral.integrations.callbacks import Entered, JoinKeywords, Run, World, check_goes_on, check_keywords, kept_of
+from decentral.integrations.callbacks import Entered, Run, World, check_goes_on, kept_of
 from decentral.observe.metrics import swarm_numbers
 from decentral.peer import Peer
+from decentral.peer.settings import PeerOptions, check_names
 from decentral.training.clocks import OwnClock
 
 try:
@@ -37,7 +38,7 @@ class DecentralCallback(Callback):  # type: ignore[misc]  # its own types are lo
 
     Args:
         run: as of ``decentral.join``: path of a ``run.toml``, a Manifest, or an invite line.
-        join: any other keyword of ``decentral.join``: ``out=``, ``max_upload=``, ``alone=`` and so on.
+        join: any option of ``decentral.join`` but the loop's own: ``out=``, ``max_upload=``, ``alone=`` and so on.
 
     Training stops when the run is over, or somebody asks for it (``decentral leave``). With ``ckpt_path`` module,
     optimizers, schedules and what is owed are those of the peer's own checkpoint, which is written beside each of
@@ -46,8 +47,8 @@ class DecentralCallback(Callback):  # type: ignore[misc]  # its own types are lo
     ``fit()`` raises what ``decentral.join`` does, and ConfigError where processes hold parts of the model (FSDP).
     """
 
-    def __init__(self, run: Run, **join: Unpack[JoinKeywords]) -> None:
-        check_keywords(type(self).__name__, join)
+    def __init__(self, run: Run, **join: Unpack[PeerOptions]) -> None:
+        check_names(type(self).__name__, join, list(PeerOptions.__annotations__))
         self._run, self._join = run, join
         self._entered = Entered()
         self._kept: dict[str, Any] = {}  # of the run, in Lightning's checkpoints. Any: JSON

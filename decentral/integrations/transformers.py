@@ -24,11 +24,9 @@ from transformers.trainer_callback import CallbackHandler, ExportableState
 import decentral
 from decentral.integrations.callbacks import (
     Entered,
-    JoinKeywords,
     Run,
     World,
     check_goes_on,
-    check_keywords,
     check_whole,
     draw_in_own_order,
     kept_of,
@@ -37,6 +35,7 @@ from decentral.integrations.callbacks import (
 )
 from decentral.observe.metrics import swarm_numbers
 from decentral.peer import Peer
+from decentral.peer.settings import PeerOptions, check_names
 from decentral.training.clocks import Scheduler
 
 T = TypeVar("T")
@@ -47,7 +46,7 @@ class DecentralCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
 
     Args:
         run: as of ``decentral.join``: path of a ``run.toml``, a Manifest, or an invite line.
-        join: any other keyword of ``decentral.join``: ``out=``, ``max_upload=``, ``alone=`` and so on.
+        join: any option of ``decentral.join`` but the loop's own: ``out=``, ``max_upload=``, ``alone=`` and so on.
 
     Training stops when the run is over, or somebody asks for it (``decentral leave``). With ``resume_from_checkpoint``
     model, optimizer, schedule and what is owed are those of the peer's own checkpoint, which is written beside each of
@@ -58,8 +57,8 @@ class DecentralCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     a ``with`` block around it is left.
     """
 
-    def __init__(self, run: Run, **join: Unpack[JoinKeywords]) -> None:
-        check_keywords(type(self).__name__, join)
+    def __init__(self, run: Run, **join: Unpack[PeerOptions]) -> None:
+        check_names(type(self).__name__, join, list(PeerOptions.__annotations__))
         self._run, self._join = run, join
         self._entered = Entered()
         self.kept: dict[str, Any] = {}  # of the run, in the Trainer's checkpoints. Any: JSON

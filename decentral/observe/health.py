@@ -6,12 +6,12 @@ A pure function of its status, as is the short line of a round. Who reads one lo
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from decentral.observe.diagnostics import back_sentence, warning
-from decentral.observe.status import Status, is_lost, is_stopped, silent_for
+from decentral.observe.status import QUANTITIES, Status, Unit, is_lost, is_stopped, number_of, silent_for
 
 _HIDDEN = ("nat", "symmetric nat", "firewall", "unknown")  # as far as anybody could tell
 _RESUME = "decentral resume continues from there"
@@ -273,6 +273,22 @@ def in_time(seconds: float) -> str:
         if seconds >= 2 * size:
             return f"{seconds / size:.{digits}f} {unit}"
     return f"{seconds:.0f} s"
+
+
+TEXT_OF_UNIT: Mapping[Unit, Callable[[float], str]] = {
+    "count": str,
+    "bytes": in_units,
+    "bytes/s": lambda rate: f"{in_units(rate)}/s",
+    "bit/s": lambda bits: f"{bits / 1e6:g} Mbit/s",
+    "s": in_time,
+    "nats": "{:.4f}".format,
+}
+
+
+def quantity_text(status: Status, name: str) -> str:
+    """Return a quantity of ``status`` for people, in its unit; empty: it is not known."""
+    value = number_of(status, name)
+    return "" if value is None else TEXT_OF_UNIT[QUANTITIES[name].unit](value)
 
 
 def short_name(peer: str) -> str:

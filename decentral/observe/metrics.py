@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector
 
 from decentral.observe.diagnostics import BANDS
 from decentral.observe.lines import JsonLines, read_json_lines
-from decentral.observe.status import STATES, Status
+from decentral.observe.status import QUANTITIES, STATES, Status, number_of
 from decentral.replica.figures import NAMES
 
 METRICS_FILE = "metrics.jsonl"
@@ -158,23 +158,11 @@ def swarm_numbers(status: Status) -> dict[str, float]:
     Bytes are counted since the process began, in both directions over everything; ``contributed`` is the share of the
     last 100 rounds that carry this peer's update; the figures of docs/diagnostics.md are of the newest round.
     """
-    numbers: dict[str, float] = {
-        "round": status.round,
-        "inner_steps": status.inner_steps,
-        "members": len(status.members),
-        "bytes_sent": status.bytes_sent,
-        "bytes_received": status.bytes_received,
-        "bytes_per_round": status.bytes_per_round,
-        **status.diagnostics,
-    }
-    if status.rounds_seen:
-        numbers["contributed"] = status.rounds_contributed / status.rounds_seen
-    if status.usual_round_seconds is not None:
-        numbers["round_seconds"] = status.usual_round_seconds
-    for name in ("held_seconds", "checkpoint_held_seconds"):
-        if (seconds := getattr(status, name)) is not None:
-            numbers[name] = seconds
-    return {f"{SWARM_PREFIX}{name}": float(value) for name, value in numbers.items()}
+    numbers: dict[str, float | None] = {**status.diagnostics}
+    for name, quantity in QUANTITIES.items():
+        if quantity.tracker:
+            numbers[quantity.tracker] = number_of(status, name)
+    return {f"{SWARM_PREFIX}{name}": float(value) for name, value in numbers.items() if value is not None}
 
 
 # ---- whether figures can be drawn here ----
@@ -215,36 +203,13 @@ def peer_exposition(status: Status, *, alive: bool) -> str:
 def peer_numbers(status: Status, *, alive: bool) -> Iterator[Metric]:
     """Those of one status; what it does not know is not there."""
     yield _gauge("up", "Whether the peer's process runs.", float(alive))
-    yield _gauge("updated_seconds", "When the status was written, since the epoch.", status.updated)
-    yield _gauge("round", "Outer steps made.", status.round)
-    yield _gauge("members", "Members of the epoch.", len(status.members))
-    yield _gauge("inner_steps", "Inner steps of this peer, over all its lives.", status.inner_steps)
+    for name, quantity in QUANTITIES.items():
+        value = number_of(status, name)
+        if quantity.gauge and value is not None:
+            yield _gauge(quantity.gauge, quantity.meaning, value)
+        if quantity.counter and value is not None:
+            yield _counter(quantity.counter, quantity.meaning, value)
     yield _state(status)
-    yield _gauge("live_members", "Members that are here, this one included.", sum(map(_is_live, status.members)))
-    yield _gauge("rounds_seen", "Rounds that ended since this peer is a member, at most 100.", status.rounds_seen)
-    yield _gauge("rounds_contributed", "Those of them that carry this peer's update.", status.rounds_contributed)
-    yield _gauge("stalled_seconds", "Without a round, where that is unusual; 0: as usual.", status.stalled_seconds)
-    behind = 0 if status.others_round is None else max(0, status.others_round - status.round)
-    yield _gauge(
-        "left_out_seconds", "Since it was left out of the members; 0: it was not.", status.left_out_seconds or 0
-    )
-    yield _gauge("rounds_behind", "Outer steps that most others are ahead, once that lasts; 0: none.", behind)
-    yield _gauge("frozen_seconds", "Without a status, though its process lives; 0: as usual.", status.frozen_seconds)
-    yield _gauge("send_rate_bytes", "Bytes sent per second, of late.", status.sent_per_second)
-    yield _gauge("receive_rate_bytes", "Bytes received per second, of late.", status.received_per_second)
-    yield _counter("sent_bytes", "Bytes sent since the process began.", status.bytes_sent)
-    yield _counter("received_bytes", "Bytes received since the process began.", status.bytes_received)
-    held = "Seconds of a round in which the training thread copies parameters."
-    taking = "Seconds in which it copies what a checkpoint holds."
-    known = (
-        ("loss", "Nats per token.", status.loss),
-        ("held_out_loss", "Nats per token.", status.held_out_loss),
-        ("held_seconds", held, status.held_seconds),
-        ("checkpoint_held_seconds", taking, status.checkpoint_held_seconds),
-    )
-    for name, meaning, value in known:
-        if value is not None:
-            yield _gauge(name, meaning, value)
     yield from _diagnostics(status)
 
 
@@ -253,10 +218,6 @@ def _state(status: Status) -> Metric:
     for state in STATES:
         states.add_metric([state], float(state == status.state))
     return states
-
-
-def _is_live(member: Mapping[str, Any]) -> bool:
-    return bool(member.get("live", True))
 
 
 def _diagnostics(status: Status) -> Iterator[Metric]:

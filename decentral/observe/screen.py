@@ -11,7 +11,7 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import IO, Protocol
@@ -21,8 +21,15 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from decentral.observe.health import health_sentence, health_word, in_time, in_units, round_line, short_name
-from decentral.observe.status import Status, presence
+from decentral.observe.health import (
+    health_sentence,
+    health_word,
+    in_units,
+    quantity_text,
+    round_line,
+    short_name,
+)
+from decentral.observe.status import LIVE_CELLS, Status, presence
 from decentral.swarm.invite import Invite
 
 _SILENCE_SECONDS = 30.0  # a log that says nothing for longer looks stuck
@@ -208,25 +215,38 @@ def render(status: Status, stop: str | None, *, rows: int) -> Group:
 
 def _numbers(status: Status) -> Table:
     table = Table.grid(padding=(0, 2))
-    rounds = "" if status.rounds is None else f" of {status.rounds}"
-    table.add_row("run", status.run or status.run_id[:12], "round", f"{status.round}{rounds}, epoch {status.epoch}")
-    if status.state == "syncing" and status.model_nbytes:
-        share = status.model_here / status.model_nbytes
-        table.add_row("model", Text(f"{bar(share)} {share:.0%}"))  # its brackets are no markup
-    table.add_row("loss", _loss(status.loss), "held-out loss", _loss(status.held_out_loss))
-    left = "-" if status.seconds_left is None else in_time(status.seconds_left)
-    table.add_row("inner steps", str(status.inner_steps), "left", left)
-    table.add_row(
-        "sent",
-        f"{in_units(status.bytes_sent)}, {in_units(status.sent_per_second)}/s",
-        "received",
-        f"{in_units(status.bytes_received)}, {in_units(status.received_per_second)}/s",
-    )
+    for row in LIVE_CELLS:
+        cells = [text for label, name in row for text in (label, _cell(status, name))]
+        if None not in cells:
+            table.add_row(*(Text(text or "") for text in cells))  # brackets are no markup
     return table
 
 
-def _loss(loss: float | None) -> str:
-    return "-" if loss is None else f"{loss:.4f}"
+def _cell(status: Status, name: str) -> str | None:
+    return _CELLS[name](status) if name in _CELLS else quantity_text(status, name) or "-"
+
+
+def _round_cell(status: Status) -> str:
+    rounds = "" if status.rounds is None else f" of {status.rounds}"
+    return f"{status.round}{rounds}, epoch {status.epoch}"
+
+
+def _model_cell(status: Status) -> str | None:
+    if status.state != "syncing" or not status.model_nbytes:
+        return None
+    share = status.model_here / status.model_nbytes
+    return f"{bar(share)} {share:.0%}"
+
+
+_CELLS: Mapping[str, Callable[[Status], str | None]] = {  # of fields that take more than their number; None: no row
+    "run": lambda status: status.run or status.run_id[:12],
+    "round": _round_cell,
+    "model_nbytes": _model_cell,
+    "bytes_sent": lambda status: f"{in_units(status.bytes_sent)}, {quantity_text(status, 'sent_per_second')}",
+    "bytes_received": lambda status: (
+        f"{in_units(status.bytes_received)}, {quantity_text(status, 'received_per_second')}"
+    ),
+}
 
 
 def _members(status: Status, num_shown: int) -> Table:

@@ -2,18 +2,24 @@
 
 The running peer replaces the file atomically about once a second, for its owner alone to read. The process is named
 by its pid and its creation time together, because pids are reused.
+
+A field of `Status` is declared once: its unit, and its names and meaning for Prometheus and for trackers of
+experiments. Which fields a screen shows is a table below it. A new figure takes two files: the one that measures it,
+and this one.
 """
+
+from __future__ import annotations
 
 import functools
 import json
 import os
 import shlex
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 import psutil
 
@@ -29,6 +35,37 @@ STATES = (
 )
 ENDED = ("left", "done")  # last words: a peer that is gone in any other state was killed or crashed
 
+# ---- the fields ----
+
+Unit = Literal["count", "bytes", "bytes/s", "bit/s", "s", "nats"]
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """A number of a status, for screens and for the programs that are given numbers."""
+
+    unit: Unit
+    meaning: str = ""  # a sentence for Prometheus
+    gauge: str = ""  # its name in Prometheus, behind ``decentral_peer_``; empty: it is none there
+    counter: str = ""  # the same, of a number that only rises while the process lives
+    tracker: str = ""  # its name in trackers, behind ``swarm/``; empty: it is not there
+    of: Callable[[Status], float | None] | None = None  # how it is made of the status; None: it is the field itself
+
+
+def _quantity(
+    default: T,
+    unit: Unit,
+    meaning: str = "",
+    *,
+    gauge: str = "",
+    counter: str = "",
+    tracker: str = "",
+    of: Callable[[Status], float | None] | None = None,
+) -> T:
+    """Declare a field that is a quantity, or of which one is made."""
+    return field(default=default, metadata={"quantity": Quantity(unit, meaning, gauge, counter, tracker, of)})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
@@ -39,46 +76,86 @@ class Status:
     run: str = ""  # name of the run
     run_id: str = ""  # hex digest of the manifest
     algorithm: str = ""
-    round: int = 0  # outer steps made: the model is the one after so many
+    round: int = _quantity(0, "count", "Outer steps made.", gauge="round", tracker="round")  # it numbers the model
     rounds: int | None = None  # rounds the run has; None: no end
     epoch: int = 0
-    inner_steps: int = 0
-    members: tuple[Mapping[str, Any], ...] = ()  # peer, state, round, path... of everyone in the epoch
+    inner_steps: int = _quantity(
+        0, "count", "Inner steps of this peer, over all its lives.", gauge="inner_steps", tracker="inner_steps"
+    )
+    members: tuple[Mapping[str, Any], ...] = _quantity(  # peer, state, round, path... of everyone in the epoch
+        (), "count", "Members of the epoch.", gauge="members", tracker="members", of=lambda at: len(at.members)
+    )
     given_up: tuple[str, ...] = ()  # names of peers without whom the run went on although they were half of it or more
     waiting_for: tuple[str, ...] = ()  # names of the peers a blocked training loop waits for
-    stalled_seconds: float = 0.0  # without a round, where that is many times as long as one takes; 0: as usual
+    stalled_seconds: float = _quantity(  # unusual: many times as long as a round takes
+        0.0, "s", "Without a round, where that is unusual; 0: as usual.", gauge="stalled_seconds"
+    )
     stalled_by: str = ""  # what the round in progress waits for then, and for whom
-    left_out_seconds: float | None = None  # since a commit left this peer out; None: it is a member, or said farewell
+    left_out_seconds: float | None = _quantity(  # since a commit did so; None: it is a member, or said farewell
+        None,
+        "s",
+        "Since it was left out of the members; 0: it was not.",
+        gauge="left_out_seconds",
+        of=lambda at: at.left_out_seconds or 0.0,
+    )
     left_out_round: int = 0  # outer steps made with that commit
     left_out_by: str = ""  # who led it; empty: this peer was behind then, and read of it later
-    others_round: int | None = (
-        None  # outer steps that most others have made, while this peer is behind; None: it is not
+    others_round: int | None = _quantity(  # outer steps that most others have made; None: this peer is not behind
+        None,
+        "count",
+        "Outer steps that most others are ahead, once that lasts; 0: none.",
+        gauge="rounds_behind",
+        of=lambda at: 0 if at.others_round is None else max(0, at.others_round - at.round),
     )
-    usual_round_seconds: float | None = None  # None: no round has ended here
-    held_seconds: float | None = None  # of a round, in which the training thread copies parameters; None: as above
-    checkpoint_held_seconds: float | None = None  # in which it copies what a checkpoint holds; None before the first
+    usual_round_seconds: float | None = _quantity(None, "s", tracker="round_seconds")  # None: none has ended here
+    held_seconds: float | None = _quantity(  # None: no round has ended here
+        None,
+        "s",
+        "Seconds of a round in which the training thread copies parameters.",
+        gauge="held_seconds",
+        tracker="held_seconds",
+    )
+    checkpoint_held_seconds: float | None = _quantity(  # None before the first checkpoint
+        None,
+        "s",
+        "Seconds in which it copies what a checkpoint holds.",
+        gauge="checkpoint_held_seconds",
+        tracker="checkpoint_held_seconds",
+    )
     wanted_members: int = 0  # members, this one included, for whom training waits before it begins; 0: it does not
     gone: tuple[str, ...] = ()  # names of the other members that were here last, while nobody is
     gone_left: bool = False  # whether those said goodbye, rather than fell silent
-    rounds_seen: int = 0  # rounds that ended since this peer is a member, at most the last 100
-    rounds_contributed: int = 0  # those of them that carry this peer's update
-    bytes_sent: int = 0
-    bytes_received: int = 0
-    bytes_measuring: int = 0  # sent because others measured how fast this peer is; in none of the other counts
-    bytes_per_round: float = 0.0  # sent, mean of the recent rounds
-    model_here: int = 0  # bytes of the model that are here while it is fetched at the beginning
-    model_nbytes: int = 0  # and of the whole; 0: none is being fetched
-    sent_per_second: float = 0.0
-    received_per_second: float = 0.0
-    max_upload: float | None = None  # caps, bytes per second; None: none
-    max_download: float | None = None
-    daily_upload: int | None = None  # bytes a day (UTC); None: no limit
-    sent_today: int = 0  # counted when there is a limit, over restarts
-    uplink_bits: int = 0  # bit/s, from the transfers made; 0: none has filled the link yet
-    next_sync_seconds: float | None = None  # None: not known yet
-    seconds_left: float | None = None  # until the run is over, as it goes now; None: not known yet
-    loss: float | None = None  # of an inner step, nats per token; of a loop of its own, what it logs
-    held_out_loss: float | None = None  # of the anchor, alike; None: never evaluated
+    rounds_seen: int = _quantity(
+        0, "count", "Rounds that ended since this peer is a member, at most 100.", gauge="rounds_seen"
+    )
+    rounds_contributed: int = _quantity(
+        0, "count", "Those of them that carry this peer's update.", gauge="rounds_contributed"
+    )
+    bytes_sent: int = _quantity(
+        0, "bytes", "Bytes sent since the process began.", counter="sent_bytes", tracker="bytes_sent"
+    )
+    bytes_received: int = _quantity(
+        0, "bytes", "Bytes received since the process began.", counter="received_bytes", tracker="bytes_received"
+    )
+    bytes_measuring: int = _quantity(0, "bytes")  # sent to peers that measured this line; in none of the other counts
+    bytes_per_round: float = _quantity(0.0, "bytes", tracker="bytes_per_round")  # sent, mean of the recent rounds
+    model_here: int = _quantity(0, "bytes")  # of the model, while it is fetched at the beginning
+    model_nbytes: int = _quantity(0, "bytes")  # and of the whole; 0: none is being fetched
+    sent_per_second: float = _quantity(0.0, "bytes/s", "Bytes sent per second, of late.", gauge="send_rate_bytes")
+    received_per_second: float = _quantity(
+        0.0, "bytes/s", "Bytes received per second, of late.", gauge="receive_rate_bytes"
+    )
+    max_upload: float | None = _quantity(None, "bytes/s")  # caps; None: none
+    max_download: float | None = _quantity(None, "bytes/s")
+    daily_upload: int | None = _quantity(None, "bytes")  # a day (UTC); None: no limit
+    sent_today: int = _quantity(0, "bytes")  # counted when there is a limit, over restarts
+    uplink_bits: int = _quantity(0, "bit/s")  # from the transfers made; 0: none has filled the link yet
+    next_sync_seconds: float | None = _quantity(None, "s")  # None: not known yet
+    seconds_left: float | None = _quantity(None, "s")  # until the run is over, as it goes now; None: not known yet
+    loss: float | None = _quantity(None, "nats", "Nats per token.", gauge="loss")  # of an inner step, or as logged
+    held_out_loss: float | None = _quantity(  # of the anchor; None: never evaluated
+        None, "nats", "Nats per token.", gauge="held_out_loss"
+    )
     own_loop: bool = False  # beside a script's loop, by decentral.join; not one of decentral start or join
     trains_while_paused: bool = False  # a loop of one's own trains on, and holds back contributions only
     anchor_digest: str = ""
@@ -104,31 +181,106 @@ class Status:
     process_created: float = 0.0  # seconds since the epoch, by the clock of its start
     process_born: str = ""  # boot and tick of its start, which no step of a clock moves; empty: not told here
     library: str = ""  # version of this library, by which it was written
-    updated: float = 0.0  # seconds since the epoch
+    updated: float = _quantity(0.0, "s", "When the status was written, since the epoch.", gauge="updated_seconds")
     updated_monotonic: float = 0.0  # the same moment by the machine's monotonic clock, which stands still in its sleep
     written_every: float = 0.0  # seconds; 0: it was written once, and need not be again
-    frozen_seconds: float = 0.0  # found by who reads it: for so long its process has not written, though it lives
+    frozen_seconds: float = _quantity(  # found by who reads it
+        0.0, "s", "Without a status, though its process lives; 0: as usual.", gauge="frozen_seconds"
+    )
 
     @classmethod
-    def from_mapping(cls, values: Mapping[str, object]) -> "Status":
+    def from_mapping(cls, values: Mapping[str, object]) -> Status:
         """Take the fields that are known and leave the others at their defaults."""
         known = {f.name for f in fields(cls)}
         taken: dict[str, Any] = {key: value for key, value in values.items() if key in known}  # Any: JSON
-        for key in (
-            "members",
-            "given_up",
-            "waiting_for",
-            "gone",
-            "addresses",
-            "relays",
-            "notices",
-            "out_of_band",
-            "paused_because",
-            "kept_settings",
-        ):
-            if key in taken:
-                taken[key] = tuple(taken[key] or ())
+        for known_field in fields(cls):
+            if isinstance(known_field.default, tuple) and known_field.name in taken:
+                taken[known_field.name] = tuple(taken[known_field.name] or ())
         return cls(**taken)
+
+
+# ---- the quantities ----
+
+QUANTITIES: Mapping[str, Quantity] = {
+    **{declared.name: declared.metadata["quantity"] for declared in fields(Status) if declared.metadata},
+    "live_members": Quantity(
+        "count",
+        "Members that are here, this one included.",
+        gauge="live_members",
+        of=lambda at: sum(presence(member) == "live" for member in at.members),
+    ),
+    "contributed": Quantity(
+        "count", tracker="contributed", of=lambda at: at.rounds_contributed / at.rounds_seen if at.rounds_seen else None
+    ),
+}
+
+
+def number_of(status: Status, name: str) -> float | None:
+    """Return the quantity ``name`` of ``status``; None: it is not known."""
+    made = QUANTITIES[name].of
+    value: float | None = getattr(status, name) if made is None else made(status)
+    return value
+
+
+# ---- what screens show ----
+#
+# Rows from top to bottom, each a label and the field that it is about. A screen has words of its own for fields that it
+# tells more of than the number; every other one is shown in its unit.
+
+Rows = tuple[tuple[str, str], ...]
+
+STATUS_LINES: Rows = (  # of ``decentral status``
+    ("run", "run"),
+    ("peer", "peer"),
+    ("loss", "loss"),
+    ("left", "seconds_left"),
+    ("traffic", "bytes_sent"),
+    ("besides", "bytes_measuring"),
+    ("limits", "max_upload"),
+    ("settings", "preferences"),
+    ("uplink", "uplink_bits"),
+    ("members", "members"),
+    ("updates", "diagnostics"),
+)
+LIVE_CELLS: tuple[Rows, ...] = (  # of the live view on the terminal of a peer: two in a row
+    (("run", "run"), ("round", "round")),
+    (("model", "model_nbytes"),),
+    (("loss", "loss"), ("held-out loss", "held_out_loss")),
+    (("inner steps", "inner_steps"), ("left", "seconds_left")),
+    (("sent", "bytes_sent"), ("received", "bytes_received")),
+)
+WATCH_ROWS: Rows = (  # of this peer's panel in ``decentral watch``: where there is little room the last are given up
+    ("state", "state"),
+    ("useful", "rounds_contributed"),
+    ("loss", "loss"),
+    ("held-out", "held_out_loss"),
+    ("sent", "bytes_sent"),
+    ("received", "bytes_received"),
+    ("caps", "max_upload"),
+    ("today", "daily_upload"),
+    ("reached", "reachability"),
+    ("uplink", "uplink_bits"),
+    ("steps", "inner_steps"),
+    ("saved", "num_parameters"),
+    ("name", "peer"),
+    ("version", "library"),
+)
+PAGE_ROWS: Rows = (  # of this peer's card on the page of ``decentral dashboard``
+    ("Name", "peer"),
+    ("State", "state"),
+    ("Round", "round"),
+    ("Contributed", "rounds_contributed"),
+    ("Sends", "sent_per_second"),
+    ("Receives", "received_per_second"),
+    ("Today (UTC)", "daily_upload"),
+    ("Uplink", "uplink_bits"),
+    ("Loss", "loss"),
+    ("Reached", "reachability"),
+    ("Version", "library"),
+)
+
+
+# ---- the file ----
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from decentral.observe.events import EventLog
 from decentral.observe.status import check_free
 from decentral.peer.invitation import greeted
 from decentral.peer.network_setup import NetworkSetup, check_relays, enter
-from decentral.peer.settings import check_seconds
+from decentral.peer.settings import check_value
 from decentral.quantities import moment_in, rate_of, size_of, time_left
 from decentral.swarm.admission import Admission
 from decentral.swarm.identity import Identity
@@ -247,7 +247,7 @@ def follow(
     if not isinstance(every, int) or every < 1:
         raise UsageError(f"follow(every={every}): at least every round, which is 1")
     check_relays(relays)
-    check_seconds("follow", join_timeout)
+    check_value("follow", "join_timeout", join_timeout)
     found = Invite.parse(invite)
     folder = (Path(out) if out is not None else Path(f"decentral-follow-{found.run.hex()[:8]}")).absolute()
     settings = FollowSettings(

@@ -50,7 +50,7 @@ class Participation:
         announce.open(settings.out, peer_name(self.identity.peer))
         self.store = DurableStore(settings.out)
         self.reporter = Reporter(announce, self.identity.peer)
-        held_out = settings.options.evaluate is not None
+        held_out = settings.options["evaluate"] is not None
         cause = partial(cause_of_being_behind, settings.manifest, held_out=held_out)
         self.diagnosed = Diagnosed(announce, cause)
         # `Startup` has another to evaluate. The built-in loop logs running means, which tell nothing of one round.
@@ -68,7 +68,7 @@ class Participation:
         """Judge a look, where a commit leaves the anchor: not beside overlap, nor of one of several fragments."""
         outer = self.settings.manifest.outer
         if outer.overlap == 0 and outer.fragments == 1:
-            self.diagnosed.looked(look, held_out=self.settings.options.evaluate is not None)
+            self.diagnosed.looked(look, held_out=self.settings.options["evaluate"] is not None)
 
     @property
     def founds(self) -> bool:
@@ -78,7 +78,7 @@ class Participation:
     @property
     def is_offline(self) -> bool:
         """Whether this peer, for whom the run is over, gets in touch with nobody."""
-        return self.was_over and not self.settings.options.keep_serving
+        return self.was_over and not self.settings.options["keep_serving"]
 
     @property
     def is_up(self) -> bool:
@@ -369,7 +369,7 @@ def end_of_run(part: Participation, asked_to_leave: threading.Event) -> None:
     out = shlex.quote(str(part.settings.called))
     anew = "; a new run takes another folder, --out or join(out=...)" if part.was_over and part.founds else ""
     logger.info("This run is over: decentral export %s --to model/%s", out, anew, extra=PLAIN)
-    if part.settings.options.keep_serving:
+    if part.settings.options["keep_serving"]:
         until = "until Ctrl-C, or decentral leave --out"
         logger.info("its last state can be had here %s %s", until, out, extra=PLAIN)
         with suppress(KeyboardInterrupt):

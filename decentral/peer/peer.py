@@ -64,21 +64,21 @@ class Peer:
     """One participant of a run, while its ``with`` block lasts."""
 
     def __init__(self, settings: Settings) -> None:
-        check_relays(settings.options.relays)
+        check_relays(settings.options["relays"])
         self.settings, self.manifest, self.out = settings, settings.manifest, settings.out
         self._run = self.manifest.digest  # the main process's in the block: on each a script may draw another salt
         self._done = self._has_entered = self._has_stepped = False
         self._model = settings.model
-        self._announce = Announcer(settings.options.observer)
+        self._announce = Announcer(settings.options["observer"])
         self._stalls = StallWatch(self._announce)
-        self._lan = Lan(self._announce) if settings.options.lan else None
+        self._lan = Lan(self._announce) if settings.options["lan"] else None
         self._limits = PeerLimits(settings)
         self._control, self._asked_to_leave = LoopControl(), threading.Event()
         self._signals = StopSignals(self._leave_soon, self._hurry, self._is_held)
         self._steps: InnerSteps | None = None  # inside the block
         inner, outer = self.manifest.inner, self.manifest.outer
         self._count = StepCount(interval=inner.steps // outer.fragments, rounds=self.manifest.run.rounds)
-        self._trackers = Trackers(settings.options.accelerator)
+        self._trackers = Trackers(settings.options["accelerator"])
         self._on_round: list[Callable[[RoundEnded], object]] = []
         self._schedules: list[RunSchedule] = []
         self._newest: tuple[int, ...] = (0, 0, 0, 0)  # of the newest round: see `_newest_round`
@@ -344,7 +344,7 @@ class Peer:
         self._signals.step_begins(done=self._done)
         options, waits = self.settings.options, not (self._has_stepped or self._count.round or self._done)
         self._has_stepped = True
-        if waits and not (options.alone or options.require_peers):
+        if waits and not (options["alone"] or options["require_peers"]):
             self.wait_for_company()
         self._model.joined.before_step()
 
@@ -423,8 +423,8 @@ class Peer:
             stack.enter_context(steps.hook(self._model.trained))
             self._has_entered = True
             self._signals.politely()
-            if self.settings.options.require_peers and not self._done:
-                self._require_peers(self.settings.options.require_peers)
+            if self.settings.options["require_peers"] and not self._done:
+                self._require_peers(self.settings.options["require_peers"])
             self._entered = stack.pop_all()
         return self
 
@@ -433,7 +433,7 @@ class Peer:
         stack.enter_context(occupied(self.out))
         kept_terms(self.out, self.manifest.digest)
         token = kept_token(self.out, self.settings.admit)
-        if self.settings.options.commands or not self.settings.options.quiet:
+        if self.settings.options["commands"] or not self.settings.options["quiet"]:
             stack.enter_context(shown(self.settings, self._last_word, self))
         if self._model.team.size == 1 and (sentence := launched_alone()):
             logging.getLogger("decentral").warning(sentence)
@@ -599,7 +599,7 @@ class Peer:
             schedule.step()
         if not self._count.behind or self._done:
             return
-        given = self.settings.options.scheduler
+        given = self.settings.options["scheduler"]
         for one in given if isinstance(given, list | tuple) else [] if given is None else [given]:
             sentence = move_on(one, self._count, self._model.team.size)
             if sentence and self._part is not None and not self._has_moved:

@@ -70,13 +70,13 @@ def shown(settings: Settings, status: Callable[[], Status], peer: Steered) -> It
     What is logged goes to the screen as well, in a process that has configured no logging: Python would print it bare.
     """
     given, out, display = settings.options, settings.out, None
-    if not given.quiet:
-        by_command = f"decentral leave --out {shlex.quote(str(settings.called))}, or " if given.commands else ""
+    if not given["quiet"]:
+        by_command = f"decentral leave --out {shlex.quote(str(settings.called))}, or " if given["commands"] else ""
         display = PlainDisplay(sys.stderr, stop=f"{by_command}peer.leave()", prefix="decentral: ")
     caps = settings.caps
     wanted = Preferences(max_upload=caps.up, max_download=caps.down, daily_upload=settings.daily_upload)
-    controls = Controls(peer, wanted, folder=out if given.commands else None)
-    folder = out if given.commands else None
+    controls = Controls(peer, wanted, folder=out if given["commands"] else None)
+    folder = out if given["commands"] else None
     with ExitStack() as stack:
         if display is not None and not _logging_is_configured():
             stack.enter_context(log_shown_on(display))

@@ -99,7 +99,7 @@ class Startup:
         kept = self._checkpoint
         own = self._lost_state(start) if kept is None else None
         schedule, included = self._join_at_anchor(own) if kept is None else (self._go_on(kept), [])
-        if (evaluate := self._settings.options.evaluate) is not None:
+        if (evaluate := self._settings.options["evaluate"]) is not None:
             part.looks = Looks(evaluate, self._model, self._evaluated, failed=part.reporter.forget_held_out)
         part.loop = self._make_loop(schedule)
         run_blocking(part.loop.begin(included, afresh=kept is None and own is None, outer_steps=self._outer_steps))
@@ -213,10 +213,10 @@ class Startup:
         if self._part.is_offline:
             return NetworkSetup(MemoryNetwork().transport(identity.signer))
         return enter(
-            given.transport,
+            given["transport"],
             identity,
-            given.listen,
-            relays=given.relays,
+            given["listen"],
+            relays=given["relays"],
             invited_by=self._invited_by,
             before=self._before.listen,
         )
@@ -346,9 +346,9 @@ class Startup:
         return OuterLoop(
             LoopParts(
                 manifest=self._manifest,
-                tokens_per_step=given.tokens_per_step,
-                checkpoint_every=given.checkpoint_every,
-                on_nan=given.on_nan,
+                tokens_per_step=given["tokens_per_step"],
+                checkpoint_every=given["checkpoint_every"],
+                on_nan=given["on_nan"],
                 model=self._model,
                 schedule=schedule,
                 swarm=AcrossThreads(part.swarm),

@@ -17,9 +17,10 @@ from pathlib import Path
 
 import anyio
 
+from decentral.consensus.acceptance import note_followers, takes_commit
 from decentral.consensus.chain import LENGTH as LONGEST
 from decentral.consensus.chain import Branch, Head, History, Place, Rules, checked_branch, dropped_by, rank_of
-from decentral.consensus.learner import RECENT
+from decentral.consensus.learner import RECENT, find_oldest_head, remember_before
 from decentral.errors import DecentralError, PayloadError, PeerUnreachable, TransportError
 from decentral.replica.contents import MAKERS
 from decentral.rounds.driver import Driver
@@ -134,7 +135,7 @@ class CatchUp:
         asked: dict[PeerId, Digest] = {}  # and where it began then
         while True:
             await anyio.sleep(self.state.terms.lease / 4)
-            begins = self.state.machine.state.memory_begins()
+            begins = find_oldest_head(self.state.machine.state)
             there = [peer for peer in self._on_our_chain() if asked.get(peer) != begins.hash]
             if begins.round == 0 or len(self.state.machine.state.recent) >= RECENT or not there:
                 continue
@@ -158,8 +159,8 @@ class CatchUp:
         commits = await self._all_of(peer, start, first, begins)
         branch = checked_branch(History(start), start, commits, begins, self._rules)
         state = self.state.machine.state
-        if state.memory_begins().hash == begins.hash:  # else it went over to another branch meanwhile
-            state.remember(start, branch.heads, commits[: len(branch.heads)], RECENT)
+        if find_oldest_head(state).hash == begins.hash:  # else it went over to another branch meanwhile
+            remember_before(state, start, branch.heads, commits[: len(branch.heads)])
 
     # ---- asking ----
 
@@ -193,7 +194,7 @@ class CatchUp:
             missed = await self._missed(holder, head)
             if missed is None:
                 doubted.add(holder)
-            elif missed and not self.state.machine.state.takes(missed[0]):
+            elif missed and not takes_commit(self.state.machine.state, missed[0]):
                 doubted.add(holder)
                 self._tell_refused(holder, missed)
             elif missed:
@@ -270,7 +271,7 @@ class CatchUp:
                 continue  # it came from its leader while this peer asked for it
             if not await self._fetch_frames(holder, commit):
                 return False
-            if not self.state.machine.state.takes(commit):
+            if not takes_commit(self.state.machine.state, commit):
                 self._tell_refused(holder, commits[number:])
                 return True  # as far as this peer goes with it
             await self.driver.frames.feed(holder, commit)
@@ -354,12 +355,12 @@ class CatchUp:
 
     def _note_followers(self, commits: Sequence[Commit]) -> None:
         places = {peer: (lease.round, lease.digest) for peer, lease in self.directory.live().items()}
-        self.state.machine.state.note_followers(commits, places)
+        note_followers(self.state.machine.state, commits, places)
 
     def _check_taken(self, peer: PeerId, shared: Head, commits: Sequence[Commit]) -> None:
         """Raise PayloadError where they go on from our own head by giving up peers that are here."""
         self._note_followers(commits)
-        if shared.hash == self.state.head.hash and not self.state.machine.state.takes(commits[0]):
+        if shared.hash == self.state.head.hash and not takes_commit(self.state.machine.state, commits[0]):
             self._tell_refused(peer, commits)
             raise PayloadError("its chain goes on without peers that are here; ask another")
 

@@ -16,7 +16,8 @@ import psutil
 from torch import Tensor
 
 from decentral.consensus.chain import LOCATOR, Head
-from decentral.dissemination.stripes import fetch_chunks
+from decentral.consensus.learner import find_oldest_head
+from decentral.dissemination.pull import fetch_chunks
 from decentral.errors import DecentralError, PayloadError, PeerUnreachable, TransportError
 from decentral.replica.contents import sender_name
 from decentral.replica.replica import Replica
@@ -104,7 +105,7 @@ class Donor:
     async def _on_oldest(self, peer: PeerId, data: bytes) -> bytes:
         """The oldest head from which every commit is kept here, and those commits; our own head where none is kept."""
         self._refuse_until_in_step()
-        oldest = self.state.machine.state.memory_begins()
+        oldest = find_oldest_head(self.state.machine.state)
         if oldest.anchor is None:
             raise PayloadError("a commit is being applied; ask again")
         head = json.dumps(oldest.to_dict()).encode()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import anyio
 
 from decentral.errors import TransportError
-from decentral.transport import Transport
+from decentral.transport.base import Transport
 from decentral.wire.keys import PeerId
 
 LOOK_EVERY = 5.0  # s; one question to the daemon

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from rich.cells import cell_len
 from rich.text import Text
 
 from decentral.dashboard.history import number
-from decentral.observe.health import in_units
+from decentral.observe.health import TEXT_OF_UNIT, in_units
+from decentral.observe.status import QUANTITIES, Unit
 
 NOT_KNOWN = "not known"
 _LONGEST = 1000  # characters of one value: signs without a width would never be cut
@@ -91,3 +92,18 @@ def span(seconds: object) -> str:
     if known is None:
         return ""
     return f"{1000 * known:.0f} ms" if known < 1 else f"{known:.1f} s" if known < 10 else f"{known:.0f} s"
+
+
+_TEXT_OF_UNIT: Mapping[Unit, Callable[[float], str]] = {
+    **TEXT_OF_UNIT,
+    "bit/s": bits,
+    "s": span,
+}  # there is little room
+
+
+def value_text(name: str, value: object) -> str:
+    """Return the value of a field of the status for people, a quantity's in its unit."""
+    if name not in QUANTITIES:
+        return shown(value or NOT_KNOWN)
+    known = figure(value)
+    return NOT_KNOWN if known is None else _TEXT_OF_UNIT[QUANTITIES[name].unit](known)

@@ -12,9 +12,21 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from decentral.dashboard.view import View, is_pair
-from decentral.observe.health import in_time, in_units
-from decentral.observe.status import ENDED
-from decentral.watch.cells import NOT_KNOWN, bits, block, figure, fit, joined, nbytes, padded, shown, span, wrapped
+from decentral.observe.health import in_time
+from decentral.observe.status import ENDED, WATCH_ROWS
+from decentral.watch.cells import (
+    NOT_KNOWN,
+    block,
+    figure,
+    fit,
+    joined,
+    nbytes,
+    padded,
+    shown,
+    span,
+    value_text,
+    wrapped,
+)
 
 # ---- the first lines ----
 #
@@ -73,23 +85,9 @@ def own(now: View, width: int, height: int) -> Text:
 
 
 def _own_rows(now: View, me: dict[str, Any]) -> Iterator[tuple[str, Text]]:
-    yield "state", _state(now, me)
-    yield "useful", _useful(me)
-    yield "loss", Text(_decimal(me.get("loss")))
-    yield "held-out", Text(_decimal(me.get("held_out_loss")))
-    yield "sent", Text(_bytes_so_far(now, "bytes_sent", "sent_per_second"))
-    yield "received", Text(_bytes_so_far(now, "bytes_received", "received_per_second"))
-    if caps := _caps(me):
-        yield "caps", Text(caps)
-    if figure(me.get("daily_upload")):
-        yield "today", Text(f"{nbytes(me.get('sent_today'))} of {nbytes(me.get('daily_upload'))}")
-    yield "reached", Text(_reached(me))
-    yield "uplink", Text(bits(me.get("uplink_bits")))
-    yield "steps", Text(shown(me.get("inner_steps", "")))
-    if times := _fewer(now):
-        yield "saved", Text(times)
-    yield "name", Text(shown(me.get("peer") or NOT_KNOWN))
-    yield "version", Text(shown(me.get("library") or NOT_KNOWN))
+    for label, name in WATCH_ROWS:
+        if text := _OWN_ROWS[name](now, me) if name in _OWN_ROWS else Text(value_text(name, me.get(name))):
+            yield label, text
 
 
 def _state(now: View, me: dict[str, Any]) -> Text:
@@ -101,40 +99,58 @@ def _state(now: View, me: dict[str, Any]) -> Text:
     return Text(state, style="green" if state == "training" else "")
 
 
-def _useful(me: dict[str, Any]) -> Text:
+def _useful(now: View, me: dict[str, Any]) -> Text:
     seen, contributed = figure(me.get("rounds_seen")), figure(me.get("rounds_contributed"))
     if not seen or contributed is None:
         return Text("no round yet")
     return Text(f"{contributed} of {seen} rounds", style="yellow" if contributed < _FEW * seen else "")
 
 
-def _decimal(loss: object) -> str:
-    known = figure(loss)
-    return NOT_KNOWN if known is None else f"{known:.4f}"
+def _total_and_rate(total: str, rate: str) -> Callable[[View, dict[str, Any]], Text]:
+    """Give the bytes so far, and how fast it goes now where the peer still runs."""
+
+    def text(now: View, me: dict[str, Any]) -> Text:
+        moves = now.get("alive") and figure(me.get(rate)) is not None
+        return Text(value_text(total, me.get(total)) + (f", {value_text(rate, me[rate])}" if moves else ""))
+
+    return text
 
 
-def _bytes_so_far(now: View, total: str, rate: str) -> str:
-    """So far, and how fast now where the peer still runs."""
-    per_second = figure(now["me"].get(rate)) if now.get("alive") else None
-    return nbytes(now["me"].get(total)) + ("" if per_second is None else f", {in_units(per_second)}/s")
-
-
-def _caps(me: dict[str, Any]) -> str:
+def _caps(now: View, me: dict[str, Any]) -> Text:
     ways = (("up", figure(me.get("max_upload"))), ("down", figure(me.get("max_download"))))
-    return ", ".join(f"{8 * cap / 1e6:g} Mbit/s {way}" for way, cap in ways if cap)
+    return Text(", ".join(f"{8 * cap / 1e6:g} Mbit/s {way}" for way, cap in ways if cap))
 
 
-def _reached(me: dict[str, Any]) -> str:
+def _today(now: View, me: dict[str, Any]) -> Text:
+    """Give what is used of the day's upload; empty where there is no limit."""
+    if not figure(me.get("daily_upload")):
+        return Text()
+    return Text(f"{value_text('sent_today', me.get('sent_today'))} of {value_text('daily_upload', me['daily_upload'])}")
+
+
+def _reached(now: View, me: dict[str, Any]) -> Text:
     relays = me.get("relays") or ()
     through = f", {len(relays)} relay{'' if len(relays) == 1 else 's'}" if relays else ""
-    return shown(me.get("reachability") or NOT_KNOWN) + through
+    return Text(shown(me.get("reachability") or NOT_KNOWN) + through)
 
 
-def _fewer(now: View) -> str:
-    """How many times fewer bytes than a float32 all-reduce at every step."""
+def _saved(now: View, me: dict[str, Any]) -> Text:
+    """Give how many times fewer bytes were sent than by a float32 all-reduce at every step."""
     cost = now.get("bytes") or {}
     dense, sent = figure(cost.get("dense")), figure(cost.get("sent"))
-    return f"{dense / sent:,.0f} x fewer bytes than all-reduce" if dense and sent else ""
+    return Text(f"{dense / sent:,.0f} x fewer bytes than all-reduce" if dense and sent else "")
+
+
+_OWN_ROWS: Mapping[str, Callable[[View, dict[str, Any]], Text]] = {  # of fields that take more than their value
+    "state": _state,
+    "rounds_contributed": _useful,
+    "bytes_sent": _total_and_rate("bytes_sent", "sent_per_second"),
+    "bytes_received": _total_and_rate("bytes_received", "received_per_second"),
+    "max_upload": _caps,
+    "daily_upload": _today,
+    "reachability": _reached,
+    "num_parameters": _saved,
+}
 
 
 # ---- the other peers ----

@@ -18,7 +18,7 @@ import anyio
 import torch
 from safetensors.torch import load_file
 
-from decentral.dissemination.stripes import fetch_chunks
+from decentral.dissemination.pull import fetch_chunks
 from decentral.rounds.snapshots import ANY_FORM, PACKED, Chunks, Gain
 from decentral.state.snapshot import Assembler, Snapshot, to_form
 from decentral.transport.native.transport import NativeTransport

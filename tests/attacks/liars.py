@@ -5,10 +5,11 @@ A liar runs the real code beside its lies, so that what is measured is the lie, 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from types import ModuleType
 
 import anyio
 import torch
@@ -24,6 +25,23 @@ from tests.lab.nodes import Lab, Member, tiny_model
 
 STEP = 4.0  # s of virtual time for the inner steps of a round
 CLEAN_ENOUGH = 0.8  # of the rounds that the same swarm makes without a liar
+
+
+@contextmanager
+def acting_as(peer: bytes, role: ModuleType, **acts: Callable[..., object]) -> Iterator[None]:
+    """Replace functions of the round's state in ``role`` for one peer; all others act as written."""
+    true = {name: getattr(role, name) for name in acts}
+
+    def choose(name: str) -> Callable[..., object]:
+        return lambda state, *args, **more: (acts if state.me == peer else true)[name](state, *args, **more)
+
+    for name in acts:
+        setattr(role, name, choose(name))
+    try:
+        yield
+    finally:
+        for name, function in true.items():
+            setattr(role, name, function)
 
 
 def record_after(head: Head, **changes: object) -> m.Record:

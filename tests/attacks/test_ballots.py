@@ -7,10 +7,11 @@ from dataclasses import replace
 import anyio
 import pytest
 
-from decentral.consensus import paxos
+from decentral.consensus import leader, paxos, voter
 from decentral.wire import messages as m
 from tests.attacks.liars import (
     CLEAN_ENOUGH,
+    acting_as,
     at_a_head,
     check_nobody_is_out,
     honest,
@@ -41,8 +42,8 @@ async def prepare_all_the_time(lab, liar) -> None:
 
 async def never_lead(lab, liar) -> None:
     """Silent in the ballots that fall to it."""
-    liar.node.driver.machine._leader.lead = lambda now: None
-    await anyio.sleep_forever()
+    with acting_as(liar.signer.peer, leader, lead=lambda state, now: None):
+        await anyio.sleep_forever()
 
 
 async def lie_in_promises(lab, liar) -> None:
@@ -50,7 +51,6 @@ async def lie_in_promises(lab, liar) -> None:
     that nobody has.
     """
     machine = liar.node.driver.machine
-    machine._leader.lead = lambda now: None
 
     def promised(acceptor, run, epoch, ballot, signer):
         head = machine.head
@@ -64,7 +64,6 @@ async def lie_in_promises(lab, liar) -> None:
         return true_promise(false, run, epoch, ballot, signer)
 
     true_promise = paxos.promise
-    from decentral.consensus import voter
 
     def of_the_liar_only(acceptor, run, epoch, ballot, signer):
         make = promised if signer.peer == liar.signer.peer else true_promise
@@ -72,23 +71,20 @@ async def lie_in_promises(lab, liar) -> None:
 
     voter.promise = of_the_liar_only
     try:
-        await anyio.sleep_forever()
+        with acting_as(liar.signer.peer, leader, lead=lambda state, now: None):
+            await anyio.sleep_forever()
     finally:
         voter.promise = true_promise
 
 
 async def propose(lab, liar, change) -> None:
     """Leads as everybody does, and changes something in each record that it makes."""
-    builder = liar.node.driver.machine._leader._builder
-    made = builder._record
-    voter = liar.node.driver.machine._voter
-    stands_behind = voter._stands_behind
-    builder._record = lambda *args, **more: change(made(*args, **more))
-    voter._stands_behind = lambda proposal, now: True
-    try:
+    made, me = leader.make_record, liar.signer.peer
+    with (
+        acting_as(me, leader, make_record=lambda *args, **more: change(made(*args, **more))),
+        acting_as(me, voter, _stands_behind=lambda state, proposal, now: True),
+    ):
         await anyio.sleep_forever()
-    finally:
-        builder._record, voter._stands_behind = made, stands_behind
 
 
 def final(record: m.Record) -> m.Record:

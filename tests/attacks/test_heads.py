@@ -313,7 +313,7 @@ def test_a_newcomer_learns_the_way_to_where_it_stands_and_none_that_was_made_up(
         newcomer = lab.add()
         await lab.all_members()
         await anyio.sleep(6.0)
-        begins = newcomer.node.driver.machine.state.memory_begins().round
+        begins = learner.find_oldest_head(newcomer.node.driver.machine.state).round
         assert (begins == 0) is (donors == "honest")
         assert bool(told(newcomer, "catch_up_failed")) is (donors != "honest")
         lab.check_equal()

@@ -202,8 +202,10 @@ def test_what_init_reads_of_a_folder_and_what_it_passes_over_is_said(run: Run, t
 
 
 def test_the_bounds_of_what_is_typed_are_in_the_documents() -> None:
-    readme, transports = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/transports.md"))
-    said = " ".join(readme.split())
+    running, transports = (
+        (ROOT / name).read_text(encoding="utf-8") for name in ("docs/running.md", "docs/transports.md")
+    )
+    said = " ".join(running.split())
     assert f"at least {MIN_NBYTES // 1024} KiB" in said
     assert f"the token, {MIN_TOKEN} to {MAX_TOKEN} visible characters" in said
     assert f"ends with exit code {ListenError.exit_code} before anything is made" in " ".join(transports.split())

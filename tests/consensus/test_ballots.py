@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from decentral.consensus import chain
+from decentral.consensus import leader as leading
 from decentral.errors import PayloadError
 from decentral.wire import messages as m
 from tests.lab.machines import digest_of, finish_round, join_request, signer_of
@@ -42,9 +43,12 @@ def test_a_peer_restarted_from_its_disk_never_votes_twice_and_comes_back_into_st
 def test_a_leader_whose_record_cannot_be_written_says_so_and_the_next_one_leads(make_swarm, monkeypatch):
     swarm = make_swarm(4)
     leader = chain.leaders(swarm.hosts[swarm.members[0]].machine.head)[0]
-    builder = swarm.hosts[leader].machine._leader._builder
-    new_record = builder.new_record
-    monkeypatch.setattr(builder, "new_record", lambda *given: unsorted(new_record(*given)))
+    new_record = leading.new_record
+
+    def made(state, *given):
+        return unsorted(new_record(state, *given)) if state.me == leader else new_record(state, *given)
+
+    monkeypatch.setattr(leading, "new_record", made)
     assert finish_round(swarm)
     (mistake,) = swarm.hosts[leader].mistakes
     assert "not sorted" in str(mistake.error)

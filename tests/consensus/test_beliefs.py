@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 
 from decentral.consensus import chain
+from decentral.consensus.acceptance import find_objections
 from decentral.consensus.chain import Voting, is_refuted, majority, rank_of
 from decentral.consensus.paxos import Acceptor, Ballot, Planned, Refusals, farewell, promise, results_of
 from decentral.consensus.round_state import Send
@@ -291,9 +292,9 @@ def test_a_farewell_that_a_commit_shows_counts_until_its_peer_offers_again(make_
     said = farewell(Acceptor(1), START.run, 0, swarm.signer(left))
     shown = m.Shown(left, 0, 1, -1, bytes(32), said.signature)
     if since == "an offer":
-        machine.state.active(left, 2)
+        machine.state.note_active(left, 2)
     if since == "it came back in the same round":
-        machine.state.is_back(left)
+        machine.state.note_back(left)
     machine.receive(loner, replace(alone(swarm, loner), farewells=(shown,)), 0.0)
     assert machine.head.round == (1 if since == "nothing" else 0)
 
@@ -338,9 +339,9 @@ def test_newcomers_of_whom_nobody_has_heard_are_let_in_one_at_a_time(make_swarm)
         asked = tuple(
             sorted((m.Asked(s.peer, 0, START.hash, join_request(s, 0, START.hash).signature) for s in joined), key=peer)
         )
-        wrong, _ = machine.state.objections(m.Proposal(0, made, bytes(64), requests=asked))
+        wrong, _ = find_objections(machine.state, m.Proposal(0, made, bytes(64), requests=asked))
         assert wrong == (frozenset() if count == 1 else {one.peer for one in joined})
-        bare, _ = machine.state.objections(m.Proposal(0, made, bytes(64)))
+        bare, _ = find_objections(machine.state, m.Proposal(0, made, bytes(64)))
         assert bare == {one.peer for one in joined}, "nobody shows that they asked"
 
 
@@ -355,12 +356,12 @@ def test_the_run_ends_when_its_terms_say_so_and_not_before(make_swarm):
     first = replace(record(machine.head, {}), **given, frames=(ref(swarm.members[0], digest_of("f")),))
     for outer_step, final, right in ((0, False, True), (0, True, False), (1, True, True), (1, False, False)):
         made = replace(first, outer_step=outer_step, final=final)
-        assert machine.state.objections(m.Proposal(0, made, bytes(64)))[1] is not right
+        assert find_objections(machine.state, m.Proposal(0, made, bytes(64)))[1] is not right
     clock = swarm.terms.clock
     clock.minutes = 10.0
     for age, right in ((0.0, False), (585.0, False), (591.0, True)):
         clock.tell(age)
-        assert machine.state.objections(m.Proposal(0, replace(first, final=True), bytes(64)))[1] is not right
+        assert find_objections(machine.state, m.Proposal(0, replace(first, final=True), bytes(64)))[1] is not right
 
 
 def test_an_owner_that_blames_everybody_leaves_alone_and_of_one_complaint_the_contributor_does():

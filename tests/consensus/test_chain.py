@@ -18,6 +18,7 @@ from decentral.consensus.chain import (
     counted_tokens,
     retraced,
 )
+from decentral.consensus.leader import next_members
 from decentral.consensus.paxos import Acceptor
 from decentral.consensus.round_state import FETCH_AFTER, CatchUpWith
 from decentral.errors import PayloadError
@@ -255,7 +256,7 @@ def test_more_newcomers_than_a_record_can_name_are_let_in_one_record_after_the_o
     for number in range(m.MAX_PEERS + 100):
         newcomer = signer_of(1000 + number)
         machine.receive(newcomer.peer, join_request(newcomer, 0, bytes(32)), swarm.now)
-    wanted = machine.state.next_members(swarm.now)
+    wanted = next_members(machine.state, swarm.now)
     assert len(wanted) == m.MAX_PEERS
     assert set(swarm.members) <= set(wanted)
     assert len(machine.state.joiners) <= m.MAX_PEERS

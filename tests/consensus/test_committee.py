@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from decentral.consensus.chain import SEATS, VOTING, Head, Voting, majority
-from decentral.consensus.voter import relay_shares
+from decentral.consensus.learner import relay_shares
 from decentral.errors import PayloadError
 from decentral.wire import messages as m
 from tests.lab.machines import RUN, digest_of, finish_round, signer_of

@@ -11,7 +11,7 @@ import torch
 import trio
 import trio.testing
 
-from decentral.dissemination.stripes import LARGEST_WINDOW, Stripes, StripeSource, fetch_chunks
+from decentral.dissemination.pull import LARGEST_WINDOW, Stripes, StripeSource, fetch_chunks
 from decentral.errors import DecentralError, DiskError, PayloadError, TransportError
 from decentral.state.snapshot import CHUNK_NBYTES, Assembler, Snapshot
 from decentral.transport.memory import MemoryNetwork

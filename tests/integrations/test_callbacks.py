@@ -11,9 +11,9 @@ import pytest
 from torch.utils.data import IterableDataset
 
 from decentral.errors import ConfigError
-from decentral.integrations.callbacks import Entered, JoinKeywords
+from decentral.integrations.callbacks import Entered
 from decentral.observe.status import read_status
-from decentral.peer.settings import JoinOptions
+from decentral.peer.settings import JoinOptions, LoopOptions, PeerOptions
 from decentral.tasks.batches import ShardPlace
 from tests.peer.test_absence import alone
 from tests.peer.test_join import Problem, run_terms
@@ -70,6 +70,7 @@ def test_data_with_indices_is_the_frameworks_to_draw(given, why):
         Entered().shard(given)
 
 
-def test_the_keywords_that_are_passed_on_are_those_of_join():
-    theirs = {"accelerator", "scheduler"}  # the framework's to give
-    assert set(JoinKeywords.__annotations__) == set(JoinOptions.__annotations__) - theirs
+def test_a_callback_passes_on_all_options_of_join_but_those_of_the_loop():
+    passed_on = JoinOptions.__annotations__.keys() - LoopOptions.__annotations__.keys()
+    assert passed_on == PeerOptions.__annotations__.keys()
+    assert LoopOptions.__annotations__.keys() == {"accelerator", "scheduler", "preset", "rounds", "steps"}

@@ -235,7 +235,7 @@ def test_the_state_makes_the_callback_again_and_holds_no_token(tmp_path):
 
 
 def test_a_keyword_that_join_has_not_is_refused_at_once():
-    with pytest.raises(TypeError, match=r"no keyword 'max_uplaod'; did you mean max_upload\?"):
+    with pytest.raises(TypeError, match=r"has no argument max_uplaod; did you mean max_upload\?"):
         DecentralCallback("run.toml", max_uplaod="5mbit", alone=True)
 
 

@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 
+from decentral.consensus import leader
 from decentral.consensus.chain import contributions
+from decentral.consensus.round_state import RoundState
 from decentral.replica.contribution import Contribution
 from decentral.wire.frames import FrameKind
+from tests.attacks.liars import acting_as
 from tests.lab.nodes import Lab, Member, tiny_model
 
 
@@ -51,15 +54,16 @@ class Cutting(Member):
     """Proposes records whose ranges are none that results were made for."""
 
     async def _train(self) -> None:
-        builder = self.node.driver.machine._leader._builder
-        make = builder._record
+        make = leader.make_record
 
-        def cut(now: float, frames: Any = (), contributors: Any = (), partition: Any = (), plan: int = 0) -> Any:
+        def cut(
+            state: RoundState, now: float, frames: Any = (), contributors: Any = (), partition: Any = (), plan: int = 0
+        ) -> Any:
             shorter = tuple((owner, start, stop - 1) for owner, start, stop in partition)
-            return make(now, frames, contributors, shorter, plan)
+            return make(state, now, frames, contributors, shorter, plan)
 
-        builder._record = cut  # type: ignore[method-assign]
-        await super()._train()
+        with acting_as(self.node.driver.me, leader, make_record=cut):
+            await super()._train()
 
 
 def test_a_leader_whose_record_has_other_ranges_than_its_plan_finds_no_votes(run_lab: Any, terms: Any) -> None:

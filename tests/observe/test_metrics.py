@@ -6,6 +6,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 
 from decentral.cli.relaying import relay_numbers
 from decentral.observe.metrics import exposition, serve_metrics
+from decentral.observe.status import QUANTITIES
 from decentral.transport.native.transport import NativeOptions, NativeTransport
 from decentral.transport.relay.circuit import HopStatus, RelayLimits
 from decentral.wire.keys import Signer
@@ -82,3 +83,14 @@ def test_a_relay_tells_the_same_names_in_every_release() -> None:
         'decentral_relay_refused_total{status="no_reservation"}',
         "process_resident_memory_bytes",
     ]
+
+
+def test_each_quantity_of_a_status_has_names_of_its_own_and_a_meaning() -> None:
+    quantities = QUANTITIES.values()
+    in_prometheus = [
+        quantity.gauge or quantity.counter for quantity in quantities if quantity.gauge or quantity.counter
+    ]
+    in_trackers = [quantity.tracker for quantity in quantities if quantity.tracker]
+    for names in (in_prometheus, in_trackers):
+        assert len(set(names)) == len(names)
+    assert all(quantity.meaning for quantity in quantities if quantity.gauge or quantity.counter)

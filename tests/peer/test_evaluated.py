@@ -158,7 +158,7 @@ def test_a_function_that_raises_later_ends_nothing(tmp_path: Path, caplog: pytes
 
 
 def test_what_is_no_function_is_refused_at_once(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"join\(evaluate=...\): a float cannot be called"):
+    with pytest.raises(ConfigError, match=r"join\(evaluate=0.5\): it cannot be called; pass a function"):
         alone(tmp_path, USUAL, Problem(0), evaluate=0.5)
 
 

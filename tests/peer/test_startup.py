@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from decentral.manifest import preset_manifest
 from decentral.node.folder import keep_addresses, kept_addresses
 from decentral.peer import Peer, join
 from decentral.peer.joining import founded_by
-from decentral.peer.settings import JoinOptions
+from decentral.peer.settings import OPTIONS
 from decentral.rounds.local_state import CommittedUpdate
 from decentral.tensors import memory
 from decentral.training.live_model import LiveModel
@@ -59,11 +59,10 @@ async def commit_what_was_sent(swarm: SwarmThread) -> None:
     swarm.updates.put(CommittedUpdate(None, head.hash, 0, before_N, after_N, None, taken_N=all_of_it))
 
 
-def test_every_keyword_of_join_is_one_of_its_options() -> None:
+def test_the_options_are_shown_in_joins_signature_with_their_defaults() -> None:
     parameters = inspect.signature(join).parameters.values()
-    keywords = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
-    founding = ["preset", "rounds", "steps"]
-    assert sorted(keywords) == sorted([*founding, *(field.name for field in fields(JoinOptions))])
+    keywords = {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
+    assert keywords == {name: option.default for name, option in OPTIONS.items()}
 
 
 def test_a_run_is_founded_without_a_file_by_terms_that_suit_its_length_and_the_loop() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import anyio
 import pytest
 
-from decentral.consensus.learner import Attendance
+from decentral.consensus import learner
+from decentral.consensus.round_state import RoundState
 from decentral.rounds.driver import JOIN_LONGEST
 
 SECONDS = 60
@@ -19,11 +20,11 @@ def test_a_newcomer_asks_more_and_more_rarely_and_is_let_in_all_the_same(
 ) -> None:
     """It asked everybody every second: of 64 peers that began at once, each was asked two hundred times."""
     asked: list[float] = []
-    take_join = Attendance.take_join
+    take_join = learner.take_join
 
-    def noted(attendance: Attendance, sender: bytes, request: Any, now: float) -> None:
+    def noted(state: RoundState, sender: bytes, request: Any, now: float) -> None:
         asked.append(now)
-        take_join(attendance, sender, request, now)
+        take_join(state, sender, request, now)
 
     async def script(lab: Any) -> None:
         members = [lab.add() for _ in range(3)]
@@ -31,7 +32,7 @@ def test_a_newcomer_asks_more_and_more_rarely_and_is_let_in_all_the_same(
         await lab.rounds(1)
         lab.cut(members[:1], members[1:])  # alone it is no majority
         await anyio.sleep(5)
-        monkeypatch.setattr(Attendance, "take_join", noted)
+        monkeypatch.setattr(learner, "take_join", noted)
         newcomer = lab.add()
         lab.cut([newcomer], members[1:])
         await anyio.sleep(SECONDS)

@@ -6,6 +6,7 @@ from inspect import getdoc
 
 import decentral
 from decentral import errors
+from decentral.peer.settings import OPTIONS
 
 _FIRST = ("join", "Peer", "RoundEnded", "RunSchedule", "follow", "Following", "Anchor", "preset_manifest", "Manifest")
 _CALLBACKS = tuple(
@@ -28,7 +29,7 @@ def page() -> str:
     own = [path for module, names in OF_METHODS.items() for path in (f"{module}.{name}" for name in names)]
     return (
         "# Python\n\nImport these from `decentral`. Errors are on [a page of their own](errors.md).\n"
-        + "".join(_directive(_path_of(name)) for name in shown if name != "OuterMethod")
+        + "".join(_directive(_path_of(name)) + _options_of(name) for name in shown if name != "OuterMethod")
         + "\n## In somebody else's loop\n\nImport it from the module of your framework.\n"
         + "".join(map(_directive, _CALLBACKS))
         + "\n## For a method of your own\n\nImport these from the modules that they are shown with.\n"
@@ -38,6 +39,21 @@ def page() -> str:
 
 def _path_of(name: str) -> str:
     return f"{getattr(decentral, name).__module__}.{name}"
+
+
+def _options_of(name: str) -> str:
+    """The table of join's options, which its signature takes as one; nothing for another name."""
+    if name != "join":
+        return ""
+    head = "\nThe options of `join`:\n\n| option | default | unit | meaning |\n|---|---|---|---|\n"
+    return head + "".join(
+        f"| `{option}` | `{one.default!r}` | {one.unit} | {_cell(one.meaning)} {_cell(one.in_python)} |\n"
+        for option, one in OPTIONS.items()
+    )
+
+
+def _cell(text: str) -> str:
+    return text.replace("``", "`").replace("|", "\\|")
 
 
 def _directive(path: str) -> str:

@@ -27,3 +27,6 @@ export const number = (value, digits = 4) => (known(value) ? value.toFixed(digit
 export const count = (value) => (known(value) ? value.toLocaleString("en") : NOT_KNOWN);
 export const clock = (seconds) => (known(seconds) ? new Date(1000 * seconds).toLocaleTimeString("en-GB") : "");
 export const plural = (many, one) => `${many} ${one}${many === 1 ? "" : "s"}`;
+
+const UNITS = { count, bytes, "bytes/s": rate, "bit/s": bits, s: span, nats: number };
+export const inUnit = (value, unit) => (unit ? UNITS[unit](value) : value || NOT_KNOWN);

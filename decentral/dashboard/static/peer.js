@@ -1,7 +1,7 @@
 // The sentence of health, and what this peer says of itself.
 
 import { byId, el, fill, meter, setText } from "./dom.js";
-import { bytes, bits, count, number, rate, span, NOT_KNOWN } from "./format.js";
+import { bytes, bits, count, inUnit, number, rate, span, NOT_KNOWN } from "./format.js";
 
 const MOOD = { healthy: "ok", done: "ok", attention: "bad", gone: "bad", stalled: "bad", frozen: "bad", behind: "bad", out: "bad", late: "warn", shrunk: "warn", alone: "warn", looking: "warn", waiting: "warn" };
 const APART = { frozen: "frozen", behind: "behind the others", out: "left out of the run" };
@@ -19,23 +19,24 @@ function sentence(now) {
   return now.health.slice(now.health.indexOf(":") + 1).trim(); // all of it where it has no word
 }
 
+// Rows come with the status. These take more than the value of their field; null: no row.
+const ROWS = {
+  peer: ({ me }) => el("span", { class: "mono", title: me.peer }, me.short || NOT_KNOWN),
+  state: (now) => why(now.me, now),
+  round: ({ run }) => [run.rounds === null ? `${run.round}` : `${run.round} of ${run.rounds}`, run.seconds_left ? `, ${span(run.seconds_left)} left` : "",
+    run.rounds ? meter(run.round / run.rounds, "plain", `round ${run.round} of ${run.rounds}`) : null],
+  rounds_contributed: ({ me }) => contributed(me),
+  sent_per_second: ({ me }) => speed(me.sent_per_second, me.max_upload),
+  received_per_second: ({ me }) => speed(me.received_per_second, me.max_download),
+  daily_upload: ({ me }) => (me.daily_upload ? [`${bytes(me.sent_today)} of ${bytes(me.daily_upload)} sent`, meter(me.sent_today / me.daily_upload, "plain", "share of today's upload that is used")] : null),
+  uplink_bits: ({ me }) => (me.uplink_bits ? `${bits(me.uplink_bits)}, from the transfers made` : NOT_KNOWN),
+  loss: ({ me }) => losses(me),
+  reachability: ({ me }) => reached(me),
+};
+
 export function showPeer(now) {
-  const { me, run } = now;
-  const rows = [
-    ["Name", el("span", { class: "mono", title: me.peer }, me.short || NOT_KNOWN)],
-    ["State", why(me, now)],
-    ["Round", [run.rounds === null ? `${run.round}` : `${run.round} of ${run.rounds}`, run.seconds_left ? `, ${span(run.seconds_left)} left` : "",
-      run.rounds ? meter(run.round / run.rounds, "plain", `round ${run.round} of ${run.rounds}`) : null]],
-    ["Contributed", contributed(me)],
-    ["Sends", speed(me.sent_per_second, me.max_upload)],
-    ["Receives", speed(me.received_per_second, me.max_download)],
-    me.daily_upload ? ["Today (UTC)", [`${bytes(me.sent_today)} of ${bytes(me.daily_upload)} sent`, meter(me.sent_today / me.daily_upload, "plain", "share of today's upload that is used")]] : null,
-    ["Uplink", me.uplink_bits ? `${bits(me.uplink_bits)}, from the transfers made` : NOT_KNOWN],
-    ["Loss", losses(me)],
-    ["Reached", reached(me)],
-    ["Version", me.library || NOT_KNOWN],
-  ];
-  fill(byId("me"), el("dl", {}, rows.filter(Boolean).map(([name, value]) => [el("dt", {}, name), el("dd", {}, [value].flat())])));
+  const rows = now.rows.map(({ label, name, unit }) => [label, name in ROWS ? ROWS[name](now) : inUnit(now.me[name], unit)]);
+  fill(byId("me"), el("dl", {}, rows.filter(([, value]) => value !== null).map(([label, value]) => [el("dt", {}, label), el("dd", {}, [value].flat())])));
 }
 
 function why(me, now) {

@@ -58,7 +58,7 @@ class Air:
 
 # ---- the end of a leader's wait ----
 #
-# When it waits no longer, and whose contributions it has then: the rules of ``Readiness``.
+# When it waits no longer, and whose contributions it has then: as `decentral.consensus.leader` has it.
 
 
 @dataclass(frozen=True, slots=True)

@@ -243,7 +243,7 @@ def _through(down: Seconds, there: Seconds, began: float, nbytes: float) -> Seco
 
 # ---- a reduce that is carried out ----
 #
-# Once, or again without those who let it down, as ``RecordBuilder`` and ``Reducer`` do.
+# Once, or again without those who let it down, as the leader and ``Reducer`` do.
 
 ATTEMPTS = 64  # plans of one round at most
 

@@ -233,13 +233,13 @@ class GuardedHost(BasicHost):
         """Have ``take`` get the streams of ``protocol``."""
 
         async def handed_on(stream: INetStream) -> None:
-            ours = _ours(stream)
+            ours = _muxed(stream)
             ours.handed_on = take(_as_native(ours), _session(ours))
 
         self.multiselect.add_handler(TProtocol(protocol), handed_on)
 
     async def _swarm_stream_handler(self, net_stream: INetStream) -> None:
-        ours = _ours(net_stream)
+        ours = _muxed(net_stream)
         try:
             await self._attend(net_stream, _as_native(ours))
         except (DecentralError, TimeoutError, trio.TooSlowError) as error:
@@ -263,7 +263,7 @@ class GuardedHost(BasicHost):
             await handler(net_stream)
 
 
-def _ours(stream: INetStream) -> MuxedLibp2pStream:
+def _muxed(stream: INetStream) -> MuxedLibp2pStream:
     inner = getattr(stream, "muxed_stream", None)
     assert isinstance(inner, MuxedLibp2pStream), "made by our connection"
     return inner

@@ -5,6 +5,7 @@ A relay that lets a connection carry less than one large frame is passed over: r
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 
@@ -17,8 +18,9 @@ from decentral.transport.native.tcp import endpoint
 from decentral.transport.protocols.messages import propose
 from decentral.transport.protocols.yamux import NativeStream
 from decentral.transport.relay.circuit import HOP, LEAST_NBYTES, Reservation, reserve
-from decentral.transport.relay.service import logger
 from decentral.wire.keys import PeerId, peer_from_name, peer_name
+
+logger = logging.getLogger("decentral.transport")
 
 _SHORTEST, _LONGEST = 15.0, 1800.0  # s between renewals: half of what was granted, by a clock that may be wrong
 _LOOK = 1.0  # s between looks whether the relay is still there
