@@ -293,7 +293,7 @@ class Gathering:
         loop, swarm = self.part.loop, self.part.swarm
         run_blocking(loop.end_if_over())
         begins = enough(swarm.node.driver.head) or loop.done or self.asked_to_leave.is_set() or not swarm.alive
-        self.part.reporter.waits_for(0 if begins else count)
+        self.part.reporter.counters.waits_for(0 if begins else count)
         swarm.node.waits = not begins
         return begins
 

@@ -293,9 +293,9 @@ class Peer:
         if self._part is not None:
             self._part.reporter.metrics(metrics, self._count.value)
             if "loss" in metrics and self._part.looks is not None:
-                self._part.looks.heard(self._part.reporter.loss)
+                self._part.looks.heard(self._part.reporter.counters.loss)
             if self._part.has_begun:
-                self._part.loop.schedule.live.loss = self._part.reporter.loss
+                self._part.loop.schedule.live.loss = self._part.reporter.counters.loss
 
     def status(self) -> Status:
         """What this peer is doing now; what it did last, once its swarm side has ended."""
@@ -400,7 +400,7 @@ class Peer:
     def rests(self) -> bool:
         """Whether no round counts this peer, on its main process: it is paused or rests, or waits for company."""
         part = self._up
-        held = part is not None and bool(part.swarm.node.resting or part.reporter.wanted_members)
+        held = part is not None and bool(part.swarm.node.resting or part.reporter.counters.wanted_members)
         return self._control.paused or held
 
     @property
@@ -630,5 +630,5 @@ class Peer:
 def _newest_round(part: Participation) -> tuple[int, ...]:
     """Members, whether the newest round has this peer's update, bytes sent and received: for all its processes."""
     total = part.swarm.node.transport.traffic.total
-    contributed = part.reporter.outcomes[-1:] == [True]
+    contributed = part.reporter.counters.outcomes[-1:] == [True]
     return len(part.swarm.node.driver.head.members), int(contributed), total.sent, total.received

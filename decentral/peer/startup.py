@@ -339,7 +339,7 @@ class Startup:
     def _make_loop(self, schedule: SyncSchedule) -> OuterLoop:
         given, part = self._settings.options, self._part
         buffers = self._manifest.model.buffers or "average"
-        told = part.reporter.holds_for_checkpoint, part.announce
+        told = part.reporter.counters.holds_for_checkpoint, part.announce
         saver = Saver(part.swarm, self._checkpointer, self._model, self._count, buffers, part.behind, *told)
         if (terms := self._manifest.swarm.redundancy) is not None:
             saver = replace(saver, after=OwnStateKept(part.swarm, terms, part.announce).after)

@@ -28,7 +28,7 @@ from decentral.replica.replica import Replica
 from decentral.rounds.inbox import Inbox
 from decentral.rounds.partners import Partners
 from decentral.swarm.directory import Directory
-from decentral.tensors.device import PROCESSOR, moved
+from decentral.tensors.device import PROCESSOR, to_device
 from decentral.transport import Transport
 from decentral.wire.frames import HEADER_NBYTES, Frame, Header
 from decentral.wire.keys import Digest, PeerId, Signer, peer_name
@@ -188,7 +188,7 @@ class LocalState:
             if owner != self.me
             and ref.frame in came
             and is_overlong(
-                came[ref.frame], moved(pending.gradient_N[start:stop], PROCESSOR), record.contributors, self.me
+                came[ref.frame], to_device(pending.gradient_N[start:stop], PROCESSOR), record.contributors, self.me
             )
         )
 

@@ -23,7 +23,7 @@ from decentral.training.live_model import LiveModel
 from decentral.training.progress import Away
 from decentral.wire.keys import PeerId, peer_name
 
-__all__ = ["Diagnosed", "Reporter"]
+__all__ = ["Counters", "Diagnosed", "Reporter"]
 
 logger = logging.getLogger("decentral.peer")
 
@@ -33,16 +33,13 @@ RATE_WINDOW = 10.0  # s over which bytes per second are measured
 NOTABLE_WAIT = 2.0  # s; every round without overlap waits for its commit, and only a longer wait is worth a word
 
 
-class Reporter:
-    """Counters of one peer; written by the training thread, read by the thread that makes a status out of them."""
+class Counters:
+    """Times, outcomes and bytes of one peer's rounds, as a status wants them.
 
-    def __init__(
-        self,
-        emit: Callable[[str, dict[str, object]], None],
-        me: PeerId,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._emit, self._me = emit, me
+    Written by the training thread, read by the thread that makes a status.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._outcomes: deque[tuple[int, bool]] = deque(maxlen=SEEN)  # outer steps made, whether it contributed
         self._num_outcomes = 0  # ever
@@ -61,16 +58,7 @@ class Reporter:
         self._held_seconds: deque[float] = deque(maxlen=USUAL)  # of the last rounds
         self._taking_seconds: deque[float] = deque(maxlen=USUAL)  # of the last checkpoints, too
 
-    def metrics(self, logged: Mapping[str, float | Tensor], inner_step: int) -> None:
-        """Report values that the loop logged after so many inner steps. ConfigError for anything but one number."""
-        values = {name: _number(f"peer.log({name}=...)", one) for name, one in logged.items()}
-        self.loss = values.get("loss", self.loss)
-        self.held_out_loss = values.get("held_out_loss", self.held_out_loss)
-        self._emit("metrics", {"inner_step": inner_step, **values})
-
-    def forget_held_out(self) -> None:
-        """Forget the held-out loss, as nobody measures it any more: it would stay on the screen to the end."""
-        self.held_out_loss = None
+    # ---- written ----
 
     def waits(self, waiting: bool) -> None:
         """Count time in which the training thread waits for the swarm."""
@@ -98,33 +86,6 @@ class Reporter:
             self._round_began = self._contributed_at = self._clock()
         self.wanted_members = members
 
-    def round_ended(self, update: CommittedUpdate, *, of_pairs: bool = False) -> None:
-        """Report a commit that was merged, or changed the membership; ``of_pairs``: of a gossip run, so no round."""
-        record = update.record
-        assert record is not None
-        fields: dict[str, object] = {
-            "round": record.round,
-            "epoch": record.epoch,
-            "outer_step": record.outer_step + moves_anchor(record),
-            "fragment": record.fragment,
-            "contributors": [peer_name(ref.peer) for ref in contributions(record)],
-            "members": [peer_name(peer) for peer in record.next_members],
-            "contributed": update.contribution is not None,
-            "final": record.final,
-            "record": record.hash.hex(),
-            "anchor": update.anchor.hex(),
-        }
-        if moves_anchor(record):
-            fields |= {**({} if of_pairs else self._times()), **_fields_of(update.decision)}
-        self._emit("commit" if moves_anchor(record) else "membership", fields)
-        was_there = self._me in record.members or update.contribution is not None
-        if not moves_anchor(record) or of_pairs:
-            return
-        if was_there:
-            self._count_round(update.contribution is not None, record.outer_step + 1)
-        else:  # what ends while this peer is away is no round that it missed, but the swarm does not hang
-            self._round_began = self._clock()
-
     def branch_left(self, outer_step: int) -> None:
         """Forget rounds after so many outer steps, of a branch that is left: what this peer contributed to them is in
         no round of the run, and sent again.
@@ -132,34 +93,7 @@ class Reporter:
         stay = [one for one in list(self._outcomes) if one[0] <= outer_step]
         self._outcomes = deque(stay, maxlen=SEEN)  # another one, as another thread may be reading
 
-    def away(self, away: Away) -> None:
-        """Report progress of an absence that is dropped, in part or whole."""
-        self._emit("away", away.fields())
-        logger.warning("%s", away.sentence())
-
-    def starts_over(self, why: str) -> None:
-        """Report that the live model, which held NaN, goes on from the anchor, as the user wants."""
-        self._emit("restarted", {"why": why})
-        logger.warning("the live model is put back to the anchor, and training goes on: %s", why.partition("; ")[0])
-
-    def swap_begins(self, mine: Contribution) -> None:
-        """Count time in which the training thread waits for a gossip step."""
-        self.waits(True)
-
-    def swap_ended(self, outcome: Swapped) -> None:
-        """Report a gossip step."""
-        self.waits(False)
-        partner = None if outcome.partner is None else peer_name(outcome.partner)
-        fields: dict[str, object] = {
-            "step": outcome.step,
-            "partner": partner,
-            "disagreement": outcome.disagreement,
-            **self._times(),
-        }
-        self._emit("pair", fields)
-        self._count_round(outcome.partner is not None if outcome.matched else None, outcome.step + 1)
-
-    def _count_round(self, contributed: bool | None, step: int) -> None:
+    def count_round(self, contributed: bool | None, step: int) -> None:
         """Count a round; ``contributed`` is None where nobody contributes, so that this peer missed nothing."""
         now = self._clock()
         if contributed is not None:
@@ -169,7 +103,11 @@ class Reporter:
         self._rounds.append((now - self._round_began, contributed is not False))
         self._round_began = now
 
-    def _times(self) -> dict[str, object]:
+    def skip_round(self) -> None:
+        """Time the next round: one that ends while this peer is away is none that it missed, but no round hangs."""
+        self._round_began = self._clock()
+
+    def measure_round(self) -> dict[str, object]:
         """Measure seconds since the last round ended here, those in which training stood still, and those in which it
         was held to copy parameters.
         """
@@ -179,6 +117,8 @@ class Reporter:
         self._held_seconds.append(self._held)
         held, self._held = self._held, 0.0
         return {"seconds": round(now - self._round_began, 3), "waited": round(since, 3), "held": round(held, 4)}
+
+    # ---- read ----
 
     @property
     def stands_still(self) -> bool:
@@ -259,6 +199,97 @@ class Reporter:
         then, sent_then, received_then = self._traffic[0]
         elapsed = max(now - then, 1e-3)
         return (sent - sent_then) / elapsed, (received - received_then) / elapsed
+
+
+class Reporter:
+    """Reports what happens to one peer at its step boundaries, as events and log lines, and counts it."""
+
+    def __init__(
+        self,
+        emit: Callable[[str, dict[str, object]], None],
+        me: PeerId,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._emit, self._me = emit, me
+        self.counters = Counters(clock)
+
+    def metrics(self, logged: Mapping[str, float | Tensor], inner_step: int) -> None:
+        """Report values that the loop logged after so many inner steps. ConfigError for anything but one number."""
+        values = {name: _number(f"peer.log({name}=...)", one) for name, one in logged.items()}
+        counters = self.counters
+        counters.loss = values.get("loss", counters.loss)
+        counters.held_out_loss = values.get("held_out_loss", counters.held_out_loss)
+        self._emit("metrics", {"inner_step": inner_step, **values})
+
+    def forget_held_out(self) -> None:
+        """Forget the held-out loss, as nobody measures it any more: it would stay on the screen to the end."""
+        self.counters.held_out_loss = None
+
+    def waits(self, waiting: bool) -> None:
+        """Count time in which the training thread waits for the swarm."""
+        self.counters.waits(waiting)
+
+    def holds(self, seconds: float) -> None:
+        """Count seconds in which parameters were copied."""
+        self.counters.holds(seconds)
+
+    def branch_left(self, outer_step: int) -> None:
+        """Forget rounds of a branch that is left, see `Counters.branch_left`."""
+        self.counters.branch_left(outer_step)
+
+    def round_ended(self, update: CommittedUpdate, *, of_pairs: bool = False) -> None:
+        """Report a commit that was merged, or changed the membership; ``of_pairs``: of a gossip run, so no round."""
+        record = update.record
+        assert record is not None
+        fields: dict[str, object] = {
+            "round": record.round,
+            "epoch": record.epoch,
+            "outer_step": record.outer_step + moves_anchor(record),
+            "fragment": record.fragment,
+            "contributors": [peer_name(ref.peer) for ref in contributions(record)],
+            "members": [peer_name(peer) for peer in record.next_members],
+            "contributed": update.contribution is not None,
+            "final": record.final,
+            "record": record.hash.hex(),
+            "anchor": update.anchor.hex(),
+        }
+        if moves_anchor(record):
+            fields |= {**({} if of_pairs else self.counters.measure_round()), **_fields_of(update.decision)}
+        self._emit("commit" if moves_anchor(record) else "membership", fields)
+        was_there = self._me in record.members or update.contribution is not None
+        if not moves_anchor(record) or of_pairs:
+            return
+        if was_there:
+            self.counters.count_round(update.contribution is not None, record.outer_step + 1)
+        else:
+            self.counters.skip_round()
+
+    def away(self, away: Away) -> None:
+        """Report progress of an absence that is dropped, in part or whole."""
+        self._emit("away", away.fields())
+        logger.warning("%s", away.sentence())
+
+    def starts_over(self, why: str) -> None:
+        """Report that the live model, which held NaN, goes on from the anchor, as the user wants."""
+        self._emit("restarted", {"why": why})
+        logger.warning("the live model is put back to the anchor, and training goes on: %s", why.partition("; ")[0])
+
+    def swap_begins(self, mine: Contribution) -> None:
+        """Count time in which the training thread waits for a gossip step."""
+        self.counters.waits(True)
+
+    def swap_ended(self, outcome: Swapped) -> None:
+        """Report a gossip step."""
+        self.counters.waits(False)
+        partner = None if outcome.partner is None else peer_name(outcome.partner)
+        fields: dict[str, object] = {
+            "step": outcome.step,
+            "partner": partner,
+            "disagreement": outcome.disagreement,
+            **self.counters.measure_round(),
+        }
+        self._emit("pair", fields)
+        self.counters.count_round(outcome.partner is not None if outcome.matched else None, outcome.step + 1)
 
 
 def _fields_of(decision: Decision | None) -> dict[str, object]:
