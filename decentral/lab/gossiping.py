@@ -119,7 +119,7 @@ def step_as_pair(peers: Sequence[LabPeer], fragment: int, halves: Sequence[Half]
 
 def _take_over(peer: LabPeer, fragment: int, step: GossipStep) -> None:
     install(peer.replica, fragment, step)
-    peer.schedule.swapped(peer.live, fragment, step.after_N, unmoved=bool(step.unmoved))
+    peer.schedule.merge_swap(peer.live, fragment, step.after_N, unmoved=bool(step.unmoved))
     peer.schedule.absences.clear()
     peer.live.averages.resume()
     peer.outer_step += 1

@@ -74,7 +74,7 @@ class LabPeer:
     def stepped(self, seconds: float) -> None:
         """An inner step was made, by its own optimizers or for it."""
         self.schedule.stepped()
-        self.schedule.trained(seconds)
+        self.schedule.add_seconds(seconds)
         self.steps += 1
         for parameter in self._parameters:
             parameter.grad = None

@@ -68,7 +68,7 @@ class Participation:
         """Judge a look, where a commit leaves the anchor: not beside overlap, nor of one of several fragments."""
         outer = self.settings.manifest.outer
         if outer.overlap == 0 and outer.fragments == 1:
-            self.diagnosed.looked(look, held_out=self.settings.options["evaluate"] is not None)
+            self.diagnosed.judge_look(look, held_out=self.settings.options["evaluate"] is not None)
 
     @property
     def founds(self) -> bool:

@@ -191,6 +191,21 @@ class LoopParts:
         yield
         self.events.holds(self.clock() - began)
 
+    def take(self, fragment: int, based_on: Digest, outer_step: int) -> Contribution | None:
+        """Take a fragment's contribution to an outer step of the run off the live model; None: it was away too long.
+
+        ``based_on``: the head that the live model has come to; the chain may go on meanwhile.
+        """
+        replica, tokens = self.swarm.node.replica, self.tokens_per_step
+        with self.holding():
+            self.model.check_trained()
+            anchor_N = replica.anchors[fragment]
+            made = self.schedule.take(self.model, fragment, anchor_N, based_on, tokens, outer_step=outer_step)
+            if made is not None:
+                made.tail = self.tail(fragment)
+                made.check_finite(replica)  # here, where an error reaches the loop
+        return made
+
     @property
     def all_fragments(self) -> list[int]:
         """Numbers of the live model's fragments."""
@@ -270,14 +285,14 @@ class OuterLoop:
         Raises NonFiniteError, which names the parameter, unless the live model is to be put back to the anchor then.
         """
         step_seconds = None if self._left_at is None else self._parts.clock() - self._left_at
-        self._parts.schedule.trained(step_seconds or 0.0)
+        self._parts.schedule.add_seconds(step_seconds or 0.0)
         try:
             changed = await self._family.boundary(step_seconds)
             self._merger.report_absences()
             self._save_if_due()
             return changed | self._parts.schedule.collect_written() | await self.end_if_over()
         except NonFiniteError as error:
-            self._parts.schedule.withdrawn()
+            self._parts.schedule.withdraw()
             if self._parts.on_nan == "stop" or self._merger.restarts == RESTARTS:
                 raise
             return await self._restart_after_nan(error)
@@ -388,22 +403,10 @@ class _Rounds:
         if head.anchor is None or head.hash != self._schedule.seen or not self._swarm.node.driver.is_member:
             return None
         fragment = head.fragment(self._parts.manifest.outer.fragments)
-        with self._parts.holding():
-            contribution = self._take(fragment, head)
+        contribution = self._parts.take(fragment, head.hash, head.outer_step)
         if contribution is None:
             dropped = self._schedule.away_too_long(fragment)
             changed |= await self._merger.start_over(dropped, forget=dropped)
-        return contribution
-
-    def _take(self, fragment: int, head: Head) -> Contribution | None:
-        self._model.check_trained()
-        replica, tokens = self._swarm.node.replica, self._parts.tokens_per_step
-        contribution = self._schedule.take(
-            self._model, fragment, replica.anchors[fragment], head.hash, tokens, outer_step=head.outer_step
-        )
-        if contribution is not None:
-            contribution.tail = self._parts.tail(fragment)
-            contribution.check_finite(replica)  # here, where an error reaches the loop
         return contribution
 
     async def settle(self) -> bool:
@@ -434,7 +437,7 @@ class _Rounds:
         except (DecentralError, CancelledError):
             fits = False
         if not fits:
-            self._schedule.withdrawn()
+            self._schedule.withdraw()
 
 
 class SynchronousRounds(_Rounds):
@@ -465,7 +468,7 @@ class SynchronousRounds(_Rounds):
         with self._parts.control.waiting():
             fits = await offered.result()
         if not fits:
-            self._schedule.withdrawn()
+            self._schedule.withdraw()
         return fits
 
     def _patience(self) -> float:
@@ -514,8 +517,8 @@ class GossipSteps:
             return changed
         if self._schedule.was_away and await self._swarm.call(node.follow_others):
             return changed | self._merger.stand_at_replica()
-        with self._parts.holding():
-            mine = self._take(node)
+        step, based_on = self._gossip.step, node.driver.head.hash
+        mine = self._parts.take(step % self._parts.manifest.outer.fragments, based_on, step)
         if mine is None:  # merges at the run's end passed it by
             return changed | self._merger.stand_at_replica()
         await self._exchange(mine)
@@ -526,17 +529,6 @@ class GossipSteps:
     def _is_due(self, node: Node) -> bool:
         over = self._merger.done or self._parts.control.leaving or node.driver.head.final
         return self._schedule.due and not self._parts.rests and not over
-
-    def _take(self, node: Node) -> Contribution | None:
-        self._model.check_trained()
-        fragment = self._gossip.step % self._parts.manifest.outer.fragments
-        slow_N, tokens = node.replica.anchors[fragment], self._parts.tokens_per_step
-        based_on, step = node.driver.head.hash, self._gossip.step
-        mine = self._schedule.take(self._model, fragment, slow_N, based_on, tokens, outer_step=step)
-        if mine is not None:
-            mine.tail = self._parts.tail(fragment)
-            mine.check_finite(node.replica)
-        return mine
 
     async def _exchange(self, mine: Contribution) -> None:
         self._parts.events.swap_begins(mine)
@@ -558,7 +550,7 @@ class GossipSteps:
         looking = self._parts.looking(paired_at, wanted=within is None)
         with looking, undisturbed(), self._parts.holding():  # whole, whenever Ctrl-C comes: see `Merger`
             self._swap = None
-            self._schedule.swapped(self._model, fragment, swapped.after_N, unmoved=swapped.unmoved)
+            self._schedule.merge_swap(self._model, fragment, swapped.after_N, unmoved=swapped.unmoved)
             self._parts.take_buffers(swapped.buffers_B)
         self._parts.events.swap_ended(swapped)
 
@@ -721,8 +713,14 @@ class Merger:
     async def start_over(self, fragments: Sequence[int], forget: Sequence[int]) -> set[int]:
         """Put fragments to the anchor, and forget what some owe; none when a commit comes in just now."""
         fresh = await self._swarm.call(anchors_without_debt, self._swarm.node, self._schedule.seen, forget)
-        if fresh is None:
-            return set()
+        return set() if fresh is None else self._restart(fragments, fresh)
+
+    def stand_at_replica(self) -> set[int]:
+        """Put the live model, in gossip after an absence, to this peer's replica, often a copy of another's by now."""
+        replica = self._swarm.node.replica
+        return self._restart(self._parts.all_fragments, FreshStart(replica.anchors, replica.shared_buffers(0), {}))
+
+    def _restart(self, fragments: Sequence[int], fresh: FreshStart) -> set[int]:
         with undisturbed():
             self._schedule.restart(self._model, fresh.anchors, fragments, fresh.debts)
             self.adopt_all(fragments)
@@ -731,17 +729,6 @@ class Merger:
             self._parts.give_up_look()
             self.must_save = True
         return set(fragments)
-
-    def stand_at_replica(self) -> set[int]:
-        """Put the live model, in gossip after an absence, to this peer's replica, often a copy of another's by now."""
-        replica = self._swarm.node.replica
-        with undisturbed():
-            self._schedule.restart(self._model, replica.anchors, self._parts.all_fragments)
-            self.adopt_all(self._parts.all_fragments)
-            self._parts.take_buffers(replica.shared_buffers(0))
-            self._parts.give_up_look()
-            self.must_save = True
-        return set(self._parts.all_fragments)
 
     def end_at_replica(self) -> set[int]:
         """End the run: the live model becomes its outcome."""
@@ -771,7 +758,7 @@ def _outer_step_of(update: CommittedUpdate) -> int | None:
 class FreshStart:
     """Tensors that a live model starts over from."""
 
-    anchors: list[Tensor]
+    anchors: Sequence[Tensor]
     buffers_B: Tensor | None  # None: each peer has its own, or there are none
     debts: dict[int, Tensor]  # by fragment, what was owed of this peer's progress and is no more
 

@@ -346,7 +346,7 @@ class Diagnosed:
         for crossing in self._watch.see(figures):
             self._tell(crossing, crossing.why)
 
-    def looked(self, look: Look, *, held_out: bool = True) -> None:
+    def judge_look(self, look: Look, *, held_out: bool = True) -> None:
         """Judge one more look at the losses around a commit; on the training thread.
 
         ``held_out``: of data that nobody trains on; others do not show whether more is to be learnt.

@@ -80,9 +80,9 @@ class SyncSchedule:
         self.progress = self.progress or [Progress() for _ in range(self.num_fragments)]
         touches = self.method.inner or any(map(self.method.overrides, ("drawn", "adopt", "after_commit")))
         self._may_keep = self.num_fragments == 1 and not touches
-        self.beside(self.live)
+        self.set_live(self.live)
 
-    def beside(self, live: LiveSide) -> None:
+    def set_live(self, live: LiveSide) -> None:
         """Let the method see and change this peer's training by way of ``live`` from now on."""
         live.begin(self.method, self.num_fragments, lambda fragment: self.progress[fragment].steps, self._stands_for)
         self.live = live
@@ -126,7 +126,7 @@ class SyncSchedule:
             progress.steps += 1
         self.live.after_step()
 
-    def trained(self, seconds: float) -> None:
+    def add_seconds(self, seconds: float) -> None:
         """Count the time between two boundaries."""
         self.seconds += seconds
 
@@ -135,7 +135,7 @@ class SyncSchedule:
         """True when contributions were held back for a round or more."""
         return self.held >= self.interval * self.num_fragments
 
-    def withdrawn(self) -> None:
+    def withdraw(self) -> None:
         """Note that no commit will name the contribution in flight."""
         self.sent_at = None
 
@@ -242,7 +242,7 @@ class SyncSchedule:
             self.live.after_loss(f)
         self.since, self.held, self.seconds = 0, 0, 0.0
 
-    def swapped(self, model: Parameters, fragment: int, after_N: Tensor, *, unmoved: bool = False) -> None:
+    def merge_swap(self, model: Parameters, fragment: int, after_N: Tensor, *, unmoved: bool = False) -> None:
         """Bring in a gossip step, which took the contribution in flight and left ``after_N``; ``unmoved``: in vain."""
         self.since, self.seconds = 0, 0.0
         self._account(self.progress[fragment], self.progress[fragment].steps)

@@ -138,7 +138,7 @@ def warned_at(looks: Iterator[Look], *, held_out: bool) -> list[tuple[str, int]]
 
     diagnosed = Diagnosed(hear)
     for look in looks:
-        diagnosed.looked(look, held_out=held_out)
+        diagnosed.judge_look(look, held_out=held_out)
     return told
 
 

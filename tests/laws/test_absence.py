@@ -148,7 +148,7 @@ class Run:
         stepped = swap(self.method, [pupil.replica[0] for pupil in pupils], [deltas[p] for p in group], states)
         for pupil, (after_N, state) in zip(pupils, stepped, strict=True):
             pupil.replica[0], pupil.states[0] = after_N, state
-            pupil.schedule.swapped(pupil.model, 0, after_N)
+            pupil.schedule.merge_swap(pupil.model, 0, after_N)
 
 
 def terms(method: str) -> Manifest:

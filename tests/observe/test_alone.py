@@ -36,7 +36,7 @@ def crossings(seen: list[Look]) -> list[dict[str, object]]:
     told: list[dict[str, object]] = []
     diagnosed = Diagnosed(lambda event, fields: told.append({"event": event, **fields}), lambda: "the cause")
     for look in seen:
-        diagnosed.looked(look)
+        diagnosed.judge_look(look)
     return told
 
 
@@ -139,7 +139,7 @@ def test_a_run_that_still_gains_by_one_of_three_does_not_stand(
 def test_logged_losses_tell_nothing_of_whether_more_is_to_be_learnt() -> None:
     diagnosed = Diagnosed(lambda event, fields: None)
     for n in range(3 * DOZEN):
-        diagnosed.looked(Look(n, 2.0, 1.0, 1.5), held_out=False)
+        diagnosed.judge_look(Look(n, 2.0, 1.0, 1.5), held_out=False)
     assert set(diagnosed.values) == {BEHIND_ALONE}
 
 
@@ -172,7 +172,7 @@ def test_figures_of_rounds_and_those_of_looks_are_shown_together() -> None:
     diagnosed = Diagnosed(lambda event, fields: notices.hear(event, fields, "me"), lambda: "why")
     diagnosed(Figures(1, 2, values={"mean_cosine": 0.1}))
     for look in looks(SPARSE)[:10]:
-        diagnosed.looked(look)
+        diagnosed.judge_look(look)
     assert set(diagnosed.values) == {"mean_cosine", BEHIND_ALONE}
     (sentence,) = notices.now(10)
     assert sentence.startswith("together lacks ")

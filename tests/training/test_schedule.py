@@ -120,7 +120,7 @@ def test_lengthening_is_bounded_and_only_for_who_is_in_time():
     made = schedule.take(model, 0, model.read(0) + 1.0, bytes(32), 1, outer_step=0)
     assert made is not None
     torch.testing.assert_close(made.gradient_N, torch.full((8,), float(SLOWEST)), rtol=1e-5, atol=1e-5)
-    schedule.withdrawn()
+    schedule.withdraw()
     schedule.progress[0].missed = 1
     late = schedule.take(model, 0, model.read(0) + 1.0, bytes(32), 1, outer_step=0)
     assert late is not None
@@ -149,7 +149,7 @@ def test_a_peer_that_made_more_than_its_pace_while_it_waited_is_lengthened_to_al
         made = schedule.take(model, 0, model.read(0) + 1.0, bytes(32), 1, outer_step=0)
         assert made is not None
         torch.testing.assert_close(made.gradient_N, torch.full((8,), times), rtol=1e-5, atol=1e-5)
-        schedule.withdrawn()
+        schedule.withdraw()
 
 
 def test_what_is_sent_longer_says_what_was_learnt():
