@@ -395,7 +395,7 @@ class _Rounds:
         self._has_left = self._parts.control.leaving
         return due and may_offer
 
-    async def _contribution(self, changed: set[int]) -> Contribution | None:
+    async def _make_contribution(self, changed: set[int]) -> Contribution | None:
         """Make the contribution of the fragment whose turn it is. None when the chain is elsewhere just now, or when
         this peer was away for too long and starts from the anchor: the fragments written so are added to ``changed``.
         """
@@ -454,7 +454,7 @@ class SynchronousRounds(_Rounds):
             # A commit is about to be handed over, and without it nothing can be contributed. A peer that went on
             # instead made one more inner step, alone, when it met a membership change at its boundary.
             changed |= await self._merger.merge_waiting(LOOK_EVERY)
-        contribution = await self._contribution(changed)
+        contribution = await self._make_contribution(changed)
         if contribution is None or not await self._offer(contribution):
             return changed
         self._parts.events.waits(True)
@@ -487,7 +487,7 @@ class OverlappedRounds(_Rounds):
         changed = await self._merger.merge_all()
         if not self._is_due(step_seconds):
             return changed
-        contribution = await self._contribution(changed)
+        contribution = await self._make_contribution(changed)
         if contribution is not None:
             self._offered = self._swarm.begin(self._swarm.node.driver.contribute, contribution)
         return changed
