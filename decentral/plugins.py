@@ -10,12 +10,17 @@ import math
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from decentral.errors import ConfigError
 
-__all__ = ["Plugins", "make", "nearest"]
+__all__ = ["Plugins", "added", "make", "nearest"]
+
+
+def added(group: str) -> dict[str, EntryPoint]:
+    """Return the entry points of a group by name, our own extras' among them; none is imported by that."""
+    return {point.name: point for point in sorted(entry_points(group=group), key=lambda point: point.name)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +33,7 @@ class Plugins:
 
     def names(self) -> list[str]:
         """All known names, sorted; imports nothing."""
-        return sorted({*self.ours, *entry_points(group=self.group).names})
+        return sorted({*self.ours, *added(self.group)})
 
     def make(self, name: str, arguments: Mapping[str, float | str | None]) -> Any:
         """The method of a name; ConfigError, with the nearest name, on an unknown name or argument."""
@@ -54,11 +59,11 @@ class Plugins:
         return maker(**given)
 
     def _load(self, name: str) -> Callable[..., Any]:
-        points = entry_points(group=self.group, name=name)
-        if not points:
+        point = added(self.group).get(name)
+        if point is None:
             raise ConfigError(f"{self.kind} {name} is not known here; {_way_out(nearest(name, self.names()))}")
         try:
-            loaded = next(iter(points)).load()
+            loaded = point.load()
         except (ImportError, AttributeError) as error:
             raise ConfigError(f"{self.kind} {name}: its package does not load ({error}); reinstall it") from error
         if not (isinstance(loaded, type) and dataclasses.is_dataclass(loaded) and loaded.__hash__ is not None):

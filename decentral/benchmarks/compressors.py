@@ -52,7 +52,7 @@ def measure(
     repeats: int,
     on_done: Callable[[], None] = lambda: None,
 ) -> list[BenchRow]:
-    """One row per contestant; ``on_done`` is called after each of ``repeats + 1`` turns of each."""
+    """Measure each contestant, a row each; ``on_done`` is called after each of ``repeats + 1`` turns of each."""
     rows = [BenchRow(contestant.name, data) for contestant in contestants]
     debt_N = torch.zeros_like(tensor_N)
     for repeat in range(repeats + 1):

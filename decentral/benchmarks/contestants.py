@@ -37,14 +37,14 @@ _DECAY = 0.95
 
 
 class Contestant(Protocol):
-    """One way to send a tensor."""
+    """A way to send a tensor."""
 
     @property
     def name(self) -> str:
         """As it is printed."""
 
     def encode(self, tensor_N: Tensor, debt_N: Tensor, shapes: Shapes) -> Any:
-        """What is sent; error feedback is computed and thrown away."""
+        """Return the payload; error feedback is computed and thrown away."""
 
     def nbytes(self, sent: Any) -> int:
         """Everything that crosses the wire."""
@@ -114,7 +114,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Hivemind:
-    """One of hivemind's codecs, on the flat tensor."""
+    """A codec of hivemind's, on the flat tensor."""
 
     name: str
     codec: Any  # hivemind ships no types
@@ -146,7 +146,7 @@ class Zstd:
     level: int
 
     def encode(self, tensor_N: Tensor, debt_N: Tensor, shapes: Shapes) -> bytes:
-        """One frame."""
+        """Return one frame."""
         import zstandard
 
         return zstandard.ZstdCompressor(level=self.level).compress(tensor_N.numpy().data)
@@ -179,7 +179,7 @@ def ours() -> list[Contestant]:
 
 
 def others() -> list[Contestant]:
-    """What people would use instead."""
+    """Return what people would use instead."""
     quiet_hivemind()
     from hivemind import compression
 

@@ -26,7 +26,7 @@ Launch = Callable[[int, Sequence[str]], "subprocess.Popen[str]"]  # peer number 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One swarm and what it exchanges. Rates in bytes per second, one for each peer."""
+    """A swarm and its exchange. Rates in bytes per second, one for each peer."""
 
     kind: str  # gather, reduce, pair
     rows: int  # of 1,024 values
@@ -47,7 +47,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
-    """One round."""
+    """A round that was timed."""
 
     seconds: float  # of the peer that took longest
     processor: float  # s that a peer's processes took of it, on average
@@ -60,14 +60,14 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class ExchangeResult:
-    """What was measured; the first round warms up and is left out."""
+    """Measurements of all rounds but the first, which warms up."""
 
     case: Case
     steps: tuple[Step, ...]
 
     @property
     def seconds(self) -> float:
-        """Of the median round."""
+        """Return the seconds of the median round."""
         return median(step.seconds for step in self.steps)
 
     @property
@@ -172,7 +172,7 @@ def swarm(
 
 
 def step(workers: Sequence[Worker]) -> Step:
-    """One exchange of all of them."""
+    """Have all of them exchange once."""
     for worker in workers:
         worker.tell("round")
     found = [worker.hear() for worker in workers]

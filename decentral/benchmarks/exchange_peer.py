@@ -38,7 +38,7 @@ from decentral.transport.throttle import Caps
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExchangeSeat:
-    """What a peer of the benchmark is told on its command line."""
+    """Arguments that a peer of the benchmark gets on its command line."""
 
     folder: str
     number: int
@@ -93,7 +93,7 @@ class ExchangeContestant:
         )
 
     def _body_nbytes(self) -> int:
-        """Of what is sent in a round, all channels of the method together."""
+        """Return the bytes that are sent in a round, all channels of the method together."""
         replica = self.node.replica
         others = [self._gradient_N] * (len(replica.due(0)) - 1)
         return len(replica.codec.encode(self._gradient_N, {}, replica.shapes(0), others).body)
@@ -135,7 +135,7 @@ class ExchangeContestant:
         }
 
     async def _as_all(self) -> None:
-        """Of a method that all peers step together by."""
+        """Take the step of a method by which all peers step together."""
         if self.seat.overlap:
             await self._until_merged()
         offered = self._taken(self.node.driver.head)
@@ -147,7 +147,9 @@ class ExchangeContestant:
             await self._until_merged()
 
     async def _as_pair(self, gossip: Gossip) -> None:
-        """Of one that two step by. Replicas are never equal: what all peers have alike is that they met somebody."""
+        """Take the step of a method by which two step. Replicas are never equal: what all peers have alike is that they
+        met somebody.
+        """
         made = self._taken(self.node.driver.head, gossip.step)
         swapped = await gossip.exchange(0, made.gradient_N, 1, 1, states=made.states)
         self._met, self._digest = (1, "alone") if swapped.partner is None else (2, "met")
@@ -163,7 +165,7 @@ class ExchangeContestant:
         self._merge()
 
     def _train(self) -> None:
-        """What was learnt is the same in every round."""
+        """Make the same progress as in every round."""
         self._model.write(0, difference(self.node.replica.anchors[0], self._gradient_N))
         self._schedule.stepped()
 
@@ -191,7 +193,7 @@ class ExchangeContestant:
 
 
 def processor_seconds() -> float:
-    """Of this process and its daemon, so far."""
+    """Return the processor time of this process and its daemon so far."""
     me = psutil.Process()
     return sum(sum(one.cpu_times()[:2]) for one in (me, *me.children(recursive=True)))
 

@@ -38,7 +38,7 @@ Ask = Callable[[bool], dict[str, Any]]  # Any: JSON
 
 @dataclass(frozen=True, slots=True)
 class TransportResult:
-    """Of one transport: medians of the streams, and of the requests."""
+    """Figures of one transport: medians of the streams, and of the requests."""
 
     transport: str
     megabytes: float  # of one stream, 10^6 bytes
@@ -55,7 +55,8 @@ class TransportResult:
 def measure(
     kinds: Sequence[str], folder: Path, *, nbytes: int, repeats: int, on_done: Callable[[], None] = lambda: None
 ) -> list[TransportResult]:
-    """Of each kind ``repeats`` streams of ``nbytes``, and requests of a kilobyte, from this process to another one.
+    """Time ``repeats`` streams of ``nbytes`` of each kind, and requests of a kilobyte, from this process to another
+    one.
 
     ``on_done`` is called after each turn of each kind.
     """

@@ -34,16 +34,16 @@ ENOUGH = 1 << 20  # bytes of the largest request
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransportSeat:
-    """What this end is told on its command line."""
+    """Arguments that this end gets on its command line."""
 
     folder: str
     transport: str
 
 
 def processor_seconds() -> float:
-    """Of this process and of its children, the daemon, so far.
+    """Return the processor time of this process and of its children, the daemon, so far.
 
-    Of others the system tells hundredths of a second, in which two megabytes may be nothing at all; of itself, more.
+    The system counts others' in hundredths of a second, in which two megabytes may be nothing at all; its own finer.
     """
     daemons = [process.cpu_times() for process in psutil.Process().children(recursive=True)]
     return time.process_time() + sum(one.user + one.system for one in daemons)

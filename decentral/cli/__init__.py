@@ -2,7 +2,7 @@
 
 One file per family of commands, imported when a command of it is named; torch is imported inside the
 commands that need it. stdout carries results, stderr the log; ``--json`` on every command that reports;
-exit codes are those of errors.py.
+exit codes are those of errors.py. Extras bring their commands by entry points.
 """
 
 import click
@@ -12,7 +12,6 @@ from decentral.cli.group import CommandGroup
 COMMANDS = {
     "demo": "decentral.cli.runs",
     "init": "decentral.cli.init",
-    "tune": "decentral.cli.tune",
     "start": "decentral.cli.runs",
     "join": "decentral.cli.runs",
     "follow": "decentral.cli.follow",
@@ -20,8 +19,6 @@ COMMANDS = {
     "status": "decentral.cli.look",
     "peers": "decentral.cli.look",
     "logs": "decentral.cli.look",
-    "dashboard": "decentral.cli.look",
-    "watch": "decentral.cli.look",
     "compare": "decentral.cli.look",
     "doctor": "decentral.cli.look",
     "support": "decentral.cli.look",
@@ -41,9 +38,13 @@ COMMANDS = {
     "aggregation": "decentral.cli.methods",
     "compressors": "decentral.cli.methods",
     "feedback": "decentral.cli.methods",
-    "bench": "decentral.cli.measure",
-    "simulate": "decentral.cli.measure",
-    "lab": "decentral.cli.measure",
+}
+HEADINGS = {  # of --help, most used first; the core knows the places of our extras' commands, and not their modules
+    "Run": ("demo", "init", "start", "join", "invite", "follow", "relay", "service", "identity"),
+    "Look": ("status", "watch", "dashboard", "peers", "logs", "doctor", "compare", "support"),
+    "Steer": ("pause", "resume", "leave", "finish", "set", "schedule"),
+    "Model": ("export", "evaluate", "generate"),
+    "Research": ("tune", "optimizers", "compressors", "aggregation", "feedback", "lab", "simulate", "bench"),
 }
 
 
@@ -55,7 +56,13 @@ def _print_version(context: click.Context, parameter: click.Parameter, wanted: b
         context.exit()
 
 
-@click.group(cls=CommandGroup, commands_in=COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=CommandGroup,
+    commands_in=COMMANDS,
+    added_by="decentral.commands",
+    headings=HEADINGS,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.option(
     "--version",
     is_flag=True,

@@ -24,7 +24,7 @@ from decentral.swarm.invite import Invite
 from decentral.transport.interfaces import Cards, card_of, cards
 from decentral.transport.native.tcp import endpoint
 from decentral.transport.native.transport import NativeTransport
-from decentral.transport.probes import Speed, measure_speed
+from decentral.transport.paths import Speed, measure_speed
 from decentral.transport.reachability import Reachability, probe, relays_among
 from decentral.wire.keys import Signer, peer_from_name, peer_name
 

@@ -29,7 +29,6 @@ from decentral.cli.preflight import check_place, make_directory, write_text
 from decentral.cli.terms import scale_of
 from decentral.cli.training_context import WINDOWS
 from decentral.errors import DecentralError, RoundFailed, UsageError
-from decentral.lab.trial import check_learns
 from decentral.manifest import Manifest, fresh_salt, preset_manifest
 from decentral.manifest.presets import suited
 from decentral.observe.metrics import NO_FIGURE, can_draw, read_metrics
@@ -52,6 +51,7 @@ from decentral.tasks.language_model import build_language_model
 from decentral.tasks.sizing import LanguageModelConfig, demo_tables
 from decentral.tensors.threads import on_threads
 from decentral.training.inner import build_inner, inner_step
+from decentral.trial.check import check_learns
 
 MARKER = ".decentral-demo"
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"

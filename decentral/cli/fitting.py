@@ -14,15 +14,15 @@ from decentral.cli.terms import Sizes, terms_of
 from decentral.errors import UsageError
 from decentral.manifest import Manifest
 from decentral.manifest.presets import class_of
-from decentral.simulate.round_time import TARGET, Circumstances, Fit, fitting
 from decentral.tasks.language_model import build_language_model
 from decentral.tasks.sizing import VOCAB, LanguageModelConfig, parameters_of
 from decentral.training.inner import build_inner, inner_step
+from decentral.training.round_time import TARGET, Circumstances, Fit, fitting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What was asked for."""
+    """A request for terms."""
 
     rate: float  # bytes/s, each way
     peers: int
@@ -45,7 +45,7 @@ class Fitted:
         return self.fit.manifest
 
     def to_dict(self) -> dict[str, Any]:  # Any: JSON
-        """What ``init --json`` prints of it."""
+        """Return what ``init --json`` prints of it."""
         fit, a_round, given, known = self.fit, self.fit.time, self.given, self.fit.known
         return {
             "link_class": fit.link.up_to,

@@ -11,15 +11,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from decentral.errors import DecentralError, DiskError, is_out_of_memory
 from decentral.signals import drop_closed_terminal
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 
 @dataclass(slots=True)
@@ -31,22 +35,67 @@ class Invocation:
 
 
 class CommandGroup(click.Group):
-    """Commands by the module that holds them; a command's function is found there under its own name."""
+    """Commands by the module that holds them, where a command's function is found under its own name.
 
-    def __init__(self, *args: Any, commands_in: Mapping[str, str], **extra: Any) -> None:  # click's own arguments
+    Extras, and other packages, add theirs by entry points of a group; a name of ours stays ours.
+    """
+
+    def __init__(
+        self,
+        *args: Any,  # click's own arguments
+        commands_in: Mapping[str, str],
+        added_by: str,  # the group of entry points
+        headings: Mapping[str, Sequence[str]],  # names, most used first; those in none stand last, under "Others"
+        **extra: Any,
+    ) -> None:
         super().__init__(*args, **extra)
-        self._modules = commands_in
+        self._modules, self._group, self._headings = commands_in, added_by, headings
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names in the order of the table, which is the order of use."""
-        return list(self._modules)
+        """Return the names in the order in which help shows them."""
+        return [name for names in self._sections().values() for name in names]
+
+    def _sections(self) -> dict[str, list[str]]:
+        """Return the commands that there are, by their headings."""
+        known = [*self._modules, *(name for name in self._added if name not in self._modules)]
+        sections = {heading: [name for name in names if name in known] for heading, names in self._headings.items()}
+        shown = {name for names in sections.values() for name in names}
+        return sections | {"Others": [name for name in known if name not in shown]}
+
+    @cached_property
+    def _added(self) -> "Mapping[str, EntryPoint]":
+        from decentral.plugins import added  # 0.03 s, for help and for commands that are not the core's
+
+        return added(self._group)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands under the headings of their groups, their words in one column."""
+        widest = max(map(len, self.list_commands(ctx)))
+        room = formatter.width - 6 - widest
+        for heading, names in self._sections().items():
+            commands = [(name, self.get_command(ctx, name)) for name in names]
+            rows = [(f"{name:{widest}}", command.get_short_help_str(room)) for name, command in commands if command]
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import the command's module now."""
-        if cmd_name not in self._modules:
+        """Import the command's module now; None for an unknown name, and for a package that does not load."""
+        try:
+            return self._loaded(cmd_name)
+        except click.UsageError:
             return None
-        module = import_module(self._modules[cmd_name])
-        command = getattr(module, f"{cmd_name}_command")
+
+    def _loaded(self, name: str) -> click.Command | None:
+        if name in self._modules:
+            command = getattr(import_module(self._modules[name]), f"{name}_command")
+        elif point := self._added.get(name):
+            try:
+                command = point.load()
+            except (ImportError, AttributeError) as error:
+                raise click.UsageError(f"{name}: its package does not load ({error}); reinstall it") from error
+        else:
+            return None
         assert isinstance(command, click.Command)
         return command
 
@@ -55,8 +104,8 @@ class CommandGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Suggest the nearest name for an unknown one."""
         name = args[0]
-        if not name.startswith("-") and name not in self._modules:
-            near = get_close_matches(name, self._modules, n=1)
+        if not name.startswith("-") and self._loaded(name) is None:
+            near = get_close_matches(name, self.list_commands(ctx), n=1)
             hint = f"did you mean {near[0]!r}?" if near else "decentral --help lists them"
             raise click.UsageError(f"no such command {name!r}; {hint}", ctx)
         return super().resolve_command(ctx, args)

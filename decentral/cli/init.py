@@ -81,9 +81,9 @@ def init_command(
     """
     from decentral.cli.preflight import write_text
     from decentral.cli.terms import next_step, of_rate, scale_assumed, sized, terms_of, why_default
-    from decentral.lab.trial import check_learns
     from decentral.manifest.presets import default_preset
     from decentral.optimizers import presets
+    from decentral.trial.check import check_learns
 
     file = _place(context, file, force, linked=link is not None)
     overrides = _with_data(overrides, data)

@@ -157,7 +157,7 @@ def relays_at(given: Sequence[str]) -> tuple[str, ...]:
 def relays_of(invite: str) -> tuple[str, ...]:
     """Those that the invite's addresses lead through."""
     from decentral.swarm.invite import Invite
-    from decentral.transport.relay.circuit import relay_of
+    from decentral.transport.protocols.circuit import relay_of
 
     found = (relay_of(address) for address in Invite.parse(invite).addresses)
     return tuple(dict.fromkeys(relay[1] for relay in found if relay is not None))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
 import shlex
 import sys
 import threading
@@ -19,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from decentral.cli.group import INTERRUPTED
-from decentral.cli.options import INVITE, TOKEN, as_json, cards_by_name, directory_of_a_peer, remember
-from decentral.cli.ports import check_page_there
+from decentral.cli.options import INVITE, as_json, cards_by_name, directory_of_a_peer, remember
 from decentral.cli.progress import read_peer
 from decentral.cli.quantities import Duration
 from decentral.errors import UsageError
@@ -66,7 +63,7 @@ def status_command(context: click.Context, directory: Path, prometheus: bool, as
 
 
 def _invite_here(invite: str, directory: Path) -> str:
-    """Whole on a terminal; else without its token, for the output of ``status`` is kept in logs."""
+    """Return the invite whole on a terminal; else without its token, as the output of ``status`` is kept in logs."""
     from decentral.errors import DecentralError
     from decentral.swarm.invite import whole_invite
 
@@ -193,13 +190,13 @@ def peers_command(context: click.Context, directory: Path, as_json: bool) -> Non
 
 
 def _after(member: Mapping[str, Any]) -> str:
-    """How many outer steps a member has made; in gossip the others do not tell, and a follower does not ask."""
+    """Say how many outer steps a member has made; in gossip the others do not tell, and a follower does not ask."""
     made = member.get("round")
     return "round ?" if made is None else f"round {made}"
 
 
 def _way(member: Mapping[str, Any]) -> str:
-    """How a member is reached, as far as it is known: path, time to an answer, uplink, share that went relayed."""
+    """Say how a member is reached, as far as it is known: path, time to an answer, uplink, share that went relayed."""
     parts = [str(member.get("path") or "")]
     if member.get("answers_in") is not None:
         parts.append(f"{1000 * member['answers_in']:.0f} ms")
@@ -258,7 +255,9 @@ def logs_command(
 
 
 def _without(event: str | None) -> tuple[str, ...]:
-    """A loop may log every step, and what happened beside it would be a line in fifteen."""
+    """Return which events to leave out: a loop may log every step, and what happened beside it would be a line in
+    fifteen.
+    """
     return () if event == _LOGGED else (_LOGGED,)
 
 
@@ -289,7 +288,7 @@ def _idle(nobody: threading.Event) -> None:
 
 
 def _has_ended(directory: Path) -> bool:
-    """Whether its process is gone. A folder whose status says nothing, or nothing that this version reads, never is."""
+    """Tell whether its process is gone; False where the status says nothing, or nothing that this version reads."""
     from decentral.errors import DecentralError
 
     try:
@@ -349,7 +348,7 @@ def compare_command(directories: tuple[Path, ...], figure: Path, as_json: bool) 
 
 
 def _numbers(run: SeenRun, kind: str) -> dict[str, object]:
-    """What is told of one run; what is not known is null."""
+    """Return what is told of one run; what is not known is null."""
     values, status = [point.value for point in run.curves[kind]], run.status
     sent = max((point.nbytes for point in run.curves[kind] if point.nbytes is not None), default=None)
     return {
@@ -366,7 +365,7 @@ def _numbers(run: SeenRun, kind: str) -> dict[str, object]:
 
 
 def _rows(runs: Sequence[SeenRun], kind: str) -> dict[str, list[str]]:
-    """The table, row by row."""
+    """Return the table, row by row."""
     from decentral.observe.health import in_time, in_units
 
     found = [_numbers(run, kind) for run in runs]
@@ -388,7 +387,7 @@ def _rows(runs: Sequence[SeenRun], kind: str) -> dict[str, list[str]]:
 
 
 def _aligned(rows: dict[str, list[str]]) -> str:
-    """Columns as wide as their widest word."""
+    """Return the rows with columns as wide as their widest word."""
     first = max(map(len, rows))
     widths = [max(map(len, column)) for column in zip(*rows.values(), strict=True)]
     lines = []
@@ -396,97 +395,6 @@ def _aligned(rows: dict[str, list[str]]) -> str:
         cells = (word.rjust(width) for word, width in zip(words, widths, strict=True))
         lines.append("  ".join([name.ljust(first), *cells]).rstrip())
     return "\n".join(lines)
-
-
-# ---- dashboard: the page in the browser ----
-
-
-@click.command("dashboard")
-@directory_of_a_peer
-@click.option(
-    "--replay",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
-    metavar="DIR",
-    help="Show the run that DIR holds round by round, with a slider, instead of a live one.",
-)
-@click.option("--port", type=click.IntRange(0, 65535), default=7070, show_default=True, help="0: any that is free.")
-@click.option(
-    "--host",
-    default="127.0.0.1",
-    show_default=True,
-    metavar="ADDR",
-    help="Where to listen; with any but this machine's own address the page asks for a token.",
-)
-@click.option(
-    "--token",
-    type=TOKEN,
-    metavar="TOKEN",
-    envvar="DECENTRAL_PAGE_TOKEN",
-    show_envvar=True,
-    help="What viewers must know; one is made where others can reach the page. - asks for it, @FILE reads it.",
-)
-@click.pass_context
-def dashboard_command(
-    context: click.Context, directory: Path, replay: Path | None, port: int, host: str, token: str | None
-) -> None:
-    """Show a peer and its swarm in the browser, read-only. DIR may also hold several peers, as a demo's does.
-
-    \b
-    $ decentral dashboard --out demo-run
-    """
-    check_page_there()
-    import decentral
-    from decentral.dashboard.server import Place, listen
-
-    place = Place(host=host, port=port, token=token)
-    listening = listen(
-        replay or remember(context, directory), place, version=decentral.__version__, replay=replay is not None
-    )
-    click.echo(listening.place.address)
-    waits = "" if replay is not None or directory.is_dir() else f"; {directory} is not there yet, it waits for a peer"
-    click.echo(f"the page is up, Ctrl-C ends it{waits}", err=True)
-    try:
-        listening.serve()
-    except KeyboardInterrupt:
-        context.exit(INTERRUPTED)
-
-
-# ---- watch: the page in a terminal ----
-
-
-@click.command("watch")
-@directory_of_a_peer
-@click.pass_context
-def watch_command(context: click.Context, directory: Path) -> None:
-    """Show a peer and its swarm in this terminal, as over ssh; pause, resume and leave by key.
-
-    DIR may also hold several peers, as a demo's does. q closes the view and nothing else, ? tells the keys.
-
-    \b
-    $ decentral watch --out decentral-run
-    """
-    _check_textual_there()
-    _check_terminal()
-    from decentral.watch.app import Watch
-
-    ended = Watch(remember(context, directory)).run(mouse=False)  # so that the terminal's own way to select text works
-    if isinstance(ended, KeyboardInterrupt):
-        context.exit(INTERRUPTED)
-    if ended is not None:
-        raise ended
-
-
-def _check_textual_there() -> None:
-    """UsageError where the package is missing."""
-    if importlib.util.find_spec("textual") is None:
-        raise UsageError("the view needs textual; pip install 'decentral[watch]'")
-
-
-def _check_terminal() -> None:
-    """UsageError where nothing can be drawn, or no key can be read."""
-    streams = (sys.stdin, sys.stdout, sys.stderr)  # it is drawn on stderr, but who pipes stdout wants text
-    if not all(stream.isatty() for stream in streams) or os.environ.get("TERM") in ("dumb", "unknown"):
-        raise UsageError("this is not a terminal that a view can be drawn on; decentral status says the same in lines")
 
 
 # ---- doctor: what this machine can ----

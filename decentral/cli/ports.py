@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import ipaddress
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AbstractContextManager, AsyncExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import click
 
@@ -21,22 +20,37 @@ if TYPE_CHECKING:  # help texts need none of it, and it takes a while to import
 
 # ---- the page beside a command ----
 #
-# A thread serves it while a peer trains, where its extra is installed.
+# A thread serves it while a peer trains. An entry point names the module that has it.
 
-_PAGE_PACKAGES = ("starlette", "uvicorn")
+PAGES = "decentral.pages"  # group of entry points
 
 
-def check_page_there() -> None:
-    """UsageError where a package is missing."""
-    missing = [name for name in _PAGE_PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UsageError(f"the page needs {' and '.join(missing)}; pip install 'decentral[dashboard]'")
+class Page(Protocol):
+    """A module that shows a peer while a command runs."""
+
+    def check_installed(self) -> None:
+        """Raise UsageError where a package is missing."""
+        ...
+
+    def page_beside(self, directory: Path, say: Callable[[str], None]) -> AbstractContextManager[None]:
+        """Show the peer of this folder for as long as the block lasts."""
+        ...
+
+
+def _load_page() -> Page:
+    from decentral.plugins import added  # 0.03 s, which only those pay that ask for it
+
+    point = added(PAGES).get("dashboard")
+    if point is None:
+        raise UsageError("no page is installed; pip install 'decentral[dashboard]'")
+    page: Page = point.load()
+    return page
 
 
 def _page_wanted(context: click.Context, parameter: click.Parameter, wanted: bool) -> bool:
     """Refused before anything is read or made."""
     if wanted:
-        check_page_there()
+        _load_page().check_installed()
     return wanted
 
 
@@ -48,23 +62,9 @@ with_page = click.option(
 )
 
 
-@contextmanager
-def page_beside(directory: Path, say: Callable[[str], None], *, wanted: bool) -> Iterator[None]:
-    """The page of one peer for as long as the block lasts; at another port where the usual one is taken."""
-    if not wanted:
-        yield
-        return
-    import decentral
-    from decentral.dashboard.server import Place, listen
-
-    version = decentral.__version__
-    try:
-        listening = listen(directory, Place(), version=version)
-    except UsageError:
-        listening = listen(directory, Place(port=0), version=version)
-    say(f"the page: {listening.place.address}")
-    with listening.beside():
-        yield
+def page_beside(directory: Path, say: Callable[[str], None], *, wanted: bool) -> AbstractContextManager[None]:
+    """Show the page of one peer for as long as the block lasts."""
+    return _load_page().page_beside(directory, say) if wanted else nullcontext()
 
 
 # ---- the port for Prometheus ----

@@ -98,7 +98,7 @@ def relay_command(
     $ decentral relay --max-rate 50mbit
     """
     from decentral.cli.relaying import Keeping, RelayPlan, run_relay
-    from decentral.transport.relay.circuit import RelayLimits
+    from decentral.transport.protocols.circuit import RelayLimits
 
     limits = RelayLimits.within(max_memory, places=max_peers, rate=max_rate)
     plan = RelayPlan(listen or LISTEN, announce, limits, metrics, identity, Keeping(kept, keep_in, keep_disk))

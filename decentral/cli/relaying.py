@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import os
 import subprocess
 import sys
@@ -24,20 +23,20 @@ from decentral.errors import UsageError
 from decentral.observe.metrics import serve_metrics
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
-from decentral.transport.base import check_listen
+from decentral.transport.base import check_listen, is_public
 from decentral.transport.daemon.process import tethered
+from decentral.transport.native.relay import Relay
 from decentral.transport.native.tcp import endpoint
 from decentral.transport.native.transport import NativeOptions, NativeTransport
-from decentral.transport.probes import serve_dialback
-from decentral.transport.relay.circuit import RelayLimits
-from decentral.transport.relay.service import Relay
+from decentral.transport.paths import serve_dialback
+from decentral.transport.protocols.circuit import RelayLimits
 
 _SAY_EVERY = 60.0  # s; only when something has changed
 
 
 @dataclass(frozen=True, slots=True)
 class RelayPlan:
-    """What the command line asks for."""
+    """A relay as the command line asks for it."""
 
     listen: tuple[str, ...]
     announce: tuple[str, ...]
@@ -97,8 +96,8 @@ def introduction(addresses: tuple[str, ...]) -> Iterator[str]:
 
 
 def advice(addresses: tuple[str, ...], *, keeps: bool) -> Iterator[str]:
-    """What to do when nobody outside can dial any of them, or a run's peers may all have gone when somebody comes."""
-    if not any(_is_public(address) for address in addresses):
+    """Say what to do when nobody outside can dial any of them, or when a run's peers may all be gone one day."""
+    if not any(is_public(address) for address in addresses):
         yield (
             "none of these addresses is public, so only peers of this network reach the relay; if another address "
             "leads here, give it as --announce /ip4/HOST/tcp/PORT"
@@ -134,13 +133,6 @@ async def _report(relay: Relay, say: Callable[[str], None] = lambda line: click.
 def _terms(limits: RelayLimits) -> str:
     rate = "no cap on the rate" if limits.rate is None else f"{8 * limits.rate / 1e6:g} Mbit/s"
     return f"room for {limits.places} places and {limits.connections} connections at a time, {rate}; Ctrl-C ends it"
-
-
-def _is_public(address: str) -> bool:
-    parts = address.split("/")
-    if parts[1] not in ("ip4", "ip6"):
-        return True  # a name: somebody announced it on purpose
-    return ipaddress.ip_address(parts[2]).is_global
 
 
 # ---- runs that it keeps ----
@@ -180,14 +172,14 @@ class Keeping:
         own address.
         """
         invite = self.invites[number]
-        where = [part for address in listen for part in ("--listen", beside(address, number))]
+        where = [part for address in listen for part in ("--listen", follower_address(address, number))]
         out = self.folder / Invite.parse(invite).run.hex()[:8]
         kept = ["--every", str(ANCHOR_EVERY), "--keep", "1", "--keep-serving", "--max-disk", f"{self.disk / 1e6:.6f}MB"]
         ways = ["--relay", relay, "--transport", "native", "--no-lan", *where]
         return [sys.executable, "-m", "decentral", "follow", "--out", str(out), *kept, *ways]
 
 
-def beside(address: str, number: int) -> str:
+def follower_address(address: str, number: int) -> str:
     """Where the follower of run ``number`` listens: a port after the relay's, so that its invites stay true."""
     head, _, port = address.rpartition("/tcp/")
     if not port.isdecimal():
@@ -250,7 +242,7 @@ _OURS = "decentral_relay"
 
 
 def relay_numbers(relay: Relay) -> Iterator[Metric]:
-    """Those of this moment."""
+    """Yield the numbers of this moment."""
     limits, counts = relay.limits, relay.counts
     yield _gauge("peers", "Peers with a connection.", relay.peers)
     yield _gauge("places", "Peers that can be reached through here.", relay.places)

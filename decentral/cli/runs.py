@@ -136,7 +136,7 @@ def join_command(
         return
     if arguments:
         raise UsageError(f"{arguments[0]!r}: arguments after the invite are a script's; name it with --script")
-    from decentral.peer.invitation import NOBODY, asked
+    from decentral.peer.joining import NOBODY, asked
 
     remember(context, directory)
     text = _looked_over(options)

@@ -1,4 +1,4 @@
-"""One zip to send along with a question: how a peer is and was, without what is secret or private."""
+"""A zip to send along with a question: how a peer is and was, without what is secret or private."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _lines(rows: Iterator[dict[str, object]] | deque[dict[str, object]]) -> str:
 
 
 def _sizes(directory: Path) -> Iterator[str]:
-    """What there is and how large: a checkpoint that is missing or empty shows here."""
+    """Yield what there is and how large: a checkpoint that is missing or empty shows here."""
     for path in sorted(directory.rglob("*")):
         with suppress(FileNotFoundError):  # the peer has removed it since
             if path.is_file():
@@ -100,7 +100,7 @@ class Redaction:
         self._hosts: dict[str, str] = {}
 
     def __call__(self, text: str) -> str:
-        """The text without them."""
+        """Return the text without them."""
         for secret in self._secrets:
             text = text.replace(secret, "[secret]")
         text = _INVITE.sub("decentral1:[invite]", text)

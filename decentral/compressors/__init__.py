@@ -1,11 +1,11 @@
-"""Tensor -> parts -> tensor. Pure, a file for each kind of method; error feedback is a wrapper.
+"""Tensors -> parts -> tensors. Pure, a file for each kind of method; error feedback is a wrapper.
 
 The seam is `Compressor`. `parse_compressor` reads a spelling from a manifest, ``str()`` writes it.
 """
 
 from decentral.compressors.base import (
-    Accumulator,
     Compressor,
+    Decoded,
     Nothing,
     PartSpec,
     Payload,
@@ -14,7 +14,7 @@ from decentral.compressors.base import (
     accumulate,
 )
 from decentral.compressors.blockwise import E3M0, FP8, NF4, Int4, Int8, Sign
-from decentral.compressors.chain import Chain, support
+from decentral.compressors.chain import Chain, support, supports
 from decentral.compressors.codebook8 import Codebook8
 from decentral.compressors.dct import DCT
 from decentral.compressors.feedback import Feedback, compress_with_debt, describe_feedback, parse_feedback
@@ -33,11 +33,11 @@ __all__ = [
     "FP8",
     "NF4",
     "QSGD",
-    "Accumulator",
     "BFloat16",
     "Chain",
     "Codebook8",
     "Compressor",
+    "Decoded",
     "Feedback",
     "Float16",
     "Int4",
@@ -62,4 +62,5 @@ __all__ = [
     "parse_compressor",
     "parse_feedback",
     "support",
+    "supports",
 ]

@@ -1,14 +1,20 @@
-"""The protocol of compressors, tensor -> parts -> tensor, with every size known from the tensor's shape alone.
+"""The contract of compressors, tensors -> parts -> tensors, with every size known from a tensor's shape alone.
 
 A part is a tensor of codes, indices or floats, one element each; its kind says how it is packed or entropy coded on the
 wire (`decentral.coding`). Nothing about a part's size is ever read from a peer: ``layout`` gives it, and bounds what
 the coded part may take. Compressors are pure values (frozen dataclasses): equal spelling, equal compressor, equal bits.
-``sparsifier >> quantiser`` makes a `Chain`. The two here are the plainest: `Uncompressed` and `Nothing`.
+
+Everybody, from the feedback to the receivers, calls ``compress`` and ``decompress`` with many tensors at once, and
+there is no other way in. A method says one tensor (``compress_one``, ``decompress_one``) and `Method` loops, or it says
+many where that is faster. ``sparsifier >> quantiser`` makes a `Chain`. The two here are the plainest: `Uncompressed`
+and `Nothing`.
 """
 
 import dataclasses
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
@@ -16,27 +22,37 @@ from torch import Tensor
 
 from decentral.coding import ElementKind, Floats, Symbols
 from decentral.errors import ConfigError, NonFiniteError, PayloadError
+from decentral.parameters import split
 from decentral.tensors.device import PROCESSOR
-from decentral.tensors.memory import fresh_like, fresh_zeros
+from decentral.tensors.memory import fresh_like
 from decentral.tensors.ops import is_finite, is_rising
+from decentral.tensors.threads import elements_here, lumps, spread
 
 __all__ = [
     "About",
-    "Accumulator",
+    "AddBand",
     "Compressor",
+    "Decoded",
+    "Dense",
     "Method",
     "Nothing",
     "PartSpec",
     "Payload",
+    "Scattered",
+    "Selected",
     "Shape",
+    "Shapes",
     "Sparsifier",
+    "Spelled",
     "Uncompressed",
     "accumulate",
+    "add_flat",
     "bits_per_value",
     "check_dtype",
     "check_input",
     "check_parts",
     "check_shapes",
+    "compress_flat",
     "is_sparse",
     "needs_matrices",
     "no_sparsifier",
@@ -46,7 +62,10 @@ __all__ = [
     "require_rising",
 ]
 
+# Shape suffixes: N = values of a tensor, or of several that lie one behind the other, n = of a run, S = places.
+
 Shape = tuple[int, ...]
+Shapes = Sequence[Shape]
 _TAKEN = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -79,18 +98,63 @@ class Payload:
         return self.parts[0].device if self.parts else self.without_parts
 
 
+# ---- the contract ----
+
+
+class Decoded:
+    """A tensor as a receiver reads it. It can be added to a total without being made dense first."""
+
+    __slots__ = ()
+
+    def tensor(self) -> Tensor:
+        """Return the finite float32 tensor, new. PayloadError when a part breaks a rule."""
+        raise NotImplementedError
+
+    def add(self, start: int, total_n: Tensor, weight: float) -> None:
+        """Do ``total += weight * tensor`` in place, bit for bit, over one run of the flattened tensor: ``total_n`` is
+        contiguous and begins at ``start``. A run is a band of the compressor, or everything.
+
+        PayloadError before anything is added.
+        """
+        raise NotImplementedError
+
+    def support(self) -> tuple[Tensor, Tensor] | None:
+        """Return distinct places int64 (S,) in the flattened tensor, in any order, and values float32 (S,) there, all
+        others being zero; None where the parts do not name places.
+        """
+        return None
+
+
 @runtime_checkable
 class Compressor(Protocol):
     """Anything that turns float32 tensors into parts and back; ``str()`` is its canonical spelling."""
 
     def layout(self, shape: Shape) -> tuple[PartSpec, ...]:
-        """Every part's dtype and shape, for a tensor of this shape."""
+        """Return every part's dtype and shape, for a tensor of this shape."""
 
-    def compress(self, tensor: Tensor) -> Payload:
-        """Parts of a finite tensor of float32, bfloat16 or float16, on its device; NonFiniteError on NaN or Inf."""
+    def band(self, shape: Shape) -> int:
+        """Return how many values of such a tensor are added at a time, but for the last run: as many as stay in the
+        cache, or the whole tensor where payloads cannot be cut.
+        """
 
-    def decompress(self, payload: Payload) -> Tensor:
-        """A finite float32 tensor of ``payload.shape``; PayloadError when a part breaks a rule."""
+    def compress(self, tensors: Sequence[Tensor]) -> list[Payload]:
+        """Return the parts of each finite tensor of float32, bfloat16 or float16; NonFiniteError on NaN or Inf. All
+        tensors are on one device, and the parts as well.
+        """
+
+    def decompress(self, payloads: Sequence[Payload]) -> list[Decoded]:
+        """Return each payload as a receiver reads it. PayloadError when a part breaks a rule, now or at the first use
+        of what is returned.
+        """
+
+    def compress_one(self, tensor: Tensor) -> Payload:
+        """Return the parts of a tensor, as ``compress`` does."""
+
+    def decompress_one(self, payload: Payload) -> Tensor:
+        """Return the finite float32 tensor of a payload; PayloadError when a part breaks a rule."""
+
+
+Selected = tuple[tuple[Tensor, ...], tuple[Tensor, ...]]  # the index parts, and the matrices of kept values
 
 
 @runtime_checkable
@@ -98,37 +162,19 @@ class Sparsifier(Protocol):
     """A compressor that keeps some entries exactly, so that another may quantise their values."""
 
     def index_layout(self, shape: Shape) -> tuple[PartSpec, ...]:
-        """The parts that say which entries are kept."""
+        """Return the parts that say which entries are kept."""
 
     def value_shapes(self, shape: Shape) -> tuple[Shape, ...]:
-        """The matrices of kept values, (chunks, entries kept per chunk) each."""
+        """Return the shapes of the matrices of kept values, (chunks, entries kept per chunk) each."""
 
-    def select(self, tensor: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """The index parts, and the matrices of kept values."""
+    def band(self, shape: Shape) -> int:
+        """Return what `Compressor.band` does."""
 
-    def add_at(self, total: Tensor, index: tuple[Tensor, ...], values: tuple[Tensor, ...], weight: float) -> None:
-        """``total += weight * values`` at the kept places of a contiguous total, in place; PayloadError on a bad index,
-        nothing added.
-        """
+    def select(self, tensors: Sequence[Tensor]) -> list[Selected]:
+        """Return what is kept of each tensor."""
 
-
-@runtime_checkable
-class Accumulator(Protocol):
-    """A compressor that can add what it decodes without making the dense tensor first."""
-
-    def accumulate(self, total: Tensor, payload: Payload, weight: float) -> None:
-        """``total += weight * decompress(payload)``, bit for bit, in place; PayloadError before anything is added."""
-
-
-def accumulate(compressor: Compressor, total: Tensor, payload: Payload, weight: float = 1.0) -> None:
-    """``total += weight * compressor.decompress(payload)`` in place, by the compressor's own way if it has one."""
-    own = getattr(compressor, "accumulate", None)  # isinstance(compressor, Accumulator) costs 40 microseconds
-    if own is not None:
-        own(total, payload, weight)
-    elif weight == 1:
-        total += compressor.decompress(payload)
-    else:  # not add_(alpha=weight): that rounds once where the machine can, and replicas would differ
-        total += compressor.decompress(payload) * weight
+    def place(self, shapes: Shapes, selected: Sequence[Selected]) -> list[Decoded]:
+        """Return tensors of these shapes that have such values at the kept places. PayloadError on a bad index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,8 +190,8 @@ class About:
     bound: str = "|error| <= |tensor|"
 
 
-class Method:
-    """What every method of this package shares: its spelling."""
+class Spelled:
+    """A method that has a name and a canonical spelling."""
 
     __slots__ = ()
     name: ClassVar[str]
@@ -156,8 +202,170 @@ class Method:
         words = ", ".join(f"{field.name}={getattr(self, field.name)}" for field in fields)
         return f"{self.name}({words})" if words else self.name
 
+
+class Method(Spelled):
+    """A compressor that says ``layout`` and how to compress and decompress: one tensor (``compress_one``,
+    ``decompress_one``), or many where one call for all is faster (``compress``, ``decompress``). The other of each pair
+    follows here.
+    """
+
+    __slots__ = ()
+    about: ClassVar[About] = About(layout="not described", biased=True, source="not described", bound="not described")
+
+    def layout(self, shape: Shape) -> tuple[PartSpec, ...]:
+        """Return every part's dtype and shape, for a tensor of this shape."""
+        raise NotImplementedError
+
+    def band(self, shape: Shape) -> int:
+        """Return the whole tensor's size: its payload cannot be cut."""
+        return math.prod(shape)
+
+    def compress(self, tensors: Sequence[Tensor]) -> list[Payload]:
+        """Compress one after the other."""
+        return [self.compress_one(tensor) for tensor in tensors]
+
+    def decompress(self, payloads: Sequence[Payload]) -> list[Decoded]:
+        """Return payloads that are decoded when they are used: dense tensors of many peers would not fit."""
+        return [_Undecoded(self, payload) for payload in payloads]
+
+    def compress_one(self, tensor: Tensor) -> Payload:
+        """Return the parts of a finite tensor of float32, bfloat16 or float16; NonFiniteError on NaN or Inf."""
+        (payload,) = self.compress([tensor])
+        return payload
+
+    def decompress_one(self, payload: Payload) -> Tensor:
+        """Return the finite float32 tensor of a payload; PayloadError when a part breaks a rule."""
+        (decoded,) = self.decompress([payload])
+        return decoded.tensor()
+
     def __rshift__(self, quantiser: Compressor) -> Compressor:
         raise no_sparsifier(f"{self} >> {quantiser}")  # those that are sparsifiers make a chain: see SparsifierBase
+
+
+AddBand = Callable[[int, Tensor, float], None]  # `Decoded.add`
+
+
+@dataclass(frozen=True, slots=True)
+class _Undecoded(Decoded):
+    """A payload that becomes a dense tensor when it is used."""
+
+    method: Method
+    payload: Payload
+
+    def tensor(self) -> Tensor:
+        return self.method.decompress_one(self.payload)
+
+    def add(self, start: int, total_n: Tensor, weight: float) -> None:
+        _add_values(total_n, self.tensor(), weight)
+
+
+@dataclass(frozen=True, slots=True)
+class Dense(Decoded):
+    """A tensor that is decoded and belongs to nobody else."""
+
+    values: Tensor
+
+    def tensor(self) -> Tensor:
+        """Return it as it is."""
+        return self.values
+
+    def add(self, start: int, total_n: Tensor, weight: float) -> None:
+        """Add all of it."""
+        _add_values(total_n, self.values, weight)
+
+
+def _add_values(total_N: Tensor, values: Tensor, weight: float) -> None:
+    """Round twice, after the product and after the sum. Not add_(alpha=weight): that rounds once where the machine can,
+    and replicas would differ.
+    """
+    values = values.reshape(-1)
+    total_N += values if weight == 1 else values * weight
+
+
+@dataclass(frozen=True, slots=True)
+class Scattered(Decoded):
+    """Values at distinct places of the flattened tensor, and zeros elsewhere."""
+
+    shape: Shape
+    place_S: Tensor  # int64
+    value_S: Tensor  # float32
+
+    @classmethod
+    def nowhere(cls, payload: Payload) -> "Scattered":
+        """Return zeros on the payload's device."""
+        place_S = torch.zeros(0, dtype=torch.int64, device=payload.device)
+        return cls(payload.shape, place_S, torch.zeros(0, dtype=torch.float32, device=payload.device))
+
+    def tensor(self) -> Tensor:
+        """Return zeros with the values in their places."""
+        total_N = torch.zeros(math.prod(self.shape), dtype=torch.float32, device=self.value_S.device)
+        self.add(0, total_N, 1.0)
+        return total_N.view(self.shape)
+
+    def add(self, start: int, total_n: Tensor, weight: float) -> None:
+        """Touch the kept places only."""
+        total_n[self.place_S] += self.value_S * weight
+
+    def support(self) -> tuple[Tensor, Tensor]:
+        """Return what it is made of."""
+        return self.place_S, self.value_S
+
+
+def accumulate(compressor: Compressor, total: Tensor, payload: Payload, weight: float = 1.0) -> None:
+    """Do ``total += weight * compressor.decompress_one(payload)`` in place; ``total`` is of the payload's shape."""
+    (decoded,) = compressor.decompress([payload])
+    if total.is_contiguous():
+        decoded.add(0, total.view(-1), weight)
+    else:
+        total += decoded.tensor() * weight
+
+
+# ---- many tensors that lie one behind the other ----
+#
+# A model has hundreds of them. On the processor a few dozen calls to torch are little beside a lump of them, and lumps
+# go to several threads; a device takes microseconds to be told of any operation, so it is told of all tensors at once.
+
+_LEAST = 1 << 17  # values that are a job for a thread
+_LUMP = 1 << 21  # values of tensors that are handled together
+
+
+def compress_flat(compressor: Compressor, flat_N: Tensor, shapes: Shapes) -> tuple[Payload, ...]:
+    """Return one payload per shape, on as many threads as torch may use."""
+    tensors, numel = split(flat_N, shapes), elements_here(flat_N)
+    if not numel:
+        return tuple(compressor.compress(tensors))
+    least = min(_LUMP, max(_LEAST, numel // (4 * torch.get_num_threads())))  # for each thread several jobs
+    jobs = [tensors[lump] for lump in lumps([tensor.numel() for tensor in tensors], least)]
+    return tuple(chain.from_iterable(spread(compressor.compress, jobs, numel)))
+
+
+def add_flat(compressor: Compressor, total_N: Tensor, payloads: Sequence[Payload], weight: float = 1.0) -> None:
+    """Do ``total += weight * what the payloads hold`` in place, bit for bit as one tensor after the other.
+
+    PayloadError; some have been added then.
+    """
+    sizes = [math.prod(payload.shape) for payload in payloads]
+    if not elements_here(total_N):
+        _add_at_once(total_N, sizes, compressor.decompress(payloads), weight)
+        return
+    totals = torch.split_with_sizes(total_N, sizes)
+    for lump in lumps(sizes, _LUMP):
+        for total_n, decoded in zip(totals[lump], compressor.decompress(payloads[lump]), strict=True):
+            decoded.add(0, total_n, weight)
+
+
+def _add_at_once(total_N: Tensor, sizes: Sequence[int], decoded: Sequence[Decoded], weight: float) -> None:
+    """Add in one operation where all payloads name their places."""
+    found = [pair for one in decoded if (pair := one.support()) is not None]
+    if not found or len(found) < len(decoded):
+        for total_n, one in zip(torch.split_with_sizes(total_N, sizes), decoded, strict=True):
+            one.add(0, total_n, weight)
+        return
+    counts = torch.tensor([len(place_S) for place_S, _ in found], dtype=torch.int64, device=total_N.device)
+    size_M = torch.tensor(sizes, dtype=torch.int64, device=total_N.device)
+    start_S = (size_M.cumsum(0) - size_M).repeat_interleave(counts, output_size=sum(len(one) for one, _ in found))
+    place_S = torch.cat([place_S for place_S, _ in found]) + start_S
+    total_N.index_add_(0, place_S, torch.cat([value_S for _, value_S in found]) * weight)
 
 
 def no_sparsifier(chain: str) -> ConfigError:
@@ -240,14 +448,14 @@ def needs_matrices(compressor: Compressor) -> bool:
 
 def is_sparse(compressor: Compressor) -> bool:
     """Whether most values arrive as zeros, so that the middle of what several peers sent is zero nearly everywhere."""
-    matrix = _gaussian()
-    return int((compressor.decompress(compressor.compress(matrix)) == 0).sum()) > matrix.numel() // 2
+    arrived = compressor.decompress_one(compressor.compress_one(_gaussian()))
+    return int((arrived == 0).sum()) > arrived.numel() // 2
 
 
 def relative_error(compressor: Compressor) -> float:
     """The norm of what is lost of a Gaussian matrix over the norm of the matrix: 0 is lossless, 1 sends nothing."""
     matrix = _gaussian()
-    lost = matrix - compressor.decompress(compressor.compress(matrix))
+    lost = matrix - compressor.decompress_one(compressor.compress_one(matrix))
     return float(lost.norm() / matrix.norm())
 
 
@@ -277,25 +485,34 @@ class Uncompressed(Method):
         """One float32 part of N values."""
         return (PartSpec("values", torch.float32, (math.prod(shape),), Floats()),)
 
-    def compress(self, tensor: Tensor) -> Payload:
-        """A copy, so that a payload never changes under its reader."""
+    def compress_one(self, tensor: Tensor) -> Payload:
+        """Copy the values, so that a payload never changes under its reader."""
         values_N = check_input(tensor).flatten()
         return Payload(tuple(tensor.shape), (fresh_like(values_N).copy_(values_N),))
 
-    def decompress(self, payload: Payload) -> Tensor:
-        """The same bits in the same shape."""
-        values = self._values(payload)
+    def decompress(self, payloads: Sequence[Payload]) -> list[Decoded]:
+        """Return the same bits in the same shape."""
+        return [_Received(self, payload) for payload in payloads]
+
+
+@dataclass(frozen=True, slots=True)
+class _Received(Decoded):
+    """The values in the payload itself, which are copied or added."""
+
+    method: Uncompressed
+    payload: Payload
+
+    def tensor(self) -> Tensor:
+        values = self._values()
         return fresh_like(values).copy_(values)
 
-    def accumulate(self, total: Tensor, payload: Payload, weight: float) -> None:
-        """Straight from the payload."""
-        values = self._values(payload)
-        total += values if weight == 1 else values * weight
+    def add(self, start: int, total_n: Tensor, weight: float) -> None:
+        _add_values(total_n, self._values(), weight)
 
-    def _values(self, payload: Payload) -> Tensor:
-        check_parts(self, payload, self.layout(payload.shape))
-        require(is_finite(payload.parts[0]), self, "every value must be finite")
-        return payload.parts[0].reshape(payload.shape)
+    def _values(self) -> Tensor:
+        check_parts(self.method, self.payload, self.method.layout(self.payload.shape))
+        require(is_finite(self.payload.parts[0]), self.method, "every value must be finite")
+        return self.payload.parts[0].reshape(self.payload.shape)
 
 
 # ---- nothing at all ----
@@ -316,17 +533,13 @@ class Nothing(Method):
         """No part."""
         return ()
 
-    def compress(self, tensor: Tensor) -> Payload:
-        """What is not finite is refused, as by every compressor."""
+    def compress_one(self, tensor: Tensor) -> Payload:
+        """Refuse what is not finite, as every compressor does."""
         check_input(tensor)
         return Payload(tuple(tensor.shape), (), tensor.device)
 
-    def decompress(self, payload: Payload) -> Tensor:
-        """Zeros."""
-        check_parts(self, payload, ())
-        found = fresh_zeros(torch.Size(payload.shape).numel()).reshape(payload.shape)
-        return found.to(payload.device)
-
-    def accumulate(self, total: Tensor, payload: Payload, weight: float) -> None:
-        """The total stays as it is."""
-        check_parts(self, payload, ())
+    def decompress(self, payloads: Sequence[Payload]) -> list[Decoded]:
+        """Return zeros."""
+        for payload in payloads:
+            check_parts(self, payload, ())
+        return [Scattered.nowhere(payload) for payload in payloads]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from decentral.coding import Floats, Symbols
-from decentral.compressors.base import Method, PartSpec, Payload, Shape, check_input, check_parts, require
+from decentral.compressors.base import Decoded, Method, PartSpec, Payload, Shape, check_input, check_parts, require
 from decentral.errors import ConfigError
 from decentral.tensors.compiled import compiled
 from decentral.tensors.device import slabs
@@ -153,7 +153,7 @@ class Tabled(Method):
             PartSpec("scales", self.scale_dtype, (num_blocks(numel, self.block),), Floats()),
         )
 
-    def compress(self, tensor: Tensor) -> Payload:
+    def compress_one(self, tensor: Tensor) -> Payload:
         """Every value to a level of its block."""
         value_N = check_input(tensor).flatten()
         return self.filled(tuple(tensor.shape), value_N, lambda start, stop: self.quantised(value_N[start:stop]))
@@ -173,24 +173,12 @@ class Tabled(Method):
             scale_B[start // self.block :][: scale_b.numel()] = scale_b
         return Payload(shape, (code_N, scale_B))
 
-    def decompress(self, payload: Payload) -> Tensor:
-        """level * scale; PayloadError when a scale is bad or a code is not used."""
-        code_N, level_256, scale_B = self._read(payload)
-        if _on_processor(code_N):
-            return look_up(code_N, level_256, scale_B, self.block).reshape(payload.shape)
-        level_N = level_256.index_select(0, code_N.int())
-        return spread(scale_B, level_N, self.block).reshape(payload.shape)
+    def decompress(self, payloads: Sequence[Payload]) -> list[Decoded]:
+        """Return level * scale; PayloadError, at the first use, when a scale is bad or a code is not used."""
+        return [_Levels(self, payload) for payload in payloads]
 
-    def accumulate(self, total: Tensor, payload: Payload, weight: float) -> None:
-        """``total += weight * decompress(payload)``: on the processor in one pass, without the dense tensor."""
-        if not (_on_processor(total) and total.is_contiguous()):
-            total += self.decompress(payload) * weight
-            return
-        code_N, level_256, scale_B = self._read(payload)
-        add_looked_up(total, code_N, level_256, scale_B, self.block, weight)
-
-    def _read(self, payload: Payload) -> tuple[Tensor, Tensor, Tensor]:
-        """The codes, the table as a tensor, the scales in float32; all of them checked."""
+    def checked(self, payload: Payload) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the codes, the table as a tensor, and the scales in float32; PayloadError as above."""
         check_parts(self, payload, self.layout(payload.shape))
         (code_N, scale_B), code = payload.parts, self.code
         scale_B = scale_B.float()
@@ -199,6 +187,28 @@ class Tabled(Method):
         level_256 = torch.tensor(code.levels, dtype=torch.float32, device=code_N.device)
         require(_are_all_used(code_N, level_256), self, code.rule)
         return code_N, level_256, scale_B
+
+
+@dataclass(frozen=True, slots=True)
+class _Levels(Decoded):
+    """Codes that are looked up when they are used: added on the processor in one pass, without the dense tensor."""
+
+    method: Tabled
+    payload: Payload
+
+    def tensor(self) -> Tensor:
+        code_N, level_256, scale_B = self.method.checked(self.payload)
+        if _on_processor(code_N):
+            return look_up(code_N, level_256, scale_B, self.method.block).reshape(self.payload.shape)
+        level_N = level_256.index_select(0, code_N.int())
+        return spread(scale_B, level_N, self.method.block).reshape(self.payload.shape)
+
+    def add(self, start: int, total_n: Tensor, weight: float) -> None:
+        if not _on_processor(total_n):
+            total_n += self.tensor().view(-1) * weight
+            return
+        code_N, level_256, scale_B = self.method.checked(self.payload)
+        add_looked_up(total_n, code_N, level_256, scale_B, self.method.block, weight)
 
 
 def table(levels: Sequence[float]) -> tuple[float, ...]:

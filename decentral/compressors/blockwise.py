@@ -59,10 +59,10 @@ class Linear(Tabled):
         """Whole numbers."""
         return _linear_code(self.bits, self.top)
 
-    def compress(self, tensor: Tensor) -> Payload:
+    def compress_one(self, tensor: Tensor) -> Payload:
         """Every value to the nearest of 2 * top + 1 levels of its block."""
         if tensor.device.type != "cpu":
-            return Tabled.compress(self, tensor)  # not super(): slots=True makes another class of this one
+            return Tabled.compress_one(self, tensor)  # not super(): slots=True makes another class of this one
         found = quantise(check_dtype(tensor).flatten(), self.block, self.top, largest_scale(self.top))
         if found is None:
             raise non_finite(tensor)

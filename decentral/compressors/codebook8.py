@@ -60,7 +60,7 @@ class Codebook8(Method):
             PartSpec("codebook", torch.float32, (1 << bits,), Floats()),
         )
 
-    def compress(self, tensor: Tensor) -> Payload:
+    def compress_one(self, tensor: Tensor) -> Payload:
         """Sort the values into bins, then take the bins' means."""
         value_N = check_input(tensor).flatten()
         bins = 1 << _codebook_bits(value_N.numel())
@@ -68,7 +68,7 @@ class Codebook8(Method):
         level_K = (found.mean + found.place_K * found.width).where(found.count_K > 0, 0.0)
         return Payload(tuple(tensor.shape), (found.code_N, level_K.float()))
 
-    def decompress(self, payload: Payload) -> Tensor:
+    def decompress_one(self, payload: Payload) -> Tensor:
         """codebook[code]."""
         check_parts(self, payload, self.layout(payload.shape))
         code_N, level_K = payload.parts

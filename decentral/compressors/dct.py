@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from decentral.coding import Rising
-from decentral.compressors.base import About, PartSpec, Shape, check_input, require_rising
+from decentral.compressors.base import About, Decoded, PartSpec, Selected, Shape, check_input, require_rising
 from decentral.compressors.chain import SparsifierBase
 from decentral.compressors.topk import Region, as_matrix, bands, cut, largest_of_rows, paste, regions
 from decentral.errors import ConfigError
@@ -73,19 +73,22 @@ class DCT(SparsifierBase):
         """(C, k) of every region."""
         return tuple((region.num_chunks, self._kept(region)) for region in self._regions(shape))
 
-    def select(self, tensor: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Rising indices and kept coefficients, (C, k) of every region."""
+    def select_one(self, tensor: Tensor) -> Selected:
+        """Return rising indices and kept coefficients, (C, k) of every region."""
         matrix, both = as_matrix(check_input(tensor)), tensor.dim() == 2
         found = [self._largest(matrix, region, both) for region in self._regions(tuple(tensor.shape))]
         return tuple(index_Ck for index_Ck, _ in found), tuple(coef_Ck for _, coef_Ck in found)
 
-    def add_at(self, total: Tensor, index: tuple[Tensor, ...], values: tuple[Tensor, ...], weight: float) -> None:
-        """Add the tiles of these coefficients; PayloadError unless indices rise inside their chunks."""
-        places = self._regions(tuple(total.shape))
-        for region, index_Ck in zip(places, index, strict=True):
+    def place_one(self, shape: Shape, index: tuple[Tensor, ...], values: tuple[Tensor, ...]) -> Decoded:
+        """Return the tiles of these coefficients; PayloadError unless indices rise inside their chunks."""
+        for region, index_Ck in zip(self._regions(shape), index, strict=True):
             require_rising(index_Ck, region.length, self)
+        return _Coefficients(self, shape, index, values)
+
+    def add_tiles(self, total: Tensor, index: tuple[Tensor, ...], values: tuple[Tensor, ...], weight: float) -> None:
+        """Do ``total += weight * tiles`` of these coefficients, in place; ``total`` is contiguous."""
         matrix, both = as_matrix(total), total.dim() == 2
-        for region, index_Ck, coef_Ck in zip(places, index, values, strict=True):
+        for region, index_Ck, coef_Ck in zip(self._regions(tuple(total.shape)), index, values, strict=True):
             for band, own in _bands(region, matrix):
                 coef_CL = torch.zeros(band.num_chunks, band.length, device=total.device, dtype=torch.float32)
                 coef_CL.scatter_(1, index_Ck[own].long(), coef_Ck.view(index_Ck.shape)[own])
@@ -124,6 +127,24 @@ class DCT(SparsifierBase):
         """Every chunk through ``way`` as a tile, or as rows of runs."""
         width = region.width if both else min(math.isqrt(self.chunk), region.length)
         return way(chunk_CL.view(region.num_chunks, -1, width), both).view(region.num_chunks, region.length)
+
+
+@dataclass(frozen=True, slots=True)
+class _Coefficients(Decoded):
+    """Coefficients that are transformed when they are used: every value of a tile moves."""
+
+    method: DCT
+    shape: Shape
+    index: tuple[Tensor, ...]
+    values: tuple[Tensor, ...]
+
+    def tensor(self) -> Tensor:
+        total_N = torch.zeros(math.prod(self.shape), dtype=torch.float32, device=self.values[0].device)
+        self.add(0, total_N, 1.0)
+        return total_N.view(self.shape)
+
+    def add(self, start: int, total_n: Tensor, weight: float) -> None:
+        self.method.add_tiles(total_n.view(self.shape), self.index, self.values, weight)
 
 
 def _bands(region: Region, matrix: Tensor) -> Iterator[tuple[Region, slice]]:

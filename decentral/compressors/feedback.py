@@ -23,8 +23,17 @@ from typing import ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from decentral.compressors.base import About, Compressor, Method, Payload, accumulate, check_dtype
-from decentral.compressors.chain import AtOnce, accumulate_all, compress_each
+from decentral.compressors.base import (
+    About,
+    Compressor,
+    Payload,
+    Shapes,
+    Spelled,
+    accumulate,
+    add_flat,
+    check_dtype,
+    compress_flat,
+)
 from decentral.errors import ConfigError
 from decentral.parameters import split
 from decentral.plugins import Plugins, make
@@ -40,11 +49,8 @@ __all__ = [
     "NoFeedback",
     "Receiving",
     "Sending",
-    "Shapes",
     "State",
-    "add_sent",
     "add_up",
-    "compress_flat",
     "compress_with_debt",
     "describe_feedback",
     "parse_feedback",
@@ -54,7 +60,6 @@ __all__ = [
 # Shape suffix: N = values of the fragment.
 
 State = Mapping[str, Tensor]
-Shapes = Sequence[tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,29 +104,13 @@ def slot(state: State, name: str, like_N: Tensor) -> Tensor:
     return state[name]
 
 
-def compress_flat(compressor: Compressor, flat_N: Tensor, shapes: Shapes) -> tuple[Payload, ...]:
-    """One payload per shape: on the processor on as many threads as torch may use, on a device at once if it can."""
-    if not elements_here(flat_N) and isinstance(compressor, AtOnce):
-        found = compressor.compress_flat(flat_N, shapes)
-        if found is not None:
-            return found
-    return compress_each(compressor, split(flat_N, shapes), elements_here(flat_N))
-
-
-def add_sent(compressor: Compressor, total_N: Tensor, payloads: Sequence[Payload], weight: float = 1.0) -> None:
-    """``total += weight * what a receiver decodes``, in place, of payloads that this process made."""
-    if not elements_here(total_N) and isinstance(compressor, AtOnce) and compressor.add_flat(total_N, payloads, weight):
-        return
-    accumulate_all(compressor, split(total_N, [payload.shape for payload in payloads]), payloads, weight)
-
-
 # ---- none: no feedback ----
 #
 # The losses of a compressor are gone for good.
 
 
 @dataclass(frozen=True, slots=True)
-class NoFeedback(Method):
+class NoFeedback(Spelled):
     """``send C(g)``; for compressors without bias, or with so little that it does not matter."""
 
     name: ClassVar[str] = "none"
@@ -147,7 +136,7 @@ class NoFeedback(Method):
 
 
 @dataclass(frozen=True, slots=True)
-class ErrorFeedback(Method):
+class ErrorFeedback(Spelled):
     """``beta`` of what is owed is kept from round to round: 1 forgets nothing."""
 
     name: ClassVar[str] = "ef"
@@ -186,7 +175,7 @@ class ErrorFeedback(Method):
         if "debt" in state:
             owed_N.add_(slot(state, "debt", gradient_N), alpha=self.beta)
         payloads = compress_flat(compressor, owed_N, shapes)
-        add_sent(compressor, owed_N, payloads, -1.0)
+        add_flat(compressor, owed_N, payloads, -1.0)
         return Sending(payloads, {"debt": owed_N})
 
     def receive(self, arrived_N: Tensor, state: State) -> Receiving:
@@ -202,7 +191,7 @@ def _send(compressor: Compressor, gradient: Tensor, owed: Tensor, debt: Tensor |
         owed.copy_(gradient)
     else:
         torch.add(gradient, debt, alpha=beta, out=owed)
-    payload = compressor.compress(owed)
+    (payload,) = compressor.compress([owed])
     accumulate(compressor, owed, payload, -1.0)
     return payload
 
@@ -240,7 +229,7 @@ def compress_with_debt(
 
 
 @dataclass(frozen=True, slots=True)
-class EF21(Method):
+class EF21(Spelled):
     """Both sides remember what was sent so far."""
 
     name: ClassVar[str] = "ef21"
@@ -257,7 +246,7 @@ class EF21(Method):
         sent_N = slot(state, "sent", gradient_N)
         payloads = compress_flat(compressor, gradient_N.detach() - sent_N, shapes)
         sent_N = sent_N.clone()
-        add_sent(compressor, sent_N, payloads)
+        add_flat(compressor, sent_N, payloads)
         return Sending(payloads, {"sent": sent_N})
 
     def receive(self, arrived_N: Tensor, state: State) -> Receiving:
@@ -289,7 +278,7 @@ def add_up(arrived_N: Tensor, state: State) -> Receiving:
 
 
 @dataclass(frozen=True, slots=True)
-class EControl(Method):
+class EControl(Spelled):
     """``eta`` of the debt is asked for in every round."""
 
     name: ClassVar[str] = "econtrol"
@@ -312,7 +301,7 @@ class EControl(Method):
         change_N = gradient_N.detach() - sent_N
         payloads = compress_flat(compressor, change_N + debt_N * self.eta, shapes)
         sent_N = sent_N.clone()
-        add_sent(compressor, sent_N, payloads)
+        add_flat(compressor, sent_N, payloads)
         return Sending(payloads, {"debt": debt_N + (gradient_N.detach() - sent_N), "sent": sent_N})
 
     def receive(self, arrived_N: Tensor, state: State) -> Receiving:
@@ -338,7 +327,7 @@ class EControl(Method):
 
 
 @dataclass(frozen=True, slots=True)
-class DGC(Method):
+class DGC(Spelled):
     """Momentum correction with factor masking."""
 
     name: ClassVar[str] = "dgc"
@@ -361,7 +350,7 @@ class DGC(Method):
         owed_N = slot(state, "debt", gradient_N) + velocity_N
         payloads = compress_flat(compressor, owed_N, shapes)
         sent_N = torch.zeros_like(owed_N)
-        add_sent(compressor, sent_N, payloads)
+        add_flat(compressor, sent_N, payloads)
         return Sending(payloads, {"velocity": velocity_N.masked_fill_(sent_N != 0, 0.0), "debt": owed_N - sent_N})
 
     def receive(self, arrived_N: Tensor, state: State) -> Receiving:

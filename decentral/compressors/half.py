@@ -33,13 +33,13 @@ class _Half(Method):
         """One 16-bit part of N values."""
         return (PartSpec("values", self.dtype, (math.prod(shape),), Floats()),)
 
-    def compress(self, tensor: Tensor) -> Payload:
+    def compress_one(self, tensor: Tensor) -> Payload:
         """Round to nearest, within the range."""
         end, value_N = torch.finfo(self.dtype).max, check_input(tensor).flatten()
         half_N = in_slabs(value_N, self.dtype, lambda start, stop: _to_half(value_N[start:stop], end, self.dtype))
         return Payload(tuple(tensor.shape), (half_N,))
 
-    def decompress(self, payload: Payload) -> Tensor:
+    def decompress_one(self, payload: Payload) -> Tensor:
         """Widen to float32, exactly."""
         check_parts(self, payload, self.layout(payload.shape))
         require(is_finite(payload.parts[0]), self, "every value must be finite")

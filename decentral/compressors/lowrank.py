@@ -77,7 +77,7 @@ class LowRank(Method):
             PartSpec("scales", torch.uint8, (1,), Symbols(8)),
         )
 
-    def compress(self, tensor: Tensor) -> Payload:
+    def compress_one(self, tensor: Tensor) -> Payload:
         """The matrix projected on the space that iteration found."""
         flat_N, shape = check_input(tensor).flatten(), tuple(tensor.shape)
         if self._is_dense(shape):
@@ -92,7 +92,7 @@ class LowRank(Method):
         half_mr = (right_mr * _power(exponent - (code - _OFFSET))).clamp(-1, 1).half()
         return Payload(shape, (left_nr, half_mr * (code > 0), code.to(torch.uint8).reshape(1)))
 
-    def decompress(self, payload: Payload) -> Tensor:
+    def decompress_one(self, payload: Payload) -> Tensor:
         """left @ right.T"""
         check_parts(self, payload, self.layout(payload.shape))
         if self._is_dense(payload.shape):

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from decentral.coding import Symbols
-from decentral.compressors.base import About, PartSpec, Shape, check_input
+from decentral.compressors.base import About, Decoded, PartSpec, Scattered, Selected, Shape, check_input
 from decentral.compressors.blocks import check_block
 from decentral.compressors.chain import SparsifierBase, joined
 from decentral.compressors.random import below, hash32, nonce_of
@@ -68,27 +68,18 @@ class RandK(SparsifierBase):
         """(C, k) of the whole chunks, then of the rest."""
         return tuple((count, self._kept(length)) for count, length in self._runs(shape))
 
-    def select(self, tensor: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """The nonce, and the values at its places."""
+    def select_one(self, tensor: Tensor) -> Selected:
+        """Return the nonce, and the values at its places."""
         flat_N = check_input(tensor).flatten()
         if not flat_N.numel():
             return (), ()
         nonce = nonce_of(flat_N)
         return (nonce,), tuple(flat_N[place_Ck] for place_Ck in self._places(nonce, tuple(tensor.shape)))
 
-    def add_at(self, total: Tensor, index: tuple[Tensor, ...], values: tuple[Tensor, ...], weight: float) -> None:
-        """Add at the places of the nonce; any nonce is one."""
-        flat_N = total.contiguous().view(-1)
-        for nonce in index:
-            for place_Ck, value_Ck in zip(self._places(nonce, tuple(total.shape)), values, strict=True):
-                flat_N[place_Ck] += value_Ck.view(place_Ck.shape) * weight  # places are distinct
-        if not total.is_contiguous():
-            total.copy_(flat_N.view(total.shape))
-
-    def places(self, shape: Shape, index: tuple[Tensor, ...]) -> Tensor:
-        """The places (S,) of the nonce in the flattened tensor."""
-        found = [place_Ck.flatten() for nonce in index for place_Ck in self._places(nonce, shape)]
-        return joined(found, torch.int64)
+    def place_one(self, shape: Shape, index: tuple[Tensor, ...], values: tuple[Tensor, ...]) -> Decoded:
+        """Return the values at the places of the nonce, which are distinct; any nonce is one."""
+        (nonce,) = index
+        return Scattered(shape, joined(self._places(nonce, shape)), joined(values))
 
     def _kept(self, length: int) -> int:
         return max(1, round(length * self.k / self.chunk))

@@ -7,7 +7,7 @@ the canonical spelling, with every argument. Other packages add methods through 
 
 from types import MappingProxyType
 
-from decentral.compressors.base import Compressor, Uncompressed, bits_per_value
+from decentral.compressors.base import Compressor, Method, Uncompressed, bits_per_value
 from decentral.compressors.blockwise import E3M0, FP8, NF4, Int4, Int8, Sign
 from decentral.compressors.chain import Chain
 from decentral.compressors.codebook8 import Codebook8
@@ -58,8 +58,18 @@ def parse_compressor(spelling: str) -> Compressor:
     words = spelling.split(">>")
     if len(words) > 2:
         raise ConfigError(f'compressor "{spelling}": one >> joins two methods; write sparsifier >> quantiser')
-    methods: list[Compressor] = [make(_by_todays_name(word), _METHODS, _EXAMPLE) for word in words]
+    methods = [_checked(make(_by_todays_name(word), _METHODS, _EXAMPLE), word) for word in words]
     return methods[0] if len(methods) == 1 else Chain(methods[0], methods[1])  # type: ignore[arg-type]  # it checks
+
+
+def _checked(made: object, spelling: str) -> Method:
+    """Return what an entry point gave; ConfigError unless it has the contract of compressors."""
+    if not isinstance(made, Method):
+        raise ConfigError(
+            f"compressor {spelling.strip()}: its class must derive from decentral.compressors.base.Method, "
+            "with compress_one and decompress_one; ask its author"
+        )
+    return made
 
 
 def _by_todays_name(word: str) -> str:
@@ -69,18 +79,18 @@ def _by_todays_name(word: str) -> str:
 
 def describe_compressors() -> list[dict[str, object]]:
     """One row per method: name, spelling, layout in words, bits_per_value at most, biased, bound, state, source."""
-    return [_describe(name, _METHODS.make(name, {})) for name in _METHODS.names()]
+    return [_describe(name, _checked(_METHODS.make(name, {}), name)) for name in _METHODS.names()]
 
 
-def _describe(name: str, compressor: Compressor) -> dict[str, object]:
-    about = getattr(compressor, "about", None)  # an entry point need not have one
+def _describe(name: str, compressor: Method) -> dict[str, object]:
+    about = compressor.about
     return {
         "name": name,
         "spelling": str(compressor),
-        "layout": getattr(about, "layout", "not described"),
+        "layout": about.layout,
         "bits_per_value": round(bits_per_value(compressor), 5),
-        "biased": getattr(about, "biased", True),
-        "bound": getattr(about, "bound", "not described"),
-        "state": getattr(about, "state", "none"),
-        "source": getattr(about, "source", "not described"),
+        "biased": about.biased,
+        "bound": about.bound,
+        "state": about.state,
+        "source": about.source,
     }

@@ -94,7 +94,7 @@ class Natural(Method):
             PartSpec("base", torch.uint8, (1,), Symbols(8)),
         )
 
-    def compress(self, tensor: Tensor) -> Payload:
+    def compress_one(self, tensor: Tensor) -> Payload:
         """Round every value up or down, as the tensor's own hash decides."""
         value_N, base = _values_and_base(tensor)
         return _payload(tuple(tensor.shape), value_N, base, draws(value_N, self.seed))
@@ -103,7 +103,7 @@ class Natural(Method):
         """Round every magnitude up if its number in [0, 1) is below the distance from the lower power, else down."""
         return _payload(tuple(tensor.shape), *_values_and_base(tensor), lambda start, stop: uniform_N[start:stop])
 
-    def decompress(self, payload: Payload) -> Tensor:
+    def decompress_one(self, payload: Payload) -> Tensor:
         """+-2**exponent."""
         check_parts(self, payload, self.layout(payload.shape))
         code_N, base = payload.parts
@@ -215,7 +215,7 @@ class QSGD(Tabled):
         """Whole numbers."""
         return _qsgd_code(self.levels)
 
-    def compress(self, tensor: Tensor) -> Payload:
+    def compress_one(self, tensor: Tensor) -> Payload:
         """Round every value up or down, as the tensor's own hash decides."""
         value_N = check_input(tensor).flatten()
         return self._drawn(tuple(tensor.shape), value_N, draws(value_N, self.seed))

@@ -27,7 +27,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from decentral.coding import Rising
-from decentral.compressors.base import About, PartSpec, Shape, check_input, require_rising
+from decentral.compressors.base import (
+    About,
+    Decoded,
+    PartSpec,
+    Scattered,
+    Selected,
+    Shape,
+    check_input,
+    require_rising,
+)
 from decentral.compressors.chain import SparsifierBase, joined
 from decentral.errors import ConfigError
 from decentral.tensors.compiled import compiled
@@ -72,8 +81,8 @@ class Threshold(SparsifierBase):
         whole, rest = divmod(self._kept(math.prod(shape)), _ROW)
         return tuple(rows for rows in ((whole, _ROW), (1, rest)) if rows[0] and rows[1])
 
-    def select(self, tensor: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Rising indices, and the values there."""
+    def select_one(self, tensor: Tensor) -> Selected:
+        """Return rising indices, and the values there."""
         flat_N = check_input(tensor).flatten()
         if flat_N.numel() > _LARGEST:
             raise ConfigError(f"{self}: a tensor of {flat_N.numel()} values, an index reaches {_LARGEST}; use topk")
@@ -86,20 +95,11 @@ class Threshold(SparsifierBase):
         values = torch.split_with_sizes(flat_N[index_K], [math.prod(row) for row in rows])
         return (index_K.int()[None],), tuple(value.view(row) for value, row in zip(values, rows, strict=True))
 
-    def add_at(self, total: Tensor, index: tuple[Tensor, ...], values: tuple[Tensor, ...], weight: float) -> None:
-        """Add at the kept places; PayloadError unless indices rise strictly inside the tensor."""
-        for index_1K in index:
-            require_rising(index_1K, total.numel(), self)
-            flat_N = total.contiguous().view(-1)
-            flat_N[index_1K[0].long()] += torch.cat([value.flatten() for value in values]) * weight
-            if not total.is_contiguous():
-                total.copy_(flat_N.view(total.shape))
-
-    def places(self, shape: Shape, index: tuple[Tensor, ...]) -> Tensor:
-        """The kept places (S,) in the flattened tensor; PayloadError on a bad index."""
-        for index_1K in index:
-            require_rising(index_1K, math.prod(shape), self)
-        return joined([index_1K[0].long() for index_1K in index], torch.int64)
+    def place_one(self, shape: Shape, index: tuple[Tensor, ...], values: tuple[Tensor, ...]) -> Decoded:
+        """Return the values at the kept places; PayloadError unless indices rise strictly inside the tensor."""
+        (index_1K,) = index
+        require_rising(index_1K, math.prod(shape), self)
+        return Scattered(shape, index_1K[0].long(), joined(values))
 
     def _kept(self, numel: int) -> int:
         return max(1, round(numel * self.k / _OF)) if numel else 0

@@ -24,11 +24,21 @@ import torch
 from torch import Tensor
 
 from decentral.coding import Rising
-from decentral.compressors.base import About, PartSpec, Shape, check_dtype, non_finite, require_rising
-from decentral.compressors.chain import AddBand, SparsifierBase, joined
+from decentral.compressors.base import (
+    About,
+    Decoded,
+    PartSpec,
+    Scattered,
+    Selected,
+    Shape,
+    Shapes,
+    check_dtype,
+    non_finite,
+    require_rising,
+)
+from decentral.compressors.chain import SparsifierBase, joined
 from decentral.errors import ConfigError
 from decentral.tensors.compiled import compiled
-from decentral.tensors.memory import fresh
 from decentral.tensors.ops import is_finite
 
 __all__ = [
@@ -41,6 +51,7 @@ __all__ = [
     "batches",
     "cut",
     "largest",
+    "largest_by_torch",
     "largest_of_rows",
     "paste",
     "places_of",
@@ -51,7 +62,6 @@ __all__ = [
 # Shape suffixes: C = chunks of a region, or of a batch, L = values per chunk, k = entries kept per chunk, N = values of
 # all tensors.
 
-Selected = tuple[Tensor, ...]  # by region
 _LONGEST_CHUNK = 4096  # what 12 bits can point into
 _BAND = 1 << 19  # values: 2 MiB of sums; of 31 million a step takes 26 ms so, 30 in bands of half, 46 in one
 
@@ -90,111 +100,121 @@ class TopK(SparsifierBase):
         """(C, k) of every region."""
         return tuple((region.num_chunks, self._kept(region)) for region in regions(shape, self.chunk))
 
-    def select(self, tensor: Tensor) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-        """Rising indices and kept values, (C, k) of every region. NaN and Inf are the largest of all, so they are kept:
-        looking at what is kept finds them without another pass over everything.
+    def band(self, shape: Shape) -> int:
+        """Return the values of some rows of a matrix: of whole tiles, and as many as a core's cache holds."""
+        if len(shape) != 2:
+            return math.prod(shape)
+        side, (rows, columns) = math.isqrt(self.chunk), shape
+        return min(max(1, _BAND // (side * max(1, columns))) * side, rows) * columns
+
+    def select(self, tensors: Sequence[Tensor]) -> list[Selected]:
+        """Return rising indices and kept values, (C, k) of every region. NaN and Inf are the largest of all, so they
+        are kept: looking at what is kept finds them without another pass over everything.
         """
+        if any(tensor.device.type != "cpu" for tensor in tensors):
+            return self.select_at_once(tensors)
+        return [self._selected(tensor) for tensor in tensors]
+
+    def place(self, shapes: Shapes, selected: Sequence[Selected]) -> list[Decoded]:
+        """Return the kept values in their tiles; PayloadError unless every index is inside its chunk and above the one
+        before.
+        """
+        if any(values[0].device.type != "cpu" for _, values in selected):
+            return self.place_at_once(shapes, selected)
+        placed = zip(shapes, selected, strict=True)
+        return [self._placed(tuple(shape), index, values) for shape, (index, values) in placed]
+
+    def _selected(self, tensor: Tensor) -> Selected:
         matrix = as_matrix(check_dtype(tensor)).contiguous()
-        find = largest if tensor.device.type == "cpu" else _largest_by_torch
-        found = [find(matrix, region, self._kept(region)) for region in regions(tuple(tensor.shape), self.chunk)]
+        found = [largest(matrix, region, self._kept(region)) for region in regions(tuple(tensor.shape), self.chunk)]
         if not all(is_finite(value_Ck) for _, value_Ck in found):
             raise non_finite(tensor)
         return tuple(index_Ck for index_Ck, _ in found), tuple(value_Ck for _, value_Ck in found)
 
-    def add_at(self, total: Tensor, index: tuple[Tensor, ...], values: tuple[Tensor, ...], weight: float) -> None:
-        """Add at the kept places; PayloadError unless every index is inside its chunk and above the one before."""
-        places = regions(tuple(total.shape), self.chunk)
-        for region, index_Ck in zip(places, index, strict=True):
+    def _placed(self, shape: Shape, index: tuple[Tensor, ...], values: tuple[Tensor, ...]) -> Decoded:
+        chunks = list[Chunks]()
+        for region, index_Ck, value_Ck in zip(regions(shape, self.chunk), index, values, strict=True):
             require_rising(index_Ck, region.length, self)
-        matrix = as_matrix(total)
-        add = add_at if total.device.type == "cpu" else _add_at_by_torch
-        for region, index_Ck, value_Ck in zip(places, index, values, strict=True):
-            add(matrix, region, index_Ck, value_Ck.view(index_Ck.shape), weight)
+            chunks.append((region, index_Ck, value_Ck.view(index_Ck.shape)))
+        return _Tiles(shape, tuple(chunks))
 
-    def rows_of_band(self, shape: Shape) -> int:
-        """Rows of a matrix that are added together: of whole tiles, and as many values as a core's cache holds."""
-        side = math.isqrt(self.chunk)
-        return max(1, _BAND // (side * max(1, shape[1]))) * side
-
-    def adder_of_bands(self, shape: Shape, index: tuple[Tensor, ...], values: tuple[Tensor, ...]) -> AddBand:
-        """``add_at`` of bands of such rows, on the processor; PayloadError on a bad index."""
-        chunks = [
-            (region, index_Ck, value_Ck.view(index_Ck.shape))
-            for region, index_Ck, value_Ck in zip(regions(shape, self.chunk), index, values, strict=True)
-        ]
-        for region, index_Ck, _ in chunks:
-            require_rising(index_Ck, region.length, self)
-
-        def add(start: int, total_n: Tensor, weight: float) -> None:
-            matrix = total_n.view(-1, shape[1])
-            for region, index_Ck, value_Ck in chunks:
-                part, these = within(region, start // shape[1], len(matrix))
-                if part.num_chunks:
-                    add_at(matrix, part, index_Ck[these], value_Ck[these], weight)
-
-        return add
-
-    def places(self, shape: Shape, index: tuple[Tensor, ...]) -> Tensor:
-        """The kept places (S,) in the flattened tensor; PayloadError on a bad index."""
-        found, columns = [], shape[1] if len(shape) == 2 else math.prod(shape)
-        for region, index_Ck in zip(regions(shape, self.chunk), index, strict=True):
-            require_rising(index_Ck, region.length, self)
-            found.append(places_of(region, columns, index_Ck).flatten())
-        return joined(found, torch.int64)
-
-    def select_flat(self, flat_N: Tensor, shapes: Sequence[Shape]) -> list[tuple[Selected, Selected]]:
-        """``select`` of tensors that lie one behind the other, by tensor: a few operations for all of them."""
-        index, values = by_tensor(shapes, self.chunk), by_tensor(shapes, self.chunk)
+    def select_at_once(self, tensors: Sequence[Tensor]) -> list[Selected]:
+        """Select in a few operations for all tensors of a device; which of equal magnitudes is kept is its choice."""
+        matrices = [as_matrix(check_dtype(tensor)) for tensor in tensors]
+        index, values = self._by_region(tensors), self._by_region(tensors)
         kept = []
-        for batch in batches(tuple(shapes), self.chunk):
-            chunk_CL = batch.chunks(check_dtype(flat_N))
-            index_Ck, value_Ck = _largest_of(chunk_CL, self._kept(batch.pieces[0].region))
+        for batch in batches(tuple(tuple(tensor.shape) for tensor in tensors), self.chunk):
+            index_Ck, value_Ck = largest_by_torch(batch.chunks(matrices), self._kept(batch.pieces[0].region))
             kept.append(value_Ck.flatten())
-            parts = zip(
-                batch.pieces,
-                index_Ck.split_with_sizes(batch.counts),
-                value_Ck.split_with_sizes(batch.counts),
-                strict=True,
-            )
-            for piece, index_ck, value_ck in parts:
+            for piece, index_ck, value_ck in batch.split(index_Ck, value_Ck):
                 index[piece.tensor][piece.number], values[piece.tensor][piece.number] = index_ck, value_ck
         if kept and not is_finite(torch.cat(kept)):
-            raise non_finite(flat_N)
+            raise non_finite(next(tensor for tensor in tensors if not is_finite(tensor)))
         return [(tuple(one), tuple(other)) for one, other in zip(index, values, strict=True)]
 
-    def add_at_flat(
-        self, total_N: Tensor, shapes: Sequence[Shape], found: Sequence[tuple[Selected, Selected]], weight: float
-    ) -> None:
-        """``add_at`` of what this process selected itself, and nobody need check."""
-        for batch in batches(tuple(shapes), self.chunk):
-            index_Ck = torch.cat([found[piece.tensor][0][piece.number] for piece in batch.pieces])
-            value_S = torch.cat([found[piece.tensor][1][piece.number].flatten() for piece in batch.pieces])
-            total_N.index_add_(0, batch.places(index_Ck).flatten(), value_S * weight)
+    def place_at_once(self, shapes: Shapes, selected: Sequence[Selected]) -> list[Decoded]:
+        """Place the values of all tensors of a device in a few operations."""
+        places: list[list[Tensor]] = [[one.long() for one in index] for index, _ in selected]
+        for batch in batches(tuple(tuple(shape) for shape in shapes), self.chunk):
+            index_Ck = torch.cat([selected[piece.tensor][0][piece.number] for piece in batch.pieces])
+            require_rising(index_Ck, batch.length, self)
+            place_Ck = batch.places(index_Ck)
+            for piece, place_ck, _ in batch.split(place_Ck, place_Ck):
+                places[piece.tensor][piece.number] = place_ck
+        return [
+            Scattered(tuple(shape), joined(place), joined(values))
+            for shape, place, (_, values) in zip(shapes, places, selected, strict=True)
+        ]
+
+    def _by_region(self, tensors: Sequence[Tensor]) -> list[list[Tensor]]:
+        """Return room for what is found, by tensor and region."""
+        return [[tensor] * len(regions(tuple(tensor.shape), self.chunk)) for tensor in tensors]
 
     def _kept(self, region: Region) -> int:
         return max(1, round(region.length * self.k / self.chunk))
 
 
+Chunks = tuple["Region", Tensor, Tensor]  # with indices and values (C, k)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tiles(Decoded):
+    """Kept values in the chunks of every region of a tensor, on the processor."""
+
+    shape: Shape
+    chunks: tuple[Chunks, ...]
+
+    @property
+    def _columns(self) -> int:
+        return self.shape[1] if len(self.shape) == 2 else math.prod(self.shape)
+
+    def tensor(self) -> Tensor:
+        total_N = torch.zeros(math.prod(self.shape), dtype=torch.float32, device="cpu")
+        self.add(0, total_N, 1.0)
+        return total_N.view(self.shape)
+
+    def add(self, start: int, total_n: Tensor, weight: float) -> None:
+        matrix, row = total_n.view(-1, self._columns), start // self._columns
+        for region, index_Ck, value_Ck in self.chunks:
+            part, chunks = within(region, row, len(matrix))
+            if part.num_chunks:
+                add_at(matrix, part, index_Ck[chunks], value_Ck[chunks], weight)
+
+    def support(self) -> tuple[Tensor, Tensor]:
+        places = [places_of(region, self._columns, index_Ck) for region, index_Ck, _ in self.chunks]
+        return joined(places), joined([value_Ck for _, _, value_Ck in self.chunks])
+
+
 def largest_of_rows(value_CL: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Rising indices int16 (C, k) of the largest magnitudes of each row, and the values there."""
+    """Return rising indices int16 (C, k) of the largest magnitudes of each row, and the values there."""
     rows = Region(0, 0, value_CL.shape[0], 1, 1, value_CL.shape[1])
-    return largest(value_CL, rows, k) if value_CL.device.type == "cpu" else _largest_by_torch(value_CL, rows, k)
+    return largest(value_CL, rows, k) if value_CL.device.type == "cpu" else largest_by_torch(value_CL, k)
 
 
-def _largest_by_torch(matrix: Tensor, region: Region, k: int) -> tuple[Tensor, Tensor]:
-    """What `largest` does, on any device; which of equal magnitudes is kept is the device's choice."""
-    return _largest_of(cut(matrix, region), k)
-
-
-def _largest_of(chunk_CL: Tensor, k: int) -> tuple[Tensor, Tensor]:
+def largest_by_torch(chunk_CL: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Do what `largest` does, on any device; which of equal magnitudes is kept is the device's choice."""
     index_Ck = chunk_CL.abs().topk(k, dim=1, sorted=False).indices.sort(dim=1).values
     return index_Ck.to(torch.int16), chunk_CL.gather(1, index_Ck)
-
-
-def _add_at_by_torch(matrix: Tensor, region: Region, index_Ck: Tensor, value_Ck: Tensor, weight: float) -> None:
-    """What `add_at` does, on any device."""
-    chunk_CL = cut(matrix, region)
-    paste(matrix, region, chunk_CL.scatter_add(1, index_Ck.long(), value_Ck * weight))
 
 
 # ---- chunks of neighbouring values ----
@@ -322,8 +342,8 @@ def _places(index, where, place):  # type: ignore[no-untyped-def]
 #
 # They are found where they lie: a chunk is read once, in cache, and never copied out.
 #
-# For the processor. On other devices `_largest_by_torch` and `_add_at_by_torch` say the same. Of equal magnitudes the
-# first are kept. No branch asks about one entry: one in forty is a candidate, and a branch guessed wrong costs some
+# For the processor. On other devices `largest_by_torch` and `Scattered` say the same. Of equal magnitudes the first are
+# kept. No branch asks about one entry: one in forty is a candidate, and a branch guessed wrong costs some
 # twenty laps.
 
 _MARGIN = np.uint32(1 << 20)  # an eighth of a power of two, on the bits of a float32
@@ -449,21 +469,17 @@ def _add_at(matrix, where, index, values, weight):  # type: ignore[no-untyped-de
 
 # ---- equal chunks of many tensors ----
 #
-# As one matrix: for devices, which take microseconds to be told of any operation.
-#
-# The tensors lie one behind the other in a flat one. What `TopK` does to one of them is the same for all of its chunks,
-# so those of one length are put together, in the order of the tensors and of their regions.
+# As one matrix: for devices, which take microseconds to be told of any operation. What `TopK` does to one tensor is the
+# same for all of its chunks, so those of one length are put together, in the order of the tensors and of their regions.
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
     """One region of one tensor."""
 
-    tensor: int  # of which
+    tensor: int  # its number among the tensors
     number: int  # of its regions
-    start: int  # where the tensor begins
-    rows: int  # of the tensor as a matrix
-    columns: int
+    columns: int  # of the tensor as a matrix
     region: Region
 
 
@@ -483,16 +499,21 @@ class Batch:
         """Chunks of each piece."""
         return [piece.region.num_chunks for piece in self.pieces]
 
-    def chunks(self, flat_N: Tensor) -> Tensor:
-        """A copy of them (C, L)."""
-        made_CL = flat_N.new_empty(sum(self.counts), self.length)
-        for piece, into in zip(self.pieces, made_CL.split_with_sizes(self.counts), strict=True):
-            tiles = _tiles_of(flat_N, piece)
+    def chunks(self, matrices: Sequence[Tensor]) -> Tensor:
+        """Return a copy of them (C, L)."""
+        copied_CL = matrices[0].new_empty(sum(self.counts), self.length)
+        for piece, into, _ in self.split(copied_CL, copied_CL):
+            tiles = _tiles(matrices[piece.tensor], piece.region).permute(0, 2, 1, 3)
             into.view(tiles.shape).copy_(tiles)
-        return made_CL
+        return copied_CL
+
+    def split(self, first_C: Tensor, second_C: Tensor) -> Iterator[tuple[Stretch, Tensor, Tensor]]:
+        """Yield each piece with its chunks of both tensors."""
+        counts = self.counts
+        yield from zip(self.pieces, first_C.split_with_sizes(counts), second_C.split_with_sizes(counts), strict=True)
 
     def places(self, index_Ck: Tensor) -> Tensor:
-        """Where indices inside chunks are in the flat tensor, int64 (C, k)."""
+        """Return where indices inside chunks are in each one's flattened tensor, int64 (C, k)."""
         first_C1, columns_C1 = _origins(self, index_Ck.device)
         width = self.pieces[0].region.width
         index_Ck = index_Ck.long()
@@ -501,40 +522,23 @@ class Batch:
 
 @functools.lru_cache(maxsize=64)
 def batches(shapes: tuple[Shape, ...], chunk: int) -> tuple[Batch, ...]:
-    """The chunks of tensors of these shapes."""
+    """Return the chunks of tensors of these shapes."""
     alike: dict[tuple[int, int], list[Stretch]] = {}
-    start = 0
     for tensor, shape in enumerate(shapes):
-        rows, columns = (shape[0], shape[1]) if len(shape) == 2 else (1, math.prod(shape))
+        columns = shape[1] if len(shape) == 2 else math.prod(shape)
         for number, region in enumerate(regions(shape, chunk)):
-            piece = Stretch(tensor, number, start, rows, columns, region)
-            alike.setdefault((region.height, region.width), []).append(piece)
-        start += math.prod(shape)
+            alike.setdefault((region.height, region.width), []).append(Stretch(tensor, number, columns, region))
     return tuple(Batch(tuple(pieces)) for pieces in alike.values())
-
-
-def _tiles_of(flat_N: Tensor, piece: Stretch) -> Tensor:
-    """A view of the region: tile row, tile column, row in tile, column in tile."""
-    region, columns = piece.region, piece.columns
-    shape = (region.tile_rows, region.tile_columns, region.height, region.width)
-    strides = (region.height * columns, region.width, columns, 1)
-    begin = flat_N.storage_offset() + piece.start + region.top * columns + region.left
-    return flat_N.as_strided(shape, strides, begin)
 
 
 @functools.lru_cache(maxsize=64)
 def _origins(batch: Batch, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Of each chunk the place of its first value, and the columns of its tensor, int64 (C, 1)."""
+    """Return the place of each chunk's first value, and the columns of its tensor, int64 (C, 1)."""
     first, columns = [], []
     for piece in batch.pieces:
         region = piece.region
         row_R = region.top + region.height * torch.arange(region.tile_rows, dtype=torch.int64, device="cpu")
         left_C = region.left + region.width * torch.arange(region.tile_columns, dtype=torch.int64, device="cpu")
-        first.append((piece.start + row_R[:, None] * piece.columns + left_C).flatten())
+        first.append((row_R[:, None] * piece.columns + left_C).flatten())
         columns.append(torch.full((region.num_chunks,), piece.columns, dtype=torch.int64, device="cpu"))
     return torch.cat(first)[:, None].to(device), torch.cat(columns)[:, None].to(device)
-
-
-def by_tensor(shapes: Sequence[Shape], chunk: int) -> list[list[Tensor]]:
-    """Room for what is found, by tensor and region."""
-    return [[fresh(0)] * len(regions(tuple(shape), chunk)) for shape in shapes]

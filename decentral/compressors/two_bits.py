@@ -13,19 +13,23 @@ from torch import Tensor
 from decentral.coding import Floats, Symbols
 from decentral.compressors.base import (
     About,
+    Decoded,
+    Dense,
     Method,
     PartSpec,
     Payload,
     Shape,
+    check_dtype,
     check_input,
     check_parts,
     check_shapes,
+    non_finite,
     require,
 )
 from decentral.compressors.blocks import binned
 from decentral.tensors.compiled import compiled
 from decentral.tensors.device import one_kernel
-from decentral.tensors.memory import fresh
+from decentral.tensors.ops import is_finite
 
 __all__ = [
     "NUM_PEAKS",
@@ -34,11 +38,9 @@ __all__ = [
     "best_means",
     "code_rows",
     "coded_levels",
-    "coded_levels_of",
     "counts_on",
     "decode_rows",
     "level_sizes",
-    "sizes_below",
 ]
 
 # Shape suffixes: R = rows, C = columns (values per row), N = R * C values, S = splits of a row, M = tensors.
@@ -81,62 +83,44 @@ class SignMag2(Method):
         """Codes, the exponent of the largest level, large levels, steps to the small ones."""
         return _layout(shape)
 
-    def compress(self, tensor: Tensor) -> Payload:
-        """Fit two levels to each row, then take the nearer one."""
-        value_RC = check_input(tensor).reshape(_matrix(tuple(tensor.shape)))
-        level_R2, peak = coded_levels(best_means(value_RC))
-        halfway_R = level_sizes(peak)[level_R2].mul(0.5).sum(dim=1)  # halved first: the sum could overflow
-        small_R, large_R = level_R2.unbind(1)
-        parts = (code_rows(value_RC, halfway_R).flatten(), peak, large_R, large_R - small_R)
-        return Payload(tuple(tensor.shape), tuple(part.to(torch.uint8) for part in parts))
-
-    def compress_all(self, tensors: Sequence[Tensor]) -> list[Payload]:
-        """``compress`` of finite tensors, those with as many columns together."""
-        shapes = [_matrix(tuple(one.shape)) for one in tensors]
-        made: list[Payload | None] = [None] * len(tensors)
-        for columns in dict.fromkeys(shape[1] for shape in shapes):
-            here = [i for i, shape in enumerate(shapes) if shape[1] == columns]
-            counts = [shapes[i][0] for i in here]
-            parts = self._compress_rows(torch.cat([tensors[i].reshape(shapes[i]) for i in here]), counts)
-            for i, found in zip(here, parts, strict=True):
-                made[i] = Payload(tuple(tensors[i].shape), found)
-        return [one for one in made if one is not None]
+    def compress(self, tensors: Sequence[Tensor]) -> list[Payload]:
+        """Fit two levels to each row, then take the nearer one; matrices with as many columns together."""
+        shapes = [_matrix(tuple(tensor.shape)) for tensor in tensors]
+        payloads: dict[int, Payload] = {}
+        for here in _by_columns(shapes).values():
+            value_RC = torch.cat([check_dtype(tensors[i]).reshape(shapes[i]) for i in here])
+            if not is_finite(value_RC):
+                raise non_finite(next(tensors[i] for i in here if not is_finite(tensors[i])))
+            parts = self._compress_rows(value_RC, [shapes[i][0] for i in here])
+            payloads |= {i: Payload(tuple(tensors[i].shape), own) for i, own in zip(here, parts, strict=True)}
+        return [payloads[i] for i in range(len(tensors))]
 
     def _compress_rows(self, value_RC: Tensor, counts: list[int]) -> list[tuple[Tensor, ...]]:
-        """Parts of matrices that lie one behind the other, of so many rows each."""
-        level_R2, peak_M, peak_R = coded_levels_of(best_means(value_RC), counts)
-        halfway_R = sizes_below(peak_R, level_R2).mul(0.5).sum(dim=1)
+        """Return the parts of matrices that lie one behind the other, of so many rows each."""
+        level_R2, peak_M, peak_R = coded_levels(best_means(value_RC), counts)
+        halfway_R = level_sizes(peak_R, level_R2).mul(0.5).sum(dim=1)  # halved first: the sum could overflow
         code_RC = code_rows(value_RC, halfway_R)
         large_R, step_R = level_R2[:, 1].to(torch.uint8), (level_R2[:, 1] - level_R2[:, 0]).to(torch.uint8)
         codes = [code_rC.flatten() for code_rC in code_RC.split_with_sizes(counts)]
         peaks = peak_M.to(torch.uint8).split_with_sizes([1] * len(counts))
         return list(zip(codes, peaks, large_R.split_with_sizes(counts), step_R.split_with_sizes(counts), strict=True))
 
-    def decompress_all(self, payloads: Sequence[Payload]) -> list[Tensor]:
-        """``decompress`` of each, those with as many columns together. PayloadError as there."""
+    def decompress(self, payloads: Sequence[Payload]) -> list[Decoded]:
+        """Return +-level; matrices with as many columns together."""
         for payload in payloads:
             check_shapes(self, payload, self.layout(payload.shape))
         shapes = [_matrix(payload.shape) for payload in payloads]
-        made = [fresh(0)] * len(payloads)
-        for columns in dict.fromkeys(shape[1] for shape in shapes):
-            here = [i for i, shape in enumerate(shapes) if shape[1] == columns]
+        decoded: dict[int, Decoded] = {}
+        for columns, here in _by_columns(shapes).items():
             counts = [shapes[i][0] for i in here]
             code_N, peak_M, large_R, step_R = (torch.cat([payloads[i].parts[n] for i in here]) for n in range(4))
             self._check(code_N, peak_M, large_R, step_R)
             peak_R = peak_M.repeat_interleave(counts_on(tuple(counts), peak_M.device), output_size=sum(counts))
-            size_R2 = sizes_below(peak_R, torch.stack([large_R - step_R, large_R], dim=1))
-            value_RC = decode_rows(code_N.view(-1, columns), size_R2)
+            size_R2 = level_sizes(peak_R, torch.stack([large_R - step_R, large_R], dim=1))
+            value_RC = decode_rows(code_N.view(sum(counts), columns), size_R2)
             for i, rows in zip(here, value_RC.split_with_sizes(counts), strict=True):
-                made[i] = rows.reshape(payloads[i].shape)
-        return made
-
-    def decompress(self, payload: Payload) -> Tensor:
-        """+-level."""
-        check_shapes(self, payload, self.layout(payload.shape))
-        code_N, peak, large_R, step_R = payload.parts
-        self._check(code_N, peak, large_R, step_R)
-        size_R2 = level_sizes(peak)[torch.stack([large_R - step_R, large_R], dim=1).int()]
-        return decode_rows(code_N.view(_matrix(payload.shape)), size_R2).reshape(payload.shape)
+                decoded[i] = Dense(rows.reshape(payloads[i].shape))
+        return [decoded[i] for i in range(len(payloads))]
 
     def _check(self, code_N: Tensor, peak_M: Tensor, large_R: Tensor, step_R: Tensor) -> None:
         """PayloadError unless the parts, which have their shapes, keep their rules."""
@@ -156,8 +140,16 @@ def _layout(shape: Shape) -> tuple[PartSpec, ...]:
     )
 
 
+def _by_columns(shapes: Sequence[tuple[int, int]]) -> dict[int, list[int]]:
+    """Return the numbers of the matrices that have so many columns."""
+    numbers: dict[int, list[int]] = {}
+    for number, (_, columns) in enumerate(shapes):
+        numbers.setdefault(columns, []).append(number)
+    return numbers
+
+
 def _matrix(shape: Shape) -> tuple[int, int]:
-    """(rows, columns): the last dimension against all others; no rows when there are no values."""
+    """Return (rows, columns): the last dimension against all others; no rows when there are no values."""
     columns = shape[-1] if shape else 1
     return (math.prod(shape[:-1]), columns) if columns else (0, 0)
 
@@ -301,20 +293,11 @@ _LOWEST_PEAK, _HIGHEST_PEAK = -100, 127  # exponents: from the lowest, the small
 NUM_PEAKS = _HIGHEST_PEAK - _LOWEST_PEAK + 1
 
 
-def coded_levels(mean_R2: Tensor) -> tuple[Tensor, Tensor]:
-    """Levels int32 (R, 2) in 0..255 of float64 magnitudes, and the peak int32 (1,) that they count down from."""
-    octave_R2 = torch.log2(mean_R2)  # -inf for zero
-    highest = octave_R2.amax().reshape(1) if mean_R2.numel() else octave_R2.new_full((1,), _LOWEST_PEAK)
-    peak = (highest + 0.5 / _PER_OCTAVE).floor_().clamp_(_LOWEST_PEAK, _HIGHEST_PEAK)
-    level_R2 = (octave_R2 - peak).mul_(_PER_OCTAVE).round_().clamp_(-256, _PER_OCTAVE - 1).add_(256 - _PER_OCTAVE)
-    return level_R2.clamp_(min=0).int(), (peak - _LOWEST_PEAK).int()
-
-
-def coded_levels_of(mean_R2: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """``coded_levels`` of tensors that lie one behind the other, of so many rows each: the levels (R, 2), the peak of
-    each tensor (M,) and that of each row (R,).
+def coded_levels(mean_R2: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return levels int32 (R, 2) in 0..255 of float64 magnitudes of tensors that lie one behind the other, of so many
+    rows each; and the peaks int32 that they count down from, of each tensor (M,) and of each row (R,).
     """
-    octave_R2 = torch.log2(mean_R2)
+    octave_R2 = torch.log2(mean_R2)  # -inf for zero
     count_M = counts_on(tuple(counts), mean_R2.device)
     owner_M = torch.arange(len(counts), dtype=torch.int64, device=mean_R2.device)
     owner_R = owner_M.repeat_interleave(count_M, output_size=len(mean_R2))
@@ -327,8 +310,8 @@ def coded_levels_of(mean_R2: Tensor, counts: Sequence[int]) -> tuple[Tensor, Ten
     return level_R2, place_M, place_M[owner_R]
 
 
-def sizes_below(peak_R: Tensor, level_R2: Tensor) -> Tensor:
-    """The float32 magnitudes (R, 2) of levels, each below the peak of its row."""
+def level_sizes(peak_R: Tensor, level_R2: Tensor) -> Tensor:
+    """Return the float32 magnitudes (R, 2) of levels, each below the peak of its row."""
     return _size_table(peak_R.device)[peak_R.long()[:, None], level_R2.long()]
 
 
@@ -336,11 +319,6 @@ def sizes_below(peak_R: Tensor, level_R2: Tensor) -> Tensor:
 def counts_on(counts: tuple[int, ...], device: torch.device) -> Tensor:
     """Whole numbers on a device, which has them from the last round."""
     return torch.tensor(counts, dtype=torch.int64, device=device)
-
-
-def level_sizes(peak: Tensor) -> Tensor:
-    """The float32 magnitude (256,) of every level below this peak (1,), which is less than ``NUM_PEAKS``."""
-    return _size_table(peak.device)[peak.int()].view(256)
 
 
 @functools.cache
@@ -401,7 +379,7 @@ class SparseLoCo2(Method):
             PartSpec("levels", torch.float32, (_BINS,), Floats()),
         )
 
-    def compress(self, tensor: Tensor) -> Payload:
+    def compress_one(self, tensor: Tensor) -> Payload:
         """Sort the values into four bins, then take the bins' means."""
         value_N = check_input(tensor).flatten()
         found = binned(value_N, _BINS, _WINDOW, lambda place_n: (place_n + _BINS // 2).round_())
@@ -409,7 +387,7 @@ class SparseLoCo2(Method):
         level_4 = (mean_4 + found.mean.float()).clamp_(-_LARGEST, _LARGEST)  # rounded apart, 3.4e38 would be Inf
         return Payload(tuple(tensor.shape), (found.code_N, level_4))
 
-    def decompress(self, payload: Payload) -> Tensor:
+    def decompress_one(self, payload: Payload) -> Tensor:
         """levels[code]."""
         check_parts(self, payload, self.layout(payload.shape))
         code_N, level_4 = payload.parts

@@ -19,7 +19,7 @@ from decentral.consensus.paxos import PLANS_PER_BALLOT, check_proposed, farewell
 from decentral.consensus.round_state import FETCH_AFTER, RESEND_AFTER, Fetch, RoundState, SendSlices, fits
 from decentral.consensus.timing import SLACK
 from decentral.errors import PayloadError
-from decentral.flow.schedule import shifted
+from decentral.flow.pacing import shifted
 from decentral.wire import messages as m
 from decentral.wire.keys import Digest, PeerId
 

@@ -41,7 +41,7 @@ class History:
         self._seconds = _Clock()
 
     def event(self, row: Mapping[str, Any]) -> None:
-        """One row of ``events.jsonl``."""
+        """Take a row of ``events.jsonl``."""
         self.num_events += 1
         if row.get("event") == "commit":
             self._round(row, str_list(row.get("contributors")), self._members or str_list(row.get("members")))
@@ -56,7 +56,7 @@ class History:
             self._drop_after(parted)
 
     def metric(self, row: Mapping[str, Any]) -> None:
-        """One row of ``metrics.jsonl``."""
+        """Take a row of ``metrics.jsonl``."""
         self.num_metrics += 1
         row = {**row, "seconds": self._seconds.over_restarts(number(row.get("seconds")))}
         if row.get("scope") == "inner":
@@ -87,12 +87,12 @@ class History:
         self._last_mono = mono
 
     def _drop_after(self, step: int) -> None:
-        """The rounds after so many outer steps are none of the run's any more."""
+        """Drop the rounds after so many outer steps: they are none of the run's any more."""
         while self.rounds and self.rounds[-1]["step"] > step:
             self.rounds.pop()
 
     def _next_members(self, row: Mapping[str, Any], members: list[str]) -> None:
-        """Who is a member of the next round, and who came or went with that."""
+        """Note the members of the next round, and say who came or went with that."""
         before, self._members = self._members, members
         said = members_sentence(_without(members, before), _without(before, members))
         if before and said and not row.get("truncated"):
@@ -103,7 +103,7 @@ class History:
         self.sentences.append({"t": number(row.get("t")), "event": str(row.get("event")), "text": short})
 
     def _since_last(self, mono: float | None) -> float | None:
-        """Seconds between two rounds; not known over a restart, which may have begun the clock anew."""
+        """Return the seconds between two rounds; None over a restart, which may have begun the clock anew."""
         if mono is None or self._last_mono is None or not 0 < mono - self._last_mono < 86_400:
             return None
         return round(mono - self._last_mono, 3)
@@ -125,7 +125,7 @@ class _Clock:
 
 
 def _details(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Who led, how many votes, and how this peer spent the time, as far as the event tells."""
+    """Return who led, the number of votes, and how this peer spent the time, as far as the event tells."""
     found: dict[str, Any] = {name: value for name in _TOLD if (value := number(row.get(name))) is not None}
     if isinstance(record := row.get("record"), str):
         found["record"] = record[:12]  # enough to compare two peers' by eye
@@ -138,7 +138,7 @@ def _details(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def steps_made(row: Mapping[str, Any]) -> int | None:
-    """Outer steps made with an event: gossip steps are counted from 0. None where it is of no round."""
+    """Return the outer steps made with an event, as gossip steps are counted from 0; None where it is of no round."""
     if row.get("event") == "commit" and isinstance(row.get("outer_step"), int):
         return int(row["outer_step"])
     if row.get("event") == "pair" and isinstance(row.get("step"), int):
@@ -147,8 +147,8 @@ def steps_made(row: Mapping[str, Any]) -> int | None:
 
 
 def split_of(seconds: float, waited: float, sending: float, applying: float) -> dict[str, float]:
-    """What training did in a round. Of the time in which it stood still the sending and the outer step explain their
-    own; where it goes on meanwhile, they held up nothing.
+    """Split a round by what training did. Of the time in which it stood still, sending and the outer step account for
+    their own; where it goes on meanwhile, they hold up nothing.
     """
     waited = min(max(0.0, waited), seconds)
     sends = min(sending, waited)
@@ -163,12 +163,12 @@ def _without(names: Sequence[str], others: Collection[str]) -> list[str]:
 
 
 def number(value: object) -> float | None:
-    """A finite number, or None for what is none."""
+    """Return a number, or None for what is none."""
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def str_list(value: object) -> list[str]:
-    """The strings of a list."""
+    """Return the strings of a list."""
     return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
 
 
@@ -191,7 +191,7 @@ class Series:
         self._stride, self._seen = 1, 0
 
     def add(self, row: Mapping[str, Any]) -> None:
-        """One more row. One at or before the last takes the place of all that it repeats, as after a restart."""
+        """Add a row. If it is at or before the last, it takes the place of all that it repeats, as after a restart."""
         if not isinstance(row.get(self._key), int | float):
             return
         taken = tuple(row.get(column) for column in self._columns)
@@ -207,7 +207,7 @@ class Series:
             self._stride *= 2
 
     def columns(self) -> dict[str, list[Any]]:
-        """By name, from the oldest to the newest."""
+        """Return the columns by name, from the oldest value to the newest."""
         rows = [*self._rows]
         if self._newest is not None and (not rows or rows[-1] != self._newest):
             rows.append(self._newest)
@@ -223,7 +223,7 @@ _SECRET = ("invite",)  # whoever has it may join, and this page may be looked at
 
 
 def sentence_of(row: Mapping[str, Any]) -> str | None:
-    """What an event means; None where it is not worth a line."""
+    """Return what an event means; None where it is not worth a line."""
     event = row.get("event")
     if not isinstance(event, str) or event in _SHOWN_ELSEWHERE:
         return None
@@ -234,7 +234,7 @@ def sentence_of(row: Mapping[str, Any]) -> str | None:
 
 
 def members_sentence(came: Sequence[str], went: Sequence[str]) -> str:
-    """Who is a member from now on, and who is not any more; empty when nobody came or went."""
+    """Name the members that came and those that went; empty when nobody did."""
     parts = []
     if came:
         parts.append(f"{listed(came)} {'was' if len(came) == 1 else 'were'} let in")
@@ -244,7 +244,7 @@ def members_sentence(came: Sequence[str], went: Sequence[str]) -> str:
 
 
 def _plain_words(row: dict[str, Any]) -> str:
-    """The event's word and fields, without its time."""
+    """Return the event's word and fields, without its time."""
     try:
         return " ".join(event_line({**row, "t": 0}).split()[1:])
     except (TypeError, ValueError):

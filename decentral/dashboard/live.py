@@ -26,7 +26,7 @@ PARTS = ("now", "rounds", "learning", "events")
 
 
 class LiveFolder:
-    """What the page shows of ``directory``. Not to be asked by two threads at a time."""
+    """A reader of what the page shows of ``directory``. Not to be asked by two threads at a time."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class LiveFolder:
         self._parts: dict[str, View] = {}
 
     def look(self) -> Mapping[str, View]:
-        """All parts as they are now; one that has not changed is the same object as at the last look.
+        """Return all parts as they are now; a part that has not changed is the same object as at the last look.
 
         Another peer or run in the folder, as after a second demo, begins anew.
         """
@@ -69,7 +69,7 @@ class LiveFolder:
         return dict(self._parts)
 
     def _read(self) -> Status | str:
-        """The status, or why there is none."""
+        """Return the status, or why there is none."""
         try:
             return read_status(self._directory)
         except DecentralError as error:
@@ -91,13 +91,13 @@ class LiveFolder:
 
 
 def _is_another(before: Status, now: Status) -> bool:
-    """Of another peer or run; who begins does not know its name yet."""
+    """Tell whether a status is of another peer or run; a peer that begins does not know its name yet."""
     pairs = ((before.peer, now.peer), (before.run_id, now.run_id))
     return any(old and new and old != new for old, new in pairs)
 
 
 def rows_of(lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:
-    """Those lines that are objects."""
+    """Yield the lines that are objects."""
     for line in lines:
         try:
             row = json.loads(line)
@@ -123,7 +123,7 @@ class PeerRates:
         self._seen: deque[tuple[float, dict[str, dict[str, int]]]] = deque(maxlen=_MOST_STATUSES)
 
     def see(self, status: Status) -> dict[str, dict[str, float]]:
-        """By peer, the rates over the last seconds; empty before there are two statuses."""
+        """Return by peer the rates over the last seconds; empty before there are two statuses."""
         counts = {str(member.get("peer")): _counts(member) for member in status.members}
         if self._seen and self._seen[-1][0] >= status.updated:
             self._seen.pop()  # the same again
@@ -161,7 +161,7 @@ _MEMBER = {"presence": "member"}  # who of them was there at that moment is in n
 
 
 class Replay:
-    """One folder. ``span`` is read once: nothing is added to a run that is over."""
+    """A reader of a run that is over, in one folder. ``span`` is read once: nothing is added."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -172,7 +172,7 @@ class Replay:
         self.span = (min(steps), max(steps))
 
     def at(self, round_: int | None = None) -> dict[str, View]:
-        """All parts as of the end of a round; of the last one where none is named."""
+        """Return all parts as of the end of a round; of the last one where none is named."""
         first, last = self.span
         wanted = last if round_ is None else min(max(round_, first), last)
         history = History()
@@ -197,7 +197,7 @@ class Replay:
 
 
 def _as_of(last: Status, round_: int, commit: Mapping[str, Any], history: History) -> Status:
-    """What is known of the peer then: who it is, and what the newest row of metrics said."""
+    """Return what is known of the peer then: its names, and what the newest row of metrics said."""
     outer, diagnosed = history.last_outer, history.diagnostics.columns()
     seen = [bool(row.get("contributed", row.get("contributors"))) for row in history.rounds][-100:]
     values = {name: column[-1] for name, column in diagnosed.items() if column and column[-1] is not None}
@@ -243,7 +243,7 @@ MOST_FOLDERS = 64  # folders on one page
 
 
 def peers_in(directory: Path) -> dict[str, Path]:
-    """Folders by the name that the page calls them, the empty name for the directory itself.
+    """Return folders by the name that the page calls them, the empty name for the directory itself.
 
     Looked at anew every time: a demo's peers come one after the other.
     """
@@ -259,7 +259,7 @@ def peers_in(directory: Path) -> dict[str, Path]:
 
 
 def _began(folder: Path) -> float:
-    """When its peer learnt of the run: a newcomer stands behind those who were there."""
+    """Return when its peer learnt of the run: a newcomer stands behind those who were there."""
     try:
         return (folder / MANIFEST_FILE).stat().st_mtime
     except OSError:
@@ -267,7 +267,7 @@ def _began(folder: Path) -> float:
 
 
 def chosen(folders: dict[str, Path], asked: str | None) -> str | None:
-    """The one that was asked for, else the first; a name that is none of them is never made a path."""
+    """Return the folder that was asked for, else the first; a name that is none of them is never made a path."""
     if asked is not None and asked in folders:
         return asked
     return next(iter(folders), None)

@@ -43,7 +43,7 @@ MOST_VIEWERS = 16  # streams at a time: more are told to come later, so that a p
 
 
 def as_json(value: Any) -> str:
-    """Strict JSON on one line, whatever the files had."""
+    """Return strict JSON on one line, whatever the files had."""
     return json.dumps(json_value(value), separators=(",", ":"), allow_nan=False)
 
 
@@ -62,7 +62,7 @@ class Page:
         self._viewers = 0
 
     def app(self, *, token: str | None, port: int) -> ASGIApp:
-        """The application, guarded."""
+        """Return the application, guarded."""
         routes = [
             Route("/", self._index),
             Route("/api/view", self._view),
@@ -81,7 +81,7 @@ class Page:
         return FileResponse(STATIC / "index.html")
 
     async def _view(self, request: Request) -> Response:
-        """All parts at once; in a replay as of ``round``."""
+        """Answer with all parts at once; in a replay as of ``round``."""
         name, folder = self._asked(request)
         try:
             parts = await self._parts(folder, request.query_params.get("round"))
@@ -99,7 +99,7 @@ class Page:
         return await anyio.to_thread.run_sync(self._at, folder, round_)
 
     def _at(self, folder: Path, round_: int | None) -> Mapping[str, str]:
-        """Parts of a replay; reads whole files, on a thread."""
+        """Return the parts of a replay; reads whole files, on a thread."""
         if folder not in self._replays:
             self._replays[folder] = Replay(folder)
         return {part: as_json(value) for part, value in self._replays[folder].at(round_).items()}
@@ -116,7 +116,9 @@ class Page:
         self._viewers -= 1
 
     async def _events(self, asked: str | None) -> AsyncIterator[str]:
-        """Server-sent events, one per part that changed; a comment where none did, so that a dead viewer is noticed."""
+        """Yield server-sent events, one per part that changed; a comment where none did, so that a dead viewer is
+        noticed.
+        """
         last_page = ""
         folder: Path | None = None
         while folder is None:  # none has run here yet, or not the one that was asked for
@@ -147,7 +149,7 @@ class Page:
         return self._hubs[folder]
 
     def _page(self, name: str | None, folder: Path | None) -> str:
-        """What belongs to no peer: which there are, and whether this is a replay."""
+        """Return what belongs to no peer: which there are, and whether this is a replay."""
         span = None
         if self._replay and folder in self._replays:
             span = self._replays[folder].span
@@ -183,7 +185,7 @@ def _message(parts: Mapping[str, str]) -> str:
 
 
 def _object(parts: Mapping[str, str]) -> str:
-    """One object of texts that are JSON already."""
+    """Return an object of texts that are JSON already."""
     return "{" + ",".join(f'"{part}":{text}' for part, text in parts.items()) + "}"
 
 
@@ -198,11 +200,11 @@ class Reader(Protocol):
     """Where a folder's parts come from."""
 
     def look(self) -> Mapping[str, Any]:
-        """All parts; blocks while it reads."""
+        """Return all parts; blocks while it reads."""
         ...
 
     def close(self) -> None:
-        """Nobody will ask any more."""
+        """Close the files: nobody will ask any more."""
         ...
 
 
@@ -221,7 +223,7 @@ class Hub:
         self._number = 0
 
     async def changes(self) -> AsyncGenerator[dict[str, str], None]:
-        """What has changed, as JSON by part: at first all of it, then what is new; empty when nothing is."""
+        """Yield the changes as JSON by part: at first all parts, then what is new; empty when nothing is."""
         known: dict[str, int] = {}
         while True:
             await self._look()
@@ -231,7 +233,7 @@ class Hub:
             await anyio.sleep(self._period)
 
     async def now(self) -> dict[str, str]:
-        """All parts as they are."""
+        """Return all parts as they are."""
         await self._look()
         return {part: text for part, (_, text) in self._told.items()}
 
@@ -285,7 +287,7 @@ _HERE = ("localhost", "127.0.0.1", "::1")
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach an address to listen at."""
+    """Tell whether only this machine can reach an address to listen at."""
     if host == "localhost":
         return True
     try:
@@ -320,7 +322,7 @@ class Guard:
         await answer(scope, receive, send_with_headers)
 
     def _verdict(self, scope: Scope) -> Response | None:
-        """An answer of our own; None: go on."""
+        """Return an answer of our own; None: go on."""
         headers = Headers(scope=scope)
         if scope["method"] not in ("GET", "HEAD"):
             return PlainTextResponse("this page only shows\n", 405, {"allow": "GET, HEAD"})
@@ -348,7 +350,7 @@ class Guard:
         return found.value if found is not None else ""
 
     def _is_token(self, given: str) -> bool:
-        """In constant time, whatever was given."""
+        """Compare in constant time, whatever was given."""
         return self._token is not None and hmac.compare_digest(given.encode(), self._token.encode())
 
 
@@ -364,7 +366,7 @@ def _is_of_another_site(headers: Headers, path: str) -> bool:
 
 
 def _host_asked(headers: Headers) -> str:
-    """The name that was asked for, without its port."""
+    """Return the name that was asked for, without its port."""
     host = headers.get("host", "").lower()
     if host.startswith("["):
         return host[1:].partition("]")[0]
@@ -389,13 +391,13 @@ class Place:
     token: str | None = None  # None: none is needed where only this machine can ask, one is made else
 
     def settled(self) -> Place:
-        """With a token where one is needed."""
+        """Return the place with a token where one is needed."""
         token = self.token or (None if is_loopback(self.host) else secrets.token_urlsafe(16))
         return Place(host=self.host, port=self.port, token=token)
 
     @property
     def address(self) -> str:
-        """For a browser."""
+        """Return the address for a browser."""
         name = socket.gethostname() if self.host in _EVERYWHERE else self.host
         host = f"[{name}]" if ":" in name else name
         return f"http://{host}:{self.port}/" + (f"?token={self.token}" if self.token else "")
@@ -410,7 +412,7 @@ class Listening:
     bound: socket.socket
 
     def server(self) -> uvicorn.Server:
-        """Not running yet."""
+        """Return a server that does not run yet."""
         app = self.page.app(token=self.place.token, port=self.place.port)
         config = uvicorn.Config(
             app,
@@ -424,7 +426,7 @@ class Listening:
         return uvicorn.Server(config)
 
     def serve(self) -> None:
-        """Until Ctrl-C."""
+        """Serve until Ctrl-C."""
         try:
             self.server().run(sockets=[self.bound])
         finally:
@@ -432,7 +434,7 @@ class Listening:
 
     @contextmanager
     def beside(self) -> Iterator[None]:
-        """On a thread, as long as the block lasts."""
+        """Serve on a thread, as long as the block lasts."""
         server = self.server()
         thread = threading.Thread(target=server.run, args=([self.bound],), name="dashboard", daemon=True)
         thread.start()
@@ -444,7 +446,7 @@ class Listening:
             self.close()
 
     def close(self) -> None:
-        """Once the server has ended."""
+        """Close what is open, once the server has ended."""
         self.bound.close()
         self.page.close()
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from decentral.dashboard.history import History
-from decentral.observe.diagnostics import in_words
+from decentral.observe.diagnostics import WORDS, in_words
 from decentral.observe.health import short_name
 from decentral.observe.report import dense_allreduce_nbytes
 from decentral.observe.status import ENDED, PAGE_ROWS, QUANTITIES, WATCH_ROWS, Status, presence
@@ -47,7 +47,7 @@ _KINDS = {  # protocols as people call what they carry
 
 
 def now_of(status: Status, history: History, *, health: str, alive: bool) -> View:
-    """The peer and its swarm at this moment; ``health``: the sentence, another one when the process is gone."""
+    """Return the peer and its swarm at this moment; ``health``: the sentence, another one when the process is gone."""
     last = history.rounds[-1] if history.rounds else None
     return {
         "health": health,
@@ -79,7 +79,7 @@ def now_of(status: Status, history: History, *, health: str, alive: bool) -> Vie
 
 
 def peer_of(member: Mapping[str, Any], last: Mapping[str, Any] | None) -> View:
-    """One member, as this peer sees it."""
+    """Return a member as this peer sees it."""
     name = str(member.get("peer", "?"))
     taken = None  # no member then, or not told: of gossip steps a peer knows its own
     if last is not None and name in (*last["contributors"], *last["late"]):
@@ -98,14 +98,14 @@ def peer_of(member: Mapping[str, Any], last: Mapping[str, Any] | None) -> View:
 
 
 def _shown(status: Status) -> list[Mapping[str, Any]]:
-    """So many members, this peer among them, those that are gone first: they are what a person looks for."""
+    """Return so many members, this peer among them, those that are gone first: they are what a person looks for."""
     if len(status.members) <= PEERS:
         return list(status.members)
     return sorted(status.members, key=lambda member: (not member.get("self"), presence(member) == "live"))[:PEERS]
 
 
 def is_pair(made: Mapping[str, Any]) -> bool:
-    """Whether a round is a gossip step of this peer."""
+    """Tell whether a round is a gossip step of this peer."""
     return "disagreement" in made
 
 
@@ -117,7 +117,9 @@ def _diagnostics(status: Status) -> list[View]:
 
 
 def bytes_of(status: Status) -> View:
-    """What this peer sent, and what a float32 all-reduce at every step would have; null without the model's size."""
+    """Return what this peer sent, and what a float32 all-reduce at every step would have; null without the model's
+    size.
+    """
     num_peers, size = len(status.members), status.num_parameters
     dense = None
     if size and num_peers > 1:
@@ -132,7 +134,7 @@ def bytes_of(status: Status) -> View:
 
 
 def _kinds(status: Status) -> list[View]:
-    """Bytes by kind of message, most first; what no stream carried, as the DHT's, is the rest."""
+    """Return bytes by kind of message, most first; what no stream carried, as the DHT's, is the rest."""
     found: dict[str, list[int]] = {}
     for kind, (sent, received) in status.kinds.items():
         name = _KINDS.get(kind, kind)
@@ -147,14 +149,14 @@ def _kinds(status: Status) -> list[View]:
 
 
 def _open_round(status: Status) -> View | None:
-    """The round in progress; none where nobody trains any more."""
+    """Return the round in progress; None where nobody trains any more."""
     if status.open_round is None or status.state in ENDED:
         return None
     return {**status.open_round, "leader": short_name(str(status.open_round.get("leader", "?")))}
 
 
 def rounds_of(history: History) -> View:
-    """The strip: rounds from the oldest that is kept, and their peers' names, which they have by number."""
+    """Return the strip's rounds from the oldest that is kept, and their peers' names, which they have by number."""
     names: dict[str, int] = {}
 
     def numbers(of: list[str]) -> list[int]:
@@ -173,14 +175,15 @@ def rounds_of(history: History) -> View:
 
 
 def learning_of(history: History) -> View:
-    """Columns of the charts."""
+    """Return the columns of the charts."""
     return {
         "held_out": history.held_out.columns(),
         "training": history.training.columns(),
         "diagnostics": history.diagnostics.columns(),
+        "titles": {name: words.title for name, words in WORDS.items()},  # of the diagnostics' charts
     }
 
 
 def events_of(history: History) -> View:
-    """Sentences, the newest first."""
+    """Return the sentences, the newest first."""
     return {"events": list(reversed(history.sentences))}

@@ -14,8 +14,7 @@ import anyio
 from decentral.consensus.chain import Head
 from decentral.dissemination.reassembly import PAUSE, SMALLEST_PIECE, Arrivals, Part, Reassembly
 from decentral.errors import PayloadError, PeerUnreachable, TransportError
-from decentral.flow.schedule import Ack, SendQueue, Window, shifted
-from decentral.flow.uplink import UplinkMeter
+from decentral.flow.pacing import Ack, SendQueue, UplinkMeter, Window, shifted
 from decentral.flow.waiting import Changes
 from decentral.transport import Transport
 from decentral.transport.requests import notify, request, sequence, serve_sequences
@@ -502,9 +501,9 @@ class Deliveries:
         for later in range(turn, len(self._nbytes)):
             self._nbytes[later] += landing.nbytes
             if (later + 1) * BIN >= SURE:
-                self._meter.delivered(self._nbytes[later], (later + 1) * BIN)
+                self._meter.add_delivery(self._nbytes[later], (later + 1) * BIN)
         if whole:
-            self._meter.delivered(self._nbytes[-1], self._last)
+            self._meter.add_delivery(self._nbytes[-1], self._last)
 
 
 # ---- the broadcast of one peer ----

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 from statistics import median
 
-from decentral.flow.schedule import shifted
+from decentral.flow.pacing import shifted
 from decentral.wire.keys import PeerId
 from decentral.wire.messages import ReducePlan
 

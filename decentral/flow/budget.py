@@ -59,7 +59,7 @@ class Limits:
 
 @dataclass(slots=True, eq=False)
 class _Pool:
-    """What some peers together hold, and may."""
+    """A pool: what some peers together hold, and may."""
 
     most_streams: int
     most_nbytes: int
@@ -85,7 +85,7 @@ class _Pool:
 
 
 class Budget:
-    """What each peer holds now, against the limits. One per transport."""
+    """The share of this process that each peer holds now, against the limits. One per transport."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
@@ -151,7 +151,7 @@ class Budget:
         return sum(pool.streams.get(peer, 0) for pool in pools), sum(pool.nbytes.get(peer, 0) for pool in pools)
 
     def comes_first(self, peer: PeerId) -> bool:
-        """Whether ``peer`` is a member of the run, where there is one."""
+        """Tell whether ``peer`` is a member of the run, where there is one."""
         return self._preferred is not None and peer in self._preferred
 
     @contextmanager
@@ -300,18 +300,18 @@ class Answers:
         if answer is not min(self._waiting, key=lambda waiting: self._had.get(waiting.peer, 0)):
             return math.inf
         ahead = [other for other in self._under_way if other.until > now]
-        measured = self._measured()
+        measured = self._estimate()
         most = 0.0 if self._own else FIRST if measured is None else AHEAD * measured
         if not ahead or sum(other.nbytes for other in ahead) + answer.nbytes <= most:
             return 0.0
         return min(other.until for other in ahead) - now
 
-    def _measured(self) -> float | None:
+    def _estimate(self) -> float | None:
         """Give what frames told of the uplink, or answers: frames may be too short to tell much."""
         return max(self.uplink() or 0.0, *self._seen, 0.0) or None
 
     def _rate(self) -> float:
-        return self._measured() or UNMEASURED
+        return self._estimate() or UNMEASURED
 
 
 # ---- so many in a while ----

@@ -22,7 +22,7 @@ class Changes:
         self._coming: anyio.Event | None = None  # made for the first that waits: there may be no loop before
 
     def tell(self) -> None:
-        """There was one."""
+        """Wake those who wait."""
         if self._coming is not None:
             self._coming.set()
             self._coming = None
@@ -60,7 +60,7 @@ class Repeats:
         self._told: dict[PeerId, _Told] = {}
 
     def due(self, said: object, peers: Iterable[PeerId], now: float) -> list[PeerId]:
-        """Those who are to be told ``said`` now, as they will be. Another thing than before is told to all at once."""
+        """Return the peers to tell ``said`` now, taken for told from then on. Something new is told to all at once."""
         if said != self._said:
             self._said, self._told = said, {}
         now_due = [peer for peer in peers if (told := self._told.get(peer)) is None or told.again_at <= now]

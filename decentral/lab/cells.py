@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, fields
 from functools import cache
 from typing import Any, Final, Literal
 
-from decentral.lab.lab_peer import ExchangeKind, LabWorld
 from decentral.manifest import Manifest
 from decentral.manifest.table import canonical
+from decentral.trial.replicas import ExchangeKind, TrialWorld
 
 __all__ = ["FORMAT", "Cell", "Curve", "Flips", "Kind", "Line", "Looks", "Point", "Task"]
 
@@ -29,7 +29,7 @@ FORMAT: Final = 2  # raised whenever the same cell would have other numbers, or 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One run, and all that is behind its id."""
+    """A run, and all that is behind its id."""
 
     kind: Kind
     task: Task
@@ -54,12 +54,12 @@ class Cell:
         return Manifest.of(json.loads(self.terms), "cell")
 
     def to_json(self) -> dict[str, Any]:  # Any: JSON
-        """What its id is made of."""
+        """Return the values that its id is made of."""
         return asdict(self) | {"terms": json.loads(self.terms), "format": FORMAT}
 
     @property
     def told(self) -> dict[str, Any]:  # Any: JSON
-        """What a reader of its record wants to know; all that decides its numbers is behind its id."""
+        """Return what a reader of its record wants to know; all that decides its numbers is behind its id."""
         manifest = self.manifest
         told: dict[str, Any] = {"kind": self.kind, "task": self.task, "peers": self.peers, "steps": self.steps}
         told |= {"method": manifest.outer.method} if self.kind == "swarm" else {}
@@ -96,10 +96,10 @@ class Line:
     slow: float = 1.0  # times as long that one peer's steps take
     thin: float = 1.0  # times as long that one peer's bytes take
 
-    def world(self, peers: int, numel: int) -> LabWorld:
+    def world(self, peers: int, numel: int) -> TrialWorld:
         """As the laboratory's swarm takes it; ``numel``: parameters of the small model."""
         scale = 1.0 if self.parameters is None else self.parameters / numel
-        return LabWorld(
+        return TrialWorld(
             peers, self.step_seconds, self.rate_mbit * 1e6 / 8, self.latency_ms / 1e3, scale, self.slow, self.thin
         )
 
@@ -154,7 +154,7 @@ class Curve:
 
     @property
     def diverged(self) -> bool:
-        """Whether it ended in no number."""
+        """Return whether it ended in no number."""
         return self.points[-1].loss is None
 
 
@@ -165,7 +165,7 @@ class Looks:
         self._steps, self._points, self._made = steps, points, 0
 
     def due(self, step: float) -> bool:
-        """Whether to look after so many inner steps of a peer; asked in their order."""
+        """Return whether to look after so many inner steps of a peer; asked in their order."""
         behind = int(step * self._points / self._steps + 1e-9)
         due, self._made = behind > self._made, max(behind, self._made)
         return due

@@ -43,7 +43,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One cell of a row."""
+    """A cell of a row."""
 
     cell: str  # its id
     outcome: Outcome
@@ -57,7 +57,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of the tables."""
+    """A line of the tables."""
 
     name: str
     role: Literal["method", "reference", "control"]
@@ -87,7 +87,7 @@ class Row:
 
     @property
     def troubles(self) -> str:
-        """What kept it from a number on every seed; empty: nothing."""
+        """Return what kept it from a number on every seed; empty where nothing did."""
         if not self.settings:
             return "no setting gave a number on every seed of the search"
         for status in ("failed", "diverged"):
@@ -120,7 +120,7 @@ class Found:
 
     @property
     def points(self) -> list[Mapping[str, object]]:
-        """Of the grid, in order."""
+        """Return the points of the grid, in order."""
         found: list[Mapping[str, object]] = []
         for row in self.rows:
             if row.point not in found:
@@ -170,12 +170,12 @@ def paired(mine: Mapping[int, float], other: Mapping[int, float], margin: float,
 
 
 def trouble(row: Row) -> str:
-    """One that lost a seed is not judged by the others: what is left is what went well."""
+    """Return why a row is not judged: one that lost a seed has left only what went well."""
     return row.troubles.partition(" ")[0] if row.troubles else ""
 
 
 def problems(found: Found) -> list[str]:
-    """What a reader must know first: controls that came out no worse, and rows without their numbers."""
+    """Return what a reader must know first: controls that came out no worse, and rows without their numbers."""
     told = [line for row in found.rows if (line := _control(row, found.rows, found.margin))]
     return told + [f"{_where(row)}: {row.troubles}" for row in found.rows if row.troubles and row.role != "control"]
 
@@ -206,7 +206,7 @@ def _where(row: Row) -> str:
 
 @dataclass(frozen=True, slots=True)
 class AtHours:
-    """Of one link."""
+    """Figures of one link."""
 
     hours: float  # mean over the seeds of where they are compared
     compared: Compared
@@ -281,14 +281,14 @@ Verdict = Literal["better", "worse", "tied", "undecided"]
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """Of a mean; from minus to plus infinity where one number tells nothing of how they spread."""
+    """An interval of a mean; from minus to plus infinity where one number tells nothing of how they spread."""
 
     mean: float
     low: float
     high: float
 
     def inside(self, margin: float) -> bool:
-        """Whether all of it is smaller than the margin, either way."""
+        """Return whether all of it is smaller than the margin, either way."""
         return -margin < self.low and self.high < margin
 
 
@@ -316,7 +316,7 @@ def equivalence_p(values: Sequence[float], margin: float) -> float:
 
 
 def verdict(of: Interval, margin: float) -> Verdict:
-    """Of a difference in loss: below zero is better. What is smaller than the margin for sure is no difference."""
+    """Judge a difference in loss: below zero is better. One that is surely smaller than the margin is none."""
     if of.inside(margin):
         return "tied"
     if of.high < 0:

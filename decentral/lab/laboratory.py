@@ -107,7 +107,9 @@ class Store:
         self._lock = None
 
     def known(self) -> dict[str, Outcome]:
-        """What is there by id; a line that is no record, as one that a power cut left, is as if it was not there."""
+        """Return the outcomes that are there, by id; a line that is no record, as one that a power cut left, is as if
+        it was not there.
+        """
         with disk_errors(f"reading {self._path}"):
             lines = self._path.read_bytes().splitlines() if self._path.exists() else []
         return dict(found for found in map(_read_record, lines) if found is not None)
@@ -147,7 +149,7 @@ def _read_record(line: bytes) -> tuple[str, Outcome] | None:
 
 
 def _locked(descriptor: int) -> bool:
-    """Whether the file is this process's now."""
+    """Lock the file and return whether it is this process's now."""
     try:
         import fcntl
     except ImportError:  # Windows: nobody is kept out
@@ -244,9 +246,9 @@ class Workers:
 
 @contextlib.contextmanager
 def _deaf() -> Iterator[None]:
-    """Who is started here never hears what terminals and services send to all: who was asked ends the others.
+    """Start processes in the block that never hear the signals which terminals and services send to all.
 
-    A worker that ended first would look as if its cell had failed.
+    This process ends them. A worker that ended first would look as if its cell had failed.
     """
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
@@ -259,7 +261,7 @@ def _deaf() -> Iterator[None]:
 
 
 def _serve(line: Connection, run: Run) -> None:
-    """What a worker does all its life."""
+    """Run cells for as long as the worker lives."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=end_with_parent, daemon=True).start()
     import torch

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from decentral.lab.lab_peer import LabPeer
 from decentral.lab.work import Trained
 from decentral.manifest.terms import INNER_OPTIMIZERS
 from decentral.training.inner import built, warm_up
+from decentral.trial.replicas import TrialPeer
 
 __all__ = ["Lockstep", "StackedMuon", "lockstep_of"]
 
@@ -28,7 +28,7 @@ __all__ = ["Lockstep", "StackedMuon", "lockstep_of"]
 # iteration.
 
 
-def lockstep_of(peers: Sequence[LabPeer], trained: Trained) -> Lockstep | None:
+def lockstep_of(peers: Sequence[TrialPeer], trained: Trained) -> Lockstep | None:
     """None where each must step by itself: weights are not stacked, or steps go by losses alone."""
     forward_only = INNER_OPTIMIZERS[peers[0].manifest.inner.named].forward_only
     return None if forward_only or not trained.stacked else Lockstep(peers, trained)
@@ -37,7 +37,7 @@ def lockstep_of(peers: Sequence[LabPeer], trained: Trained) -> Lockstep | None:
 class Lockstep:
     """All replicas' inner steps. Until ``dissolve`` the peers' own optimizers and schedules make no step."""
 
-    def __init__(self, peers: Sequence[LabPeer], trained: Trained) -> None:
+    def __init__(self, peers: Sequence[TrialPeer], trained: Trained) -> None:
         self._peers, self._trained, self._inner = peers, trained, peers[0].manifest.inner
         self._leaves = list(trained.stacked.values())
         self._optimizers = self._built(peers[0])
@@ -45,7 +45,7 @@ class Lockstep:
         self._reads_gradients = peers[0].schedule.method.overrides("before_inner_step")
         self._begun = False
 
-    def _built(self, peer: LabPeer) -> list[torch.optim.Optimizer]:
+    def _built(self, peer: TrialPeer) -> list[torch.optim.Optimizer]:
         """As the peer's own are."""
         names = {id(parameter): name for name, parameter in peer.module.named_parameters()}
         made: list[torch.optim.Optimizer] = []
@@ -55,7 +55,7 @@ class Lockstep:
         return made
 
     def step(self, seconds: Sequence[float]) -> None:
-        """One of every replica; ``seconds``: virtual ones that it takes each of them."""
+        """Make one inner step of every replica; ``seconds``: virtual ones that it takes each of them."""
         self._trained.gradients({peer.rank: peer.steps for peer in self._peers})
         if self._inner.clip is not None:
             clip_each([leaf.grad for leaf in self._leaves if leaf.grad is not None], self._inner.clip)
@@ -142,7 +142,7 @@ class StackedMuon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # overloads
-        """One step of every matrix of every replica."""
+        """Make one step of every matrix of every replica."""
         assert closure is None, "gradients are made beforehand"
         for group in self.param_groups:
             for stacked in group["params"]:

@@ -49,7 +49,7 @@ class Contestant:
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """What the search of a contestant came to, so far as it is known."""
+    """The outcome of a contestant's search, so far as it is known."""
 
     wanted: tuple[Cell, ...] = ()  # cells without which it is not known
     place: Place | None = None  # what is chosen; None: not yet, or nothing gave a number
@@ -137,7 +137,7 @@ class Plan:
         return Chosen(place=self._best(contestant, tried, known), over=True)
 
     def search_cells(self, contestant: Contestant, known: Known) -> list[tuple[Place, int, Cell]]:
-        """What the search has tried, of a contestant that has one of its own."""
+        """Return the cells that the search has tried, of a contestant that has one of its own."""
         if contestant.flips is not None or not self._searches(contestant):
             return []
         rates = list(self._rates(contestant))
@@ -235,7 +235,7 @@ class Plan:
 
 
 def _minds_time(manifest: Manifest, link: Link) -> bool:
-    """Whether it depends on a link what is merged when."""
+    """Return whether a link decides what is merged when."""
     method = make_outer(manifest.outer.method, manifest.outer.hyper)
     waits_unalike = method.topology == "pair" and (link.slow > 1 or link.thin > 1)
     return bool(manifest.outer.overlap or is_paced(manifest) or waits_unalike)

@@ -14,13 +14,13 @@ import numpy as np
 
 from decentral.lab.cells import Cell
 from decentral.lab.comparing import Found, Row, Run
-from decentral.lab.lab_peer import ExchangeKind
 from decentral.lab.laboratory import Store
 from decentral.lab.plan import Contestant, Plan, Reported
 from decentral.lab.running import Outcome
 from decentral.lab.tables import tables_md
 from decentral.lab.terms import PEERS, Link, Place, Reference, Study
 from decentral.state.durable import disk_errors
+from decentral.trial.replicas import ExchangeKind
 
 __all__ = ["FIGURES", "curves_csv", "draw", "found_by", "results_csv", "write_report"]
 
@@ -51,7 +51,7 @@ def found_by(plan: Plan, known: Known) -> Found:
 
 
 def _title(study: Study) -> str:
-    """What was trained, and how it was searched for, in one sentence."""
+    """Say in one sentence what was trained, and how it was searched for."""
     aims = study.study
     peers = "" if PEERS in study.grid else f", {aims.peers} peers"
     length = f"{aims.rounds} rounds" if aims.rounds is not None else f"{aims.tokens:,} tokens of each peer"
@@ -62,7 +62,7 @@ def _title(study: Study) -> str:
 
 
 def _rows(plan: Plan, contestant: Contestant, known: Known) -> Iterator[Row]:
-    """One, or one for each link that decides what it learns."""
+    """Yield one row, or one for each link that decides what is learnt."""
     chosen = plan.chosen(contestant, known)
     if not chosen.over or chosen.place is None:
         yield _row(plan, contestant, None, None, [], known)
@@ -281,7 +281,7 @@ def _draw_frontier(axes: Any, found: Found) -> None:  # Any: as above
 
 
 def frontier(marks: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Of (bytes, loss) those of which no other has both smaller, by bytes."""
+    """Return the pairs (bytes, loss) of which no other has both smaller, by bytes."""
     found: list[tuple[float, float]] = []
     for nbytes, loss in sorted(marks):
         if not found or loss < found[-1][1]:

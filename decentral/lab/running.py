@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from decentral.errors import DecentralError, NonFiniteError
 from decentral.lab.cells import Cell, Curve, Flips, Looks, Point
-from decentral.lab.course import Course
-from decentral.lab.lab_peer import LabWorld, lab_peers
+from decentral.lab.lockstep import lockstep_of
 from decentral.lab.work import Digits, Language, Work, corpus_of
 from decentral.manifest import Manifest
 from decentral.optimizers import OuterMethod, RoundInfo, make_outer
@@ -27,6 +26,8 @@ from decentral.optimizers.base import State
 from decentral.parameters import parameters_of, scatter, schema_of
 from decentral.training.copies import Averages
 from decentral.training.inner import build_inner, inner_step, warm_up
+from decentral.trial.course import Course
+from decentral.trial.replicas import TrialWorld, trial_peers
 
 __all__ = [
     "HeldOut",
@@ -46,7 +47,7 @@ Status = Literal["done", "diverged", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a cell."""
+    """The end of a cell."""
 
     status: Status  # diverged: a loss or a parameter was no number any more
     reason: str = ""  # of a failure, in one line
@@ -82,7 +83,7 @@ class Outcome:
 
 
 def failed(reason: str) -> Outcome:
-    """Of a cell that could not be run to its end."""
+    """Return the outcome of a cell that could not be run to its end."""
     return Outcome("failed", " ".join(reason.split())[:300])
 
 
@@ -106,7 +107,7 @@ def _curve(cell: Cell, device: str) -> Curve:
 
 
 def work_of(cell: Cell, device: str = "cpu") -> Work:
-    """What its replicas learn, and where."""
+    """Return the task that its replicas learn, on this device."""
     if cell.task == "digits":
         assert cell.alpha is not None, "studies of digits have one"
         return Digits(cell.manifest, cell.peers, cell.alpha)
@@ -116,7 +117,7 @@ def work_of(cell: Cell, device: str = "cpu") -> Work:
 
 
 def text_of(task: str) -> str:
-    """What is trained on, by name and version: another version is another text."""
+    """Return the text that is trained on, by name and version: another version is another text."""
     if task == "digits":
         return f"digits of scikit-learn {version('scikit-learn')}"
     return f"standard library of Python {platform.python_version()}"
@@ -136,13 +137,14 @@ def run_swarm(cell: Cell, work: Work) -> Curve:
     manifest = cell.manifest
     apart = make_outer(manifest.outer.method, manifest.outer.hyper).begins_apart
     modules = [work.model(rank if apart else 0) for rank in range(cell.peers)]
-    peers = lab_peers(manifest, modules)
+    peers = trial_peers(manifest, modules)
     if cell.flips is not None:
         for peer in peers:
             peer.replica.method = flipped(peer.replica.method, cell.flips)
     numel = peers[0].live.schema.numel
-    world = LabWorld(cell.peers) if cell.line is None else cell.line.world(cell.peers, numel)
-    course = Course(work, peers, work.trained(modules), world)
+    world = TrialWorld(cell.peers) if cell.line is None else cell.line.world(cell.peers, numel)
+    trained = work.trained(modules)
+    course = Course(work, peers, trained, world, lockstep_of(peers, trained))
     return _Looking(course, work, cell).curve()
 
 
@@ -205,13 +207,13 @@ class Reader:
         self._parameters = parameters_of(self._module)
 
     def loss(self, anchors: Fragments) -> float:
-        """Of one model."""
+        """Return the loss of one model."""
         for fragment, flat_N in zip(self._schema.fragments, anchors, strict=True):
             scatter(flat_N, fragment, self._parameters)
         return self._work.held_out(self._module)
 
     def held_out(self, replicas: Sequence[Fragments]) -> HeldOut:
-        """Of the models of peers that agree: one of them is given; or of all that do not."""
+        """Return the loss of peers that agree, of which one is given, or of all those that do not."""
         losses = [self.loss(anchors) for anchors in replicas]
         mean = sum(losses) / len(losses)
         if len(replicas) == 1:
@@ -263,7 +265,7 @@ def run_together(cell: Cell, work: Work) -> Curve:
     manifest = cell.manifest
     ranks = 1 if cell.kind == "alone" else cell.peers
     trainer = _Trainer(manifest, work, ranks)
-    world, tokens, looks = LabWorld(ranks), work.tokens_of_step, Looks(cell.steps, cell.points)
+    world, tokens, looks = TrialWorld(ranks), work.tokens_of_step, Looks(cell.steps, cell.points)
     each = world.sent(_FLOAT32 * trainer.numel, "reduce", ranks)
     found = [Point(0, 0, 0, 0.0, 0.0, trainer.held_out())]
     for step in range(1, cell.steps + 1):
@@ -295,7 +297,7 @@ class _Trainer:
         return sum(parameter.numel() for parameter in self._held[0])
 
     def step(self) -> None:
-        """One inner step of all."""
+        """Make one inner step of all."""
         inner_step(self._manifest.inner, self._optimizers, self._losses, backward=self._backward)
         for scheduler in self._schedulers:
             scheduler.step()
@@ -303,7 +305,7 @@ class _Trainer:
         self._hand_out()
 
     def held_out(self) -> float | None:
-        """Of what is learnt, where the inner optimizer trains at something else; None: no number."""
+        """Return the loss of what is learnt, where the inner optimizer trains at something else; None: no number."""
         self._averages.show()
         loss = self._work.held_out(self._modules[0])
         self._averages.resume()

@@ -13,7 +13,7 @@ _MORE = 1.05  # times the base's tokens, from which on it is said
 
 
 def tables_md(found: Found) -> str:
-    """One table for each point of the grid."""
+    """Write a table for each point of the grid."""
     parts = [f"# {found.name}", found.title, _meaning(found)]
     if told := problems(found):
         parts.append("**Problems**\n\n" + "\n".join(f"- {line}" for line in told))

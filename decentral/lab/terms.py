@@ -170,7 +170,7 @@ class Study(Table):
 
     @property
     def entries(self) -> list[Method | Reference]:
-        """Who searches for settings of its own."""
+        """Return the entries that search for settings of their own."""
         return [*self.method, *self.reference]
 
     @property
@@ -314,7 +314,7 @@ class Settings:
         return made
 
     def _tables(self, entry: Method | Reference, place: Place) -> Tables:
-        """What changes in the preset."""
+        """Return the tables that change in the preset."""
         study, own = self.study, entry.model_dump()
         tables: Tables = {name: dict(getattr(study, name)) for name in _OF_ALL}
         if study.study.task == "digits":
@@ -348,7 +348,7 @@ class Settings:
 
 
 def is_paced(manifest: Manifest) -> bool:
-    """Whether rounds may be of other than H inner steps of every peer, so that more of them are as many steps."""
+    """Return whether rounds may be of other than H inner steps of every peer, so that it takes more of them."""
     method = make_outer(manifest.outer.method, manifest.outer.hyper)
     paced = method.overrides("is_due") or manifest.inner.pace not in (None, "equal")
     return paced or method.quorum.peers > 0

@@ -29,16 +29,16 @@ import torch
 
 from decentral.errors import ConfigError, DecentralError
 from decentral.lab.laboratory import end_with_parent
-from decentral.lab.own_model import Build, OwnCourse, OwnTraining, TrainsAlone, training_of
-from decentral.lab.trial import check_learns
 from decentral.lab.work import LanguagePeer
 from decentral.manifest import Manifest, check_methods, preset_manifest
 from decentral.manifest.presets import Scale, suited
 from decentral.observe.health import in_time
 from decentral.quantities import parse_rate
-from decentral.simulate.round_time import time_of_round
 from decentral.tasks.evaluate import check_agreed, survey
 from decentral.training.inner import trained_by
+from decentral.training.round_time import time_of_round
+from decentral.trial.check import check_learns
+from decentral.trial.own_model import Build, OwnCourse, OwnTraining, TrainsAlone, training_of
 
 __all__ = ["LOOKS", "Candidate", "Found", "Tuned", "search", "tune"]
 

@@ -1,4 +1,4 @@
-"""The tasks that the replicas of a laboratory learn, and how their gradients are made.
+"""Tasks that the replicas of a laboratory learn, and how their gradients are made.
 
 The batch of an inner step is a function of (seed, rank, step) and of nothing else, so that every method of a study sees
 the same data in the same order.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -18,16 +18,153 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.nn.functional import cross_entropy, embedding, scaled_dot_product_attention, silu
 
 from decentral.errors import ConfigError
-from decentral.lab.stacked_llama import StackedLlama
 from decentral.manifest import Manifest
 from decentral.tasks.batches import window_start
 from decentral.tasks.corpus import Corpus, load_corpus
 from decentral.tasks.sizing import LanguageModelConfig
 from decentral.training.inner import build_inner, inner_step, warm_up
 
-__all__ = ["Digits", "Language", "LanguagePeer", "OneByOne", "Trained", "Work", "corpus_of"]
+__all__ = [
+    "Digits",
+    "Language",
+    "LanguagePeer",
+    "OneByOne",
+    "StackedLlama",
+    "Trained",
+    "Work",
+    "corpus_of",
+    "stacked_losses",
+]
+
+# ---- many Llamas of one size at once ----
+#
+# Each weight of all replicas is one tensor, and each layer one batched product.
+#
+# A step of a model of 0.1 M parameters is mostly Python when replicas take turns. Here 64 of them share one graph:
+# their weights are views of stacked tensors, so their optimizers are as ever, and the gradient of the sum of their
+# losses is each one's own. What is computed is what ``transformers``' Llama computes, to float32 rounding; a test
+# compares them.
+
+# Shape suffixes: R = replicas, B = windows of a batch, T = tokens of one, D = width, H = heads, K = width of a head.
+
+Tokens = Callable[[int, int], Tensor]  # rank, step -> int64 (B, T)
+
+
+class StackedLlama:
+    """Gradients of all ``modules`` in one pass. Their parameters share storage from now on."""
+
+    def __init__(self, modules: Sequence[nn.Module], tokens: Tokens) -> None:
+        self._config: Any = modules[0].config  # Any: transformers ships no types
+        self._tokens = tokens
+        self._named = [dict(module.named_parameters()) for module in modules]
+        self.stacked = {name: _shared([named[name] for named in self._named]) for name in self._named[0]}
+
+    def backward(self, steps: Mapping[int, int]) -> dict[int, Tensor]:
+        """Do what ``Trained.backward`` says."""
+        losses = self.gradients(steps)
+        self.hand_out(list(losses))
+        for stacked in self.stacked.values():
+            stacked.grad = None
+        return losses
+
+    def gradients(self, steps: Mapping[int, int]) -> dict[int, Tensor]:
+        """Do what ``Trained.gradients`` says."""
+        ranks = sorted(steps)
+        tokens_RBT = torch.stack([self._tokens(rank, steps[rank]) for rank in ranks])
+        chosen = None if len(ranks) == len(self._named) else torch.tensor(ranks)
+        weights = {name: one if chosen is None else one[chosen] for name, one in self.stacked.items()}
+        losses_R = stacked_losses(weights, tokens_RBT.to(weights["model.norm.weight"].device), self._config)
+        losses_R.sum().backward()  # type: ignore[no-untyped-call]
+        return dict(zip(ranks, losses_R.detach(), strict=True))
+
+    def hand_out(self, ranks: Sequence[int]) -> None:
+        """Do what ``Trained.hand_out`` says."""
+        for name, stacked in self.stacked.items():
+            assert stacked.grad is not None, "every weight of a Llama has a part in the loss"
+            rows = stacked.grad.unbind(0)
+            for rank in ranks:
+                self._named[rank][name].grad = rows[rank]
+
+
+def _shared(parameters: Sequence[nn.Parameter]) -> Tensor:
+    """Make one leaf (R, ...), of which each of ``parameters`` is a view from now on."""
+    stacked = torch.stack([parameter.detach() for parameter in parameters])
+    for row, parameter in zip(stacked, parameters, strict=True):
+        parameter.data = row
+    return stacked.requires_grad_()
+
+
+def stacked_losses(weights: Mapping[str, Tensor], tokens_RBT: Tensor, config: Any) -> Tensor:
+    """Mean cross-entropy in nats (R,) of the next token, by the weights (R, ...) of a Llama of ``config``."""
+    replicas, batch, length = tokens_RBT.shape
+    table = weights["model.embed_tokens.weight"]
+    offset_R = torch.arange(replicas, device=table.device).view(-1, 1, 1) * table.shape[1]
+    hidden_RND = embedding(tokens_RBT + offset_R, table.flatten(0, 1)).view(replicas, batch * length, -1)
+    turn = _rotary(length, config, table.device)
+    for layer in range(config.num_hidden_layers):
+        own = _Layer(weights, f"model.layers.{layer}.", config)
+        hidden_RND = hidden_RND + own.attention(hidden_RND, (replicas, batch, length), turn)
+        hidden_RND = hidden_RND + own.mlp(hidden_RND)
+    hidden_RND = _normed(hidden_RND, weights["model.norm.weight"], config)
+    logits = _times(hidden_RND, weights.get("lm_head.weight", table)).view(replicas, batch, length, -1)[:, :, :-1]
+    each = cross_entropy(logits.flatten(0, 2), tokens_RBT[:, :, 1:].flatten(), reduction="none")
+    return each.view(replicas, -1).mean(dim=1)
+
+
+class _Layer:
+    """A transformer block of all replicas."""
+
+    def __init__(self, weights: Mapping[str, Tensor], prefix: str, config: Any) -> None:
+        self._weights, self._prefix, self._config = weights, prefix, config
+
+    def _of(self, name: str) -> Tensor:
+        return self._weights[f"{self._prefix}{name}.weight"]
+
+    def attention(self, hidden_RND: Tensor, shape: tuple[int, int, int], turn: tuple[Tensor, Tensor]) -> Tensor:
+        normed_RND = _normed(hidden_RND, self._of("input_layernorm"), self._config)
+        replicas, batch, length = shape
+
+        def heads(name: str) -> Tensor:
+            made = _times(normed_RND, self._of(f"self_attn.{name}_proj"))
+            return made.view(replicas * batch, length, self._config.num_attention_heads, -1).transpose(1, 2)
+
+        query, key = _turned(heads("q"), turn), _turned(heads("k"), turn)
+        mixed = scaled_dot_product_attention(query, key, heads("v"), is_causal=True)
+        return _times(mixed.transpose(1, 2).reshape(hidden_RND.shape), self._of("self_attn.o_proj"))
+
+    def mlp(self, hidden_RND: Tensor) -> Tensor:
+        normed_RND = _normed(hidden_RND, self._of("post_attention_layernorm"), self._config)
+        gate = silu(_times(normed_RND, self._of("mlp.gate_proj")))
+        return _times(gate * _times(normed_RND, self._of("mlp.up_proj")), self._of("mlp.down_proj"))
+
+
+def _times(hidden_RND: Tensor, weight_ROD: Tensor) -> Tensor:
+    return torch.bmm(hidden_RND, weight_ROD.transpose(1, 2))
+
+
+def _normed(hidden_RND: Tensor, scale_RD: Tensor, config: Any) -> Tensor:
+    """RMSNorm."""
+    size = hidden_RND.square().mean(-1, keepdim=True)
+    return hidden_RND * torch.rsqrt(size + config.rms_norm_eps) * scale_RD.unsqueeze(1)
+
+
+def _rotary(length: int, config: Any, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Cosines and sines (T, K) of the positions."""
+    width, theta = config.hidden_size // config.num_attention_heads, config.rope_parameters["rope_theta"]
+    inverse = theta ** (-torch.arange(0, width, 2, device=device, dtype=torch.float32) / width)
+    angle = torch.outer(torch.arange(length, device=device, dtype=torch.float32), inverse).repeat(1, 2)
+    return angle.cos(), angle.sin()
+
+
+def _turned(heads_HTK: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+    first, second = heads_HTK.chunk(2, dim=-1)
+    return heads_HTK * turn[0] + torch.cat([-second, first], dim=-1) * turn[1]
+
+
+# ---- a task ----
 
 
 class Trained(Protocol):
@@ -52,7 +189,7 @@ class Trained(Protocol):
 
 
 class Work(Protocol):
-    """One task with its data."""
+    """A task with its data."""
 
     def model(self, number: int = 0) -> nn.Module:
         """A freshly initialised model of the run's seed, or of one of its own; the same bits at every call."""
@@ -60,7 +197,7 @@ class Work(Protocol):
 
     @property
     def tokens_of_step(self) -> int:
-        """What one replica sees in an inner step: bytes of text, or examples."""
+        """Return how much one replica sees in an inner step: bytes of text, or examples."""
         ...
 
     def loss(self, module: nn.Module, rank: int, step: int) -> Tensor:
@@ -84,14 +221,14 @@ class OneByOne:
         self.stacked: Mapping[str, Tensor] = {}
 
     def gradients(self, steps: Mapping[int, int]) -> dict[int, Tensor]:
-        """See Trained."""
+        """Do what ``Trained.gradients`` says."""
         return self.backward(steps)
 
     def hand_out(self, ranks: Sequence[int]) -> None:
         """They are there."""
 
     def backward(self, steps: Mapping[int, int]) -> dict[int, Tensor]:
-        """See Trained."""
+        """Do what ``Trained.backward`` says."""
         losses = {}
         for rank, step in steps.items():
             loss = self._work.loss(self._modules[rank], rank, step)
@@ -123,14 +260,14 @@ class _Split:
 
 
 class Digits:
-    """See Work. The split, the shards and the batches follow from the run's seed."""
+    """The digits, as Work. The split, the shards and the batches follow from the run's seed."""
 
     def __init__(self, manifest: Manifest, peers: int, alpha: float) -> None:
         self._manifest = manifest
         self._split = _split(peers, alpha, manifest.run.seed)
 
     def model(self, number: int = 0) -> nn.Module:
-        """See Work: weights uniform within 1 / sqrt(inputs), biases zero."""
+        """Do what ``Work.model`` says: weights uniform within 1 / sqrt(inputs), biases zero."""
         hidden, generator = self._manifest.model.hidden, torch.Generator().manual_seed(self._manifest.run.seed + number)
         made = nn.Sequential(nn.Linear(_PIXELS, hidden), nn.ReLU(), nn.Linear(hidden, _LABELS))
         with torch.no_grad():
@@ -141,11 +278,11 @@ class Digits:
 
     @property
     def tokens_of_step(self) -> int:
-        """See Work: examples."""
+        """Return ``Work.tokens_of_step``: examples."""
         return self._manifest.data.batch_size
 
     def loss(self, module: nn.Module, rank: int, step: int) -> Tensor:
-        """See Work."""
+        """Do what ``Work.loss`` says."""
         shard = self._split.shards[rank]
         random = np.random.default_rng((self._manifest.run.seed, rank, step))
         place = shard[torch.from_numpy(random.integers(len(shard), size=self._manifest.data.batch_size))]
@@ -153,12 +290,12 @@ class Digits:
 
     @torch.no_grad()
     def held_out(self, module: nn.Module) -> float:
-        """See Work; in nats per digit."""
+        """Do what ``Work.held_out`` says; in nats per digit."""
         logits = module(self._split.held_image_DX)
         return float(functional.cross_entropy(logits.double(), self._split.held_label_D))
 
     def trained(self, modules: Sequence[nn.Module]) -> Trained:
-        """See Work."""
+        """Do what ``Work.trained`` says."""
         return OneByOne(self, modules)
 
 
@@ -213,7 +350,7 @@ def _drawn_shards(label_D: np.ndarray, peers: int, alpha: float, random: np.rand
 
 
 class Language:
-    """See Work. Which bytes a step sees follows from the run's seed, the rank and the step."""
+    """Text, as Work. Which bytes a step sees follows from the run's seed, the rank and the step."""
 
     def __init__(
         self, manifest: Manifest, corpus: Corpus, peers: int, *, uneven: bool, windows: int = 128, device: str = "cpu"
@@ -223,7 +360,7 @@ class Language:
         self._config = LanguageModelConfig.of(manifest.model)
 
     def model(self, number: int = 0) -> nn.Module:
-        """See Work."""
+        """Do what ``Work.model`` says."""
         from decentral.tasks.language_model import build_language_model  # transformers, which digits need not wait for
 
         built: nn.Module = build_language_model(self._config, seed=self._manifest.run.seed + number)
@@ -231,7 +368,7 @@ class Language:
 
     @property
     def tokens_of_step(self) -> int:
-        """See Work."""
+        """Return ``Work.tokens_of_step``."""
         return self._manifest.data.batch_size * self._config.context
 
     def tokens(self, rank: int, step: int) -> Tensor:
@@ -251,13 +388,13 @@ class Language:
         return length * rank // self._peers, length * (rank + 1) // self._peers
 
     def loss(self, module: nn.Module, rank: int, step: int) -> Tensor:
-        """See Work."""
+        """Do what ``Work.loss`` says."""
         tokens = self.tokens(rank, step).to(self._device)
         loss: Tensor = module(input_ids=tokens, labels=tokens).loss
         return loss
 
     def held_out(self, module: nn.Module) -> float:
-        """See Work; in bits per byte."""
+        """Do what ``Work.held_out`` says; in bits per byte."""
         from decentral.tasks.evaluate import bits_per_byte  # as above
 
         held: Any = module
@@ -266,7 +403,7 @@ class Language:
         )
 
     def trained(self, modules: Sequence[nn.Module]) -> Trained:
-        """See Work: all at once, but for mixtures, whose tokens go different ways."""
+        """Do what ``Work.trained`` says: all at once, but for mixtures, whose tokens go different ways."""
         if self._config.experts is not None or len(modules) == 1:
             return OneByOne(self, modules)
         return StackedLlama(modules, self.tokens)
@@ -277,7 +414,7 @@ class Language:
 
 @dataclass(frozen=True, slots=True)
 class LanguagePeer:
-    """Builds the training of the peer of a number, as somebody's own function does: see decentral.lab.own_model.
+    """Builds the training of the peer of a number, as somebody's own function does: see decentral.trial.own_model.
 
     ``terms`` have the model and the inner optimizer; ``data`` is as --data names it, None the standard library.
     """

@@ -30,15 +30,12 @@ from decentral.errors import (
     TransportError,
     VersionError,
 )
-from decentral.flow.uplink import lease_bits
+from decentral.flow.pacing import lease_bits
 from decentral.flow.waiting import Offload, in_thread
 from decentral.manifest import Manifest, rule_of
 from decentral.node.upload import DailyUpload, Suspension
 from decentral.optimizers import make_outer
 from decentral.parameters import Schema
-from decentral.redundancy.giver import WayOut
-from decentral.redundancy.labels import Seals
-from decentral.redundancy.recovery import RedundancyService
 from decentral.replica.codec import Codec, codec_of
 from decentral.replica.contents import MAKERS, Readings, Tail
 from decentral.replica.figures import Figures
@@ -54,9 +51,8 @@ from decentral.swarm.admission import ADMISSION, Admission, AdmittingTransport
 from decentral.swarm.contacts import LEASE, LEASE_LIST, LEASES
 from decentral.swarm.directory import Directory
 from decentral.swarm.hello import HELLO, ask_hello, check_terms, greeting, refusal
-from decentral.swarm.paths import Paths
 from decentral.transport import Transport
-from decentral.transport.probes import DIALBACK, SPEED, serve_dialback, serve_speed
+from decentral.transport.paths import DIALBACK, SPEED, Paths, serve_dialback, serve_speed
 from decentral.transport.requests import serve_requests
 from decentral.transport.throttle import Caps, ThrottledTransport
 from decentral.wire.frames import FrameKind
@@ -121,7 +117,7 @@ class Node:
         self.start = replace(start, anchors=(), buffers_B=None)  # the replica has them, until rounds replace them
         self.on_event, self.admission = on_event, admission
         self.directory = Directory(transport, signer, manifest.digest, ttl=manifest.swarm.lease)
-        self.directory.update(state=PRIVATE if private else 0)
+        self.directory.own.update(state=PRIVATE if private else 0)
         self.replica = make_replica(manifest, start.schema, start.anchors, start.buffers_B)
         replica = self.replica
         channels = len(replica.method.channels())
@@ -183,7 +179,6 @@ class Node:
         serve_requests(transport, HELLO, self._on_hello, limit=64)
         serve_dialback(transport)
         self.speed = serve_speed(transport)
-        self.redundancy = redundancy_of(manifest, signer, transport, self.directory, self.driver, daily_upload, offload)
 
     @property
     def outer_steps(self) -> int:
@@ -210,8 +205,6 @@ class Node:
             group.start_soon(self.catch_up.remember)
             group.start_soon(self.paths.watch)
             group.start_soon(self._announce_forever)
-            if self.redundancy is not None:
-                group.start_soon(self.redundancy.run)
             if self.daily_upload is not None:
                 group.start_soon(self.resting.keep_to, self.daily_upload, self.transport.traffic)
             self.ready.set()
@@ -313,7 +306,7 @@ class Node:
         while True:
             head = self.driver.head
             uplink = lease_bits(self.uplink())
-            self.directory.update(epoch=head.epoch, round=head.round, digest=head.hash, uplink=uplink)
+            self.directory.own.update(epoch=head.epoch, round=head.round, digest=head.hash, uplink=uplink)
             self.clock.tell(self.age)
             if self.state in ("looking", "syncing") and self.ready.is_set():
                 self.state = "training"
@@ -428,7 +421,7 @@ class Uplinks:
 
     def lines_of(self, peers: Sequence[PeerId]) -> list[Line]:
         """What each says it was seen to send; private peers, whom not all can reach, pass nothing on."""
-        live, own = self.directory.live(), self.directory.draft()
+        live, own = self.directory.live(), self.directory.own.draft()
         leases = [own if peer == own.peer else live.get(peer) for peer in peers]
         known = {lease.peer: lease.uplink / 8 for lease in leases if lease is not None and lease.uplink}
         others = [rate for peer, rate in known.items() if peer != own.peer]  # the own line says nothing of theirs
@@ -444,7 +437,7 @@ class Uplinks:
         others; that of one from whom nothing was had yet, for no more than is usual of those from whom something was.
         Else whoever claims the most owns all that the others apply.
         """
-        lines, copies, me = self.lines_of(peers), max(1, len(peers) - 1), self.directory.draft().peer
+        lines, copies, me = self.lines_of(peers), max(1, len(peers) - 1), self.directory.own.draft().peer
         nobody = not any(line.passes_on for line in lines)
         seen = {peer: rate * copies for peer in peers if (rate := self.received(peer)) is not None}
         usual = median(seen.values()) if seen else median(line.rate for line in lines)
@@ -546,37 +539,3 @@ def throttled(
     return AdmittingTransport(
         inner, caps, admission=admission, open_to_all=OPEN_TO_ALL, urgent=URGENT, may_upload=may_upload
     )
-
-
-# ---- the keeping of each other's state ----
-#
-# Made for one node as the terms say.
-
-
-def redundancy_of(
-    manifest: Manifest,
-    signer: Signer,
-    transport: Transport,
-    directory: Directory,
-    driver: Driver,
-    daily_upload: DailyUpload | None,
-    offload: Offload,
-) -> RedundancyService | None:
-    """None where the terms do not ask for it: then nothing of it is served, or sent."""
-    terms = manifest.swarm.redundancy
-    if terms is None:
-        return None
-
-    def others() -> dict[PeerId, tuple[str, ...]]:
-        members = driver.head.members
-        return {peer: lease.addresses for peer, lease in directory.live().items() if peer in members}
-
-    way_out = WayOut(
-        transport=transport,
-        others=others,
-        may_send=lambda: daily_upload is None or not daily_upload.used_up,
-        is_quiet=lambda: transport.meter.is_idle,
-    )
-    seals = Seals(signer, manifest.digest)
-    members, live = lambda: driver.head.members, lambda: tuple(directory.live())
-    return RedundancyService(terms, seals, way_out, members=members, live=live, offload=offload)

@@ -127,9 +127,6 @@ class Suspension:
         self._told = False  # a farewell, since this peer was let in
         self._driver, self._on_event, self._offload = driver, on_event, offload
 
-    def __bool__(self) -> bool:
-        return bool(self.reasons)
-
     async def begin(self, why: str) -> None:
         """Rest."""
         self.reasons.add(why)

@@ -25,7 +25,7 @@ TERMS = "run.toml"
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One value, and what it took until there."""
+    """A value of a run, and what it took until there."""
 
     steps: float  # inner steps of this peer
     seconds: float
@@ -35,7 +35,7 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class SeenRun:
-    """One peer's run."""
+    """The run of a peer, as its folder tells it."""
 
     directory: Path
     manifest: Manifest
@@ -46,7 +46,7 @@ class SeenRun:
 
 
 def read_run(directory: Path) -> SeenRun:
-    """What is left of a run in ``directory``, which may be going on. UsageError where no peer ever trained."""
+    """Read what is left of a run in ``directory``, which may be going on. UsageError where no peer ever trained."""
     if not (directory / TERMS).is_file():
         raise UsageError(f"{directory}: no run directory of a peer; name what was given to --out")
     manifest = load_manifest(directory / TERMS)
@@ -62,7 +62,9 @@ def read_run(directory: Path) -> SeenRun:
 
 
 def _of_metrics(directory: Path) -> Iterator[tuple[str, Point]]:
-    """Seconds and bytes are counted by each process anew: what earlier ones counted is added."""
+    """Yield points of ``metrics.jsonl``; each process counts seconds and bytes anew, so what earlier ones counted is
+    added.
+    """
     sent = 0.0
     for row in _added_up(read_metrics(directory), ("seconds", "bytes_sent")):
         sent = float(row.get("bytes_sent", sent))  # rows of inner steps have none
@@ -72,7 +74,7 @@ def _of_metrics(directory: Path) -> Iterator[tuple[str, Point]]:
 
 
 def _added_up(rows: Iterable[dict[str, Any]], counters: tuple[str, ...]) -> Iterator[dict[str, Any]]:
-    """Rows whose ``counters`` never fall: a fall is another process that began at zero."""
+    """Yield the rows with ``counters`` that never fall: a fall is another process that began at zero."""
     before, added = dict.fromkeys(counters, 0.0), dict.fromkeys(counters, 0.0)
     for row in rows:
         for key in counters:
@@ -83,7 +85,7 @@ def _added_up(rows: Iterable[dict[str, Any]], counters: tuple[str, ...]) -> Iter
 
 
 def _of_events(directory: Path, manifest: Manifest) -> Iterator[tuple[str, Point]]:
-    """The mean of the losses logged in each round: a loop may log every step. Older logs do not say at which."""
+    """Yield the mean loss of each round, as a loop may log every step. Older logs do not say at which."""
     interval = manifest.inner.steps / manifest.outer.fragments
     for outer_step, told in groupby(_logged(directory), key=lambda one: one[0]):
         several = list(told)
@@ -93,7 +95,9 @@ def _of_events(directory: Path, manifest: Manifest) -> Iterator[tuple[str, Point
 
 
 def _logged(directory: Path) -> Iterator[tuple[int, float | None, float, float]]:
-    """Outer steps made before, inner steps of this peer, seconds of its lives, loss."""
+    """Yield for each loss the outer steps made before, the inner steps of this peer, the seconds of its lives, the
+    loss.
+    """
     outer_step, began, lived = 0, 0.0, 0.0
     for row in read_json_lines(directory / EVENTS_FILE):
         now, event = float(row.get("t", 0.0)), row.get("event")
@@ -108,7 +112,7 @@ def _logged(directory: Path) -> Iterator[tuple[int, float | None, float, float]]
 
 
 def common_kind(runs: Iterable[SeenRun]) -> str:
-    """What all of them tell: bits per byte of the anchor, or training losses. UsageError where it is neither."""
+    """Return what all runs tell: bits per byte of the anchor, or training losses. UsageError where it is neither."""
     kinds = [set(run.curves) for run in runs]
     shared = set.intersection(*kinds)
     if not shared:
@@ -120,7 +124,7 @@ def common_kind(runs: Iterable[SeenRun]) -> str:
 
 
 def names_of(runs: Iterable[SeenRun]) -> list[str]:
-    """One for each: the folder's, or its whole path where two folders are named alike."""
+    """Return a name for each run: its folder's, or the whole path where two folders are named alike."""
     several = list(runs)
     names = [run.directory.name for run in several]
     return [run.directory.name if names.count(run.directory.name) == 1 else str(run.directory) for run in several]

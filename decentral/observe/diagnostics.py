@@ -6,8 +6,9 @@ import math
 import statistics
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from decentral.replica.figures import (
     BEHIND_ALONE,
@@ -23,8 +24,20 @@ from decentral.replica.figures import (
 )
 
 __all__ = [
-    *("BANDS", "ROUNDS", "Alone", "Band", "Crossing", "Gains", "Look", "Watch"),
-    *("back_sentence", "in_words", "likely_cause", "warning"),
+    *(
+        "BANDS",
+        "ROUNDS",
+        "WORDS",
+        "Alone",
+        "Band",
+        "BandWatch",
+        "Crossing",
+        "Diagnostics",
+        "Gains",
+        "Look",
+        "LookJudge",
+    ),
+    *("Words", "back_sentence", "in_words", "likely_cause", "warning"),
 ]
 
 # ---- where each figure belongs ----
@@ -49,11 +62,11 @@ class Band:
     if_high: str = ""
 
     def bounds(self, contributors: int) -> tuple[float, float]:
-        """Lowest and highest value in the band."""
+        """Return the lowest and the highest value in the band."""
         return self.low / max(1, contributors - 1) if self.among_all else self.low, self.high
 
     def cause(self, value: float) -> str:
-        """Why a value outside of the band is there, probably."""
+        """Return the probable reason for a value outside of the band."""
         return self.if_high if value > self.high else self.if_low
 
 
@@ -152,7 +165,7 @@ class _Side:
     against: int = 0
 
 
-class Watch:
+class BandWatch:
     """Remembers where each figure is. One peer's."""
 
     def __init__(self, bands: Iterable[Band] = BANDS) -> None:
@@ -161,11 +174,11 @@ class Watch:
 
     @property
     def out(self) -> tuple[str, ...]:
-        """The figures that are out of their bands now."""
+        """Return the figures that are out of their bands now."""
         return tuple(figure for figure, side in self._sides.items() if side.is_out)
 
     def see(self, figures: Figures) -> list[Crossing]:
-        """What changed with the figures of one more round."""
+        """Return which figures left their bands, or came back, with one more round."""
         found = (self._look(band, figures) for band in self._bands if self._is_told(band, figures))
         return [crossing for crossing in found if crossing is not None]
 
@@ -219,16 +232,14 @@ class Alone:
 
     def __init__(self) -> None:
         self._looks: list[Look] = []
-        self.count = 0  # looks ever
 
     def see(self, look: Look) -> float:
-        """The share of what alone would have been learnt by now that together lacks; negative where it leads: of what
+        """Return the share of what alone would have learnt by now that together lacks; negative where it leads: of what
         together has learnt, what alone would lack.
         """
         if len(self._looks) == KEPT:
             del self._looks[1::2]
         self._looks.append(look)
-        self.count += 1
         first = self._looks[0]
         alone = self._chained(look.outer_step - first.outer_step + 1)
         now = statistics.median(one.after for one in self._looks[-LATEST:])
@@ -236,7 +247,7 @@ class Alone:
         return max(-1.0, min(1.0, (now - alone) / learnt)) if learnt > 0 else 0.0
 
     def _chained(self, rounds: int) -> float:
-        """The loss after so many rounds of own steps."""
+        """Return the loss after so many rounds of own steps."""
         ordered = sorted((one.start, one.start - one.before) for one in self._looks)
         starts, gains = [start for start, _ in ordered], [gain for _, gain in ordered]
         loss = self._looks[0].start
@@ -264,7 +275,7 @@ class Gains:
         self._least = math.inf
 
     def see(self, look: Look) -> float | None:
-        """The largest of the three, as a share of all that was learnt; None while too few were seen."""
+        """Return the largest of the three, as a share of all that was learnt; None while too few looks were seen."""
         self._begun = look.start if self._begun is None else self._begun
         self._latest.append(look)
         self._least = min(self._least, look.after)
@@ -303,7 +314,7 @@ def likely_cause(gain: float, lost: float, rounds: int, *, waits: bool, held_out
 
 
 def _gain_at(loss: float, starts: Sequence[float], gains: Sequence[float]) -> float:
-    """The median gain of the looks that begin nearest; none below all of them. ``starts`` rise."""
+    """Return the median gain of the looks that begin nearest; none below all of them. ``starts`` rise."""
     at = bisect_left(starts, loss)
     if at == 0 and loss < starts[0]:
         return 0.0
@@ -316,42 +327,154 @@ def _gain_at(loss: float, starts: Sequence[float], gains: Sequence[float]) -> fl
     return statistics.median(gains[low:high])
 
 
+# ---- one peer's figures ----
+
+
+class LookJudge(Protocol):
+    """Makes one figure of the looks that it has seen."""
+
+    def see(self, look: Look) -> float | None:
+        """Return the figure with one more look; None: too few were seen."""
+        ...
+
+
+class Diagnostics:
+    """The newest figures of one peer, of its rounds and of looks at its losses, held to their bands.
+
+    Rounds are told on the swarm's thread before the training side learns of them, looks on the training thread; the
+    figures are read by any.
+    """
+
+    def __init__(
+        self,
+        emit: Callable[[str, dict[str, object]], None],
+        cause: Callable[[], str] = lambda: "",
+    ) -> None:
+        """``emit``: takes an event and its fields; ``cause``: says why together is behind alone, and what to do."""
+        self._emit, self._cause, self._bands = emit, cause, BandWatch()
+        self._judges: dict[str, LookJudge] = {BEHIND_ALONE: Alone(), STILL_GAINED: Gains()}
+        self._num_looks = 0
+        self.of_newest_round = self._of_newest_look = Figures()  # replaced, never written to
+
+    @property
+    def values(self) -> Mapping[str, float]:
+        """Return the newest of each figure."""
+        return {**self.of_newest_round.values, **self._of_newest_look.values}
+
+    @property
+    def out(self) -> tuple[str, ...]:
+        """Return the names of the figures that are out of their bands."""
+        return self._bands.out
+
+    def add_round(self, figures: Figures) -> None:
+        """Take the figures of one more round."""
+        self.of_newest_round = figures
+        self._hold_to_bands(figures)
+
+    def add_look(self, look: Look, *, held_out: bool = True) -> None:
+        """Judge one more look at the losses around a commit.
+
+        ``held_out``: of data that nobody trains on; others tell nothing of whether more is to be learnt.
+        """
+        self._num_looks += 1
+        asked = self._judges if held_out else {BEHIND_ALONE: self._judges[BEHIND_ALONE]}
+        judged = {figure: judge.see(look) for figure, judge in asked.items()}
+        values = {figure: value for figure, value in judged.items() if value is not None}
+        self._of_newest_look = Figures(look.outer_step, rounds=self._num_looks, values=values)
+        self._hold_to_bands(self._of_newest_look)
+
+    def _hold_to_bands(self, figures: Figures) -> None:
+        for crossing in self._bands.see(figures):
+            by_terms = crossing.is_out and crossing.figure == BEHIND_ALONE
+            self._emit(
+                "out_of_band" if crossing.is_out else "back_in_band",
+                {
+                    "outer_step": crossing.outer_step,
+                    "figure": crossing.figure,
+                    "value": crossing.value,
+                    "low": crossing.low,
+                    "high": crossing.high,
+                    "why": self._cause() if by_terms else crossing.why,
+                },
+            )
+
+
 # ---- figures in words ----
 #
-# The warning when one leaves its band, and the line of ``decentral status``.
+# The warning when one leaves its band, the line of ``decentral status``, Prometheus and the page.
 
-_SAYS = {band.figure: band.says for band in BANDS}
-_SHORT = {
-    NORM_DISPERSION: "norms differ by {:.0%}",
-    LOSS_DISPERSION: "losses differ by {:.0%}",
-    MEAN_COSINE: "mean cosine {:.3f}",
-    DEBT_RATIO: "owed {:.2g} x a round's update",
-    NEVER_SENT: "{:.0%} never sent",
-    REPLICA_DISTANCE: "replicas {:.2%} apart",
-    REPLICA_VARIANCE: "variance {:.2g}",
-    BEHIND_ALONE: "behind alone by {:.0%}",
-    STILL_GAINED: "still gains {:.1%}",
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """A figure for people."""
+
+    short: str  # in the line of ``decentral status``, with the place of its value
+    meaning: str  # a sentence for Prometheus
+    title: str  # above its chart on the page
+
+
+WORDS: Mapping[str, Words] = {
+    NORM_DISPERSION: Words(
+        "norms differ by {:.0%}",
+        "Standard deviation of the contributions' norms over their mean.",
+        "norms differ by",
+    ),
+    LOSS_DISPERSION: Words(
+        "losses differ by {:.0%}",
+        "Standard deviation of the peers' losses over their mean.",
+        "losses differ by",
+    ),
+    MEAN_COSINE: Words("mean cosine {:.3f}", "Mean cosine over all pairs of contributions.", "mean cosine"),
+    DEBT_RATIO: Words(
+        "owed {:.2g} x a round's update",
+        "Norm of what this peer owes over that of its newest pseudo-gradient.",
+        "owed, in rounds' updates",
+    ),
+    NEVER_SENT: Words(
+        "{:.0%} never sent",
+        "Share of parameters that nobody has sent since this process began.",
+        "share never sent",
+    ),
+    REPLICA_DISTANCE: Words(
+        "replicas {:.2%} apart",
+        "Distance to the last partner's replica over the length of ours.",
+        "replicas apart",
+    ),
+    REPLICA_VARIANCE: Words(
+        "variance {:.2g}", "Half the mean square of that distance over the last pairs.", "variance of replicas"
+    ),
+    BEHIND_ALONE: Words(
+        "behind alone by {:.0%}",
+        "Share of what this peer's own steps would have learnt that the anchor lacks; below 0: it leads.",
+        "behind alone",
+    ),
+    STILL_GAINED: Words(
+        "still gains {:.1%}",
+        "Share of all that was learnt that the latest dozen looks still gained.",
+        "still gained",
+    ),
 }
+_SAYS = {band.figure: band.says for band in BANDS}
 
 
 def warning(figure: str, value: float, why: str, outer_step: int) -> str:
-    """What is said when a figure left its band."""
+    """Return the sentence for a figure that left its band."""
     said = _SAYS[figure].format(value=value) if figure in _SAYS else f"{figure} is {value:.3g}"
     return f"{said} (round {outer_step}); probably {why}"
 
 
 def back_sentence(figure: str, value: float, outer_step: int) -> str:
-    """What is said when it is back."""
+    """Return the sentence for a figure that is back in its band."""
     said = _SAYS[figure].format(value=value) if figure in _SAYS else f"{figure} is {value:.3g}"
     return f"{said} (round {outer_step}); that is usual again"
 
 
 def in_words(values: Mapping[str, float]) -> str:
-    """All figures in one line; of a name that this version does not know, the name."""
+    """Return all figures in one line; one that this version does not know goes by its name."""
     return ", ".join(_in_words(name, value) for name, value in values.items())
 
 
 def _in_words(name: str, value: float) -> str:
     if name == BEHIND_ALONE and value <= 0:
         return f"ahead of alone by {-value:.0%}"
-    return _SHORT.get(name, f"{name} {{:.3g}}").format(value)
+    return (WORDS[name].short if name in WORDS else f"{name} {{:.3g}}").format(value)

@@ -77,13 +77,13 @@ def read_events(
 
 
 def is_asked_for(row: dict[str, Any], event: str | None, without: Collection[str]) -> bool:
-    """Whether an event is one of those named ``event``, of all where that is None, and none of ``without``."""
+    """Tell whether an event is named ``event`` (None: any name will do), and not in ``without``."""
     name = row.get("event")
     return event in (None, name) and name not in without
 
 
 def event_line(row: dict[str, Any]) -> str:
-    """One event as a line for people: local time, the word, the fields."""
+    """Return an event as a line for people: local time, the word, the fields."""
     stamp = time.strftime("%H:%M:%S", time.localtime(float(row.get("t") or 0)))
     fields = " ".join(f"{key}={_short(value)}" for key, value in row.items() if key not in _STAMPS)
     return f"{stamp} {row.get('event', '?'):<12} {fields}".rstrip()

@@ -47,7 +47,7 @@ def health_sentence(status: Status) -> str:
 
 
 def as_seen(status: Status, now: float, monotonic: float) -> Status:
-    """What a reader finds, who also looks at the process: the sentence is another where that is gone, or is frozen.
+    """Return the status with another sentence where its process is gone, or is frozen.
 
     ``now`` in seconds since the epoch, ``monotonic`` by this machine's clock of that name.
     """
@@ -65,7 +65,7 @@ def is_well(status: Status) -> bool:
 
 
 def lost_sentence(status: Status, now: float) -> str:
-    """What is to be said when the process that wrote ``status`` is gone, ``now`` in seconds since the epoch."""
+    """Return the sentence for a status whose process is gone, ``now`` in seconds since the epoch."""
     stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(status.updated))
     return (
         f"gone: the peer that wrote this is gone (killed or crashed); its last sign was at {stamp}, "
@@ -84,7 +84,7 @@ def _frozen(status: Status, *, stopped: bool) -> str:
 
 
 def round_line(status: Status) -> str:
-    """One short line: where the run is, how good, at what cost, for how long."""
+    """Return a short line: where the run is, how good, at what cost, for how long."""
     parts = [f"round {status.round}" + ("" if status.rounds is None else f" of {status.rounds}")]
     if status.loss is not None:
         parts.append(f"loss {status.loss:.4f}")
@@ -98,12 +98,12 @@ def round_line(status: Status) -> str:
 
 
 def health_word(status: Status) -> str:
-    """How the peer is, in one word: the first of its sentence."""
+    """Return how the peer is, in one word: the first of its sentence."""
     return health_sentence(status).partition(":")[0]
 
 
 def _rounds_made(status: Status) -> str:
-    """A run may also end by its time."""
+    """Say how many rounds were made; a run may also end by its time."""
     if status.rounds is None or status.round >= status.rounds:
         return f"{status.round} rounds"
     return f"{status.round} of {status.rounds} rounds, its time was up"
@@ -114,7 +114,7 @@ def _starting(status: Status) -> str:
 
 
 def alone_sentence(names: Sequence[str], *, left: bool) -> str:
-    """What a peer says when the last of the others has gone."""
+    """Return the sentence of a peer whose last company has gone."""
     whom = listed(names)
     if left:
         return f"alone: {whom} left; the invite still lets others in"
@@ -170,7 +170,7 @@ def _waiting_for_members(status: Status) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names for people, three at most."""
+    """Return names for people, three at most."""
     return ", ".join(map(short_name, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
@@ -244,7 +244,7 @@ _SENTENCES_OF_STATES = {
 
 
 def _shrunk(status: Status) -> str:
-    """What a volunteer has to know: this may be the smaller part of a swarm that was cut in two."""
+    """Warn a volunteer that this may be the smaller part of a swarm that was cut in two."""
     here, gone = len(status.members), len(status.given_up)
     return (
         f"shrunk: round {status.round} goes on with {here} of {here + gone} peers, "
@@ -260,7 +260,7 @@ def _useful(status: Status) -> str:
 
 
 def in_units(nbytes: float) -> str:
-    """Bytes for people: ``0.2 MB``; decimal units, as links are sold."""
+    """Return bytes for people: ``0.2 MB``; decimal units, as links are sold."""
     for unit, size in (("GB", 1e9), ("MB", 1e6)):
         if nbytes >= 0.1 * size:
             return f"{nbytes / size:.1f} {unit}"
@@ -268,7 +268,7 @@ def in_units(nbytes: float) -> str:
 
 
 def in_time(seconds: float) -> str:
-    """A span for people: ``45 s``, ``12 min``, ``3.5 h``, ``2.1 days``."""
+    """Return a span for people: ``45 s``, ``12 min``, ``3.5 h``, ``2.1 days``."""
     for unit, size, digits in (("days", 86_400, 1), ("h", 3600, 1), ("min", 60, 0)):
         if seconds >= 2 * size:
             return f"{seconds / size:.{digits}f} {unit}"
@@ -292,7 +292,7 @@ def quantity_text(status: Status, name: str) -> str:
 
 
 def short_name(peer: str) -> str:
-    """The end of a libp2p name: all of them start alike."""
+    """Return the end of a libp2p name: all of them start alike."""
     return peer if len(peer) <= 8 else "…" + peer[-6:]
 
 
@@ -305,14 +305,14 @@ SAID_FOR = 30  # rounds: events are told again after 20, so what goes on is alwa
 
 
 class Notices:
-    """What was said of outliers, twins, rounds that moved nothing and figures, the newest for each."""
+    """The newest sentence on each outlier, pair of twins, round that moved nothing, and figure out of its band."""
 
     def __init__(self) -> None:
         self._said: dict[tuple[str, ...], tuple[int, str]] = {}  # who -> round, sentence
         self._lasting: dict[str, str] = {}  # figure that is out of its band -> sentence
 
     def hear(self, event: str, fields: Mapping[str, Any], me: str) -> str | None:
-        """The sentence of an event that is worth one, also remembered. ``me``: the peer that speaks."""
+        """Remember and return the sentence of an event that is worth one. ``me``: the peer that speaks."""
         if event in ("out_of_band", "back_in_band"):
             return self._hear_of_band(fields, is_out=event == "out_of_band")
         if event not in _SENTENCES_OF_NOTICES:
@@ -322,7 +322,7 @@ class Notices:
         return sentence
 
     def _hear_of_band(self, fields: Mapping[str, Any], *, is_out: bool) -> str:
-        """A warning holds until its figure is back."""
+        """Return the sentence; a warning holds until its figure is back."""
         figure, value, outer_step = str(fields["figure"]), float(fields["value"]), int(fields["outer_step"])
         others = {other: said for other, said in self._lasting.items() if other != figure}
         if not is_out:
@@ -333,7 +333,9 @@ class Notices:
         return sentence
 
     def now(self, round_: int) -> tuple[str, ...]:
-        """What still holds in ``round_``, the newest first, and figures out of their bands behind that."""
+        """Return the sentences that still hold in ``round_``, the newest first, and behind them figures out of their
+        bands.
+        """
         self._said = {who: said for who, said in self._said.items() if round_ - said[0] < SAID_FOR}
         newest = sorted(self._said.values(), reverse=True)
         return (*(sentence for _, sentence in newest), *reversed(self._lasting.values()))

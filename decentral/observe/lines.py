@@ -72,7 +72,9 @@ class JsonLines:
                 ) from error
 
     def _put_aside(self) -> None:
-        """Closed meanwhile: Windows renames no open file. Where renaming fails the file grows on, and loses nothing."""
+        """Put the full file aside, closed: Windows renames no open file. Where renaming fails it grows on, and loses
+        nothing.
+        """
         os.close(self._file)
         self._file = -1
         self._wait_for_packing()  # over long ago, unless the disk hangs: 16 MiB came since
@@ -85,7 +87,7 @@ class JsonLines:
             self._begin_packing()
 
     def _begin_packing(self) -> None:
-        """In a thread: a full file takes 30 to 90 ms on two busy cores, an fsync on a slow disk any time."""
+        """Pack in a thread: a full file takes 30 to 90 ms on two busy cores, an fsync on a slow disk any time."""
         packing = threading.Thread(target=pack_put_aside, args=(self._path, self._disk), name="pack lines")
         with suppress(RuntimeError):  # at the interpreter's end no thread starts; the next time packs this one, too
             packing.start()
@@ -138,7 +140,7 @@ _MAX_ITEMS = 64
 
 
 def to_line(row: Mapping[str, Any]) -> bytes:
-    """One line of strict JSON (no NaN), ended by a newline, within ``MAX_LINE_NBYTES``."""
+    """Return a line of strict JSON (no NaN), ended by a newline, within ``MAX_LINE_NBYTES``."""
     line = _dump({key: json_value(value) for key, value in row.items()})
     if len(line) <= MAX_LINE_NBYTES:
         return line
@@ -155,7 +157,7 @@ def _dump(row: Mapping[str, Any]) -> bytes:
 
 
 def json_value(value: Any) -> Any:  # JSON has no static type
-    """The nearest JSON value: bytes become hex, NaN and infinities null, tensors of one element numbers."""
+    """Return the nearest JSON value: bytes become hex, NaN and infinities null, tensors of one element numbers."""
     if value is None or isinstance(value, bool | int | str):
         return value
     if isinstance(value, float):
@@ -231,13 +233,13 @@ def pack_put_aside(path: Path, disk: Disk = DISK) -> None:
 
 @dataclass(frozen=True)
 class Opened:
-    """One open file of lines."""
+    """A file of lines that is open."""
 
     path: Path
     file: IO[bytes]
 
     def lines(self) -> Iterator[bytes]:
-        """Every line, from the first on."""
+        """Yield every line, from the first on."""
         self.file.seek(0)
         return lines_of(self.file, packed=self.path.suffix == PACKED_SUFFIX, on_damage=self._tell)
 
@@ -245,12 +247,12 @@ class Opened:
         logger.warning("%s is damaged: %s", self.path, damage)
 
     def first_line(self) -> bytes:
-        """Tells one file from another, whatever its name and form; empty if there is none."""
+        """Return the line that tells one file from another, whatever its name and form; empty if there is none."""
         return next(self.lines(), b"")
 
 
 def opened(path: Path, stack: ExitStack) -> list[Opened]:
-    """All files of ``path`` as they are at one moment, newest first; open, they are read to their end whatever comes.
+    """Open all files of ``path`` as they are at one moment, newest first, so that each can be read to its end.
 
     Renamed or packed between two looks, a file would be met twice, or never: then all are looked at anew.
     """
@@ -264,7 +266,7 @@ def opened(path: Path, stack: ExitStack) -> list[Opened]:
 
 
 def there(path: Path) -> dict[Path, tuple[int, int]]:
-    """The name of each file of ``path``, newest first, and what stays of it when it is renamed."""
+    """Return the name of each file of ``path``, newest first, and its identity, which a new name does not change."""
     found: dict[Path, tuple[int, int]] = {}
     for number in range(KEPT_FILES + 1):
         for form in _forms(path, number):
@@ -276,7 +278,7 @@ def there(path: Path) -> dict[Path, tuple[int, int]]:
 
 
 def _forms(path: Path, number: int) -> tuple[Path, ...]:
-    """Where the ``number``-th last file may lie, first the form that counts; the one that grows is never packed."""
+    """Return where the ``number``-th last file may be, first the form that counts; one that grows is never packed."""
     plain = _numbered(path, number)
     return (plain, plain.with_name(plain.name + PACKED_SUFFIX)) if number else (plain,)
 
@@ -330,7 +332,7 @@ def pack_lines(path: Path, disk: Disk = DISK) -> Path:
 def lines_of(
     file: IO[bytes], *, packed: bool, on_damage: Callable[[Damage], None] = lambda damage: None
 ) -> Iterator[bytes]:
-    """Every line of an open file, packed or not, with its newline; longer ones than are ever written are left out."""
+    """Yield each line of an open file, packed or not, with its newline, but those longer than any that is written."""
     whole = True
     for piece in _unpacked(file, on_damage) if packed else _pieces(file):
         ends = piece.endswith(b"\n")
@@ -340,12 +342,12 @@ def lines_of(
 
 
 def _pieces(file: IO[bytes]) -> Iterator[bytes]:
-    """Lines, the longest in parts."""
+    """Yield lines, the longest in parts."""
     return iter(lambda: file.readline(MAX_LINE_NBYTES), b"")
 
 
 def _unpacked(file: IO[bytes], on_damage: Callable[[Damage], None]) -> Iterator[bytes]:
-    """The same of a packed file, as far as it goes; what was packed ends with a whole line."""
+    """Yield the lines of a packed file as far as it can be read; what was packed ends with a whole line."""
     reader = zstandard.ZstdDecompressor(max_window_size=_WINDOW).stream_reader(
         file, read_size=_PACKED_AT_ONCE, read_across_frames=True, closefd=False
     )

@@ -20,7 +20,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from decentral.observe.diagnostics import BANDS
+from decentral.observe.diagnostics import BANDS, WORDS
 from decentral.observe.lines import JsonLines, read_json_lines
 from decentral.observe.status import QUANTITIES, STATES, Status, number_of
 from decentral.replica.figures import NAMES
@@ -85,12 +85,12 @@ class _Now(Collector):
         self._read = read
 
     def collect(self) -> Iterator[Metric]:
-        """See Collector."""
+        """Yield the families."""
         yield from self._read()
 
 
 def exposition(read: Read) -> bytes:
-    """All of them in Prometheus' text format."""
+    """Return the numbers in Prometheus' text format."""
     registry = CollectorRegistry()
     registry.register(_Now(read))
     return generate_latest(registry)
@@ -153,7 +153,7 @@ SWARM_PREFIX = "swarm/"
 
 
 def swarm_numbers(status: Status) -> dict[str, float]:
-    """Those of one moment; what is not known yet is not there.
+    """Return the numbers of one moment for trackers; what is not known yet is not there.
 
     Bytes are counted since the process began, in both directions over everything; ``contributed`` is the share of the
     last 100 rounds that carry this peer's update; the figures of docs/diagnostics.md are of the newest round.
@@ -173,7 +173,7 @@ NO_FIGURE = "no figure was drawn: that takes matplotlib; pip install 'decentral[
 
 
 def can_draw() -> bool:
-    """Whether matplotlib is installed; it is not loaded by this."""
+    """Tell whether matplotlib is installed, without loading it."""
     return importlib.util.find_spec("matplotlib") is not None
 
 
@@ -182,26 +182,15 @@ def can_draw() -> bool:
 # The names are public: dashboards are built on them.
 
 _OURS = "decentral_peer"
-_MEANING = {
-    "norm_dispersion": "Standard deviation of the contributions' norms over their mean.",
-    "loss_dispersion": "Standard deviation of the peers' losses over their mean.",
-    "mean_cosine": "Mean cosine over all pairs of contributions.",
-    "debt_ratio": "Norm of what this peer owes over that of its newest pseudo-gradient.",
-    "never_sent": "Share of parameters that nobody has sent since this process began.",
-    "replica_distance": "Distance to the last partner's replica over the length of ours.",
-    "replica_variance": "Half the mean square of that distance over the last pairs.",
-    "behind_alone": "Share of what this peer's own steps would have learnt that the anchor lacks; below 0: it leads.",
-    "still_gained": "Share of all that was learnt that the latest dozen looks still gained.",
-}
 
 
 def peer_exposition(status: Status, *, alive: bool) -> str:
-    """In Prometheus' text format; ``alive``: whether the process of the status runs."""
+    """Return a status in Prometheus' text format; ``alive``: whether its process runs."""
     return exposition(lambda: peer_numbers(status, alive=alive)).decode()
 
 
 def peer_numbers(status: Status, *, alive: bool) -> Iterator[Metric]:
-    """Those of one status; what it does not know is not there."""
+    """Yield the families of one status; what it does not know is not there."""
     yield _gauge("up", "Whether the peer's process runs.", float(alive))
     for name, quantity in QUANTITIES.items():
         value = number_of(status, name)
@@ -223,7 +212,7 @@ def _state(status: Status) -> Metric:
 def _diagnostics(status: Status) -> Iterator[Metric]:
     known = [name for name in NAMES if name in status.diagnostics]
     for name in known:
-        yield _gauge(name, _MEANING[name], status.diagnostics[name])
+        yield _gauge(name, WORDS[name].meaning, status.diagnostics[name])
     if known:
         yield _gauge(
             "diagnosed_round", "Outer steps made with the round that the figures are of.", status.diagnosed_round
@@ -240,5 +229,5 @@ def _gauge(name: str, meaning: str, value: float) -> Metric:
 
 
 def _counter(name: str, meaning: str, value: float) -> Metric:
-    """Prometheus knows it by this name and ``_total``."""
+    """Return a counter, which Prometheus knows by this name and ``_total``."""
     return CounterMetricFamily(f"{_OURS}_{name}", meaning, value)

@@ -42,7 +42,7 @@ class DemoSummary:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One line of the figure: held-out bits per byte over what it cost."""
+    """A line of the figure: held-out bits per byte over what it cost."""
 
     name: str
     tokens: Sequence[float] = field(default_factory=tuple)  # trained on by everybody together
@@ -52,7 +52,7 @@ class Curve:
 
 
 def dense_allreduce_nbytes(*, num_parameters: int, steps: Sequence[int], num_peers: int) -> int:
-    """Bytes that a ring all-reduce of float32 gradients at every step would send, over all peers.
+    """Return the bytes that a ring all-reduce of float32 gradients at every step would send, over all peers.
 
     Each peer sends 2 * (N - 1) / N * 4 bytes per parameter and step; ``steps`` holds the inner steps of
     each peer.
@@ -75,7 +75,7 @@ def write_summary(directory: Path, summary: DemoSummary | Mapping[str, Any]) -> 
 
 
 def read_summary(directory: Path) -> dict[str, Any] | None:
-    """What ``write_summary`` wrote; None where there is none that can be read."""
+    """Read what ``write_summary`` wrote; None where there is nothing that can be read."""
     try:
         found = json.loads((directory / SUMMARY_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -31,14 +31,14 @@ _MOST_NBYTES = 4096  # of one request
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What somebody asks of a peer. ``set`` has ``key`` and ``value``, ``pause`` may have ``until`` (s since 1970)."""
+    """A wish of a person for a peer. ``set`` has ``key`` and ``value``, ``pause`` may have ``until`` (s since 1970)."""
 
     name: str  # one of REQUESTS
     values: Mapping[str, Any] = field(default_factory=dict)  # Any: JSON
 
     @property
     def file(self) -> str:
-        """Its name in the folder: two settings do not replace each other, the newer value of one does the older."""
+        """Return its name in the folder: a setting replaces an older value of its own, and no other setting."""
         return f"{self.name}.{self.values['key']}" if self.name == "set" else self.name
 
 
@@ -71,12 +71,12 @@ def ask_running(directory: Path, request: str, **values: Any) -> Status:
 
 
 def only_follows(directory: Path, request: str) -> str:
-    """What who asks a follower for it is told."""
+    """Return the refusal of a request that only a peer that trains can fulfil."""
     return f"{directory}: this peer only follows, and trains nothing that could {request}; decentral leave ends it"
 
 
 def answer_to(request: str, status: Status, ends: str = "") -> str:
-    """What the peer of ``status`` will do, for who asked it to pause, resume, finish or leave; ``ends``: the pause."""
+    """Say what a peer will do once it was asked to pause, resume, finish or leave; ``ends``: when a pause does."""
     if request == "finish" and (status.state in ("paused", "resting") or status.wanted_members):
         return "the peer leaves at its next step, as no round would come"
     if request == "pause" and status.trains_while_paused:
@@ -101,7 +101,7 @@ def drop_requests(directory: Path) -> None:
 
 
 def _take(path: Path) -> Request | None:
-    """A file that a person touched, empty, asks as well."""
+    """Take a request; a file that a person touched, empty, is one as well."""
     try:
         with path.open(encoding="utf-8") as file:
             values = json.loads(file.read(_MOST_NBYTES) or "{}")

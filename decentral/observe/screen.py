@@ -60,7 +60,7 @@ class Display(Protocol):
 
 
 def open_display(stream: IO[str], *, stop: str) -> Display:
-    """The live view when ``stream`` is a terminal that can move its cursor, else plain lines."""
+    """Return the live view when ``stream`` is a terminal that can move its cursor, else plain lines."""
     console = Console(file=stream, highlight=False)
     if console.is_terminal and not console.is_dumb_terminal:
         return LiveDisplay(console, stop=stop)
@@ -102,7 +102,7 @@ class PlainDisplay:
             self._print(f"still {health_sentence(status)}" if status.wanted_members else still, status)
 
     def _print(self, text: str, status: Status) -> None:
-        """A line of the status, unless it says what was logged just now."""
+        """Print a line of the status, unless it says what was logged just now."""
         self._round, self._shown_at, self._tenths = status.round, self._monotonic(), _tenths(status)
         if self._told not in text or self._shown_at - self._told_at > _JUST_NOW:
             self._write(text)
@@ -120,7 +120,7 @@ class PlainDisplay:
         write_out(text)
 
     def close(self) -> None:
-        """Nothing to restore."""
+        """Do nothing: there is nothing to restore."""
 
 
 class LiveDisplay:
@@ -168,7 +168,7 @@ def _is_terminal_out() -> bool:
 
 
 def invite_for(stream: IO[str], invite: str) -> str:
-    """The invite as it may be written to ``stream``: without its token, unless that is a terminal or hands stdout to
+    """Return the invite as it may be written to ``stream``: without token, unless that is a terminal or hands stdout to
     a program. A file, a service's journal and piped errors are kept, and others may read them.
     """
     found = Invite.parse(invite)
@@ -191,7 +191,7 @@ def write_out(text: str) -> None:
 
 
 def write_line(stream: IO[str] | None, text: str) -> None:
-    """A line for whoever still reads the stream; None: a process has none, as pythonw."""
+    """Write a line for whoever still reads the stream; None: a process has none, as pythonw."""
     if stream is not None:
         with suppress(OSError, ValueError):  # closed, or on a disk that is full
             print(writable(stream, text), file=stream, flush=True)
@@ -204,7 +204,7 @@ def writable(stream: IO[str], text: str) -> str:
 
 
 def render(status: Status, stop: str | None, *, rows: int) -> Group:
-    """The live view of one status, on a screen of so many rows; ``stop`` is None when all is over."""
+    """Return the live view of a status, on a screen of so many rows; ``stop`` is None when all is over."""
     return Group(
         Text(health_sentence(status), style=_STYLES.get(health_word(status), "cyan")),
         _numbers(status),
@@ -285,7 +285,7 @@ class LateDisplay:
         self._display: Display | None = None
 
     def show(self, status: Status) -> None:
-        """Nothing of an end as it should be, but a line when that takes long."""
+        """Show nothing of an end as it should be, but a line when that takes long."""
         if self._display is None and (status.problem or status.state not in _OF_THE_END):
             self._display = self._open()
         if self._display is not None:
@@ -295,14 +295,14 @@ class LateDisplay:
             self.say(_FETCHING)
 
     def say(self, text: str) -> None:
-        """One line that stays."""
+        """Show a line that stays."""
         if self._display is not None:
             self._display.say(text)
         else:
             write_line(self._stream, text)
 
     def result(self, text: str) -> None:
-        """One line on stdout."""
+        """Put a line on stdout."""
         if self._display is not None:
             self._display.result(text)
         else:
@@ -322,7 +322,7 @@ class LateDisplay:
 
 @contextmanager
 def log_shown_on(display: Display) -> Iterator[None]:
-    """Inside the block warnings and errors that are logged are said on ``display``, too, and what is logged for it."""
+    """Show warnings and errors that are logged inside the block on ``display``, too, and what is logged for it."""
     log, handler = logging.getLogger("decentral"), _LogLines(display)
     handler.addFilter(lambda record: record.levelno >= logging.WARNING or _is_plain(record))
     level = log.level
@@ -350,7 +350,7 @@ class _LogLines(logging.Handler):
 
 
 def _word(record: logging.LogRecord) -> str:
-    """What stands before a line; nothing before what is no complaint (``extra={"plain": True}``)."""
+    """Return what stands before a line; nothing before what is no complaint (``extra={"plain": True}``)."""
     if _is_plain(record):
         return ""
     return "error: " if record.levelno >= logging.ERROR else "warning: "  # hivemind gives the levels other names
@@ -361,7 +361,7 @@ def _is_plain(record: logging.LogRecord) -> bool:
 
 
 def _printable(line: str) -> str:
-    """Without what could steer a terminal: a peer may have chosen a part of the words."""
+    """Return the line without signs that could steer a terminal: a peer may have chosen a part of the words."""
     return "".join(c if c.isprintable() else "?" for c in line)
 
 
@@ -385,7 +385,7 @@ def hint_after(seconds: float, text: str) -> Iterator[None]:
 
 
 def say(text: str) -> None:
-    """A line on stderr, whoever still reads that."""
+    """Write a line on stderr, for whoever still reads that."""
     write_line(sys.stderr, text)
 
 
@@ -397,6 +397,6 @@ BAR_WIDTH = 20  # characters between its ends
 
 
 def bar(share: float, width: int = BAR_WIDTH) -> str:
-    """``[#####---------------]`` for a quarter; ``share`` from 0 to 1."""
+    """Return ``[#####---------------]`` for a quarter; ``share`` from 0 to 1."""
     done = int(width * min(1.0, max(0.0, share)))
     return f"[{'#' * done}{'-' * (width - done)}]"

@@ -69,7 +69,7 @@ def _quantity(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """One peer at one moment. Times in seconds, rates in bytes per second, counts since the peer started."""
+    """A peer at one moment. Times in seconds, rates in bytes per second, counts since the peer started."""
 
     state: str = "starting"  # one of STATES
     peer: str = ""  # libp2p name, 12D3KooW...
@@ -307,7 +307,7 @@ class ProcessInfo:
 
 
 def _born(pid: int) -> str:
-    """Of Linux: which boot, and how many ticks after it. A creation time is counted from today's clock, and a step of
+    """Return, on Linux, the boot and the ticks after it. A creation time is counted from today's clock, and a step of
     that made every process another one. Empty where it cannot be had.
     """
     try:
@@ -371,7 +371,7 @@ def read_status(directory: Path) -> Status:
 
 
 def _read(path: Path) -> tuple[object, Status]:
-    """The format's version, and what is known of it."""
+    """Return the format's version, and the fields that are known."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
         return values.get("version"), Status.from_mapping(values)
@@ -384,13 +384,13 @@ def _read(path: Path) -> tuple[object, Status]:
 
 
 def _elsewhere() -> str:
-    """The newest folders here in which peers ran: a script's is called after its run."""
+    """Name the newest folders here in which peers ran: a script's is called after its run."""
     found = sorted(Path().glob(f"*/{STATUS_FILE}"), key=lambda file: file.stat().st_mtime, reverse=True)
     return ": " + ", ".join(shlex.quote(str(file.parent)) for file in found[:_MOST_TOLD]) if found else ""
 
 
 def presence(member: Mapping[str, Any]) -> str:
-    """How one of a status' members is, in a word: ``live``, ``left`` with a goodbye, or ``gone`` without."""
+    """Return how one of a status' members is, in a word: ``live``, ``left`` with a goodbye, or ``gone`` without."""
     if member.get("live", True):
         return "live"
     return "left" if member.get("left") else "gone"
@@ -419,7 +419,7 @@ def is_stopped(status: Status) -> bool:
 
 
 def silent_for(status: Status, monotonic: float) -> float:
-    """Seconds for which a process that lives should have written its status and has not; 0: it has, or had not to.
+    """Return the seconds for which a living process owes its status; 0: it has written it, or need not.
 
     ``monotonic``: this machine's clock, whose time does not pass while it sleeps, so that a laptop that was opened a
     moment ago finds nobody frozen.
@@ -433,7 +433,7 @@ def silent_for(status: Status, monotonic: float) -> float:
 
 
 def check_free(directory: Path, own: int | None = None) -> None:
-    """FolderInUse when a peer lives in ``directory``: two writers would spoil one another's checkpoints.
+    """Raise FolderInUse when a peer lives in ``directory``: two writers would spoil one another's checkpoints.
 
     ``own``: a process that may have been there, and has ended what it did.
     """

@@ -31,11 +31,12 @@ from decentral.node.follower import Anchor, Follower, FollowerState, check_size,
 from decentral.node.node import Start, throttled
 from decentral.observe.events import EventLog
 from decentral.observe.status import check_free
-from decentral.peer.invitation import greeted
+from decentral.peer.joining import greeted
 from decentral.peer.network_setup import NetworkSetup, check_relays, enter
 from decentral.peer.settings import check_value
 from decentral.quantities import moment_in, rate_of, size_of, time_left
 from decentral.swarm.admission import Admission
+from decentral.swarm.directory import ways_in, ways_to_others
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite, whole_invite
 from decentral.swarm.lan import Lan
@@ -166,7 +167,7 @@ class Following:
         return self._line(None)
 
     def _line(self, token: str | None) -> str:
-        addresses = self._swarm.node.directory.ways_in() if not self._offline else ()
+        addresses = ways_in(self._swarm.node.directory) if not self._offline else ()
         return str(Invite(self._invite.run, addresses, token)) if addresses else ""
 
     def leave(self) -> None:
@@ -194,7 +195,7 @@ class Following:
         too_soon = time.monotonic() - self._saved_at < least and not anchor.final
         if too_soon or anchor.head.hash + bytes.fromhex(anchor.digest) == self._saved or self._offline:
             return
-        ways = self._swarm.node.directory.ways_to_others()
+        ways = ways_to_others(self._swarm.node.directory)
         keep_state(self.out, anchor, self._known.schema, ways or self._known.ways)
         self._saved_at, self._saved = time.monotonic(), anchor.head.hash + bytes.fromhex(anchor.digest)
 

@@ -18,7 +18,7 @@ import anyio
 
 from decentral.errors import ListenError, PayloadError, UsageError, first_of
 from decentral.transport import Transport
-from decentral.transport.base import check_listen, everywhere, pinned
+from decentral.transport.base import check_listen, everywhere, pin_ports
 from decentral.transport.choice import Keys, make_transport
 from decentral.transport.native.tcp import endpoint
 from decentral.transport.reachability import Kind, probe, relays_among
@@ -75,7 +75,7 @@ def enter(
     check_relays(relays)
     others = (*relays, *invited_by)
     known = relays_among(others)
-    again = pinned(everywhere() if listen is None else listen, before)
+    again = pin_ports(everywhere() if listen is None else listen, before)
     if before and _free(again):
         listen = again
     found = run_apart(probe, listen, (*others, *known), time.time)

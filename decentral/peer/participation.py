@@ -1,74 +1,92 @@
-"""A peer's participation, on the one of its processes that talks to the swarm: the parts that it consists of, how it
-gathers with others, where it stands among them, how it ends.
-"""
+"""A peer's participation, on the one of its processes that talks to the swarm: its parts, and how it ends."""
 
 from __future__ import annotations
 
 import logging
 import shlex
 import threading
-from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
+from typing import Any, Generic, TypeVar
 
 from decentral.compressors import parse_compressor
 from decentral.compressors.base import relative_error
-from decentral.consensus.chain import Head
 from decentral.errors import DecentralError, NoPeersError
 from decentral.manifest import Manifest
 from decentral.node.durable_store import DurableStore
 from decentral.node.node import Node
-from decentral.observe.diagnostics import Look, likely_cause
+from decentral.observe.diagnostics import Diagnostics, Look, likely_cause
 from decentral.peer.network_setup import NetworkSetup
+from decentral.peer.saved import LOOK_EVERY, WriteBehind
 from decentral.peer.settings import Settings
 from decentral.peer.shown import Announcer
-from decentral.quantities import time_left
+from decentral.redundancy.recovery import RedundancyService
+from decentral.swarm.directory import ways_in
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
-from decentral.tasks.batches import ShardPlace
+from decentral.tasks.batches import seed_of
 from decentral.training.inner import Stage
 from decentral.training.live_model import LiveModel
 from decentral.training.outer_loop import OuterLoop
 from decentral.training.processes import TO_MEET
-from decentral.training.reporting import Diagnosed, LoggedLooks, Looks, Reporter
+from decentral.training.reporting import LoggedLooks, Looks, Reporter
 from decentral.training.swarm_side import SwarmThread, run_blocking
 from decentral.transport.throttle import ThrottledTransport
-from decentral.wire.keys import PeerId, peer_name
+from decentral.wire.keys import peer_name
 
-LOOK_EVERY = 0.2  # s: Ctrl-C must get through to who waits, on every platform
+T = TypeVar("T")
+
 LAST_TRIES = 3  # at the last checkpoint: one more commit may come between looking for it and copying
 
 
+class Part(Generic[T]):
+    """An attribute for a part that `Startup` makes: to ask for it before is a mistake of ours."""
+
+    def __set_name__(self, holder: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, holder: Participation, kind: type) -> T:
+        part: T | None = holder.made.get(self._name)
+        assert part is not None, f"{self._name}: Startup has not made it yet"
+        return part
+
+    def __set__(self, holder: Participation, part: T) -> None:
+        holder.made[self._name] = part
+
+
 class Participation:
-    """The parts, each there from the moment in which `Startup` has made it."""
+    """The parts of a peer on its main process, each there from the moment in which `Startup` has made it."""
+
+    network = Part[NetworkSetup]()  # how it is reached; before the swarm side is up
+    swarm = Part[SwarmThread[Node]]()  # from before it joins
+    links = Part[ThrottledTransport]()  # hold to the caps, from before the swarm side is up
+    loop = Part[OuterLoop]()  # the training side, once it stands at an anchor
 
     def __init__(self, settings: Settings, announce: Announcer, token: str | None) -> None:
         self.settings, self.announce, self.token = settings, announce, token
         self.was_here = settings.identity_path.exists()  # its key is an older one
         self.identity = Identity.load_or_create(settings.identity_path)
+        self.seed = seed_of(settings.manifest.digest, self.identity.peer)
         announce.open(settings.out, peer_name(self.identity.peer))
         self.store = DurableStore(settings.out)
         self.reporter = Reporter(announce, self.identity.peer)
         held_out = settings.options["evaluate"] is not None
         cause = partial(cause_of_being_behind, settings.manifest, held_out=held_out)
-        self.diagnosed = Diagnosed(announce, cause)
+        self.diagnostics = Diagnostics(announce, cause)
         # `Startup` has another to evaluate. The built-in loop logs running means, which tell nothing of one round.
         logs = settings.manifest.model.task == "custom"
         self.looks: Looks | LoggedLooks | None = LoggedLooks(self.looked) if logs else None
         self.behind = WriteBehind()  # checkpoints
+        self.redundancy: RedundancyService | None = None  # where the terms ask for it
         self.was_over = False  # the folder held the run's last commit when this peer began: nothing is trained
-        self._network: NetworkSetup | None = None
-        self._swarm: SwarmThread[Node] | None = None
-        self._links: ThrottledTransport | None = None
-        self._loop: OuterLoop | None = None
+        self.made: dict[str, Any] = {}  # the parts by their names. Any: as various as those are
         self._is_closed = False
 
     def looked(self, look: Look) -> None:
         """Judge a look, where a commit leaves the anchor: not beside overlap, nor of one of several fragments."""
         outer = self.settings.manifest.outer
         if outer.overlap == 0 and outer.fragments == 1:
-            self.diagnosed.judge_look(look, held_out=self.settings.options["evaluate"] is not None)
+            self.diagnostics.add_look(look, held_out=self.settings.options["evaluate"] is not None)
 
     @property
     def founds(self) -> bool:
@@ -83,52 +101,12 @@ class Participation:
     @property
     def is_up(self) -> bool:
         """Whether there is a swarm side, with its node: another thread may ask while it is made."""
-        return self._swarm is not None and self._swarm.has_node
+        return "swarm" in self.made and self.swarm.has_node
 
     @property
     def has_begun(self) -> bool:
         """Whether there is an outer loop."""
-        return self._loop is not None
-
-    @property
-    def network(self) -> NetworkSetup:
-        """How it is reached; before the swarm side is up."""
-        assert self._network is not None
-        return self._network
-
-    @network.setter
-    def network(self, found: NetworkSetup) -> None:
-        self._network = found
-
-    @property
-    def swarm(self) -> SwarmThread[Node]:
-        """The swarm side, from before it joins."""
-        assert self._swarm is not None
-        return self._swarm
-
-    @swarm.setter
-    def swarm(self, made: SwarmThread[Node]) -> None:
-        self._swarm = made
-
-    @property
-    def links(self) -> ThrottledTransport:
-        """What holds to the caps, from before the swarm side is up."""
-        assert self._links is not None
-        return self._links
-
-    @links.setter
-    def links(self, made: ThrottledTransport) -> None:
-        self._links = made
-
-    @property
-    def loop(self) -> OuterLoop:
-        """The training side, once it stands at an anchor."""
-        assert self._loop is not None
-        return self._loop
-
-    @loop.setter
-    def loop(self, made: OuterLoop) -> None:
-        self._loop = made
+        return "loop" in self.made
 
     @property
     def acts_before_inner_steps(self) -> bool:
@@ -146,60 +124,17 @@ class Participation:
         return self._invite(None)
 
     def _invite(self, token: str | None) -> str:
-        reachable = self._swarm is not None and not self.is_offline
-        addresses = self.swarm.node.directory.ways_in() if reachable else ()
+        reachable = "swarm" in self.made and not self.is_offline
+        addresses = ways_in(self.swarm.node.directory) if reachable else ()
         return str(Invite(self.settings.manifest.digest, addresses, token)) if addresses else ""
-
-    def save_now(self) -> bool:
-        """Write a checkpoint, and return when it is durable; False when this is no moment for one. Raises DiskError."""
-        self.behind.wait()
-        saved = self.loop.save()
-        self.behind.wait()
-        return saved
-
-    def save_last(self) -> bool:
-        """Bring the live model in step with the chain, and write the last checkpoint. Raises DiskError.
-
-        False, and the user is told, where that cannot be: then the one before stays the newest.
-        """
-        gossips, why = self.swarm.node.gossip is not None, "a commit was still being applied"
-        for _ in range(LAST_TRIES):
-            if not run_blocking(self.loop.settle()):
-                why = "a partner did not say whether it took its half of the last step" if gossips else why
-                break
-            if not self.settings.model.is_finite():
-                why = "the model holds NaN or Inf"
-                break
-            if self.save_now():
-                return True
-        self.keeps_the_one_before(why)
-        return False
-
-    def save_after_error(self) -> bool:
-        """The same when an error ended the training loop, which what fails here must not hide."""
-        try:
-            if saved := self.save_last():
-                kept = "the state of the last inner step is kept in %s, where the same command goes on"
-                logger.info(kept, self.settings.called, extra=PLAIN)
-            return saved
-        except Exception as failed:  # noqa: BLE001 - whatever it is, the error before it says more
-            self.keeps_the_one_before(f"{type(failed).__name__}: {failed}")
-            return False
-
-    def keeps_the_one_before(self, why: str) -> None:
-        """Tell the user that there is no last checkpoint."""
-        self.announce("checkpoint_failed", {"round": self.swarm.node.outer_steps, "why": why})
-        logger.warning(
-            "no last checkpoint: %s; the next start in %s goes on from the one before", why, self.settings.called
-        )
 
     def close(self, *, politely: bool = False) -> None:
         """End the swarm's side, saying goodbye when ``politely``, and close the files. A second time does nothing."""
         if self._is_closed:
             return
         self._is_closed = True
-        if self._swarm is not None:
-            self._swarm.stop(politely=politely)
+        if "swarm" in self.made:
+            self.swarm.stop(politely=politely)
         with suppress(DecentralError):  # a last checkpoint was waited for before, where there was to be one
             self.behind.wait()
         self.store.close()
@@ -208,121 +143,10 @@ class Participation:
 
 def cause_of_being_behind(manifest: Manifest, *, held_out: bool) -> str:
     """Say why together is behind alone by these terms: see `likely_cause`."""
-    from decentral.lab.trial import outer_gain  # the laboratory, which most peers never need
+    from decentral.trial.check import outer_gain  # the laboratory, which most peers never need
 
     lost, waits = relative_error(parse_compressor(manifest.compressor.chain)), manifest.compressor.feedback != "none"
     return likely_cause(outer_gain(manifest), lost, manifest.run.rounds, waits=waits, held_out=held_out)
-
-
-# ---- a thread that writes ----
-#
-# One thing at a time, while training goes on: a slow disk holds nobody.
-
-
-class WriteBehind:
-    """Its methods are called on the training thread."""
-
-    def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
-
-    @property
-    def busy(self) -> bool:
-        """Whether what was begun last is not written yet."""
-        return self._thread is not None and self._thread.is_alive()
-
-    def begin(self, work: Callable[[], object]) -> None:
-        """Start it; nothing may be in progress."""
-        assert not self.busy, "one write at a time"
-        self.check()
-        self._thread = threading.Thread(target=self._run, args=(work,), name="checkpoint", daemon=True)
-        self._thread.start()
-
-    def check(self) -> None:
-        """Raise what ended the last write, once."""
-        if not self.busy and self._error is not None:
-            error, self._error = self._error, None
-            raise error
-
-    def wait(self) -> None:
-        """Return when it is written. Raises what ended it."""
-        while self._thread is not None and self._thread.is_alive():
-            self._thread.join(LOOK_EVERY)
-        self.check()
-
-    def _run(self, work: Callable[[], object]) -> None:
-        try:
-            work()
-        except BaseException as error:  # noqa: BLE001 - raised on the thread that asked for it
-            self._error = error
-
-
-# ---- waiting for other members ----
-#
-# Before the first step.
-
-
-@dataclass(frozen=True, slots=True)
-class Gathering:
-    """Waits on every process of a peer at once; ``part`` is there on the main one."""
-
-    model: LiveModel
-    part: Participation | None
-    asked_to_leave: threading.Event
-
-    def wait(self, count: int, enough: Callable[[Head], bool], give_up_at: float | None) -> None:
-        """Until the chain's head has ``enough`` members: ``count``, for people. Raises NoPeersError."""
-        with self.model.team.as_one():
-            self._wait(count, enough, give_up_at)
-
-    def _wait(self, count: int, enough: Callable[[Head], bool], give_up_at: float | None) -> None:
-        while not self.model.share((), self._may_begin(count, enough), ())[0]:
-            if self.part is not None and time_left(give_up_at) == 0.0:
-                here = len(self.part.swarm.node.driver.head.members)
-                raise NoPeersError(
-                    f"{here} of {count} peers within the time given to join_timeout; start the others, then "
-                    f"this one again in {self.part.settings.called}, where it goes on as the same peer, or wait for "
-                    "fewer of them"
-                )
-            self.asked_to_leave.wait(LOOK_EVERY)
-
-    def _may_begin(self, count: int, enough: Callable[[Head], bool]) -> bool:
-        """On the main process: whether the wait is over, for whatever reason."""
-        if self.part is None:
-            return False
-        loop, swarm = self.part.loop, self.part.swarm
-        run_blocking(loop.end_if_over())
-        begins = enough(swarm.node.driver.head) or loop.done or self.asked_to_leave.is_set() or not swarm.alive
-        self.part.reporter.counters.waits_for(0 if begins else count)
-        swarm.node.waits = not begins
-        return begins
-
-
-# ---- the place among the members ----
-#
-# It says which part of the data is this peer's own.
-
-
-class Standing:
-    """The place as of the last change of the membership."""
-
-    def __init__(self, manifest: Manifest) -> None:
-        self._steps = manifest.inner.steps // manifest.outer.fragments
-        self._members: tuple[PeerId, ...] = ()
-        self._place = ShardPlace()
-
-    def place(self, node: Node) -> ShardPlace:
-        """Where this peer stands now; one that no commit has let in yet counts itself."""
-        members = tuple(sorted({*node.driver.head.members, node.driver.me}))
-        if members != self._members:
-            self._members = members
-            rank, count = members.index(node.driver.me), len(members)
-            self._place = ShardPlace(rank, count, self._steps * self._given(node, count))
-        return self._place
-
-    def _given(self, node: Node, count: int) -> int:
-        """Contributions so far, of all peers; gossip commits none, but all make their steps."""
-        return node.driver.head.contributions if node.gossip is None else node.gossip.step * count
 
 
 # ---- the end of a peer ----
@@ -362,6 +186,53 @@ def _is_whole(kind: type[BaseException] | None, stage: Stage) -> bool:
     of it undone, but for Ctrl-C, which each of its parts is made for, as for a second signal.
     """
     return stage == "between" or (stage == "at_boundary" and kind in POLITE)
+
+
+def save_now(part: Participation) -> bool:
+    """Write a checkpoint, and return when it is durable; False when this is no moment for one. Raises DiskError."""
+    part.behind.wait()
+    saved = part.loop.save()
+    part.behind.wait()
+    return saved
+
+
+def save_last(part: Participation) -> bool:
+    """Bring the live model in step with the chain, and write the last checkpoint. Raises DiskError.
+
+    False, and the user is told, where that cannot be: then the one before stays the newest.
+    """
+    gossips, why = part.swarm.node.gossip is not None, "a commit was still being applied"
+    for _ in range(LAST_TRIES):
+        if not run_blocking(part.loop.settle()):
+            why = "a partner did not say whether it took its half of the last step" if gossips else why
+            break
+        if not part.settings.model.is_finite():
+            why = "the model holds NaN or Inf"
+            break
+        if save_now(part):
+            return True
+    warn_of_no_checkpoint(part, why)
+    return False
+
+
+def save_after_error(part: Participation) -> bool:
+    """The same when an error ended the training loop, which what fails here must not hide."""
+    try:
+        if saved := save_last(part):
+            kept = "the state of the last inner step is kept in %s, where the same command goes on"
+            logger.info(kept, part.settings.called, extra=PLAIN)
+        return saved
+    except Exception as failed:  # noqa: BLE001 - whatever it is, the error before it says more
+        warn_of_no_checkpoint(part, f"{type(failed).__name__}: {failed}")
+        return False
+
+
+def warn_of_no_checkpoint(part: Participation, why: str) -> None:
+    """Tell the user that there is no last checkpoint."""
+    part.announce("checkpoint_failed", {"round": part.swarm.node.outer_steps, "why": why})
+    logger.warning(
+        "no last checkpoint: %s; the next start in %s goes on from the one before", why, part.settings.called
+    )
 
 
 def end_of_run(part: Participation, asked_to_leave: threading.Event) -> None:

@@ -13,8 +13,7 @@ from _thread import start_new_thread
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import astuple, replace
-from struct import pack, unpack
+from dataclasses import replace
 from types import TracebackType
 from typing import Self, TypeVar, overload
 
@@ -28,15 +27,18 @@ from decentral.node.folder import kept_terms, occupied
 from decentral.node.node import Node
 from decentral.node.upload import PAUSED
 from decentral.observe.status import Status
+from decentral.peer.boundary import Boundary, wait_for_members
 from decentral.peer.network_setup import check_relays
 from decentral.peer.participation import (
     POLITE,
-    Gathering,
     Participation,
-    Standing,
     end_as_one,
     end_before_the_run,
     end_of_run,
+    save_after_error,
+    save_last,
+    save_now,
+    warn_of_no_checkpoint,
 )
 from decentral.peer.settings import Settings
 from decentral.peer.shown import Announcer, Trackers, shown
@@ -46,8 +48,8 @@ from decentral.preferences.preferences import Preferences
 from decentral.signals import StopSignals
 from decentral.swarm.invite import kept_token
 from decentral.swarm.lan import Lan
-from decentral.tasks.batches import Indexed, ShardPlace, seed_of, shard
-from decentral.training.clocks import RoundEnded, RunSchedule, StepCount, cosine, move_on
+from decentral.tasks.batches import Indexed, ShardPlace, shard
+from decentral.training.clocks import RoundEnded, RunSchedule, cosine
 from decentral.training.inner import InnerSteps
 from decentral.training.inner_states import Together
 from decentral.training.outer_loop import LoopControl
@@ -57,8 +59,6 @@ from decentral.training.swarm_side import LoopEnded, SwarmThread, run_blocking
 T = TypeVar("T")
 OnRound = TypeVar("OnRound", bound=Callable[[RoundEnded], object])
 
-DIGEST, DIGEST_PARTS = ">8I", 8  # as whole numbers, for the processes of a peer
-
 
 class Peer:
     """One participant of a run, while its ``with`` block lasts."""
@@ -67,7 +67,7 @@ class Peer:
         check_relays(settings.options["relays"])
         self.settings, self.manifest, self.out = settings, settings.manifest, settings.out
         self._run = self.manifest.digest  # the main process's in the block: on each a script may draw another salt
-        self._done = self._has_entered = self._has_stepped = False
+        self._has_entered = self._has_stepped = False
         self._model = settings.model
         self._announce = Announcer(settings.options["observer"])
         self._stalls = StallWatch(self._announce)
@@ -76,16 +76,11 @@ class Peer:
         self._control, self._asked_to_leave = LoopControl(), threading.Event()
         self._signals = StopSignals(self._leave_soon, self._hurry, self._is_held)
         self._steps: InnerSteps | None = None  # inside the block
-        inner, outer = self.manifest.inner, self.manifest.outer
-        self._count = StepCount(interval=inner.steps // outer.fragments, rounds=self.manifest.run.rounds)
+        self._boundary = Boundary(settings, self._control)
+        self._count = self._boundary.count
         self._trackers = Trackers(settings.options["accelerator"])
         self._on_round: list[Callable[[RoundEnded], object]] = []
-        self._schedules: list[RunSchedule] = []
-        self._newest: tuple[int, ...] = (0, 0, 0, 0)  # of the newest round: see `_newest_round`
-        self._has_moved = False  # a schedule of the loop, and told so
         self._part: Participation | None = None
-        self._anchor = (0,) * DIGEST_PARTS  # its digest, as all processes of the peer were told at the last boundary
-        self._seed, self._place, self._standing = 0, ShardPlace(), Standing(self.manifest)
         self._parting = ""  # what the status says once all is over
         self._last_status = Status(
             run=self.manifest.run.name,
@@ -99,7 +94,7 @@ class Peer:
     def done(self) -> bool:
         """Whether training is over for this peer. ConfigError before the ``with`` block: nothing would ever end it."""
         self._check_entered("done")
-        return self._done
+        return self._boundary.done
 
     def _check_entered(self, asked: str) -> None:
         if not self._has_entered:
@@ -173,8 +168,7 @@ class Peer:
                 "such as lambda progress: 1 - progress"
             )
         (bare,) = Together.of([optimizer], "optimizer", "peer.schedule").parts
-        self._schedules.append(RunSchedule(bare, factor, self._count))
-        return self._schedules[-1]
+        return self._boundary.schedules.add(RunSchedule(bare, factor, self._count))
 
     def on_round(self, call: OnRound) -> OnRound:
         """Call it whenever a round has come into the model, with a `RoundEnded`; returns it, so that it can decorate.
@@ -198,7 +192,7 @@ class Peer:
         of the peer as of its last boundary.
         """
         if self._model.team.orders is not None:
-            return pack(DIGEST, *self._anchor).hex()
+            return self._boundary.word.anchor.hex()
         return self._up.swarm.node.replica.digest.hex() if self._up is not None else ""
 
     def anchor(self) -> list[Tensor]:
@@ -248,9 +242,9 @@ class Peer:
         The same after a restart and on every process of the peer, another one for every peer. Known inside the
         ``with`` block; ConfigError before.
         """
-        if not self._seed:
+        if not self._boundary.word.seed:
             raise ConfigError("peer.seed is known once the peer has entered the run; ask inside the with block")
-        return self._seed
+        return self._boundary.word.seed
 
     @overload
     def shard(  # type: ignore[overload-overlap]  # an IterableDataset is a Dataset, and has no indices
@@ -277,12 +271,12 @@ class Peer:
         While the members stay the same, no index is drawn twice in a pass; `decentral.tasks.batches` says what holds
         when they change. A loader that accelerate prepares shares the part among the processes of the peer.
         """
-        return shard(dataset, batch_size, self._run, lambda: self._place)
+        return shard(dataset, batch_size, self._run, lambda: self.shard_place)
 
     @property
     def shard_place(self) -> ShardPlace:
         """Where this peer stands among the members, as of the last step boundary: what ``shard`` goes by."""
-        return self._place
+        return self._boundary.word.place
 
     def log(self, **metrics: float | Tensor) -> None:
         """Remember training metrics for the observer; the status shows ``loss`` and ``held_out_loss``.
@@ -308,7 +302,7 @@ class Peer:
 
     async def _ask_status(self, part: Participation) -> Status:
         notices = self._announce.notices.now(part.swarm.node.driver.head.round)
-        asked = {"paused": self.paused, "leaving": self._control.leaving, "done": self._done}
+        asked = {"paused": self.paused, "leaving": self._control.leaving, "done": self._boundary.done}
         return status_of(
             Shown(
                 manifest=self.manifest,
@@ -341,15 +335,17 @@ class Peer:
     def _before_any_step(self) -> None:
         """Runs at the beginning of any optimizer's step; the first waits for a second member, until a round is made."""
         self._control.interrupted = False
-        self._signals.step_begins(done=self._done)
-        options, waits = self.settings.options, not (self._has_stepped or self._count.round or self._done)
+        self._signals.step_begins(done=self._boundary.done)
+        options, waits = self.settings.options, not (self._has_stepped or self._count.round or self._boundary.done)
         self._has_stepped = True
         if waits and not (options["alone"] or options["require_peers"]):
             self.wait_for_company()
         self._model.joined.before_step()
 
     def _wait_for_members(self, count: int, enough: Callable[[Head], bool], give_up_at: float | None) -> None:
-        Gathering(self._model, self._part, self._asked_to_leave).wait(count, enough, give_up_at)
+        wait_for_members(
+            self._model, self._part, self._asked_to_leave, count=count, enough=enough, give_up_at=give_up_at
+        )
         self._share(())
 
     def pause(self) -> None:
@@ -377,7 +373,7 @@ class Peer:
     def save(self) -> bool:
         """Write a checkpoint, between two steps, on every process of the peer; False while a commit arrives, too."""
         with self._model.team.as_one():
-            saved = self._begun is not None and not self._begun.was_over and self._begun.save_now()
+            saved = self._begun is not None and not self._begun.was_over and save_now(self._begun)
         self._share(())
         return saved
 
@@ -400,7 +396,7 @@ class Peer:
     def rests(self) -> bool:
         """Whether no round counts this peer, on its main process: it is paused or rests, or waits for company."""
         part = self._up
-        held = part is not None and bool(part.swarm.node.resting or part.reporter.counters.wanted_members)
+        held = part is not None and bool(part.swarm.node.resting.reasons or part.reporter.counters.wanted_members)
         return self._control.paused or held
 
     @property
@@ -423,7 +419,7 @@ class Peer:
             stack.enter_context(steps.hook(self._model.trained))
             self._has_entered = True
             self._signals.politely()
-            if self.settings.options["require_peers"] and not self._done:
+            if self.settings.options["require_peers"] and not self._boundary.done:
                 self._require_peers(self.settings.options["require_peers"])
             self._entered = stack.pop_all()
         return self
@@ -440,7 +436,6 @@ class Peer:
         stack.push(self._refused)  # before the status is written for the last time
         part = self._part = Participation(self.settings, self._announce, token)
         stack.callback(part.close)
-        self._seed = seed_of(self.manifest.digest, part.identity.peer)
         Startup(part, self._control, self._count, self._limits, self._lan, self._stalls).begin()
         self._limits.hold(part)  # somebody may have changed them meanwhile
 
@@ -482,13 +477,13 @@ class Peer:
         self, part: Participation, kind: type[BaseException] | None, error: BaseException | None, *, save: bool
     ) -> None:
         """``kind``: what ended the training loop; None: it came to its own end."""
-        whole, over, kept = kind is None, self._done and not self._control.leaving, False
+        whole, over, kept = kind is None, self._boundary.done and not self._control.leaving, False
         polite = kind in POLITE or self._control.leaving
         try:
             if save:
-                kept = part.was_over or (part.save_last() if kind in POLITE else part.save_after_error())
+                kept = part.was_over or (save_last(part) if kind in POLITE else save_after_error(part))
             elif self._steps is not None and self._steps.stage == "inside":
-                part.keeps_the_one_before("the training loop ended inside optimizer.step")
+                warn_of_no_checkpoint(part, "the training loop ended inside optimizer.step")
             self._model.team.fail(error)
             self._model.team.let_go(interrupted=kind is KeyboardInterrupt)
             if whole and over:
@@ -560,75 +555,15 @@ class Peer:
             raise swarm.reason() from None
         if (last := self._control.finishes_after) is not None and self.round > last and not loop.done:
             self.leave()
-        if not (swarm.alive or loop.done or self._done):
+        if not (swarm.alive or loop.done or self._boundary.done):
             raise swarm.reason()
         return changed
 
-    def _anchor_now(self, *, moved: bool) -> tuple[int, ...]:
-        """Its digest as whole numbers. That of shared buffers is made anew, so not at every step."""
-        if moved and self._part is not None:
-            return unpack(DIGEST, self._part.swarm.node.replica.digest)
-        return self._anchor
-
     def _share(self, changed: Iterable[int]) -> None:
-        """Bring the peer's processes in step, and note its place among the members for all of them alike."""
-        ended, forgets, anchor = self._done, False, self._anchor
-        if self._part is not None:
-            loop = self._part.loop
-            self._place = self._standing.place(self._part.swarm.node)
-            ended = self._done or loop.done or self._control.leaving
-            forgets, loop.forgets = loop.forgets, False
-            if is_news := self._count.reaches(loop.outer_steps):
-                self._newest = _newest_round(self._part)
-            if self._model.team.orders is not None:
-                anchor = self._anchor_now(moved=is_news or bool(changed := set(changed)))
-        told = (int(forgets), self._seed, *astuple(self._place), *self._count.numbers(), *self._newest, *anchor)
-        self._done, told = self._model.share(changed, ended, told)
-        forget, self._seed, *place = told[:5]
-        self._place, self._newest = ShardPlace(*place), told[9:-DIGEST_PARTS]
-        self._count.hear(told[5:9])
-        self._anchor = told[-DIGEST_PARTS:]
-        if forget:
-            self.settings.states.forget_non_finite()
-        self._follow_the_run()
-        self._model.averages.resume(to_train=not self._done)
-
-    def _follow_the_run(self) -> None:
-        """Bring schedules to where the run is: those that belong to it, and those of the loop that are far behind."""
-        for schedule in self._schedules:
-            schedule.step()
-        if not self._count.behind or self._done:
-            return
-        given = self.settings.options["scheduler"]
-        for one in given if isinstance(given, list | tuple) else [] if given is None else [given]:
-            sentence = move_on(one, self._count, self._model.team.size)
-            if sentence and self._part is not None and not self._has_moved:
-                logging.getLogger("decentral").warning(sentence)
-        self._count.advance += self._count.behind
-        self._has_moved = True
+        self._boundary.share(self._part, changed)
 
     def _tell_round(self, before: int) -> None:
         """Call what ``on_round`` was given, where outer steps came since ``before``."""
-        now = self._count.round
-        if not self._on_round or now == before:
-            return
-        members, contributed, sent, received = self._newest
-        ended = RoundEnded(
-            round=now,
-            rounds=self.manifest.run.rounds,
-            merged=max(1, now - before),
-            members=members,
-            contributed=bool(contributed),
-            bytes_sent=sent,
-            bytes_received=received,
-            done=self._done,
-        )
-        for call in self._on_round:
-            call(ended)
-
-
-def _newest_round(part: Participation) -> tuple[int, ...]:
-    """Members, whether the newest round has this peer's update, bytes sent and received: for all its processes."""
-    total = part.swarm.node.transport.traffic.total
-    contributed = part.reporter.counters.outcomes[-1:] == [True]
-    return len(part.swarm.node.driver.head.members), int(contributed), total.sent, total.received
+        if (ended := self._boundary.round_ended(before)) is not None:
+            for call in self._on_round:
+                call(ended)

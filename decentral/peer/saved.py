@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import wait
@@ -13,12 +14,12 @@ from torch import Tensor
 
 from decentral.consensus.chain import Head
 from decentral.errors import ConfigError, ManifestMismatch, PayloadError
-from decentral.manifest import Redundancy
+from decentral.flow.waiting import Offload, in_thread
 from decentral.node.durable_store import DurableStore, Resumed
 from decentral.node.node import Node
 from decentral.parameters import Schema
-from decentral.peer.participation import LOOK_EVERY, WriteBehind
-from decentral.redundancy.giver import packed_state, unpacked_state
+from decentral.redundancy.giver import WayOut, packed_state, unpacked_state
+from decentral.redundancy.labels import Seals
 from decentral.redundancy.recovery import Recovered, Recovery, RedundancyService
 from decentral.state.checkpoint import flatten, unflatten
 from decentral.state.snapshot import live_buffer_name
@@ -29,7 +30,9 @@ from decentral.training.live_model import LiveModel
 from decentral.training.live_side import OWN
 from decentral.training.schedule import SyncSchedule, memory_of, tensors_of
 from decentral.training.swarm_side import SwarmThread
-from decentral.wire.keys import peer_name
+from decentral.wire.keys import PeerId, peer_name
+
+LOOK_EVERY = 0.2  # s: Ctrl-C must get through to who waits, on every platform
 
 Announce = Callable[[str, dict[str, object]], None]
 
@@ -180,6 +183,49 @@ def live_name(fragment: int) -> str:
     return f"live/{fragment}"
 
 
+# ---- a thread that writes ----
+#
+# One thing at a time, while training goes on: a slow disk holds nobody.
+
+
+class WriteBehind:
+    """Its methods are called on the training thread."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether what was begun last is not written yet."""
+        return self._thread is not None and self._thread.is_alive()
+
+    def begin(self, work: Callable[[], object]) -> None:
+        """Start it; nothing may be in progress."""
+        assert not self.busy, "one write at a time"
+        self.check()
+        self._thread = threading.Thread(target=self._run, args=(work,), name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise what ended the last write, once."""
+        if not self.busy and self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def wait(self) -> None:
+        """Return when it is written. Raises what ended it."""
+        while self._thread is not None and self._thread.is_alive():
+            self._thread.join(LOOK_EVERY)
+        self.check()
+
+    def _run(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except BaseException as error:  # noqa: BLE001 - raised on the thread that asked for it
+            self._error = error
+
+
 # ---- a peer's own state, kept by others ----
 #
 # It comes out of its checkpoints, is given to members to keep, and had back once the disk is lost.
@@ -223,25 +269,25 @@ class OwnStateKept:
     def __init__(
         self,
         swarm: SwarmThread[Node],
-        terms: Redundancy,
+        service: RedundancyService,
         announce: Announce,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._swarm, self._seconds, self._announce, self._clock = swarm, terms.seconds, announce, clock
+        self._swarm, self._service, self._announce, self._clock = swarm, service, announce, clock
         self._given_at = clock()  # a state that is just begun, or restored, is not worth the bytes
 
     def after(self, taken: Taken) -> None:
         """A checkpoint is durable; on the thread that wrote it."""
-        service, now = self._swarm.node.redundancy, self._clock()
-        if service is None or service.giver.is_busy or now - self._given_at < self._seconds:
+        service, now = self._service, self._clock()
+        if service.giver.is_busy or now - self._given_at < service.terms.seconds:
             return
         self._given_at = now
         own = OwnState.of(taken)
         round_ = int(taken.meta.get("gossip_step") or taken.head.outer_step)
-        self._swarm.tell(self._give, service, packed_state(own.tensors, own.meta), round_)
+        self._swarm.tell(self._give, packed_state(own.tensors, own.meta), round_)
 
-    async def _give(self, service: RedundancyService, state: bytes, round_: int) -> None:
-        given = await service.giver.give(state, round_)
+    async def _give(self, state: bytes, round_: int) -> None:
+        given = await self._service.giver.give(state, round_)
         if given is None:
             return
         if given.why:
@@ -251,11 +297,35 @@ class OwnStateKept:
         self._announce("state_given", {"round": round_, "peers": names, "bytes": given.nbytes, "seconds": seconds})
 
 
-def recovered(swarm: SwarmThread[Node], restore: Callable[[OwnState], None], announce: Announce) -> OwnState | None:
-    """What members keep of this peer, once ``restore`` has put it back; None, and all as before, where that fails."""
-    service = swarm.node.redundancy
-    if service is None:
+def redundancy_of(node: Node, offload: Offload = in_thread) -> RedundancyService | None:
+    """Make what keeps the members' states for each other, before the transport of ``node`` is entered; None where the
+    terms do not ask for it: then nothing of it is served, or sent.
+    """
+    if (terms := node.manifest.swarm.redundancy) is None:
         return None
+    daily_upload, transport = node.daily_upload, node.transport
+
+    def others() -> dict[PeerId, tuple[str, ...]]:
+        members = node.driver.head.members
+        return {peer: lease.addresses for peer, lease in node.directory.live().items() if peer in members}
+
+    way_out = WayOut(
+        transport=transport,
+        others=others,
+        may_send=lambda: daily_upload is None or not daily_upload.used_up,
+        is_quiet=lambda: transport.meter.is_idle,
+    )
+    seals = Seals(node.signer, node.manifest.digest)
+    members, live = lambda: node.driver.head.members, lambda: tuple(node.directory.live())
+    return RedundancyService(terms, seals, way_out, members=members, live=live, offload=offload)
+
+
+def recover_state(
+    swarm: SwarmThread[Node], service: RedundancyService, restore: Callable[[OwnState], None], announce: Announce
+) -> OwnState | None:
+    """Return what members keep of this peer, once ``restore`` has put it back. Where that fails, None: all is as
+    before.
+    """
     began, recovery = time.monotonic(), service.recovery()
     found, why = _searched(swarm, recovery), recovery.why
     try:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypedDict, TypeVar, cast
 
 from decentral.errors import ConfigError
-from decentral.plugins import nearest
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -367,6 +366,8 @@ def check_names(caller: str, given: Mapping[str, object], known: Sequence[str]) 
     """Raise TypeError for an argument that there is not, with the nearest name: at once, and not hours later."""
     for name in given:
         if name not in known:
+            from decentral.plugins import nearest  # its reading of other packages would cost every --help 0.02 s
+
             near = nearest(name, [other for other in known if other[0] == name[0]] or known)
             raise TypeError(f"{caller}() has no argument {name}; {near}")
 

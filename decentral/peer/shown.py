@@ -46,7 +46,7 @@ class Announcer:
             self._log.close()
 
     def __call__(self, event: str, fields: dict[str, object]) -> None:
-        """One event."""
+        """Tell everybody of an event."""
         if self._log is not None:
             self._log(event, **fields)
         if (sentence := self.notices.hear(event, fields, self._name)) is not None:
@@ -65,7 +65,7 @@ class Announcer:
 
 @contextmanager
 def shown(settings: Settings, status: Callable[[], Status], peer: Steered) -> Iterator[None]:
-    """Tells the folder and the screen how this peer is, and the peer what was asked of it; each as far as wanted.
+    """Tell the folder and the screen how this peer is, and the peer what was asked of it; each as far as wanted.
 
     What is logged goes to the screen as well, in a process that has configured no logging: Python would print it bare.
     """
@@ -85,7 +85,7 @@ def shown(settings: Settings, status: Callable[[], Status], peer: Steered) -> It
 
 
 def _logging_is_configured() -> bool:
-    """Whether what ``decentral`` logs has a handler, its own or one above it."""
+    """Tell whether what ``decentral`` logs has a handler, its own or one above it."""
     log: logging.Logger | None = logging.getLogger("decentral")
     while log is not None:
         if any(not isinstance(handler, logging.NullHandler) for handler in log.handlers):
@@ -104,21 +104,21 @@ class Tracked(Protocol):
 
     @property
     def round(self) -> int:
-        """Outer steps that its anchor has behind it."""
+        """Return the outer steps that its anchor has behind it."""
         ...
 
     @property
     def inner_steps(self) -> int:
-        """Of this peer, over all its lives."""
+        """Return the inner steps of this peer, over all its lives."""
         ...
 
     def status(self) -> Status:
-        """What it is doing now."""
+        """Return what it is doing now."""
         ...
 
 
 class Trackers:
-    """Those that are there when a round ends: ``init_trackers`` may come before ``join`` or after."""
+    """The trackers that are there when a round ends: ``init_trackers`` may come before ``join`` or after."""
 
     def __init__(self, accelerator: Any | None) -> None:  # Any: accelerate is untyped
         self._accelerator, self._told = accelerator, 0

@@ -26,8 +26,8 @@ from decentral.node.upload import PAUSED, DailyUpload, checked_limit
 from decentral.observe.diagnostics import Look
 from decentral.optimizers.base import State
 from decentral.peer.network_setup import NetworkSetup, enter
-from decentral.peer.participation import Participation
-from decentral.peer.saved import Checkpointer, OwnState, OwnStateKept, Saver, recovered
+from decentral.peer.participation import Participation, save_now
+from decentral.peer.saved import Checkpointer, OwnState, OwnStateKept, Saver, recover_state, redundancy_of
 from decentral.peer.settings import Settings
 from decentral.peer.status import StallWatch
 from decentral.preferences.preferences import Duty, Preferences
@@ -35,7 +35,7 @@ from decentral.quantities import time_left
 from decentral.rounds.local_state import CommittedUpdate
 from decentral.state.snapshot import BUFFERS
 from decentral.swarm.admission import Admission
-from decentral.swarm.directory import Directory
+from decentral.swarm.directory import Directory, ways_back
 from decentral.swarm.hello import check_version
 from decentral.swarm.lan import Lan
 from decentral.tensors.threads import ThreadsWanted
@@ -106,7 +106,7 @@ class Startup:
         if part.looks is not None and not part.loop.done:
             part.looks.begin()
         if start.head is None or (part.was_over and not kept_whole):
-            part.save_now()  # its votes count from now on, so it must be able to come back to where it stands
+            save_now(part)  # its votes count from now on, so it must be able to come back to where it stands
         keep_terms(self._settings.out, self._manifest)
         if self._control.paused:  # before there was a node that could tell the others
             part.swarm.tell(part.swarm.node.resting.begin, PAUSED)
@@ -184,7 +184,7 @@ class Startup:
 
     def _check_terms(self, *, founding: bool) -> None:
         """ConfigError for terms that ruin a run which nobody has begun yet; one that exists is warned of."""
-        from decentral.lab.trial import check_learns  # the laboratory, which most peers never need
+        from decentral.trial.check import check_learns  # the laboratory, which most peers never need
 
         try:
             check_learns(self._manifest)
@@ -238,13 +238,14 @@ class Startup:
                 ledger=part.store.ledger(),
                 on_update=on_update,
                 on_event=part.announce,
-                on_figures=part.diagnosed,
+                on_figures=part.diagnostics.add_round,
                 uplink=lambda: transport.uplink,
                 daily_upload=self._daily_upload,
                 private=part.network.is_private,
                 admission=admission,
                 clock=seconds_asleep_or_not,
             )
+            part.redundancy = redundancy_of(node)
             self._take_up(start, node)
             return node
 
@@ -254,6 +255,8 @@ class Startup:
             async with anyio.create_task_group() as group:
                 group.start_soon(note_addresses, directory, out, part.network, before)
                 group.start_soon(stalls.watch, part)
+                if part.redundancy is not None:
+                    group.start_soon(part.redundancy.run)
                 if lan is not None:
                     group.start_soon(lan.run, directory)
                 if resumed:
@@ -277,9 +280,9 @@ class Startup:
 
     def _lost_state(self, start: Start) -> OwnState | None:
         """What others keep of this peer, if it was of this run before and its folder does not say so; put back."""
-        if start.founder or not self._part.was_here:
+        if start.founder or not self._part.was_here or self._part.redundancy is None:
             return None
-        return recovered(self._part.swarm, self._restore_own, self._part.announce)
+        return recover_state(self._part.swarm, self._part.redundancy, self._restore_own, self._part.announce)
 
     def _restore_own(self, own: OwnState) -> None:
         self._checkpointer.restore_own(own.tensors, own.meta, self._model)
@@ -341,8 +344,8 @@ class Startup:
         buffers = self._manifest.model.buffers or "average"
         told = part.reporter.counters.holds_for_checkpoint, part.announce
         saver = Saver(part.swarm, self._checkpointer, self._model, self._count, buffers, part.behind, *told)
-        if (terms := self._manifest.swarm.redundancy) is not None:
-            saver = replace(saver, after=OwnStateKept(part.swarm, terms, part.announce).after)
+        if part.redundancy is not None:
+            saver = replace(saver, after=OwnStateKept(part.swarm, part.redundancy, part.announce).after)
         return OuterLoop(
             LoopParts(
                 manifest=self._manifest,
@@ -421,7 +424,7 @@ async def note_addresses(directory: Directory, out: Path, network: NetworkSetup,
     Once nobody is left, those who were there last stay: they may be restarted as well.
     """
     while True:
-        now = Addresses(network.listen or noted.listen, directory.ways_back() or noted.others)
+        now = Addresses(network.listen or noted.listen, ways_back(directory) or noted.others)
         if now != noted:
             try:
                 await in_thread(keep_addresses, out, now)

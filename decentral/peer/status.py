@@ -12,7 +12,7 @@ import anyio
 from decentral.consensus.chain import majority
 from decentral.consensus.paxos import Ballot
 from decentral.consensus.round_state import RoundState
-from decentral.flow.uplink import lease_bits
+from decentral.flow.pacing import lease_bits
 from decentral.manifest import Manifest
 from decentral.node.node import Node
 from decentral.observe.health import in_units, listed
@@ -28,7 +28,7 @@ logger = logging.getLogger("decentral.peer")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """One peer as it is now."""
+    """A peer as it is now."""
 
     manifest: Manifest
     part: Participation
@@ -41,22 +41,22 @@ class Shown:
 
     @property
     def node(self) -> Node:
-        """Its swarm side."""
+        """Return its swarm side."""
         return self.part.swarm.node
 
     @property
     def counted(self) -> Counters:
-        """What it has counted."""
+        """Return its counters."""
         return self.part.reporter.counters
 
     @property
     def transport(self) -> Transport:
-        """What carries its bytes."""
+        """Return its transport."""
         return self.part.swarm.transport
 
 
 def status_of(shown: Shown) -> Status:
-    """Everything that a status tells."""
+    """Return everything that a status tells."""
     node, counted, traffic = shown.node, shown.counted, shown.transport.traffic
     measuring = node.speed.count
     sent, received, up, down = _rates(shown.part)
@@ -108,10 +108,10 @@ def status_of(shown: Shown) -> Status:
         seconds_left=_left(shown),
         loss=counted.loss,
         notices=shown.notices,
-        diagnostics=shown.part.diagnosed.values,
-        diagnosed_round=shown.part.diagnosed.now.outer_step,
-        diagnosed_part=shown.part.diagnosed.now.of_part,
-        out_of_band=shown.part.diagnosed.out,
+        diagnostics=shown.part.diagnostics.values,
+        diagnosed_round=shown.part.diagnostics.of_newest_round.outer_step,
+        diagnosed_part=shown.part.diagnostics.of_newest_round.of_part,
+        out_of_band=shown.part.diagnostics.out,
         held_out_loss=counted.held_out_loss,
         num_parameters=sum(anchor_N.numel() for anchor_N in node.replica.anchors),
         open_round=_open_round(node),
@@ -127,14 +127,14 @@ def status_of(shown: Shown) -> Status:
 
 
 def _rates(part: Participation) -> tuple[int, int, float, float]:
-    """Bytes sent and received without those that measured lines, and both per second."""
+    """Return bytes sent and received without those that measured lines, and both per second."""
     total, measuring = part.swarm.transport.traffic.total, part.swarm.node.speed.count
     sent, received = total.sent - measuring.sent, total.received - measuring.received
     return sent, received, *part.reporter.counters.rates(sent, received)
 
 
 def state_of(shown: Shown) -> str:
-    """In one word."""
+    """Return in one word what the peer does."""
     node, counted = shown.node, shown.counted
     if shown.done:
         return "leaving" if shown.leaving else "done"
@@ -146,7 +146,7 @@ def state_of(shown: Shown) -> str:
         return "paused"
     if counted.wanted_members:
         return "waiting"
-    if node.resting:
+    if node.resting.reasons:
         return "resting"
     if counted.stands_long:
         return "waiting"
@@ -172,7 +172,7 @@ def _member(shown: Shown, member: bytes) -> dict[str, object]:
 
 
 def _round_of(node: Node, lease: Lease | None) -> int | None:
-    """Outer steps of another member, from the height that its lease tells; in gossip none tells them."""
+    """Return the outer steps of another member, from the height that its lease tells; in gossip none tells them."""
     if lease is None or node.gossip is not None:
         return None
     return _outer_steps(node, lease.round)
@@ -183,7 +183,7 @@ def _outer_steps(node: Node, height: int) -> int:
 
 
 def _way(shown: Shown, member: bytes) -> dict[str, object]:
-    """How a member is reached; directly although both are private is punched."""
+    """Return how a member is reached; directly although both are private is punched."""
     node = shown.node
     path, lease = node.paths.get(member), node.directory.live().get(member)
     if path is None and lease is not None:
@@ -200,7 +200,7 @@ def _way(shown: Shown, member: bytes) -> dict[str, object]:
 
 
 def _open_round(node: Node) -> dict[str, object] | None:
-    """What this peer knows of the round in progress; None where there is none, as in gossip and at the end."""
+    """Return what this peer knows of the round in progress; None where there is none, as in gossip and at the end."""
     if node.gossip is not None or not node.ready.is_set() or node.driver.head.final:
         return None
     state, head = node.driver.machine.state, node.driver.head
@@ -219,7 +219,7 @@ def _open_round(node: Node) -> dict[str, object] | None:
 
 
 def _kind(protocol: str) -> str:
-    """``frame`` of ``/decentral/frame/1``."""
+    """Return ``frame`` of ``/decentral/frame/1``."""
     return protocol.split("/")[-2] if protocol.count("/") > 2 else protocol
 
 
@@ -231,7 +231,7 @@ def _awaited(node: Node) -> tuple[str, ...]:
 
 
 def _left(shown: Shown) -> float | None:
-    """Seconds until the last round, or until the run's time is up; None: neither is known."""
+    """Return the seconds until the last round, or until the run's time is up; None: neither is known."""
     run, known = shown.manifest.run, []
     if (usual := shown.counted.own_round) is not None:
         known.append(max(0, run.rounds - shown.node.outer_steps) * usual)
@@ -250,7 +250,7 @@ LOOK_EVERY = 1.0  # s
 
 
 class StallWatch:
-    """Of one peer's rounds; it is looked at again and again, and tells once that a stall began, and that it is over."""
+    """A watch over one peer's rounds, which tells once that a stall began, and once that it is over."""
 
     def __init__(self, emit: Callable[[str, dict[str, object]], None]) -> None:
         """``emit``: takes an event and its fields."""
@@ -271,7 +271,9 @@ class StallWatch:
     def look(
         self, node: Node, counted: Counters, now: float, rates: tuple[float, float] = (0.0, 0.0)
     ) -> tuple[float, str]:
-        """Seconds without a round and why; (0, "") while that is as usual. ``rates``: bytes/s sent and received."""
+        """Return the seconds without a round and why; (0, "") while that is as usual. ``rates``: bytes/s sent and
+        received.
+        """
         seconds, why = self._found(node, counted, now, rates)
         height = node.driver.head.round
         if why and self._stalled is None:
@@ -300,8 +302,8 @@ class StallWatch:
         return seconds, why_open(_seen(node, rates))
 
     def _of_agreeing(self, node: Node, now: float) -> tuple[float, float]:
-        """Seconds for which a leader has been due, as the committee sees, or a record that is decided waits for frames
-        or to be applied, and the most that this takes: nobody computes meanwhile, so usual rounds say nothing of it.
+        """Return the seconds for which a leader is due, as the committee sees, or a decided record waits for frames or
+        to be applied, and the most that this takes: nobody computes meanwhile, so usual rounds say nothing of it.
         """
         state = node.driver.machine.state
         decided = None if state.decided is None else state.decided[1].record.hash
@@ -315,7 +317,7 @@ class StallWatch:
 
 
 def _of_gathering(node: Node, counted: Counters, now: float) -> tuple[float, float]:
-    """Seconds for which offers come in, or of the round, and the most that this takes."""
+    """Return the seconds for which offers come in, or of the round, and the most that this takes."""
     seen, usual = node.driver.machine.state.round, counted.usual_round
     since_round = 0.0 if usual is None else counted.since_round  # before the first nobody knows how long steps take
     seconds = since_round if seen.first_offer is None else now - seen.first_offer
@@ -324,7 +326,7 @@ def _of_gathering(node: Node, counted: Counters, now: float) -> tuple[float, flo
 
 
 def _unpaired(counted: Counters) -> tuple[float, str]:
-    """A gossip step ends by itself, alone where nobody comes."""
+    """Return the seconds without a partner and why; a gossip step ends by itself, alone where nobody comes."""
     last = counted.outcomes[-STEPS_ALONE:]
     if len(last) < STEPS_ALONE or any(last):
         return 0.0, ""
@@ -357,7 +359,7 @@ class Balloting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenRound:
-    """What this peer knows of the round in progress."""
+    """The round in progress, as far as this peer knows it."""
 
     me: PeerId
     members: Sequence[PeerId]
@@ -450,7 +452,9 @@ def _seen(node: Node, rates: tuple[float, float]) -> OpenRound:
 
 
 def _balloting(state: RoundState) -> Balloting | None:
-    """The ballot that is led here where it is the newest, else what its leader has said; None: there is no work yet."""
+    """Return the ballot that is led here if it is the newest, else what its leader has said; None: there is no work
+    yet.
+    """
     promised, leading = max(0, state.acceptor.promised), state.leading
     if leading is not None and leading.ballot >= promised:
         return _led_here(state, leading)
@@ -486,7 +490,7 @@ def _led_here(state: RoundState, leading: Ballot) -> Balloting:
 
 
 def _not_held(state: RoundState, record: Record) -> list[PeerId]:
-    """Name whose frames a record names, and this peer has not; each once."""
+    """Return the senders of frames that a record names and this peer has not; each once."""
     return list(dict.fromkeys(ref.peer for ref in record.frames if ref.frame not in state.held))
 
 

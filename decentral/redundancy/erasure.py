@@ -28,7 +28,7 @@ _POLYNOMIAL = 0x11D  # x**8 + x**4 + x**3 + x**2 + 1, under which 2 generates th
 
 
 def pieces_of(row_KW: Rows, count: int) -> Rows:
-    """``count`` pieces of these rows: (count, W), the rows first."""
+    """Return ``count`` pieces of these rows: (count, W), the rows first."""
     needed, nbytes = row_KW.shape
     assert 1 <= needed <= count <= MOST_PIECES, f"{needed} of {count} pieces"
     assert nbytes % WORD == 0, f"rows of {nbytes} bytes"
@@ -39,7 +39,7 @@ def pieces_of(row_KW: Rows, count: int) -> Rows:
 
 
 def joined(piece_W: Mapping[int, Rows], needed: int) -> Rows:
-    """The rows of any ``needed`` pieces, by their numbers: (needed, W). More of them are not looked at."""
+    """Return the rows of any ``needed`` pieces, by their numbers: (needed, W). More pieces are not looked at."""
     numbers = sorted(piece_W)[:needed]
     assert len(numbers) == needed, f"{len(piece_W)} of {needed} pieces"
     given_KW = np.stack([piece_W[number] for number in numbers])
@@ -50,7 +50,7 @@ def joined(piece_W: Mapping[int, Rows], needed: int) -> Rows:
 
 
 def _coefficients(number: int, needed: int) -> list[int]:
-    """What piece ``number`` takes of each row."""
+    """Return what piece ``number`` takes of each row."""
     if number < needed:
         return [int(row == number) for row in range(needed)]
     return [_EXPONENTIALS[(255 - _LOGARITHMS[number ^ row]) % 255] for row in range(needed)]
@@ -83,7 +83,7 @@ def _product(a: int, b: int) -> int:
 
 
 def _inverse(matrix: list[list[int]]) -> list[list[int]]:
-    """By elimination; such a matrix always has one."""
+    """Invert by elimination; such a matrix always has an inverse."""
     size = len(matrix)
     rows = [[*row, *(int(other == number) for other in range(size))] for number, row in enumerate(matrix)]
     for column in range(size):
@@ -100,7 +100,7 @@ def _inverse(matrix: list[list[int]]) -> list[list[int]]:
 
 
 def _tables() -> tuple[list[int], list[int]]:
-    """Powers of 2, and of which power each value is."""
+    """Return the powers of 2, and the power that each value is."""
     powers, value = list[int](), 1
     for _ in range(255):
         powers.append(value)

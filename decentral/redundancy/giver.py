@@ -49,7 +49,7 @@ class WayOut:
 
 @dataclass(frozen=True, slots=True)
 class GivenState:
-    """Who has the whole of a piece each, or why too few have."""
+    """The keepers that have the whole of a piece each, or why too few have."""
 
     round: int
     keepers: tuple[PeerId, ...]
@@ -59,14 +59,14 @@ class GivenState:
 
 
 class Giver:
-    """One peer's."""
+    """The giving side of a peer."""
 
     def __init__(self, terms: Redundancy, seals: Seals, way_out: WayOut, offload: Offload) -> None:
         self._terms, self._seals, self._way_out, self._offload = terms, seals, way_out, offload
         self.is_busy = False  # may be read on any thread
 
     async def give(self, state: bytes, round_: int) -> GivenState | None:
-        """``state``, as it was after ``round_``; None while another one is being given."""
+        """Give ``state``, as it was after ``round_``, to keepers; None while another one is being given."""
         if self.is_busy:
             return None
         self.is_busy = True
@@ -77,7 +77,7 @@ class Giver:
 
 
 class _Giving:
-    """One state."""
+    """The giving of one state."""
 
     def __init__(
         self, terms: Redundancy, seals: Seals, way_out: WayOut, offload: Offload, state: bytes, round_: int
@@ -109,7 +109,7 @@ class _Giving:
         )
 
     def _goes_on(self) -> bool:
-        """Whether enough are left for the pieces to be of use."""
+        """Tell whether enough are left for the pieces to be of use."""
         if not self._way_out.may_send():
             self._keepers, self._why = {}, "the day's upload is used up"
         here = len(self._keepers)
@@ -127,7 +127,7 @@ class _Giving:
                 group.start_soon(self._to_one, number, body)
 
     async def _to_one(self, number: int, body: bytes) -> None:
-        """A keeper that does not take it is not asked again for this state."""
+        """Give a piece to a keeper; one that does not take it is not asked again for this state."""
         peer, whole = self._keepers[number], self._labels[number].to_bytes() + body
         try:
             answer = await request(self._way_out.transport, peer, KEEP, whole, limit=len(TAKEN), timeout=TIMEOUT)
@@ -149,7 +149,7 @@ Addresses = Mapping[PeerId, Sequence[str]]
 
 
 def choose_keepers(me: PeerId, own: Sequence[str], others: Addresses, count: int) -> list[PeerId]:
-    """``count`` of ``others``, or as many as there are, from their ids and addresses; ``own``: this peer's."""
+    """Choose ``count`` of ``others``, or as many as there are, by their ids and addresses; ``own``: this peer's."""
     ring = sorted(others, key=lambda peer: (peer <= me, peer))
     taken, elsewhere = set(_hosts(own)), list[PeerId]()
     for peer in ring:
@@ -162,7 +162,9 @@ def choose_keepers(me: PeerId, own: Sequence[str], others: Addresses, count: int
 
 
 def _hosts(addresses: Sequence[str]) -> Iterator[str]:
-    """Machines that addresses name. A relay's is not that of who is behind it; each has a loopback of its own."""
+    """Return the machines that addresses name. A relay's is not that of the peer behind it; each has a loopback of its
+    own.
+    """
     for address in addresses:
         _, kind, host, *_ = (*address.split("/"), "", "", "")
         if kind in ("ip4", "ip6") and "/p2p-circuit" not in address and not _is_loopback(host):
@@ -189,14 +191,14 @@ Json = Any  # what json.dumps takes: the caller's own document
 
 
 def packed_state(tensors: Mapping[str, Tensor], document: Json) -> bytes:
-    """One run of bytes; a copy."""
+    """Pack a state in one run of bytes; a copy."""
     text = json.dumps(document, allow_nan=False, separators=(",", ":"))
     made: bytes = save({name: tensor.contiguous() for name, tensor in tensors.items()}, {_DOCUMENT: text})
     return made
 
 
 def unpacked_state(state: bytes) -> tuple[dict[str, Tensor], Json]:
-    """What was packed. Raises PayloadError: then another version of this program packed it."""
+    """Return what was packed. Raises PayloadError: then another version of this program packed it."""
     try:
         end = _LENGTH_NBYTES + int.from_bytes(state[:_LENGTH_NBYTES], "little")
         document = json.loads(json.loads(state[_LENGTH_NBYTES:end])["__metadata__"][_DOCUMENT])

@@ -44,7 +44,7 @@ class _Piece:
 
 @dataclass(slots=True)
 class _Shelf:
-    """Of one owner, older pieces first."""
+    """The pieces of one owner, older ones first."""
 
     given: float  # s, when something of it was taken last
     pieces: list[_Piece] = field(default_factory=list)
@@ -55,7 +55,7 @@ class _Shelf:
 
 
 class Keeper:
-    """What this peer keeps for others; every piece counts as whole from its first chunk on."""
+    """The keeping side of a peer: every piece counts as whole from its first chunk on."""
 
     def __init__(self, transport: Transport, terms: Redundancy, members: Callable[[], Collection[PeerId]]) -> None:
         self._terms, self._members = terms, members
@@ -65,12 +65,12 @@ class Keeper:
 
     @property
     def nbytes(self) -> int:
-        """Held for others, or promised to them."""
+        """Return the bytes that are held for others, or promised to them."""
         return sum(shelf.nbytes for shelf in self._shelves.values())
 
     @property
     def owners(self) -> list[PeerId]:
-        """Whose pieces are here."""
+        """Return the peers whose pieces are here."""
         return sorted(self._shelves)
 
     def forget_old(self) -> None:
@@ -105,7 +105,7 @@ class Keeper:
         return next((piece for piece in shelf.pieces if piece.label == label), None) if shelf is not None else None
 
     def _new_piece(self, peer: PeerId, label: Label) -> _Piece | None:
-        """A place for it beside the one that stays; None where there is no room.
+        """Make a place for a piece beside the one that stays; None where there is no room.
 
         What stays is the settled one. A newer one may be whole here and at no other keeper: of two states that were not
         given to enough in turn, none can be had.
@@ -124,7 +124,7 @@ class Keeper:
         return shelf.pieces[-1]
 
     def _has_room(self, peer: PeerId, nbytes: int) -> bool:
-        """For so many bytes of ``peer`` in all; of those who are no members, the oldest make room."""
+        """Make room for so many bytes of ``peer`` in all, if it can: of peers that are no members the oldest go."""
         others = {owner: shelf for owner, shelf in self._shelves.items() if owner != peer}
         absent = sorted(others.keys() - set(self._members()), key=lambda owner: others[owner].given)
         while (held := sum(shelf.nbytes for shelf in others.values())) + nbytes > self._terms.nbytes and absent:
@@ -132,7 +132,7 @@ class Keeper:
         return held + nbytes <= self._terms.nbytes
 
     def _settle(self, peer: PeerId, label: Label) -> None:
-        """All keepers have that state: pieces of another one are of no use any more."""
+        """Drop the other pieces once all keepers have that state: they are of no use any more."""
         piece = self._piece(peer, label)
         if piece is not None and piece.is_whole:
             piece.is_settled = True
@@ -141,7 +141,7 @@ class Keeper:
     # ---- giving back ----
 
     async def _on_kept(self, peer: PeerId, data: bytes) -> bytes:
-        """Empty where nothing is here of who asks, whoever that is."""
+        """Answer with the labels, or a chunk, of the peer that asks; with nothing where nothing of it is here."""
         if not data:
             shelf = self._shelves.get(peer)
             whole = [piece for piece in shelf.pieces if piece.is_whole] if shelf is not None else []

@@ -32,7 +32,7 @@ _FIELDS = struct.Struct("<Q16sBBBQ")  # in their order below
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """Of one piece. The state is cut into stripes, each stripe into a chunk for every piece."""
+    """The label of a piece. The state is cut into stripes, each stripe into a chunk for every piece."""
 
     round: int  # outer steps, or gossip steps, that the state has behind it
     salt: bytes  # other for every state that is given, and part of its key
@@ -44,7 +44,7 @@ class Label:
 
     @classmethod
     def read(cls, data: bytes) -> Label:
-        """Raises PayloadError for what no peer would write."""
+        """Read a label; PayloadError for what no peer would write."""
         if len(data) != LABEL_NBYTES:
             raise PayloadError(f"label of {len(data)} bytes, want {LABEL_NBYTES}; drop it")
         round_, salt, number, pieces, needed, state_nbytes = _FIELDS.unpack_from(data)
@@ -57,37 +57,39 @@ class Label:
 
     @property
     def fields(self) -> bytes:
-        """All but the seal."""
+        """Return all but the seal."""
         cut = self.number, self.pieces, self.needed
         return _FIELDS.pack(self.round, self.salt, *cut, self.state_nbytes)
 
     def to_bytes(self) -> bytes:
-        """See ``read``."""
+        """Write what ``read`` takes."""
         return self.fields + self.seal
 
     @property
     def of_state(self) -> tuple[int, bytes]:
-        """Which state it is of; the higher one is the newer one."""
+        """Return which state it is of; the higher one is the newer one."""
         return self.round, self.salt
 
     @property
     def stripes(self) -> int:
-        """Chunks of each piece."""
+        """Return the number of chunks of each piece."""
         return -(-self.state_nbytes // (self.needed * CHUNK_NBYTES))
 
     @property
     def chunk_nbytes(self) -> int:
-        """Without its seal: all alike, and no longer than it takes. A piece of many chunks has no small ones."""
+        """Return the bytes of a chunk without its seal: alike for all, and no more than it takes, so that none is
+        small.
+        """
         return -(-self.state_nbytes // (self.needed * self.stripes * WORD)) * WORD
 
     @property
     def stripe_nbytes(self) -> int:
-        """Of the state, in one stripe."""
+        """Return the bytes of the state in one stripe."""
         return self.needed * self.chunk_nbytes
 
     @property
     def piece_nbytes(self) -> int:
-        """Of a whole piece, seals included."""
+        """Return the bytes of a whole piece, seals included."""
         return self.stripes * (self.chunk_nbytes + SEAL_NBYTES)
 
     def __str__(self) -> str:
@@ -112,20 +114,20 @@ _OF_THE_LABEL = 2**64 - 1  # where a stripe's number stands for chunks
 
 
 class Seals:
-    """Of one owner in one run."""
+    """The seals of one owner in one run."""
 
     def __init__(self, signer: Signer, run: Digest) -> None:
         self._signer, self._run = signer, run
         self._cipher = lru_cache(maxsize=4)(self._new_cipher)
 
     def label(self, plan: Label, number: int) -> Label:
-        """The one of piece ``number``, sealed."""
+        """Return the label of piece ``number``, sealed."""
         made = replace(plan, number=number)
         cipher = self._cipher(plan.salt)
         return replace(made, seal=cipher.encrypt(_NONCE.pack(number, _OF_THE_LABEL), b"", made.fields))
 
     def is_ours(self, label: Label) -> bool:
-        """Whether this peer wrote it, in this run."""
+        """Tell whether this peer wrote a label, in this run."""
         try:
             nonce = _NONCE.pack(label.number, _OF_THE_LABEL)
             self._cipher(label.salt).decrypt(nonce, label.seal, label.fields)
@@ -134,7 +136,7 @@ class Seals:
         return True
 
     def chunks(self, plan: Label, stripe: int, state: memoryview) -> list[bytes]:
-        """Those of a stripe, one for every piece; ``state`` is the whole."""
+        """Return the chunks of a stripe, one for every piece; ``state`` is the whole."""
         row_B = np.zeros(plan.stripe_nbytes, np.uint8)  # what it is short of at the end is zeros
         part = state[stripe * plan.stripe_nbytes : (stripe + 1) * plan.stripe_nbytes]
         row_B[: len(part)] = np.frombuffer(part, np.uint8)
@@ -146,14 +148,14 @@ class Seals:
         return sealed
 
     def opened(self, label: Label, stripe: int, chunk: bytes) -> bytes:
-        """A chunk as it was. Raises PayloadError for anything else than the very one."""
+        """Return a chunk as it was. Raises PayloadError for anything else than the very one."""
         try:
             return self._cipher(label.salt).decrypt(_NONCE.pack(label.number, stripe), chunk, label.fields)
         except InvalidTag:
             raise PayloadError(f"chunk {stripe} of {label}: not what was given to keep; ask another") from None
 
     def stripe(self, plan: Label, opened: Mapping[int, bytes]) -> memoryview:
-        """A stripe of the state from ``needed`` opened chunks, by the numbers of their pieces."""
+        """Return a stripe of the state from ``needed`` opened chunks, by the numbers of their pieces."""
         rows = {number: np.frombuffer(chunk, np.uint8) for number, chunk in opened.items()}
         return joined(rows, plan.needed).reshape(-1).data
 

@@ -41,7 +41,7 @@ class Recovered:
 
 
 class Recovery:
-    """One search."""
+    """A search for what members keep of this peer."""
 
     def __init__(
         self, transport: Transport, seals: Seals, live: Callable[[], Collection[PeerId]], offload: Offload
@@ -52,7 +52,7 @@ class Recovery:
         self.why = "no member keeps anything of it"  # what was missing, once nothing came back
 
     async def run(self, look_for: float = LOOK_FOR) -> Recovered | None:
-        """The newest state that can be had, or None: nothing, rather than a part."""
+        """Return the newest state that can be had, or None: nothing, rather than a part."""
         began, limiter = anyio.current_time(), anyio.CapacityLimiter(AT_ONCE)
         async with anyio.create_task_group() as group:
             while not self._is_over(anyio.current_time() - began, look_for):
@@ -70,7 +70,7 @@ class Recovery:
         return None
 
     def _is_over(self, seconds: float, look_for: float) -> bool:
-        """Whether there is no reason to look on: some pieces of a state are one, as long as they are too few.
+        """Tell whether the search has ended. It lasts longer where some pieces of a state are here, and too few.
 
         All of an older state are no reason to stop while somebody may have a newer one.
         """
@@ -82,7 +82,7 @@ class Recovery:
         return seconds >= (max(look_for, LONGEST) if some else look_for)
 
     async def _ask_one(self, peer: PeerId, limiter: anyio.CapacityLimiter) -> None:
-        """Labels that are not ours, whatever they say, are passed over."""
+        """Ask a peer for its labels; those that are not ours, whatever they say, are passed over."""
         limit = PIECES_PER_OWNER * LABEL_NBYTES
         self._pending += 1
         try:
@@ -98,7 +98,7 @@ class Recovery:
 
 
 class _Fetch:
-    """One state."""
+    """The fetching of one state."""
 
     def __init__(self, transport: Transport, seals: Seals, offload: Offload, plan: Label, held: Held) -> None:
         self._transport, self._seals, self._offload, self._plan = transport, seals, offload, plan
@@ -108,7 +108,7 @@ class _Fetch:
         self.why = ""
 
     async def run(self) -> bool:
-        """Whether ``state`` is whole now."""
+        """Fetch the state; tell whether ``state`` is whole now."""
         plan = self._plan
         if not self._is_enough():
             return False
@@ -185,5 +185,5 @@ class RedundancyService:
             await anyio.sleep(TIDY_EVERY)
 
     def recovery(self) -> Recovery:
-        """A search for what others keep of this peer's."""
+        """Return a search for what others keep of this peer."""
         return Recovery(self._way_out.transport, self._seals, self._live, self._offload)

@@ -17,10 +17,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from decentral.compressors import Compressor, Nothing, Payload, Uncompressed, parse_compressor, parse_feedback
-from decentral.compressors.base import needs_matrices
-from decentral.compressors.chain import AddBand, accumulate_all, band_of, opened, supports
-from decentral.compressors.feedback import ErrorFeedback, Feedback, NoFeedback, State, add_sent, compress_flat
+from decentral.compressors import Compressor, Nothing, Payload, Uncompressed, parse_compressor, parse_feedback, supports
+from decentral.compressors.base import AddBand, add_flat, compress_flat, needs_matrices
+from decentral.compressors.feedback import ErrorFeedback, Feedback, NoFeedback, State
 from decentral.errors import PayloadError
 from decentral.manifest import Manifest
 from decentral.optimizers import compressor_beside, make_outer
@@ -100,7 +99,7 @@ class Codec:
         """
         sending = self.feedback.send(Uncompressed(), gradient_N, state, shapes)
         whole_N = torch.zeros_like(gradient_N)
-        add_sent(Uncompressed(), whole_N, sending.payloads)
+        add_flat(Uncompressed(), whole_N, sending.payloads)
         return whole_N, sending.state
 
     def for_results(self) -> Codec:
@@ -119,7 +118,8 @@ class Codec:
         """What each payload decompresses to, one at a time. Raises PayloadError."""
         for compressor, section in self._sections(payloads, channels):
             for payload in section:
-                yield compressor.decompress(payload).to(torch.float32)
+                (decoded,) = compressor.decompress([payload])
+                yield decoded.tensor().to(torch.float32)
 
     def supports(self, payloads: Sequence[Payload]) -> list[tuple[Tensor, Tensor]] | None:
         """By payload the places (V,) in the whole change, and the values there, all others being zero; None where one
@@ -162,15 +162,15 @@ class Codec:
         shapes = [payload.shape for payload in payloads]
         if numel(shapes) != total_N.numel():
             raise PayloadError(f"body of {numel(shapes)} values where {total_N.numel()} are added; drop it")
-        accumulate_all(self.compressor, split_shapes(total_N, shapes), payloads, weight)
+        add_flat(self.compressor, total_N, payloads, weight)
 
     def band(self, shape: tuple[int, ...]) -> int:
         """Values of a tensor of this shape that ``opened`` adds at a time, but for the last."""
-        return band_of(self.compressor, shape)
+        return self.compressor.band(shape)
 
     def opened(self, payloads: Sequence[Payload]) -> list[AddBand]:
         """What adds the payload of each tensor in such bands. Raises PayloadError."""
-        return opened(self.compressor, payloads)
+        return [decoded.add for decoded in self.compressor.decompress(payloads)]
 
     def add_to(self, total_N: Tensor, data: bytes | memoryview, shapes: Shapes, weight: float = 1.0) -> None:
         """``add`` what the bytes hold. Raises PayloadError."""

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from decentral.compressors import Payload
-from decentral.compressors.chain import AddBand
+from decentral.compressors.base import AddBand
 from decentral.compressors.feedback import State
 from decentral.errors import NonFiniteError, PayloadError
 from decentral.parameters import BufferSpec, Schema, first_non_finite

@@ -142,7 +142,7 @@ class FrameIO:
         return b""
 
     def _is_only_a_name(self, peer: PeerId) -> bool:
-        return peer not in self.state.head.members and not self.directory.answered(peer)
+        return peer not in self.state.head.members and not self.directory.has_answered(peer)
 
     def _pass_over(self, peer: PeerId, kind: str) -> None:
         """Told of the first of each kind: whoever floods this peer must not flood its log, too."""

@@ -42,7 +42,7 @@ _NOTHING = object()
 
 
 class TaskGroup:
-    """See anyio.abc.TaskGroup; it returns no handles. ``host``: the task whose block it is."""
+    """An anyio.abc.TaskGroup that returns no handles. ``host``: the task whose block it is."""
 
     __slots__ = ("_closed", "_errors", "_inside", "_starting", "_waiting", "cancel_scope", "host", "tasks")
 
@@ -86,13 +86,13 @@ class TaskGroup:
             self._errors = []
 
     def start_soon(self, func: Callable[..., Job], *args: object, name: object = None) -> None:
-        """See anyio.abc.TaskGroup."""
+        """Do what ``anyio.abc.TaskGroup.start_soon`` says."""
         if self._closed or self.host is None:
             raise RuntimeError("This task group is not active; no new tasks can be started.")
         self.tasks[Loop.current.spawn(func(*args), self, self.cancel_scope)] = None
 
     async def start(self, func: Callable[..., Job], *args: object, name: object = None) -> Any:
-        """See anyio.abc.TaskGroup. The task is a group's of its own until it has started."""
+        """Do what ``anyio.abc.TaskGroup.start`` says; the task is in a group of its own until it has started."""
         if self._closed:
             raise RuntimeError("This task group is not active; no new tasks can be started.")
         self._starting += 1
@@ -115,7 +115,7 @@ class TaskGroup:
             self._look()
 
     def ended(self, task: Task, error: BaseException | None) -> None:
-        """One of its tasks has."""
+        """Note that one of its tasks has ended."""
         del self.tasks[task]
         if error is not None:
             self._fail(error)
@@ -136,7 +136,7 @@ class TaskGroup:
         self.cancel_scope.cancel()
 
     def _look(self) -> None:
-        """Whether it is over."""
+        """End it where it is over."""
         if self._inside or self.tasks or self._starting:
             return
         self._closed = True
@@ -147,14 +147,16 @@ class TaskGroup:
 
 
 class _Status:
-    """See anyio.abc.TaskStatus."""
+    """An anyio.abc.TaskStatus."""
 
     def __init__(self, until_started: TaskGroup, group: TaskGroup) -> None:
         self._until_started, self._group = until_started, group
         self.value: object = _NOTHING
 
     def started(self, value: object = None) -> None:
-        """See anyio.abc.TaskStatus. Who is being cancelled stays where it is: its end is near."""
+        """Do what ``anyio.abc.TaskStatus.started`` says; a task that is being cancelled stays where it is: its end is
+        near.
+        """
         if self.value is not _NOTHING:
             raise RuntimeError("called 'started' twice on the same task status")
         self.value = value
@@ -180,7 +182,7 @@ def _hang(task: Task, before: Scope, after: Scope) -> None:
 
 
 class Event:
-    """See anyio.Event."""
+    """Do what ``anyio.Event.started`` says."""
 
     __slots__ = ("_set", "_waiting")
 
@@ -189,11 +191,11 @@ class Event:
         self._waiting: dict[Task, None] = {}
 
     def is_set(self) -> bool:
-        """See anyio.Event."""
+        """Do what ``anyio.Event.is_set`` says."""
         return self._set
 
     def set(self) -> None:
-        """See anyio.Event."""
+        """Do what ``anyio.Event.set`` says."""
         if self._set:
             return
         self._set = True
@@ -203,7 +205,7 @@ class Event:
         self._waiting.clear()
 
     async def wait(self) -> None:
-        """See anyio.Event."""
+        """Do what ``anyio.Event.wait`` says."""
         if self._set:
             await checkpoint()
             return
@@ -227,7 +229,7 @@ class _Held:
         self.release()
 
     async def acquire(self) -> None:
-        """See anyio.Lock."""
+        """Do what ``anyio.Lock.acquire`` says."""
         await checkpoint_if_cancelled()
         if not self._take(Loop.current.task):
             self._waiting[Loop.current.task] = None
@@ -236,20 +238,20 @@ class _Held:
             await cancel_shielded_checkpoint()
 
     def acquire_nowait(self) -> None:
-        """See anyio.Lock."""
+        """Do what ``anyio.Lock.acquire_nowait`` says."""
         if not self._take(Loop.current.task):
             raise WouldBlock
 
     def release(self) -> None:
-        """See anyio.Lock."""
+        """Do what ``anyio.Lock.release`` says."""
         raise NotImplementedError
 
     def _take(self, task: Task) -> bool:
-        """Whether it is to be had at once, and is taken then."""
+        """Take it where it is to be had at once, and return whether it was."""
         raise NotImplementedError
 
     def _next(self) -> Task:
-        """Who has waited longest, and waits no more."""
+        """Return the task that has waited longest, which waits no more."""
         task = next(iter(self._waiting))
         del self._waiting[task]
         Loop.current.resume(task)
@@ -257,16 +259,16 @@ class _Held:
 
 
 class Lock(_Held):
-    """See anyio.Lock."""
+    """Do what ``anyio.Lock._next`` says."""
 
     _owner: Task | None = None
 
     def locked(self) -> bool:
-        """See anyio.Lock."""
+        """Do what ``anyio.Lock.locked`` says."""
         return self._owner is not None
 
     def release(self) -> None:
-        """See anyio.Lock."""
+        """Do what ``anyio.Lock.release`` says."""
         if self._owner is not Loop.current.task:
             raise RuntimeError("can't release a Lock you don't own")
         self._owner = self._next() if self._waiting else None
@@ -281,14 +283,14 @@ class Lock(_Held):
 
 
 class Semaphore(_Held):
-    """See anyio.Semaphore."""
+    """Do what ``anyio.Semaphore._take`` says."""
 
     def __init__(self, initial_value: int, *, max_value: int | None = None, fast_acquire: bool = False) -> None:
         super().__init__(fast_acquire=fast_acquire)
         self.value, self.max_value = initial_value, max_value
 
     def release(self) -> None:
-        """See anyio.Semaphore."""
+        """Do what ``anyio.Semaphore.release`` says."""
         if self._waiting:
             self._next()
         elif self.value == self.max_value:
@@ -304,7 +306,7 @@ class Semaphore(_Held):
 
 
 class CapacityLimiter(_Held):
-    """See anyio.CapacityLimiter."""
+    """Do what ``anyio.CapacityLimiter._take`` says."""
 
     def __init__(self, total_tokens: float) -> None:
         super().__init__()
@@ -313,11 +315,11 @@ class CapacityLimiter(_Held):
 
     @property
     def borrowed_tokens(self) -> int:
-        """See anyio.CapacityLimiter."""
+        """Return ``anyio.CapacityLimiter.borrowed_tokens``."""
         return len(self._borrowers)
 
     def release(self) -> None:
-        """See anyio.CapacityLimiter."""
+        """Do what ``anyio.CapacityLimiter.release`` says."""
         self._borrowers.remove(Loop.current.task)
         if self._waiting and len(self._borrowers) < self.total_tokens:
             self._borrowers.add(self._next())
@@ -335,7 +337,7 @@ class CapacityLimiter(_Held):
 
 
 class VirtualBackend:
-    """What anyio asks of a backend, as far as there are tasks and no sockets, threads or processes."""
+    """The backend that anyio runs on, as far as there are tasks and no sockets, threads or processes."""
 
     checkpoint = staticmethod(checkpoint)
     checkpoint_if_cancelled = staticmethod(checkpoint_if_cancelled)
@@ -355,7 +357,7 @@ class VirtualBackend:
 
     @staticmethod
     def cancelled_exception_class() -> type[BaseException]:
-        """What cancelled tasks are told."""
+        """Return the exception that cancelled tasks get."""
         return Cancelled
 
     @staticmethod

@@ -1,138 +1,49 @@
-"""Costs of a swarm of any size: arithmetic over the sizes of real messages. No tensors, no event loop, no peers.
+"""Costs of a swarm of any size beside those of its rounds: leases, the DHT, leaders; and the least seconds of a round.
 
-Costs are what a peer sends on average over the peers of a swarm in which nothing fails; as much is received.
+Costs are what a peer sends on average, as those of rounds in `decentral.training.round_cost`.
 ``tests/simulate/test_cost_model.py`` holds them against what real peers sent.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import cache
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from decentral.consensus.chain import SEATS
-from decentral.dissemination.reduce import partition
-from decentral.rounds.gossip import COMMIT_NBYTES
 from decentral.swarm.directory import DIRECT
 from decentral.swarm.leases import write_leases
-from decentral.transport.requests import PREFIX_NBYTES
-from decentral.wire.frames import HEADER_NBYTES
-from decentral.wire.keys import SIGNATURE_NBYTES, PeerId
-from decentral.wire.messages import (
-    Certificate,
-    Commit,
-    FrameRef,
-    Lease,
-    Message,
-    Offer,
-    Proposal,
-    Record,
-    ReducePlan,
-    Vote,
-    encode,
-    encode_record,
+from decentral.training.round_cost import (
+    Body,
+    Cost,
+    commit_nbytes,
+    control,
+    gather,
+    message,
+    plan,
+    proposal_nbytes,
+    record_of,
+    size,
 )
-
-HASH = bytes(32)
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """What one peer sends, on average over all peers."""
-
-    messages: float
-    nbytes: float
-
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(self.messages + other.messages, self.nbytes + other.nbytes)
-
-    def times(self, factor: float) -> Cost:
-        """That many of it."""
-        return Cost(factor * self.messages, factor * self.nbytes)
-
-
-def message(nbytes: float) -> Cost:
-    """One message with a body of ``nbytes``."""
-    return Cost(1.0, PREFIX_NBYTES + nbytes)
-
+from decentral.transport.requests import PREFIX_NBYTES
+from decentral.wire.messages import Lease
 
 # ---- rounds ----
-#
-# Frames, and what is said to agree on them.
-
-Body = Callable[[int], float]  # values -> bytes of a frame's body
-
-OFFER = Offer(0, 1, 0, HASH, HASH, 0, 1, 1)
-VOTE = Vote(0, 1, 0, HASH, bytes(SIGNATURE_NBYTES))
-
-
-def control(kind: str, n: int, numel: int) -> Cost:
-    """Control messages of one round of a gather or a reduce: offers, votes, and what is said once to all or to voters.
-
-    A committee hears the offers of all, and all hear those of the committee.
-    """
-    voters, record = min(n, SEATS), _record_of(kind, n, numel)
-    offers = message(size(OFFER)).times(voters * (n - 1) + (n - voters) * voters)
-    votes = (message(size(VOTE)) + message(proposal_nbytes(record))).times(voters - 1)
-    told = message(commit_nbytes(record, voters // 2 + 1)) + _plan(kind, n, numel)
-    return (offers + votes + told.times(n - 1)).times(1 / n)
 
 
 def leader(kind: str, n: int, numel: int) -> Cost:
-    """What the leader of a round sends besides its own offer: another peer every round.
+    """Return what the leader of a round sends besides its own offer: another peer every round.
 
-    Of a commit that a committee voted for it tells those whose votes are in it, and as many of the others as each of
-    those tells.
+    A commit that a committee voted for it sends to those whose votes are in it, and to as many of the others as each
+    of those does.
     """
-    voters, record = min(n, SEATS), _record_of(kind, n, numel)
+    voters, record = min(n, SEATS), record_of(kind, n, numel)
     relays = voters // 2 + 1
     told = n - 1 if n <= SEATS else relays - 1 + (n - relays) / relays
     commit = message(commit_nbytes(record, relays)).times(told)
-    return commit + message(proposal_nbytes(record)).times(voters - 1) + _plan(kind, n, numel).times(n - 1)
-
-
-def _record_of(kind: str, n: int, numel: int) -> float:
-    return record_nbytes(n, num_parts(n, numel), n) if kind == "reduce" else record_nbytes(n, n)
-
-
-def _plan(kind: str, n: int, numel: int) -> Cost:
-    return message(plan_nbytes(n, num_parts(n, numel))) if kind == "reduce" else Cost(0.0, 0.0)
-
-
-def num_parts(n: int, numel: int) -> int:
-    """Parts of a reduce, each with a result of its own."""
-    return len(partition(numel, _owners(n)))
-
-
-def _owners(n: int) -> list[PeerId]:
-    return [number.to_bytes(4, "big") for number in range(n)]
-
-
-def gather(n: int, numel: int, body: Body) -> Cost:
-    """Frames of one round: each to every other."""
-    return message(HEADER_NBYTES + body(numel)).times(n - 1)
-
-
-def reduce(n: int, numel: int, body: Body) -> Cost:
-    """Frames of one round: a slice to every owner, a result to every peer."""
-    sizes: dict[int, float] = {}
-    total = Cost(0.0, 0.0)
-    for _, start, stop in partition(numel, _owners(n)):
-        if stop - start not in sizes:
-            sizes[stop - start] = body(stop - start)
-        total += message(HEADER_NBYTES + sizes[stop - start])
-    return total.times(2 * (n - 1) / n)
-
-
-def pair(n: int, numel: int, body: Body, vectors: int = 2) -> Cost:
-    """Frames and messages of one gossip step: the method's vectors to the partner; and one commit."""
-    swap = message(HEADER_NBYTES + body(vectors * numel))
-    commit = (message(COMMIT_NBYTES) + message(1)).times(0.5)
-    return (swap + commit).times(2 * (n // 2) / n)
+    return commit + message(proposal_nbytes(record)).times(voters - 1) + plan(kind, n, numel).times(n - 1)
 
 
 def grouped(n: int, numel: int, body: Body, group: int) -> Cost:
@@ -158,7 +69,9 @@ BEAM, REPLICAS, PINGS, LOOKS = 20, 5, 8, 4  # nodes of a look-up, copies of a le
 
 
 def renewal(n: int, lease: Lease) -> Cost:
-    """One renewal of a peer's lease: to whom it tells, with one other asked for all it knows; and its answers."""
+    """Return the cost of renewing a peer's lease: to those it tells, with one other asked for all it knows; and its
+    answers.
+    """
     nbytes, entry = size(lease), len(write_leases([(1.0, lease)]))
     told, passed_to, leases = around(n)
     answer = Cost(1.0, ANSWER_NBYTES)
@@ -184,7 +97,7 @@ def around(n: int) -> tuple[float, float, float]:
 
 
 def lookups(n: int, lease: Lease) -> Cost:
-    """What a peer has with hivemind's DHT in a third of a lease: pings, its lease stored, its share of the look-ups."""
+    """Return a peer's cost of hivemind's DHT in a third of a lease: pings, its lease, its share of look-ups."""
     found = message(FIND_NBYTES) + message(FOUND_NBYTES)
     ping = message(PING_NBYTES) + message(PONG_NBYTES)
     store = message(STORE_NBYTES + size(lease)) + message(STORED_NBYTES)
@@ -235,81 +148,3 @@ def push_seconds(payload: float, up: Sequence[float], down: Sequence[float]) -> 
 def reduce_seconds(payload: float, n: int, up: float, down: float) -> float:
     """The least time of a reduce over ``n`` equal peers."""
     return 2 * (n - 1) / n * payload / min(up, down)
-
-
-# ---- sizes of messages ----
-#
-# Every one comes from the encoder that makes it.
-#
-# Lists grow by the bytes that one more item adds, so that sizes beyond ``MAX_PEERS``, which no encoder makes, can be
-# drawn.
-
-
-def record_nbytes(members: int, frames: int, contributors: int = 0) -> float:
-    """A record that keeps its members; with contributors, ``frames`` are the results of a reduce, one per range."""
-    empty, member, frame, contributor, part = _record_sizes()
-    result = part if contributors else frame
-    return empty + members * member + frames * result + contributors * contributor
-
-
-@cache
-def _record_sizes() -> tuple[int, int, int, int, int]:
-    """Bytes of an empty record, and what a member, a frame, a contributor, a range with its result add to one."""
-    empty = _nbytes(_record(0, 0, 0))
-    reduced = _nbytes(_record(0, 1, 1))
-    return (
-        empty,
-        _nbytes(_record(1, 0, 0)) - empty,
-        _nbytes(_record(0, 1, 0)) - empty,
-        _nbytes(_record(0, 1, 2)) - reduced,
-        _nbytes(_record(0, 2, 1)) - reduced,
-    )
-
-
-def _nbytes(record: Record) -> int:
-    return len(encode_record(record))
-
-
-def _peers(count: int) -> list[bytes]:
-    return [bytes([n]) * 32 for n in range(count)]
-
-
-def _record(members: int, frames: int, contributors: int) -> Record:
-    peers, ranges = tuple(_peers(members)), tuple(_ranges(frames)) if contributors else ()
-    refs = tuple(FrameRef(p, HASH, n if contributors else 0, 1, 1) for n, p in enumerate(_peers(frames)))
-    given = tuple(FrameRef(p, HASH, 0, 1, 1) for p in _peers(contributors))
-    return Record(HASH, 0, 1, 0, 0, 0, HASH, HASH, peers, refs, given, ranges, peers, False)
-
-
-def _ranges(count: int) -> list[tuple[bytes, int, int]]:
-    return [(peer, n, n + 1) for n, peer in enumerate(_peers(count))]
-
-
-def plan_nbytes(contributors: int, ranges: int) -> float:
-    """The plan of a reduce."""
-    base, more, wider = (
-        len(encode(ReducePlan(0, 1, 0, 0, tuple(FrameRef(p, HASH, 0, 1, 1) for p in _peers(c)), tuple(_ranges(r)))))
-        for c, r in ((1, 1), (2, 1), (1, 2))
-    )
-    return base + (contributors - 1) * (more - base) + (ranges - 1) * (wider - base)
-
-
-def commit_nbytes(record: float, votes: int) -> float:
-    """A commit over a record of that size."""
-    empty, one = (_commit(votes) for votes in (0, 1))
-    return empty - _nbytes(_record(0, 0, 0)) + record + votes * (one - empty)
-
-
-def _commit(votes: int) -> int:
-    signed = tuple((peer, bytes(SIGNATURE_NBYTES)) for peer in _peers(votes))
-    return len(encode(Commit(_record(0, 0, 0), Certificate(0, signed))))
-
-
-def proposal_nbytes(record: float) -> float:
-    """A proposal of a record of that size."""
-    return len(encode(Proposal(0, _record(0, 0, 0), bytes(SIGNATURE_NBYTES)))) - _nbytes(_record(0, 0, 0)) + record
-
-
-def size(of: Message) -> int:
-    """Of its encoding."""
-    return len(encode(of))

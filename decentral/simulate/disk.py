@@ -56,15 +56,15 @@ class RecordingDisk(Disk):
             self.base, self._model, self.log = tree, all_durable(tree), []
 
     def settled(self) -> Names:
-        """What lies in the folder as long as the power stays on."""
+        """Return what lies in the folder as long as the power stays on."""
         return self._model.settled()
 
     def make_folder(self, path: Path) -> None:
-        """See ``Disk``."""
+        """Do what ``Disk.make_folder`` says."""
         self.carry_out(Operation("make folder", self._parts(path)))
 
     def write(self, path: Path, parts: Iterable[bytes | memoryview], at: int | None = None) -> None:
-        """See ``Disk``; creating, each part and the fsync are operations of their own."""
+        """Do what ``Disk.write`` says; creating, each part and the fsync are operations of their own."""
         name, end = self._parts(path), at or 0
         if at is None:
             self.carry_out(Operation("create", name))
@@ -75,16 +75,16 @@ class RecordingDisk(Disk):
         self.carry_out(Operation("sync file", name))
 
     def truncate(self, path: Path, nbytes: int) -> None:
-        """See ``Disk``."""
+        """Do what ``Disk.truncate`` says."""
         self.carry_out(Operation("truncate", self._parts(path), at=nbytes))
         self.carry_out(Operation("sync file", self._parts(path)))
 
     def rename(self, old: Path, new: Path) -> None:
-        """See ``Disk``."""
+        """Do what ``Disk.rename`` says."""
         self.carry_out(Operation("rename", self._parts(old), self._parts(new)))
 
     def remove(self, path: Path) -> None:
-        """See ``Disk``; what is in a folder goes first, file by file."""
+        """Do what ``Disk.remove`` says; what is in a folder goes first, file by file."""
         if path.is_dir():
             for inner in sorted(path.iterdir()):
                 self.remove(inner)
@@ -92,7 +92,7 @@ class RecordingDisk(Disk):
             self.carry_out(Operation("remove", self._parts(path)))
 
     def sync_folder(self, path: Path) -> None:
-        """See ``Disk``."""
+        """Do what ``Disk.sync_folder`` says."""
         self.carry_out(Operation("sync folder", self._parts(path)))
 
     def _parts(self, path: Path) -> Parts:
@@ -144,7 +144,7 @@ Call = Literal["make folder", "create", "write", "truncate", "sync file", "renam
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One thing asked of the system; the power may fail after each."""
+    """A thing asked of the system; the power may fail after each."""
 
     call: Call
     path: Parts
@@ -162,15 +162,15 @@ class File:
 
     @property
     def live(self) -> bytes:
-        """What a reader sees as long as the power stays on."""
+        """Return what a reader sees as long as the power stays on."""
         return _written(self.durable, self.pending)
 
     def settled(self) -> bytes:
-        """What is there when nothing is lost."""
+        """Return what is there when nothing is lost."""
         return self.live
 
     def forgotten(self) -> bytes:
-        """What is there when all is lost that may be."""
+        """Return what is there when all is lost that may be."""
         return self.durable
 
     def possible(self, cuts: int) -> list[bytes]:
@@ -187,7 +187,7 @@ class File:
         return list(dict.fromkeys([*found, live]))
 
     def drawn(self, rng: random.Random) -> bytes:
-        """One content after a power cut: sectors old or new as they fall, perhaps cut at some byte of what is new."""
+        """Draw a content after a power cut: sectors old or new as they fall, perhaps cut at some new byte."""
         live, lost = self.live, bytes(max(len(self.durable), len(self.live)))
         if not self.pending or rng.random() < 0.25:
             return live if rng.random() < 0.5 else self.durable
@@ -223,11 +223,11 @@ class Folder:
         self.durable, self.pending = dict(self.live), []
 
     def settled(self) -> Names:
-        """What is there when nothing is lost."""
+        """Return what is there when nothing is lost."""
         return tuple(sorted((name, node.settled()) for name, node in self.live.items()))
 
     def forgotten(self) -> Names:
-        """What is there when all is lost that may be."""
+        """Return what is there when all is lost that may be."""
         return tuple(sorted((name, node.forgotten()) for name, node in self.durable.items()))
 
     def possible(self, cuts: int) -> Iterator[Names]:
@@ -248,7 +248,7 @@ class Folder:
         return 2.0 ** len(self.pending) * math.prod(sizes)
 
     def drawn(self, rng: random.Random) -> Names:
-        """One of the states after a power cut."""
+        """Draw a state after a power cut."""
         keep = rng.random()
         names = self._named([change for change in self.pending if rng.random() < keep])
         return tuple(sorted((name, node.drawn(rng)) for name, node in names.items()))
@@ -286,7 +286,7 @@ def apply(root: Folder, operation: Operation) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CrashState:
-    """What a power cut after ``done`` operations may leave."""
+    """A state that a power cut after ``done`` operations may leave."""
 
     done: int
     tree: Names
@@ -328,7 +328,7 @@ def materialise(tree: Names, folder: Path, old: Names = ()) -> None:
 
 
 def scan(folder: Path) -> Names:
-    """What lies in a folder now."""
+    """Return what lies in a folder now."""
     inner = ((path.name, scan(path) if path.is_dir() else path.read_bytes()) for path in folder.iterdir())
     return tuple(sorted(inner))
 

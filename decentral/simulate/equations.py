@@ -56,7 +56,7 @@ Keys = Mapping[str, Any]  # Any: of [outer], numbers
 
 @dataclass(frozen=True, slots=True)
 class Averaged:
-    """What one record says of a fragment."""
+    """The contributions to one fragment that a record names, and their mean."""
 
     mean_N: Tensor  # of the contributions, as frames or owners' results have it
     contributors: Sequence[FrameRef]
@@ -99,7 +99,7 @@ def sparta(run: Sequence[Averaged], keys: Keys) -> Tensor:
 
 
 def _rate(given: float | None, peers: int) -> float:
-    """One that is unset follows the number of contributors: read from a heat-map of arXiv:2503.09799."""
+    """Return the rate; unset, it follows the number of contributors: read from a heat-map of arXiv:2503.09799."""
     if given is not None:
         return given
     return 0.4 if peers == 1 else 0.6 if peers < 6 else 0.8
@@ -418,7 +418,7 @@ _STATE = "state/"
 
 
 def state_name(name: str) -> str:
-    """What a tensor of a method's state is called in a trace."""
+    """Return what a tensor of a method's state is called in a trace."""
     return _STATE + name
 
 

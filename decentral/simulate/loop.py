@@ -43,7 +43,7 @@ class Cancelled(BaseException):
 
 
 class Scope(Protocol):
-    """What a task stands in: ``CancelScope``."""
+    """A scope that a task stands in: ``CancelScope``."""
 
     cancel_called: bool
     effective: bool
@@ -52,18 +52,18 @@ class Scope(Protocol):
 
     @property
     def shield(self) -> bool:
-        """Whether what is cancelled around it is not cancelled in it."""
+        """Return whether what is cancelled around it is not cancelled in it."""
         ...
 
 
 class Group(Protocol):
-    """What a task belongs to: ``TaskGroup`` in `decentral.simulate.backend`."""
+    """A group that a task belongs to: ``TaskGroup`` in `decentral.simulate.backend`."""
 
     tasks: dict[Task, None]
     host: Task | None
 
     def ended(self, task: Task, error: BaseException | None) -> None:
-        """One of its tasks has."""
+        """Note that one of its tasks has ended."""
         ...
 
 
@@ -94,7 +94,7 @@ class Timer:
 
 
 class Loop:
-    """One run: its tasks, its clock. ``current`` while it runs; there is one at a time."""
+    """A run: its tasks, its clock. ``current`` while it runs; there is one at a time."""
 
     current: Loop  # of the run in progress: anyio's functions take no argument that would tell
 
@@ -122,7 +122,7 @@ class Loop:
         return task
 
     def resume(self, task: Task) -> None:
-        """What a task waits for has come."""
+        """Let a task go on: what it waits for has come."""
         task.abort = None
         self._ready.append(task)
 
@@ -240,7 +240,7 @@ class Loop:
         return batch
 
     def _step(self, task: Task) -> None:
-        """One step. StopIteration when the main task has ended; its errors are raised, others are their group's."""
+        """Step once. StopIteration when the main task has ended; its errors are raised, others are their group's."""
         self.task = task
         if self.before_step is not None:
             self.before_step(task)
@@ -350,7 +350,7 @@ def sleep(delay: float) -> Generator[Abort | None, Cancelled | None, None]:
 
 
 class CancelScope:
-    """See anyio.CancelScope.
+    """An anyio.CancelScope.
 
     Attributes:
         effective: whether what waits in it is called off, by it or by a scope around it.
@@ -425,7 +425,7 @@ class CancelScope:
         return error
 
     def cancel(self, reason: str | None = None) -> None:
-        """See anyio.CancelScope."""
+        """Do what ``anyio.CancelScope.cancel`` says."""
         if self.cancel_called:
             return
         self.cancel_called = True
@@ -436,7 +436,7 @@ class CancelScope:
 
     @property
     def deadline(self) -> float:
-        """See anyio.CancelScope."""
+        """Return ``anyio.CancelScope.deadline``."""
         return self._deadline
 
     @deadline.setter
@@ -455,7 +455,7 @@ class CancelScope:
 
     @property
     def shield(self) -> bool:
-        """See anyio.CancelScope."""
+        """Return ``anyio.CancelScope.shield``."""
         return self._shield
 
     @shield.setter
@@ -468,7 +468,7 @@ class CancelScope:
         self.cancel()
 
     def _look(self, task: Task) -> None:
-        """What has become of this scope, and of all that are in it."""
+        """Look at what has become of this scope, and of all that are in it."""
         assert self.parent is not None
         look_from(task, self.parent)
 
@@ -494,5 +494,5 @@ def look_from(task: Task, outer: Scope) -> None:
 
 
 def outermost() -> CancelScope:
-    """What a main task begins in; never cancelled."""
+    """Return the scope that a main task begins in, which is never cancelled."""
     return CancelScope()

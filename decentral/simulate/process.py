@@ -46,7 +46,7 @@ Ts = TypeVarTuple("Ts")
 
 @dataclass(frozen=True, slots=True)
 class Site:
-    """What all hosts of one world share."""
+    """Things that all hosts of one world share."""
 
     manifest: Manifest
     network: MemoryNetwork
@@ -62,7 +62,7 @@ class Site:
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What a peer's processes cost and did."""
+    """Bytes and seconds that a peer's processes took."""
 
     sent: int = 0  # bytes, of what the small tensors stand for
     awake: float = 0.0  # s of virtual time from a process's first training step on
@@ -74,7 +74,7 @@ class Spent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """What a process finds on the machine that starts it."""
+    """The machine that starts a process, as the process finds it."""
 
     site: Site
     signer: Signer
@@ -89,11 +89,11 @@ class Machine:
 
 
 class _Dead(DiskError):
-    """What a crashed process was about to write."""
+    """The error that a crashed process gets when it goes on to write."""
 
 
 class SimulatedProcess:
-    """One life of a host."""
+    """A life of a host."""
 
     def __init__(self, machine: Machine, bootstrap: tuple[str, ...]) -> None:
         site = machine.site
@@ -331,7 +331,7 @@ class Host:
         return self._past if self.process is None else self._past + self.process.spent
 
     async def live(self, bootstrap: tuple[str, ...]) -> None:
-        """One process, from its start to its end; nothing where another start came first in the same moment."""
+        """Run one process from its start to its end; do nothing where another start came first in the same moment."""
         if self.up:
             return
         self._past = self.spent

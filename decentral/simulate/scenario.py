@@ -13,6 +13,7 @@ from decentral.manifest import Manifest, preset_manifest
 from decentral.optimizers import make_outer, presets
 from decentral.plugins import nearest
 from decentral.simulate.lessons import LessonName, StandIn
+from decentral.training.round_time import LATENCY
 
 __all__ = [
     "KINDS",
@@ -30,7 +31,7 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One simulated run."""
+    """A simulated run."""
 
     manifest: Manifest
     profile: Profile
@@ -63,7 +64,7 @@ class Scenario:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What a swarm has to live with. Times in seconds, rates in bytes per second; shares between 0 and 1."""
+    """Conditions that a swarm has to live with. Times in seconds, rates in bytes per second; shares between 0 and 1."""
 
     name: str
     crashes: float = 0.0  # share of peers that end per round of theirs, by a crash or a goodbye
@@ -96,7 +97,7 @@ _HOME = Profile("home", crashes=0.07, partitions=0.002, loss=0.01, sleeps=0.01, 
 _SPOT = Profile("spot", crashes=0.12, graceful=0.3, away=60.0, bandwidth=25e6, asymmetry=1.0, loss=0.002)
 _EVEN = Profile(  # what arithmetic can foresee
     "even",
-    latency=0.040,
+    latency=LATENCY,
     asymmetry=1.0,
     bandwidth_spread=0.0,
     speed_spread=0.0,
@@ -210,7 +211,7 @@ def others() -> tuple[str, ...]:
 
 
 def _leaves_marks(kind: str) -> bool:
-    """Whether what is given is counted to the last bit."""
+    """Return whether what is given is counted to the last bit."""
     if kind not in others():
         return kind in ("gather", "reduce")
     return presets()[kind].exchange == "gather" and not make_outer(kind, {}).rebuilds

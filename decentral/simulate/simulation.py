@@ -16,7 +16,7 @@ import anyio
 from decentral.consensus.chain import contributions
 from decentral.errors import ConfigError
 from decentral.manifest import Manifest
-from decentral.simulate import student
+from decentral.simulate import lessons
 from decentral.simulate.backend import run_in_virtual_time
 from decentral.simulate.by_rounds.forecast import check_by_rounds, forecast_by_rounds
 from decentral.simulate.checker import check
@@ -35,7 +35,7 @@ GARBAGE_EVERY = 100_000  # objects more than were freed; Python's own is 700
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a simulated run; ``to_dict`` is the JSON of ``decentral simulate``."""
+    """The outcome of a simulated run; ``to_dict`` is the JSON of ``decentral simulate``."""
 
     scenario: Scenario
     trace: Trace
@@ -46,7 +46,7 @@ class Outcome:
 
     @property
     def sound(self) -> bool:
-        """Whether every guarantee held and nothing hung."""
+        """Return whether every guarantee held and nothing hung."""
         return self.verdict.sound and not self.hangs
 
     def to_dict(self) -> dict[str, Any]:
@@ -114,9 +114,9 @@ class Outcome:
         if not curve:
             return {}
         fragments = self.scenario.manifest.outer.fragments
-        points = [[0.0, round(student.alone(fragments, 0), 5)], *(curve[number] for number in sorted(curve))]
+        points = [[0.0, round(lessons.alone(fragments, 0), 5)], *(curve[number] for number in sorted(curve))]
         steps, alone = self._steps_per_peer(points[-1][0]), int(points[-1][0] / self.scenario.step_seconds)
-        lost = student.alone(fragments, alone, self.scenario.manifest.inner)
+        lost = lessons.alone(fragments, alone, self.scenario.manifest.inner)
         lone = {"loss_alone": round(lost, 5), "steps_alone": alone}
         return {"loss": points[-1][1], "steps": steps, **lone, "loss_curve": points}
 
@@ -153,7 +153,7 @@ def simulate(scenario: Scenario, afflict: Afflict = Troubles, on_progress: Progr
 
 @contextmanager
 def _few_collections() -> Iterator[None]:
-    """What happened stays to the end, and every look for garbage goes through it: a third of the time, for nothing."""
+    """Collect garbage seldom: what happened stays to the end, and to go through it took a third of the time."""
     before = gc.get_threshold()
     gc.set_threshold(GARBAGE_EVERY, 50, 1000)
     try:

@@ -19,7 +19,7 @@ from decentral.wire.messages import Commit
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One event. ``tensors`` are not hashed by value: what they led to is, through the digests of commits."""
+    """An event. ``tensors`` are not hashed by value: what they led to is, through the digests of commits."""
 
     time: float  # s of virtual time
     host: int
@@ -47,7 +47,7 @@ class Trace:
         self._entries.append(entry)
 
     def keep(self, commit: Commit, frames: Sequence[bytes]) -> None:
-        """What a peer wrote to its disk: a commit and the frames it names."""
+        """Keep what a peer wrote to its disk: a commit and the frames it names."""
         self.commits[commit.record.hash] = commit
         self.frames |= {ref.frame: data for ref, data in zip(commit.record.frames, frames, strict=True)}
 
@@ -75,7 +75,7 @@ def _plain(value: object) -> str:
 
 @dataclass(slots=True)
 class Verdict:
-    """What was found; all zero and empty when every guarantee held."""
+    """The findings; all zero and empty when every guarantee held."""
 
     divergence: int = 0  # rounds with two records, or one record with two anchors
     lost_updates: int = 0  # inner steps of peers that never went down, gone
@@ -84,7 +84,7 @@ class Verdict:
 
     @property
     def sound(self) -> bool:
-        """Whether nothing was broken."""
+        """Return whether nothing was broken."""
         return not (self.divergence or self.lost_updates or self.duplicated_updates or self.problems)
 
     def say(self, problem: str) -> None:

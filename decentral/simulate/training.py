@@ -81,7 +81,7 @@ class StepPace:
 
 
 class TraceEvents:
-    """What the loop tells, as entries of the trace."""
+    """Events of the loop, as entries of the trace."""
 
     def __init__(self, node: Node, model: FlatModel, lesson: Lesson, note: Note) -> None:
         self._node, self._model, self._lesson, self._note = node, model, lesson, note
@@ -98,13 +98,13 @@ class TraceEvents:
         """It was noted as it was applied."""
 
     def swap_begins(self, mine: Contribution) -> None:
-        """What the checker of pairs needs of before."""
+        """Note what the checker of pairs needs of before."""
         state = self._node.replica.states[mine.fragment]
         self._before = {state_name(name): one_N for name, one_N in state.items()}
         self._sent = self._as_sent(mine)
 
     def _as_sent(self, mine: Contribution) -> tuple[Tensor, Tensor]:
-        """What compression leaves of the change with what is owed, and all of both, which who is left alone takes."""
+        """Return what compression leaves of the change with the residual, and all of both, which a peer alone takes."""
         replica, change_N = self._node.replica, mine.gradient_N
         if replica.method.channels()[0].is_replica:
             return change_N, change_N
@@ -169,7 +169,7 @@ class Trainer:
 
     @property
     def idle(self) -> bool:
-        """Whether it makes no inner steps any more, and only follows."""
+        """Return whether it makes no inner steps any more, and only follows."""
         return self._control.paused
 
     def rest(self) -> None:
@@ -211,7 +211,7 @@ class Trainer:
         self.note("stepped", number=self.num_steps)
 
     def carried(self) -> dict[str, Tensor]:
-        """What no commit has taken yet, per fragment: local progress and the debt of what was sent by halves."""
+        """Return what no commit has taken yet, per fragment: local progress and the debt of what was sent by halves."""
         return {str(f): self._carried(f, anchor_N) for f, anchor_N in enumerate(self.node.replica.anchors)}
 
     def without_debts(self) -> dict[str, Tensor]:

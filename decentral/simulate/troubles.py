@@ -51,7 +51,7 @@ class Afflicted(Protocol):
 
 
 class Trouble(Protocol):
-    """What befalls a swarm."""
+    """Troubles that befall a swarm."""
 
     async def run(self) -> None:
         """Befall it, until cancelled."""
@@ -78,7 +78,7 @@ class Troubles:
                 group.start_soon(self._fall_together)
 
     async def _trouble(self, host: Host) -> None:
-        """One machine's share of what the profile has in store, once per round's time."""
+        """Give one machine its share of what the profile has in store, once per round's time."""
         profile, generator = self.profile, random.Random(f"trouble {self.seed} {host.number}")
         while True:
             await anyio.sleep(self.round_seconds * generator.uniform(0.5, 1.5))
@@ -126,10 +126,10 @@ class Troubles:
                     group.start_soon(self._go_and_return, host, generator)
 
     def _is_dispensable(self, host: Host) -> bool:
-        """Whether the swarm outlives the loss of this machine's key and disk: one whose members are all lost has ended.
+        """Return whether the swarm outlives the loss of this machine's key and disk: without any member it has ended.
 
         Of two, the one that is lost may just have voted for going on alone. And a member that has not heard of the
-        commit which let it in is none that could go on.
+        commit which let it in could not go on.
         """
         keeper = self.world.hosts[0]
         head = None if keeper.process is None else keeper.process.node.driver.head.hash

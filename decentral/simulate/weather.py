@@ -43,7 +43,7 @@ class Weather:
         self.corruption, self.delay = profile.corruption, profile.delay
 
     def strikes(self, share: float) -> bool:
-        """Whether something of this share happens now."""
+        """Draw whether something of this share happens now."""
         return share > 0 and self.generator.random() < share
 
 
@@ -52,42 +52,42 @@ class WeatheredTransport(Uncapped):
 
     def __init__(self, inner: MemoryTransport, weather: Weather) -> None:
         self._inner, self._weather = inner, weather
-        self._letters = inner.own_letters
+        self._letters = inner.letters
         self.peer: PeerId = inner.peer
 
     @property
     def traffic(self) -> Traffic:
-        """See Transport."""
+        """Return ``Transport.traffic``."""
         return self._inner.traffic
 
     @property
     def budget(self) -> Budget:
-        """See Transport."""
+        """Return ``Transport.budget``."""
         return self._inner.budget
 
     def serve(self, protocol: str, handler: Handler) -> None:
-        """See Transport."""
+        """Do what ``Transport.serve`` says."""
         self._inner.serve(protocol, handler)
 
     async def paths(self) -> dict[PeerId, tuple[str, ...]]:
-        """See Transport."""
+        """Do what ``Transport.paths`` says."""
         return await self._inner.paths()
 
     def addresses(self) -> tuple[str, ...]:
-        """See Transport."""
+        """Do what ``Transport.addresses`` says."""
         return self._inner.addresses()
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        """See Transport."""
+        """Do what ``Transport.connect`` says."""
         await self._inner.connect(peer, addresses)
 
     @property
     def letters(self) -> Letters | None:
-        """See Transport; they have the weather of streams."""
+        """Return ``Transport.letters``; they have the weather of streams."""
         return None if self._letters is None else WeatheredLetters(self._letters, self._weather)
 
     async def open(self, peer: PeerId, protocol: str) -> Stream:
-        """See Transport; the stream may be one of those below."""
+        """Do what ``Transport.open`` says; the stream may be one of those below."""
         weather = self._weather
         if weather.delay:
             await anyio.sleep(weather.generator.uniform(0.0, weather.delay))
@@ -118,15 +118,15 @@ class WeatheredLetters:
     weather: Weather
 
     def carry(self, protocol: str, nbytes: int) -> bool:
-        """See Letters."""
+        """Do what ``Letters.carry`` says."""
         return self.inner.carry(protocol, nbytes)
 
     def serve(self, protocol: str, respond: Respond, limit: int, watch: Watch | None) -> None:
-        """See Letters."""
+        """Do what ``Letters.serve`` says."""
         self.inner.serve(protocol, respond, limit, watch)
 
     async def post(self, peer: PeerId, protocol: str, body: bytes) -> Letter:
-        """See Letters."""
+        """Do what ``Letters.post`` says."""
         weather = self.weather
         late = weather.generator.uniform(0.0, weather.delay) if weather.delay else 0.0
         await self.inner.reach(peer, protocol, late=late)
@@ -147,18 +147,18 @@ class _SaidTwice:
     letters: MemoryLetters
 
     async def answer(self, limit: int) -> bytes:
-        """See Letter."""
+        """Do what ``Letter.answer`` says."""
         return await self.first.answer(limit)
 
     async def close(self) -> None:
-        """See Letter."""
+        """Do what ``Letter.close`` says."""
         await self.first.close()
         with suppress(TransportError):
             await (await self.letters.post(self.first.receiver, self.first.protocol, self.first.body)).close()
 
 
 def _flipped(body: bytes, generator: random.Random) -> bytes:
-    """One bit of it is another."""
+    """Flip one bit of it."""
     if not body:
         return body
     at, flipped = generator.randrange(8 * len(body)), bytearray(body)
@@ -174,20 +174,20 @@ class _Lost:
 
     @property
     def peer(self) -> PeerId:
-        """See Stream."""
+        """Return ``Stream.peer``."""
         return self.inner.peer
 
     async def send(self, data: bytes | memoryview) -> None:
-        """See Stream."""
+        """Do what ``Stream.send`` says."""
         await anyio.lowlevel.checkpoint()
 
     async def receive_exactly(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
-        """See Stream; nothing ever comes."""
+        """Do what ``Stream.receive_exactly`` says; nothing ever comes."""
         await anyio.sleep_forever()
         raise AssertionError("sleeping for ever ends by cancellation only")
 
     async def aclose(self) -> None:
-        """See Stream."""
+        """Do what ``Stream.aclose`` says."""
         await self.inner.aclose()
 
 
@@ -201,11 +201,11 @@ class _Flipped:
 
     @property
     def peer(self) -> PeerId:
-        """See Stream."""
+        """Return ``Stream.peer``."""
         return self.inner.peer
 
     async def send(self, data: bytes | memoryview) -> None:
-        """See Stream."""
+        """Do what ``Stream.send`` says."""
         body = bytearray(data)
         if len(body) > 4 and not self.done:
             at = self.generator.randrange(32, 8 * len(body))  # the length before it would only make the stream fail
@@ -214,11 +214,11 @@ class _Flipped:
         await self.inner.send(bytes(body))
 
     async def receive_exactly(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
-        """See Stream."""
+        """Do what ``Stream.receive_exactly`` says."""
         return await self.inner.receive_exactly(nbytes, on_bytes)
 
     async def aclose(self) -> None:
-        """See Stream."""
+        """Do what ``Stream.aclose`` says."""
         await self.inner.aclose()
 
 
@@ -233,20 +233,20 @@ class _Twice:
 
     @property
     def peer(self) -> PeerId:
-        """See Stream."""
+        """Return ``Stream.peer``."""
         return self.inner.peer
 
     async def send(self, data: bytes | memoryview) -> None:
-        """See Stream."""
+        """Do what ``Stream.send`` says."""
         self.said.append(bytes(data))
         await self.inner.send(data)
 
     async def receive_exactly(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
-        """See Stream."""
+        """Do what ``Stream.receive_exactly`` says."""
         return await self.inner.receive_exactly(nbytes, on_bytes)
 
     async def aclose(self) -> None:
-        """See Stream."""
+        """Do what ``Stream.aclose`` says."""
         await self.inner.aclose()
         said, self.said = self.said, []
         try:

@@ -21,6 +21,7 @@ from decentral.simulate.trace import Trace
 from decentral.simulate.training import StepPace
 from decentral.simulate.troubles import Afflict, Troubles
 from decentral.simulate.weather import Weather
+from decentral.swarm.directory import ways_in
 from decentral.transport.memory import MemoryNetwork
 from decentral.wire.keys import peer_name
 
@@ -119,8 +120,8 @@ class World:
         self._group.start_soon(host.live, () if host is invited_by else self._invite(invited_by))
 
     def _invite(self, host: Host) -> tuple[str, ...]:
-        """What it lets others join by; it may be away now."""
-        known = () if host.process is None else host.process.node.directory.ways_in()
+        """Return the addresses by which it lets others join; it may be away now."""
+        known = () if host.process is None else ways_in(host.process.node.directory)
         return known or self.network.transport(host.signer).addresses()
 
     @property
@@ -193,7 +194,7 @@ class World:
         return last >= goal
 
     def _holds_a_dead_invite(self, host: Host) -> bool:
-        """Whether it waits to be let in by peers that are all gone for good: its inviter lost disk and key."""
+        """Return whether it waits to be let in by peers that are all gone for good: its inviter lost disk and key."""
         waits = host.up and host.process is not None and host.process.trainer is None
         there = [f"/p2p/{peer_name(other.peer)}" for other in self.hosts if other is not host]
         invite = host.process.bootstrap if waits and host.process is not None else ()
@@ -242,7 +243,7 @@ class World:
 
 
 def _left_over(driver: Driver) -> int:
-    """What is still held for rounds that are over, and bytes of frames beyond what the store may take."""
+    """Count what is still held for rounds that are over, and bytes of frames beyond what the store may take."""
     past = driver.head.round
     frames = sum(1 for header in driver.machine.state.held.values() if header.round <= past)
     plans = sum(1 for round_, _ in driver.state.inbox.plans if round_ <= past)

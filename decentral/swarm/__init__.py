@@ -1,1 +1,1 @@
-"""Who is here: this peer's identity, invites, and the directory of leases."""
+"""The peers that are here: this one's identity, invites, and the directory of leases."""

@@ -43,7 +43,7 @@ def check_token(token: str) -> str:
 
 
 class Admission:
-    """One peer's side: proofs for the others, and who has proved itself here."""
+    """The proofs of one peer: its own for the others, and those of the others here."""
 
     def __init__(self, token: str, run: Digest, me: PeerId) -> None:
         self.me, self._run = me, run
@@ -51,11 +51,11 @@ class Admission:
         self._known: dict[PeerId, None] = {}  # the oldest first
 
     def proof(self, to: PeerId) -> bytes:
-        """That this peer knows the token, for ``to`` alone."""
+        """Return the proof that this peer knows the token, for ``to`` alone."""
         return self._proof(self.me, to)
 
     def take(self, peer: PeerId, proof: bytes) -> bool:
-        """Whether ``peer`` has proved that it knows the token; it is admitted from then on."""
+        """Admit ``peer`` if its proof shows that it knows the token; tell whether it does."""
         if not hmac.compare_digest(proof, self._proof(peer, self.me)):
             return False
         self._known[peer] = None
@@ -64,7 +64,7 @@ class Admission:
         return True
 
     def admits(self, peer: PeerId) -> bool:
-        """Whether it has proved itself to this process."""
+        """Tell whether a peer has proved itself to this process."""
         return peer in self._known
 
     def _proof(self, prover: PeerId, to: PeerId) -> bytes:
@@ -72,7 +72,7 @@ class Admission:
 
 
 class AdmittingTransport(ThrottledTransport):
-    """See Transport. Protocols that are not ``open_to_all`` are spoken with who was admitted, and nobody else."""
+    """A transport whose protocols, but those ``open_to_all``, are spoken with admitted peers only."""
 
     def __init__(
         self, inner: Transport, caps: Caps, *, admission: Admission, open_to_all: frozenset[str], **given: object
@@ -83,17 +83,17 @@ class AdmittingTransport(ThrottledTransport):
         serve_requests(self, ADMISSION, self._on_proof, limit=PROOF_NBYTES)
 
     def serve(self, protocol: str, handler: Handler) -> None:
-        """See Transport."""
+        """Answer streams of ``protocol`` by ``handler``."""
 
-        async def admitted(stream: Stream) -> None:
+        async def attend_admitted(stream: Stream) -> None:
             if not self.admission.admits(stream.peer):
                 raise PayloadError(f"{peer_name(stream.peer)}: not admitted to the run; {protocol} is not for it")
             await handler(stream)
 
-        super().serve(protocol, handler if protocol in self._open_to_all else admitted)
+        super().serve(protocol, handler if protocol in self._open_to_all else attend_admitted)
 
     async def open(self, peer: PeerId, protocol: str) -> ThrottledStream:
-        """See Transport. PeerUnreachable also when either does not admit the other."""
+        """Open a stream to ``peer``. PeerUnreachable also when either does not admit the other."""
         if protocol not in self._open_to_all:
             await self._introduce(peer)
         return await super().open(peer, protocol)

@@ -41,12 +41,12 @@ class Sighting:
 
 
 def run_tag(run: Digest, peer: PeerId) -> str:
-    """What only a peer that knows the run can say of itself; it tells nobody else which run that is."""
+    """Return a mark that only a peer that knows the run can make for itself; it tells nobody else which run that is."""
     return hashlib.blake2b(peer, key=run, digest_size=16, person=b"decentral lan").hexdigest()
 
 
 def local_addresses(addresses: Iterable[str]) -> tuple[str, ...]:
-    """Those that are dialled directly on a private network, at most 8, the likeliest first."""
+    """Return the addresses that are dialled directly on a private network, at most 8, the likeliest first."""
     ranked = [(rank, n, address) for n, address in enumerate(addresses) if (rank := _rank(address)) is not None]
     return tuple(address for _, _, address in sorted(ranked))[:MOST_ADDRESSES]
 
@@ -63,7 +63,10 @@ def write_announcement(run: Digest, peer: PeerId, addresses: Iterable[str]) -> b
 
 
 def read_announcement(text: bytes, run: Digest) -> Sighting | None:
-    """Who of ``run`` it says is where; None for what is of another run or program. PayloadError for what is wrong."""
+    """Return which peer of ``run`` it says is where; None for what is of another run or program.
+
+    PayloadError for what is wrong.
+    """
     if len(text) > LONGEST:
         raise _wrong(f"{len(text)} bytes, at most {LONGEST}")
     words = list(_strings(text))

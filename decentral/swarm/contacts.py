@@ -111,7 +111,7 @@ class Dials:
         return chosen
 
     def begin(self, source: PeerId, stranger: PeerId, addresses: Sequence[str], now: float) -> tuple[str, ...]:
-        """Where to look for a stranger that ``source`` names; nowhere when it is looked for, or names too many."""
+        """Return where to look for a stranger that ``source`` names; nowhere if it is looked for, or they are many."""
         named = sum(by == source for by in self._looked_for.values())
         if stranger in self._looked_for or named >= NAMED:
             return ()
@@ -123,7 +123,7 @@ class Dials:
         return chosen
 
     def end(self, stranger: PeerId) -> None:
-        """It was found, or was not there."""
+        """Forget a stranger that was found, or was not there."""
         self._looked_for.pop(stranger, None)
 
 
@@ -139,7 +139,7 @@ PARTING = 3.0  # s that saying goodbye may take
 
 
 class LeaseMessages:
-    """What one peer says and hears about who is here; books it in ``table``, and has others dialled by ``contacts``."""
+    """The leases that one peer sends and gets: they are booked in ``table``, and has others dialled by ``contacts``."""
 
     def __init__(self, transport: Transport, table: LeaseTable, own: OwnLease, contacts: Contacts) -> None:
         self.transport, self.table, self.own, self.contacts = transport, table, own, contacts
@@ -155,7 +155,7 @@ class LeaseMessages:
     # ---- telling ----
 
     async def tell(self, peer: PeerId) -> None:
-        """Our lease to one peer; it answers with its own to a newcomer, or with a newer one of ours."""
+        """Send our lease to one peer; it answers with its own to a newcomer, or with a newer one of ours."""
         began = anyio.current_time()
         answer = await self._request(peer, LEASE, MAX_LEASE_NBYTES)
         self.answered_in[peer] = anyio.current_time() - began
@@ -163,7 +163,7 @@ class LeaseMessages:
             self.heard_from(peer, read_lease(answer))
 
     async def ask(self, peer: PeerId) -> None:
-        """Our lease to one peer, for all it knows."""
+        """Send our lease to one peer, for all it knows."""
         for remaining, lease in read_leases(await self._request(peer, LEASES, MAX_LEASES_NBYTES)):
             if lease.peer in (peer, self.table.me):
                 self.heard_from(peer, lease)
@@ -171,9 +171,9 @@ class LeaseMessages:
                 self._heard_of(peer, lease, remaining)
 
     async def pass_on(self, peer: PeerId, row: frozenset[PeerId]) -> None:
-        """Our lease and those of our row to one peer; it answers as to ``tell``."""
+        """Send our lease and those of our row to one peer; it answers as to ``tell``."""
         others = [entry for entry in self.table.entries(anyio.current_time()) if entry[1].peer in row]
-        body = write_leases([(self.table.ttl, self.own.sealed()), *others])
+        body = write_leases([(self.table.ttl, self.own.seal()), *others])
         if answer := await self._request(peer, LEASE_LIST, MAX_LEASE_NBYTES, body):
             self.heard_from(peer, read_lease(answer))
 
@@ -185,7 +185,7 @@ class LeaseMessages:
             logger.debug("goodbye: %s", error)
 
     async def visit(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        """See whether a peer is there, and ask it for all it knows."""
+        """Look whether a peer is there, and ask it for all it knows."""
         await self.transport.connect(peer, addresses)
         await self.ask(peer)
 
@@ -215,7 +215,7 @@ class LeaseMessages:
             self.dials.end(stranger)
 
     async def ask_for_lease(self, peer: PeerId) -> None:
-        """Our lease to one peer, for its own; what it says of others is not read."""
+        """Send our lease to one peer, for its own; what it says of others is not read."""
         for _, lease in read_leases(await self._request(peer, LEASES, MAX_LIST_NBYTES)):
             if lease.peer in (peer, self.table.me):
                 self.heard_from(peer, lease)
@@ -225,11 +225,11 @@ class LeaseMessages:
         await self.tell(peer)
 
     def is_live(self, peer: PeerId) -> bool:
-        """Whether a peer is known to be here."""
+        """Tell whether a peer is known to be here."""
         return self.table.is_live(peer, anyio.current_time())
 
     async def _request(self, peer: PeerId, protocol: str, limit: int, body: bytes | None = None) -> bytes:
-        body = lease_bytes(self.own.sealed()) if body is None else body
+        body = lease_bytes(self.own.seal()) if body is None else body
         return await request(self.transport, peer, protocol, body, limit=limit, timeout=self._patience)
 
     # ---- hearing ----
@@ -257,11 +257,11 @@ class LeaseMessages:
         newer = self._welcome(peer, lease)
         if newer is not None:
             return lease_bytes(newer)
-        return lease_bytes(self.own.sealed()) if newcomer and not self.left else b""
+        return lease_bytes(self.own.seal()) if newcomer and not self.left else b""
 
     async def _on_leases(self, peer: PeerId, body: bytes) -> bytes:
         newer = self._welcome(peer, read_lease(body))
-        entries = [] if self.left else [(self.table.ttl, self.own.sealed())]
+        entries = [] if self.left else [(self.table.ttl, self.own.seal())]
         if newer is not None:
             entries.append((0.0, newer))
         return write_leases(entries + self.table.entries(anyio.current_time()))
@@ -270,7 +270,7 @@ class LeaseMessages:
         """Book a peer's own lease; returns what is known newer of it, or as new with other addresses.
 
         A peer that was started anew counts from 1: told what it said last, it goes on above that. Of two processes with
-        one key each is told what the other said (``OwnLease.came_back``).
+        one key each is told what the other said (``OwnLease.hear_own``).
         """
         known = self.table.newest(peer)
         self.heard_from(peer, lease)
@@ -280,10 +280,10 @@ class LeaseMessages:
         return known if differs or known.sequence > lease.sequence else None
 
     def heard_from(self, peer: PeerId, lease: Lease) -> None:
-        """A lease from its own peer, or our own come back to us."""
+        """Book a lease from its own peer, or our own that comes back to us."""
         self.table.check(lease)
         if lease.peer == self.table.me:
-            self.own.came_back(lease)
+            self.own.hear_own(lease)
             return
         if lease.peer != peer:
             raise PayloadError(f"{peer_name(peer)}: sends a lease of {peer_name(lease.peer)} as its own; drop it")
@@ -294,7 +294,7 @@ class LeaseMessages:
                 self.contacts.spawn("dial", peer, self._dial)
 
     def _heard_of(self, source: PeerId, lease: Lease, remaining: float) -> None:
-        """A lease that ``source`` passed on."""
+        """Book a lease that ``source`` passed on."""
         known = self.is_live(lease.peer)
         if self.table.is_stranger(lease.peer):
             self.table.check(lease)

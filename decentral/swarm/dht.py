@@ -18,17 +18,18 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import anyio
 
 from decentral.errors import PayloadError
-from decentral.swarm.leases import MAX_LEASE_NBYTES, read_lease
+from decentral.swarm.leases import MAX_LEASE_NBYTES, OwnLease, read_lease
 from decentral.transport.base import DhtHost
 from decentral.transport.protocols.messages import peer_to_id
 from decentral.wire.keys import Digest, PeerId, peer_name
 from decentral.wire.messages import MAX_PEERS, Lease, encode
 
+T = TypeVar("T")
 Handler = Callable[[asyncio.AbstractEventLoop, dict[str, Any]], object]  # Any: asyncio's
 
 _PATIENCE = 10.0  # s for any one call; hivemind's own wait without end once the daemon is dead
@@ -40,7 +41,7 @@ logger = logging.getLogger("decentral.swarm")
 
 
 class DirectoryView(Protocol):
-    """What this peer knows of the others, and where to put what is found: the directory."""
+    """The directory, as the DHT needs it: the peers that are known, and where to put what is found."""
 
     run_digest: Digest
     ttl: float  # s that a lease lasts
@@ -52,15 +53,16 @@ class DirectoryView(Protocol):
 
     @property
     def looking(self) -> bool:
-        """Whether nobody else is here."""
+        """Tell whether nobody else is here."""
         ...
 
     def live(self) -> Mapping[PeerId, Lease]:
         """The other peers that are here."""
         ...
 
-    def own(self) -> Lease:
-        """What this peer says of itself now, signed."""
+    @property
+    def own(self) -> OwnLease:
+        """The lease that this peer gives of itself."""
         ...
 
     def hint(self, lease: Lease) -> None:
@@ -92,7 +94,7 @@ async def share(host: DhtHost, directory: DirectoryView) -> None:
 
 
 def dht_key(run: Digest) -> str:
-    """Where the leases of a run are kept."""
+    """Return the key under which the leases of a run are kept."""
     return f"decentral/1/{run.hex()}"
 
 
@@ -103,10 +105,8 @@ async def _end_with_daemon(host: DhtHost, starts: int, scope: anyio.CancelScope)
 
 @asynccontextmanager
 async def _node(host: DhtHost, run: Digest) -> AsyncIterator[Any]:  # Any: hivemind has no types
-    async with host.attached() as client:
+    async with host.attach() as client:
         from hivemind.dht.node import DHTNode
-
-        from decentral.swarm.dht_validator import LeaseValidator
 
         with anyio.fail_after(_PATIENCE):
             node = await DHTNode.create(
@@ -116,7 +116,7 @@ async def _node(host: DhtHost, run: Digest) -> AsyncIterator[Any]:  # Any: hivem
                 cache_size=MAX_PEERS,
                 client_mode=host.is_private,  # a peer that cannot be asked holds no keys
                 cache_refresh_before_expiry=0,  # a refresh of its own would ask while nobody wants to know
-                record_validator=LeaseValidator(dht_key(run), run),
+                record_validator=lease_validator(run),
             )
         loop = asyncio.get_running_loop()
         before = loop.get_exception_handler()
@@ -155,7 +155,7 @@ async def _exchange_forever(node: Any, directory: DirectoryView) -> None:
 
 
 def looks_in(turn: int, peer: PeerId, others: int) -> bool:
-    """Whether it is ``peer``'s turn to look for all: everybody's in a small swarm, four peers' in a large one."""
+    """Tell whether it is ``peer``'s turn to look for all: everybody's in a small swarm, four peers' in a large one."""
     every = max(1, (others + 1) // _LOOKS)
     return (turn + int.from_bytes(peer[:8], "little")) % every == 0
 
@@ -177,7 +177,7 @@ async def _ping(node: Any, peer: PeerId) -> None:
 async def _store(node: Any, directory: DirectoryView) -> None:
     from hivemind.utils.timed_storage import get_dht_time
 
-    lease, key = directory.own(), dht_key(directory.run_digest)
+    lease, key = directory.own.seal(), dht_key(directory.run_digest)
     with anyio.move_on_after(_PATIENCE):
         await node.store(
             key, encode(lease), subkey=peer_name(lease.peer), expiration_time=get_dht_time() + directory.ttl
@@ -195,7 +195,7 @@ async def _look(node: Any, directory: DirectoryView) -> None:
 
 
 def _lease_in(item: Any) -> Lease | None:
-    """The lease in one value of the DHT, if it is one."""
+    """Return the lease in one value of the DHT, if it is one."""
     value = getattr(item, "value", None)
     if not isinstance(value, bytes) or len(value) > MAX_LEASE_NBYTES:
         return None
@@ -203,3 +203,68 @@ def _lease_in(item: Any) -> Lease | None:
         return read_lease(value)
     except PayloadError:
         return None
+
+
+# ---- what is stored for others ----
+#
+# Signed leases of its run, each under its signer's name, are the only records that a peer stores for others. Otherwise
+# anybody could fill this process's memory with records of any kind, or overwrite another peer's lease.
+
+SKEW = 300.0  # s two machines' clocks may differ before a record is refused
+_STORED = 4 * MAX_PEERS  # peers whose records are taken; identities cost nothing to make
+
+
+def lease_validator(run: Digest) -> Any:  # Any: hivemind has no types
+    """Return hivemind's validator of records that takes leases of ``run`` only. Imports hivemind, and torch with it."""
+    from hivemind.dht.validation import RecordValidatorBase
+
+    kind: Any = type("LeaseValidator", (LeaseRule, RecordValidatorBase), {})
+    return kind(run)
+
+
+class LeaseRule:
+    """The rule for records: a lease of ``run`` under its key, the sub-key the name of the peer that signed it."""
+
+    def __init__(self, run: Digest) -> None:
+        from hivemind.dht.routing import DHTID
+
+        self._key, self._run = DHTID.generate(source=dht_key(run)).to_bytes(), run
+        self._ends: dict[PeerId, float] = {}  # when each peer's record ends, in DHT time
+
+    def validate(self, record: Any) -> bool:  # Any: hivemind's DHTRecord
+        """Tell whether a record is taken. Never raises."""
+        from hivemind.utils.timed_storage import get_dht_time
+
+        now = get_dht_time()
+        if record.key != self._key or len(record.value) > MAX_LEASE_NBYTES + 8:
+            return False
+        try:
+            lease = read_lease(_unpack(record.value, bytes))
+            name = _unpack(record.subkey, str)
+        except (PayloadError, ValueError):
+            return False
+        if lease.run != self._run or name != peer_name(lease.peer):
+            return False
+        end = float(record.expiration_time)
+        return end <= now + lease.ttl + SKEW and self._fits(lease.peer, end, now)
+
+    def _fits(self, peer: PeerId, end: float, now: float) -> bool:
+        if peer not in self._ends and len(self._ends) >= _STORED:
+            self._ends = {other: other_end for other, other_end in self._ends.items() if other_end > now}
+            if len(self._ends) >= _STORED:
+                return False
+        self._ends[peer] = max(end, self._ends.get(peer, 0.0))
+        return True
+
+
+def _unpack(data: bytes, kind: type[T]) -> T:
+    """Read a msgpack value of a plain kind. ValueError for anything else, msgpack's own errors among them."""
+    from hivemind.utils import MSGPackSerializer
+
+    try:
+        value = MSGPackSerializer.loads(data)
+    except Exception as error:  # its decoder's errors share no base, and RecursionError is among them
+        raise ValueError("not msgpack") from error
+    if not isinstance(value, kind):
+        raise ValueError(f"{type(value).__name__} where {kind.__name__} belongs")
+    return value

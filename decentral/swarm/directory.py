@@ -34,8 +34,6 @@ logger = logging.getLogger("decentral.swarm")
 
 _RECALLED = 4  # silent peers tried again per renewal
 _NOBODY = bytes(32)  # stands for whoever put something into the DHT
-_OTHER_WAYS = 3  # peers beside this one that an invite leads to
-_KEPT, _KEPT_EACH = 8, 4  # peers that a restart begins with, and addresses of each
 
 
 class Directory:
@@ -52,10 +50,10 @@ class Directory:
         dht: bool = True,
     ) -> None:
         self.transport, self.signer, self.run_digest, self.ttl = transport, signer, run, ttl
-        self._table = LeaseTable(signer.peer, run, ttl, capacity)
-        self._own = OwnLease(signer, run, ttl, transport.addresses)
+        self.table = LeaseTable(signer.peer, run, ttl, capacity)
+        self.own = OwnLease(signer, run, ttl, transport.addresses)
         self._contacts = Contacts()
-        self._messages = LeaseMessages(transport, self._table, self._own, self._contacts)
+        self._messages = LeaseMessages(transport, self.table, self.own, self._contacts)
         self._bootstrap = Bootstrap(
             signer.peer, self._contacts, self._messages.visit, self._messages.is_live, lambda: self.looking, ttl / 3
         )
@@ -70,96 +68,53 @@ class Directory:
 
     @property
     def looking(self) -> bool:
-        """Whether nobody else is here."""
+        """Tell whether nobody else is here."""
         return not self.live()
 
-    @property
-    def state(self) -> str:
-        """``looking`` while nobody else is here, else ``connected``."""
-        return "looking" if self.looking else "connected"
-
     def live(self) -> Mapping[PeerId, Lease]:
-        """The other peers that are here, in the order of their ids, and what each said last."""
-        return self._table.live(anyio.current_time())
-
-    def ways_in(self) -> tuple[str, ...]:
-        """Addresses for an invite: this peer's, and one of each of a few others, so that it outlives who wrote it.
-
-        Empty while this peer has none.
-        """
-        own = self.transport.addresses()
-        others = self.ways_to_others() if own else ()
-        return (*own[: MAX_ADDRESSES - len(others)], *others)
-
-    def ways_to_others(self) -> tuple[str, ...]:
-        """One address of each of a few others that can be dialled, here now or lately."""
-        known = [lease.addresses[0] for lease in self._table.known() if lease.addresses and not lease.state & PRIVATE]
-        return tuple(known[:_OTHER_WAYS])
-
-    def ways_back(self) -> tuple[str, ...]:
-        """Addresses by which a restart finds the run again: of a few others, those first that have been here longest.
-
-        Also of who said goodbye, for it may be restarted, too, and of private ones, for nobody else may be there.
-        """
-        known = [lease.addresses[:_KEPT_EACH] for lease in self._table.lately() if lease.addresses]
-        return tuple(address for addresses in known[:_KEPT] for address in addresses)
+        """Return the other peers that are here, in the order of their ids, and what each said last."""
+        return self.table.live(anyio.current_time())
 
     def prefer(self, members: Container[PeerId]) -> None:
-        """From now on ``members``, which may change, are known by anybody's word; of others it takes a connection."""
-        self._table.members = members
+        """Know ``members``, which may change, by anybody's word; of others it takes a connection."""
+        self.table.members = members
 
-    def answered(self, peer: PeerId) -> bool:
+    def has_answered(self, peer: PeerId) -> bool:
         """Tell whether ``peer`` is here by its lease, and has shown so itself at the other end of a connection."""
-        return self._table.answered(peer, anyio.current_time())
+        return self.table.has_answered(peer, anyio.current_time())
 
     @property
     def answered_in(self) -> Mapping[PeerId, float]:
         """Seconds that each one's answer to our last renewal took, there and back."""
         return self._messages.answered_in
 
-    def expired_for(self, peer: PeerId) -> float:
-        """Seconds since the lease of ``peer`` ended: 0 while it is live, infinity when it was never here."""
-        return self._table.silent_for(peer, anyio.current_time())
-
     def heard(self, peer: PeerId) -> float | None:
-        """Seconds since ``peer`` last said that it is here; None: it never did."""
-        return self._table.heard(peer, anyio.current_time())
+        """Return the seconds since ``peer`` last said that it is here; None: it never did."""
+        return self.table.heard(peer, anyio.current_time())
 
     def said_goodbye(self, peer: PeerId) -> bool:
-        """Whether a peer that is not here any more left in good order."""
-        return self._table.said_goodbye(peer)
+        """Tell whether a peer that is not here any more left in good order."""
+        return self.table.said_goodbye(peer)
 
     async def until_changed(self) -> None:
         """Wait until somebody came, went, or said something new."""
         await self._messages.changed.next()
-
-    def update(
-        self,
-        *,
-        epoch: int | None = None,
-        round: int | None = None,
-        digest: Digest | None = None,
-        state: int | None = None,
-        uplink: int | None = None,
-    ) -> None:
-        """Say something new of this peer; ``digest`` is the anchor's, ``uplink`` in bit/s. Others hear it soon."""
-        self._own.update({"epoch": epoch, "round": round, "digest": digest, "state": state, "uplink": uplink})
 
     def add_bootstrap(self, addresses: Iterable[str]) -> None:
         """Dial the peers at these addresses (each ends in ``/p2p/<name>``) in the background, until they answer."""
         self._bootstrap.add(addresses)
 
     def hint(self, lease: Lease) -> None:
-        """Somebody passed on where a peer may be: look whether it is there, unless it is known to be."""
+        """Look at an address that somebody passed on: whether it is there, unless it is known to be."""
         if lease.run != self.run_digest or lease.peer == self.peer or self._messages.is_live(lease.peer):
             return
-        if self._table.is_stranger(lease.peer):
+        if self.table.is_stranger(lease.peer):
             self._messages.look_for(_NOBODY, lease, self.ttl)
         else:
             self._messages.meet(lease)
 
     def look_for(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        """Somebody said, without proof, where a peer may be: look there once, unless it is known to be here."""
+        """Look once where somebody said, without proof, that a peer may be, unless it is known to be here."""
         if peer != self.peer and not self._messages.is_live(peer):
             self._contacts.spawn("look", peer, partial(self._messages.visit, addresses=addresses))
 
@@ -185,7 +140,7 @@ class Directory:
             self._contacts.group = group
             self._bootstrap.start()
             group.start_soon(self._expire_forever)
-            group.start_soon(self._own.until_doubled)
+            group.start_soon(self.own.until_doubled)
             host = self.transport.dht_host
             if self._dht and host is not None:
                 group.start_soon(share, host, self)
@@ -204,25 +159,17 @@ class Directory:
                 for peer in self.live():
                     group.start_soon(self._messages.part_from, peer)
 
-    def own(self) -> Lease:
-        """What this peer says of itself now, signed."""
-        return self._own.sealed()
-
-    def draft(self) -> Lease:
-        """The same, not signed."""
-        return self._own.draft()
-
     # ---- telling ----
 
     async def _renew_forever(self) -> None:
         while True:
-            self._own.renew()
+            self.own.renew()
             live = list(self.live())
             if not self._messages.left:
                 self._ask_around(live)
             await anyio.sleep(self.ttl / 6)
             with anyio.move_on_after(self.ttl / 6):
-                await self._own.until_news()
+                await self.own.until_news()
 
     def _ask_around(self, live: list[PeerId]) -> None:
         self._turn += 1
@@ -234,7 +181,7 @@ class Directory:
             for peer in around.passed_to:
                 self._contacts.spawn("tell", peer, partial(messages.pass_on, row=frozenset(around.row)))
             self._contacts.spawn("ask", asked, messages.ask) if asked not in around.told else None
-        missed = self._table.missed()
+        missed = self.table.last_words()
         for n in range(min(_RECALLED, len(missed))):
             messages.meet(missed[(_RECALLED * self._turn + n) % len(missed)])
 
@@ -242,13 +189,45 @@ class Directory:
 
     async def _expire_forever(self) -> None:
         while True:
-            if self._table.expire(anyio.current_time()):
+            if self.table.expire(anyio.current_time()):
                 self._messages.changed.tell()
                 live = self.live()
                 answered = self._messages.answered_in
                 self._messages.answered_in = {peer: took for peer, took in answered.items() if peer in live}
-            with anyio.CancelScope(deadline=self._table.next_end()):
+            with anyio.CancelScope(deadline=self.table.next_end()):
                 await self._messages.changed.next()
+
+
+# ---- addresses by which the run is found ----
+
+_OTHER_WAYS = 3  # peers beside this one that an invite leads to
+_KEPT, _KEPT_EACH = 8, 4  # peers that a restart begins with, and addresses of each
+
+
+def ways_in(directory: Directory) -> tuple[str, ...]:
+    """Return addresses for an invite: this peer's, and one of each of a few others, so that it outlives who wrote it.
+
+    None while this peer has none.
+    """
+    own = directory.transport.addresses()
+    others = ways_to_others(directory) if own else ()
+    return (*own[: MAX_ADDRESSES - len(others)], *others)
+
+
+def ways_to_others(directory: Directory) -> tuple[str, ...]:
+    """Return one address of each of a few others that can be dialled, here now or lately."""
+    leases = directory.table.known()
+    known = [lease.addresses[0] for lease in leases if lease.addresses and not lease.state & PRIVATE]
+    return tuple(known[:_OTHER_WAYS])
+
+
+def ways_back(directory: Directory) -> tuple[str, ...]:
+    """Return addresses by which a restart finds the run again: of a few others, the longest here first.
+
+    Also of who said goodbye, for it may be restarted, too, and of private ones, for nobody else may be there.
+    """
+    known = [lease.addresses[:_KEPT_EACH] for lease in directory.table.lately() if lease.addresses]
+    return tuple(address for addresses in known[:_KEPT] for address in addresses)
 
 
 # ---- whom a peer tells ----
@@ -265,7 +244,7 @@ DIRECT = 20  # others that are told one by one: where the DHT begins, too
 
 @dataclass(frozen=True, slots=True)
 class Circles:
-    """Others, each once."""
+    """The others, each once."""
 
     told: Sequence[PeerId]  # hear of this peer alone
     passed_to: Sequence[PeerId] = ()  # hear of it and of its row
@@ -273,7 +252,7 @@ class Circles:
 
 
 def circles(me: PeerId, others: Sequence[PeerId]) -> Circles:
-    """Where peer ``me`` stands among ``others``, which are in the order of their ids."""
+    """Return where peer ``me`` stands among ``others``, which are in the order of their ids."""
     if len(others) <= DIRECT:
         return Circles(others)
     peers = sorted((me, *others))
@@ -306,7 +285,7 @@ Visit = Callable[[PeerId, tuple[str, ...]], Awaitable[None]]
 
 
 class Bootstrap:
-    """Those that the peer ``me`` was told of. ``visit`` dials one and asks it; one that ``is_live`` is left alone for
+    """The peers that ``me`` was told of. ``visit`` dials one and asks it; one that ``is_live`` is left alone for
     ``rest`` s. ``is_alone``: whether nobody at all is here.
     """
 

@@ -31,12 +31,12 @@ _NOT_ADMITTED = "the run admits by token, and this invite has none or another; a
 
 
 def refusal() -> bytes:
-    """What a stranger is answered by a run that admits by token: nothing of the run."""
+    """Return the answer to a stranger of a run that admits by token: nothing of the run."""
     return json.dumps({"wire": WIRE_VERSION, "version": version("decentral"), "refused": True}).encode()
 
 
 def greeting(manifest: Manifest, schema: Schema, age: float, *, over: bool = False) -> bytes:
-    """What this peer answers; ``age``: seconds since the run began; ``over``: whether it has its last commit."""
+    """Return this peer's answer; ``age``: seconds since the run began; ``over``: whether it has its last commit."""
     answer = {
         "wire": WIRE_VERSION,
         "version": version("decentral"),
@@ -50,7 +50,7 @@ def greeting(manifest: Manifest, schema: Schema, age: float, *, over: bool = Fal
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What a peer says of its run before anything else is exchanged."""
+    """The greeting of a peer: its run, before anything else is exchanged."""
 
     version: str
     manifest: Manifest
@@ -85,7 +85,7 @@ async def ask_hello(transport: Transport, peer: PeerId, admission: Admission | N
 
 
 def _check_wire(wire: int, theirs: str) -> None:
-    """Before anything else is read: an answer of another version may have other fields."""
+    """Raise VersionError before anything else is read: an answer of another version may have other fields."""
     if wire != WIRE_VERSION:
         raise VersionError(
             f"the peer speaks wire version {wire} (decentral {theirs}), this is {WIRE_VERSION} (decentral "
@@ -94,7 +94,7 @@ def _check_wire(wire: int, theirs: str) -> None:
 
 
 def _visible(text: str) -> str:
-    """A stranger's word, safe on a terminal."""
+    """Return a stranger's word, safe on a terminal."""
     return "".join(c if "!" <= c <= "~" else "?" for c in text)
 
 
@@ -111,7 +111,7 @@ def check_terms(manifest: Manifest, schema: Schema, hello: Hello) -> None:
 
 
 def model_difference(here: Schema, there: Schema) -> str:
-    """The first differences of two models, on one line."""
+    """Return the first differences of two models, on one line."""
     found = here.describe_difference(there)
     more = f" (and {len(found) - 3} more)" if len(found) > 3 else ""
     return f"{'; '.join(found[:3])}{more}"

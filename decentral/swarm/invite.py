@@ -61,7 +61,7 @@ class Invite:
         text = "".join(text.split())
         if not text.startswith(PREFIX):
             raise InviteError(f"invite: {_kind(text)}; an invite begins with {PREFIX}")
-        body = _unpacked(text.removeprefix(PREFIX))
+        body = _unpack(text.removeprefix(PREFIX))
         try:
             invite = from_bytes(cls, body)
         except PayloadError as error:
@@ -115,7 +115,7 @@ def _kind(text: str) -> str:
     return f"{shown} is not an invite"
 
 
-def _unpacked(text: str) -> bytes:
+def _unpack(text: str) -> bytes:
     """The body, its length and checksum found right."""
     text = text[:-1] if len(text) % 4 == 1 else text  # cut inside a group: the length below says so
     try:

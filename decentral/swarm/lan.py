@@ -42,7 +42,7 @@ def _on_air(
 
 
 class Lan:
-    """One peer's place on its networks. ``announce=False``: it asks and listens only, as a first call does."""
+    """The place of one peer on its networks. ``announce=False``: it asks and listens only, as a first call does."""
 
     def __init__(self, on_event: Event, *, announce: bool = True, on_air: OnAir = _on_air) -> None:
         self._on_event, self._announce, self._on_air = on_event, announce, on_air
@@ -58,7 +58,9 @@ class Lan:
                 await anyio.sleep(pause)
 
     async def _be_there(self, directory: Directory, hear: Callable[[bytes], None]) -> float:
-        """Until the addresses of this machine change, or it fails; returns how long to wait before the next try."""
+        """Be there until the addresses of this machine change, or it fails; returns how long to wait before the next
+        try.
+        """
         addresses = local_addresses(directory.transport.addresses())
         hosts = list(dict.fromkeys(map(host_of, addresses)))
         if not addresses:
@@ -99,7 +101,7 @@ class Lan:
             neighbours.heard(sighting, anyio.current_time())
 
     def _say(self, what: dict[str, object]) -> None:
-        """Once for each change: a network that is down for a night is one line."""
+        """Say it once for each change: a network that is down for a night is one line."""
         if what != self._said:
             self._said = what
             self._on_event("lan", what)
@@ -122,7 +124,7 @@ FORGOTTEN = 4500.0  # s without a word: how long a TXT record counts (RFC 6762, 
 
 @dataclass(slots=True)
 class Neighbour:
-    """One peer, as it was announced last."""
+    """A peer, as it was announced last."""
 
     addresses: tuple[str, ...]
     heard: float
@@ -142,7 +144,7 @@ class Neighbours:
         return len(self._known)
 
     def heard(self, sighting: Sighting, now: float) -> None:
-        """Somebody says so."""
+        """Note where somebody says that a peer is."""
         if sighting.peer == self._me:
             return
         known = self._known.pop(sighting.peer, None)
@@ -157,7 +159,7 @@ class Neighbours:
         self._known[sighting.peer] = known
 
     def due(self, now: float, here: Container[PeerId]) -> list[tuple[PeerId, tuple[str, ...]]]:
-        """Whom to look for now, and where; nobody who is ``here`` already."""
+        """Return the peers to look for now, and where; nobody who is ``here`` already."""
         for peer in [peer for peer, one in self._known.items() if now - one.heard > FORGOTTEN]:
             del self._known[peer]
         chosen = [(peer, one) for peer, one in self._known.items() if one.look_at <= now and peer not in here]
@@ -166,7 +168,9 @@ class Neighbours:
         return [(peer, one.addresses) for peer, one in chosen[:AT_ONCE]]
 
     def met(self, here: Container[PeerId]) -> list[PeerId]:
-        """Those that are here since they were looked for; each is named once, and looked for soon when it is gone."""
+        """Return the peers that are here since they were looked for; each is named once, and looked for soon when it is
+        gone.
+        """
         found = [peer for peer, one in self._known.items() if one.tried and peer in here]
         for peer in found:
             self._known[peer].tried, self._known[peer].pause = False, FIRST_PAUSE

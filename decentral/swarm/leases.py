@@ -53,7 +53,7 @@ class LeaseTable:
         self._soonest = float("inf")  # no live lease ends before: every tick asks, so that most look at none of them
 
     def take(self, lease: Lease, now: float, remaining: float | None = None, *, answered: bool | None = None) -> bool:
-        """Book a lease; whether anything about its peer is new. ``remaining``: passed on, counts that long.
+        """Book a lease; tell whether anything about its peer is new. ``remaining``: passed on, counts that long.
 
         ``answered``: whether a connection has just shown that the peer is there, as its own word does.
         """
@@ -93,34 +93,37 @@ class LeaseTable:
         """Tell whether there is a run, and a peer is no member of it."""
         return self.members is not None and peer not in self.members
 
-    def answered(self, peer: PeerId, now: float) -> bool:
+    def has_answered(self, peer: PeerId, now: float) -> bool:
         """Tell whether a peer is here, and a connection has shown it."""
         return peer in self._answered and self.is_live(peer, now)
 
     def newest(self, peer: PeerId) -> Lease | None:
-        """The last a peer said, be it live or silent."""
+        """Return the last lease of a peer, be it live or silent."""
         if peer in self._live:
             return self._live[peer][1]
         return self._silent[peer].lease if peer in self._silent else None
 
     def live(self, now: float) -> Mapping[PeerId, Lease]:
-        """Who is here, in the order of their ids. Every tick asks: it is sorted when somebody came or went."""
+        """Return the peers that are here, in the order of their ids.
+
+        Every tick asks: it is sorted when somebody came or went.
+        """
         if self._shown is None:
             self._shown = {peer: lease for peer, (_, lease) in sorted(self._live.items())}
-        ended = self._ended(now)
+        ended = self._find_ended(now)
         return {peer: lease for peer, lease in self._shown.items() if peer not in ended} if ended else self._shown
 
     def is_live(self, peer: PeerId, now: float) -> bool:
-        """Whether a peer is here."""
+        """Tell whether a peer is here."""
         return peer in self._live and self._live[peer][0] > now
 
     def next_end(self) -> float:
-        """When the next live lease may end: not later than it does if its peer stays silent."""
+        """Return when the next live lease may end: not later than it does if its peer stays silent."""
         return self._soonest
 
     def expire(self, now: float) -> list[PeerId]:
         """Move those whose lease has ended to the silent ones."""
-        ended = sorted(self._ended(now))
+        ended = sorted(self._find_ended(now))
         for peer in ended:
             end, lease = self._live.pop(peer)
             self._shown = None
@@ -129,28 +132,22 @@ class LeaseTable:
             self._soonest = min((end for end, _ in self._live.values()), default=float("inf"))
         return ended
 
-    def _ended(self, now: float) -> list[PeerId]:
+    def _find_ended(self, now: float) -> list[PeerId]:
         if now < self._soonest:
             return []
         return [peer for peer, (end, _) in self._live.items() if end <= now]
 
     def goodbye(self, peer: PeerId, now: float) -> bool:
-        """The peer left in good order; whether it was here."""
+        """Note that the peer left in good order; tell whether it was here."""
         _, lease = self._live.pop(peer, (now, None))
         if lease is not None:
             self._shown = None
             self._fall_silent(peer, Silence(now, lease, said_goodbye=True))
         return lease is not None
 
-    def silent_for(self, peer: PeerId, now: float) -> float:
-        """Seconds since the peer's lease ended: 0 for a live one, infinity for one never heard of."""
-        if peer in self._live:
-            return max(0.0, now - self._live[peer][0])
-        return now - self._silent[peer].since if peer in self._silent else float("inf")
-
     def heard(self, peer: PeerId, now: float) -> float | None:
-        """Seconds since the peer last said that it is here, to us or to whom we have it from; None: never, for all we
-        know.
+        """Return the seconds since the peer last said that it is here, to us or to whom we have it from; None: never,
+        for all we know.
         """
         if peer in self._live:
             end, lease = self._live[peer]
@@ -160,27 +157,29 @@ class LeaseTable:
         return now - silence.since + (0.0 if silence.said_goodbye else min(self.ttl, silence.lease.ttl))
 
     def said_goodbye(self, peer: PeerId) -> bool:
-        """Whether the peer is silent because it left in good order."""
+        """Tell whether the peer is silent because it left in good order."""
         return peer in self._silent and self._silent[peer].said_goodbye
 
     def known(self) -> list[Lease]:
-        """Of everybody who may be found again: those who are here, then those who fell silent without a goodbye."""
-        return [lease for _, (_, lease) in sorted(self._live.items())] + self.missed()
+        """Return the leases of all who may be found again: those who are here, then those who fell silent without a
+        goodbye.
+        """
+        return [lease for _, (_, lease) in sorted(self._live.items())] + self.last_words()
 
     def lately(self) -> list[Lease]:
-        """Of everybody who was here, however they went: who has been here longest, then who fell silent last."""
+        """Return the leases of all who were here: the longest here first, then the last to fall silent."""
         return [lease for _, lease in self._live.values()] + [one.lease for one in reversed(self._silent.values())]
 
-    def missed(self) -> list[Lease]:
-        """The last words of those who fell silent without a goodbye, in the order of their ids."""
+    def last_words(self) -> list[Lease]:
+        """Return the last leases of those who fell silent without a goodbye, in the order of their ids."""
         return [silence.lease for _, silence in sorted(self._silent.items()) if not silence.said_goodbye]
 
     def entries(self, now: float) -> list[tuple[float, Lease]]:
-        """Every live lease with the seconds it still counts."""
+        """Return every live lease with the seconds it still counts."""
         return [(end - now, lease) for end, lease in self._live.values() if end > now]
 
     def _has_room(self, peer: PeerId) -> bool:
-        """Room for one more live lease: for a member also that of an outsider."""
+        """Make room for one more live lease and tell whether there is any: for a member also that of an outsider."""
         if len(self._live) >= self.capacity and self.members is not None and peer in self.members:
             outsider = next(filter(self.is_outsider, self._live), None)
             if outsider is not None:
@@ -199,7 +198,7 @@ class LeaseTable:
 
 
 def _news_in(lease: Lease) -> tuple[object, ...]:
-    """What a renewal may change that anybody would want to know."""
+    """Return the fields of a lease whose change anybody would want to know."""
     return lease.addresses, lease.epoch, lease.round, lease.digest, lease.state, lease.uplink, lease.version
 
 
@@ -212,19 +211,19 @@ MAX_LIST_NBYTES = 64 * (_ENTRY.size + MAX_LEASE_NBYTES)  # a row of the largest 
 
 
 def write_leases(entries: Sequence[tuple[float, Lease]]) -> bytes:
-    """Leases for others, each with the seconds it still counts."""
+    """Write leases for others, each with the seconds it still counts."""
     told = [(int(1000 * max(0.0, remaining)), lease_bytes(lease)) for remaining, lease in entries[:MAX_PEERS]]
     return b"".join(_ENTRY.pack(remaining, len(data)) + data for remaining, data in told)
 
 
 @lru_cache(maxsize=2 * MAX_PEERS)
 def lease_bytes(lease: Lease) -> bytes:
-    """The bytes of one lease: each is sent to many."""
+    """Return the bytes of one lease: each is sent to many."""
     return encode(lease)
 
 
 def read_leases(data: bytes) -> Iterator[tuple[float, Lease]]:
-    """What ``write_leases`` wrote: seconds it still counts, lease. PayloadError for anything else."""
+    """Read what ``write_leases`` wrote: seconds it still counts, lease. PayloadError for anything else."""
     at = 0
     while at < len(data):
         if len(data) - at < _ENTRY.size:
@@ -237,7 +236,7 @@ def read_leases(data: bytes) -> Iterator[tuple[float, Lease]]:
 
 
 def read_lease(data: bytes) -> Lease:
-    """One signed lease. PayloadError for anything else."""
+    """Read one signed lease. PayloadError for anything else."""
     lease = decode(data)
     if not isinstance(lease, Lease):
         raise PayloadError(f"{type(lease).__name__} where a lease belongs; drop it and its sender")
@@ -257,7 +256,7 @@ class OwnLease:
     def __init__(self, signer: Signer, run: Digest, ttl: float, addresses: Callable[[], Sequence[str]]) -> None:
         self._signer, self._run, self._ttl, self._addresses = signer, run, ttl, addresses
         self._fields: dict[str, Any] = {"epoch": 0, "round": 0, "digest": bytes(32), "state": 0, "uplink": 0}
-        self._version = _installed_version()
+        self._version = _package_version()
         self._sequence = 0
         self._said = set[str]()  # every address of this life
         self._foreign = deque([False], _LOOKED_AT)  # by renewal: did what this life never said come back?
@@ -266,8 +265,17 @@ class OwnLease:
         self._news = anyio.Event()
         self._signed: tuple[Lease | None, Lease | None] = None, None  # the last draft, and the lease it became
 
-    def update(self, given: Mapping[str, int | Digest | None]) -> None:
-        """Say these fields of the lease from now on; None leaves one as it is."""
+    def update(
+        self,
+        *,
+        epoch: int | None = None,
+        round: int | None = None,
+        digest: Digest | None = None,
+        state: int | None = None,
+        uplink: int | None = None,
+    ) -> None:
+        """Say something new of this peer; ``digest`` is the anchor's, ``uplink`` in bit/s. Others hear it soon."""
+        given = {"epoch": epoch, "round": round, "digest": digest, "state": state, "uplink": uplink}
         news = {name: value for name, value in given.items() if value not in (None, self._fields[name])}
         if news:
             self._fields |= news
@@ -283,8 +291,8 @@ class OwnLease:
         """Wait until there is something to say that was not so at the last ``renew``."""
         await self._news.wait()
 
-    def sealed(self) -> Lease:
-        """What this peer says of itself now, signed."""
+    def seal(self) -> Lease:
+        """Return the lease of this peer as of now, signed."""
         draft = self.draft()
         before, sealed = self._signed
         if sealed is None or draft != before:
@@ -293,7 +301,7 @@ class OwnLease:
         return sealed
 
     def draft(self) -> Lease:
-        """The same, not signed."""
+        """Return the lease of this peer as of now, not signed."""
         addresses = [address for address in self._addresses() if len(address) <= MAX_ADDRESS][:MAX_ADDRESSES]
         self._said.update(addresses)
         return Lease(
@@ -306,8 +314,8 @@ class OwnLease:
             **self._fields,  # Any: integers and one digest, by the names of Lease
         )
 
-    def came_back(self, own: Lease) -> None:
-        """Somebody has ``own``. When it is newer than what was made here, go on above that.
+    def hear_own(self, own: Lease) -> None:
+        """Take note that somebody has ``own``. When it is newer than what was made here, go on above that.
 
         It is from before a restart then, or from another process, as one of today's number and of addresses that were
         never ours is: the dead say nothing new, the living do again and again.
@@ -335,7 +343,7 @@ class OwnLease:
         )
 
 
-def _installed_version() -> str:
+def _package_version() -> str:
     try:
         return version("decentral")[:32]
     except PackageNotFoundError:  # run from a source tree that was never installed

@@ -27,7 +27,7 @@ Hear = Callable[[bytes], None]
 
 
 def usable_hosts(hosts: Sequence[str]) -> list[str]:
-    """Those of this machine's IPv4 addresses where multicast can be heard. ListenError where there is none.
+    """Return this machine's IPv4 addresses where multicast can be heard. ListenError where there is none.
 
     Asked of a socket of ours first: the library leaves its own ones open when it fails half way.
     """
@@ -73,7 +73,7 @@ async def on_air(hosts: Sequence[str], text: bytes | None, port: int, hear: Hear
 
 
 def _service(hosts: Sequence[str], text: bytes, port: int) -> AsyncServiceInfo:
-    """Under a name that is new every time, as the spec has it: nothing is asked before it is taken."""
+    """Return the service, under a name that is new every time, as the spec has it, which need not be asked for."""
     name = secrets.token_hex(16)
     return AsyncServiceInfo(
         SERVICE,
@@ -93,7 +93,7 @@ class _Ear(RecordUpdateListener):
         self._hear = hear
 
     def async_update_records(self, zc: Zeroconf, now: float, records: list[RecordUpdate]) -> None:
-        """See RecordUpdateListener. What is taken back is not heard: that, too, is said by anybody."""
+        """Hand on what records say. A record that is taken back is not heard: anybody could say that, too."""
         for update in records:
             record, text = update.new, getattr(update.new, "text", None)  # only a TXT record has one
             if not isinstance(text, bytes) or not record.name.lower().endswith(SERVICE):

@@ -86,7 +86,7 @@ async def host_words(
 async def find_invite(
     code: SpokenCode, relays: Sequence[str], *, lan: bool = True, seconds: float | None = None
 ) -> Invite:
-    """By one handshake with whoever is at the number.
+    """Find the invite by one handshake with whoever is at the number.
 
     Raises NoPeersError when nobody is found there within ``seconds``, InviteError when the words are wrong.
     """
@@ -113,7 +113,7 @@ async def find_invite(
 
 
 async def relay_at(where: str) -> str:
-    """The relay's multiaddr, of ``HOST`` or ``HOST:PORT``: its key is what it shows. Raises TransportError."""
+    """Return the relay's multiaddr, of ``HOST`` or ``HOST:PORT``: its key is what it shows. Raises TransportError."""
     if where.startswith("/"):
         return where
     host, _, port = where.rpartition(":") if where.count(":") == 1 else (where, "", "")
@@ -124,7 +124,7 @@ async def relay_at(where: str) -> str:
 
 
 def spoken_place(relay: str) -> str:
-    """A relay's address as it can be said: host, and port where it is another than the usual one."""
+    """Return a relay's address as it can be said: host, and port where it is another than the usual one."""
     end = endpoint(relay.partition("/p2p/")[0])
     if end is None:
         return relay
@@ -132,7 +132,7 @@ def spoken_place(relay: str) -> str:
 
 
 async def _who_is_at(host: str, port: int) -> PeerId:
-    from decentral.transport.native.tcp import close_now, secure_outbound
+    from decentral.transport.protocols.noise import close_now, secure_outbound
 
     try:
         with anyio.fail_after(_DIAL):
@@ -147,26 +147,26 @@ async def _who_is_at(host: str, port: int) -> PeerId:
 
 
 async def _places(transport: NativeTransport, relays: Sequence[str]) -> list[str]:
-    """The relays that gave one, as they are said."""
+    """Return the relays that gave a place, as they are said."""
     with anyio.move_on_after(_PLACE if relays else 0):
-        while len(_placed(transport)) < len(relays):
+        while len(_relays_with_place(transport)) < len(relays):
             await anyio.sleep(_LOOK)
-    held = set(_placed(transport))
+    held = set(_relays_with_place(transport))
     return [spoken_place(relay) for relay in relays if relay in held]
 
 
-def _placed(transport: NativeTransport) -> list[str]:
+def _relays_with_place(transport: NativeTransport) -> list[str]:
     return [address.partition("/p2p-circuit")[0] for address in transport.addresses() if "/p2p-circuit" in address]
 
 
 async def _on_air(stack: AsyncExitStack, code: SpokenCode, transport: NativeTransport) -> bool:
-    """Whether the number is announced on a local network now."""
+    """Announce the number on a local network; tell whether there is one."""
     addresses = local_addresses(transport.addresses())
     if not addresses:
         return False
     text = write_announcement(code.topic, code.host, addresses)
     port = (endpoint(addresses[0]) or ("", 0))[1]
-    return await _aired(stack, list(dict.fromkeys(map(host_of, addresses))), text, port, lambda text: None)
+    return await _air(stack, list(dict.fromkeys(map(host_of, addresses))), text, port, lambda text: None)
 
 
 async def _listen(stack: AsyncExitStack, code: SpokenCode, sighted: dict[str, None]) -> None:
@@ -178,17 +178,17 @@ async def _listen(stack: AsyncExitStack, code: SpokenCode, sighted: dict[str, No
 
     hosts = [host_of(address) for address in local_addresses(_possible())]
     if hosts:
-        await _aired(stack, hosts, None, 0, hear)
+        await _air(stack, hosts, None, 0, hear)
 
 
 def _possible() -> Iterator[str]:
-    """Addresses of this machine's cards, with a port that stands for any."""
+    """Yield the addresses of this machine's cards, with a port that stands for any."""
     for hosts in cards().values():
         for host in hosts:
             yield f"/ip{6 if ':' in host else 4}/{host}/tcp/1"
 
 
-async def _aired(
+async def _air(
     stack: AsyncExitStack, hosts: list[str], text: bytes | None, port: int, hear: Callable[[bytes], None]
 ) -> bool:
     from decentral.swarm.mdns import on_air  # here: the library is loaded where it is wanted
@@ -216,7 +216,7 @@ LENGTH_NBYTES = 2
 
 @dataclass(slots=True)
 class Hosting:
-    """One code's life. ``over`` is set once the invite was given or the tries are used up."""
+    """The life of one code. ``over`` is set once the invite was given or the tries are used up."""
 
     code: SpokenCode
     invite: str
@@ -233,7 +233,7 @@ class Hosting:
 
     @property
     def is_open(self) -> bool:
-        """Whether a guess is still heard."""
+        """Tell whether a guess is still heard."""
         return self.given_to is None and self.wrong < MOST_WRONG
 
     async def _attend(self, stream: Stream) -> None:
@@ -255,7 +255,7 @@ class Hosting:
         if not self.is_open:  # somebody else was quicker
             raise PayloadError("words: used; drop who asks")
         if not shakes.takes(proof):
-            self._guessed_wrong()
+            self._count_wrong_guess()
             raise PayloadError("words: a wrong guess; drop who made it")
         self.given_to = stream.peer  # from here on it is used, whatever becomes of the line
         try:
@@ -267,7 +267,7 @@ class Hosting:
         finally:
             self.over.set()
 
-    def _guessed_wrong(self) -> None:
+    def _count_wrong_guess(self) -> None:
         self.wrong += 1
         if self.wrong >= MOST_WRONG:
             self.over.set()
@@ -282,7 +282,7 @@ _WRONG = (
 
 
 async def ask_for_invite(transport: Transport, code: SpokenCode) -> Invite:
-    """From the host, to whom there is a path by now. Raises InviteError when the words are wrong.
+    """Ask the host for the invite; there is a path to it by now. Raises InviteError when the words are wrong.
 
     Raises TransportError when there was no handshake: no guess was made then.
     """

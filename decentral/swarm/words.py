@@ -44,7 +44,7 @@ class SpokenCode:
 
     @property
     def password(self) -> bytes:
-        """What both sides know, and nobody is told."""
+        """The secret that both sides know, and nobody is told."""
         return str(self).encode("ascii")
 
     @property
@@ -59,23 +59,23 @@ class SpokenCode:
 
     @property
     def host(self) -> PeerId:
-        """Who invites at this number, or pretends to."""
+        """The peer that invites at this number, or pretends to."""
         return self.signer.peer
 
 
 def new_code(below: Below = secrets.randbelow) -> SpokenCode:
-    """A fresh one."""
+    """Return a fresh code."""
     known = known_words()
     return SpokenCode(tuple(known[below(len(known))] for _ in range(WORDS)), SMALLEST + below(LARGEST - SMALLEST + 1))
 
 
 def looks_spoken(text: str) -> bool:
-    """Whether somebody means words, rightly spelled or not, and no invite line."""
+    """Tell whether somebody means words, rightly spelled or not, and no invite line."""
     return ":" not in text and len(text.split()) > 1
 
 
 def parse_code(text: str) -> SpokenCode:
-    """The code of what somebody heard: in any case, with any spaces or dashes. Raises InviteError, in one line.
+    """Return the code that somebody heard: in any case, with any spaces or dashes. Raises InviteError, in one line.
 
     A word that is not in the list is told here, with the nearest that is, and costs no try.
     """
@@ -125,7 +125,7 @@ _ONCE = bytes(12)  # the nonce: each key seals one message
 
 
 class WordsHandshake:
-    """One side of one handshake; ``first`` is what it sends first, to be sent once."""
+    """A side of one handshake; ``first`` is what it sends first, to be sent once."""
 
     def __init__(self, password: bytes, guest: PeerId, host: PeerId, *, is_guest: bool) -> None:
         import spake2  # here: tables of points are worked out on import, which only this needs
@@ -137,7 +137,7 @@ class WordsHandshake:
         self._key = b""
 
     def hear(self, element: bytes) -> None:
-        """The other side's first message. Raises PayloadError for one that is none, or our own."""
+        """Take the other side's first message. Raises PayloadError for one that is none, or our own."""
         if len(element) != ELEMENT_NBYTES:
             raise _none(f"a first message of {len(element)} bytes, want {ELEMENT_NBYTES}")
         try:
@@ -148,25 +148,25 @@ class WordsHandshake:
         self._key = hashlib.blake2b(b"".join(sent), digest_size=32, key=shared, person=b"decentral words").digest()
 
     def proof(self) -> bytes:
-        """The guest's, that it knows the words."""
-        return self._derived(b"guest's proof")
+        """Return the guest's proof that it knows the words."""
+        return self._derive(b"guest's proof")
 
     def takes(self, proof: bytes) -> bool:
-        """Whether it is that proof."""
+        """Tell whether it is the guest's proof."""
         return hmac.compare_digest(proof, self.proof())
 
     def seal(self, text: bytes) -> bytes:
-        """For the other side alone, once."""
-        return ChaCha20Poly1305(self._derived(b"host's invite")).encrypt(_ONCE, text, None)
+        """Seal a text for the other side alone, once."""
+        return ChaCha20Poly1305(self._derive(b"host's invite")).encrypt(_ONCE, text, None)
 
     def open(self, sealed: bytes) -> bytes:
-        """What the host sealed. Raises PayloadError when it did not know the words."""
+        """Return what the host sealed. Raises PayloadError when it did not know the words."""
         try:
-            return ChaCha20Poly1305(self._derived(b"host's invite")).decrypt(_ONCE, sealed, None)
+            return ChaCha20Poly1305(self._derive(b"host's invite")).decrypt(_ONCE, sealed, None)
         except InvalidTag:
             raise PayloadError("words: whoever answered does not know them; drop it") from None
 
-    def _derived(self, purpose: bytes) -> bytes:
+    def _derive(self, purpose: bytes) -> bytes:
         assert self._key, "heard before it is used"
         return hashlib.blake2b(purpose, digest_size=PROOF_NBYTES, key=self._key).digest()
 

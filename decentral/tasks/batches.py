@@ -23,14 +23,14 @@ Row = dict[str, Tensor]  # input_ids and labels, int64 (context,); the model shi
 
 
 def window_start(seed: int, peer: bytes, row: int, num_starts: int) -> int:
-    """First byte of this peer's ``row``-th window, uniform in [0, num_starts)."""
+    """Return the first byte of this peer's ``row``-th window, uniform in [0, num_starts)."""
     counter = seed.to_bytes(8, "little", signed=True) + row.to_bytes(8, "little")
     hashed = blake2b(counter + peer, digest_size=16, person=b"decentral-batch").digest()
     return int.from_bytes(hashed, "little") % num_starts  # 128 bits: the bias of % is below 2**-64
 
 
 def batch_at(train: Tensor, *, seed: int, peer: bytes, step: int, batch_size: int, context: int) -> dict[str, Tensor]:
-    """Batch of one inner step: ``input_ids`` and ``labels``, int64 (batch_size, context).
+    """Return the batch of one inner step: ``input_ids`` and ``labels``, int64 (batch_size, context).
 
     Args:
         train: uint8 (N,), N > context.
@@ -60,7 +60,7 @@ class RowStream(IterableDataset[Row]):
         self.train, self.seed, self.peer, self.context, self.start = train, seed, peer, context, start
 
     def __getitem__(self, row: int) -> Row:
-        """Row ``row`` of this peer, whatever was read before."""
+        """Return row ``row`` of this peer, whatever was read before."""
         begin = window_start(self.seed, self.peer, row, self.train.numel() - self.context)
         window = self.train[begin : begin + self.context].long()
         return {"input_ids": window, "labels": window}
@@ -75,7 +75,7 @@ class RowStream(IterableDataset[Row]):
 def batch_loader(
     train: Tensor, *, seed: int, peer: bytes, batch_size: int, context: int, first_step: int = 0
 ) -> DataLoader[Row]:
-    """Endless batches from inner step ``first_step`` on, ready for ``accelerator.prepare``.
+    """Return endless batches from inner step ``first_step`` on, ready for ``accelerator.prepare``.
 
     With several processes per peer each inner step takes ``num_processes`` batches: resume with
     ``first_step = inner steps done * num_processes``.
@@ -109,7 +109,7 @@ class ShardPlace:
 
 
 def seed_of(run: bytes, who: bytes) -> int:
-    """63 bits that follow from a run's digest and a name."""
+    """Return 63 bits that follow from a run's digest and a name."""
     hashed = blake2b(run + who, digest_size=8, person=b"decentral-seed").digest()
     return int.from_bytes(hashed, "little") >> 1
 
@@ -125,7 +125,7 @@ class Indexed(Protocol):
 def shard(
     dataset: Indexed | Dataset[T] | Iterable[T], batch_size: int, run: bytes, place: Callable[[], ShardPlace]
 ) -> ShardSampler | ShardedStream[T]:
-    """A ShardSampler, or a ShardedStream of what has no indices. ConfigError for an empty data set or batch."""
+    """Return a ShardSampler, or a ShardedStream of what has no indices. ConfigError for an empty data set or batch."""
     if is_stream(dataset):
         return ShardedStream(cast("Iterable[T]", dataset), place)
     if not hasattr(dataset, "__len__"):
@@ -167,7 +167,7 @@ class ShardSampler(Sampler[int]):
             self._follow()
 
     def __len__(self) -> int:
-        """Indices that are left of the pass with the members of now."""
+        """Count the indices that are left of the pass with the members of now."""
         self._follow()
         left = self._length - self._next % self._length
         return -(-left // self._count)
@@ -202,7 +202,7 @@ class ShardedStream(IterableDataset[T]):
                 yield item
 
     def __getstate__(self) -> dict[str, Any]:
-        """What goes to a worker process: the peer itself cannot."""
+        """Return what goes to a worker process, as the peer itself cannot."""
         return {"_items": self._items, "_place": _Fixed(self._place())}
 
 

@@ -41,7 +41,7 @@ class Corpus:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of both parts together."""
+        """Return the bytes of both parts together."""
         return self.train.numel() + self.held_out.numel()
 
 
@@ -69,7 +69,7 @@ def load_corpus(data: Path | str | None = None, *, held_out: float = 0.05) -> Co
 
 
 def check_size(nbytes: int, source: str, passed_over: str = "") -> None:
-    """DataError for too little to train on; ``passed_over`` is what was not read, and why."""
+    """Raise DataError for too little to train on; ``passed_over`` is what was not read, and why."""
     if nbytes < MIN_NBYTES:
         raise DataError(
             f"{source} holds {nbytes} bytes of text{passed_over}, at least {MIN_NBYTES} are needed; "
@@ -78,7 +78,7 @@ def check_size(nbytes: int, source: str, passed_over: str = "") -> None:
 
 
 def chunks(path: Path, on_foreign: Callable[[Path], None] = lambda file: None) -> Iterator[tuple[Path, bytes]]:
-    """What ``--data`` names, a MiB at a time in the order in which it is trained on, each with its file.
+    """Yield what ``--data`` names, a MiB at a time in the order in which it is trained on, each with its file.
 
     Of a folder, files with a zero byte near their beginning are left out, each told to ``on_foreign``; a file that was
     named itself is taken as it is. Raises DataError.
@@ -122,7 +122,7 @@ def _standard_library() -> tuple[bytearray, str]:
 
 
 def _sorted_files(root: Path) -> list[Path]:
-    """Regular files below ``root`` by relative path; hidden ones, links and foreign packages left out."""
+    """Return the regular files below ``root`` by relative path; hidden ones, links and foreign packages left out."""
     found = []
     for folder, folders, names in os.walk(root):
         folders[:] = [name for name in folders if name not in FOREIGN_FOLDERS and not name.startswith(".")]
@@ -161,7 +161,7 @@ class Shuffle:
     seed: int
 
     def __getitem__(self, place: int) -> int:
-        """The index at ``place``, 0 <= place < length; about 5 microseconds."""
+        """Return the index at ``place``, 0 <= place < length; about 5 microseconds."""
         high = math.isqrt(self.length - 1) + 1
         low = -(-self.length // high)
         while True:
@@ -175,7 +175,7 @@ class Shuffle:
 
 
 def _hash(seed: int, round_: int, digit: int) -> int:
-    """The finalizer of splitmix64 (Steele, Lea and Flood, 2014) over all three."""
+    """Apply the finalizer of splitmix64 (Steele, Lea and Flood, 2014) to all three."""
     mixed = (seed + (round_ + 1) * 0x9E3779B97F4A7C15 + digit * 0xD1B54A32D192ED03) & _MASK
     mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -196,7 +196,7 @@ _PRINTABLE = (*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), 
 
 
 def tokenizer_files(config: Mapping[str, Any]) -> dict[str, str]:
-    """File names and their texts for a transformers configuration; none for a model whose tokens are not bytes."""
+    """Return file names and their texts for a transformers configuration; none where a model's tokens are not bytes."""
     if config.get("vocab_size") != NUM_BYTES:
         return {}
     about = {
@@ -208,7 +208,7 @@ def tokenizer_files(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def alphabet() -> list[str]:
-    """The character that stands for each byte: itself where it is printable, else the next one from 256 on."""
+    """Return the character that stands for each byte: itself where it is printable, else the next one from 256 on."""
     others = (byte for byte in range(NUM_BYTES) if byte not in _PRINTABLE)
     moved = {byte: chr(NUM_BYTES + index) for index, byte in enumerate(others)}
     return [moved.get(byte, chr(byte)) for byte in range(NUM_BYTES)]

@@ -24,7 +24,7 @@ from decentral.tasks.trained_model import TrainedModel
 
 
 def held_out_windows(held_out: Tensor, *, context: int, num_windows: int) -> Tensor:
-    """int64 (num_windows, context), evenly spread over the slice: the same for everybody, every time."""
+    """Return int64 (num_windows, context), evenly spread over the slice: the same for everybody, every time."""
     last_start = held_out.numel() - context
     if last_start < 0:
         raise DataError(
@@ -37,7 +37,7 @@ def held_out_windows(held_out: Tensor, *, context: int, num_windows: int) -> Ten
 
 @torch.no_grad()
 def bits_per_byte(model: Any, held_out: Tensor, *, context: int, num_windows: int = 128, batch_size: int = 16) -> float:
-    """Mean loss of the model over fixed held-out windows, in bits per byte; 8.0 is knowing nothing.
+    """Return the mean loss of the model over fixed held-out windows, in bits per byte; 8.0 is knowing nothing.
 
     The model (``transformers``' causal interface, hence Any) is called in eval mode and left in the mode it
     was in.
@@ -63,7 +63,7 @@ class Evaluated:
 
 
 def evaluated(trained: TrainedModel, text_N: Tensor, *, num_windows: int = 128, batch_size: int = 16) -> Evaluated:
-    """The loss of a trained model over fixed windows of a text, uint8 (N,): those that ``bits_per_byte`` takes.
+    """Return the loss of a trained model over those windows of a text, uint8 (N,), that ``bits_per_byte`` takes.
 
     Raises DataError for a text shorter than what the model sees at once.
     """
@@ -77,7 +77,7 @@ def evaluated(trained: TrainedModel, text_N: Tensor, *, num_windows: int = 128, 
 
 
 def _summed_loss(model: Any, batch: Tensor) -> float:
-    """Nats over all predictions of the batch; float64 sum, so the batch size hardly shows."""
+    """Return the nats over all predictions of the batch; float64 sum, so the batch size hardly shows."""
     logits = model(input_ids=batch).logits[:, :-1].float()
     each = cross_entropy(logits.reshape(-1, logits.shape[-1]), batch[:, 1:].reshape(-1), reduction="none")
     return float(each.double().sum())
@@ -137,7 +137,7 @@ _NOT_UTF8 = "\N{REPLACEMENT CHARACTER}"
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What was read at ``path``; ``digest`` in hex."""
+    """A look at the text of ``path``; ``digest`` in hex."""
 
     path: Path
     num_files: int
@@ -177,7 +177,7 @@ def _files(count: int) -> str:
 
 
 def _left_out(folder: Path, files: Sequence[Path]) -> str:
-    """What was not read of a folder, and why; empty where that is nothing."""
+    """Say what was not read of a folder, and why; empty where that is nothing."""
     if not files:
         return ""
     nbytes = sum(file.stat().st_size for file in files)
@@ -187,7 +187,7 @@ def _left_out(folder: Path, files: Sequence[Path]) -> str:
 
 
 def check_agreed(terms: Data, found: Survey | None) -> str:
-    """What is to be said about this peer's text. Raises DataError unless it is what the run trains on."""
+    """Return what is to be said about this peer's text. Raises DataError unless it is what the run trains on."""
     label, own = terms.corpus, "make a run of your own text: decentral init RUN.toml --data"
     if found is None:
         if label != "stdlib":

@@ -27,7 +27,7 @@ INIT_STD = 0.05  # held-out after 500 steps, hidden 128: 2.69 bits/byte; 2.84 wi
 
 
 def transformers_config(config: LanguageModelConfig) -> LlamaConfig | OlmoeConfig:
-    """The ``transformers`` config; its folder is what ``export`` writes."""
+    """Return the ``transformers`` config; its folder is what ``export`` writes."""
     shared = {
         "vocab_size": VOCAB,
         "hidden_size": config.hidden,
@@ -49,13 +49,13 @@ def transformers_config(config: LanguageModelConfig) -> LlamaConfig | OlmoeConfi
 
 
 def config_document(config: LanguageModelConfig) -> dict[str, Any]:
-    """JSON of the config for a checkpoint's meta: ``export`` writes it as ``config.json``."""
+    """Return the JSON of the config for a checkpoint's meta: ``export`` writes it as ``config.json``."""
     document = json.loads(transformers_config(config).to_json_string())
     return {**document, "architectures": [_architecture(config).__name__], "dtype": "float32"}
 
 
 def build_language_model(config: LanguageModelConfig, *, seed: int) -> LlamaForCausalLM | OlmoeForCausalLM:
-    """A freshly initialised model in float32 on the CPU; the same seed gives the same bits.
+    """Return a freshly initialised model in float32 on the CPU; the same seed gives the same bits.
 
     Weights are drawn here, from one generator in the order of the names, so that a change of
     ``transformers``' own initialisation cannot make two peers start apart. The global generator is as
@@ -69,7 +69,7 @@ def build_language_model(config: LanguageModelConfig, *, seed: int) -> LlamaForC
 
 @torch.no_grad()
 def initialise(model: nn.Module, generator: torch.Generator, *, num_layers: int) -> None:
-    """Normal(0, 0.05) matrices, residual outputs smaller by sqrt(2 * layers), norms at one.
+    """Draw Normal(0, 0.05) matrices, residual outputs smaller by sqrt(2 * layers), norms at one.
 
     Source of the residual scale: Radford et al., "Language Models are Unsupervised Multitask Learners", 2019.
     """
@@ -111,7 +111,7 @@ _LOOP = "eager"
 
 
 def olmoe_config(shared: Mapping[str, Any], config: LanguageModelConfig) -> OlmoeConfig:  # Any: keys of theirs
-    """The ``transformers`` config of a mixture, from what it has in common with the Llama of its size."""
+    """Return the ``transformers`` config of a mixture, from what it has in common with the Llama of its size."""
     return OlmoeConfig(
         **{**shared, "intermediate_size": config.expert_width},
         num_experts=config.experts,
@@ -180,7 +180,7 @@ def begin_from(folder: Path, module: nn.Module) -> None:
 
 
 def _terms_of(folder: Path) -> str:
-    """The end of the message: what [model] would have to say."""
+    """Return the end of the message: what [model] would have to say."""
     try:
         config: dict[str, Any] = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -53,7 +53,7 @@ class LanguageModelConfig:
 
     @classmethod
     def of(cls, terms: Model) -> LanguageModelConfig:
-        """Size of the model that a manifest describes."""
+        """Return the size of the model that a manifest describes."""
         return cls(
             hidden=terms.hidden,
             layers=terms.layers,
@@ -65,17 +65,19 @@ class LanguageModelConfig:
 
     @property
     def intermediate(self) -> int:
-        """Width of the gated MLP: 8/3 of hidden, rounded up to a multiple of 32."""
+        """Return the width of the gated MLP: 8/3 of hidden, rounded up to a multiple of 32."""
         return math.ceil(self.hidden * 8 / 3 / 32) * 32
 
     @property
     def expert_width(self) -> int:
-        """Width of one expert: all that a byte goes to are as wide as the MLP, rounded up to multiples of 32."""
+        """Return the width of one expert: all that a byte goes to are as wide as the MLP, rounded up to multiples of
+        32.
+        """
         return math.ceil(self.intermediate / self.experts_per_token / 32) * 32
 
 
 def config_of_size(num_parameters: int) -> LanguageModelConfig:
-    """The config nearest to so many parameters, within 15 % of them. Raises ConfigError when none is."""
+    """Return the config nearest to so many parameters, within 15 % of them. Raises ConfigError when none is."""
     found = min(_candidates(num_parameters), key=lambda config: _cost(config, num_parameters))
     if abs(parameters_of(found) / num_parameters - 1) > TOLERANCE:
         raise ConfigError(
@@ -86,21 +88,21 @@ def config_of_size(num_parameters: int) -> LanguageModelConfig:
 
 
 def parameters_of(config: LanguageModelConfig) -> int:
-    """Parameters of such a model, tied ones once; held to what is built by a test."""
+    """Count the parameters of such a model, tied ones once; a test holds it to what is built."""
     hidden, embedding = config.hidden, VOCAB * config.hidden
     heads = 0 if config.tie_embeddings else embedding
     return embedding + config.layers * (4 * hidden**2 + 2 * hidden + _mlp(config)) + hidden + heads
 
 
 def _mlp(config: LanguageModelConfig) -> int:
-    """The gated MLP of one block; or its experts, their router, and the norms of queries and keys that OLMoE has."""
+    """Count a block's gated MLP; or its experts, their router, and the norms that OLMoE has of queries and keys."""
     if config.experts is None:
         return 3 * config.hidden * config.intermediate
     return config.experts * (3 * config.hidden * config.expert_width + config.hidden) + 2 * config.hidden
 
 
 def _candidates(num_parameters: int) -> list[LanguageModelConfig]:
-    """Of every width the two depths around the size."""
+    """Return for every width the two depths around the size."""
     found = []
     for hidden in (SMALL_HEAD, *range(HEAD, WIDEST + 1, HEAD)):
         head = HEAD if hidden > HEAD else SMALL_HEAD
@@ -148,7 +150,7 @@ DEMO_STEPS: Final[int] = 25  # H, inner steps per round: 4 to 6 s with all peers
 
 
 def demo_tables(method: str) -> Tables:
-    """What the demo changes in the preset of this name: what all share, then what the preset says of a demo."""
+    """Return what the demo changes in the preset of this name: what all share, then what the preset says of a demo."""
     from decentral.optimizers import presets  # torch
 
     chosen = presets().get(method)

@@ -46,7 +46,7 @@ class Bytes:
     """The tokens of the built-in model: the bytes."""
 
     def tokens_of(self, utf8_N: Tensor) -> Tensor:
-        """Themselves."""
+        """Return the bytes themselves."""
         return utf8_N.long()
 
     def text_of(self, tokens: Sequence[int]) -> str:
@@ -54,7 +54,7 @@ class Bytes:
         return bytes(tokens).decode(errors="replace")
 
     def nbytes_of(self, tokens: Sequence[int]) -> int:
-        """As many as tokens."""
+        """Return the number of tokens, which is that of bytes."""
         return len(tokens)
 
 
@@ -108,7 +108,7 @@ def _of_run(directory: Path, tokenizer: Path | None, base: Path | None) -> Train
 
 
 def _adapted(module: Any, base: Path, tokenizer: Path | None, source: str) -> TrainedModel:  # Any: as in TrainedModel
-    """With the base's tokenizer, where none is named."""
+    """Return a base with its adapters, with the base's tokenizer where none is named."""
     return _ready(module, _tokenizer_of(base if tokenizer is None else tokenizer), f"{source}, on {base}", None)
 
 
@@ -191,7 +191,7 @@ _BASE_KEY = "base_model_name_or_path"  # in peft's configuration: where the base
 
 
 def adapted_of_run(checkpoints: Path, base: Path | None) -> tuple[Any, Path]:
-    """The newest checkpoint's adapters on their base, and the base's folder. Raises UsageError, DiskError."""
+    """Return the newest checkpoint's adapters on their base, and the base's folder. Raises UsageError, DiskError."""
     with tempfile.TemporaryDirectory(prefix="decentral-") as folder:
         adapters = Path(folder) / "adapters"
         export(checkpoints, adapters)
@@ -199,7 +199,7 @@ def adapted_of_run(checkpoints: Path, base: Path | None) -> tuple[Any, Path]:
 
 
 def adapted_of_folder(adapters: Path, base: Path | None) -> tuple[Any, Path]:
-    """The adapters of a folder, as peft saves them, on their base, and the base's folder."""
+    """Return the adapters of a folder, as peft saves them, on their base, and the base's folder."""
     if importlib.util.find_spec("peft") is None:
         raise UsageError(f"{adapters} holds adapters, which take peft to open; pip install 'decentral[lora]'")
     from peft import PeftModel
@@ -219,12 +219,12 @@ def adapted_of_folder(adapters: Path, base: Path | None) -> tuple[Any, Path]:
 
 
 def holds_adapters(folder: Path) -> bool:
-    """Whether ``folder`` is what peft saves, or ``decentral export`` of such a run."""
+    """Tell whether ``folder`` is what peft saves, or ``decentral export`` of such a run."""
     return (folder / ADAPTER).is_file() and (folder / ADAPTER_CONFIG).is_file()
 
 
 def _base_of(adapters: Path) -> Path | None:
-    """Where the base was, if that is a folder here; a name of a hub is fetched by nobody."""
+    """Return where the base was, if that is a folder here; a name of a hub is fetched by nobody."""
     try:
         named = json.loads((adapters / ADAPTER_CONFIG).read_text(encoding="utf-8")).get(_BASE_KEY)
     except (OSError, ValueError, AttributeError) as error:

@@ -214,7 +214,7 @@ class LoopParts:
     @property
     def rests(self) -> bool:
         """True when contributions are held back: by a person, or because the day's upload is used up."""
-        return self.control.paused or bool(self.swarm.node.resting)
+        return self.control.paused or bool(self.swarm.node.resting.reasons)
 
     def tail(self, fragment: int) -> bytes:
         """Pack this peer's buffers as they are now, where ``fragment`` carries them."""

@@ -1,4 +1,4 @@
-"""Reports of one peer: events of its rounds, times and bytes for its status, figures that leave their bands."""
+"""Reports of one peer: events of its rounds, times and bytes for its status, losses around commits."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from torch import Tensor
 
 from decentral.consensus.chain import contributions, moves_anchor
 from decentral.errors import ConfigError
-from decentral.observe.diagnostics import Alone, Crossing, Gains, Look, Watch
+from decentral.observe.diagnostics import Look
 from decentral.replica.contribution import Contribution
-from decentral.replica.figures import BEHIND_ALONE, STILL_GAINED, Figures
 from decentral.rounds.gossip import Swapped
 from decentral.rounds.local_state import CommittedUpdate, Decision
 from decentral.training.live_model import LiveModel
 from decentral.training.progress import Away
 from decentral.wire.keys import PeerId, peer_name
 
-__all__ = ["Counters", "Diagnosed", "Reporter"]
+__all__ = ["Counters", "Reporter"]
 
 logger = logging.getLogger("decentral.peer")
 
@@ -308,69 +307,6 @@ def _number(name: str, given: Any) -> float:  # Any: a number, or what is none
         shape = f" of shape {tuple(given.shape)}" if isinstance(given, Tensor) else ""
         what = f"{type(given).__name__}{shape}"
         raise ConfigError(f"{name}: a {what} is not one number; pass its mean, say") from None
-
-
-# ---- figures of the swarm ----
-#
-# Rounds bring them; one peer has the newest for its status, and events when one leaves its band.
-#
-# Called on the swarm's thread before the training side learns of the round; read by any.
-
-
-class Diagnosed:
-    """Figures of one peer's rounds and looks since its process began; reports each that leaves its band."""
-
-    def __init__(
-        self,
-        emit: Callable[[str, dict[str, object]], None],
-        cause: Callable[[], str] = lambda: "",
-    ) -> None:
-        """``emit``: takes an event and its fields; ``cause``: says why together is behind alone, and what to do."""
-        self._emit, self._watch, self._cause = emit, Watch(), cause
-        self.now = Figures()  # of the newest round; replaced, never written to
-        self._alone, self._gains, self._of_looks = Alone(), Gains(), Figures()
-
-    @property
-    def values(self) -> Mapping[str, float]:
-        """The newest of each figure."""
-        return {**self.now.values, **self._of_looks.values}
-
-    @property
-    def out(self) -> tuple[str, ...]:
-        """Names of the figures that are out of their bands."""
-        return self._watch.out
-
-    def __call__(self, figures: Figures) -> None:
-        """Judge the figures of one more round."""
-        self.now = figures
-        for crossing in self._watch.see(figures):
-            self._tell(crossing, crossing.why)
-
-    def judge_look(self, look: Look, *, held_out: bool = True) -> None:
-        """Judge one more look at the losses around a commit; on the training thread.
-
-        ``held_out``: of data that nobody trains on; others do not show whether more is to be learnt.
-        """
-        values = {BEHIND_ALONE: self._alone.see(look)}
-        if held_out and (gained := self._gains.see(look)) is not None:
-            values[STILL_GAINED] = gained
-        self._of_looks = Figures(look.outer_step, rounds=self._alone.count, values=values)
-        for crossing in self._watch.see(self._of_looks):
-            by_terms = crossing.is_out and crossing.figure == BEHIND_ALONE
-            self._tell(crossing, self._cause() if by_terms else crossing.why)
-
-    def _tell(self, crossing: Crossing, why: str) -> None:
-        self._emit(
-            "out_of_band" if crossing.is_out else "back_in_band",
-            {
-                "outer_step": crossing.outer_step,
-                "figure": crossing.figure,
-                "value": crossing.value,
-                "low": crossing.low,
-                "high": crossing.high,
-                "why": why,
-            },
-        )
 
 
 # ---- losses around commits ----

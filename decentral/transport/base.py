@@ -19,15 +19,15 @@ import logging
 import re
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from decentral.errors import ConfigError, DecentralError, ListenError, UsageError
-from decentral.flow.budget import Budget
-from decentral.flow.uplink import UplinkMeter
+from decentral.flow.budget import Budget, Limits
+from decentral.flow.pacing import UplinkMeter
 from decentral.wire.keys import PeerId, peer_name
 
 logger = logging.getLogger("decentral.transport")
@@ -51,7 +51,7 @@ class Stream(Protocol):
         ...
 
     async def receive_exactly(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
-        """The next ``nbytes``; the caller bounds them. StreamClosed when fewer come before the end.
+        """Return the next ``nbytes``; the caller bounds them. StreamClosed when fewer come before the end.
 
         ``on_bytes`` is told how many came, whenever some do.
         """
@@ -70,7 +70,7 @@ class DhtHost(Protocol):
 
     @property
     def is_private(self) -> bool:
-        """Whether others cannot dial it, so that it should hold no keys for them."""
+        """Tell whether others cannot dial it, so that it should hold no keys for them."""
         ...
 
     @property
@@ -82,7 +82,7 @@ class DhtHost(Protocol):
         """Wait until the process with number ``starts`` is no more and its successor answers."""
         ...
 
-    def attached(self) -> AbstractAsyncContextManager[Any]:  # Any: hivemind.P2P, which has no types
+    def attach(self) -> AbstractAsyncContextManager[Any]:  # Any: hivemind.P2P, which has no types
         """hivemind's own client of the process that runs now."""
         ...
 
@@ -102,17 +102,17 @@ class Transport(Protocol):
 
     @property
     def budget(self) -> Budget:
-        """What the other peers hold of this process."""
+        """The share of this process that other peers hold."""
         ...
 
     @property
     def meter(self) -> UplinkMeter:
-        """What is learnt of this peer's uplink."""
+        """The meter of this peer's uplink."""
         ...
 
     @property
     def dht_host(self) -> DhtHost | None:
-        """What hivemind's DHT can run on, which only one kind of transport has."""
+        """The host for hivemind's DHT, which only one kind of transport has."""
         ...
 
     def serve(self, protocol: str, handler: Handler) -> None:
@@ -120,16 +120,18 @@ class Transport(Protocol):
         ...
 
     async def open(self, peer: PeerId, protocol: str) -> Stream:
-        """A new stream to ``peer``. PeerUnreachable when there is no path or nobody serves the protocol."""
+        """Open a stream to ``peer``. PeerUnreachable when there is no path or nobody serves the protocol."""
         ...
 
     @property
     def letters(self) -> Letters | None:
-        """What carries small bodies whole, where there is such a thing."""
+        """The carrier of small bodies, whole, where there is one."""
         ...
 
     def pushing(self, protocol: str) -> AbstractAsyncContextManager[None]:
-        """A place among those who push at once: a cap of our own is not the path's fault, so its wait is not timed."""
+        """Hold a place among those who push at once: a cap of our own is not the path's fault, so its wait is not
+        timed.
+        """
         ...
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
@@ -137,11 +139,11 @@ class Transport(Protocol):
         ...
 
     async def paths(self) -> dict[PeerId, tuple[str, ...]]:
-        """The other ends of the connections there are now; one through a relay has ``/p2p-circuit`` in it."""
+        """Return the other ends of the connections there are now; one through a relay has ``/p2p-circuit`` in it."""
         ...
 
     def addresses(self) -> tuple[str, ...]:
-        """Multiaddrs ending in ``/p2p/<name>`` that others may dial, best first."""
+        """Return the multiaddrs, ending in ``/p2p/<name>``, that others may dial, best first."""
         ...
 
     async def __aenter__(self) -> Self: ...
@@ -156,22 +158,47 @@ class Uncapped:
 
     @cached_property
     def meter(self) -> UplinkMeter:
-        """See Transport."""
+        """The meter of this peer's uplink."""
         return UplinkMeter()
 
     @property
     def dht_host(self) -> DhtHost | None:
-        """See Transport."""
+        """The host for hivemind's DHT, where there is one."""
         return None
 
     @property
     def letters(self) -> Letters | None:
-        """See Transport."""
+        """The carrier of small bodies, where there is one."""
         return None
 
     def pushing(self, protocol: str) -> AbstractAsyncContextManager[None]:
-        """See Transport."""
+        """Hold a place among those who push at once."""
         return nullcontext()
+
+
+class OwnTransport(Uncapped):
+    """A transport that wraps no other one: its protocols, counts and budget, and what ends when it is left.
+
+    Entering it fixes the ``services`` and fills ``stack``.
+    """
+
+    def __init__(self, peer: PeerId, limits: Limits | None) -> None:
+        self.peer = peer
+        self.traffic = Traffic()
+        self.budget = Budget(limits)
+        self.services = Services()
+        self.stack: AsyncExitStack | None = None
+
+    def serve(self, protocol: str, handler: Handler) -> None:
+        """Answer streams of ``protocol`` by ``handler``."""
+        self.services.add(protocol, handler)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool | None:
+        assert self.stack is not None, "entered before it is left"
+        await self.stack.__aexit__(None, None, None)  # the body's error leaves as it is
+        return None
 
 
 # ---- bytes that crossed ----
@@ -207,7 +234,7 @@ class Traffic:
             count.received += received
 
     def of(self, peer: PeerId) -> Count:
-        """A copy of what was exchanged with ``peer``."""
+        """Return a copy of what was exchanged with ``peer``."""
         count = self.peers.get(peer, Count())
         return Count(count.sent, count.received)
 
@@ -265,19 +292,19 @@ class Letter(Protocol):
     """A body that was sent."""
 
     async def answer(self, limit: int) -> bytes:
-        """What comes back. StreamClosed when nothing will, PayloadError when it is longer than ``limit``."""
+        """Return what comes back. StreamClosed when nothing will, PayloadError when it is longer than ``limit``."""
         ...
 
     async def close(self) -> None:
-        """Nobody waits for what comes back."""
+        """Wait for no answer any more."""
         ...
 
 
 class Letters(Protocol):
-    """One peer's letters."""
+    """The letters of one peer."""
 
     def carry(self, protocol: str, nbytes: int) -> bool:
-        """Whether a body of ``nbytes`` of that protocol goes as one, rather than on a stream."""
+        """Tell whether a body of ``nbytes`` of that protocol goes as one, rather than on a stream."""
         ...
 
     def serve(self, protocol: str, respond: Respond, limit: int, watch: Watch | None) -> None:
@@ -304,18 +331,18 @@ class AddressBook:
         self._known: dict[PeerId, tuple[str, ...]] = {}
 
     def remember(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        """``peer`` is there now, whatever was known before."""
+        """Note that ``peer`` is there now, whatever was known before."""
         self._known.pop(peer, None)
         if len(self._known) >= _REMEMBERED:
             del self._known[next(iter(self._known))]
         self._known[peer] = tuple(addresses)
 
     def find(self, peer: PeerId) -> tuple[str, ...] | None:
-        """Where ``peer`` was last; None when it is not known, and empty when that was nowhere."""
+        """Return where ``peer`` was last; None when it is not known, and empty when that was nowhere."""
         return self._known.get(peer)
 
     def entries(self) -> list[tuple[PeerId, tuple[str, ...]]]:
-        """Everybody who is known, as of now."""
+        """Return everybody who is known, as of now."""
         return list(self._known.items())
 
 
@@ -329,12 +356,12 @@ ABSENT = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
 
 
 def everywhere(port: int = 0) -> tuple[str, ...]:
-    """All interfaces, TCP over IPv4 and IPv6; port 0 lets the system choose."""
+    """Return the addresses of all interfaces, TCP over IPv4 and IPv6; port 0 lets the system choose."""
     return (f"/ip4/0.0.0.0/tcp/{port}", f"/ip6/::/tcp/{port}")
 
 
 def check_listen(addresses: Sequence[str]) -> None:
-    """UsageError for what is no listen address, ListenError for one that is taken or not this machine's.
+    """Raise UsageError for what is no listen address, ListenError for one that is taken or not this machine's.
 
     The daemon itself is silent when one of several addresses is taken, and shares a port with another daemon of
     the same user (SO_REUSEPORT); half of the dials would then go to the other one.
@@ -345,19 +372,26 @@ def check_listen(addresses: Sequence[str]) -> None:
         _check_free(address, *_host_and_port(address))
 
 
-def pinned(listen: Sequence[str], bound: Iterable[str]) -> tuple[str, ...]:
-    """``listen`` with each port 0 replaced by the one the daemon got, so that a restart is found again."""
+def pin_ports(listen: Sequence[str], bound: Iterable[str]) -> tuple[str, ...]:
+    """Return ``listen`` with each port 0 replaced by the one the daemon got, so that a restart is found again."""
     got = list(bound)
     return tuple(_pin(address, got) for address in listen)
 
 
 def dialable(addresses: Iterable[str], name: str) -> tuple[str, ...]:
-    """Those that others may dial, with ``/p2p/name``: public first, relayed last, loopback if nothing else."""
+    """Return the addresses that others may dial, with ``/p2p/name``: public first, relayed last, loopback if nothing
+    else.
+    """
     ranked = sorted((_rank(address), n, address) for n, address in enumerate(addresses))
     useful = [(rank, address) for rank, _, address in ranked if rank < _USELESS]
     beyond = [address for rank, address in useful if rank != _LOOPBACK]
     chosen = dict.fromkeys(beyond or (address for _, address in useful))
     return tuple(f"{address}/p2p/{name}" for address in list(chosen)[:MAX_ADDRESSES])
+
+
+def is_public(address: str) -> bool:
+    """Tell whether anybody can dial an address that names a host: a name was announced on purpose."""
+    return _rank(address) == _PUBLIC
 
 
 _PUBLIC, _PRIVATE, _RELAYED, _LOOPBACK, _USELESS = range(5)

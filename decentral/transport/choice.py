@@ -1,26 +1,27 @@
 """Which transport a peer runs on: what was asked for, else the daemon where hivemind brings one, else the native one.
 
 The daemon has the DHT; the native one runs wherever Python does, takes less processor time, and punches holes with one
-relay where the daemon needs several; py-libp2p does so, too, and is an extra, imported only when it is asked for. They
-speak to each other.
+relay where the daemon needs several; py-libp2p does so, too, and is an extra. Extras, and other packages, add theirs by
+entry points, which are loaded only when they are asked for. They speak to each other.
 """
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
-from typing import Literal, Protocol, get_args
+from contextlib import suppress
+from typing import Literal, Protocol
 
 from decentral.errors import ConfigError, UsageError
+from decentral.plugins import added
 from decentral.transport.base import Transport
 from decentral.transport.daemon.process import DaemonOptions, KeyFile
 from decentral.transport.daemon.transport import DaemonTransport
 from decentral.transport.native.transport import NativeOptions, NativeTransport
 from decentral.wire.keys import Signer
 
-Kind = Literal["daemon", "native", "py-libp2p"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
-_PACKAGES = {"daemon": "hivemind", "py-libp2p": "libp2p"}
+OURS = ("daemon", "native")
+GROUP = "decentral.transports"  # of entry points
 
 
 class Keys(KeyFile, Protocol):
@@ -32,14 +33,32 @@ class Keys(KeyFile, Protocol):
         ...
 
 
-def default_kind() -> Kind:
-    """The daemon where there is one."""
-    return "daemon" if _is_here("daemon") else "native"
+class Kind(Protocol):
+    """A module that an entry point names: another kind of transport."""
+
+    def check_installed(self) -> None:
+        """Raise UsageError where a package is missing."""
+        ...
+
+    def make_transport(
+        self,
+        keys: Keys,
+        listen: Sequence[str] | None,
+        role: Literal["public", "private"] | None,
+        relays: Sequence[str],
+    ) -> Transport:
+        """Return one, as `make_transport` of this module has its arguments."""
+        ...
 
 
-def kinds_here() -> tuple[Kind, ...]:
-    """All that can be asked for on this system."""
-    return tuple(kind for kind in KINDS if _is_here(kind))
+def default_kind() -> Literal["daemon", "native"]:
+    """Return the daemon where there is one."""
+    return "daemon" if _has_daemon() else "native"
+
+
+def kinds_here() -> tuple[str, ...]:
+    """Return all that can be asked for on this system."""
+    return (*(kind for kind in OURS if kind != "daemon" or _has_daemon()), *filter(_is_installed, added(GROUP)))
 
 
 def make_transport(
@@ -50,7 +69,7 @@ def make_transport(
     role: Literal["public", "private"] | None = None,
     relays: Sequence[str] = (),
 ) -> Transport:
-    """What was asked for: a transport itself, one of ``KINDS``, or None for this system's. ConfigError.
+    """Return the transport that was asked for: itself, by the name of its kind, or None for this system's. ConfigError.
 
     ``role``: whether others can dial this machine, None when it is not known; ``relays`` are to keep a place for it.
     """
@@ -59,27 +78,33 @@ def make_transport(
         return DaemonTransport(identity, listen=listen, options=DaemonOptions(reachability=role, relays=tuple(relays)))
     if kind == "native":
         return NativeTransport(identity.signer, listen=listen, options=NativeOptions(relays=tuple(relays)))
-    if kind == "py-libp2p":
-        return _on_libp2p(identity.signer, listen, tuple(relays))
     if isinstance(kind, str):
-        raise ConfigError(f"transport={kind!r}: there are {', '.join(KINDS)}; leave it out for this system's")
+        return _load(kind).make_transport(identity, listen, role, relays)
     return kind
 
 
 def check_there(kind: str | None) -> None:
-    """UsageError for a transport whose package is not installed."""
-    if kind == "py-libp2p" and not _is_here(kind):
-        raise UsageError("transport 'py-libp2p': the package libp2p is not here; pip install 'decentral[libp2p]'")
+    """Raise UsageError for a transport whose package is not installed."""
+    if kind is not None and kind not in OURS:
+        _load(kind).check_installed()
 
 
-def _on_libp2p(signer: Signer, listen: Sequence[str] | None, relays: tuple[str, ...]) -> Transport:
-    check_there("py-libp2p")
-    from decentral.transport.pylibp2p.node import PyLibp2pOptions
-    from decentral.transport.pylibp2p.transport import PyLibp2pTransport
+def _load(name: str) -> Kind:
+    point = added(GROUP).get(name)
+    if point is None:
+        known = ", ".join((*OURS, *added(GROUP)))
+        raise ConfigError(f"transport={name!r}: there are {known}; leave it out for this system's")
+    kind: Kind = point.load()
+    return kind
 
-    return PyLibp2pTransport(signer, listen=listen, options=PyLibp2pOptions(relays=relays))
+
+def _is_installed(name: str) -> bool:
+    with suppress(UsageError):
+        _load(name).check_installed()
+        return True
+    return False
 
 
-def _is_here(kind: str) -> bool:
-    """Whether its package is installed: looked for, not imported."""
-    return kind not in _PACKAGES or importlib.util.find_spec(_PACKAGES[kind]) is not None
+def _has_daemon() -> bool:
+    """Return whether its package is installed: looked for, not imported."""
+    return importlib.util.find_spec("hivemind") is not None

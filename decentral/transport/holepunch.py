@@ -18,21 +18,30 @@ from __future__ import annotations
 import ipaddress
 import logging
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from enum import IntEnum
 
 import anyio
 import anyio.lowlevel
 
 from decentral.errors import DecentralError, PayloadError, StreamClosed, TransportError
-from decentral.transport.multiaddr import to_bytes, to_text
 from decentral.transport.native.dialling import Dialler
 from decentral.transport.native.sessions import Meetings, Sessions
 from decentral.transport.native.tcp import TAKEN, End, Ports, SocketEnds, endpoint
+from decentral.transport.protocols.circuit import read_message, relay_of, write_message
 from decentral.transport.protocols.identify import Told, ask
-from decentral.transport.protocols.messages import Ends, bytes_field, bytes_fields, number_field, number_fields, propose
+from decentral.transport.protocols.messages import (
+    Ends,
+    bytes_field,
+    bytes_fields,
+    convert_known,
+    multiaddr_to_bytes,
+    multiaddr_to_text,
+    number_field,
+    number_fields,
+    propose,
+)
 from decentral.transport.protocols.yamux import NativeStream, Session
-from decentral.transport.relay.circuit import read_message, relay_of, write_message
 from decentral.wire.keys import PeerId, peer_name
 
 PAUSES = (0.5, 3.0)  # s before each attempt: a handshake and an identify take less, a daemon learns its address later
@@ -67,7 +76,7 @@ class Puncher:
         return len(self._under_way)
 
     async def upgrade(self, session: Session, dialled: bool) -> None:
-        """All that is done for one relayed connection, until it ends; ``dialled``: from here."""
+        """Do all that is done for one relayed connection, until it ends; ``dialled``: from here."""
         relay = self._sessions.relay_of(session)
         if relay is None:
             return
@@ -94,24 +103,27 @@ class Puncher:
                     logger.debug("%s: no direct connection: %s", peer_name(session.peer), error)
 
     def _other_side_begins(self, peer: PeerId) -> bool:
-        """Both dialled through a relay: the one with the greater id begins, so that only one does."""
-        return self._me < peer and self._sessions.dialled_through_relay(peer)
+        """Tell whether the other side begins.
+
+        Where both dialled through a relay the greater id does, so that only one does.
+        """
+        return self._me < peer and self._sessions.has_dialled_through_relay(peer)
 
     async def _attempt(self, session: Session, relay: PeerId) -> None:
         mine = await self._observed.at(relay)
-        told = await self._identified(session)
-        if await self._reached(session, relay, told):
+        told = await self._identify(session)
+        if await self._reach_directly(session, relay, told):
             return
         if not mine:
             raise TransportError("the relay does not say what this peer looks like from outside")
         async with self._only(session.peer, asked=False):
-            theirs, half = await self._agreed(session, mine)
+            theirs, half = await self._agree(session, mine)
             ends, dialled = plausible(theirs, self._sessions.host_of(relay)), self._is_second(session)
             with self._meetings.expecting(session.peer, ends if dialled else ()):
                 await anyio.sleep(half)
                 await self._dial(session.peer, ends, dialled=dialled)
 
-    async def _identified(self, session: Session) -> Told:
+    async def _identify(self, session: Session) -> Told:
         stream = NativeStream(session.peer, session.open())
         try:
             with anyio.fail_after(self._timeout):
@@ -119,19 +131,19 @@ class Puncher:
         finally:
             stream.reset()
 
-    async def _reached(self, session: Session, relay: PeerId, told: Told) -> bool:
-        """Whether the other side could be dialled at what it says are its addresses: no NAT is in its way."""
+    async def _reach_directly(self, session: Session, relay: PeerId, told: Told) -> bool:
+        """Dial the other side at what it says are its addresses, and tell whether it worked: no NAT is in its way."""
         self._dialler.learn(session.peer, self._worth_knowing(told.addresses, relay))
         ends = plausible(told.addresses, self._sessions.host_of(relay))
         return bool(ends) and await self._dialler.dial_directly(session.peer, ends, _REACHING)
 
     def _worth_knowing(self, addresses: Sequence[str], relay: PeerId) -> list[str]:
-        """Those through a relay, for when the direct connection dies."""
+        """Return the addresses through a relay, for when the direct connection dies."""
         host = self._sessions.host_of(relay)
         return [one for one in addresses if (way := relay_of(one)) and plausible([way[1]], host)]
 
-    async def _agreed(self, session: Session, mine: Sequence[str]) -> tuple[tuple[str, ...], float]:
-        """The other side's addresses, and half the round trip; it dials as soon as it hears of it."""
+    async def _agree(self, session: Session, mine: Sequence[str]) -> tuple[tuple[str, ...], float]:
+        """Agree with the other side, which dials at once then; return its addresses and half the round trip."""
         stream, done = NativeStream(session.peer, session.open()), False
         try:
             with anyio.fail_after(self._timeout):
@@ -151,7 +163,7 @@ class Puncher:
     # ---- who dialled through the relay ----
 
     async def attend(self, stream: NativeStream, session: Session) -> None:
-        """The other side wants to punch. PayloadError when it may not, TimeoutError when it says nothing."""
+        """Punch as the other side wants it. PayloadError when it may not, TimeoutError when it says nothing."""
         relay, peer = self._sessions.relay_of(session), session.peer
         self._check(session, relay)
         assert relay is not None, "checked"
@@ -180,7 +192,7 @@ class Puncher:
     # ---- both ----
 
     def _is_second(self, session: Session) -> bool:
-        """Count one more round; whether the roles are swapped in it. Both sides count alike."""
+        """Count one more round; tell whether the roles are swapped in it. Both sides count alike."""
         self._rounds[session] = self._rounds.get(session, 0) + 1
         return self._rounds[session] % 2 == 0
 
@@ -210,7 +222,10 @@ class Puncher:
 
     @asynccontextmanager
     async def _only(self, peer: PeerId, *, asked: bool) -> AsyncIterator[None]:
-        """One at a time with each peer. Who asks anew has given up its last attempt: so do we, who would dial on."""
+        """Hold the only attempt with a peer.
+
+        A peer that asks anew has given up its last one: so do we, who would dial on.
+        """
         while earlier := self._under_way.get(peer):
             scope, was_asked = earlier
             if not (asked and was_asked):
@@ -246,27 +261,23 @@ _MOST_READ = 16  # addresses of a message that are looked at
 
 
 class PunchMessage(IntEnum):
-    """What a message says."""
+    """The kind of a message."""
 
     CONNECT = 100
     SYNC = 300
 
 
 def punch_message(kind: PunchMessage, addresses: Iterable[str] = ()) -> bytes:
-    """One message."""
-    return number_field(1, kind) + b"".join(bytes_field(2, to_bytes(address)) for address in addresses)
+    """Return the bytes of one message."""
+    return number_field(1, kind) + b"".join(bytes_field(2, multiaddr_to_bytes(address)) for address in addresses)
 
 
 def read_punch(message: bytes, due: PunchMessage) -> tuple[str, ...]:
-    """The addresses in a message of the kind that is due; what is no address is passed over. PayloadError."""
+    """Return the addresses in a message of the kind that is due; what is no address is passed over. PayloadError."""
     kind = number_fields(message).get(1)
     if kind != due:
         raise PayloadError(f"dcutr: a message of type {kind} where {due.name} ({due.value}) is due; drop the stream")
-    found = []
-    for value in bytes_fields(message).get(2, [])[:_MOST_READ]:
-        with suppress(PayloadError):  # of a transport that is not spoken here
-            found.append(to_text(value))
-    return tuple(found)
+    return tuple(convert_known(multiaddr_to_text, bytes_fields(message).get(2, [])[:_MOST_READ]))
 
 
 async def send_punch(ends: Ends, kind: PunchMessage, addresses: Iterable[str] = ()) -> None:
@@ -275,7 +286,7 @@ async def send_punch(ends: Ends, kind: PunchMessage, addresses: Iterable[str] = 
 
 
 async def receive_punch(ends: Ends, due: PunchMessage) -> tuple[str, ...]:
-    """The next message, of the kind that is due."""
+    """Receive the next message, of the kind that is due."""
     return read_punch(await read_message(ends), due)
 
 
@@ -285,7 +296,7 @@ MOST_ADDRESSES = 4  # of one peer that are dialled; one of each family is what i
 
 
 def plausible(addresses: Iterable[str], relay_host: str | None) -> list[End]:
-    """The few of a stranger's addresses that may be dialled: TCP, numeric, and as public as the relay is.
+    """Return the few of a stranger's addresses that may be dialled: TCP, numeric, and as public as the relay is.
 
     Otherwise a peer could have us knock inside the network that we are in. Over a relay in a private network or on
     this machine, which is how swarms of one laboratory and tests meet, addresses of the same kind are taken, too.
@@ -300,7 +311,7 @@ def _may_be_dialled(host: str, relay_host: str | None) -> bool:
 
 
 def _reach(host: str) -> str | None:
-    """How far an address reaches; None for a name and for what nobody can be dialled at."""
+    """Return how far an address reaches; None for a name and for what nobody can be dialled at."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -334,17 +345,19 @@ class Observed:
         self._known: dict[PeerId, tuple[Session, str | None]] = {}
 
     async def at(self, relay: PeerId) -> tuple[str, ...]:
-        """Where the listening port can be dialled, as the relay sees it: one address, or none when it cannot tell."""
+        """Return where the listening port can be dialled, as the relay sees it: one address, or none when it cannot
+        tell.
+        """
         session = self._sessions.standing(relay)
         if session is None:
             return ()
         known = self._known.get(relay)
         if known is None or known[0] is not session:
-            known = session, await self._asked(session)
+            known = session, await self._ask_relay(session)
             self._remember(relay, known)
         return (known[1],) if known[1] else ()
 
-    async def _asked(self, session: Session) -> str | None:
+    async def _ask_relay(self, session: Session) -> str | None:
         stream = NativeStream(session.peer, session.open())
         try:
             with anyio.fail_after(self._timeout):
@@ -356,7 +369,7 @@ class Observed:
         return self._reachable_at(told.observed or "", self._sessions.ends(session))
 
     def _reachable_at(self, seen: str, ends: SocketEnds) -> str | None:
-        """``seen`` with the port that is listened on. None: not plausible, or no way to tell which port that is."""
+        """Return ``seen`` with the port that is listened on; None: not plausible, or that port is not known."""
         found, own = plausible([seen], ends.host), self._ports.own_end(ends.host or "")
         if not found or own is None:
             return None

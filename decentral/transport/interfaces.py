@@ -16,7 +16,7 @@ Cards = Mapping[str, Sequence[str]]  # addresses by the card's name
 
 
 def cards() -> Cards:
-    """The cards of this machine; of IPv6 no link-local addresses, as a multiaddr has no place for their scope."""
+    """Return this machine's cards; of IPv6 no link-local addresses, as a multiaddr has no place for their scope."""
     found: dict[str, list[str]] = {}
     for name, entries in psutil.net_if_addrs().items():
         hosts = [entry.address for entry in entries if entry.family in _VERSIONS and "%" not in entry.address]
@@ -25,7 +25,7 @@ def cards() -> Cards:
 
 
 def listen_addresses(given: str, known: Cards) -> tuple[str, ...]:
-    """What ``eth1`` or ``eth1:4001`` means to a transport; a multiaddr means itself. Raises UsageError."""
+    """Return the addresses that ``eth1`` or ``eth1:4001`` means; a multiaddr means itself. Raises UsageError."""
     if given.startswith("/"):
         return (given,)
     name, colon, port = given.partition(":") if given not in known else (given, "", "")
@@ -39,5 +39,5 @@ def listen_addresses(given: str, known: Cards) -> tuple[str, ...]:
 
 
 def card_of(host: str, known: Cards) -> str:
-    """The name of the card that has this address; empty for none."""
+    """Return the name of the card that has this address; empty for none."""
     return next((name for name, hosts in known.items() if host in hosts), "")

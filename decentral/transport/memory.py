@@ -14,18 +14,18 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Protocol, Self
+from typing import Self
 
 import anyio
 import anyio.abc
 import anyio.lowlevel
 
 from decentral.errors import DecentralError, PayloadError, PeerUnreachable, StreamClosed, TransportError
-from decentral.flow.budget import Budget, Limits
-from decentral.flow.schedule import SECONDS
+from decentral.flow.budget import Limits
+from decentral.flow.pacing import SECONDS
 from decentral.flow.waiting import Changes
-from decentral.transport.base import Handler, Letter, Letters, Respond, Services, Traffic, Uncapped, Watch, attend
-from decentral.transport.requests import PREFIX_NBYTES, STALL, Holdable, Watchdog, unwatched
+from decentral.transport.base import Handler, OwnTransport, Respond, Traffic, Watch, attend
+from decentral.transport.requests import PREFIX_NBYTES, STALL, Holdable, Watchdog, ignore_count
 from decentral.wire.keys import PeerId, Signer, peer_name
 
 logger = logging.getLogger("decentral.transport")
@@ -39,7 +39,7 @@ class Weight:
     plain: int = 0
 
     def of(self, start: int, count: int) -> float:
-        """What ``count`` bytes from the ``start``-th on stand for."""
+        """Return how many bytes ``count`` of them stand for, from the ``start``-th on."""
         plain = min(count, max(0, self.plain - start))
         return plain + (count - plain) * self.each
 
@@ -84,7 +84,7 @@ class MemoryNetwork:
         self._pipes: dict[frozenset[PeerId], list[Pipe]] = {}
 
     def transport(self, signer: Signer, *, limits: Limits | None = None) -> MemoryTransport:
-        """A transport for the peer of ``signer``; enter it to be reachable. After ``kill``, make another."""
+        """Make a transport for the peer of ``signer``; enter it to be reachable. After ``kill``, make another."""
         return MemoryTransport(self, signer.peer, limits)
 
     def set_link(self, sender: PeerId, receiver: PeerId, *, latency: float, bandwidth: float | None = None) -> None:
@@ -132,7 +132,7 @@ class MemoryNetwork:
             self.kill(transport.peer)
 
     def reach(self, sender: PeerId, receiver: PeerId) -> MemoryTransport:
-        """The receiver's transport, if there is a path to it now."""
+        """Return the receiver's transport, if there is a path to it now."""
         transport = self._up.get(receiver)
         if transport is None or sender not in self._up or sender == receiver:
             raise PeerUnreachable(f"{peer_name(receiver)}: no such peer is up; try again or ask another")
@@ -141,19 +141,19 @@ class MemoryNetwork:
         return transport
 
     def pipes(self, a: PeerId, b: PeerId, weight: Weight = AS_THEY_ARE) -> tuple[Pipe, Pipe]:
-        """A fresh pipe each way between two peers."""
+        """Return a fresh pipe each way between two peers."""
         there, back = self.lines.pipe(a, b, weight), self.lines.pipe(b, a, weight)
         both = self._pipes.setdefault(frozenset((a, b)), [])
         both[:] = [pipe for pipe in both if not pipe.over]
         both += (there, back)
         return there, back
 
-    def posted(self, letter: MemoryLetter) -> None:
-        """It is on its way."""
+    def add_letter(self, letter: MemoryLetter) -> None:
+        """Note that a letter is on its way."""
         self._posted.setdefault(frozenset((letter.sender, letter.receiver)), {})[letter] = None
 
-    def done(self, letter: MemoryLetter) -> None:
-        """It is there, or lost."""
+    def drop_letter(self, letter: MemoryLetter) -> None:
+        """Note that a letter is there, or lost."""
         pair = frozenset((letter.sender, letter.receiver))
         under_way = self._posted.get(pair, {})
         under_way.pop(letter, None)
@@ -161,10 +161,10 @@ class MemoryNetwork:
             self._posted.pop(pair, None)
 
     def carries(self, letter: MemoryLetter) -> bool:
-        """Whether the way of a letter was not broken since it was posted."""
+        """Tell whether the way of a letter was not broken since it was posted."""
         return letter in self._posted.get(frozenset((letter.sender, letter.receiver)), {})
 
-    def received(self, letter: MemoryLetter, nbytes: int) -> None:
+    def book_answer(self, letter: MemoryLetter, nbytes: int) -> None:
         """Book the answer to a letter, which came."""
         if letter.sender in self._up:
             self._up[letter.sender].traffic.add(letter.receiver, received=nbytes, kind=letter.protocol)
@@ -176,22 +176,15 @@ class MemoryNetwork:
             letter.end()
 
 
-class MemoryTransport(Uncapped):
-    """One peer on a MemoryNetwork. See Transport."""
+class MemoryTransport(OwnTransport):
+    """A peer on a MemoryNetwork: see ``Transport``."""
 
     def __init__(self, network: MemoryNetwork, peer: PeerId, limits: Limits | None = None) -> None:
-        self.peer = peer
-        self.traffic = Traffic()
-        self.budget = Budget(limits)
+        super().__init__(peer, limits)
         self.network = network
-        self.services = Services()
         self._group: anyio.abc.TaskGroup | None = None
         self._scopes: dict[anyio.CancelScope, None] = {}  # in order of arrival: a set would not replay
         self._letters = MemoryLetters(self, network)
-
-    def serve(self, protocol: str, handler: Handler) -> None:
-        """See Transport."""
-        self.services.add(protocol, handler)
 
     async def __aenter__(self) -> Self:
         self.network.attach(self)
@@ -215,16 +208,16 @@ class MemoryTransport(Uncapped):
             scope.cancel()
 
     async def paths(self) -> dict[PeerId, tuple[str, ...]]:
-        """See Transport; there are no connections here."""
+        """Return nothing: there are no connections here."""
         return {}
 
     def addresses(self) -> tuple[str, ...]:
-        """See Transport."""
+        """Return the addresses that others may dial."""
         name = peer_name(self.peer)
         return (f"/memory/{name}/p2p/{name}",)
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        """See Transport."""
+        """Dial ``peer`` at its addresses."""
         await anyio.lowlevel.checkpoint()
         name = peer_name(peer)
         if f"/memory/{name}/p2p/{name}" not in addresses:
@@ -232,7 +225,7 @@ class MemoryTransport(Uncapped):
         self.network.reach(self.peer, peer)
 
     async def open(self, peer: PeerId, protocol: str) -> MemoryStream:
-        """See Transport."""
+        """Open a stream to ``peer``."""
         await anyio.sleep(2 * self.network.lines.link(self.peer, peer).latency)  # the other side confirms the protocol
         other = self.network.reach(self.peer, peer)
         weight = self.network.weights.get(protocol, AS_THEY_ARE)
@@ -245,23 +238,16 @@ class MemoryTransport(Uncapped):
         """Start the handler of an inbound stream; PeerUnreachable when there is none."""
         handler = self.services.handlers.get(protocol)
         if handler is None or self._group is None:
-            raise PeerUnreachable(f"{peer_name(self.peer)}: it does not serve {protocol}; compare the versions")
-        scope = anyio.CancelScope()  # made here: who is killed before the handler's first step must not start it
-        self._scopes[scope] = None
-        self._group.start_soon(self._attend, scope, stream, protocol, handler)
+            raise refuse(self.peer, protocol)
+        self.begin(self._attend, stream, protocol, handler)
 
     @property
-    def letters(self) -> Letters | None:
-        """See Transport."""
-        return self.own_letters
-
-    @property
-    def own_letters(self) -> MemoryLetters | None:
-        """Those of this transport, where the network carries any."""
+    def letters(self) -> MemoryLetters | None:
+        """The letters of this peer, where the network carries any."""
         return self._letters if self.network.letters else None
 
     def letters_of(self, protocol: str) -> MemoryLetters:
-        """Where letters of a protocol come in; PeerUnreachable when it is not served."""
+        """Return where letters of a protocol come in; PeerUnreachable when it is not served."""
         if self._group is None or not self._letters.answers(protocol):
             raise refuse(self.peer, protocol)
         return self._letters
@@ -269,7 +255,7 @@ class MemoryTransport(Uncapped):
     def begin(self, deliver: Callable[..., Awaitable[None]], *args: object) -> None:
         """Do something that ends with the handlers."""
         assert self._group is not None, "it was reached"
-        scope = anyio.CancelScope()
+        scope = anyio.CancelScope()  # made here: who is killed before the handler's first step must not start it
         self._scopes[scope] = None
         self._group.start_soon(self._within, scope, deliver, *args)
 
@@ -280,14 +266,12 @@ class MemoryTransport(Uncapped):
         finally:
             del self._scopes[scope]
 
-    async def _attend(self, scope: anyio.CancelScope, stream: MemoryStream, protocol: str, handler: Handler) -> None:
+    async def _attend(self, stream: MemoryStream, protocol: str, handler: Handler) -> None:
         try:
-            with scope, self.budget.inbound(stream.peer):
+            with self.budget.inbound(stream.peer):
                 await attend(stream, protocol, handler)
         except TransportError:
             await stream.aclose()  # over its budget: it sees StreamClosed
-        finally:
-            del self._scopes[scope]
 
 
 # ---- a stream: a pipe each way ----
@@ -295,7 +279,7 @@ class MemoryTransport(Uncapped):
 
 @dataclass(eq=False)
 class MemoryStream(Holdable):
-    """One end of two pipes. Where a byte stands for many, watchdogs rest: they count bytes, and hardly any move."""
+    """An end of two pipes. Where a byte stands for many, watchdogs rest: they count bytes, and hardly any move."""
 
     peer: PeerId
     outgoing: Pipe
@@ -306,26 +290,26 @@ class MemoryStream(Holdable):
     watchdogs: list[Watchdog] = field(default_factory=list)
 
     async def send(self, data: bytes | memoryview) -> None:
-        """See Stream."""
+        """Send all of ``data``."""
         start = self.outgoing.written
-        with self._counted():
+        with self._pause_watchdogs():
             await self.outgoing.write(data)
         self.traffic.add(self.peer, sent=round(self.weight.of(start, len(data))), kind=self.kind)
 
     async def receive_exactly(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
-        """See Stream."""
+        """Return the next ``nbytes``."""
         start = self.incoming.read_so_far
-        with self._counted():
+        with self._pause_watchdogs():
             data = await self.incoming.read(nbytes, on_bytes)
         self.traffic.add(self.peer, received=round(self.weight.of(start, nbytes)), kind=self.kind)
         return data
 
     async def aclose(self) -> None:
-        """See Stream."""
+        """Close; what was sent still arrives."""
         self.outgoing.end()
         self.incoming.refuse()
 
-    def _counted(self) -> AbstractContextManager[None]:
+    def _pause_watchdogs(self) -> AbstractContextManager[None]:
         return nullcontext() if self.weight.each == 1.0 else self.held()
 
 
@@ -357,31 +341,28 @@ class MemoryLines:
         self._links[sender, receiver] = link
 
     def link(self, sender: PeerId, receiver: PeerId) -> Link:
-        """What one direction between two peers goes by."""
+        """Return the line of one direction between two peers."""
         return self._links.get((sender, receiver)) or self.uplink(sender)
 
     def uplink(self, peer: PeerId) -> Link:
-        """What a peer sends by, to all who have no line of their own with it."""
+        """Return the line by which a peer sends, to all who have no line of their own with it."""
         if peer not in self._uplinks:
             self._uplinks[peer] = Link(latency=self.latency, bandwidth=self.bandwidth)
         return self._uplinks[peer]
 
     def downlink(self, peer: PeerId) -> Downlink:
-        """What a peer receives by."""
+        """Return the line by which a peer receives."""
         if peer not in self._downlinks:
             self._downlinks[peer] = Downlink(bandwidth=self._downlink_rate)
         return self._downlinks[peer]
 
     def pipe(self, sender: PeerId, receiver: PeerId, weight: Weight) -> Pipe:
-        """A fresh one, one way."""
+        """Return a fresh pipe, one way."""
         return Pipe(self.link(sender, receiver), self.downlink(receiver), self._extra_delay, weight)
 
     def put(self, link: Link, receiver: PeerId, nbytes: float) -> TimedPiece:
-        """A piece that leaves now."""
-        now = anyio.current_time()
-        piece = TimedPiece(memoryview(b""), nbytes, link.arrival(nbytes, now) + self._extra_delay())
-        self.downlink(receiver).expect(piece, now)
-        return piece
+        """Put a piece that leaves now on the line."""
+        return _put(link, self.downlink(receiver), nbytes, self._extra_delay)
 
     def settle(self, receiver: PeerId, now: float) -> None:
         """Give what has reached a peer's line by now its turn."""
@@ -402,6 +383,7 @@ PIECE = 1 << 16  # bytes
 PIECE_SECONDS = 0.1
 PACKET = 1460  # bytes, the least piece
 _NEVER = float("inf")
+_NO_DATA = memoryview(b"")
 
 
 @dataclass(slots=True)
@@ -422,6 +404,12 @@ class Link:
         self.free_at = max(self.free_at, now) + (nbytes / self.bandwidth if self.bandwidth else 0.0)
         return self.free_at + self.latency
 
+    async def share(self) -> None:
+        """Let frames that the line takes seconds for leave side by side, with room for leases and votes: real ones stay
+        with their sender while so much is under way.
+        """
+        await anyio.sleep(max(0.0, self.free_at - anyio.current_time() - SECONDS))
+
 
 @dataclass(slots=True)
 class TimedPiece:
@@ -441,7 +429,7 @@ class TimedPiece:
 
 @dataclass(slots=True)
 class Downlink:
-    """What one peer can receive over all its streams: pieces pass in the order in which they reach it.
+    """The line by which one peer receives over all its streams: pieces pass in the order in which they reach it.
 
     A piece written first may reach it last, so its turn is decided when it is there and not when it is written.
     """
@@ -452,7 +440,7 @@ class Downlink:
     _count: int = 0
 
     def expect(self, piece: TimedPiece, now: float) -> None:
-        """A piece was sent."""
+        """Note a piece that was sent."""
         if self.bandwidth is None:
             piece.ready = piece.reaches
             return
@@ -469,6 +457,21 @@ class Downlink:
             piece.ready = self.free_at = max(self.free_at, reaches) + took
 
 
+def _put(
+    link: Link,
+    downlink: Downlink,
+    nbytes: float,
+    extra_delay: Callable[[], float],
+    data: memoryview = _NO_DATA,
+    after: float = 0.0,
+) -> TimedPiece:
+    """Put a piece on the way now; it arrives ``after`` the one before it, as jitter never reorders a stream."""
+    now = anyio.current_time()
+    piece = TimedPiece(data, nbytes, max(after, link.arrival(nbytes, now) + extra_delay()))
+    downlink.expect(piece, now)
+    return piece
+
+
 class Pipe:
     """Bytes one way. Both sides wait on one event, renewed at every change that one of them may wait for."""
 
@@ -483,7 +486,7 @@ class Pipe:
 
     @property
     def over(self) -> bool:
-        """Whether nothing can come through any more."""
+        """Tell whether nothing can come through any more."""
         return self._severed or self._refused or (self._ended and not self._pieces)
 
     async def write(self, data: bytes | memoryview) -> None:
@@ -498,16 +501,10 @@ class Pipe:
                 raise StreamClosed(f"{start} of {len(view)} bytes were taken before the other side ended the stream")
             self._put(bytes(view[start : start + size]))
             if self._weight.each != 1.0:
-                await self._share_the_line()
-
-    async def _share_the_line(self) -> None:
-        """Frames that a line takes seconds for leave side by side, and leave room for leases and votes: real ones stay
-        with their sender while so much is under way.
-        """
-        await anyio.sleep(max(0.0, self._link.free_at - anyio.current_time() - SECONDS))
+                await self._link.share()
 
     async def read(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
-        """The next ``nbytes``; StreamClosed when the pipe ends before."""
+        """Return the next ``nbytes``; StreamClosed when the pipe ends before."""
         await anyio.lowlevel.checkpoint_if_cancelled()
         taken: list[memoryview] = []
         missing = nbytes
@@ -521,18 +518,18 @@ class Pipe:
         return b"".join(taken)
 
     def end(self) -> None:
-        """The writer is done; what is queued still arrives."""
+        """Write nothing more; what is queued still arrives."""
         self._ended = True
         self._changed.tell()
 
     def refuse(self) -> None:
-        """The reader is gone: further writes fail and what is queued is dropped."""
+        """Read nothing more: further writes fail and what is queued is dropped."""
         self._refused = True
         self._pieces.clear()
         self._changed.tell()
 
     def sever(self) -> None:
-        """The link broke: both sides fail and what is queued is lost."""
+        """Break: both sides fail and what is queued is lost."""
         self._severed = True
         self._pieces.clear()
         self._changed.tell()
@@ -542,13 +539,10 @@ class Pipe:
         return self._severed or self._refused or self._ended
 
     def _put(self, piece: bytes) -> None:
-        now = anyio.current_time()
         nbytes = self._weight.of(self.written, len(piece))
         self.written += len(piece)
-        arrival = self._link.arrival(nbytes, now) + self._jitter()
-        self._last = max(self._last, arrival)  # jitter never reorders a stream
-        sent = TimedPiece(memoryview(piece), nbytes, self._last)
-        self._downlink.expect(sent, now)
+        sent = _put(self._link, self._downlink, nbytes, self._jitter, memoryview(piece), self._last)
+        self._last = sent.reaches
         self._pieces.append(sent)
         self._held += nbytes
         if len(self._pieces) == 1:
@@ -576,7 +570,7 @@ class Pipe:
                 await self._changed.next()
 
     def _due(self) -> float:
-        """When to look again: the first piece is ready, or may be, or was not sent yet."""
+        """Return when to look again: the first piece is ready, or may be, or was not sent yet."""
         if not self._pieces:
             return _NEVER
         self._downlink.settle(anyio.current_time())
@@ -593,7 +587,7 @@ _Served = tuple[Respond, int, Watch | None]
 
 
 class MemoryLetter:
-    """See Letter. ``weight``: what its bytes stand for, both ways."""
+    """A body that was sent. ``weight``: what its bytes stand for, both ways."""
 
     def __init__(self, sender: PeerId, receiver: PeerId, protocol: str, body: bytes, weight: Weight) -> None:
         self.sender, self.receiver, self.protocol, self.body, self.weight = sender, receiver, protocol, body, weight
@@ -603,7 +597,7 @@ class MemoryLetter:
         self._answer: bytes | None = None
 
     async def answer(self, limit: int) -> bytes:
-        """See Letter."""
+        """Return the answer."""
         if not self.over:
             self._came = anyio.Event()
             await self._came.wait()
@@ -616,88 +610,44 @@ class MemoryLetter:
         return self._answer
 
     async def close(self) -> None:
-        """See Letter."""
+        """Wait for no answer any more."""
         self.over = True
 
     def end(self, answer: bytes | None = None) -> None:
-        """What comes back, or that nothing does."""
+        """End it with what comes back, or with nothing."""
         if not self.over:
             self.over, self._answer = True, answer
         if self._came is not None:
             self._came.set()
 
 
-class Station(Protocol):
-    """One peer's transport, as letters need it."""
-
-    peer: PeerId
-    traffic: Traffic
-    budget: Budget
-
-    def letters_of(self, protocol: str) -> MemoryLetters:
-        """Where letters of a protocol come in; PeerUnreachable when it is not served."""
-        ...
-
-    def begin(self, deliver: Callable[..., Awaitable[None]], *args: object) -> None:
-        """Do something that ends with the handlers."""
-        ...
-
-
-class Wires(Protocol):
-    """The network between all of them."""
-
-    lines: MemoryLines
-    weights: Mapping[str, Weight]
-    long: Collection[str]  # protocols whose answers come in many pieces
-
-    def reach(self, sender: PeerId, receiver: PeerId) -> Station:
-        """The other's transport. PeerUnreachable when there is no way."""
-        ...
-
-    def posted(self, letter: MemoryLetter) -> None:
-        """It is on its way."""
-        ...
-
-    def done(self, letter: MemoryLetter) -> None:
-        """It is there, or lost."""
-        ...
-
-    def carries(self, letter: MemoryLetter) -> bool:
-        """Whether its way was not broken since it was posted."""
-        ...
-
-    def received(self, letter: MemoryLetter, nbytes: int) -> None:
-        """Book the answer to a letter, which came."""
-        ...
-
-
 class MemoryLetters:
-    """See Letters: those of one transport, out and in."""
+    """The letters of one transport, out and in."""
 
-    def __init__(self, transport: Station, network: Wires) -> None:
+    def __init__(self, transport: MemoryTransport, network: MemoryNetwork) -> None:
         self._transport, self._network = transport, network
         self._served: dict[str, _Served] = {}
 
     def carry(self, protocol: str, nbytes: int) -> bool:
-        """See Letters: what is one piece on a stream."""
+        """Tell whether a body goes as a letter: if it were one piece on a stream."""
         return self._weight(protocol).of(0, PREFIX_NBYTES + nbytes) <= PIECE and protocol not in self._network.long
 
     def serve(self, protocol: str, respond: Respond, limit: int, watch: Watch | None) -> None:
-        """See Letters."""
+        """Answer each body with what ``respond`` returns."""
         self._served[protocol] = respond, limit, watch
 
-    async def post(self, peer: PeerId, protocol: str, body: bytes) -> Letter:
-        """See Letters."""
+    async def post(self, peer: PeerId, protocol: str, body: bytes) -> MemoryLetter:
+        """Send a body."""
         await self.reach(peer, protocol)
         return await self.put(peer, protocol, body)
 
     async def reach(self, peer: PeerId, protocol: str, *, late: float = 0.0) -> None:
-        """The handshake, ``late`` by so many seconds. Raises PeerUnreachable."""
+        """Make the handshake, ``late`` by so many seconds. Raises PeerUnreachable."""
         await anyio.sleep(late + 2 * self._network.lines.link(self._transport.peer, peer).latency)
         self._network.reach(self._transport.peer, peer).letters_of(protocol)
 
     async def put(self, peer: PeerId, protocol: str, body: bytes, *, lost: bool = False) -> MemoryLetter:
-        """The body on the line, or nowhere where it is ``lost``; returns when a stream would have taken it."""
+        """Put a body on the line, or nowhere where it is ``lost``; returns when a stream would have taken it."""
         own = self._transport
         letter = MemoryLetter(own.peer, peer, protocol, body, self._weight(protocol))
         if lost:
@@ -708,18 +658,14 @@ class MemoryLetters:
         piece = self._network.lines.put(link, peer, nbytes)
         own.traffic.add(peer, sent=round(nbytes), kind=protocol)
         other = self._network.reach(own.peer, peer)
-        self._network.posted(letter)
+        self._network.add_letter(letter)
         other.begin(other.letters_of(protocol).deliver, letter, piece, nbytes)
         if letter.weight.each != 1.0:
-            await self._share_the_line(link)
+            await link.share()
         return letter
 
-    async def _share_the_line(self, link: Link) -> None:
-        """See the pipe's."""
-        await anyio.sleep(max(0.0, link.free_at - anyio.current_time() - SECONDS))
-
     async def deliver(self, letter: MemoryLetter, piece: TimedPiece, nbytes: float) -> None:
-        """At its receiver: wait for it, have it handled, send what comes back."""
+        """Wait for a letter at its receiver, have it handled, send what comes back."""
         try:
             with self._transport.budget.inbound(letter.sender):
                 if await self._through(piece, self._transport.peer, letter):
@@ -730,7 +676,7 @@ class MemoryLetters:
             logger.exception("handler of %s failed on a letter from %s", letter.protocol, peer_name(letter.sender))
         finally:
             letter.end()
-            self._network.done(letter)
+            self._network.drop_letter(letter)
 
     async def _handle(self, letter: MemoryLetter, nbytes: float) -> None:
         transport, sender, body = self._transport, letter.sender, letter.body
@@ -739,7 +685,7 @@ class MemoryLetters:
         if len(body) > limit:
             raise PayloadError(f"{letter.protocol} from {peer_name(sender)}: {len(body)} bytes, at most {limit} taken")
         async with transport.budget.bytes_of(sender, len(body)):
-            with nullcontext(unwatched) if watch is None else watch(sender) as on_bytes:
+            with nullcontext(ignore_count) if watch is None else watch(sender) as on_bytes:
                 on_bytes(len(body))
                 answer = await respond(sender, body)
         if not letter.over:
@@ -751,11 +697,11 @@ class MemoryLetters:
         piece = self._network.lines.put(link, letter.sender, back)
         self._transport.traffic.add(letter.sender, sent=round(back), kind=letter.protocol)
         if await self._through(piece, letter.sender, letter) and not letter.over:
-            self._network.received(letter, round(back))
+            self._network.book_answer(letter, round(back))
             letter.end(answer)
 
     async def _through(self, piece: TimedPiece, receiver: PeerId, letter: MemoryLetter) -> bool:
-        """Wait until a piece is through the receiver's line; whether it is, and not cut off by a watchdog before."""
+        """Wait until a piece is through the receiver's line; tell whether it is, and no watchdog cut it off before."""
         began = anyio.current_time()
         while not letter.over or receiver == letter.receiver:
             now = anyio.current_time()
@@ -773,10 +719,10 @@ class MemoryLetters:
         return self._network.weights.get(protocol, AS_THEY_ARE)
 
     def answers(self, protocol: str) -> bool:
-        """Whether anything is served here under that name."""
+        """Tell whether anything is served here under that name."""
         return protocol in self._served
 
 
 def refuse(peer: PeerId, protocol: str) -> PeerUnreachable:
-    """Nobody answers that there."""
+    """Return the error that nobody answers that there."""
     return PeerUnreachable(f"{peer_name(peer)}: it does not serve {protocol}; compare the versions")

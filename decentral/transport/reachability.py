@@ -16,12 +16,12 @@ from typing import Literal
 import anyio
 
 from decentral.errors import DecentralError, PayloadError, TransportError
-from decentral.transport.base import everywhere, pinned
+from decentral.transport.base import everywhere, pin_ports
+from decentral.transport.native.dialling import too_little
 from decentral.transport.native.tcp import endpoint
 from decentral.transport.native.transport import NativeOptions, NativeTransport
-from decentral.transport.probes import ANSWERED, NOT_TRIED, ask_dialback
-from decentral.transport.relay.circuit import relay_of
-from decentral.transport.relay.reservations import too_little
+from decentral.transport.paths import ANSWERED, NOT_TRIED, ask_dialback
+from decentral.transport.protocols.circuit import relay_of
 from decentral.wire.keys import PeerId, Signer, peer_from_name, peer_name
 
 Kind = Literal["public", "nat", "symmetric nat", "firewall", "local", "unknown"]
@@ -32,7 +32,7 @@ _PATIENCE = 8.0  # s for all of them together: an answer takes 3 s where the por
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """How one third party sees this machine."""
+    """A view of this machine from one third party."""
 
     peer: PeerId
     seen: str  # this machine's end of the connection, from there
@@ -51,7 +51,7 @@ class Reachability:
 
     @property
     def role(self) -> Literal["public", "private"] | None:
-        """What the transport is told; None: it may find out by itself."""
+        """The role that the transport is told; None: it may find out by itself."""
         if self.kind == "public":
             return "public"
         return None if self.kind in ("local", "unknown") else "private"
@@ -64,18 +64,18 @@ async def probe(listen: Sequence[str] | None, others: Iterable[str], clock: Call
     # Not from the port in question: the way back would be open to whoever is asked, and to nobody else.
     options = NativeOptions(dial_timeout=_PATIENCE / 2, punch=False)
     async with NativeTransport(Signer.generate(), listen=wanted, options=options) as transport:
-        bound = [address.partition("/p2p/")[0] for address in transport.bound]
+        bound = [address.partition("/p2p/")[0] for address in transport.links.bound]
         own = {_host(address) for address in bound}
         port = next((end[1] for end in map(endpoint, bound) if end), 0)
         with anyio.move_on_after(_PATIENCE):
             async with anyio.create_task_group() as group:
                 for peer, theirs in list(_by_peer(others).items())[:_ASKED]:
                     group.start_soon(_ask, transport, peer, theirs, port, clock, views)
-    return Reachability(verdict(views, own), pinned(wanted, bound), tuple(views))
+    return Reachability(verdict(views, own), pin_ports(wanted, bound), tuple(views))
 
 
 def verdict(views: Sequence[View], own: set[str]) -> Kind:
-    """What the views say together; ``own`` are the hosts of this machine's interfaces.
+    """Return what the views say together; ``own`` are the hosts of this machine's interfaces.
 
     Who answers to a caller of its own network only is not public. A NAT that shows two callers the port that the
     connection left from keeps it, and can be punched; one that shows another is taken for symmetric.
@@ -93,7 +93,7 @@ def verdict(views: Sequence[View], own: set[str]) -> Kind:
 
 
 def relays_among(addresses: Iterable[str]) -> tuple[str, ...]:
-    """One address for each relay that leads to a peer at ``addresses``, then one for each peer reached directly."""
+    """Return an address of each relay that leads to a peer at ``addresses``, then of each peer reached directly."""
     found: dict[PeerId, str] = {}
     given = list(addresses)
     for address in given:
@@ -115,7 +115,7 @@ async def _ask(
 ) -> None:
     try:
         await transport.connect(peer, theirs)
-        local = transport.local_port(peer)
+        local = transport.links.sessions.local_port(peer)
         answer = await ask_dialback(transport, peer, port)
     except DecentralError:
         return  # old, gone, or not reachable from here: the others are asked, too
@@ -124,7 +124,7 @@ async def _ask(
 
 
 def _by_peer(addresses: Iterable[str]) -> dict[PeerId, tuple[str, ...]]:
-    """The addresses that can be dialled directly, by who is there."""
+    """Return the addresses that can be dialled directly, by who is there."""
     found: dict[PeerId, tuple[str, ...]] = {}
     for address in addresses:
         try:
@@ -137,7 +137,7 @@ def _by_peer(addresses: Iterable[str]) -> dict[PeerId, tuple[str, ...]]:
 
 
 def _by_interfaces(own: set[str]) -> Kind:
-    """Nobody could say. Who has a public address of its own is most likely dialled there."""
+    """Judge where nobody could say: a machine with a public address of its own is most likely dialled there."""
     return "public" if any(_is_global(f"/ip4/{host}") for host in own) else "unknown"
 
 
@@ -161,8 +161,8 @@ _NOWHERE = ("/ip4/127.0.0.1/tcp/0",)  # nobody is to dial a peer that only asks
 _PATIENCE_WITH_A_RELAY = 5.0  # s for a relay to be dialled and to answer; one grants a place within milliseconds
 
 
-async def unnamed_places(me: PeerId, relays: Sequence[str]) -> tuple[str, ...]:
-    """Where ``me`` is reached through those relays, whatever its daemon says."""
+async def find_unnamed_places(me: PeerId, relays: Sequence[str]) -> tuple[str, ...]:
+    """Return where ``me`` is reached through those relays, whatever its daemon says."""
     reached = []
     options = NativeOptions(dial_timeout=_PATIENCE_WITH_A_RELAY, punch=False)
     async with NativeTransport(Signer.generate(), listen=_NOWHERE, options=options) as asking:
@@ -174,7 +174,7 @@ async def unnamed_places(me: PeerId, relays: Sequence[str]) -> tuple[str, ...]:
 
 
 async def grants_little(relay: PeerId, addresses: Sequence[str]) -> bool:
-    """Whether the relay at ``addresses`` carries less than a large frame.
+    """Tell whether the relay at ``addresses`` carries less than a large frame.
 
     A daemon that is told it is public still starts with the limits of a private one now and then, 128 KiB and 2 min
     (measured: 1 of 6 starts on loopback, more in the network lab), and keeps them; peers that take a place there are
@@ -185,6 +185,6 @@ async def grants_little(relay: PeerId, addresses: Sequence[str]) -> bool:
         signer, listen=_NOWHERE, options=NativeOptions(dial_timeout=_PATIENCE_WITH_A_RELAY)
     ) as asking:
         try:
-            return too_little(await asking.granted(relay, addresses))
+            return too_little(await asking.links.places.ask(relay, addresses))
         except (TransportError, TimeoutError):
             return False  # it gives no place at all: nothing that another start would mend

@@ -20,7 +20,7 @@ import anyio
 
 from decentral.errors import PayloadError, PeerUnreachable, StreamClosed, TransportError
 from decentral.flow.budget import PIECE, Pace
-from decentral.flow.schedule import Ack, InFlight, Window
+from decentral.flow.pacing import Ack, InFlight, Window
 from decentral.transport.base import UNREAD, Letter, Letters, OnBytes, Respond, Stream, Transport, Watch
 from decentral.wire.keys import PeerId, peer_name
 
@@ -53,7 +53,7 @@ async def request(
         await send_body(stream, protocol, body)
         with _Deadline(peer, protocol, timeout):
             nbytes = await receive_length(stream, protocol, limit)
-        return await receive_body(stream, protocol, nbytes, unwatched)
+        return await receive_body(stream, protocol, nbytes, ignore_count)
     finally:
         await stream.aclose()
 
@@ -130,18 +130,18 @@ def serve_requests(
         with Watchdog(stream, protocol):
             nbytes = await receive_length(stream, protocol, limit)
         async with transport.budget.bytes_of(stream.peer, nbytes):
-            with nullcontext(unwatched) if watch is None else watch(stream.peer) as on_bytes:
+            with nullcontext(ignore_count) if watch is None else watch(stream.peer) as on_bytes:
                 answer = await handler(stream.peer, await receive_body(stream, protocol, nbytes, on_bytes))
         async with transport.budget.answering(stream.peer, len(answer)) as pace:
             await send_body(stream, protocol, answer, pace)
-            await ended(stream)
+            await wait_for_end(stream)
 
     transport.serve(protocol, attend)
     if transport.letters is not None:
         transport.letters.serve(protocol, handler, limit, watch)
 
 
-async def ended(stream: Stream) -> None:
+async def wait_for_end(stream: Stream) -> None:
     """Wait until the other side, who has read the answer then, ends the stream."""
     with suppress(TransportError), anyio.move_on_after(UNREAD):
         await stream.receive_exactly(1)
@@ -154,14 +154,14 @@ async def _post(letters: Letters, peer: PeerId, protocol: str, body: bytes, time
 
 
 async def open_stream(transport: Transport, peer: PeerId, protocol: str, timeout: float) -> Stream:
-    """A stream to ``peer``. Raises PeerUnreachable when there is none within ``timeout`` seconds."""
+    """Open a stream to ``peer``. Raises PeerUnreachable when there is none within ``timeout`` seconds."""
     with _Deadline(peer, protocol, timeout):
         stream = await transport.open(peer, protocol)
     return stream
 
 
 class _Deadline:
-    """PeerUnreachable when the block it holds takes longer than ``timeout`` seconds."""
+    """A deadline: PeerUnreachable when the block it holds takes longer than ``timeout`` seconds."""
 
     __slots__ = ("_peer", "_protocol", "_scope", "_timeout")
 
@@ -185,7 +185,7 @@ class _Deadline:
 
 
 async def send_body(stream: Stream, protocol: str, body: bytes, pace: Pace | None = None) -> None:
-    """Small pieces while they go slowly, so that the watchdog sees them move; large ones where that is faster.
+    """Send small pieces while they go slowly, so that the watchdog sees them move; large ones where that is faster.
 
     With a ``pace``, which each piece waits for, they stay small.
     """
@@ -214,7 +214,7 @@ async def send_body(stream: Stream, protocol: str, body: bytes, pace: Pace | Non
 
 
 async def receive_length(stream: Stream, protocol: str, limit: int) -> int:
-    """Bytes of the body that comes next. Raises PayloadError for more than ``limit``."""
+    """Receive how many bytes the next body has. Raises PayloadError for more than ``limit``."""
     nbytes = int.from_bytes(await stream.receive_exactly(PREFIX_NBYTES), "little")
     if nbytes > limit:
         sender = peer_name(stream.peer)
@@ -222,12 +222,12 @@ async def receive_length(stream: Stream, protocol: str, limit: int) -> int:
     return nbytes
 
 
-def unwatched(count: int) -> None:
-    """Nobody wants to know."""
+def ignore_count(count: int) -> None:
+    """Do nothing: nobody wants to know."""
 
 
 async def receive_body(stream: Stream, protocol: str, nbytes: int, watch: OnBytes) -> bytes:
-    """So many bytes, cut when they stand still; ``watch`` is told how many came."""
+    """Receive so many bytes, cut when they stand still; ``watch`` is told how many came."""
     if not nbytes:  # most answers
         return b""
     pieces = []
@@ -266,13 +266,13 @@ async def sequence(
     window: Window,
     on_handled: Callable[[Ack], None] = lambda landing: None,
 ) -> AsyncIterator[Send]:
-    """What it yields sends one body when ``window`` allows it; leaving the block waits until all are handled.
+    """Yield a function that sends one body when ``window`` allows it; leaving the block waits until all are handled.
 
     ``timeout``: seconds until there is a path. ``on_handled`` is told of each body that the peer says it has
     handled, in order. Raises PeerUnreachable, and StreamClosed when the peer refused one or says nothing.
     """
     async with transport.pushing(protocol):
-        with InFlight(window, lambda: _handled_after(stream, protocol), on_handled) as flight:
+        with InFlight(window, lambda: _receive_stamp(stream, protocol), on_handled) as flight:
             stream = await open_stream(transport, peer, protocol, timeout)
 
             async def send_next(body: bytes) -> None:
@@ -294,7 +294,7 @@ def serve_sequences(transport: Transport, protocol: str, take: Take, *, limit: i
     raised by ``take`` ends the stream.
     """
 
-    async def one(stream: Stream, opened: float) -> bool:
+    async def take_one(stream: Stream, opened: float) -> bool:
         with Watchdog(stream, protocol):
             nbytes = await receive_length(stream, protocol, limit)
         if not nbytes:
@@ -308,19 +308,19 @@ def serve_sequences(transport: Transport, protocol: str, take: Take, *, limit: i
 
     async def attend(stream: Stream) -> None:
         opened = anyio.current_time()
-        while await one(stream, opened):
+        while await take_one(stream, opened):
             pass
 
     transport.serve(protocol, attend)
 
 
-async def _handled_after(stream: Stream, protocol: str) -> float:
-    """Seconds since the stream was open over there, as the answer to a body says."""
+async def _receive_stamp(stream: Stream, protocol: str) -> float:
+    """Receive the seconds since the stream was open over there, as the answer to a body says."""
     with Watchdog(stream, protocol, HANDLED):
         nbytes = await receive_length(stream, protocol, _STAMP.size)
     if nbytes != _STAMP.size:
         raise PayloadError(f"{protocol}: an answer of {nbytes} bytes, want {_STAMP.size}; drop it")
-    return float(_STAMP.unpack(await receive_body(stream, protocol, nbytes, unwatched))[0]) / 1e6
+    return float(_STAMP.unpack(await receive_body(stream, protocol, nbytes, ignore_count))[0]) / 1e6
 
 
 # ---- the watchdog ----
@@ -372,12 +372,12 @@ class Watchdog:
         return swallowed
 
     def hold(self) -> None:
-        """What comes now is this peer's own doing."""
+        """Stand still: what comes now is this peer's own doing."""
         self._held_at = anyio.current_time()
         self._scope.deadline = float("inf")
 
     def go_on(self) -> None:
-        """As if no time had passed since ``hold``."""
+        """Go on as if no time had passed since ``hold``."""
         assert self._held_at is not None, "after hold"
         self._began += anyio.current_time() - self._held_at
         self._held_at = None
@@ -399,7 +399,7 @@ class Holdable:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Its watchdogs stand still in this block."""
+        """Have its watchdogs stand still in this block."""
         watchdogs = tuple(self.watchdogs)
         for watchdog in watchdogs:
             watchdog.hold()

@@ -20,8 +20,7 @@ import anyio
 
 from decentral.errors import ConfigError, TransportError
 from decentral.flow.budget import Budget
-from decentral.flow.schedule import Schedule, Turn, piece_of
-from decentral.flow.uplink import UplinkMeter
+from decentral.flow.pacing import Schedule, Turn, UplinkMeter, piece_of
 from decentral.flow.waiting import Changes
 from decentral.transport.base import Count, DhtHost, Handler, Letters, Stream, Traffic, Transport
 from decentral.transport.requests import LEAST_RATE, Holdable
@@ -52,8 +51,9 @@ _LOOK_EVERY = 0.5  # s between looks whether a push may begin because the others
 
 
 class ThrottledTransport:
-    """See Transport. ``urgent`` names the protocols that never wait for bulk; ``may_upload`` is asked before bulk
-    goes.
+    """A transport with caps.
+
+    ``urgent`` names the protocols that never wait for bulk; ``may_upload`` is asked before bulk goes.
     """
 
     def __init__(
@@ -76,22 +76,22 @@ class ThrottledTransport:
 
     @property
     def traffic(self) -> Traffic:
-        """See Transport."""
+        """The bytes sent and received so far."""
         return self.inner.traffic
 
     @property
     def budget(self) -> Budget:
-        """See Transport."""
+        """The share of this process that others hold."""
         return self.inner.budget
 
     @property
     def letters(self) -> Letters | None:
-        """See Transport: none, as a cap counts what streams move."""
+        """Nothing: a cap counts what streams move."""
         return None
 
     @property
     def dht_host(self) -> DhtHost | None:
-        """See Transport."""
+        """The host for hivemind's DHT, where there is one."""
         return self.inner.dht_host
 
     @property
@@ -101,33 +101,33 @@ class ThrottledTransport:
         return found if found is None or self.caps.up is None else min(found, self.caps.up)
 
     async def cap(self, caps: Caps) -> None:
-        """From now on hold to these. Runs on the transport's loop."""
+        """Hold to these caps from now on. Runs on the transport's loop."""
         self.caps = caps
-        self.up, self.down = changed(self.up, caps.up), changed(self.down, caps.down)
+        self.up, self.down = change_gate(self.up, caps.up), change_gate(self.down, caps.down)
         self._pushed.tell()
 
     def serve(self, protocol: str, handler: Handler) -> None:
-        """See Transport."""
+        """Answer streams of ``protocol`` by ``handler``."""
 
-        async def throttled(stream: Stream) -> None:
-            await handler(self._throttled(stream, protocol))
+        async def attend_throttled(stream: Stream) -> None:
+            await handler(self._throttle(stream, protocol))
 
-        self.inner.serve(protocol, throttled)
+        self.inner.serve(protocol, attend_throttled)
 
     async def open(self, peer: PeerId, protocol: str) -> ThrottledStream:
-        """See Transport."""
-        return self._throttled(await self.inner.open(peer, protocol), protocol)
+        """Open a stream to ``peer``."""
+        return self._throttle(await self.inner.open(peer, protocol), protocol)
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        """See Transport."""
+        """Dial ``peer`` at its addresses."""
         await self.inner.connect(peer, addresses)
 
     async def paths(self) -> dict[PeerId, tuple[str, ...]]:
-        """See Transport."""
+        """Return the other ends of the connections there are."""
         return await self.inner.paths()
 
     def addresses(self) -> tuple[str, ...]:
-        """See Transport."""
+        """Return the addresses that others may dial."""
         return self.inner.addresses()
 
     async def __aenter__(self) -> Self:
@@ -160,7 +160,7 @@ class ThrottledTransport:
             self._pushes -= 1
             self._pushed.tell()
 
-    def _throttled(self, stream: Stream, protocol: str) -> ThrottledStream:
+    def _throttle(self, stream: Stream, protocol: str) -> ThrottledStream:
         count = self.traffic.kinds.setdefault(protocol, Count())
         return ThrottledStream(stream, self, count, urgent=protocol in self._urgent)
 
@@ -173,7 +173,7 @@ _QUESTION = 4096  # bytes: asking for what others have is no upload
 
 
 class Throttle(Protocol):
-    """What a stream goes by: its transport, whose caps may change while it waits."""
+    """The ways of a stream: its transport, whose caps may change while it waits."""
 
     up: Gate | None
     down: Gate | None
@@ -182,7 +182,7 @@ class Throttle(Protocol):
 
 
 class ThrottledStream(Holdable):
-    """See Stream."""
+    """A stream that waits its turn."""
 
     def __init__(self, inner: Stream, transport: Throttle, count: Count, *, urgent: bool) -> None:
         """``count``: of its protocol, to be added to."""
@@ -193,7 +193,7 @@ class ThrottledStream(Holdable):
         self._inner, self._transport, self._count, self._urgent = inner, transport, count, urgent
 
     async def send(self, data: bytes | memoryview) -> None:
-        """See Stream. TransportError when it is bulk and the transport's owner allows no more."""
+        """Send all of ``data``. TransportError when it is bulk and the transport's owner allows no more."""
         view, transport = memoryview(data).cast("B"), self._transport
         piece = _UNCAPPED_PIECE if transport.up is None else piece_of(transport.up.rate)
         for start in range(0, len(view), piece):
@@ -203,7 +203,7 @@ class ThrottledStream(Holdable):
             await self._send_piece(view[start : start + piece])
 
     async def receive_exactly(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
-        """See Stream."""
+        """Return the next ``nbytes``."""
         gate = self._transport.down
         if gate is None:
             data = await self._inner.receive_exactly(nbytes, on_bytes)
@@ -217,7 +217,7 @@ class ThrottledStream(Holdable):
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def aclose(self) -> None:
-        """See Stream."""
+        """Close; what was sent still arrives."""
         await self._inner.aclose()
 
     async def _send_piece(self, piece: memoryview) -> None:
@@ -254,7 +254,7 @@ _FREE = 1e15  # bytes/s: for those who wait at a cap that was lifted
 
 
 class Gate:
-    """One direction's schedule, and those who wait for it. Whose turn is next keeps the time for all."""
+    """The schedule of one direction, and those who wait for it. The turn that comes next keeps the time for all."""
 
     def __init__(self, rate: float) -> None:
         self.rate = rate
@@ -270,17 +270,17 @@ class Gate:
 
     @property
     def schedule(self) -> Schedule:
-        """Who may move when."""
+        """The turns: who may move when."""
         if self._schedule is None:
             self._schedule = Schedule(self.rate, anyio.current_time())
         return self._schedule
 
     def ask(self, peer: PeerId, nbytes: int, *, urgent: bool) -> Turn:
-        """See Schedule; ``wait`` for it unless it is granted."""
+        """Ask the schedule for a turn; ``wait`` for it unless it is granted."""
         return self.schedule.ask(peer, nbytes, anyio.current_time(), urgent=urgent)
 
     async def wait(self, turn: Turn) -> None:
-        """Until it is granted."""
+        """Wait until it is granted."""
         event = self._waiting[turn] = anyio.Event()
         try:
             while not turn.granted:
@@ -304,8 +304,8 @@ class Gate:
             self._waiting[turn].set()
 
 
-def changed(gate: Gate | None, rate: float | None) -> Gate | None:
-    """The gate for ``rate``: the same one while there is a cap, because some wait at it."""
+def change_gate(gate: Gate | None, rate: float | None) -> Gate | None:
+    """Return the gate for ``rate``: the same one while there is a cap, because some wait at it."""
     if gate is None:
         return None if rate is None else Gate(rate)
     gate.change(_FREE if rate is None else rate)

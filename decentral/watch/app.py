@@ -32,7 +32,9 @@ _SCROLLS = {"up,k": -1, "down,j": 1, "pageup": -8, "pagedown": 8}
 
 
 class Watch(App[BaseException]):
-    """One folder. Ends with None by its key, else with what ended it, to be raised once the terminal is as before."""
+    """The app of one folder. Ends with None by its key, else with what ended it, to be raised once the terminal is as
+    before.
+    """
 
     ENABLE_COMMAND_PALETTE = False
     CSS = """
@@ -67,7 +69,7 @@ class Watch(App[BaseException]):
         self._drawn: dict[str, Part] = {}
 
     def compose(self) -> ComposeResult:
-        """Parts from top to bottom."""
+        """Yield the parts from top to bottom."""
         yield Static(id="title")
         yield Static(id="health")
         with Horizontal(id="panels"):
@@ -79,7 +81,7 @@ class Watch(App[BaseException]):
         yield Static(id="bottom")
 
     async def on_mount(self) -> None:
-        """The first look before anything is drawn, then one every period."""
+        """Look before anything is drawn, then once every period."""
         with suppress(ValueError, RuntimeError, NotImplementedError):  # not on the main thread, or no such signal here
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self.exit, SystemExit(128 + signal.SIGTERM))
         await self.look()
@@ -90,7 +92,7 @@ class Watch(App[BaseException]):
         self._watched.close()
 
     def on_resize(self) -> None:
-        """Every part gets another place."""
+        """Draw again: every part gets another place."""
         self._draw()
 
     async def look(self) -> None:
@@ -105,7 +107,7 @@ class Watch(App[BaseException]):
             self._draw()
 
     def _draw(self) -> None:
-        """What has changed since it was drawn last."""
+        """Draw what has changed since it was drawn last."""
         try:
             self._show(self._picture())
         except Exception as error:  # noqa: BLE001  as above
@@ -135,7 +137,7 @@ class Watch(App[BaseException]):
             widget.border_title, widget.border_subtitle = part.above, part.below
 
     def say(self, text: str) -> None:
-        """In the last line, for a while."""
+        """Show a text in the last line, for a while."""
         self._said = text
         self._draw()
         if text:
@@ -167,11 +169,11 @@ class Watch(App[BaseException]):
             self.say(str(error))
 
     def action_help(self) -> None:
-        """What keys and signs mean."""
+        """Show what keys and signs mean."""
         self.push_screen(Help())
 
     async def action_turn(self, by: int) -> None:
-        """To another peer of the folder."""
+        """Go to another peer of the folder."""
         names = self._seen.names
         if len(names) > 1:
             at = names.index(self._seen.name) if self._seen.name in names else 0
@@ -179,7 +181,7 @@ class Watch(App[BaseException]):
             await self.look()
 
     def action_scroll_others(self, by: int) -> None:
-        """To further peers, and back."""
+        """Go to further peers, and back."""
         last = furthest(self._seen.parts.get("now", {}), self._rows)
         self._first = max(0, min(last, self._first + by))
         self._draw()
@@ -189,7 +191,7 @@ class Watch(App[BaseException]):
         self.exit()
 
     def action_interrupt(self) -> None:
-        """Ctrl-C: the view ends, the peer does not."""
+        """End the view by Ctrl-C; the peer goes on."""
         self.exit(KeyboardInterrupt())
 
 
@@ -217,7 +219,7 @@ class Watched:
         self._of: Path | None = None
 
     def look(self, asked: str | None = None) -> Seen:
-        """What is there now; ``asked``: one folder of several, else the first. Blocks while it reads."""
+        """Read what is there now; ``asked``: one folder of several, else the first. Blocks while it reads."""
         folders = peers_in(self._directory)
         name = chosen(folders, asked)
         place = self._directory if name is None else folders[name]
@@ -239,7 +241,7 @@ class Watched:
 
 
 class Question(ModalScreen[bool]):
-    """Whether a request is meant: y, and nothing else, is yes."""
+    """A question before a request: y, and nothing else, is yes."""
 
     def __init__(self, request: str, peer: str) -> None:
         super().__init__()
@@ -247,11 +249,11 @@ class Question(ModalScreen[bool]):
         self._answered = False  # a second key may come before the screen is gone
 
     def compose(self) -> ComposeResult:
-        """One box."""
+        """Yield the box."""
         yield Static(Text.assemble((f"{self._asks}\n", "bold"), self._does), classes="box")
 
     def on_key(self, event: Key) -> None:
-        """Any key answers."""
+        """Take any key for an answer."""
         event.stop()
         if not self._answered:
             self._answered = True
@@ -259,12 +261,12 @@ class Question(ModalScreen[bool]):
 
 
 class Help(ModalScreen[None]):
-    """What keys and signs mean; any key closes it."""
+    """The page of help; any key closes it."""
 
     _answered = False
 
     def compose(self) -> ComposeResult:
-        """One box."""
+        """Yield the box."""
         yield Static(help_text(), classes="box")
 
     def on_key(self, event: Key) -> None:

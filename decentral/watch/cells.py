@@ -17,12 +17,12 @@ _LONGEST = 1000  # characters of one value: signs without a width would never be
 
 
 def shown(value: object) -> str:
-    """A value that others may have chosen, without line breaks, escapes and marks that turn the writing around."""
+    """Return a value that others may have chosen without line breaks, escapes and marks that turn writing around."""
     return "".join(c if c.isprintable() else "?" for c in str(value)[:_LONGEST])
 
 
 def fit(text: Text | str, width: int) -> Text:
-    """At most ``width`` cells, with an ellipsis where that is not all."""
+    """Return at most ``width`` cells, with an ellipsis where that is not all."""
     if width < 1:
         return Text()
     line = Text(text) if isinstance(text, str) else text.copy()
@@ -31,14 +31,14 @@ def fit(text: Text | str, width: int) -> Text:
 
 
 def padded(text: Text | str, width: int, *, right: bool = False) -> Text:
-    """Exactly ``width`` cells; ``right``: a number, below others of its column."""
+    """Return exactly ``width`` cells; ``right``: a number, below others of its column."""
     line = fit(text, width)
     missing = width - line.cell_len
     return Text.assemble(" " * missing, line) if right else Text.assemble(line, " " * missing)
 
 
 def block(lines: Sequence[Text | str], width: int, height: int) -> Text:
-    """Lines below one another; where there are too many the last one tells of it."""
+    """Return lines below one another; where there are too many the last one tells of it."""
     kept = [fit(line, width) for line in lines[:height]]
     if len(lines) > height > 0:
         kept[-1] = Text("…", style="dim")
@@ -46,7 +46,7 @@ def block(lines: Sequence[Text | str], width: int, height: int) -> Text:
 
 
 def wrapped(text: str, width: int, rows: int) -> list[str]:
-    """Words on ``rows`` lines; an ellipsis stands for what does not fit."""
+    """Return words on ``rows`` lines; an ellipsis stands for what does not fit."""
     lines = [""]
     for word in text.split():
         longer = f"{lines[-1]} {word}".lstrip()
@@ -61,12 +61,12 @@ def wrapped(text: str, width: int, rows: int) -> list[str]:
 
 
 def joined(parts: Iterable[str]) -> str:
-    """Parts of a line, those that say something."""
+    """Join the parts of a line that say something."""
     return " · ".join(part for part in parts if part)
 
 
 def figure(value: object) -> float | None:
-    """A number that can be drawn; None for what is none, not finite, or larger than any float."""
+    """Return a number that can be drawn; None for what is none, not finite, or larger than any float."""
     known = number(value)
     try:
         return known if known is not None and math.isfinite(known) else None
@@ -75,19 +75,19 @@ def figure(value: object) -> float | None:
 
 
 def nbytes(value: object) -> str:
-    """Bytes for people."""
+    """Return bytes for people."""
     known = figure(value)
     return NOT_KNOWN if known is None else in_units(known)
 
 
 def bits(per_second: object) -> str:
-    """What a line carries, in the units that it is sold in; 0 says that nobody has measured it."""
+    """Return what a line carries, in the units that it is sold in; 0 says that nobody has measured it."""
     known = figure(per_second)
     return f"{known / 1e6:.1f} Mbit/s" if known else NOT_KNOWN
 
 
 def span(seconds: object) -> str:
-    """A short span: ``12 ms``, ``3.4 s``; longer ones in seconds."""
+    """Return a short span: ``12 ms``, ``3.4 s``; longer ones in seconds."""
     known = figure(seconds)
     if known is None:
         return ""

@@ -58,7 +58,7 @@ def _progress(run: dict[str, Any]) -> str:
 
 
 def health(now: View, width: int, rows: int) -> Text:
-    """The sentence, its first word in the colour of its mood: on as many rows as there are, if it needs them."""
+    """Return the sentence, its first word in the colour of its mood: on as many rows as there are, if it needs them."""
     word = shown(now.get("word", ""))
     text = Text("\n".join(f" {line}" for line in wrapped(shown(now.get("health", "")), width - 2, rows)), no_wrap=True)
     if text.plain.startswith(f" {word}:"):
@@ -75,7 +75,7 @@ _FEW = 0.5  # of the recent rounds: below it a look at the link is worth it
 
 
 def own(now: View, width: int, height: int) -> Text:
-    """Rows in the order in which they are given up where there is little room."""
+    """Return this peer's rows, the last given up first where there is little room."""
     if not now.get("me"):
         return Text("nothing is known of a peer yet", style="dim")
     rows = [
@@ -171,7 +171,7 @@ class _Column:
 
 
 def others(now: View, width: int, height: int, first: int = 0) -> Text:
-    """Those from ``first`` on; the last line says how many more there are, above and below."""
+    """Return the others from ``first`` on; the last line says how many more there are, above and below."""
     peers = others_of(now)
     if not peers:
         return Text("nobody yet", style="dim")
@@ -187,18 +187,18 @@ def others(now: View, width: int, height: int, first: int = 0) -> Text:
 
 
 def others_of(now: View) -> list[View]:
-    """All but this peer: who is in the view, the page's 200 at most."""
+    """Return all but this peer, as far as the view has them: the page's 200 at most."""
     return [peer for peer in now.get("peers", ()) if not peer.get("self")]
 
 
 def furthest(now: View, height: int) -> int:
-    """The last ``first`` that fills the panel."""
+    """Return the last ``first`` that fills the panel."""
     many, room = len(others_of(now)), max(0, height - 1)
     return max(0, many - max(1, room - 1)) if many > room else 0
 
 
 def summary(now: View) -> str:
-    """How many are there and not there, for the panel's frame."""
+    """Count who is there and who is not, for the panel's frame."""
     peers = others_of(now)
     gone = sum(peer.get("presence") != "live" for peer in peers)
     more = figure(now.get("more_peers")) or 0
@@ -215,7 +215,7 @@ def _more(above: int, below: int) -> str:
 
 
 def _columns(width: int) -> list[_Column]:
-    """As many as fit, in their order."""
+    """Return as many columns as fit, in their order."""
     kept: list[_Column] = []
     for column in _COLUMNS:
         if sum(one.width + _GAP for one in kept) + column.width > width:
@@ -234,13 +234,13 @@ def _name(peer: View) -> Text:
 
 
 def _last(peer: View) -> Text:
-    """Whether its update was in the last round."""
+    """Mark whether its update was in the last round."""
     taken = peer.get("in_last_round")
     return Text(*_IN_LAST_ROUND[taken]) if isinstance(taken, bool) else Text("·", style="dim")
 
 
 def _path(peer: View) -> Text:
-    """How it is reached, or that it is not."""
+    """Say how it is reached, or that it is not."""
     if (presence := shown(peer.get("presence"))) != "live":
         return Text(presence, style="red" if presence == "gone" else "dim")
     path = shown(peer.get("path") or "?")
@@ -285,7 +285,7 @@ _MOST_BUT_FEW = 0.95  # one stall of an hour must not flatten the others
 
 
 def strip(part: View, width: int, height: int) -> Text:
-    """The newest rounds, one cell each. What colours say the marks do as well."""
+    """Draw the newest rounds, one cell each. What colours say the marks do as well."""
     made = list(part.get("rounds", ()))[-width:] if width > 0 else []
     if not made:
         return Text("no round was made yet", style="dim")
@@ -297,7 +297,7 @@ def strip(part: View, width: int, height: int) -> Text:
 
 
 def bars(shares: Sequence[float], styles: Sequence[str], height: int) -> list[Text]:
-    """Columns of ``shares`` of the height, from the top line down; each is an eighth of a cell high at least."""
+    """Draw columns of ``shares`` of the height, from the top line down; each is an eighth of a cell high at least."""
     lines = []
     for row in reversed(range(height)):
         eighths = [max(0, min(8, max(1, round(8 * height * share)) - 8 * row)) for share in shares]
@@ -306,19 +306,19 @@ def bars(shares: Sequence[float], styles: Sequence[str], height: int) -> list[Te
 
 
 def caption_of_rounds(part: View) -> str:
-    """Which rounds are shown, for the frame."""
+    """Say which rounds are shown, for the frame."""
     rounds = part.get("rounds", ())
     return f"rounds, up to {shown(rounds[-1].get('step'))}" if rounds else "rounds"
 
 
 def legend(part: View) -> str:
-    """What the marks are."""
+    """Say what the marks are."""
     rounds = part.get("rounds", ())
     return LEGEND_OF_PAIRS if rounds and is_pair(rounds[-1]) else LEGEND if rounds else ""
 
 
 def in_progress(now: View) -> str:
-    """The round that is made now; empty where none is."""
+    """Say which round is made now; empty where none is."""
     made = now.get("open")
     if not isinstance(made, Mapping):
         return ""
@@ -335,7 +335,7 @@ def _shares(seconds: Sequence[float | None]) -> list[float]:
 
 
 def _mark(made: Mapping[str, Any]) -> tuple[str, str]:
-    """A sign and its colour."""
+    """Return a sign and its colour."""
     if is_pair(made):
         return ("●", "green") if made.get("contributors") else ("○", "yellow")
     if not made.get("contributed"):
@@ -353,7 +353,7 @@ _CURVES = (  # the first that has a value
 
 
 def loss(learning: View, width: int, height: int) -> Text:
-    """From the first step to the newest, each cell the mean of those that fall on it."""
+    """Draw the loss from the first step to the newest, each cell the mean of those that fall on it."""
     values = spread(curve(learning)[1], width)
     if not values:
         return Text("no loss is known yet", style="dim")
@@ -363,7 +363,7 @@ def loss(learning: View, width: int, height: int) -> Text:
 
 
 def caption_of_loss(learning: View) -> tuple[str, str]:
-    """What is drawn and where it is now; from where to where it went, for the frame."""
+    """Say what is drawn and where it is now, and from where to where it went, for the frame."""
     name, values = curve(learning)
     if not values:
         return "loss", ""
@@ -371,7 +371,7 @@ def caption_of_loss(learning: View) -> tuple[str, str]:
 
 
 def curve(learning: View) -> tuple[str, list[float]]:
-    """A name and its values: the training loss, or where none is told the one of held-out text."""
+    """Return a name and its values: the training loss, or where none is told the loss of held-out text."""
     for series, column, name in _CURVES:
         found = [one for value in learning.get(series, {}).get(column, ()) if (one := figure(value)) is not None]
         if found:
@@ -380,13 +380,13 @@ def curve(learning: View) -> tuple[str, list[float]]:
 
 
 def spread(values: Sequence[float], width: int) -> list[float]:
-    """Over ``width`` cells: means where there are more values, the same several times where there are far fewer."""
+    """Spread values over ``width`` cells: means where there are more, each several times where there are far fewer."""
     times = min(_MOST_CELLS, width // len(values)) if values else 1
     return means(values, width) if times < 2 else [value for value in values for _ in range(times)]
 
 
 def means(values: Sequence[float], width: int) -> list[float]:
-    """At most ``width`` of them."""
+    """Return at most ``width`` means."""
     if len(values) <= width or width < 1:
         return list(values[: max(0, width)])
     edges = [at * len(values) // width for at in range(width + 1)]
@@ -398,7 +398,7 @@ def means(values: Sequence[float], width: int) -> list[float]:
 
 
 def news(part: View, width: int, height: int) -> Text:
-    """A line each, in local time."""
+    """Return a line for each event, in local time."""
     lines = [
         Text.assemble((f" {_clock(one.get('t'))}  ", "dim"), shown(one.get("text"))) for one in part.get("events", ())
     ]

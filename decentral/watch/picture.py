@@ -34,7 +34,7 @@ _ON_FRAME = 6  # columns of a frame that hold no words
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part of the screen. ``width`` and ``height`` from edge to edge; without rows it is not shown."""
+    """A part of the screen. ``width`` and ``height`` from edge to edge; without rows it is not shown."""
 
     text: Text
     width: int
@@ -53,7 +53,7 @@ def picture(
     first: int = 0,
     said: str = "",
 ) -> dict[str, Part]:
-    """Parts by name, from top to bottom. ``first``: of the others, who stands at the top; ``said``: the last answer."""
+    """Return parts by name, from top to bottom. ``first``: which of the others is on top; ``said``: the last answer."""
     now, rounds, learning = (parts.get(name, {}) for name in ("now", "rounds", "learning"))
     sentence = health(now, width, health_rows(height))
     at = places(width, height, len(sentence.plain.splitlines()))
@@ -103,12 +103,12 @@ class Places:
 
 
 def health_rows(height: int) -> int:
-    """At most so many for the sentence of health."""
+    """Return how many rows the sentence of health may have."""
     return 1 if height < 14 else 2 if height < 24 else 3
 
 
 def places(width: int, height: int, health: int | None = None) -> Places:
-    """For a screen of so many cells; ``health``: rows that its sentence needs."""
+    """Return the places on a screen of so many cells; ``health``: rows that its sentence needs."""
     spare = max(0, height - 2)  # the title, the keys
     most = health_rows(height)
     health = most if health is None else max(min(2, most), min(most, health))  # one or two: the rest must not jump
@@ -162,7 +162,7 @@ HELP = (
 
 
 def bottom(width: int, *, said: str = "", several: bool = False) -> Text:
-    """The last line: the answer to what was asked last, else the keys, as many as fit."""
+    """Return the last line: the answer to what was asked last, else the keys, as many as fit."""
     if said:
         return fit(Text(f" {shown(said)}", style="bold"), width)
     keys = [*_KEYS, ("→", "next peer")] if several else list(_KEYS)
@@ -175,12 +175,12 @@ def bottom(width: int, *, said: str = "", several: bool = False) -> Text:
 
 
 def question(request: str, peer: str) -> tuple[str, str]:
-    """What is asked before a request is left, and what it would do."""
+    """Return the question before a request is left, and what the request would do."""
     whom = f"this peer {shown(peer)}" if peer else "this peer"
     return f"{_QUESTIONS[request].format(whom)} y/n", _MEANS[request]
 
 
 def help_text() -> Text:
-    """The page of help."""
+    """Return the page of help."""
     lines = [Text.assemble((f"{key:<13}", "bold"), does) for key, does in HELP]
     return Text("\n").join(lines)

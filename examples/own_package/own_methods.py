@@ -39,7 +39,7 @@ class Coarse(Method):
         codes = PartSpec("codes", torch.uint8, (math.prod(shape),), Symbols(bits))
         return (codes, PartSpec("exponent", torch.float32, (1,), Floats()))
 
-    def compress(self, tensor: Tensor) -> Payload:
+    def compress_one(self, tensor: Tensor) -> Payload:
         """Codes and the exponent; nothing leaves the tensor's device."""
         value_N = check_input(tensor).flatten()
         largest = value_N.abs().amax(dim=0, keepdim=True) if value_N.numel() else value_N.new_zeros(1)
@@ -47,7 +47,7 @@ class Coarse(Method):
         code_N = (value_N.double() * torch.exp2(-exponent)).round().clamp(-self.levels, self.levels) + self.levels
         return Payload(tuple(tensor.shape), (code_N.to(torch.uint8), exponent.float()))
 
-    def decompress(self, payload: Payload) -> Tensor:
+    def decompress_one(self, payload: Payload) -> Tensor:
         """What the codes stand for. A stranger sent them: what they may be is checked first."""
         check_parts(self, payload, self.layout(payload.shape))
         code_N, exponent = payload.parts

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from decentral.compressors import parse_compressor, parse_feedback
-from decentral.compressors.feedback import compress_flat
+from decentral.compressors.base import compress_flat
 from decentral.consensus.chain import Head
-from decentral.lab.attacks import Attack
 from decentral.optimizers import Aggregation, make_outer
 from decentral.optimizers.aggregation.base import Sent
 from decentral.parameters import schema_of
@@ -26,6 +25,7 @@ from decentral.replica.replica import OuterStep, Replica
 from decentral.wire.frames import Frame
 from decentral.wire.keys import Signer
 from decentral.wire.messages import FrameRef, Record
+from tests.lab.attacks import Attack
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from decentral import coding
 from decentral.coding import rans
 from decentral.coding.zstd import read_frame, write_frame
 from decentral.compressors import describe_compressors, parse_compressor
-from decentral.compressors.feedback import compress_flat
+from decentral.compressors.base import compress_flat
 from decentral.parameters import Schema
 from decentral.wire import body
 

@@ -49,7 +49,7 @@ def main() -> None:
             gradient = anchor[name] - p.detach()
             owed[name] = BETA * debt.get(name, torch.zeros_like(gradient)) + gradient
             payload, debt[name] = compress_with_debt(compressor, gradient, debt.get(name), BETA)
-            anchor[name] -= compressor.decompress(payload)
+            anchor[name] -= compressor.decompress_one(payload)
             p.data.copy_(anchor[name])
         print(f"round {number}: loss {loss.item():.3f}", flush=True)
     save_file({name: tensor.contiguous() for name, tensor in owed.items()}, out)

@@ -22,7 +22,8 @@ import torch
 from decentral.compressors import parse_compressor
 from decentral.replica.codec import Codec
 from decentral.simulate import cost
-from decentral.simulate.cost import Cost
+from decentral.training import round_cost
+from decentral.training.round_cost import Cost
 from decentral.wire.keys import Signer
 from decentral.wire.messages import MAX_PEERS, Lease, encode, seal_lease
 
@@ -36,7 +37,7 @@ ADDRESSES = tuple(
 )
 
 
-def body(chain: str) -> cost.Body:
+def body(chain: str) -> round_cost.Body:
     codec = Codec(parse_compressor(chain))
 
     @cache
@@ -55,12 +56,12 @@ def lines() -> dict[str, Callable[[int], Cost]]:
     minute = 60 / (LEASE_SECONDS / 3)
     print(f"a lease of {len(encode(lease))} bytes; frames: sparse {sparse(NUMEL):.0f}, int8 {dense(NUMEL):.0f} bytes")
     return {
-        "pair: frames (fp16)": lambda n: cost.pair(n, NUMEL, half),
-        "reduce: frames (int8)": lambda n: cost.reduce(n, NUMEL, dense),
-        "gather: frames (64 of 4096, 2 bits)": lambda n: cost.gather(n, NUMEL, sparse),
+        "pair: frames (fp16)": lambda n: round_cost.pair(n, NUMEL, half),
+        "reduce: frames (int8)": lambda n: round_cost.reduce(n, NUMEL, dense),
+        "gather: frames (64 of 4096, 2 bits)": lambda n: round_cost.gather(n, NUMEL, sparse),
         f"gather in groups of {GROUP}": lambda n: cost.grouped(n, NUMEL, sparse, GROUP),
-        "gather: control messages": lambda n: cost.control("gather", n, NUMEL),
-        "reduce: control messages": lambda n: cost.control("reduce", n, NUMEL),
+        "gather: control messages": lambda n: round_cost.control("gather", n, NUMEL),
+        "reduce: control messages": lambda n: round_cost.control("reduce", n, NUMEL),
         "directory, a minute": lambda n: cost.renewal(n, lease).times(minute),
         "DHT, a minute": lambda n: cost.lookups(n, lease).times(minute),
     }

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from decentral.lab.own_model import Build
+from decentral.trial.own_model import Build
 
 __all__ = ["PROBLEMS", "problem"]
 

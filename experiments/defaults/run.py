@@ -83,8 +83,8 @@ STAGES: dict[str, list[Cell]] = {
 
 def run(cell: Cell) -> Cell:
     """Its held-out losses at ``LOOKS``, and the seconds that it took here."""
-    from decentral.lab.own_model import OwnCourse, TrainsAlone
     from decentral.manifest import preset_manifest
+    from decentral.trial.own_model import OwnCourse, TrainsAlone
 
     torch.set_num_threads(1)
     began, build = time.monotonic(), problem(cell["problem"], **cell.get("sizes", {}))

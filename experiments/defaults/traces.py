@@ -18,8 +18,7 @@ from typing import Any
 
 import torch
 
-from decentral.observe.diagnostics import Look
-from decentral.training.reporting import Diagnosed
+from decentral.observe.diagnostics import Diagnostics, Look
 from experiments.defaults.problems import problem
 from experiments.defaults.run import SEEDS, Cell, dense, key_of, sparse
 
@@ -63,7 +62,7 @@ class _Heard:
 
 def alone(cell: Cell, every: int) -> list[Row]:
     """A single peer, looked at when those together are."""
-    from decentral.lab.own_model import training_of
+    from decentral.trial.own_model import training_of
 
     torch.manual_seed(cell["seed"])
     training = training_of(problem(cell["problem"]), cell["seed"])
@@ -78,8 +77,8 @@ def alone(cell: Cell, every: int) -> list[Row]:
 
 def together(cell: Cell, every: int) -> list[Row]:
     """The first of several peers."""
-    from decentral.lab.own_model import OwnCourse, training_of
     from decentral.manifest import preset_manifest
+    from decentral.trial.own_model import OwnCourse, training_of
 
     heard, evaluations = [], []
 
@@ -136,9 +135,9 @@ def warned_at(looks: Iterator[Look], *, held_out: bool) -> list[tuple[str, int]]
         if event == "out_of_band":
             told.append((fields["figure"], fields["outer_step"]))
 
-    diagnosed = Diagnosed(hear)
+    diagnostics = Diagnostics(hear)
     for look in looks:
-        diagnosed.judge_look(look, held_out=held_out)
+        diagnostics.add_look(look, held_out=held_out)
     return told
 
 

@@ -142,7 +142,9 @@ class Swarm:
         if not lossy:
             return flat_N
         parts = split(flat_N, self.fragment)
-        return torch.cat([self.compressor.decompress(self.compressor.compress(part)).flatten() for part in parts])
+        return torch.cat(
+            [self.compressor.decompress_one(self.compressor.compress_one(part)).flatten() for part in parts]
+        )
 
     def churn(self, rounds: int) -> None:
         """The demo's: lost at a third, gained at half."""

@@ -104,11 +104,13 @@ class Swarm:
             for part, debt in zip(parts, debts, strict=True)
         ]
         replica.debt[index] = [debt for _, debt in pairs]
-        return torch.cat([self.compressor.decompress(payload).flatten() for payload, _ in pairs])
+        return torch.cat([self.compressor.decompress_one(payload).flatten() for payload, _ in pairs])
 
     def through(self, flat: Tensor, fragment: Fragment) -> Tensor:
         parts = split(flat, fragment)
-        return torch.cat([self.compressor.decompress(self.compressor.compress(part)).flatten() for part in parts])
+        return torch.cat(
+            [self.compressor.decompress_one(self.compressor.compress_one(part)).flatten() for part in parts]
+        )
 
     def merge(self, fragment: Fragment) -> None:
         index = fragment.index
@@ -159,7 +161,9 @@ class Gossip:
 
     def through(self, flat: Tensor) -> Tensor:
         parts = split(flat, self.fragment)
-        return torch.cat([self.compressor.decompress(self.compressor.compress(part)).flatten() for part in parts])
+        return torch.cat(
+            [self.compressor.decompress_one(self.compressor.compress_one(part)).flatten() for part in parts]
+        )
 
     def pair_step(self, pair: tuple[Replica, Replica]) -> None:
         (delta, slow), (other_delta, other_slow) = (self.sent[replica.peer] for replica in pair)

@@ -28,9 +28,7 @@ import numpy as np
 from torch import Tensor
 
 from decentral.lab import gossiping
-from decentral.lab.course import Course
-from decentral.lab.lab_peer import LabWorld, lab_peers
-from decentral.lab.meeting import Met
+from decentral.lab.lockstep import lockstep_of
 from decentral.lab.work import Language
 from decentral.manifest import Manifest, preset_manifest
 from decentral.observe.diagnostics import Watch
@@ -39,6 +37,9 @@ from decentral.replica.figures import DEBT_RATIO, NEVER_SENT, Figures
 from decentral.replica.measures import Coverage, Distances, Measure, between, between_two, ratio
 from decentral.tasks.corpus import load_corpus
 from decentral.tasks.sizing import demo_tables
+from decentral.trial.course import Course
+from decentral.trial.meeting import Met
+from decentral.trial.replicas import TrialWorld, trial_peers
 
 FIRST = 10  # rounds that are left out of the quantiles
 FAULTS = ("none", "rate", "uneven", "twins", "outer", "thin", "kept")
@@ -121,12 +122,13 @@ def run(name: str, args: argparse.Namespace) -> dict[str, object]:
     kind = Twins if args.fault == "twins" else Language
     work = kind(manifest, load_corpus(), args.peers, uneven=args.fault == "uneven", windows=32)
     modules = [work.model() for _ in range(args.peers)]
-    peers = lab_peers(manifest, modules)
+    peers = trial_peers(manifest, modules)
     if args.fault == "rate":
         peers[-1]._schedulers.clear()  # no warm-up either
         for group in (group for optimizer in peers[-1].optimizers for group in optimizer.param_groups):
             group["lr"] = 10 * manifest.inner.learning_rate
-    course = Looked(work, peers, work.trained(modules), LabWorld(args.peers))
+    trained = work.trained(modules)
+    course = Looked(work, peers, trained, TrialWorld(args.peers), lockstep_of(peers, trained))
     course.begin()
     look_at_pairs(course)
     before = work.held_out(modules[0])

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from torch import nn
 
 from decentral.lab.cells import Cell
-from decentral.lab.lab_peer import lab_signers
 from decentral.lab.running import work_of
 from decentral.manifest import Manifest
 from decentral.peer import Peer, join
 from decentral.swarm.identity import Identity
 from decentral.training.inner import build_inner, warm_up
+from decentral.trial.replicas import trial_signers
 
 __all__ = ["Ended", "Place", "swarm_terms", "take_part"]
 
@@ -57,7 +57,7 @@ def take_part(place: Place, line: Any) -> None:  # Any: a multiprocessing Connec
     """Rank 0 sends its invite down the line, the others get it there; all send how they ended."""
     torch.set_num_threads(1)
     cell, out = place.cell, place.folder / f"peer{place.rank}"
-    work, signer = work_of(cell), lab_signers(cell.peers)[place.rank]
+    work, signer = work_of(cell), trial_signers(cell.peers)[place.rank]
     key = place.folder / f"key{place.rank}"
     Identity.import_text(Identity(key, signer).export_text(), key)
     model = work.model()

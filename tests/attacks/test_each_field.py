@@ -56,7 +56,7 @@ def templates(liar, head) -> list[m.Message]:
         m.Behind(head.round),
         m.Refusal(head.epoch, head.round + 1, 0, record.hash, head.members, True),
         paxos.farewell(accepted, head.run, head.epoch, me),
-        liar.node.directory.own(),
+        liar.node.directory.own.seal(),
     ]
 
 

@@ -55,7 +55,7 @@ class Pretender:
         async with self.transport, anyio.create_task_group() as group:
             group.start_soon(self.directory.run)
             self.directory.add_bootstrap(self.bootstrap)
-            self.directory.update(epoch=self.head.epoch, round=self.head.round, digest=self.head.hash)
+            self.directory.own.update(epoch=self.head.epoch, round=self.head.round, digest=self.head.hash)
             await anyio.sleep_forever()
 
 

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from decentral.cli import main
-from decentral.flow.schedule import BURST
+from decentral.flow.pacing import BURST
 
 
 @pytest.mark.parametrize("kind", ["reduce", *(pytest.param(one, marks=pytest.mark.long) for one in ("gather", "pair"))])

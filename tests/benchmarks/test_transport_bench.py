@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from decentral.cli import main
-from decentral.transport import choice
+from decentral.transport import pylibp2p
 from decentral.transport.choice import kinds_here
 
 
@@ -39,7 +39,7 @@ def test_all_transports_of_this_system_take_turns():
 
 def test_a_transport_whose_package_is_missing_is_left_out_and_refused_by_name(monkeypatch):
     others = tuple(kind for kind in kinds_here() if kind != "py-libp2p")
-    monkeypatch.setattr(choice, "_PACKAGES", {"daemon": "hivemind", "py-libp2p": "no_such_package"})
+    monkeypatch.setattr(pylibp2p, "_PACKAGE", "no_such_package")
     assert kinds_here() == others
     result = CliRunner().invoke(main, ["bench", "transport", "--only", "py-libp2p"])
     assert result.exit_code == 2

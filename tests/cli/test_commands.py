@@ -24,7 +24,7 @@ Run = Callable[..., Result]
 
 def every_command() -> Iterator[tuple[str, click.Command]]:
     context = click.Context(main)
-    for name in COMMANDS:
+    for name in main.list_commands(context):
         command = main.get_command(context, name)
         assert command is not None
         yield name, command
@@ -41,6 +41,15 @@ def test_every_help_has_an_example_of_that_command(run: Run, name: str) -> None:
     result = run(*name.split(), "--help")
     assert result.exit_code == 0
     assert f"$ decentral {name}" in result.output
+
+
+def test_help_shows_the_commands_by_what_they_are_for(run: Run) -> None:
+    shown = run("--help").output
+    parts = [part.splitlines() for part in shown.split("\n\n")]
+    headed = {lines[0]: [line.split()[0] for line in lines[1:]] for lines in parts if lines[0] in ("Run:", "Steer:")}
+    assert headed["Run:"][:4] == ["demo", "init", "start", "join"]
+    assert {"pause", "resume", "leave"} <= set(headed["Steer:"])
+    assert all(f"\n  {name} " in shown for name in COMMANDS)
 
 
 @pytest.mark.parametrize("name", EVERY_COMMAND)

@@ -23,12 +23,13 @@ from click.testing import Result
 from decentral.cli.ports import host_and_port
 from decentral.cli.relaying import _report, advice, introduction
 from decentral.errors import PeerUnreachable, UsageError
-from decentral.transport.native.dialling import Links
+from decentral.transport.base import Traffic
+from decentral.transport.native.links import LinkOptions, Links
+from decentral.transport.native.relay import Relay
 from decentral.transport.native.sessions import SessionEvents
 from decentral.transport.native.transport import NativeOptions, NativeTransport
+from decentral.transport.protocols.circuit import HOP, RelayLimits, admit, pass_through, reserve
 from decentral.transport.protocols.yamux import NativeStream
-from decentral.transport.relay.circuit import HOP, RelayLimits, admit, pass_through, reserve
-from decentral.transport.relay.service import Relay
 from decentral.transport.requests import request, serve_requests
 from decentral.wire.keys import Signer, peer_from_name, peer_name
 
@@ -182,8 +183,9 @@ def test_a_relay_starts_without_torch_numpy_or_hivemind_and_is_small(tmp_path: P
 
 
 def test_a_line_is_said_each_minute_in_which_something_changed() -> None:
-    links = Links(Signer.generate(), 10.0, SessionEvents(lambda session, stream: None))  # nobody has found it yet
-    relay = Relay(links, tuple, RelayLimits(places=7), 10.0)
+    events = SessionEvents(lambda session, stream: None)
+    links = Links(Signer.generate(), LinkOptions(), Traffic(), events)  # nobody has found it yet
+    relay = Relay(links, RelayLimits(places=7))
     lines: list[str] = []
 
     async def script() -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from decentral.cli.tune import Script
 from decentral.errors import ConfigError, UsageError
+from decentral.lab.command import Script
 from decentral.manifest import load_manifest
 from tests.cli.conftest import Run
 from tests.lab import own_problems

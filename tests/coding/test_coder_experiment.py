@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from decentral.compressors import parse_compressor
-from decentral.compressors.feedback import compress_flat
+from decentral.compressors.base import compress_flat
 from decentral.state.snapshot import CHUNK_NBYTES
 from decentral.wire import body
 

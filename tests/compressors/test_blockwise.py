@@ -11,6 +11,7 @@ from decentral.compressors import (
     Int8,
     Payload,
     Sign,
+    accumulate,
     blocks,
 )
 from decentral.errors import ConfigError, NonFiniteError, PayloadError
@@ -21,7 +22,7 @@ def gaussian(*shape: int) -> torch.Tensor:
 
 
 def sent(tensor: torch.Tensor, block: int = 256) -> torch.Tensor:
-    return E3M0(block=block).decompress(E3M0(block=block).compress(tensor))
+    return E3M0(block=block).decompress_one(E3M0(block=block).compress_one(tensor))
 
 
 def test_the_levels_are_zero_and_seven_powers_of_two_with_both_signs():
@@ -43,7 +44,7 @@ def test_at_most_4_bits_per_value_and_2_bytes_per_block_of_e3m0():
 
 def test_golden_bytes():
     """These parts are the wire format; a change needs a new frame version."""
-    codes, scales = E3M0(block=4).compress(torch.tensor([1.0, -0.5, 0.25, 0.0, -8.0])).parts
+    codes, scales = E3M0(block=4).compress_one(torch.tensor([1.0, -0.5, 0.25, 0.0, -8.0])).parts
     assert codes.tolist() == [7, 6 + 8, 5, 0, 7 + 8]
     assert scales.view(torch.int16).tolist() == [0x3F80, 0x4100]
 
@@ -52,15 +53,15 @@ def test_golden_bytes():
 def test_a_scale_out_of_range_is_refused_of_e3m0(scale):
     parts = (torch.zeros(4, dtype=torch.uint8), torch.tensor([scale], dtype=torch.bfloat16))
     with pytest.raises(PayloadError, match="scale"):
-        E3M0(block=4).decompress(Payload((4,), parts))
+        E3M0(block=4).decompress_one(Payload((4,), parts))
 
 
 def test_minus_zero_and_codes_beyond_4_bits_are_refused():
     scale = torch.ones(1, dtype=torch.bfloat16)
     with pytest.raises(PayloadError, match="minus zero"):
-        E3M0(block=4).decompress(Payload((3,), (torch.tensor([8, 0, 0], dtype=torch.uint8), scale)))
+        E3M0(block=4).decompress_one(Payload((3,), (torch.tensor([8, 0, 0], dtype=torch.uint8), scale)))
     with pytest.raises(PayloadError, match="codes must be below 16"):
-        E3M0(block=4).decompress(Payload((3,), (torch.tensor([0, 16, 0], dtype=torch.uint8), scale)))
+        E3M0(block=4).decompress_one(Payload((3,), (torch.tensor([0, 16, 0], dtype=torch.uint8), scale)))
 
 
 @pytest.mark.parametrize("block", [0, -1, 65537])
@@ -70,14 +71,14 @@ def test_a_block_that_cannot_be_meant_is_refused_of_e3m0(block):
 
 
 def sent_of_fp8(tensor: torch.Tensor, block: int = 256) -> torch.Tensor:
-    return FP8(block=block).decompress(FP8(block=block).compress(tensor))
+    return FP8(block=block).decompress_one(FP8(block=block).compress_one(tensor))
 
 
 def test_the_table_is_torchs_own_float8_e4m3fn():
     used = [code for code in range(256) if code not in (0x7F, 0x80, 0xFF)]
     codes = torch.tensor(used, dtype=torch.uint8)
     parts = (codes, torch.ones(1, dtype=torch.bfloat16))
-    back = FP8(block=256).decompress(Payload((253,), parts))
+    back = FP8(block=256).decompress_one(Payload((253,), parts))
     assert torch.equal(back, codes.view(torch.float8_e4m3fn).float())
 
 
@@ -89,19 +90,21 @@ def test_every_level_is_sent_exactly():
 
 def test_a_value_is_off_by_a_sixteenth_of_itself_or_half_the_smallest_level():
     tensor = gaussian(10_000) ** 5
-    scale = FP8(block=100).compress(tensor).parts[1].float().repeat_interleave(100)
+    scale = FP8(block=100).compress_one(tensor).parts[1].float().repeat_interleave(100)
     assert ((sent_of_fp8(tensor, 100) - tensor).abs() <= (tensor.abs() / 16).maximum(scale / 1024)).all()
 
 
 def test_small_values_beside_a_large_one_keep_their_digits_where_int8_has_none():
     tensor = gaussian(256)
     tensor[0] = 1000.0
-    lost = {method: method.decompress(method.compress(tensor))[1:] - tensor[1:] for method in (FP8(256), Int8(256))}
+    lost = {
+        method: method.decompress_one(method.compress_one(tensor))[1:] - tensor[1:] for method in (FP8(256), Int8(256))
+    }
     assert float(lost[FP8(256)].norm()) < 0.1 * float(lost[Int8(256)].norm())
 
 
 def test_code_times_scale_is_exact_so_that_no_device_rounds_it_differently_of_fp8():
-    codes, scales = FP8(block=64).compress(gaussian(4096)).parts
+    codes, scales = FP8(block=64).compress_one(gaussian(4096)).parts
     levels = codes.view(torch.float8_e4m3fn).double()
     exact = levels * scales.double().repeat_interleave(64)
     assert torch.equal(sent_of_fp8(gaussian(4096), 64).double(), exact)
@@ -109,7 +112,7 @@ def test_code_times_scale_is_exact_so_that_no_device_rounds_it_differently_of_fp
 
 def test_golden_bytes_of_fp8():
     """These parts are the wire format; a change needs a new frame version."""
-    codes, scales = FP8(block=4).compress(torch.tensor([448.0, -1.0, 0.4, -0.0001, 0.0])).parts
+    codes, scales = FP8(block=4).compress_one(torch.tensor([448.0, -1.0, 0.4, -0.0001, 0.0])).parts
     assert codes.tolist() == [0x7E, 0xB8, 0x2D, 0x00, 0x00]
     assert scales.view(torch.int16).tolist() == [0x3F80, 0x0000]
 
@@ -122,14 +125,14 @@ def test_at_most_8_bits_per_value_and_2_bytes_per_block():
 def test_nan_and_minus_zero_are_refused(code):
     parts = (torch.tensor([0, code, 0], dtype=torch.uint8), torch.ones(1, dtype=torch.bfloat16))
     with pytest.raises(PayloadError, match="NaN and minus zero"):
-        FP8(block=4).decompress(Payload((3,), parts))
+        FP8(block=4).decompress_one(Payload((3,), parts))
 
 
 @pytest.mark.parametrize("scale", [-1.0, 1e36, float("inf"), float("nan")])
 def test_a_scale_that_is_negative_or_would_overflow_is_refused_of_fp8(scale):
     parts = (torch.zeros(4, dtype=torch.uint8), torch.tensor([scale], dtype=torch.bfloat16))
     with pytest.raises(PayloadError, match="a scale is bad: want 0 <= 448"):
-        FP8(block=4).decompress(Payload((4,), parts))
+        FP8(block=4).decompress_one(Payload((4,), parts))
 
 
 @pytest.mark.parametrize("block", [0, -1, 65537])
@@ -140,9 +143,9 @@ def test_a_block_that_cannot_be_meant_is_refused(block):
 
 def test_no_value_is_off_by_more_than_half_a_step_of_its_block_of_int4():
     tensor = gaussian(1000) * torch.logspace(-6, 6, 1000)
-    payload = Int4(block=10).compress(tensor)
+    payload = Int4(block=10).compress_one(tensor)
     step = payload.parts[1].float().repeat_interleave(10)
-    lost = (Int4(block=10).decompress(payload) - tensor).abs()
+    lost = (Int4(block=10).decompress_one(payload) - tensor).abs()
     assert (lost <= step / 2 * (1 + 1e-6)).all()
     assert (lost <= tensor.abs()).all()
     assert (step <= tensor.view(-1, 10).abs().amax(1).repeat_interleave(10) / 7 * (1 + 1 / 128)).all()
@@ -150,7 +153,7 @@ def test_no_value_is_off_by_more_than_half_a_step_of_its_block_of_int4():
 
 def test_whole_numbers_up_to_7_are_exact():
     tensor = torch.arange(-7.0, 8.0)
-    assert torch.equal(Int4(block=16).decompress(Int4(block=16).compress(tensor)), tensor)
+    assert torch.equal(Int4(block=16).decompress_one(Int4(block=16).compress_one(tensor)), tensor)
 
 
 def test_at_most_4_bits_per_value_and_2_bytes_per_block():
@@ -159,7 +162,7 @@ def test_at_most_4_bits_per_value_and_2_bytes_per_block():
 
 def test_golden_bytes_of_int4():
     """These parts are the wire format; a change needs a new frame version."""
-    codes, scales = Int4(block=4).compress(torch.tensor([7.0, -1.0, 0.4, 2.5, -14.0])).parts
+    codes, scales = Int4(block=4).compress_one(torch.tensor([7.0, -1.0, 0.4, 2.5, -14.0])).parts
     assert codes.tolist() == [15, 7, 8, 10, 1]
     assert scales.view(torch.int16).tolist() == [0x3F80, 0x4000]
 
@@ -168,14 +171,14 @@ def test_golden_bytes_of_int4():
 def test_a_scale_that_is_negative_or_would_overflow_is_refused(scale):
     parts = (torch.ones(4, dtype=torch.uint8), torch.tensor([scale], dtype=torch.bfloat16))
     with pytest.raises(PayloadError, match="a scale is bad: want 0 <= 7"):
-        Int4(block=4).decompress(Payload((4,), parts))
+        Int4(block=4).decompress_one(Payload((4,), parts))
 
 
 @pytest.mark.parametrize(("code", "rule"), [(0, "code 0 is not used"), (16, "codes must be below 16")])
 def test_codes_without_a_meaning_are_refused(code, rule):
     parts = (torch.full((4,), code, dtype=torch.uint8), torch.ones(1, dtype=torch.bfloat16))
     with pytest.raises(PayloadError, match=rule):
-        Int4(block=4).decompress(Payload((4,), parts))
+        Int4(block=4).decompress_one(Payload((4,), parts))
 
 
 @pytest.mark.parametrize("block", [0, -1, 65537])
@@ -186,28 +189,28 @@ def test_a_block_that_cannot_be_meant_is_refused_of_int4(block):
 
 def test_no_value_is_off_by_more_than_half_a_step_of_its_block():
     tensor = gaussian(1000) * torch.logspace(-6, 6, 1000)
-    payload = Int8(block=10).compress(tensor)
+    payload = Int8(block=10).compress_one(tensor)
     step = payload.parts[1].repeat_interleave(10)
-    assert ((Int8(block=10).decompress(payload) - tensor).abs() <= step / 2 * (1 + 1e-6)).all()
+    assert ((Int8(block=10).decompress_one(payload) - tensor).abs() <= step / 2 * (1 + 1e-6)).all()
     assert (step <= tensor.view(-1, 10).abs().amax(1).repeat_interleave(10) / 127 * (1 + 1 / 128)).all()
 
 
 def test_whole_numbers_up_to_127_are_exact():
     tensor = torch.arange(-127.0, 128.0)
-    assert torch.equal(Int8(block=256).decompress(Int8(block=256).compress(tensor)), tensor)
+    assert torch.equal(Int8(block=256).decompress_one(Int8(block=256).compress_one(tensor)), tensor)
 
 
 def test_code_times_scale_is_exact_so_that_no_device_rounds_it_differently():
-    payload = Int8(block=64).compress(gaussian(4096))
+    payload = Int8(block=64).compress_one(gaussian(4096))
     code, scale = payload.parts
     exact = (code.double() - 128) * scale.double().repeat_interleave(64)
-    assert torch.equal(Int8(block=64).decompress(payload).double(), exact)
+    assert torch.equal(Int8(block=64).decompress_one(payload).double(), exact)
 
 
 def test_an_outlier_spoils_only_its_own_block():
     tensor = gaussian(512)
     tensor[0] = 1e6
-    lost = Int8(block=256).decompress(Int8(block=256).compress(tensor)) - tensor
+    lost = Int8(block=256).decompress_one(Int8(block=256).compress_one(tensor)) - tensor
     assert float(lost[256:].abs().max()) < 0.02
 
 
@@ -217,7 +220,7 @@ def test_it_costs_at_most_a_byte_per_value_and_4_per_block():
 
 def test_golden_bytes_of_int8():
     """These parts are the wire format; a change needs a new frame version."""
-    codes, scales = Int8(block=2).compress(torch.tensor([127.0, -1.0, 0.0])).parts
+    codes, scales = Int8(block=2).compress_one(torch.tensor([127.0, -1.0, 0.0])).parts
     assert codes.tolist() == [255, 127, 128]
     assert scales.tolist() == [1.0, 0.0]
 
@@ -225,12 +228,12 @@ def test_golden_bytes_of_int8():
 @pytest.mark.parametrize("scale", [-1.0, 3e38, float("inf"), float("nan")])
 def test_a_scale_that_is_negative_or_would_overflow_is_refused_of_int8(scale):
     with pytest.raises(PayloadError, match="scale"):
-        Int8(block=4).decompress(Payload((4,), (torch.ones(4, dtype=torch.uint8), torch.tensor([scale]))))
+        Int8(block=4).decompress_one(Payload((4,), (torch.ones(4, dtype=torch.uint8), torch.tensor([scale]))))
 
 
 def test_code_0_is_refused():
     with pytest.raises(PayloadError, match="code 0"):
-        Int8(block=4).decompress(Payload((4,), (torch.full((4,), 0, dtype=torch.uint8), torch.ones(1))))
+        Int8(block=4).decompress_one(Payload((4,), (torch.full((4,), 0, dtype=torch.uint8), torch.ones(1))))
 
 
 @pytest.mark.parametrize("block", [0, -1, 65537, 10**30])
@@ -265,17 +268,17 @@ TENSORS = {
 @pytest.mark.parametrize("top", [7, 127])
 def test_both_ways_of_quantising_give_the_same_bits(name: str, block: int, top: int):
     method = Int4(block) if top == 7 else Int8(block)
-    slow, fast = blocks.Tabled.compress(method, TENSORS[name]), method.compress(TENSORS[name])
+    slow, fast = blocks.Tabled.compress_one(method, TENSORS[name]), method.compress_one(TENSORS[name])
     assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(slow.parts, fast.parts, strict=True))
 
 
 @pytest.mark.parametrize("name", TENSORS)
 @pytest.mark.parametrize("method", [Int8(7), Int8(4096), Int4(64), E3M0(256), E3M0(5)], ids=str)
 def test_both_ways_of_decoding_give_the_same_bits(name: str, method, monkeypatch: pytest.MonkeyPatch):
-    payload = method.compress(TENSORS[name])
-    fast = method.decompress(payload)
+    payload = method.compress_one(TENSORS[name])
+    fast = method.decompress_one(payload)
     monkeypatch.setattr(blocks, "_on_processor", lambda tensor: False)
-    slow = method.decompress(payload)
+    slow = method.decompress_one(payload)
     assert torch.equal(slow.view(torch.int32), fast.view(torch.int32))
 
 
@@ -295,15 +298,15 @@ class Two(blocks.Tabled):
 def test_an_unused_code_is_refused_wherever_it_stands_and_nothing_is_added(fast: bool, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(blocks, "_on_processor", lambda tensor: fast)
     codes, total = torch.ones(100, dtype=torch.uint8), torch.ones(100)
-    assert Two().decompress(Payload((100,), (codes, Two.scales))).tolist() == [0.0] * 100
+    assert Two().decompress_one(Payload((100,), (codes, Two.scales))).tolist() == [0.0] * 100
     for place in (0, 50, 99):
         for code in (0, 2, 255):
             bad = codes.clone()
             bad[place] = code
             with pytest.raises(PayloadError, match="it: no such code"):
-                Two().decompress(Payload((100,), (bad, Two.scales)))
+                Two().decompress_one(Payload((100,), (bad, Two.scales)))
             with pytest.raises(PayloadError, match="it: no such code"):
-                Two().accumulate(total, Payload((100,), (bad, Two.scales)), 1.0)
+                accumulate(Two(), total, Payload((100,), (bad, Two.scales)), 1.0)
     assert total.tolist() == [1.0] * 100
 
 
@@ -313,7 +316,7 @@ def test_the_loop_finds_what_is_not_finite_in_every_block(bad: float):
         tensor = gaussian_of_linear(20)
         tensor[place] = bad
         with pytest.raises(NonFiniteError, match=r"shape \(20,\)"):
-            Int8(block=7).compress(tensor)
+            Int8(block=7).compress_one(tensor)
 
 
 # QLoRA, appendix E.
@@ -325,14 +328,14 @@ PUBLISHED = [
 
 
 def sent_of_nf4(tensor: torch.Tensor, block: int = 64) -> torch.Tensor:
-    return NF4(block=block).decompress(NF4(block=block).compress(tensor))
+    return NF4(block=block).decompress_one(NF4(block=block).compress_one(tensor))
 
 
 def test_the_levels_are_the_published_ones():
     codes = torch.arange(16, dtype=torch.uint8)
-    back = NF4(block=16).decompress(Payload((16,), (codes, torch.ones(1, dtype=torch.bfloat16))))
+    back = NF4(block=16).decompress_one(Payload((16,), (codes, torch.ones(1, dtype=torch.bfloat16))))
     assert torch.allclose(back, torch.tensor(PUBLISHED), rtol=0, atol=2**-17)
-    assert torch.equal(NF4(block=16).compress(torch.tensor(PUBLISHED)).parts[0], codes)
+    assert torch.equal(NF4(block=16).compress_one(torch.tensor(PUBLISHED)).parts[0], codes)
 
 
 def test_every_value_goes_to_the_nearest_level():
@@ -343,20 +346,20 @@ def test_every_value_goes_to_the_nearest_level():
 
 def test_level_times_scale_is_exact_so_that_no_device_rounds_it_differently():
     tensor = gaussian(4096)
-    codes, scales = NF4(block=64).compress(tensor).parts
+    codes, scales = NF4(block=64).compress_one(tensor).parts
     levels = torch.tensor([round(level * 2**16) / 2**16 for level in PUBLISHED], dtype=torch.float64)
     assert torch.equal(sent_of_nf4(tensor).double(), levels[codes.long()] * scales.double().repeat_interleave(64))
 
 
 def test_a_gaussian_fills_its_levels_more_evenly_than_those_of_int4():
     tensor = gaussian(64 * 1000)
-    fullest = [method.compress(tensor).parts[0].bincount().max() for method in (NF4(block=64), Int4(block=64))]
+    fullest = [method.compress_one(tensor).parts[0].bincount().max() for method in (NF4(block=64), Int4(block=64))]
     assert fullest[0] < 0.1 * tensor.numel() < 0.12 * tensor.numel() < fullest[1]
 
 
 def test_golden_bytes_of_nf4():
     """These parts are the wire format; a change needs a new frame version."""
-    codes, scales = NF4(block=4).compress(torch.tensor([1.0, -1.0, 0.25, 0.0, -8.0])).parts
+    codes, scales = NF4(block=4).compress_one(torch.tensor([1.0, -1.0, 0.25, 0.0, -8.0])).parts
     assert codes.tolist() == [15, 0, 10, 7, 0]
     assert scales.view(torch.int16).tolist() == [0x3F80, 0x4100]
 
@@ -369,7 +372,7 @@ def test_at_most_4_bits_per_value_and_2_bytes_per_block_of_nf4():
 def test_a_scale_out_of_range_is_refused(scale):
     parts = (torch.zeros(4, dtype=torch.uint8), torch.tensor([scale], dtype=torch.bfloat16))
     with pytest.raises(PayloadError, match="scale"):
-        NF4(block=4).decompress(Payload((4,), parts))
+        NF4(block=4).decompress_one(Payload((4,), parts))
 
 
 @pytest.mark.parametrize("block", [0, -1, 65537])
@@ -379,7 +382,7 @@ def test_a_block_that_cannot_be_meant_is_refused_of_nf4(block):
 
 
 def sent_of_sign(tensor: torch.Tensor, block: int) -> torch.Tensor:
-    return Sign(block=block).decompress(Sign(block=block).compress(tensor))
+    return Sign(block=block).decompress_one(Sign(block=block).compress_one(tensor))
 
 
 def test_a_value_arrives_as_its_sign_times_the_mean_magnitude_of_its_block():
@@ -424,7 +427,7 @@ def test_1_bit_per_value_and_2_bytes_per_block():
 
 def test_golden_bytes_of_sign():
     """These parts are the wire format; a change needs a new frame version."""
-    codes, scales = Sign(block=4).compress(torch.tensor([1.0, -0.5, 0.25, 0.0, -8.0])).parts
+    codes, scales = Sign(block=4).compress_one(torch.tensor([1.0, -0.5, 0.25, 0.0, -8.0])).parts
     assert codes.tolist() == [0, 1, 0, 0, 1]
     assert scales.view(torch.int16).tolist() == [0x3EE0, 0x4100]
 
@@ -433,13 +436,13 @@ def test_golden_bytes_of_sign():
 def test_a_scale_out_of_range_is_refused_of_sign(scale):
     parts = (torch.zeros(4, dtype=torch.uint8), torch.tensor([scale], dtype=torch.bfloat16))
     with pytest.raises(PayloadError, match="scale"):
-        Sign(block=4).decompress(Payload((4,), parts))
+        Sign(block=4).decompress_one(Payload((4,), parts))
 
 
 def test_a_code_beyond_1_bit_is_refused():
     parts = (torch.tensor([0, 2], dtype=torch.uint8), torch.ones(1, dtype=torch.bfloat16))
     with pytest.raises(PayloadError, match="codes must be below 2"):
-        Sign(block=4).decompress(Payload((2,), parts))
+        Sign(block=4).decompress_one(Payload((2,), parts))
 
 
 @pytest.mark.parametrize("block", [0, -1, 65537])

@@ -11,12 +11,12 @@ def gaussian(*shape: int) -> torch.Tensor:
 
 
 def sent(tensor: torch.Tensor) -> torch.Tensor:
-    return Codebook8().decompress(Codebook8().compress(tensor))
+    return Codebook8().decompress_one(Codebook8().compress_one(tensor))
 
 
 def test_every_level_is_the_mean_of_its_members():
     tensor = gaussian(20_000)
-    codes, levels = Codebook8().compress(tensor).parts
+    codes, levels = Codebook8().compress_one(tensor).parts
     for code in codes.unique().tolist():
         assert float(levels[code]) == pytest.approx(float(tensor[codes == code].double().mean()), abs=1e-6)
 
@@ -36,7 +36,7 @@ def test_the_window_lies_around_the_mean_however_far_from_zero():
 
 
 def test_the_window_reaches_as_far_up_as_down():
-    codes = Codebook8().compress(gaussian(1 << 20)).parts[0]
+    codes = Codebook8().compress_one(gaussian(1 << 20)).parts[0]
     ends = codes.bincount(minlength=256)[[0, 255]].tolist()
     beyond = (1 << 20) * 0.00142  # of a Gaussian, three sigmas to one side and the last bin before it
     assert all(abs(end - beyond) < 5 * beyond**0.5 for end in ends)
@@ -44,7 +44,7 @@ def test_the_window_reaches_as_far_up_as_down():
 
 def test_outliers_go_to_the_end_bins():
     tensor = torch.cat([gaussian(20_000), torch.tensor([40.0, -50.0])])
-    codes, levels = Codebook8().compress(tensor).parts
+    codes, levels = Codebook8().compress_one(tensor).parts
     assert codes[-2:].tolist() == [255, 0]
     assert levels[255] > 3
     assert levels[0] < -3
@@ -65,7 +65,7 @@ def test_a_bias_of_768_pays_for_16_levels():
 
 def test_golden_bytes():
     """These parts are the wire format; a change needs a new frame version."""
-    codes, codebook = Codebook8().compress(torch.tensor([1.0, 2.0, 3.0, 4.0, 20.0])).parts
+    codes, codebook = Codebook8().compress_one(torch.tensor([1.0, 2.0, 3.0, 4.0, 20.0])).parts
     assert codes.tolist() == [6, 6, 6, 7, 12]
     assert codebook.tolist() == [0.0] * 6 + [2.0, 4.0] + [0.0] * 4 + [20.0] + [0.0] * 3
 
@@ -78,4 +78,4 @@ def test_equal_values_arrive_exactly():
 def test_a_level_that_is_not_finite_is_refused(level):
     parts = (torch.zeros(4, dtype=torch.uint8), torch.full((16,), level))
     with pytest.raises(PayloadError, match="every level must be finite"):
-        Codebook8().decompress(Payload((4,), parts))
+        Codebook8().decompress_one(Payload((4,), parts))

@@ -14,7 +14,8 @@ from decentral.compressors import (
     describe_feedback,
     parse_feedback,
 )
-from decentral.compressors.feedback import DGC, EF21, EControl, ErrorFeedback, NoFeedback, add_sent
+from decentral.compressors.base import add_flat
+from decentral.compressors.feedback import DGC, EF21, EControl, ErrorFeedback, NoFeedback
 from decentral.errors import ConfigError
 
 ONE_OF_3 = TopK(k=1, chunk=4)
@@ -33,7 +34,7 @@ def averaged(feedback: Feedback, gradients_of, x: Tensor, rate: float, rounds: i
         for i, gradient in enumerate(gradients_of(x)):
             sending = feedback.send(ONE_OF_3, gradient, peers[i], ((3,),))
             arrived = torch.zeros_like(x)
-            add_sent(ONE_OF_3, arrived, sending.payloads)
+            add_flat(ONE_OF_3, arrived, sending.payloads)
             receiving = feedback.receive(arrived, held[i])
             peers[i], held[i] = sending.state, receiving.state
             mean += receiving.estimate_N / len(peers)
@@ -107,7 +108,7 @@ def test_dgc_by_hand():
         sending = DGC(momentum=0.5).send(ONE_OF_4, torch.tensor(gradient), state, ((4,),))
         state = sending.state
         total = torch.zeros(4)
-        add_sent(ONE_OF_4, total, sending.payloads)
+        add_flat(ONE_OF_4, total, sending.payloads)
         sent.append(total.tolist())
     # u: [4,2] masked to [0,2]; [1,3], v [1,5], masked to [1,0]; [1.5,0], v [2.5,0]
     assert sent == [[4.0, 0, 0, 0], [0, 5.0, 0, 0], [2.5, 0, 0, 0]]
@@ -128,7 +129,7 @@ def test_dgc_without_momentum_is_error_feedback_without_decay():
 def test_dgc_keeps_a_quantisers_error_and_masks_its_velocity():
     sending = DGC().send(TopK() >> Int8(block=64), gaussian(4096), {}, ((4096,),))
     total = torch.zeros(4096)
-    add_sent(TopK() >> Int8(block=64), total, sending.payloads)
+    add_flat(TopK() >> Int8(block=64), total, sending.payloads)
     assert torch.equal(sending.state["debt"], gaussian(4096) - total)
     assert not sending.state["velocity"][total != 0].any()
     assert torch.equal(sending.state["velocity"][total == 0], gaussian(4096)[total == 0])

@@ -13,7 +13,7 @@ def gaussian(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def sent(compressor: LowRank, tensor: torch.Tensor) -> torch.Tensor:
-    return compressor.decompress(compressor.compress(tensor))
+    return compressor.decompress_one(compressor.compress_one(tensor))
 
 
 def lost(compressor: LowRank, tensor: torch.Tensor) -> float:
@@ -59,10 +59,10 @@ def test_a_convolution_is_the_matrix_of_its_first_dimension():
 def test_the_product_is_the_one_of_exact_fractions(rank: int):
     """So no order of summing within a sixteen, and no fused multiply-add, can give anything else."""
     compressor = LowRank(rank=rank)
-    payload = compressor.compress(gaussian(200, 220))
+    payload = compressor.compress_one(gaussian(200, 220))
     left, right, code = payload.parts
     unit = Fraction(2) ** (int(code) - 120) / 2**20
-    decoded = compressor.decompress(payload)
+    decoded = compressor.decompress_one(payload)
     for y, x in ((0, 0), (17, 101), (199, 219)):
         total = 0.0
         for start in range(0, rank, 16):  # exact within, one rounding to float64 between
@@ -74,10 +74,10 @@ def test_the_product_is_the_one_of_exact_fractions(rank: int):
 
 
 def test_rows_are_decoded_alike_in_slabs_of_any_size(monkeypatch: pytest.MonkeyPatch):
-    payload = LowRank(rank=4).compress(gaussian(100, 90))
-    whole = LowRank(rank=4).decompress(payload)
+    payload = LowRank(rank=4).compress_one(gaussian(100, 90))
+    whole = LowRank(rank=4).decompress_one(payload)
     monkeypatch.setattr("decentral.compressors.lowrank._SLAB", 700)
-    assert torch.equal(LowRank(rank=4).decompress(payload), whole)
+    assert torch.equal(LowRank(rank=4).decompress_one(payload), whole)
 
 
 def test_golden_bits():
@@ -85,7 +85,7 @@ def test_golden_bits():
     left = (torch.arange(64.0).view(16, 4) / 100 - 0.3).half()
     right = (0.7 - torch.arange(80.0).view(20, 4) / 90).half()
     payload = Payload((16, 20), (left, right, torch.tensor([121], dtype=torch.uint8)))
-    tile = LowRank(rank=4).decompress(payload)
+    tile = LowRank(rank=4).decompress_one(payload)
     assert tile[0, :2].tolist() == GOLDEN_FIRST
     assert hashlib.sha256(tile.numpy().tobytes()).hexdigest() == GOLDEN_TILE
 
@@ -99,7 +99,7 @@ def test_with_beta_1_a_constant_matrix_of_full_rank_arrives_in_the_mean():
     matrix, debt, arrived = gaussian(40, 40), None, torch.zeros(40, 40)
     for _ in range(200):
         payload, debt = compress_with_debt(LowRank(rank=2), matrix, debt, 1.0)
-        arrived += LowRank(rank=2).decompress(payload)
+        arrived += LowRank(rank=2).decompress_one(payload)
     assert float((arrived / 200 - matrix).norm()) < 0.15 * float(matrix.norm())
     assert lost(LowRank(rank=2), matrix) > 0.8
 
@@ -107,17 +107,17 @@ def test_with_beta_1_a_constant_matrix_of_full_rank_arrives_in_the_mean():
 @pytest.mark.parametrize("bad", [1.001, -2.0, float("inf"), float("nan")])
 @pytest.mark.parametrize("place", [0, 1])
 def test_a_factor_above_1_is_refused(bad: float, place: int):
-    payload = LowRank().compress(gaussian(32, 32))
+    payload = LowRank().compress_one(gaussian(32, 32))
     parts = [part.clone() for part in payload.parts]
     parts[place][3, 2] = bad
     with pytest.raises(PayloadError, match="is above 1 or not a number"):
-        LowRank().decompress(Payload((32, 32), tuple(parts)))
+        LowRank().decompress_one(Payload((32, 32), tuple(parts)))
 
 
 @pytest.mark.parametrize("code", [0, 1, 255])
 def test_any_scale_decodes_to_finite_numbers(code: int):
     parts = (torch.ones(32, 4).half(), torch.ones(32, 4).half(), torch.tensor([code], dtype=torch.uint8))
-    decoded = LowRank().decompress(Payload((32, 32), parts))
+    decoded = LowRank().decompress_one(Payload((32, 32), parts))
     assert torch.isfinite(decoded).all()
     assert bool(decoded.any()) == (code > 0)
 

@@ -11,13 +11,13 @@ def gaussian(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def places(compressor: RandK, tensor: torch.Tensor) -> torch.Tensor:
-    return compressor.decompress(compressor.compress(tensor)).flatten().nonzero().flatten()
+    return compressor.decompress_one(compressor.compress_one(tensor)).flatten().nonzero().flatten()
 
 
 @pytest.mark.parametrize("shape", [(4096,), (4097,), (67, 131), (3, 5, 7, 11), (1,), ()])
 def test_every_chunk_keeps_its_share_exactly(shape):
     tensor = gaussian(*shape)
-    kept = RandK().decompress(RandK().compress(tensor))
+    kept = RandK().decompress_one(RandK().compress_one(tensor))
     assert torch.equal(kept[kept != 0], tensor[kept != 0])
     for given, sent in zip(tensor.flatten().split(4096), kept.flatten().split(4096), strict=True):
         assert int((sent != 0).sum()) == max(1, round(given.numel() / 64))
@@ -32,7 +32,7 @@ def test_golden_places():
     """Peers that drew others would average other entries; a change needs a new frame version."""
     nonce = torch.arange(8, dtype=torch.uint8)
     payload = Payload((100,), (nonce, torch.ones(5), torch.ones(3)))
-    kept = RandK(k=5, chunk=64, seed=9).decompress(payload)
+    kept = RandK(k=5, chunk=64, seed=9).decompress_one(payload)
     assert kept.nonzero().flatten().tolist() == GOLDEN_PLACES
     assert hash32(torch.tensor([0, 1, 2, 2**32 - 1])).tolist() == GOLDEN_HASHES
 
@@ -55,14 +55,14 @@ def test_a_tensor_less_what_was_sent_draws_other_places_even_if_all_its_values_a
     """Else the debt of a constant would meet the same k places for ever."""
     debt = torch.ones(4096)
     for _ in range(200):
-        accumulate(RandK(), debt, RandK().compress(debt), -1.0)
+        accumulate(RandK(), debt, RandK().compress_one(debt), -1.0)
     assert (debt == 0).float().mean() > 0.9  # 1 - (1 - 1/64)**200 = 0.957
 
 
 @pytest.mark.parametrize(("length", "k"), [(64, 4), (100, 7), (13, 13), (97, 96)])
 def test_every_entry_is_drawn_equally_often(length, k):
     chunks = 20_000
-    count = RandK(k=k, chunk=length).decompress(RandK(k=k, chunk=length).compress(torch.ones(chunks, length)))
+    count = RandK(k=k, chunk=length).decompress_one(RandK(k=k, chunk=length).compress_one(torch.ones(chunks, length)))
     share = k / length
     assert int(count.sum()) == chunks * k
     assert (count.view(chunks, length).mean(0) - share).abs().max() <= 4.5 * (share * (1 - share) / chunks) ** 0.5
@@ -71,32 +71,34 @@ def test_every_entry_is_drawn_equally_often(length, k):
 def test_the_mean_error_is_the_contraction_of_rand_k():
     tensor = (gaussian(100) * torch.logspace(-2, 2, 100)).repeat(20_000, 1)
     compressor = RandK(k=10, chunk=100)
-    lost = (compressor.decompress(compressor.compress(tensor)) - tensor).double()
+    lost = (compressor.decompress_one(compressor.compress_one(tensor)) - tensor).double()
     assert float(lost.square().sum() / tensor.double().square().sum()) == pytest.approx(0.9, abs=0.003)
 
 
 def test_chunks_do_not_draw_alike():
-    kept = RandK().decompress(RandK().compress(torch.ones(64 * 4096))).view(64, 4096)
+    kept = RandK().decompress_one(RandK().compress_one(torch.ones(64 * 4096))).view(64, 4096)
     assert len({tuple(row.nonzero().flatten().tolist()) for row in kept}) == 64
     assert int((kept.sum(0) > 0).sum()) > 2300  # 4096 * (1 - (1 - 1/64)**64) = 2601
 
 
 def test_a_total_that_is_a_transposed_view_is_added_to_in_place():
-    payload, base = RandK().compress(gaussian(67, 131)), torch.zeros(131, 67)
+    payload, base = RandK().compress_one(gaussian(67, 131)), torch.zeros(131, 67)
     accumulate(RandK(), base.t(), payload, 2.0)
-    assert torch.equal(base.t(), 2.0 * RandK().decompress(payload))
+    assert torch.equal(base.t(), 2.0 * RandK().decompress_one(payload))
 
 
 def test_any_nonce_is_one():
-    payload = RandK().compress(gaussian(5000))
+    payload = RandK().compress_one(gaussian(5000))
     for byte in (0, 255):
-        kept = RandK().decompress(Payload((5000,), (torch.full((8,), byte, dtype=torch.uint8), *payload.parts[1:])))
+        kept = RandK().decompress_one(Payload((5000,), (torch.full((8,), byte, dtype=torch.uint8), *payload.parts[1:])))
         assert int((kept != 0).sum()) == 64 + 14
 
 
 def test_a_chain_quantises_what_was_drawn():
     chain, tensor = RandK() >> Int8(block=64), gaussian(4096)
-    assert torch.equal(chain.decompress(chain.compress(tensor)) != 0, RandK().decompress(RandK().compress(tensor)) != 0)
+    assert torch.equal(
+        chain.decompress_one(chain.compress_one(tensor)) != 0, RandK().decompress_one(RandK().compress_one(tensor)) != 0
+    )
 
 
 @pytest.mark.parametrize(("k", "chunk", "seed"), [(0, 4096, 0), (4097, 4096, 0), (1, 0, 0), (1, 65537, 0), (1, 4, -1)])

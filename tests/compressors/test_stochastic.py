@@ -12,7 +12,7 @@ def gaussian(*shape: int) -> torch.Tensor:
 
 
 def sent(tensor: torch.Tensor) -> torch.Tensor:
-    return Natural().decompress(Natural().compress(tensor))
+    return Natural().decompress_one(Natural().compress_one(tensor))
 
 
 def test_powers_of_two_are_exact_over_126_of_them():
@@ -33,7 +33,7 @@ def test_every_value_arrives_as_one_of_the_powers_beside_it():
 @pytest.mark.parametrize(("number", "power"), [(0.0, 8.0), (0.249, 8.0), (0.25, 4.0), (0.999, 4.0)])
 def test_it_goes_up_when_its_number_is_below_the_way_to_the_next_power(number: float, power: float):
     payload = Natural().compress_with(torch.tensor([5.0, -5.0]), torch.full((2,), number))
-    assert Natural().decompress(payload).tolist() == [power, -power]
+    assert Natural().decompress_one(payload).tolist() == [power, -power]
 
 
 def test_the_variance_of_the_worst_value_is_an_eighth_of_its_square():
@@ -50,7 +50,7 @@ def test_above_the_largest_power_values_go_down():
 
 def test_what_is_far_below_the_largest_becomes_the_lowest_power_or_zero():
     tensor = torch.tensor([1.0, 2.0**-130, -(2.0**-130)])
-    low, zero = (Natural().decompress(Natural().compress_with(tensor, torch.full((3,), n))) for n in (0.01, 0.5))
+    low, zero = (Natural().decompress_one(Natural().compress_with(tensor, torch.full((3,), n))) for n in (0.01, 0.5))
     assert low.tolist() == [1.0, 2.0**-125, -(2.0**-125)]
     assert zero.tolist() == [1.0, 0.0, 0.0]
 
@@ -61,7 +61,7 @@ def test_8_bits_per_value_and_one_byte():
 
 def test_golden_bytes_of_natural():
     """These parts are the wire format; a change needs a new frame version. Rounding may change without one."""
-    codes, base = Natural().compress(torch.tensor([1.0, -2.0, 0.25, 0.0, -0.0])).parts
+    codes, base = Natural().compress_one(torch.tensor([1.0, -2.0, 0.25, 0.0, -0.0])).parts
     assert codes.tolist() == [125, 128 + 126, 123, 0, 0]
     assert base.tolist() == [149 - 124]
 
@@ -70,12 +70,12 @@ def test_golden_bytes_of_natural():
 def test_parts_without_a_meaning_are_refused(code, base, rule):
     parts = (torch.tensor([0, code], dtype=torch.uint8), torch.tensor([base], dtype=torch.uint8))
     with pytest.raises(PayloadError, match=rule):
-        Natural().decompress(Payload((2,), parts))
+        Natural().decompress_one(Payload((2,), parts))
 
 
 def test_the_highest_base_decodes_to_finite_values():
     parts = (torch.tensor([127, 255], dtype=torch.uint8), torch.tensor([150], dtype=torch.uint8))
-    assert Natural().decompress(Payload((2,), parts)).tolist() == [2.0**127, -(2.0**127)]
+    assert Natural().decompress_one(Payload((2,), parts)).tolist() == [2.0**127, -(2.0**127)]
 
 
 def test_a_seed_that_cannot_be_meant_is_refused():
@@ -85,9 +85,9 @@ def test_a_seed_that_cannot_be_meant_is_refused():
 
 def test_a_value_goes_to_one_of_its_two_neighbours():
     method, tensor = QSGD(levels=7, block=10), gaussian(1000)
-    payload = method.compress(tensor)
+    payload = method.compress_one(tensor)
     scale = payload.parts[1].float().repeat_interleave(10)
-    assert ((method.decompress(payload) - tensor).abs() <= scale).all()
+    assert ((method.decompress_one(payload) - tensor).abs() <= scale).all()
 
 
 @pytest.mark.parametrize(("number", "level"), [(0.0, 3), (0.249, 3), (0.25, 2), (0.999, 2)])
@@ -100,15 +100,15 @@ def test_it_goes_up_when_its_number_is_below_the_distance_from_the_lower_level(n
 def test_values_on_a_level_never_move():
     method, tensor = QSGD(levels=7, block=16), torch.arange(-7.0, 8.0)
     for number in (0.0, 0.5, 1 - 2**-24):
-        assert torch.equal(method.decompress(method.compress_with(tensor, torch.full((15,), number))), tensor)
+        assert torch.equal(method.decompress_one(method.compress_with(tensor, torch.full((15,), number))), tensor)
 
 
 def test_another_seed_or_another_bit_of_the_tensor_rounds_otherwise():
     tensor = gaussian(1000)
-    first = QSGD(seed=0).compress(tensor).parts[0]
-    assert not torch.equal(first, QSGD(seed=1).compress(tensor).parts[0])
+    first = QSGD(seed=0).compress_one(tensor).parts[0]
+    assert not torch.equal(first, QSGD(seed=1).compress_one(tensor).parts[0])
     tensor[500] = torch.nextafter(tensor[500], torch.tensor(9.0))
-    assert int((first != QSGD(seed=0).compress(tensor).parts[0]).sum()) > 50
+    assert int((first != QSGD(seed=0).compress_one(tensor).parts[0]).sum()) > 50
 
 
 @pytest.mark.parametrize(("levels", "bits"), [(1, 2), (3, 3), (7, 4), (8, 5), (127, 8)])
@@ -118,7 +118,7 @@ def test_codes_have_as_many_bits_as_the_levels_need(levels: int, bits: int):
 
 def test_golden_bytes():
     """These parts are the wire format; a change needs a new frame version. Rounding may change without one."""
-    codes, scales = QSGD(levels=7, block=4).compress(torch.tensor([7.0, -1.0, 0.0, 3.0, -14.0])).parts
+    codes, scales = QSGD(levels=7, block=4).compress_one(torch.tensor([7.0, -1.0, 0.0, 3.0, -14.0])).parts
     assert codes.tolist() == [14, 6, 7, 10, 0]
     assert scales.view(torch.int16).tolist() == [0x3F80, 0x4000]
 
@@ -126,14 +126,14 @@ def test_golden_bytes():
 def test_a_code_above_twice_the_levels_is_refused():
     parts = (torch.tensor([0, 15], dtype=torch.uint8), torch.ones(1, dtype=torch.bfloat16))
     with pytest.raises(PayloadError, match="codes must be at most 14"):
-        QSGD(levels=7, block=4).decompress(Payload((2,), parts))
+        QSGD(levels=7, block=4).decompress_one(Payload((2,), parts))
 
 
 @pytest.mark.parametrize("scale", [-1.0, 1e38, float("inf"), float("nan")])
 def test_a_scale_that_is_negative_or_would_overflow_is_refused(scale):
     parts = (torch.zeros(4, dtype=torch.uint8), torch.tensor([scale], dtype=torch.bfloat16))
     with pytest.raises(PayloadError, match="a scale is bad: want 0 <= 7"):
-        QSGD(levels=7, block=4).decompress(Payload((4,), parts))
+        QSGD(levels=7, block=4).decompress_one(Payload((4,), parts))
 
 
 @pytest.mark.parametrize(

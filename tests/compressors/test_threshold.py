@@ -41,7 +41,7 @@ def test_the_largest_of_the_whole_tensor_are_kept_whatever_the_sample(name: str,
     tensor = INPUTS[name]
     kept = max(1, round(tensor.numel() * k / 4096))
     for sample in (1e-3, 0.01, 1.0):
-        payload = Threshold(k=k, sample=sample).compress(tensor)
+        payload = Threshold(k=k, sample=sample).compress_one(tensor)
         assert payload.parts[0].flatten().tolist() == expected(tensor, kept)
         values = torch.cat([part.flatten() for part in payload.parts[1:]])
         assert torch.equal(values, tensor.flatten()[payload.parts[0][0].long()])
@@ -50,7 +50,7 @@ def test_the_largest_of_the_whole_tensor_are_kept_whatever_the_sample(name: str,
 def test_a_guess_that_too_few_reach_is_noticed(monkeypatch: pytest.MonkeyPatch):
     tensor = gaussian(60_000)
     monkeypatch.setattr(Threshold, "guess", lambda self, size_N, kept: np.uint32(0x7F7FFFFF))
-    assert Threshold().compress(tensor).parts[0].flatten().tolist() == expected(tensor, round(60_000 / 64))
+    assert Threshold().compress_one(tensor).parts[0].flatten().tolist() == expected(tensor, round(60_000 / 64))
 
 
 def test_the_guess_is_seldom_short_and_never_far():
@@ -69,7 +69,7 @@ def test_the_device_way_keeps_the_same_when_no_magnitudes_are_equal():
 def test_energy_is_followed_where_topk_takes_the_same_from_every_chunk():
     tensor = gaussian(16, 4096)
     tensor[3] *= 100
-    whole, chunked = (c.decompress(c.compress(tensor.flatten())) for c in (Threshold(k=64), TopK(k=64)))
+    whole, chunked = (c.decompress_one(c.compress_one(tensor.flatten())) for c in (Threshold(k=64), TopK(k=64)))
     assert float((tensor.flatten() - whole).norm()) < 0.6 * float((tensor.flatten() - chunked).norm())
     assert set(whole.nonzero().flatten().tolist()) <= set(range(3 * 4096, 4 * 4096))
 
@@ -78,9 +78,9 @@ def test_the_shape_bounds_the_message_and_an_index_takes_7_and_a_half_bits_of_an
     compressor, tensor = Threshold(k=64), gaussian(1024, 1024)
     kept = 1024 * 1024 // 64
     assert [spec.shape for spec in compressor.layout((1024, 1024))] == [(1, kept), (kept,)]
-    nbytes = len(body.encode(compressor, [compressor.compress(tensor)]))
+    nbytes = len(body.encode(compressor, [compressor.compress_one(tensor)]))
     assert nbytes <= body.max_nbytes(compressor, [(1024, 1024)]) == 4 * kept + math.ceil(kept * 20 / 8) + 8
-    values = torch.cat([part.flatten() for part in compressor.compress(tensor).parts[1:]])
+    values = torch.cat([part.flatten() for part in compressor.compress_one(tensor).parts[1:]])
     assert 8 * (nbytes - 4 * values.numel()) < 7.6 * kept
 
 
@@ -89,7 +89,7 @@ def test_kept_values_reach_the_quantiser_in_rows_of_64():
     assert Threshold(k=64).value_shapes((4096 * 3 + 640,)) == ((3, 64), (1, 10))
     tensor = gaussian(64, 4096) * torch.logspace(-2, 2, 64)[:, None]
     chain = Threshold(k=640) >> SignMag2()
-    kept, sent = (c.decompress(c.compress(tensor)) for c in (Threshold(k=640), chain))
+    kept, sent = (c.decompress_one(c.compress_one(tensor)) for c in (Threshold(k=640), chain))
     assert float((sent - kept).norm()) < 0.3 * float(kept.norm())
 
 
@@ -103,22 +103,22 @@ def test_indices_that_do_not_rise_inside_the_tensor_are_refused(index: list[int]
 
 
 def test_a_total_that_is_a_transposed_view_is_added_to_in_place():
-    payload, base = Threshold().compress(gaussian(67, 131)), torch.zeros(131, 67)
+    payload, base = Threshold().compress_one(gaussian(67, 131)), torch.zeros(131, 67)
     accumulate(Threshold(), base.t(), payload, 2.0)
-    assert torch.equal(base.t(), 2.0 * Threshold().decompress(payload))
+    assert torch.equal(base.t(), 2.0 * Threshold().decompress_one(payload))
 
 
 def test_a_tensor_beyond_the_index_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "_LARGEST", 99)
     with pytest.raises(ConfigError, match="100 values, an index reaches 99; use topk"):
-        Threshold().compress(torch.ones(100))
+        Threshold().compress_one(torch.ones(100))
 
 
 def test_golden_bytes():
     """These parts are the wire format; a change needs a new frame version."""
     tensor = torch.zeros(8192)
     tensor[3], tensor[7000] = -2.0, 1.0
-    index, values = Threshold(k=1).compress(tensor).parts
+    index, values = Threshold(k=1).compress_one(tensor).parts
     assert (index.tolist(), values.tolist()) == ([[3, 7000]], [-2.0, 1.0])
 
 

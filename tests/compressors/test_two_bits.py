@@ -10,7 +10,7 @@ from decentral.errors import PayloadError
 
 
 def sent(tensor: torch.Tensor) -> torch.Tensor:
-    return SignMag2().decompress(SignMag2().compress(tensor))
+    return SignMag2().decompress_one(SignMag2().compress_one(tensor))
 
 
 def top_64_of_4096(rows: int = 256) -> torch.Tensor:
@@ -32,8 +32,8 @@ def test_chunks_of_different_size_have_their_own_levels():
     """With one scale per tensor, all values of a small chunk would vanish."""
     tensor = torch.randn(2 * 4096, generator=torch.Generator().manual_seed(0))
     tensor[4096:] *= 1e-4
-    kept = TopK().decompress(TopK().compress(tensor))[4096:]
-    arrived = (TopK() >> SignMag2()).decompress((TopK() >> SignMag2()).compress(tensor))[4096:]
+    kept = TopK().decompress_one(TopK().compress_one(tensor))[4096:]
+    arrived = (TopK() >> SignMag2()).decompress_one((TopK() >> SignMag2()).compress_one(tensor))[4096:]
     assert float((kept - arrived).norm() / kept.norm()) <= 0.08
 
 
@@ -80,13 +80,13 @@ def test_rows_far_below_the_largest_are_left_to_error_feedback():
 
 def test_golden_parts():
     """These parts are the wire format; a change needs a new frame version."""
-    codes, peak, levels, steps = SignMag2().compress(torch.tensor([[1.0, -4.0, 4.0, -1.0, 1.0]])).parts
+    codes, peak, levels, steps = SignMag2().compress_one(torch.tensor([[1.0, -4.0, 4.0, -1.0, 1.0]])).parts
     assert codes.tolist() == [0, 3, 1, 2, 0]
     assert (peak.tolist(), levels.tolist(), steps.tolist()) == ([102], [240], [32])
 
 
 def with_part(place: int, value: int) -> Payload:
-    payload = SignMag2().compress(torch.randn(1, 8, generator=torch.Generator().manual_seed(0)))
+    payload = SignMag2().compress_one(torch.randn(1, 8, generator=torch.Generator().manual_seed(0)))
     parts = list(payload.parts)
     parts[place] = torch.full_like(parts[place], value)
     return Payload(payload.shape, tuple(parts))
@@ -98,15 +98,15 @@ def with_part(place: int, value: int) -> Payload:
 )
 def test_codes_peaks_and_steps_out_of_range_are_refused(place, value, words):
     with pytest.raises(PayloadError, match=words):
-        SignMag2().decompress(with_part(place, value))
+        SignMag2().decompress_one(with_part(place, value))
 
 
 @pytest.mark.parametrize("peak", [0, 227])
 def test_the_outermost_levels_are_finite_and_normal(peak):
-    payload = SignMag2().compress(torch.tensor([[1.0, 1.9]]))
+    payload = SignMag2().compress_one(torch.tensor([[1.0, 1.9]]))
     for level in (1, 255):
         parts = (payload.parts[0], *(torch.tensor([n], dtype=torch.uint8) for n in (peak, level, 0)))
-        found = SignMag2().decompress(Payload((1, 2), parts)).abs()
+        found = SignMag2().decompress_one(Payload((1, 2), parts)).abs()
         assert torch.isfinite(found).all()
         assert (found >= torch.finfo(torch.float32).tiny).all()
 
@@ -146,20 +146,20 @@ def reference(value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("value", [gaussian(5000), kept(10), gaussian(5000) + 3, gaussian(7) ** 3], ids=range(4))
 def test_codes_and_decoded_values_are_those_of_the_published_formula(value: torch.Tensor):
-    payload = SparseLoCo2().compress(value)
+    payload = SparseLoCo2().compress_one(value)
     code, decoded = reference(value)
     assert torch.equal(payload.parts[0].long(), code)
-    assert torch.allclose(SparseLoCo2().decompress(payload).flatten().double(), decoded, rtol=0, atol=1e-6)
+    assert torch.allclose(SparseLoCo2().decompress_one(payload).flatten().double(), decoded, rtol=0, atol=1e-6)
 
 
 def test_behind_topk_two_of_four_bins_are_empty():
-    codes = SparseLoCo2().compress(kept(16)).parts[0]
+    codes = SparseLoCo2().compress_one(kept(16)).parts[0]
     assert codes.unique().tolist() == [1, 3]
 
 
 def test_behind_topk_it_loses_0_113_of_the_norm_where_signmag2_loses_0_063():
     value = kept(256)
-    errors = [m.decompress(m.compress(value)) - value for m in (SparseLoCo2(), SignMag2())]
+    errors = [m.decompress_one(m.compress_one(value)) - value for m in (SparseLoCo2(), SignMag2())]
     shares = [float(error.norm() / value.norm()) for error in errors]
     assert shares == [pytest.approx(0.113, abs=0.001), pytest.approx(0.063, abs=0.001)]
 
@@ -167,7 +167,7 @@ def test_behind_topk_it_loses_0_113_of_the_norm_where_signmag2_loses_0_063():
 def test_chunks_of_small_values_lose_nearly_everything_beside_chunks_of_large_ones():
     value = kept(10)
     value[5:] *= 0.01
-    lost = {m: m.decompress(m.compress(value))[5:] - value[5:] for m in (SparseLoCo2(), SignMag2())}
+    lost = {m: m.decompress_one(m.compress_one(value))[5:] - value[5:] for m in (SparseLoCo2(), SignMag2())}
     shares = {method: float(rest.norm() / value[5:].norm()) for method, rest in lost.items()}
     assert shares[SparseLoCo2()] > 0.9
     assert shares[SignMag2()] < 0.07
@@ -180,24 +180,24 @@ def test_it_chains_behind_topk_with_one_grid_for_all_chunks_of_a_region():
 
 def test_golden_bytes():
     """These parts are the wire format; a change needs a new frame version."""
-    codes, levels = SparseLoCo2().compress(torch.tensor([-9.0, -1.0, 1.0, 2.0, 7.0])).parts
+    codes, levels = SparseLoCo2().compress_one(torch.tensor([-9.0, -1.0, 1.0, 2.0, 7.0])).parts
     assert codes.tolist() == [1, 2, 2, 2, 3]
     assert levels.tolist() == [0.0, -9.0, 0.6666666865348816, 7.0]
 
 
 def test_equal_values_and_a_single_one_arrive_exactly():
     for tensor in (torch.full((50,), 0.25), torch.tensor([-3.5])):
-        assert torch.equal(SparseLoCo2().decompress(SparseLoCo2().compress(tensor)), tensor)
+        assert torch.equal(SparseLoCo2().decompress_one(SparseLoCo2().compress_one(tensor)), tensor)
 
 
 @pytest.mark.parametrize("level", [float("inf"), float("nan")])
 def test_a_level_that_is_not_finite_is_refused(level):
     parts = (torch.zeros(4, dtype=torch.uint8), torch.tensor([0.0, 0.0, 0.0, level]))
     with pytest.raises(PayloadError, match="every level must be finite"):
-        SparseLoCo2().decompress(Payload((4,), parts))
+        SparseLoCo2().decompress_one(Payload((4,), parts))
 
 
 def test_a_code_beyond_2_bits_is_refused():
     parts = (torch.tensor([0, 4], dtype=torch.uint8), torch.zeros(4))
     with pytest.raises(PayloadError, match="codes must be below 4"):
-        SparseLoCo2().decompress(Payload((2,), parts))
+        SparseLoCo2().decompress_one(Payload((2,), parts))

@@ -10,7 +10,7 @@ from dataclasses import replace
 from decentral.redundancy.labels import CHUNK_NBYTES, MOST_STRIPES, SEAL_NBYTES, Label
 from decentral.swarm.invite import Invite
 from decentral.swarm.leases import write_leases
-from decentral.transport.probes import ANSWERED, NOT_TRIED, DialbackAnswer, Question
+from decentral.transport.paths import ANSWERED, NOT_TRIED, DialbackAnswer, Question
 from decentral.wire import messages
 from decentral.wire.codecs import to_bytes
 from tests.corpus.builders import ACCEPTED, STRANGE, Entry, counted, put, sized, sized_text

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from decentral.state.snapshot import Layout, SnapshotIndex
 from decentral.swarm.announcement import run_tag
 from decentral.swarm.hello import WIRE_VERSION
-from decentral.transport import multiaddr
+from decentral.transport.protocols import messages
 from decentral.transport.protocols.messages import bytes_field, number_field
 from decentral.wire.keys import peer_name
 from tests.corpus.builders import ACCEPTED, STRANGE, Entry, put
@@ -245,7 +245,7 @@ def _tensor_files() -> Iterator[Entry]:
 
 def _addresses() -> Iterator[Entry]:
     wrong = "is malformed or not a way to reach a peer"
-    yield "multiaddr", "as it should be", multiaddr.to_bytes("/ip4/192.0.2.1/udp/4001/quic-v1"), ACCEPTED
+    yield "multiaddr", "as it should be", messages.multiaddr_to_bytes("/ip4/192.0.2.1/udp/4001/quic-v1"), ACCEPTED
     yield "multiaddr", "empty", b"", wrong
     yield "multiaddr", "cut short", b"\4\xc0\0\2", wrong
     yield "multiaddr", "unknown protocol", b"\7\1", wrong

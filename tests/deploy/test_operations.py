@@ -18,7 +18,7 @@ from decentral.observe.metrics import exposition, peer_numbers
 from decentral.observe.status import Status
 from decentral.replica.figures import NAMES
 from decentral.transport.native.transport import NativeOptions, NativeTransport
-from decentral.transport.relay.circuit import RelayLimits
+from decentral.transport.protocols.circuit import RelayLimits
 from decentral.wire.keys import Signer
 
 ROOT = Path(__file__).parents[2]

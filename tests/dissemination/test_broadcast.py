@@ -10,8 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from decentral.dissemination.broadcast import PIECED, SURE, Deliveries, Line, Lines, Passing, Spread, spread, thin_last
-from decentral.flow.schedule import Ack, Window
-from decentral.flow.uplink import UplinkMeter
+from decentral.flow.pacing import Ack, UplinkMeter, Window
 from decentral.transport.memory import MemoryNetwork
 from decentral.wire.keys import Signer
 

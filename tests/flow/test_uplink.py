@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from decentral.flow.uplink import KEPT, WINDOW, UplinkMeter, lease_bits
+from decentral.flow.pacing import KEPT, WINDOW, UplinkMeter, lease_bits
 
 
 def send(meter: UplinkMeter, now: float, nbytes: int, seconds: float) -> float:
@@ -56,11 +56,11 @@ def test_copies_that_arrived_are_counted_until_each_and_the_slow_receiver_that_c
     meter = UplinkMeter()
     meter.begin_delivery()
     for copies, seconds in ((1, 2.1), (5, 2.2), (6, 2.4), (7, 30.0)):
-        meter.delivered(copies * 870_000, seconds)
+        meter.add_delivery(copies * 870_000, seconds)
     assert meter.bytes_per_second == 6 * 870_000 / 2.4
     for _ in range(KEPT):
         meter.begin_delivery()
-        meter.delivered(870_000, 3.0)
+        meter.add_delivery(870_000, 3.0)
     assert meter.bytes_per_second == 290_000, "a link that became slow is found out"
 
 
@@ -81,5 +81,5 @@ def test_what_arrived_counts_more_than_what_was_taken_for_a_busy_machine_s_buffe
     meter.end(0.0, WINDOW + 0.1, 90_000_000)
     assert meter.bytes_per_second > 10_000_000
     meter.begin_delivery()
-    meter.delivered(5_000_000, 2.0)
+    meter.add_delivery(5_000_000, 2.0)
     assert meter.bytes_per_second == 2_500_000

@@ -100,7 +100,7 @@ def _valid_body(codec: Codec, shapes: Shapes, scale: float) -> bytes:
 def _hostile_body(codec: Codec, shapes: Shapes, rng: random.Random) -> bytes:
     """Parts of the right dtypes and sizes, most of them right, one of them anything."""
     generator = torch.Generator().manual_seed(rng.getrandbits(32))
-    payloads = [codec.compressor.compress(torch.randn(shape, generator=generator)) for shape in shapes]
+    payloads = [codec.compressor.compress_one(torch.randn(shape, generator=generator)) for shape in shapes]
     specs = [codec.compressor.layout(shape) for shape in shapes]
     names = sorted({spec.name for layout in specs for spec in layout})
     wrong = rng.choice(names)

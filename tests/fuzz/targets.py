@@ -57,10 +57,16 @@ from decentral.swarm.hello import Hello
 from decentral.swarm.invite import Invite
 from decentral.swarm.leases import read_lease, read_leases
 from decentral.swarm.words import PROOF_NBYTES, WordsHandshake, parse_code
-from decentral.transport import holepunch, multiaddr, probes
+from decentral.transport import holepunch, paths
 from decentral.transport.native.tcp import endpoint
-from decentral.transport.protocols.messages import read_varint, varint
-from decentral.transport.relay.circuit import Refused, read_question
+from decentral.transport.protocols.circuit import Refused, read_question
+from decentral.transport.protocols.messages import (
+    LONGEST_MULTIADDR,
+    multiaddr_to_bytes,
+    multiaddr_to_text,
+    read_varint,
+    varint,
+)
 from decentral.wire import messages
 from decentral.wire.codecs import from_bytes, to_bytes
 from decentral.wire.frames import HEADER_NBYTES, Frame, parse
@@ -414,14 +420,14 @@ def _optimizer_state(data: bytes) -> object:
 
 
 def _multiaddr(data: bytes) -> object:
-    text = multiaddr.to_text(data)
-    assert multiaddr.to_text(multiaddr.to_bytes(text)) == text if len(text) <= multiaddr.LONGEST else True
+    text = multiaddr_to_text(data)
+    assert multiaddr_to_text(multiaddr_to_bytes(text)) == text if len(text) <= LONGEST_MULTIADDR else True
     return text
 
 
 def _multiaddr_text(data: bytes) -> object:
-    packed = multiaddr.to_bytes(data.decode("utf-8", "replace"))
-    return multiaddr.to_text(packed)
+    packed = multiaddr_to_bytes(data.decode("utf-8", "replace"))
+    return multiaddr_to_text(packed)
 
 
 def _varint(data: bytes) -> object:
@@ -437,14 +443,14 @@ def _relay_question(data: bytes) -> object:
 
 
 def _dialback_question(data: bytes) -> object:
-    question = from_bytes(probes.Question, data)
+    question = from_bytes(paths.Question, data)
     assert to_bytes(question) == data
     return question
 
 
 def _dialback_answer(data: bytes) -> object:
     """Whatever an answer calls this machine, what is made of it next ends in a place or in none."""
-    answer = from_bytes(probes.DialbackAnswer, data)
+    answer = from_bytes(paths.DialbackAnswer, data)
     assert to_bytes(answer) == data
     assert math.isfinite(answer.milliseconds / 1000)
     where = endpoint(answer.seen)
@@ -457,7 +463,7 @@ def _announcement(data: bytes) -> object:
     if sighting is not None:
         assert 0 < len(sighting.addresses) <= MOST_ADDRESSES
         assert local_addresses(sighting.addresses) == sighting.addresses
-        assert all(multiaddr.to_text(multiaddr.to_bytes(address)) == address for address in sighting.addresses)
+        assert all(multiaddr_to_text(multiaddr_to_bytes(address)) == address for address in sighting.addresses)
         assert read_announcement(write_announcement(RUN, sighting.peer, sighting.addresses), RUN) == sighting
     return sighting
 

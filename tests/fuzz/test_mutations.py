@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decentral.coding import Rising
-from decentral.compressors import Uncompressed
+from decentral.compressors import Decoded, Payload, Uncompressed
 from decentral.errors import PayloadError
 from decentral.replica.codec import Codec
 from tests.corpus.make import entries
@@ -84,10 +85,14 @@ def test_an_unchecked_index_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_is_added_in_part_is_caught() -> None:
-    class Hasty(Uncompressed):
-        def accumulate(self, total: torch.Tensor, payload: object, weight: float) -> None:
-            total += 1
+    class TooLate(Decoded):
+        def add(self, start: int, total_n: torch.Tensor, weight: float) -> None:
+            total_n += 1
             raise PayloadError("too late")
+
+    class Hasty(Uncompressed):
+        def decompress(self, payloads: Sequence[Payload]) -> list[Decoded]:
+            return [TooLate() for _ in payloads]
 
     with pytest.raises(AssertionError, match="in part"):
         read_body(Codec(Hasty()), SHAPES[0], bytes(4) + b"\xff" * (4 * 144))

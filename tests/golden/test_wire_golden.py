@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from decentral.swarm.invite import Invite
-from decentral.transport.probes import ANSWERED, NOT_TRIED, DialbackAnswer, Question
+from decentral.transport.paths import ANSWERED, NOT_TRIED, DialbackAnswer, Question
 from decentral.wire import messages as m
 from decentral.wire.codecs import from_bytes, to_bytes
 from decentral.wire.frames import HEADER_NBYTES, FrameKind, Header, claims_of, parse, seal

@@ -14,10 +14,10 @@ from decentral.swarm.identity import Identity
 from decentral.transport import Transport
 from decentral.transport.daemon.process import DaemonOptions
 from decentral.transport.daemon.transport import DaemonTransport
+from decentral.transport.native.links import LinkOptions
 from decentral.transport.native.transport import NativeOptions, NativeTransport
-from decentral.transport.pylibp2p.node import PyLibp2pOptions
+from decentral.transport.protocols.circuit import RelayLimits
 from decentral.transport.pylibp2p.transport import PyLibp2pTransport
-from decentral.transport.relay.circuit import RelayLimits
 from decentral.transport.requests import serve_requests
 from decentral.wire.keys import PeerId, Signer, peer_name
 
@@ -45,7 +45,7 @@ class Ours:
             return DaemonTransport(identity, listen=LOOPBACK, options=options)
         announce = NOWHERE if relays else ()
         if self.kind == "py-libp2p":
-            libp2p_options = PyLibp2pOptions(relays=relays, announce=announce, punch=not relays)
+            libp2p_options = LinkOptions(relays=relays, announce=announce, punch=not relays)
             return PyLibp2pTransport(identity.signer, listen=LOOPBACK, options=libp2p_options)
         native_options = NativeOptions(relays=relays, announce=announce, punch=not relays)
         return NativeTransport(identity.signer, listen=LOOPBACK, options=native_options)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from decentral.lab.attacks import Rule
 from decentral.optimizers import make_aggregation
+from tests.lab.attacks import Rule
 from tests.optimizers.aggregating import aggregated
 
 RULES = ("mean", "norm_clip", "krum", "nnm", "arc", "caf", "mda", "rfa", "centered_clip", "flag", "trimmed_mean")

@@ -15,11 +15,11 @@ import sys
 from functools import cache
 from pathlib import Path
 
-from decentral.lab.own_model import OwnCourse, TrainsAlone
 from decentral.manifest import Manifest, preset_manifest
 from decentral.manifest.presets import assumed, suited
 from decentral.manifest.terms import Inner
 from decentral.optimizers import presets
+from decentral.trial.own_model import OwnCourse, TrainsAlone
 from tests.lab.student import WIDTH, builder
 
 PAGE = Path(__file__).parents[2] / "docs/optimizers.md"

@@ -20,11 +20,11 @@ from typing import Any
 import torch
 
 from decentral.errors import ConfigError
-from decentral.lab.own_model import OwnCourse
-from decentral.lab.trial import check_learns, trial
 from decentral.manifest import Manifest, check_methods, preset_manifest
 from decentral.manifest.terms import INNER_OPTIMIZERS
 from decentral.optimizers import presets
+from decentral.trial.check import check_learns, trial
+from decentral.trial.own_model import OwnCourse
 from tests.lab.student import builder
 
 TOLD_BY_LOSSES = ("just_one_byte",)  # sends derivatives, of an inner optimizer that the quadratic does not have

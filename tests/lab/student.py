@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from decentral.lab.own_model import Build
 from decentral.manifest.terms import INNER_OPTIMIZERS, Inner
-from decentral.simulate.student import BATCH, HELD_OUT, NOISE, WIDTH, _loss, _terms, beginning
+from decentral.simulate.lessons import BATCH, HELD_OUT, NOISE, WIDTH, _loss, _terms, beginning
 from decentral.training.inner import built, forward_only, inner_step
+from decentral.trial.own_model import Build
 
 
 def builder(inner: Inner, fragments: int) -> Build:

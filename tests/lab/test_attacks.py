@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError
-from decentral.lab.attacks import (
+from tests.lab.attack_rules import RULES, tried, trusting
+from tests.lab.attacks import (
     FIRST_STEP,
     Attack,
     Rule,
@@ -27,7 +28,6 @@ from decentral.lab.attacks import (
     reversal,
     shift,
 )
-from tests.lab.attack_rules import RULES, tried, trusting
 
 HONEST = torch.tensor([[1.0, 2.0, 0.0], [3.0, 2.0, 0.0]])
 

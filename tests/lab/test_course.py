@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from decentral.lab.course import Course, Reached
-from decentral.lab.lab_peer import LabWorld, lab_peers
+from decentral.lab.lockstep import lockstep_of
 from decentral.lab.work import Language, OneByOne
 from decentral.manifest import Manifest, check_methods, preset_manifest
 from decentral.optimizers import presets
 from decentral.tasks.corpus import Corpus, load_corpus
+from decentral.trial.course import Course, Reached
+from decentral.trial.replicas import TrialWorld, trial_peers
 from tests.laws.tables import GOSSIPS, PRESETS, WIRES, long_but
 
 PEERS, ROUNDS, STEPS = 3, 4, 4
@@ -40,13 +41,14 @@ def terms(name: str) -> Manifest:
     return manifest
 
 
-def course_of(manifest: Manifest, world: LabWorld | None = None) -> Course:
+def course_of(manifest: Manifest, world: TrialWorld | None = None) -> Course:
     work = Language(manifest, corpus(), PEERS, uneven=False, windows=8)
     modules = [work.model() for _ in range(PEERS)]
-    return Course(work, lab_peers(manifest, modules), work.trained(modules), world or LabWorld(PEERS))
+    peers, trained = trial_peers(manifest, modules), work.trained(modules)
+    return Course(work, peers, trained, world or TrialWorld(PEERS), lockstep_of(peers, trained))
 
 
-def gone(manifest: Manifest, world: LabWorld | None = None) -> tuple[Course, list[Reached]]:
+def gone(manifest: Manifest, world: TrialWorld | None = None) -> tuple[Course, list[Reached]]:
     course = course_of(manifest, world)
     return course, list(course.go())
 
@@ -93,7 +95,7 @@ def test_a_replica_that_shares_its_storage_gets_the_gradients_of_one_that_does_n
 
 
 def test_a_round_takes_the_time_of_its_slowest_peer_where_all_are_waited_for() -> None:
-    usual, slowed = gone(terms("diloco"))[1], gone(terms("diloco"), LabWorld(PEERS, slow=3.0))[1]
+    usual, slowed = gone(terms("diloco"))[1], gone(terms("diloco"), TrialWorld(PEERS, slow=3.0))[1]
     assert slowed[-1].seconds == 3 * usual[-1].seconds
 
 
@@ -101,7 +103,7 @@ def test_a_round_takes_the_time_of_its_slowest_peer_where_all_are_waited_for() -
 def test_bytes_take_the_time_of_the_line(name: str) -> None:
     """In a gather, in a reduce, and in a pair: of three peers one has no partner, and the others wait for a pair."""
     manifest, rate = terms(name), 1e5
-    free, paid = gone(manifest)[1], gone(manifest, LabWorld(PEERS, rate=rate))[1]
+    free, paid = gone(manifest)[1], gone(manifest, TrialWorld(PEERS, rate=rate))[1]
     share = 2 / 3 if name in GOSSIPS else 1.0  # of the peers that send, over whom bytes are averaged
     sent = sum(one.nbytes for one in paid) / share / rate
     assert paid[-1].seconds - free[-1].seconds == pytest.approx(sent, rel=0.05)

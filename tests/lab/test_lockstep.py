@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from decentral.lab.course import Course
-from decentral.lab.lab_peer import LabPeer, LabWorld, lab_peers
 from decentral.lab.lockstep import StackedMuon, clip_each, lockstep_of
 from decentral.lab.work import Language, Trained
 from decentral.manifest import Manifest, preset_manifest
 from decentral.manifest.terms import INNER_OPTIMIZERS
+from decentral.trial.course import Course
+from decentral.trial.replicas import TrialPeer, TrialWorld, trial_peers
 from tests.lab.test_course import PEERS, SIZE, corpus
 from tests.laws.tables import long_but
 
@@ -44,10 +44,11 @@ def course_of(manifest: Manifest, *, stacked: bool) -> Course:
     work = Language(manifest, corpus(), PEERS, uneven=False, windows=8)
     modules = [work.model() for _ in range(PEERS)]
     trained = work.trained(modules)
-    return Course(work, lab_peers(manifest, modules), trained if stacked else Apart(trained), LabWorld(PEERS))
+    peers, trained = trial_peers(manifest, modules), trained if stacked else Apart(trained)
+    return Course(work, peers, trained, TrialWorld(PEERS), lockstep_of(peers, trained))
 
 
-def assert_same(some: list[LabPeer], others: list[LabPeer], tolerance: float = 1e-5) -> None:
+def assert_same(some: list[TrialPeer], others: list[TrialPeer], tolerance: float = 1e-5) -> None:
     for one, other in zip(some, others, strict=True):
         for mine, theirs in zip(one.live.read_all(), other.live.read_all(), strict=True):
             torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance)

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from decentral.errors import ConfigError
-from decentral.lab.own_model import OwnCourse, TrainsAlone, training_of
 from decentral.manifest import preset_manifest
+from decentral.trial.own_model import OwnCourse, TrainsAlone, training_of
 from tests.lab.own_problems import build, nothing, twice
 
 EXACT = {"compressor": {"chain": "none"}, "exchange": {"kind": "gather"}, "outer": {"norm_clip": "none"}}

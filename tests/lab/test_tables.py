@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner
 
 from decentral.cli import main
-from decentral.cli.progress import StudyLine
 from decentral.lab.cells import Curve, Point
+from decentral.lab.command import StudyLine
 from decentral.lab.comparing import Found, Row, Run, compared, interval, pairs, problems
 from decentral.lab.laboratory import Store, run_study
 from decentral.lab.results import frontier, mean_curve

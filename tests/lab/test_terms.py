@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from decentral.cli.measure import _usual_workers
 from decentral.errors import ConfigError, UsageError
+from decentral.lab.command import _usual_workers
 from decentral.lab.plan import Plan
 from decentral.lab.terms import check_device, check_installed, load_study, parse_study
 from tests.lab.declared import TEXT

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from decentral.errors import ConfigError
-from decentral.lab.trial import check_learns, outer_gain, trial
 from decentral.manifest import preset_manifest
 from decentral.optimizers import presets
+from decentral.trial.check import check_learns, outer_gain, trial
 from tests.lab.random_terms import TOLD_BY_LOSSES, on_the_student, ruins, tried
 from tests.laws.tables import long_but
 

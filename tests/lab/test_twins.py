@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from decentral.lab.own_model import Build, OwnCourse
 from decentral.manifest import preset_manifest
 from decentral.manifest.presets import Scale, suited
 from decentral.replica.measures import Measure, Scrutiny
+from decentral.trial.own_model import Build, OwnCourse
 from experiments.defaults.problems import problem
 
 STEPS, ROUNDS, LENGTH = 12, 14, 100  # the outer step overshoots in the first rounds of a run of so many

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from decentral.compressors import Compressor, parse_compressor, parse_feedback
-from decentral.compressors.feedback import Feedback, add_sent
+from decentral.compressors.base import add_flat
+from decentral.compressors.feedback import Feedback
 from decentral.manifest import preset_manifest
 from decentral.optimizers import Channel, Contributor, OuterMethod, RoundInfo, make_outer
 from decentral.optimizers.aggregation.base import clip_scales, norm
@@ -58,7 +59,7 @@ class Lossy:
     def sent(self, change_N: Tensor, books: Mapping[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
         """What arrives of a change, and the sender's books after it."""
         sending, arrived_N = self.feedback.send(self.compressor, change_N, books, SHAPES), torch.zeros(NUMEL)
-        add_sent(self.compressor, arrived_N, sending.payloads)
+        add_flat(self.compressor, arrived_N, sending.payloads)
         return arrived_N, sending.state
 
 

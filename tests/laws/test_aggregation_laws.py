@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
 
-from decentral.compressors import Compressor, parse_compressor
+from decentral.compressors import Compressor, Payload, parse_compressor
+from decentral.compressors.base import Method
 from decentral.optimizers import Aggregation
 from decentral.optimizers.aggregation.base import Sent
 from decentral.replica.apply import gram_of
@@ -127,14 +129,14 @@ def test_inner_products_of_what_arrives_are_those_of_the_decompressed(compressor
     np.testing.assert_allclose(found_KK, (rows @ rows.T).numpy(), rtol=1e-10, atol=1e-9)
 
 
-class Opaque:
+@dataclass(frozen=True, slots=True)
+class Opaque(Method):
     """Shows nothing of a compressor but the tensors."""
 
-    def __init__(self, compressor: Compressor) -> None:
-        self._compressor = compressor
+    compressor: Compressor
 
-    def decompress(self, payload: object) -> torch.Tensor:
-        return self._compressor.decompress(payload)
+    def decompress_one(self, payload: Payload) -> torch.Tensor:
+        return self.compressor.decompress_one(payload)
 
 
 def test_what_is_sparse_says_its_places():
@@ -144,10 +146,10 @@ def test_what_is_sparse_says_its_places():
         compressor = parse_compressor(spelling)
         for shape in ((200, 130), (5000,), (0,), (1, 1)):
             tensor = torch.randn(shape, generator=torch.Generator().manual_seed(1))
-            payload = compressor.compress(tensor)
+            payload = compressor.compress_one(tensor)
             found = support(compressor, payload)
             assert found is not None
             place_S, value_S = found
             assert all(a < b for a, b in itertools.pairwise(place_S.tolist()))
             made_N = torch.zeros(tensor.numel()).index_copy_(0, place_S, value_S)
-            assert torch.equal(made_N, compressor.decompress(payload).flatten())
+            assert torch.equal(made_N, compressor.decompress_one(payload).flatten())

@@ -66,7 +66,7 @@ unbiased = pytest.mark.methods(lambda spelling: name_of(spelling) in VARIANCE)
 
 
 def _lost(compressor: Compressor, tensor: Tensor) -> Tensor:
-    return compressor.decompress(compressor.compress(tensor)).double() - tensor.double()
+    return compressor.decompress_one(compressor.compress_one(tensor)).double() - tensor.double()
 
 
 @bounded_per_value
@@ -119,7 +119,9 @@ def _both_sides(compressor: Compressor, tensor: Tensor) -> tuple[Tensor, Tensor]
 def _rounded(compressor: Compressor, tensor: Tensor, draw: Tensor) -> Tensor:
     """How far from zero, beyond the value itself, each value is rounded by its number in [0, 1)."""
     draw_N = draw.flatten().clamp(0, 1 - 2.0**-24).float()
-    return (compressor.decompress(compressor.compress_with(tensor, draw_N)).double() - tensor.double()) * tensor.sign()
+    return (
+        compressor.decompress_one(compressor.compress_with(tensor, draw_N)).double() - tensor.double()
+    ) * tensor.sign()
 
 
 def _promised(compressor: Compressor, x: Tensor) -> Tensor:
@@ -137,7 +139,7 @@ def test_an_unbiased_method_is_right_on_average_and_within_its_variance(compress
     tensor += tensor.sign()  # what is rounded up once in 2,000 draws has no bell curve
     drawn = torch.empty(DRAWS, 251, dtype=torch.float64)
     for row in drawn:
-        row[:] = compressor.decompress(compressor.compress_with(tensor, torch.rand(251, generator=generator)))
+        row[:] = compressor.decompress_one(compressor.compress_with(tensor, torch.rand(251, generator=generator)))
     wide = tensor.double()
     variance = VARIANCE[_name(compressor)](compressor, wide)
     assert ((drawn.mean(0) - wide).abs() <= 5 * (variance / DRAWS).sqrt()).all()
@@ -151,7 +153,7 @@ def test_an_unbiased_method_is_unbiased_over_tensors_when_it_draws_for_itself(co
     tensor = torch.randn(DRAWS, 251, generator=torch.Generator().manual_seed(0))
     tensor[:, 0] = 0.3
     tensor[:, 1] = 4.0  # of the scale to which the first value is rounded
-    first = torch.stack([compressor.decompress(compressor.compress(row))[0] for row in tensor]).double()
+    first = torch.stack([compressor.decompress_one(compressor.compress_one(row))[0] for row in tensor]).double()
     variance = VARIANCE[_name(compressor)](compressor, tensor[0].double().clamp(max=4.5))[0]
     assert abs(float(first.mean()) - 0.3) <= 5 * float(variance / DRAWS) ** 0.5
     assert len(first.unique()) > 1

@@ -13,7 +13,7 @@ SHAPE = (67, 131)
 
 
 def _sent(compressor: Compressor, tensor: Tensor) -> Tensor:
-    return compressor.decompress(compressor.compress(tensor))
+    return compressor.decompress_one(compressor.compress_one(tensor))
 
 
 def _error(compressor: Compressor, tensor: Tensor) -> tuple[float, float]:
@@ -91,10 +91,10 @@ def test_nan_and_inf_are_refused_by_name(compressor: Compressor, bad: float, pla
     tensor = gaussian((4099,))
     tensor[place] = bad
     with pytest.raises(NonFiniteError, match=r"NaN or Inf in a tensor of shape \(4099,\)"):
-        compressor.compress(tensor)
+        compressor.compress_one(tensor)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int32])
 def test_other_types_are_refused(compressor: Compressor, dtype: torch.dtype):
     with pytest.raises(ConfigError, match="float32, bfloat16 or float16 is wanted"):
-        compressor.compress(torch.ones(8, dtype=dtype))
+        compressor.compress_one(torch.ones(8, dtype=dtype))

@@ -26,7 +26,7 @@ class Ledger:
         self.pending = self.pending + new
         payload, debt = compress_with_debt(compressor, self.pending, self.debt, beta)
         if fate == "commit":
-            self.sent += compressor.decompress(payload)
+            self.sent += compressor.decompress_one(payload)
             self.debt, self.pending = debt, torch.zeros_like(self.pending)
 
     @property

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from decentral.compressors import Compressor, Feedback, TopK, Uncompressed, parse_compressor, parse_feedback
-from decentral.compressors.feedback import add_sent
+from decentral.compressors.base import add_flat
 from decentral.errors import ConfigError, NonFiniteError
 
 MECHANISMS = [
@@ -34,7 +34,7 @@ def feedback(request: pytest.FixtureRequest) -> Feedback:
 
 def decoded(compressor: Compressor, payloads, like_N: Tensor) -> Tensor:
     total_N = torch.zeros_like(like_N)
-    add_sent(compressor, total_N, payloads)
+    add_flat(compressor, total_N, payloads)
     return total_N
 
 

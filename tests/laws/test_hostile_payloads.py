@@ -16,7 +16,7 @@ SHAPES = [(), (13,), (4097,), (67, 131)]
 def _decode(compressor: Compressor, payload: Payload) -> None:
     """Either a finite tensor of the right shape, or PayloadError."""
     try:
-        back = compressor.decompress(payload)
+        back = compressor.decompress_one(payload)
     except PayloadError:
         return
     assert tuple(back.shape) == payload.shape
@@ -38,19 +38,19 @@ def _replaced(payload: Payload, place: int, part: Tensor) -> Payload:
 
 @pytest.fixture
 def payload(compressor: Compressor, gaussian: Callable[..., Tensor]) -> Payload:
-    return compressor.compress(gaussian((67, 131)))
+    return compressor.compress_one(gaussian((67, 131)))
 
 
 def test_too_few_and_too_many_parts_are_refused(compressor: Compressor, payload: Payload):
     for parts in [(), payload.parts[:-1], (*payload.parts, payload.parts[-1])]:
         with pytest.raises(PayloadError, match=r"parts .* are wanted"):
-            compressor.decompress(Payload(payload.shape, parts))
+            compressor.decompress_one(Payload(payload.shape, parts))
 
 
 def test_a_part_of_another_dtype_is_refused(compressor: Compressor, payload: Payload):
     for place, part in enumerate(payload.parts):
         with pytest.raises(PayloadError):
-            compressor.decompress(_replaced(payload, place, part.to(torch.float64)))
+            compressor.decompress_one(_replaced(payload, place, part.to(torch.float64)))
 
 
 def test_a_part_of_another_shape_is_refused(compressor: Compressor, payload: Payload):
@@ -58,7 +58,7 @@ def test_a_part_of_another_shape_is_refused(compressor: Compressor, payload: Pay
         longer = torch.cat([part, part[:1]])
         for bad in (part[:-1], longer, part[None], part.flatten()[:0]):
             with pytest.raises(PayloadError):
-                compressor.decompress(_replaced(payload, place, bad))
+                compressor.decompress_one(_replaced(payload, place, bad))
 
 
 @pytest.mark.parametrize("shape", [(-1,), (67, -131), (66, 131), (10**9, 10**9)])
@@ -66,7 +66,7 @@ def test_a_shape_that_does_not_fit_the_parts_is_refused_before_anything_is_alloc
     compressor: Compressor, payload: Payload, shape: tuple[int, ...]
 ):
     with pytest.raises(PayloadError):
-        compressor.decompress(Payload(shape, payload.parts))
+        compressor.decompress_one(Payload(shape, payload.parts))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -111,4 +111,4 @@ def test_a_value_or_scale_that_is_not_finite_is_refused(compressor: Compressor, 
             poisoned = part.clone()
             poisoned.view(-1)[-1] = bad
             with pytest.raises(PayloadError):
-                compressor.decompress(_replaced(payload, place, poisoned))
+                compressor.decompress_one(_replaced(payload, place, poisoned))

@@ -12,7 +12,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from decentral.compressors import parse_compressor, parse_feedback
-from decentral.compressors.feedback import add_sent
+from decentral.compressors.base import add_flat
 from decentral.optimizers import make_aggregation
 from decentral.replica.codec import Codec
 from decentral.wire.frames import seal
@@ -52,7 +52,7 @@ class Shadow:
             sending = self.codec.feedback.send(self.codec.compressor, made.gradient_N, self.states.get(n, {}), shapes)
             self.states[n] = sending.state
             came_N = torch.zeros(NUMEL)
-            add_sent(self.codec.compressor, came_N, sending.payloads)
+            add_flat(self.codec.compressor, came_N, sending.payloads)
             self.came[n] = self.came.get(n, torch.zeros(NUMEL, dtype=torch.float64)) + came_N.double()
 
     def forget(self, n: int) -> None:

@@ -53,10 +53,10 @@ def _transport(kind: str, folder: str, listen: list[str], options: Order) -> Tra
     if kind == "native":
         return NativeTransport(identity.signer, listen=listen, options=NativeOptions(**chosen))
     if kind == "py-libp2p":  # an extra
-        from decentral.transport.pylibp2p.node import PyLibp2pOptions
+        from decentral.transport.native.links import LinkOptions
         from decentral.transport.pylibp2p.transport import PyLibp2pTransport
 
-        return PyLibp2pTransport(identity.signer, listen=listen, options=PyLibp2pOptions(**chosen))
+        return PyLibp2pTransport(identity.signer, listen=listen, options=LinkOptions(**chosen))
     return DaemonTransport(identity, listen=listen, options=DaemonOptions(**chosen))
 
 

@@ -14,7 +14,7 @@ import pytest
 from decentral.cli.checks import card_findings, ways_to
 from decentral.transport.interfaces import cards, listen_addresses
 from decentral.transport.native.transport import NativeTransport
-from decentral.transport.probes import serve_speed
+from decentral.transport.paths import serve_speed
 from decentral.wire.keys import Signer
 from tests.natlab.lab import Lab
 from tests.natlab.namespaces import Namespace, Traveller

@@ -18,7 +18,7 @@ from decentral.flow.waiting import inline
 from decentral.manifest import Manifest, preset_manifest
 from decentral.node.node import Node, Start
 from decentral.parameters import schema_of
-from decentral.peer.invitation import fetch
+from decentral.peer.joining import fetch
 from decentral.rounds.local_state import Ledger
 from decentral.swarm.directory import Directory
 from decentral.swarm.invite import Invite

@@ -177,7 +177,7 @@ async def claim_to_be_ahead(lab: Lab) -> None:
     directory = Directory(transport, signer, lab.manifest.digest, ttl=lab.manifest.swarm.lease)
     serve_requests(transport, CHAIN, nothing, limit=1 << 16)
     serve_requests(transport, INDEX, nothing, limit=0)
-    directory.update(round=10**9, digest=bytes(32))
+    directory.own.update(round=10**9, digest=bytes(32))
     directory.add_bootstrap(lab.bootstrap())
     async with transport:
         await directory.run()

@@ -527,10 +527,11 @@ class Directory:
             Told(peer, int(mbit * 1e6), PRIVATE * (n in private))
             for n, (peer, mbit) in enumerate(zip(PEERS, mbits, strict=True))
         ]
-        self._own, self.others = leases[0], {lease.peer: lease for lease in leases[1:]}
+        self.me, self.others = leases[0], {lease.peer: lease for lease in leases[1:]}
+        self.own = self
 
     def draft(self):
-        return self._own
+        return self.me
 
     def live(self):
         return self.others

@@ -133,7 +133,7 @@ def test_a_stranger_that_is_where_its_lease_says_is_found_through_another(run_la
             await say(lab.network, key(0), victim, [lease_of(named, run, transport.addresses())])
             await anyio.sleep(5.0)
             assert answered
-            assert not victim.node.directory.answered(named.peer), "it ended the stream without an answer"
+            assert not victim.node.directory.has_answered(named.peer), "it ended the stream without an answer"
 
     run_lab(terms("sparseloco", **SLOW), script, make_model=tiny_model, step=STEP)
 
@@ -264,7 +264,7 @@ def test_a_key_without_a_lease_is_not_let_in_and_one_with_a_lease_is(run_lab, te
         await control(lab.network, key(0), victim, asks(key(0), head))
         assert key(0).peer not in joiners
         await tell_own_lease(lab.network, key(1), victim, run)
-        assert victim.node.directory.answered(key(1).peer)
+        assert victim.node.directory.has_answered(key(1).peer)
         await control(lab.network, key(1), victim, asks(key(1), head))
         assert key(1).peer in {*joiners, *victim.node.driver.head.members}
 

@@ -10,12 +10,13 @@ import pytest
 from decentral.errors import ConfigError, DiskError
 from decentral.node.node import URGENT, throttled
 from decentral.node.upload import DAY, PAUSED, SAVE_EVERY, UPLOAD_FILE, DailyUpload
+from decentral.peer.saved import redundancy_of
 from decentral.redundancy.keeper import KEEP, KEPT
 from decentral.rounds.snapshots import PACKED
 from decentral.state.durable import Disk
 from decentral.swarm.admission import ADMISSION
 from decentral.transport.memory import MemoryNetwork
-from decentral.transport.probes import SPEED
+from decentral.transport.paths import SPEED
 from decentral.transport.throttle import Caps
 from decentral.wire.keys import Signer
 from tests.lab.nodes import tiny_model
@@ -154,7 +155,7 @@ def test_a_paused_peer_does_not_come_back_only_because_a_new_day_begins(run_lab,
         await lab.all_members()
         resting = lab.members[2].node.resting
         await lab.until(lambda: daily.used_up)
-        await lab.until(lambda: bool(resting))
+        await lab.until(lambda: bool(resting.reasons))
         await resting.begin("paused")
         await lab.until(lambda: not daily.used_up)
         await anyio.sleep(5)
@@ -212,7 +213,9 @@ def test_everything_a_node_serves_is_urgent_or_known_bulk(run_lab, terms):
 
 def test_what_is_kept_for_others_is_served_where_the_terms_say_so_and_is_bulk(run_lab, terms):
     async def script(lab):
-        served = lab.add().transport.services.handlers
+        member = lab.add()
+        assert redundancy_of(member.node) is not None
+        served = member.transport.services.handlers
         assert {KEEP, KEPT} <= set(served)
         assert not {KEEP, KEPT} & set(URGENT)
 
@@ -251,7 +254,7 @@ def test_who_resumes_while_its_farewell_waits_for_a_step_votes_again(run_lab, te
             await anyio.sleep(0.2)
             group.start_soon(resting.end, PAUSED)
             await anyio.sleep(0.2)
-        assert not resting
+        assert not resting.reasons
         assert not driver.machine.state.has_left
         await lab.all_members()
         epoch = driver.head.epoch
@@ -270,7 +273,7 @@ def test_a_pause_before_the_rounds_run_is_told_when_it_is_asked_for_again(run_la
         newcomer = lab.add()
         resting = newcomer.node.resting
         await resting.begin(PAUSED)
-        assert resting
+        assert resting.reasons
         assert not newcomer.node.driver.stopping
         await lab.all_members()
         await resting.begin(PAUSED)  # as startup does

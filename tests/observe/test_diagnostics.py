@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from decentral.cli.train import progress_of_status
-from decentral.observe.diagnostics import BANDS, ROUNDS, Crossing, Watch, in_words
+from decentral.observe.diagnostics import BANDS, ROUNDS, BandWatch, Crossing, Diagnostics, in_words
 from decentral.observe.health import SAID_FOR, Notices, health_sentence
 from decentral.observe.metrics import peer_exposition
 from decentral.observe.status import Status
@@ -27,7 +27,6 @@ from decentral.replica.figures import (
     STILL_GAINED,
     Figures,
 )
-from decentral.training.reporting import Diagnosed
 
 USUAL = {
     NORM_DISPERSION: 0.05,
@@ -44,7 +43,7 @@ USUAL = {
 
 def seen(values: Sequence[float | None], figure: str, contributors: int = 4, rounds: int = 1000) -> list[Crossing]:
     """The crossings of one figure over rounds; None: a round that did not have it."""
-    watch, found = Watch(), list[Crossing]()
+    watch, found = BandWatch(), list[Crossing]()
     for step, value in enumerate(values, 1):
         told = {} if value is None else {figure: value}
         found += watch.see(Figures(step, contributors, rounds, values=told))
@@ -90,7 +89,7 @@ def test_usual_figures_are_in_their_bands(figure: str) -> None:
 
 
 def test_what_this_version_has_no_band_for_is_passed_over() -> None:
-    assert Watch().see(Figures(1, 2, values={"of_next_year": 1e9})) == []
+    assert BandWatch().see(Figures(1, 2, values={"of_next_year": 1e9})) == []
 
 
 # ---- words ----
@@ -112,16 +111,16 @@ def test_a_warning_says_what_is_unusual_and_its_probable_cause(
     figure: str, value: float, says: str, cause: str
 ) -> None:
     told: list[tuple[str, dict[str, object]]] = []
-    diagnosed, notices = Diagnosed(lambda event, fields: told.append((event, fields))), Notices()
+    diagnostics, notices = Diagnostics(lambda event, fields: told.append((event, fields))), Notices()
     for step in range(1, ROUNDS + 1):
-        diagnosed(Figures(step, 4, 1000, values={figure: value}))
+        diagnostics.add_round(Figures(step, 4, 1000, values={figure: value}))
     ((event, fields),) = told
     assert (event, fields["figure"], fields["value"]) == ("out_of_band", figure, value)
     sentence = notices.hear(event, fields, "me")
     assert sentence is not None
     assert sentence.startswith(says)
     assert cause in sentence
-    assert diagnosed.out == (figure,)
+    assert diagnostics.out == (figure,)
 
 
 def test_every_band_has_a_cause_for_each_bound_and_nothing_for_what_it_has_not() -> None:
@@ -132,15 +131,15 @@ def test_every_band_has_a_cause_for_each_bound_and_nothing_for_what_it_has_not()
 
 def test_a_warning_holds_in_the_status_until_its_figure_is_back() -> None:
     notices = Notices()
-    diagnosed = Diagnosed(lambda event, fields: told.append(notices.hear(event, fields, "me")))
+    diagnostics = Diagnostics(lambda event, fields: told.append(notices.hear(event, fields, "me")))
     told: list[str | None] = []
     for step in range(1, 10 * SAID_FOR):
-        diagnosed(Figures(step, 4, values={NORM_DISPERSION: 0.9}))
+        diagnostics.add_round(Figures(step, 4, values={NORM_DISPERSION: 0.9}))
     (sentence,) = notices.now(10 * SAID_FOR)
     status = Status(state="training", round=10, rounds_seen=4, rounds_contributed=4, notices=(sentence,))
     assert health_sentence(status).startswith("attention: the peers' updates differ in length by 90% of their mean")
     for step in range(3):
-        diagnosed(Figures(10 * SAID_FOR + step, 4, values={NORM_DISPERSION: 0.05}))
+        diagnostics.add_round(Figures(10 * SAID_FOR + step, 4, values={NORM_DISPERSION: 0.05}))
     assert notices.now(10 * SAID_FOR) == ()
     assert (
         told[-1]

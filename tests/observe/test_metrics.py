@@ -8,7 +8,7 @@ from decentral.cli.relaying import relay_numbers
 from decentral.observe.metrics import exposition, serve_metrics
 from decentral.observe.status import QUANTITIES
 from decentral.transport.native.transport import NativeOptions, NativeTransport
-from decentral.transport.relay.circuit import HopStatus, RelayLimits
+from decentral.transport.protocols.circuit import HopStatus, RelayLimits
 from decentral.wire.keys import Signer
 
 PLACES = GaugeMetricFamily("places", "Places held.", 3)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from decentral.compressors import parse_compressor, parse_feedback
-from decentral.compressors.feedback import add_sent
+from decentral.compressors.base import add_flat
 from decentral.errors import ConfigError
 from decentral.optimizers.demo_sgd import DeMoSGD
 from decentral.optimizers.local_sgd import LocalSGD
@@ -25,7 +25,7 @@ def sent(compressor: str, feedback: str, changes: list[torch.Tensor]) -> tuple[l
     for change in changes:
         sending = parse_feedback(feedback).send(parse_compressor(compressor), change, books, SHAPES)
         arrived.append(torch.zeros(NUMEL))
-        add_sent(parse_compressor(compressor), arrived[-1], sending.payloads)
+        add_flat(parse_compressor(compressor), arrived[-1], sending.payloads)
         books = sending.state
     return arrived, books["debt"]
 

@@ -67,4 +67,4 @@ def test_sparseloco_that_keeps_all_owes_nothing_and_is_outer_sgd():
     payload, debt = compress_with_debt(everything, anchor - local, None, 0.95)
     assert not debt.any()
     dense, _ = compress_with_debt(Uncompressed(), anchor - local, None, 0.95)
-    assert torch.equal(everything.decompress(payload), Uncompressed().decompress(dense))
+    assert torch.equal(everything.decompress_one(payload), Uncompressed().decompress_one(dense))

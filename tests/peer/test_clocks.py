@@ -15,6 +15,8 @@ from torch.optim import lr_scheduler
 
 from decentral.errors import ConfigError
 from decentral.peer import Peer, join
+from decentral.peer.boundary import NewestRound, Word
+from decentral.tasks.batches import ShardPlace
 from decentral.training.clocks import OwnClock
 from tests.peer.test_absence import alone
 from tests.peer.test_following import until
@@ -234,3 +236,11 @@ def test_what_cannot_be_scheduled_is_one_sentence(tmp_path, optimizer, factor, w
         given = [optimizer or problem.optimizer, *([factor] if factor else [])]
         with pytest.raises(ConfigError, match=why):
             peer.schedule(*given)
+
+
+def test_the_word_of_the_main_process_comes_whole_out_of_its_numbers() -> None:
+    newest = NewestRound(members=3, contributed=1, bytes_sent=2**40, bytes_received=7)
+    word = Word(True, 2**63 - 1, ShardPlace(1, 3, 40), (9, 2, 1, 4), newest, bytes(range(224, 256)))
+    assert Word.unpack(word.pack()) == word
+    assert len(word.pack()) == len(Word().pack())
+    assert all(0 <= number < 2**63 for number in word.pack())

@@ -10,7 +10,7 @@ import pytest
 
 from decentral.errors import ConfigError, InviteError, NoPeersError
 from decentral.observe.screen import hint_after, say
-from decentral.peer.invitation import NOBODY, fetch, terms_of
+from decentral.peer.joining import NOBODY, fetch, terms_of
 from decentral.peer.network_setup import run_apart
 from decentral.swarm.invite import Invite
 from decentral.wire.keys import Signer, peer_name
@@ -83,7 +83,7 @@ def test_a_script_that_looks_for_a_run_says_so_and_what_may_be_wrong(
         say(text)
         told.set() if "nobody" in text else None
 
-    monkeypatch.setattr("decentral.peer.invitation.hint_after", hinted)
+    monkeypatch.setattr("decentral.peer.joining.hint_after", hinted)
     monkeypatch.setattr("decentral.observe.screen.say", said_by)
     gone = Invite(bytes(32), (f"/ip4/127.0.0.1/tcp/1/p2p/{peer_name(Signer(bytes(32)).peer)}",))
     with pytest.raises(NoPeersError):

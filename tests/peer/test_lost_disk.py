@@ -168,7 +168,7 @@ def test_without_the_key_in_the_terms_nothing_is_served_sent_or_said(tmp_path: P
             one.wait_for_company()
             until(lambda: one.done, problem)
             kinds = one.swarm.node.transport.traffic.kinds
-            assert one.swarm.node.redundancy is None
+            assert one._up.redundancy is None
             assert "/decentral/frame/1" in kinds or "/decentral/piece/1" in kinds
             assert not {KEEP, KEPT} & set(kinds)
 

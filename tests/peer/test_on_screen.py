@@ -16,7 +16,7 @@ from decentral.observe.requests import ask
 from decentral.observe.status import ENDED, read_status
 from decentral.peer import join
 from decentral.transport.native.transport import NativeTransport
-from decentral.transport.probes import SPEED_NBYTES, measure_speed
+from decentral.transport.paths import SPEED_NBYTES, measure_speed
 from decentral.wire.keys import Signer, peer_from_name
 from tests.peer.test_absence import alone
 from tests.peer.test_join import LOOPBACK, Problem, run_terms
@@ -70,7 +70,7 @@ def test_a_script_that_asks_for_quiet_gets_it(tmp_path: Path) -> None:
 
 
 def test_the_way_to_a_member_is_told_as_soon_as_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("decentral.swarm.paths.LOOK_EVERY", 1e6)  # s: only who asks for it gets a look
+    monkeypatch.setattr("decentral.transport.paths.LOOK_EVERY", 1e6)  # s: only who asks for it gets a look
     first, second = Problem(0), Problem(1)
     net: dict[str, Any] = {"listen": LOOPBACK, "transport": "native", "lan": False}
     terms = run_terms("sparseloco", run={"rounds": 10**6})

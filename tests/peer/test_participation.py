@@ -20,7 +20,8 @@ from decentral.manifest import Manifest, preset_manifest
 from decentral.observe.requests import ask
 from decentral.observe.status import ENDED, read_status
 from decentral.peer import Peer, join
-from decentral.peer.participation import Participation, WriteBehind
+from decentral.peer.participation import Participation
+from decentral.peer.saved import WriteBehind
 from decentral.state.checkpoint import load_newest
 from decentral.state.durable import Disk
 from decentral.state.export import export
@@ -411,7 +412,7 @@ def test_a_peer_whose_last_checkpoint_fails_does_not_say_that_all_is_kept(
     )
     with pytest.raises(DiskError), peer:  # noqa: PT012 - it is the end of the block that raises
         train(peer, problem, rounds=2 if over else 1)
-        monkeypatch.setattr(Participation, "save_now", full)
+        monkeypatch.setattr("decentral.peer.participation.save_now", full)
         if not over:
             peer.leave()
     assert read_status(tmp_path).state not in ENDED

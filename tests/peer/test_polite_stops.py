@@ -21,7 +21,6 @@ from decentral.manifest import Manifest
 from decentral.observe.status import ENDED, read_status
 from decentral.optimizers import presets
 from decentral.peer import Peer
-from decentral.peer.participation import Participation
 from decentral.state.durable import Disk
 from decentral.swarm.identity import Identity
 from decentral.training import outer_loop
@@ -345,7 +344,7 @@ def test_a_checkpoint_that_fails_does_not_hide_the_error_before_it(
 
     with pytest.raises(OfTheLoop), life(tmp_path, terms_of(*DILOCO)) as (peer, problem):  # noqa: PT012
         problem.train(peer, 2)
-        monkeypatch.setattr(Participation, "save_now", full)
+        monkeypatch.setattr("decentral.peer.participation.save_now", full)
         raise OfTheLoop
     assert "no last checkpoint: DiskError: no room" in caplog.text
 

@@ -147,7 +147,7 @@ def test_another_thread_may_ask_a_peer_anything_while_it_begins(tmp_path: Path, 
     monkeypatch.setattr(SwarmThread, "start", start_while_somebody_asks)
     with peer:
         assert found == ["", 0, "", "starting", 1]
-        train(peer, problem, until=lambda: bool(peer.swarm.node.resting))
+        train(peer, problem, until=lambda: bool(peer.swarm.node.resting.reasons))
         peer.resume()
         train(peer, problem, until=lambda: peer.round >= 2)
 

@@ -15,11 +15,12 @@ from decentral.consensus import learner
 from decentral.consensus.chain import VOTING, Head
 from decentral.flow.waiting import inline
 from decentral.manifest import Manifest
+from decentral.observe.diagnostics import Diagnostics
 from decentral.observe.health import health_sentence, is_well
 from decentral.observe.status import Status
 from decentral.peer.status import Shown, StallWatch, status_of
 from decentral.rounds.local_state import CommittedUpdate
-from decentral.training.reporting import Diagnosed, Reporter
+from decentral.training.reporting import Reporter
 from decentral.wire.keys import PeerId, peer_name
 from decentral.wire.messages import Certificate, Commit, FrameRef, Message, Promise, Proposal, Record, Vote, vote_text
 from tests.lab.nodes import Lab, Member, tiny_model
@@ -46,7 +47,7 @@ class Seen(Member):
         swarm = SimpleNamespace(node=self.node, transport=self.transport)
         part: Any = SimpleNamespace(swarm=swarm, reporter=self.reporter, invite_to_write="")
         part.links = SimpleNamespace(caps=SimpleNamespace(up=None, down=None))
-        part.diagnosed = Diagnosed(lambda event, fields: None)
+        part.diagnostics = Diagnostics(lambda event, fields: None)
         part.network = SimpleNamespace(kind="", relays=())
         part.network.is_private = False
         asked: dict[str, Any] = {"notices": (), "inner_steps": 0, "done": False, "paused": False, "leaving": False}
@@ -276,8 +277,8 @@ def test_a_peer_whose_disk_hangs_says_that_the_round_waits_for_itself(run_lab: R
 def test_one_member_that_lies_about_its_round_makes_nobody_behind(run_lab: RunLab, terms: Terms) -> None:
     async def script(lab: Lab) -> None:
         members = await swarm_of(lab, 3)
-        liar, update = members[2], members[2].node.directory.update
-        liar.node.directory.update = lambda **said: update(**{**said, "round": 2**40})  # type: ignore[method-assign]
+        liar, update = members[2], members[2].node.directory.own.update
+        liar.node.directory.own.update = lambda **said: update(**{**said, "round": 2**40})  # type: ignore[method-assign]
         await anyio.sleep(30.0)
         assert members[0].node.directory.live()[liar.signer.peer].round == 2**40
         assert members[0].status().others_round is None

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from decentral.manifest import Manifest
-from decentral.observe.diagnostics import ROUNDS
+from decentral.observe.diagnostics import ROUNDS, Diagnostics
 from decentral.observe.health import Notices
 from decentral.optimizers.diloco import DiLoCo
 from decentral.replica.contents import FrameContents
@@ -31,7 +31,6 @@ from decentral.replica.figures import (
 )
 from decentral.rounds import looking
 from decentral.training.live_side import LiveSide
-from decentral.training.reporting import Diagnosed
 from decentral.training.schedule import SyncSchedule
 from tests.lab.learners import Learner
 from tests.lab.nodes import Lab, Member
@@ -169,7 +168,7 @@ def heard(run_lab: Any, manifest: Manifest, rounds: int, **given: Any) -> list[l
             def hear(event: str, fields: dict[str, Any], here: Any = found[-1], notices: Notices = notices) -> None:
                 here.append({"event": event, "sentence": notices.hear(event, fields, "me"), **fields})
 
-            member.node.driver.state.on_figures = Diagnosed(hear)
+            member.node.driver.state.on_figures = Diagnostics(hear).add_round
         await lab.all_members()
         if manifest.exchange.kind == "pair":
             await lab.until(lambda: all(len(member.swaps) >= rounds for member in members))

@@ -15,7 +15,7 @@ from decentral.dissemination import broadcast
 from decentral.dissemination.broadcast import HASTE, PIECE, UNKNOWN_RATE, ChunkedBroadcast, Line, all_equal
 from decentral.dissemination.reassembly import Arrivals, RangeSet
 from decentral.errors import PayloadError, StreamClosed
-from decentral.flow.schedule import SECONDS
+from decentral.flow.pacing import SECONDS
 from decentral.transport.memory import MemoryNetwork
 from decentral.transport.requests import request, serve_requests, serve_sequences
 from decentral.transport.throttle import ThrottledStream, ThrottledTransport

@@ -12,7 +12,7 @@ from decentral.benchmarks.exchange import gather_bound
 from decentral.consensus.round_state import Fetch
 from decentral.dissemination import pull
 from decentral.dissemination.reassembly import PAUSE
-from decentral.flow.schedule import SECONDS
+from decentral.flow.pacing import SECONDS
 from decentral.manifest import preset_manifest
 from decentral.parameters import schema_of
 from decentral.replica.contribution import Contribution

@@ -9,7 +9,7 @@ import torch
 
 from decentral.manifest import preset_manifest
 from decentral.rounds.gossip import UNDECIDED
-from decentral.simulate.anchors import check_pairs
+from decentral.simulate.checker import check_pairs
 from decentral.simulate.scenario import PROFILES, Scenario
 from decentral.simulate.simulation import simulate
 from decentral.simulate.trace import Trace, Verdict

@@ -10,6 +10,7 @@ from decentral.consensus.chain import VOTING
 from decentral.simulate import cost
 from decentral.swarm.dht import looks_in
 from decentral.swarm.directory import circles
+from decentral.training import round_cost
 from decentral.transport.requests import PREFIX_NBYTES
 from decentral.wire.keys import Signer
 from decentral.wire.messages import (
@@ -63,12 +64,14 @@ def test_sizes_are_those_of_the_encoders(n):
     record, parts = gather_record(n), min(n, 40)
     reduced = reduce_record(n, parts)
     votes = tuple((peer, bytes(64)) for peer in peers(n // 2 + 1))
-    assert cost.proposal_nbytes(cost.record_nbytes(n, n)) == len(encode(Proposal(0, record, bytes(64))))
-    assert cost.proposal_nbytes(cost.record_nbytes(n, parts, n)) == len(encode(Proposal(0, reduced, bytes(64))))
-    assert cost.commit_nbytes(cost.record_nbytes(n, n), n // 2 + 1) == len(
+    assert round_cost.proposal_nbytes(round_cost.record_nbytes(n, n)) == len(encode(Proposal(0, record, bytes(64))))
+    assert round_cost.proposal_nbytes(round_cost.record_nbytes(n, parts, n)) == len(
+        encode(Proposal(0, reduced, bytes(64)))
+    )
+    assert round_cost.commit_nbytes(round_cost.record_nbytes(n, n), n // 2 + 1) == len(
         encode(Commit(record, Certificate(0, votes)))
     )
-    assert cost.plan_nbytes(n, parts) == len(encode(ReducePlan(1, 2, 0, 0, refs(n), ranges(parts))))
+    assert round_cost.plan_nbytes(n, parts) == len(encode(ReducePlan(1, 2, 0, 0, refs(n), ranges(parts))))
 
 
 @pytest.mark.parametrize("n", [5, 21, 22, 30])
@@ -78,7 +81,7 @@ def test_what_is_said_of_a_gather_is_what_its_machines_say(n):
     swarm.lose = lambda sender, to, message: not isinstance(message, tuple) and bool(said.append((sender, message)))
     assert finish_round(swarm, 1)
     swarm.run(lambda: not swarm.queue)
-    found, leader = cost.control("gather", n, 10**6), VOTING.leaders(swarm.genesis())[0]
+    found, leader = round_cost.control("gather", n, 10**6), VOTING.leaders(swarm.genesis())[0]
     assert sum(PREFIX_NBYTES + len(encode(message)) for _, message in said) == pytest.approx(n * found.nbytes, rel=0.02)
     assert len(said) == pytest.approx(n * found.messages, rel=0.02), "a vote is not given once the commit is there"
     led = [message for sender, message in said if sender == leader and not isinstance(message, Offer)]
@@ -86,7 +89,7 @@ def test_what_is_said_of_a_gather_is_what_its_machines_say(n):
 
 
 def test_a_pair_costs_the_same_in_a_swarm_of_any_even_size():
-    costs = {cost.pair(n, 10**6, lambda values: 2.0 * values) for n in (2, 100, 10_000)}
+    costs = {round_cost.pair(n, 10**6, lambda values: 2.0 * values) for n in (2, 100, 10_000)}
     assert len(costs) == 1
     assert costs.pop().messages == 2.0
 
@@ -97,8 +100,8 @@ def test_the_frames_of_a_gather_grow_with_the_swarm_and_those_of_a_reduce_do_not
     def body(values):
         return float(values)
 
-    assert cost.gather(1001, numel, body).nbytes == pytest.approx(1000 * numel, rel=1e-6)
-    assert cost.reduce(1001, numel, body).nbytes == pytest.approx(2 * numel * 1000 / 1001, rel=1e-3)
+    assert round_cost.gather(1001, numel, body).nbytes == pytest.approx(1000 * numel, rel=1e-6)
+    assert round_cost.reduce(1001, numel, body).nbytes == pytest.approx(2 * numel * 1000 / 1001, rel=1e-3)
 
 
 def test_groups_bound_a_gather():

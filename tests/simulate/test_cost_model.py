@@ -1,4 +1,4 @@
-"""The arithmetic of decentral.simulate.cost against what real peers send."""
+"""The arithmetic of round_cost and of decentral.simulate.cost against what real peers send."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from decentral.dissemination.broadcast import PUSH
 from decentral.optimizers import make_outer
 from decentral.replica.codec import Codec
 from decentral.simulate import cost
-from decentral.simulate.cost import Cost
+from decentral.training import round_cost
+from decentral.training.round_cost import Cost
 from decentral.transport.memory import MemoryTransport
 
 KINDS = {"sparseloco": "gather", "diloco": "reduce", "noloco": "pair", "gasloc": "pair"}
@@ -101,7 +102,7 @@ def test_the_model_gives_the_messages_and_bytes_that_real_peers_send(run_lab, te
         def stand():
             rounds = lab.members[0].node.driver.head.round
             steps = sum(len(m.swaps) for m in lab.members) / n
-            sequences = sum(m.node.directory.own().sequence for m in lab.members) / n
+            sequences = sum(m.node.directory.own.seal().sequence for m in lab.members) / n
             sent = sum(m.transport.traffic.total.sent for m in lab.members) / n
             return rounds + steps, sequences, sent
 
@@ -115,12 +116,12 @@ def test_the_model_gives_the_messages_and_bytes_that_real_peers_send(run_lab, te
         await lab.until(lambda: stand()[0] >= goal and quiet(lab, kind))
         rounds, renewals, sent = (after - then for after, then in zip(stand(), before, strict=True))
 
-        numel, lease = lab.schema.fragments[0].numel, lab.members[0].node.directory.own()
+        numel, lease = lab.schema.fragments[0].numel, lab.members[0].node.directory.own.seal()
         body = body_of(manifest, lab.schema, kind == "pair")
         vectors = {"vectors": len(make_outer(preset, {}).channels())} if kind == "pair" else {}
         predicted = {
-            "frames": getattr(cost, kind)(n, numel, body, **vectors).times(rounds),
-            "control": Cost(0, 0) if kind == "pair" else cost.control(kind, n, numel).times(rounds),
+            "frames": getattr(round_cost, kind)(n, numel, body, **vectors).times(rounds),
+            "control": Cost(0, 0) if kind == "pair" else round_cost.control(kind, n, numel).times(rounds),
             "directory": cost.renewal(n, lease).times(renewals),
         }
         for part, expected in predicted.items():

@@ -7,8 +7,8 @@ import torch
 
 from decentral.manifest import preset_manifest
 from decentral.manifest.terms import Inner
+from decentral.simulate.lessons import LEARNING_RATE, Student, alone, beginning
 from decentral.simulate.simulation import forecast
-from decentral.simulate.student import LEARNING_RATE, Student, alone, beginning
 from decentral.training.copies import Averages
 from decentral.training.inner import built
 

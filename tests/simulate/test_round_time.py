@@ -7,8 +7,8 @@ import pytest
 from decentral.manifest import Manifest, preset_manifest
 from decentral.manifest.presets import classes
 from decentral.quantities import parse_rate
-from decentral.simulate.round_time import MOST, TARGET, Circumstances, Fit, RoundTime, fitting, steps_for, time_of_round
 from decentral.simulate.simulation import forecast
+from decentral.training.round_time import MOST, TARGET, Circumstances, Fit, RoundTime, fitting, steps_for, time_of_round
 
 
 def made(preset: str, steps: int | None) -> Manifest:

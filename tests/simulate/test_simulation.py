@@ -11,9 +11,10 @@ import torch
 from decentral.manifest import preset_manifest
 from decentral.quantities import parse_rate
 from decentral.replica.codec import codec_of
-from decentral.simulate.lessons import body_nbytes, stand_in_for
+from decentral.simulate.lessons import stand_in_for
 from decentral.simulate.scenario import PROFILES, drawn
 from decentral.simulate.simulation import forecast, simulate
+from decentral.training.round_time import body_nbytes
 
 
 def test_peers_on_home_links_take_part_though_frames_take_long():

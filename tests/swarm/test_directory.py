@@ -11,7 +11,7 @@ import trio.testing
 
 from decentral.errors import ConfigError, StreamClosed
 from decentral.swarm.contacts import LEASE, LEASES, Contacts
-from decentral.swarm.directory import DIRECT, Bootstrap, Directory, circles
+from decentral.swarm.directory import DIRECT, Bootstrap, Directory, circles, ways_back, ways_in
 from decentral.swarm.leases import write_leases
 from decentral.transport.memory import MemoryNetwork
 from decentral.transport.requests import request
@@ -127,10 +127,10 @@ def test_finding_nobody_is_a_state_and_lasts_until_the_bootstrap_comes_up(play):
     async def script(swarm):
         one = await swarm.add(1)
         await anyio.sleep(3600.0)
-        assert one.state == "looking"
+        assert one.looking
         await swarm.add(0)
         await anyio.sleep(31.0)
-        assert one.state == "connected"
+        assert not one.looking
         assert swarm.seen_by(0) == {1}
 
     play(script)
@@ -202,13 +202,13 @@ def test_a_killed_peer_is_gone_one_lease_after_its_last_word_everywhere(play):
         swarm.kill(2)
         await anyio.sleep(TTL / 2)
         assert swarm.seen_by(0) == {1, 2, 3}
-        assert swarm.directories[0].expired_for(dead) == 0.0
+        assert swarm.directories[0].heard(dead) < TTL
         await anyio.sleep(TTL / 2 + 0.2)
         for number in (0, 1, 3):
             assert 2 not in swarm.seen_by(number)
         await anyio.sleep(100.0)
         assert swarm.seen_by(0) == {1, 3}
-        assert swarm.directories[0].expired_for(dead) == pytest.approx(100.0, abs=TTL / 2 + 1)
+        assert swarm.directories[0].heard(dead) == pytest.approx(TTL + 100.0, abs=TTL / 2 + 1)
 
     play(script)
 
@@ -256,8 +256,8 @@ def test_news_of_a_peer_is_everywhere_soon_and_wakes_who_waits(play):
 
         swarm.group.start_soon(wait)
         began = anyio.current_time()
-        swarm.directories[1].update(round=7, epoch=2, digest=b"d" * 32, state=3, uplink=10**7)
-        swarm.directories[1].update(round=8)
+        swarm.directories[1].own.update(round=7, epoch=2, digest=b"d" * 32, state=3, uplink=10**7)
+        swarm.directories[1].own.update(round=8)
         await anyio.sleep(SOON)
         lease = swarm.directories[2].live()[swarm.directories[1].peer]
         assert (lease.round, lease.epoch, lease.digest, lease.state, lease.uplink) == (8, 2, b"d" * 32, 3, 10**7)
@@ -272,13 +272,13 @@ def test_an_update_that_changes_nothing_costs_no_renewal(play):
             await swarm.add(number)
         await anyio.sleep(5.0)
         one = swarm.directories[1]
-        one.update(round=3)
+        one.own.update(round=3)
         await anyio.sleep(TTL)
-        before, sequence = one.transport.traffic.total.sent, one.own().sequence
+        before, sequence = one.transport.traffic.total.sent, one.own.seal().sequence
         for _ in range(100):
-            one.update(round=3)
+            one.own.update(round=3)
             await anyio.sleep(TTL / 100)
-        assert one.own().sequence - sequence <= 4
+        assert one.own.seal().sequence - sequence <= 4
         assert one.transport.traffic.total.sent - before < 12 * 1024
 
     play(script)
@@ -292,7 +292,7 @@ def test_a_peer_that_starts_anew_is_heard_although_it_counts_from_one(play):
         swarm.kill(2)
         await anyio.sleep(1.0)
         again = await swarm.add(2)
-        again.update(round=99)
+        again.own.update(round=99)
         await anyio.sleep(TTL)
         for number in (0, 1):
             assert swarm.directories[number].live()[again.peer].round == 99
@@ -365,7 +365,7 @@ def test_a_lease_counts_only_from_its_own_peer_or_as_passed_on(play):
         for number in range(2):
             await swarm.add(number)
         await anyio.sleep(5.0)
-        victim = swarm.make(5).own()
+        victim = swarm.make(5).own.seal()
         thief = swarm.network.transport(Signer(b"t" * 32))
         async with thief:
             target = swarm.directories[0].peer
@@ -382,9 +382,9 @@ async def its_twin_speaks(swarm: Swarm, me: Directory, times: int, ahead: int = 
     """What a twin elsewhere tells peer 0 between our renewals."""
     for _ in range(times):
         twin = swarm.make(1)
-        twin._own._addresses = lambda: ("/memory/elsewhere",)
-        twin._own._sequence = me.own().sequence + ahead
-        swarm.directories[0]._messages.heard_from(me.peer, twin.own())
+        twin.own._addresses = lambda: ("/memory/elsewhere",)
+        twin.own._sequence = me.own.seal().sequence + ahead
+        swarm.directories[0]._messages.heard_from(me.peer, twin.own.seal())
         await anyio.sleep(TTL / 3)
 
 
@@ -453,7 +453,7 @@ def test_an_invite_outlives_the_peer_that_wrote_it(play):
         for number in range(4):
             await swarm.add(number)
         await anyio.sleep(2.0)
-        invite = swarm.directories[1].ways_in()
+        invite = ways_in(swarm.directories[1])
         swarm.kill(1)
         newcomer = await swarm.add(4, None)
         newcomer.add_bootstrap(invite)
@@ -467,13 +467,13 @@ def test_an_invite_leads_to_who_is_away_for_a_moment_and_not_to_who_left_or_is_b
     async def script(swarm):
         for number in range(4):
             await swarm.add(number)
-        swarm.directories[2].update(state=PRIVATE)
+        swarm.directories[2].own.update(state=PRIVATE)
         await anyio.sleep(SOON + 1.0)
         own, away = swarm.directories[0].transport.addresses(), swarm.directories[3].transport.addresses()
         swarm.kill(3)
         await swarm.directories[1].goodbye()
         await anyio.sleep(2 * TTL)
-        assert swarm.directories[0].ways_in() == (*own, away[0])
+        assert ways_in(swarm.directories[0]) == (*own, away[0])
 
     play(script)
 
@@ -507,7 +507,7 @@ def test_two_that_are_restarted_together_find_each_other_within_two_seconds(play
         if politely:
             await swarm.directories[1].goodbye()
             await anyio.sleep(5 * TTL)
-        kept = {number: swarm.directories[number].ways_back() for number in range(2)}
+        kept = {number: ways_back(swarm.directories[number]) for number in range(2)}
         for number in range(2):
             swarm.kill(number)
         await anyio.sleep(1.0)
@@ -532,7 +532,7 @@ def test_a_peer_comes_back_to_those_that_have_been_here_longest_to_eight_of_them
             await anyio.sleep(TTL)
         swarm.kill(3)
         await anyio.sleep(2 * TTL)
-        ways, addresses = swarm.directories[0].ways_back(), [swarm.make(n).transport.addresses() for n in range(12)]
+        ways, addresses = ways_back(swarm.directories[0]), [swarm.make(n).transport.addresses() for n in range(12)]
         assert set(ways) == {address for n in (1, 2, 4, 5, 6, 7, 8, 9) for address in addresses[n]}
 
     play(script)

@@ -69,7 +69,7 @@ def test_who_dies_is_forgotten_by_all_soon_after_its_lease():
 
 def test_news_reaches_everybody_within_two_renewals():
     async def script(swarm):
-        swarm.directories[3].update(round=5)
+        swarm.directories[3].own.update(round=5)
         await anyio.sleep(2 * TTL / 3 + 1.0)
         told = {
             one.live()[swarm.directories[3].peer].round

@@ -30,8 +30,8 @@ def test_a_lease_counts_for_its_life_from_when_it_came():
     assert leases.live(110.0) == {}
     assert leases.next_end() == 110.0
     assert leases.expire(110.0) == [peer]
-    assert leases.silent_for(peer, 113.0) == 3.0
-    assert leases.silent_for(PEERS[1].peer, 113.0) == float("inf")
+    assert leases.heard(peer, 113.0) == 13.0
+    assert leases.heard(PEERS[1].peer, 113.0) is None
 
 
 def test_who_is_live_is_one_mapping_until_somebody_comes_or_goes():
@@ -106,7 +106,7 @@ def test_goodbye_counts_at_once_and_is_not_undone_by_what_others_still_pass_on()
     assert not leases.goodbye(peer, 1.0)
     assert leases.live(1.0) == {}
     assert not leases.take(lease(PEERS[0], 5), now=2.0, remaining=9.0)
-    assert leases.missed() == []
+    assert leases.last_words() == []
 
 
 def test_who_falls_silent_without_a_goodbye_is_missed():
@@ -114,9 +114,9 @@ def test_who_falls_silent_without_a_goodbye_is_missed():
     for signer in PEERS[:2]:
         leases.take(lease(signer, 1), now=0.0)
     leases.expire(10.0)
-    assert [missed.peer for missed in leases.missed()] == sorted(signer.peer for signer in PEERS[:2])
+    assert [missed.peer for missed in leases.last_words()] == sorted(signer.peer for signer in PEERS[:2])
     leases.take(lease(PEERS[0], 1), now=11.0)
-    assert [missed.peer for missed in leases.missed()] == [PEERS[1].peer]
+    assert [missed.peer for missed in leases.last_words()] == [PEERS[1].peer]
 
 
 def test_a_full_table_keeps_whom_it_knows_and_takes_nobody_else():
@@ -128,7 +128,7 @@ def test_a_full_table_keeps_whom_it_knows_and_takes_nobody_else():
     for signer in PEERS[2:6]:
         leases.take(lease(signer, 1), now=10.0)
     leases.expire(20.0)
-    assert len(leases.missed()) == 2
+    assert len(leases.last_words()) == 2
 
 
 def test_ones_own_lease_is_nobody_else_here():

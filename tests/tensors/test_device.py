@@ -58,12 +58,12 @@ def elsewhere(spelling: str, value_N: Tensor) -> None:
     """Compress as on a device other than the processor."""
     quantiser = parse_compressor(spelling)
     if isinstance(quantiser, Linear):
-        blocks.Tabled.compress(quantiser, value_N)
+        blocks.Tabled.compress_one(quantiser, value_N)
     elif spelling == "signmag2":
         mean_R2 = two_bits.best_means_anywhere(value_N.view(-1, 64))
         two_bits.code_rows_anywhere(value_N.view(-1, 64), mean_R2.mean(dim=1).float())
     else:
-        quantiser.compress(value_N)
+        quantiser.compress_one(value_N)
 
 
 @pytest.mark.parametrize("spelling", [*BLOCKWISE, "fp16", "bf16", "signmag2"])
@@ -103,7 +103,7 @@ def test_a_long_tensor_is_quantised_as_well_on_any_device_as_one_by_one(spelling
     value_N = torch.randn((1 << 20) + 77, generator=chance)
 
     def lost(value: Tensor) -> float:
-        return float((quantiser.decompress(quantiser.compress(value)) - value).norm())
+        return float((quantiser.decompress_one(quantiser.compress_one(value)) - value).norm())
 
     parts = [lost(part) for part in value_N.split(1 << 16)]  # too short to be compiled for a device
     assert lost(value_N.to(device)) == pytest.approx(math.hypot(*parts), rel=0.02)
@@ -125,11 +125,13 @@ def test_codes_of_a_long_tensor_are_those_of_the_processor_but_for_the_last_bit_
     """One in 10,000 lies so near to halfway between two codes."""
     quantiser, chance = parse_compressor(spelling), torch.Generator().manual_seed(0)
     value_N = torch.randn((1 << 20) + 4096, generator=chance)
-    here = quantiser.compress(value_N)
+    here = quantiser.compress_one(value_N)
     monkeypatch.setattr(random, "_on_processor", lambda tensor: False)
     is_linear = isinstance(quantiser, Linear)
     there = (
-        blocks.Tabled.compress(quantiser, value_N.to(device)) if is_linear else quantiser.compress(value_N.to(device))
+        blocks.Tabled.compress_one(quantiser, value_N.to(device))
+        if is_linear
+        else quantiser.compress_one(value_N.to(device))
     )
     for one, other in zip(here.parts[1:], there.parts[1:], strict=True):  # scales
         assert torch.equal(one, other.cpu())
@@ -256,16 +258,16 @@ def test_slabs_are_whole_blocks_one_after_the_other(numel: int, block: int, devi
 @pytest.mark.parametrize("method", BY_SLABS)
 def test_a_tensor_in_slabs_gives_the_bits_that_it_gives_at_once(method: str, monkeypatch: pytest.MonkeyPatch):
     tensor = torch.randn(700, 333, generator=torch.Generator().manual_seed(0))
-    found = parse_compressor(method).compress(tensor)
+    found = parse_compressor(method).compress_one(tensor)
     for module in ("tensors.device._ON_PROCESSOR", "compressors.dct._AT_ONCE"):
         monkeypatch.setattr(f"decentral.{module}", 1 << 24)
-    at_once = parse_compressor(method).compress(tensor)
+    at_once = parse_compressor(method).compress_one(tensor)
     assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(found.parts, at_once.parts, strict=True))
 
 
 @pytest.mark.parametrize("method", BY_SLABS)
 def test_compressing_takes_less_memory_than_the_tensor_has(method: str):
     compressor, tensor = parse_compressor(method), torch.randn(24, 1024, 1024)
-    compressor.compress(tensor)  # compiles
-    taken = peak_extra_bytes(lambda: compressor.compress(tensor))
+    compressor.compress_one(tensor)  # compiles
+    taken = peak_extra_bytes(lambda: compressor.compress_one(tensor))
     assert taken is None or taken < 4 * tensor.numel()

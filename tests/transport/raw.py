@@ -8,8 +8,9 @@ from contextlib import asynccontextmanager
 import anyio
 
 from decentral.transport import Transport
-from decentral.transport.native.tcp import endpoint, secure_outbound
+from decentral.transport.native.tcp import endpoint
 from decentral.transport.protocols.messages import propose
+from decentral.transport.protocols.noise import secure_outbound
 from decentral.transport.protocols.yamux import PROTOCOL
 from decentral.wire.keys import Signer
 

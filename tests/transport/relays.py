@@ -1,22 +1,27 @@
-"""Native peers, relays and their guests, for the tests of the native transport and of the relay."""
+"""Peers on sockets of our own, relays and their guests: for the tests of the native transport, py-libp2p and relays."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from contextlib import asynccontextmanager
 
 import anyio
 
+from decentral.transport import Transport
 from decentral.transport.daemon.process import DaemonOptions
 from decentral.transport.daemon.transport import DaemonTransport
+from decentral.transport.native.links import LinkOptions, Links
 from decentral.transport.native.transport import NativeOptions, NativeTransport
+from decentral.transport.protocols.circuit import HOP, RelayLimits, read_message, reserve, write_message
 from decentral.transport.protocols.messages import bytes_field, number_field, number_fields, peer_to_id
-from decentral.transport.relay.circuit import HOP, RelayLimits, read_message, reserve, write_message
+from decentral.transport.requests import request
 from decentral.wire.keys import Signer, peer_name
 from tests.transport.conftest import LOOPBACK
 
 ECHO, NOTE = "/test/echo", "/test/note"
 BODY = os.urandom(16 << 20)
+KINDS = ("native", "py-libp2p") if importlib.util.find_spec("libp2p") else ("native",)  # on sockets of our own
 NOWHERE = ("/ip4/127.0.0.1/tcp/1",)  # what a peer announces that nobody can dial
 
 
@@ -25,8 +30,21 @@ def relay(signer=None, listen=LOOPBACK, **limits) -> NativeTransport:
     return NativeTransport(signer or Signer.generate(), listen=listen, options=options)
 
 
-def native(**options) -> NativeTransport:
-    return NativeTransport(Signer.generate(), listen=LOOPBACK, options=NativeOptions(**options))
+def native(signer=None, listen=LOOPBACK, **options) -> NativeTransport:
+    return NativeTransport(signer or Signer.generate(), listen=listen, options=NativeOptions(**options))
+
+
+def on_libp2p(signer=None, listen=LOOPBACK, **options) -> Transport:
+    from decentral.transport.pylibp2p.transport import PyLibp2pTransport
+
+    return PyLibp2pTransport(signer or Signer.generate(), listen=listen, options=LinkOptions(**options))
+
+
+MAKERS = {"native": native, "py-libp2p": on_libp2p}
+
+
+def links(transport: Transport) -> Links:
+    return transport.links if isinstance(transport, NativeTransport) else transport.node.links
 
 
 def hidden_native(at: NativeTransport) -> NativeTransport:
@@ -36,6 +54,17 @@ def hidden_native(at: NativeTransport) -> NativeTransport:
 def hidden_daemon(at: NativeTransport, daemons) -> DaemonTransport:
     options = DaemonOptions(reachability="private", relays=at.addresses()[:1], announce=NOWHERE)
     return DaemonTransport(daemons.identity(), listen=LOOPBACK, options=options)
+
+
+def hidden(kind: str, at: NativeTransport, daemons) -> Transport:
+    """A guest of a relay whom nobody can dial."""
+    if kind == "daemon":
+        return hidden_daemon(at, daemons)
+    return MAKERS[kind](relays=at.addresses()[:1], announce=NOWHERE, punch=False)
+
+
+def visible(kind: str, daemons) -> Transport:
+    return daemons.transport() if kind == "daemon" else MAKERS[kind]()
 
 
 async def echo(peer, body):
@@ -57,6 +86,15 @@ async def until(condition) -> None:
 
 def through(at: NativeTransport, peer) -> tuple[str, ...]:
     return (f"{at.addresses()[0]}/p2p-circuit/p2p/{peer_name(peer)}",)
+
+
+async def exchange(at, guest, other) -> None:
+    """16 MiB each way, through the relay."""
+    where = (f"{at.addresses()[0]}/p2p-circuit/p2p/{peer_name(guest.peer)}",)
+    await other.connect(guest.peer, where)
+    assert all("/p2p-circuit" in path for path in (await other.paths())[guest.peer])
+    for one, two in ((other, guest), (guest, other)):
+        assert await request(one, two.peer, ECHO, BODY, limit=len(BODY), timeout=30) == BODY
 
 
 @asynccontextmanager

@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from decentral.errors import ConfigError, ListenError
-from decentral.transport.base import MAX_ADDRESSES, check_listen, dialable, everywhere, pinned
+from decentral.transport.base import MAX_ADDRESSES, check_listen, dialable, everywhere, pin_ports
 from decentral.transport.native.tcp import bound_addresses, listeners
 
 
@@ -48,8 +48,8 @@ def test_everywhere_is_all_interfaces_of_both_families():
 
 def test_ports_the_system_chose_are_kept_for_the_restart():
     bound = ["/ip4/127.0.0.1/tcp/4101", "/ip4/10.1.2.3/tcp/4101", "/ip6/::1/tcp/4202"]
-    assert pinned(everywhere(), bound) == ("/ip4/0.0.0.0/tcp/4101", "/ip6/::/tcp/4202")
-    assert pinned(("/ip4/127.0.0.1/tcp/0", "/ip4/10.1.2.3/tcp/77"), bound) == (
+    assert pin_ports(everywhere(), bound) == ("/ip4/0.0.0.0/tcp/4101", "/ip6/::/tcp/4202")
+    assert pin_ports(("/ip4/127.0.0.1/tcp/0", "/ip4/10.1.2.3/tcp/77"), bound) == (
         "/ip4/127.0.0.1/tcp/4101",
         "/ip4/10.1.2.3/tcp/77",
     )

@@ -10,7 +10,7 @@ import anyio
 import pytest
 
 from decentral.errors import PayloadError, StreamClosed
-from decentral.transport import holepunch
+from decentral.transport import Transport, holepunch
 from decentral.transport.holepunch import (
     DCUTR,
     PunchMessage,
@@ -20,14 +20,13 @@ from decentral.transport.holepunch import (
     receive_punch,
     send_punch,
 )
-from decentral.transport.multiaddr import to_bytes
 from decentral.transport.native import dialling
 from decentral.transport.native.transport import NativeTransport
-from decentral.transport.protocols.messages import bytes_field, number_field
+from decentral.transport.protocols.messages import bytes_field, multiaddr_to_bytes, number_field
 from decentral.transport.protocols.yamux import Session
 from decentral.transport.requests import request, serve_requests
 from decentral.wire.keys import Signer, peer_name
-from tests.transport.relays import NOWHERE, echo, native, relay, run, through, until
+from tests.transport.relays import KINDS, MAKERS, NOWHERE, echo, links, native, relay, run, through, until
 
 HERE, THERE = "/ip4/45.67.0.9/tcp/4001", "/ip6/2a02:45:67::9/tcp/4001"
 CONNECT = number_field(1, 100)
@@ -78,10 +77,10 @@ def test_a_message_that_makes_no_sense_is_refused(message: bytes) -> None:
 
 
 def test_addresses_that_are_none_are_passed_over_and_few_are_looked_at() -> None:
-    useless = [b"", b"\xff" * 40, to_bytes("/dns4/example.org/udp/1/quic-v1")]
-    message = CONNECT + b"".join(bytes_field(2, one) for one in [*useless, to_bytes(HERE)])
+    useless = [b"", b"\xff" * 40, multiaddr_to_bytes("/dns4/example.org/udp/1/quic-v1")]
+    message = CONNECT + b"".join(bytes_field(2, one) for one in [*useless, multiaddr_to_bytes(HERE)])
     assert read_punch(message, PunchMessage.CONNECT)[-1] == HERE
-    assert len(read_punch(CONNECT + bytes_field(2, to_bytes(HERE)) * 60, PunchMessage.CONNECT)) == 16
+    assert len(read_punch(CONNECT + bytes_field(2, multiaddr_to_bytes(HERE)) * 60, PunchMessage.CONNECT)) == 16
 
 
 def test_a_length_beyond_the_bound_is_refused_before_anything_is_read() -> None:
@@ -144,23 +143,23 @@ def _soon(monkeypatch):
     monkeypatch.setattr(dialling, "_HEAD_START", 0.0)
 
 
-def hidden(at: NativeTransport) -> NativeTransport:
+def hidden(at: NativeTransport, kind: str = "native", **options) -> Transport:
     """One that nobody can dial at what it announces."""
-    one = native(relays=at.addresses()[:1], announce=NOWHERE)
+    one = MAKERS[kind](relays=at.addresses()[:1], announce=NOWHERE, **options)
     serve_requests(one, ECHO, echo, limit=len(BODY))
     return one
 
 
-def relayed(one: NativeTransport, peer) -> list[Session]:
-    return [session for session in one.links.sessions.of(peer) if one.links.sessions.relay_of(session)]
+def relayed(one: Transport, peer) -> list[Session]:
+    return [session for session in links(one).sessions.of(peer) if links(one).sessions.relay_of(session)]
 
 
 @asynccontextmanager
-async def met():
+async def met(dials: str = "native", hides: str = "native"):
     """A relay, and two peers of which the first has just dialled the second through it."""
     at = relay()
     async with at:
-        a, b = hidden(at), hidden(at)
+        a, b = hidden(at, dials), hidden(at, hides)
         async with a, b:
             await until(lambda: at.relay.places == 2)
             await a.connect(b.peer, through(at, b.peer))
@@ -168,29 +167,34 @@ async def met():
             yield at, a, b
 
 
-async def until_direct(a: NativeTransport, b: NativeTransport) -> None:
-    await until(lambda: a.links.sessions.is_direct(b.peer) and b.links.sessions.is_direct(a.peer))
+async def until_direct(a: Transport, b: Transport) -> None:
+    await until(lambda: links(a).sessions.is_direct(b.peer) and links(b).sessions.is_direct(a.peer))
 
 
-def slow(one: NativeTransport) -> None:
+def slow(one: Transport) -> None:
     """Have it dial late, so that the other side's connection comes in at its listener."""
-    leave = one.links.ports.leave
+    leave = links(one).ports.leave
 
     async def late(host, port):
         await anyio.sleep(0.3)
         return await leave(host, port)
 
-    one.links.ports.leave = late
+    links(one).ports.leave = late
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+PAIRS = [(dials, hides, "asyncio") for dials in KINDS for hides in KINDS]
+
+
+@pytest.mark.parametrize(("dials", "hides", "backend"), [*PAIRS, ("native", "native", "trio")])
 @pytest.mark.parametrize("late", ["nobody", "who dialled", "who was dialled"])
-def test_two_peers_that_met_through_a_relay_are_soon_connected_directly(backend, late):
+def test_two_peers_that_met_through_a_relay_are_soon_connected_directly(dials, hides, backend, late):
     async def script():
-        async with met() as (at, a, b):
+        async with met(dials, hides) as (at, a, b):
             for one in {"nobody": (), "who dialled": (a,), "who was dialled": (b,)}[late]:
                 slow(one)
             await until_direct(a, b)
+            if late == "nobody":
+                await until(lambda: at.relay.connections == 0)
             before = at.relay.counts.nbytes
             for x, y in ((a, b), (b, a)):
                 assert await request(x, y.peer, ECHO, BODY, limit=len(BODY), timeout=20) == BODY
@@ -218,7 +222,7 @@ def test_who_can_be_dialled_is_dialled_and_no_hole_is_punched():
     async def script():
         async with at:
             a, b = native(), hidden(at)
-            a.puncher.attend = None  # it would fail
+            a.links.puncher.attend = None  # it would fail
             async with a, b:
                 await until(lambda: at.relay.places == 1)
                 await a.connect(b.peer, through(at, b.peer))
@@ -259,9 +263,10 @@ def test_a_body_under_way_arrives_whole_and_then_the_relayed_connection_is_close
     assert received == [BODY]
 
 
-def test_requests_that_never_pause_lose_nothing_while_connections_are_exchanged():
+@pytest.mark.parametrize("kind", KINDS)
+def test_requests_that_never_pause_lose_nothing_while_connections_are_exchanged(kind):
     async def script():
-        async with met() as (at, a, b):
+        async with met(kind, kind) as (at, a, b):
             for n in range(10**6):
                 x, y = ((a, b), (b, a))[n % 2]
                 body = n.to_bytes(8, "little") * 500
@@ -298,13 +303,13 @@ def test_a_peer_that_never_answers_costs_nothing_but_two_questions():
 
     async def script():
         async with met() as (_, a, b):
-            a.puncher.attend, b.puncher._timeout = silent, 0.3
+            a.links.puncher.attend, b.links.puncher._timeout = silent, 0.3
             began = anyio.current_time()
             while anyio.current_time() - began < 1.5:
                 assert await request(b, a.peer, ECHO, BODY[:PIECE], limit=PIECE, timeout=2) == BODY[:PIECE]
             assert len(asked) == 2
             assert not b.links.sessions.is_direct(a.peer)
-            assert not b.puncher.num_under_way
+            assert not b.links.puncher.num_under_way
 
     run(script)
 
@@ -320,7 +325,7 @@ def test_a_stranger_makes_us_dial_few_addresses_and_only_when_it_was_dialled_thr
                 raise OSError("refused")
 
             monkeypatch.setattr(a.links.ports, "leave", leave)
-            monkeypatch.setattr(b.puncher, "_pursue", anyio.lowlevel.checkpoint)
+            monkeypatch.setattr(b.links.puncher, "_pursue", anyio.lowlevel.checkpoint)
             (session,) = relayed(b, a.peer)
             many = [f"/ip4/127.0.0.1/tcp/{port}" for port in range(1, 30)]
             await say(b, session, ["/ip4/10.0.0.1/tcp/22", "/ip4/224.0.0.1/tcp/9", *many])
@@ -349,8 +354,9 @@ async def _stream(one: NativeTransport, session: Session):
     return stream
 
 
-def test_over_a_direct_connection_nobody_may_ask():
-    a, b = native(), native()
+@pytest.mark.parametrize("kind", KINDS)
+def test_over_a_direct_connection_nobody_may_ask(kind):
+    a, b = native(), MAKERS[kind]()
 
     async def script():
         async with a, b:
@@ -367,9 +373,9 @@ def test_who_asks_often_is_refused_for_a_minute():
             (session,) = relayed(a, b.peer)
             await until_direct(a, b)
             for _ in range(3):
-                a.puncher._check(session, session.peer)
+                a.links.puncher._check(session, session.peer)
             with pytest.raises(PayloadError, match="asked 4 times"):
-                a.puncher._check(session, session.peer)
+                a.links.puncher._check(session, session.peer)
 
     run(script)
 
@@ -378,10 +384,10 @@ def test_who_asks_often_is_refused_for_a_minute():
 def test_with_one_that_has_the_roles_the_other_way_round_the_second_attempt_is_direct(who):
     async def script():
         async with met() as (_, a, b):
-            (a if who == "dialled" else b).puncher._is_second = lambda session: True  # as go-libp2p has them
+            (a if who == "dialled" else b).links.puncher._is_second = lambda session: True  # as go-libp2p has them
             await until_direct(a, b)
             other = b if who == "dialled" else a
-            assert list(other.puncher._rounds.values()) == [2]
+            assert list(other.links.puncher._rounds.values()) == [2]
 
     run(script)
 
@@ -391,8 +397,8 @@ def test_who_still_dials_when_the_other_side_has_given_up_is_there_for_the_secon
 
     async def script():
         async with met() as (_, a, b):
-            a.puncher._is_second = lambda session: True
-            leave, calls, dial = a.links.ports.leave, [], b.puncher._dial
+            a.links.puncher._is_second = lambda session: True
+            leave, calls, dial = a.links.ports.leave, [], b.links.puncher._dial
 
             async def soon_given_up(*args, **options):
                 with anyio.move_on_after(0.5):
@@ -405,8 +411,25 @@ def test_who_still_dials_when_the_other_side_has_given_up_is_there_for_the_secon
                 return await leave(host, port)
 
             a.links.ports.leave = taken_at_first
-            b.puncher._dial = soon_given_up
+            b.links.puncher._dial = soon_given_up
             await until_direct(a, b)
-            assert list(b.puncher._rounds.values()) == [2]
+            assert list(b.links.puncher._rounds.values()) == [2]
 
     run(script, limit=20)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_punching_it_answers_none_and_stays_relayed(kind):
+    at = relay()
+
+    async def script():
+        async with at:
+            a, b = hidden(at), hidden(at, kind, punch=False)
+            async with a, b:
+                await until(lambda: at.relay.places == 2)
+                await a.connect(b.peer, through(at, b.peer))
+                await anyio.sleep(1)  # more than both attempts
+                assert all("/p2p-circuit" in path for path in (await a.paths())[b.peer])
+                assert await request(a, b.peer, ECHO, b"on", limit=9, timeout=5) == b"on"
+
+    run(script)

@@ -10,7 +10,7 @@ import pytest
 
 from decentral.errors import ConfigError, PayloadError, PeerUnreachable, StreamClosed, TransportError
 from decentral.flow.budget import Limits
-from decentral.flow.schedule import SECONDS, Window
+from decentral.flow.pacing import SECONDS, Window
 from decentral.transport.requests import notify, request, sequence, serve_requests, serve_sequences
 from decentral.wire.keys import Signer
 
@@ -382,6 +382,42 @@ def test_many_requests_at_once_are_answered_each_with_its_own(world):
 
     world.run(script)
     assert answers == {number: number for number in range(60)}
+
+
+def test_large_bodies_that_cross_do_not_block_each_other(world):
+    a, b = world.transport(), world.transport()
+    body, answers = BLOCK * 64, []
+    for transport in (a, b):
+        serve_requests(transport, ECHO, echo, limit=len(body))
+
+    async def ask(x, y):
+        answers.append(await request(x, y.peer, ECHO, body, limit=len(body), timeout=30))
+
+    async def script():
+        async with connected(a, b), anyio.create_task_group() as group:
+            for _ in range(2):
+                group.start_soon(ask, a, b)
+                group.start_soon(ask, b, a)
+
+    world.run(script)
+    assert answers == [body] * 4
+
+
+def test_a_transfer_cancelled_half_way_leaves_the_connection_whole(world):
+    a, b = world.transport(), world.transport()
+    body = BLOCK * 32
+    serve_requests(b, ECHO, echo, limit=len(body))
+
+    async def script():
+        async with connected(a, b):
+            for milliseconds in range(0, 24, 2):
+                with anyio.move_on_after(milliseconds / 1000):
+                    await request(a, b.peer, ECHO, body, limit=len(body), timeout=10)
+            assert await request(a, b.peer, ECHO, body, limit=len(body), timeout=30) == body
+            while b.budget.held(a.peer) != (0, 0):  # until it has seen the last stream's end
+                await anyio.sleep(0.01)
+
+    world.run(script)
 
 
 def test_bodies_of_a_sequence_arrive_whole_in_order_and_before_it_is_over(world):

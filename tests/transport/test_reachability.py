@@ -8,7 +8,7 @@ import pytest
 from decentral.errors import TransportError
 from decentral.transport.memory import MemoryNetwork
 from decentral.transport.native.transport import NativeTransport
-from decentral.transport.probes import (
+from decentral.transport.paths import (
     ANSWERED,
     DIALBACK,
     NOT_TRIED,
@@ -107,10 +107,10 @@ def test_a_port_where_nobody_or_another_one_listens_is_told_as_silent(other):
     async def script():
         async with other, me, stranger:
             await me.connect(other.peer, other.addresses())
-            taken = int(stranger.bound[0].rpartition("/")[2])
+            taken = int(stranger.links.bound[0].rpartition("/")[2])
             assert (await ask_dialback(me, other.peer, taken)).outcome == SILENT
             assert (await ask_dialback(me, other.peer, 0)).outcome == NOT_TRIED
-            mine = int(me.bound[0].rpartition("/")[2])
+            mine = int(me.links.bound[0].rpartition("/")[2])
             assert (await ask_dialback(me, other.peer, mine)).outcome == ANSWERED
 
     run(script)
@@ -206,7 +206,7 @@ def test_a_measurement_is_over_when_the_peer_is_free_for_the_next_one():
 
 
 def test_what_a_speed_test_costs_is_counted_apart_and_is_bounded(other, monkeypatch):
-    monkeypatch.setattr("decentral.transport.probes.SPEEDS_A_DAY", 2)
+    monkeypatch.setattr("decentral.transport.paths.SPEEDS_A_DAY", 2)
     test = serve_speed(other)
     asking = NativeTransport(Signer.generate(), listen=LOOPBACK)
 

@@ -3,11 +3,6 @@
 import { byId, el, fill } from "./dom.js";
 import { bytes, count, number, span } from "./format.js";
 
-const FIGURES = {
-  norm_dispersion: "norms differ by", loss_dispersion: "losses differ by", mean_cosine: "mean cosine", debt_ratio: "owed, in rounds' updates",
-  never_sent: "share never sent", replica_distance: "replicas apart", replica_variance: "variance of replicas",
-  behind_alone: "behind alone", still_gained: "still gained",
-};
 const OVER = { round: "round", tokens: "tokens of this peer", bytes_sent: "sent by this peer", seconds: "time", step: "inner step", diagnosed_round: "round" };
 const charts = new Map(); // key -> Chart
 let latest = null, figures = [];
@@ -19,7 +14,7 @@ export function showLearning(part) {
   draw(host, "held-out", "Held-out loss, bits per byte", part.held_out, over, "bits_per_byte", "not evaluated yet");
   const available = part.training[over] ? over : "step";
   draw(host, "training", "Training loss of this peer", part.training, available, "loss", "no step yet");
-  for (const [name, title] of Object.entries(FIGURES)) {
+  for (const [name, title] of Object.entries(part.titles)) {
     if (part.diagnostics[name].some((value) => value !== null)) draw(byId("diagnostics"), name, title, part.diagnostics, "diagnosed_round", name, "", true);
   }
 }

@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from decentral.consensus.machine import TICK
 from decentral.consensus.round_state import FETCH_AFTER, RESEND_AFTER
 from decentral.consensus.timing import Deadline
-from decentral.simulate.round_time import WAYS
 from decentral.simulate.scenario import Profile
+from decentral.training.round_time import WAYS
 
 Seconds = NDArray[np.float64]
 
@@ -63,7 +63,7 @@ class Air:
 
 @dataclass(frozen=True, slots=True)
 class LeaderView:
-    """What the leader sees of a round: per offer, in any order."""
+    """The leader's view of a round: per offer, in any order."""
 
     opened: float
     heard: Seconds  # when each offer is here
@@ -99,7 +99,7 @@ def _with_what_is_coming(seen: LeaderView, now: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Proposed:
-    """One proposal: when it is made, by which peer, and which vote. Peers by their places."""
+    """A proposal: when it is made, by which peer, and which vote. Peers by their places."""
 
     proposed: float
     leader: int

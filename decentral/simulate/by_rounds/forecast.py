@@ -26,9 +26,10 @@ from decentral.simulate.by_rounds.machine import (
     work_of,
 )
 from decentral.simulate.by_rounds.one_round import Memory, Round
-from decentral.simulate.round_time import body_of
 from decentral.simulate.scenario import Scenario
 from decentral.simulate.world import Progress
+from decentral.training import round_cost
+from decentral.training.round_time import body_of
 from decentral.wire.keys import Signer
 from decentral.wire.messages import Lease, seal_lease
 
@@ -42,7 +43,7 @@ PROFILES_OF = {  # where it was held against the other forecast; elsewhere what 
 
 
 def is_by_rounds(manifest: Manifest, profile: str) -> bool:
-    """Whether there is such a forecast for these terms and machines."""
+    """Return whether there is such a forecast for these terms and machines."""
     has_pace = manifest.inner.pace not in (None, "equal")
     return profile in PROFILES_OF[manifest.exchange.kind] and not has_pace
 
@@ -138,7 +139,7 @@ class Rounds:
         self._last = min(machine.enters for machine in self.machines) + ENTERS
 
     def _works(self) -> list[RoundWork]:
-        """Of those who are members, or will be before the first of them offers."""
+        """Return the work of peers that are members, or will be before the first of them offers."""
         works = [self._work(machine) for machine in self.machines if machine.enters <= self._last]
         first = min((work.made[-1].time for work in works if not work.crashed), default=self._last)
         late = [machine for machine in self.machines if self._last < machine.enters <= first - ENTERS]
@@ -207,14 +208,14 @@ def besides(scenario: Scenario, told: StepTimes, numel: int, nbytes: float, spen
     """Bytes of one of ``spent`` until the last outer step; ``nbytes``: of a frame, ``numel``: of the model."""
     n, kind, seconds = scenario.hosts, scenario.manifest.exchange.kind, max(told.times, default=0.0)
     directory = cost.renewal(n, LEASE).nbytes * RENEWALS * seconds / scenario.manifest.swarm.lease
-    votes = 0.0 if kind == "pair" else cost.control(kind, n, numel).nbytes * len(told.times)
+    votes = 0.0 if kind == "pair" else round_cost.control(kind, n, numel).nbytes * len(told.times)
     absences = [away for machine in spent for away in machine.been_away if away.end < seconds]
     return directory + votes + sum(_missed(away, told, numel, nbytes) for away in absences) / n
 
 
 def _missed(away: Absence, told: StepTimes, numel: int, nbytes: float) -> float:
-    """What the others send a machine that was away: the frames of the rounds since, or all of the model where that is
-    less, or where it has forgotten all.
+    """Return the bytes that the others send a machine that was away: the frames of the rounds since, or all of the
+    model where that is less, or where it has forgotten all.
     """
     passed = sum(named for at, named in zip(told.times, told.named, strict=False) if away.begin < at < away.end)
     return SNAPSHOT * numel if away.forgets else min(SNAPSHOT * numel, passed * nbytes)

@@ -22,8 +22,8 @@ from decentral.simulate.by_rounds.machine import (
     absences,
     machines_of,
 )
-from decentral.simulate.round_time import WAYS
 from decentral.simulate.scenario import Scenario
+from decentral.training.round_time import WAYS
 from decentral.wire.frames import HEADER_NBYTES
 
 ANSWERS = 5  # one-way delays of asking the other whether it steps, and of its answer
@@ -31,7 +31,7 @@ ANSWERS = 5  # one-way delays of asking the other whether it steps, and of its a
 
 @dataclass(slots=True, eq=False)
 class Gossiper:
-    """One peer, and what it knows of the others."""
+    """A peer with its view of the others."""
 
     machine: MachineModel
     punctuality: Punctuality
@@ -47,7 +47,7 @@ class Gossiper:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Who is at a step before its partner."""
+    """A peer that is at a step before its partner."""
 
     one: Gossiper
     began: float

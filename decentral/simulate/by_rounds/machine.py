@@ -37,7 +37,7 @@ NEVER = Absence(math.inf, math.inf)
 
 
 def absences(profile: Profile, seed: int, number: int, round_seconds: float, begin: float) -> Iterator[Absence]:
-    """Those of machine ``number`` from ``begin`` on, in order; they do not end."""
+    """Yield the absences of machine ``number`` from ``begin`` on, in order; they do not end."""
     generator, now = random.Random(f"trouble {seed} {number}"), begin
     while profile.crashes or profile.sleeps:
         now += round_seconds * generator.uniform(0.5, 1.5)
@@ -114,7 +114,7 @@ class MachineModel:
         return math.inf if self.away.asleep else self.away.begin
 
     def is_gone_by(self, time: float) -> bool:
-        """Whether it has gone by then."""
+        """Return whether it has gone by then."""
         self.wakes_by(time)
         return self.away.begin < time
 
@@ -131,7 +131,7 @@ class MachineModel:
         self.away = next(absences)
 
     def step(self) -> Boundary | None:
-        """One inner step; None where the machine crashes in it. What is in flight stays so."""
+        """Make one inner step; None where the machine crashes in it. What is in flight stays so."""
         seconds = self._drawn.popleft() if self._drawn else self.pace.next()
         now = self.at.time + seconds
         while self.away.begin < now:
@@ -182,7 +182,7 @@ class MachineModel:
 
 
 def machines_of(scenario: Scenario) -> list[MachineModel]:
-    """Those of a scenario: lines and speeds as ``World`` draws them."""
+    """Return the machines of a scenario: lines and speeds as ``World`` draws them."""
     return [_machine_drawn(scenario, number) for number in range(scenario.hosts)]
 
 
@@ -203,7 +203,7 @@ def _machine_drawn(scenario: Scenario, number: int) -> MachineModel:
 
 @dataclass(frozen=True, slots=True)
 class RoundWork:
-    """One peer's training in one round, from ``start`` to a full contribution or a crash."""
+    """A peer's training in one round, from ``start`` to a full contribution or a crash."""
 
     machine: MachineModel
     opened: float  # when it could contribute to the round
@@ -219,7 +219,7 @@ class RoundWork:
 
 @dataclass(frozen=True, slots=True)
 class Offering:
-    """What a peer contributes to a round."""
+    """A peer's contribution to a round."""
 
     work: RoundWork
     time: float
@@ -281,7 +281,7 @@ class Hurry:
 
 
 class Deadlines:
-    """What was learnt of how late others are, by those who came in the same round."""
+    """Waiting times that peers have learnt from how late others came in their rounds."""
 
     def __init__(self, floor: float, ceiling: float) -> None:
         self._limits = floor, ceiling
@@ -295,7 +295,7 @@ class Deadlines:
 def offers_of(
     works: Sequence[RoundWork], deadlines: Deadlines, interval: int, heard_after: float, copies: float
 ) -> list[Offering]:
-    """What they offer; who is slower than the others by more than they wait offers what it has in time.
+    """Return their offers; a peer that is slower than the others by more than they wait offers what it has in time.
 
     ``heard_after``: seconds until an offer is heard of; ``copies``: bytes that each sends to have its frame everywhere.
     """
@@ -325,7 +325,7 @@ def _offer(work: RoundWork, hurry: Hurry, interval: int) -> Offering | None:
 
 @dataclass(slots=True)
 class StepTimes:
-    """What comes of a forecast: of each outer step, or gossip step of whoever is first."""
+    """Times of a forecast: of each outer step, or of the gossip steps of the first peer."""
 
     times: list[float] = field(default_factory=list)  # s
     reached: int = 0  # outer steps; in gossip peers leave some out

@@ -23,8 +23,8 @@ from decentral.node.node import LEAST
 from decentral.simulate import cost
 from decentral.simulate.by_rounds.air import Air, LeaderView, Proposed, Seconds, applied, collected, committed
 from decentral.simulate.by_rounds.machine import Deadlines, MachineModel, Offering, RoundWork
-from decentral.simulate.cost import plan_nbytes
 from decentral.simulate.scenario import Scenario
+from decentral.training.round_cost import plan_nbytes
 from decentral.transport.memory import WINDOW
 from decentral.wire.frames import HEADER_NBYTES
 
@@ -34,7 +34,7 @@ LEAST_PATIENCE = 2.0  # s with a leader, see RoundTerms.patience
 
 @dataclass(slots=True)
 class Memory:
-    """What one round leaves to the next."""
+    """State that one round leaves to the next."""
 
     manifest: Manifest
     nbytes: float  # of the body of a contribution
@@ -85,7 +85,7 @@ class Round:
 
     @property
     def is_lost(self) -> bool:
-        """Whether nobody ever has anything to use."""
+        """Return whether nobody ever has anything to use."""
         return not np.isfinite(self.here.usable).any()
 
     def decide(self) -> Decided:
@@ -137,7 +137,7 @@ class Round:
         return found
 
     def _led(self, here: Here) -> tuple[int, float]:
-        """Who leads to the proposal, and when it makes it: one that goes before costs the next one's patience."""
+        """Return the leader that proposes, and when: a leader that is gone before costs the next one's patience."""
         waited, leader, at = 0.0, 0, math.inf
         for leader in self._in_turn():
             machine = self.members[leader]
@@ -196,7 +196,7 @@ def _missed_until(goes_at: float, leader_offers: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class MemberLines:
-    """Of the members of a round, by their places."""
+    """Lines of the members of a round, by their places."""
 
     up: Seconds  # bytes/s
     down: Seconds

@@ -12,9 +12,9 @@ import asyncio
 import contextlib
 import functools
 import importlib.util
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, TypeVar
+from typing import Any
 
 import anyio
 import anyio.lowlevel
@@ -22,8 +22,16 @@ import anyio.lowlevel
 from decentral.errors import PayloadError, PeerUnreachable, StreamClosed, TransportError
 from decentral.transport.base import UNREAD, Traffic
 from decentral.transport.daemon.process import package_folder
-from decentral.transport.multiaddr import to_bytes, to_text
-from decentral.transport.protocols.messages import LONGEST_VARINT, peer_from_id, peer_to_id, read_varint, varint
+from decentral.transport.protocols.messages import (
+    LONGEST_VARINT,
+    convert_known,
+    multiaddr_to_bytes,
+    multiaddr_to_text,
+    peer_from_id,
+    peer_to_id,
+    read_varint,
+    varint,
+)
 from decentral.wire.keys import PeerId, peer_name
 
 READ_LIMIT = 1 << 16  # bytes; asyncio stops reading a socket at twice this, which bounds a stream's memory
@@ -31,8 +39,6 @@ _MESSAGE_LIMIT = 1 << 22  # bytes of a daemon's answer
 _UNIX = 400  # multiaddr code of a unix socket's path
 _LONGEST_REASON = 300  # characters of the daemon's words in a message
 
-T = TypeVar("T")
-U = TypeVar("U")
 Ends = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
@@ -43,27 +49,31 @@ class Control:
         self.socket, self._timeout = socket, timeout
 
     async def identify(self) -> tuple[PeerId, list[str]]:
-        """Who the daemon is, and all its addresses."""
+        """Ask who the daemon is, and for all its addresses."""
         response = await self._ask("IDENTIFY")
-        return peer_from_id(response.identify.id), _known(to_text, response.identify.addrs)
+        return peer_from_id(response.identify.id), convert_known(multiaddr_to_text, response.identify.addrs)
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
         """Dial a peer. PeerUnreachable when no address answers."""
-        body = {"peer": peer_to_id(peer), "addrs": _known(to_bytes, addresses), "timeout": self._whole_seconds}
+        body = {
+            "peer": peer_to_id(peer),
+            "addrs": convert_known(multiaddr_to_bytes, addresses),
+            "timeout": self._whole_seconds,
+        }
         await self._ask("CONNECT", peer, connect=body)
 
     async def open(self, peer: PeerId, protocol: str) -> Ends:
-        """A stream to a peer; its ends are the caller's to close. PeerUnreachable when there is none."""
+        """Open a stream to a peer; its ends are the caller's to close. PeerUnreachable when there is none."""
         body = {"peer": peer_to_id(peer), "proto": [protocol], "timeout": self._whole_seconds}
         _, ends = await self._request("STREAM_OPEN", peer, streamOpen=body)
         return ends
 
     async def connections(self) -> dict[PeerId, tuple[str, ...]]:
-        """The other ends of the daemon's connections to peers of this kind."""
+        """Return the other ends of the daemon's connections to peers of this kind."""
         found: dict[PeerId, tuple[str, ...]] = {}
         for info in (await self._ask("LIST_PEERS")).peers:
-            for peer in _known(peer_from_id, [info.id]):
-                found[peer] = (*found.get(peer, ()), *_known(to_text, info.addrs))
+            for peer in convert_known(peer_from_id, [info.id]):
+                found[peer] = (*found.get(peer, ()), *convert_known(multiaddr_to_text, info.addrs))
         return found
 
     async def handle(self, protocol: str, socket: str) -> None:
@@ -86,7 +96,7 @@ class Control:
         return max(1, int(self._timeout))
 
     async def _ask(self, kind: str, peer: PeerId | None = None, **fields: dict[str, Any]) -> Any:
-        """A request whose connection is of no further use. Any: a generated protobuf class."""
+        """Make a request whose connection is of no further use. Any: a generated protobuf class."""
         response, (_, writer) = await self._request(kind, peer, **fields)
         drop(writer)
         return response
@@ -122,20 +132,9 @@ def drop(writer: asyncio.StreamWriter) -> None:
 
 
 async def read_stream_info(reader: asyncio.StreamReader) -> tuple[PeerId, str]:
-    """Who is at the other end of an inbound stream, proven by the handshake, and its protocol."""
+    """Read who is at the other end of an inbound stream, proven by the handshake, and its protocol."""
     info = _messages().StreamInfo.FromString(await _read_delimited(reader))
     return peer_from_id(info.peer), info.proto
-
-
-def _known(convert: Callable[[T], U], addresses: Iterable[T]) -> list[U]:
-    """The addresses that can be converted; strangers may have had a hand in any of them."""
-    known = []
-    for address in addresses:
-        try:
-            known.append(convert(address))
-        except PayloadError:
-            continue
-    return known
 
 
 def _refusal(kind: str, peer: PeerId | None, reason: str) -> TransportError:
@@ -159,7 +158,7 @@ async def _read_delimited(reader: asyncio.StreamReader) -> bytes:
 
 @functools.cache
 def _messages() -> Any:  # Any: generated protobuf classes
-    """hivemind's generated messages, without the rest of hivemind: that import takes over a second and torch."""
+    """Return hivemind's generated messages, without the rest of hivemind: that import takes over a second and torch."""
     path = package_folder() / "proto" / "p2pd_pb2.py"
     spec = importlib.util.spec_from_file_location("decentral_p2pd_pb2", path)
     assert spec is not None, "a .py file always has a spec"
@@ -189,7 +188,10 @@ Later = Callable[[Callable[[], Awaitable[None]]], None]
 
 
 class DaemonStream:
-    """See Stream. ``later`` runs what is left to do after ``aclose``; None for a stream that the other side opened."""
+    """A stream through the daemon.
+
+    ``later`` runs what is left to do after ``aclose``; None for a stream that the other side opened.
+    """
 
     def __init__(
         self,
@@ -205,7 +207,7 @@ class DaemonStream:
         self._spoke_last = False
 
     async def send(self, data: bytes | memoryview) -> None:
-        """See Stream."""
+        """Send all of ``data``."""
         view = memoryview(data).cast("B")
         self._spoke_last = False  # what is sent by half is not waited for
         for start in range(0, len(view), _PIECE):
@@ -221,7 +223,7 @@ class DaemonStream:
         self._spoke_last = True
 
     async def receive_exactly(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
-        """See Stream."""
+        """Return the next ``nbytes``."""
         self._spoke_last = False
         pieces, missing = [], nbytes
         while missing:
@@ -238,7 +240,7 @@ class DaemonStream:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def aclose(self) -> None:
-        """See Stream."""
+        """Close; what was sent still arrives."""
         if not self._spoke_last or self._later is None:
             await self._close()
             return

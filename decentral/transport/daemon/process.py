@@ -1,4 +1,4 @@
-"""The go-libp2p daemon as a child process: found, told how it takes part, started tethered to this process, watched,
+"""The go-libp2p daemon as a child process: found, told how it takes part, tied to this process, watched,
 ended.
 
 Start-up takes about 0.1 s. Its control sockets live in a folder only this user may enter.
@@ -38,7 +38,7 @@ _TETHER = Path(__file__).with_name("die_with_parent.py")
 
 
 def package_folder() -> Path:
-    """Where hivemind is installed, found without importing it; ConfigError when it is not."""
+    """Return where hivemind is installed, found without importing it; ConfigError when it is not."""
     spec = importlib.util.find_spec("hivemind")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         return Path(folder)
@@ -46,7 +46,7 @@ def package_folder() -> Path:
 
 
 def find_daemon() -> Path:
-    """The p2pd inside the hivemind wheel."""
+    """Return the p2pd inside the hivemind wheel."""
     path = package_folder() / "hivemind_cli" / "p2pd"
     if not os.access(path, os.X_OK):
         raise ConfigError(f"{path}: missing or not executable; reinstall it: pip install --force-reinstall hivemind")
@@ -54,7 +54,7 @@ def find_daemon() -> Path:
 
 
 def tethered(command: Sequence[str], mode: str = "exec") -> list[str]:
-    """``command``, its program by its path, tied to the thread that starts it (Linux; see die_with_parent.py)."""
+    """Return ``command``, its program by its path, tied to the thread that starts it (Linux; die_with_parent.py)."""
     return [sys.executable, "-I", "-S", str(_TETHER), mode, str(os.getpid()), *command]
 
 
@@ -127,7 +127,7 @@ class DaemonProcess:
 
 
 @asynccontextmanager
-async def launched(
+async def launch(
     arguments: Sequence[str], group: anyio.abc.TaskGroup, *, timeout: float, watcher: bool | None = None
 ) -> AsyncIterator[DaemonProcess]:
     """A daemon that answers; ended when left. It never outlives this thread, however this process ends.
@@ -197,15 +197,15 @@ class DaemonOptions:
     nat_port_map: bool = False  # ask the router to open a port (UPnP, NAT-PMP)
     dial_timeout: float = 10.0  # s, for open, connect and every request to the daemon
     start_timeout: float = 60.0  # s; 0.1 s is usual, a laden machine may take a hundred times that
-    watcher: bool | None = None  # see ``launched``
+    watcher: bool | None = None  # see ``launch``
 
     @property
     def wants_a_place(self) -> bool:
-        """Whether nobody can dial this peer but through a relay."""
+        """Tell whether nobody can dial this peer but through a relay."""
         return bool(self.relays) and self.reachability == "private"
 
     def flags(self) -> list[str]:
-        """The daemon's command line, but for key, addresses and socket."""
+        """Return the daemon's command line, but for key, addresses and socket."""
         flags = ["-dhtServer=1", "-connManager=1", "-autonat=1", "-relay=1", "-relayDiscovery=0", "-tls=1"]
         flags.append(f"-natPortMap={int(self.nat_port_map)}")
         if self.reachability is not None:

@@ -15,10 +15,10 @@ import anyio
 import anyio.abc
 
 from decentral.errors import ListenError, PayloadError, PeerUnreachable, TransportError
-from decentral.transport.base import AddressBook, check_listen, pinned
+from decentral.transport.base import AddressBook, check_listen, pin_ports
 from decentral.transport.daemon.control import Control
-from decentral.transport.daemon.process import DaemonOptions, DaemonProcess, KeyFile, launched
-from decentral.transport.reachability import grants_little, unnamed_places
+from decentral.transport.daemon.process import DaemonOptions, DaemonProcess, KeyFile, launch
+from decentral.transport.reachability import find_unnamed_places, grants_little
 from decentral.wire.keys import PeerId, peer_from_name, peer_name
 
 logger = logging.getLogger("decentral.transport")
@@ -62,7 +62,7 @@ class Supervisor:
         pause, attempts = 0.1, 0
         while True:
             try:
-                async with self._one_daemon(group, control, prepare) as child:
+                async with self._run_one(group, control, prepare) as child:
                     if self.starts == 1:
                         task_status.started()
                     pause = 0.1
@@ -77,7 +77,7 @@ class Supervisor:
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     @property
-    def found(self) -> tuple[str, ...]:
+    def addresses(self) -> tuple[str, ...]:
         """Where the daemon can be dialled."""
         return tuple(dict.fromkeys((*self._named, *self._unnamed)))
 
@@ -96,13 +96,13 @@ class Supervisor:
     # ---- one daemon ----
 
     @asynccontextmanager
-    async def _one_daemon(
+    async def _run_one(
         self, group: anyio.abc.TaskGroup, control: Control, prepare: Prepare
     ) -> AsyncIterator[DaemonProcess]:
         arguments = self._arguments(control.socket)
         Path(control.socket).unlink(missing_ok=True)  # a killed daemon leaves its socket behind
         timeout, watcher = self._options.start_timeout, self._options.watcher
-        async with launched(arguments, group, timeout=timeout, watcher=watcher) as child, control.held():
+        async with launch(arguments, group, timeout=timeout, watcher=watcher) as child, control.held():
             await self._set_up(child, control, prepare)
             async with anyio.create_task_group() as beside:
                 beside.start_soon(self._look_at_addresses, control)
@@ -121,7 +121,7 @@ class Supervisor:
         return [f"-listen=/unix{socket}", f"-id={self._key}", f"-hostAddrs={listen}", *self._options.flags()]
 
     def _listen_now(self) -> tuple[str, ...]:
-        """The addresses of before, or others of their kind when somebody took those meanwhile."""
+        """Return the addresses of before, or others of their kind when somebody took those meanwhile."""
         try:
             check_listen(self._pinned)
         except ListenError:
@@ -139,15 +139,15 @@ class Supervisor:
         self._named, self._unnamed = found, ()
         if self._options.wants_a_place:
             self._named, self._unnamed = await until_placed(control, peer, self._options.relays, found)
-        self._pinned = pinned(self._listen, found)
+        self._pinned = pin_ports(self._listen, found)
         self.starts += 1
         self.pid = child.pid
         self._down = anyio.Event()
         self._up.set()
 
     async def _listening(self, control: Control) -> tuple[PeerId, list[str]]:
-        """Who the daemon is and where it listens: it answers a moment before it does, with no address at all, and an
-        invite made then would lead nowhere.
+        """Ask who the daemon is and where it listens, until it says: it answers a moment before it does, with no
+        address at all, and an invite made then would lead nowhere.
         """
         with anyio.move_on_after(self._options.start_timeout):
             while True:
@@ -210,37 +210,37 @@ class Placeless:
         self._since, self._patience = now, FIRST_PATIENCE
 
     def look(self, addresses: Sequence[str], now: float) -> bool:
-        """Whether it has lasted too long; ``addresses`` are the daemon's."""
+        """Tell whether it has lasted too long; ``addresses`` are the daemon's."""
         if has_place(addresses):
             self._since, self._patience = now, FIRST_PATIENCE
         return now - self._since >= self._patience
 
-    def started_again(self, now: float) -> None:
-        """The daemon was; give it time, and more of it than before."""
+    def note_restart(self, now: float) -> None:
+        """Give a daemon that was started again time, and more of it than before."""
         self._since, self._patience = now, min(2 * self._patience, LONGEST_PATIENCE)
 
 
 def has_place(addresses: Sequence[str]) -> bool:
-    """Whether one of them leads through a relay."""
+    """Tell whether one of them leads through a relay."""
     return any("/p2p-circuit" in address for address in addresses)
 
 
 async def until_placed(
     control: Control, me: PeerId, relays: Sequence[str], named: Sequence[str]
 ) -> tuple[Sequence[str], Sequence[str]]:
-    """What the daemon names and what it does not, once one of them leads through a relay, or after a while.
+    """Return what the daemon names and what it does not, once one of them leads through a relay, or after a while.
 
     An invite that is made before leads nowhere.
     """
     unnamed: Sequence[str] = ()
     with anyio.move_on_after(FIRST_PLACE):
-        await _one_answers(control, relays)
+        await _any_answers(control, relays)
         with anyio.move_on_after(NAMED):
             while not has_place(named):
                 await anyio.sleep(_POLL)
                 named = (await control.identify())[1]
         while not has_place((*named, *unnamed)):
-            unnamed = await unnamed_places(me, relays)
+            unnamed = await find_unnamed_places(me, relays)
             await anyio.sleep(_POLL)
     return named, unnamed
 
@@ -261,16 +261,16 @@ async def until_worth_a_restart(
         await anyio.sleep(LOOK_EVERY)
         if not placeless.look(named(), anyio.current_time()):
             continue
-        unnamed = await unnamed_places(me, relays)
+        unnamed = await find_unnamed_places(me, relays)
         on_unnamed(unnamed)
         if not placeless.look(unnamed, anyio.current_time()):
             continue
-        if await _one_answers(control, relays):
-            placeless.started_again(anyio.current_time())
+        if await _any_answers(control, relays):
+            placeless.note_restart(anyio.current_time())
             return
 
 
-async def _one_answers(control: Control, relays: Sequence[str]) -> bool:
+async def _any_answers(control: Control, relays: Sequence[str]) -> bool:
     for address in relays:
         with suppress(TransportError, PayloadError):
             await control.connect(peer_from_name(address.rpartition("/p2p/")[2]), [address])

@@ -12,7 +12,6 @@ import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import anyio
@@ -26,9 +25,9 @@ from decentral.transport.base import (
     MAX_ADDRESSES,
     AddressBook,
     Handler,
+    OwnTransport,
     Services,
     Traffic,
-    Uncapped,
     attend,
     check_listen,
     dialable,
@@ -37,8 +36,9 @@ from decentral.transport.base import (
 from decentral.transport.daemon.control import READ_LIMIT, Control, DaemonStream, Ends, drop, read_stream_info
 from decentral.transport.daemon.process import DaemonOptions, KeyFile, private_folder
 from decentral.transport.daemon.supervisor import Supervisor
-from decentral.transport.native.tcp import endpoint, secure_outbound
+from decentral.transport.native.tcp import endpoint
 from decentral.transport.protocols.messages import peer_from_id
+from decentral.transport.protocols.noise import secure_outbound
 from decentral.wire.keys import PeerId, Signer, peer_name
 
 logger = logging.getLogger("decentral.transport")
@@ -46,8 +46,8 @@ logger = logging.getLogger("decentral.transport")
 _PARTING = 1.0  # s for what was sent last to be read when the transport is left
 
 
-class DaemonTransport(Uncapped):
-    """One peer on libp2p. See Transport.
+class DaemonTransport(OwnTransport):
+    """A peer on libp2p, by the daemon: see ``Transport``.
 
     ``listen`` defaults to all interfaces. Entering raises ListenError when an address is taken, ConfigError when
     one is malformed or the key file cannot be used.
@@ -61,58 +61,43 @@ class DaemonTransport(Uncapped):
         options: DaemonOptions | None = None,
         limits: Limits | None = None,
     ) -> None:
-        self.peer = identity.peer
-        self.traffic = Traffic()
-        self.budget = Budget(limits)
+        super().__init__(identity.peer, limits)
         self.options = options or DaemonOptions()
         self.listen_on = tuple(listen) if listen is not None else everywhere()
-        self._services = Services()
         self._known = AddressBook()
         self._supervisor = Supervisor(identity, self.listen_on, self.options, self._known)
         self._doors = Doors(self.options.dial_timeout)
-        self._inbound = Inbound(self._services, self.budget, self.traffic, self.options.dial_timeout)
+        self._inbound = Inbound(self.services, self.budget, self.traffic, self.options.dial_timeout)
         self._closing = 0  # streams that are left, and not read yet
         self._closed = Changes()
-        self._stack: AsyncExitStack | None = None
-
-    def serve(self, protocol: str, handler: Handler) -> None:
-        """See Transport."""
-        self._services.add(protocol, handler)
 
     async def __aenter__(self) -> Self:
         check_listen(self.listen_on)
-        self._services.fixed = True
-        self._stack = AsyncExitStack()
+        self.services.fixed = True
+        self.stack = AsyncExitStack()
         try:
-            await self._stack.enter_async_context(self._running())
+            await self.stack.enter_async_context(self._running())
         except ExceptionGroup as errors:
             raise _only(errors) from None
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        assert self._stack is not None, "entered before it is left"
-        await self._stack.__aexit__(None, None, None)  # the body's error leaves as it is
-        return None
-
     async def paths(self) -> dict[PeerId, tuple[str, ...]]:
-        """See Transport."""
+        """Return the other ends of the connections there are."""
         await self._supervisor.until_up(self.peer)
         return await self._control.connections()
 
     def addresses(self) -> tuple[str, ...]:
-        """See Transport."""
-        return dialable(self._supervisor.found, peer_name(self.peer))
+        """Return the addresses that others may dial."""
+        return dialable(self._supervisor.addresses, peer_name(self.peer))
 
     async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        """See Transport. The addresses are remembered for when the daemon has to be started again."""
+        """Dial ``peer`` at its addresses. The addresses are remembered for when the daemon has to be started again."""
         self._known.remember(peer, addresses)
         await self._supervisor.until_up(peer)
         await self._reach(peer, addresses, patient=True)
 
     async def open(self, peer: PeerId, protocol: str) -> DaemonStream:
-        """See Transport."""
+        """Open a stream to ``peer``."""
         await self._supervisor.until_up(peer)
         addresses = self._known.find(peer)
         if addresses is not None and self._doors.are_shut(peer):
@@ -136,7 +121,7 @@ class DaemonTransport(Uncapped):
         if not opened:
             if peer not in await self._control.connections():
                 raise PeerUnreachable(f"{peer_name(peer)}: it answers at none of its addresses now; try again")
-            self._doors.opened(peer)
+            self._doors.note_open(peer)
         await self._control.connect(peer, addresses)
 
     async def _look_for_connection(self, peer: PeerId, scope: anyio.CancelScope) -> None:
@@ -147,20 +132,20 @@ class DaemonTransport(Uncapped):
                 scope.cancel()
 
     @asynccontextmanager
-    async def attached(self) -> AsyncIterator[Any]:  # Any: hivemind.P2P, which has no types
-        """hivemind's own client of the daemon that runs now, for its DHT. Its bytes count in ``traffic``."""
+    async def attach(self) -> AsyncIterator[Any]:  # Any: hivemind.P2P, which has no types
+        """Yield hivemind's own client of the daemon that runs now, for its DHT. Its bytes count in ``traffic``."""
         await self._supervisor.until_up(self.peer)
         async with hivemind_client(self.folder, self._control.socket, self.traffic) as client:
             yield client
 
     @property
     def dht_host(self) -> Self:
-        """See Transport."""
+        """The host for hivemind's DHT, where there is one."""
         return self
 
     @property
     def is_private(self) -> bool:
-        """Whether it was told that others cannot dial it."""
+        """Tell whether it was told that others cannot dial it."""
         return self.options.reachability == "private"
 
     @property
@@ -182,7 +167,7 @@ class DaemonTransport(Uncapped):
         with private_folder() as self.folder:
             self._control = Control(str(self.folder / "d.sock"), self.options.dial_timeout)
             async with (
-                self._inbound.served(str(self.folder / "i.sock")),
+                self._inbound.serve_at(str(self.folder / "i.sock")),
                 anyio.create_task_group() as self._group,
             ):
                 self._inbound.group = self._group
@@ -206,14 +191,14 @@ class DaemonTransport(Uncapped):
         self._closing += 1
 
     async def _all_closed(self) -> None:
-        """What was said last, a goodbye say, may still be on its way to the daemon or the peer."""
+        """Wait for what was said last: a goodbye, say, may still be on its way to the daemon or the peer."""
         with anyio.move_on_after(_PARTING):
             while self._closing:
                 await self._closed.next()
 
 
 def _only(errors: ExceptionGroup[Exception]) -> Exception:
-    """The error itself, when it is alone: a task group wraps whatever passes through it."""
+    """Return the error itself, when it is alone: a task group wraps whatever passes through it."""
     first = errors.exceptions[0]
     if len(errors.exceptions) > 1:
         return errors
@@ -262,8 +247,8 @@ class Doors:
             self._shut[peer] = anyio.current_time() + _AGAIN
         return opened
 
-    def opened(self, peer: PeerId) -> None:
-        """There is a connection, whoever dialled."""
+    def note_open(self, peer: PeerId) -> None:
+        """Note that there is a connection, whoever dialled."""
         self._shut.pop(peer, None)
 
     async def _knock(self, peer: PeerId, addresses: Sequence[str]) -> bool:
@@ -303,12 +288,12 @@ class Inbound:
         self._socket = ""
 
     @asynccontextmanager
-    async def served(self, socket: str) -> AsyncIterator[None]:
+    async def serve_at(self, socket: str) -> AsyncIterator[None]:
         """Take streams at this unix socket. To be left after the daemon has ended: asyncio leaks a connection that is
         being accepted meanwhile.
         """
         self._socket = socket
-        server = await asyncio.start_unix_server(self._came, socket, limit=READ_LIMIT, backlog=_WAITING)
+        server = await asyncio.start_unix_server(self._accept, socket, limit=READ_LIMIT, backlog=_WAITING)
         try:
             yield
         finally:
@@ -325,7 +310,7 @@ class Inbound:
         for writer in tuple(self._writers):
             drop(writer)
 
-    def _came(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self.group is None:
             drop(writer)
             return
@@ -365,7 +350,7 @@ _ATTACHING = 2.0  # s: a daemon on this machine answers in milliseconds, or is d
 
 @asynccontextmanager
 async def hivemind_client(folder: Path, socket: str, traffic: Traffic) -> AsyncIterator[Any]:  # Any: untyped hivemind
-    """A hivemind.P2P on the daemon behind ``socket``, closed when left; its own socket goes into ``folder``."""
+    """Yield a hivemind.P2P on the daemon behind ``socket``, closed when left; its own socket goes into ``folder``."""
     await anyio.to_thread.run_sync(quiet_hivemind, abandon_on_cancel=True)  # takes a second or three
     from hivemind.p2p import P2P
     from hivemind.utils.multiaddr import Multiaddr
@@ -385,24 +370,24 @@ async def hivemind_client(folder: Path, socket: str, traffic: Traffic) -> AsyncI
 def _count_calls(control: Any, traffic: Traffic) -> None:  # Any: hivemind's ControlClient
     call, add = control.call_unary_handler, control.add_unary_handler
 
-    async def counted_call(peer: Any, protocol: str, data: bytes) -> bytes:
+    async def call_and_count(peer: Any, protocol: str, data: bytes) -> bytes:
         _book(traffic, peer, sent=len(data))
         answer: bytes = await call(peer, protocol, data)
         _book(traffic, peer, received=len(answer))
         return answer
 
-    async def counted_add(
+    async def add_counting(
         protocol: str, handler: Callable[[bytes, Any], Awaitable[bytes]], *rest: Any, **more: Any
     ) -> None:
-        async def counted(data: bytes, peer: Any) -> bytes:
+        async def handle_and_count(data: bytes, peer: Any) -> bytes:
             _book(traffic, peer, received=len(data))
             answer = await handler(data, peer)
             _book(traffic, peer, sent=len(answer))
             return answer
 
-        await add(protocol, counted, *rest, **more)
+        await add(protocol, handle_and_count, *rest, **more)
 
-    control.call_unary_handler, control.add_unary_handler = counted_call, counted_add
+    control.call_unary_handler, control.add_unary_handler = call_and_count, add_counting
 
 
 def _book(traffic: Traffic, peer: Any, *, sent: int = 0, received: int = 0) -> None:

@@ -1,45 +1,50 @@
-"""Dialling: a session to a peer, and a stream on it.
-
-The session is the one that stands, or a new one, dialled at all addresses of the peer at once. Direct addresses have a
-head start over those through a relay, and a relay over the next. What is known of a peer's addresses is remembered, so
-that it is dialled again when its connection is gone.
-"""
+"""Dialling: a session to a peer, a stream on it, and places at relays through which this peer is dialled."""
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Sequence
-from typing import Protocol
 
 import anyio
 import anyio.abc
 import anyio.lowlevel
 
-from decentral.errors import DecentralError, PayloadError, PeerUnreachable, StreamClosed
+from decentral.errors import ConfigError, DecentralError, PayloadError, PeerUnreachable, StreamClosed, TransportError
 from decentral.transport.base import AddressBook, Traffic
-from decentral.transport.native.sessions import Handshakes, SessionEvents, Sessions
-from decentral.transport.native.tcp import End, Ports, Socket, endpoint
+from decentral.transport.native.sessions import Handshakes, Sessions
+from decentral.transport.native.tcp import End, Ports, endpoint
+from decentral.transport.protocols.circuit import (
+    HOP,
+    LEAST_NBYTES,
+    RelayedSocket,
+    Reservation,
+    pass_through,
+    relay_of,
+    reserve,
+)
 from decentral.transport.protocols.messages import propose
+from decentral.transport.protocols.noise import Socket
 from decentral.transport.protocols.yamux import NativeStream, Session
-from decentral.transport.relay.circuit import HOP, RelayedSocket, RelayLimits, pass_through, relay_of
-from decentral.wire.keys import PeerId, Signer, peer_name
+from decentral.wire.keys import PeerId, peer_from_name, peer_name
+
+logger = logging.getLogger("decentral.transport")
+
+# ---- a session to a peer ----
+#
+# The session is the one that stands, or a new one, dialled at all addresses of the peer at once. Direct addresses have
+# a head start over those through a relay, and a relay over the next. What is known of a peer's addresses is
+# remembered, so that it is dialled again when its connection is gone.
 
 _DIALLED_AT_ONCE = 8  # addresses of one peer
 _HEAD_START = 0.5  # s that direct addresses have before a relay is asked
 _TURN = 1.5  # s that a relay has before the next one is asked: ten round trips of 150 ms
 
 
-class Greeter(Protocol):
-    """Who shakes hands over a socket that was dialled."""
-
-    async def greet(self, socket: Socket, peer: PeerId) -> Session:
-        """Shake hands with ``peer``. The socket is closed when it does not come to a session."""
-        ...
-
-
 class Dialler:
     """Dials for the peer ``me``, each other peer once at a time."""
 
-    def __init__(self, me: PeerId, timeout: float, ports: Ports, sessions: Sessions, handshakes: Greeter) -> None:
+    def __init__(self, me: PeerId, timeout: float, ports: Ports, sessions: Sessions, handshakes: Handshakes) -> None:
         self._me, self._timeout = me, timeout
         self.ports, self._sessions, self._handshakes = ports, sessions, handshakes
         self._known = AddressBook()
@@ -51,7 +56,7 @@ class Dialler:
             self._known.remember(peer, addresses[:_DIALLED_AT_ONCE])
 
     async def session(self, peer: PeerId) -> Session:
-        """A connection to ``peer``, dialled when there is none. PeerUnreachable."""
+        """Return a connection to ``peer``, dialled when there is none. PeerUnreachable."""
         found = self._sessions.standing(peer)
         if found is None:
             addresses = self._known.find(peer)
@@ -72,7 +77,7 @@ class Dialler:
         await self._reach(peer, addresses)
 
     async def dial_directly(self, peer: PeerId, ends: Sequence[End], timeout: float) -> bool:
-        """Dial although there is a connection; whether there is a direct one now."""
+        """Dial although there is a connection; tell whether there is a direct one now."""
         with anyio.move_on_after(timeout):
             async with anyio.create_task_group() as group:
                 for host, port in ends:
@@ -94,7 +99,7 @@ class Dialler:
             self._dialling.pop(peer).set()
 
     async def _dial(self, peer: PeerId, addresses: Sequence[str]) -> None:
-        """The first that shakes hands is kept."""
+        """Dial them all; the first that shakes hands is kept."""
         useful = (address for address in addresses if endpoint(address) or relay_of(address))
         chosen = list(dict.fromkeys(useful))[:_DIALLED_AT_ONCE]
         reasons: list[str] = []
@@ -128,7 +133,7 @@ class Dialler:
 
     async def _try(self, peer: PeerId, address: str, scope: anyio.CancelScope, reasons: list[str]) -> None:
         try:
-            await self._dialled(peer, address)
+            await self._dial_address(peer, address)
         except (OSError, DecentralError) as error:
             reasons.append(f"{address}: {error}")
             return
@@ -136,7 +141,7 @@ class Dialler:
 
     # ---- one address ----
 
-    async def _dialled(self, peer: PeerId, address: str) -> Session:
+    async def _dial_address(self, peer: PeerId, address: str) -> Session:
         if self._sessions.group is None:
             raise PeerUnreachable(f"{peer_name(peer)}: this peer is leaving")
         try:
@@ -156,7 +161,7 @@ class Dialler:
         return await self._through(relay[0], relay[1], peer)
 
     async def _through(self, relay: PeerId, where: str, peer: PeerId) -> Socket:
-        """A stream to ``peer`` through a relay, which is dialled first where that is needed."""
+        """Open a stream to ``peer`` through a relay, which is dialled first where that is needed."""
         if relay == peer or endpoint(where) is None:
             raise PeerUnreachable(f"{peer_name(relay)}: no relay for {peer_name(peer)}")
         await self._reach(relay, (where,))  # not remembered: whoever names a relay may be lying about where it is
@@ -185,7 +190,7 @@ class Opener:
         self._dialler, self._sessions, self._traffic, self._timeout = dialler, sessions, traffic, timeout
 
     async def open(self, peer: PeerId, protocol: str) -> NativeStream:
-        """See Transport."""
+        """Open a stream to ``peer``."""
         fresh = not self._sessions.has(peer)
         try:
             return await self._open(peer, protocol)
@@ -221,33 +226,85 @@ class Opener:
 
 
 def unreachable(peer: PeerId, error: DecentralError) -> PeerUnreachable:
-    """That there is no path, and why."""
+    """Return the error that there is no path, and why."""
     return PeerUnreachable(f"{peer_name(peer)}: no path to it now: {error}; try again or ask another peer")
 
 
-# ---- a transport's connections, put together ----
+# ---- places at relays ----
 #
-# Sockets become sessions by handshakes, dialled or accepted: ``sessions`` knows what stands, ``handshakes`` let
-# strangers become sessions, ``dialler`` goes out to peers, and all leave from the ``ports`` that are listened on.
+# They are kept so that peers behind a NAT can be dialled: asked for, renewed, and asked for again when lost.
+#
+# A relay that lets a connection carry less than one large frame is passed over: rounds would break off in the middle.
+
+_SHORTEST, _LONGEST = 15.0, 1800.0  # s between renewals: half of what was granted, by a clock that may be wrong
+_LOOK = 1.0  # s between looks whether the relay is still there
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0  # s between attempts
 
 
-class Links:
-    """The parts of one transport. ``limits``: those of a relay, which has strangers for guests; None for a peer."""
+class Places:
+    """The relays that this peer can be reached through."""
 
-    def __init__(
-        self, signer: Signer, timeout: float, events: SessionEvents, limits: RelayLimits | None = None
-    ) -> None:
-        self.ports = Ports()
-        if limits is None:
-            self.sessions = Sessions(events)
-            self.handshakes = Handshakes(signer, timeout, self.sessions)
-        else:
-            self.sessions = Sessions(events, connections=limits.peers, stock=limits.windows)
-            self.handshakes = Handshakes(signer, timeout, self.sessions, of_one_network=limits.peers_per_network)
-        self.dialler = Dialler(signer.peer, timeout, self.ports, self.sessions, self.handshakes)
+    def __init__(self, sessions: Sessions, dialler: Dialler, relays: Sequence[str], timeout: float) -> None:
+        self.relays = {_relay_at(address): address for address in relays}
+        self._sessions, self._dialler, self._timeout = sessions, dialler, timeout
+        self._kept: dict[PeerId, str] = {}
 
-    async def finish(self, timeout: float) -> None:
-        """Let what is queued leave, then end every session; ``timeout`` s at most, twice that with relayed ones."""
-        self.handshakes.dismiss()
-        with anyio.CancelScope(shield=True):
-            await self.sessions.finish(timeout)
+    def addresses(self) -> tuple[str, ...]:
+        """Return where this peer can be dialled, without its own ``/p2p/<name>``."""
+        return tuple(f"{where}/p2p-circuit" for where in tuple(self._kept.values()))
+
+    async def keep(self, relay: PeerId) -> None:
+        """Hold a place at one relay until cancelled."""
+        pause = _FIRST_PAUSE
+        while True:
+            try:
+                place = await self._reserve(relay)
+                self._kept[relay], pause = self.relays[relay], _FIRST_PAUSE
+                await self._while_it_lasts(relay, place)
+            except (DecentralError, TimeoutError) as error:
+                logger.warning("no place at relay %s, next try in %.0f s: %s", peer_name(relay), pause, error)
+                self._kept.pop(relay, None)
+                await anyio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+
+    async def _reserve(self, relay: PeerId) -> Reservation:
+        place = await self.ask(relay, (self.relays[relay],))
+        if too_little(place):
+            raise TransportError(
+                f"it carries {place.nbytes} bytes a connection, {LEAST_NBYTES} are needed; use another relay"
+            )
+        return place
+
+    async def ask(self, relay: PeerId, where: Sequence[str]) -> Reservation:
+        """Ask the relay at ``where`` for a place, without keeping it.
+
+        TransportError when it gives none, TimeoutError when it says nothing.
+        """
+        await self._dialler.connect(relay, where)
+        stream = NativeStream(relay, (await self._dialler.session(relay)).open())
+        try:
+            with anyio.fail_after(self._timeout):
+                await propose(stream, HOP)
+                return await reserve(stream)
+        finally:
+            stream.reset()
+
+    async def _while_it_lasts(self, relay: PeerId, place: Reservation) -> None:
+        """Wait until it is time to renew, or the connection is gone and the place with it."""
+        lasts = min(max((place.expires - time.time()) / 2, _SHORTEST), _LONGEST)
+        with anyio.move_on_after(lasts):
+            while self._sessions.has(relay):
+                await anyio.sleep(_LOOK)
+            self._kept.pop(relay, None)
+
+
+def too_little(place: Reservation) -> bool:
+    """Tell whether one frame may not pass: relays of the public network grant 128 KiB a connection, ours 4 GiB."""
+    return place.nbytes is not None and place.nbytes < LEAST_NBYTES
+
+
+def _relay_at(address: str) -> PeerId:
+    where, _, name = address.rpartition("/p2p/")
+    if endpoint(where) is None:
+        raise ConfigError(f"relay {address!r}: want /ip4/HOST/tcp/PORT/p2p/NAME, as the relay prints it")
+    return peer_from_name(name)

@@ -17,20 +17,11 @@ import anyio.abc
 from anyio.abc import SocketAttribute, SocketListener, SocketStream, TaskGroup
 
 from decentral.errors import DecentralError, PayloadError, PeerUnreachable
-from decentral.transport.native.tcp import (
-    End,
-    Secured,
-    Socket,
-    SocketEnds,
-    close_now,
-    ends_of,
-    far_end,
-    secure_inbound,
-    secure_outbound,
-)
+from decentral.transport.native.tcp import End, SocketEnds, ends_of, far_end
+from decentral.transport.protocols.circuit import RelayedSocket, network_of
 from decentral.transport.protocols.messages import answer, propose
+from decentral.transport.protocols.noise import Secured, Socket, close_now, secure_inbound, secure_outbound
 from decentral.transport.protocols.yamux import PROTOCOL, MuxedStream, Session, Stock
-from decentral.transport.relay.circuit import RelayedSocket, network_of
 from decentral.wire.keys import PeerId, Signer, peer_name
 
 logger = logging.getLogger("decentral.transport")
@@ -58,7 +49,7 @@ def _leave_it(session: Session, dialled: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SessionEvents:
-    """What the transport that has these sessions is told of them, and asked about them."""
+    """The questions and news of sessions for the transport that has them."""
 
     on_stream: OnStream  # the other side opened a stream
     stays: Callable[[PeerId], bool] = _nobody  # whether its connection stays, idle or not
@@ -69,11 +60,19 @@ class SessionEvents:
 class Sessions:
     """The sessions of one transport."""
 
-    def __init__(self, events: SessionEvents, *, connections: int | None = None, stock: int | None = None) -> None:
+    def __init__(
+        self,
+        events: SessionEvents,
+        *,
+        connections: int | None = None,
+        of_one_network: int | None = None,
+        stock: int | None = None,
+    ) -> None:
         self.group: anyio.abc.TaskGroup | None = None  # that they run in; None: no new ones are taken
         self._events = events
         self._stock = Stock(_STOCK if stock is None else stock)
         self._most = _CONNECTIONS if connections is None else connections
+        self._of_one_network = of_one_network
         self._of: dict[PeerId, list[Session]] = {}
         self._sockets: dict[Session, SocketEnds] = {}
         self._relayed: dict[Session, PeerId] = {}  # through which relay
@@ -87,60 +86,67 @@ class Sessions:
         return len(self._of)
 
     def of(self, peer: PeerId) -> tuple[Session, ...]:
-        """The connections to ``peer``, oldest first, those included that are about to end."""
+        """Return the connections to ``peer``, oldest first, those included that are about to end."""
         return tuple(self._of.get(peer, ()))
 
     def standing(self, peer: PeerId) -> Session | None:
-        """The connection that a stream would be opened on now, if there is one."""
-        return next((session for session in self._preferred(peer) if session.usable), None)
+        """Return the connection that a stream would be opened on now, if there is one."""
+        return next((session for session in self._by_preference(peer) if session.usable), None)
 
     def has(self, peer: PeerId) -> bool:
-        """Whether there is a connection."""
+        """Tell whether there is a connection."""
         return self.standing(peer) is not None
 
     def is_direct(self, peer: PeerId) -> bool:
-        """Whether there is a connection without a relay in between."""
+        """Tell whether there is a connection without a relay in between."""
         found = self.standing(peer)
         return found is not None and found not in self._relayed
 
     def relay_of(self, session: Session) -> PeerId | None:
-        """Who carries it; None for a direct one."""
+        """Return the relay that carries it; None for a direct one."""
         return self._relayed.get(session)
 
-    def dialled_through_relay(self, peer: PeerId) -> bool:
-        """Whether one of the relayed connections to ``peer`` was dialled from here."""
+    def has_dialled_through_relay(self, peer: PeerId) -> bool:
+        """Tell whether one of the relayed connections to ``peer`` was dialled from here."""
         return any(session.dialled and session in self._relayed for session in self.of(peer))
 
     # ---- where they lead ----
 
     def paths(self) -> dict[PeerId, tuple[str, ...]]:
-        """The other ends of the connections there are, those that streams are opened on first."""
-        return {peer: tuple(self._sockets[session].remote for session in self._preferred(peer)) for peer in self._of}
+        """Return the other ends of the connections there are, those that streams are opened on first."""
+        ordered = {peer: self._by_preference(peer) for peer in self._of}
+        return {peer: tuple(self._sockets[session].remote for session in found) for peer, found in ordered.items()}
 
     def ends(self, session: Session) -> SocketEnds:
-        """Where a connection that stands leads."""
+        """Return where a connection that stands leads."""
         return self._sockets.get(session) or SocketEnds("/p2p-circuit")
 
     def local_port(self, peer: PeerId) -> int:
-        """This side's port of the newest connection to ``peer``; 0 when there is none, or it is relayed."""
+        """Return this side's port of the newest connection to ``peer``; 0 when there is none, or it is relayed."""
         sessions = self.of(peer)
         return self._sockets[sessions[-1]].local_port if sessions else 0
 
     def host_of(self, peer: PeerId) -> str | None:
-        """The host at the other end of a peer's connection; None when there is a relay in between."""
+        """Return the host at the other end of a peer's connection; None when there is a relay in between."""
         found = self.standing(peer)
         return None if found is None else self._sockets[found].host
 
     def num_from(self, network: str) -> int:
-        """Connections whose other end is in ``network``, as ``network_of`` names it."""
+        """Count the connections whose other end is in ``network``, as ``network_of`` names it."""
         return sum(1 for ends in self._sockets.values() if ends.host is not None and network_of(ends.host) == network)
 
     # ---- coming and going ----
 
     def adopt(self, secured: Secured, socket: Socket, *, dialled: bool) -> Session:
-        """Run a connection whose other end is proven. PeerUnreachable when this peer is leaving."""
+        """Run a connection whose other end is proven.
+
+        PeerUnreachable when this peer is leaving, PayloadError when too many came in from its network already.
+        """
         if self.group is None:
             raise PeerUnreachable("this peer is leaving")
+        ends = ends_of(socket)
+        if not dialled:
+            self._check_network(ends.host)
         session = Session(
             secured,
             dialled=dialled,
@@ -148,7 +154,7 @@ class Sessions:
             on_stream=lambda stream: self._events.on_stream(session, stream),
         )
         self._of.setdefault(secured.peer, []).append(session)
-        self._sockets[session] = ends_of(socket)
+        self._sockets[session] = ends
         if isinstance(socket, RelayedSocket):
             self._relayed[session] = socket.relay
         if not dialled:
@@ -169,8 +175,17 @@ class Sessions:
                 for session in some:
                     group.start_soon(session.finish, timeout)
 
+    def _check_network(self, host: str | None) -> None:
+        """Refuse one of too many from one network, where there is such a bound: their names cost nothing to make."""
+        if self._of_one_network is None or host is None:
+            return
+        network = network_of(host)
+        near = self.num_from(network)
+        if near >= self._of_one_network:
+            raise PayloadError(f"{near} connections came from {network}; the new one is refused")
+
     def _thin_out(self, peer: PeerId) -> None:
-        """Too many of one peer: its oldest goes. Too many of all: the first idle one, or else the newest.
+        """End a connection too many. Of one peer its oldest goes; of all the first idle one, or else the newest.
 
         For one that stays any other goes.
         """
@@ -205,8 +220,8 @@ class Sessions:
             del self._of[session.peer]
             self._events.on_gone(session.peer)
 
-    def _preferred(self, peer: PeerId) -> list[Session]:
-        """Direct connections before relayed ones, newer before older: an older one may have died unnoticed."""
+    def _by_preference(self, peer: PeerId) -> list[Session]:
+        """Return direct connections before relayed ones, newer before older: an older one may have died unnoticed."""
         return sorted(reversed(self.of(peer)), key=self._relayed.__contains__)
 
 
@@ -216,23 +231,44 @@ class Sessions:
 # proven who it is.
 
 
-class Handshakes:
-    """The handshakes of one transport. Each that succeeds makes one of its ``sessions``."""
+Shake = Callable[[Socket, PeerId | None, bool], Awaitable[Session]]  # who is expected there; whether it was dialled
 
-    def __init__(
-        self, signer: Signer, timeout: float, sessions: Sessions, *, of_one_network: int | None = None
-    ) -> None:
+
+class Upgrade:
+    """The two steps by which a socket becomes one of ``sessions``: Noise proves who is there, yamux carries streams."""
+
+    def __init__(self, signer: Signer, sessions: Sessions) -> None:
         self._signer, self._sessions = signer, sessions
-        self._of_one_network = of_one_network
-        self._strangers = Strangers(timeout)
-        self.meetings = Meetings(self.greet, self._answered, timeout)
 
-    @property
-    def num_strangers(self) -> int:
-        """Connections that came in and whose other end has not proven who it is."""
-        return len(self._strangers)
+    async def shake(self, socket: Socket, peer: PeerId | None, dialled: bool) -> Session:
+        """Take both steps. DecentralError."""
+        return await self.multiplex(await self.secure(socket, peer, dialled), socket, dialled)
 
-    # ---- what comes in ----
+    async def secure(self, socket: Socket, peer: PeerId | None, dialled: bool) -> Secured:
+        """Have the other end prove who it is: ``peer``, or anybody where that is None. DecentralError."""
+        if dialled:
+            return await secure_outbound(socket, self._signer, peer)
+        secured = await secure_inbound(socket, self._signer)
+        if peer not in (None, secured.peer):
+            raise PayloadError(f"{peer_name(secured.peer)} came under another name; drop the connection")
+        return secured
+
+    async def multiplex(self, secured: Secured, socket: Socket, dialled: bool) -> Session:
+        """Run streams over a connection whose other end is proven. DecentralError."""
+        if dialled:
+            await propose(secured, PROTOCOL)
+        else:
+            await answer(secured, (PROTOCOL,))
+        return self._sessions.adopt(secured, socket, dialled=dialled)
+
+
+class Handshakes:
+    """The handshakes of one transport, in and out: each is a ``shake`` that makes one of its ``sessions``."""
+
+    def __init__(self, shake: Shake, sessions: Sessions, timeout: float) -> None:
+        self._shake, self._sessions = shake, sessions
+        self.strangers = Strangers(timeout)
+        self.meetings = Meetings(self.greet, self._answer, timeout)
 
     async def listen(self, listener: anyio.abc.SocketListener, group: anyio.abc.TaskGroup) -> None:
         """Accept for ever."""
@@ -241,53 +277,33 @@ class Handshakes:
     def take_in(self, socket: Socket, peer: PeerId) -> None:
         """Shake hands, in the background, over a connection that a relay brought from ``peer``."""
         if self._sessions.group is not None:
-            self._sessions.group.start_soon(self._answered, socket, peer)
-
-    def dismiss(self) -> None:
-        """Drop all strangers."""
-        self._strangers.dismiss()
-
-    # ---- with somebody ----
+            self._sessions.group.start_soon(self._answer, socket, peer)
 
     async def greet(self, socket: Socket, peer: PeerId) -> Session:
         """Shake hands with ``peer``, who was dialled. The socket is closed when it does not come to a session."""
         session = None
         try:
-            secured = await secure_outbound(socket, self._signer, peer)
-            await propose(secured, PROTOCOL)
-            session = self._sessions.adopt(secured, socket, dialled=True)
+            session = await self._shake(socket, peer, True)
             return session
         finally:
             if session is None:
                 await close_now(socket)
 
-    async def _answered(self, socket: Socket, expected: PeerId | None) -> bool:
-        """Shake hands with who dialled, the ``expected`` one where it is known; whether it came to a session."""
+    async def _answer(self, socket: Socket, expected: PeerId | None) -> bool:
+        """Shake hands with who dialled, the ``expected`` one where it is known; tell whether it came to a session."""
         session = None
         try:
-            with self._strangers.one_more():
-                secured = await secure_inbound(socket, self._signer)
-                if expected not in (None, secured.peer):
-                    raise PayloadError(f"{peer_name(secured.peer)} came under another name; drop the connection")
-                await answer(secured, (PROTOCOL,))
-                self._check_network(socket)
-                session = self._sessions.adopt(secured, socket, dialled=False)
+            with self.strangers.take_in():
+                session = await self._shake(socket, expected, False)
         except DecentralError as error:
             logger.debug("inbound connection: %s", error)
+        except Exception:
+            # A stranger may have found a bug: it costs the stranger its connection, and nobody else anything.
+            logger.exception("an inbound connection failed")
         finally:
             if session is None:
                 await close_now(socket)
         return session is not None
-
-    def _check_network(self, socket: Socket) -> None:
-        """Refuse one of too many from one network, where there is such a bound: their names cost nothing to make."""
-        host = ends_of(socket).host
-        if self._of_one_network is None or host is None:
-            return
-        network = network_of(host)
-        near = self._sessions.num_from(network)
-        if near >= self._of_one_network:
-            raise PayloadError(f"{near} connections came from {network}; the new one is refused")
 
 
 # ---- strangers, and accepting them ----
@@ -310,7 +326,7 @@ class Strangers:
         return len(self._scopes)
 
     @contextmanager
-    def one_more(self) -> Iterator[None]:
+    def take_in(self) -> Iterator[None]:
         """Let one shake hands. What is in here is cut short when time is up, or when it has to make room."""
         scope = anyio.CancelScope(deadline=anyio.current_time() + self._timeout)
         self._scopes[scope] = None
@@ -349,7 +365,7 @@ async def accept_for_ever(
     try:
         while True:
             try:
-                stream = await _accepted(listener.extra(SocketAttribute.raw_socket))
+                stream = await _accept_one(listener.extra(SocketAttribute.raw_socket))
             except OSError as error:
                 logger.warning("connections cannot be accepted now: %s", error)
                 await anyio.sleep(_NO_FILES)
@@ -361,8 +377,10 @@ async def accept_for_ever(
             await close_now(stream)
 
 
-async def _accepted(listening: socket.socket) -> SocketStream:
-    """The next connection. asyncio's own ``sock_accept`` drops the one that it has just taken when it is cancelled."""
+async def _accept_one(listening: socket.socket) -> SocketStream:
+    """Return the next connection. asyncio's own ``sock_accept`` drops the one that it has just taken when it is
+    cancelled.
+    """
     while True:
         await anyio.wait_readable(listening)
         try:
@@ -398,7 +416,7 @@ class Meetings:
 
     @contextmanager
     def expecting(self, peer: PeerId, ends: Sequence[End]) -> Iterator[None]:
-        """Who comes from there meanwhile is greeted as if it had been dialled."""
+        """Greet a peer that comes from there meanwhile as if it had been dialled."""
         self._expected.update(dict.fromkeys(ends, peer))
         try:
             yield
@@ -415,7 +433,7 @@ class Meetings:
             await self.meet(socket, peer, dialled=True)
 
     async def meet(self, socket: Socket, peer: PeerId, *, dialled: bool) -> bool:
-        """Shake hands with ``peer``, who dialled at the same time; whether it came to a session."""
+        """Shake hands with ``peer``, who dialled at the same time; tell whether it came to a session."""
         if not dialled:
             return await self._answer(socket, peer)
         try:

@@ -1,4 +1,4 @@
-"""TCP sockets behind multiaddrs: those that listen, those that leave from the same port, and Noise over them."""
+"""TCP sockets behind multiaddrs: those that listen, and those that leave from the same port."""
 
 from __future__ import annotations
 
@@ -7,20 +7,16 @@ import ipaddress
 import os
 import re
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import anyio
 import anyio.abc
-import psutil
 from anyio.abc import SocketAttribute, SocketListener, SocketStream
 
-from decentral.errors import ListenError, PeerUnreachable, StreamClosed, UsageError
+from decentral.errors import ListenError, UsageError
 from decentral.transport.base import ABSENT
-from decentral.transport.protocols.messages import answer, propose
-from decentral.transport.protocols.noise import LONGEST, MOST_AT_ONCE, Cipher, Handshake
-from decentral.wire.keys import PeerId, Signer, peer_name
+from decentral.transport.interfaces import cards
 
 # ---- sockets that listen, and addresses ----
 
@@ -111,9 +107,8 @@ def far_end(socket: object) -> End:
 def _interfaces(host: Address) -> list[Address]:
     if not host.is_unspecified:
         return [host]
-    family = socket.AF_INET if host.version == 4 else socket.AF_INET6
-    entries = [entry for entries in psutil.net_if_addrs().values() for entry in entries if entry.family == family]
-    return [ipaddress.ip_address(entry.address.partition("%")[0]) for entry in entries]
+    addresses = (ipaddress.ip_address(one) for hosts in cards().values() for one in hosts)
+    return [address for address in addresses if address.version == host.version]
 
 
 def endpoint(address: str) -> End | None:
@@ -225,151 +220,3 @@ async def _numeric(host: str, port: int) -> str:
     except ValueError:
         found = await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return str(min(found, key=lambda entry: entry[0] != socket.AF_INET)[4][0])
-
-
-# ---- connections with proven ends ----
-#
-# The Noise handshake, then encrypted messages both ways. At most 320 KiB of it are held in this process: one read, and
-# one message that is not whole yet.
-
-NOISE = "/noise"
-_READ = 1 << 18  # bytes asked of the socket at a time
-BROKEN = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError)
-
-
-class Socket(Protocol):
-    """What carries the bytes: TCP, or a stream through a relay."""
-
-    async def send(self, data: bytes, /) -> None:
-        """Send all of ``data``."""
-        ...
-
-    async def receive(self, max_bytes: int = 65536, /) -> bytes:
-        """What came next; EndOfStream."""
-        ...
-
-    async def send_eof(self) -> None:
-        """Say that nothing more comes."""
-        ...
-
-    async def aclose(self) -> None:
-        """Close."""
-        ...
-
-
-class Plain:
-    """A socket read in exact pieces. StreamClosed when it ends."""
-
-    def __init__(self, socket: Socket) -> None:
-        self._socket, self._held = socket, bytearray()
-
-    async def send(self, data: bytes) -> None:
-        """Send all of ``data``."""
-        try:
-            await self._socket.send(data)
-        except BROKEN:
-            raise StreamClosed("the connection ended while bytes were sent; dial again") from None
-
-    async def receive_exactly(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
-        """The next ``nbytes``; the caller bounds them."""
-        while len(self._held) < nbytes:
-            try:
-                self._held += await self._socket.receive(_READ)
-            except BROKEN:
-                raise StreamClosed("the connection ended; dial again") from None
-        taken = bytes(memoryview(self._held)[:nbytes])
-        del self._held[:nbytes]
-        return taken
-
-    async def receive_message(self) -> bytes:
-        """The next message: a u16 of its length, then as many bytes."""
-        return await self.receive_exactly(int.from_bytes(await self.receive_exactly(2), "big"))
-
-    async def send_message(self, message: bytes) -> None:
-        """Send one message of at most 65,535 bytes."""
-        await self.send(_framed(message))
-
-    async def send_eof(self) -> None:
-        """Say that nothing more comes."""
-        try:
-            await self._socket.send_eof()
-        except (*BROKEN, NotImplementedError):
-            return
-
-    async def aclose(self) -> None:
-        """Close the socket."""
-        await close_now(self._socket)
-
-
-class Secured:
-    """A connection to ``peer``, encrypted."""
-
-    def __init__(self, plain: Plain, peer: PeerId, sending: Cipher, receiving: Cipher) -> None:
-        self.peer = peer
-        self._plain, self._sending, self._receiving = plain, sending, receiving
-        self._held = b""
-
-    async def send(self, *parts: bytes) -> None:
-        """Send all of them, each in messages of its own; one caller at a time."""
-        sealed: list[bytes] = []
-        for part in parts:
-            view = memoryview(part)
-            for start in range(0, len(part), MOST_AT_ONCE):
-                message = self._sending.seal(view[start : start + MOST_AT_ONCE])
-                sealed += (len(message).to_bytes(2, "big"), message)
-        await self._plain.send(b"".join(sealed))
-
-    async def receive(self) -> bytes:
-        """What came next, at least one byte. PayloadError when it was altered on the way."""
-        held, self._held = self._held, b""
-        while not held:
-            held = self._receiving.open(await self._plain.receive_message())
-        return held
-
-    async def receive_exactly(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
-        """The next ``nbytes``; the caller bounds them."""
-        data = b""
-        while len(data) < nbytes:
-            data += await self.receive()
-        self._held = data[nbytes:]
-        return data[:nbytes]
-
-    async def send_eof(self) -> None:
-        """Say that nothing more comes."""
-        await self._plain.send_eof()
-
-    async def aclose(self) -> None:
-        """Close at once."""
-        await self._plain.aclose()
-
-
-async def secure_outbound(socket: Socket, signer: Signer, peer: PeerId | None) -> Secured:
-    """Shake hands with the peer that was dialled; None: with whoever is there. PeerUnreachable when it is another."""
-    plain, handshake = Plain(socket), Handshake(signer)
-    await propose(plain, NOISE)
-    await plain.send_message(handshake.hello())
-    last, found, sending, receiving = handshake.finish(await plain.receive_message())
-    if peer is not None and found != peer:
-        raise PeerUnreachable(f"{peer_name(found)} answers in its place; ask for its new addresses")
-    await plain.send_message(last)
-    return Secured(plain, found, sending, receiving)
-
-
-async def secure_inbound(socket: Socket, signer: Signer) -> Secured:
-    """Shake hands with whoever dialled."""
-    plain, handshake = Plain(socket), Handshake(signer)
-    await answer(plain, (NOISE,))
-    await plain.send_message(handshake.answer(await plain.receive_message()))
-    return Secured(plain, *handshake.conclude(await plain.receive_message()))
-
-
-async def close_now(socket: Socket) -> None:
-    """Close without waiting for anything, also when cancelled."""
-    with anyio.CancelScope(shield=True) as scope:
-        scope.cancel()
-        await socket.aclose()
-
-
-def _framed(message: bytes) -> bytes:
-    assert len(message) <= LONGEST, "cut by the caller"
-    return len(message).to_bytes(2, "big") + message

@@ -9,18 +9,25 @@ Source: libp2p/specs, identify/README.md.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 
 from decentral.errors import PayloadError
-from decentral.transport.multiaddr import to_bytes, to_text
-from decentral.transport.protocols.messages import Ends, bytes_field, bytes_fields, propose, varint
+from decentral.transport.protocols.circuit import read_message
+from decentral.transport.protocols.messages import (
+    ED25519,
+    Ends,
+    bytes_field,
+    bytes_fields,
+    convert_known,
+    multiaddr_to_bytes,
+    multiaddr_to_text,
+    propose,
+    varint,
+)
 from decentral.transport.protocols.yamux import NativeStream
-from decentral.transport.relay.circuit import read_message
 from decentral.wire.keys import PeerId
 
 IDENTIFY = "/ipfs/id/1.0.0"
-_KEY = bytes.fromhex("08011220")  # protobuf of a public key: Ed25519, 32 bytes
 _LONGEST = 8192  # bytes of an answer, as the specification asks
 _MOST_FIELDS = 512  # that fit into it, and are one protocol or address each
 _MOST_ADDRESSES = 16  # that are looked at
@@ -28,7 +35,7 @@ _MOST_ADDRESSES = 16  # that are looked at
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a peer says of itself, and of who asks. None of it is proven."""
+    """The answer of a peer about itself, and about who asks. None of it is proven."""
 
     addresses: tuple[str, ...]
     observed: str | None  # the asker's end of the connection
@@ -38,42 +45,34 @@ async def tell(
     stream: NativeStream, peer: PeerId, addresses: Iterable[str], protocols: Iterable[str], observed: str
 ) -> None:
     """Answer one question and close; ``observed`` is the other end of the connection, or empty."""
-    message = bytes_field(1, _KEY + peer)
+    message = bytes_field(1, ED25519 + peer)
     for address in addresses:
         message += bytes_field(2, _bare(address))
     for protocol in protocols:
         message += bytes_field(3, protocol.encode())
     if observed:
-        message += bytes_field(4, _packed(observed))
+        message += bytes_field(4, _pack(observed))
     message += bytes_field(5, b"ipfs/0.1.0") + bytes_field(6, b"decentral")
     await stream.send(varint(len(message)) + message)
     await stream.aclose()
 
 
 async def ask(ends: Ends) -> Told:
-    """What the other side tells. StreamClosed, PeerUnreachable, PayloadError."""
+    """Ask the other side. StreamClosed, PeerUnreachable, PayloadError."""
     await propose(ends, IDENTIFY)
     fields = bytes_fields(await read_message(ends, _LONGEST), _MOST_FIELDS)
-    observed = _known(fields.get(4, [])[-1:])
-    return Told(_known(fields.get(2, [])[:_MOST_ADDRESSES]), observed[0] if observed else None)
-
-
-def _known(values: Iterable[bytes]) -> tuple[str, ...]:
-    """As text, without those of protocols that are not spoken here."""
-    found = []
-    for value in values:
-        with suppress(PayloadError):
-            found.append(to_text(value))
-    return tuple(found)
+    addresses = convert_known(multiaddr_to_text, fields.get(2, [])[:_MOST_ADDRESSES])
+    observed = convert_known(multiaddr_to_text, fields.get(4, [])[-1:])
+    return Told(tuple(addresses), observed[0] if observed else None)
 
 
 def _bare(address: str) -> bytes:
-    """Without ``/p2p/<name>``, which the connection has proven."""
-    return _packed(address.rpartition("/p2p/")[0])
+    """Return an address without ``/p2p/<name>``, which the connection has proven."""
+    return _pack(address.rpartition("/p2p/")[0])
 
 
-def _packed(address: str) -> bytes:
+def _pack(address: str) -> bytes:
     try:
-        return to_bytes(address)
+        return multiaddr_to_bytes(address)
     except PayloadError:
         return b""

@@ -1,12 +1,14 @@
-"""The words of libp2p peers, byte by byte: numbers, names of protocols, fields and ids. No sockets."""
+"""The words of libp2p peers, byte by byte: numbers, names of protocols, fields, ids and addresses. No sockets."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
-from typing import Protocol
+import ipaddress
+from collections.abc import Callable, Container, Iterable, Iterator
+from contextlib import suppress
+from typing import Protocol, TypeVar
 
 from decentral.errors import PayloadError, PeerUnreachable
-from decentral.wire.keys import PEER_NBYTES, PeerId, is_sound
+from decentral.wire.keys import PEER_NBYTES, PeerId, is_sound, peer_from_name, peer_name
 
 # ---- numbers: unsigned varints ----
 #
@@ -16,7 +18,7 @@ LONGEST_VARINT = 5  # bytes: 35 bits, more than any length here
 
 
 def varint(number: int) -> bytes:
-    """``number`` in as few bytes as it takes."""
+    """Return ``number`` in as few bytes as it takes."""
     packed = bytearray()
     while number >= 0x80:
         packed.append(number & 0x7F | 0x80)
@@ -26,7 +28,10 @@ def varint(number: int) -> bytes:
 
 
 def read_varint(data: bytes, at: int = 0, longest: int = LONGEST_VARINT) -> tuple[int, int]:
-    """The number that starts at ``at`` and where it ends. PayloadError when it does not end, or could be shorter."""
+    """Return the number that starts at ``at`` and where it ends.
+
+    PayloadError when it does not end, or could be shorter.
+    """
     number = 0
     for n, byte in enumerate(data[at : at + longest]):
         number |= (byte & 0x7F) << 7 * n
@@ -52,14 +57,14 @@ _MOST_PROPOSALS = 32  # proposals listened to
 
 
 class Ends(Protocol):
-    """What is needed of a connection or a stream."""
+    """A connection or a stream, as far as it is needed here."""
 
     async def send(self, data: bytes) -> None:
         """Send all of ``data``."""
         ...
 
     async def receive_exactly(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
-        """The next ``nbytes``."""
+        """Return the next ``nbytes``."""
         ...
 
 
@@ -75,7 +80,7 @@ async def propose(ends: Ends, protocol: str) -> None:
 
 
 async def answer(ends: Ends, known: Container[str]) -> str:
-    """The first protocol proposed that is ``known``. PayloadError when none of many is."""
+    """Answer with the first protocol proposed that is ``known``, and return it. PayloadError when none of many is."""
     await ends.send(_line(_HEADER))
     if (header := await _read_line(ends)) != _HEADER:
         raise PayloadError(f"multistream: begins with {header!a}; drop the stream")
@@ -117,17 +122,17 @@ _MOST_FIELDS = 64  # of our own messages; others say how many they take
 
 
 def bytes_field(number: int, value: bytes) -> bytes:
-    """One field that holds bytes, text or another message."""
+    """Return a field that holds bytes, text or another message."""
     return varint(number << 3 | _BYTES) + varint(len(value)) + value
 
 
 def number_field(number: int, value: int) -> bytes:
-    """One field that holds a number."""
+    """Return a field that holds a number."""
     return varint(number << 3 | _NUMBER) + varint(value)
 
 
 def bytes_fields(message: bytes, most: int = _MOST_FIELDS) -> dict[int, list[bytes]]:
-    """The fields that hold bytes, by number; numbers are passed over. PayloadError for what is no message."""
+    """Return the fields that hold bytes, by number; numbers are passed over. PayloadError for what is no message."""
     found: dict[int, list[bytes]] = {}
     for number, value in _fields(message, most):
         if isinstance(value, bytes):
@@ -136,7 +141,7 @@ def bytes_fields(message: bytes, most: int = _MOST_FIELDS) -> dict[int, list[byt
 
 
 def number_fields(message: bytes) -> dict[int, int]:
-    """The fields that hold a number, the last one of each. PayloadError for what is no message."""
+    """Return the fields that hold a number, the last one of each. PayloadError for what is no message."""
     return {number: value for number, value in _fields(message) if isinstance(value, int)}
 
 
@@ -165,11 +170,12 @@ def _fields(message: bytes, most: int = _MOST_FIELDS) -> Iterator[tuple[int, byt
 #
 # Source: libp2p/specs, peer-ids/peer-ids.md.
 
-_ID_PREFIX = bytes.fromhex("002408011220")  # identity multihash of an Ed25519 key's protobuf
+ED25519 = bytes.fromhex("08011220")  # protobuf of a public key: type 1, 32 bytes
+_ID_PREFIX = b"\x00\x24" + ED25519  # identity multihash of that
 
 
 def peer_from_id(raw: bytes) -> PeerId:
-    """The public key inside a libp2p id; PayloadError when it holds none or it is not Ed25519."""
+    """Return the public key inside a libp2p id; PayloadError when it holds none or it is not Ed25519."""
     peer = bytes(raw[len(_ID_PREFIX) :])
     if not raw.startswith(_ID_PREFIX) or len(peer) != PEER_NBYTES or not is_sound(peer):
         raise PayloadError(f"libp2p id {raw[:40].hex()}: not an Ed25519 identity; only these take part")
@@ -177,5 +183,140 @@ def peer_from_id(raw: bytes) -> PeerId:
 
 
 def peer_to_id(peer: PeerId) -> bytes:
-    """The libp2p id of a public key, as bytes."""
+    """Return the libp2p id of a public key, as bytes."""
     return _ID_PREFIX + peer
+
+
+# ---- addresses: multiaddrs ----
+#
+# Between their text and the daemon's bytes: the protocols a libp2p peer is dialled by, no others.
+#
+# hivemind's own codec writes Ed25519 ids as CIDs, which the daemon refuses.
+#
+# Source: multiformats/multiaddr, protocols.csv and the README's binary layout.
+
+LONGEST_MULTIADDR = 256  # characters
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+Codec = tuple[int, int | None, Callable[[str], bytes], Callable[[bytes], str]]  # code, bytes (None: prefixed)
+
+
+def multiaddr_to_bytes(text: str) -> bytes:
+    """Return the binary form. PayloadError for text that is no multiaddr of the known protocols."""
+    if not text.startswith("/") or len(text) > LONGEST_MULTIADDR:
+        raise _wrong(text[:60])
+    parts, packed = iter(text[1:].split("/")), b""
+    for name in parts:
+        code, size, encode, _ = _codec(name)
+        value = b"" if size == 0 else _encode(encode, next(parts, ""), name)
+        packed += varint(code) + (varint(len(value)) if size is None else b"") + value
+    return packed
+
+
+def multiaddr_to_text(packed: bytes) -> str:
+    """Return the text form. PayloadError for bytes that are no multiaddr of the known protocols."""
+    text = "".join(f"/{name}" if value is None else f"/{name}/{value}" for name, value in _parts(packed))
+    if not text:
+        raise _wrong(text)
+    return text
+
+
+def convert_known(convert: Callable[[T], U], values: Iterable[T]) -> list[U]:
+    """Return those of ``values`` that can be converted; strangers may have had a hand in any of them."""
+    known = []
+    for value in values:
+        with suppress(PayloadError):
+            known.append(convert(value))
+    return known
+
+
+def _parts(packed: bytes) -> Iterator[tuple[str, str | None]]:
+    at = 0
+    while at < len(packed):
+        code, at = read_varint(packed, at)
+        name = _NAMES.get(code, str(code))
+        _, fixed, _, decode = _codec(name)
+        size, at = read_varint(packed, at) if fixed is None else (fixed, at)
+        value, at = packed[at : at + size], at + size
+        if at > len(packed):
+            raise _wrong(name)
+        yield name, (None if fixed == 0 else _decode(decode, value, name))
+
+
+def _codec(name: str) -> Codec:
+    if name not in _CODECS:
+        raise _wrong(name)
+    return _CODECS[name]
+
+
+def _encode(encode: Callable[[str], bytes], text: str, name: str) -> bytes:
+    try:
+        return encode(text)
+    except (ValueError, OverflowError):
+        raise _wrong(f"{name}/{text[:60]}") from None
+
+
+def _decode(decode: Callable[[bytes], str], value: bytes, name: str) -> str:
+    try:
+        return decode(value)
+    except ValueError:
+        raise _wrong(name) from None
+
+
+def _wrong(part: str) -> PayloadError:
+    return PayloadError(f"multiaddr: {part!a} is malformed or not a way to reach a peer; drop the address")
+
+
+def _port(text: str) -> bytes:
+    return int(text).to_bytes(2, "big")
+
+
+def _host_name(text: str) -> bytes:
+    if not text or not all("!" <= c <= "~" and c != "/" for c in text):  # a slash would begin another protocol
+        raise ValueError("no host name")
+    return text.encode("ascii")
+
+
+def _host_text(value: bytes) -> str:
+    text = value.decode("latin-1")
+    _host_name(text)
+    return text
+
+
+def _peer(value: bytes) -> str:
+    if len(value) != len(_ID_PREFIX) + 32 or not value.startswith(_ID_PREFIX):
+        raise ValueError("not an Ed25519 id")
+    return peer_name(value[len(_ID_PREFIX) :])
+
+
+def _nothing(text: str) -> bytes:
+    return b""
+
+
+def _flag(code: int) -> Codec:
+    return code, 0, _nothing, bytes.hex
+
+
+def _name(code: int) -> Codec:
+    return code, None, _host_name, _host_text
+
+
+_CODECS: dict[str, Codec] = {
+    "ip4": (4, 4, lambda text: ipaddress.IPv4Address(text).packed, lambda v: str(ipaddress.IPv4Address(v))),
+    "ip6": (41, 16, lambda text: ipaddress.IPv6Address(text).packed, lambda v: str(ipaddress.IPv6Address(v))),
+    "tcp": (6, 2, _port, lambda value: str(int.from_bytes(value, "big"))),
+    "udp": (273, 2, _port, lambda value: str(int.from_bytes(value, "big"))),
+    "dns": _name(53),
+    "dns4": _name(54),
+    "dns6": _name(55),
+    "dnsaddr": _name(56),
+    "p2p": (421, None, lambda text: _ID_PREFIX + peer_from_name(text), _peer),
+    "p2p-circuit": _flag(290),
+    "quic": _flag(460),
+    "quic-v1": _flag(461),
+    "ws": _flag(477),
+    "wss": _flag(478),
+}
+_NAMES = {codec[0]: name for name, codec in _CODECS.items()}

@@ -1,4 +1,4 @@
-"""Noise XX as libp2p speaks it: who the other side is, proven, and a cipher each way. No sockets.
+"""Noise XX as libp2p speaks it: who the other side is, proven, and a cipher each way, over any socket.
 
 Crosses the wire: three messages of 32, 200 and 168 bytes, then 16 bytes with every 65,519.
 The primitives are those of the ``cryptography`` package; only their order is written here.
@@ -11,14 +11,17 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Callable
+from typing import Protocol
 
+import anyio
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
-from decentral.errors import PayloadError
-from decentral.transport.protocols.messages import bytes_field, bytes_fields
-from decentral.wire.keys import PEER_NBYTES, PeerId, Signer, verify
+from decentral.errors import PayloadError, PeerUnreachable, StreamClosed
+from decentral.transport.protocols.messages import ED25519, answer, bytes_field, bytes_fields, propose
+from decentral.wire.keys import PEER_NBYTES, PeerId, Signer, peer_name, verify
 
 TAG_NBYTES = 16
 LONGEST = 65535  # bytes of a message; its length is a u16
@@ -26,21 +29,23 @@ MOST_AT_ONCE = LONGEST - TAG_NBYTES  # bytes of plaintext in one message
 _NAME = b"Noise_XX_25519_ChaChaPoly_SHA256"  # 32 bytes, so it is the first hash as it stands
 _KEY_NBYTES = 32
 _SIGNED = b"noise-libp2p-static-key:"
-_ED25519 = bytes.fromhex("08011220")  # protobuf of a public key: type 1, 32 bytes
 
 
 class Cipher:
-    """One direction: a key and a counter. What was changed, dropped or reordered on the way is a PayloadError."""
+    """A cipher for one direction: a key and a counter.
+
+    What was changed, dropped or reordered on the way is a PayloadError.
+    """
 
     def __init__(self, key: bytes) -> None:
         self._aead, self._count = ChaCha20Poly1305(key), 0
 
     def seal(self, data: bytes | memoryview, seen: bytes = b"") -> bytes:
-        """``data`` and its tag; ``seen`` is what both sides know besides."""
+        """Return ``data`` and its tag; ``seen`` is what both sides know besides."""
         return self._aead.encrypt(self._nonce(), data, seen)
 
     def open(self, sealed: bytes, seen: bytes = b"") -> bytes:
-        """What was sealed."""
+        """Return what was sealed."""
         try:
             return self._aead.decrypt(self._nonce(), sealed, seen)
         except InvalidTag:
@@ -65,11 +70,11 @@ class Handshake:
     # ---- who dials ----
 
     def hello(self) -> bytes:
-        """The first message."""
+        """Return the first message."""
         return self._write_ephemeral() + self._seal(b"")
 
     def finish(self, answer: bytes) -> tuple[bytes, PeerId, Cipher, Cipher]:
-        """From the answer: the third message, who answered, and the ciphers to send and to receive with."""
+        """Return, from the answer, the third message, who answered, and the ciphers to send and to receive with."""
         theirs, answer = self._read_ephemeral(answer)
         self._mix(self._ephemeral, theirs)
         static, rest = self._read_static(answer)
@@ -84,7 +89,7 @@ class Handshake:
     # ---- who is dialled ----
 
     def answer(self, hello: bytes) -> bytes:
-        """The second message, from the first."""
+        """Return the second message, from the first."""
         self._theirs, rest = self._read_ephemeral(hello)
         self._open(rest)
         message = self._write_ephemeral()
@@ -94,7 +99,7 @@ class Handshake:
         return message + self._seal(self._payload())
 
     def conclude(self, last: bytes) -> tuple[PeerId, Cipher, Cipher]:
-        """From the third message: who dialled, and the ciphers to send and to receive with."""
+        """Return, from the third message, who dialled, and the ciphers to send and to receive with."""
         static, rest = self._read_static(last)
         self._mix(self._ephemeral, static)
         peer = self._read_payload(static, rest)
@@ -119,14 +124,14 @@ class Handshake:
 
     def _payload(self) -> bytes:
         signature = self._signer.sign(_SIGNED + _public(self._static))
-        return bytes_field(1, _ED25519 + self._signer.peer) + bytes_field(2, signature)
+        return bytes_field(1, ED25519 + self._signer.peer) + bytes_field(2, signature)
 
     def _read_payload(self, static: X25519PublicKey, sealed: bytes) -> PeerId:
         """Whose handshake this is: it signed the key that the ciphers come from."""
         fields = bytes_fields(self._open(sealed))
         key, signature = fields.get(1, [b""])[-1], fields.get(2, [b""])[-1]
-        peer = key.removeprefix(_ED25519)
-        if len(key) != len(_ED25519) + PEER_NBYTES or not key.startswith(_ED25519):
+        peer = key.removeprefix(ED25519)
+        if len(key) != len(ED25519) + PEER_NBYTES or not key.startswith(ED25519):
             raise PayloadError("noise: the other side's identity is no Ed25519 key; only these take part")
         if not verify(peer, signature, _SIGNED + static.public_bytes_raw()):
             raise PayloadError("noise: the other side did not sign its key; drop the connection")
@@ -174,3 +179,151 @@ def _public_key(raw: bytes) -> X25519PublicKey:
     if len(raw) != _KEY_NBYTES:
         raise PayloadError(f"noise: a key of {len(raw)} bytes where {_KEY_NBYTES} are due; drop the connection")
     return X25519PublicKey.from_public_bytes(raw)
+
+
+# ---- connections with proven ends ----
+#
+# The Noise handshake, then encrypted messages both ways. At most 320 KiB of it are held in this process: one read, and
+# one message that is not whole yet.
+
+NOISE = "/noise"
+_READ = 1 << 18  # bytes asked of the socket at a time
+BROKEN = (anyio.EndOfStream, anyio.BrokenResourceError, anyio.ClosedResourceError, OSError)
+
+
+class Socket(Protocol):
+    """A carrier of bytes: TCP, or a stream through a relay."""
+
+    async def send(self, data: bytes, /) -> None:
+        """Send all of ``data``."""
+        ...
+
+    async def receive(self, max_bytes: int = 65536, /) -> bytes:
+        """Return what came next; EndOfStream."""
+        ...
+
+    async def send_eof(self) -> None:
+        """Say that nothing more comes."""
+        ...
+
+    async def aclose(self) -> None:
+        """Close."""
+        ...
+
+
+class Plain:
+    """A socket read in exact pieces. StreamClosed when it ends."""
+
+    def __init__(self, socket: Socket) -> None:
+        self._socket, self._held = socket, bytearray()
+
+    async def send(self, data: bytes) -> None:
+        """Send all of ``data``."""
+        try:
+            await self._socket.send(data)
+        except BROKEN:
+            raise StreamClosed("the connection ended while bytes were sent; dial again") from None
+
+    async def receive_exactly(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
+        """Return the next ``nbytes``; the caller bounds them."""
+        while len(self._held) < nbytes:
+            try:
+                self._held += await self._socket.receive(_READ)
+            except BROKEN:
+                raise StreamClosed("the connection ended; dial again") from None
+        taken = bytes(memoryview(self._held)[:nbytes])
+        del self._held[:nbytes]
+        return taken
+
+    async def receive_message(self) -> bytes:
+        """Return the next message: a u16 of its length, then as many bytes."""
+        return await self.receive_exactly(int.from_bytes(await self.receive_exactly(2), "big"))
+
+    async def send_message(self, message: bytes) -> None:
+        """Send one message of at most 65,535 bytes."""
+        await self.send(_frame(message))
+
+    async def send_eof(self) -> None:
+        """Say that nothing more comes."""
+        try:
+            await self._socket.send_eof()
+        except (*BROKEN, NotImplementedError):
+            return
+
+    async def aclose(self) -> None:
+        """Close the socket."""
+        await close_now(self._socket)
+
+
+class Secured:
+    """A connection to ``peer``, encrypted."""
+
+    def __init__(self, plain: Plain, peer: PeerId, sending: Cipher, receiving: Cipher) -> None:
+        self.peer = peer
+        self._plain, self._sending, self._receiving = plain, sending, receiving
+        self._held = b""
+
+    async def send(self, *parts: bytes) -> None:
+        """Send all of them, each in messages of its own; one caller at a time."""
+        sealed: list[bytes] = []
+        for part in parts:
+            view = memoryview(part)
+            for start in range(0, len(part), MOST_AT_ONCE):
+                message = self._sending.seal(view[start : start + MOST_AT_ONCE])
+                sealed += (len(message).to_bytes(2, "big"), message)
+        await self._plain.send(b"".join(sealed))
+
+    async def receive(self) -> bytes:
+        """Return what came next, at least one byte. PayloadError when it was altered on the way."""
+        held, self._held = self._held, b""
+        while not held:
+            held = self._receiving.open(await self._plain.receive_message())
+        return held
+
+    async def receive_exactly(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
+        """Return the next ``nbytes``; the caller bounds them."""
+        data = b""
+        while len(data) < nbytes:
+            data += await self.receive()
+        self._held = data[nbytes:]
+        return data[:nbytes]
+
+    async def send_eof(self) -> None:
+        """Say that nothing more comes."""
+        await self._plain.send_eof()
+
+    async def aclose(self) -> None:
+        """Close at once."""
+        await self._plain.aclose()
+
+
+async def secure_outbound(socket: Socket, signer: Signer, peer: PeerId | None) -> Secured:
+    """Shake hands with the peer that was dialled; None: with whoever is there. PeerUnreachable when it is another."""
+    plain, handshake = Plain(socket), Handshake(signer)
+    await propose(plain, NOISE)
+    await plain.send_message(handshake.hello())
+    last, found, sending, receiving = handshake.finish(await plain.receive_message())
+    if peer is not None and found != peer:
+        raise PeerUnreachable(f"{peer_name(found)} answers in its place; ask for its new addresses")
+    await plain.send_message(last)
+    return Secured(plain, found, sending, receiving)
+
+
+async def secure_inbound(socket: Socket, signer: Signer) -> Secured:
+    """Shake hands with whoever dialled."""
+    plain, handshake = Plain(socket), Handshake(signer)
+    await answer(plain, (NOISE,))
+    await plain.send_message(handshake.answer(await plain.receive_message()))
+    return Secured(plain, *handshake.conclude(await plain.receive_message()))
+
+
+async def close_now(socket: Socket) -> None:
+    """Close without waiting for anything, also when cancelled."""
+    with anyio.CancelScope(shield=True) as scope:
+        scope.cancel()
+        await socket.aclose()
+
+
+def _frame(message: bytes) -> bytes:
+    assert len(message) <= LONGEST, "cut by the caller"
+    return len(message).to_bytes(2, "big") + message

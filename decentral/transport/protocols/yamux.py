@@ -17,9 +17,7 @@ import math
 import struct
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import IntFlag
-from typing import Protocol
 
 import anyio
 import anyio.abc
@@ -28,7 +26,7 @@ import anyio.lowlevel
 from decentral.errors import PayloadError, StreamClosed
 from decentral.flow.waiting import Changes
 from decentral.transport.base import Traffic
-from decentral.transport.native.tcp import Secured
+from decentral.transport.protocols.noise import Secured
 from decentral.wire.keys import PeerId, peer_name
 
 logger = logging.getLogger("decentral.transport")
@@ -47,15 +45,6 @@ _DISCARDED = 1 << 24  # bytes in one piece for a stream that is gone; go-yamux's
 _PING_EVERY, _SILENT = 15.0, 40.0  # s: a dead path is found, and the NAT in between kept open
 
 
-@dataclass(slots=True)
-class _Body:
-    """A piece of data whose bytes are coming."""
-
-    stream: MuxedStream | None
-    missing: int
-    flags: int
-
-
 class Session:
     """The streams of one connection. ``run`` it in a task; it ends with the connection."""
 
@@ -64,58 +53,71 @@ class Session:
     ) -> None:
         self.peer = secured.peer
         self.dialled, self.ended = dialled, False
-        self._secured, self.stock, self._on_stream = secured, stock, on_stream
+        self.stock, self.outgoing = stock, _Outgoing()
+        self.leaving = False  # of either side: no new streams
+        self.heard = -math.inf  # when bytes came last
+        self._secured, self._on_stream = secured, on_stream
         self._next, self._theirs = (1, 0) if dialled else (2, 1)  # ours count on by two; theirs are odd or even
         self._streams: dict[int, MuxedStream] = {}
         self._inbound = 0
         self._lingering: dict[int, None] = {}
-        self._answers: deque[bytes] = deque()
-        self._pieces: deque[bytes] = deque()
-        self._slots, self._taken = anyio.Semaphore(_QUEUED), 0  # first come, first served: no stream starves another
-        self._work, self._over = Changes(), anyio.Event()
-        self._heard = -math.inf
-        self._leaving = self._finishing = self._shut = False
+        self._over = anyio.Event()
         self._scope = anyio.CancelScope()
-        self._head, self._body = b"", _Body(None, 0, 0)
 
     @property
     def usable(self) -> bool:
-        """Whether new streams may be opened."""
-        return not (self.ended or self._leaving)
+        """Tell whether new streams may be opened."""
+        return not (self.ended or self.leaving)
 
     @property
     def idle(self) -> bool:
-        """Whether nobody uses it."""
+        """Tell whether no stream is left on it."""
         return not self._streams
 
     @property
     def streams(self) -> tuple[MuxedStream, ...]:
-        """Those that have not ended."""
+        """The streams that have not ended."""
         return tuple(self._streams.values())
 
     @property
     def num_streams(self) -> int:
-        """How many have not ended."""
+        """The number of streams that have not ended."""
         return len(self._streams)
 
+    def stream(self, number: int) -> MuxedStream | None:
+        """Return the stream of that number, if it has not ended."""
+        return self._streams.get(number)
+
     def open(self) -> MuxedStream:
-        """A new stream. The other side hears of it with the first bytes."""
+        """Return a new stream. The other side hears of it with the first bytes."""
         if not self.usable:
             raise StreamClosed("the connection ended; dial again")
         stream = self._add(self._next)
         self._next += 2
-        self._answer(_WINDOW, Flags.SYN, stream.number)
+        self.answer(_WINDOW, Flags.SYN, stream.number)
         return stream
+
+    def accept(self, number: int) -> None:
+        """Take a stream that the other side opens, or refuse it. PayloadError for a number that it may not use."""
+        if number in self._streams or number % 2 != self._theirs or not number:
+            raise PayloadError(f"yamux: stream {number} cannot be opened from there; drop the connection")
+        if self._inbound >= _INBOUND or self.leaving:
+            self.answer(_WINDOW, Flags.RST, number)
+            return
+        self._inbound += 1
+        stream = self._add(number)
+        self.answer(_WINDOW, Flags.ACK, number)
+        self._on_stream(stream)
 
     async def run(self) -> None:
         """Move bytes until the connection ends, however it does; then every stream has ended."""
-        self._heard = anyio.current_time()
+        self.heard = anyio.current_time()
         try:
             with self._scope:
                 async with anyio.create_task_group() as group:
-                    group.start_soon(self._write_forever)
+                    group.start_soon(self.outgoing.write_forever, self._secured)
                     group.start_soon(self._ping_forever)
-                    await self._read_forever()
+                    await _Incoming(self).read_forever(self._secured)
                     group.cancel_scope.cancel()
         finally:
             self._end()
@@ -124,7 +126,7 @@ class Session:
 
     def abort(self) -> None:
         """End it at once."""
-        self._leaving = True
+        self.leaving = True
         self._scope.cancel()
 
     async def until_over(self) -> None:
@@ -133,15 +135,78 @@ class Session:
 
     async def finish(self, timeout: float) -> None:
         """Let what is queued leave, then say that nothing more comes and let the other side close."""
-        self._answer(_GO_AWAY, 0, 0)
-        self._leaving = self._finishing = True
+        self.answer(_GO_AWAY, 0, 0)
+        self.leaving = self.outgoing.finishing = True
         with anyio.move_on_after(timeout):
             await self.until_over()
 
-    # ---- for the streams ----
+    def answer(self, kind: int, flags: int, number: int, length: int = 0) -> None:
+        """Queue a frame without data. The connection ends when the other side has us pile up more than it reads."""
+        if not self.outgoing.answer(kind, flags, number, length):
+            self.abort()
+
+    # ---- the end of a stream ----
+
+    def linger(self, stream: MuxedStream) -> None:
+        """Keep a stream that is not read any more until the other side ends it, too."""
+        self._lingering[stream.number] = None
+        while len(self._lingering) > _LINGERING:
+            self.reset(self._streams[next(iter(self._lingering))])
+
+    def reset(self, stream: MuxedStream) -> None:
+        """End both directions now."""
+        if self._streams.get(stream.number) is stream:
+            self.answer(_WINDOW, Flags.RST, stream.number)
+            self.forget(stream)
+
+    def forget(self, stream: MuxedStream) -> None:
+        """Drop a stream of which both directions have ended."""
+        if self._streams.pop(stream.number, None) is not None:
+            self._lingering.pop(stream.number, None)
+            self._inbound -= stream.number % 2 == self._theirs
+            stream.gone()
+
+    def _add(self, number: int) -> MuxedStream:
+        stream = self._streams[number] = MuxedStream(self, number, self.stock, FIRST_WINDOW)
+        return stream
+
+    async def _ping_forever(self) -> None:
+        """Find a path that died by its silence: TCP alone would wait for a quarter of an hour."""
+        while anyio.current_time() - self.heard < _SILENT:
+            self.answer(_PING, Flags.SYN, 0)
+            await anyio.sleep(_PING_EVERY)
+        self.abort()
+
+    def _end(self) -> None:
+        self.ended = True
+        for stream in self.streams:
+            self.forget(stream)
+        self.outgoing.give_up()
+        self._over.set()
+
+
+class _Outgoing:
+    """The frames that wait for the socket: those without data at once, few with data, each in its turn."""
+
+    def __init__(self) -> None:
+        self.finishing = False  # nothing more is queued
+        self._shut = False  # nothing more leaves
+        self._answers: deque[bytes] = deque()
+        self._pieces: deque[bytes] = deque()
+        self._slots, self._taken = anyio.Semaphore(_QUEUED), 0  # first come, first served: no stream starves another
+        self._work = Changes()
+
+    def answer(self, kind: int, flags: int, number: int, length: int) -> bool:
+        """Queue a frame without data; False when too many wait already."""
+        if len(self._answers) >= _MOST_ANSWERS:
+            return False
+        if not self._shut:
+            self._answers.append(_HEADER.pack(0, kind, flags, number, length))
+            self._work.tell()
+        return True
 
     async def write(self, stream: MuxedStream, data: memoryview) -> int:
-        """Queue as much of ``data`` as the window lets through, one piece at most; returns how much that was."""
+        """Queue as much of ``data`` as the window lets through, one piece at most; return how much that was."""
         await self._slots.acquire()
         allowed = 0 if stream.send_ended else min(len(data), stream.send_window, _LARGEST)
         if not allowed:
@@ -153,48 +218,28 @@ class Session:
         self._work.tell()
         return allowed
 
-    def grant(self, stream: MuxedStream, nbytes: int) -> None:
-        """Let the other side send ``nbytes`` more."""
-        self._answer(_WINDOW, 0, stream.number, nbytes)
-
     def end(self, stream: MuxedStream) -> None:
-        """Nothing more comes from us; it follows what is queued."""
+        """Queue the end of a stream, after its data."""
         self._pieces.append(_HEADER.pack(0, _WINDOW, Flags.FIN, stream.number, 0))
         self._work.tell()
 
-    def linger(self, stream: MuxedStream) -> None:
-        """Nobody reads it any more; the other side has yet to end it."""
-        self._lingering[stream.number] = None
-        while len(self._lingering) > _LINGERING:
-            self.reset(self._streams[next(iter(self._lingering))])
+    def give_up(self) -> None:
+        """Wake a stream that waits for its turn: it finds that it has ended, and wakes the next one."""
+        self._slots.release()
 
-    def reset(self, stream: MuxedStream) -> None:
-        """End both directions now."""
-        if self._streams.get(stream.number) is stream:
-            self._answer(_WINDOW, Flags.RST, stream.number)
-            self.forget(stream)
-
-    def forget(self, stream: MuxedStream) -> None:
-        """Both directions have ended."""
-        if self._streams.pop(stream.number, None) is not None:
-            self._lingering.pop(stream.number, None)
-            self._inbound -= stream.number % 2 == self._theirs
-            stream.gone()
-
-    # ---- writing ----
-
-    async def _write_forever(self) -> None:
+    async def write_forever(self, secured: Secured) -> None:
+        """Send what is queued, and then the end, once nothing more is."""
         try:
             while batch := await self._next_batch():
-                await self._secured.send(*batch)
-            await self._secured.send_eof()
+                await secured.send(*batch)
+            await secured.send_eof()
         except StreamClosed:
             self._shut = True  # what the other side sent before is still being read, and then its end
 
     async def _next_batch(self) -> list[bytes]:
-        """What is queued; nothing once this side has finished."""
+        """Return what is queued; nothing once this side has finished."""
         while not self._answers and not self._pieces:
-            if self._finishing:
+            if self.finishing:
                 self._shut = True
                 return []
             await self._work.next()
@@ -206,38 +251,33 @@ class Session:
             self._slots.release()
         return batch
 
-    async def _ping_forever(self) -> None:
-        """A path that died says nothing; TCP alone would wait for a quarter of an hour."""
-        while anyio.current_time() - self._heard < _SILENT:
-            self._answer(_PING, Flags.SYN, 0)
-            await anyio.sleep(_PING_EVERY)
-        self.abort()
 
-    def _answer(self, kind: int, flags: int, number: int, length: int = 0) -> None:
-        if len(self._answers) >= _MOST_ANSWERS:
-            self.abort()
-        elif not self._shut:
-            self._answers.append(_HEADER.pack(0, kind, flags, number, length))
-            self._work.tell()
+class _Incoming:
+    """The frames that come, taken apart and handed to the streams of ``session``."""
 
-    # ---- reading ----
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._head = b""
+        self._stream: MuxedStream | None = None  # whose data is coming
+        self._missing, self._flags = 0, 0  # bytes of that data, and what the frame says after it
 
-    async def _read_forever(self) -> None:
+    async def read_forever(self, secured: Secured) -> None:
+        """Read until the connection ends, or the other side breaks a rule."""
         try:
             while True:
-                data = await self._secured.receive()
-                self._heard = anyio.current_time()
+                data = await secured.receive()
+                self._session.heard = anyio.current_time()
                 self._feed(data)
         except StreamClosed:
             return
         except PayloadError as error:
-            logger.debug("%s: %s", peer_name(self.peer), error)
+            logger.debug("%s: %s", peer_name(self._session.peer), error)
 
     def _feed(self, data: bytes) -> None:
         view, at = memoryview(data), 0
         while at < len(view):
-            if self._body.missing:
-                piece = view[at : at + self._body.missing]
+            if self._missing:
+                piece = view[at : at + self._missing]
                 at += len(piece)
                 self._take(piece)
                 continue
@@ -249,25 +289,25 @@ class Session:
                 self._on_frame(*_HEADER.unpack(head))
 
     def _take(self, piece: memoryview) -> None:
-        body = self._body
-        body.missing -= len(piece)
-        if body.stream is not None:
-            body.stream.arrived(piece)
-        if not body.missing:
-            self._on_flags(body.stream, body.flags)
+        self._missing -= len(piece)
+        if self._stream is not None:
+            self._stream.take(piece)
+        if not self._missing:
+            self._on_flags(self._stream, self._flags)
 
     def _on_frame(self, version: int, kind: int, flags: int, number: int, length: int) -> None:
+        session = self._session
         if version != 0 or kind > _GO_AWAY:
             raise PayloadError(f"yamux: version {version}, type {kind}; drop the connection")
         if kind == _PING:
             if flags & Flags.SYN:
-                self._answer(_PING, Flags.ACK, 0, length)
+                session.answer(_PING, Flags.ACK, 0, length)
         elif kind == _GO_AWAY:
-            self._leaving = True  # what is under way ends first
+            session.leaving = True  # what is under way ends first
         else:
             if flags & Flags.SYN:
-                self._accept(number)
-            self._on_stream_frame(kind, flags, self._streams.get(number), length)
+                session.accept(number)
+            self._on_stream_frame(kind, flags, session.stream(number), length)
 
     def _on_stream_frame(self, kind: int, flags: int, stream: MuxedStream | None, length: int) -> None:
         if kind == _WINDOW:
@@ -279,7 +319,7 @@ class Session:
             raise PayloadError(f"yamux: a piece of {length} bytes is more than its window; drop the connection")
         if stream is not None:
             stream.receive_window -= length
-        self._body = _Body(stream, length, flags)
+        self._stream, self._missing, self._flags = stream, length, flags
         if not length:
             self._on_flags(stream, flags)
 
@@ -287,31 +327,9 @@ class Session:
         if stream is None or not flags & (Flags.FIN | Flags.RST):
             return
         if flags & Flags.RST:
-            self.forget(stream)
+            self._session.forget(stream)
         else:
-            stream.ended_there()
-
-    def _accept(self, number: int) -> None:
-        if number in self._streams or number % 2 != self._theirs or not number:
-            raise PayloadError(f"yamux: stream {number} cannot be opened from there; drop the connection")
-        if self._inbound >= _INBOUND or self._leaving:
-            self._answer(_WINDOW, Flags.RST, number)
-            return
-        self._inbound += 1
-        stream = self._add(number)
-        self._answer(_WINDOW, Flags.ACK, number)
-        self._on_stream(stream)
-
-    def _add(self, number: int) -> MuxedStream:
-        stream = self._streams[number] = MuxedStream(self, number, self.stock, FIRST_WINDOW)
-        return stream
-
-    def _end(self) -> None:
-        self.ended = True
-        for stream in self.streams:
-            self.forget(stream)
-        self._slots.release()  # whoever waits for one finds its stream gone, and passes it on
-        self._over.set()
+            stream.end_there()
 
 
 # ---- a stream and its windows ----
@@ -326,7 +344,7 @@ _MOST_CREDIT = 1 << 31  # bytes that the other side may let us send; more is non
 
 
 class Flags(IntFlag):
-    """What a frame says of its stream."""
+    """The flags of a frame, about its stream."""
 
     SYN = 1
     ACK = 2
@@ -341,48 +359,20 @@ class Stock:
         self.left = nbytes
 
     def lend(self, nbytes: int) -> int:
-        """All of ``nbytes`` or nothing."""
+        """Lend all of ``nbytes`` or nothing."""
         lent = nbytes if nbytes <= self.left else 0
         self.left -= lent
         return lent
 
 
-class Muxer(Protocol):
-    """What a stream needs of its session."""
-
-    async def write(self, stream: MuxedStream, data: memoryview) -> int:
-        """Queue some of ``data``; returns how much."""
-        ...
-
-    def grant(self, stream: MuxedStream, nbytes: int) -> None:
-        """Let the other side send more."""
-        ...
-
-    def end(self, stream: MuxedStream) -> None:
-        """Nothing more comes from us."""
-        ...
-
-    def linger(self, stream: MuxedStream) -> None:
-        """Nobody reads it any more; the other side has yet to end it."""
-        ...
-
-    def reset(self, stream: MuxedStream) -> None:
-        """End both directions now."""
-        ...
-
-    def forget(self, stream: MuxedStream) -> None:
-        """Both directions have ended."""
-        ...
-
-
 class MuxedStream:
     """Bytes both ways under one number: the window of each direction and the bytes that wait to be read."""
 
-    def __init__(self, muxer: Muxer, number: int, stock: Stock, window: int) -> None:
+    def __init__(self, session: Session, number: int, stock: Stock, window: int) -> None:
         self.number = number
         self.send_window, self.receive_window = window, window
         self.most_unread: int | None = None  # bytes, where less than the window is due; with more it is reset
-        self._muxer, self._stock = muxer, stock
+        self._session, self._stock = session, stock
         self._window = window  # what the other side may have under way
         self._read = 0  # bytes since the last grant
         self._unread = bytearray()
@@ -391,12 +381,12 @@ class MuxedStream:
 
     @property
     def send_ended(self) -> bool:
-        """Whether nothing more can be sent."""
+        """Tell whether nothing more can be sent."""
         return self._ended_here or self._gone
 
     @property
     def ended(self) -> bool:
-        """Whether both directions have ended; what came before can still be read."""
+        """Tell whether both directions have ended; what came before can still be read."""
         return self._gone
 
     @property
@@ -409,7 +399,7 @@ class MuxedStream:
         while not self._gone:
             await self._changed.next()
 
-    async def send(self, data: bytes | memoryview, on_sent: Callable[[int], None]) -> None:
+    async def send(self, data: bytes | memoryview, on_sent: Callable[[int], None] = lambda nbytes: None) -> None:
         """Queue all of ``data``, waiting for the window; ``on_sent`` is told of each piece. StreamClosed."""
         await anyio.lowlevel.checkpoint()
         view = memoryview(data).cast("B")
@@ -420,13 +410,13 @@ class MuxedStream:
             if not self.send_window:
                 await self._changed.next()
                 continue
-            sent = await self._muxer.write(self, view[at:])
+            sent = await self._session.outgoing.write(self, view[at:])
             at += sent
             if not self.send_ended:
                 on_sent(sent)
 
     async def receive(self, most: int) -> bytes:
-        """What came, at most ``most`` bytes; nothing at the end."""
+        """Return what came, at most ``most`` bytes; nothing at the end."""
         while not self._unread:
             if self._ended_there or self._gone or self._closed_here:
                 return b""
@@ -440,10 +430,10 @@ class MuxedStream:
         """Send nothing more, and read on: the other side may have more to say. Twice is no error."""
         if self.send_ended:
             return
-        self._muxer.end(self)
+        self._session.outgoing.end(self)
         self._ended_here = True
         if self._ended_there:
-            self._muxer.forget(self)
+            self._session.forget(self)
         self._changed.tell()
 
     def close(self) -> None:
@@ -451,52 +441,52 @@ class MuxedStream:
         if self._closed_here or self._gone:
             return
         if not self._ended_here:
-            self._muxer.end(self)
-        self._muxer.linger(self)
+            self._session.outgoing.end(self)
+        self._session.linger(self)
         self._ended_here = self._closed_here = True
         if self._ended_there:
-            self._muxer.forget(self)
+            self._session.forget(self)
         elif self._unread:
-            self._muxer.reset(self)  # the other side is in the middle of something that nobody wants
+            self._session.reset(self)  # the other side is in the middle of something that nobody wants
         self._unread.clear()
         self._changed.tell()
 
     def reset(self) -> None:
         """End both directions at once."""
-        self._muxer.reset(self)
+        self._session.reset(self)
 
     # ---- from the session ----
 
-    def arrived(self, piece: memoryview) -> None:
-        """Bytes came, within the window."""
+    def take(self, piece: memoryview) -> None:
+        """Take bytes that came, within the window."""
         if self._gone:
             return
         if self._ended_there:
             raise PayloadError("yamux: bytes after the end of their stream; drop the connection")
         if self.most_unread is not None and len(self._unread) + len(piece) > self.most_unread:
-            self._muxer.reset(self)
+            self._session.reset(self)
         elif not self._closed_here:
             self._unread += piece
             self._changed.tell()
         elif not self.receive_window:  # a last word is passed over; who talks on is told that nobody listens
-            self._muxer.reset(self)
+            self._session.reset(self)
 
     def widen(self, nbytes: int) -> None:
-        """The other side lets us send more."""
+        """Widen the window by what the other side lets us send."""
         self.send_window += nbytes
         if self.send_window > _MOST_CREDIT:
             raise PayloadError(f"yamux: a window of {self.send_window} bytes; drop the connection")
         self._changed.tell()
 
-    def ended_there(self) -> None:
-        """The other side sends nothing more."""
+    def end_there(self) -> None:
+        """Note that the other side sends nothing more."""
         self._ended_there = True
         if self._ended_here:
-            self._muxer.forget(self)
+            self._session.forget(self)
         self._changed.tell()
 
     def gone(self) -> None:
-        """Both directions have ended; what came whole can still be read."""
+        """Note that both directions have ended; what came whole can still be read."""
         self._gone = True
         self._stock.left += self._window - FIRST_WINDOW
         self._window = FIRST_WINDOW
@@ -513,7 +503,7 @@ class MuxedStream:
         granted, self._read = self._read + more, 0
         self._window += more
         self.receive_window += granted
-        self._muxer.grant(self, granted)
+        self._session.answer(_WINDOW, 0, self.number, granted)  # lets the other side send as much
 
 
 # ---- a stream as the rest of the package sees it ----
@@ -524,7 +514,10 @@ _PIECE = 1 << 18  # bytes taken from the stream at a time
 
 
 class NativeStream:
-    """See Stream. Counts nothing while it has no ``traffic``: which protocol is spoken is no payload."""
+    """A stream as the rest of the package sees it.
+
+    Counts nothing while it has no ``traffic``: which protocol is spoken is no payload.
+    """
 
     def __init__(self, peer: PeerId, muxed: MuxedStream) -> None:
         self.peer = peer
@@ -532,14 +525,14 @@ class NativeStream:
         self.muxed = muxed
 
     async def send(self, data: bytes | memoryview) -> None:
-        """See Stream."""
+        """Send all of ``data``."""
         try:
             await self.muxed.send(data, self._sent)
         except StreamClosed as error:
             raise StreamClosed(f"{peer_name(self.peer)}: {error}") from None
 
     async def receive_exactly(self, nbytes: int, on_bytes: Callable[[int], None] | None = None) -> bytes:
-        """See Stream."""
+        """Return the next ``nbytes``."""
         await anyio.lowlevel.checkpoint_if_cancelled()
         pieces, missing = [], nbytes
         while missing:
@@ -557,7 +550,7 @@ class NativeStream:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def aclose(self) -> None:
-        """See Stream."""
+        """Close; what was sent still arrives."""
         self.muxed.close()
         await anyio.lowlevel.checkpoint()
 

@@ -1,4 +1,4 @@
-"""One connection as py-libp2p sees it at each of its stages: a socket, a proven peer, streams.
+"""Connections as py-libp2p sees them at each of their stages: a socket, a proven peer, streams.
 
 Below them are this package's own socket, Noise and yamux. py-libp2p's yamux gives a write up after 5 s without credit,
 takes more bytes than its window, and leaves half a frame behind when a write is cancelled.
@@ -21,9 +21,9 @@ from multiaddr import Multiaddr
 
 from decentral.errors import PayloadError, StreamClosed
 from decentral.flow.waiting import Changes
-from decentral.transport.multiaddr import to_bytes
-from decentral.transport.native.tcp import BROKEN, Secured, Socket, SocketEnds, close_now, ends_of
-from decentral.transport.protocols.messages import peer_from_id, peer_to_id
+from decentral.transport.native.tcp import SocketEnds, ends_of
+from decentral.transport.protocols.messages import multiaddr_to_bytes, peer_from_id, peer_to_id
+from decentral.transport.protocols.noise import BROKEN, Secured, Socket, close_now
 from decentral.transport.protocols.yamux import MuxedStream, Session
 from decentral.wire.keys import PeerId, Signer
 
@@ -46,7 +46,7 @@ class RawConnection(IRawConnection):
             raise IOException(str(error)) from None
 
     async def read(self, n: int | None = None) -> bytes:
-        """What came next, nothing at the end."""
+        """Return what came next, nothing at the end."""
         try:
             return await self.socket.receive(n or _PIECE)
         except anyio.EndOfStream:
@@ -59,15 +59,15 @@ class RawConnection(IRawConnection):
         await close_now(self.socket)
 
     def get_remote_address(self) -> tuple[str, int] | None:
-        """Host and port; None through a relay."""
+        """Return host and port; None through a relay."""
         return _host_and_port(self.ends)
 
     def get_transport_addresses(self) -> list[Multiaddr]:
-        """The other end."""
+        """Return the other end."""
         return _address(self.ends)
 
     def get_connection_type(self) -> ConnectionType:
-        """Whether there is a relay in between."""
+        """Tell whether there is a relay in between."""
         return _kind(self.ends)
 
 
@@ -80,19 +80,19 @@ class SecureConnection(ISecureConn):
         self._key = key
 
     def get_local_peer(self) -> ID:
-        """This peer."""
+        """Return this peer."""
         return ID.from_pubkey(self._key.get_public_key())
 
     def get_local_private_key(self) -> PrivateKey:
-        """This peer's key."""
+        """Return this peer's key."""
         return self._key
 
     def get_remote_peer(self) -> ID:
-        """The other side, authenticated."""
+        """Return the other side, authenticated."""
         return peer_id(self.secured.peer)
 
     def get_remote_public_key(self) -> PublicKey:
-        """The other side's key."""
+        """Return the other side's key."""
         return public_key(self.secured.peer)
 
     async def write(self, data: bytes) -> None:
@@ -100,7 +100,7 @@ class SecureConnection(ISecureConn):
         await self.secured.send(data)
 
     async def read(self, n: int | None = None) -> bytes:
-        """What came next."""
+        """Return what came next."""
         return await self.secured.receive()
 
     async def close(self) -> None:
@@ -108,15 +108,15 @@ class SecureConnection(ISecureConn):
         await self.raw.close()
 
     def get_remote_address(self) -> tuple[str, int] | None:
-        """Host and port; None through a relay."""
+        """Return host and port; None through a relay."""
         return self.raw.get_remote_address()
 
     def get_transport_addresses(self) -> list[Multiaddr]:
-        """The other end."""
+        """Return the other end."""
         return self.raw.get_transport_addresses()
 
     def get_connection_type(self) -> ConnectionType:
-        """Whether there is a relay in between."""
+        """Tell whether there is a relay in between."""
         return self.raw.get_connection_type()
 
 
@@ -130,18 +130,18 @@ class Connection(IMuxedConn):
         self._came: deque[MuxedStream] = deque()  # at most as many as a session takes, 128
         self._changed = Changes()
 
-    def arrived(self, muxed: MuxedStream) -> None:
-        """The other side opened a stream."""
+    def queue(self, muxed: MuxedStream) -> None:
+        """Queue a stream that the other side opened."""
         self._came.append(muxed)
         self._changed.tell()
 
     @property
     def is_initiator(self) -> bool:
-        """Whether it was dialled from here."""
+        """Tell whether it was dialled from here."""
         return self.session.dialled
 
     async def start(self) -> None:
-        """Until the session is over."""
+        """Wait until the session is over."""
         self.event_started.set()
         await self.session.until_over()
         self._changed.tell()
@@ -152,23 +152,23 @@ class Connection(IMuxedConn):
 
     @property
     def is_established(self) -> bool:
-        """Whether streams can be opened."""
+        """Tell whether streams can be opened."""
         return self.session.usable
 
     @property
     def is_closed(self) -> bool:
-        """Whether it is over."""
+        """Tell whether it is over."""
         return self.session.ended
 
     async def open_stream(self) -> MuxedLibp2pStream:
-        """A new one. MuxedConnUnavailable."""
+        """Open a stream. MuxedConnUnavailable."""
         try:
             return MuxedLibp2pStream(self, self.session.open())
         except StreamClosed as error:
             raise MuxedConnUnavailable(str(error)) from None
 
     async def accept_stream(self) -> MuxedLibp2pStream:
-        """The next one of the other side. MuxedConnUnavailable at the end."""
+        """Return the next stream of the other side. MuxedConnUnavailable at the end."""
         while not self._came:
             if self.session.ended:
                 raise MuxedConnUnavailable("the connection ended")
@@ -176,16 +176,16 @@ class Connection(IMuxedConn):
         return MuxedLibp2pStream(self, self._came.popleft())
 
     def get_transport_addresses(self) -> list[Multiaddr]:
-        """The other end."""
+        """Return the other end."""
         return _address(self.ends)
 
     def get_connection_type(self) -> ConnectionType:
-        """Whether there is a relay in between."""
+        """Tell whether there is a relay in between."""
         return _kind(self.ends)
 
 
 class MuxedLibp2pStream(IMuxedStream):
-    """One of our streams. ``handed_on``: somebody else closes it."""
+    """A stream of ours. ``handed_on``: somebody else closes it."""
 
     def __init__(self, connection: Connection, muxed: MuxedStream) -> None:
         self.muxed_conn, self.muxed = connection, muxed
@@ -193,7 +193,10 @@ class MuxedLibp2pStream(IMuxedStream):
         self.handed_on = False
 
     async def read(self, n: int | None = None) -> bytes:
-        """Up to ``n`` bytes; without ``n`` all to the end, which resets a stream that has too many. MuxedStreamEOF."""
+        """Read up to ``n`` bytes; without ``n`` all to the end, which resets a stream that has too many.
+
+        MuxedStreamEOF.
+        """
         if n is None or n < 0:
             return await self._read_all()
         data = await self.muxed.receive(min(n, _PIECE)) if n else b""
@@ -204,7 +207,7 @@ class MuxedLibp2pStream(IMuxedStream):
     async def write(self, data: bytes) -> None:
         """Send all of ``data``, as the other side reads. MuxedStreamClosed."""
         try:
-            await self.muxed.send(data, _ignore)
+            await self.muxed.send(data)
         except StreamClosed as error:
             raise MuxedStreamClosed(str(error)) from None
 
@@ -217,10 +220,10 @@ class MuxedLibp2pStream(IMuxedStream):
         self.muxed.reset()
 
     def set_deadline(self, ttl: int) -> None:
-        """Deadlines are cancel scopes here."""
+        """Do nothing: deadlines are cancel scopes here."""
 
     def get_remote_address(self) -> tuple[str, int] | None:
-        """Host and port; None through a relay."""
+        """Return host and port; None through a relay."""
         return _host_and_port(self.ends)
 
     async def __aenter__(self) -> MuxedLibp2pStream:
@@ -236,16 +239,12 @@ class MuxedLibp2pStream(IMuxedStream):
         return held
 
 
-def _ignore(nbytes: int) -> None:
-    return None
-
-
 def _host_and_port(ends: SocketEnds) -> tuple[str, int] | None:
     return None if ends.host is None else (ends.host, int(ends.remote.rpartition("/")[2]))
 
 
 def _address(ends: SocketEnds) -> list[Multiaddr]:
-    return [Multiaddr(to_bytes(ends.remote))]
+    return [Multiaddr(multiaddr_to_bytes(ends.remote))]
 
 
 def _kind(ends: SocketEnds) -> ConnectionType:
@@ -264,38 +263,38 @@ class SignerKey(PrivateKey):
         self._signer = signer
 
     def sign(self, data: bytes) -> bytes:
-        """The signature of ``data``."""
+        """Return the signature of ``data``."""
         return self._signer.sign(data)
 
     def get_public_key(self) -> PublicKey:
-        """Its other half."""
+        """Return the public key."""
         return public_key(self._signer.peer)
 
     def get_type(self) -> KeyType:
-        """Ed25519."""
+        """Return Ed25519."""
         return KeyType.Ed25519
 
     def to_bytes(self) -> bytes:
-        """Nobody needs them."""
+        """Refuse: nobody needs them."""
         raise PayloadError("the private key is not given out")
 
 
 def key_pair(signer: Signer) -> KeyPair:
-    """Both halves."""
+    """Return both halves of a key."""
     private = SignerKey(signer)
     return KeyPair(private, private.get_public_key())
 
 
 def public_key(peer: PeerId) -> PublicKey:
-    """The key that a peer id is."""
+    """Return the key that a peer id is."""
     return Ed25519PublicKey.from_bytes(peer)
 
 
 def peer_id(peer: PeerId) -> ID:
-    """A peer's libp2p id."""
+    """Return a peer's libp2p id."""
     return ID(peer_to_id(peer))
 
 
 def peer_of(found: ID) -> PeerId:
-    """The peer behind a libp2p id. PayloadError for anything but an Ed25519 one."""
+    """Return the peer behind a libp2p id. PayloadError for anything but an Ed25519 one."""
     return peer_from_id(found.to_bytes())

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from decentral.compressors import Payload, accumulate, parse_compressor
-from decentral.compressors.chain import AddBand, band_of, opened
+from decentral.compressors.base import AddBand
 from decentral.optimizers.aggregation.mean import mean_of, minus_mean
 from decentral.tensors.threads import on_threads
 
@@ -21,7 +21,7 @@ WEIGHTS = (1.0, 0.25, 3.0)
 
 def sent() -> list[list[Payload]]:
     chance = torch.Generator().manual_seed(0)
-    return [[TOPK.compress(torch.randn(shape, generator=chance)) for shape in SHAPES] for _ in WEIGHTS]
+    return [[TOPK.compress_one(torch.randn(shape, generator=chance)) for shape in SHAPES] for _ in WEIGHTS]
 
 
 def added(payloads: list[Payload], total_N: Tensor, weight: float) -> None:
@@ -30,7 +30,7 @@ def added(payloads: list[Payload], total_N: Tensor, weight: float) -> None:
 
 
 def opener(payloads: list[Payload]) -> Callable[[slice], Sequence[AddBand]]:
-    return lambda these: opened(TOPK, payloads[these])
+    return lambda these: [decoded.add for decoded in TOPK.decompress(payloads[these])]
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
@@ -45,7 +45,7 @@ def test_band_by_band_gives_the_bits_of_the_whole(threads: int):
     with on_threads(threads):
         made_N = minus_mean(
             anchor_N,
-            [(math.prod(shape), band_of(TOPK, shape)) for shape in SHAPES],
+            [(math.prod(shape), TOPK.band(shape)) for shape in SHAPES],
             [(peer, opener(row), weight) for peer, row, weight in zip(peers, rows, WEIGHTS, strict=True)],
             0.7,
             lambda start, total_n: seen.update({start: len(total_n)}),
@@ -59,6 +59,8 @@ def test_band_by_band_gives_the_bits_of_the_whole(threads: int):
 
 def test_what_is_beyond_float32_in_any_band_gives_nothing():
     anchor_N = torch.full((sum(SIZES),), 3e38)
-    rows = [[TOPK.compress(torch.full(shape, -3e38 if number == 3 else 1.0)) for number, shape in enumerate(SHAPES)]]
-    sizes = [(math.prod(shape), band_of(TOPK, shape)) for shape in SHAPES]
+    rows = [
+        [TOPK.compress_one(torch.full(shape, -3e38 if number == 3 else 1.0)) for number, shape in enumerate(SHAPES)]
+    ]
+    sizes = [(math.prod(shape), TOPK.band(shape)) for shape in SHAPES]
     assert minus_mean(anchor_N, sizes, [(b"a", opener(rows[0]), 1.0)], 1.0, lambda start, total_n: None) is None

@@ -23,8 +23,8 @@ from decentral.transport.daemon.control import Control
 from decentral.transport.daemon.process import DaemonOptions, DaemonProcess, private_folder
 from decentral.transport.daemon.transport import DaemonTransport
 from decentral.transport.native.transport import NativeOptions, NativeTransport
+from decentral.transport.protocols.circuit import RelayLimits
 from decentral.transport.reachability import grants_little
-from decentral.transport.relay.circuit import RelayLimits
 from decentral.transport.requests import notify, request, serve_requests
 from decentral.wire.keys import Signer, peer_name
 from tests.transport.conftest import LOOPBACK

@@ -10,7 +10,8 @@ import anyio
 import pytest
 
 from decentral.transport.native.sessions import accept_for_ever
-from decentral.transport.native.tcp import bound_addresses, close_now, endpoint, listeners
+from decentral.transport.native.tcp import bound_addresses, endpoint, listeners
+from decentral.transport.protocols.noise import close_now
 
 
 @pytest.mark.parametrize("steps", range(8))

@@ -11,7 +11,7 @@ from decentral.errors import PeerUnreachable, StreamClosed
 from decentral.transport.daemon.process import DaemonOptions
 from decentral.transport.daemon.transport import DaemonTransport
 from decentral.transport.native.transport import NativeTransport
-from decentral.transport.relay.circuit import STOP, admit
+from decentral.transport.protocols.circuit import STOP, admit
 from decentral.transport.requests import request, serve_requests
 from decentral.wire.keys import peer_name
 from tests.transport.conftest import LOOPBACK
@@ -87,7 +87,7 @@ def test_a_native_peer_dials_a_daemon_through_a_relay(daemons):
 def test_a_place_is_asked_for_again_when_the_relay_was_away(daemons, monkeypatch):
     identity = daemons.identity()
     monkeypatch.setattr(
-        "decentral.transport.relay.reservations.LEAST_NBYTES", 0
+        "decentral.transport.native.dialling.LEAST_NBYTES", 0
     )  # what it carries is not the question here
 
     async def script():
@@ -105,7 +105,7 @@ def test_a_place_is_asked_for_again_when_the_relay_was_away(daemons, monkeypatch
 
 
 def test_a_relay_that_carries_too_little_is_passed_over(daemons, monkeypatch, caplog):
-    monkeypatch.setattr("decentral.transport.relay.reservations.LEAST_NBYTES", 1 << 62)
+    monkeypatch.setattr("decentral.transport.native.dialling.LEAST_NBYTES", 1 << 62)
 
     async def script():
         async with (

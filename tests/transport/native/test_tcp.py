@@ -8,9 +8,10 @@ import anyio
 import pytest
 
 from decentral.errors import DecentralError, ListenError
-from decentral.transport.native.tcp import endpoint, secure_inbound, secure_outbound
+from decentral.transport.native.tcp import endpoint
 from decentral.transport.native.transport import NativeTransport
 from decentral.transport.protocols.messages import answer
+from decentral.transport.protocols.noise import secure_inbound, secure_outbound
 from decentral.transport.protocols.yamux import PROTOCOL
 from decentral.transport.reachability import probe
 from decentral.transport.requests import request, serve_requests
@@ -35,8 +36,8 @@ def test_a_connection_leaves_from_the_port_that_is_listened_on(backend, listen):
     async def script():
         async with a, b:
             await a.connect(b.peer, b.addresses())
-            own = {endpoint(address.partition("/p2p/")[0])[1] for address in a.bound}
-            assert a.local_port(b.peer) in own
+            own = {endpoint(address.partition("/p2p/")[0])[1] for address in a.links.bound}
+            assert a.links.sessions.local_port(b.peer) in own
             await until(lambda: b.links.sessions.has(a.peer))
             assert endpoint(b.links.sessions.paths()[a.peer][0])[1] in own
             assert await request(a, b.peer, "/test/echo", b"fine", limit=100, timeout=10) == b"fine"
@@ -65,7 +66,7 @@ def test_a_name_is_dialled_from_the_own_port_too():
     async def script():
         async with a, b:
             await a.connect(b.peer, [f"/dns4/localhost/tcp/{port_of(b)}/p2p/{peer_name(b.peer)}"])
-            assert a.local_port(b.peer) == port_of(a)
+            assert a.links.sessions.local_port(b.peer) == port_of(a)
 
     run(script)
 
@@ -90,7 +91,7 @@ def test_where_both_dialled_at_once_and_nobody_answers_it_is_dialled_again_from_
             group.start_soon(listener.serve, serve)
             await a.connect(b.peer, [f"/ip4/127.0.0.1/tcp/{port}"])
             assert ports[0] == port_of(a)
-            assert a.local_port(b.peer) == ports[1] != ports[0]
+            assert a.links.sessions.local_port(b.peer) == ports[1] != ports[0]
             group.cancel_scope.cancel()
 
     run(script, backend)
@@ -134,6 +135,6 @@ def test_who_does_not_punch_leaves_from_any_port():
     async def script():
         async with a, b:
             await a.connect(b.peer, b.addresses())
-            assert a.local_port(b.peer) != port_of(a)
+            assert a.links.sessions.local_port(b.peer) != port_of(a)
 
     run(script)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decentral.errors import PayloadError, StreamClosed
-from decentral.transport.protocols.yamux import FIRST_WINDOW, Session, Stock
+from decentral.transport.protocols.yamux import FIRST_WINDOW, Session, Stock, _Incoming
 
 MIB = 1 << 20
 
@@ -219,12 +219,13 @@ def test_whatever_bytes_come_they_are_taken_or_break_a_rule_and_are_bounded(piec
     async def script():
         streams = []
         session = Session(Joined(None, None), dialled=False, stock=Stock(MIB), on_stream=streams.append)
+        incoming = _Incoming(session)
         with suppress(PayloadError):
             for at in range(0, len(data), cut):
-                session._feed(data[at : at + cut])
+                incoming._feed(data[at : at + cut])
         assert session.num_streams <= 128
         assert sum(stream.num_unread for stream in streams) <= len(data)
-        assert len(session._answers) <= 4096
+        assert len(session.outgoing._answers) <= 4096
 
     trio.run(script)
 

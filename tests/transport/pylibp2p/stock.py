@@ -12,7 +12,7 @@ from libp2p.relay.circuit_v2.resources import RelayLimits
 from libp2p.tools.anyio_service import background_trio_service
 from multiaddr import Multiaddr
 
-from decentral.transport.pylibp2p.trio_thread import TrioThread
+from decentral.transport.pylibp2p.transport import TrioThread
 from decentral.wire.keys import PeerId, peer_from_name
 
 HERE = "/ip4/127.0.0.1/tcp/0"

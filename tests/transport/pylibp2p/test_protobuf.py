@@ -12,19 +12,18 @@ from decentral.errors import PayloadError
 from decentral.transport import pylibp2p  # noqa: F401  before libp2p: it keeps these definitions apart from hivemind's
 from decentral.transport.daemon.control import peer_to_id
 from decentral.transport.holepunch import PunchMessage, punch_message, read_punch
-from decentral.transport.multiaddr import to_bytes
-from decentral.transport.protocols.identify import ask, tell
-from decentral.transport.protocols.messages import bytes_fields, read_varint, varint
-from decentral.transport.relay.circuit import (
+from decentral.transport.protocols.circuit import (
     HopStatus,
     Reservation,
     admit,
-    granted,
+    encode_grant,
+    encode_refusal,
     pass_through,
     read_question,
-    refused,
     reserve,
 )
+from decentral.transport.protocols.identify import ask, tell
+from decentral.transport.protocols.messages import bytes_fields, multiaddr_to_bytes, read_varint, varint
 from decentral.wire.keys import PeerId, Signer, peer_name
 
 from libp2p.identity.identify.pb.identify_pb2 import Identify  # isort: skip
@@ -67,16 +66,16 @@ def test_their_definition_reads_what_is_told_of_a_peer(peer, where, protocols):
     anyio.run(tell, ends, peer, [f"{one}/p2p/{peer_name(peer)}" for one in where], protocols, HERE)
     told = Identify.FromString(ends.heard())
     assert told.public_key.endswith(peer)
-    assert list(told.listen_addrs) == [to_bytes(one) for one in where]
+    assert list(told.listen_addrs) == [multiaddr_to_bytes(one) for one in where]
     assert list(told.protocols) == protocols
-    assert told.observed_addr == to_bytes(HERE)
+    assert told.observed_addr == multiaddr_to_bytes(HERE)
 
 
 @given(addresses, st.binary(max_size=500), st.lists(st.text(max_size=30), max_size=20))
 def test_what_their_definition_tells_is_read_whatever_else_it_holds(where, record, protocols):
     told = Identify(
-        listen_addrs=[to_bytes(one) for one in where],
-        observed_addr=to_bytes(THERE),
+        listen_addrs=[multiaddr_to_bytes(one) for one in where],
+        observed_addr=multiaddr_to_bytes(THERE),
         signedPeerRecord=record,
         protocols=protocols,
         agent_version="any",
@@ -98,15 +97,15 @@ def test_the_place_that_their_definition_grants_is_read_whatever_its_numbers(exp
 
 @given(numbers, numbers, st.integers(0, 2**32 - 1), addresses)
 def test_their_definition_reads_the_place_that_is_granted(expires, nbytes, seconds, where):
-    message = HopMessage.FromString(granted(Reservation(expires, nbytes, seconds), where))
+    message = HopMessage.FromString(encode_grant(Reservation(expires, nbytes, seconds), where))
     assert (message.type, message.status) == (HopMessage.STATUS, 100)
     assert (message.reservation.expire, message.limit.data, message.limit.duration) == (expires, nbytes, seconds)
-    assert list(message.reservation.addrs) == [to_bytes(one) for one in where]
+    assert list(message.reservation.addrs) == [multiaddr_to_bytes(one) for one in where]
 
 
 @pytest.mark.parametrize("status", HopStatus)
 def test_their_definition_knows_every_status_by_the_same_name(status):
-    assert HopMessage.FromString(refused(status)).status == status
+    assert HopMessage.FromString(encode_refusal(status)).status == status
     assert HopMessage.DESCRIPTOR.fields_by_name["status"].enum_type.values_by_number[status].name == status.name
 
 
@@ -130,7 +129,7 @@ def test_a_connection_through_a_relay_is_asked_for_and_brought_in_the_same_words
 @given(addresses, st.sampled_from(PunchMessage))
 def test_what_is_said_before_two_dial_at_once_is_the_same_in_their_definition(where, kind):
     theirs = HolePunch.FromString(punch_message(kind, where))
-    assert (theirs.type, list(theirs.ObsAddrs)) == (kind, [to_bytes(one) for one in where])
+    assert (theirs.type, list(theirs.ObsAddrs)) == (kind, [multiaddr_to_bytes(one) for one in where])
     assert read_punch(theirs.SerializeToString(), kind) == tuple(where)
 
 

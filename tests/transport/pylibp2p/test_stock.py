@@ -6,8 +6,7 @@ import pytest
 
 from decentral.transport.requests import request, serve_requests
 from tests.transport.pylibp2p.stock import Stock, ask, echo, running
-from tests.transport.pylibp2p.test_relays import on_libp2p
-from tests.transport.relays import BODY, ECHO, native, run
+from tests.transport.relays import BODY, ECHO, native, on_libp2p, run
 from tests.transport.relays import echo as ours_echo
 
 

@@ -5,60 +5,12 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from decentral.errors import ConfigError, ListenError, PeerUnreachable, StreamClosed
+from decentral.errors import PeerUnreachable, StreamClosed
 from decentral.transport.protocols.identify import ask
 from decentral.transport.protocols.yamux import NativeStream
-from decentral.transport.pylibp2p.node import PyLibp2pOptions
-from decentral.transport.pylibp2p.transport import PyLibp2pTransport
 from decentral.transport.requests import request, serve_requests
 from decentral.transport.throttle import Caps, ThrottledTransport
-from decentral.wire.keys import Signer
-from tests.transport.conftest import LOOPBACK
-from tests.transport.relays import BODY, ECHO, echo, native, run
-
-
-def on_libp2p(**options) -> PyLibp2pTransport:
-    return PyLibp2pTransport(Signer.generate(), listen=LOOPBACK, options=PyLibp2pOptions(**options))
-
-
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_bodies_that_cross_do_not_block_each_other(backend):
-    a, b = on_libp2p(), on_libp2p()
-    for transport in (a, b):
-        serve_requests(transport, ECHO, echo, limit=len(BODY))
-    answers = []
-
-    async def fetch(x, y):
-        answers.append(await request(x, y.peer, ECHO, BODY, limit=len(BODY), timeout=30))
-
-    async def script():
-        async with a, b:
-            await a.connect(b.peer, b.addresses())
-            async with anyio.create_task_group() as group:
-                for _ in range(2):
-                    group.start_soon(fetch, a, b)
-                    group.start_soon(fetch, b, a)
-
-    run(script, backend)
-    assert answers == [BODY] * 4
-
-
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_a_transfer_cancelled_half_way_leaves_the_connection_whole(backend):
-    a, b = on_libp2p(), on_libp2p()
-    serve_requests(b, ECHO, echo, limit=len(BODY))
-
-    async def script():
-        async with a, b:
-            await a.connect(b.peer, b.addresses())
-            for milliseconds in range(24):
-                with anyio.move_on_after(milliseconds / 1000):
-                    await request(a, b.peer, ECHO, BODY, limit=len(BODY), timeout=10)
-            assert await request(a, b.peer, ECHO, BODY, limit=len(BODY), timeout=10) == BODY
-            while b.budget.held(a.peer) != (0, 0):  # until it has seen the last stream's end
-                await anyio.sleep(0.01)
-
-    run(script, backend)
+from tests.transport.relays import BODY, ECHO, echo, native, on_libp2p, run
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
@@ -94,44 +46,9 @@ def test_streams_whose_opening_was_cancelled_are_given_back():
                 with anyio.move_on_after(microseconds / 1e6):
                     await a.open(b.peer, ECHO)
                     break
-            (session,) = a.node.sessions.of(b.peer)
+            (session,) = a.node.links.sessions.of(b.peer)
             while session.num_streams > 1:  # that of the one that was opened
                 await anyio.sleep(0.01)
-
-    run(script)
-
-
-def test_a_peer_that_comes_back_is_dialled_again_at_its_addresses():
-    signer = Signer.generate()
-    a, b = on_libp2p(), PyLibp2pTransport(signer, listen=LOOPBACK)
-
-    async def script():
-        async with a:
-            async with b:
-                where = b.addresses()[0].rpartition("/p2p/")[0]
-                await a.connect(b.peer, b.addresses())
-            with pytest.raises(PeerUnreachable):
-                await a.open(b.peer, ECHO)
-            again = PyLibp2pTransport(signer, listen=(where,))
-            serve_requests(again, ECHO, echo, limit=100)
-            async with again:
-                assert await request(a, b.peer, ECHO, b"back", limit=100, timeout=10) == b"back"
-
-    run(script)
-
-
-def test_what_it_cannot_listen_on_is_said_before_anything_starts():
-    """Its own listeners share a port, so that a second peer would get some of the first one's connections."""
-
-    def at(listen):
-        return PyLibp2pTransport(Signer.generate(), listen=listen)
-
-    async def script():
-        with pytest.raises(ConfigError, match="TCP only"):
-            await at(("/ip4/127.0.0.1/udp/0/quic-v1",)).__aenter__()
-        async with on_libp2p() as a:
-            with pytest.raises(ListenError, match="cannot listen"):
-                await at((a.addresses()[0].rpartition("/p2p/")[0],)).__aenter__()
 
     run(script)
 

@@ -9,8 +9,8 @@ import anyio
 import pytest
 
 from decentral.errors import StreamClosed
+from decentral.transport.native.relay import SpliceTerms, join
 from decentral.transport.protocols.yamux import NativeStream
-from decentral.transport.relay.service import SpliceTerms, join
 from decentral.transport.throttle import Gate
 from tests.transport.protocols.test_yamux import MIB, first, ignore, two_sessions, virtually
 

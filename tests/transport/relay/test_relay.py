@@ -11,19 +11,22 @@ import pytest
 from decentral.errors import PeerUnreachable, StreamClosed
 from decentral.transport.daemon import supervisor
 from decentral.transport.native.transport import NativeTransport
-from decentral.transport.relay.circuit import HOP, HopStatus, admit, pass_through
+from decentral.transport.protocols.circuit import HOP, HopStatus, admit, pass_through
 from decentral.transport.requests import notify, request, serve_requests
 from decentral.wire.keys import Signer
 from tests.transport.conftest import LOOPBACK
 from tests.transport.relays import (
     BODY,
     ECHO,
+    KINDS,
     NOTE,
     NOWHERE,
     RESERVE,
     asking,
     connect_to,
     echo,
+    exchange,
+    hidden,
     hidden_daemon,
     hidden_native,
     native,
@@ -33,25 +36,23 @@ from tests.transport.relays import (
     take_place,
     through,
     until,
+    visible,
 )
 
 
-@pytest.mark.parametrize("dials", ["native", "daemon"])
-@pytest.mark.parametrize("hides", ["native", "daemon"])
-def test_peers_of_either_kind_reach_those_of_either_kind_through_it(daemons, hides, dials):
+@pytest.mark.parametrize("dials", [*KINDS, "daemon"])
+@pytest.mark.parametrize("hides", [*KINDS, "daemon"])
+def test_peers_of_each_kind_reach_those_of_each_kind_through_it(daemons, hides, dials):
     at = relay()
 
     async def script():
         async with at:
-            hidden = hidden_native(at) if hides == "native" else hidden_daemon(at, daemons)
-            other = native() if dials == "native" else daemons.transport()
-            for transport in (hidden, other):
+            guest, other = hidden(hides, at, daemons), visible(dials, daemons)
+            for transport in (guest, other):
                 serve_requests(transport, ECHO, echo, limit=len(BODY))
-            async with hidden, other:
+            async with guest, other:
                 await until(lambda: at.relay.places == 1)
-                await other.connect(hidden.peer, through(at, hidden.peer))
-                assert await request(other, hidden.peer, ECHO, BODY, limit=len(BODY), timeout=20) == BODY
-                assert await request(hidden, other.peer, ECHO, BODY, limit=len(BODY), timeout=20) == BODY
+                await exchange(at, guest, other)
                 assert at.relay.connections == 1
                 assert at.relay.counts.nbytes > 4 * len(BODY)
             await until(lambda: at.relay.connections == 0)
@@ -69,11 +70,11 @@ class Taker(NativeTransport):
     def __init__(self):
         super().__init__(Signer.generate(), listen=LOOPBACK)
         self.taken = []
+        self.links.admit = self._take
 
-    async def _brought(self, stream):
+    async def _take(self, stream):
         await admit(stream)
         self.taken.append(stream)
-        return True
 
 
 @asynccontextmanager
@@ -363,13 +364,13 @@ def test_a_daemon_is_reached_at_a_place_that_it_does_not_name_and_not_started_ag
     """The relay is on loopback: go-libp2p names places at public addresses only."""
     monkeypatch.setattr(supervisor, "FIRST_PATIENCE", 1.0)
     monkeypatch.setattr(supervisor, "LOOK_EVERY", 0.2)
-    at, found_out, unnamed_places = relay(), [], supervisor.unnamed_places
+    at, found_out, find_unnamed_places = relay(), [], supervisor.find_unnamed_places
 
     async def counted(*about):
-        found_out.append(await unnamed_places(*about))
+        found_out.append(await find_unnamed_places(*about))
         return found_out[-1]
 
-    monkeypatch.setattr(supervisor, "unnamed_places", counted)
+    monkeypatch.setattr(supervisor, "find_unnamed_places", counted)
 
     async def script():
         async with at, hidden_daemon(at, daemons) as hidden, native() as dials:

@@ -8,10 +8,10 @@ import anyio
 import pytest
 
 from decentral.errors import ConfigError, TransportError
-from decentral.transport.multiaddr import to_text
-from decentral.transport.protocols.messages import bytes_fields, number_field, number_fields
-from decentral.transport.relay.circuit import HopStatus, RelayLimits, network_of, read_message, write_message
-from decentral.transport.relay.service import Relay
+from decentral.transport.native.links import LinkOptions
+from decentral.transport.native.relay import Relay
+from decentral.transport.protocols.circuit import HopStatus, RelayLimits, network_of, read_message, write_message
+from decentral.transport.protocols.messages import bytes_fields, multiaddr_to_text, number_field, number_fields
 from decentral.wire.keys import Signer
 from tests.transport.protocols.test_yamux import virtually
 from tests.transport.relays import (
@@ -108,7 +108,7 @@ def test_a_place_names_its_end_its_terms_and_where_the_relay_is():
             await write_message(stream, RESERVE)
             fields = bytes_fields(await read_message(stream))
             addresses = bytes_fields(fields[3][0])[2]
-            assert [to_text(address) for address in addresses] == list(at.addresses())
+            assert [multiaddr_to_text(address) for address in addresses] == list(at.addresses())
             assert number_fields(fields[4][0]) == {1: 600, 2: 1 << 30}
             assert abs(number_fields(fields[3][0])[1] - time.time() - 900) < 5
 
@@ -132,7 +132,8 @@ class Guests:
     """What a relay sees of its transport's links: here the sessions only."""
 
     def __init__(self, hosts):
-        self.hosts, self.sessions, self.dialler = hosts, self, None
+        self.hosts, self.sessions, self.dialler, self.options = hosts, self, None, LinkOptions()
+        self.addresses = tuple
 
     def host_of(self, peer):
         return self.hosts.get(peer)
@@ -141,7 +142,7 @@ class Guests:
 def test_places_expire_when_they_are_not_renewed():
     async def script():
         one, two = b"1" * 32, b"2" * 32
-        served = Relay(Guests({one: "192.0.2.1", two: "192.0.2.2"}), tuple, RelayLimits(places=1), 10)
+        served = Relay(Guests({one: "192.0.2.1", two: "192.0.2.2"}), RelayLimits(places=1))
         served.give_place(one)
         await anyio.sleep(3599)
         with pytest.raises(TransportError, match="all 1 places are taken"):
@@ -157,7 +158,7 @@ def test_places_expire_when_they_are_not_renewed():
 def test_who_did_not_come_directly_gets_no_place():
     async def script():
         with pytest.raises(TransportError, match="permission_denied"):
-            Relay(Guests({}), tuple, RelayLimits(), 10).give_place(b"1" * 32)
+            Relay(Guests({}), RelayLimits()).give_place(b"1" * 32)
 
     virtually(script)
 

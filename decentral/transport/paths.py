@@ -1,4 +1,4 @@
-"""Questions to other peers about the path to them: whether this machine can be dialled over it, and how fast it is."""
+"""The paths to other peers: direct or through relays, and two questions to a peer about the path to it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import anyio
 
 from decentral.errors import DecentralError, StreamClosed, TransportError
 from decentral.transport.base import Count, Stream, Transport
-from decentral.transport.native.tcp import close_now, endpoint, secure_outbound
+from decentral.transport.native.tcp import endpoint
+from decentral.transport.protocols.noise import close_now, secure_outbound
 from decentral.transport.requests import request, serve_requests
 from decentral.wire.codecs import U8, U16, U64, Text, from_bytes, to_bytes
 from decentral.wire.keys import PeerId, Signer
@@ -37,21 +38,21 @@ _ANSWER_NBYTES = 128
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """Where I listen."""
+    """The port on which the asker listens."""
 
     port: U16
 
 
 @dataclass(frozen=True, slots=True)
 class DialbackAnswer:
-    """How the other side sees me."""
+    """The asker as the other side sees it."""
 
     seen: Annotated[str, Text(_LONGEST_ADDRESS)]  # multiaddr of my end of the connection; empty: it is relayed
     outcome: U8  # ANSWERED, SILENT or NOT_TRIED
     milliseconds: U64  # since 1970 by its clock, when it answered
 
     def check(self) -> str | None:
-        """The rule that this answer breaks."""
+        """Return the rule that this answer breaks."""
         return None if self.outcome in (ANSWERED, SILENT, NOT_TRIED) else f"outcome {self.outcome}"
 
 
@@ -82,7 +83,9 @@ def serve_dialback(transport: Transport, clock: Callable[[], float] = time.time)
 
 
 async def _answers(seen: str, port: int, peer: PeerId) -> bool:
-    """Whether ``peer`` shakes hands at that port: by a key of its own, so that no daemon mistakes it for this peer."""
+    """Tell whether ``peer`` shakes hands at that port: by a key of its own, so that no daemon mistakes it for this
+    peer.
+    """
     end = endpoint(seen)
     assert end is not None, "chosen before"
     try:
@@ -139,13 +142,13 @@ class SpeedTest:
         except anyio.WouldBlock:
             raise TransportError("a speed is being measured already; the next one is refused") from None
         try:
-            self._one_more(anyio.current_time())
+            self._count_test(anyio.current_time())
             with anyio.move_on_after(_PATIENCE_FOR_SPEED):
                 await self._send_back(_Counted(stream, self.count))
         finally:
             self._busy.release()
 
-    def _one_more(self, now: float) -> None:
+    def _count_test(self, now: float) -> None:
         if now - self._day_began >= _DAY:
             self._tests, self._day_began = 0, now
         if self._tests >= SPEEDS_A_DAY:
@@ -189,7 +192,7 @@ def serve_speed(transport: Transport) -> SpeedTest:
 
 
 async def measure_speed(transport: Transport, peer: bytes) -> Speed:
-    """Of the path to ``peer``. Raises TransportError, also when somebody else measures there now."""
+    """Measure the path to ``peer``. Raises TransportError, also when somebody else measures there now."""
     stream = await transport.open(peer, SPEED)
     try:
         with anyio.fail_after(_PATIENCE_FOR_SPEED):
@@ -211,3 +214,70 @@ async def measure_speed(transport: Transport, peer: bytes) -> Speed:
     finally:
         await stream.aclose()
     return Speed(8 * SPEED_NBYTES / (sent - began), 8 * SPEED_NBYTES / (came - sent))
+
+
+# ---- direct, or through a relay? ----
+#
+# How each peer is reached, and how much of what was exchanged with it went through relays.
+#
+# The transport knows its connections and counts bytes by peer, not both together; looked at every few seconds, and
+# when a way is wanted that nobody has looked at yet, what was exchanged since the last look went the way that is there
+# now.
+
+LOOK_EVERY = 5.0  # s; one question to the daemon
+_CIRCUIT = "/p2p-circuit"
+
+
+@dataclass(slots=True)
+class Path:
+    """The way to one peer, as far as it is known."""
+
+    direct: bool  # now
+    nbytes: int = 0  # exchanged, both ways, up to the last look
+    relayed_nbytes: int = 0  # of those, through a relay
+
+    @property
+    def relayed_share(self) -> float:
+        """The part of what was exchanged with it that went through a relay."""
+        return self.relayed_nbytes / self.nbytes if self.nbytes else float(not self.direct)
+
+
+class Paths:
+    """The ways to all peers that this one is connected with, or was."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self._known: dict[PeerId, Path] = {}
+        self._asked = anyio.Event()
+
+    def get(self, peer: PeerId) -> Path | None:
+        """Return the way to ``peer``; None before there was a connection."""
+        return self._known.get(peer)
+
+    def look_soon(self) -> None:
+        """Look before it is time again: somebody wants to know the way to a peer that has just come."""
+        self._asked.set()
+
+    async def watch(self) -> None:
+        """Look now and then, and when it is asked for, until cancelled."""
+        while True:
+            with suppress(TransportError):  # the daemon is being started again
+                self.look(await self._transport.paths())
+            with anyio.move_on_after(LOOK_EVERY):
+                await self._asked.wait()
+            self._asked = anyio.Event()
+
+    def look(self, connections: dict[PeerId, tuple[str, ...]]) -> None:
+        """Book what was exchanged since the last look; a connection without a relay is used where there is one."""
+        counted = self._transport.traffic.peers  # bounded, so this is
+        for peer, ends in connections.items():
+            if peer in self._known or peer in counted:
+                direct = any(_CIRCUIT not in end for end in ends)
+                self._book(peer, self._known.setdefault(peer, Path(direct)), direct)
+
+    def _book(self, peer: PeerId, path: Path, direct: bool) -> None:
+        count = self._transport.traffic.of(peer)
+        fresh = count.sent + count.received - path.nbytes
+        path.nbytes += fresh
+        path.relayed_nbytes += 0 if direct else fresh
+        path.direct = direct

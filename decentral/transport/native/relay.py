@@ -16,24 +16,24 @@ import anyio
 
 from decentral.errors import DecentralError, PayloadError, StreamClosed
 from decentral.transport.base import Stream
-from decentral.transport.native.dialling import Links
-from decentral.transport.protocols.messages import propose
-from decentral.transport.protocols.yamux import NativeStream
-from decentral.transport.relay.circuit import (
+from decentral.transport.native.links import Links
+from decentral.transport.protocols.circuit import (
     STOP,
     HopStatus,
     Refused,
     RelayLimits,
     Reservation,
-    granted,
-    joined,
+    encode_grant,
+    encode_join,
+    encode_refusal,
     network_of,
     offer,
     read_message,
     read_question,
-    refused,
     write_message,
 )
+from decentral.transport.protocols.messages import propose
+from decentral.transport.protocols.yamux import NativeStream
 from decentral.transport.throttle import Gate
 from decentral.wire.keys import PeerId, peer_name
 
@@ -57,7 +57,7 @@ class _Held:
 
 @dataclass(slots=True)
 class RelayCounts:
-    """What a relay has done so far."""
+    """The deeds of a relay so far."""
 
     nbytes: int = 0  # passed on, both directions
     joined: int = 0  # pairs
@@ -66,26 +66,24 @@ class RelayCounts:
 
 
 class Relay:
-    """Answers the questions of a relay for one transport. ``addresses`` are where that can be dialled."""
+    """Answers the questions of a relay, over the connections of one transport."""
 
-    def __init__(
-        self, links: Links, addresses: Callable[[], tuple[str, ...]], limits: RelayLimits, timeout: float
-    ) -> None:
+    def __init__(self, links: Links, limits: RelayLimits) -> None:
         self.limits = limits
         self.counts = RelayCounts()
         self._sessions, self._dialler = links.sessions, links.dialler
-        self._addresses, self._timeout = addresses, timeout
+        self._addresses, self._timeout = links.addresses, links.options.dial_timeout
         self._gate = None if limits.rate is None else Gate(limits.rate)
         self._places: dict[PeerId, _Held] = {}
         self._pairs: Counter[tuple[PeerId, PeerId]] = Counter()
 
     def has_place(self, peer: PeerId) -> bool:
-        """Whether ``peer`` can be reached through here."""
+        """Tell whether ``peer`` can be reached through here."""
         held = self._places.get(peer)
         return held is not None and held.until > anyio.current_time()
 
     def drop_place(self, peer: PeerId) -> None:
-        """The last connection of ``peer`` ended, and with it its place."""
+        """Drop the place of ``peer``, whose last connection ended."""
         self._places.pop(peer, None)
 
     @property
@@ -108,7 +106,7 @@ class Relay:
         """Answer one question; when it was for a connection, carry it until it ends."""
         assert isinstance(stream, NativeStream), "served by the native transport only"
         try:
-            wanted = await self._asked(stream)
+            wanted = await self._receive_question(stream)
             if wanted is None:
                 await self._say(stream, self.give_place(stream.peer))
             else:
@@ -120,7 +118,7 @@ class Relay:
             logger.debug("%s: %s", peer_name(stream.peer), error)
             await self._refuse(stream, HopStatus.MALFORMED_MESSAGE)
 
-    async def _asked(self, stream: NativeStream) -> PeerId | None:
+    async def _receive_question(self, stream: NativeStream) -> PeerId | None:
         try:
             with anyio.fail_after(self._timeout):
                 return read_question(await read_message(stream))
@@ -130,7 +128,7 @@ class Relay:
     # ---- places ----
 
     def give_place(self, peer: PeerId) -> bytes:
-        """A place, or a longer one for who has one."""
+        """Give a place, or a longer one to a peer that has one; return the answer."""
         host = self._sessions.host_of(peer)
         if host is None:
             raise Refused(HopStatus.PERMISSION_DENIED, "a place is for who came here directly")
@@ -144,7 +142,7 @@ class Relay:
         self._places[peer] = _Held(network, anyio.current_time() + self.limits.place_seconds)
         self.counts.granted += 1
         here = [address for address in self._addresses() if "/p2p-circuit" not in address]
-        return granted(self._terms_told(int(time.time()) + self.limits.place_seconds), here)
+        return encode_grant(self._terms_told(int(time.time()) + self.limits.place_seconds), here)
 
     def _terms_told(self, expires: int = 0) -> Reservation:
         return Reservation(expires, self.limits.nbytes, self.limits.seconds)
@@ -163,7 +161,7 @@ class Relay:
             raise Refused(HopStatus.NO_RESERVATION, f"{peer_name(peer)} has no place here")
         with self._room(source.peer, peer):
             async with self._brought(source.peer, peer) as target:
-                await self._say(source, joined(self._terms_told()))
+                await self._say(source, encode_join(self._terms_told()))
                 self.counts.joined += 1
                 limits = self.limits
                 await join(source, target, SpliceTerms(limits.seconds, limits.nbytes, self._gate, self._count))
@@ -189,7 +187,7 @@ class Relay:
 
     @asynccontextmanager
     async def _brought(self, source: PeerId, peer: PeerId) -> AsyncIterator[NativeStream]:
-        """A stream to ``peer`` that it takes for a connection of ``source``."""
+        """Yield a stream to ``peer`` that it takes for a connection of ``source``."""
         target = None
         try:
             try:
@@ -219,7 +217,7 @@ class Relay:
 
     async def _refuse(self, stream: NativeStream, status: HopStatus) -> None:
         self.counts.refused[status] += 1
-        await self._say(stream, refused(status))
+        await self._say(stream, encode_refusal(status))
 
 
 # ---- two streams joined into one ----
@@ -236,7 +234,7 @@ _PARTING = 5.0  # s that one side has to read the end, once the other one is gon
 
 @dataclass(frozen=True, slots=True)
 class SpliceTerms:
-    """What a joined pair keeps to."""
+    """The terms that a joined pair keeps to."""
 
     seconds: float | None  # that it lasts
     nbytes: int | None  # that each direction carries
@@ -258,7 +256,7 @@ async def join(one: NativeStream, other: NativeStream, terms: SpliceTerms) -> No
 
 
 async def _carry(source: NativeStream, target: NativeStream, terms: SpliceTerms) -> None:
-    """One direction. When it is over, the whole pair soon is, unless the source still listens."""
+    """Carry one direction. When it is over, the whole pair soon is, unless the source still listens."""
     try:
         await _pass_on(source, target, terms)
     except StreamClosed:

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import anyio
 
-from decentral.swarm.paths import LOOK_EVERY, Paths
 from decentral.transport.base import Traffic
+from decentral.transport.paths import LOOK_EVERY, Paths
 
 ALICE, BOB = b"a" * 32, b"b" * 32
 RELAYED, DIRECT = "/ip4/45.67.0.1/tcp/1/p2p/X/p2p-circuit", "/ip4/45.67.0.2/tcp/1"

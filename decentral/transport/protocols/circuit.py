@@ -16,11 +16,11 @@ import anyio
 
 from decentral.errors import ConfigError, PayloadError, PeerUnreachable, StreamClosed, TransportError
 from decentral.flow.budget import Limits
-from decentral.transport.multiaddr import to_bytes
 from decentral.transport.protocols.messages import (
     Ends,
     bytes_field,
     bytes_fields,
+    multiaddr_to_bytes,
     number_field,
     number_fields,
     peer_from_id,
@@ -44,7 +44,7 @@ _RELAYED = re.compile(r"(/.+)/p2p/([^/]+)/p2p-circuit(?:/p2p/[^/]+)?")
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """What a relay granted."""
+    """The terms of a place that a relay grants."""
 
     expires: int  # s since 1970, by its clock
     nbytes: int | None  # that one connection may carry; None: no limit
@@ -52,7 +52,7 @@ class Reservation:
 
 
 def relay_of(address: str) -> tuple[PeerId, str] | None:
-    """The relay in an address that leads through one, and where the relay is; else None."""
+    """Return the relay in an address that leads through one, and where the relay is; else None."""
     match = _RELAYED.fullmatch(address)
     if match is None or "/p2p-circuit" in match[1]:
         return None
@@ -82,7 +82,7 @@ async def pass_through(ends: Ends, peer: PeerId) -> None:
 
 
 async def admit(ends: Ends) -> PeerId:
-    """Take what a relay brings; returns who the relay says it is, which the handshake has yet to prove."""
+    """Take what a relay brings; return who the relay says it is, which the handshake has yet to prove."""
     message = await read_message(ends)
     if number_fields(message).get(1, STOP_CONNECT) != STOP_CONNECT:
         raise PayloadError("relay: brings no connection; drop the stream")
@@ -110,12 +110,12 @@ class RelayedSocket:
     async def send(self, data: bytes) -> None:
         """Send all of ``data``."""
         try:
-            await self._muxed.send(data, _ignore)
+            await self._muxed.send(data)
         except StreamClosed:
             raise anyio.BrokenResourceError from None
 
     async def receive(self, max_bytes: int = 65536) -> bytes:
-        """What came next."""
+        """Return what came next."""
         data = await self._muxed.receive(max_bytes)
         if not data:
             raise anyio.EndOfStream
@@ -130,10 +130,6 @@ class RelayedSocket:
         self._muxed.reset()
 
 
-def _ignore(nbytes: int) -> None:
-    return None
-
-
 # ---- the relay's answers ----
 #
 # No sockets, but for one question of ours.
@@ -143,7 +139,7 @@ def _ignore(nbytes: int) -> None:
 
 
 class HopStatus(IntEnum):
-    """How a relay answers."""
+    """The answers of a relay."""
 
     OK = 100
     RESERVATION_REFUSED = 200
@@ -156,7 +152,7 @@ class HopStatus(IntEnum):
 
 
 class Refused(TransportError):
-    """The relay says no, and which no."""
+    """A refusal of the relay, and which one."""
 
     def __init__(self, status: HopStatus, why: str) -> None:
         super().__init__(f"{status.name.lower()}: {why}")
@@ -164,7 +160,10 @@ class Refused(TransportError):
 
 
 def read_question(message: bytes) -> PeerId | None:
-    """Whom to connect to, or None: a place is wanted. Refused for what is no question, PayloadError for no message."""
+    """Return whom to connect to, or None: a place is wanted.
+
+    Refused for what is no question, PayloadError for no message.
+    """
     kind = number_fields(message).get(1, RESERVE)
     if kind == RESERVE:
         return None
@@ -177,20 +176,20 @@ def read_question(message: bytes) -> PeerId | None:
     return peer_from_id(ids[-1])
 
 
-def granted(place: Reservation, addresses: Iterable[str]) -> bytes:
-    """The answer that gives a place; ``addresses`` are the relay's, with its name."""
-    packed = b"".join(bytes_field(2, to_bytes(address)) for address in addresses)
+def encode_grant(place: Reservation, addresses: Iterable[str]) -> bytes:
+    """Return the answer that gives a place; ``addresses`` are the relay's, with its name."""
+    packed = b"".join(bytes_field(2, multiaddr_to_bytes(address)) for address in addresses)
     reservation = number_field(1, place.expires) + packed
     return _answer(HopStatus.OK, bytes_field(3, reservation) + _limit(4, place))
 
 
-def joined(place: Reservation) -> bytes:
-    """The answer after which the stream leads to the other peer."""
+def encode_join(place: Reservation) -> bytes:
+    """Return the answer after which the stream leads to the other peer."""
     return _answer(HopStatus.OK, _limit(4, place))
 
 
-def refused(status: HopStatus) -> bytes:
-    """The answer that says no."""
+def encode_refusal(status: HopStatus) -> bytes:
+    """Return the answer that says no."""
     return _answer(status)
 
 
@@ -208,7 +207,7 @@ def _answer(status: HopStatus, fields: bytes = b"") -> bytes:
 
 
 def _limit(number: int, place: Reservation) -> bytes:
-    """What a connection may last and carry; without a limit no word of it: go-libp2p takes 0 for very little."""
+    """Return what a connection may last and carry; without a limit no word of it: go-libp2p takes 0 for very little."""
     fields = (number_field(1, place.seconds) if place.seconds else b"") + (
         number_field(2, place.nbytes) if place.nbytes else b""
     )
@@ -246,7 +245,9 @@ class RelayLimits:
 
     @classmethod
     def within(cls, memory: int, *, places: int, rate: float | None = None) -> RelayLimits:
-        """As many connections as fit into ``memory`` bytes of the process, should nobody read what comes."""
+        """Return limits with as many connections as fit into ``memory`` bytes of the process, should nobody read what
+        comes.
+        """
         peers, windows = 2 * places + 16, memory // 16
         connections = (memory - _PROCESS - windows - peers * _OF_A_PEER) // _OF_A_PAIR
         if connections < 1:
@@ -263,7 +264,7 @@ class RelayLimits:
 
     @property
     def streams(self) -> Limits:
-        """Inbound streams that go with it: one of each connection, and some that ask."""
+        """The limits of inbound streams that go with it: one of each connection, and some that ask."""
         return Limits(peer_streams=self.connections_per_peer + 16, total_streams=self.connections + 64)
 
     def __post_init__(self) -> None:
@@ -287,7 +288,7 @@ class RelayLimits:
 
 
 def network_of(host: str) -> str:
-    """What counts as one network: an IPv4 address, or the 64 bits that an IPv6 customer gets at least."""
+    """Return what counts as one network: an IPv4 address, or the 64 bits that an IPv6 customer gets at least."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:  # a name that was dialled from here
@@ -310,7 +311,7 @@ async def write_message(ends: Ends, message: bytes) -> None:
 
 
 async def read_message(ends: Ends, longest: int = _LONGEST) -> bytes:
-    """The next message, of at most ``longest`` bytes, which is below 16,384."""
+    """Return the next message, of at most ``longest`` bytes, which is below 16,384."""
     prefix = await ends.receive_exactly(1)
     if prefix[-1] >= 0x80:
         prefix += await ends.receive_exactly(1)

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from decentral.errors import ConfigError, NonFiniteError
-from decentral.lab.course import Course
-from decentral.lab.lab_peer import LabPeer, LabWorld, lab_peer, lab_signers
 from decentral.manifest import Manifest
 from decentral.optimizers import make_outer
 from decentral.parameters import buffers_of, parameters_of, scatter, schema_of
 from decentral.training.inner_states import Together
+from decentral.trial.course import Course
+from decentral.trial.replicas import TrialPeer, TrialWorld, trial_peer, trial_signers
 
 __all__ = ["Build", "OwnCourse", "OwnTraining", "TrainsAlone", "training_of"]
 
@@ -39,7 +39,8 @@ class OwnTraining:
     evaluate: Callable[[], float]
 
     def held_out(self) -> float:
-        """The loss as the user's evaluation has it, NaN where it is infinite; the model's mode is as it was before.
+        """Return the loss as the user's evaluation has it, NaN where it is infinite; the model's mode is as it was
+        before.
 
         Raises ConfigError for anything but a number.
         """
@@ -89,14 +90,14 @@ class TrainsAlone:
 
 
 @dataclass
-class _OwnPeer(LabPeer):
-    """Its inner steps are the user's."""
+class _OwnPeer(TrialPeer):
+    """A peer whose inner steps are the user's."""
 
     own_step: Callable[[], object] = field(default=lambda: None)
     _made: int = 0  # steps of the first optimizer
 
     def __post_init__(self) -> None:
-        """No warm-up: the learning rates are the user's."""
+        """Leave out the warm-up: the learning rates are the user's."""
         self._parameters = list(self.module.parameters())
 
     def begin(self, training: OwnTraining) -> None:
@@ -109,7 +110,7 @@ class _OwnPeer(LabPeer):
         self._made += 1
 
     def step(self, loss: Callable[[], Tensor], backward: Callable[[Tensor], object], seconds: float) -> None:
-        """One inner step. ConfigError unless the user's function stepped its optimizer once."""
+        """Make one inner step. ConfigError unless the user's function stepped its optimizer once."""
         before = self._made
         self.own_step()
         if self._made != before + 1:
@@ -123,10 +124,8 @@ class _OwnPeer(LabPeer):
 class _OwnWork:
     """The part of a task that a course asks for, where each peer makes its own steps."""
 
-    stacked: Mapping[str, Tensor] = {}
-
     def backward(self, steps: Mapping[int, int]) -> dict[int, Tensor]:
-        """Steps are whole: there is nothing to prepare."""
+        """Prepare nothing: steps are whole."""
         return {}
 
 
@@ -143,13 +142,13 @@ class OwnCourse:
         *trainings, self._reading = _seeded(build, [*range(first, first + peers), first], alike=alike)
         manifest = manifest.changed(model={"buffers": "own"})  # their mean is made where the anchor is evaluated
         self._peers = [
-            lab_peer(manifest, rank, signer, one.model, one.optimizers, _OwnPeer)
-            for rank, (signer, one) in enumerate(zip(lab_signers(peers), trainings, strict=True))
+            trial_peer(manifest, rank, signer, one.model, one.optimizers, _OwnPeer)
+            for rank, (signer, one) in enumerate(zip(trial_signers(peers), trainings, strict=True))
         ]
         for peer, training in zip(self._peers, trainings, strict=True):
             peer.begin(training)
         work: Any = _OwnWork()
-        self._course = Course(work, list(self._peers), work, LabWorld(peers)).go()
+        self._course = Course(work, list(self._peers), work, TrialWorld(peers)).go()
         self._schema = schema_of(self._reading.model, manifest.outer.fragments)
         self._parameters = parameters_of(self._reading.model)
         self._fragments = manifest.outer.fragments
@@ -180,7 +179,9 @@ class OwnCourse:
 
 
 def _seeded(build: Build, numbers: Sequence[int], *, alike: bool = True) -> list[OwnTraining]:
-    """Their draws from torch are the same at every call; ``alike``: with the first one's weights and buffers."""
+    """Build so many, whose draws from torch are the same at every call; ``alike``: with the first one's weights and
+    buffers.
+    """
     made = []
     for number in numbers:
         torch.manual_seed(number)

@@ -1,7 +1,7 @@
-"""A round that all agree on: the contributions of some peers become a record, and one outer step for everybody.
+"""Rounds of replicas in one process: of all, whose contributions become a record and one outer step, and of pairs.
 
-What peers make, sign and encode is as in a shipped round. All hold the same anchor and state, so the outer step is made
-once and installed everywhere.
+What peers make, sign and encode is as in a shipped round. Where all agree they hold the same anchor and state, so the
+outer step is made once and installed everywhere.
 """
 
 from __future__ import annotations
@@ -13,20 +13,23 @@ from torch import Tensor
 
 from decentral.consensus.chain import Head
 from decentral.dissemination.reduce import partition
-from decentral.lab.lab_peer import LabPeer
 from decentral.optimizers.aggregation.base import Sent
 from decentral.optimizers.base import Part
 from decentral.replica.codec import range_shapes
 from decentral.replica.contribution import Contribution, header_after
 from decentral.replica.measures import Measure
+from decentral.replica.pair_step import GossipStep, Half, half_of, install, step_alone, step_together
 from decentral.replica.reduction import Reduction
 from decentral.replica.replica import OuterStep
 from decentral.replica.weights import Unusable, scales_of
 from decentral.rounds.local_state import CommittedUpdate
+from decentral.rounds.partners import partner_of
+from decentral.trial.replicas import TrialPeer, TrialWorld
 from decentral.wire.frames import Frame, FrameKind, seal
 from decentral.wire.messages import FrameRef, Record, ReducePlan
 
 __all__ = [
+    "Gossiping",
     "Met",
     "Result",
     "Slices",
@@ -38,6 +41,8 @@ __all__ = [
     "results",
     "slice_of",
     "slices_of",
+    "step_apart",
+    "step_as_pair",
 ]
 
 
@@ -55,29 +60,29 @@ class Met:
     nbytes: Mapping[int, int]  # bytes of the body that each contributor made, by rank
 
 
-def first_head(peers: Sequence[LabPeer]) -> Head:
-    """The chain of a run that all have joined, and in which nothing was decided yet."""
+def first_head(peers: Sequence[TrialPeer]) -> Head:
+    """Return the chain of a run that all have joined, and in which nothing was decided yet."""
     first = peers[0]
     run, schema = first.manifest.digest, first.live.schema.digest
     genesis = Head.genesis(run, schema, first.replica.digest, first.signer.peer)
     return replace(genesis, members=tuple(peer.signer.peer for peer in peers))
 
 
-def body_of(peer: LabPeer, made: Contribution) -> int:
-    """Bytes of the body of a gather's contribution, which is encoded once."""
+def body_of(peer: TrialPeer, made: Contribution) -> int:
+    """Return the bytes of the body of a gather's contribution, which is encoded once."""
     if made.encoded is None:
         made.encoded = peer.replica.encode(made.fragment, made.gradient_N, made.states, peer.signer.peer)
     return len(made.encoded.body)
 
 
-def slice_of(peer: LabPeer, made: Contribution) -> int:
-    """Bytes of the slices of a reduce, as one body: made once more when the round is decided, for its plan."""
+def slice_of(peer: TrialPeer, made: Contribution) -> int:
+    """Return the bytes of the slices of a reduce, as one body: made again once the round is decided, for its plan."""
     numel = peer.replica.numel(made.fragment)
     return len(peer.replica.encode_range(made.fragment, made.gradient_N, 0, numel, states=made.states).body)
 
 
-def gathered(head: Head, peers: Sequence[LabPeer], offered: Offered) -> Met:
-    """Everybody gets every frame."""
+def gathered(head: Head, peers: Sequence[TrialPeer], offered: Offered) -> Met:
+    """Hold a round in which everybody gets every frame."""
     nbytes = {rank: body_of(peers[rank], made) for rank, made in offered.items()}
     frames = {rank: made.frame(head, peers[rank].signer) for rank, made in offered.items()}
     reader = peers[0].replica
@@ -91,8 +96,8 @@ def gathered(head: Head, peers: Sequence[LabPeer], offered: Offered) -> Met:
     return Met(_decided(head, peers, record, step, offered, {}), step, nbytes)
 
 
-def reduced(head: Head, peers: Sequence[LabPeer], offered: Offered) -> Met:
-    """Each owner gets its part of every contribution, and everybody its result."""
+def reduced(head: Head, peers: Sequence[TrialPeer], offered: Offered) -> Met:
+    """Hold a round in which each owner gets its part of every contribution, and everybody its result."""
     fragment = next(iter(offered.values())).fragment
     contributors = [_ref(head, peers[rank], made, made.commitment(head)) for rank, made in offered.items()]
     plan = plan_of(head, contributors, peers[0].replica.numel(fragment))
@@ -106,7 +111,7 @@ def reduced(head: Head, peers: Sequence[LabPeer], offered: Offered) -> Met:
     return Met(_decided(head, peers, record, step, offered, left), step, nbytes)
 
 
-def _ref(head: Head, peer: LabPeer, made: Contribution, name: bytes) -> FrameRef:
+def _ref(head: Head, peer: TrialPeer, made: Contribution, name: bytes) -> FrameRef:
     """``name``: what the offer names."""
     return FrameRef(peer.signer.peer, name, 0, made.steps, made.tokens, made.based_in(head), made.summary)
 
@@ -122,7 +127,7 @@ def _record(head: Head, fragment: int, refs: Sequence[FrameRef], plan: ReducePla
 
 def _decided(
     head: Head,
-    peers: Sequence[LabPeer],
+    peers: Sequence[TrialPeer],
     record: Record,
     step: OuterStep,
     offered: Offered,
@@ -147,7 +152,7 @@ def _decided(
     return replace(head.extended(record), anchor=peers[0].replica.digest)
 
 
-# ---- a reduce of the laboratory ----
+# ---- a reduce ----
 #
 # The owners of a shipped round where all uplinks are equal, up to eight, with their parts.
 #
@@ -161,7 +166,7 @@ Slices = Mapping[int, Sequence[Frame]]  # by rank, a frame for each part
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What an owner made of its part."""
+    """The result that an owner made of its part."""
 
     frame: Frame
     holds: Tensor  # flat float32, all channels
@@ -169,19 +174,19 @@ class Result:
 
     @property
     def ref(self) -> FrameRef:
-        """As a record names it."""
+        """Return the reference by which a record names it."""
         header = self.frame.header
         return FrameRef(header.sender, self.frame.hash, header.part, 1, 1)
 
 
 def plan_of(head: Head, contributors: Sequence[FrameRef], numel: int) -> ReducePlan:
-    """Who owns what of a fragment of ``numel`` elements."""
+    """Plan who owns what of a fragment of ``numel`` elements."""
     cut = partition(numel, sorted(ref.peer for ref in contributors)[:_MOST_OWNERS])
     return ReducePlan(head.epoch, head.round + 1, 0, 0, tuple(contributors), cut)
 
 
-def slices_of(plan: ReducePlan, head: Head, peers: Sequence[LabPeer], offered: Mapping[int, Contribution]) -> Slices:
-    """What each contributor sends to each owner."""
+def slices_of(plan: ReducePlan, head: Head, peers: Sequence[TrialPeer], offered: Mapping[int, Contribution]) -> Slices:
+    """Return what each contributor sends to each owner."""
     parts = range(len(plan.partition))
     return {
         rank: [made.slice_frame(part, plan, head, peers[rank].replica, peers[rank].signer) for part in parts]
@@ -189,15 +194,19 @@ def slices_of(plan: ReducePlan, head: Head, peers: Sequence[LabPeer], offered: M
     }
 
 
-def results(plan: ReducePlan, head: Head, fragment: int, peers: Sequence[LabPeer], slices: Slices) -> Iterator[Result]:
-    """Part by part."""
+def results(
+    plan: ReducePlan, head: Head, fragment: int, peers: Sequence[TrialPeer], slices: Slices
+) -> Iterator[Result]:
+    """Yield the results part by part."""
     by_id = {peer.signer.peer: peer for peer in peers}
     for part, (owner, _, _) in enumerate(plan.partition):
         yield _result(plan, part, head, fragment, by_id[owner], [frames[part] for frames in slices.values()])
 
 
-def _result(plan: ReducePlan, part: int, head: Head, fragment: int, owner: LabPeer, frames: Sequence[Frame]) -> Result:
-    """As ``Reducer`` in `decentral.rounds.reducing`, which waits for slices besides."""
+def _result(
+    plan: ReducePlan, part: int, head: Head, fragment: int, owner: TrialPeer, frames: Sequence[Frame]
+) -> Result:
+    """Reduce as ``Reducer`` in `decentral.rounds.reducing`, which waits for slices besides."""
     replica, (_, start, stop) = owner.replica, plan.partition[part]
     reduction = Reduction(plan, part, {f.header.sender: _decoded(owner, f, stop - start) for f in frames})
     norms, owed_N = _norms(reduction), replica.owed(fragment)
@@ -216,28 +225,144 @@ def _result(plan: ReducePlan, part: int, head: Head, fragment: int, owner: LabPe
     return Result(frame, replica.codec.decompress(made.payloads, frame.header.channels), made.feedback.get("debt"))
 
 
-def _decoded(owner: LabPeer, frame: Frame, numel: int) -> Tensor:
+def _decoded(owner: TrialPeer, frame: Frame, numel: int) -> Tensor:
     channels = frame.header.channels
     return owner.replica.codec.decode(frame.body, range_shapes(0, numel) * channels, channels)
 
 
 def _norms(reduction: Reduction) -> list[float]:
-    """Of the part's slices."""
+    """Return the norms of the part's slices."""
     start, stop = reduction.range
     slices = [reduction.slices[ref.peer][: stop - start] for ref in reduction.plan.contributors]
     return [Measure.of((slice_N,), stop - start).norm for slice_N in slices]
 
 
-def _scales(owner: LabPeer, norms: Sequence[float], weights: Sequence[float]) -> list[float]:
-    """By the norms of the part's slices; zeros where the rule gives nothing that fits."""
+def _scales(owner: TrialPeer, norms: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """Return the rule's scales by the norms of the part's slices; zeros where it gives nothing that fits."""
     try:
         return scales_of(owner.replica.rule, Sent.of_norms(norms, weights))
     except Unusable:
         return [0.0] * len(weights)
 
 
-def _outside(owner: LabPeer, plan: ReducePlan, head: Head) -> list[Part]:
+def _outside(owner: TrialPeer, plan: ReducePlan, head: Head) -> list[Part]:
     try:
         return owner.replica.outside(plan.contributors, head.outer_step)
     except Unusable:
         return []
+
+
+# ---- pairs ----
+#
+# Of a gossip run: each peer waits for its partner of the step, and for nobody else.
+
+
+@dataclass(frozen=True, slots=True)
+class _Offered:
+    """A peer that stands still for its step."""
+
+    made: Contribution
+    half: Half | None  # what it sends; None: it has no partner
+    at: float
+
+
+class Gossiping:
+    """Pairs that wait for each other."""
+
+    def __init__(self, head: Head, peers: Sequence[TrialPeer], world: TrialWorld) -> None:
+        self._head, self._peers, self._world = head, peers, world
+        self._rank_of = {peer.signer.peer: peer.rank for peer in peers}
+        self._offers: dict[int, _Offered] = {}  # by rank
+        self._sent: dict[int, float] = {}  # bytes of all peers, by gossip step
+
+    def offers(self, peer: TrialPeer, now: float) -> bool:
+        """Note that a peer's step is due; False where it starts over instead, and need not wait."""
+        made = peer.take(self._head, peer.outer_step)
+        if made is None:
+            return False
+        half = None
+        if len(self._group(peer.rank)) == 2:
+            half = half_of(peer.replica, made.fragment, made.gradient_N, made.states)
+        self._offers[peer.rank] = _Offered(made, half, now)
+        return True
+
+    @property
+    def next_at(self) -> float:
+        """Return when the next pair has met."""
+        return min((self._met_at(group) for group in self._ready()), default=float("inf"))
+
+    def meet(self, now: float) -> list[TrialPeer]:
+        """Let pairs that have met by ``now`` take their step; return the peers, which may step on."""
+        moved = list[TrialPeer]()
+        for group in list(self._ready()):
+            if self._met_at(group) <= now:
+                moved += self._swap(group)
+        return moved
+
+    def nbytes_of(self, step: int) -> float:
+        """Return the bytes that one peer sent in this step, on average."""
+        return self._sent.pop(step, 0.0) / len(self._peers)
+
+    def _ready(self) -> list[list[int]]:
+        """Return the groups of which everybody is there, each once."""
+        groups = {tuple(sorted(self._group(rank))) for rank in self._offers}
+        return [list(group) for group in sorted(groups) if self._all_there(group)]
+
+    def _group(self, rank: int) -> list[int]:
+        peer = self._peers[rank]
+        method, fragments = peer.schedule.method, peer.schedule.num_fragments
+        partner = None
+        if method.meets(peer.outer_step // fragments):
+            partner = partner_of(self._head.run, peer.outer_step, self._head.members, peer.signer.peer)
+        return [rank] if partner is None else [rank, self._rank_of[partner]]
+
+    def _all_there(self, group: Sequence[int]) -> bool:
+        return all(r in self._offers for r in group) and len({self._peers[r].outer_step for r in group}) == 1
+
+    def _met_at(self, group: Sequence[int]) -> float:
+        begun = max(self._offers[rank].at for rank in group)
+        return begun + max(self._seconds(rank, len(group)) for rank in group)
+
+    def _seconds(self, rank: int, taking_part: int) -> float:
+        half = self._offers[rank].half
+        return 0.0 if half is None else self._world.seconds_of_round(rank, len(half.body), "pair", taking_part)
+
+    def _swap(self, group: Sequence[int]) -> list[TrialPeer]:
+        members, offered = [self._peers[rank] for rank in group], [self._offers.pop(rank) for rank in group]
+        step, halves = members[0].outer_step, [one.half for one in offered if one.half is not None]
+        if len(halves) == 2:
+            step_as_pair(members, offered[0].made.fragment, halves, step)
+        else:
+            step_apart(members[0], offered[0].made, step)
+        self._sent[step] = self._sent.get(step, 0.0) + sum(len(half.body) for half in halves)
+        return members
+
+
+# ---- one gossip step ----
+#
+# Of a pair, or of a peer alone: as ``Swapping`` in `decentral.rounds.gossip` makes it once both have committed.
+
+
+def step_apart(peer: TrialPeer, made: Contribution, step: int) -> None:
+    """Take gossip step ``step`` of a peer without a partner."""
+    alone = step_alone(peer.replica, made.fragment, step, made.gradient_N, made.states)
+    _take_over(peer, made.fragment, alone)
+
+
+def step_as_pair(peers: Sequence[TrialPeer], fragment: int, halves: Sequence[Half], step: int) -> None:
+    """Take gossip step ``step`` of two peers, by what each sends."""
+    theirs = [half.sent_CN for half in reversed(halves)]
+    steps = [
+        step_together(peer.replica, fragment, step, half, other_CN)
+        for peer, half, other_CN in zip(peers, halves, theirs, strict=True)
+    ]
+    for peer, one in zip(peers, steps, strict=True):
+        _take_over(peer, fragment, one)
+
+
+def _take_over(peer: TrialPeer, fragment: int, step: GossipStep) -> None:
+    install(peer.replica, fragment, step)
+    peer.schedule.merge_swap(peer.live, fragment, step.after_N, unmoved=bool(step.unmoved))
+    peer.schedule.absences.clear()
+    peer.live.averages.resume()
+    peer.outer_step += 1

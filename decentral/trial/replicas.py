@@ -1,5 +1,5 @@
-"""A peer of a laboratory, that is the shipped schedule, replica and inner optimizers without a node, and the world of
-machines and lines in which it trains.
+"""A peer without a node, that is the shipped schedule, replica and inner optimizers, and the world of machines and
+lines in which it trains.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from decentral.training.live_side import LiveSide, Moments
 from decentral.training.schedule import SyncSchedule, make_schedule
 from decentral.wire.keys import Signer
 
-__all__ = ["ExchangeKind", "LabPeer", "LabWorld", "lab_peer", "lab_peers", "lab_signers"]
+__all__ = ["ExchangeKind", "TrialPeer", "TrialWorld", "trial_peer", "trial_peers", "trial_signers"]
 
 Backward = Callable[[Tensor], object]
 
 
 @dataclass
-class LabPeer:
-    """A replica that trains, and what it has not merged yet."""
+class TrialPeer:
+    """A replica that trains, with the updates that it has not merged yet."""
 
     rank: int
     manifest: Manifest
@@ -54,7 +54,7 @@ class LabPeer:
     # ---- inner steps ----
 
     def step(self, loss: Callable[[], Tensor], backward: Backward, seconds: float) -> None:
-        """One inner step by gradients that ``backward`` makes, or by losses alone."""
+        """Make one inner step by gradients that ``backward`` makes, or by losses alone."""
 
         def clipped(value: Tensor) -> None:
             backward(value)
@@ -67,12 +67,12 @@ class LabPeer:
         self.stepped(seconds)
 
     def stepping(self) -> None:
-        """All is there that an inner step goes by: what trains, though a method may look at what is learnt."""
+        """Let the method look at what is learnt before an inner step; what trains is in its place again afterwards."""
         self.schedule.stepping()
         self.live.averages.resume()
 
     def stepped(self, seconds: float) -> None:
-        """An inner step was made, by its own optimizers or for it."""
+        """Count an inner step that was made, by its own optimizers or for it."""
         self.schedule.stepped()
         self.schedule.add_seconds(seconds)
         self.steps += 1
@@ -88,7 +88,7 @@ class LabPeer:
     # ---- rounds ----
 
     def take(self, head: Head, outer_step: int) -> Contribution | None:
-        """What it contributes to ``outer_step``; None: it was away for too long, and starts over."""
+        """Return its contribution to ``outer_step``; None: it was away for too long, and starts over."""
         fragment = outer_step % self.schedule.num_fragments
         anchor_N, tokens = self.replica.anchors[fragment], 1
         made = self.schedule.take(self.live, fragment, anchor_N, head.hash, tokens, outer_step=outer_step)
@@ -116,34 +116,36 @@ class LabPeer:
         self.live.averages.resume()
 
     def _adopt(self) -> None:
-        """See `decentral.training.outer_loop.Merger`."""
+        """Hand on shared states, as ``Merger`` in `decentral.training.outer_loop` does."""
         for fragment, (state, channels) in list(self._to_adopt.items()):
             if self.schedule.method.adopt(state, self.schedule.live, fragment, channels):
                 del self._to_adopt[fragment]
 
 
-Kind = TypeVar("Kind", bound=LabPeer)
+Kind = TypeVar("Kind", bound=TrialPeer)
 
 
-def lab_peers(manifest: Manifest, modules: Sequence[nn.Module]) -> list[LabPeer]:
+def trial_peers(manifest: Manifest, modules: Sequence[nn.Module]) -> list[TrialPeer]:
     """Make a peer of each module, which is its anchor; in the order of their ids, in which all sums are made."""
-    signers = lab_signers(len(modules))
+    signers = trial_signers(len(modules))
     return [
-        lab_peer(manifest, rank, signer, module, build_inner(manifest.inner, module), LabPeer)
+        trial_peer(manifest, rank, signer, module, build_inner(manifest.inner, module), TrialPeer)
         for rank, (signer, module) in enumerate(zip(signers, modules, strict=True))
     ]
 
 
-def lab_signers(count: int) -> list[Signer]:
-    """The keys of so many peers, by rank: the same in every run."""
+def trial_signers(count: int) -> list[Signer]:
+    """Return the keys of so many peers, by rank: the same in every run."""
     signers = [Signer(hashlib.blake2b(b"lab%d" % n, digest_size=32).digest()) for n in range(count)]
     return sorted(signers, key=lambda signer: signer.peer)
 
 
-def lab_peer(
+def trial_peer(
     manifest: Manifest, rank: int, signer: Signer, module: nn.Module, optimizers: Sequence[Any], kind: type[Kind]
 ) -> Kind:
-    """A peer of this ``kind``, whose live model is its own ``module``, and whose anchor is the module as it is now."""
+    """Make a peer of this ``kind``, whose live model is its own ``module``, and whose anchor is the module as it is
+    now.
+    """
     live = LiveModel(module, manifest.outer.fragments, None, optimizers)
     replica = make_replica(manifest, live.schema, live.read_all(), live.read_buffers())
     side = LiveSide(live, Moments(live, optimizers), signer.peer, live.schema)
@@ -156,7 +158,7 @@ def lab_peer(
 #
 # How long a step takes, and how long bytes do.
 #
-# A model of the laboratory is small, and stands for one that somebody would train: each of its bytes counts as
+# A model that is tried is small, and stands for one that somebody would train: each of its bytes counts as
 # ``scale`` of that one's. Every peer has the same line, but for one that may be thin, and the same machine, but for one
 # that may be slow: the last two, so that rank 0 is ever usual.
 
@@ -164,7 +166,7 @@ ExchangeKind = Literal["gather", "reduce", "pair"]
 
 
 @dataclass(frozen=True, slots=True)
-class LabWorld:
+class TrialWorld:
     """All peers' machines and lines."""
 
     peers: int
@@ -176,17 +178,19 @@ class LabWorld:
     thin: float = 1.0  # times as long that bytes take on the thin peer's line
 
     def seconds_of_step(self, rank: int) -> float:
-        """Of one inner step of this peer."""
+        """Return the seconds of one inner step of this peer."""
         return self.step_seconds * (self.slow if rank == self.peers - 1 else 1.0)
 
     def sent(self, nbytes: float, kind: ExchangeKind, taking_part: int) -> float:
-        """Bytes that one peer sends in a round, as often as its body of ``nbytes`` goes out."""
+        """Return the bytes that one peer sends in a round, as often as its body of ``nbytes`` goes out."""
         others = max(0, taking_part - 1)
         times = {"gather": float(others), "reduce": 2 * others / max(1, taking_part), "pair": min(1.0, others)}
         return nbytes * self.scale * times[kind]
 
     def seconds_of_round(self, rank: int, nbytes: float, kind: ExchangeKind, taking_part: int) -> float:
-        """From a contribution to the moment at which everybody has it; a gather takes in what it sends out."""
+        """Return the seconds from a contribution to the moment at which everybody has it; a gather takes in what it
+        sends out.
+        """
         if taking_part < 2:
             return 0.0
         line = self.rate / (self.thin if rank == max(0, self.peers - 2) else 1.0)

@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from decentral.errors import PayloadError
-from decentral.transport.multiaddr import to_bytes, to_text
-from decentral.transport.protocols.messages import read_varint, varint
+from decentral.transport.protocols.messages import multiaddr_to_bytes, multiaddr_to_text, read_varint, varint
 
 NAME = "12D3KooWBcyagbReKdZjbmdE9RANx3o3EfH7YuqBmU8ickmnyoFz"
 NAME_HEX = "1acc72098fff0b34109d530bc35b1f9c1570f992acac48a13b03befd4bdde32d"
@@ -24,8 +23,8 @@ NAME_HEX = "1acc72098fff0b34109d530bc35b1f9c1570f992acac48a13b03befd4bdde32d"
     ],
 )
 def test_golden_addresses_are_the_same_both_ways(text, packed):
-    assert to_bytes(text).hex() == packed
-    assert to_text(bytes.fromhex(packed)) == text
+    assert multiaddr_to_bytes(text).hex() == packed
+    assert multiaddr_to_text(bytes.fromhex(packed)) == text
 
 
 @pytest.mark.parametrize(
@@ -48,16 +47,16 @@ def test_golden_addresses_are_the_same_both_ways(text, packed):
 )
 def test_text_that_leads_to_no_peer_is_a_payload_error(text):
     with pytest.raises(PayloadError):
-        to_bytes(text)
+        multiaddr_to_bytes(text)
 
 
 @given(st.binary(max_size=80))
 def test_any_bytes_are_an_address_or_a_payload_error(packed):
     try:
-        text = to_text(packed)
+        text = multiaddr_to_text(packed)
     except PayloadError:
         return
-    assert to_text(to_bytes(text)) == text if text else packed == b""
+    assert multiaddr_to_text(multiaddr_to_bytes(text)) == text if text else packed == b""
 
 
 @given(st.integers(0, 2**35 - 1), st.binary(max_size=3))

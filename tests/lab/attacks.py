@@ -1,5 +1,5 @@
-"""Attacks by name: what hostile peers send in place of the change that they trained, for the laboratory and for tests
-of aggregation rules.
+"""Attacks by name: what hostile peers send in place of the change that they trained, for tests and
+experiments on aggregation rules.
 
 The attacker knows everything: what honest peers will send, as receivers decode it, and the rule in use. Most attacks
 craft a vector of it; what is sent then goes through the run's compressor, as everybody's does. Others train as honest

@@ -21,13 +21,13 @@ from torch import Tensor, nn
 from decentral.compressors import parse_compressor, parse_feedback
 from decentral.compressors.base import relative_error
 from decentral.errors import ConfigError
-from decentral.lab.own_model import Build, OwnCourse
 from decentral.manifest import Manifest, preset_manifest
 from decentral.manifest.presets import justified
 from decentral.manifest.table import canonical
 from decentral.manifest.terms import INNER_OPTIMIZERS
 from decentral.optimizers import Contributor, RoundInfo, make_outer, presets
 from decentral.tensors.memory import fresh_zeros
+from decentral.trial.own_model import Build, OwnCourse
 
 __all__ = ["check_learns", "outer_gain", "quadratic", "trial"]
 
@@ -48,7 +48,7 @@ _PLAIN: Any = {"dtype": torch.float32, "device": "cpu"}  # whatever the script t
 
 
 def quadratic(fragments: int = 1) -> Build:
-    """How one peer's descent is built; its loss is 1 at the start, 0 at the mean of all optima."""
+    """Return the function that builds one peer's descent; its loss is 1 at the start, 0 at the mean of all optima."""
     order = torch.Generator().manual_seed(0)
     places = [torch.randperm(SIDE * SIDE, generator=order, dtype=torch.int64, device="cpu") for _ in range(fragments)]
     curvature = [torch.logspace(-3, 0, SIDE * SIDE, **_PLAIN)[place].view(SIDE, SIDE) for place in places]
@@ -76,7 +76,9 @@ def quadratic(fragments: int = 1) -> Build:
 
 
 def trial(manifest: Manifest, rounds: int = ROUNDS) -> float:
-    """The loss after so many rounds of the quadratic by these terms, where the start has 1; infinite once diverged."""
+    """Return the loss after so many rounds of the quadratic by these terms, where the start has 1; infinite once
+    diverged.
+    """
     terms = Manifest.of(json.loads(_essence(manifest)), "trial")
     fragments, steps = terms.outer.fragments, terms.inner.steps
     terms = terms.changed(run={"rounds": rounds * fragments})
@@ -93,7 +95,7 @@ def trial(manifest: Manifest, rounds: int = ROUNDS) -> float:
 
 
 def check_learns(manifest: Manifest) -> None:
-    """ConfigError for terms that ruin a run, with the reason and the nearest terms that do not.
+    """Raise ConfigError for terms that ruin a run, with the reason and the nearest terms that do not.
 
     Those of a preset are known to learn, whatever the model, the inner steps and the run's length are.
     """
@@ -119,7 +121,9 @@ def check_learns(manifest: Manifest) -> None:
 
 
 def _check_averages(manifest: Manifest) -> None:
-    """ConfigError for an inner optimizer that learns an average, under an outer step that goes on by its momentum."""
+    """Raise ConfigError for an inner optimizer that learns an average, under an outer step that goes on by its
+    momentum.
+    """
     named, gain = manifest.inner.named, outer_gain(manifest)
     if gain > MOMENTUM:
         raise ConfigError(
@@ -130,7 +134,7 @@ def _check_averages(manifest: Manifest) -> None:
 
 
 def outer_gain(manifest: Manifest) -> float:
-    """How many times its length a contribution moves the anchor in the end; 1 for a plain mean at rate 1.
+    """Return how many times its length a contribution moves the anchor in the end; 1 for a plain mean at rate 1.
 
     Measured on a contribution of 1 that comes once in many rounds. Of gossip, and where peers train parts, it is 1.
     """
@@ -162,7 +166,7 @@ def _reason(manifest: Manifest) -> str:
 
 
 def _way_out(manifest: Manifest) -> str:
-    """The nearest terms that learn."""
+    """Return the nearest terms that learn."""
     for told, tables in _changes(manifest):
         try:
             if _tried(_essence(manifest.changed(**tables))) < 1.0:
@@ -187,7 +191,7 @@ def _changes(manifest: Manifest) -> Iterator[tuple[str, dict[str, dict[str, Any]
 
 
 def _essence(manifest: Manifest) -> bytes:
-    """The terms without what the trial does not depend on."""
+    """Return the terms without what the trial does not depend on."""
     whole, inner, outer = manifest.model_dump(), manifest.inner, manifest.outer
     kept = {key: getattr(inner, key) for key in ("optimizer", "momentum", "mixing", "averaging")}
     steps = outer.fragments * max(STEPS, outer.overlap + 1)
@@ -202,7 +206,7 @@ def _known() -> frozenset[bytes]:
 
 
 def _variants(preset: str) -> list[Manifest]:
-    """As its own terms are, and as ``decentral init`` suits them to a run's length and a line."""
+    """Return its own terms, and those as ``decentral init`` suits them to a run's length and a line."""
     whole, known = preset_manifest(preset), justified(preset)
     suited = [whole]
     if known is not None:

@@ -1,4 +1,4 @@
-"""The course of a laboratory's run in virtual time: who steps, who contributes, who waits, and when a round is decided.
+"""The course of a run of replicas in virtual time: who steps, who contributes, who waits, and when a round is decided.
 
 Events are the ends of inner steps and the decisions of rounds. Peers whose steps end at the same moment step together,
 so that their gradients are made at once. A round is decided when all have contributed, or as the method's quorum says;
@@ -7,23 +7,49 @@ a peer that it passes by carries its progress on, as ever.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from decentral.consensus.chain import Head
-from decentral.lab.gossiping import Gossiping
-from decentral.lab.lab_peer import LabPeer, LabWorld
-from decentral.lab.lockstep import lockstep_of
-from decentral.lab.meeting import Met, body_of, first_head, gathered, reduced, slice_of
-from decentral.lab.work import Trained, Work
 from decentral.manifest.terms import INNER_OPTIMIZERS
 from decentral.replica.contribution import Contribution
+from decentral.trial.meeting import Gossiping, Met, body_of, first_head, gathered, reduced, slice_of
+from decentral.trial.replicas import TrialPeer, TrialWorld
 
-__all__ = ["Course", "Reached"]
+__all__ = ["Course", "Gradients", "Losses", "Reached", "StepTogether"]
 
 NEVER = float("inf")
+
+
+class Losses(Protocol):
+    """The task that is learnt."""
+
+    def loss(self, module: nn.Module, rank: int, step: int) -> Tensor:
+        """Mean loss of the batch of inner step ``step``, counted from 0, of the replica of this rank."""
+        ...
+
+
+class Gradients(Protocol):
+    """Makes gradients for several replicas."""
+
+    def backward(self, steps: Mapping[int, int]) -> dict[int, Tensor]:
+        """Leave gradients in the parameters of each module of ``steps``, by rank its inner step; return the losses."""
+        ...
+
+
+class StepTogether(Protocol):
+    """Inner steps of all replicas at once."""
+
+    def step(self, seconds: Sequence[float]) -> None:
+        """Make one of every replica; ``seconds``: virtual ones that it takes each of them."""
+        ...
+
+    def dissolve(self) -> None:
+        """Let each replica step by itself from now on."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +63,19 @@ class Reached:
 
 
 class Course:
-    """One run. ``go`` until its outer steps are made; the peers are there to be looked at in between."""
+    """A run. ``go`` until its outer steps are made; the peers are there to be looked at in between.
 
-    def __init__(self, work: Work, peers: list[LabPeer], trained: Trained, world: LabWorld) -> None:
+    With ``lockstep`` the inner steps of peers that all step at one moment are made together.
+    """
+
+    def __init__(
+        self,
+        work: Losses,
+        peers: list[TrialPeer],
+        trained: Gradients,
+        world: TrialWorld,
+        lockstep: StepTogether | None = None,
+    ) -> None:
         self.work, self.peers, self.world = work, peers, world
         self.manifest = peers[0].manifest
         self.trained = trained
@@ -50,7 +86,7 @@ class Course:
         self._ready = [world.seconds_of_step(peer.rank) for peer in peers]  # when each one's inner step ends
         self._offers: dict[int, tuple[Contribution, float]] = {}  # by rank, with when everybody has it
         self._pairs = Gossiping(self.head, peers, world) if self._gossips else None
-        self._lockstep = lockstep_of(peers, trained)
+        self._lockstep = lockstep
         self._forward_only = INNER_OPTIMIZERS[self.manifest.inner.named].forward_only
 
     @property
@@ -59,11 +95,11 @@ class Course:
 
     @property
     def outer_step(self) -> int:
-        """Outer steps that all peers have made."""
+        """Return the outer steps that all peers have made."""
         return min(peer.outer_step for peer in self.peers) if self._gossips else self.head.outer_step
 
     def go(self) -> Iterator[Reached]:
-        """Run; tells every outer step."""
+        """Run, and yield after every outer step."""
         while self.outer_step < self.manifest.run.rounds:
             decided = self._decided_at()
             stepping = min(self._ready)
@@ -92,7 +128,7 @@ class Course:
         for rank in ranks:
             self._step_one(self.peers[rank], losses)
 
-    def _step_one(self, peer: LabPeer, losses: Mapping[int, Tensor]) -> None:
+    def _step_one(self, peer: TrialPeer, losses: Mapping[int, Tensor]) -> None:
         rank, step = peer.rank, peer.steps
         if self._forward_only:
             peer.step(lambda: self.work.loss(peer.module, rank, step), Tensor.backward, self._pace(rank))
@@ -102,7 +138,7 @@ class Course:
     def _pace(self, rank: int) -> float:
         return self.world.seconds_of_step(rank)
 
-    def _boundary(self, peer: LabPeer) -> None:
+    def _boundary(self, peer: TrialPeer) -> None:
         """After an inner step: merge, contribute where that is due, and step on or wait."""
         peer.merge_waiting()
         self._ready[peer.rank] = self.now + self._pace(peer.rank)
@@ -113,7 +149,7 @@ class Course:
             self._offer(peer)
         peer.live.averages.resume()
 
-    def _offer(self, peer: LabPeer) -> None:
+    def _offer(self, peer: TrialPeer) -> None:
         made = peer.take(self.head, self.head.outer_step)
         if made is None:
             return
@@ -121,8 +157,8 @@ class Course:
         if not peer.schedule.overlap:
             self._ready[peer.rank] = NEVER
 
-    def _seconds_to_all(self, peer: LabPeer, made: Contribution) -> float:
-        """A slice is encoded for this alone, so not where bytes take no time."""
+    def _seconds_to_all(self, peer: TrialPeer, made: Contribution) -> float:
+        """Return the seconds until everybody has it; a slice is encoded for this alone, where bytes take time."""
         kind = self.manifest.exchange.kind
         takes_time = self.world.rate < NEVER
         nbytes = (body_of(peer, made) if kind == "gather" else slice_of(peer, made)) if takes_time else 0
@@ -131,7 +167,7 @@ class Course:
     # ---- rounds ----
 
     def _decided_at(self) -> float:
-        """When the round in progress will be decided, as far as offers tell by now."""
+        """Return when the round in progress will be decided, as far as offers tell by now."""
         if self._pairs is not None:
             return self._pairs.next_at
         quorum = self.peers[0].schedule.method.quorum
@@ -163,7 +199,7 @@ class Course:
         return make(self.head, self.peers, named)
 
     def _wake(self) -> None:
-        """Who stood still merges now, and steps on."""
+        """Let peers that stood still merge now, and step on."""
         for peer in self.peers:
             if self._ready[peer.rank] == NEVER:
                 peer.merge_waiting()

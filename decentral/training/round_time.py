@@ -17,20 +17,33 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from decentral.flow.schedule import FEW
+import torch
+
+from decentral.flow.pacing import FEW
 from decentral.manifest import Manifest
 from decentral.manifest.presets import Class, Justified, Scale, class_of, faster, justified, no_faster
 from decentral.optimizers import make_outer, presets
 from decentral.replica.codec import Codec, codec_of
-from decentral.simulate import cost
-from decentral.simulate.cost import Cost
-from decentral.simulate.lessons import body_nbytes
-from decentral.simulate.scenario import PROFILES
+from decentral.training import round_cost
+from decentral.training.round_cost import Cost
 from decentral.transport.memory import WINDOW
 
-__all__ = ["TARGET", "WAYS", "Circumstances", "Fit", "RoundTime", "body_of", "fitting", "steps_for", "time_of_round"]
+__all__ = [
+    "LATENCY",
+    "TARGET",
+    "WAYS",
+    "Circumstances",
+    "Fit",
+    "RoundTime",
+    "body_nbytes",
+    "body_of",
+    "fitting",
+    "steps_for",
+    "time_of_round",
+]
 
-LATENCY = PROFILES["even"].latency
+LATENCY = 0.040  # s one way, of every line
+SAMPLE = 1 << 22  # values that are encoded; a larger model is so many times as large
 WAYS = 3  # one-way delays of a message on a stream of its own: open, confirm, say
 MESSAGES = {  # one after another, from the last inner step to the first one of the peers that hear of the commit last
     "gather": 4,  # offer beside the frame, proposal, vote, commit
@@ -41,7 +54,7 @@ MESSAGES = {  # one after another, from the last inner step to the first one of 
 
 @dataclass(frozen=True, slots=True)
 class RoundTime:
-    """What is expected of one outer step, with ``steps`` inner steps between two of the same parameters."""
+    """The expected time of an outer step, with ``steps`` inner steps between two of the same parameters."""
 
     steps: int  # H
     fragments: int
@@ -51,21 +64,21 @@ class RoundTime:
 
     @property
     def seconds(self) -> float:
-        """From one outer step to the next."""
+        """Return the seconds from one outer step to the next."""
         return self.training + self.wait
 
     def with_steps(self, steps: int) -> RoundTime:
-        """The same with another H, which no message depends on."""
+        """Return the same with another H, which no message depends on."""
         return replace(self, steps=steps, training=self.training * steps / self.steps)
 
     @property
     def share(self) -> float:
-        """Of the time, in inner steps."""
+        """Return the share of the time that inner steps take."""
         return self.training / self.seconds
 
 
 def time_of_round(manifest: Manifest, num_parameters: int, peers: int, rate: float, step_seconds: float) -> RoundTime:
-    """What an outer step of ``peers`` equal peers on lines of ``rate`` bytes per second each way takes."""
+    """Return the time of an outer step of ``peers`` equal peers on lines of ``rate`` bytes per second each way."""
     outer, steps = manifest.outer, manifest.inner.steps
     spent = _sent(manifest, max(1, num_parameters // outer.fragments), peers)
     kind = manifest.exchange.kind
@@ -79,7 +92,8 @@ def time_of_round(manifest: Manifest, num_parameters: int, peers: int, rate: flo
 
 
 def steps_for(time: RoundTime, step_seconds: float, share: float, least: int, most: int) -> int:
-    """The fewest inner steps H from ``least`` to ``most`` with which ``share`` of the time is training, else ``most``.
+    """Return the fewest inner steps H from ``least`` to ``most`` with which ``share`` of the time is training, else
+    ``most``.
 
     A multiple of the fragments, as a manifest wants it: ``least`` and ``most`` are rounded up and down to that.
     """
@@ -90,12 +104,12 @@ def steps_for(time: RoundTime, step_seconds: float, share: float, least: int, mo
 
 
 def _sent(manifest: Manifest, numel: int, peers: int) -> Cost:
-    """Frames and messages of one round of one peer. States beside the change are counted as if all were due."""
+    """Count the frames and messages of one round of one peer, all states beside the change as if due."""
     codec, kind = codec_of(manifest), manifest.exchange.kind
     channels = len(make_outer(manifest.outer.method, manifest.outer.hyper).channels())
     if kind == "pair":
-        return cost.pair(peers, numel, lambda values: body_nbytes(codec, max(1, round(values))), vectors=channels)
-    frames = cost.reduce if kind == "reduce" else cost.gather
+        return round_cost.pair(peers, numel, lambda values: body_nbytes(codec, max(1, round(values))), vectors=channels)
+    frames = round_cost.reduce if kind == "reduce" else round_cost.gather
     sizes = {}
 
     def body(values: int) -> float:
@@ -103,11 +117,11 @@ def _sent(manifest: Manifest, numel: int, peers: int) -> Cost:
             sizes[values] = _all_channels(codec, values, channels)
         return sizes[values]
 
-    return frames(peers, numel, body) + cost.control(kind, peers, numel)
+    return frames(peers, numel, body) + round_cost.control(kind, peers, numel)
 
 
 def body_of(manifest: Manifest, num_parameters: int, peers: int) -> float:
-    """Bytes of the body that a peer of so many makes of its contribution, in a reduce of all its slices."""
+    """Return the bytes of the body that a peer of so many makes of its contribution, in a reduce of all its slices."""
     codec, numel = codec_of(manifest), max(1, num_parameters // manifest.outer.fragments)
     channels = len(make_outer(manifest.outer.method, manifest.outer.hyper).channels())
     if manifest.exchange.kind == "pair":
@@ -118,6 +132,15 @@ def body_of(manifest: Manifest, num_parameters: int, peers: int) -> float:
 
 def _all_channels(codec: Codec, values: int, channels: int) -> float:
     return body_nbytes(codec.of(0), values) + sum(body_nbytes(codec.of(one), values) for one in range(1, channels))
+
+
+def body_nbytes(codec: Codec, numel: int) -> float:
+    """Return the bytes of the body that ``numel`` Gaussian values make, as a matrix of up to 4 M of them."""
+    columns = min(numel, 2048)
+    rows = max(1, min(numel, SAMPLE) // columns)
+    generator = torch.Generator().manual_seed(0)
+    sample_N = torch.randn(rows * columns, generator=generator, dtype=torch.float32, device="cpu")
+    return len(codec.encode(sample_N, {}, ((rows, columns),)).body) * (numel / (rows * columns))
 
 
 # ---- terms that fit a line ----
@@ -133,7 +156,7 @@ Make = Callable[[str, int | None], Manifest]  # preset, H; None: what the preset
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Circumstances:
-    """What a run is to be made for."""
+    """Circumstances that terms are made for."""
 
     rate: float  # bytes/s of every peer's line, each way
     peers: int
@@ -143,13 +166,13 @@ class Circumstances:
 
     @property
     def scale(self) -> Scale:
-        """How large a round is."""
+        """Return how large a round is."""
         return Scale(parameters=self.num_parameters, peers=self.peers, rate=self.rate)
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Terms, and what is expected of them."""
+    """Terms with the time that is expected of them."""
 
     preset: str
     manifest: Manifest
@@ -162,33 +185,34 @@ class Fit:
 
     @property
     def is_shown(self) -> bool:
-        """Whether somebody showed that it trains well with so many inner steps."""
+        """Return whether somebody showed that it trains well with so many inner steps."""
         return self.known is not None and self.time.steps <= self.known.shown
 
     @property
     def rounds(self) -> float:
-        """That the run has."""
+        """Return the number of rounds that the run has."""
         run = self.manifest.run
         return run.rounds if run.minutes is None else min(run.rounds, 60 * run.minutes / self.time.seconds)
 
     @property
     def lasts(self) -> bool:
-        """Whether the run has as many rounds as the preset should have."""
+        """Return whether the run has as many rounds as the preset should have."""
         return self.known is None or self.rounds >= self.known.rounds
 
     @property
     def reaches(self) -> bool:
-        """Whether enough of the time is computing."""
+        """Return whether enough of the time is computing."""
         return self.time.share >= TARGET
 
     @property
     def is_unhindered(self) -> bool:
-        """Whether that takes no more inner steps than it was shown with, and it was shown to be better then."""
+        """Return whether that takes no more inner steps than it was shown with, and it was shown to be better then."""
         return self.is_shown and self.known is not None and bool(self.known.unhindered)
 
 
 def fitting(make: Make, given: Circumstances, *, preset: str | None = None, steps: int | None = None) -> Fit:
-    """The first preset that computes enough with as many inner steps as are justified for it, else the best of them.
+    """Return the first preset that computes enough with as many inner steps as are justified for it, else the best of
+    them.
 
     Tried are that of the line's class, then those of slower ones; or ``preset`` alone, and ``steps`` alone. Where the
     run is too short for what is found, one of a faster class that computes enough, too, sends more in its few rounds;
@@ -211,7 +235,7 @@ def fitting(make: Make, given: Circumstances, *, preset: str | None = None, step
 
 
 def _for_optimizer(names: Sequence[str], given: Circumstances) -> list[str]:
-    """Presets that live from their inner optimizer give way to the plain dense one where a script has its own."""
+    """Replace presets that live from their inner optimizer by the plain dense one where a script has its own."""
     if not given.own_optimizer:
         return list(names)
     return list(dict.fromkeys("diloco" if presets()[name].inner.get("optimizer") else name for name in names))

@@ -11,7 +11,7 @@ import pytest
 import trio
 import trio.testing
 
-from decentral.flow.schedule import (
+from decentral.flow.pacing import (
     BURST,
     EXPRESS_BURST,
     EXPRESS_SHARE,

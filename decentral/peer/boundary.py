@@ -1,0 +1,232 @@
+"""A peer's processes at a step boundary: what all of them know alike, by the word of the main one.
+
+Only the main process talks to the swarm. At every boundary it packs what it knows into a few whole numbers, which go
+to the others with the fragments that were written; from then on shards, schedules and ``peer.done`` are alike on all.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import astuple, dataclass, field
+from struct import pack, unpack
+from typing import Self
+
+from decentral.consensus.chain import Head
+from decentral.errors import NoPeersError
+from decentral.manifest import Manifest
+from decentral.node.node import Node
+from decentral.peer.participation import Participation
+from decentral.peer.saved import LOOK_EVERY
+from decentral.peer.settings import Settings
+from decentral.quantities import time_left
+from decentral.tasks.batches import ShardPlace
+from decentral.training.clocks import RoundEnded, RunSchedule, Scheduler, StepCount, move_on
+from decentral.training.live_model import LiveModel
+from decentral.training.outer_loop import LoopControl
+from decentral.training.swarm_side import run_blocking
+from decentral.wire.keys import PeerId
+
+_DIGEST, _DIGEST_PARTS = ">8I", 8  # 32 bytes as whole numbers
+
+
+@dataclass(frozen=True, slots=True)
+class NewestRound:
+    """The newest round, as ``peer.on_round`` tells of it; bytes are this peer's, since its process began."""
+
+    members: int = 0
+    contributed: int = 0  # 1: it has this peer's update
+    bytes_sent: int = 0
+    bytes_received: int = 0
+
+    @classmethod
+    def of(cls, part: Participation) -> Self:
+        """Read it from the swarm side."""
+        total, node = part.swarm.node.transport.traffic.total, part.swarm.node
+        contributed = part.reporter.counters.outcomes[-1:] == [True]
+        return cls(len(node.driver.head.members), int(contributed), total.sent, total.received)
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """What the main process tells the others at a boundary, packed as whole numbers below 2**63."""
+
+    forgets: bool = False  # moments that are not finite are to be dropped
+    seed: int = 0  # of the peer; 0 before it has entered the run
+    place: ShardPlace = field(default_factory=ShardPlace)
+    count: tuple[int, ...] = (0, 0, 0, 0)  # as `StepCount.told` gives them
+    newest: NewestRound = field(default_factory=NewestRound)
+    anchor: bytes = bytes(32)  # digest; kept up to date where there are other processes
+
+    def pack(self) -> tuple[int, ...]:
+        """Write it as numbers, as many in every word."""
+        anchor = unpack(_DIGEST, self.anchor)
+        return (int(self.forgets), self.seed, *astuple(self.place), *self.count, *astuple(self.newest), *anchor)
+
+    @classmethod
+    def unpack(cls, numbers: tuple[int, ...]) -> Self:
+        """Read it back."""
+        (forgets, seed), rest = numbers[:2], list(numbers[2:])
+        place, count, newest, anchor = rest[:3], rest[3:7], rest[7:11], rest[11:]
+        return cls(
+            forgets=bool(forgets),
+            seed=seed,
+            place=ShardPlace(*place),
+            count=tuple(count),
+            newest=NewestRound(*newest),
+            anchor=pack(_DIGEST, *anchor),
+        )
+
+
+class Boundary:
+    """The last step boundary: the word that was given there, whether training is over, and the count of steps."""
+
+    def __init__(self, settings: Settings, control: LoopControl) -> None:
+        manifest = settings.manifest
+        interval = manifest.inner.steps // manifest.outer.fragments
+        self.count = StepCount(interval=interval, rounds=manifest.run.rounds)
+        self.schedules = Schedules(settings.options["scheduler"], self.count)
+        self.done = False
+        self.word = Word()
+        self._manifest, self._model, self._states, self._control = manifest, settings.model, settings.states, control
+        self._standing = Standing(manifest)
+
+    def share(self, part: Participation | None, changed: Iterable[int]) -> None:
+        """Bring the peer's processes in step, with ``changed`` fragments; ``part`` is there on the main one.
+
+        Every process calls it at every boundary.
+        """
+        over, changed = self.done, set(changed)
+        if part is not None:
+            over = self.done or part.loop.done or self._control.leaving
+            self.word = self._said_by(part, changed)
+        self.done, numbers = self._model.share(changed, over, self.word.pack())
+        self.word = Word.unpack(numbers)
+        self.count.hear(self.word.count)
+        if self.word.forgets:
+            self._states.forget_non_finite()
+        self.schedules.follow(self._model.team.size, over=self.done, warns=part is not None)
+        self._model.averages.resume(to_train=not self.done)
+
+    def _said_by(self, part: Participation, changed: set[int]) -> Word:
+        loop, node = part.loop, part.swarm.node
+        forgets, loop.forgets = loop.forgets, False
+        place = self._standing.place(node)
+        is_news = self.count.reaches(loop.outer_steps)
+        newest = NewestRound.of(part) if is_news else self.word.newest
+        # Shared buffers are hashed anew for a digest, so not at every step, and not for a peer of one process.
+        moved = self._model.team.orders is not None and (is_news or bool(changed))
+        anchor = node.replica.digest if moved else self.word.anchor
+        return Word(forgets, part.seed, place, self.count.numbers(), newest, anchor)
+
+    def round_ended(self, before: int) -> RoundEnded | None:
+        """Describe the rounds that came into the model after outer step ``before``; None: none came."""
+        now, newest = self.count.round, self.word.newest
+        if now == before:
+            return None
+        return RoundEnded(
+            round=now,
+            rounds=self._manifest.run.rounds,
+            merged=max(1, now - before),
+            members=newest.members,
+            contributed=bool(newest.contributed),
+            bytes_sent=newest.bytes_sent,
+            bytes_received=newest.bytes_received,
+            done=self.done,
+        )
+
+
+class Schedules:
+    """The schedules of a peer, brought to where the run is: those of `Peer.schedule`, and those that the loop steps."""
+
+    def __init__(self, given: Scheduler | Iterable[Scheduler] | None, count: StepCount) -> None:
+        self._of_the_loop = list(given) if isinstance(given, list | tuple) else [] if given is None else [given]
+        self._of_the_run: list[RunSchedule] = []
+        self._count, self._has_moved = count, False
+
+    def add(self, schedule: RunSchedule) -> RunSchedule:
+        """Step it at every boundary from now on."""
+        self._of_the_run.append(schedule)
+        return schedule
+
+    def follow(self, processes: int, *, over: bool, warns: bool) -> None:
+        """Step the run's, and move the loop's on where they are far behind; the first time with a warning."""
+        for of_the_run in self._of_the_run:
+            of_the_run.step()
+        if not self._count.behind or over:
+            return
+        for schedule in self._of_the_loop:
+            sentence = move_on(schedule, self._count, processes)
+            if sentence and warns and not self._has_moved:
+                logging.getLogger("decentral").warning(sentence)
+        self._count.advance += self._count.behind
+        self._has_moved = True
+
+
+# ---- the place among the members ----
+#
+# It says which part of the data is this peer's own.
+
+
+class Standing:
+    """The place as of the last change of the membership."""
+
+    def __init__(self, manifest: Manifest) -> None:
+        self._steps = manifest.inner.steps // manifest.outer.fragments
+        self._members: tuple[PeerId, ...] = ()
+        self._place = ShardPlace()
+
+    def place(self, node: Node) -> ShardPlace:
+        """Return where this peer stands now; one that no commit has let in yet counts itself."""
+        members = tuple(sorted({*node.driver.head.members, node.driver.me}))
+        if members != self._members:
+            self._members = members
+            rank, count = members.index(node.driver.me), len(members)
+            self._place = ShardPlace(rank, count, self._steps * _contributions(node, count))
+        return self._place
+
+
+def _contributions(node: Node, count: int) -> int:
+    """Count those of all peers so far; gossip commits none, but all make their steps."""
+    return node.driver.head.contributions if node.gossip is None else node.gossip.step * count
+
+
+# ---- waiting for other members, before the first step ----
+
+
+def wait_for_members(
+    model: LiveModel,
+    part: Participation | None,
+    asked_to_leave: threading.Event,
+    *,
+    count: int,
+    enough: Callable[[Head], bool],
+    give_up_at: float | None,
+) -> None:
+    """Wait, on every process at once, until the chain's head has ``enough`` members: ``count``, for people.
+
+    ``part`` is there on the main process. Raises NoPeersError.
+    """
+    with model.team.as_one():
+        while not model.share((), part is not None and _may_begin(part, asked_to_leave, count, enough), ())[0]:
+            if part is not None and time_left(give_up_at) == 0.0:
+                here = len(part.swarm.node.driver.head.members)
+                raise NoPeersError(
+                    f"{here} of {count} peers within the time given to join_timeout; start the others, then "
+                    f"this one again in {part.settings.called}, where it goes on as the same peer, or wait for "
+                    "fewer of them"
+                )
+            asked_to_leave.wait(LOOK_EVERY)
+
+
+def _may_begin(
+    part: Participation, asked_to_leave: threading.Event, count: int, enough: Callable[[Head], bool]
+) -> bool:
+    """Tell, on the main process, whether the wait is over, for whatever reason."""
+    loop, swarm = part.loop, part.swarm
+    run_blocking(loop.end_if_over())
+    begins = enough(swarm.node.driver.head) or loop.done or asked_to_leave.is_set() or not swarm.alive
+    part.reporter.counters.waits_for(0 if begins else count)
+    swarm.node.waits = not begins
+    return begins
