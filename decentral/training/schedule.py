@@ -156,7 +156,7 @@ class SyncSchedule:
         """Make the contribution of a fragment, from now on in flight; ``per_step``: tokens behind one inner step,
         ``outer_step``: of the run, the one that it is for, counted from 0.
 
-        After an absence only a share of the progress counts, and the rest is given up when a commit names the
+        After an absence only a share of the progress counts, and the rest is dropped when a commit names the
         contribution; or nothing counts: None, and ``restart`` is due. The live model is not changed here, unless the
         method has training go on elsewhere while the contribution is in flight.
         """

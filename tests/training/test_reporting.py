@@ -16,7 +16,7 @@ from decentral.wire.keys import peer_name
 def test_the_short_wait_of_every_round_is_training_and_a_long_one_is_waiting() -> None:
     clock = [100.0]
     directory, ready = SimpleNamespace(live=lambda: {b"other": None}), SimpleNamespace(is_set=lambda: True)
-    node = SimpleNamespace(state="training", resting=False, ready=ready, directory=directory)
+    node = SimpleNamespace(state="training", resting=SimpleNamespace(reasons=()), ready=ready, directory=directory)
     reporter = Reporter(lambda kind, fields: None, b"me", lambda: clock[0])
     shown: Any = SimpleNamespace(done=False, paused=False, node=node, counted=reporter.counters)
     reporter.waits(True)
