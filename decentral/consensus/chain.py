@@ -47,7 +47,7 @@ class Head:
     members: tuple[PeerId, ...]  # who takes part in the next record, sorted
     newcomers: frozenset[PeerId] = frozenset()  # came in since the anchor last moved: half a phase behind
     final: bool = False
-    tokens: int = 0  # committed so far, as ``counted_tokens`` counts them
+    tokens: int = 0  # committed so far, as ``count_tokens`` counts them
     contributions: int = 0  # committed so far
 
     @property
@@ -83,7 +83,7 @@ class Head:
             members=record.next_members,
             newcomers=frozenset() if moved or not self.outer_step else self.newcomers | joined,
             final=record.final,
-            tokens=self.tokens + counted_tokens(self, record),
+            tokens=self.tokens + count_tokens(self, record),
             contributions=self.contributions + len(contributions(record)),
         )
 
@@ -140,7 +140,7 @@ def contributions(record: Record) -> tuple[FrameRef, ...]:
     return record.contributors or record.frames
 
 
-def counted_tokens(head: Head, record: Record) -> int:
+def count_tokens(head: Head, record: Record) -> int:
     """Return the tokens that ``record`` adds to the chain of ``head``.
 
     Tokens are claims, so each counts for at most ``TYPICAL_TIMES`` the mean of those before it; the first ones are
@@ -262,7 +262,7 @@ class Voting:
 
     def committee(self, of: Head | Record) -> tuple[PeerId, ...]:
         """Return the peers that vote on the record after a head, or on a record, while enough are there; sorted."""
-        return _seated(self.seats, of.run, of.epoch, of.members)
+        return _fill_seats(self.seats, of.run, of.epoch, of.members)
 
     def voters(self, of: Head | Record, gone: Collection[PeerId]) -> tuple[PeerId, ...]:
         """Return the committee; or the peers that vote in its place, once those gone for good leave no majority of
@@ -271,7 +271,7 @@ class Voting:
         committee = self.committee(of)
         if keeps_majority(committee, gone):
             return committee
-        return _seated(self.seats, of.run, of.epoch, of.members, frozenset(gone))
+        return _fill_seats(self.seats, of.run, of.epoch, of.members, frozenset(gone))
 
     def voters_on(self, record: Record) -> tuple[PeerId, ...]:
         """Return the peers whose votes count for ``record``, which says itself whom it gives up."""
@@ -300,7 +300,7 @@ VOTING = Voting()
 
 
 @lru_cache(maxsize=64)
-def _seated(
+def _fill_seats(
     seats: int, run: bytes, epoch: int, members: tuple[PeerId, ...], gone: frozenset[PeerId] = frozenset()
 ) -> tuple[PeerId, ...]:
     """Return as many of ``members`` without ``gone`` as there are seats, first in the draw of the epoch; sorted."""
@@ -488,7 +488,7 @@ class Past:
     frames: tuple[Frame, ...] = ()  # of the newest commits, and of the record voted for
 
 
-def retraced(starts: Mapping[Digest, Head], commits: Iterable[Commit], head: Head) -> Past:
+def retrace(starts: Mapping[Digest, Head], commits: Iterable[Commit], head: Head) -> Past:
     """Return the way to ``head`` through ``commits``, among which are those of branches given up; heads from a known
     start.
     """
@@ -541,7 +541,7 @@ class Rules:
         return reduce(self.next, commits, start)
 
 
-def checked_branch(history: History, start: Head, commits: Sequence[Commit], claimed: Head, rules: Rules) -> Branch:
+def check_branch(history: History, start: Head, commits: Sequence[Commit], claimed: Head, rules: Rules) -> Branch:
     """Return the branch that ``commits`` make from ``start``, a head of ours, up to ``claimed``.
 
     Raises PayloadError when a record does not follow, lacks a majority's votes, or does not lead to the claimed head.

@@ -83,7 +83,7 @@ def new_record(state: RoundState, leading: Ballot, usable: Sequence[PeerId], now
         return make_record(state, now) if _membership_due(state, now) else None
     if not state.reduces:
         return make_record(state, now, frames=references(usable, state.round.offers))
-    return _reduced_record(state, leading, usable, now)
+    return _record_of_reduce(state, leading, usable, now)
 
 
 def _carry_on(state: RoundState, bound: m.Record, now: float) -> m.Record:
@@ -97,7 +97,7 @@ def _carry_on(state: RoundState, bound: m.Record, now: float) -> m.Record:
     return replace(bound, next_members=next_members(state, now))
 
 
-def _reduced_record(state: RoundState, leading: Ballot, usable: Sequence[PeerId], now: float) -> m.Record | None:
+def _record_of_reduce(state: RoundState, leading: Ballot, usable: Sequence[PeerId], now: float) -> m.Record | None:
     """Plan the reduce, wait for every owner's result, re-plan without those who let it down."""
     planned = leading.planned
     absent = [peer for peer in state.head.members if not state.presence.present(peer)]
@@ -106,10 +106,10 @@ def _reduced_record(state: RoundState, leading: Ballot, usable: Sequence[PeerId]
         if frames is not None:
             plan = planned.plan
             return make_record(state, now, frames, plan.contributors, plan.partition, plan.number)
-        if not planned.failed(absent, state.patience(), now):
+        if not planned.has_failed(absent, state.patience(), now):
             return None
     plan = _make_plan(state, leading, usable, absent)
-    if planned is not None and planned.asks_the_same(plan) and not planned.late(state.patience(), now):
+    if planned is not None and planned.asks_the_same(plan) and not planned.is_late(state.patience(), now):
         return None  # nobody else is there: told again at once, it would fail again at once, and so on
     leading.planned = Planned(plan, now)
     state.planned_number = plan.number
@@ -227,13 +227,13 @@ def _is_prepared(state: RoundState, leading: Ballot, now: float) -> bool:
         return True
     voters = state.voters
     if now >= leading.opened + state.patience():
-        return leading.prepared(voters, majority(voters))
+        return leading.is_prepared(voters, majority(voters))
     silent = set(voters) - leading.heard() - state.presence.leaving - {state.me}
     if not any(map(state.presence.present, silent)):
-        return leading.prepared(voters, majority(voters))
+        return leading.is_prepared(voters, majority(voters))
     bound = _bound_record(state, leading)
     alone = bound is not None and leading.stands_alone(bound[1], state.leader_of(bound[0]), state.acceptor, state.me)
-    return not alone and leading.prepared(voters, enough_promises(voters))
+    return not alone and leading.is_prepared(voters, enough_promises(voters))
 
 
 def _open_ballot(state: RoundState, ballot: int, now: float) -> Ballot:
@@ -314,7 +314,7 @@ def _ask_for_votes(state: RoundState, proposal: m.Proposal, but: Iterable[PeerId
 
 
 def _elect(state: RoundState, leading: Ballot) -> None:
-    commit = leading.elected()
+    commit = leading.elect()
     if commit is not None:
         learner.broadcast_commit(state, commit)
         state.decided = (state.me, commit)
@@ -386,4 +386,4 @@ def _note_answer(state: RoundState, leading: Ballot, peer: PeerId) -> None:
     only it holds would be asked of nobody.
     """
     if peer not in leading.parted:
-        state.note_back(peer)
+        learner.note_back(state, peer)

@@ -45,7 +45,7 @@ def _set_decided(state: RoundState, told_by: PeerId, commit: Commit, now: float)
 
 def count_farewells(state: RoundState, now: float) -> None:
     """Decide on a record that peers may have chosen before they left, once every named frame is here."""
-    commit = state.farewells.elected(state.acceptor, state.signer)
+    commit = state.farewells.elect(state.acceptor, state.signer)
     if commit is None:
         return
     told = commit.certificate.votes[0][0]
@@ -70,7 +70,7 @@ def finish(state: RoundState, now: float) -> bool:
     _keep_commit(state, commit)
     _note_commit(state, commit)
     # Nothing more is decided before this is applied, whether it moves the anchor or not: two Decide in one list of
-    # effects were carried out in the wrong order when the first one's ``applied`` led to a third.
+    # effects were carried out in the wrong order when the first one's ``note_applied`` led to a third.
     state.restart(replace(state.head.extended(commit.record), anchor=None), now)
     state.history.add(state.head)
     return True
@@ -190,7 +190,7 @@ def remember_before(state: RoundState, start: Head, heads: Sequence[Head], commi
 
 def take_join(state: RoundState, sender: PeerId, request: JoinRequest, now: float) -> None:
     """Take a newcomer's request to be let in, or a member's word that it stays, and where it stands."""
-    state.note_back(sender)
+    note_back(state, sender)
     if sender not in state.head.members:
         if not verify(sender, request.signature, join_text(state.head.run, request.round, request.digest)):
             raise PayloadError(f"request to join by {peer_name(sender)} that it did not sign; drop it")
@@ -222,6 +222,19 @@ def take_farewell(state: RoundState, sender: PeerId, farewell: Farewell) -> None
     state.joiners.pop(sender, None)
     if state.leading is not None:
         state.leading.parted.add(sender)
+
+
+def note_active(state: RoundState, peer: PeerId, round_: int) -> None:
+    """Note that ``peer`` offered or voted in a round: what it said of its leaving before is void."""
+    state.last_active[peer] = max(round_, state.last_active.get(peer, 0))
+
+
+def note_back(state: RoundState, peer: PeerId) -> None:
+    """Note that ``peer`` spoke after its farewell: whoever shows it from now on shows what is void."""
+    if peer in state.head.members:
+        state.came_back_in[peer] = state.head.round + 1
+    state.presence.leaving.discard(peer)
+    state.farewells.forget(peer)
 
 
 def take_behind(state: RoundState, sender: PeerId, message: Behind) -> None:
@@ -264,14 +277,14 @@ def _note_commit(state: RoundState, commit: Commit) -> None:
 def _note_who_never_sent(state: RoundState, round_: int) -> None:
     for peer, offer in state.round.offers.items():
         if offer.frame not in state.held:
-            state.unsent.passed_over(peer, round_)
+            state.unsent.note_absence(peer, round_)
 
 
 def note_who_was_active(state: RoundState, commit: Commit) -> None:
     """Note that the contributors and voters of a commit had not left when it was decided."""
     record = commit.record
     for peer in (*(ref.peer for ref in contributions(record)), *(peer for peer, _ in commit.certificate.votes)):
-        state.note_active(peer, record.round)
+        note_active(state, peer, record.round)
     state.last_active = {peer: round_ for peer, round_ in state.last_active.items() if peer in record.next_members}
     state.came_back_in = {p: round_ for p, round_ in state.came_back_in.items() if p in record.next_members}
 
@@ -283,7 +296,7 @@ def _note_who_is_back(state: RoundState, commit: Commit) -> None:
     """
     for peer, _ in commit.certificate.votes:
         if state.farewells.since(peer) < commit.record.round:
-            state.note_back(peer)
+            note_back(state, peer)
 
 
 def _note_shrink(state: RoundState, commit: Commit) -> None:
@@ -323,9 +336,9 @@ def take_offer(state: RoundState, sender: PeerId, offer: Offer, now: float) -> N
     if offer.nbytes > state.terms.largest:
         raise PayloadError(f"offer of {offer.nbytes} bytes, {state.terms.largest} are possible here; drop it")
     check_timely(state, (offer,))
-    state.note_active(sender, offer.round)
+    note_active(state, sender, offer.round)
     if state.farewells.since(sender) < offer.round:  # one of the same round may be older than the farewell
-        state.note_back(sender)  # to drop it would find no votes
+        note_back(state, sender)  # to drop it would find no votes
     new = state.round.add(sender, offer, now)
     if new and offer.based == state.head.outer_step and sender not in state.head.newcomers:
         state.paces.observe(sender, offer.steps, state.round.opened, now)

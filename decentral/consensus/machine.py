@@ -48,8 +48,9 @@ TICK = 0.25  # s between calls of tick: finer than any timer here needs
 class RoundMachine:
     """The part of one peer in agreeing on the next record.
 
-    Drive it with ``offer``, ``hold``, ``receive``, ``tick``, ``liveness``, ``unreachable``, ``applied``; carry out the
-    returned effects in order. Raises PayloadError for a message that breaks a rule: drop it, the state is as before.
+    Drive it with ``offer``, ``hold``, ``receive``, ``tick``, ``liveness``, ``unreachable``, ``note_applied``; carry out
+    the returned effects in order. Raises PayloadError for a message that breaks a rule: drop it, the state is as
+    before.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class RoundMachine:
         """Hold a frame that arrived and was checked: signature, size, finite values."""
         state = self.state
         state.held[frame] = header
-        state.unsent.came(header.sender)
+        state.unsent.note_frame(header.sender)
         state.round.ask_at.pop(frame, None)
         state.note_result(frame, header)
         return self._progress(now)
@@ -130,7 +131,7 @@ class RoundMachine:
         presence.expired, presence.gone, presence.missed, presence.known = expired, gone, missed, known
         return self._progress(now)
 
-    def came_back(self, now: float, *, excused: bool, away: float = math.inf) -> None:
+    def listen_first(self, now: float, *, excused: bool, away: float = math.inf) -> None:
         """Listen only, after sleep, a restart, or another branch: this peer votes again when it has heard all members,
         or after a lease, or as long as it was ``away``. ``excused``: that was so long that the others could give it up.
         """
@@ -152,7 +153,7 @@ class RoundMachine:
         learner.repeat_offer(state, now)
         return self._progress(now)
 
-    def applied(self, anchor: Digest, now: float) -> list[Effect]:
+    def note_applied(self, anchor: Digest, now: float) -> list[Effect]:
         """Note that the newest record was applied; the anchor's digest is ``anchor``."""
         self.state.head = replace(self.state.head, anchor=anchor)
         return self._progress(now)

@@ -86,10 +86,10 @@ class Acceptor:
         round_, promised, ballot = _NUMBERS.unpack_from(numbers)
         proposed = numbers[_NUMBERS.size : start] if is_signed else NO_SIGNATURE
         rest = numbers[start:]
-        return cls(round_, promised, ballot, _accepted_record(rest) if rest else None, proposed)
+        return cls(round_, promised, ballot, _read_accepted(rest) if rest else None, proposed)
 
 
-def _accepted_record(data: bytes) -> Record:
+def _read_accepted(data: bytes) -> Record:
     try:
         return decode_record(data)
     except PayloadError as error:
@@ -153,12 +153,12 @@ class Planned:
         parts = enumerate(self.plan.partition)
         return {owner for part, (owner, _, _) in parts if (self.plan.number, part, owner) not in held and owner != but}
 
-    def failed(self, absent: Collection[PeerId], patience: float, now: float) -> bool:
+    def has_failed(self, absent: Collection[PeerId], patience: float, now: float) -> bool:
         """Tell whether somebody the plan needs is away, was blamed by an owner, or took too long."""
         needed = {ref.peer for ref in self.plan.contributors} | self.owners
-        return bool(needed & (set(absent) | self.blamed)) or self.late(patience, now)
+        return bool(needed & (set(absent) | self.blamed)) or self.is_late(patience, now)
 
-    def late(self, patience: float, now: float) -> bool:
+    def is_late(self, patience: float, now: float) -> bool:
         """Tell whether the plan took too long; each attempt has twice the time of the last."""
         attempt = self.plan.number % PLANS_PER_BALLOT
         return now >= self.since + patience * 2.0 ** min(attempt, 6)
@@ -185,7 +185,7 @@ class Ballot:
     sent_at: float = 0.0
     unfit: bool = False  # its record broke a rule of the protocol: nothing is proposed
 
-    def prepared(self, voters: Sequence[PeerId], least: int) -> bool:
+    def is_prepared(self, voters: Sequence[PeerId], least: int) -> bool:
         """Tell whether so many of ``voters`` promised; ballot 0 has one proposer only and needs no promise."""
         return self.ballot == 0 or len(self.heard() & set(voters)) >= least
 
@@ -202,7 +202,7 @@ class Ballot:
         their owners, or that drops a peer that is back, ends no run. Then the next highest is looked at, for nobody who
         was honest about that ballot was free because of it.
         """
-        heard = [*self._told().values(), (own.accepted_ballot, own.accepted)]
+        heard = [*self._list_accepted().values(), (own.accepted_ballot, own.accepted)]
         for ballot, record in sorted(heard, key=lambda pair: pair[0], reverse=True):
             if record is not None and self._may_be_chosen(record):
                 return ballot, record
@@ -212,15 +212,15 @@ class Ballot:
         """Tell whether nobody but its proposer says to have accepted ``record``: more answers may show that it is
         free.
         """
-        told = self._told() | {me: (own.accepted_ballot, own.accepted)}
+        told = self._list_accepted() | {me: (own.accepted_ballot, own.accepted)}
         return not any(accepted == record for peer, (_, accepted) in told.items() if peer != proposer)
 
     def _may_be_chosen(self, record: Record) -> bool:
-        voters, told = self.voting.voters_on(record), self._told()
+        voters, told = self.voting.voters_on(record), self._list_accepted()
         against = [peer for peer in voters if peer in told and told[peer][1] != record]
         return not is_refuted(voters, len(against))
 
-    def _told(self) -> dict[PeerId, tuple[int, Record | None]]:
+    def _list_accepted(self) -> dict[PeerId, tuple[int, Record | None]]:
         """Return the record that each peer has accepted, and in which ballot, as far as they said."""
         said = self.overtaken | self.promises
         promised = {peer: (promise.accepted_ballot, promise.accepted) for peer, promise in said.items()}
@@ -241,7 +241,7 @@ class Ballot:
             return self.ballot * PLANS_PER_BALLOT
         return self.planned.plan.number + 1
 
-    def elected(self) -> Commit | None:
+    def elect(self) -> Commit | None:
         """Return the commit, once a majority of those who vote has signed."""
         if self.proposal is None:
             return None
@@ -318,7 +318,7 @@ class Farewells:
             Shown(peer, f.epoch, f.round, f.accepted_ballot, hash_of(f.accepted), f.signature) for peer, f in said
         )
 
-    def elected(self, own: Acceptor, signer: Signer) -> Commit | None:
+    def elect(self, own: Acceptor, signer: Signer) -> Commit | None:
         """Return the commit that those who left had voted for, with or without our own vote."""
         votes: dict[tuple[int, Record], dict[PeerId, bytes]] = defaultdict(dict)
         for peer, said in self._said.items():

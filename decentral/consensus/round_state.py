@@ -214,7 +214,7 @@ class SendSlices:
 
 @dataclass(frozen=True, slots=True)
 class Decide:
-    """Log the commit durably, then apply it, then call ``applied``. Every named frame is held."""
+    """Log the commit durably, then apply it, then call ``note_applied``. Every named frame is held."""
 
     commit: m.Commit
 
@@ -280,7 +280,7 @@ class Returning:
         self.since, self.until, self.excused = since, until, excused
         self._answered: set[PeerId] = set()
 
-    def answered(self, peer: PeerId) -> None:
+    def note_answer(self, peer: PeerId) -> None:
         """Note that ``peer`` has said since where it stands, and that is where this peer stands."""
         self._answered.add(peer)
 
@@ -461,10 +461,6 @@ class RoundState:
         """Return the peers whose promises and votes decide, as far as is known here who is given up."""
         return self.terms.voting.voters(self.head, self.presence.given_up())
 
-    def note_active(self, peer: PeerId, round_: int) -> None:
-        """Note that ``peer`` offered or voted in a round: what it said of its leaving before is void."""
-        self.last_active[peer] = max(round_, self.last_active.get(peer, 0))
-
     def patience(self, plans: float = 1.0) -> float:
         """Return the seconds to wait for what it takes ``plans`` plans of a reduce to get; its slices alone are half of
         one.
@@ -480,13 +476,6 @@ class RoundState:
         if peers is None and found and len(self.offerers) < len(members):  # of the others only their lines are known
             found += [(max(found)[0], peer) for peer in members if peer not in self.offerers]
         return max((allowance(nbytes, copies, takes(nbytes, peer, members)) for nbytes, peer in found), default=0.0)
-
-    def note_back(self, peer: PeerId) -> None:
-        """Note that ``peer`` spoke after its farewell: whoever shows it from now on shows what is void."""
-        if peer in self.head.members:
-            self.came_back_in[peer] = self.head.round + 1
-        self.presence.leaving.discard(peer)
-        self.farewells.forget(peer)
 
     def stall(self, now: float) -> None:
         """Note that there is work since ``now``, or since before."""

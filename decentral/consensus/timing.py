@@ -110,11 +110,11 @@ class Unsent:
     def __init__(self) -> None:
         self._rests: dict[PeerId, _Rest] = {}
 
-    def came(self, peer: PeerId) -> None:
+    def note_frame(self, peer: PeerId) -> None:
         """Note that a frame of ``peer`` is here."""
         self._rests.pop(peer, None)
 
-    def passed_over(self, peer: PeerId, round_: int) -> None:
+    def note_absence(self, peer: PeerId, round_: int) -> None:
         """Note that the commit of ``round_`` does without the frame that it offered, which is not here."""
         rest = self._rests.get(peer)
         if rest is None:

@@ -113,6 +113,7 @@ async def _ask(transport: Transport, holder: PeerId, want: Want, limit: int) -> 
 # Source: Mundinger, Weber and Weiss, "Optimal scheduling of peer-to-peer file dissemination", 2008, give the bound.
 
 UNKNOWN_RATE = 1.0  # bytes/s of a line of which nobody has said anything
+ALIKE = 0.25  # of the median: most estimates of equal uplinks are that close (1.6 to 2.0 MB/s of 2.5)
 WORTH = 0.25  # s: what it must save; passing on costs the time of one way more
 
 
@@ -175,7 +176,15 @@ def spread(nbytes: int, lines: Sequence[Line], me: int) -> Spread | None:
     if not any(spare):
         return None
     direct = int(nbytes * min(1.0, max(0.0, (finish * rate / nbytes - 1) / (n - 2))))
-    return Spread(direct, _proportioned(nbytes - direct, spare))
+    return Spread(direct, _divide(nbytes - direct, spare))
+
+
+def even_out(rates: Sequence[float]) -> list[float]:
+    """Return rates near the median as equal to it: estimates of equal lines differ, and all have to wait for what one
+    peer owns too much of a reduce, or for a frame that went by way of others for nothing.
+    """
+    usual = median([u for u in rates if u > 0] or [0.0])
+    return [usual if (1 - ALIKE) * usual <= u <= (1 + ALIKE) * usual else u for u in rates]
 
 
 def thin_last(peers: Sequence[PeerId], lines: Sequence[Line]) -> list[PeerId]:
@@ -190,7 +199,7 @@ def _seconds_to_finish(nbytes: int, lines: Sequence[Line], me: int) -> float:
     return max(nbytes / lines[me].rate, n * (n - 1) * nbytes / sum(line.rate for line in lines))
 
 
-def _proportioned(nbytes: int, weights: Sequence[float]) -> tuple[int, ...]:
+def _divide(nbytes: int, weights: Sequence[float]) -> tuple[int, ...]:
     """Cut ``nbytes`` in proportion to ``weights``, none of it lost to rounding."""
     ends, cumulated, total = [], 0.0, sum(weights)
     for weight in weights:
@@ -373,7 +382,7 @@ class Forwarder:
     def __init__(
         self, transport: Transport, window: Window, handled: Callable[[Ack], None], spawn: Callable[..., None]
     ) -> None:
-        self.transport, self.window, self._handled, self._spawn = transport, window, handled, spawn
+        self.transport, self.window, self._on_handled, self._spawn = transport, window, handled, spawn
         self._ways: dict[tuple[int, PeerId], list[_Way]] = {}  # (round, owner)
 
     def take(self, piece: Piece, others: Sequence[PeerId]) -> None:
@@ -402,7 +411,7 @@ class Forwarder:
 
     async def _forward(self, peer: PeerId, way: _Way) -> None:
         try:
-            async with sequence(self.transport, peer, PIECE, ANSWER, self.window, self._handled) as send:
+            async with sequence(self.transport, peer, PIECE, ANSWER, self.window, self._on_handled) as send:
                 while (piece := await way.next()) is not None:
                     await send(piece)
         finally:
@@ -569,7 +578,7 @@ class ChunkedBroadcast:
             if frame.header.kind == FrameKind.CONTRIBUTION and len(data) >= PIECED:
                 await self._give_in_pieces(frame.hash, data, peers, on_failed)
             else:
-                await push(self.transport, peers, data, on_failed, self._handled(data), self._turns_of(frame))
+                await push(self.transport, peers, data, on_failed, self._on_handled(data), self._turns_of(frame))
 
     async def _give_in_pieces(self, frame: bytes, data: bytes, peers: Sequence[PeerId], on_failed: OnFailed) -> None:
         passing = Passing(self.transport, self.window, peers, data, self._deliveries.arrived, on_failed)
@@ -601,7 +610,7 @@ class ChunkedBroadcast:
         way = spread(nbytes, self.lines_of((self.me, *peers)), 0)
         return Spread(nbytes, (0,) * (1 + len(peers))) if way is None else way
 
-    def _handled(self, data: bytes) -> Callable[[], None]:
+    def _on_handled(self, data: bytes) -> Callable[[], None]:
         began = anyio.current_time()
         return lambda: self._deliveries.arrived(Ack(len(data), began, anyio.current_time()), True)
 

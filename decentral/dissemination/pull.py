@@ -1,4 +1,4 @@
-"""Frames held here, and requests for those that are not: frames by hash, chunks of a snapshot from many donors."""
+"""Frames that are held here, and requests for what is not: frames by hash, a snapshot's chunks from many donors."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ class FrameFetcher:
         """
         with self.arrivals.fetch(wanted.frame) as fresh:
             for holder in thin_last(wanted.holders, self.broadcast.lines_of(wanted.holders)) if fresh else ():
-                await self.arrivals.pushed(wanted.owner)
+                await self.arrivals.wait_for_push(wanted.owner)
                 if wanted.frame in self.store:
                     return
                 if holder == wanted.owner and self.arrivals.is_pushing(holder):
@@ -208,7 +208,7 @@ class StripeSource:
     usual: float = _NEVER  # s, smoothed
     _doubling: bool = True
 
-    def answered(self, took: float) -> None:
+    def note_answer(self, took: float) -> None:
         """Note that one more chunk came, ``took`` seconds after it was asked for."""
         self.quickest = min(self.quickest, took)
         self.usual = took if self.usual == _NEVER else self.usual + (took - self.usual) / 4
@@ -253,11 +253,11 @@ class Stripes:
                 asks.append((peer, number))
         return asks
 
-    def came(self, peer: PeerId, number: int, now: float) -> list[PeerId]:
+    def note_chunk(self, peer: PeerId, number: int, now: float) -> list[PeerId]:
         """Note that a chunk is here; return the donors that owe it still and need not send it."""
         donor = self.donors.get(peer)
         if donor is not None and number in donor.asked:
-            donor.answered(now - donor.asked[number])
+            donor.note_answer(now - donor.asked[number])
         self.missing.pop(number, None)
         owing = [other for other, donor in self.donors.items() if donor.asked.pop(number, None) is not None]
         return [other for other in owing if other != peer]
@@ -303,14 +303,14 @@ class _Fetch:
                 self.stripes.meet(donors())
                 for peer, number in self.stripes.due(anyio.current_time()):
                     scope = self._scopes[peer, number] = anyio.CancelScope()
-                    group.start_soon(self._one, peer, number, scope)
+                    group.start_soon(self._fetch_one, peer, number, scope)
                 if not self.stripes.donors:
                     break
                 with anyio.move_on_after(LOOK_EVERY):
                     await self._changed.next()
             group.cancel_scope.cancel()
 
-    async def _one(self, peer: PeerId, number: int, scope: anyio.CancelScope) -> None:
+    async def _fetch_one(self, peer: PeerId, number: int, scope: anyio.CancelScope) -> None:
         with scope:
             try:
                 self._take(peer, number, await self.ask(peer, number))
@@ -323,7 +323,7 @@ class _Fetch:
 
     def _take(self, peer: PeerId, number: int, data: bytes) -> None:
         self.assembler.add(number, data)
-        for other in self.stripes.came(peer, number, anyio.current_time()):
+        for other in self.stripes.note_chunk(peer, number, anyio.current_time()):
             self._scopes[other, number].cancel()  # a stream that is closed stops sending
 
     def _drop(self, peer: PeerId, error: DecentralError) -> None:

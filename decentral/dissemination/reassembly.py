@@ -41,7 +41,7 @@ class RangeSet:
 
     def gaps(self, start: int, stop: int) -> list[Range]:
         """Return the ranges of [start, stop) that did not come."""
-        first, last = self._touched(start, stop)
+        first, last = self._find_touching(start, stop)
         stops = [start, *self._stops[first:last]]
         starts = [*self._starts[first:last], stop]
         return [(begin, end) for begin, end in zip(stops, starts, strict=True) if begin < end]
@@ -49,12 +49,12 @@ class RangeSet:
     def add(self, start: int, stop: int) -> None:
         """Add a range that came."""
         self.nbytes += sum(end - begin for begin, end in self.gaps(start, stop))
-        first, last = self._touched(start, stop)
+        first, last = self._find_touching(start, stop)
         if first < last:
             start, stop = min(start, self._starts[first]), max(stop, self._stops[last - 1])
         self._starts[first:last], self._stops[first:last] = [start], [stop]
 
-    def _touched(self, start: int, stop: int) -> tuple[int, int]:
+    def _find_touching(self, start: int, stop: int) -> tuple[int, int]:
         """Return the ranges that [start, stop) meets or has no gap to."""
         return bisect_left(self._stops, start), bisect_right(self._starts, stop)
 
@@ -344,7 +344,7 @@ class Arrivals:
         """Tell whether bytes of a push of ``peer`` come."""
         return self._moving(peer) is not None
 
-    async def pushed(self, peer: PeerId) -> None:
+    async def wait_for_push(self, peer: PeerId) -> None:
         """Wait while bytes of a push of ``peer`` come: which frame it is will be known when all of it is there."""
         while push := self._moving(peer):
             with anyio.CancelScope(deadline=push.stands_still_at):

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise, zip_longest
-from statistics import median
 
 from decentral.flow.pacing import shifted
 from decentral.wire.keys import PeerId
@@ -38,7 +37,6 @@ def in_order(plan: ReducePlan, me: PeerId) -> list[int]:
 # coming: else every uplink idles from its own last slice until the last slice of all is there. Ranges are cut at
 # multiples of the compressors' block, so that a slice compresses to the same bytes however the fragment is cut.
 
-ALIKE = 0.25  # of the median: most estimates of equal uplinks are that close (1.6 to 2.0 MB/s of 2.5)
 MOST_PIECES = 4  # of one owner; each costs a signature, a stream to everybody and 128 bytes of the record
 MOST_PARTS = 256  # of a fragment; a record holds 1,024
 
@@ -73,14 +71,6 @@ def shares(uplinks: Sequence[float]) -> list[float]:
         time for k in range(len(most), 0, -1) if (time := (room + k) / sum(most[:k])) * most[k - 1] >= 1.0 - 1e-9
     )
     return [max(0.0, finish * u - 1.0) / room for u in uplinks]
-
-
-def alike(uplinks: Sequence[float]) -> list[float]:
-    """Return uplinks near the median as equal to it: estimates of equal lines differ, and all have to wait for what one
-    peer owns too much of a reduce, or for a frame that went by way of others for nothing.
-    """
-    usual = median([u for u in uplinks if u > 0] or [0.0])
-    return [usual if (1 - ALIKE) * usual <= u <= (1 + ALIKE) * usual else u for u in uplinks]
 
 
 def partition(

@@ -19,12 +19,12 @@ from typing import Any
 
 from torch import Tensor
 
-from decentral.consensus.chain import Head, Past, check_succession, contributions, moves_anchor, retraced
+from decentral.consensus.chain import Head, Past, check_succession, contributions, moves_anchor, retrace
 from decentral.consensus.paxos import Acceptor
 from decentral.errors import DiskError, ManifestMismatch, PayloadError
 from decentral.parameters import FrozenSpec
 from decentral.replica.contents import is_of_sender
-from decentral.replica.contribution import forgotten
+from decentral.replica.contribution import forget_sent
 from decentral.replica.replica import Replica, is_feedback
 from decentral.rounds.local_state import Ledger
 from decentral.state.checkpoint import keep_frozen, load_metas, load_newest, save
@@ -95,7 +95,7 @@ class DurableStore:
         """What is here of the way to ``head``, with frames of its newest commits and of the record voted for."""
         metas = [*load_metas(self.checkpoints), *load_metas(self.adopted)]
         starts = {start.hash: start for start in (Head.from_dict(meta["head"]) for meta in metas)}
-        past = retraced(starts, map(_commit, self.journal.entries), head)
+        past = retrace(starts, map(_commit, self.journal.entries), head)
         records = [commit.record for commit in past.commits]
         if acceptor is not None and acceptor.accepted is not None:
             records.append(acceptor.accepted)
@@ -225,7 +225,7 @@ class DurableStore:
             replica.senders.keep_only(record.next_members)
             if me in {ref.peer for ref in contributions(record)}:
                 named = True
-                replica.feedback[record.fragment] = forgotten(replica, record, frames, me).feedback
+                replica.feedback[record.fragment] = forget_sent(replica, record, frames, me).feedback or {}
             else:  # its results may be named all the same
                 replica.owe_after(record, me, {}, replica.owed(record.fragment))
             anchor = replica.digest if moves_anchor(record) else record.base

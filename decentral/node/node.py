@@ -19,8 +19,8 @@ from decentral.compressors import parse_compressor
 from decentral.consensus.chain import VOTING, Head, Voting
 from decentral.consensus.paxos import Acceptor
 from decentral.consensus.round_state import RoundTerms, RunClock
-from decentral.dissemination.broadcast import UNKNOWN_RATE, Line, Lines
-from decentral.dissemination.reduce import USUAL_GRAIN, Grain, alike, partition, shares
+from decentral.dissemination.broadcast import UNKNOWN_RATE, Line, Lines, even_out
+from decentral.dissemination.reduce import USUAL_GRAIN, Grain, partition, shares
 from decentral.errors import (
     ConfigError,
     ManifestMismatch,
@@ -202,7 +202,7 @@ class Node:
                 await self._join()
             await group.start(self.driver.run)
             group.start_soon(self.catch_up.run)
-            group.start_soon(self.catch_up.remember)
+            group.start_soon(self.catch_up.memory.run)
             group.start_soon(self.paths.watch)
             group.start_soon(self._announce_forever)
             if self.daily_upload is not None:
@@ -426,7 +426,7 @@ class Uplinks:
         known = {lease.peer: lease.uplink / 8 for lease in leases if lease is not None and lease.uplink}
         others = [rate for peer, rate in known.items() if peer != own.peer]  # the own line says nothing of theirs
         usual = fmean(others or known.values() or [UNKNOWN_RATE])
-        rates = alike([lease.uplink / 8 if lease is not None and lease.uplink else usual for lease in leases])
+        rates = even_out([lease.uplink / 8 if lease is not None and lease.uplink else usual for lease in leases])
         private = [lease is not None and bool(lease.state & PRIVATE) for lease in leases]
         return [Line(rate, passes_on=not hidden) for rate, hidden in zip(rates, private, strict=True)]
 

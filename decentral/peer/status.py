@@ -481,7 +481,7 @@ def _led_here(state: RoundState, leading: Ballot) -> Balloting:
         }
         return Balloting(**mine, **asked, lacks=lacks, proposed=True, voted=state.me in leading.votes)
     voters = state.voters
-    if not leading.prepared(voters, majority(voters)):
+    if not leading.is_prepared(voters, majority(voters)):
         asked = {"asked": "promises", "voters": voters, "given": [*leading.promises], "needed": majority(voters)}
         return Balloting(**mine, **asked)
     if leading.planned is not None:

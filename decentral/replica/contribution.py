@@ -1,4 +1,4 @@
-"""This peer's part in the rounds: what it measured and sends, what it will owe, what it gave to those that are over."""
+"""The contribution of this peer: what it sends, the residual it leaves, and what was given to rounds that are over."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ class Contribution:
     base_N: Tensor | None = None  # the parameters that it was begun from, as written
     is_difference: bool = False  # what is sent is ``base_N - local_N``, bit for bit
     is_finite: bool = False  # gradient_N is known to hold neither NaN nor Inf: nobody need look again
-    hands_on_nothing: set[tuple[int, int]] = field(default_factory=set)  # (round, plan); see ``owed_after``
+    keeps_residual: set[tuple[int, int]] = field(default_factory=set)  # (round, plan); see ``owed_after``
 
     def __post_init__(self) -> None:
         self.trained = self.trained or self.steps
 
     @property
     def gradient_N(self) -> Tensor:
-        """What is sent, the change: anchor - local, unless the method or an absence says otherwise."""
+        """Return the change, which is sent: anchor - local, unless the method or an absence says otherwise."""
         made = self.sent_N
         if made is None:  # two threads that ask at once make the same bits
             assert self.base_N is not None, "one of both"
@@ -66,24 +66,24 @@ class Contribution:
         return made
 
     def let_go(self) -> None:
-        """It is encoded: hold a vector less, of what can be made again. Few ask for it after that."""
+        """Let go of a vector once it is encoded: it can be made again, and few ask for it after that."""
         if self.is_difference:
             self.sent_N = None
 
     def change_at(self, sample: Sample) -> Tensor:
-        """``gradient_N`` at the places of a sample of the fragment, (S,)."""
+        """Return ``gradient_N`` at the places of a sample of the fragment, (S,)."""
         if self.sent_N is None and self.base_N is not None:
             return sample.of(self.base_N) - sample.of(self.local_N)
         return sample.of(self.gradient_N)
 
     @property
     def vectors(self) -> tuple[Tensor, ...]:
-        """All channels, the change first."""
+        """Return all channels, the change first."""
         return (self.gradient_N, *self.states)
 
     @property
     def measured_N(self) -> Tensor:
-        """The progress that it was made of: what its commit takes from the live model's."""
+        """Return the progress that it was made of: what its commit takes from the live model's."""
         return self.gradient_N if self.progress_N is None else self.progress_N
 
     def check_finite(self, replica: Replica) -> None:
@@ -93,14 +93,14 @@ class Contribution:
             self.is_finite = True
 
     def commitment(self, head: Head) -> bytes:
-        """What a reduce offer names instead of a frame; another one wherever it says another thing."""
+        """Return what a reduce offer names instead of a frame: it differs wherever the contribution does."""
         made = hashlib.blake2b(to_device(self.gradient_N, PROCESSOR).numpy().data, digest_size=32)
         made.update(struct.pack("<IQ", self.steps, self.tokens) + claims_of(self.based_in(head), self.summary))
         return made.digest()
 
     def feedback_after(self, record: Record) -> dict[str, Tensor]:
-        """The feedback to book with ``record``, which names this contribution. Nothing where slices are of a
-        previous incarnation, which may have sent all that was owed.
+        """Return the feedback to book with ``record``, which names this contribution. Nothing where slices are of a
+        previous incarnation, which may have sent all of the residual.
         """
         if self.encoded is not None:
             return self.encoded.feedback
@@ -111,7 +111,7 @@ class Contribution:
         return {name: torch.cat([part[name] for part in made]) for name in made[0]}
 
     def frame(self, head: Head, signer: Signer) -> Frame:
-        """The frame for the round after ``head``."""
+        """Make the frame for the round after ``head``."""
         assert self.encoded is not None
         header = self._claimed(header_after(head, self.kind, self.fragment, signer.peer), head)
         frame = seal(header, self.encoded.body, signer, self.tail)
@@ -121,7 +121,7 @@ class Contribution:
         return frame
 
     def offer(self, head: Head, frame: bytes, nbytes: int) -> Offer:
-        """The offer for the round after ``head``."""
+        """Make the offer for the round after ``head``."""
         assert head.anchor is not None
         return Offer(
             epoch=head.epoch,
@@ -137,16 +137,16 @@ class Contribution:
         )
 
     def based_in(self, head: Head) -> int:
-        """The outer step of the anchor that it was begun from, were it offered in the round after ``head``."""
+        """Return the outer step of the anchor that it was begun from, were it offered in the round after ``head``."""
         return head.outer_step if self.begun_from is None else self.begun_from
 
     def _claimed(self, header: Header, head: Head) -> Header:
-        """With all that the offer says, so that no record can name this contribution and say another thing of it."""
+        """Add all that the offer says, so that no record can name this contribution and say another thing of it."""
         claims = claims_of(self.based_in(head), self.summary)
         return replace(header, steps=self.steps, tokens=self.tokens, states=len(self.states), claims=claims)
 
     def slice_frame(self, part: int, plan: ReducePlan, head: Head, replica: Replica, signer: Signer) -> Frame:
-        """The frame of one part of ``plan``; what it leaves to owe is remembered."""
+        """Make the frame of one part of ``plan``; the residual that it leaves is remembered."""
         owner, start, stop = plan.partition[part]
         passed_on = 0.0
         if owner != signer.peer and replica.owed(self.fragment) is not None:
@@ -155,7 +155,7 @@ class Contribution:
             if replica.method.measures and passed_on > MOST * len(weights):
                 passed_on = 0.0  # here weights go by stated norms: a lie would have all others hand on too much
             if not passed_on:
-                self.hands_on_nothing.add((plan.round, plan.number))
+                self.keeps_residual.add((plan.round, plan.number))
         made = replica.encode_range(self.fragment, self.gradient_N, start, stop, passed_on, self.states)
         parts = len(plan.partition)
         header = header_after(head, FrameKind.SLICE, self.fragment, signer.peer, part, parts, plan.number)
@@ -163,6 +163,15 @@ class Contribution:
         frame = seal(header, made.body, signer, self.tail if replica.tail.nbytes_of(header) else b"")
         self.slices.setdefault(plan.number, {})[part] = replace(made, body=frame.body[: len(made.body)], payloads=())
         return frame
+
+
+@dataclass(frozen=True, slots=True)
+class Booking:
+    """The books of this peer after a commit; None: as before. Nothing of it counts until the commit is applied."""
+
+    feedback: dict[str, Tensor] | None = None  # the residual of what it contributed
+    owed_N: Tensor | None = None  # the residual of what it summed for others
+    sent_N: Tensor | None = None  # bool: where a previous incarnation sent something, which the commit took
 
 
 def header_after(
@@ -176,7 +185,7 @@ def header_after(
     steps: int = 0,
     tokens: int = 0,
 ) -> Header:
-    """The header of a frame for the round after ``head``, of progress that was begun from its anchor."""
+    """Make the header of a frame for the round after ``head``, of progress that was begun from its anchor."""
     assert head.anchor is not None
     return Header(
         kind=kind,
@@ -196,7 +205,7 @@ def header_after(
 
 
 def range_of(record_or_plan: Record | ReducePlan, part: int) -> FixedShapes:
-    """The shapes of one partition."""
+    """Return the shapes of one partition."""
     _, start, stop = record_or_plan.partition[part]
     return range_shapes(start, stop)
 
@@ -208,26 +217,18 @@ def range_of(record_or_plan: Record | ReducePlan, part: int) -> FixedShapes:
 # becomes zero, and stays elsewhere, as sparse methods owe it.
 
 
-@dataclass(frozen=True, slots=True)
-class Forgotten:
-    """What is left of what this peer owed, not yet booked."""
-
-    feedback: dict[str, Tensor]
-    sent_N: Tensor  # bool: where something may have been sent
-
-
-def forgotten(replica: Replica, record: Record, frames: Mapping[bytes, Frame], me: PeerId) -> Forgotten:
-    """What ``me`` owes of the record's fragment once a commit of a lost process is applied. Pure: the caller books.
+def forget_sent(replica: Replica, record: Record, frames: Mapping[bytes, Frame], me: PeerId) -> Booking:
+    """Return what ``me`` books with a commit that names a frame of its lost process. Pure: the caller books.
 
     All of it goes of a reduce, whose frames are the owners', where receivers remember, and of summaries.
     """
     f, mine = record.fragment, [frames[ref.frame] for ref in record.frames if ref.peer == me]
     unseen = bool(record.contributors) or bool(replica.senders.names) or replica.method.rebuilds
     if unseen or any(frame.header.kind == FrameKind.MERGE for frame in mine):
-        return Forgotten({}, torch.ones(replica.numel(f), dtype=torch.bool, device="cpu"))
+        return Booking({}, sent_N=torch.ones(replica.numel(f), dtype=torch.bool, device="cpu"))
     sent_N = replica.contents.moved(mine, replica.numel(f))
     kept = {name: one_N.masked_fill(beside(sent_N, one_N), 0.0) for name, one_N in replica.feedback[f].items()}
-    return Forgotten(kept, sent_N)
+    return Booking(kept, sent_N=sent_N)
 
 
 # ---- what was given to the last rounds ----
@@ -244,7 +245,7 @@ SentRange = tuple[int, int, bytes | memoryview]  # elements [start, stop) of the
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """One contribution of this peer that a commit names."""
+    """A contribution of this peer that a commit names, as it was sent."""
 
     fragment: int
     steps: int
@@ -254,13 +255,13 @@ class Given:
 
     @property
     def nbytes(self) -> int:
-        """What it holds in memory."""
+        """Return the bytes that it holds in memory."""
         return sum(len(body) for _, _, body in self.pieces)
 
 
 @dataclass(frozen=True, slots=True)
-class Owed:
-    """What this peer gave to rounds that were given up, over one fragment."""
+class Reclaimed:
+    """The sum of what this peer gave to rounds that were given up, over one fragment: it is to be sent again."""
 
     gradient_N: Tensor
     steps: int
@@ -268,7 +269,7 @@ class Owed:
 
 
 class Outbox:
-    """This peer's named contributions by round."""
+    """The contributions of this peer that commits named, by round."""
 
     def __init__(self, codec: Codec, capacity: int) -> None:
         self.codec = codec
@@ -293,8 +294,8 @@ class Outbox:
         while len(self._given) > ROUNDS or (self.nbytes > self.capacity and len(self._given) > 1):
             self.nbytes -= self._given.popitem(last=False)[1].nbytes
 
-    def owed(self, after: int, fragment: int, shapes: FixedShapes, sent_N: Tensor | None = None) -> Owed | None:
-        """What was given to ``fragment`` in rounds after ``after``; None when that is nothing.
+    def reclaim(self, after: int, fragment: int, shapes: FixedShapes, sent_N: Tensor | None = None) -> Reclaimed | None:
+        """Sum what was given to ``fragment`` in rounds after ``after``; None when that is nothing.
 
         ``sent_N``: where receivers add up what comes, what they hold of this peer now. Each round applied what they
         held then, so it is the sum of these.
@@ -307,10 +308,10 @@ class Outbox:
             came_N = self._came(one, shapes)
             total_N += came_N if sent_N is None else sent_N
             sent_N = None if sent_N is None else sent_N - came_N
-        return Owed(total_N, sum(one.steps for one in given), len(given))
+        return Reclaimed(total_N, sum(one.steps for one in given), len(given))
 
     def _came(self, one: Given, shapes: FixedShapes) -> Tensor:
-        """The change that the others decoded."""
+        """Return the change that the others decoded."""
         came_N = fresh_zeros(numel(shapes))
         for start, stop, body in one.pieces:
             cut = range_shapes(start, stop) if one.sliced else shapes
@@ -318,7 +319,7 @@ class Outbox:
         return came_N
 
     def forget_after(self, round_: int) -> None:
-        """Those rounds are given up: what was given to them is owed, or is not known to be."""
+        """Forget the rounds after ``round_``, which are given up: what they took was reclaimed, or is not known."""
         self._given = OrderedDict((r, given) for r, given in self._given.items() if r <= round_)
         self.nbytes = sum(given.nbytes for given in self._given.values())
 

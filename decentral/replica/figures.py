@@ -1,4 +1,6 @@
-"""The names of the figures, as files, statuses and dashboards have them. Without torch, for who only shows them."""
+"""The names of the figures that a round tells, as files, statuses and dashboards have them. Without torch, for who only
+shows them.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What one round told; a figure that it could not tell is not there."""
+    """The figures of one round; one that could not be told is not there."""
 
     outer_step: int = 0  # made so far, this one included; 0: none was looked at
     contributors: int = 0  # that the figures between peers are of

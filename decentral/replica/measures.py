@@ -64,14 +64,16 @@ KEPT = 1024  # frames, 4 KiB each: a round of the largest membership
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """What is known of one contribution, or of one slice of it."""
+    """The measure of one contribution, or of one slice of it."""
 
     norm: float
     sketch_S: Tensor  # see ``Sketching``
 
     @classmethod
     def of(cls, pieces: Iterable[Tensor], numel: int) -> Measure:
-        """Of float32 tensors of ``numel`` values in all, one behind the other. PayloadError when one is NaN or Inf."""
+        """Measure float32 tensors of ``numel`` values in all, one behind the other. PayloadError when one is NaN or
+        Inf.
+        """
         squares, sketching = SquareSum(), Sketching(numel)
         for value_RL in rows_of(pieces):
             squares.add(value_RL)
@@ -80,7 +82,7 @@ class Measure:
 
     @classmethod
     def of_payloads(cls, codec: Codec, payloads: Sequence[Payload]) -> Measure:
-        """Of what a change's payloads hold. PayloadError when one does not decompress, or is NaN or Inf."""
+        """Measure what a change's payloads hold. PayloadError when one does not decompress, or is NaN or Inf."""
         whole = numel([payload.shape for payload in payloads])
         found = codec.supports(payloads)
         if found is None:
@@ -101,14 +103,14 @@ class Measure:
 
 
 class Measures:
-    """What was measured of the newest frames, by hash. Called from the threads that measure."""
+    """The measures of the newest frames, by hash. Called from the threads that measure."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[bytes, Measure] = OrderedDict()
         self._lock = threading.Lock()
 
     def get(self, frame: bytes) -> Measure | None:
-        """What was measured of a frame, while it is remembered."""
+        """Return the measure of a frame, while it is remembered."""
         return self._known.get(frame)
 
     def add(self, frame: bytes, made: Measure) -> Measure:
@@ -134,7 +136,7 @@ class Measures:
 
 
 def between(measures: Sequence[Measure]) -> dict[str, float]:
-    """The figures of contributions, as far as there are any: one alone differs from nobody."""
+    """Return the figures of contributions, as far as there are any: one alone differs from nobody."""
     found = {
         NORM_DISPERSION: dispersion([one.norm for one in measures]),
         MEAN_COSINE: mean_cosine([one.sketch_S for one in measures]),
@@ -143,7 +145,7 @@ def between(measures: Sequence[Measure]) -> dict[str, float]:
 
 
 def dispersion(values: Sequence[float]) -> float | None:
-    """None of fewer than two, and where their mean is not above 0, or beyond what a float holds."""
+    """Return the spread over the mean; None of fewer than two, or where their mean is not above 0 or is no float."""
     if len(values) < 2:
         return None
     mean = math.fsum(values) / len(values)
@@ -153,7 +155,9 @@ def dispersion(values: Sequence[float]) -> float | None:
 
 
 def mean_cosine(vectors: Sequence[Tensor]) -> float | None:
-    """Over all pairs of flat vectors (S,), but those that are zero or not finite; None: fewer than two are left."""
+    """Return the mean cosine over all pairs of flat vectors (S,), but those that are zero or not finite; None: fewer
+    than two are left.
+    """
     if not vectors:
         return None
     vector_KS = torch.stack(list(vectors)).double()
@@ -173,7 +177,9 @@ def mean_cosine(vectors: Sequence[Tensor]) -> float | None:
 
 
 def between_losses(method: OuterMethod, told: Sequence[Contributor]) -> dict[str, float]:
-    """Over those whose summary tells one. A plugin that raises, or gives no number, tells none."""
+    """Return the spread of losses over those whose summary tells one. A plugin that raises, or gives no number, tells
+    none.
+    """
     if not method.overrides("told_loss"):
         return {}
     losses = [loss for one in told if (loss := _loss(method, one)) is not None]
@@ -182,7 +188,7 @@ def between_losses(method: OuterMethod, told: Sequence[Contributor]) -> dict[str
 
 
 def _loss(method: OuterMethod, told: Contributor) -> float | None:
-    """A finite number, or None: a summary is a peer's bytes, and a plugin anybody's code."""
+    """Return a finite number, or None: a summary is a peer's bytes, and a plugin anybody's code."""
     given, _ = attempted(lambda: method.told_loss(told))
     found, _ = attempted(lambda: float(given))  # type: ignore[arg-type]  # TypeError is what None gives
     return found if found is not None and math.isfinite(found) else None
@@ -213,14 +219,14 @@ Event = tuple[str, dict[str, object]]
 
 
 class Scrutiny:
-    """Remembers what it said and who was alike, of one peer's view of the rounds."""
+    """The contributors that stand out in one peer's view of the rounds: what was said of them, and which were alike."""
 
     def __init__(self) -> None:
         self._alike: Counter[tuple[PeerId, PeerId]] = Counter()  # rounds in a row, of those that both contributed to
         self._told: dict[tuple[PeerId, ...], int] = {}  # an outlier or a pair -> the round it was last told
 
     def events(self, record: Record, measures: Mapping[PeerId, Measure]) -> list[Event]:
-        """What is to be told of the contributors of ``record`` as far as they were measured."""
+        """Return what is to be told of the contributors of ``record`` as far as they were measured."""
         refs = [ref for ref in contributions(record) if ref.peer in measures]
         norms = [measures[ref.peer].norm for ref in refs]
         far = outliers(norms, [ref.steps for ref in refs])
@@ -256,8 +262,9 @@ class Scrutiny:
 
 
 def outliers(norms: Sequence[float], steps: Sequence[int]) -> list[int]:
-    """Places of those far above the lower median, given the inner steps that they claim: an absent peer brings
-    several rounds', and who claims more than ``MOST`` times the usual number is taken for one that claims so many.
+    """Return the places of those far above the lower median, given the inner steps that they claim: an absent peer
+    brings several rounds', and who claims more than ``MOST`` times the usual number is taken for one that claims so
+    many.
     """
     typical = typical_norm(norms)
     if typical is None:
@@ -281,7 +288,9 @@ def _copies(cosine: Tensor, i: int, j: int) -> bool:
 
 
 def _above(cosine: Tensor, bound: float) -> list[list[int]]:
-    """Places of pairs, each once: most swarms have none, and a loop over all pairs of 1,024 took a second."""
+    """Return the places of pairs, each once: most swarms have none, and a loop over all pairs of 1,024 took a
+    second.
+    """
     pairs: list[list[int]] = torch.triu(cosine > bound, diagonal=1).nonzero().tolist()
     return pairs
 
@@ -312,15 +321,17 @@ class Sample:
 
     @property
     def size(self) -> int:
-        """How many coordinates it has."""
+        """Return how many coordinates it has."""
         return self.numel if self._place_S is None else len(self._place_S)
 
     def of(self, value: Tensor) -> Tensor:
-        """The sample's values of (N,) or (K, N), no copy where it is all of them."""
+        """Return the sample's values of (N,) or (K, N), no copy where it is all of them."""
         return value if self._place_S is None else value.index_select(-1, beside(self._place_S, value))
 
     def of_part(self, value: Tensor, start: int) -> Tensor:
-        """The sample's values of what lies at ``start`` of the fragment, flat; of parts in order they make up `of`."""
+        """Return the sample's values of what lies at ``start`` of the fragment, flat; of parts in order they make up
+        `of`.
+        """
         if self._place_S is None:
             return value
         ends = torch.tensor([start, start + len(value)], dtype=torch.int64, device="cpu")
@@ -328,19 +339,19 @@ class Sample:
         return value[self._place_S[first:last] - start]
 
     def came(self, change: Tensor) -> Tensor:
-        """Where something was sent, bool (S,), of a change (N,) in which only what nobody sent is zero; or of rows
-        (K, N) of each.
+        """Return where something was sent, bool (S,), of a change (N,) in which only what nobody sent is zero; or of
+        rows (K, N) of each.
         """
         came = self.of(change) != 0
         return came if came.dim() == 1 else came.any(0)
 
     def norm(self, value_N: Tensor) -> float:
-        """Of the sample alone: for ratios of two."""
+        """Return the norm of the sample alone: for ratios of two."""
         return _norm(self.of(value_N))
 
 
 def ratio(one_S: Tensor, other_S: Tensor) -> float | None:
-    """The norm of one sample over that of the other; None where that is no finite number."""
+    """Return the norm of one sample over that of the other; None where that is no finite number."""
     below, above = _norm(other_S), _norm(one_S)
     found = above / below if 0 < below < math.inf else math.inf
     return found if math.isfinite(found) else None
@@ -351,7 +362,7 @@ def _norm(value_S: Tensor) -> float:
 
 
 def _places(numel: int, count: int) -> Tensor:
-    """Rising places, one in each of ``count`` ranges that differ in length by one at most."""
+    """Return rising places, one in each of ``count`` ranges that differ in length by one at most."""
     bound = torch.arange(count + 1, dtype=torch.int64, device="cpu") * numel // count
     within = torch.rand(count, generator=torch.Generator().manual_seed(_SEED), dtype=torch.float64, device="cpu")
     return bound[:-1] + (within * bound.diff()).long()
@@ -361,7 +372,9 @@ def _places(numel: int, count: int) -> Tensor:
 
 
 class Coverage:
-    """Where anybody has sent something since this process looks, by the sample of each fragment: one peer's view."""
+    """The places where anybody has sent something since this process looks, by the sample of each fragment: one peer's
+    view.
+    """
 
     def __init__(self, samples: Sequence[Sample]) -> None:
         """``samples``: of each fragment."""
@@ -370,19 +383,19 @@ class Coverage:
         self._rounds = [0] * len(samples)
 
     def add(self, fragment: int, *came: Tensor) -> None:
-        """Where in the sample something came in one round, each bool (S,)."""
+        """Add where in the sample something came in one round, each bool (S,)."""
         self._rounds[fragment] += 1
         for came_S in came:
             self._came[fragment] |= came_S
 
     @property
     def rounds(self) -> int:
-        """How many were looked at, of each fragment at least."""
+        """Return how many rounds were looked at, of each fragment at least."""
         return min(self._rounds, default=0)
 
     @property
     def never_sent(self) -> float | None:
-        """The share of all coordinates that never came; None while nothing was looked at."""
+        """Return the share of all coordinates that never came; None while nothing was looked at."""
         if not any(self._rounds):
             return None
         numel = sum(sample.numel for sample in self.samples)
@@ -404,7 +417,9 @@ LAST_PAIRS = 16  # pairs: one replica of eight that diverges is met every sevent
 
 
 def between_two(due: Sequence[Channel], mine_CN: Tensor, theirs_CN: Tensor, sample: Sample) -> dict[str, float]:
-    """Of the changes that both sent, by a sample; nothing of a method that keeps its change to itself."""
+    """Return the figures of the changes that both sent, by a sample; nothing of a method that keeps its change to
+    itself.
+    """
     if due[0].is_replica:
         return {}
     changes = [one_CN.view(len(due), -1)[0] for one_CN in (mine_CN, theirs_CN)]
@@ -416,13 +431,13 @@ def between_two(due: Sequence[Channel], mine_CN: Tensor, theirs_CN: Tensor, samp
 
 
 class Distances:
-    """Between this peer's replica and those of its last partners."""
+    """The distances between this peer's replica and those of its last partners."""
 
     def __init__(self) -> None:
         self._last: deque[float] = deque(maxlen=LAST_PAIRS)
 
     def add(self, distance: float | None) -> dict[str, float]:
-        """The figures after one more pair; ``distance``: see `GossipStep.disagreement`."""
+        """Return the figures after one more pair; ``distance``: see `GossipStep.disagreement`."""
         if distance is None:
             return {}
         self._last.append(distance)

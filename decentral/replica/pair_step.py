@@ -28,7 +28,7 @@ from decentral.replica.weights import stepped
 
 @dataclass(frozen=True, slots=True)
 class Half:
-    """What one peer sends in a swap."""
+    """The half of a swap that one peer sends."""
 
     body: bytes | memoryview
     sent_CN: Tensor  # as the partner decodes it
@@ -38,7 +38,7 @@ class Half:
 
 @dataclass(frozen=True, slots=True)
 class GossipStep:
-    """What a step makes of one fragment, not yet installed."""
+    """The outcome of a step on one fragment, not yet installed."""
 
     before_N: Tensor
     after_N: Tensor
@@ -50,7 +50,7 @@ class GossipStep:
 
 
 def half_of(replica: Replica, fragment: int, change_N: Tensor, states: Sequence[Tensor]) -> Half:
-    """Our half of a swap. Raises NonFiniteError when the change holds NaN or Inf."""
+    """Make our half of a swap. Raises NonFiniteError when the change holds NaN or Inf."""
     shapes, codec, channels = replica.shapes(fragment), replica.codec, 1 + len(states)
     encoded = codec.encode(_first(replica, fragment, change_N), replica.feedback[fragment], shapes, states)
     sent_CN = codec.decompress(encoded.payloads, channels).view(channels, -1)
@@ -58,7 +58,7 @@ def half_of(replica: Replica, fragment: int, change_N: Tensor, states: Sequence[
 
 
 def step_together(replica: Replica, fragment: int, step: int, half: Half, theirs_CN: Tensor) -> GossipStep:
-    """The step of a pair that is made; addition of two commutes bit for bit, so both sides get the same mean."""
+    """Make the step of a pair; addition of two commutes bit for bit, so both sides get the same mean."""
     due = replica.due(step)
     pairs = list(zip(due, half.sent_CN, theirs_CN.view(len(due), -1), strict=True))
     received = {one.name: _combined(one, torch.stack([mine_N, theirs_N])) for one, mine_N, theirs_N in pairs}
@@ -69,7 +69,7 @@ def step_together(replica: Replica, fragment: int, step: int, half: Half, theirs
 
 
 def step_alone(replica: Replica, fragment: int, step: int, change_N: Tensor, states: Sequence[Tensor]) -> GossipStep:
-    """The step of a peer whose pair was not made: nothing needs compressing, so it takes all it owes, too."""
+    """Make the step of a peer whose pair was not made: nothing needs compressing, so it takes all it owes, too."""
     due = replica.due(step)
     whole_N, feedback = replica.codec.all_of(change_N, replica.feedback[fragment], replica.shapes(fragment))
     rows = zip(due, (_first(replica, fragment, whole_N), *states), strict=True)
@@ -92,14 +92,14 @@ def stay(
     state: dict[str, Tensor] | None = None,
     disagreement: float | None = None,
 ) -> GossipStep:
-    """The step of a peer whose replica stays as it is. ``state``: the method's after it; None: that stays, too."""
+    """Make the step of a peer whose replica stays as it is. ``state``: the method's after it; None: that stays, too."""
     slow_N, books = replica.anchors[fragment], replica.feedback[fragment]
     state = replica.states[fragment] if state is None else state
     return GossipStep(slow_N, slow_N, state, books, replica.digests[fragment], disagreement, why)
 
 
 def _first(replica: Replica, fragment: int, change_N: Tensor) -> Tensor:
-    """What the first channel holds."""
+    """Return what the first channel holds."""
     method = replica.method
     if not method.channels()[0].is_replica:
         return change_N

@@ -11,25 +11,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+import anyio
 import torch
 from torch import Tensor
 
+from decentral.consensus.round_state import claims_match
 from decentral.errors import NonFiniteError, PayloadError
 from decentral.optimizers.aggregation.base import norm
 from decentral.optimizers.aggregation.mean import Adder, masked, mean_of
 from decentral.optimizers.base import Part
 from decentral.replica.codec import Codec, Encoded, range_shapes
+from decentral.replica.contents import Tail
+from decentral.replica.measures import Measure
 from decentral.replica.weights import OVERFLOW
+from decentral.tensors.device import PROCESSOR, to_device
 from decentral.tensors.memory import fresh_zeros
 from decentral.tensors.ops import float32
-from decentral.wire.frames import Frame
-from decentral.wire.keys import PeerId
+from decentral.wire.frames import Frame, Header
+from decentral.wire.keys import Digest, PeerId
 from decentral.wire.messages import FrameRef, Record, ReducePlan
 
 
 @dataclass(slots=True)
 class Reduction:
-    """One part that this peer owns in a plan: collects slices, then makes the result."""
+    """A part that this peer owns in a plan: collects slices, then makes the result."""
 
     plan: ReducePlan
     part: int
@@ -39,16 +44,16 @@ class Reduction:
 
     @property
     def range(self) -> tuple[int, int]:
-        """The elements owned, [start, stop)."""
+        """Return the elements owned, [start, stop)."""
         _, start, stop = self.plan.partition[self.part]
         return start, stop
 
     def missing(self) -> tuple[PeerId, ...]:
-        """Contributors whose slice has not come."""
+        """Return the contributors whose slice has not come."""
         return tuple(ref.peer for ref in self.plan.contributors if ref.peer not in self.slices)
 
     def told_buffers(self) -> list[Tensor]:
-        """The buffers of exactly the plan's contributors, in peer order; nothing where the part carries none."""
+        """Return the buffers of exactly the plan's contributors, in peer order; nothing where the part carries none."""
         peers = sorted(ref.peer for ref in self.plan.contributors)
         return [self.tails[peer] for peer in peers if peer in self.tails]
 
@@ -61,8 +66,8 @@ class Reduction:
         beside: Sequence[Sequence[float]] = (),
         outside: Sequence[Part] = (),
     ) -> Encoded:
-        """The mean over exactly the plan's contributors, each by its weight and scale, and what this owner owes of
-        these elements, compressed once; "debt" in its feedback is what is owed after a commit that names it.
+        """Make the mean over exactly the plan's contributors, each by its weight and scale, and this owner's residual
+        of these elements, compressed once; "debt" in its feedback is what is owed after a commit that names it.
 
         ``beside``: the weights in each further channel; ``outside``: where in the fragment each one's change counts
         nothing. Where nobody counts nothing moves, whatever a result says: it
@@ -80,13 +85,15 @@ class Reduction:
             return self._of_nobody(codec, owed_N)
 
     def _here(self, outside: Sequence[Part]) -> list[Part]:
-        """The same ranges, counted from where this part begins, as far as they are in it."""
+        """Return the same ranges, counted from where this part begins, as far as they are in it."""
         start, stop = self.range
         cut = [[(max(a, start) - start, min(b, stop) - start) for a, b in part] for part in outside]
         return [[(a, b) for a, b in part if a < b] for part in cut]
 
     def _change(self, weights: Sequence[float], scales: Sequence[float], outside: Sequence[Part]) -> Tensor:
-        """Of the changes; zeros where a rule's scales make more than float32 holds of what each sent."""
+        """Return the mean of the changes; zeros where a rule's scales make more than float32 holds of what each
+        sent.
+        """
         try:
             return self._mean(0, weights, scales, outside)
         except NonFiniteError:
@@ -97,7 +104,7 @@ class Reduction:
     def _mean(
         self, channel: int, weights: Sequence[float], scales: Sequence[float], outside: Sequence[Part] = ()
     ) -> Tensor:
-        """Of one channel; zeros where nobody counts in it."""
+        """Return the mean of one channel; zeros where nobody counts in it."""
         start, stop = self.range
         total_N = fresh_zeros(stop - start)
         if not any(weights):
@@ -118,7 +125,7 @@ class Reduction:
 
 
 def _add(row_N: Tensor, scale: float, total_N: Tensor, weight: float) -> None:
-    """``total += weight * scale * row``."""
+    """Add ``weight * scale * row`` to ``total``."""
     total_N += row_N * (weight if scale == 1.0 else float32(weight * scale))
 
 
@@ -132,7 +139,8 @@ LONGEST = 8.0  # times this peer's own slice, for as many inner steps as are usu
 
 
 def is_overlong(result_N: Tensor, own_N: Tensor, contributors: Sequence[FrameRef], me: PeerId) -> bool:
-    """Whether the change that an owner's result says, (N,) of its range, is far longer than what this peer sent of it.
+    """Tell whether the change that an owner's result says, (N,) of its range, is far longer than what this peer sent of
+    it.
 
     ``own_N``: before compression; both on the processor. A peer with fewer inner steps than is usual has a shorter
     change, so its length is held against theirs as if it had made as many. False where this peer cannot tell: it is no
@@ -147,7 +155,7 @@ def is_overlong(result_N: Tensor, own_N: Tensor, contributors: Sequence[FrameRef
 
 
 class Results:
-    """What results decoded to when they came, so that the outer step need not decode them again.
+    """Results as they decoded when they came, so that the outer step need not decode them again.
 
     Kept for the newest plan only, and one for each part: an owner that sends several fills no memory.
     """
@@ -166,12 +174,94 @@ class Results:
             self._of_part.setdefault(header.part, (frame.hash, decoded))
 
     def by_frame(self) -> dict[bytes, Tensor]:
-        """Those that are known, by their frames' hashes."""
+        """Return the results that are known, by their frames' hashes."""
         return dict(self._of_part.values())
 
     def forget(self) -> None:
-        """The round is over."""
+        """Forget all: the round is over."""
         self._of_part = {}
+
+
+# ---- slices that came ----
+#
+# They are kept as they come, for the owners of their parts.
+
+PartKey = tuple[int, int, int]  # round, plan, part
+
+
+class Slices:
+    """The slices of one round, by round, plan and part, then by sender: one that was being decoded may be late."""
+
+    def __init__(self, tail: Tail) -> None:
+        self._tail = tail
+        self._decoded: dict[PartKey, dict[PeerId, Tensor]] = {}
+        self._buffers: dict[PartKey, dict[PeerId, Tensor]] = {}  # that came with them
+        self._headers: dict[PartKey, dict[PeerId, Header]] = {}
+        self.came = anyio.Event()  # replaced when the next one comes
+
+    def add(self, frame: Frame, decoded: Tensor) -> None:
+        """Take a checked slice."""
+        key = (frame.header.round, frame.header.plan, frame.header.part)
+        self._headers.setdefault(key, {})[frame.header.sender] = frame.header
+        self._decoded.setdefault(key, {})[frame.header.sender] = decoded
+        if (tail_B := self._tail.split(frame)[1]) is not None:
+            self._buffers.setdefault(key, {})[frame.header.sender] = tail_B
+        self.came.set()
+        self.came = anyio.Event()
+
+    def of(self, plan: ReducePlan, part: int) -> tuple[dict[PeerId, Tensor], dict[PeerId, Tensor]]:
+        """Return what came of one part, and the buffers that came with it.
+
+        A slice that its sender signed with other claims than the plan names is left out: the result would count it as
+        what it is not.
+        """
+        key = (plan.round, plan.number, part)
+        headers = self._headers.get(key, {})
+        right = {ref.peer for ref in plan.contributors if ref.peer in headers and claims_match(headers[ref.peer], ref)}
+        decoded, buffers = self._decoded.get(key, {}), self._buffers.get(key, {})
+        return (
+            {peer: slice_N for peer, slice_N in decoded.items() if peer in right},
+            {peer: tail_B for peer, tail_B in buffers.items() if peer in right},
+        )
+
+    def forget(self) -> None:
+        """Forget all: the round is over."""
+        self._decoded, self._buffers, self._headers = {}, {}, {}
+
+
+# ---- all of a round's reduces ----
+
+
+class Sums:
+    """The reduces of the round in progress, at one peer: all that came, and what its own results leave behind."""
+
+    def __init__(self, tail: Tail) -> None:
+        self.slices, self.results = Slices(tail), Results()
+        self.residuals: dict[Digest, Tensor] = {}  # by results made here, what compressing each of them lost
+        self.measured: dict[tuple[int, int], dict[PeerId, Measure]] = {}  # (round, plan) -> slices of a part of ours
+
+    def forget(self) -> None:
+        """Forget all: the round is over."""
+        self.slices.forget()
+        self.results.forget()
+        self.residuals, self.measured = {}, {}
+
+    def overlong(self, record: Record, own_N: Tensor, me: PeerId) -> frozenset[PeerId]:
+        """Return the owners whose results, as ``record`` names them, are far longer than ``own_N`` in their range.
+
+        ``own_N``: this peer's change before compression, over the whole fragment.
+        """
+        came = self.results.by_frame()
+        if own_N.numel() == 0:
+            return frozenset()
+        named = zip(record.frames, record.partition, strict=True)
+        return frozenset(
+            owner
+            for ref, (owner, start, stop) in named
+            if owner != me
+            and ref.frame in came
+            and is_overlong(came[ref.frame], to_device(own_N[start:stop], PROCESSOR), record.contributors, me)
+        )
 
 
 def results_of(
@@ -182,7 +272,8 @@ def results_of(
     numel: int,
     channels: int,
 ) -> Tensor:
-    """What the owners' results of a record say, (C, N). ``decoded``: what is known to be in some, by their frames.
+    """Return what the owners' results of a record say, (C, N). ``decoded``: what is known to be in some, by their
+    frames.
 
     PayloadError when one does not decode, or parts are missing.
     """

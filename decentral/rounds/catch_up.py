@@ -1,4 +1,4 @@
-"""How a peer gets to the head of the chain: replay the commits it missed, or adopt a snapshot of a heavier branch.
+"""The way of a peer to the head of the chain: replay of the commits it missed, or a snapshot of a heavier branch.
 
 Replay costs the frames of the missed rounds: with 64 of 4096 values kept 0.46 % of a snapshot per round and
 contributor; a snapshot is fetched when that may come to more. It costs the anchor and the outer state, striped over the
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ import anyio
 
 from decentral.consensus.acceptance import note_followers, takes_commit
 from decentral.consensus.chain import LENGTH as LONGEST
-from decentral.consensus.chain import Branch, Head, History, Place, Rules, checked_branch, dropped_by, rank_of
+from decentral.consensus.chain import Branch, Head, History, Place, Rules, check_branch, dropped_by, rank_of
 from decentral.consensus.learner import RECENT, find_oldest_head, remember_before
 from decentral.errors import DecentralError, PayloadError, PeerUnreachable, TransportError
 from decentral.replica.contents import MAKERS
@@ -39,7 +39,7 @@ IN_TIME = 4 * TIMEOUT  # s for all of a chain answer: 8 MiB at 70 kB/s
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a holder says of our chain: where it last was the same as its own, and its commits after that."""
+    """The answer of a holder about our chain: where it last was the same as its own, and its commits after that."""
 
     shared: Head | None = None  # None: it knows none of the places that we named
     commits: tuple[Commit, ...] = ()  # as many as it still has and fit
@@ -50,15 +50,20 @@ class Chains:
 
     def __init__(self, driver: Driver) -> None:
         self.state, self.transport = driver.state, driver.swarm.transport
+        self.rules = Rules(driver.state.terms.voting, driver.state.terms.num_fragments)
 
     async def _request(self, holder: PeerId, protocol: str, body: bytes) -> bytes:
-        """All of an answer, in time: bytes that trickle hold up whoever waits for them. Raises TransportError."""
+        """Return all of an answer, in time: bytes that trickle hold up whoever waits for them. Raises
+        TransportError.
+        """
         with anyio.move_on_after(IN_TIME):
             return await request(self.transport, holder, protocol, body, limit=CHAIN_LIMIT, timeout=TIMEOUT)
         raise TransportError(f"{peer_name(holder)}: {protocol} was not whole within {IN_TIME:g} s; ask another peer")
 
     async def since(self, holder: PeerId, places: Sequence[Place] = ()) -> Answer:
-        """Where ``holder``'s chain leaves ours (or ``places``), and what it committed since. Raises PayloadError."""
+        """Ask where ``holder``'s chain leaves ours (or ``places``), and what it committed since. Raises
+        PayloadError.
+        """
         places = places or self.state.machine.state.history.locator()
         body = b"".join(WHERE.pack(*place) for place in places)
         try:
@@ -72,20 +77,33 @@ class Chains:
         return Answer(shared, tuple(split_commits(data[SHARED.size :])))
 
     async def since_its_oldest(self, holder: PeerId) -> Answer:
-        """Where ``holder``'s memory begins, if that is on our chain, and what it committed since: the places that we
-        name lie apart, and it may remember no further than to one in between. Raises PayloadError.
+        """Ask where ``holder``'s memory begins, if that is on our chain, and what it committed since: the places that
+        we name lie apart, and it may remember no further than to one in between. Raises PayloadError.
         """
         start, commits = await self.oldest(holder)
         shared = None if start is None else self.state.machine.state.history.at((start.round, start.hash))
         return Answer(shared, tuple(commits))
 
     async def oldest(self, holder: PeerId) -> tuple[Head | None, Sequence[Commit]]:
-        """Its oldest head, and all that it has from there. None: it cannot say now, or does not know how."""
+        """Ask for its oldest head, and all that it has from there. None: it cannot say now, or does not know how."""
         try:
             data = await self._request(holder, OLDEST, b"")
         except TransportError:
             return None, ()
         return split_oldest(data) if data else (None, ())
+
+    async def all_of(self, peer: PeerId, start: Head, first: Sequence[Commit], claimed: Head) -> Sequence[Commit]:
+        """Return the commits from ``start`` to ``claimed``, the ``first`` among them: an answer holds only so many
+        bytes.
+        """
+        commits, head, more = list(first), self.rules.last(start, first), first
+        while more and head.round < claimed.round:
+            if len(commits) > LONGEST:
+                raise PayloadError(f"its chain goes on after {len(commits)} commits, more than peers keep; ask another")
+            more = (await self.since(peer, [(head.round, head.hash)])).commits
+            head = self.rules.last(head, more)  # here: one made up would go on for as long as it is asked
+            commits += more
+        return commits
 
     async def went_through(self, peer: PeerId, head: Head) -> bool:
         """Tell whether the chain of ``peer`` went through ``head``."""
@@ -95,43 +113,21 @@ class Chains:
         return False
 
 
-class CatchUp:
-    """The asking side of one peer; its `Donor` is the serving side."""
+# ---- remembering ----
+#
+# Who came by a snapshot, or lost a disk, knows nothing of before; and two of whom neither remembers where they
+# parted can compare nothing. Each record names the one before it by its hash, so nobody can make up what led to
+# where this peer stands.
 
-    def __init__(self, driver: Driver, folder: Path | None) -> None:
-        """``folder``: for the chunks of a snapshot that is being fetched."""
-        self.driver, self.state = driver, driver.state
-        self.directory, self.chains = driver.swarm.directory, Chains(driver)
-        self.snapshots = SnapshotFetch(driver.state, driver.swarm, folder)
-        self.donor = Donor(driver.state, driver.swarm.transport)
-        self._rules = Rules(driver.state.terms.voting, driver.state.terms.num_fragments)
+
+class Memory:
+    """The commits that one peer keeps, made longer by what others remember of its chain."""
+
+    def __init__(self, driver: Driver, chains: Chains) -> None:
+        self.state, self.directory, self.chains = driver.state, driver.swarm.directory, chains
 
     async def run(self) -> None:
-        """Catch up with whom the rounds ask for, until cancelled."""
-        while True:
-            peer = await self.state.catch_up.next()
-            if peer is None:
-                continue
-            led_on = False
-            try:
-                led_on = await self._catch_up(peer)
-            except PeerUnreachable as error:  # as soon as it is noticed again
-                self.state.on_event("catch_up_failed", {"why": str(error)})
-                continue
-            except DecentralError as error:
-                self.state.on_event("catch_up_failed", {"why": str(error)})
-            except Exception as error:  # noqa: BLE001  told with its traceback
-                tell_unexpected(self.state.on_event, "catching up", error)
-            (self.state.catch_up.led_on if led_on else self.state.catch_up.led_nowhere)(peer)
-
-    # ---- remembering ----
-    #
-    # Who came by a snapshot, or lost a disk, knows nothing of before; and two of whom neither remembers where they
-    # parted can compare nothing. Each record names the one before it by its hash, so nobody can make up what led to
-    # where this peer stands.
-
-    async def remember(self) -> None:
-        """Ask who is on this peer's chain for what was before its memory begins, one after the other."""
+        """Ask peers on this peer's chain for what was before its memory begins, one after the other."""
         asked: dict[PeerId, Digest] = {}  # and where it began then
         while True:
             await anyio.sleep(self.state.terms.lease / 4)
@@ -156,13 +152,168 @@ class CatchUp:
         start, first = await self.chains.oldest(peer)
         if start is None or start.round >= begins.round:
             return
-        commits = await self._all_of(peer, start, first, begins)
-        branch = checked_branch(History(start), start, commits, begins, self._rules)
+        commits = await self.chains.all_of(peer, start, first, begins)
+        branch = check_branch(History(start), start, commits, begins, self.chains.rules)
         state = self.state.machine.state
         if find_oldest_head(state).hash == begins.hash:  # else it went over to another branch meanwhile
             remember_before(state, start, branch.heads, commits[: len(branch.heads)])
 
-    # ---- asking ----
+
+# ---- a head that no record leads to ----
+#
+# Who was away for longer than peers remember commits, or was cut off for as long, cannot check how the chain went
+# on. Then it takes the word of those it knows, of all who were members at a head that it remembers: the head that
+# more of those who answer stand behind than members stand behind its own, itself included, and where those are as
+# many the heavier. All of the state is named by them, the outer state too, which no anchor's digest covers. Who
+# holds records that do not lead to the head that it names is not heard. What this peer had is kept aside.
+
+Said = dict[PeerId, tuple[SnapshotIndex, Head]]  # what each can give, and where its chain stands there
+
+
+class Poll:
+    """The question to all members which head they stand behind, where no record leads to one."""
+
+    def __init__(self, driver: Driver, chains: Chains, snapshots: SnapshotFetch) -> None:
+        self.state, self.directory = driver.state, driver.swarm.directory
+        self.chains, self.snapshots = chains, snapshots
+
+    async def find_donor(self, first: PeerId) -> tuple[PeerId, SnapshotIndex, Head] | None:
+        """Return a donor that most members here stand behind, and what it can give; None: they do not agree.
+
+        Raises PayloadError where no more stand behind its head than behind ours.
+        """
+        electors = self._electors(first)
+        said = await self._ask_indices(electors)
+        group = self._largest_group(said)
+        if not group:
+            return None
+        index, head = said[group[0]]
+        named_it = set(group)
+        records = await self._certify(group, head)
+        if not group:
+            return None
+        for liar in named_it.difference(group):  # its word counts for neither side
+            electors.remove(liar)
+            del said[liar]
+        others = {peer: other for peer, (_, other) in said.items() if peer not in group}
+        if any(other.hash == head.hash for other in others.values()):
+            return None  # of one head two states are shown
+        passed = [peer for peer in others if await self.chains.went_through(peer, head)]
+        if passed and len(group) == 1 and not self.state.gossips:
+            return None  # all are on their way, and nobody else shows the state of this head: asked again in a while
+        behind_it, behind_ours = len(group) + len(passed), await self._count_for_ours(electors, said, others, passed)
+        if (behind_it, head.weight) <= (behind_ours, self.state.head.weight):
+            raise PayloadError(
+                "nobody can check its chain, and of those who answer fewer stand behind it than behind ours; drop it"
+            )
+        asked, named = len(said), behind_it
+        self.state.on_event("unchecked", {"round": head.round, "asked": asked, "named": named, "records": records})
+        return (first if first in group else group[0]), index, head
+
+    def _largest_group(self, said: Said) -> list[PeerId]:
+        """Return the peers that name one head and one state of it, most of all; nobody where all are on our chain."""
+        groups: dict[tuple[Digest, Digest], list[PeerId]] = defaultdict(list)
+        for peer, (index, head) in said.items():
+            if self.state.machine.state.history.at((head.round, head.hash)) is None:  # else it is on our chain
+                groups[head.hash, b"" if self.state.gossips else index.digest].append(peer)
+        return max(groups.values(), key=lambda group: (len(group), said[group[0]][1].weight), default=[])
+
+    async def _count_for_ours(
+        self, electors: Sequence[PeerId], said: Said, others: Mapping[PeerId, Head], passed: Container[PeerId]
+    ) -> int:
+        """Count the members that stand behind our own head, this peer and the silent ones among them."""
+        members = self.state.head.members  # a peer that is none, as this one may be, has no chain of its own
+        rivals = [peer for peer in others if peer in members and peer not in passed]
+        mine = [peer for peer in rivals if await self._is_on_ours(peer, others[peer])]
+        # A peer that does not answer stands where it was: an honest one cannot while it applies a commit, and one that
+        # lies chose that moment for its question. Nobody stands behind this peer where it is no member, and it may
+        # reach one of them only.
+        silent = (set(electors) | self._missing_members()) - said.keys() if self.state.is_member else set()
+        return len(mine) + len(silent) + self.state.is_member
+
+    def _missing_members(self) -> set[PeerId]:
+        """Return the members that are silent, and not yet given up."""
+        head, presence = self.state.head, self.state.machine.state.presence
+        return set(head.members) - presence.given_up() - {self.state.me}
+
+    async def _certify(self, group: list[PeerId], head: Head) -> int:
+        """Count the records that lead to ``head`` from the oldest that one of ``group`` holds, each with its votes.
+
+        0 where nobody holds any: they took it over themselves. A peer whose records lead elsewhere is removed from
+        ``group``.
+        """
+        for peer in tuple(group):
+            try:
+                start, first = await self.chains.oldest(peer)
+                if start is None:
+                    continue
+                commits = await self.chains.all_of(peer, start, first, head)
+                if records := check_branch(History(start), start, commits, head, self.chains.rules).records:
+                    return len(records)
+            except PayloadError as error:
+                self.state.on_event("catch_up_failed", {"why": str(error)})
+                group.remove(peer)
+        return 0
+
+    async def _is_on_ours(self, peer: PeerId, head: Head) -> bool:
+        """Tell whether a peer at ``head`` is on this peer's chain, behind it or further on."""
+        ours = self.state.head
+        behind = self.state.machine.state.history.at((head.round, head.hash)) is not None
+        return behind or await self.chains.went_through(peer, ours)
+
+    def _electors(self, first: PeerId) -> list[PeerId]:
+        """Return the peers here that this peer knows to belong to the run; all that are here, where it knows fewer than
+        two: alone it cannot tell which of two peers speaks for the others.
+        """
+        known, live = self.state.machine.state.history.members(), list(self.directory.live())
+        found = [peer for peer in live if peer in known]
+        return found if len(found) > 1 else live or [first]
+
+    async def _ask_indices(self, peers: Sequence[PeerId]) -> Said:
+        """Return what each can give now; asked of all at once, so that few rounds pass in between."""
+        said: Said = {}
+
+        async def ask(peer: PeerId) -> None:
+            with suppress(TransportError, PayloadError), anyio.move_on_after(TIMEOUT):
+                said[peer] = await self.snapshots.index(peer)
+
+        async with anyio.create_task_group() as group:
+            for peer in peers:
+                group.start_soon(ask, peer)
+        return said
+
+
+# ---- catching up ----
+
+
+class CatchUp:
+    """The asking side of one peer; its `Donor` is the serving side."""
+
+    def __init__(self, driver: Driver, folder: Path | None) -> None:
+        """``folder``: for the chunks of a snapshot that is being fetched."""
+        self.driver, self.state = driver, driver.state
+        self.directory, self.chains = driver.swarm.directory, Chains(driver)
+        self.snapshots = SnapshotFetch(driver.state, driver.swarm, folder)
+        self.donor = Donor(driver.state, driver.swarm.transport)
+        self.memory, self.poll = Memory(driver, self.chains), Poll(driver, self.chains, self.snapshots)
+
+    async def run(self) -> None:
+        """Catch up with whom the rounds ask for, until cancelled."""
+        while True:
+            peer = await self.state.catch_up.next()
+            if peer is None:
+                continue
+            led_on = False
+            try:
+                led_on = await self._catch_up(peer)
+            except PeerUnreachable as error:  # as soon as it is noticed again
+                self.state.on_event("catch_up_failed", {"why": str(error)})
+                continue
+            except DecentralError as error:
+                self.state.on_event("catch_up_failed", {"why": str(error)})
+            except Exception as error:  # noqa: BLE001  told with its traceback
+                tell_unexpected(self.state.on_event, "catching up", error)
+            (self.state.catch_up.led_on if led_on else self.state.catch_up.led_nowhere)(peer)
 
     async def _catch_up(self, peer: PeerId) -> bool:
         """Go on from this peer's head by what ``peer`` has, or another; tell whether that led anywhere."""
@@ -174,7 +325,7 @@ class CatchUp:
         if found is None:
             return peer not in doubted and await self._adopt_if_better(peer)
         holder, missed = found
-        if self.is_cheap(missed) and await self.replayed(holder, missed):
+        if self.is_cheap(missed) and await self.replay(holder, missed):
             self.state.catch_up.drop()
             return True
         return await self._adopt_if_better(holder)  # of its chain it is known that it goes on from ours
@@ -182,7 +333,7 @@ class CatchUp:
     async def _ask_in_turn(
         self, peer: PeerId, head: Head, doubted: set[PeerId]
     ) -> tuple[PeerId, tuple[Commit, ...]] | None:
-        """A holder of what this peer missed, and that, checked; ``doubted`` are those that told what is not taken.
+        """Find a holder of what this peer missed, and that, checked; ``doubted``: peers whose commits are not taken.
 
         The next is asked when the one before has answered that it has nothing (one that joined later does not know the
         records before it), or has not answered for some seconds: a slow one kept a peer back for as long as it liked.
@@ -191,7 +342,7 @@ class CatchUp:
         asked, waited_for, answered = set[PeerId](), set[PeerId](), anyio.Event()
 
         async def ask(holder: PeerId) -> None:
-            missed = await self._missed(holder, head)
+            missed = await self._ask_missed(holder, head)
             if missed is None:
                 doubted.add(holder)
             elif missed and not takes_commit(self.state.machine.state, missed[0]):
@@ -219,33 +370,35 @@ class CatchUp:
         return found[0] if found else None
 
     def _tell_refused(self, peer: PeerId, commits: Sequence[Commit]) -> None:
-        """The first of these records gives up peers that are here: nobody who hears them takes it. Whoever stands on
-        that chain, asked or not, is silent on this one.
+        """Tell that the first of these records gives up peers that are here: nobody who hears them takes it. Every peer
+        on that chain, asked or not, is silent on this one.
         """
         record, beyond = commits[0].record, {(commit.record.round, commit.record.hash) for commit in commits}
         there = [other for other, lease in self.directory.live().items() if (lease.round, lease.digest) in beyond]
         for other in (peer, *there):
-            self.driver.watch.parted(other)
+            self.driver.watch.note_parted(other)
         dropped = [peer_name(one) for one in sorted(dropped_by(record))]
         self.state.on_event("refused", {"round": record.round, "peer": peer_name(peer), "gives_up": dropped})
 
     def _others(self, peer: PeerId, head: Head) -> list[PeerId]:
-        """Whom to ask besides ``peer``: those that say they are ahead before others, and members before newcomers."""
+        """Return the peers to ask besides ``peer``: those that say they are ahead first, and members before
+        newcomers.
+        """
         live = self.directory.live()
         others = [other for other in live if other != peer]
         others.sort(key=lambda other: (live[other].round <= head.round, other not in head.members))
         return others[:ASKED]
 
-    async def _missed(self, holder: PeerId, head: Head) -> tuple[Commit, ...] | None:
-        """What ``holder`` says was committed after ``head``, checked before anything is reckoned from it: of one
-        flipped bit in the number of a fragment a peer ended. () where it does not know, None where it says what cannot
+    async def _ask_missed(self, holder: PeerId, head: Head) -> tuple[Commit, ...] | None:
+        """Return what ``holder`` says was committed after ``head``, checked before anything is reckoned from it: one
+        flipped bit in the number of a fragment ended a peer. () where it does not know, None where it says what cannot
         be: one that lies keeps nobody from asking the next.
         """
         try:
             answer = await self.chains.since(holder)
             if answer.shared is None or answer.shared.hash != head.hash:
                 return ()
-            self._rules.last(answer.shared, answer.commits)
+            self.chains.rules.last(answer.shared, answer.commits)
             self._note_followers(answer.commits)
         except PayloadError as error:
             self.state.on_event("catch_up_failed", {"why": str(error)})
@@ -253,7 +406,7 @@ class CatchUp:
         return answer.commits
 
     def is_cheap(self, commits: Sequence[Commit]) -> bool:
-        """Whether the missed frames surely take fewer bytes than a snapshot."""
+        """Tell whether the missed frames surely take fewer bytes than a snapshot."""
         replica, nbytes = self.state.replica, 0
         for record in (commit.record for commit in commits):
             missing = sum(ref.frame not in self.state.store for ref in record.frames)
@@ -264,7 +417,7 @@ class CatchUp:
             nbytes += missing * whole // max(1, len(record.partition)) + tails * replica.tail.nbytes(record.fragment)
         return nbytes <= self.snapshots.layouts.nbytes
 
-    async def replayed(self, holder: PeerId, commits: Sequence[Commit]) -> bool:
+    async def replay(self, holder: PeerId, commits: Sequence[Commit]) -> bool:
         """Apply the commits in order; False when a frame of one is nowhere to be had any more."""
         for number, commit in enumerate(commits):
             if commit.record.round <= self.state.head.round:
@@ -278,7 +431,7 @@ class CatchUp:
         return True
 
     async def _fetch_frames(self, holder: PeerId, commit: Commit) -> bool:
-        """Get the frames that ``commit`` names, from all who have it at once. Whether all are here.
+        """Get the frames that ``commit`` names, from all who have it at once; tell whether all are here.
 
         The machine then decides on the commit as if it had just come.
         """
@@ -312,13 +465,13 @@ class CatchUp:
             return False  # it is behind, on our chain
         branch = await self._branch_to(peer, head)
         if branch.shared is None:
-            self.driver.watch.parted(peer)
-            named = await self._named_by_most(peer)
+            self.driver.watch.note_parted(peer)
+            named = await self.poll.find_donor(peer)
             if named is None:
                 return False
             peer, index, head = named
         elif not self._ranks_higher(branch):
-            self.driver.watch.parted(peer)
+            self.driver.watch.note_parted(peer)
             return False
         tensors = {} if self.state.gossips else (await self.snapshots.tensors(peer, index, head)).tensors
         await self.driver.adoption.adopt(head, tensors, branch)
@@ -331,27 +484,18 @@ class CatchUp:
         return rank_of((branch.shared, *branch.heads), state.terms.voting) > ours
 
     async def _branch_to(self, peer: PeerId, claimed: Head) -> Branch:
-        """The way from our chain to ``claimed``, checked. Unknown when it left ours longer ago than peers remember."""
+        """Return the way from our chain to ``claimed``, checked. Unknown when it left ours longer ago than peers
+        remember.
+        """
         answer = await self.chains.since(peer)
         if answer.shared is None:
             answer = await self.chains.since_its_oldest(peer)
         shared = answer.shared
         if shared is None or not answer.commits:
             return Branch(None)
-        commits = await self._all_of(peer, shared, answer.commits, claimed)
+        commits = await self.chains.all_of(peer, shared, answer.commits, claimed)
         self._check_taken(peer, shared, commits)
-        return checked_branch(self.state.machine.state.history, shared, commits, claimed, self._rules)
-
-    async def _all_of(self, peer: PeerId, start: Head, first: Sequence[Commit], claimed: Head) -> Sequence[Commit]:
-        """The commits from ``start`` to ``claimed``, the ``first`` among them: an answer holds only so many bytes."""
-        commits, head, more = list(first), self._rules.last(start, first), first
-        while more and head.round < claimed.round:
-            if len(commits) > LONGEST:
-                raise PayloadError(f"its chain goes on after {len(commits)} commits, more than peers keep; ask another")
-            more = (await self.chains.since(peer, [(head.round, head.hash)])).commits
-            head = self._rules.last(head, more)  # here: one made up would go on for as long as it is asked
-            commits += more
-        return commits
+        return check_branch(self.state.machine.state.history, shared, commits, claimed, self.chains.rules)
 
     def _note_followers(self, commits: Sequence[Commit]) -> None:
         places = {peer: (lease.round, lease.digest) for peer, lease in self.directory.live().items()}
@@ -364,107 +508,9 @@ class CatchUp:
             self._tell_refused(peer, commits)
             raise PayloadError("its chain goes on without peers that are here; ask another")
 
-    # ---- a head that no record leads to ----
-    #
-    # Who was away for longer than peers remember commits, or was cut off for as long, cannot check how the chain went
-    # on. Then it takes the word of those it knows, of all who were members at a head that it remembers: the head that
-    # more of those who answer stand behind than members stand behind its own, itself included, and where those are as
-    # many the heavier. All of the state is named by them, the outer state too, which no anchor's digest covers. Who
-    # holds records that do not lead to the head that it names is not heard. What this peer had is kept aside.
-
-    async def _named_by_most(self, first: PeerId) -> tuple[PeerId, SnapshotIndex, Head] | None:
-        """A donor, and what it can give, that most members here stand behind; None: they do not."""
-        electors = self._electors(first)
-        said = await self._ask_indices(electors)
-        groups: dict[tuple[Digest, Digest], list[PeerId]] = defaultdict(list)
-        for peer, (index, head) in said.items():
-            if self.state.machine.state.history.at((head.round, head.hash)) is None:  # else it is on our chain
-                groups[head.hash, b"" if self.state.gossips else index.digest].append(peer)
-        if not groups:
-            return None
-        name, group = max(groups.items(), key=lambda found: (len(found[1]), said[found[1][0]][1].weight))
-        index, head = said[group[0]]
-        named_it = set(group)
-        records = await self._certified(group, head)
-        if not group:
-            return None
-        for liar in named_it.difference(group):  # its word counts for neither side
-            electors.remove(liar)
-            del said[liar]
-        if any(other.hash == name[0] for peer, (_, other) in said.items() if peer not in group):
-            return None  # of one head two states are shown
-        others = {peer: other for peer, (_, other) in said.items() if peer not in group}
-        passed = [peer for peer in others if await self.chains.went_through(peer, head)]
-        if passed and len(group) == 1 and not self.state.gossips:
-            return None  # all are on their way, and nobody else shows the state of this head: asked again in a while
-        members = self.state.head.members  # who is none, as this peer may be, has no chain of its own
-        rivals = [peer for peer in others if peer in members and peer not in passed]
-        mine = [peer for peer in rivals if await self._is_on_ours(peer, others[peer])]
-        # Who does not answer stands where it was: an honest peer cannot while it applies a commit, and one that lies
-        # chose that moment for its question. Nobody stands behind who is no member, and may reach one of them only.
-        silent = (set(electors) | self._missing_members()) - said.keys() if self.state.is_member else set()
-        behind_it, behind_ours = len(group) + len(passed), len(mine) + len(silent) + self.state.is_member
-        if (behind_it, head.weight) <= (behind_ours, self.state.head.weight):
-            raise PayloadError(
-                "nobody can check its chain, and of those who answer fewer stand behind it than behind ours; drop it"
-            )
-        asked, named = len(said), behind_it
-        self.state.on_event("unchecked", {"round": head.round, "asked": asked, "named": named, "records": records})
-        return (first if first in group else group[0]), index, head
-
-    def _missing_members(self) -> set[PeerId]:
-        """Members that are silent, and not yet given up."""
-        head, presence = self.state.head, self.state.machine.state.presence
-        return set(head.members) - presence.given_up() - {self.state.me}
-
-    async def _certified(self, group: list[PeerId], head: Head) -> int:
-        """The number of records that lead to ``head`` from the oldest that one of ``group`` holds, each with its votes.
-
-        0 where nobody holds any: they took it over themselves. Whose records lead elsewhere is removed from ``group``.
-        """
-        for peer in tuple(group):
-            try:
-                start, first = await self.chains.oldest(peer)
-                if start is None:
-                    continue
-                commits = await self._all_of(peer, start, first, head)
-                if records := checked_branch(History(start), start, commits, head, self._rules).records:
-                    return len(records)
-            except PayloadError as error:
-                self.state.on_event("catch_up_failed", {"why": str(error)})
-                group.remove(peer)
-        return 0
-
-    async def _is_on_ours(self, peer: PeerId, head: Head) -> bool:
-        """Tell whether a peer at ``head`` is on this peer's chain, behind it or further on."""
-        ours = self.state.head
-        behind = self.state.machine.state.history.at((head.round, head.hash)) is not None
-        return behind or await self.chains.went_through(peer, ours)
-
-    def _electors(self, first: PeerId) -> list[PeerId]:
-        """Give those here of whom this peer knows that they belong to the run; all that are here, where it knows fewer
-        than two: alone it cannot tell which of two peers speaks for the others.
-        """
-        known, live = self.state.machine.state.history.members(), list(self.directory.live())
-        found = [peer for peer in live if peer in known]
-        return found if len(found) > 1 else live or [first]
-
-    async def _ask_indices(self, peers: Sequence[PeerId]) -> dict[PeerId, tuple[SnapshotIndex, Head]]:
-        """Give what each can give now; asked of all at once, so that few rounds pass in between."""
-        said: dict[PeerId, tuple[SnapshotIndex, Head]] = {}
-
-        async def ask(peer: PeerId) -> None:
-            with suppress(TransportError, PayloadError), anyio.move_on_after(TIMEOUT):
-                said[peer] = await self.snapshots.index(peer)
-
-        async with anyio.create_task_group() as group:
-            for peer in peers:
-                group.start_soon(ask, peer)
-        return said
-
 
 def split_oldest(answer: bytes) -> tuple[Head, list[Commit]]:
-    """A head, and the commits after it. Raises PayloadError."""
+    """Read a head, and the commits after it. Raises PayloadError."""
     at, (nbytes,) = LENGTH.size, LENGTH.unpack_from(answer.ljust(LENGTH.size, b"\0"))
     try:
         head = Head.from_dict(json.loads(answer[at : at + nbytes]))
@@ -474,7 +520,7 @@ def split_oldest(answer: bytes) -> tuple[Head, list[Commit]]:
 
 
 def split_commits(answer: bytes) -> list[Commit]:
-    """The commits of a chain answer. Raises PayloadError."""
+    """Read the commits of a chain answer. Raises PayloadError."""
     commits, at = list[Commit](), 0
     while at < len(answer):
         if at + LENGTH.size > len(answer):

@@ -1,4 +1,15 @@
-"""Work that follows a commit: its outer step, the books of this peer's progress, another branch taken over."""
+"""Work that follows a commit: its outer step, the books of this peer's progress, another branch taken over.
+
+*What happens to a peer's residual when its frame came too late.* It stays as it was. What compression loses of a
+contribution is booked with the commit that names its frame, and never before (``Bookkeeping.settle``). A commit that
+does not name it books nothing: the contribution in flight is dropped, the residual is the one of the round before, and
+the progress is still in the live parameters, of which the next contribution is measured. So it is sent later, once.
+After a commit that moves no anchor the same contribution is offered again.
+
+A frame that a previous incarnation sent may be named too, and its residual died with that process: see
+`decentral.replica.contribution` (``forget_sent``). Rounds that are given up for another branch are reclaimed: see
+``Adoption``.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +23,15 @@ import torch
 from torch import Tensor
 
 from decentral.consensus.chain import Branch, Head, contributions, moves_anchor, rank_of
-from decentral.replica.contribution import Contribution, Owed, forgotten
+from decentral.replica.contribution import Booking, Contribution, Reclaimed, forget_sent
 from decentral.replica.replica import OWED, Loaded, OuterStep, Replica, owed_after
 from decentral.rounds.frame_io import FrameIO
-from decentral.rounds.local_state import CommittedUpdate, LocalState, Steps
+from decentral.rounds.local_state import CommittedUpdate, Decision, LocalState, Steps
+from decentral.rounds.metrics import RoundMetrics
 from decentral.tensors.device import beside
 from decentral.wire.frames import Frame
-from decentral.wire.keys import Digest
-from decentral.wire.messages import Record
+from decentral.wire.keys import Digest, peer_name
+from decentral.wire.messages import Commit, Record
 
 # Shape suffix: N = elements of one fragment, flat float32.
 
@@ -32,7 +44,7 @@ from decentral.wire.messages import Record
 
 @dataclass(slots=True)
 class _Making:
-    """One step on its way."""
+    """An outer step on its way."""
 
     of: Digest  # the record's hash
     anchor_N: Tensor  # that it is made from, with the method's state: they are replaced, and never written to
@@ -42,7 +54,7 @@ class _Making:
 
 
 class StepAhead:
-    """One peer's: the step of one record at a time."""
+    """The outer step that is made ahead of votes, of one record at a time."""
 
     def __init__(self, state: LocalState) -> None:
         self._state = state
@@ -57,7 +69,7 @@ class StepAhead:
             self._making = making if begun else None
 
     async def step(self, record: Record, frames: Mapping[Digest, Frame]) -> OuterStep:
-        """What the record makes of the replica. Raises what `Replica.outer_step` does."""
+        """Return the outer step that the record makes. Raises what `Replica.outer_step` does."""
         making, self._making = self._making, None
         if making is not None and making.of == record.hash:
             await making.over.wait()
@@ -66,8 +78,8 @@ class StepAhead:
         return await self._of(record, frames)
 
     async def _make(self, making: _Making, record: Record, frames: Mapping[Digest, Frame]) -> None:
-        """Shielded, as who waits for it is: a task that begins in a group whose outer scope is cancelled already is
-        never told, and anyio on asyncio turned round in it for ever.
+        """Make the step, shielded, as the commit that waits for it is: a task that begins in a group whose outer scope
+        is cancelled already is never told, and anyio on asyncio turned round in it for ever.
         """
         try:
             with anyio.CancelScope(shield=True), suppress(Exception):  # who asks for it meets the error again
@@ -77,10 +89,10 @@ class StepAhead:
 
     async def _of(self, record: Record, frames: Mapping[Digest, Frame]) -> OuterStep:
         state = self._state
-        return await state.offload(state.replica.outer_step, record, frames, state.results.by_frame())
+        return await state.offload(state.replica.outer_step, record, frames, state.sums.results.by_frame())
 
     def _fits(self, making: _Making, fragment: int) -> bool:
-        """Whether it was made of what the replica holds now."""
+        """Tell whether it was made of what the replica holds now."""
         replica = self._state.replica
         return making.anchor_N is replica.anchors[fragment] and making.state is replica.states[fragment]
 
@@ -93,69 +105,62 @@ class StepAhead:
 # this peer's progress may be in the anchor already, and goes: a crash may lose steps, and none may count twice.
 
 
-@dataclass(frozen=True, slots=True)
-class Due:
-    """What a commit has this peer book; None: as before."""
-
-    feedback: dict[str, Tensor] | None = None  # as a contributor
-    owed_N: Tensor | None = None  # as an owner
-    sent_N: Tensor | None = None  # bool: where a previous incarnation sent something, which the commit took
-
-
-NOTHING_DUE = Due()
+NOTHING_TO_BOOK = Booking()
 
 
 class Bookkeeping:
-    """Books contributions with the commits that name them."""
+    """The books of this peer: contributions, with the commits that name them."""
 
     def __init__(self, state: LocalState) -> None:
         self.state = state
         self.me, self.replica, self.outbox = state.me, state.replica, state.outbox
 
-    async def made_of(self, record: Record, frames: Mapping[bytes, Frame]) -> Due:
-        """What is to be booked with ``record``; made off the event loop where it is as long as the fragment."""
-        mine, owed_N = self._named(record), self.replica.owed(record.fragment)
+    async def make_booking(self, record: Record, frames: Mapping[bytes, Frame]) -> Booking:
+        """Return the booking of ``record``; made off the event loop where it is as long as the fragment."""
+        mine, owed_N = self._find_named(record), self.replica.owed(record.fragment)
         lost = mine is None and any(ref.peer == self.me for ref in contributions(record))
         if lost or record.partition:
-            return await self.state.offload(self._made_of, record, frames, mine, owed_N, lost)
-        return Due(None if mine is None else mine.feedback_after(record))
+            return await self.state.offload(self._make_booking, record, frames, mine, owed_N, lost)
+        return Booking(None if mine is None else mine.feedback_after(record))
 
-    def _made_of(
+    def _make_booking(
         self,
         record: Record,
         frames: Mapping[bytes, Frame],
         mine: Contribution | None,
         owed_N: Tensor | None,
         lost: bool,
-    ) -> Due:
-        """``lost``: the record names a contribution of a previous incarnation."""
-        left = forgotten(self.replica, record, frames, self.me) if lost else None
+    ) -> Booking:
+        """Make the booking; ``lost``: the record names a contribution of a previous incarnation."""
+        left = forget_sent(self.replica, record, frames, self.me) if lost else None
         feedback = mine.feedback_after(record) if mine is not None else None if left is None else left.feedback
-        keeps = mine is not None and (record.round, record.plan) in mine.hands_on_nothing
-        after_N = owed_after(owed_N, record, self.me, self.state.left, self.replica.numel(record.fragment), keeps)
-        return Due(feedback, after_N, None if left is None else left.sent_N)
+        keeps = mine is not None and (record.round, record.plan) in mine.keeps_residual
+        after_N = owed_after(
+            owed_N, record, self.me, self.state.sums.residuals, self.replica.numel(record.fragment), keeps
+        )
+        return Booking(feedback, after_N, None if left is None else left.sent_N)
 
-    def settle(self, record: Record, due: Due) -> Contribution | None:
-        """Book what is ``due``: the record names our contribution or our results, or both stay as they are.
+    def settle(self, record: Record, booking: Booking) -> Contribution | None:
+        """Book the ``booking``: the record names our contribution or our results, or both stay as they are.
 
         Returns the contribution if it is the one in flight.
         """
         if not moves_anchor(record):
             return None
-        mine, f = self._named(record), record.fragment
+        mine, f = self._find_named(record), record.fragment
         self.state.pending, self.state.inherits = None, False
         if mine is not None:
             self.state.contributed += 1
             self.outbox.add(record, mine)
-        if due.feedback is not None:
-            self.replica.feedback[f] = due.feedback
-        if due.sent_N is not None:
+        if booking.feedback is not None:
+            self.replica.feedback[f] = booking.feedback
+        if booking.sent_N is not None:
             self.forget_given()
-        self.replica.owe(f, due.owed_N)
+        self.replica.owe(f, booking.owed_N)
         return mine
 
-    def _named(self, record: Record) -> Contribution | None:
-        """The contribution in flight, if it is what the record names of this peer."""
+    def _find_named(self, record: Record) -> Contribution | None:
+        """Return the contribution in flight, if it is what the record names of this peer."""
         pending = self.state.pending
         ref = next((ref for ref in contributions(record) if ref.peer == self.me), None)
         return pending if pending is not None and ref is not None and ref.frame == pending.offered else None
@@ -172,9 +177,79 @@ class Bookkeeping:
                 self.state.pending.encoded = None
 
     def forget_given(self) -> None:
-        """Where receivers remember, what they held of this peer is known back to the last break and no further."""
+        """Forget what was given where receivers remember: what they held is known back to the last break and no
+        further.
+        """
         if self.replica.senders.names:
             self.outbox.forget_after(-1)
+
+
+# ---- a commit, applied ----
+
+
+class Commits:
+    """The work that follows a commit: durable first, then installed, booked and told."""
+
+    def __init__(self, state: LocalState, frames: FrameIO, metrics: RoundMetrics) -> None:
+        self.state, self.frames, self.metrics = state, frames, metrics
+        self.ahead, self.bookkeeping = StepAhead(state), Bookkeeping(state)
+
+    async def apply(self, commit: Commit) -> Digest:
+        """Make a commit durable, then install its step, then tell the training side; return the anchor's digest."""
+        state, record = self.state, commit.record
+        sending = self.frames.pushes.seconds(None if state.pending is None else state.pending.offered)
+        frames = {ref.frame: state.find_stored(ref.frame) for ref in record.frames}
+        data = [frames[ref.frame].data for ref in record.frames]
+        await state.offload(state.ledger.append, commit, data)
+        before_N = after_N = buffers_B = None
+        inner: Mapping[str, Tensor] = {}
+        channels: frozenset[str] = frozenset()
+        unmoved, step, booking = False, None, NOTHING_TO_BOOK
+        began = anyio.current_time()
+        if moves_anchor(record):
+            step = await self.ahead.step(record, frames)
+            booking = await self.bookkeeping.make_booking(record, frames)
+            before_N, after_N = step.before_N, step.after_N
+            state.replica.install(step)
+            unmoved = bool(step.unmoved)
+            if unmoved:
+                fields = {"round": record.round, "method": state.replica.method.name, "why": step.unmoved}
+                state.on_event("unmoved", fields)
+            buffers_B = state.replica.shared_buffers(record.fragment)
+            inner, channels = step.state if state.replica.method.inner else {}, step.channels
+        decision = self._decision(commit, sending, anyio.current_time() - began)
+        state.tasks.spawn(self.metrics.name_peers, record, frames, self.metrics.measured(record, step))
+        named = self.bookkeeping.settle(record, booking)
+        self.metrics.at_round(record, frames, step, named)
+        self.bookkeeping.forget_leavers(record)
+        self.frames.pushes.end_round(record)
+        self._tell_shrunk(record)
+        state.note_members(record.members, decision.leader, anyio.current_time())
+        self.frames.tidy(record.round)
+        anchor = state.replica.digest if moves_anchor(record) else record.base
+        moved = (record.fragment, before_N, after_N, named, anchor)
+        update = CommittedUpdate(
+            record, record.hash, *moved, buffers_B=buffers_B, taken_N=booking.sent_N, decision=decision
+        )
+        state.on_update(replace(update, state=inner, channels=channels, unmoved=unmoved))
+        return anchor
+
+    def _decision(self, commit: Commit, sending: float | None, applying: float) -> Decision:
+        """Describe a commit. The order of leaders is that of the round it ends: the machine stands at the next one."""
+        record, ballot = commit.record, commit.certificate.ballot
+        before = self.state.machine.state.history.at((record.round - 1, record.previous))
+        assert before is not None, "the machine has just gone on from there"
+        leaders = self.state.terms.voting.leaders(before)
+        leader = leaders[ballot % len(leaders)]
+        return Decision(leader, ballot, len(commit.certificate.votes), sending, applying)
+
+    def _tell_shrunk(self, record: Record) -> None:
+        gone = self.state.machine.state.given_up & (set(record.members) - set(record.next_members))
+        if gone:
+            names = [peer_name(peer) for peer in sorted(gone)]
+            where = {"round": record.round, "epoch": self.state.head.epoch}
+            fields = {**where, "given_up": names, "away": self.state.me in gone}
+            self.state.on_event("shrunk", {**fields, "members": [peer_name(peer) for peer in record.next_members]})
 
 
 # ---- adopting another branch ----
@@ -187,7 +262,7 @@ class Bookkeeping:
 
 
 class Adoption:
-    """Takes over verified snapshots."""
+    """The taking over of verified snapshots."""
 
     def __init__(self, state: LocalState, steps: Steps, frames: FrameIO, bookkeeping: Bookkeeping) -> None:
         self.state, self.steps, self.frames, self.bookkeeping = state, steps, frames, bookkeeping
@@ -205,8 +280,8 @@ class Adoption:
                 return  # ours grew meanwhile
             if branch.shared is None and state.head.anchor is not None:
                 await state.offload(state.ledger.set_aside, state.head, self._all_of_ours())
-            owed = await state.offload(self._owed, branch)
-            taken = {} if state.gossips else self._taken(branch)
+            owed = await state.offload(self._reclaim, branch)
+            taken = {} if state.gossips else self._find_taken(branch)
             was, book = list(state.replica.feedback), partial(self._book_after, branch, taken)
             books = await state.offload(lambda: [book(f, own) for f, own in enumerate(was)])
             loaded = await state.offload(state.replica.read, tensors) if tensors else None
@@ -225,7 +300,7 @@ class Adoption:
             state.machine.state.switch(head, branch, anyio.current_time())
             state.note_members(members, None, anyio.current_time())
             if heals:
-                state.machine.came_back(anyio.current_time(), excused=False)
+                state.machine.listen_first(anyio.current_time(), excused=False)
             self.frames.tidy(head.round)
             for move in moves or [self._no_move(head)]:
                 state.on_update(replace(move, anchor=state.replica.digest))
@@ -243,28 +318,28 @@ class Adoption:
         return {**self.replica.shared_tensors(), **self.replica.own_tensors()}
 
     def _take_over(self, loaded: Loaded | None) -> None:
-        """What a snapshot holds; it has nothing of what this peer owes."""
+        """Install what a snapshot holds; it has nothing of this peer's residuals."""
         if loaded is not None:
             self.replica.take_over(replace(loaded, feedback=self.replica.feedback))
 
     def _no_move(self, head: Head) -> CommittedUpdate:
-        """In gossip: a swap may have moved replica and live model meanwhile."""
+        """Make the update of an adoption in gossip: a swap may have moved replica and live model meanwhile."""
         return CommittedUpdate(None, head.hash, 0, None, None, None, adopted=True)
 
     def _moves(
         self,
         head: Head,
         branch: Branch,
-        owed: Mapping[int, Owed],
+        owed: Mapping[int, Reclaimed],
         taken: Mapping[int, Contribution | None],
         loaded: Loaded | None,
     ) -> list[CommittedUpdate]:
-        """An adoption as the training side sees it, a fragment each; nothing in gossip."""
+        """Return an adoption as the training side sees it, an update for each fragment; nothing in gossip."""
         if self.state.gossips:
             return []
         to, last = loaded or self.replica, len(self.replica.anchors) - 1
         moves = [self._move(f, old_N, to, owed.get(f), taken) for f, old_N in enumerate(self.replica.anchors)]
-        rounds, parted = _rounds_of_each(head, branch, len(moves)), _parted(self.state.head, branch)
+        rounds, parted = _rounds_of_each(head, branch, len(moves)), _step_of_parting(self.state.head, branch)
         return [
             replace(move, head=head.hash, rounds=rounds, parted=parted, whole=f == last) for f, move in enumerate(moves)
         ]
@@ -274,10 +349,10 @@ class Adoption:
         f: int,
         old_N: Tensor,
         to: Loaded | Replica,
-        owed: Owed | None,
+        owed: Reclaimed | None,
         taken: Mapping[int, Contribution | None],
     ) -> CommittedUpdate:
-        """One fragment's part.
+        """Return the update of one fragment.
 
         What the branch took is taken as it was measured: of a slow peer more is sent, after an absence less, and what
         is over is given up.
@@ -297,18 +372,22 @@ class Adoption:
             channels=frozenset(channel.name for channel in method.channels()),
         )  # fmt: skip
 
-    def _owed(self, branch: Branch) -> dict[int, Owed]:
-        """By fragment, what this peer gave to the rounds since ``branch`` left; nothing where that is not known."""
+    def _reclaim(self, branch: Branch) -> dict[int, Reclaimed]:
+        """Reclaim, by fragment, what this peer gave to the rounds since ``branch`` left; nothing where that is not
+        known.
+        """
         if branch.shared is None:
             return {}
         fragments = range(len(self.replica.anchors))
         replica, after = self.replica, branch.shared.round
         sent = [replica.senders.of(f, self.me).get("sent") for f in fragments]  # None under most mechanisms
-        found = {f: self.outbox.owed(after, f, replica.shapes(f), sent[f]) for f in fragments}
+        found = {f: self.outbox.reclaim(after, f, replica.shapes(f), sent[f]) for f in fragments}
         return {f: owed for f, owed in found.items() if owed is not None}
 
-    def _taken(self, branch: Branch) -> dict[int, Contribution | None]:
-        """By fragment, what the records of ``branch`` took from this peer; None: something, and nobody knows what."""
+    def _find_taken(self, branch: Branch) -> dict[int, Contribution | None]:
+        """Find, by fragment, what the records of ``branch`` took from this peer; None: something, and nobody knows
+        what.
+        """
         if branch.shared is None:
             unsure = self.state.inherits or self.state.reclaimed or self.state.pending is not None
             return dict.fromkeys(range(len(self.replica.anchors)), None) if unsure else {}
@@ -320,7 +399,7 @@ class Adoption:
         return found
 
     def _pending_as(self, frame: bytes) -> Contribution | None:
-        """The contribution in flight, if ``frame`` is what it offered and all of that is known."""
+        """Return the contribution in flight, if ``frame`` is what it offered and all of that is known."""
         pending = self.state.pending
         known = pending is not None and pending.encoded is not None and pending.offered == frame
         return pending if known else None
@@ -328,7 +407,7 @@ class Adoption:
     def _book_after(
         self, branch: Branch, taken: Mapping[int, Contribution | None], f: int, own: dict[str, Tensor]
     ) -> dict[str, Tensor]:
-        """What this peer owes of a fragment on ``branch``, where it owes ``own`` now.
+        """Return the residuals of a fragment on ``branch``, where they are ``own`` now.
 
         What the branch took is booked as its commit would have: progress and debt apart. Taking all that was sent from
         the progress leaves the same sum, until a crash drops one of the two.
@@ -339,24 +418,24 @@ class Adoption:
         mine = taken[f]
         if mine is None:
             return {OWED: own[OWED]} if OWED in own else {}
-        assert mine.encoded is not None, "see _taken"
+        assert mine.encoded is not None, "see _find_taken"
         return mine.encoded.feedback
 
     def _book_as_owner(self, branch: Branch, f: int, own: dict[str, Tensor]) -> dict[str, Tensor]:
-        """With what a branch that follows on our chain took. Of another, contributors owe again all that they gave to
-        the rounds given up: nothing is owed as their owner any more.
+        """Return the residuals after what a branch that follows on our chain took. On another branch contributors send
+        again all that they gave to the rounds given up: nothing is owed as their owner any more.
         """
         if branch.shared is None or branch.shared.hash != self.state.head.hash:
             return {name: own[name] for name in own if name != OWED} if OWED in own else own
         for record in branch.records:
             if record.fragment == f:
-                owed_N = owed_after(own.get(OWED), record, self.me, self.state.left, self.replica.numel(f))
+                owed_N = owed_after(own.get(OWED), record, self.me, self.state.sums.residuals, self.replica.numel(f))
                 own = own if owed_N is None else {**own, OWED: owed_N}
         return own
 
-    def _tell_adopted(self, head: Head, branch: Branch, owed: Mapping[int, Owed]) -> None:
-        """Events of an adoption; ``healed`` when rounds of ours are given up for it."""
-        old, shared, parted = self.state.head, branch.shared, _parted(self.state.head, branch)
+    def _tell_adopted(self, head: Head, branch: Branch, owed: Mapping[int, Reclaimed]) -> None:
+        """Tell the events of an adoption; ``healed`` when rounds of ours are given up for it."""
+        old, shared, parted = self.state.head, branch.shared, _step_of_parting(self.state.head, branch)
         self.outbox.forget_after(-1 if shared is None else shared.round)
         self.bookkeeping.forget_given()
         where = {"record": head.hash.hex(), "anchor": self.replica.digest.hex()}
@@ -376,9 +455,9 @@ class Adoption:
         )
 
 
-def _parted(ours: Head, branch: Branch) -> int | None:
-    """The outer step after which our rounds are given up for ``branch``: 0 where it left too long ago to be known; None
-    where it follows ``ours``.
+def _step_of_parting(ours: Head, branch: Branch) -> int | None:
+    """Return the outer step after which our rounds are given up for ``branch``: 0 where it left too long ago to be
+    known; None where it follows ``ours``.
     """
     if branch.shared is None:
         return 0
@@ -386,6 +465,8 @@ def _parted(ours: Head, branch: Branch) -> int | None:
 
 
 def _rounds_of_each(head: Head, branch: Branch, num_fragments: int) -> int:
-    """Outer steps of each fragment on ``branch``; all of the run's where it left ours too long ago to be known."""
+    """Return the outer steps of each fragment on ``branch``; all of the run's where it left ours too long ago to be
+    known.
+    """
     left = 0 if branch.shared is None else branch.shared.outer_step
     return -(-(head.outer_step - left) // num_fragments)

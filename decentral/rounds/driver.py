@@ -1,19 +1,19 @@
-"""Carries out what the round machine decides: offers, logs, applies. One per peer, on the swarm's event loop.
+"""The shell of the round machine: it ticks, and its effects are carried out in order. One per peer, on the event loop.
 
-The roles beside it act on the same state: FrameIO (frames and messages), Reducer (partitions), StepAhead (the outer
-step while votes are on their way), Bookkeeping (what of this peer's progress a commit takes), Adoption (of another
-branch), Looking (what contributions tell of the swarm), PeerWatch (who is silent, or elsewhere).
+``Driver._carry_out`` shows the whole of a round: each effect of `decentral.consensus.round_state`, and the part that
+does it. The parts act on one `LocalState`: Offering (this peer's contribution), FrameIO (frames and messages), Reducer
+(the parts of a reduce), Commits (the outer step, books, news), Adoption (another branch), PeerWatch (peers that are
+silent, or elsewhere), RoundMetrics (figures). When a round hangs, `decentral.consensus.machine` says where to look;
+a step that failed here is in ``Steps.failure``, and ends the peer at the next tick.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 
 import anyio
 import anyio.abc
-from torch import Tensor
 
 from decentral.consensus.chain import Head, Past, moves_anchor
 from decentral.consensus.machine import TICK, RoundMachine
@@ -23,11 +23,9 @@ from decentral.flow.waiting import Repeats
 from decentral.replica.codec import Encoded
 from decentral.replica.contents import MAKERS
 from decentral.replica.contribution import Contribution
-from decentral.rounds.commits import NOTHING_DUE, Adoption, Bookkeeping, StepAhead
+from decentral.rounds.commits import Adoption, Commits
 from decentral.rounds.frame_io import SEND_TIMEOUT, FrameIO
 from decentral.rounds.local_state import (
-    CommittedUpdate,
-    Decision,
     Listeners,
     LocalState,
     OwnParts,
@@ -35,11 +33,11 @@ from decentral.rounds.local_state import (
     SwarmAccess,
     tell_unexpected,
 )
-from decentral.rounds.looking import Looking
+from decentral.rounds.metrics import RoundMetrics
 from decentral.rounds.peer_watch import PeerWatch
 from decentral.rounds.reducing import Reducer
 from decentral.wire.frames import FrameKind
-from decentral.wire.keys import Digest, PeerId, peer_name
+from decentral.wire.keys import Digest, PeerId
 from decentral.wire.messages import Behind, Commit, JoinRequest, Record, join_text
 
 JOIN_EVERY = 1.0  # s until a peer is asked for the second time to let this one in; then twice as long each time
@@ -48,18 +46,87 @@ JUDGE_EVERY = 3.0  # s between looks at how long others may take, which is secon
 LOOK_EVERY = 1.0  # s between looks at who is here; a twentieth of a lease where that is less
 
 
+class Offering:
+    """The way of a contribution to the others: encoded, offered for the open round, and pushed."""
+
+    def __init__(self, state: LocalState, frames: FrameIO) -> None:
+        self.state, self.frames = state, frames
+
+    async def prepare(self, contribution: Contribution, head: Head) -> None:
+        """Encode what is to be offered; in a reduce commit to it. Raises NonFiniteError."""
+        state = self.state
+        if state.terms.partition is None and contribution.encoded is None:
+            contribution.encoded = await self._encode(contribution)
+        elif state.terms.partition is not None:  # slices are encoded when there is a plan: too late to tell the caller
+            await state.offload(contribution.check_finite, state.replica)
+            contribution.offered = await state.offload(contribution.commitment, head)
+
+    def tell_unsaid(self, made: Contribution) -> None:
+        """Tell where what the method says of a contribution cannot go beside its offer."""
+        if made.unsaid:
+            fields = {"round": self.state.head.round + 1, "method": self.state.replica.method.name, "why": made.unsaid}
+            self.state.on_event("unsaid", fields)
+
+    async def _encode(self, made: Contribution) -> Encoded:
+        replica, me = self.state.replica, self.state.me
+        encoded = await self.state.offload(
+            lambda: replica.encode(made.fragment, made.gradient_N, made.states, me)  # what is sent may not be made yet
+        )
+        made.let_go()
+        return encoded
+
+    def takes(self, contribution: Contribution, head: Head) -> bool:
+        """Tell whether a contribution fits the round after ``head``, and none is in flight."""
+        is_in = self.state.me in head.members and self.state.pending is None
+        open_ = head.anchor is not None and not head.final and is_in
+        open_ = open_ and contribution.based_on == head.hash
+        open_ = open_ and head.outer_step - contribution.based_in(head) <= self.state.terms.max_staleness
+        return open_ and contribution.fragment == head.fragment(self.state.terms.num_fragments)
+
+    def takes_again(self, record: Record) -> bool:
+        """Tell whether what is in flight is offered again after ``record``."""
+        return not moves_anchor(record) and not self.state.head.final and self.state.is_member
+
+    async def offer(self) -> list[Effect]:
+        """Offer the pending contribution for the open round; return what is to be carried out. The lock is held."""
+        state, head, pending = self.state, self.state.head, self.state.pending
+        assert pending is not None
+        now = anyio.current_time()
+        if state.terms.partition is not None:
+            channels = 1 + len(pending.states)
+            shapes = ((state.replica.numel(pending.fragment),),) * channels
+            nbytes = state.replica.codec.max_body_nbytes(shapes, channels) + MAKERS * len(pending.tail)
+            return state.machine.offer(pending.offer(head, pending.offered, nbytes), now)
+        if pending.encoded is None:  # see Bookkeeping.forget_leavers
+            pending.encoded = await self._encode(pending)
+        frame = await state.offload(pending.frame, head, state.signer)
+        pending.offered = frame.hash
+        payloads = pending.encoded.payloads  # () when there was no room for them before: that is not what it holds
+        if payloads and not state.replica.contents.unpacked.add(frame, payloads):
+            pending.encoded = replace(pending.encoded, payloads=())
+        state.keep(frame)
+        effects = state.machine.hold(frame.hash, frame.header, now)
+        effects += state.machine.offer(pending.offer(head, frame.hash, len(frame.body)), now)
+        state.tasks.spawn(self.frames.pushes.push, frame, head.members)
+        if pending.kind == FrameKind.CONTRIBUTION:
+            state.tasks.spawn(
+                state.offload, state.replica.contents.measure, frame
+            )  # meanwhile: the outer step may need it
+        return effects
+
+
 class Driver:
-    """One peer's rounds. ``run`` it in a task; ``contribute`` from the training side."""
+    """The rounds of one peer. ``run`` it in a task; ``contribute`` from the training side."""
 
     def __init__(self, parts: OwnParts, swarm: SwarmAccess, listeners: Listeners) -> None:
         self.state, self.swarm = LocalState(parts, listeners), swarm
         self.steps = Steps(self._carry_out)
         self.watch = PeerWatch(self.state, swarm)
         self.frames = FrameIO(self.state, swarm, self.steps, self.watch)
-        self.reducer = Reducer(self.state, self.frames)
-        self.bookkeeping = Bookkeeping(self.state)
-        self.adoption = Adoption(self.state, self.steps, self.frames, self.bookkeeping)
-        self.looking, self.ahead = Looking(self.state), StepAhead(self.state)
+        self.reducer, self.offering = Reducer(self.state, self.frames), Offering(self.state, self.frames)
+        self.metrics = RoundMetrics(self.state)
+        self.commits = Commits(self.state, self.frames, self.metrics)
+        self.adoption = Adoption(self.state, self.steps, self.frames, self.commits.bookkeeping)
         self.allowed = 0.0  # s that what was offered for the round may be under way
         self.pressed: tuple[Digest, float] | None = None  # head after which the others wait for this peer, seconds left
         self.full_times: tuple[float, ...] = ()  # s that others take for a full contribution
@@ -70,36 +137,38 @@ class Driver:
 
     @property
     def me(self) -> PeerId:
-        """This peer."""
+        """Return this peer's identity."""
         return self.state.me
 
     @property
     def machine(self) -> RoundMachine:
-        """What decides; there is one from the moment at which the rounds run."""
+        """Return the machine that decides; there is one from the moment at which the rounds run."""
         return self.state.machine
 
     @property
     def head(self) -> Head:
-        """Where this peer's chain stands."""
+        """Return the head of this peer's chain."""
         return self.state.head
 
     @property
     def pending(self) -> Contribution | None:
-        """The contribution in flight."""
+        """Return the contribution in flight."""
         return self.state.pending
 
     @property
     def is_member(self) -> bool:
-        """Whether this peer votes in the round in progress."""
+        """Tell whether this peer votes in the round in progress."""
         return self.state.is_member
 
     @property
     def given_up(self) -> frozenset[PeerId]:
-        """Peers without whom the chain went on although they were half of it or more; they may go on elsewhere."""
+        """Return the peers without whom the chain went on although they were half of it or more; they may go on
+        elsewhere.
+        """
         return self.machine.state.given_up if self.state.running else frozenset()
 
     def begin_at(self, head: Head, acceptor: Acceptor | None = None, past: Past | None = None) -> None:
-        """See LocalState."""
+        """Stand at ``head`` when the rounds begin, as in ``LocalState.begin_at``."""
         self.state.begin_at(head, acceptor, past)
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
@@ -132,7 +201,7 @@ class Driver:
             await anyio.sleep(TICK)
 
     async def _look_around(self, now: float) -> None:
-        """What goes by leases, which change in seconds: at every tick, ticks were 29 % of a simulation of 64 peers."""
+        """Look at all that goes by leases, which change in seconds: at every tick, this was 29 % of a simulation."""
         state = self.state
         if slept := self.watch.slept(now):
             self.awake_after(slept)
@@ -151,9 +220,9 @@ class Driver:
         self.watch.look_who_remembers(now)
 
     def awake_after(self, away: float) -> None:
-        """This peer was away for so many seconds: asleep, or down. It listens before it votes again."""
+        """Listen before voting again: this peer was away for so many seconds, asleep or down."""
         excused = away > self.swarm.shrink_after
-        self.machine.came_back(anyio.current_time(), excused=excused, away=away)
+        self.machine.listen_first(anyio.current_time(), excused=excused, away=away)
         self.state.on_event("awake", {"away": round(away, 1), "round": self.head.round})
 
     def _is_outside(self) -> bool:
@@ -174,33 +243,21 @@ class Driver:
         Nothing of this peer's state changes before a commit names it. Raises NonFiniteError.
         """
         state, head = self.state, self.state.head
-        if not self._takes(contribution, head):
+        if not self.offering.takes(contribution, head):
             return False
-        if state.terms.partition is None and contribution.encoded is None:
-            contribution.encoded = await self._encoded(contribution)
-        elif state.terms.partition is not None:  # slices are encoded when there is a plan: too late to tell the caller
-            await state.offload(contribution.check_finite, state.replica)
-            contribution.offered = await state.offload(contribution.commitment, head)
+        await self.offering.prepare(contribution, head)
         async with self.steps.lock:
-            if not self._takes(contribution, state.head) or state.head.anchor != head.anchor:
+            if not self.offering.takes(contribution, state.head) or state.head.anchor != head.anchor:
                 return False
             state.pending = contribution
-            self._tell_unsaid(contribution)
+            self.offering.tell_unsaid(contribution)
             await self._offer()
         return True
 
-    def _tell_unsaid(self, made: Contribution) -> None:
-        if made.unsaid:
-            fields = {"round": self.head.round + 1, "method": self.state.replica.method.name, "why": made.unsaid}
-            self.state.on_event("unsaid", fields)
-
-    async def _encoded(self, made: Contribution) -> Encoded:
-        replica, me = self.state.replica, self.state.me
-        encoded = await self.state.offload(
-            lambda: replica.encode(made.fragment, made.gradient_N, made.states, me)  # what is sent may not be made yet
-        )
-        made.let_go()
-        return encoded
+    async def _offer(self) -> None:
+        """Offer the pending contribution for the open round. The lock is held."""
+        await self._carry_out(await self.offering.offer())
+        self.allowed = self.state.machine.state.allowed()
 
     async def goodbye(self) -> None:
         """Tell everybody that this peer leaves, so that nobody waits for it; ``come_back`` takes it back."""
@@ -224,45 +281,6 @@ class Driver:
     def _request(self, head: Head) -> JoinRequest:
         signature = self.state.signer.sign(join_text(head.run, head.round, head.hash))
         return JoinRequest(head.round, head.hash, signature)
-
-    def _takes(self, contribution: Contribution, head: Head) -> bool:
-        open_ = head.anchor is not None and not head.final and self.me in head.members and self.pending is None
-        open_ = open_ and contribution.based_on == head.hash
-        open_ = open_ and head.outer_step - contribution.based_in(head) <= self.state.terms.max_staleness
-        return open_ and contribution.fragment == head.fragment(self.state.terms.num_fragments)
-
-    def _takes_again(self, record: Record) -> bool:
-        return not moves_anchor(record) and not self.head.final and self.is_member
-
-    async def _offer(self) -> None:
-        """Offer the pending contribution for the open round. The lock is held."""
-        state, head, pending = self.state, self.state.head, self.state.pending
-        assert pending is not None
-        now = anyio.current_time()
-        if state.terms.partition is not None:
-            channels = 1 + len(pending.states)
-            shapes = ((state.replica.numel(pending.fragment),),) * channels
-            nbytes = state.replica.codec.max_body_nbytes(shapes, channels) + MAKERS * len(pending.tail)
-            await self._carry_out(state.machine.offer(pending.offer(head, pending.offered, nbytes), now))
-            self.allowed = state.machine.state.allowed()
-            return
-        if pending.encoded is None:  # see Bookkeeping.forget_leavers
-            pending.encoded = await self._encoded(pending)
-        frame = await state.offload(pending.frame, head, state.signer)
-        pending.offered = frame.hash
-        payloads = pending.encoded.payloads  # () when there was no room for them before: that is not what it holds
-        if payloads and not state.replica.contents.unpacked.add(frame, payloads):
-            pending.encoded = replace(pending.encoded, payloads=())
-        state.keep(frame)
-        effects = state.machine.hold(frame.hash, frame.header, now)
-        effects += state.machine.offer(pending.offer(head, frame.hash, len(frame.body)), now)
-        state.tasks.spawn(self.frames.push, frame, head.members)
-        if pending.kind == FrameKind.CONTRIBUTION:
-            state.tasks.spawn(
-                state.offload, state.replica.contents.measure, frame
-            )  # meanwhile: the outer step may need it
-        await self._carry_out(effects)
-        self.allowed = state.machine.state.allowed()
 
     # ---- what the machine asks for ----
 
@@ -290,77 +308,29 @@ class Driver:
                     tell_unexpected(state.on_event, effect.what, effect.error)
 
     async def _persist(self, acceptor: Acceptor) -> None:
-        """The vote, and before it the frames it vouches for: a later leader may find them here only."""
+        """Write the vote, and before it the frames it vouches for: a later leader may find them here only."""
         state, record = self.state, acceptor.accepted
         if record is not None and all(ref.frame in state.store for ref in record.frames):
-            frames = {ref.frame: state.stored(ref.frame) for ref in record.frames}
+            frames = {ref.frame: state.find_stored(ref.frame) for ref in record.frames}
             if moves_anchor(record):
-                self.ahead.begin(record, frames)  # while the disk writes
+                self.commits.ahead.begin(record, frames)  # while the disk writes
             await state.offload(state.ledger.keep, record, [frames[ref.frame].data for ref in record.frames])
         await state.offload(state.ledger.save_acceptor, acceptor.to_bytes())
 
     async def _decide(self, commit: Commit) -> None:
-        """Durable first, then applied, then announced."""
+        """Apply a commit; then go on from it, and offer again what it passed by without moving the anchor."""
         state, record = self.state, commit.record
-        sending = self.frames.sending(None if state.pending is None else state.pending.offered)
-        frames = {ref.frame: state.stored(ref.frame) for ref in record.frames}
-        data = [frames[ref.frame].data for ref in record.frames]
-        await state.offload(state.ledger.append, commit, data)
-        before_N = after_N = buffers_B = None
-        inner: Mapping[str, Tensor] = {}
-        channels: frozenset[str] = frozenset()
-        unmoved, step, due = False, None, NOTHING_DUE
-        began = anyio.current_time()
-        if moves_anchor(record):
-            step = await self.ahead.step(record, frames)
-            due = await self.bookkeeping.made_of(record, frames)
-            before_N, after_N = step.before_N, step.after_N
-            state.replica.install(step)
-            unmoved = bool(step.unmoved)
-            if unmoved:
-                fields = {"round": record.round, "method": state.replica.method.name, "why": step.unmoved}
-                state.on_event("unmoved", fields)
-            buffers_B = state.replica.shared_buffers(record.fragment)
-            inner, channels = step.state if state.replica.method.inner else {}, step.channels
-        decision = self._decision(commit, sending, anyio.current_time() - began)
-        state.tasks.spawn(self.looking.name_peers, record, frames, self.looking.measured(record, step))
-        named = self.bookkeeping.settle(record, due)
-        self.looking.at_round(record, frames, step, named)
-        self.bookkeeping.forget_leavers(record)
-        self.frames.end_pushes(record)
-        self._tell_shrunk(record)
-        state.note_members(record.members, decision.leader, anyio.current_time())
-        self.frames.tidy(record.round)
-        anchor = state.replica.digest if moves_anchor(record) else record.base
-        moved = (record.fragment, before_N, after_N, named, anchor)
-        update = CommittedUpdate(
-            record, record.hash, *moved, buffers_B=buffers_B, taken_N=due.sent_N, decision=decision
-        )
-        state.on_update(replace(update, state=inner, channels=channels, unmoved=unmoved))
-        await self._carry_out(state.machine.applied(anchor, anyio.current_time()))
+        anchor = await self.commits.apply(commit)
+        await self._carry_out(state.machine.note_applied(anchor, anyio.current_time()))
         if record.final:
             self._tell_the_end(record)
-        if state.pending is not None and self._takes_again(record):
+        if state.pending is not None and self.offering.takes_again(record):
             await self._offer()
 
-    def _decision(self, commit: Commit, sending: float | None, applying: float) -> Decision:
-        """Led by the order of the round that the commit ends: the machine stands at the next one, which has another."""
-        record, ballot = commit.record, commit.certificate.ballot
-        before = self.machine.state.history.at((record.round - 1, record.previous))
-        assert before is not None, "the machine has just gone on from there"
-        leaders = self.state.terms.voting.leaders(before)
-        leader = leaders[ballot % len(leaders)]
-        return Decision(leader, ballot, len(commit.certificate.votes), sending, applying)
-
     def _tell_the_end(self, record: Record) -> None:
-        """Nothing follows that would show who has it: say so, for those who stay until everybody has, and followers."""
+        """Say that this peer has the last record: nothing follows that would show it to peers that stay, and
+        followers.
+        """
         for peer in dict.fromkeys((*record.next_members, *self.swarm.directory.live())):
             if peer != self.me:
                 self.state.tasks.spawn(self.frames.send, peer, Behind(record.round))
-
-    def _tell_shrunk(self, record: Record) -> None:
-        gone = self.machine.state.given_up & (set(record.members) - set(record.next_members))
-        if gone:
-            names = [peer_name(peer) for peer in sorted(gone)]
-            fields = {"round": record.round, "epoch": self.head.epoch, "given_up": names, "away": self.me in gone}
-            self.state.on_event("shrunk", {**fields, "members": [peer_name(peer) for peer in record.next_members]})

@@ -50,7 +50,7 @@ class Swapped:
 
 
 class Gossip:
-    """This peer's gossip steps; membership comes from the driver's chain."""
+    """The gossip steps of one peer; membership comes from the driver's chain."""
 
     def __init__(self, driver: Driver, partners: Partners) -> None:
         """``partners``: those that the driver tells of the frames that come."""
@@ -61,7 +61,7 @@ class Gossip:
 
     @property
     def step(self) -> int:
-        """Gossip steps that this peer has made, or follows others as if it had."""
+        """Return the gossip steps that this peer has made, or follows others as if it had."""
         return self.partners.step
 
     def follow(self, step: int) -> None:
@@ -77,7 +77,7 @@ class Gossip:
         tail: bytes = b"",
         states: tuple[Tensor, ...] = (),
     ) -> Swapped:
-        """One gossip step: swap with this step's partner if it comes in time, else step alone.
+        """Make one gossip step: swap with this step's partner if it comes in time, else step alone.
 
         ``change_N`` and ``states``: the method's channels that are due. ``tail``: this peer's buffers, where fragment
         0 carries them.
@@ -104,15 +104,15 @@ class Gossip:
         if tail:
             self._merge_buffers(tail, None if swap is None else swap.theirs)
         if half is None or theirs is None:
-            alone = await self._made(partial(step_alone, state.replica, fragment, step, change_N, states))
+            alone = await self._take_step(partial(step_alone, state.replica, fragment, step, change_N, states))
             return self._book(fragment, None, alone, matched=partner is not None)
         self._settled = step + 1
-        together = await self._made(partial(step_together, state.replica, fragment, step, half, theirs))
-        self.driver.looking.at_pair(step, fragment, half, theirs, together)
+        together = await self._take_step(partial(step_together, state.replica, fragment, step, half, theirs))
+        self.driver.metrics.at_pair(step, fragment, half, theirs, together)
         return self._book(fragment, partner, together)
 
     def _partner(self, head: Head) -> PeerId | None:
-        """Whom this peer is to meet; None: nobody meets in this step, or one is left over and it is this one."""
+        """Return the peer to meet; None: nobody meets in this step, or one is left over and it is this one."""
         if not self.state.is_member or not self._meets(self.step):
             return None
         partner = partner_of(head.run, self.step, head.members, self.state.me)
@@ -120,8 +120,8 @@ class Gossip:
             self.state.machine.state.presence.heard(partner)
         return partner
 
-    async def _made(self, work: Callable[[], GossipStep]) -> GossipStep:
-        """The step that both agreed on, which the partner takes: nothing that cancels may come between."""
+    async def _take_step(self, work: Callable[[], GossipStep]) -> GossipStep:
+        """Make the step that both agreed on, which the partner takes: nothing that cancels may come between."""
         with anyio.CancelScope(shield=True):
             taken = await self.state.offload(work)
         return taken
@@ -141,7 +141,7 @@ class Gossip:
             self.swapping.forget_from(self.step)
 
     def _meets(self, step: int) -> bool:
-        """Whether the method lets pairs meet in a step of the run."""
+        """Tell whether the method lets pairs meet in a step of the run."""
         return self.state.replica.method.meets(step // self.partners.num_fragments)
 
     def _book(self, fragment: int, partner: PeerId | None, taken: GossipStep, *, matched: bool = True) -> Swapped:
@@ -158,7 +158,7 @@ class Gossip:
         return Swapped(step, *moved, unmoved=bool(taken.unmoved), meets=self._meets(step), matched=matched)
 
     def _merge_buffers(self, tail: bytes, theirs: Frame | None) -> None:
-        """What both told becomes the same on both sides; a peer that steps alone has its own."""
+        """Merge the buffers of both, to the same on both sides; a peer that steps alone has its own."""
         replica = self.state.replica
         told = {self.state.me: replica.tail.unpack(tail)}
         if theirs is not None and (theirs_B := replica.tail.split(theirs)[1]) is not None:
@@ -191,7 +191,7 @@ YES, NO, WAIT = b"\x01", b"\x00", b"\x02"
 
 @dataclass(slots=True)
 class Swap:
-    """The step this peer is in."""
+    """The swap that this peer is in."""
 
     step: int
     frame: Frame
@@ -201,7 +201,7 @@ class Swap:
 
 @dataclass(slots=True)
 class _Question:
-    """Whether the follower commits."""
+    """The question whether the follower commits."""
 
     to: PeerId
     body: bytes
@@ -210,7 +210,7 @@ class _Question:
 
 
 class Swapping:
-    """This peer's swaps."""
+    """The swaps of one peer."""
 
     def __init__(self, driver: Driver, partners: Partners) -> None:
         """``partners``: those that the driver tells of the frames that come."""
@@ -221,18 +221,18 @@ class Swapping:
         serve_requests(self.transport, PAIR, self._on_commit, limit=_COMMIT.size)
 
     def forget_from(self, step: int) -> None:
-        """Steps from ``step`` on are taken anew."""
+        """Forget the outcomes of steps from ``step`` on, which are taken anew."""
         self._outcomes = {past: outcome for past, outcome in self._outcomes.items() if past < step}
 
     async def swap(self, swap: Swap) -> Tensor | None:
-        """The partner's decoded frame once both have committed, else None."""
+        """Return the partner's decoded frame once both have committed, else None."""
         self._current = swap
         began = anyio.current_time()
         patience = self.punctuality.patience()
         self.punctuality.began(swap.step, swap.partner, began)
         try:
             sent = await self._push(swap)
-            with anyio.move_on_after(patience + self._allowed(swap.partner, swap)):
+            with anyio.move_on_after(patience + self._seconds_allowed(swap.partner, swap)):
                 return await (self._lead(swap, sent) if self.state.me < swap.partner else self._follow(swap, sent))
             return await self._too_late(swap)
         finally:
@@ -240,8 +240,8 @@ class Swapping:
             self._forget(swap.step)
 
     async def _push(self, swap: Swap) -> Stream | None:
-        """The stream on which the partner says when it has our frame; None when it cannot be sent."""
-        longest = self.punctuality.ceiling + self._allowed(self.state.me, swap)
+        """Push our frame; return the stream on which the partner says when it has it, None when it cannot be sent."""
+        longest = self.punctuality.ceiling + self._seconds_allowed(self.state.me, swap)
         with anyio.move_on_after(longest):  # the training thread waits for it
             try:
                 return await send(self.transport, swap.partner, broadcast.PUSH, swap.frame.data, broadcast.ANSWER)
@@ -249,13 +249,13 @@ class Swapping:
                 await self.driver.frames.unreachable(swap.partner)
         return None
 
-    def _allowed(self, peer: PeerId, swap: Swap) -> float:
-        """Seconds that a frame as large as ours may be on its way from ``peer``."""
+    def _seconds_allowed(self, peer: PeerId, swap: Swap) -> float:
+        """Return the seconds that a frame as large as ours may be on its way from ``peer``."""
         nbytes, pair = len(swap.frame.body), (self.state.me, swap.partner)
         return allowance(nbytes, 1, self.state.terms.takes(nbytes, peer, pair))
 
     async def _lead(self, swap: Swap, sent: Stream | None) -> Tensor | None:
-        """Asks when the partner has our frame, and not when it was sent.
+        """Ask the follower to commit when it has our frame, and not when that was sent.
 
         Buffers on the way hold a megabyte of it. A commit behind that came when it had been asked about in vain: on an
         uplink of 1 Mbit/s a leader took every step alone that its follower took with it.
@@ -292,7 +292,7 @@ class Swapping:
         return held[1]
 
     async def _too_late(self, swap: Swap) -> Tensor | None:
-        """The follower closes the step, so that a late commit is answered NO; the leader's answer decides for it."""
+        """Close the step as its follower, so that a late commit is answered NO; a leader goes by the answer it got."""
         if self.state.me > swap.partner:
             if swap.step not in self._outcomes:
                 self._outcomes[swap.step] = (NOTHING, NO)

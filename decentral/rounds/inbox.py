@@ -1,4 +1,4 @@
-"""Checks every frame before anything else looks at it: right run, round, size, signature, finite values.
+"""The check of every frame before anything else looks at it: right run, round, size, signature, finite values.
 
 Sizes come from the local schema and the plan, never from the wire. A frame that fails raises PayloadError and
 leaves no trace. Frames are of members, and one of each newcomer: keys cost nothing, and what they sign is kept for
@@ -31,7 +31,7 @@ class PlanUnknown(PayloadError):
 
 
 class Inbox:
-    """Frames in, checked; knows the plans of the round in progress."""
+    """The frames that come, checked by the plans of the round in progress."""
 
     def __init__(
         self,
@@ -68,7 +68,7 @@ class Inbox:
     async def take(
         self, data: bytes, head: Callable[[], Head], patience: Callable[[], float]
     ) -> tuple[Frame, Tensor | None]:
-        """As ``check``. Waits up to ``patience`` seconds for the plan of a slice.
+        """Check a frame as ``check`` does; wait up to ``patience`` seconds for the plan of a slice.
 
         A slice that is dropped comes from nobody else, and the plan may be behind many bytes of the leader's own.
         """
@@ -85,7 +85,8 @@ class Inbox:
                     raise PlanUnknown("slice or result of a plan that never came; drop it") from None
 
     def check(self, data: bytes, head: Head) -> tuple[Frame, Tensor | None]:
-        """The checked frame, now, and what it decodes to; None of one that is gathered, whose parts are kept instead.
+        """Check a frame now; return it and what it decodes to, None where it is gathered and its parts are kept
+        instead.
 
         Raises PlanUnknown when its plan has not come.
         """
@@ -111,7 +112,7 @@ class Inbox:
             self.unpacked.add(frame, payloads)
 
     def _read(self, header: Header, body: memoryview) -> tuple[Payloads, Measure | None]:
-        """What a body holds, checked, and of a contribution its measure. Raises PayloadError."""
+        """Read what a body holds, checked, and the measure of a contribution. Raises PayloadError."""
         codec, shapes = self.codec_of(header), self._shapes_of_one(header)
         payloads = codec.unpack(body, shapes * header.channels, header.channels)
         if header.kind != FrameKind.CONTRIBUTION:
@@ -123,7 +124,7 @@ class Inbox:
         return payloads, measure
 
     def shapes_of(self, header: Header) -> Shapes:
-        """The shapes that a frame's body holds, by what this peer knows. Raises PayloadError."""
+        """Return the shapes that a frame's body holds, by what this peer knows. Raises PayloadError."""
         if header.fragment >= len(self.schema.fragments):
             raise PayloadError(f"frame for fragment {header.fragment} of {len(self.schema.fragments)}; drop it")
         if header.channels > (1 if header.kind == FrameKind.MERGE else self.channels):
@@ -131,7 +132,7 @@ class Inbox:
         return self._shapes_of_one(header) * header.channels
 
     def _shapes_of_one(self, header: Header) -> FixedShapes:
-        """The shapes of one channel."""
+        """Return the shapes of one channel."""
         shapes = self.codec.cut(self.schema.fragments[header.fragment])
         if header.kind in (FrameKind.CONTRIBUTION, FrameKind.MERGE, FrameKind.SWAP):
             return shapes
@@ -148,17 +149,19 @@ class Inbox:
         return range_shapes(start, stop)
 
     def codec_of(self, header: Header) -> Codec:
-        """Parameters merge uncompressed; everything else travels as the manifest says."""
+        """Return the codec of a frame: parameters merge uncompressed; everything else travels as the manifest says."""
         return self.merge_codec if header.kind == FrameKind.MERGE else self.codec
 
     def limit(self) -> int:
-        """The largest body that can be valid, over all fragments and kinds."""
+        """Return the bytes of the largest body that can be valid, over all fragments and kinds."""
         shapes = [self.codec.cut(fragment) for fragment in self.schema.fragments]
         sent = max(self.codec.max_body_nbytes(one * self.channels, self.channels) for one in shapes)
         return max(sent, *map(self.merge_codec.max_body_nbytes, shapes)) + self.tail.nbytes(0)
 
     def max_nbytes(self, header: Header, head: Head) -> int:
-        """Bytes that the body of ``header`` may have. Raises PayloadError for one that belongs to nothing here."""
+        """Return the bytes that the body of ``header`` may have. Raises PayloadError for one that belongs to nothing
+        here.
+        """
         if header.run != head.run:
             raise PayloadError(f"frame of run {header.run.hex()[:12]}, this is {head.run.hex()[:12]}; drop it")
         if header.kind != FrameKind.SWAP and not head.round < header.round <= head.round + AHEAD:

@@ -1,4 +1,4 @@
-"""State of one peer's rounds, and the parts that it is made from. The roles beside it are given it and act on it."""
+"""The state that the parts of one peer's rounds share, what it is made from, and what it tells training and disk."""
 
 from __future__ import annotations
 
@@ -14,25 +14,22 @@ from torch import Tensor
 from decentral.consensus.chain import Head, Past
 from decentral.consensus.machine import RoundMachine
 from decentral.consensus.paxos import Acceptor
-from decentral.consensus.round_state import Effect, RoundTerms, claims_match
+from decentral.consensus.round_state import Effect, RoundTerms
 from decentral.dissemination.broadcast import LinesOf, all_equal
 from decentral.dissemination.pull import FrameStore
 from decentral.errors import DecentralError
 from decentral.flow.waiting import Offload, in_thread
-from decentral.replica.contents import Tail
 from decentral.replica.contribution import Contribution, Outbox
 from decentral.replica.figures import Figures
-from decentral.replica.measures import Measure
-from decentral.replica.reduction import Results, is_overlong
+from decentral.replica.reduction import Sums
 from decentral.replica.replica import Replica
 from decentral.rounds.inbox import Inbox
 from decentral.rounds.partners import Partners
 from decentral.swarm.directory import Directory
-from decentral.tensors.device import PROCESSOR, to_device
 from decentral.transport import Transport
-from decentral.wire.frames import HEADER_NBYTES, Frame, Header
+from decentral.wire.frames import HEADER_NBYTES, Frame
 from decentral.wire.keys import Digest, PeerId, Signer, peer_name
-from decentral.wire.messages import Commit, Record, ReducePlan
+from decentral.wire.messages import Commit, Record
 
 # Shape suffixes: N = elements of one fragment, B = elements of all shared buffers; flat float32.
 
@@ -43,7 +40,7 @@ KEEP_ROUNDS = 64  # rounds of frames kept for those who missed them
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnParts:
-    """What this peer has of its own."""
+    """The parts that this peer has of its own."""
 
     signer: Signer
     head: Head
@@ -59,7 +56,7 @@ class OwnParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwarmAccess:
-    """Its ways to the others, and how long they may be silent."""
+    """The ways to the others, and how long they may be silent."""
 
     transport: Transport
     directory: Directory
@@ -71,7 +68,7 @@ class SwarmAccess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listeners:
-    """What is called when something happens."""
+    """The functions that are called when something happens."""
 
     on_update: Callable[[CommittedUpdate], None]
     on_event: Callable[[str, dict[str, object]], None]
@@ -79,7 +76,9 @@ class Listeners:
 
 
 class LocalState:
-    """One peer's part in its run. Roles keep what only they look at."""
+    """The state that is read or changed by more than one part of a peer's rounds; each part keeps what only it looks
+    at.
+    """
 
     machine: RoundMachine  # made when the rounds begin, at the head that is known by then
 
@@ -101,24 +100,22 @@ class LocalState:
         self.inherits = False  # whether a previous incarnation may have sent what no record has named yet
         self.reclaimed = False  # whether progress was given to a branch, too, that was given up and may come back
         self.left_out: LeftOut | None = None  # until this peer is a member again
-        self.slices, self.results = Slices(parts.replica.tail), Results()
-        self.left: dict[Digest, Tensor] = {}  # by the results made here in this round, what each leaves to owe
-        self.measured: dict[tuple[int, int], dict[PeerId, Measure]] = {}  # (round, plan) -> slices of a part of ours
+        self.sums = Sums(parts.replica.tail)
         self._start: tuple[Head, Acceptor | None, Past] = (parts.head, parts.acceptor, Past())
 
     @property
     def head(self) -> Head:
-        """Where this peer's chain stands."""
+        """Return the head of this peer's chain."""
         return self.machine.head if self.running else self._start[0]
 
     @property
     def running(self) -> bool:
-        """Whether this peer is in step with a chain; before that, its head is only a placeholder."""
+        """Tell whether this peer is in step with a chain; before that, its head is only a placeholder."""
         return self.tasks.begun
 
     @property
     def is_member(self) -> bool:
-        """Whether this peer votes in the round in progress."""
+        """Tell whether this peer votes in the round in progress."""
         return self.me in self.head.members
 
     def is_newcomer(self, peer: PeerId) -> bool:
@@ -127,7 +124,7 @@ class LocalState:
 
     @property
     def gossips(self) -> bool:
-        """Whether each peer has its own replica, and there is no anchor to compare or to take over."""
+        """Tell whether each peer has its own replica, and there is no anchor to compare or to take over."""
         return self.partners is not None
 
     def begin_at(self, head: Head, acceptor: Acceptor | None = None, past: Past | None = None) -> None:
@@ -142,7 +139,7 @@ class LocalState:
     def begin(self, now: float) -> None:
         """Make the machine, at the head that is known by now."""
         head, acceptor, past = self._start
-        self.terms = replace(self.terms, overlong=self.overlong)
+        self.terms = replace(self.terms, overlong=self._overlong)
         self.machine = RoundMachine(self.signer, head, self.terms, now, acceptor)
         self.machine.remember(past)
         self.make_room()
@@ -150,7 +147,7 @@ class LocalState:
             self.keep(frame)
 
     def note_members(self, before: Collection[PeerId], leader: PeerId | None, now: float) -> None:
-        """The membership was ``before`` what the head has now. Who said farewell has left, and was not left out.
+        """Note a change of the membership from ``before``. A peer that said farewell has left, and was not left out.
 
         ``leader``: of the commit that changed it; None: a branch was adopted.
         """
@@ -170,30 +167,19 @@ class LocalState:
         for dropped in self.store.add(frame):
             self.machine.state.held.pop(dropped, None)
 
-    def stored(self, frame: bytes) -> Frame:
-        """A frame that is held."""
+    def find_stored(self, frame: bytes) -> Frame:
+        """Return a frame that is held."""
         found = self.store.get(frame)
         assert found is not None, "the machine decides only on frames that are held"
         return found
 
-    def overlong(self, record: Record) -> frozenset[PeerId]:
-        """Owners whose results, as ``record`` names them, are far longer than what this peer sent them of the same."""
-        pending, came = self.pending, self.results.by_frame()
-        if pending is None or pending.gradient_N.numel() == 0:
-            return frozenset()
-        named = zip(record.frames, record.partition, strict=True)
-        return frozenset(
-            owner
-            for ref, (owner, start, stop) in named
-            if owner != self.me
-            and ref.frame in came
-            and is_overlong(
-                came[ref.frame], to_device(pending.gradient_N[start:stop], PROCESSOR), record.contributors, self.me
-            )
-        )
+    def _overlong(self, record: Record) -> frozenset[PeerId]:
+        """Return the owners whose results, as ``record`` names them, are far too long for this peer's slices."""
+        pending = self.pending
+        return frozenset() if pending is None else self.sums.overlong(record, pending.gradient_N, self.me)
 
     def make_room(self) -> None:
-        """A new round is open: two frames per member are what it can need, a contribution and a result."""
+        """Make room for a new round: it can need two frames per member, a contribution and a result."""
         head = self.machine.head
         self.store.open(head.round + 1, 2 * self.frame_limit * len(head.members), frozenset(head.members))
 
@@ -203,9 +189,7 @@ class LocalState:
         self.make_room()
         self.inbox.forget_before(round_ + 1)
         self.replica.contents.unpacked.forget_before(round_ + 1)
-        self.slices.forget()
-        self.results.forget()
-        self.left, self.measured = {}, {}
+        self.sums.forget()
 
 
 # ---- a commit, for training and disk ----
@@ -215,7 +199,7 @@ class LocalState:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """How a commit came about, as this peer saw it; seconds of the loop's clock."""
+    """The way a commit came about, as this peer saw it; seconds of the loop's clock."""
 
     leader: PeerId
     ballot: int  # 0: the round's first leader; each above is a change of leader
@@ -235,7 +219,7 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True)
 class CommittedUpdate:
-    """One commit as the training side sees it."""
+    """A commit as the training side sees it."""
 
     record: Record | None  # None: adopted from a snapshot
     head: Digest  # hash of the chain's head after it
@@ -260,7 +244,7 @@ class CommittedUpdate:
 
 @dataclass(slots=True)
 class Ledger:
-    """Where commits and acceptor state become durable. In tests it may keep them in memory."""
+    """The functions that make commits and acceptor state durable. In tests it may keep them in memory."""
 
     append: Callable[[Commit, Sequence[bytes]], None]
     save_acceptor: Callable[[bytes], None]
@@ -283,7 +267,7 @@ logger = logging.getLogger("decentral.rounds")
 
 
 class Steps:
-    """Those of one peer's machine; whoever changes what a step reads or decides holds ``lock``."""
+    """The steps of one peer's machine; whoever changes what a step reads or decides holds ``lock``."""
 
     def __init__(self, carry_out: CarryOut) -> None:
         self._carry_out = carry_out
@@ -310,7 +294,7 @@ class Steps:
 
 
 class Tasks:
-    """Tasks in the group that the rounds run in."""
+    """The tasks in the group that the rounds run in."""
 
     def __init__(self, on_event: OnEvent) -> None:
         self._on_event = on_event
@@ -319,26 +303,26 @@ class Tasks:
 
     @property
     def begun(self) -> bool:
-        """Whether the rounds have begun."""
+        """Tell whether the rounds have begun."""
         return self._group is not None
 
     def begin(self, group: anyio.abc.TaskGroup) -> None:
-        """The rounds run, in ``group``."""
+        """Run tasks in ``group`` from now on."""
         self._group = group
 
     def end(self) -> None:
-        """They do not any more; nothing else is begun."""
+        """Begin nothing any more."""
         self._over = True
 
     def spawn(self, work: Callable[..., object], *args: object) -> bool:
         """Do ``work(*args)`` beside the rounds; False when they end, and it is not done."""
         if self._group is None or self._over or self._group.cancel_scope.cancel_called:  # messages may come meanwhile
             return False
-        self._group.start_soon(self._guarded, work, *args)
+        self._group.start_soon(self._guard, work, *args)
         return True
 
-    async def _guarded(self, work: Callable[..., object], *args: object) -> None:
-        """A failed send or a bad answer must not end the peer; it is counted and the timers above go on."""
+    async def _guard(self, work: Callable[..., object], *args: object) -> None:
+        """Do work that must not end the peer when a send fails or an answer is bad: that is told, and timers go on."""
         what = getattr(work, "__name__", "task")
         try:
             await work(*args)  # type: ignore[misc]
@@ -349,58 +333,13 @@ class Tasks:
 
 
 def tell_unexpected(on_event: OnEvent, what: str, error: Exception) -> None:
-    """A mistake of this package, which a peer's bytes may have led to: as in every handler, nobody ends a peer so.
+    """Tell of a mistake of this package, which a peer's bytes may have led to: as in every handler, nobody ends a peer
+    so.
 
     A step that was carried out by half does all the same, see ``Steps``.
     """
     logger.error("%s failed; rounds go on without it, and this is a bug: please report it", what, exc_info=error)
     on_event("unexpected", {"what": what, "why": f"{type(error).__name__}: {error}"})
-
-
-# ---- slices of reduces in progress ----
-#
-# They are kept as they come, for the owners of their parts.
-
-PartKey = tuple[int, int, int]  # round, plan, part
-
-
-class Slices:
-    """Those of one round, by round, plan and part, then by sender. Whoever was decoding one may be a round late."""
-
-    def __init__(self, tail: Tail) -> None:
-        self._tail = tail
-        self._decoded: dict[PartKey, dict[PeerId, Tensor]] = {}
-        self._buffers: dict[PartKey, dict[PeerId, Tensor]] = {}  # that came with them
-        self._headers: dict[PartKey, dict[PeerId, Header]] = {}
-        self.came = anyio.Event()  # replaced when the next one comes
-
-    def add(self, frame: Frame, decoded: Tensor) -> None:
-        """Take a checked slice."""
-        key = (frame.header.round, frame.header.plan, frame.header.part)
-        self._headers.setdefault(key, {})[frame.header.sender] = frame.header
-        self._decoded.setdefault(key, {})[frame.header.sender] = decoded
-        if (tail_B := self._tail.split(frame)[1]) is not None:
-            self._buffers.setdefault(key, {})[frame.header.sender] = tail_B
-        self.came.set()
-        self.came = anyio.Event()
-
-    def of(self, plan: ReducePlan, part: int) -> tuple[dict[PeerId, Tensor], dict[PeerId, Tensor]]:
-        """What came of one part, and the buffers that came with it.
-
-        Not what its sender signed with other claims than the plan names: the result would count it as what it is not.
-        """
-        key = (plan.round, plan.number, part)
-        headers = self._headers.get(key, {})
-        right = {ref.peer for ref in plan.contributors if ref.peer in headers and claims_match(headers[ref.peer], ref)}
-        decoded, buffers = self._decoded.get(key, {}), self._buffers.get(key, {})
-        return (
-            {peer: slice_N for peer, slice_N in decoded.items() if peer in right},
-            {peer: tail_B for peer, tail_B in buffers.items() if peer in right},
-        )
-
-    def forget(self) -> None:
-        """The round is over."""
-        self._decoded, self._buffers, self._headers = {}, {}, {}
 
 
 # ---- peers to catch up with ----
@@ -413,10 +352,10 @@ AGAIN_AT_MOST = 4.0  # s: it may have been behind itself, and the only one that 
 
 
 class CatchUpRequests:
-    """Room for one: the last asked wins, as whoever is ahead is noticed again at the next look.
+    """The newest request to catch up: the last asked wins, as a peer that is ahead is noticed again at the next look.
 
-    Who led nowhere is passed over for a while, each time for twice as long: one that only says it is ahead was asked
-    all the time, and so was the third of three branches, and never the second.
+    A peer that led nowhere is passed over for a while, each time for twice as long: one that only says it is ahead was
+    asked all the time, and so was the third of three branches, and never the second.
     """
 
     def __init__(self, longest: float) -> None:
@@ -433,11 +372,11 @@ class CatchUpRequests:
             self._asked.set()
 
     def led_on(self, peer: PeerId) -> None:
-        """It had what was missing."""
+        """Note that a peer had what was missing."""
         self._vain.pop(peer, None)
 
     def led_nowhere(self, peer: PeerId) -> None:
-        """It was asked in vain."""
+        """Note that a peer was asked in vain."""
         now = anyio.current_time()
         _, seconds = self._vain.get(peer, (0.0, 0.0))
         seconds = min(self._longest, max(AGAIN_AFTER, 2 * seconds))

@@ -38,7 +38,7 @@ class Partners:
         self._changed = anyio.Event()
 
     def take(self, frame: Frame, decoded: Tensor, head: Head) -> None:
-        """A partner's checked frame came. Raises PayloadError for one that belongs to no step."""
+        """Take a partner's checked frame. Raises PayloadError for one that belongs to no step."""
         header = frame.header
         if header.sender not in head.members:
             raise PayloadError("swap of a peer that is no member; drop it")
@@ -58,11 +58,11 @@ class Partners:
         self.wake()
 
     def frame(self, peer: PeerId, step: int) -> tuple[Frame, Tensor] | None:
-        """The frame of ``peer`` for ``step`` and what it decodes to, if it came."""
+        """Return the frame of ``peer`` for ``step`` and what it decodes to, if it came."""
         return self._frames.get((peer, step))
 
     def seen(self, peer: PeerId) -> int:
-        """The latest step heard of from ``peer``."""
+        """Return the latest step heard of from ``peer``."""
         return self._seen.get(peer, 0)
 
     async def changed(self) -> None:
@@ -75,13 +75,13 @@ class Partners:
         self._changed = anyio.Event()
 
     def forget(self, step: int) -> None:
-        """Steps up to ``step`` are over."""
+        """Forget the frames of steps up to ``step``, which are over."""
         self._frames = {key: held for key, held in self._frames.items() if key[1] > step}
 
     # ---- where the others are ----
 
     def front(self, members: Sequence[PeerId]) -> int:
-        """The step that the upper half of those heard of has reached.
+        """Return the step that the upper half of those heard of has reached.
 
         The median, so that one peer's claim moves nobody once three are known.
         """
@@ -89,7 +89,7 @@ class Partners:
         return known[len(known) // 2]
 
     def lead(self, members: Sequence[PeerId]) -> int:
-        """Steps that more than half of those heard of were behind, each when it was last heard.
+        """Return the steps that more than half of those heard of were behind, each when it was last heard.
 
         Not counted from where each was last: of a large swarm most were last heard long ago, while all went on.
         """
@@ -97,7 +97,7 @@ class Partners:
         return behind[(len(behind) - 1) // 2]
 
     def move(self, steps: int) -> None:
-        """This peer goes so many steps forward, or back, to fall in with the others."""
+        """Move so many steps forward, or back, to fall in with the others."""
         self.step += steps
         self._behind = {peer: behind + steps for peer, behind in self._behind.items()}
 
@@ -117,7 +117,7 @@ LATEST = 8  # steps for which a partner's frame may be late and still tell by ho
 
 
 class Punctuality:
-    """When partners come, as seconds on one clock. Each step counts once, and only its own partner can be late."""
+    """The times at which partners come, on one clock. Each step counts once, and only its own partner can be late."""
 
     def __init__(self, floor: float, ceiling: float) -> None:
         self.floor, self.ceiling = floor, ceiling  # s: the least slack, the longest wait
@@ -126,7 +126,7 @@ class Punctuality:
         self._begun: dict[int, tuple[PeerId, float]] = {}  # steps whose partner's frame has not come: whose, and since
 
     def began(self, step: int, partner: PeerId, now: float) -> None:
-        """This peer is at ``step``, where it meets ``partner``."""
+        """Note that this peer is at ``step``, where it meets ``partner``."""
         early = self._early.pop((step, partner), None)
         if early is None:
             self._begun[step] = (partner, now)
@@ -136,7 +136,7 @@ class Punctuality:
         self._begun = {begun: one for begun, one in self._begun.items() if step - LATEST < begun <= step}
 
     def came(self, step: int, peer: PeerId, now: float, *, is_over: bool) -> None:
-        """A frame of ``peer`` for ``step``; ``is_over``: it is of no use any more."""
+        """Note a frame of ``peer`` for ``step``; ``is_over``: it is of no use any more."""
         partner, begun = self._begun.get(step, (None, 0.0))
         if partner == peer:
             del self._begun[step]
@@ -145,7 +145,9 @@ class Punctuality:
             self._early.setdefault((step, peer), now)
 
     def patience(self) -> float:
-        """Seconds to wait for the partner of a step that begins now, beyond what its frame takes on the way."""
+        """Return the seconds to wait for the partner of a step that begins now, beyond what its frame takes on the
+        way.
+        """
         if len(self._delays) < ENOUGH:
             return self.ceiling
         median = statistics.median(self._delays)
@@ -160,14 +162,14 @@ class Punctuality:
 
 
 def matching(run: bytes, step: int, members: Sequence[PeerId]) -> list[tuple[PeerId, ...]]:
-    """Disjoint pairs that cover ``members``; the last group holds one peer when their number is odd."""
+    """Return disjoint pairs that cover ``members``; the last group holds one peer when their number is odd."""
     salt = b"pair" + run + step.to_bytes(8, "little")
     order = sorted(members, key=lambda peer: hashlib.blake2b(salt + peer, digest_size=16).digest())
     return [tuple(sorted(order[at : at + 2])) for at in range(0, len(order), 2)]
 
 
 def partner_of(run: bytes, step: int, members: Sequence[PeerId], me: PeerId) -> PeerId | None:
-    """The peer that ``me`` swaps with at ``step``, or None when it is left over."""
+    """Return the peer that ``me`` swaps with at ``step``, or None when it is left over."""
     for group in matching(run, step, members):
         if me in group:
             return next((peer for peer in group if peer != me), None)

@@ -10,7 +10,7 @@ from decentral.wire.keys import PeerId
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """Members that are silent, and for how long."""
+    """The members that are silent, and for how long."""
 
     missed: frozenset[PeerId]  # nothing is heard of them now
     expired: frozenset[PeerId]  # for half a lease: nobody waits for them
@@ -18,7 +18,7 @@ class Absent:
 
 
 class PeerWatch:
-    """One peer's view of the others, from their leases and from when they were last heard."""
+    """The view of one peer of the others, from their leases and from when they were last heard."""
 
     def __init__(self, state: LocalState, swarm: SwarmAccess) -> None:
         self.state, self.directory, self.clock = state, swarm.directory, swarm.clock
@@ -33,12 +33,13 @@ class PeerWatch:
         self._passed_since: float | None = None  # since when it lacks two rounds
 
     def heard(self, peer: PeerId, now: float) -> None:
-        """Something came from ``peer``."""
+        """Note that something came from ``peer``."""
         if peer not in self._parted:
             self._heard[peer] = now
 
     def absent(self, now: float) -> Absent:
-        """Members not heard of for a part of a lease, for half of one, and for so long that they are given up.
+        """Return the members not heard of for a part of a lease, for half of one, and for so long that they are given
+        up.
 
         A member that is here and goes on on another branch is silent on this one: two of four that were given up by
         the other two could else not go on for as long as these are heard.
@@ -52,8 +53,8 @@ class PeerWatch:
         expired = frozenset(peer for peer in missed if silent[peer] > self.lease / 2)
         return Absent(missed, expired, frozenset(peer for peer in expired if silent[peer] > self.shrink_after))
 
-    def parted(self, peer: PeerId) -> None:
-        """``peer`` is on a branch that this one does not take."""
+    def note_parted(self, peer: PeerId) -> None:
+        """Note that ``peer`` is on a branch that this one does not take."""
         self._parted.add(peer)
 
     def _is_parted(self, peer: PeerId) -> bool:
@@ -65,7 +66,8 @@ class PeerWatch:
         return peer in self._parted
 
     def slept(self, now: float) -> float:
-        """Seconds in which this process stood still since the last look: 0, unless it was half a lease or more.
+        """Return the seconds in which this process stood still since the last look: 0, unless it was half a lease or
+        more.
 
         By a clock that goes on while the machine sleeps, too. That time is nobody else's silence: a laptop that was
         shut for longer than ``shrink_after`` gave up all the others the moment it woke, and committed a round of its
@@ -80,8 +82,8 @@ class PeerWatch:
         return slept if slept > self.lease / 2 else 0.0
 
     def look_who_answers(self, now: float) -> None:
-        """While this peer is coming back: who has said since where it stands, and that it is here. One that stands
-        elsewhere is asked at once.
+        """Look, while this peer is coming back, which others have said since where they stand, and that it is here. A
+        peer that stands elsewhere is asked at once.
         """
         machine = self.state.machine.state
         returning = machine.returning
@@ -94,11 +96,12 @@ class PeerWatch:
             if lease.round >= self.state.head.round and machine.history.at((lease.round, lease.digest)) is None:
                 self.state.catch_up.ask(peer)
             else:
-                returning.answered(peer)
+                returning.note_answer(peer)
 
     def look_who_remembers(self, now: float) -> None:
-        """Rounds that this peer's disk forgot, or a vote that binds it in vain: once all members were here for a lease
-        and nobody stood further, go on without. All that time they are asked for what is missing.
+        """Look whether others remember rounds that this peer's disk forgot, or a vote that binds it in vain: once all
+        members were here for a lease and nobody stood further, go on without. All that time they are asked for what is
+        missing.
         """
         round_, head = self.state.machine.state, self.state.head
         if not (round_.forgetful or round_.is_bound_in_vain) or not self._nobody_stands_further():
@@ -111,14 +114,15 @@ class PeerWatch:
             self.state.on_event("forgot", {"round": head.round})
 
     def _nobody_stands_further(self) -> bool:
-        """Whether all members that are not given up are here, and nobody who is here is further than this peer."""
+        """Tell whether all members that are not given up are here, and nobody who is here is further than this peer."""
         head, live = self.state.head, self.directory.live()
         asked = set(head.members) - {self.state.me, *self.state.machine.state.presence.given_up()}
         return asked <= live.keys() and all(lease.round <= head.round for lease in live.values())
 
     def look_for_other_chains(self, now: float) -> None:
-        """A peer two rounds ahead, or one round for long: we missed a commit. One that stays on another branch: either
-        must adopt. A member may stand there, too, that left us out in the same round. Members come last, and so first.
+        """Look for a peer two rounds ahead, or one round for long: we missed a commit. One that stays on another
+        branch: either must adopt. A member may stand there, too, that left us out in the same round. Members come last,
+        and so first.
 
         Branches come from a partition, or from a chain that was given up and came back; comparing them is the
         catch-up's work, and both sides start it, so it does not matter which is the longer.
@@ -136,8 +140,9 @@ class PeerWatch:
         self._rivals = rivals
 
     def look_how_far_the_others_are(self, now: float) -> None:
-        """Behind is who lacks two rounds, by the leases of more than half of the other members that are here, for
-        longer than a lease: a replay takes a moment, a lease tells a round late, and one that lies moves nobody.
+        """Look whether this peer is behind: it lacks two rounds, by the leases of more than half of the other members
+        that are here, for longer than a lease: a replay takes a moment, a lease tells a round late, and one that lies
+        moves nobody.
         """
         state, live = self.state, self.directory.live()
         stand_at = sorted(live[peer].round for peer in state.head.members if peer != state.me and peer in live)
@@ -152,7 +157,7 @@ class PeerWatch:
         return peer not in self.state.head.members and peer not in self.state.machine.state.joiners
 
     def lacks_the_end(self, peer: PeerId) -> bool:
-        """Whether a peer is here and has not reached this peer's head, as far as it said."""
+        """Tell whether a peer is here and has not reached this peer's head, as far as it said."""
         lease, machine = self.directory.live().get(peer), self.state.machine
         if lease is None or peer in machine.state.presence.leaving:
             return False

@@ -26,7 +26,7 @@ from decentral.wire.messages import Missing, ReducePlan
 
 
 class Reducer:
-    """Carries out the plans of a reduce."""
+    """The plans of a reduce, carried out."""
 
     def __init__(self, state: LocalState, frames: FrameIO) -> None:
         self.state, self.frames = state, frames
@@ -34,7 +34,7 @@ class Reducer:
 
     async def reduce(self, plan: ReducePlan, head: Head) -> None:
         """Send our slices; sum the parts that are ours and give everybody the results."""
-        self.frames.cancel_pushes(lambda frame: frame.header.round == plan.round and frame.header.plan < plan.number)
+        self.frames.pushes.cancel(lambda frame: frame.header.round == plan.round and frame.header.plan < plan.number)
         pending = self.state.pending
         if pending is not None and self.me in {ref.peer for ref in plan.contributors}:
             self.state.tasks.spawn(self.send_slices, pending, plan, head)
@@ -42,15 +42,17 @@ class Reducer:
             self.state.tasks.spawn(self._own, Reduction(plan, part), head)
 
     async def send_slices(self, pending: Contribution, plan: ReducePlan, head: Head) -> None:
-        """Encoded as they go; every owner's first part before anybody's second, so that it is summed meanwhile."""
+        """Send slices, encoded as they go; every owner's first part before anybody's second, so that it is summed
+        meanwhile.
+        """
         state = self.state
         for part in in_order(plan, state.me):
             frame = await state.offload(pending.slice_frame, part, plan, head, state.replica, state.signer)
             owner = plan.partition[part][0]
             if owner == state.me:
-                state.slices.add(frame, await state.offload(self._decoded, frame, plan))
+                state.sums.slices.add(frame, await state.offload(self._decode, frame, plan))
             else:
-                state.tasks.spawn(self.frames.push, frame, (owner,))
+                state.tasks.spawn(self.frames.pushes.push, frame, (owner,))
 
     async def _own(self, reduction: Reduction, head: Head) -> None:
         """Make one result. It leaves after this peer's own slices, which the others wait for first."""
@@ -62,18 +64,19 @@ class Reducer:
         self._tell_unmoved(reduction)
         if self.state.head.hash == head.hash:
             if "debt" in feedback:
-                self.state.left[frame.hash] = feedback["debt"]
-            self.state.results.add(frame, decoded)
+                self.state.sums.residuals[frame.hash] = feedback["debt"]
+            self.state.sums.results.add(frame, decoded)
             await self.frames.hold(frame)
-            await self.frames.push(frame, head.members)
+            await self.frames.pushes.push(frame, head.members)
 
     async def _gather_slices(self, reduction: Reduction, head: Head) -> None:
         """Wait for as long as slices need by what is known of uplinks, and for those that are coming then."""
         state, arrivals, began = self.state, self.frames.arrivals, anyio.current_time()
         (start, stop), channels = reduction.range, len(self.replica.due(head.outer_step))
         while state.head.hash == head.hash:
-            came, now, deadline = state.slices.came, anyio.current_time(), began + state.machine.state.patience(0.5)
-            found, reduction.tails = state.slices.of(reduction.plan, reduction.part)
+            slices, now = state.sums.slices, anyio.current_time()
+            came, deadline = slices.came, began + state.machine.state.patience(0.5)
+            found, reduction.tails = slices.of(reduction.plan, reduction.part)
             # who sends another number of channels than are due might as well send nothing
             reduction.slices = {peer: one for peer, one in found.items() if one.numel() == channels * (stop - start)}
             missing = reduction.missing()
@@ -83,14 +86,14 @@ class Reducer:
                 await came.wait()
 
     def _result(self, reduction: Reduction, head: Head) -> tuple[Frame, Tensor, dict[str, Tensor]]:
-        """The frame for everybody, what it decodes to, and what it leaves to owe."""
+        """Make the frame for everybody; return it, what it decodes to, and the residual that it leaves."""
         plan, state, replica = reduction.plan, self.state, self.replica
         fragment = head.fragment(state.terms.num_fragments)
         owed_N, (start, stop) = replica.owed(fragment), reduction.range
         measured = {
             peer: Measure.of((slice_N[: stop - start],), stop - start) for peer, slice_N in reduction.slices.items()
         }
-        state.measured[(plan.round, plan.number)] = measured
+        state.sums.measured[(plan.round, plan.number)] = measured
         norms = [measured[ref.peer].norm for ref in plan.contributors]
         weights = replica.weights(plan.contributors, head.outer_step, norms)
         scales, outside = self._slice_scales(reduction, norms, weights), self._outside(reduction, head)
@@ -108,7 +111,7 @@ class Reducer:
         return frame, replica.codec.decompress(made.payloads, header.channels), made.feedback
 
     def _slice_scales(self, reduction: Reduction, norms: Sequence[float], weights: Sequence[float]) -> list[float]:
-        """An owner knows the norms of its own part's slices, and no more; everybody applies its result.
+        """Return a scale for each slice. An owner knows the norms of its own part's slices, and no more.
 
         Zeros where the rule gives nothing that fits: nobody's change is in the part, and all are given that alike.
         """
@@ -135,7 +138,7 @@ class Reducer:
             }
             self.state.on_event("unmoved", fields)
 
-    def _decoded(self, frame: Frame, plan: ReducePlan) -> Tensor:
+    def _decode(self, frame: Frame, plan: ReducePlan) -> Tensor:
         (body, _), channels = self.replica.tail.split(frame), frame.header.channels
         return self.replica.codec.decode(body, range_of(plan, frame.header.part) * channels, channels)
 

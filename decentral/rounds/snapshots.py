@@ -1,4 +1,4 @@
-"""Snapshots of whole states, as a peer gives them to others and fetches them from all who have one, checked."""
+"""Snapshots of whole states: one peer's side that gives them, and the side that fetches them, checked."""
 
 from __future__ import annotations
 
@@ -81,16 +81,19 @@ class Donor:
 
     @property
     def snapshots(self) -> tuple[bytes, ...]:
-        """Those that are here, by their digests."""
+        """Return the digests of the snapshots that are here."""
         return tuple(self._snapshots)
 
     def _refuse_until_in_step(self) -> None:
-        """A peer that is still joining has no chain to show: two newcomers must not make one of their own."""
+        """Refuse while this peer is still joining and has no chain to show: two newcomers must not make one of their
+        own.
+        """
         if not self.state.running:
             raise TransportError("still joining: ask a peer that is in step")
 
     async def _on_chain(self, peer: PeerId, data: bytes) -> bytes:
-        """The newest of the asker's places that our chain went through, and our commits after it, oldest first.
+        """Answer with the newest of the asker's places that our chain went through, and our commits after it, oldest
+        first.
 
         Empty when its branch is not known here; without commits when they are too long ago to be kept.
         """
@@ -103,7 +106,9 @@ class Donor:
         return SHARED.pack(shared.round) + self._commits_after(shared.round, CHAIN_LIMIT - SHARED.size)
 
     async def _on_oldest(self, peer: PeerId, data: bytes) -> bytes:
-        """The oldest head from which every commit is kept here, and those commits; our own head where none is kept."""
+        """Answer with the oldest head from which every commit is kept here, and those commits; our own head where none
+        is.
+        """
         self._refuse_until_in_step()
         oldest = find_oldest_head(self.state.machine.state)
         if oldest.anchor is None:
@@ -113,7 +118,7 @@ class Donor:
         return answer + self._commits_after(oldest.round, CHAIN_LIMIT - len(answer))
 
     def _commits_after(self, round_: int, room: int) -> bytes:
-        """As many of them as are kept and fit into ``room`` bytes, each after its length."""
+        """Return as many commits as are kept and fit into ``room`` bytes, each after its length."""
         state, found, nbytes = self.state.machine.state, list[bytes](), 0
         for number in range(round_ + 1, state.head.round + 1):
             if number not in state.recent:
@@ -132,15 +137,15 @@ class Donor:
         return index.to_bytes()
 
     async def _on_state(self, peer: PeerId, data: bytes) -> bytes:
-        return await self._chunk(*_asked(CHUNK, data))
+        return await self._chunk(*_read_question(CHUNK, data))
 
     async def _on_packed(self, peer: PeerId, data: bytes) -> bytes:
-        name, number, forms = _asked(ANY_FORM, data)
+        name, number, forms = _read_question(ANY_FORM, data)
         chunk = await self._chunk(name, number)
         return to_form(chunk, forms) if chunk else b""
 
     async def _chunk(self, name: bytes, number: int) -> bytes:
-        """Empty when that snapshot is not here any more."""
+        """Return a chunk; empty when that snapshot is not here any more."""
         self._refuse_until_in_step()
         if name in self._snapshots:
             self._snapshots.move_to_end(name)  # whoever is fetching keeps it alive
@@ -151,7 +156,7 @@ class Donor:
         return found.chunk(number) if found is not None and found.index.digest == name else b""
 
     async def _snapshot(self) -> Snapshot:
-        """The snapshot of the newest commit, made once per commit. Tensors are never written to, so no copy races."""
+        """Return the snapshot of the newest commit, made once. Tensors are never written to, so no copy races."""
         async with self._making:  # several chunks are asked for at once, and only one copy is wanted
             return await self._make_snapshot()
 
@@ -183,8 +188,8 @@ class Donor:
         self._asked_at.pop(name, None)
 
 
-def _asked(fields: struct.Struct, data: bytes) -> tuple[Any, ...]:  # Any: what a struct holds
-    """The fields of a question. Raises PayloadError."""
+def _read_question(fields: struct.Struct, data: bytes) -> tuple[Any, ...]:  # Any: what a struct holds
+    """Read the fields of a question. Raises PayloadError."""
     if len(data) != fields.size:
         raise PayloadError(f"chunk request of {len(data)} bytes, want {fields.size}; drop it")
     return fields.unpack(data)
@@ -226,15 +231,15 @@ class SnapshotFetch:
 
     @property
     def under_way(self) -> tuple[int, int]:
-        """Bytes that are here of the snapshot that is being fetched, and of the whole; nothing of none."""
+        """Return the bytes that are here of the snapshot that is being fetched, and of the whole; nothing of none."""
         return (0, 0) if self._partial is None else self._partial.nbytes
 
     async def fetch(self, peer: PeerId) -> Fetched:
-        """A verified snapshot. Raises TransportError, PayloadError or DiskError."""
+        """Fetch a verified snapshot. Raises TransportError, PayloadError or DiskError."""
         return await self.tensors(peer, *await self.index(peer))
 
     async def index(self, peer: PeerId) -> tuple[SnapshotIndex, Head]:
-        """What ``peer`` can serve, and where its chain stands there. Raises TransportError or PayloadError."""
+        """Ask what ``peer`` can serve, and where its chain stands there. Raises TransportError or PayloadError."""
         if not self._trusts(peer):
             raise PayloadError("it sent chunks that are not what they should be; use another donor")
         limit = self.layouts.longest_index
@@ -249,10 +254,10 @@ class SnapshotFetch:
         return index, head
 
     async def tensors(self, peer: PeerId, index: SnapshotIndex, head: Head) -> Fetched:
-        """The snapshot that ``peer`` gave ``index`` of, from all who have it. Raises as ``fetch`` does."""
+        """Fetch the snapshot that ``peer`` gave ``index`` of, from all who have it. Raises as ``fetch`` does."""
         assembler = await self._begin(index)
         chunks = Chunks(self.transport, index, TIMEOUT)
-        await fetch_chunks(assembler, chunks.ask, lambda: self._donors(peer, head), self._dropped)
+        await fetch_chunks(assembler, chunks.ask, lambda: self._donors(peer, head), self._drop)
         self._partial = None
         tensors = await self.state.offload(assembler.tensors)
         found = await self.state.offload(self.state.replica.digest_of, tensors)
@@ -264,13 +269,13 @@ class SnapshotFetch:
         return Fetched(head, tensors, step if isinstance(step, int) and 0 <= step < MOST_STEPS else 0)
 
     async def _begin(self, index: SnapshotIndex) -> Assembler:
-        """With what is here of this snapshot: from an attempt before, or because our own tensors are alike."""
+        """Begin with what is here of this snapshot: from an attempt before, or because our own tensors are alike."""
         if self._partial is None or self._partial.index.digest != index.digest:
             self._partial = Assembler(index, self.folder)
             await self.state.offload(self._reuse, self._partial)
         return self._partial
 
-    def _dropped(self, donor: PeerId, error: DecentralError) -> None:
+    def _drop(self, donor: PeerId, error: DecentralError) -> None:
         if isinstance(error, PayloadError):
             self._distrust(donor)
         self.state.on_event("donor_dropped", {"peer": peer_name(donor), "why": str(error)})
@@ -293,7 +298,8 @@ class SnapshotFetch:
                 assembler.add(number, own.chunk(number))
 
     def _donors(self, first: PeerId, head: Head) -> list[PeerId]:
-        """Peers that stand at the same commit: their snapshots are equal, byte for byte, unless peers gossip.
+        """Return the peers that stand at the same commit: their snapshots are equal, byte for byte, unless peers
+        gossip.
 
         Every joiner has its own order, so that not all of them ask the same few.
         """
@@ -306,7 +312,7 @@ class SnapshotFetch:
 
 
 def _digest_in(index: SnapshotIndex) -> bytes:
-    """The digest a gossiping donor claims for its own parameters. Raises PayloadError."""
+    """Return the digest a gossiping donor claims for its own parameters. Raises PayloadError."""
     claimed = index.meta.get("digest")
     if not isinstance(claimed, str) or len(claimed) != 64 or not set(claimed) <= set("0123456789abcdef"):
         raise PayloadError("snapshot of a gossiping peer without a digest; drop the donor")
@@ -322,7 +328,7 @@ def _digest_in(index: SnapshotIndex) -> bytes:
 
 
 class Chunks:
-    """Asks for those of one snapshot."""
+    """The requests for the chunks of one snapshot."""
 
     def __init__(self, transport: Transport, index: SnapshotIndex, timeout: float) -> None:
         self.transport, self.index, self.timeout = transport, index, timeout
@@ -330,7 +336,9 @@ class Chunks:
         self._packs: dict[PeerId, bool] = {}  # peers that have answered, and whether in any form
 
     async def ask(self, donor: PeerId, number: int) -> bytes:
-        """The plain bytes. Raises TransportError, also when it has that snapshot no more, or PayloadError."""
+        """Ask for a chunk; return its plain bytes. Raises TransportError, also when it has that snapshot no more, or
+        PayloadError.
+        """
         if self._packs.get(donor, True):
             try:
                 chunk = await self._in_a_form(donor, number)
@@ -395,25 +403,25 @@ _NEVER = float("inf")
 
 @dataclass(slots=True)
 class LinkPace:
-    """Seconds for a byte in one form, of late."""
+    """The seconds that a byte takes in one form, of late."""
 
     seconds: float = 0.0
     nbytes: float = 0.0
 
     def add(self, seconds: float, nbytes: int) -> None:
-        """A chunk of ``nbytes`` came so long after the one before it."""
+        """Note that a chunk of ``nbytes`` came so long after the one before it."""
         self.seconds = _KEPT_SHARE * self.seconds + seconds
         self.nbytes = _KEPT_SHARE * self.nbytes + nbytes
 
     @property
     def per_byte(self) -> float:
-        """Seconds; none is known before something came."""
+        """Return the seconds for a byte; none is known before something came."""
         return self.seconds / self.nbytes if self.nbytes else _NEVER
 
 
 @dataclass(slots=True)
 class Gain:
-    """Which form to ask for. Pure: the times come in."""
+    """The choice of the form to ask for. Pure: the times come in."""
 
     packed: bool = True  # the form to ask for now
     better: bool = True  # the form that came sooner; the other one while that is tried
@@ -425,12 +433,14 @@ class Gain:
     _last: tuple[bool, float] | None = None  # the form in which the last chunk was asked for, and when it came
 
     def unpacked(self, nbytes: int, chunk_nbytes: int, seconds: float) -> None:
-        """A chunk that came as ``nbytes`` was made what it is in so many seconds."""
+        """Note that a chunk that came as ``nbytes`` was unpacked in so many seconds."""
         self.saved = 1 - nbytes / chunk_nbytes
         self.unpacking = min(self.unpacking, seconds / chunk_nbytes)
 
     def came(self, chunk_nbytes: int, now: float, *, packed: bool) -> None:
-        """A chunk that was asked for in this form is here. Only one after another in the same form tells its pace."""
+        """Note that a chunk that was asked for in this form is here. Only one after another in the same form tells its
+        pace.
+        """
         before, self._last = self._last, (packed, now)
         if before is None or before[0] != packed:
             return
@@ -449,7 +459,7 @@ class Gain:
             self.packed, self._left = not self.better, _TURN
 
     def _is_sure(self) -> bool:
-        """Whether the way is so slow that packing pays whatever the processors do."""
+        """Tell whether the way is so slow that packing pays whatever the processors do."""
         saved = self.saved * self.paces[True].per_byte
         return self.better and self.saved > 0 and saved >= _SURELY * self.unpacking
 
@@ -478,7 +488,7 @@ _COPIES = 2  # as it comes, and as tensors
 
 
 class Layouts:
-    """Of the snapshots of one run."""
+    """The layouts of the snapshots of one run."""
 
     def __init__(self, replica: Replica) -> None:
         self._senders = replica.senders
@@ -487,17 +497,17 @@ class Layouts:
 
     @property
     def nbytes(self) -> int:
-        """What a snapshot takes, as far as this peer knows who has sent."""
+        """Return the bytes of a snapshot, as far as this peer knows which peers have sent."""
         return self.least.nbytes + self._senders.nbytes
 
     @property
     def longest_index(self) -> int:
-        """Bytes that an index may have: the bound to read with."""
+        """Return the bytes that an index may have: the bound to read with."""
         most = SnapshotIndex.max_nbytes(self.least)
         return most + HASH_NBYTES * (_room() // CHUNK_NBYTES) if self._senders.names else most
 
     def of(self, meta: dict[str, Any], head: Head) -> Layout:  # Any: a JSON document
-        """Of a snapshot with this document. Raises PayloadError."""
+        """Return the layout of a snapshot with this document. Raises PayloadError."""
         if not self._senders.names:
             return self.least
         told = meta.get(SENT)
@@ -519,7 +529,7 @@ class Layouts:
         return layout
 
     def document(self, members: Sequence[PeerId]) -> dict[str, Any]:  # Any: a JSON document
-        """What a donor's index says of senders."""
+        """Write what a donor's index says of senders."""
         if not self._senders.names:
             return {}
         fragments = range(len(self._senders.sizes))
@@ -532,7 +542,7 @@ def _room() -> int:
 
 
 def _peers_of(digits: object, members: Sequence[PeerId]) -> list[PeerId]:
-    """The members whose bits are set, in one spelling only. Raises PayloadError."""
+    """Return the members whose bits are set, in one spelling only. Raises PayloadError."""
     known = isinstance(digits, str) and 0 < len(digits) <= len(members) and set(digits) <= set("0123456789abcdef")
     number = int(str(digits), 16) if known else -1
     if number < 0 or number >> len(members) or f"{number:x}" != digits:

@@ -138,7 +138,7 @@ def _decided(
         mine, owed_N = offered.get(peer.rank), peer.replica.owed(record.fragment)
         if mine is not None:
             peer.replica.feedback[record.fragment] = mine.feedback_after(record)
-        keeps = mine is not None and (record.round, record.plan) in mine.hands_on_nothing
+        keeps = mine is not None and (record.round, record.plan) in mine.keeps_residual
         peer.replica.owe_after(record, peer.signer.peer, left, owed_N, keeps)
         peer.replica.install(step)
         peer.replica.senders.keep_only(record.next_members)

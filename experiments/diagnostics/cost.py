@@ -23,7 +23,7 @@ from decentral.manifest import preset_manifest
 from decentral.node.node import make_replica
 from decentral.parameters import schema_of
 from decentral.replica.contribution import Contribution
-from decentral.rounds.looking import Looking
+from decentral.rounds.metrics import RoundMetrics
 from decentral.wire.keys import Signer
 from decentral.wire.messages import FrameRef, Record
 
@@ -43,7 +43,7 @@ def measured(preset: str, numel: int, peers: int) -> tuple[float, float]:
     head = Head.genesis(bytes(32), bytes(32), replica.digest, signers[0].peer)
     head = replace(head, members=tuple(one.peer for one in signers))
     state: Any = SimpleNamespace(replica=replica, measured={}, gossips=False, on_figures=lambda figures: None)
-    looking, steps, looks = Looking(state), list[float](), list[float]()
+    looking, steps, looks = RoundMetrics(state), list[float](), list[float]()
     made = [_made(replica, head, signer, numel) for signer in signers]
     for one, signer in zip(made, signers, strict=True):
         one.encoded = replica.encode(0, one.gradient_N, one.states, signer.peer)

@@ -53,7 +53,7 @@ class Twins(Language):
 
 
 class Looked(Course):
-    """A course that is looked at as `decentral.rounds.looking` does."""
+    """A course that is looked at as `decentral.rounds.metrics` does."""
 
     def begin(self) -> None:
         """Look from now on."""

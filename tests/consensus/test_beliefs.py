@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from decentral.consensus import chain
+from decentral.consensus import chain, learner
 from decentral.consensus.acceptance import find_objections
 from decentral.consensus.chain import Voting, is_refuted, majority, rank_of
 from decentral.consensus.paxos import Acceptor, Ballot, Planned, Refusals, farewell, promise, results_of
@@ -194,9 +194,9 @@ def test_a_voter_of_a_higher_ballot_shows_its_promise_to_the_leader_of_a_lower_o
     assert (shown.ballot, shown.accepted_ballot) == (6, -1)
     made = Ballot(1, Voting(), promises={leader: promise(Acceptor(1, 1, 0), START.run, 0, 1, swarm.signer(leader))})
     voters = tuple(sorted(order))
-    assert not made.prepared(voters, 2)
+    assert not made.is_prepared(voters, 2)
     made.overtaken[order[0]] = shown
-    assert made.prepared(voters, 2)
+    assert made.is_prepared(voters, 2)
     assert order[0] not in made.votes
 
 
@@ -207,14 +207,14 @@ def test_who_comes_back_votes_when_all_members_have_answered_or_after_a_lease(ma
     swarm = make_swarm(3)
     me, one, other = swarm.members
     machine = swarm.hosts[me].machine
-    machine.came_back(0.0, excused=False)
-    machine.state.returning.answered(one)
+    machine.listen_first(0.0, excused=False)
+    machine.state.returning.note_answer(one)
     machine.tick(1.0)
     assert not machine.state.may_vote
-    machine.state.returning.answered(other)
+    machine.state.returning.note_answer(other)
     machine.tick(2.0)
     assert machine.state.may_vote
-    machine.came_back(2.0, excused=False)
+    machine.listen_first(2.0, excused=False)
     machine.tick(2.0 + swarm.terms.lease - 0.1)
     assert not machine.state.may_vote
     machine.tick(2.0 + swarm.terms.lease)
@@ -233,7 +233,7 @@ def test_one_vote_that_drops_all_others_is_taken_by_who_was_away_and_by_nobody_e
         swarm = make_swarm(3)
         me, _, loner = swarm.members
         machine = swarm.hosts[me].machine
-        machine.came_back(0.0, excused=excused)
+        machine.listen_first(0.0, excused=excused)
         machine.receive(loner, alone(swarm, loner), 0.0)
         assert machine.head.round == (1 if excused else 0)
 
@@ -292,9 +292,9 @@ def test_a_farewell_that_a_commit_shows_counts_until_its_peer_offers_again(make_
     said = farewell(Acceptor(1), START.run, 0, swarm.signer(left))
     shown = m.Shown(left, 0, 1, -1, bytes(32), said.signature)
     if since == "an offer":
-        machine.state.note_active(left, 2)
+        learner.note_active(machine.state, left, 2)
     if since == "it came back in the same round":
-        machine.state.note_back(left)
+        learner.note_back(machine.state, left)
     machine.receive(loner, replace(alone(swarm, loner), farewells=(shown,)), 0.0)
     assert machine.head.round == (1 if since == "nothing" else 0)
 

@@ -14,9 +14,9 @@ from decentral.consensus.chain import (
     History,
     Rules,
     Voting,
-    checked_branch,
-    counted_tokens,
-    retraced,
+    check_branch,
+    count_tokens,
+    retrace,
 )
 from decentral.consensus.leader import next_members
 from decentral.consensus.paxos import Acceptor
@@ -65,7 +65,7 @@ def test_a_claim_of_a_quintillion_tokens_counts_as_two_typical_contributions():
 
 
 def test_the_first_claims_of_a_run_are_held_against_each_other():
-    assert counted_tokens(START, record(START, {A: 100, B: 120, C: 10**18})) == 100 + 120 + 240
+    assert count_tokens(START, record(START, {A: 100, B: 120, C: 10**18})) == 100 + 120 + 240
 
 
 def test_without_any_tokens_the_longer_chain_wins():
@@ -109,7 +109,7 @@ def forked(common: int, ours: int, theirs: int):
 def test_a_branch_is_followed_from_where_it_left_even_when_the_locator_named_an_older_place():
     history, fork, (_, commits), (claimed, their_heads, theirs) = forked(6, 3, 4)
     claimed = replace(claimed, anchor=digest_of("claimed"))
-    branch = checked_branch(history, START, [*commits, *theirs], claimed, RULES)
+    branch = check_branch(history, START, [*commits, *theirs], claimed, RULES)
     assert branch.shared == fork
     assert branch.heads == tuple(their_heads)
 
@@ -118,11 +118,11 @@ def test_a_branch_of_forged_or_missing_records_or_with_a_false_claim_is_refused(
     history, fork, _, (claimed, _, theirs) = forked(2, 2, 3)
     forged = [signed(theirs[0].record, 0), *theirs[1:]]
     with pytest.raises(PayloadError, match="1 votes, a majority is 2 of 3"):
-        checked_branch(history, fork, forged, claimed, RULES)
+        check_branch(history, fork, forged, claimed, RULES)
     with pytest.raises(PayloadError, match="does not follow"):
-        checked_branch(history, fork, theirs[1:], claimed, RULES)
+        check_branch(history, fork, theirs[1:], claimed, RULES)
     with pytest.raises(PayloadError, match="does not lead to the head"):
-        checked_branch(history, fork, theirs, replace(claimed, tokens=10**18), RULES)
+        check_branch(history, fork, theirs, replace(claimed, tokens=10**18), RULES)
 
 
 def test_one_member_alone_makes_no_commit_of_a_fragment_that_there_is_not():
@@ -179,11 +179,11 @@ def test_the_way_to_a_head_is_found_among_commits_of_branches_that_were_given_up
     fork, heads, shared = grown(START, 3, {A: 100, B: 100})
     _, _, given_up = grown(fork, 4, {B: 100})
     head, after, ours = grown(fork, 2, {A: 100, B: 100})
-    past = retraced({heads[1].hash: heads[1]}, [*shared, *given_up, *ours], head)
+    past = retrace({heads[1].hash: heads[1]}, [*shared, *given_up, *ours], head)
     assert past.commits == (*shared, *ours)
     assert past.heads == (heads[1], heads[2], *after), "from the oldest place whose membership and weight are known"
-    assert retraced({}, ours, head).heads == ()
-    assert retraced({}, shared, head).commits == ()
+    assert retrace({}, ours, head).heads == ()
+    assert retrace({}, shared, head).commits == ()
 
 
 # ---- test membership ----

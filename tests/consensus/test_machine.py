@@ -176,7 +176,7 @@ def test_nothing_more_is_decided_before_what_was_decided_is_applied(make_swarm):
     machine.state.presence.leaving.add(third)  # and could decide on the next one at once
     effects = machine.receive(other, m.Commit(record, m.Certificate(0, votes)), 0.0)
     assert [e.commit.record.round for e in effects if isinstance(e, Decide)] == [1]
-    effects = machine.applied(head.anchor, 0.0)
+    effects = machine.note_applied(head.anchor, 0.0)
     assert [e.commit.record.round for e in effects if isinstance(e, Decide)] == [2]
 
 
@@ -277,8 +277,8 @@ def test_who_was_passed_over_rests_longer_each_time_that_it_was_waited_for_in_va
     for round_ in range(1, 200):
         if unsent.is_waited_for(peer, round_):
             waited_for.append(round_)
-        unsent.passed_over(peer, round_)
+        unsent.note_absence(peer, round_)
     rests = [later - earlier - 1 for earlier, later in pairwise(waited_for)]
     assert rests == [FIRST_REST, 8, 16, 32, LONGEST_REST, LONGEST_REST]
-    unsent.came(peer)
+    unsent.note_frame(peer)
     assert unsent.is_waited_for(peer, 200)

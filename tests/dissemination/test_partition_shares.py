@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from decentral.dissemination.broadcast import Line, spread
-from decentral.dissemination.reduce import MOST_PARTS, MOST_PIECES, Grain, alike, partition, shares
+from decentral.dissemination.broadcast import Line, even_out, spread
+from decentral.dissemination.reduce import MOST_PARTS, MOST_PIECES, Grain, partition, shares
 
 
 def finish(uplinks, owned):
@@ -83,12 +83,12 @@ def test_a_grain_of_its_own_cuts_what_is_small():
 
 
 def test_uplinks_near_the_median_count_as_equal_and_others_as_they_are():
-    assert alike([8.0, 10.0, 12.0, 2.0, 20.0, 0.0]) == [10.0, 10.0, 10.0, 2.0, 20.0, 0.0]
-    assert alike([0.0, 0.0]) == [0.0, 0.0]
+    assert even_out([8.0, 10.0, 12.0, 2.0, 20.0, 0.0]) == [10.0, 10.0, 10.0, 2.0, 20.0, 0.0]
+    assert even_out([0.0, 0.0]) == [0.0, 0.0]
 
 
 def test_peers_whose_estimates_differ_a_little_send_their_frames_themselves():
     told = [1.5e6, 1.6e6, 1.9e6, 1.7e6, 1.9e6, 2.0e6, 1.8e6, 1.7e6]
     lines = [Line(rate, passes_on=True) for rate in told]
     assert spread(3_480_000, lines, 0) is not None
-    assert spread(3_480_000, [Line(rate, passes_on=True) for rate in alike(told)], 0) is None
+    assert spread(3_480_000, [Line(rate, passes_on=True) for rate in even_out(told)], 0) is None

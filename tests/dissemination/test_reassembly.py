@@ -66,7 +66,7 @@ def test_a_push_is_waited_for_as_long_as_it_moves(pieces, pause, seconds):
     async def script():
         async with anyio.create_task_group() as group:
             await group.start(push(arrivals, pieces, pause))
-            await arrivals.pushed(ALICE)
+            await arrivals.wait_for_push(ALICE)
             group.cancel_scope.cancel()
 
     assert run(script) == seconds
@@ -80,7 +80,7 @@ def test_a_push_is_given_up_at_a_time_that_comes_however_it_is_rounded():
     async def script():
         await anyio.sleep_until(moved)
         with arrivals.push(ALICE), trio.fail_after(60):
-            await arrivals.pushed(ALICE)
+            await arrivals.wait_for_push(ALICE)
 
     assert run(script) == moved + PAUSE
 
@@ -91,7 +91,7 @@ def test_what_others_push_is_not_waited_for():
     async def script():
         async with anyio.create_task_group() as group:
             await group.start(push(arrivals, 5, 1.0))
-            await arrivals.pushed(BOB)
+            await arrivals.wait_for_push(BOB)
             group.cancel_scope.cancel()
 
     assert run(script) == 0.0

@@ -208,13 +208,13 @@ def test_the_same_donors_give_the_same_times(snapshot):
 def test_a_window_grows_while_answers_are_quick_and_shrinks_when_they_queue():
     donor = StripeSource()
     for _ in range(8):
-        donor.answered(0.2)
+        donor.note_answer(0.2)
     assert donor.window == 9
     for _ in range(400):
-        donor.answered(0.2 * donor.window / 2)  # a way that carries two chunks per 0.2 s
+        donor.note_answer(0.2 * donor.window / 2)  # a way that carries two chunks per 0.2 s
     assert 2 < donor.window < 6
     for _ in range(4000):
-        donor.answered(0.1)
+        donor.note_answer(0.1)
     assert donor.window == LARGEST_WINDOW
 
 
@@ -222,10 +222,10 @@ def test_a_chunk_is_asked_of_a_second_donor_only_when_that_one_will_be_sooner():
     stripes = Stripes([0, 1, 2])
     stripes.meet([b"quick", b"slow"])
     assert stripes.due(0.0) == [(b"quick", 0), (b"slow", 1)]
-    assert stripes.came(b"quick", 0, 1.0) == []
+    assert stripes.note_chunk(b"quick", 0, 1.0) == []
     assert stripes.due(1.0) == [(b"quick", 2), (b"quick", 1)], "nothing is known of the slow one"
-    assert stripes.came(b"quick", 1, 2.0) == [b"slow"]
-    assert stripes.came(b"quick", 2, 2.0) == []
+    assert stripes.note_chunk(b"quick", 1, 2.0) == [b"slow"]
+    assert stripes.note_chunk(b"quick", 2, 2.0) == []
     assert stripes.due(2.0) == []
     stripes.meet([b"late"])
     assert stripes.due(2.0) == [], "of the late one neither"

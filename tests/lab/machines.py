@@ -267,7 +267,7 @@ class Swarm:
             elif isinstance(effect, Decide):
                 assert host.machine.head.round == effect.commit.record.round, "it went on before this was applied"
                 host.disk.log.append(effect.commit)
-                self.do(peer, host.machine.applied(self._anchor(effect.commit), self.now))
+                self.do(peer, host.machine.note_applied(self._anchor(effect.commit), self.now))
             elif isinstance(effect, Fetch):
                 self.fetch(peer, effect)
             elif isinstance(effect, SendSlices):

@@ -26,7 +26,7 @@ from decentral.optimizers.just_one_byte import (
     noted,
 )
 from decentral.replica.codec import codec_of
-from decentral.replica.contribution import forgotten
+from decentral.replica.contribution import forget_sent
 from decentral.rounds.local_state import CommittedUpdate
 from tests.laws.learners import SCHEMA, Learners
 from tests.laws.swarm import NUMEL, SIGNERS
@@ -272,7 +272,9 @@ def test_what_an_earlier_life_told_is_taken_everywhere():
     run = Learners(JustOneByte(), 1, randn(0), codec_of(preset_manifest("just_one_byte")))
     run.learn({0: randn(1)})
     offered = run.offer((0,))
-    assert forgotten(run.peers[0].replica, offered.record, offered.frames, SIGNERS[0].peer).sent_N.all()
+    booking = forget_sent(run.peers[0].replica, offered.record, offered.frames, SIGNERS[0].peer)
+    assert booking.sent_N is not None
+    assert booking.sent_N.all()
 
 
 def distance(peers: int, rounds: int = 150) -> float:

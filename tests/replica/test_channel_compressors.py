@@ -216,7 +216,7 @@ def test_what_a_given_up_round_took_is_owed_without_its_states():
     made.encoded = codec.encode(gradient_N, {}, ((64, 64),), made.states)
     outbox = Outbox(codec, 1 << 20)
     outbox.add(record(START, {signer_of(0).peer: 1}), made)
-    owed = outbox.owed(0, 0, ((64, 64),))
+    owed = outbox.reclaim(0, 0, ((64, 64),))
     assert owed is not None
     assert torch.equal(owed.gradient_N, codec.decompress(made.encoded.payloads, CHANNELS)[:4096])
 

@@ -89,21 +89,21 @@ def test_to_remember_a_contribution_does_not_make_its_change_again():
     outbox = Outbox(CODEC, 1 << 20)
     named_in(outbox, 1, made)
     assert made.sent_N is None
-    assert torch.equal(outbox.owed(0, 0, SHAPES).gradient_N, torch.ones(8))
+    assert torch.equal(outbox.reclaim(0, 0, SHAPES).gradient_N, torch.ones(8))
 
 
 def test_the_sum_over_the_rounds_since_the_fork_is_owed_fragment_by_fragment():
     outbox = Outbox(CODEC, 1 << 20)
     for round_ in range(1, 6):
         named_in(outbox, round_, gathered(float(round_), fragment=round_ % 2))
-    owed = outbox.owed(2, 1, SHAPES)
+    owed = outbox.reclaim(2, 1, SHAPES)
     assert owed is not None
     assert torch.equal(owed.gradient_N, torch.full((8,), 8.0))
     assert (owed.steps, owed.rounds) == (6, 2)
-    assert outbox.owed(5, 0, SHAPES) is None
+    assert outbox.reclaim(5, 0, SHAPES) is None
     outbox.forget_after(3)
-    assert outbox.owed(3, 1, SHAPES) is None
-    assert outbox.owed(2, 1, SHAPES).rounds == 1
+    assert outbox.reclaim(3, 1, SHAPES) is None
+    assert outbox.reclaim(2, 1, SHAPES).rounds == 1
 
 
 def test_what_only_a_summary_told_is_not_owed():
@@ -112,7 +112,7 @@ def test_what_only_a_summary_told_is_not_owed():
     outbox, made = Outbox(codec, 1 << 20), gathered(1.0)
     made.encoded = codec.encode(made.gradient_N, {}, SHAPES)
     named_in(outbox, 1, made)
-    assert outbox.owed(0, 0, SHAPES) is None
+    assert outbox.reclaim(0, 0, SHAPES) is None
 
 
 def test_what_was_cut_for_a_reduce_is_put_together_again():
@@ -123,7 +123,7 @@ def test_what_was_cut_for_a_reduce_is_put_together_again():
     made.slices[7] = {part: Encoded(CODEC.encode(t, {}, ((t.numel(),),)).body, {}) for part, t in bodies.items()}
     taken = record(START, {A: 1})
     outbox.add(replace(taken, plan=7, partition=((A, 0, 5), (B, 5, 8)), contributors=taken.frames), made)
-    owed = outbox.owed(0, 0, SHAPES)
+    owed = outbox.reclaim(0, 0, SHAPES)
     assert owed is not None
     assert torch.equal(owed.gradient_N, gradient)
 
@@ -147,12 +147,12 @@ def test_memory_is_bounded_by_rounds_and_by_bytes_and_merges_are_not_kept():
     outbox = Outbox(CODEC, 1 << 20)
     for round_ in range(3 * ROUNDS):
         named_in(outbox, round_, gathered(1.0))
-    owed = outbox.owed(0, 0, SHAPES)
+    owed = outbox.reclaim(0, 0, SHAPES)
     assert owed is not None
     assert owed.rounds == ROUNDS
     small = Outbox(CODEC, 3 * len(gathered(1.0).encoded.body))
     for round_ in range(9):
         named_in(small, round_, gathered(1.0))
         named_in(small, 100 + round_, gathered(1.0, kind=FrameKind.MERGE))
-    assert small.owed(-1, 0, SHAPES).rounds == 3
+    assert small.reclaim(-1, 0, SHAPES).rounds == 3
     assert small.nbytes <= small.capacity

@@ -212,7 +212,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.replica = SimpleNamespace(anchors=[torch.zeros(2)], states=[{}], outer_step=self.outer_step)
-        self.results = SimpleNamespace(by_frame=dict)
+        self.sums = SimpleNamespace(results=SimpleNamespace(by_frame=dict))
         self.offload, self.tasks = inline, Tasks(lambda event, fields: None)
         self.made: list[bytes] = []
         self.error: Exception | None = None

@@ -321,7 +321,7 @@ def refuse(catch_up, peer: bytes) -> None:
 
     async def unless_it_is_that(holder: bytes) -> bool:
         if holder == peer:
-            catch_up.driver.watch.parted(peer)
+            catch_up.driver.watch.note_parted(peer)
             return False
         return await adopt(holder)
 

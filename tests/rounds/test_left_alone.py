@@ -43,7 +43,7 @@ def test_a_peer_left_alone_goes_on_round_after_round_with_frames_that_go_in_piec
         await lab.rounds(5)
         assert all(len(commit.record.frames) == 1 for commit in last.log[-5:])
         newest = last.log[-1].record.frames[0].frame
-        assert len(last.node.driver.state.stored(newest).data) >= PIECED
+        assert len(last.node.driver.state.find_stored(newest).data) >= PIECED
         assert last.transport.traffic.total.sent - sent < PIECED, "it sent its frames to somebody"
         lab.check_equal()
 

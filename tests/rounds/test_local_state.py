@@ -14,8 +14,9 @@ import trio.testing
 from decentral.errors import DiskError
 from decentral.replica.contents import NO_TAIL
 from decentral.replica.contribution import Contribution
+from decentral.replica.reduction import Slices
 from decentral.rounds.catch_up import CatchUp
-from decentral.rounds.local_state import CatchUpRequests, Slices, Steps, Tasks
+from decentral.rounds.local_state import CatchUpRequests, Steps, Tasks
 from decentral.swarm.contacts import Contacts
 from decentral.wire.messages import ReducePlan
 from tests.replica.test_replica import SIGNERS, START, A, B, contributor, sparse_replica

@@ -70,7 +70,8 @@ def test_a_snapshot_takes_of_what_an_owner_owes_what_its_records_took_and_a_riva
         lists = {"frames": (made,), "contributors": (theirs,), "partition": ((driver.me, 0, numel),)}
         reduced = replace(last, **following(driver.head), **lists)
         head = replace(driver.head.extended(reduced), anchor=driver.head.anchor)
-        replica.feedback[0], driver.state.left = {OWED: torch.ones(numel)}, {made.frame: torch.full((numel,), 2.0)}
+        replica.feedback[0] = {OWED: torch.ones(numel)}
+        driver.state.sums.residuals = {made.frame: torch.full((numel,), 2.0)}
         await driver.adoption.adopt(head, {}, Branch(driver.head, (head,), (reduced,)))
         assert torch.equal(replica.owed(0), torch.full((numel,), 2.0))
         rival = replace(head, round=head.round + 1, tokens=head.tokens + 1, hash=b"r" * 32)

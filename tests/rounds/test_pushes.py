@@ -35,12 +35,12 @@ def test_frames_that_a_commit_passes_by_do_not_slow_the_next_round(run_lab, term
             seal(replace(header, round=round_, tokens=n), b"", signer_of(0)) for n, round_ in enumerate((5, 5, 6))
         )
         for frame in (named, late, next_one):
-            lab.group.start_soon(driver.frames.push, frame, (A,))
+            lab.group.start_soon(driver.frames.pushes.push, frame, (A,))
         await anyio.sleep(1)
         frames = (ref(driver.me, named.hash),)
-        driver.frames.end_pushes(replace(record(START, {A: 1}), round=5, frames=frames))
+        driver.frames.pushes.end_round(replace(record(START, {A: 1}), round=5, frames=frames))
         await anyio.sleep(1)
         assert ended == [late.data]
-        assert driver.frames.num_pushes == 2
+        assert driver.frames.pushes.count == 2
 
     run_lab(terms("sparseloco"), script)

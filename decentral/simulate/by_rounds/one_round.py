@@ -171,9 +171,9 @@ class Round:
     def _learn(self, leader: int, here: Here, ready: float) -> None:
         for offer, heard, usable in zip(self.offers, here.heard[leader], here.usable[leader], strict=True):
             if usable <= ready:
-                self.memory.unsent.came(offer.machine.name)
+                self.memory.unsent.note_frame(offer.machine.name)
             elif heard <= ready:
-                self.memory.unsent.passed_over(offer.machine.name, self.number)
+                self.memory.unsent.note_absence(offer.machine.name, self.number)
 
     def _count(self, places: Sequence[int] | range | np.ndarray, nbytes: Seconds) -> None:
         for place, sent in zip(places, nbytes, strict=True):

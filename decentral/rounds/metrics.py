@@ -1,4 +1,4 @@
-"""A peer's view of the contributions that commits name: outliers and twins as events, and the round's figures.
+"""The metrics of rounds: one peer's view of the contributions that commits name, as events and figures.
 
 Nothing is sent or decoded for it: a frame was measured when it was checked, the mean was made for the outer step. In a
 gather every peer sees all, in a reduce an owner its part of all. Figures are made between two waits of the loop, from
@@ -40,8 +40,8 @@ logger = logging.getLogger("decentral.rounds")
 DEBT = "debt"  # its name in a sender's feedback
 
 
-class Looking:
-    """One peer's view."""
+class RoundMetrics:
+    """The view of one peer of the rounds that it commits, and of the pairs that it meets."""
 
     def __init__(self, state: LocalState) -> None:
         self.state, self._scrutiny = state, Scrutiny()
@@ -50,9 +50,9 @@ class Looking:
         self._fails = False  # it has been said
 
     def measured(self, record: Record, step: OuterStep | None) -> Mapping[PeerId, Measure] | None:
-        """What the round measured itself: of estimates, or of the slices of a part of ours; None: nothing."""
+        """Return what the round measured itself: of estimates, or of the slices of a part of ours; None: nothing."""
         told = {} if step is None else step.told.measures
-        return told or self.state.measured.get((record.round, record.plan))
+        return told or self.state.sums.measured.get((record.round, record.plan))
 
     async def name_peers(
         self, record: Record, frames: Mapping[bytes, Frame], known: Mapping[PeerId, Measure] | None
@@ -62,7 +62,7 @@ class Looking:
         if record.contributors or known:
             measured = known or {}
         else:
-            named = _gathered(record, frames)
+            named = _pair_frames(record, frames)
             measured = {peer: await state.offload(state.replica.contents.measure, frame) for peer, frame in named}
         for event, fields in self._scrutiny.events(record, measured):
             state.on_event(event, fields)
@@ -105,19 +105,19 @@ class Looking:
         return Figures(step + 1, 2, self._coverage.rounds, False, values)
 
     def _of_fragment(self, fragment: int, books: Mapping[str, Tensor], learnt_S: Tensor | None) -> dict[str, float]:
-        """What is owed over what was learnt, and what was never sent."""
+        """Return the residual over what was learnt, and the share that was never sent."""
         sample = self._coverage.samples[fragment]
         owes = None if learnt_S is None or DEBT not in books else ratio(sample.of(books[DEBT]), learnt_S)
         found = {DEBT_RATIO: owes, NEVER_SENT: self._coverage.never_sent}
         return {name: value for name, value in found.items() if value is not None}
 
     def _measures(self, record: Record, frames: Mapping[bytes, Frame], step: OuterStep) -> Sequence[Measure]:
-        """Of the contributors, in the record's order: all of them, or none."""
+        """Return the measures of the contributors, in the record's order: all of them, or none."""
         known = self.measured(record, step)
         if known is None and not record.contributors:
             found = self.state.replica.contents.unpacked.measures
             known = {
-                peer: one for peer, frame in _gathered(record, frames) if (one := found.get(frame.hash)) is not None
+                peer: one for peer, frame in _pair_frames(record, frames) if (one := found.get(frame.hash)) is not None
             }
         peers = [ref.peer for ref in contributions(record)]
         return [known[peer] for peer in peers] if known and all(peer in known for peer in peers) else []
@@ -131,6 +131,6 @@ class Looking:
             self._fails = True
 
 
-def _gathered(record: Record, frames: Mapping[bytes, Frame]) -> list[tuple[PeerId, Frame]]:
+def _pair_frames(record: Record, frames: Mapping[bytes, Frame]) -> list[tuple[PeerId, Frame]]:
     named = [(ref.peer, frames[ref.frame]) for ref in record.frames]
     return [(peer, frame) for peer, frame in named if frame.header.kind == FrameKind.CONTRIBUTION]

@@ -29,7 +29,7 @@ from decentral.replica.figures import (
     REPLICA_VARIANCE,
     Figures,
 )
-from decentral.rounds import looking
+from decentral.rounds import metrics
 from decentral.training.live_side import LiveSide
 from decentral.training.schedule import SyncSchedule
 from tests.lab.learners import Learner
@@ -278,7 +278,7 @@ def breaks(*given: Any) -> Any:
 
 
 def test_a_figure_that_raises_is_written_to_the_log_once_and_ends_no_round(run_lab, terms, monkeypatch, caplog):
-    monkeypatch.setattr(looking, "between", breaks)
+    monkeypatch.setattr(metrics, "between", breaks)
 
     async def script(lab: Lab) -> None:
         for _ in range(2):
@@ -297,7 +297,7 @@ def test_the_anchors_are_the_same_bits_whether_anybody_looks(run_lab, terms, mon
     digests = []
     for blind in (False, True):
         if blind:
-            monkeypatch.setattr(looking.Looking, "_tell", lambda self, make: None)
+            monkeypatch.setattr(metrics.RoundMetrics, "_tell", lambda self, make: None)
 
         async def script(lab: Lab) -> None:
             for _ in range(2):
