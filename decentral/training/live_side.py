@@ -144,15 +144,13 @@ class LiveSide:
 
     def before_step(self) -> None:
         """Tell the method that the gradients of an inner step are made."""
-        if self._method.overrides("before_inner_step"):
-            for fragment in range(len(self._own)):
-                self._method.before_inner_step(self, fragment)
+        for fragment in range(len(self._own)):
+            self._method.before_inner_step(self, fragment)
 
     def after_step(self) -> None:
         """Tell it that an inner step was made."""
-        if self._method.overrides("after_inner_step"):
-            for fragment in range(len(self._own)):
-                self._method.after_inner_step(self, fragment)
+        for fragment in range(len(self._own)):
+            self._method.after_inner_step(self, fragment)
 
     def after_take(self, fragment: int) -> None:
         """Keep the method's own tensors as they are now that a contribution of a fragment is taken."""

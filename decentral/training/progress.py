@@ -17,8 +17,9 @@ from torch import Tensor
 
 from decentral.optimizers import OuterMethod, carry
 from decentral.optimizers.base import Live
-from decentral.optimizers.steps import only_drawn
+from decentral.optimizers.steps import Taken, only_drawn
 from decentral.tensors.device import beside
+from decentral.tensors.lazy import values_of
 from decentral.tensors.ops import (
     carry_and_copy,
     copy_and_difference,
@@ -234,7 +235,7 @@ def read_update(
     ``merged``: the update as a merge at this boundary kept it, see `carry_and_keep`. ``late``: the pseudo-gradient is
     made when somebody asks for it, and not while training stands still.
     """
-    by_copy = progress.is_elsewhere or method.overrides("drawn")
+    by_copy = progress.is_elsewhere or method.draws
     rows = None if by_copy else model.in_place(fragment)
     if rows is None:
         live_N = read_live(model, fragment, progress)
@@ -250,7 +251,8 @@ def read_update(
 
 
 def _drawn_update(method: OuterMethod, step: int, base_N: Tensor, live_N: Tensor) -> LocalUpdate:
-    drawn_N = method.drawn(step, len(live_N))
+    places = method.drawn(step).places
+    drawn_N = None if places is None else places(len(live_N))
     local_N, norm_of_all = (live_N, 1.0) if drawn_N is None else only_drawn(drawn_N, base_N, live_N)
     gradient_N, norm = difference_and_norm(base_N, local_N)
     return LocalUpdate(base_N, live_N, local_N, norm_of_all * norm, drawn_N is None, gradient_N)
@@ -277,10 +279,11 @@ def change_to_send(method: OuterMethod, update: LocalUpdate, scale: float) -> tu
 
     The change is None where it is the progress, and nobody has asked for that yet.
     """
-    own = method.overrides("contribute")
-    if scale == 1.0 and not own:
+    taken_N = Taken(lambda: update.local_N, lambda: update.gradient_N)
+    change_N = method.contribute(update.base_N, taken_N)
+    if scale == 1.0 and change_N is taken_N.progress:
         return update.difference_N, None
-    change_N = method.contribute(update.base_N, update.local_N) if own else update.gradient_N
+    change_N = values_of(change_N)
     return change_N if scale == 1.0 else change_N * scale, update.gradient_N
 
 
@@ -291,8 +294,9 @@ def measure_share(
 
     The norm of one in time is remembered. All counts of NaN and Inf: the check of what is sent names the parameter.
     """
-    rounds, most = method.rounds_behind(step)
-    overdue, stale, fraction = _overdue(method, step, progress, rounds * whole), method.max_staleness, 1.0
+    drawn = method.drawn(step)
+    rounds, most = drawn.rounds, drawn.most_rounds
+    overdue, stale, fraction = _overdue(method, step, progress, rounds * whole), method.quorum.staleness, 1.0
     if math.isfinite(update.norm):
         fraction = share_of(progress, update.norm, whole=whole, held=held, overdue=overdue, stale=stale, rounds=rounds)
     undrawn = 0 if update.is_all else min(progress.behind, (most - 1) * whole)
@@ -310,8 +314,8 @@ def measure_share(
 def _overdue(method: OuterMethod, step: int, progress: Progress, usual: int) -> int:
     """Count rounds that passed the parameters by, one of all among them; ``usual``: inner steps behind as a rule."""
     before = progress.overdue if progress.behind > usual else 0
-    looked_at = range(max(0, step - progress.missed), step)[: method.max_staleness + 1]
-    if progress.missed and (before or not looked_at or any(method.drawn(s, 1) is None for s in looked_at)):
+    looked_at = range(max(0, step - progress.missed), step)[: method.quorum.staleness + 1]
+    if progress.missed and (before or not looked_at or any(method.drawn(s).places is None for s in looked_at)):
         return before + progress.missed
     return before
 

@@ -15,12 +15,14 @@ from torch import Tensor
 from decentral.manifest import Manifest
 from decentral.manifest.terms import Inner
 from decentral.optimizers import OuterMethod, carry, make_outer
-from decentral.optimizers.base import State
+from decentral.optimizers.base import SILENT, State
+from decentral.optimizers.steps import Carried
 from decentral.replica.contribution import Contribution
 from decentral.replica.weights import said
 from decentral.rounds.local_state import CommittedUpdate
 from decentral.state.snapshot import anchor_name
 from decentral.tensors.device import beside, less
+from decentral.tensors.lazy import Lazy, values_of
 from decentral.tensors.ops import carry_rows
 from decentral.training.live_side import LiveSide, Parameters
 from decentral.training.progress import (
@@ -78,7 +80,7 @@ class SyncSchedule:
 
     def __post_init__(self) -> None:
         self.progress = self.progress or [Progress() for _ in range(self.num_fragments)]
-        touches = self.method.inner or any(map(self.method.overrides, ("drawn", "adopt", "after_commit")))
+        touches = self.method.inner or self.method.draws or self.method.acts_after_commits
         self._may_keep = self.num_fragments == 1 and not touches
         self.set_live(self.live)
 
@@ -187,8 +189,8 @@ class SyncSchedule:
         wanted_N = self.method.meanwhile(self.live, fragment, update.base_N, update.live_N) if self.overlap else None
         self.live.after_take(fragment)
         made.states = states_due(self.method, step, anchor_N, self.live, fragment)
-        if self.method.speaks:
-            made.summary, made.unsaid = said(lambda: self.method.says(self.live, fragment, made.vectors))
+        if self.method.summary is not SILENT:
+            made.summary, made.unsaid = said(lambda: self.method.summary.says(self.live, fragment, made.vectors))
         if go_elsewhere(model, fragment, self.progress[fragment], update.live_N, wanted_N):
             self._written.add(fragment)
 
@@ -270,25 +272,28 @@ class SyncSchedule:
     def _past_ours(self, mine: Contribution, model: Parameters, f: int, after_N: Tensor) -> Tensor | None:
         """Go past a commit that names our contribution: what was learnt since it was sent stays."""
         progress = self.progress[f]
-        # Without an inner step since it was sent nothing stays but what a detour, a blend or a draw left aside.
-        left_aside = progress.is_elsewhere or any(map(self.method.overrides, ("merge", "drawn")))
-        stood_still = self.since == self.sent_at and not left_aside
+        # Without an inner step since it was sent nothing stays but what a detour or a draw left aside.
+        stood_still = self.since == self.sent_at and not (progress.is_elsewhere or self.method.draws)
         if self.sent_at is not None:
             self.since -= self.sent_at
             self.seconds -= self.seconds_sent
         away = None if self._share is None else self._share.away
         self._account(progress, mine.trained)
+        rounding_N, local_N = progress.rounding_N, mine.local_N
+
+        def without(value_N: Tensor) -> Tensor:
+            """Take out what a blend would keep a part of: what an absence left uncounted, and the model's rounding."""
+            value_N = value_N if away is None else value_N + away.dropped_N
+            return value_N if rounding_N is None else value_N - beside(rounding_N, value_N)
+
+        live_N = Lazy(lambda: without(read_live(model, f, progress)))
+        sent_N, anchor_N = Lazy(lambda: without(local_N)), Lazy(lambda: beside(after_N, live_N.tensor()))
+        merged_N = self.method.merge(live_N, sent_N, anchor_N)
+        if not isinstance(merged_N, Carried):
+            return values_of(merged_N)
         if stood_still:
             return after_N
-        if away is None and not self.method.overrides("merge"):
-            return self._carry_on(model, f, mine.local_N, after_N)
-        live_N, local_N = read_live(model, f, progress), mine.local_N
-        if away is not None:  # a blend would keep a part of it
-            live_N, local_N = live_N + away.dropped_N, local_N + away.dropped_N
-        if progress.rounding_N is not None:  # and of that
-            rounding_N = beside(progress.rounding_N, live_N)
-            live_N, local_N = live_N - rounding_N, local_N - rounding_N
-        return self.method.merge(live_N, local_N, beside(after_N, live_N))
+        return self._carry_on(model, f, local_N, after_N) if away is None else merged_N.tensor()
 
     def _carry_on(self, model: Parameters, f: int, sent_N: Tensor, anchor_N: Tensor) -> Tensor | None:
         """Put what was learnt since ``sent_N`` on the new anchor; return it to be written; None: it is there."""

@@ -18,7 +18,7 @@ def test_the_short_wait_of_every_round_is_training_and_a_long_one_is_waiting() -
     directory, ready = SimpleNamespace(live=lambda: {b"other": None}), SimpleNamespace(is_set=lambda: True)
     node = SimpleNamespace(state="training", resting=SimpleNamespace(reasons=()), ready=ready, directory=directory)
     reporter = Reporter(lambda kind, fields: None, b"me", lambda: clock[0])
-    shown: Any = SimpleNamespace(done=False, paused=False, node=node, counted=reporter.counters)
+    shown: Any = SimpleNamespace(done=False, paused=False, node=node, reporter=reporter.counters)
     reporter.waits(True)
     assert state_of(shown) == "training"
     clock[0] += NOTABLE_WAIT + 0.1
