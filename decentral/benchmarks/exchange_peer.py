@@ -154,7 +154,7 @@ class ExchangeContestant:
         swapped = await gossip.exchange(0, made.gradient_N, 1, 1, states=made.states)
         self._met, self._digest = (1, "alone") if swapped.partner is None else (2, "met")
         began = time.monotonic()
-        self._schedule.swapped(self._model, 0, swapped.after_N)
+        self._schedule.merge_swap(self._model, 0, swapped.after_N)
         self._held += time.monotonic() - began
 
     async def _until_merged(self) -> None:

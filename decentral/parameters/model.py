@@ -30,7 +30,7 @@ from decentral.parameters.schema import (
     is_sharded,
     whole_of,
 )
-from decentral.tensors.device import PROCESSOR, moved
+from decentral.tensors.device import PROCESSOR, to_device
 from decentral.tensors.memory import fresh
 from decentral.tensors.ops import is_finite
 
@@ -300,13 +300,13 @@ def gather(parameters: Mapping[str, Tensor], fragment: Fragment, place: torch.de
     flat_N = _empty(fragment.numel, _device_of(found))
     with torch.no_grad():  # all in one call: to tell torch of each takes longer than a small one's copy
         torch._foreach_copy_(split(flat_N, fragment), found)
-    return moved(flat_N, place)
+    return to_device(flat_N, place)
 
 
 def scatter(flat: Tensor, fragment: Fragment, parameters: Mapping[str, Tensor]) -> None:
     """Copy a flat fragment into a model in place, to each parameter's own device and dtype; no gradient."""
     targets = [_find(parameters, spec) for spec in fragment.parameters]  # all found before one is changed
-    here = moved(flat, _device_of(targets))
+    here = to_device(flat, _device_of(targets))
     with torch.no_grad():
         torch._foreach_copy_(targets, split(here, fragment))
 

@@ -44,7 +44,7 @@ class NewestRound:
     def of(cls, part: Participation) -> Self:
         """Read it from the swarm side."""
         total, node = part.swarm.node.transport.traffic.total, part.swarm.node
-        contributed = part.reporter.outcomes[-1:] == [True]
+        contributed = part.reporter.counters.outcomes[-1:] == [True]
         return cls(len(node.driver.head.members), int(contributed), total.sent, total.received)
 
 
@@ -118,7 +118,7 @@ class Boundary:
         # Shared buffers are hashed anew for a digest, so not at every step, and not for a peer of one process.
         moved = self._model.team.orders is not None and (is_news or bool(changed))
         anchor = node.replica.digest if moved else self.word.anchor
-        return Word(forgets, part.seed, place, self.count.told(), newest, anchor)
+        return Word(forgets, part.seed, place, self.count.numbers(), newest, anchor)
 
     def round_ended(self, before: int) -> RoundEnded | None:
         """Describe the rounds that came into the model after outer step ``before``; None: none came."""
@@ -227,6 +227,6 @@ def _may_begin(
     loop, swarm = part.loop, part.swarm
     run_blocking(loop.end_if_over())
     begins = enough(swarm.node.driver.head) or loop.done or asked_to_leave.is_set() or not swarm.alive
-    part.reporter.waits_for(0 if begins else count)
+    part.reporter.counters.waits_for(0 if begins else count)
     swarm.node.waits = not begins
     return begins

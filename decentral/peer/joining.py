@@ -44,9 +44,9 @@ from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite, whole_invite
 from decentral.swarm.lan import Lan
 from decentral.tensors.memory import offload_to
-from decentral.training.inner import Together, check_covers, make_hookable, trained_by
+from decentral.training.inner import check_covers, make_hookable, trained_by
 from decentral.training.inner_optimizers import SPSA
-from decentral.training.inner_states import InnerStates
+from decentral.training.inner_states import InnerStates, Together
 from decentral.training.live_model import LiveModel
 from decentral.training.live_side import sparse_sentence
 from decentral.training.processes import Accelerator, launched_together

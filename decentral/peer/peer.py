@@ -50,7 +50,8 @@ from decentral.swarm.invite import kept_token
 from decentral.swarm.lan import Lan
 from decentral.tasks.batches import Indexed, ShardPlace, shard
 from decentral.training.clocks import RoundEnded, RunSchedule, cosine
-from decentral.training.inner import InnerSteps, Together
+from decentral.training.inner import InnerSteps
+from decentral.training.inner_states import Together
 from decentral.training.outer_loop import LoopControl
 from decentral.training.processes import launched_alone
 from decentral.training.swarm_side import LoopEnded, SwarmThread, run_blocking
@@ -286,9 +287,9 @@ class Peer:
         if self._part is not None:
             self._part.reporter.metrics(metrics, self._count.value)
             if "loss" in metrics and self._part.looks is not None:
-                self._part.looks.heard(self._part.reporter.loss)
+                self._part.looks.heard(self._part.reporter.counters.loss)
             if self._part.has_begun:
-                self._part.loop.schedule.live.loss = self._part.reporter.loss
+                self._part.loop.schedule.live.loss = self._part.reporter.counters.loss
 
     def status(self) -> Status:
         """Tell what this peer is doing now; what it did last, once its swarm side has ended."""
@@ -395,7 +396,7 @@ class Peer:
     def rests(self) -> bool:
         """True while no round counts this peer, on its main process: it is paused or rests, or waits for company."""
         part = self._up
-        held = part is not None and bool(part.swarm.node.resting.reasons or part.reporter.wanted_members)
+        held = part is not None and bool(part.swarm.node.resting.reasons or part.reporter.counters.wanted_members)
         return self._control.paused or held
 
     @property
@@ -415,7 +416,7 @@ class Peer:
             steps = InnerSteps(parts, self._after_inner_step, begins, *looks, after=self._step_is_over)
             self._steps = steps
             stack.enter_context(self._model.undo_guard.watching())
-            stack.enter_context(steps.hooked(self._model.trained))
+            stack.enter_context(steps.hook(self._model.trained))
             self._has_entered = True
             self._signals.politely()
             if self.settings.options["require_peers"] and not self._boundary.done:

@@ -78,7 +78,7 @@ class Checkpointer:
         """
         live = {live_name(f): one_N for f, one_N in enumerate(model.read_all())} | model.buffers.copies()
         # After the model was read: an optimizer that learns an average is then at it, and its state is of it.
-        tensors, document = flatten(self._states.kept(), "training")
+        tensors, document = flatten(self._states.keep(), "training")
         meta = {**memory, "training": document, "schema": model.schema.digest.hex()}
         meta |= {"parameters": model.schema.to_json(), "model": model.description()}
         self._store.keep_frozen(model.schema.frozen, model.frozen_parts, model.whole_frozen)
@@ -100,7 +100,7 @@ class Checkpointer:
     def restore_own(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], model: LiveModel) -> None:
         """Put back a peer's own. Raises ConfigError for another model or optimizer: all is as before then."""
         _check_model(meta, model)
-        before = self._states.kept()
+        before = self._states.keep()
         try:
             self._states.restore(unflatten(meta["training"], tensors))
             if meta["buffers"] == "own":

@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from decentral.manifest import Manifest
     from decentral.swarm.invite import Invite
     from decentral.training.clocks import Scheduler
-    from decentral.training.inner import Together
-    from decentral.training.inner_states import InnerStates
+    from decentral.training.inner_states import InnerStates, Together
     from decentral.training.live_model import LiveModel
     from decentral.training.processes import Accelerator
     from decentral.transport import Transport

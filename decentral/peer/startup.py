@@ -342,7 +342,7 @@ class Startup:
     def _make_loop(self, schedule: SyncSchedule) -> OuterLoop:
         given, part = self._settings.options, self._part
         buffers = self._manifest.model.buffers or "average"
-        told = part.reporter.checkpoint_taken, part.announce
+        told = part.reporter.counters.holds_for_checkpoint, part.announce
         saver = Saver(part.swarm, self._checkpointer, self._model, self._count, buffers, part.behind, *told)
         if part.redundancy is not None:
             saver = replace(saver, after=OwnStateKept(part.swarm, part.redundancy, part.announce).after)

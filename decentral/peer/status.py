@@ -18,7 +18,7 @@ from decentral.node.node import Node
 from decentral.observe.health import in_units, list_names
 from decentral.observe.status import Status
 from decentral.peer.participation import Participation
-from decentral.training.reporting import Reporter
+from decentral.training.reporting import Counters
 from decentral.transport import Transport
 from decentral.wire.keys import Digest, PeerId, peer_name
 from decentral.wire.messages import PRIVATE, Lease, Record
@@ -45,9 +45,9 @@ class Shown:
         return self.part.swarm.node
 
     @property
-    def reporter(self) -> Reporter:
+    def reporter(self) -> Counters:
         """Return its counters."""
-        return self.part.reporter
+        return self.part.reporter.counters
 
     @property
     def transport(self) -> Transport:
@@ -130,7 +130,7 @@ def _rates(part: Participation) -> tuple[int, int, float, float]:
     """Return bytes sent and received without those that measured lines, and both per second."""
     total, measuring = part.swarm.transport.traffic.total, part.swarm.node.speed.count
     sent, received = total.sent - measuring.sent, total.received - measuring.received
-    return sent, received, *part.reporter.rates(sent, received)
+    return sent, received, *part.reporter.counters.rates(sent, received)
 
 
 def state_of(shown: Shown) -> str:
@@ -264,12 +264,12 @@ class StallWatch:
             await anyio.sleep(LOOK_EVERY)
             if part.is_up:
                 try:
-                    self.look(part.swarm.node, part.reporter, anyio.current_time(), _rates(part)[2:])
+                    self.look(part.swarm.node, part.reporter.counters, anyio.current_time(), _rates(part)[2:])
                 except Exception:
                     logger.exception("the round in progress could not be looked at; training is not affected")
 
     def look(
-        self, node: Node, reporter: Reporter, now: float, rates: tuple[float, float] = (0.0, 0.0)
+        self, node: Node, reporter: Counters, now: float, rates: tuple[float, float] = (0.0, 0.0)
     ) -> tuple[float, str]:
         """Return the seconds without a round and why; (0, "") while that is as usual. ``rates``: bytes/s sent and
         received.
@@ -288,7 +288,7 @@ class StallWatch:
             )
         return seconds, why
 
-    def _find_stall(self, node: Node, reporter: Reporter, now: float, rates: tuple[float, float]) -> tuple[float, str]:
+    def _find_stall(self, node: Node, reporter: Counters, now: float, rates: tuple[float, float]) -> tuple[float, str]:
         if not node.ready.is_set() or node.driver.head.final or reporter.wanted_members or node.driver.stopping:
             return 0.0, ""
         if node.gossip is not None:
@@ -316,7 +316,7 @@ class StallWatch:
         return 0.0 if since is None else now - since, 2 * (node.manifest.swarm.lease + state.terms.patience + takes)
 
 
-def _of_gathering(node: Node, reporter: Reporter, now: float) -> tuple[float, float]:
+def _of_gathering(node: Node, reporter: Counters, now: float) -> tuple[float, float]:
     """Return the seconds for which offers come in, or of the round, and the most that this takes."""
     seen, usual = node.driver.machine.state.round, reporter.usual_round
     since_round = 0.0 if usual is None else reporter.since_round  # before the first nobody knows how long steps take
@@ -325,7 +325,7 @@ def _of_gathering(node: Node, reporter: Reporter, now: float) -> tuple[float, fl
     return seconds, max(STALLED_AFTER * (usual or 0.0), 2 * (ceiling + node.driver.allowed))
 
 
-def _alone_too_long(reporter: Reporter) -> tuple[float, str]:
+def _alone_too_long(reporter: Counters) -> tuple[float, str]:
     """Return the seconds without a partner and why; a gossip step ends by itself, alone where nobody comes."""
     last = reporter.outcomes[-STEPS_ALONE:]
     if len(last) < STEPS_ALONE or any(last):

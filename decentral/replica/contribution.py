@@ -17,7 +17,7 @@ from decentral.optimizers.mean import MOST
 from decentral.replica.codec import Codec, Encoded, FixedShapes, numel, range_shapes
 from decentral.replica.measures import Sample
 from decentral.replica.replica import Replica, in_own_units
-from decentral.tensors.device import PROCESSOR, beside, moved
+from decentral.tensors.device import PROCESSOR, beside, to_device
 from decentral.tensors.memory import fresh_zeros
 from decentral.tensors.ops import difference
 from decentral.wire.frames import Frame, FrameKind, Header, claims_of, seal
@@ -94,7 +94,7 @@ class Contribution:
 
     def commitment(self, head: Head) -> bytes:
         """Return what a reduce offer names instead of a frame: it differs wherever the contribution does."""
-        made = hashlib.blake2b(moved(self.gradient_N, PROCESSOR).numpy().data, digest_size=32)
+        made = hashlib.blake2b(to_device(self.gradient_N, PROCESSOR).numpy().data, digest_size=32)
         made.update(struct.pack("<IQ", self.steps, self.tokens) + claims_of(self.based_in(head), self.summary))
         return made.digest()
 

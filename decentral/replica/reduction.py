@@ -24,7 +24,7 @@ from decentral.replica.codec import Codec, Encoded, range_shapes
 from decentral.replica.contents import Tail
 from decentral.replica.measures import Measure
 from decentral.replica.weights import OVERFLOW
-from decentral.tensors.device import PROCESSOR, moved
+from decentral.tensors.device import PROCESSOR, to_device
 from decentral.tensors.memory import fresh_zeros
 from decentral.tensors.ops import float32
 from decentral.wire.frames import Frame, Header
@@ -260,7 +260,7 @@ class Sums:
             for ref, (owner, start, stop) in named
             if owner != me
             and ref.frame in came
-            and is_overlong(came[ref.frame], moved(own_N[start:stop], PROCESSOR), record.contributors, me)
+            and is_overlong(came[ref.frame], to_device(own_N[start:stop], PROCESSOR), record.contributors, me)
         )
 
 

@@ -17,7 +17,7 @@ from decentral.rounds.local_state import CommittedUpdate
 from decentral.simulate.equations import state_name
 from decentral.simulate.lessons import Lesson
 from decentral.training.outer_loop import LoopControl, LoopParts, OuterLoop
-from decentral.training.progress import Away
+from decentral.training.progress import Away, read_live
 from decentral.training.schedule import SyncSchedule
 from decentral.training.swarm_side import SameLoop
 
@@ -91,7 +91,7 @@ class TraceEvents:
     def waits(self, waiting: bool) -> None:
         """Its clock shows that."""
 
-    def held(self, seconds: float) -> None:
+    def holds(self, seconds: float) -> None:
         """Copying takes none of its time."""
 
     def round_ended(self, update: CommittedUpdate, *, of_pairs: bool = False) -> None:
@@ -112,7 +112,7 @@ class TraceEvents:
         payloads = replica.codec.encode(change_N, owed, shapes).payloads
         return replica.codec.decompress(payloads), replica.codec.all_of(change_N, owed, shapes)[0]
 
-    def swapped(self, outcome: Swapped) -> None:
+    def swap_ended(self, outcome: Swapped) -> None:
         """A gossip step."""
         assert self._sent is not None, "it began"
         change_N = self._sent[0 if outcome.partner else 1]
@@ -120,14 +120,14 @@ class TraceEvents:
         loss = self._lesson.loss(self._model.fragments)
         self._note("swapped", tensors, round=outcome.step, partner=outcome.partner, loss=loss)
 
-    def parted(self, outer_step: int) -> None:
+    def branch_left(self, outer_step: int) -> None:
         """The trace has the branch by its records."""
 
     def away(self, away: Away) -> None:
         """Progress, and with what starts over its debt, that is given up."""
         self._note("away", {str(away.fragment): away.dropped_N}, **away.fields())
 
-    def restarted(self, why: str) -> None:
+    def starts_over(self, why: str) -> None:
         """Nothing here becomes NaN."""
         self._note("restarted", None, why=why)
 
@@ -221,7 +221,7 @@ class Trainer:
 
     def _learnt(self, fragment: int, anchor_N: Tensor) -> Tensor:
         """As if training had gone on where a contribution was taken, which is where a restart goes on from."""
-        return anchor_N - self.schedule.detours.live(self.model, fragment)
+        return anchor_N - read_live(self.model, fragment, self.schedule.progress[fragment])
 
     def _carried(self, fragment: int, anchor_N: Tensor) -> Tensor:
         debt_N = self.node.replica.feedback[fragment].get("debt")

@@ -28,11 +28,11 @@ __all__ = [
     "fuses",
     "in_slabs",
     "less",
-    "moved",
     "moved_together",
     "one_kernel",
     "place_of",
     "slabs",
+    "to_device",
     "tried",
 ]
 
@@ -86,7 +86,7 @@ _WORTH_A_BATCH = 1 << 18  # values: below, one call is quicker
 
 def beside(tensor: Tensor, like: Tensor) -> Tensor:
     """The tensor on the device of ``like``: itself where it is there."""
-    return moved(tensor, like.device)
+    return to_device(tensor, like.device)
 
 
 def less(left: Tensor, right: Tensor) -> Tensor:
@@ -99,7 +99,7 @@ def all_beside(tensors: Mapping[str, Tensor], like: Tensor) -> dict[str, Tensor]
     return {name: beside(one, like) for name, one in tensors.items()}
 
 
-def moved(tensor: Tensor, device: torch.device) -> Tensor:
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """The tensor on ``device``: itself where it is there."""
     if tensor.device == device:
         return tensor

@@ -28,7 +28,7 @@ class Scheduler(Protocol):
     """A schedule, as checkpoints keep it: torch's, or any object that gives its state and takes it back."""
 
     def state_dict(self) -> dict[str, Any]:  # Any: plain values, as torch's schedulers have it
-        """Plain values and tensors."""
+        """Return plain values and tensors."""
         ...
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> object:
@@ -53,7 +53,7 @@ class StepCount:
         self.since += 1
 
     def reaches(self, outer_steps: int) -> bool:
-        """So many are in the live model; whether that is news."""
+        """Note that so many are in the live model; tell whether that is news."""
         is_news = outer_steps != self.round
         if is_news:
             self.round, self.since = outer_steps, 0
@@ -75,16 +75,16 @@ class StepCount:
         missed = self.position - self.value - self.advance
         return missed if missed >= self.interval else 0
 
-    def told(self) -> tuple[int, ...]:
-        """The numbers that other processes of the peer hear."""
+    def numbers(self) -> tuple[int, ...]:
+        """Return the numbers that other processes of the peer hear."""
         return self.value, self.round, self.since, self.advance
 
-    def hear(self, told: Sequence[int]) -> None:
-        """Take over the numbers that the main process told."""
-        self.value, self.round, self.since, self.advance = told
+    def hear(self, numbers: Sequence[int]) -> None:
+        """Take over the ``numbers`` of the main process."""
+        self.value, self.round, self.since, self.advance = numbers
 
     def memory(self) -> list[int]:
-        """The numbers that a checkpoint keeps beside ``value``."""
+        """Return the numbers that a checkpoint keeps beside ``value``."""
         return [self.round, self.since, self.advance]
 
     def recall(self, value: int, memory: Sequence[int]) -> None:
@@ -95,7 +95,7 @@ class StepCount:
 
 @dataclass(frozen=True, slots=True)
 class RoundEnded:
-    """A round of which the outcome is in the model now: what ``peer.on_round`` is told."""
+    """A round whose outcome is in the model now, as ``peer.on_round`` hears of it."""
 
     round: int  # outer steps that the model has behind it
     rounds: int  # of the run
@@ -111,7 +111,7 @@ class RoundEnded:
 
 
 def cosine(progress: float) -> float:
-    """Half a cosine from 1 down to 0.1, as in Hoffmann et al., 2022, arXiv:2203.15556."""
+    """Follow half a cosine from 1 down to 0.1, as in Hoffmann et al., 2022, arXiv:2203.15556."""
     return 0.55 + 0.45 * math.cos(math.pi * progress)
 
 
@@ -127,7 +127,7 @@ class RunSchedule(LRScheduler):
         super().__init__(optimizer)
 
     def get_lr(self) -> list[float | Tensor]:
-        """The rate of each group, where the run is now."""
+        """Return the rate of each group, where the run is now."""
         factor = float(self._factor(self._clock.progress))
         return [base * factor for base in self.base_lrs]
 
@@ -142,11 +142,11 @@ class RunSchedule(LRScheduler):
                 group["lr"] = rate
 
     def state_dict(self) -> dict[str, Any]:  # Any: as torch has it
-        """Nothing: it is where the run is."""
+        """Return nothing: it is where the run is."""
         return {}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Nothing to restore."""
+        """Restore nothing."""
 
 
 # ---- schedules that a loop steps ----
@@ -159,16 +159,16 @@ class OwnClock:
     scheduler: Scheduler
 
     def state_dict(self) -> dict[str, Any]:  # Any: as torch has it
-        """That of the schedule."""
+        """Return that of the schedule."""
         return self.scheduler.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Into the schedule."""
+        """Load it into the schedule."""
         self.scheduler.load_state_dict(state_dict)
 
 
 def move_on(given: object, clock: StepCount, processes: int) -> str:
-    """Step a schedule as often as the run is ahead of it; says what was done, "" of one with a clock of its own.
+    """Step a schedule as often as the run is ahead of it; return a sentence, "" of one with a clock of its own.
 
     ``given``: as join was given it: accelerate's wrapper steps what is inside once for each of so many ``processes``.
     The optimizer's rates change with it, and nothing else of it. What cannot be moved so far is as before.
@@ -237,7 +237,7 @@ class _Kept:
         self._groups = [copy.deepcopy(_settings(group)) for group in scheduler.optimizer.param_groups]
 
     def put_back(self) -> None:
-        """As they were."""
+        """Restore both."""
         self._scheduler.load_state_dict(filled(self._state, self._scheduler.state_dict()))
         for group, kept in zip(self._scheduler.optimizer.param_groups, self._groups, strict=True):
             group.update(kept)
@@ -245,51 +245,3 @@ class _Kept:
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:  # Any: as various as settings are
     return {key: value for key, value in group.items() if key != "params"}
-
-
-# ---- settings that a restart changed ----
-#
-# A checkpoint's optimizer comes back with the settings that it had, and a schedule with the rates that it began with.
-# Who changes the rate in the script and starts it again would train on at the old one without a word.
-
-Numbers = list[dict[str, list[float]]]  # by parameter group, the settings that are numbers
-
-
-def numbers_of(optimizer: torch.optim.Optimizer) -> Numbers:
-    """Read them off its groups; for a rate the one that a schedule begins with."""
-    found: Numbers = []
-    for group in optimizer.param_groups:
-        told = {**_settings(group), "lr": group.get("initial_lr", group.get("lr"))}
-        told.pop("initial_lr", None)
-        listed = {key: list(value) if isinstance(value, tuple) else [value] for key, value in told.items()}
-        found.append({key: [float(one) for one in many] for key, many in listed.items() if _are_numbers(many)})
-    return found
-
-
-def _are_numbers(many: Sequence[object]) -> bool:
-    return bool(many) and all(
-        not isinstance(one, bool) and (isinstance(one, int | float) or (isinstance(one, Tensor) and one.numel() == 1))
-        for one in many
-    )
-
-
-def changed_sentence(before: Sequence[Numbers], now: Sequence[Numbers]) -> str:
-    """Settings that are others in the script than when the checkpoint's peer was first joined, and which counts.
-
-    "" where none is.
-    """
-    found: list[str] = []
-    for one, other in zip(before, now, strict=False):
-        for then, given in zip(one, other, strict=False):
-            keys = [key for key in then if key in given and then[key] != given[key]]
-            found += [f"{key} is {_told(given[key])} here and {_told(then[key])} in the checkpoint" for key in keys]
-    if not found:
-        return ""
-    return (
-        f"settings of the optimizer were changed: {', '.join(dict.fromkeys(found))}; the checkpoint's count, until the "
-        "loop sets others inside the with block (group['lr'] of optimizer.param_groups, and base_lrs of a schedule)"
-    )
-
-
-def _told(values: Sequence[float]) -> str:
-    return ", ".join(f"{value:g}" for value in values)

@@ -32,7 +32,7 @@ Z_MINUS_X = "z_minus_x"  # what stands for z in an optimizer's state while the p
 
 
 class Averages:
-    """Those of the optimizers that swap: any that has ``train``, ``eval``, ``train_mode`` and ``z`` as ours have."""
+    """Optimizers that swap x for y and back: any with ``train``, ``eval``, ``train_mode`` and ``z``, as ours have."""
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         self._swapping: list[Any] = [one for one in optimizers if _swaps(one)]  # Any: such methods have no base
@@ -40,11 +40,11 @@ class Averages:
 
     @property
     def shown(self) -> bool:
-        """Whether the parameters hold x, to be read and moved."""
+        """True while the parameters hold x, to be read and moved."""
         return self._trained is not None
 
     def swaps(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Tell whether it is one of those."""
+        """Tell whether an optimizer does."""
         return any(one is optimizer for one in self._swapping)
 
     @torch.no_grad()
@@ -61,7 +61,7 @@ class Averages:
 
     @torch.no_grad()
     def resume(self, *, to_train: bool = True) -> None:
-        """Go on with y of wherever x is now; else, or where the loop was evaluating, x stays."""
+        """Go on with y of wherever x is now; x stays unless ``to_train``, or where the loop was evaluating."""
         if self._trained is None:
             return
         for optimizer, trained in zip(self._swapping, self._trained, strict=True):
@@ -103,7 +103,7 @@ RELOADS = ("refresh_fp32_params", "reload_model_params")
 
 
 class Copies:
-    """The copies in all optimizers of a loop, and in what is around them."""
+    """Copies of weights in all optimizers of a loop, and in wrappers around them."""
 
     def __init__(self, optimizers: Sequence[Any] = ()) -> None:
         self._optimizers = [one for one in optimizers if hasattr(one, "param_groups")]
@@ -185,7 +185,7 @@ class _Rows:
             self._as_long.setdefault(len(row), []).append(number)
 
     def match(self, held: Any, values: list[Any]) -> Iterator[tuple[int, list[Any]]]:
-        """Numbers of rows, each with what a list or mapping may have of its parameters."""
+        """Find the rows of which a list or mapping may have copies: their numbers, and the copies."""
         by_key = {id(key): value for key, value in held.items()} if isinstance(held, Mapping) else {}
         if not self._ids.isdisjoint(by_key):
             for number, row in enumerate(self.all):
@@ -196,14 +196,14 @@ class _Rows:
 
 
 def _families(optimizer: Any, way: str, known: Container[str]) -> Iterator[tuple[str, Pairs]]:
-    """Everything in an optimizer that goes with its parameters one by one, with the way to it."""
+    """Find everything in an optimizer that goes with its parameters one by one, and the way to it."""
     yield from _inside(optimizer, way, _Rows(optimizer), known, set(), 0)
 
 
 def _inside(
     held: Any, way: str, rows: _Rows, known: Container[str], seen: set[int], depth: int
 ) -> Iterator[tuple[str, Pairs]]:
-    """Lists and mappings as long as a row of parameters, and alike in shapes."""
+    """Find lists and mappings as long as a row of parameters, and alike in shapes."""
     if id(held) in seen or depth > MOST_DEPTH or not (hasattr(held, "param_groups") or isinstance(held, _KEEPS)):
         return
     seen.add(id(held))
@@ -282,7 +282,7 @@ class Probe:
         return self.fine >= FINE or self.looked >= MOST
 
     def values(self) -> Tensor:
-        """A copy of some."""
+        """Copy some of its values."""
         flat = self.parameter.detach().reshape(-1)
         return flat[:: max(1, flat.numel() // SAMPLE)].to(torch.float32, copy=True)
 
@@ -372,7 +372,7 @@ class UndoGuard:
             yield
 
     def _look(self, optimizer: Any, *_: object) -> None:
-        """Slow weights are what the parameters are after some steps alone, and commits need not follow those."""
+        """Look for slow weights: they equal the parameters after some steps alone, and commits may miss those."""
         if self._looks < LOOKS * len(self._probes):
             self._looks += 1
             self._copies.look(optimizer)

@@ -1,4 +1,4 @@
-"""Inner optimizers that a manifest can name: built, warmed up, stepped, compared with a loop's, and seen by rounds."""
+"""Inner optimizers: a manifest's, built, warmed up and stepped; a loop's own, compared with it and followed."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from decentral.errors import ConfigError
 from decentral.manifest.terms import INNER_OPTIMIZERS, OWN_KEYS, Inner, InnerName
 from decentral.parameters.schema import local_part
-from decentral.state.checkpoint import filled, storable
 from decentral.training.inner_optimizers import ADOPT, GPA, QHADOPT, SPSA, ScheduleFree, step_forward
+from decentral.training.inner_states import HOOKS
 
 __all__ = [
     "InnerSteps",
-    "Together",
     "build_inner",
     "built",
     "check_covers",
@@ -52,16 +51,16 @@ OwnValues = Mapping[str, float]
 
 
 def build_inner(inner: Inner, model: nn.Module) -> Optimizers:
-    """One optimizer, or two of which each has some of the parameters; a step of every one is an inner step."""
+    """Make one optimizer, or two of which each has some of the parameters; a step of every one is an inner step."""
     held = list(model.parameters())
     if INNER_OPTIMIZERS[inner.named].forward_only:
         return [forward_only(inner, [(name, p) for name, p in model.named_parameters() if p.requires_grad])]
-    hidden = {id(parameter) for parameter in _hidden_matrices(model)} if inner.named == "muon" else set()
+    hidden = {id(parameter) for parameter in _matrices_inside(model)} if inner.named == "muon" else set()
     return built(inner, [p for p in held if id(p) in hidden], [p for p in held if id(p) not in hidden])
 
 
 def built(inner: Inner, matrices: Sequence[Tensor], others: Sequence[Tensor]) -> Optimizers:
-    """For parameters of which Muon may have the ``matrices``; any other optimizer has all."""
+    """Make the optimizers of parameters of which Muon may have the ``matrices``; any other has all."""
     own = inner.own()
     if inner.named != "muon":
         return [_MAKERS[inner.named](inner, own, [*matrices, *others])]
@@ -70,11 +69,11 @@ def built(inner: Inner, matrices: Sequence[Tensor], others: Sequence[Tensor]) ->
 
 
 def forward_only(inner: Inner, named: Sequence[tuple[str, Tensor]], seed: int | None = None) -> torch.optim.Optimizer:
-    """The one that steps by losses alone, for parameters with their names in the model; ``seed``: see SPSA."""
+    """Make the optimizer that steps by losses alone, for parameters by their names in the model; ``seed``: see SPSA."""
     return SPSA(named, lr=inner.learning_rate, seed=seed)
 
 
-def _hidden_matrices(model: nn.Module) -> list[Tensor]:
+def _matrices_inside(model: nn.Module) -> list[Tensor]:
     embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     head = getattr(model, "get_output_embeddings", lambda: None)()  # transformers' models; others may tie or not
     apart = {id(p) for module in [*embeddings, *([head] if head is not None else [])] for p in module.parameters()}
@@ -91,7 +90,7 @@ def _adamw(inner: Inner, own: OwnValues, held: Sequence[Tensor]) -> torch.optim.
 
 
 def _in_one_pass(held: Sequence[Tensor]) -> bool | None:
-    """Whether torch has a kernel for whole steps of these. 29 small tensors on a processor take 0.15 ms, else 0.96."""
+    """Tell whether torch has a kernel for whole steps: 29 small tensors on a processor take 0.15 ms, else 0.96."""
     here = all(p.device.type in {"cpu", "cuda"} and p.is_floating_point() for p in held)
     return here or None  # None: as torch chooses
 
@@ -163,7 +162,7 @@ class WarmUp:
             raise ConfigError(f"warmup = {self.num_steps}: must be 0 or more inner steps")
 
     def __call__(self, step: int) -> float:
-        """Factor for the inner step that comes after ``step`` others."""
+        """Return the factor for the inner step that comes after ``step`` others."""
         return min(1.0, (step + 1) / max(1, self.num_steps))
 
 
@@ -179,7 +178,7 @@ def warm_up(optimizer: torch.optim.Optimizer, num_steps: int) -> LambdaLR:
 
 
 def _nothing() -> None:
-    """Nothing to do before the step."""
+    """Do nothing before the step."""
 
 
 def inner_step(
@@ -190,7 +189,7 @@ def inner_step(
     backward: Callable[[Tensor], object] = Tensor.backward,
     begins: Callable[[], None] = _nothing,
 ) -> Tensor:
-    """One step of each of ``optimizers``; the loss that it went by. Gradients are as they were left: clear them.
+    """Step each of ``optimizers`` once, and return the loss that it went by. Gradients stay as they are: clear them.
 
     ``backward``: makes the gradients, and clips them; not called where losses are enough. ``begins``: called when all
     is there that the step goes by, before a parameter moves for good.
@@ -216,7 +215,7 @@ Difference = tuple[str, str, str]  # key, in the manifest, in the loop
 
 
 def differences(inner: Inner, optimizers: Sequence[torch.optim.Optimizer]) -> list[Difference]:
-    """Keys of ``[inner]`` that no parameter group of any optimizer agrees with; a group's own rate is a choice.
+    """List keys of ``[inner]`` that no parameter group of any optimizer agrees with; a group's own rate is a choice.
 
     The optimizer's own keys are compared where the manifest sets them.
     """
@@ -232,7 +231,7 @@ def differences(inner: Inner, optimizers: Sequence[torch.optim.Optimizer]) -> li
 
 
 def _highest_rate(group: Mapping[str, Any]) -> float | None:
-    """Schedulers keep the rate they began with as ``initial_lr``, OneCycleLR the one it goes up to as ``max_lr``."""
+    """Read a rate: schedulers keep the first as ``initial_lr``, OneCycleLR the one it goes up to as ``max_lr``."""
     return next(iter(_numbers(_number(group.get(key)) for key in ("max_lr", "initial_lr", "lr"))), None)
 
 
@@ -254,13 +253,13 @@ def _numbers(found: Iterable[float | None]) -> list[float]:
 
 
 def _another(inner: Inner, names: Sequence[str]) -> Difference | None:
-    """None when one of the classes of these ``names`` is the manifest's optimizer, as an AdamW8bit is an AdamW."""
+    """Return None when a class of these ``names`` is the manifest's optimizer, as an AdamW8bit is an AdamW."""
     title = INNER_OPTIMIZERS[inner.named].title
     return None if inner.named in map(_kind_of, names) else ("optimizer", title, " and ".join(names))
 
 
 def _kind_of(name: str) -> InnerName | None:
-    """An AdamWScheduleFree is no AdamW, and a QHADOPT no ADOPT."""
+    """Read the kind off a name: an AdamWScheduleFree is not an AdamW, nor a QHADOPT an ADOPT."""
     order: Sequence[InnerName] = ("qh_adopt", "schedule_free", "gpa", "muon", "adopt", "adamw", "spsa", "sgd")
     found = (known for known in order if _letters(INNER_OPTIMIZERS[known].title) in _letters(name))
     return next(found, None)
@@ -275,7 +274,7 @@ def _set_keys(inner: Inner) -> list[str]:
 
 
 def _values_of(key: str, groups: Sequence[Mapping[str, Any]]) -> list[float]:
-    """By the group's own name for it, or as one of torch's two betas."""
+    """Read a key by the group's own name for it, or as one of torch's two betas."""
     if key in ("beta1", "beta2"):
         betas = [group.get("betas") for group in groups]
         pairs = [two for two in betas if isinstance(two, list | tuple) and len(two) == 2]
@@ -284,7 +283,7 @@ def _values_of(key: str, groups: Sequence[Mapping[str, Any]]) -> list[float]:
 
 
 def trained_by(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, float | str]:
-    """Keys of ``[inner]`` by which a loop trains, read off its first optimizer: kind, highest rate and decay.
+    """Read the keys of ``[inner]`` by which a loop trains off its first optimizer: kind, highest rate and decay.
 
     The kind is left out where no manifest can name it, and so is a rate or a decay that is no number.
     """
@@ -298,17 +297,17 @@ def trained_by(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, float |
 
 
 def differences_sentence(found: Sequence[Difference]) -> str:
-    """The sentence for people."""
-    told = ", ".join(f"{key} is {there} in the manifest and {here} in this loop" for key, there, here in found)
+    """Tell people of them."""
+    each = ", ".join(f"{key} is {there} in the manifest and {here} in this loop" for key, there, here in found)
     alike = ", ".join(f"{key} = {_as_toml(here)}" for key, _, here in found if " and " not in here)
     return (
-        f"inner optimizer: {told}; peers that train at other settings than the rest can ruin a run: make the loop's as "
+        f"inner optimizer: {each}; peers that train at other settings than the rest can ruin a run: make the loop's as "
         f"the manifest's, or found the next run with {alike or 'the key as the loop has it'} under [inner]"
     )
 
 
 def _as_toml(here: str) -> str:
-    """A number as it is; an optimizer by the word that a manifest has for it."""
+    """Write a number as it is, and an optimizer by the word that a manifest has for it."""
     kind = _kind_of(here)
     return here if kind is None else f'"{kind}"'
 
@@ -321,9 +320,7 @@ def _differs(key: str, wanted: float, given: Sequence[float]) -> Difference | No
     return key, f"{wanted:g}", " and ".join(f"{value:g}" for value in sorted(set(given)))
 
 
-# ---- several optimizers as one ----
-#
-# All that a training loop steps are checked, hooked, watched, saved and restored together.
+# ---- the steps of a loop ----
 #
 # One inner step is one more step of each of them, Muon for the matrices and AdamW for the rest, say. What else the loop
 # does with its optimizers is its own business, so an optimizer that it never steps is only seen by what goes on without
@@ -340,92 +337,8 @@ STRANGERS = 16  # steps of optimizers that join was not given, with none of thos
 logger = logging.getLogger("decentral.training")
 
 
-@dataclass(frozen=True, slots=True)
-class Together:
-    """Optimizers, or schedulers, that are saved and restored in their order. ``Any``: schedulers share no base."""
-
-    parts: tuple[Any, ...]
-
-    @classmethod
-    def of(cls, given: object, attribute: str, caller: str = "join") -> Together:
-        """Take one or several, without accelerate's wrapper, which keeps the bare one under ``attribute``.
-
-        ConfigError for what is none, in the name of the ``caller``.
-        """
-        several = given if isinstance(given, list | tuple) else [given]
-        for one in several:
-            if why := _is_no_optimizer(one) if attribute == "optimizer" else _is_no_scheduler(one):
-                raise ConfigError(f"{caller}: the {attribute} is {why}")
-        return cls(tuple(one if _steps_by_itself(one) else getattr(one, attribute, one) for one in several))
-
-    def state_dict(self) -> list[Any]:
-        """The state of each, without what the script makes anew."""
-        return [storable(part.state_dict()) for part in self.parts]
-
-    def load_state_dict(self, states: Any) -> None:
-        """Restore each. ConfigError for another number of them."""
-        for part, state in zip(self.parts, self.listed(states), strict=True):
-            part.load_state_dict(filled(state, part.state_dict()))
-
-    def listed(self, states: Any) -> list[Any]:
-        """One state for each; a single state that is no list is of a checkpoint with one. ConfigError otherwise."""
-        saved = states if isinstance(states, list) else [states]
-        if len(saved) != len(self.parts):
-            raise ConfigError(
-                f"the checkpoint holds {len(saved)} optimizers or schedulers, join was given {len(self.parts)}; "
-                "give it the same ones in the same order, or choose another run directory"
-            )
-        return saved
-
-
-def _is_no_optimizer(given: object) -> str:
-    """Say what it is instead, and what to do; "" of an optimizer. A schedule or a Trainer, which holds one, is none."""
-    if _has_groups(given):
-        return ""
-    name = _named(given)
-    if isinstance(given, type):
-        return f"{name}; make one: torch.optim.AdamW(model.parameters())"
-    if hasattr(given, "get_last_lr") or isinstance(given, torch.optim.lr_scheduler.LRScheduler):
-        return f"{name}, which is a schedule; pass the optimizer, and join(scheduler=...) for the schedule"
-    if hasattr(given, "lr_scheduler") or hasattr(given, "lr_scheduler_configs"):
-        return f"{name}; it steps by itself: give it callbacks=[DecentralCallback(run)] of decentral.integrations"
-    if isinstance(given, nn.Module):
-        return f"{name}, which is a model; pass join(run, model, optimizer)"
-    if _has_groups(getattr(given, "optimizer", None)) and hasattr(given, "step"):  # it sets the rate, and steps that
-        return ""
-    if isinstance(given, Tensor) or hasattr(given, "__next__"):
-        return f"{name}; pass the optimizer that was made of the parameters"
-    return f"{name}; pass what the loop calls step of"
-
-
-def _has_groups(given: object) -> bool:
-    return hasattr(given, "param_groups") and hasattr(given, "state_dict") and not isinstance(given, type)
-
-
-def _is_no_scheduler(given: object) -> str:
-    if hasattr(given, "param_groups"):
-        return f"{_named(given)}, which is an optimizer; pass it as optimizer, and here the schedule"
-    if isinstance(given, type) or not hasattr(given, "state_dict") or not hasattr(given, "load_state_dict"):
-        return f"{_named(given)}; pass the schedule that the loop steps, with state_dict and load_state_dict"
-    return ""
-
-
-def _named(given: object) -> str:
-    if given is None:
-        return "missing"
-    return f"the class {given.__name__}" if isinstance(given, type) else f"a {type(given).__name__}"
-
-
-def _steps_by_itself(one: Any) -> bool:
-    """Tell whether it is an optimizer around another, as Lookahead is, whose own step is the one that counts;
-    accelerate's and Lightning's hand the step on.
-    """
-    hands_on = type(one).__module__.partition(".")[0] in ("accelerate", "lightning", "pytorch_lightning")
-    return isinstance(one, torch.optim.Optimizer) and hasattr(one, _HOOKS) and not hands_on
-
-
 def check_covers(optimizers: Sequence[torch.optim.Optimizer], trained: Mapping[str, Tensor]) -> None:
-    """ConfigError unless every optimizer holds some of the model's trained parameters, and all of them are held."""
+    """Raise ConfigError unless each optimizer holds some of the model's trained parameters, and all are held."""
     held = [{id(p) for group in optimizer.param_groups for p in group["params"]} for optimizer in optimizers]
     wanted = {id(parameter) for parameter in trained.values()}
     if not held:
@@ -447,20 +360,22 @@ def check_covers(optimizers: Sequence[torch.optim.Optimizer], trained: Mapping[s
 
 
 @dataclass(slots=True)
-class _Watch:
-    """Counts backward passes at one parameter of one optimizer, and looks at some of its values now and then."""
+class _StrayGuard:
+    """Notices a loop that steps something else: counts backward passes at one parameter between an optimizer's steps,
+    and looks at some of its values now and then.
+    """
 
-    nobody: Callable[[], bool]  # whether none of the optimizers ever stepped: phases may begin with another one
+    has_nobody_stepped: Callable[[], bool]  # of all the optimizers: phases may begin with another one
     passes: int = 0  # since a step of the optimizer began
     then: Tensor | None = None  # some values at the second of them: most steps have one
     inside: bool = False  # the step: LBFGS evaluates its closure there, at one trial point after the other
     stepped: bool = False
-    told: bool = False
+    has_warned: bool = False
 
-    def step_begins(self, *_: object) -> None:
+    def before_step(self, *_: object) -> None:
         self.passes, self.inside, self.stepped = 0, True, True
 
-    def step_ends(self, *_: object) -> None:
+    def after_step(self, *_: object) -> None:
         self.inside = False
 
     def backward(self, parameter: Tensor) -> None:
@@ -468,7 +383,7 @@ class _Watch:
 
         What this peer writes falls into its step. Accumulated gradients change nothing in between.
         """
-        if self.inside or (self.told and self.stepped):
+        if self.inside or (self.has_warned and self.stepped):
             return
         self.passes += 1
         if self.passes == 2:
@@ -479,10 +394,10 @@ class _Watch:
             f"the model's parameters changed in {self.passes} backward passes, but the optimizer that was given to "
             "join does not step, and rounds are of its steps: give join the one whose step() the loop calls"
         )
-        if self.passes >= NEVER and self.nobody():
+        if self.passes >= NEVER and self.has_nobody_stepped():
             raise ConfigError(why)
-        if not self.told:
-            self.told = True
+        if not self.has_warned:
+            self.has_warned = True
             logger.warning("%s", why)
 
 
@@ -514,13 +429,13 @@ class InnerSteps:
     stage: Stage = "between"
     _since: set[int] = field(default_factory=set)  # optimizers that stepped since the last inner step
     _times: list[int] = field(default_factory=list)  # steps of each
-    _idle_told: bool = False
+    _has_warned_of_idle: bool = False
     _strangers: int = 0  # steps of others since the last of these
     _thread: int = 0
     _ids: set[int] = field(default_factory=set)  # of the optimizers: a loop may have one for each parameter
     _trained: set[int] = field(default_factory=set)  # ids of parameters
 
-    def hooked(self, trained: Mapping[str, Tensor]) -> AbstractContextManager[object]:
+    def hook(self, trained: Mapping[str, Tensor]) -> AbstractContextManager[object]:
         """Hook all until the returned context ends. ``trained``: the model's parameters."""
         self._times, self._thread = [0] * len(self.optimizers), threading.get_ident()
         self._ids = set(map(id, self.optimizers))
@@ -528,12 +443,12 @@ class InnerSteps:
         with ExitStack() as stack:
             stack.callback(register_optimizer_step_post_hook(self._stranger_ends).remove)
             for number, optimizer in enumerate(self.optimizers):
-                watch, mine = _Watch(lambda: not any(self._times)), _first_of(optimizer, wanted)
-                stack.callback(optimizer.register_step_pre_hook(watch.step_begins).remove)
+                guard, mine = _StrayGuard(lambda: not any(self._times)), _first_of(optimizer, wanted)
+                stack.callback(optimizer.register_step_pre_hook(guard.before_step).remove)
                 stack.callback(optimizer.register_step_pre_hook(self._begins).remove)
-                stack.callback(optimizer.register_step_post_hook(watch.step_ends).remove)
+                stack.callback(optimizer.register_step_post_hook(guard.after_step).remove)
                 stack.callback(optimizer.register_step_post_hook(lambda one, *_, n=number: self._ends(one, n)).remove)
-                added = mine.register_post_accumulate_grad_hook(watch.backward)  # type: ignore[no-untyped-call]
+                added = mine.register_post_accumulate_grad_hook(guard.backward)  # type: ignore[no-untyped-call]
                 stack.callback(added.remove)
             return stack.pop_all()
 
@@ -557,7 +472,7 @@ class InnerSteps:
         self.on_begin()
 
     def _stranger_ends(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Other threads train models of their own."""
+        """Count a step of another optimizer; other threads train models of their own."""
         mine = self.stage == "inside" or id(optimizer) in self._ids
         if mine or threading.get_ident() != self._thread:
             return
@@ -585,8 +500,8 @@ class InnerSteps:
         if len(self._since) == len(self.optimizers):
             self._since.clear()
             self.on_step()
-        elif self._times[number] >= ONLY_OTHERS and 0 in self._times and not self._idle_told:
-            self._idle_told = True
+        elif self._times[number] >= ONLY_OTHERS and 0 in self._times and not self._has_warned_of_idle:
+            self._has_warned_of_idle = True
             logger.warning(
                 "of the optimizers given to join one made %d steps and the %s none, and an inner step is one more of "
                 "each: rounds begin with its first; where the loop never steps it, give join the others only",
@@ -595,15 +510,12 @@ class InnerSteps:
             )
 
 
-_HOOKS = "_optimizer_step_post_hooks"
-
-
 def make_hookable(optimizer: torch.optim.Optimizer) -> None:
-    """Torch has a class call the hooks once one of it is made; those that wrap another often leave that out.
+    """Have an optimizer call hooks, as a class of torch's does once one is made; wrappers often leave that out.
 
     ConfigError where that cannot be made up for.
     """
-    if not hasattr(optimizer, _HOOKS):
+    if not hasattr(optimizer, HOOKS):
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise ConfigError(
                 f"join: the {type(optimizer).__name__} is no torch.optim.Optimizer, so that nothing can follow its "

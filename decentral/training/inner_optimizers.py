@@ -46,7 +46,7 @@ class PerParameter(torch.optim.Optimizer):
             self._check(group)
 
     def _check(self, group: Group) -> None:
-        """ConfigError for numbers that cannot be, or parameters whose small steps would be rounded away."""
+        """Raise ConfigError for numbers that cannot be, or parameters whose small steps would be rounded away."""
         betas, known = group.get("betas", ()), all(0 <= beta < 1 for beta in group.get("betas", ()))
         if not (group["lr"] >= 0 and group["weight_decay"] >= 0 and known):
             raise ConfigError(
@@ -56,7 +56,7 @@ class PerParameter(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]  # overloads
-        """One step of every parameter that has a gradient."""
+        """Step every parameter that has a gradient."""
         loss = None if closure is None else torch.enable_grad()(closure)()
         for group in self.param_groups:
             self.begin(group)
@@ -66,7 +66,7 @@ class PerParameter(torch.optim.Optimizer):
         return loss
 
     def begin(self, group: Group) -> None:
-        """Before the parameters of a group."""
+        """Begin the step of a group, before its parameters."""
 
     @abstractmethod
     def update(self, parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: Group) -> None:
@@ -102,13 +102,13 @@ class ADOPT(PerParameter):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     def update(self, parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: Group) -> None:
-        """See the equations above."""
+        """Step by the equations above."""
         if adopt_direction(gradient, state, group) is not None:
             step_along(parameter, state["exp_avg"], group)
 
 
 def adopt_direction(gradient: Tensor, state: dict[str, Any], group: Group) -> Tensor | None:
-    """n of this gradient, with the moments brought up to it; None of the first one, which makes v."""
+    """Return n of this gradient, with the moments brought up to it; None of the first one, which makes v."""
     if not state:
         state.update(step=1, exp_avg=torch.zeros_like(gradient), exp_avg_sq=gradient.square())
         return None
@@ -161,7 +161,7 @@ class QHADOPT(PerParameter):
         super().__init__(params, {"lr": lr, "betas": betas, "mixing": mixing, "eps": eps, "weight_decay": weight_decay})
 
     def update(self, parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: Group) -> None:
-        """See the equations above."""
+        """Step by the equations above."""
         if (normal := adopt_direction(gradient, state, group)) is not None:
             share = group["mixing"]
             step_along(parameter, normal * (1 - share) + state["exp_avg"] * share, group)
@@ -266,7 +266,7 @@ class ScheduleFree(Averaging):
         super().__init__(params, {**own, "lr_max": 0.0, "weight_sum": 0.0, "fresh": 0.0})
 
     def begin(self, group: Group) -> None:
-        """What z adds to x in this step."""
+        """Set the weight of z in x in this step."""
         super().begin(group)
         group["lr_max"] = max(group["lr_max"], group["lr"])
         weight = group["lr_max"] ** 2
@@ -274,7 +274,7 @@ class ScheduleFree(Averaging):
         group["fresh"] = weight / group["weight_sum"] if group["weight_sum"] else 0.0
 
     def update(self, parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: Group) -> None:
-        """See the equations above."""
+        """Step by the equations above."""
         self._begun(state, parameter, ("exp_avg_sq",))
         beta2 = group["betas"][1]
         state["step"] += 1
@@ -318,7 +318,7 @@ class GPA(Averaging):
         super().__init__(params, {"lr": lr, "betas": betas, **own})
 
     def update(self, parameter: Tensor, gradient: Tensor, state: dict[str, Any], group: Group) -> None:
-        """See the equations above."""
+        """Step by the equations above."""
         self._begun(state, parameter, ("exp_avg", "exp_avg_sq"))
         (b1, b2), z = group["betas"], state["z"]
         state["step"] += 1
@@ -382,7 +382,7 @@ class SPSA(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> float:  # type: ignore[override]  # overloads
-        """One step; the mean of the two losses. ``closure``: the loss, a number or a tensor of one."""
+        """Step once, and return the mean of the two losses. ``closure``: the loss, a number or a tensor of one."""
         if closure is None:
             raise ConfigError(
                 "SPSA.step: it goes by losses; give it a closure that returns the loss, and leave backward() out, "
@@ -406,7 +406,7 @@ class SPSA(torch.optim.Optimizer):
 def _losses(
     parameters: Sequence[Tensor], signs: Sequence[Tensor], eps: float, closure: Callable[[], Any]
 ) -> tuple[float, float]:
-    """At the parameters plus and minus eps times the signs. They are put back to the very bits, whatever happens."""
+    """Go to the parameters plus and minus eps times the signs, and back to the very bits, whatever happens."""
     before = [parameter.clone() for parameter in parameters]
 
     def at(shift: float) -> float:
@@ -422,7 +422,7 @@ def _losses(
 
 
 def step_forward(optimizer: Any, loss: Callable[[], Tensor]) -> Tensor:  # Any: accelerate's wrapper has no type
-    """One step of an optimizer that needs no backward pass; the mean of the losses that it saw."""
+    """Step an optimizer that needs no backward pass, and return the mean of the losses that it saw."""
     seen: list[Tensor] = []
 
     def closure() -> Tensor:

@@ -39,7 +39,7 @@ from decentral.parameters import (
 from decentral.parameters.schema import boxes_of, is_sharded, local_part
 from decentral.state.checkpoint import adapter_description, random_state, set_random_state
 from decentral.state.snapshot import live_buffer_name
-from decentral.tensors.device import PROCESSOR, moved, place_of
+from decentral.tensors.device import PROCESSOR, place_of, to_device
 from decentral.tensors.memory import fresh
 from decentral.tensors.ops import Places, as_rows, is_finite
 from decentral.training.copies import Averages, Copies, UndoGuard
@@ -139,7 +139,7 @@ class LiveModel:
 
     def read_all(self) -> list[Tensor]:
         """Copy every fragment, to the processor."""
-        return [moved(self.read(f), PROCESSOR) for f in range(len(self.schema.fragments))]
+        return [to_device(self.read(f), PROCESSOR) for f in range(len(self.schema.fragments))]
 
     def is_finite(self) -> bool:
         """Tell whether no trained parameter holds NaN or Inf; asked on the main process."""

@@ -28,10 +28,10 @@ OWN = "own/"  # FRAGMENT/NAME, in a checkpoint
 
 
 class Parameters(Protocol):
-    """The live parameters, fragment by fragment: a model, or what stands for one in a simulation."""
+    """The live parameters, fragment by fragment: a model, or its stand-in in a simulation."""
 
     def read(self, fragment: int) -> Tensor:
-        """A copy of one fragment."""
+        """Copy one fragment."""
         ...
 
     def write(self, fragment: int, flat_N: Tensor) -> None:
@@ -39,16 +39,16 @@ class Parameters(Protocol):
         ...
 
     def keeps(self, fragment: int) -> bool:
-        """Whether reading gives the very bits that were written: not where parameters have less than float32."""
+        """Tell whether reading gives the very bits that were written: not where parameters have less than float32."""
         ...
 
     def in_place(self, fragment: int) -> Sequence[Tensor] | None:
-        """The parameters of one fragment where they lie, each flat, to be read and changed; None: only copies."""
+        """Return the parameters of a fragment where they lie, each flat, to be read and changed; None: only copies."""
         ...
 
 
 class _NoParameters:
-    """Of a schedule beside which nothing trains."""
+    """Parameters of a schedule beside which nothing trains."""
 
     def read(self, fragment: int) -> Tensor:
         return fresh(0)
@@ -64,7 +64,7 @@ class _NoParameters:
 
 
 class LiveSide:
-    """See decentral.optimizers.Live. One method, one peer, one life."""
+    """Training as one method sees it (`decentral.optimizers.base.Live`), on one peer, in one of its lives."""
 
     def __init__(
         self,
@@ -89,109 +89,110 @@ class LiveSide:
         steps: Callable[[int], int],
         counted: Callable[[int], int] | None = None,
     ) -> None:
-        """Beside a schedule of ``method``; ``steps``, ``counted``: see Live. None: all count."""
+        """Begin beside a schedule of ``method``; ``steps``, ``counted``: see Live. None: all count."""
         self._method, self._steps, self._counted = method, steps, counted or steps
         self._own = [{} for _ in range(num_fragments)]
 
     # ---- what the method may touch ----
 
     def layout(self, fragment: int) -> Layout:
-        """See Live."""
+        """Return the layout of a fragment."""
         return {} if self._schema is None else self._schema.fragments[fragment].layout
 
     def read(self, fragment: int) -> Tensor:
-        """See Live."""
+        """Copy the live parameters of a fragment."""
         return self._model.read(fragment)
 
     def write(self, fragment: int, live_N: Tensor) -> None:
-        """See Live."""
+        """Overwrite them."""
         self._model.write(fragment, live_N)
 
     def steps(self, fragment: int) -> int:
-        """See Live."""
+        """Count inner steps in the live model that no commit accounts for."""
         return self._steps(fragment)
 
     def counted(self, fragment: int) -> int:
-        """See Live."""
+        """Count those that count in the contribution in flight."""
         return self._counted(fragment)
 
     def own(self, fragment: int) -> Own:
-        """See Live."""
+        """Return the method's own tensors of a fragment."""
         return self._own[fragment]
 
     @property
     def derivatives(self) -> Sequence[Derivative] | None:
-        """See Live."""
+        """Derivatives of the last step."""
         return self._inner.derivatives
 
     def read_moment(self, name: str, fragment: int) -> Tensor | None:
-        """See Live."""
+        """Copy a moment of the inner optimizer; None: it has none."""
         return self._inner.read_moment(name, fragment)
 
     def write_moment(self, name: str, fragment: int, moment_N: Tensor) -> bool:
-        """See Live."""
+        """Overwrite one; tell whether it was there."""
         return self._inner.write_moment(name, fragment, moment_N)
 
     def read_gradient(self, fragment: int) -> Tensor | None:
-        """See Live."""
+        """Copy the gradient of a fragment; None: there is none."""
         return self._inner.read_gradient(fragment)
 
     def add_to_gradient(self, fragment: int, added_N: Tensor) -> None:
-        """See Live."""
+        """Add to it."""
         self._inner.add_to_gradient(fragment, added_N)
 
     # ---- when the method is asked ----
 
     def before_step(self) -> None:
-        """The gradients of an inner step are made."""
+        """Tell the method that the gradients of an inner step are made."""
         for fragment in range(len(self._own)):
             self._method.before_inner_step(self, fragment)
 
     def after_step(self) -> None:
-        """An inner step was made."""
+        """Tell it that an inner step was made."""
         for fragment in range(len(self._own)):
             self._method.after_inner_step(self, fragment)
 
-    def taken(self, fragment: int) -> None:
-        """A contribution of a fragment is taken from the live model."""
+    def after_take(self, fragment: int) -> None:
+        """Keep the method's own tensors as they are now that a contribution of a fragment is taken."""
         self._sent[fragment] = dict(self._own[fragment])
 
-    def merged(self, update: CommittedUpdate) -> None:
-        """A commit is in the live model."""
+    def after_merge(self, update: CommittedUpdate) -> None:
+        """Tell the method that a commit is in the live model."""
         named, record = update.contribution is not None, update.record
         if update.taken_N is not None or (named and update.unmoved):
-            self.lost(update.fragment)  # a previous incarnation sent it, and its ``own`` is gone; or nothing moved
+            # A previous incarnation sent it, and its ``own`` is gone; or nothing moved.
+            self.after_loss(update.fragment)
             return
         sent = self._sent.pop(update.fragment, None)
         took = named or update.took  # by a record, or by a branch that is adopted, whose peers nobody knows
         peers = () if record is None else tuple(ref.peer for ref in contributions(record))
         self._method.after_commit(self, update.fragment, update.state, sent if took else None, peers)
 
-    def passed_by(self, fragment: int, state: State) -> None:
-        """Commits that took nothing of this peer's are in the live model; ``state``: the shared one after them."""
+    def after_others(self, fragment: int, state: State) -> None:
+        """Tell it that commits which took nothing of this peer's are in; ``state``: the shared one after them."""
         self._sent.pop(fragment, None)
         self._method.after_commit(self, fragment, state, None, ())
 
-    def swapped(self, fragment: int, *, unmoved: bool = False) -> None:
-        """A gossip step took this peer's contribution; ``unmoved``: in vain, as it could not be used."""
+    def after_swap(self, fragment: int, *, unmoved: bool = False) -> None:
+        """Tell it that a gossip step took this peer's contribution; ``unmoved``: in vain, as it could not be used."""
         if unmoved:
-            self.lost(fragment)
+            self.after_loss(fragment)
             return
         self._method.after_commit(self, fragment, {}, self._sent.pop(fragment, {}), ())
 
-    def lost(self, fragment: int) -> None:
-        """Progress of a fragment is given up."""
+    def after_loss(self, fragment: int) -> None:
+        """Tell it that progress of a fragment is dropped."""
         self._sent.pop(fragment, None)
         self._method.progress_lost(self, fragment)
 
     # ---- over a restart ----
 
     def tensors(self) -> dict[str, Tensor]:
-        """The method's own, by their names in a checkpoint."""
+        """Return the method's own, by their names in a checkpoint."""
         return {f"{OWN}{f}/{name}": one for f, own in enumerate(self._own) for name, one in own.items()}
 
     def recall(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over what ``tensors`` gave."""
+        """Take over the ``tensors`` of a checkpoint."""
         for f, own in enumerate(self._own):
             start = f"{OWN}{f}/"
             own.clear()
@@ -214,7 +215,7 @@ class Moments:
         self._model, self._optimizers = model, optimizers
 
     def read_moment(self, name: str, fragment: int) -> Tensor | None:
-        """A copy (N,); None while no parameter has one of that name and shape, or a step is still to make one."""
+        """Copy it (N,); None while no parameter has one of that name and shape, or a step is still to make one."""
         held = self._held(name, fragment)
         if held is None:
             return None
@@ -234,7 +235,7 @@ class Moments:
         return True
 
     def read_gradient(self, fragment: int) -> Tensor | None:
-        """A copy (N,): as backward, and the loop's clipping, left it; zero for a parameter that has none.
+        """Copy it (N,), as backward, and the loop's clipping, left it; zero for a parameter that has none.
 
         ConfigError beside an optimizer that goes by losses alone.
         """
@@ -247,7 +248,7 @@ class Moments:
         return torch.cat([_dense(one.detach()).float().cpu().flatten() for one in found])
 
     def add_to_gradient(self, fragment: int, added_N: Tensor) -> None:
-        """Each in its parameter's dtype and place. A parameter without a gradient gets one: zero, and so much more.
+        """Add in each parameter's dtype and place. A parameter without a gradient gets one: zero, and so much more.
 
         ConfigError where a gradient is sparse: what is added to it is not, and who steps by sparse ones takes no other.
         """
@@ -262,7 +263,7 @@ class Moments:
 
     @property
     def derivatives(self) -> Sequence[Derivative] | None:
-        """Those of the last step; ConfigError where others could not make its directions again."""
+        """Derivatives of the last step; ConfigError where others could not make its directions again."""
         measures = self._measures
         return None if measures is None else list(measures.derivatives)
 
@@ -290,13 +291,13 @@ class Moments:
         return [trained[spec.name] for spec in self._model.schema.fragments[fragment].parameters]
 
     def _held(self, name: str, fragment: int) -> list[tuple[Tensor, Tensor | None]] | None:
-        """Each parameter with its moment."""
+        """Pair each parameter with its moment."""
         held = [(parameter, self._moment_of(parameter, name)) for parameter in self._of(fragment)]
         nobody = all(one is None for _, one in held)
         return None if nobody or any(self._awaits(parameter) for parameter, _ in held) else held
 
     def _awaits(self, parameter: Tensor) -> bool:
-        """Whether its optimizer has not made the step yet that its gradient is for: that makes what it keeps."""
+        """Tell whether its optimizer has still to make the step that its gradient is for, and with it the moments."""
         stepped = any(optimizer.state.get(parameter) for optimizer in self._optimizers)
         return parameter.grad is not None and not stepped
 
@@ -310,7 +311,7 @@ class Moments:
 
 
 def sparse_sentence(name: str) -> str:
-    """Why a parameter with such a gradient does not fit a method that changes gradients."""
+    """Say why a parameter with such a gradient does not fit a method that changes gradients."""
     return (
         f"the gradient of {name} is sparse, and the run's outer method changes all of its values: make the embedding "
         "with sparse=False and step it by another optimizer, or choose another method"

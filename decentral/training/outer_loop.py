@@ -1,8 +1,14 @@
 """The step boundary: merge the commits that came, contribute when due, wait when the algorithm waits.
 
-One `OuterLoop` for all that train: a peer's training thread, a simulated peer, a test. The synchronous family offers
-to a round that all agree on (`RoundSteps`); the gossip family swaps with one partner and ends with one merge of all
-replicas (`GossipSteps`).
+One `OuterLoop` for all that train: a peer's training thread, a simulated peer, a test. Three families differ in their
+boundary, each on one screen, in the order of the algorithm:
+
+    family                     inner loop   contribution              wait                    merge
+    `SynchronousRounds`        H steps      anchor less parameters    until it is committed   at once
+    `OverlappedRounds`         H steps      the same                  trains on               ``overlap`` steps later
+    `GossipSteps`              H steps      swapped with a partner    until the pair decides  at once; all at the end
+
+`SyncSchedule` counts the inner steps, makes a contribution (``take``) and merges a commit (``merge``).
 """
 
 from __future__ import annotations
@@ -13,19 +19,16 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-import torch
 from torch import Tensor
 
 from decentral.consensus.chain import Head, contributions, moves_anchor
 from decentral.errors import DecentralError, NonFiniteError
 from decentral.manifest import Manifest
 from decentral.node.node import Node
-from decentral.parameters.schema import local_part
 from decentral.replica.contribution import Contribution
 from decentral.replica.replica import OWED
 from decentral.rounds.gossip import UNDECIDED, Gossip, Swapped
 from decentral.rounds.local_state import CommittedUpdate
-from decentral.tensors.ops import is_finite
 from decentral.training.live_side import Parameters
 from decentral.training.processes import undisturbed
 from decentral.training.progress import Away
@@ -36,8 +39,8 @@ from decentral.wire.keys import Digest
 
 # ---- what a loop is given ----
 #
-# Its terms, what it acts on, and who is told. The shipped peer, the simulator and the tests each give their own, and
-# run the same loop.
+# Its terms, its model and swarm, and who hears of events. The shipped peer, the simulator and the tests each give their
+# own, and run the same loop.
 
 # Shape suffixes: N = elements of one fragment, B = elements of all buffers; flat float32.
 
@@ -50,7 +53,7 @@ class LiveParameters(Parameters, Protocol):
         ...
 
     def read_buffers(self) -> Tensor:
-        """A copy of all buffers (B,)."""
+        """Copy all buffers (B,)."""
         ...
 
     def write_buffers(self, flat_B: Tensor) -> None:
@@ -59,38 +62,38 @@ class LiveParameters(Parameters, Protocol):
 
 
 class LoopEvents(Protocol):
-    """What is called when something happens at a boundary."""
+    """Listener to what happens at a boundary."""
 
     def waits(self, waiting: bool) -> None:
-        """The loop begins or ends to stand still for a commit."""
+        """Hear that the loop begins or ends to stand still for a commit."""
         ...
 
-    def held(self, seconds: float) -> None:
-        """The loop stood still to copy parameters out for a contribution, or in after a commit."""
+    def holds(self, seconds: float) -> None:
+        """Hear how long the loop stood still to copy parameters out for a contribution, or in after a commit."""
         ...
 
     def round_ended(self, update: CommittedUpdate, *, of_pairs: bool = False) -> None:
-        """A commit was merged, or changed the membership; ``of_pairs``: in a gossip run, where it is no round."""
+        """Hear that a commit was merged, or changed the membership; ``of_pairs``: of a gossip run, so no round."""
         ...
 
-    def parted(self, outer_step: int) -> None:
-        """Another branch is taken over: the rounds of ours after so many outer steps are none of the run's any more."""
+    def branch_left(self, outer_step: int) -> None:
+        """Hear that our rounds after so many outer steps are none of the run's: another branch is taken over."""
         ...
 
     def swap_begins(self, mine: Contribution) -> None:
-        """The loop stands still for a gossip step."""
+        """Hear that the loop stands still for a gossip step."""
         ...
 
-    def swapped(self, outcome: Swapped) -> None:
-        """A gossip step was taken, and is in the live model."""
+    def swap_ended(self, outcome: Swapped) -> None:
+        """Hear that a gossip step was taken, and is in the live model."""
         ...
 
     def away(self, away: Away) -> None:
-        """Progress of an absence is given up, in part or whole."""
+        """Hear that progress of an absence is dropped, in part or whole."""
         ...
 
-    def restarted(self, why: str) -> None:
-        """The live model was put back to the anchor because it held NaN or Inf."""
+    def starts_over(self, why: str) -> None:
+        """Hear that the live model was put back to the anchor because it held NaN or Inf."""
         ...
 
 
@@ -98,21 +101,21 @@ class CommitLooks(Protocol):
     """Looks at the live model around a commit that takes this peer's contribution, and changes nothing."""
 
     def before(self) -> None:
-        """The commit is about to come into the live model. What it raises ends the loop, once the commit is in."""
+        """Look before the commit comes into the live model. What it raises ends the loop, once the commit is in."""
         ...
 
     def after(self, outer_step: int) -> None:
-        """It is in; outer steps made with it."""
+        """Look once it is in; ``outer_step``: outer steps made with it."""
         ...
 
-    def between(self) -> None:
-        """The live model was moved by something else."""
+    def give_up(self) -> None:
+        """Forget the look that was begun: the live model was changed by something else."""
         ...
 
 
 @dataclass(slots=True)
 class LoopControl:
-    """What people asked of a peer. Any thread may write it; the loop reads it at every boundary."""
+    """The wishes of people for a peer. Any thread may write it; the loop reads it at every boundary."""
 
     paused: bool = False  # contribute nothing
     leaving: bool = False  # wait for nothing any more
@@ -128,7 +131,7 @@ class LoopControl:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """For what goes on without the loop: Ctrl-C ends the waiting."""
+        """Let Ctrl-C end the waiting inside: what is waited for goes on without the loop."""
         self.may_be_cut = True
         try:
             if self.interrupted:
@@ -140,7 +143,7 @@ class LoopControl:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopParts:
-    """All that one peer gives its loop: terms, model, schedule, swarm, and whom to tell."""
+    """Parts that one peer gives its loop: terms, model, schedule, swarm, and who hears of events."""
 
     manifest: Manifest
     tokens_per_step: int
@@ -155,10 +158,10 @@ class LoopParts:
     save: Callable[[SyncSchedule], bool]  # begin to write a checkpoint; False when this is no moment for one
     looks: CommitLooks | None = None
 
-    def moved(self) -> None:
-        """The live model was moved by other than own steps: a look that was begun is none."""
+    def give_up_look(self) -> None:
+        """Forget a look that was begun: the live model was changed by other than own steps."""
         if self.looks is not None:
-            self.looks.between()
+            self.looks.give_up()
 
     @contextmanager
     def looking(self, outer_step: int | None, *, wanted: bool) -> Iterator[None]:
@@ -172,7 +175,7 @@ class LoopParts:
             return
         if outer_step is None:
             yield
-            self.moved()
+            self.give_up_look()
             return
         self.events.waits(False)  # the swarm is not what is waited for now
         try:
@@ -183,23 +186,38 @@ class LoopParts:
 
     @contextmanager
     def holding(self) -> Iterator[None]:
-        """Tell how long what is done inside held the training thread."""
+        """Tell how long the work inside held the training thread."""
         began = self.clock()
         yield
-        self.events.held(self.clock() - began)
+        self.events.holds(self.clock() - began)
+
+    def take(self, fragment: int, based_on: Digest, outer_step: int) -> Contribution | None:
+        """Take a fragment's contribution to an outer step of the run off the live model; None: it was away too long.
+
+        ``based_on``: the head that the live model has come to; the chain may go on meanwhile.
+        """
+        replica, tokens = self.swarm.node.replica, self.tokens_per_step
+        with self.holding():
+            self.model.check_trained()
+            anchor_N = replica.anchors[fragment]
+            made = self.schedule.take(self.model, fragment, anchor_N, based_on, tokens, outer_step=outer_step)
+            if made is not None:
+                made.tail = self.tail(fragment)
+                made.check_finite(replica)  # here, where an error reaches the loop
+        return made
 
     @property
     def all_fragments(self) -> list[int]:
-        """Of the live model."""
+        """Numbers of the live model's fragments."""
         return list(range(self.manifest.outer.fragments))
 
     @property
     def rests(self) -> bool:
-        """Whether contributions are held back: by a person, or because the day's upload is used up."""
+        """True when contributions are held back: by a person, or because the day's upload is used up."""
         return self.control.paused or bool(self.swarm.node.resting.reasons)
 
     def tail(self, fragment: int) -> bytes:
-        """This peer's buffers as they are now, where ``fragment`` carries them."""
+        """Pack this peer's buffers as they are now, where ``fragment`` carries them."""
         tail = self.swarm.node.replica.tail
         return tail.pack(self.model.read_buffers()) if tail.nbytes(fragment) else b""
 
@@ -223,15 +241,20 @@ class OuterLoop:
     def __init__(self, parts: LoopParts) -> None:
         self._parts, self._merger = parts, Merger(parts)
         gossip = parts.swarm.node.gossip
-        self._pairs = None if gossip is None else GossipSteps(parts, self._merger, gossip)
-        self._steps = self._pairs or RoundSteps(parts, self._merger)
+        self._family: GossipSteps | SynchronousRounds | OverlappedRounds
+        if gossip is not None:
+            self._family = GossipSteps(parts, self._merger, gossip)
+        elif parts.schedule.overlap:
+            self._family = OverlappedRounds(parts, self._merger)
+        else:
+            self._family = SynchronousRounds(parts, self._merger)
         self._left_at: float | None = None  # when the last boundary ended; None: none has, see ``step_boundary``
         self._saved_at = 0  # commits merged when the last checkpoint was begun
         self.forgets = False  # whether inner moments that are NaN are to be dropped; for the caller to do and to clear
 
     @property
     def done(self) -> bool:
-        """Whether the run is over for this peer, and the live model what it made."""
+        """True when the run is over for this peer, and the live model holds its outcome."""
         return self._merger.done
 
     @property
@@ -241,12 +264,12 @@ class OuterLoop:
 
     @property
     def is_up_to_date(self) -> bool:
-        """Whether every commit so far is in the live model."""
+        """True when every commit so far is in the live model."""
         return self._merger.is_up_to_date
 
     @property
     def outer_steps(self) -> int:
-        """How many the live model has: a commit that is applied, and waits for its time, is not counted yet."""
+        """Outer steps that the live model has: a commit that is applied, and waits for its time, is not counted yet."""
         node = self._parts.swarm.node
         head = node.driver.head
         if node.gossip is not None:
@@ -256,20 +279,20 @@ class OuterLoop:
         return self._merger.outer_steps
 
     async def step_boundary(self) -> set[int]:
-        """What is to be done after an inner step; returns the fragments that were written.
+        """Merge, contribute and wait as the family does after an inner step; return the fragments that were written.
 
         The first boundary begins to measure: what lies before it is waiting for company, or a model that is compiled.
         Raises NonFiniteError, which names the parameter, unless the live model is to be put back to the anchor then.
         """
         step_seconds = None if self._left_at is None else self._parts.clock() - self._left_at
-        self._parts.schedule.trained(step_seconds or 0.0)
+        self._parts.schedule.add_seconds(step_seconds or 0.0)
         try:
-            changed = await self._steps.boundary(step_seconds)
-            self._merger.tell_given_up()
+            changed = await self._family.boundary(step_seconds)
+            self._merger.report_absences()
             self._save_if_due()
-            return changed | self._parts.schedule.detours.told() | await self.end_if_over()
+            return changed | self._parts.schedule.collect_written() | await self.end_if_over()
         except NonFiniteError as error:
-            self._parts.schedule.withdrawn()
+            self._parts.schedule.withdraw()
             if self._parts.on_nan == "stop" or self._merger.restarts == RESTARTS:
                 raise
             return await self._restart_after_nan(error)
@@ -277,7 +300,7 @@ class OuterLoop:
             self._left_at = self._parts.clock()
 
     async def _restart_after_nan(self, error: NonFiniteError) -> set[int]:
-        """The user asked for it: all of the live model to the anchor, and on with fresh moments where they are NaN.
+        """Put all of the live model to the anchor, as the user asked, and go on with fresh moments where they are NaN.
 
         What is owed is of contributions before, and finite: it stays.
         """
@@ -285,12 +308,12 @@ class OuterLoop:
         if written:
             self._merger.restarts += 1
             self.forgets = True
-            self._parts.events.restarted(str(error))
-            self._parts.schedule.given_up.clear()
+            self._parts.events.starts_over(str(error))
+            self._parts.schedule.absences.clear()
         return written
 
     async def end_if_over(self) -> set[int]:
-        """The end of the run for whom it was over before: it comes late, or was away; returns what was written.
+        """End the run for a peer that comes when it is over, late or after an absence; return the fragments written.
 
         There is no round any more in which what this peer learnt meanwhile could count, so the live model becomes what
         the run made. Commits that are on their way are merged first, as any others.
@@ -312,8 +335,8 @@ class OuterLoop:
         Commits are merged whose time had not come, or that are only now applied; what a partner may have taken is
         waited for. False: it was not decided in time, and no checkpoint may be made of this model.
         """
-        is_in_step = await self._steps.settle()
-        self._merger.tell_given_up()
+        is_in_step = await self._family.settle()
+        self._merger.report_absences()
         return is_in_step
 
     async def begin(
@@ -346,10 +369,12 @@ class OuterLoop:
 
 
 # ---- boundaries of the synchronous family ----
+#
+# Each family of rounds offers its progress to a round that all agree on, and merges the outcome of the round.
 
 
-class RoundSteps:
-    """Offers what was learnt since the last round, and merges what the round made of it."""
+class _Rounds:
+    """The inner steps, the contribution and the end, alike whether training waits for a round or goes on."""
 
     def __init__(self, parts: LoopParts, merger: Merger) -> None:
         self._parts, self._merger = parts, merger
@@ -358,87 +383,34 @@ class RoundSteps:
         self._offered: PendingResult[bool] | None = None  # of what is in flight, where training goes on meanwhile
         self._has_left = False  # was asked to before this boundary
 
-    async def boundary(self, step_seconds: float | None) -> set[int]:
-        """Merge what has come, contribute when due, wait when the algorithm waits; returns the fragments written.
+    def _is_due(self, step_seconds: float | None) -> bool:
+        """Tell whether the inner loop of this round is over.
 
-        ``step_seconds``: of the inner step before it; None: nobody knows.
-        """
-        if step_seconds is not None:
-            self._pace.stepped(step_seconds)
-        await self._withdraw_if_refused()
-        changed = await self._merger.merge_all()
-        may_contribute = self._may_contribute(step_seconds or 0.0)
-        self._has_left = self._parts.control.leaving
-        if not may_contribute:
-            return changed
-        waits = self._schedule.overlap == 0
-        if waits and self._swarm.node.driver.head.hash != self._schedule.seen:
-            changed |= await self._catch_update()
-        if await self._contribute(changed) and waits:
-            self._parts.events.waits(True)
-            changed |= await self._merger.merge_all(until=self._parts.clock() + self._patience())
-            self._parts.events.waits(False)
-        return changed
-
-    def _may_contribute(self, step_seconds: float) -> bool:
-        """Tell whether to. Asked to leave in this step, a peer offers what is due, and `settle` sees what becomes of
-        it: one step more would come before that in its next life.
+        Asked to leave in this step, a peer offers what is due, and `settle` sees to the rest: one step more would come
+        before that in its next life.
         """
         self._schedule.paced = self._pace.steps(self._swarm.node.driver.full_times)
-        due = self._schedule.due or self._schedule.due_early(self._swarm.node.driver.pressed, step_seconds)
-        return due and not (self._parts.rests or self._merger.done or self._has_left)
+        due = self._schedule.due or self._schedule.due_early(self._swarm.node.driver.pressed, step_seconds or 0.0)
+        may_offer = not (self._parts.rests or self._merger.done or self._has_left)
+        self._has_left = self._parts.control.leaving
+        return due and may_offer
 
-    async def _catch_update(self) -> set[int]:
-        """Merge a commit that the swarm is about to hand over: without it nothing can be contributed.
-
-        A peer that went on instead made one more inner step, alone, when it met a membership change at its boundary.
-        """
-        return await self._merger.merge_waiting(LOOK_EVERY)
-
-    def _patience(self) -> float:
-        """How long a round may hold the training: ceiling and frames, and as long again for the vote."""
-        return 2.0 * (self._parts.manifest.swarm.deadline_ceiling + self._swarm.node.driver.allowed)
-
-    async def _contribute(self, changed: set[int]) -> bool:
-        """Take the fragment whose turn it is and offer it; False when the chain is elsewhere just now, or when this
-        peer was away for too long and starts from the anchor: what that writes is added to ``changed``.
+    async def _make_contribution(self, changed: set[int]) -> Contribution | None:
+        """Make the contribution of the fragment whose turn it is. None when the chain is elsewhere just now, or when
+        this peer was away for too long and starts from the anchor: the fragments written so are added to ``changed``.
         """
         head = self._swarm.node.driver.head
         if head.anchor is None or head.hash != self._schedule.seen or not self._swarm.node.driver.is_member:
-            return False
+            return None
         fragment = head.fragment(self._parts.manifest.outer.fragments)
-        with self._parts.holding():
-            contribution = self._take(fragment, head)
+        contribution = self._parts.take(fragment, head.hash, head.outer_step)
         if contribution is None:
             dropped = self._schedule.away_too_long(fragment)
             changed |= await self._merger.start_over(dropped, forget=dropped)
-            return False
-        return await self._offer(contribution)
-
-    def _take(self, fragment: int, head: Head) -> Contribution | None:
-        self._model.check_trained()
-        replica, tokens = self._swarm.node.replica, self._parts.tokens_per_step
-        contribution = self._schedule.take(
-            self._model, fragment, replica.anchors[fragment], head.hash, tokens, outer_step=head.outer_step
-        )
-        if contribution is not None:
-            contribution.tail = self._parts.tail(fragment)
-            contribution.check_finite(replica)  # here, where an error reaches the loop
         return contribution
 
-    async def _offer(self, contribution: Contribution) -> bool:
-        offered = self._swarm.begin(self._swarm.node.driver.contribute, contribution)
-        if self._schedule.overlap:
-            self._offered = offered
-            return True
-        with self._parts.control.waiting():
-            fits = await offered.result()
-        if not fits:
-            self._schedule.withdrawn()
-        return fits
-
     async def settle(self) -> bool:
-        """At the end: merge all that waits, and wait for what is being applied, and a little for what is in flight.
+        """Merge all that waits, at the end; wait for what is being applied, and a little for what is in flight.
 
         A commit of this peer's waits in the queue for its ``overlap``, and the chain is ahead of the live model
         meanwhile: no checkpoint can be made of the two.
@@ -456,7 +428,7 @@ class RoundSteps:
             await self._merger.merge_waiting(LOOK_EVERY, looks=False)
 
     async def _withdraw_if_refused(self) -> None:
-        """What was offered while training went on did not fit the chain any more."""
+        """Take a contribution back that was offered while training went on, and did not fit the chain any more."""
         if self._offered is None or not self._offered.done():
             return
         offered, self._offered = self._offered, None
@@ -465,7 +437,60 @@ class RoundSteps:
         except (DecentralError, CancelledError):
             fits = False
         if not fits:
-            self._schedule.withdrawn()
+            self._schedule.withdraw()
+
+
+class SynchronousRounds(_Rounds):
+    """DiLoCo: training stands still from the contribution until the round is committed and merged."""
+
+    async def boundary(self, step_seconds: float | None) -> set[int]:
+        """Contribute when H inner steps are made, wait for the round, and merge it."""
+        if step_seconds is not None:
+            self._pace.stepped(step_seconds)
+        changed = await self._merger.merge_all()  # commits that passed by since the last boundary
+        if not self._is_due(step_seconds):
+            return changed
+        if self._swarm.node.driver.head.hash != self._schedule.seen:
+            # A commit is about to be handed over, and without it nothing can be contributed. A peer that went on
+            # instead made one more inner step, alone, when it met a membership change at its boundary.
+            changed |= await self._merger.merge_waiting(LOOK_EVERY)
+        contribution = await self._make_contribution(changed)
+        if contribution is None or not await self._offer(contribution):
+            return changed
+        self._parts.events.waits(True)
+        changed |= await self._merger.merge_all(until=self._parts.clock() + self._patience())
+        self._parts.events.waits(False)
+        return changed
+
+    async def _offer(self, contribution: Contribution) -> bool:
+        """Hand a contribution to the round; tell whether it fits the chain."""
+        offered = self._swarm.begin(self._swarm.node.driver.contribute, contribution)
+        with self._parts.control.waiting():
+            fits = await offered.result()
+        if not fits:
+            self._schedule.withdraw()
+        return fits
+
+    def _patience(self) -> float:
+        """Say how long a round may hold the training: ceiling and frames, and as long again for the vote."""
+        return 2.0 * (self._parts.manifest.swarm.deadline_ceiling + self._swarm.node.driver.allowed)
+
+
+class OverlappedRounds(_Rounds):
+    """Streaming and overlapped DiLoCo: training goes on while a round is made, which is merged some steps later."""
+
+    async def boundary(self, step_seconds: float | None) -> set[int]:
+        """Merge a round ``overlap`` inner steps after its contribution; contribute when the next ones are made."""
+        if step_seconds is not None:
+            self._pace.stepped(step_seconds)
+        await self._withdraw_if_refused()
+        changed = await self._merger.merge_all()
+        if not self._is_due(step_seconds):
+            return changed
+        contribution = await self._make_contribution(changed)
+        if contribution is not None:
+            self._offered = self._swarm.begin(self._swarm.node.driver.contribute, contribution)
+        return changed
 
 
 # ---- boundaries of the gossip family ----
@@ -477,7 +502,7 @@ MERGE_EVERY = 1.0  # s between two offers of a replica for the last merge
 
 
 class GossipSteps:
-    """Swaps what was learnt since the last gossip step."""
+    """NoLoCo and its kin: training stands still while a pair swaps progress; at the end all replicas are merged."""
 
     def __init__(self, parts: LoopParts, merger: Merger, gossip: Gossip) -> None:
         self._parts, self._merger, self._gossip = parts, merger, gossip
@@ -485,15 +510,15 @@ class GossipSteps:
         self._swap: tuple[int, PendingResult[Swapped]] | None = None  # fragment and outcome of the step in progress
 
     async def boundary(self, step_seconds: float | None) -> set[int]:
-        """Every H steps one gossip step; after the last one, the merge of all replicas. ``step_seconds``: no matter."""
+        """Swap with a partner when H inner steps are made; after the last swap, merge all replicas."""
         changed = await self._merger.merge_all()
         node = self._swarm.node
         if not self._is_due(node):
             return changed
         if self._schedule.was_away and await self._swarm.call(node.follow_others):
             return changed | self._merger.stand_at_replica()
-        with self._parts.holding():
-            mine = self._take(node)
+        step, based_on = self._gossip.step, node.driver.head.hash
+        mine = self._parts.take(step % self._parts.manifest.outer.fragments, based_on, step)
         if mine is None:  # merges at the run's end passed it by
             return changed | self._merger.stand_at_replica()
         await self._exchange(mine)
@@ -505,21 +530,10 @@ class GossipSteps:
         over = self._merger.done or self._parts.control.leaving or node.driver.head.final
         return self._schedule.due and not self._parts.rests and not over
 
-    def _take(self, node: Node) -> Contribution | None:
-        self._model.check_trained()
-        fragment = self._gossip.step % self._parts.manifest.outer.fragments
-        slow_N, tokens = node.replica.anchors[fragment], self._parts.tokens_per_step
-        based_on, step = node.driver.head.hash, self._gossip.step
-        mine = self._schedule.take(self._model, fragment, slow_N, based_on, tokens, outer_step=step)
-        if mine is not None:
-            mine.tail = self._parts.tail(fragment)
-            mine.check_finite(node.replica)
-        return mine
-
     async def _exchange(self, mine: Contribution) -> None:
         self._parts.events.swap_begins(mine)
-        told = (mine.fragment, mine.gradient_N, mine.steps, mine.tokens, mine.tail, mine.states)
-        self._swap = (mine.fragment, self._swarm.begin(self._gossip.exchange, *told))
+        sent = (mine.fragment, mine.gradient_N, mine.steps, mine.tokens, mine.tail, mine.states)
+        self._swap = (mine.fragment, self._swarm.begin(self._gossip.exchange, *sent))
         await self._end_swap()
 
     async def _end_swap(self, within: float | None = None) -> None:
@@ -536,18 +550,18 @@ class GossipSteps:
         looking = self._parts.looking(paired_at, wanted=within is None)
         with looking, undisturbed(), self._parts.holding():  # whole, whenever Ctrl-C comes: see `Merger`
             self._swap = None
-            self._schedule.swapped(self._model, fragment, swapped.after_N, unmoved=swapped.unmoved)
+            self._schedule.merge_swap(self._model, fragment, swapped.after_N, unmoved=swapped.unmoved)
             self._parts.take_buffers(swapped.buffers_B)
-        self._parts.events.swapped(swapped)
+        self._parts.events.swap_ended(swapped)
 
     async def settle(self) -> bool:
-        """At the end: a swap that Ctrl-C left is decided within seconds. Else the checkpoint before stays: False."""
+        """Wait, at the end, for a swap that Ctrl-C left; False: it stays undecided, and no checkpoint may be made."""
         with suppress(DecentralError, TimeoutError, CancelledError):
             await self._end_swap(UNDECIDED + SWAP_SLACK)
         return self._swap is None
 
     async def _merge_replicas(self, node: Node) -> set[int]:
-        """The end of a gossip run: one full average, agreed on like any other round."""
+        """End a gossip run with one full average, agreed on like any other round."""
         while not _is_over(node.driver.head) and not self._parts.control.leaving:
             with self._parts.control.waiting():
                 await self._swarm.call(self._offer_merge, node)
@@ -571,30 +585,30 @@ class GossipSteps:
 
 
 def _is_over(head: Head) -> bool:
-    """Whether the last commit is applied: while it is, the head has no anchor, and the replica is still the old one."""
+    """Tell whether the last commit is applied: before, the head has no anchor, and the replica is the old one."""
     return head.final and head.anchor is not None
 
 
 # ---- merging into the live model ----
 #
-# Decisions of the swarm come into the live model alike in all algorithms; what follows from them is noted.
+# Decisions of the swarm come into the live model alike in all algorithms, and their consequences are noted.
 
 
 class Merger:
-    """What came of the commits so far, and the ways in which the live model takes them over."""
+    """Brings commits into the live model, and knows how far it has come: over, to be saved, to be adopted."""
 
     def __init__(self, parts: LoopParts) -> None:
         self._parts = parts
         self._model, self._schedule, self._swarm = parts.model, parts.schedule, parts.swarm
         self.done = False  # nothing that this peer learns can count any more
-        self.must_save = False  # the last checkpoint has what was given up meanwhile
+        self.must_save = False  # the last checkpoint has progress that was dropped since
         self.restarts = 0  # after NaN, since a commit named this peer last
         self.outer_steps = 0  # in the live model, as of the newest record
         self._to_adopt: dict[int, tuple[Mapping[str, Tensor], frozenset[str]]] = {}  # by fragment: state and channels
 
     @property
     def is_up_to_date(self) -> bool:
-        """Whether every commit so far is in the live model."""
+        """True when every commit so far is in the live model."""
         return not self._swarm.has_updates
 
     async def merge_all(self, until: float | None = None) -> set[int]:
@@ -618,7 +632,7 @@ class Merger:
         changed: set[int] = set()
         while (update := await self.next_update(within)) is not None:
             within = 0.0
-            with self._parts.looking(_taken_at(update), wanted=looks and update.before_N is not None):
+            with self._parts.looking(_outer_step_of(update), wanted=looks and update.before_N is not None):
                 with self._parts.holding():
                     changed |= self._merge(update)
                 self.note(update)
@@ -626,7 +640,7 @@ class Merger:
         return changed
 
     def _merge(self, update: CommittedUpdate) -> set[int]:
-        """Into the live model; the fragments that were written.
+        """Bring one commit into the live model; return the fragments that were written.
 
         All of it, whenever Ctrl-C comes: of a model that was half written the last checkpoint would take what the
         others learnt, and this model has not, for progress backwards.
@@ -651,12 +665,12 @@ class Merger:
             raise
 
     def adopt_all(self, fragments: Iterable[int]) -> None:
-        """The inner optimizer has no moments there, or those of another time: it takes the shared state's."""
+        """Have the inner optimizer take the shared state's moments: it has none there, or those of another time."""
         channels = frozenset(channel.name for channel in self._schedule.method.channels())
         self.adopt_later(dict.fromkeys(fragments, channels))
 
     def adopt_later(self, channels: Mapping[int, Iterable[str]]) -> None:
-        """After the next inner step, by fragment the channels to take from the shared state as it is now."""
+        """Have it take channels of fragments from the shared state as it is now, after the next inner step."""
         replica = self._swarm.node.replica
         for fragment, names in channels.items() if self._schedule.method.inner else ():
             self._will_adopt(fragment, replica.states[fragment], frozenset(names))
@@ -668,19 +682,19 @@ class Merger:
             self._schedule.unadopted[fragment] = sorted(before | channels)
 
     def _adopt(self) -> None:
-        """Into the inner optimizer; what that has no place for yet waits for its next step."""
+        """Hand what waits to the inner optimizer; what it has no place for yet waits for its next step."""
         method, live = self._schedule.method, self._schedule.live
         for fragment, (state, channels) in list(self._to_adopt.items()):
             if method.adopt(state, live, fragment, channels):
                 del self._to_adopt[fragment], self._schedule.unadopted[fragment]
 
     def note(self, update: CommittedUpdate) -> None:
-        """Events of a merged commit; the end of the run."""
+        """Report a merged commit; note the end of the run."""
         record = update.record
         if update.adopted:
             self.must_save = True  # the last checkpoint is of a branch, or a time, that this peer has left
         if update.parted is not None:
-            self._parts.events.parted(update.parted)
+            self._parts.events.branch_left(update.parted)
         if record is None:
             return
         self.outer_steps = record.outer_step + moves_anchor(record)
@@ -690,39 +704,34 @@ class Merger:
         if record.final and self._swarm.node.gossip is None:
             self.done = True
 
-    def tell_given_up(self) -> None:
-        """Say what absences cost."""
-        for away in self._schedule.given_up:
+    def report_absences(self) -> None:
+        """Report what absences cost."""
+        for away in self._schedule.absences:
             self._parts.events.away(away)
-        self._schedule.given_up.clear()
+        self._schedule.absences.clear()
 
     async def start_over(self, fragments: Sequence[int], forget: Sequence[int]) -> set[int]:
         """Put fragments to the anchor, and forget what some owe; none when a commit comes in just now."""
         fresh = await self._swarm.call(anchors_without_debt, self._swarm.node, self._schedule.seen, forget)
-        if fresh is None:
-            return set()
+        return set() if fresh is None else self._restart(fragments, fresh)
+
+    def stand_at_replica(self) -> set[int]:
+        """Put the live model, in gossip after an absence, to this peer's replica, often a copy of another's by now."""
+        replica = self._swarm.node.replica
+        return self._restart(self._parts.all_fragments, FreshStart(replica.anchors, replica.shared_buffers(0), {}))
+
+    def _restart(self, fragments: Sequence[int], fresh: FreshStart) -> set[int]:
         with undisturbed():
             self._schedule.restart(self._model, fresh.anchors, fragments, fresh.debts)
             self.adopt_all(fragments)
             if 0 in fragments:  # which carries them
                 self._parts.take_buffers(fresh.buffers_B)
-            self._parts.moved()
+            self._parts.give_up_look()
             self.must_save = True
         return set(fragments)
 
-    def stand_at_replica(self) -> set[int]:
-        """In gossip, after an absence: the live model becomes this peer's replica, often a copy of another's by now."""
-        replica = self._swarm.node.replica
-        with undisturbed():
-            self._schedule.restart(self._model, replica.anchors, self._parts.all_fragments)
-            self.adopt_all(self._parts.all_fragments)
-            self._parts.take_buffers(replica.shared_buffers(0))
-            self._parts.moved()
-            self.must_save = True
-        return set(self._parts.all_fragments)
-
     def end_at_replica(self) -> set[int]:
-        """The run is over: the live model becomes what it made."""
+        """End the run: the live model becomes its outcome."""
         replica = self._swarm.node.replica
         with undisturbed():
             for fragment, anchor_N in enumerate(replica.anchors):
@@ -732,8 +741,8 @@ class Merger:
         return set(self._parts.all_fragments)
 
 
-def _taken_at(update: CommittedUpdate) -> int | None:
-    """Outer steps made with a commit that takes this peer's contribution, and another's; None: another one."""
+def _outer_step_of(update: CommittedUpdate) -> int | None:
+    """Count outer steps made with a commit that takes this peer's contribution, and another's; None: another one."""
     record = update.record
     if record is None or update.contribution is None or len(contributions(record)) < 2:
         return None
@@ -747,9 +756,9 @@ def _taken_at(update: CommittedUpdate) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class FreshStart:
-    """What a live model that starts over becomes."""
+    """Tensors that a live model starts over from."""
 
-    anchors: list[Tensor]
+    anchors: Sequence[Tensor]
     buffers_B: Tensor | None  # None: each peer has its own, or there are none
     debts: dict[int, Tensor]  # by fragment, what was owed of this peer's progress and is no more
 
@@ -769,23 +778,3 @@ async def anchors_without_debt(node: Node, seen: Digest, fragments: Sequence[int
         owed_N = node.replica.owed(fragment)  # as an owner of a reduce: the progress of others, which nobody else has
         feedback[fragment] = {} if owed_N is None else {OWED: owed_N}
     return FreshStart(list(node.replica.anchors), node.replica.shared_buffers(0), debts)
-
-
-def forget_non_finite(
-    optimizer: torch.optim.Optimizer, agree: Callable[[list[int]], list[int]] = lambda found: found
-) -> int:
-    """Drop an inner optimizer's state of every parameter where it holds NaN or Inf; returns of how many.
-
-    Such moments would make the parameter NaN again at the next step. It starts anew there, as a joiner does everywhere.
-    ``agree``: among the processes of a peer, each of which holds a part of a parameter's state.
-    """
-    held = list(optimizer.state.items())
-    found = [int(any(isinstance(one, Tensor) and _is_poisoned(one) for one in state.values())) for _, state in held]
-    poisoned = [parameter for (parameter, _), is_poisoned in zip(held, agree(found), strict=True) if is_poisoned]
-    for parameter in poisoned:
-        del optimizer.state[parameter]
-    return len(poisoned)
-
-
-def _is_poisoned(value: Tensor) -> bool:
-    return value.is_floating_point() and not is_finite(local_part(value))

@@ -39,7 +39,7 @@ PATIENCE = timedelta(days=7)
 
 
 def launched_together() -> int:
-    """Processes that torchrun, or who has begun torch.distributed, started with this one; 1: it is alone."""
+    """Count processes that torchrun, or whoever began torch.distributed, started with this one; 1: it is alone."""
     given = os.environ.get("WORLD_SIZE", "1")
     begun = dist.is_available() and dist.is_initialized()
     return max(int(given) if given.isdecimal() else 1, dist.get_world_size() if begun else 1)
@@ -57,19 +57,19 @@ class Processes:
 
     @property
     def is_main(self) -> bool:
-        """Whether it talks to the swarm."""
+        """True on the process that talks to the swarm."""
         return self.rank == MAIN
 
     def tell(self, numbers: Sequence[int], *, within: float | None = None) -> list[int]:
-        """What the main process said: as many whole numbers below 2**63 as each gives. TimeoutError after ``within``
-        seconds: then no more can be said.
+        """Give all the main process's numbers, whole and below 2**63, of which each gives as many. TimeoutError after
+        ``within`` seconds: then no more can be said.
         """
         told = torch.tensor(list(numbers), dtype=torch.int64, device="cpu")
         self._wait(self._broadcast(told), within)
         return [int(number) for number in told]
 
     def tell_bytes(self, data: bytes) -> bytes:
-        """What the main process gave; the others give anything."""
+        """Give all the main process's bytes; the others give anything."""
         (nbytes,) = self.tell([len(data)])
         told = torch.frombuffer(bytearray(data), dtype=torch.uint8) if self.is_main and data else fresh(0)
         told = told if self.is_main else torch.empty(nbytes, dtype=torch.uint8, device="cpu")
@@ -78,7 +78,7 @@ class Processes:
         return told.numpy().tobytes() if nbytes else b""
 
     def any_of(self, found: list[int]) -> list[int]:
-        """Each of the truth values that is so on some process; all give as many."""
+        """Tell which of the truth values are true on some process; all give as many."""
         mine = torch.tensor(found, dtype=torch.int64, device="cpu")
         for rank in range(1, self.size):
             if self.is_main:
@@ -90,27 +90,27 @@ class Processes:
         return self.tell(mine.tolist())
 
     def broadcast(self, tensor: Tensor) -> None:
-        """The main process's values into the tensor of every other one; contiguous, on the processor."""
+        """Write the main process's values into the tensor of every other one; contiguous, on the processor."""
         if tensor.numel():
             self._wait(self._broadcast(_bytes_of(tensor)), None)
 
     def send(self, tensor: Tensor, to: int) -> None:
-        """One tensor's values, from wherever it is."""
+        """Send a tensor's values, from wherever it is."""
         self.begin_send(tensor, to)()
 
     def begin_send(self, tensor: Tensor, to: int) -> Callable[[], None]:
-        """The same; what it returns waits until that is done, and the tensor must not change before."""
+        """Begin to send them; call the result to wait until that is done, and leave the tensor as it is before."""
         data = _bytes_of(tensor.detach().cpu().contiguous())
         with _as_one():
             work = dist.isend(data, to, group=self._group)
         return lambda: self._wait(work, None, data)
 
     def receive(self, into: Tensor, sender: int, *, within: float | None = None) -> None:
-        """What ``sender`` sends next: a tensor of that shape and dtype; contiguous, on the processor."""
+        """Receive a tensor of that shape and dtype, which ``sender`` sends next; contiguous, on the processor."""
         self.begin_receive(into, sender, within=within)()
 
     def begin_receive(self, into: Tensor, sender: int, *, within: float | None = None) -> Callable[[], None]:
-        """The same; what it returns waits until it is there."""
+        """Begin to receive it; call the result to wait until it is there."""
         with _as_one():
             work = dist.irecv(_bytes_of(into), sender, group=self._group)
         return lambda: self._wait(work, within)
@@ -153,11 +153,11 @@ def _bytes_of(tensor: Tensor) -> Tensor:
 
 
 def launched_alone() -> str:
-    """A warning for one process whose launcher was asked for several; empty for any other."""
+    """Warn one process whose launcher was asked for several; empty for any other."""
     if launched_together() > 1:
         return ""
     with suppress(psutil.Error, OSError):
-        wanted = _wanted_of(psutil.Process(os.getppid()).cmdline())
+        wanted = _count_processes(psutil.Process(os.getppid()).cmdline())
         if wanted > 1:
             line = f"ACCELERATE_USE_CPU=true torchrun --standalone --nproc_per_node {wanted}"
             return (
@@ -167,8 +167,8 @@ def launched_alone() -> str:
     return ""
 
 
-def _wanted_of(command: Sequence[str]) -> int:
-    """Processes that this command line of accelerate's launcher asks for; 0 for another command."""
+def _count_processes(command: Sequence[str]) -> int:
+    """Count processes that this command line of accelerate's launcher asks for; 0 for another command."""
     is_launcher = any(Path(word).name in ("accelerate-launch", "launch.py") for word in command[:3])
     is_launcher |= any(Path(one).name == "accelerate" and two == "launch" for one, two in pairwise(command[:4]))
     is_launcher |= "accelerate.commands.launch" in command[:4]
@@ -188,7 +188,7 @@ TO_MEET = 5.0  # s: after Ctrl-C or an error, in which all processes must be bet
 
 
 class Order(IntEnum):
-    """Each with one number, of a fragment say."""
+    """Orders of the main process, each with one number, of a fragment say."""
 
     GO_ON = 0  # what the boundary brought follows, and training goes on
     LEAVE = 1  # the main process is leaving its block: 1 after Ctrl-C
@@ -205,7 +205,7 @@ ENDS = (Order.GO_ON, Order.LEAVE)
 
 
 class Orders:
-    """One peer's; on the main process ``give``, on the others ``follow``."""
+    """Orders of one peer: the main process gives them with ``give``, the others ``follow``."""
 
     def __init__(self, processes: Processes) -> None:
         self.processes = processes
@@ -215,11 +215,11 @@ class Orders:
         self._what: dict[Order, Callable[[int], object]] = {}
 
     def means(self, what: Mapping[Order, Callable[[int], object]]) -> None:
-        """What the others do at an order."""
+        """Set the work that the others do at orders."""
         self._what.update(what)
 
     def give(self, order: Order, number: int = 0) -> None:
-        """From the main process to all others, which wait for it."""
+        """Send an order from the main process to all others, which wait for it."""
         self.over = self.over and order != Order.GO_ON  # a loop may catch an error, and go on
         self.processes.tell([order, number])
 
@@ -243,8 +243,8 @@ class Orders:
                     self._what[Order(order)](number)
 
     def meet(self, *, in_step: bool) -> bool:
-        """On the main process, after Ctrl-C or an error: whether all others follow, and, for parts of one model that
-        must be ``in_step``, have made as many steps. Else one is inside what it cannot leave.
+        """Tell, on the main process after Ctrl-C or an error, whether all others follow, and, for parts of one model
+        that must be ``in_step``, have made as many steps. Else one is inside what it cannot leave.
         """
         theirs = torch.tensor([self.steps] * self.processes.size, dtype=torch.int64, device="cpu")
         try:
@@ -256,14 +256,14 @@ class Orders:
         return not in_step or bool((theirs == self.steps).all())
 
     def let_go(self, *, interrupted: bool) -> None:
-        """On the main process, which is leaving: nothing more is asked of the others. Those that are gone are gone."""
+        """Ask nothing more of the others, as the main process, which leaves. Those that are gone are gone."""
         if not self.over:
             self.over = True
             with suppress(DecentralError):
                 self.give(Order.LEAVE, int(interrupted))
 
     def fail(self, error: Exception) -> None:
-        """On the main process: have the others raise the same, so that no one trains on, or waits, alone."""
+        """Have the others raise the main process's error, so that no one trains on, or waits, alone."""
         if self.over or isinstance(error, errors.ProcessLost):
             return
         self.over = True
@@ -271,12 +271,12 @@ class Orders:
             self.give(Order.FAIL)
             self.processes.tell_bytes(f"{type(error).__name__}: {error}".encode())
 
-    def _raise(self, told: str) -> None:
-        name, _, message = told.partition(": ")
+    def _raise(self, word: str) -> None:
+        name, _, message = word.partition(": ")
         if name in errors.__all__:
             kind: type[DecentralError] = getattr(errors, name)
             raise kind(message)
-        raise DecentralError(f"the main process of this peer failed ({told}); see its last lines")
+        raise DecentralError(f"the main process of this peer failed ({word}); see its last lines")
 
 
 class Accelerator(Protocol):
@@ -384,7 +384,7 @@ class Team:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Ctrl-C is heard at the end of the block, by whoever hears it."""
+    """Hold Ctrl-C back to the end of the block, where its handler hears it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -421,7 +421,7 @@ class Shards:
         self._processes = processes
 
     def read(self, parameters: Mapping[str, Tensor], fragment: Fragment) -> Tensor:
-        """One fragment (N,), on the main process; (0,) elsewhere."""
+        """Collect one fragment (N,), on the main process; (0,) elsewhere."""
         flat_N = fresh(fragment.numel if self._processes.is_main else 0)
         pieces = split(flat_N, fragment) if self._processes.is_main else [None] * len(fragment.parameters)
         specs = zip(fragment.parameters, pieces, strict=True)
@@ -435,17 +435,17 @@ class Shards:
         _in_turn(end for spec, piece in specs for end in self._spreading(piece, parameters[spec.name]))
 
     def whole(self, tensor: Tensor) -> Tensor | None:
-        """All of a tensor in its own dtype, on the processor; None elsewhere than on the main process."""
+        """Collect all of a tensor in its own dtype, on the processor; None elsewhere than on the main process."""
         made = torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu") if self._processes.is_main else None
         _in_turn(self._collecting(tensor, made))
         return made
 
     def spread(self, source: Tensor | None, tensor: Tensor) -> None:
-        """Values of the main process, of any dtype, into ``tensor``, on every process its part."""
+        """Spread values of the main process, of any dtype, into ``tensor``, on every process its part."""
         _in_turn(self._spreading(source, tensor))
 
     def _collecting(self, tensor: Tensor, into: Tensor | None) -> Iterator[Callable[[], None]]:
-        """All of ``tensor`` into one of the main process, of any dtype: each step begins when it is asked for, and has
+        """Collect ``tensor`` into one of the main process, of any dtype: each step begins when it is asked for, and has
         an end.
         """
         held = local_part(tensor)
@@ -468,7 +468,7 @@ class Shards:
                 yield self._receiving(held, tensor.dtype, MAIN)
 
     def _receiving(self, part: Tensor, dtype: torch.dtype, sender: int) -> Callable[[], None]:
-        """Into ``part``, which is where it lands if it can be: new memory costs more than the copy."""
+        """Receive ``part`` where it lies if that can be: new memory costs more than the copy."""
         if part.device.type == "cpu" and part.dtype == dtype and part.is_contiguous():
             return self._processes.begin_receive(part, sender)
         landed = torch.empty(part.shape, dtype=dtype, device="cpu")
@@ -481,7 +481,7 @@ class Shards:
         return end
 
     def _boxes(self, tensor: Tensor) -> dict[int, Box]:
-        """Every process has all of what is not sharded: FSDP2 leaves what it is told to ignore."""
+        """Return each process's box; all of a tensor that is not sharded: FSDP2 leaves some whole, as it is told to."""
         if is_sharded(tensor):
             return boxes_of(tensor)
         return dict.fromkeys(range(self._processes.size), Box((0,) * tensor.dim(), tuple(tensor.shape)))

@@ -1,4 +1,4 @@
-"""Counters of one peer, told as they change: rounds, waiting, bytes per second. Beside them, losses around commits."""
+"""Reports of one peer: events of its rounds, times and bytes for its status, losses around commits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from decentral.training.live_model import LiveModel
 from decentral.training.progress import Away
 from decentral.wire.keys import PeerId, peer_name
 
-__all__ = ["Reporter"]
+__all__ = ["Counters", "Reporter"]
 
 logger = logging.getLogger("decentral.peer")
 
@@ -32,16 +32,13 @@ RATE_WINDOW = 10.0  # s over which bytes per second are measured
 NOTABLE_WAIT = 2.0  # s; every round without overlap waits for its commit, and only a longer wait is worth a word
 
 
-class Reporter:
-    """Counters of one peer; written by the training thread, read by the thread that makes a status out of them."""
+class Counters:
+    """Times, outcomes and bytes of one peer's rounds, as a status wants them.
 
-    def __init__(
-        self,
-        emit: Callable[[str, dict[str, object]], None],
-        me: PeerId,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._emit, self._me = emit, me
+    Written by the training thread, read by the thread that makes a status.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._outcomes: deque[tuple[int, bool]] = deque(maxlen=SEEN)  # outer steps made, whether it contributed
         self._num_outcomes = 0  # ever
@@ -60,19 +57,10 @@ class Reporter:
         self._held_seconds: deque[float] = deque(maxlen=USUAL)  # of the last rounds
         self._taking_seconds: deque[float] = deque(maxlen=USUAL)  # of the last checkpoints, too
 
-    def metrics(self, logged: Mapping[str, float | Tensor], inner_step: int) -> None:
-        """Values the training loop logged after so many inner steps. ConfigError for what is not one number."""
-        values = {name: _number(f"peer.log({name}=...)", one) for name, one in logged.items()}
-        self.loss = values.get("loss", self.loss)
-        self.held_out_loss = values.get("held_out_loss", self.held_out_loss)
-        self._emit("metrics", {"inner_step": inner_step, **values})
-
-    def forget_held_out(self) -> None:
-        """Nobody measures it any more: the last one would stay on the screen to the end."""
-        self.held_out_loss = None
+    # ---- written ----
 
     def waits(self, waiting: bool) -> None:
-        """The training thread begins or ends to wait for the swarm."""
+        """Count time in which the training thread waits for the swarm."""
         now = self._clock()
         if waiting:
             self._wait_began = now
@@ -80,16 +68,16 @@ class Reporter:
             self.waited += now - self._wait_began
         self._waiting = waiting
 
-    def held(self, seconds: float) -> None:
-        """See LoopEvents."""
+    def holds(self, seconds: float) -> None:
+        """Count seconds in which parameters were copied."""
         self._held += seconds
 
-    def checkpoint_taken(self, seconds: float) -> None:
-        """Training stood still so long until all that a checkpoint holds was copied."""
+    def holds_for_checkpoint(self, seconds: float) -> None:
+        """Count seconds in which training stood still until all that a checkpoint holds was copied."""
         self._taking_seconds.append(seconds)
 
     def waits_for(self, members: int) -> None:
-        """Training waits for so many members before it begins; 0: it does not, or not any more.
+        """Note for how many members training waits before it begins; 0: it does not, or not any more.
 
         The first round begins when the wait is over: who waited for a friend for hours has "4.2 h left" else.
         """
@@ -97,69 +85,15 @@ class Reporter:
             self._round_began = self._contributed_at = self._clock()
         self.wanted_members = members
 
-    def round_ended(self, update: CommittedUpdate, *, of_pairs: bool = False) -> None:
-        """A commit was merged, or changed the membership; ``of_pairs``: in a gossip run, where it is no round."""
-        record = update.record
-        assert record is not None
-        fields: dict[str, object] = {
-            "round": record.round,
-            "epoch": record.epoch,
-            "outer_step": record.outer_step + moves_anchor(record),
-            "fragment": record.fragment,
-            "contributors": [peer_name(ref.peer) for ref in contributions(record)],
-            "members": [peer_name(peer) for peer in record.next_members],
-            "contributed": update.contribution is not None,
-            "final": record.final,
-            "record": record.hash.hex(),
-            "anchor": update.anchor.hex(),
-        }
-        if moves_anchor(record):
-            fields |= {**({} if of_pairs else self._times()), **_told_by(update.decision)}
-        self._emit("commit" if moves_anchor(record) else "membership", fields)
-        was_there = self._me in record.members or update.contribution is not None
-        if not moves_anchor(record) or of_pairs:
-            return
-        if was_there:
-            self._ended(update.contribution is not None, record.outer_step + 1)
-        else:  # what ends while this peer is away is no round that it missed, but the swarm does not hang
-            self._round_began = self._clock()
-
-    def parted(self, outer_step: int) -> None:
-        """Another branch is taken over: what this peer contributed to its own after so many outer steps is in no round
-        of the run, and sent again.
+    def branch_left(self, outer_step: int) -> None:
+        """Forget rounds after so many outer steps, of a branch that is left: what this peer contributed to them is in
+        no round of the run, and sent again.
         """
         stay = [one for one in list(self._outcomes) if one[0] <= outer_step]
         self._outcomes = deque(stay, maxlen=SEEN)  # another one, as another thread may be reading
 
-    def away(self, away: Away) -> None:
-        """Progress of an absence is given up, in part or whole."""
-        self._emit("away", away.fields())
-        logger.warning("%s", away.sentence())
-
-    def restarted(self, why: str) -> None:
-        """NaN, and the user wants to go on from the anchor."""
-        self._emit("restarted", {"why": why})
-        logger.warning("the live model is put back to the anchor, and training goes on: %s", why.partition("; ")[0])
-
-    def swap_begins(self, mine: Contribution) -> None:
-        """The training thread begins to wait for a gossip step."""
-        self.waits(True)
-
-    def swapped(self, outcome: Swapped) -> None:
-        """A gossip step was taken."""
-        self.waits(False)
-        partner = None if outcome.partner is None else peer_name(outcome.partner)
-        fields: dict[str, object] = {
-            "step": outcome.step,
-            "partner": partner,
-            "disagreement": outcome.disagreement,
-            **self._times(),
-        }
-        self._emit("pair", fields)
-        self._ended(outcome.partner is not None if outcome.matched else None, outcome.step + 1)
-
-    def _ended(self, contributed: bool | None, step: int) -> None:
-        """A round is over; None: in which nobody contributes, so that this peer missed nothing."""
+    def count_round(self, contributed: bool | None, step: int) -> None:
+        """Count a round; ``contributed`` is None where nobody contributes, so that this peer missed nothing."""
         now = self._clock()
         if contributed is not None:
             self._outcomes.append((step, contributed))
@@ -168,9 +102,13 @@ class Reporter:
         self._rounds.append((now - self._round_began, contributed is not False))
         self._round_began = now
 
-    def _times(self) -> dict[str, object]:
-        """Seconds since the last round ended here, for how many of them training stood still, and how long it was held
-        to copy parameters.
+    def skip_round(self) -> None:
+        """Time the next round: one that ends while this peer is away is none that it missed, but no round hangs."""
+        self._round_began = self._clock()
+
+    def measure_round(self) -> dict[str, object]:
+        """Measure seconds since the last round ended here, those in which training stood still, and those in which it
+        was held to copy parameters.
         """
         now = self._clock()
         waited = self.waited + (now - self._wait_began if self._waiting else 0.0)
@@ -179,19 +117,21 @@ class Reporter:
         held, self._held = self._held, 0.0
         return {"seconds": round(now - self._round_began, 3), "waited": round(since, 3), "held": round(held, 4)}
 
+    # ---- read ----
+
     @property
     def stands_still(self) -> bool:
-        """Whether the training thread waits for the swarm."""
+        """True while the training thread waits for the swarm."""
         return self._waiting
 
     @property
     def stands_long(self) -> bool:
-        """Whether it has waited for longer than every round without overlap does."""
+        """True when it has waited for longer than every round without overlap does."""
         return self._waiting and self._clock() - self._wait_began > NOTABLE_WAIT
 
     @property
     def outcomes(self) -> list[bool]:
-        """Of the last rounds of the run, at most ``SEEN``: whether this peer contributed to each."""
+        """Contributions of this peer to the last rounds of the run, at most ``SEEN``: true or false for each."""
         return [contributed for _, contributed in list(self._outcomes)]
 
     @property
@@ -240,7 +180,7 @@ class Reporter:
         return max(0.0, self._round_began + seconds[-1] - self._clock()) if seconds else None
 
     def sent_per_round(self, sent: int) -> float:
-        """Mean bytes of the rounds that ``outcomes`` tells of; ``sent``: until now; to be asked every few rounds."""
+        """Return mean bytes of the rounds in ``outcomes``; ``sent``: until now; to be asked every few rounds."""
         marks, now = self._sent_after, self._num_outcomes
         if marks[-1][0] != now:
             marks.append((now, sent))
@@ -250,7 +190,7 @@ class Reporter:
         return (sent_last - sent_then) / max(1, last - first)
 
     def rates(self, sent: int, received: int) -> tuple[float, float]:
-        """Bytes per second lately, of what was ``sent`` and ``received`` until now."""
+        """Return bytes per second lately, out and in; ``sent`` and ``received``: until now."""
         now = self._clock()
         self._traffic.append((now, sent, received))
         while len(self._traffic) > 2 and now - self._traffic[0][0] > RATE_WINDOW:
@@ -260,8 +200,99 @@ class Reporter:
         return (sent - sent_then) / elapsed, (received - received_then) / elapsed
 
 
-def _told_by(decision: Decision | None) -> dict[str, object]:
-    """How the commit came about, where this peer was there."""
+class Reporter:
+    """Reports what happens to one peer at its step boundaries, as events and log lines, and counts it."""
+
+    def __init__(
+        self,
+        emit: Callable[[str, dict[str, object]], None],
+        me: PeerId,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._emit, self._me = emit, me
+        self.counters = Counters(clock)
+
+    def metrics(self, logged: Mapping[str, float | Tensor], inner_step: int) -> None:
+        """Report values that the loop logged after so many inner steps. ConfigError for anything but one number."""
+        values = {name: _number(f"peer.log({name}=...)", one) for name, one in logged.items()}
+        counters = self.counters
+        counters.loss = values.get("loss", counters.loss)
+        counters.held_out_loss = values.get("held_out_loss", counters.held_out_loss)
+        self._emit("metrics", {"inner_step": inner_step, **values})
+
+    def forget_held_out(self) -> None:
+        """Forget the held-out loss, as nobody measures it any more: it would stay on the screen to the end."""
+        self.counters.held_out_loss = None
+
+    def waits(self, waiting: bool) -> None:
+        """Count time in which the training thread waits for the swarm."""
+        self.counters.waits(waiting)
+
+    def holds(self, seconds: float) -> None:
+        """Count seconds in which parameters were copied."""
+        self.counters.holds(seconds)
+
+    def branch_left(self, outer_step: int) -> None:
+        """Forget rounds of a branch that is left, see `Counters.branch_left`."""
+        self.counters.branch_left(outer_step)
+
+    def round_ended(self, update: CommittedUpdate, *, of_pairs: bool = False) -> None:
+        """Report a commit that was merged, or changed the membership; ``of_pairs``: of a gossip run, so no round."""
+        record = update.record
+        assert record is not None
+        fields: dict[str, object] = {
+            "round": record.round,
+            "epoch": record.epoch,
+            "outer_step": record.outer_step + moves_anchor(record),
+            "fragment": record.fragment,
+            "contributors": [peer_name(ref.peer) for ref in contributions(record)],
+            "members": [peer_name(peer) for peer in record.next_members],
+            "contributed": update.contribution is not None,
+            "final": record.final,
+            "record": record.hash.hex(),
+            "anchor": update.anchor.hex(),
+        }
+        if moves_anchor(record):
+            fields |= {**({} if of_pairs else self.counters.measure_round()), **_fields_of(update.decision)}
+        self._emit("commit" if moves_anchor(record) else "membership", fields)
+        was_there = self._me in record.members or update.contribution is not None
+        if not moves_anchor(record) or of_pairs:
+            return
+        if was_there:
+            self.counters.count_round(update.contribution is not None, record.outer_step + 1)
+        else:
+            self.counters.skip_round()
+
+    def away(self, away: Away) -> None:
+        """Report progress of an absence that is dropped, in part or whole."""
+        self._emit("away", away.fields())
+        logger.warning("%s", away.sentence())
+
+    def starts_over(self, why: str) -> None:
+        """Report that the live model, which held NaN, goes on from the anchor, as the user wants."""
+        self._emit("restarted", {"why": why})
+        logger.warning("the live model is put back to the anchor, and training goes on: %s", why.partition("; ")[0])
+
+    def swap_begins(self, mine: Contribution) -> None:
+        """Count time in which the training thread waits for a gossip step."""
+        self.counters.waits(True)
+
+    def swap_ended(self, outcome: Swapped) -> None:
+        """Report a gossip step."""
+        self.counters.waits(False)
+        partner = None if outcome.partner is None else peer_name(outcome.partner)
+        fields: dict[str, object] = {
+            "step": outcome.step,
+            "partner": partner,
+            "disagreement": outcome.disagreement,
+            **self.counters.measure_round(),
+        }
+        self._emit("pair", fields)
+        self.counters.count_round(outcome.partner is not None if outcome.matched else None, outcome.step + 1)
+
+
+def _fields_of(decision: Decision | None) -> dict[str, object]:
+    """Describe how the commit came about, where this peer was there."""
     if decision is None:
         return {}
     sending = None if decision.sending is None else round(decision.sending, 3)
@@ -298,14 +329,14 @@ class Looks:
         self,
         evaluate: Callable[[], object],
         model: LiveModel,
-        told: Callable[[Look], None],
+        report: Callable[[Look], None],
         clock: Callable[[], float] = time.monotonic,
         failed: Callable[[], None] = lambda: None,
     ) -> None:
         """``failed``: called when no more looks come."""
-        self._evaluate, self._model, self._told, self._clock, self._failed = evaluate, model, told, clock, failed
+        self._evaluate, self._model, self._report, self._clock, self._failed = evaluate, model, report, clock, failed
         self._began, self._spent, self._begun, self._fails = clock(), 0.0, 0, False
-        self._told_of_nan = False
+        self._has_warned_of_nan = False
         self._start: float | None = None  # loss where the inner steps of this round began; None: it is not known
         self._before: float | None = None
 
@@ -326,7 +357,7 @@ class Looks:
 
     def before(self) -> None:
         """Evaluate where the inner steps have ended."""
-        self._before = None if self._start is None else self._tried()
+        self._before = None if self._start is None else self._try()
 
     def after(self, outer_step: int) -> None:
         """Evaluate the commit's outcome, which is where the next inner steps begin."""
@@ -334,13 +365,13 @@ class Looks:
         self._start = self._before = None
         if start is None or before is None:
             if self._is_due:
-                self._start_at(self._tried())
-        elif (after := self._tried()) is not None:
-            self._told(Look(outer_step, start, before, after))
+                self._start_at(self._try())
+        elif (after := self._try()) is not None:
+            self._report(Look(outer_step, start, before, after))
             if self._is_due:
                 self._start_at(after)
 
-    def between(self) -> None:
+    def give_up(self) -> None:
         """Give up the look that was begun."""
         self._start = self._before = None
 
@@ -354,8 +385,8 @@ class Looks:
         paid_for = self._spent <= SHARE * (self._clock() - self._began)
         return not self._fails and (paid_for or self._begun < AT_FIRST)
 
-    def _tried(self) -> float | None:
-        """The loss; None where there is none, and from the first error on: a run does not end for a diagnosis."""
+    def _try(self) -> float | None:
+        """Evaluate; None where there is no loss, and from the first error on: a run does not end for a diagnosis."""
         if self._fails:
             return None
         try:
@@ -377,8 +408,8 @@ class Looks:
             loss = _number("join(evaluate=...)", found)
         finally:
             self._spent += self._clock() - began
-        if not math.isfinite(loss) and not self._told_of_nan:
-            self._told_of_nan = True
+        if not math.isfinite(loss) and not self._has_warned_of_nan:
+            self._has_warned_of_nan = True
             logger.warning("join(evaluate=...) gave %s, which is passed over; look at the data that it evaluates", loss)
         return loss if math.isfinite(loss) else None
 
@@ -389,18 +420,18 @@ class LoggedLooks:
     They are of another batch at every step, and of the data that is trained on: this tells less than an evaluation.
     """
 
-    def __init__(self, told: Callable[[Look], None]) -> None:
-        self._told = told
+    def __init__(self, report: Callable[[Look], None]) -> None:
+        self._report = report
         self._losses: list[float] = []  # since the last commit
         self._last: tuple[int, float, float] | None = None  # outer steps with the last commit, losses before it
 
     def begin(self) -> None:
-        """Nothing is evaluated."""
+        """Evaluate nothing."""
 
     def heard(self, loss: float | None) -> None:
-        """The loop logged one."""
+        """Keep a loss that the loop logged."""
         if len(self._losses) == MOST:  # no round comes, as in a pause
-            self.between()
+            self.give_up()
         if loss is not None and math.isfinite(loss):
             self._losses.append(loss)
 
@@ -419,10 +450,10 @@ class LoggedLooks:
         count = -(-len(heard) // 4)
         start, end = (statistics.fmean(some) for some in (heard[:count], heard[-count:]))
         if self._last is not None:
-            self._told(Look(*self._last, start))
+            self._report(Look(*self._last, start))
         self._last = outer_step, start, end
 
-    def between(self) -> None:
+    def give_up(self) -> None:
         """Forget what was heard before the move."""
         self._losses, self._last = [], None
 

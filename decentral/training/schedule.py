@@ -23,17 +23,20 @@ from decentral.rounds.local_state import CommittedUpdate
 from decentral.state.snapshot import anchor_name
 from decentral.tensors.device import beside, less
 from decentral.tensors.memory import Lazy, values_of
+from decentral.tensors.ops import carry_rows
 from decentral.training.live_side import LiveSide, Parameters
 from decentral.training.progress import (
     Away,
-    Counted,
-    Detours,
-    Passes,
+    LocalUpdate,
     Progress,
-    Spoken,
+    Share,
     as_written,
-    counted,
-    sent_of,
+    carry_and_keep,
+    change_to_send,
+    go_elsewhere,
+    measure_share,
+    read_live,
+    read_update,
     states_due,
 )
 from decentral.wire.keys import Digest
@@ -69,40 +72,42 @@ class SyncSchedule:
     num_merged: int = 0  # commits, and steps of pairs
     progress: list[Progress] = field(default_factory=list)
     unadopted: dict[int, list[str]] = field(default_factory=dict)  # by fragment, channels that training lacks
-    given_up: list[Away] = field(default_factory=list)  # what absences cost, for the caller to tell and to clear
-    detours: Detours = field(default_factory=Detours)  # where training goes on while a contribution is in flight
-    passes: Passes = field(init=False)
-    _counted: Counted | None = None  # what counts of the contribution in flight
+    absences: list[Away] = field(default_factory=list)  # what they cost, for the caller to report and to clear
+    _share: Share | None = None  # of the contribution in flight
+    _merged: LocalUpdate | None = None  # kept by a merge for a contribution at the same boundary
+    _may_keep: bool = field(init=False)  # else a merge may not be the last that moves what is taken
+    _written: set[int] = field(default_factory=set)  # fragments that a contribution or a restart wrote
 
     def __post_init__(self) -> None:
         self.progress = self.progress or [Progress() for _ in range(self.num_fragments)]
-        self.passes = Passes(self.method, self.detours, self.num_fragments)
-        self.beside(self.live)
+        touches = self.method.inner or self.method.draws or self.method.acts_after_commits
+        self._may_keep = self.num_fragments == 1 and not touches
+        self.set_live(self.live)
 
-    def beside(self, live: LiveSide) -> None:
-        """From now on the method sees and changes this peer's training by way of ``live``."""
+    def set_live(self, live: LiveSide) -> None:
+        """Let the method see and change this peer's training by way of ``live`` from now on."""
         live.begin(self.method, self.num_fragments, lambda fragment: self.progress[fragment].steps, self._stands_for)
         self.live = live
 
     def _stands_for(self, fragment: int) -> int:
-        """Inner steps that count: all, but for what an absence leaves of the contribution in flight."""
-        found = self._counted
-        if found is not None and found.away is not None and found.fragment == fragment:
-            return found.steps
+        """Count the inner steps that count: all, but for what an absence leaves of the contribution in flight."""
+        share = self._share
+        if share is not None and share.away is not None and share.away.fragment == fragment:
+            return share.steps
         return self.progress[fragment].steps
 
     @property
     def due(self) -> bool:
-        """Whether the method wants a contribution of what was learnt, and none is in flight."""
+        """True when the method wants a contribution of the progress, and none is in flight."""
         return self.sent_at is None and self._is_over
 
     @property
     def _is_over(self) -> bool:
-        """Whether enough was learnt for a contribution."""
+        """True when the progress is enough for a contribution."""
         return self.since > 0 and self.method.is_due(self.since, self.seconds, self.paced or self.interval)
 
     def due_early(self, pressed: tuple[Digest, float] | None, step_seconds: float) -> bool:
-        """Whether to contribute what there is, because the round after the next inner step would go on without it.
+        """Tell whether to contribute what there is, as the round after the next inner step would go on without it.
 
         ``pressed``: the head after which others wait, and the seconds left. At least one inner step is needed, and a
         round whose beginning is not merged yet presses nobody.
@@ -111,79 +116,88 @@ class SyncSchedule:
         return ready and pressed is not None and pressed[0] == self.seen and pressed[1] <= step_seconds
 
     def stepping(self) -> None:
-        """An inner step begins: the gradients are made."""
+        """Note that an inner step begins: the gradients are made."""
         self.live.before_step()
 
     def stepped(self) -> None:
-        """One inner step was made."""
+        """Count an inner step."""
         self.held += self.sent_at is None and self._is_over
         self.since += 1
-        self.passes.forget()
+        self._merged = None
         for progress in self.progress:
             progress.steps += 1
         self.live.after_step()
 
-    def trained(self, seconds: float) -> None:
-        """So much time passed between two boundaries."""
+    def add_seconds(self, seconds: float) -> None:
+        """Count the time between two boundaries."""
         self.seconds += seconds
 
     @property
     def was_away(self) -> bool:
-        """Whether contributions were held back for a round or more."""
+        """True when contributions were held back for a round or more."""
         return self.held >= self.interval * self.num_fragments
 
-    def withdrawn(self) -> None:
-        """The contribution in flight will not be named by any commit."""
+    def withdraw(self) -> None:
+        """Note that no commit will name the contribution in flight."""
         self.sent_at = None
+
+    def collect_written(self) -> set[int]:
+        """Return the fragments that contributions wrote since the last call: other ranks must have them, too."""
+        written, self._written = self._written, set()
+        return written
 
     # ---- sending ----
 
     def gradient(self, fragment: int, anchor_N: Tensor, local_N: Tensor) -> Tensor:
-        """The pseudo-gradient of a fragment: what was written, less what the live model holds now."""
+        """Return the pseudo-gradient of a fragment: what was written, less what the live model holds now."""
         return as_written(beside(anchor_N, local_N), self.progress[fragment].rounding_N) - local_N
 
     def take(
         self, model: Parameters, fragment: int, anchor_N: Tensor, based_on: Digest, per_step: int, *, outer_step: int
     ) -> Contribution | None:
-        """The contribution of a fragment, from now on in flight; ``per_step``: tokens behind one inner step,
+        """Make the contribution of a fragment, from now on in flight; ``per_step``: tokens behind one inner step,
         ``outer_step``: of the run, the one that it is for, counted from 0.
 
-        After an absence only a share of the progress counts, and the rest is given up when a commit names the
+        After an absence only a share of the progress counts, and the rest is dropped when a commit names the
         contribution; or nothing counts: None, and ``restart`` is due. The live model is not changed here, unless the
         method has training go on elsewhere while the contribution is in flight.
         """
         progress, step = self.progress[fragment], outer_step // self.num_fragments
         whole, late = self.interval * self.num_fragments, self.overlap > 0
-        spoken = self.passes.spoken(model, fragment, step, anchor_N, progress.rounding_N, late=late)
-        found = counted(self.method, step, fragment, progress, spoken, whole=whole, held=self.held)
-        if found.share == 0.0:
+        merged, self._merged = self._merged, None
+        update = read_update(self.method, model, fragment, progress, step, anchor_N, merged=merged, late=late)
+        share = measure_share(self.method, step, fragment, progress, update, whole=whole, held=self.held)
+        if share.fraction == 0.0:
             return None
-        self._counted, self.sent_at, self.seconds_sent = found, self.since, self.seconds
+        self._share, self.sent_at, self.seconds_sent = share, self.since, self.seconds
         in_time = self.lengthens and not progress.missed
         longer = lengthening(self.interval, self.paced, progress.steps / self.num_fragments) if in_time else 1.0
-        sent_N, progress_N = sent_of(self.method, spoken, found.share * longer)
-        made = Contribution(fragment, based_on, spoken.local_N, sent_N, self.since, found.steps * per_step)
-        made.base_N, made.progress_N, made.trained = spoken.base_N, progress_N, progress.steps
+        sent_N, progress_N = change_to_send(self.method, update, share.fraction * longer)
+        made = Contribution(fragment, based_on, update.local_N, sent_N, self.since, share.steps * per_step)
+        made.base_N, made.progress_N, made.trained = update.base_N, progress_N, progress.steps
         made.is_difference = progress_N is None
-        made.is_finite = progress_N is None and math.isfinite(spoken.norm)
+        made.is_finite = progress_N is None and math.isfinite(update.norm)
         made.begun_from = max(0, outer_step - progress.missed * self.num_fragments) if progress.missed else None
-        self._tell(made, model, spoken, step, anchor_N)
+        self._complete(made, model, update, step, anchor_N)
         return made
 
-    def _tell(self, made: Contribution, model: Parameters, spoken: Spoken, step: int, anchor_N: Tensor) -> None:
-        """What the method adds to a contribution, and where it has training go on meanwhile."""
+    def _complete(
+        self, made: Contribution, model: Parameters, update: LocalUpdate, step: int, anchor_N: Tensor
+    ) -> None:
+        """Add what the method adds to a contribution, and train on where it wants that meanwhile."""
         fragment = made.fragment
-        wanted_N = self.method.meanwhile(self.live, fragment, spoken.base_N, spoken.live_N) if self.overlap else None
-        self.live.taken(fragment)
+        wanted_N = self.method.meanwhile(self.live, fragment, update.base_N, update.live_N) if self.overlap else None
+        self.live.after_take(fragment)
         made.states = states_due(self.method, step, anchor_N, self.live, fragment)
         if self.method.summary is not SILENT:
             made.summary, made.unsaid = said(lambda: self.method.summary.says(self.live, fragment, made.vectors))
-        self.detours.go(model, fragment, spoken.live_N, wanted_N)
+        if go_elsewhere(model, fragment, self.progress[fragment], update.live_N, wanted_N):
+            self._written.add(fragment)
 
     # ---- merging ----
 
     def may_merge(self, update: CommittedUpdate) -> bool:
-        """Whether the time of the oldest commit that is not merged yet has come."""
+        """Tell whether the time of the oldest commit that is not merged yet has come."""
         return update.contribution is None or self.sent_at is None or self.since - self.sent_at >= self.overlap
 
     def merge(self, update: CommittedUpdate, model: Parameters) -> bool:
@@ -192,18 +206,22 @@ class SyncSchedule:
             self.seen = update.head
         if update.before_N is None or update.after_N is None:
             return False
-        if (wanted_N := self._merged(update, model, update.before_N, update.after_N)) is not None:
+        if (mine := update.contribution) is None:
+            wanted_N = self._past_others(update, model, update.before_N, update.after_N)
+        else:
+            wanted_N = self._past_ours(mine, model, update.fragment, update.after_N)
+        if wanted_N is not None:  # else it is there already
             self.put(model, update.fragment, wanted_N)
         else:
             self.progress[update.fragment].rounding_N = None  # what is changed where it lies is float32
-        self.live.merged(update)
+        self.live.after_merge(update)
         self.num_merged += 1
         return True
 
     def put(self, model: Parameters, fragment: int, wanted_N: Tensor) -> None:
         """Write a fragment into the live model, and remember by how much the model rounds it."""
-        self.detours.end(fragment)
-        self.passes.forget()
+        self.progress[fragment].end_detour()
+        self._merged = None
         model.write(fragment, wanted_N)
         rounds = not model.keeps(fragment)
         self.progress[fragment].rounding_N = less(model.read(fragment), wanted_N) if rounds else None
@@ -215,56 +233,52 @@ class SyncSchedule:
         fragments: Sequence[int],
         debts: Mapping[int, Tensor] | None = None,
     ) -> None:
-        """Put fragments to the anchor, their progress given up with the ``debts`` of some. Nothing may be in flight."""
+        """Put fragments to the anchor, their progress dropped with the ``debts`` of some. Nothing may be in flight."""
         for f in fragments:
-            progress, lost_N = self.progress[f], self.gradient(f, anchors[f], self.detours.live(model, f))
+            progress, lost_N = self.progress[f], self.gradient(f, anchors[f], read_live(model, f, self.progress[f]))
             if debts is not None and f in debts:
                 lost_N = lost_N + beside(debts[f], lost_N)
-            self.given_up.append(Away(f, progress.missed, progress.behind, 0, lost_N))
-            progress.given_up()
+            self.absences.append(Away(f, progress.missed, progress.behind, 0, lost_N))
+            progress.drop()
             self.put(model, f, anchors[f])
-            self.live.lost(f)
+            self.live.after_loss(f)
         self.since, self.held, self.seconds = 0, 0, 0.0
 
-    def swapped(self, model: Parameters, fragment: int, after_N: Tensor, *, unmoved: bool = False) -> None:
-        """A gossip step took the contribution in flight, and left ``after_N``; ``unmoved``: where it was before."""
+    def merge_swap(self, model: Parameters, fragment: int, after_N: Tensor, *, unmoved: bool = False) -> None:
+        """Bring in a gossip step, which took the contribution in flight and left ``after_N``; ``unmoved``: in vain."""
         self.since, self.seconds = 0, 0.0
-        self._named(self.progress[fragment], self.progress[fragment].steps)
+        self._account(self.progress[fragment], self.progress[fragment].steps)
         self.put(model, fragment, after_N)
-        self.live.swapped(fragment, unmoved=unmoved)
+        self.live.after_swap(fragment, unmoved=unmoved)
         self.num_merged += 1
 
     def away_too_long(self, because_of: int) -> list[int]:
-        """The fragments to restart when ``because_of`` is dropped: those that rounds have passed by are as old."""
+        """List the fragments to restart when ``because_of`` is dropped: those that rounds have passed by are as old."""
         return [f for f, progress in enumerate(self.progress) if f == because_of or progress.missed]
-
-    def _merged(self, update: CommittedUpdate, model: Parameters, before_N: Tensor, after_N: Tensor) -> Tensor | None:
-        """What is to be written; None: it is there already."""
-        if update.contribution is None:
-            return self._past_others(update, model, before_N, after_N)
-        return self._past_ours(update.contribution, model, update.fragment, after_N)
 
     def _past_others(
         self, update: CommittedUpdate, model: Parameters, before_N: Tensor, after_N: Tensor
     ) -> Tensor | None:
-        """After a commit that passed by: our progress stays, measured from the new anchor."""
+        """Go past a commit that took nothing of ours: our progress stays, measured from the new anchor."""
         progress, f = self.progress[update.fragment], update.fragment
-        self._passed_by(update)
+        self._note_missed(update)
         before_N = as_written(before_N, progress.rounding_N)
         if update.taken_N is None:
-            return self.passes.carried(model, f, before_N, after_N, due=self.due)
-        live_N = self.detours.live(model, f)  # what a previous incarnation sent is in the anchor, and no progress
+            return self._carry_on(model, f, before_N, after_N)
+        live_N = read_live(model, f, progress)  # what a previous incarnation sent is in the anchor, and no progress
         before_N, taken_N = beside(before_N, live_N), beside(update.taken_N, live_N)
         return carry(torch.where(taken_N, before_N, live_N), before_N, beside(after_N, live_N))
 
     def _past_ours(self, mine: Contribution, model: Parameters, f: int, after_N: Tensor) -> Tensor | None:
-        """After a commit that names our contribution: what was learnt since it was sent stays."""
-        stood_still, progress = self.since == self.sent_at and self.passes.carries(f), self.progress[f]
+        """Go past a commit that names our contribution: what was learnt since it was sent stays."""
+        progress = self.progress[f]
+        # Without an inner step since it was sent nothing stays but what a detour or a draw left aside.
+        stood_still = self.since == self.sent_at and not (progress.is_elsewhere or self.method.draws)
         if self.sent_at is not None:
             self.since -= self.sent_at
             self.seconds -= self.seconds_sent
-        away = None if self._counted is None else self._counted.away
-        self._named(progress, mine.trained)
+        away = None if self._share is None else self._share.away
+        self._account(progress, mine.trained)
         rounding_N, local_N = progress.rounding_N, mine.local_N
 
         def without(value_N: Tensor) -> Tensor:
@@ -272,40 +286,54 @@ class SyncSchedule:
             value_N = value_N if away is None else value_N + away.dropped_N
             return value_N if rounding_N is None else value_N - beside(rounding_N, value_N)
 
-        live_N = Lazy(lambda: without(self.detours.live(model, f)))
+        live_N = Lazy(lambda: without(read_live(model, f, progress)))
         sent_N, anchor_N = Lazy(lambda: without(local_N)), Lazy(lambda: beside(after_N, live_N.tensor()))
         merged_N = self.method.merge(live_N, sent_N, anchor_N)
         if not isinstance(merged_N, Carried):
             return values_of(merged_N)
         if stood_still:
             return after_N
-        return self.passes.carried(model, f, local_N, after_N, due=self.due) if away is None else merged_N.tensor()
+        return self._carry_on(model, f, local_N, after_N) if away is None else merged_N.tensor()
 
-    def _named(self, progress: Progress, trained: int) -> None:
-        """The contribution in flight was taken, with the ``trained`` inner steps behind it."""
+    def _carry_on(self, model: Parameters, f: int, sent_N: Tensor, anchor_N: Tensor) -> Tensor | None:
+        """Put what was learnt since ``sent_N`` on the new anchor; return it to be written; None: it is there."""
+        self._merged = None
+        progress = self.progress[f]
+        rows = None if progress.is_elsewhere else model.in_place(f)
+        if rows is None:
+            live_N = read_live(model, f, progress)
+            return carry(live_N, beside(sent_N, live_N), beside(anchor_N, live_N))
+        if self.due and self._may_keep:
+            self._merged = carry_and_keep(rows, sent_N, anchor_N)
+        else:
+            carry_rows(rows, sent_N, anchor_N)
+        return None
+
+    def _account(self, progress: Progress, trained: int) -> None:
+        """Note that a commit took the contribution in flight, with the ``trained`` inner steps behind it."""
         self.held, self.sent_at = 0, None
         progress.steps, progress.missed = max(0, progress.steps - trained), 0
-        self._took(progress)
+        self._settle_share(progress)
 
-    def _took(self, progress: Progress) -> None:
-        """The contribution was taken: what an absence left uncounted is given up, what was not drawn stays behind."""
-        if self._counted is not None:
-            progress.undrawn, progress.overdue = self._counted.undrawn, self._counted.overdue
-            self.given_up += [self._counted.away] if self._counted.away is not None else []
-            self._counted = None
+    def _settle_share(self, progress: Progress) -> None:
+        """Drop what an absence left uncounted of a contribution that was taken; what was not drawn stays behind."""
+        if self._share is not None:
+            progress.undrawn, progress.overdue = self._share.undrawn, self._share.overdue
+            self.absences += [self._share.away] if self._share.away is not None else []
+            self._share = None
 
-    def _passed_by(self, update: CommittedUpdate) -> None:
+    def _note_missed(self, update: CommittedUpdate) -> None:
         progress = self.progress[update.fragment]
         self.sent_at = None
         if update.took:
-            self._took(progress)
+            self._settle_share(progress)
         self.since = max(0, self.since + update.owed_steps // self.num_fragments)
         progress.steps = max(0, progress.steps + update.owed_steps)
         progress.missed += update.rounds if progress.behind else 0
 
 
 def make_schedule(manifest: Manifest, seen: bytes, live: LiveSide | None = None) -> SyncSchedule:
-    """When a peer contributes and how it merges, from the record ``seen`` on."""
+    """Make the schedule of a peer, from the record ``seen`` on."""
     outer, inner = manifest.outer, manifest.inner
     method, interval = make_outer(outer.method, outer.hyper), inner.steps // outer.fragments
     lengthens, live = inner.pace == "speed", live or LiveSide()
@@ -317,10 +345,11 @@ def make_schedule(manifest: Manifest, seen: bytes, live: LiveSide | None = None)
 # A checkpoint holds the schedule's memory. A peer goes on from it with its progress, or at an anchor.
 
 ROUNDING = "rounding/{}"  # of a fragment, in a checkpoint
+DETOURS = (("detour/{}/left", "left_N"), ("detour/{}/begun", "begun_N"))  # names there, and in `Progress`
 
 
 def memory_of(schedule: SyncSchedule) -> dict[str, Any]:
-    """What a checkpoint keeps, as JSON."""
+    """Return the numbers that a checkpoint keeps, as JSON."""
     return {
         "since": schedule.since,
         "held": schedule.held,
@@ -331,10 +360,14 @@ def memory_of(schedule: SyncSchedule) -> dict[str, Any]:
 
 
 def tensors_of(schedule: SyncSchedule) -> dict[str, Tensor]:
-    """The tensors that a checkpoint keeps."""
-    given = ((f, progress.rounding_N) for f, progress in enumerate(schedule.progress))
-    roundings = {ROUNDING.format(f): rounding_N for f, rounding_N in given if rounding_N is not None}
-    return {**roundings, **schedule.detours.tensors(), **schedule.live.tensors()}
+    """Return the tensors that a checkpoint keeps."""
+    names = ((ROUNDING, "rounding_N"), *DETOURS)
+    each = (
+        (name.format(f), getattr(progress, field_))
+        for name, field_ in names
+        for f, progress in enumerate(schedule.progress)
+    )
+    return {**{name: one_N for name, one_N in each if one_N is not None}, **schedule.live.tensors()}
 
 
 def resume(
@@ -354,22 +387,34 @@ def resume(
     if memory is not None:  # None: of a version before 0.2, which kept no count
         _recall(schedule, tensors, memory)
     schedule.live.recall(tensors)
-    for f, live_N in schedule.detours.recall(model, tensors, schedule.num_fragments):
-        rounding_N = schedule.progress[f].rounding_N  # no progress before, nor when it is written anew
-        schedule.put(model, f, live_N if rounding_N is None else less(live_N, rounding_N))
+    for f, progress in enumerate(schedule.progress):
+        _come_back(schedule, model, f, progress, tensors)
     for f, anchor_N in enumerate(anchors):
         before_N = tensors[anchor_name(f)]
         if not torch.equal(before_N, anchor_N):
             _carry_on(schedule, model, f, before_N, anchor_N, outer_steps)
-            schedule.live.passed_by(f, states[f] if states else {})
+            schedule.live.after_others(f, states[f] if states else {})
 
 
 def _recall(schedule: SyncSchedule, tensors: Mapping[str, Tensor], memory: Mapping[str, Any]) -> None:
     schedule.since, schedule.held = int(memory["since"]), int(memory["held"])
     schedule.seconds = float(memory.get("seconds", 0.0))  # an older checkpoint has none
-    told = enumerate(memory["fragments"])
-    schedule.progress = [Progress.recalled(one, tensors.get(ROUNDING.format(f))) for f, one in told]
+    each = enumerate(memory["fragments"])
+    schedule.progress = [Progress.recall(one, tensors.get(ROUNDING.format(f))) for f, one in each]
     recall_unadopted(schedule, memory)
+
+
+def _come_back(
+    schedule: SyncSchedule, model: Parameters, f: int, progress: Progress, tensors: Mapping[str, Tensor]
+) -> None:
+    """Take a detour of the checkpoint out of the live model: what was in flight is not any more."""
+    for name, field_ in DETOURS:
+        setattr(progress, field_, tensors.get(name.format(f)))
+    if progress.is_elsewhere:
+        schedule._written.add(f)
+        live_N, rounding_N = read_live(model, f, progress), progress.rounding_N
+        # The rounding was no progress before, nor is it when it is written anew.
+        schedule.put(model, f, live_N if rounding_N is None else less(live_N, rounding_N))
 
 
 def _carry_on(
@@ -383,12 +428,12 @@ def _carry_on(
 
 
 def recall_unadopted(schedule: SyncSchedule, memory: Mapping[str, Any]) -> None:
-    """What of the shared state the inner optimizer did not have yet when a checkpoint was written."""
+    """Recall the channels of the shared state that the inner optimizer lacked when a checkpoint was written."""
     schedule.unadopted = {int(fragment): list(names) for fragment, names in memory.get("unadopted", {}).items()}
 
 
 def note_replayed(schedule: SyncSchedule, outer_steps: Iterable[int]) -> None:
-    """These outer steps of the run were replayed beside the live model: it lacks the channels that they had."""
+    """Note outer steps that were replayed beside the live model: it lacks the channels that they had."""
     for outer_step in outer_steps if schedule.method.inner else ():
         fragment, step = outer_step % schedule.num_fragments, outer_step // schedule.num_fragments
         names = {channel.name for channel in schedule.method.channels() if channel.is_due(step)}
@@ -402,7 +447,7 @@ def stand_at(
     schedule.live.recall(tensors)
     for f, anchor_N in enumerate(anchors):
         schedule.put(model, f, anchor_N)
-        schedule.live.lost(f)
+        schedule.live.after_loss(f)
 
 
 # ---- inner steps by speed ----
@@ -430,7 +475,7 @@ USUAL = 31  # inner steps whose median is this peer's speed: an evaluation betwe
 
 
 def lengthening(interval: int, paced: int, steps: float) -> float:
-    """What the change of a slow peer that is in time is multiplied by: all inner steps count alike in a mean by tokens
+    """Return the factor on the change of a slow peer that is in time: all inner steps count alike in a mean by tokens
     then, H sum(change_i) / sum(steps_i). FedNova's normalisation, see `share_of`.
 
     ``interval``: steps of a full contribution; ``paced``: those after which this peer makes one, 0: all; ``steps``:
@@ -443,7 +488,7 @@ def lengthening(interval: int, paced: int, steps: float) -> float:
 
 
 class Pace:
-    """One peer's."""
+    """The pace of one peer: the inner steps after which it contributes."""
 
     def __init__(self, inner: Inner, full: int, least: int) -> None:
         """``full``: inner steps of a full contribution, ``least``: of any."""
@@ -452,11 +497,11 @@ class Pace:
         self._seconds: deque[float] = deque(maxlen=USUAL)
 
     def stepped(self, seconds: float) -> None:
-        """An inner step took so long."""
+        """Note the time of an inner step."""
         self._seconds.append(seconds)
 
     def steps(self, others: Sequence[float]) -> int:
-        """Inner steps after which to contribute; ``others``: seconds of a full contribution of the other members."""
+        """Return the inner steps after which to contribute; ``others``: each one's seconds of a full contribution."""
         if len(self._seconds) < KNOWN:
             return self._full
         step = statistics.median(self._seconds)
@@ -466,7 +511,7 @@ class Pace:
         return max(self._least, math.floor(target / step))
 
     def _target(self, others: Sequence[float], own: float) -> float | None:
-        """T; None: nothing is known that would call for fewer steps."""
+        """Return T; None: nothing is known that would call for fewer steps."""
         if self._kind == "clock":
             return self._clock
         if self._kind == "equal" or not others:

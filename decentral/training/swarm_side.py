@@ -32,19 +32,19 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class PendingResult(Protocol[T_co]):
-    """Of work that was begun on the swarm's loop, and goes on whether or not anybody waits for it."""
+    """Result of work that was begun on the swarm's loop, and goes on whether or not anybody waits for it."""
 
     def done(self) -> bool:
-        """Whether ``result`` need not wait."""
+        """Tell whether ``result`` need not wait."""
         ...
 
     async def result(self, within: float | None = None) -> T_co:
-        """What the work returned or raised; TimeoutError after ``within`` seconds."""
+        """Return the work's result, or raise its error; TimeoutError after ``within`` seconds."""
         ...
 
 
 class SwarmSide(Protocol):
-    """Where rounds are made. Plain attributes of ``node`` may be read; all else is asked of its loop."""
+    """The side on which rounds are made. Plain attributes of ``node`` may be read; all else is asked of its loop."""
 
     @property
     def node(self) -> Node:
@@ -53,16 +53,16 @@ class SwarmSide(Protocol):
 
     @property
     def alive(self) -> bool:
-        """Whether commits can still come."""
+        """True while commits can still come."""
         ...
 
     @property
     def has_updates(self) -> bool:
-        """Whether commits wait, be it their time or not."""
+        """True when commits wait, be it their time or not."""
         ...
 
     async def next_update(self, within: float, is_time: IsTime) -> CommittedUpdate | None:
-        """The next commit, in order, if ``is_time`` says so of it; None when it is not there by then, or too early."""
+        """Take the next commit, in order, if ``is_time`` says so of it; None when it is not there in time, or early."""
         ...
 
     def begin(self, work: Callable[..., Awaitable[T]], *args: Any) -> PendingResult[T]:
@@ -82,32 +82,32 @@ class AcrossThreads:
 
     @property
     def node(self) -> Node:
-        """See SwarmSide."""
+        """The node that takes part for this loop."""
         return self._thread.node
 
     @property
     def alive(self) -> bool:
-        """See SwarmSide."""
+        """True while the swarm's thread runs."""
         return self._thread.alive
 
     @property
     def has_updates(self) -> bool:
-        """See SwarmSide."""
+        """True when commits wait."""
         return not self._thread.updates.empty()
 
     async def next_update(self, within: float, is_time: IsTime) -> CommittedUpdate | None:
-        """See SwarmSide."""
+        """Take the next commit if it is time."""
         try:
             return self._thread.updates.get(is_time, within if self.alive else None)
         except queue.Empty:
             return None
 
     def begin(self, work: Callable[..., Awaitable[T]], *args: Any) -> PendingResult[T]:
-        """See SwarmSide."""
+        """Run it on the swarm's loop; do not wait."""
         return _BegunThere(self._thread.begin(work, *args))
 
     async def call(self, work: Callable[..., Awaitable[T]], *args: Any) -> T:
-        """See SwarmSide."""
+        """Run it on the swarm's loop, and wait for its result."""
         return self._thread.call(work, *args)
 
 
@@ -179,21 +179,21 @@ class SwarmThread(Generic[N]):
 
     @property
     def has_node(self) -> bool:
-        """Whether the node is there; another thread may ask before it is."""
+        """True once the node is there; another thread may ask before it is."""
         return self._node is not None
 
     @property
     def error(self) -> BaseException | None:
-        """What ended the loop, if it did not end because it was asked to."""
+        """The error that ended the loop, if it did not end because it was asked to."""
         return self._error
 
     @property
     def alive(self) -> bool:
-        """Whether the loop still runs."""
+        """True while the loop still runs."""
         return self._thread.is_alive()
 
     def reason(self) -> BaseException:
-        """Why the loop ended; waits a while for one that is about to."""
+        """Say why the loop ended; wait a while for one that is about to."""
         self._thread.join(STOP_TIMEOUT)
         return self._error or DecentralError("the swarm's thread ended; see events.jsonl, then restart")
 
@@ -323,7 +323,7 @@ class Backlog:
         """Add the newest commit."""
         with self._came:
             if len(self._waiting) >= MOST_APART:
-                update = self._folded(update)
+                update = self._fold(update)
             self._waiting.append(update)
             self._came.notify()
 
@@ -344,18 +344,18 @@ class Backlog:
             return taken
 
     def has_one(self, is_time: IsTime) -> bool:
-        """Whether ``get`` need not wait."""
+        """Tell whether ``get`` need not wait."""
         return bool(self._waiting) and is_time(self._waiting[0])
 
     def empty(self) -> bool:
-        """Whether nothing waits."""
+        """Tell whether nothing waits."""
         return not self._waiting
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def _folded(self, newest: CommittedUpdate) -> CommittedUpdate:
-        """``newest`` joined with the last one on its fragment, if neither took progress of this peer's."""
+    def _fold(self, newest: CommittedUpdate) -> CommittedUpdate:
+        """Join ``newest`` with the last one on its fragment, if neither took progress of this peer's."""
         if _is_of_this_peer(newest):
             return newest
         for at in range(len(self._waiting) - 1, -1, -1):
@@ -364,17 +364,17 @@ class Backlog:
                 if _is_of_this_peer(older):
                     return newest
                 del self._waiting[at]
-                return newest if older.before_N is None else _joined(older, newest)
+                return newest if older.before_N is None else _join(older, newest)
         return newest
 
 
 def _is_of_this_peer(update: CommittedUpdate) -> bool:
-    """Whether it took progress of this peer's: it is merged by itself."""
+    """Tell whether it took progress of this peer's: it is merged by itself."""
     return update.contribution is not None or update.took or update.taken_N is not None
 
 
-def _joined(older: CommittedUpdate, newest: CommittedUpdate) -> CommittedUpdate:
-    """Both moves as one. They meet, unless a branch was given up in between: what is owed since then is the gap."""
+def _join(older: CommittedUpdate, newest: CommittedUpdate) -> CommittedUpdate:
+    """Make one move of both. They meet, unless a branch was given up in between: what is owed since then is the gap."""
     before_N = older.before_N
     assert before_N is not None
     if older.after_N is not None and newest.before_N is not None and older.after_N is not newest.before_N:
@@ -426,21 +426,21 @@ class SameLoop:
 
     @property
     def has_updates(self) -> bool:
-        """See SwarmSide."""
+        """True when commits wait."""
         return not self._updates.empty()
 
     async def next_update(self, within: float, is_time: IsTime) -> CommittedUpdate | None:
-        """See SwarmSide."""
+        """Take the next commit if it is time."""
         return await self._updates.next(within, is_time)
 
     def begin(self, work: Callable[..., Awaitable[T]], *args: Any) -> PendingResult[T]:
-        """See SwarmSide."""
+        """Run it on the swarm's loop; do not wait."""
         begun: _BegunHere[T] = _BegunHere()
         self._group.start_soon(begun.run, work, *args)
         return begun
 
     async def call(self, work: Callable[..., Awaitable[T]], *args: Any) -> T:
-        """See SwarmSide."""
+        """Run it on the swarm's loop, and wait for its result."""
         return await self.begin(work, *args).result()
 
 
@@ -451,7 +451,7 @@ class _BegunHere(PendingResult[T]):
         self._error: DecentralError | None = None
 
     async def run(self, work: Callable[..., Awaitable[T]], *args: Any) -> None:
-        """Keeps the errors that a caller can do something about; others end the group."""
+        """Do the work, and keep errors that a caller can do something about; others end the group."""
         try:
             self._results.append(await work(*args))
         except DecentralError as error:

@@ -362,7 +362,7 @@ def step_as_pair(peers: Sequence[TrialPeer], fragment: int, halves: Sequence[Hal
 
 def _take_over(peer: TrialPeer, fragment: int, step: GossipStep) -> None:
     install(peer.replica, fragment, step)
-    peer.schedule.swapped(peer.live, fragment, step.after_N, unmoved=bool(step.unmoved))
-    peer.schedule.given_up.clear()
+    peer.schedule.merge_swap(peer.live, fragment, step.after_N, unmoved=bool(step.unmoved))
+    peer.schedule.absences.clear()
     peer.live.averages.resume()
     peer.outer_step += 1

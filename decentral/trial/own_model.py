@@ -18,7 +18,7 @@ from decentral.errors import ConfigError, NonFiniteError
 from decentral.manifest import Manifest
 from decentral.optimizers import make_outer
 from decentral.parameters import buffers_of, parameters_of, scatter, schema_of
-from decentral.training.inner import Together
+from decentral.training.inner_states import Together
 from decentral.trial.course import Course
 from decentral.trial.replicas import TrialPeer, TrialWorld, trial_peer, trial_signers
 

@@ -74,7 +74,7 @@ class TrialPeer:
     def stepped(self, seconds: float) -> None:
         """Count an inner step that was made, by its own optimizers or for it."""
         self.schedule.stepped()
-        self.schedule.trained(seconds)
+        self.schedule.add_seconds(seconds)
         self.steps += 1
         for parameter in self._parameters:
             parameter.grad = None
@@ -96,7 +96,7 @@ class TrialPeer:
             self._start_over(self.schedule.away_too_long(fragment))
         else:
             made.check_finite(self.replica)
-        self.schedule.given_up.clear()
+        self.schedule.absences.clear()
         return made
 
     def _start_over(self, fragments: Sequence[int]) -> None:
@@ -111,7 +111,7 @@ class TrialPeer:
             if self.schedule.merge(update, self.live) and self.schedule.method.inner and update.state:
                 before = self._to_adopt.get(update.fragment, ({}, frozenset()))[1]
                 self._to_adopt[update.fragment] = (update.state, before | update.channels)
-        self.schedule.given_up.clear()
+        self.schedule.absences.clear()
         self._adopt()
         self.live.averages.resume()
 

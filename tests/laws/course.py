@@ -100,6 +100,6 @@ class Course:
         if mine is not None:
             account.given_N += mine.gradient_N.double()
             account.again_N += peer.anchor_N.double() - peer.live_N.double()
-        for away in peer.schedule.given_up:
+        for away in peer.schedule.absences:
             account.dropped_N += away.dropped_N.double()
-        peer.schedule.given_up.clear()
+        peer.schedule.absences.clear()

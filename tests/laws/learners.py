@@ -187,7 +187,7 @@ class Learners:
         for n, step in steps.items():
             peer = self.peers[n]
             install(peer.replica, 0, step)
-            peer.schedule.swapped(peer.model, 0, step.after_N, unmoved=bool(step.unmoved))
+            peer.schedule.merge_swap(peer.model, 0, step.after_N, unmoved=bool(step.unmoved))
         self.head = replace(self.head, round=self.head.round + 1, outer_step=self.head.outer_step + 1)
 
     def _change(self, n: int) -> Contribution:

@@ -78,7 +78,7 @@ class Side:
         (taken_N,) = self.inner.step([anchor_N - trained_N], self.live.before_step)
         self.model.write(0, anchor_N - taken_N)
         self.live.after_step()
-        self.live.taken(0)
+        self.live.after_take(0)
         return self.model.read(0)
 
     def committed(self, state: Mapping[str, Tensor], peers: tuple[bytes, ...]) -> None:

@@ -148,7 +148,7 @@ class Run:
         stepped = swap(self.method, [pupil.replica[0] for pupil in pupils], [deltas[p] for p in group], states)
         for pupil, (after_N, state) in zip(pupils, stepped, strict=True):
             pupil.replica[0], pupil.states[0] = after_N, state
-            pupil.schedule.swapped(pupil.model, 0, after_N)
+            pupil.schedule.merge_swap(pupil.model, 0, after_N)
 
 
 def terms(method: str) -> Manifest:
@@ -218,7 +218,7 @@ def test_a_peer_that_was_never_away_is_not_bounded(method: str):
     run = Run(terms(method))
     for number in range(8 * run.num_fragments):
         run.round(number, [0, 1, 2])
-    assert not any(pupil.schedule.given_up for pupil in run.pupils)
+    assert not any(pupil.schedule.absences for pupil in run.pupils)
 
 
 @pytest.mark.parametrize("method", [name for name in SYNCHRONOUS if name not in {*ALONG_DIRECTIONS, *DRAWING}])
@@ -228,7 +228,7 @@ def test_within_the_bound_progress_counts_as_one_contribution_and_beyond_it_as_n
     for number in range((LEAVES + absence + 1) * run.num_fragments):
         gone = LEAVES <= number // run.num_fragments < LEAVES + absence
         run.round(number, [0, 1] if gone else [0, 1, 2])
-    told = run.pupils[2].schedule.given_up
+    told = run.pupils[2].schedule.absences
     assert {away.fragment for away in told} == set(range(run.num_fragments))
     steps = run.manifest.inner.steps
     for away in told[: run.num_fragments]:

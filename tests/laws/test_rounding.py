@@ -44,7 +44,7 @@ class Run(Learners):
         super().__init__(outer, len(ALL), randn(0))
         for n, peer in enumerate(self.peers):
             peer.model = kind([self.start_N])
-            peer.schedule.beside(LiveSide(peer.model, peer.inner, SIGNERS[n].peer, SCHEMA))
+            peer.schedule.set_live(LiveSide(peer.model, peer.inner, SIGNERS[n].peer, SCHEMA))
             peer.schedule.put(peer.model, 0, self.start_N)  # which bfloat16 cannot hold
 
     def moved(self, n: int, step_N: Tensor, as_far_N: Tensor | None = None) -> Tensor:

@@ -43,7 +43,7 @@ def test_a_missed_round_of_a_few_costs_nothing_of_what_was_learnt_of_all(late: i
     run = walked((late,), WHOLE - 1)
     assert float(offered(run, 2).norm()) >= float(offered(run, 0).norm())
     run.meet(ALL)
-    assert run.peers[2].schedule.given_up == []
+    assert run.peers[2].schedule.absences == []
     again = run.peers[2].schedule.progress[0]
     assert (again.steps, again.missed, again.undrawn, again.overdue) == (0, 0, 0, 0)
 
@@ -59,23 +59,23 @@ def test_who_missed_a_round_of_all_brings_no_more_than_the_others_until_the_next
 def test_it_goes_on_counting_in_full_after_the_next_round_of_all():
     run = walked((WHOLE - 1,), 2 * WHOLE)
     torch.testing.assert_close(offered(run, 2), offered(run, 0))
-    run.peers[2].schedule.given_up.clear()
+    run.peers[2].schedule.absences.clear()
     run.meet(ALL)
-    assert run.peers[2].schedule.given_up == []
+    assert run.peers[2].schedule.absences == []
 
 
 def test_all_that_is_left_has_been_drawn_before_the_next_round_of_all_where_parts_are_few():
     run = walked((WHOLE - 1,), WHOLE + 15, parts=4)
     torch.testing.assert_close(offered(run, 2), offered(run, 0), rtol=0.0, atol=8 * STEP)
-    run.peers[2].schedule.given_up.clear()
+    run.peers[2].schedule.absences.clear()
     run.meet(ALL)
-    assert run.peers[2].schedule.given_up == []
+    assert run.peers[2].schedule.absences == []
 
 
 def test_what_is_given_up_is_told_with_the_steps_behind_it():
     run = walked((WHOLE - 1,), WHOLE)
     run.meet(ALL)
-    (away,) = run.peers[2].schedule.given_up
+    (away,) = run.peers[2].schedule.absences
     assert away.sentence() == "1 round passed by: 21 inner steps count as 1"
 
 
@@ -85,7 +85,7 @@ def test_the_count_survives_a_restart():
     assert before.undrawn > 0
     assert before.overdue == 1
     told = json.loads(json.dumps(before.memory()))
-    assert Progress.recalled(told, None) == before
+    assert Progress.recall(told, None) == before
 
 
 def test_a_round_that_passes_by_who_made_no_step_since_the_last_counts_as_missed():

@@ -125,7 +125,7 @@ class Paired(Learner):
         live = LiveSide(self.model, self.inner, self.signer.peer, lab.schema)
         self.schedule = SyncSchedule(self.interval, 0, self.method, bytes(32), live=live)
 
-    def swapped(self, outcome: Swapped) -> None:
+    def swap_ended(self, outcome: Swapped) -> None:
         self.outcomes.append(outcome)
 
 

@@ -149,7 +149,7 @@ def test_a_contribution_that_no_commit_takes_is_progress_as_before(fate: str):
     learn(run, 1)
     learnt_N += run.peers[2].live_N - began_N
     if fate == "withdrawn":
-        run.peers[2].schedule.withdrawn()
+        run.peers[2].schedule.withdraw()
     else:
         offered.made.pop(2)
         left = tuple(ref for ref in offered.record.frames if ref.peer != run.peers[2].schedule.live.peer)
@@ -208,7 +208,7 @@ def test_rounding_of_a_detour_in_bfloat16_is_no_progress():
         assert made is not None
         assert not made.gradient_N.any()
         assert not torch.equal(model.read(0), written_N)
-        schedule.withdrawn()
+        schedule.withdraw()
 
 
 def test_nor_is_it_where_a_restart_takes_the_detour_out_again():
@@ -232,7 +232,7 @@ def test_a_restart_from_the_anchor_leaves_no_detour():
     learn(run)
     run.offer(PEERS)
     peer = run.peers[0]
-    peer.schedule.withdrawn()
+    peer.schedule.withdraw()
     peer.schedule.restart(peer.model, [peer.anchor_N], [0])
     assert torch.equal(peer.live_N, peer.anchor_N)
     peer.schedule.stepped()
@@ -245,8 +245,8 @@ def test_other_ranks_are_told_of_what_a_contribution_moved_and_once():
     run = begun(1)
     learn(run)
     run.offer((0,))
-    assert run.peers[0].schedule.detours.told() == {0}
-    assert run.peers[0].schedule.detours.told() == set()
+    assert run.peers[0].schedule.collect_written() == {0}
+    assert run.peers[0].schedule.collect_written() == set()
 
 
 def test_a_detour_is_shorter_than_the_way_of_a_peer_that_only_follows_itself():

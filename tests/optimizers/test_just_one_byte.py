@@ -254,7 +254,7 @@ def test_what_an_absence_leaves_uncounted_is_not_told_later():
     run.learn({0: 0.001 * randn(2)})
     run.commit(offered)
     assert (told_by(run, 0).first, len(told_by(run, 0).levels)) == (2, 1)
-    assert [(away.steps, away.counted) for away in run.peers[0].schedule.given_up] == [(2, 1)]
+    assert [(away.steps, away.counted) for away in run.peers[0].schedule.absences] == [(2, 1)]
 
 
 def test_a_frame_is_a_header_and_no_body():

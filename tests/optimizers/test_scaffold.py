@@ -125,7 +125,7 @@ def test_a_contribution_that_is_refused_changes_nothing_of_a_peers_own():
     run.learn({n: 0.01 * randn(n) for n in PEERS})
     before = dict(run.peers[0].schedule.live.own(0))
     run.offer(PEERS)
-    run.peers[0].schedule.withdrawn()
+    run.peers[0].schedule.withdraw()
     after = run.peers[0].schedule.live.own(0)
     assert set(after) == set(before)
     assert all(torch.equal(after[name], one) for name, one in before.items())

@@ -195,7 +195,7 @@ def test_a_dtype_that_no_file_has_a_word_for_is_kept_as_its_bytes(tmp_path: Path
     model["trained"] = nn.Parameter(torch.ones(3))
     optimizer = torch.optim.SGD([model["trained"]], lr=0.1)
     live = LiveModel(model, 1, None, [optimizer])
-    keep_frozen(tmp_path, live.schema.frozen, live.frozen, whole=live.whole)
+    keep_frozen(tmp_path, live.schema.frozen, live.frozen_parts, whole=live.whole_frozen)
     assert frozen_digest(read_frozen(tmp_path, live.schema.frozen)["base"]) == live.schema.frozen[0].digest
 
 

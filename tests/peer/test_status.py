@@ -107,12 +107,12 @@ def test_gossip_in_which_nobody_pairs_with_a_peer_is_a_hang_although_its_steps_g
     stalls = StallWatch(lambda kind, fields: None)
     for partner in (B, *[None] * (STEPS_ALONE - 1)):
         now[0] += 10.0
-        reporter.swapped(SimpleNamespace(step=0, partner=partner, disagreement=None, matched=True))  # type: ignore[arg-type]
-        assert stalls.look(node, reporter, 0.0) == (0.0, "")
+        reporter.swap_ended(SimpleNamespace(step=0, partner=partner, disagreement=None, matched=True))  # type: ignore[arg-type]
+        assert stalls.look(node, reporter.counters, 0.0) == (0.0, "")
     now[0] += 10.0
-    reporter.swapped(SimpleNamespace(step=0, partner=None, disagreement=None, matched=True))  # type: ignore[arg-type]
+    reporter.swap_ended(SimpleNamespace(step=0, partner=None, disagreement=None, matched=True))  # type: ignore[arg-type]
     why = "waiting for a partner: the last 4 steps were taken alone"
-    assert stalls.look(node, reporter, 0.0) == (40.0, why)
+    assert stalls.look(node, reporter.counters, 0.0) == (40.0, why)
 
 
 def test_a_swarm_below_its_least_number_of_peers_says_that_it_waits_for_one_more(run_lab: Any) -> None:
@@ -129,10 +129,10 @@ def test_a_swarm_below_its_least_number_of_peers_says_that_it_waits_for_one_more
         for _ in range(3):
             reporter.round_ended(update((first.driver.me,), True))
         stalls = StallWatch(lambda kind, fields: None)
-        assert stalls.look(first, reporter, anyio.current_time()) == (0.0, "")
+        assert stalls.look(first, reporter.counters, anyio.current_time()) == (0.0, "")
         members[2].kill()
         await anyio.sleep(60.0)
-        seconds, why = stalls.look(first, reporter, anyio.current_time())
+        seconds, why = stalls.look(first, reporter.counters, anyio.current_time())
         assert why == "waiting for more peers: it takes 3 (swarm.min_peers), and 2 are here"
         assert 40.0 < seconds <= 61.0
 

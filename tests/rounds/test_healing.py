@@ -140,8 +140,8 @@ class Counted(Learner):
     def round_ended(self, update, *, of_pairs=False):
         self.reporter.round_ended(update, of_pairs=of_pairs)
 
-    def parted(self, outer_step):
-        self.reporter.parted(outer_step)
+    def branch_left(self, outer_step):
+        self.reporter.branch_left(outer_step)
 
 
 def test_after_a_partition_nobody_counts_contributions_to_rounds_that_were_given_up(run_lab, terms):
@@ -153,8 +153,8 @@ def test_after_a_partition_nobody_counts_contributions_to_rounds_that_were_given
         chain = [commit.record for commit in won[0].log]
         for member in (*won, *lost):
             named = sum(member.signer.peer in {ref.peer for ref in contributions(record)} for record in chain)
-            assert 2 <= sum(member.reporter.outcomes) <= named
-        assert all(len(member.reporter.outcomes) < len(won[0].reporter.outcomes) for member in lost)
+            assert 2 <= sum(member.reporter.counters.outcomes) <= named
+        assert all(len(member.reporter.counters.outcomes) < len(won[0].reporter.counters.outcomes) for member in lost)
         for member in lost:
             (healed,) = member.happened("healed")
             (parted,) = {one.parted for one in member.all_updates if one.adopted}

@@ -28,7 +28,7 @@ def store(directory, model, document, num_fragments=2, **meta):
     tensors |= {BUFFERS: live.read_buffers()} if live.schema.buffers else {}
     if live.schema.frozen:
         directory.parent.mkdir(exist_ok=True)
-        keep_frozen(directory.parent, live.schema.frozen, live.frozen)
+        keep_frozen(directory.parent, live.schema.frozen, live.frozen_parts)
     save(directory, "round-1", tensors, {"parameters": live.schema.to_json(), "model": document, **meta})
 
 
@@ -149,11 +149,11 @@ def test_a_frozen_file_of_another_base_or_a_damaged_one_is_not_exported(tmp_path
 
 def test_what_is_frozen_is_written_once_and_again_for_another_base(tmp_path):
     one, other = LiveModel(Mixed(0), 1, None), LiveModel(Mixed(1), 1, None)
-    keep_frozen(tmp_path, one.schema.frozen, one.frozen)
+    keep_frozen(tmp_path, one.schema.frozen, one.frozen_parts)
     keep_frozen(tmp_path, one.schema.frozen, lambda: pytest.fail("it was there"))
-    keep_frozen(tmp_path, other.schema.frozen, other.frozen)
+    keep_frozen(tmp_path, other.schema.frozen, other.frozen_parts)
     found = load_file(tmp_path / FROZEN)
-    assert torch.equal(found["base.weight"], other.frozen()["base.weight"])
+    assert torch.equal(found["base.weight"], other.frozen_parts()["base.weight"])
     assert [path.name for path in tmp_path.iterdir()] == [FROZEN]
 
 

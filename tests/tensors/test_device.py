@@ -14,7 +14,16 @@ from decentral.benchmarks.compressors import peak_extra_bytes
 from decentral.compressors import blocks, parse_compressor, random, two_bits
 from decentral.compressors.blockwise import Linear
 from decentral.tensors import device
-from decentral.tensors.device import BYTES_A_PARAMETER, PROCESSOR, aside, beside, moved, moved_together, place_of, slabs
+from decentral.tensors.device import (
+    BYTES_A_PARAMETER,
+    PROCESSOR,
+    aside,
+    beside,
+    moved_together,
+    place_of,
+    slabs,
+    to_device,
+)
 from tests.devices import DEVICES
 
 BLOCKWISE = ["int8", "int4", "fp8", "e3m0", "nf4", "sign", "natural", "qsgd"]
@@ -197,9 +206,9 @@ SIZES = [0, 1, 1000, 1 << 18, (1 << 22) + 3, 5 * (1 << 22) + 1]  # of no slab, o
 @pytest.mark.parametrize("device", DEVICES)
 def test_there_and_back_every_bit_is_the_same(device: str, numel: int):
     here_N = torch.arange(numel, dtype=torch.float32)
-    there_N = moved(here_N, torch.device(device))
+    there_N = to_device(here_N, torch.device(device))
     assert there_N.device.type == device
-    assert torch.equal(moved(there_N, PROCESSOR), here_N)
+    assert torch.equal(to_device(there_N, PROCESSOR), here_N)
 
 
 @pytest.mark.parametrize("device", DEVICES)

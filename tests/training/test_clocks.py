@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.optim import lr_scheduler
 
-from decentral.training.clocks import RunSchedule, StepCount, changed_sentence, cosine, move_on, numbers_of
+from decentral.training.clocks import RunSchedule, StepCount, cosine, move_on
+from decentral.training.inner_states import describe_changes, numbers_of
 
 
 def optimizer_of(rate: float | torch.Tensor = 1.0, **given: Any) -> torch.optim.Optimizer:
@@ -90,8 +91,8 @@ def test_rates_that_are_tensors_are_written_in_place() -> None:
 def test_settings_that_were_changed_are_told_with_both_values() -> None:
     before, now = optimizer_of(1e-3, weight_decay=0.1), optimizer_of(3e-4, betas=(0.9, 0.95), weight_decay=0.1)
     lr_scheduler.LinearLR(now, 0.1)  # a warm-up is no change
-    said = changed_sentence([numbers_of(before)], [numbers_of(now)])
+    said = describe_changes([numbers_of(before)], [numbers_of(now)])
     assert "lr is 0.0003 here and 0.001 in the checkpoint" in said
     assert "betas is 0.9, 0.95 here and 0.9, 0.999 in the checkpoint" in said
     assert "weight_decay" not in said
-    assert changed_sentence([numbers_of(now)], [numbers_of(now)]) == ""
+    assert describe_changes([numbers_of(now)], [numbers_of(now)]) == ""

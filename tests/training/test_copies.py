@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from decentral.errors import ConfigError
 from decentral.training import copies
-from decentral.training.inner import InnerSteps, Together, make_hookable
+from decentral.training.inner import InnerSteps, make_hookable
 from decentral.training.inner_optimizers import GPA, SPSA, ScheduleFree
+from decentral.training.inner_states import Together
 from decentral.training.live_model import LiveModel
 
 BF16 = torch.bfloat16
@@ -340,7 +341,7 @@ def test_an_optimizer_around_another_is_the_one_that_steps(scheduled: bool):
     parts = Together.of(optimizer, "optimizer").parts
     assert parts == (optimizer,)
     make_hookable(optimizer)
-    with InnerSteps(parts, lambda: called.append(1)).hooked(dict(model.named_parameters())):
+    with InnerSteps(parts, lambda: called.append(1)).hook(dict(model.named_parameters())):
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
     assert called == [1]
@@ -363,7 +364,7 @@ def test_an_optimizer_that_never_made_itself_one_is_followed_and_what_is_none_is
     model, called = nn.Linear(2, 2), []
     optimizer = Derived(model.parameters())
     make_hookable(optimizer)
-    with InnerSteps([optimizer], lambda: called.append(1)).hooked(dict(model.named_parameters())):
+    with InnerSteps([optimizer], lambda: called.append(1)).hook(dict(model.named_parameters())):
         optimizer.step()
     assert called == [1]
     with pytest.raises(ConfigError, match=r"the Bare is no torch\.optim\.Optimizer"):

@@ -31,7 +31,7 @@ def train(pace: SyncSchedule, steps: int, each: float) -> None:
     """As the outer loop: a step, and then its boundary."""
     for _ in range(steps):
         pace.stepped()
-        pace.trained(each)
+        pace.add_seconds(each)
 
 
 def send(pace: SyncSchedule, model: LiveModel) -> Contribution:
@@ -76,7 +76,7 @@ def test_a_round_that_passed_a_peer_by_leaves_it_due(model):
 
 def test_time_without_a_step_is_no_contribution():
     pace = by_time()
-    pace.trained(1000.0)
+    pace.add_seconds(1000.0)
     assert not pace.due
     pace.stepped()
     assert pace.due

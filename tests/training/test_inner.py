@@ -311,7 +311,7 @@ def test_a_step_that_a_gradient_scaler_skips_is_none(fused: bool):
     adamw, scaler = torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused), torch.amp.GradScaler("cpu")
     made: list[str] = []
     steps = InnerSteps([adamw], lambda: made.append("step"), lambda: made.append("begin"))
-    with steps.hooked(dict(model.named_parameters())):
+    with steps.hook(dict(model.named_parameters())):
         for factor in (1.0, float("inf"), 1.0):
             adamw.zero_grad()
             scaler.scale(factor * model(INPUTS).square().mean()).backward()

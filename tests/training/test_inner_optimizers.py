@@ -23,13 +23,13 @@ from decentral.peer import Peer, join
 from decentral.swarm.identity import Identity
 from decentral.training.inner import (
     InnerSteps,
-    Together,
     build_inner,
     differences,
     differences_sentence,
     warm_up,
 )
 from decentral.training.inner_optimizers import SPSA, step_forward
+from decentral.training.inner_states import Together
 from decentral.training.live_model import LiveModel
 from decentral.training.live_side import Moments
 from decentral.transport.memory import MemoryNetwork
@@ -192,7 +192,7 @@ def test_its_closure_is_taken_where_a_methods_hook_acts_before_steps():
     model, begun = linear(), []
     optimizer = spsa(model)
     steps = InnerSteps([optimizer], lambda: None, lambda: begun.append(1))
-    with steps.hooked(dict(model.named_parameters())):
+    with steps.hook(dict(model.named_parameters())):
         optimizer.step(lambda: loss_of(model))
     assert begun == [1]
 

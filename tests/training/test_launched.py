@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from decentral.training.processes import _wanted_of, launched_alone
+from decentral.training.processes import _count_processes, launched_alone
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
     ],
 )
 def test_a_launchers_command_line_says_how_many_processes_were_asked_for(typed: str, wanted: int) -> None:
-    assert _wanted_of(typed.split()) == wanted
+    assert _count_processes(typed.split()) == wanted
 
 
 def test_one_process_that_accelerate_started_instead_of_two_is_warned(tmp_path: Path) -> None:

@@ -246,7 +246,7 @@ def test_a_gossip_step_that_could_not_be_used_gives_up_what_was_learnt_for_it():
         schedule.stepped()
         schedule.take(model, 0, torch.zeros(3), bytes(32), 1, outer_step=0)
         method.asked.clear()
-        schedule.swapped(model, 0, torch.zeros(3), unmoved=unmoved)
+        schedule.merge_swap(model, 0, torch.zeros(3), unmoved=unmoved)
         assert method.asked == [told]
 
 

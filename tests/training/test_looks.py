@@ -148,7 +148,7 @@ def test_a_peer_that_is_taken_in_every_second_commit_pays_as_well() -> None:
     for _ in range(500):
         peer.rounds(1)
         peer.now += ROUND
-        peer.looks.between()
+        peer.looks.give_up()
     assert peer.calls <= SHARE * peer.now + 2 * AT_FIRST + 1
 
 
@@ -167,7 +167,7 @@ def test_a_buffer_that_the_module_replaces_comes_back() -> None:
 
 def test_a_move_that_took_nothing_of_this_peers_is_in_no_look() -> None:
     peer = Evaluated()
-    peer.looks.between()
+    peer.looks.give_up()
     peer.rounds(3)
     assert [one.outer_step for one in peer.found] == [2, 3]
 

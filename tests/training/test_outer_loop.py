@@ -15,7 +15,8 @@ from decentral.optimizers.edit import AEDiT
 from decentral.replica.contribution import Contribution
 from decentral.replica.replica import OWED
 from decentral.rounds.local_state import CommittedUpdate
-from decentral.training.outer_loop import LoopParts, OuterLoop, anchors_without_debt, forget_non_finite
+from decentral.training.inner_states import forget_non_finite
+from decentral.training.outer_loop import LoopParts, OuterLoop, anchors_without_debt
 from decentral.training.progress import Away
 from decentral.training.schedule import SyncSchedule
 from decentral.training.swarm_side import SameLoop, Updates, run_blocking

@@ -16,23 +16,23 @@ from decentral.wire.keys import peer_name
 def test_the_short_wait_of_every_round_is_training_and_a_long_one_is_waiting() -> None:
     clock = [100.0]
     directory, ready = SimpleNamespace(live=lambda: {b"other": None}), SimpleNamespace(is_set=lambda: True)
-    node = SimpleNamespace(state="training", resting=False, ready=ready, directory=directory)
+    node = SimpleNamespace(state="training", resting=SimpleNamespace(reasons=()), ready=ready, directory=directory)
     reporter = Reporter(lambda kind, fields: None, b"me", lambda: clock[0])
-    shown: Any = SimpleNamespace(done=False, paused=False, node=node, counted=reporter)
+    shown: Any = SimpleNamespace(done=False, paused=False, node=node, reporter=reporter.counters)
     reporter.waits(True)
     assert state_of(shown) == "training"
     clock[0] += NOTABLE_WAIT + 0.1
     assert state_of(shown) == "waiting"
     reporter.waits(False)
     assert state_of(shown) == "training"
-    assert reporter.waited == pytest.approx(NOTABLE_WAIT + 0.1)
+    assert reporter.counters.waited == pytest.approx(NOTABLE_WAIT + 0.1)
 
 
 def test_rounds_that_ended_while_a_peer_was_away_are_none_that_it_missed() -> None:
     reporter = Reporter(lambda kind, fields: None, b"me", lambda: 0.0)
     for members, contributed in ([(b"other",), False], [(b"me", b"other"), False], [(b"me", b"other"), True]):
         reporter.round_ended(update(members, contributed))
-    assert reporter.outcomes == [False, True]
+    assert reporter.counters.outcomes == [False, True]
 
 
 def test_gossip_steps_in_which_nobody_meets_are_none_that_a_peer_missed() -> None:
@@ -41,9 +41,9 @@ def test_gossip_steps_in_which_nobody_meets_are_none_that_a_peer_missed() -> Non
     reporter = Reporter(lambda kind, fields: None, b"me", lambda: now[0])
     for step, (partner, matched) in enumerate([(None, False), (other, True), (None, False), (None, True)]):
         now[0] += 3.0
-        reporter.swapped(Swapped(step, x_N, x_N, partner, None, matched=matched))
-    assert reporter.outcomes == [True, False]
-    assert reporter.usual_round == 3.0, "the time of each step is known all the same"
+        reporter.swap_ended(Swapped(step, x_N, x_N, partner, None, matched=matched))
+    assert reporter.counters.outcomes == [True, False]
+    assert reporter.counters.usual_round == 3.0, "the time of each step is known all the same"
 
 
 def test_rounds_that_end_while_a_peer_is_away_are_no_hang_and_none_that_took_long() -> None:
@@ -54,9 +54,9 @@ def test_rounds_that_end_while_a_peer_is_away_are_no_hang_and_none_that_took_lon
         for each in members:
             now[0] += 30.0
             reporter.round_ended(update(each, b"me" in each))
-            assert reporter.since_round == 0.0
-    assert reporter.usual_round == 30.0
-    assert reporter.outcomes == [True] * 6
+            assert reporter.counters.since_round == 0.0
+    assert reporter.counters.usual_round == 30.0
+    assert reporter.counters.outcomes == [True] * 6
 
 
 def test_the_merge_that_ends_a_gossip_run_is_no_round_beside_its_steps() -> None:
@@ -64,9 +64,9 @@ def test_the_merge_that_ends_a_gossip_run_is_no_round_beside_its_steps() -> None
     other, x_N, told = b"o" * 32, torch.zeros(2), []
     reporter = Reporter(lambda kind, fields: told.append(kind), b"me", lambda: 0.0)
     for step in range(6):
-        reporter.swapped(Swapped(step, x_N, x_N, other, None))
+        reporter.swap_ended(Swapped(step, x_N, x_N, other, None))
     reporter.round_ended(update((b"me", other), True), of_pairs=True)
-    assert reporter.outcomes == [True] * 6
+    assert reporter.counters.outcomes == [True] * 6
     assert told == ["pair"] * 6 + ["commit"]
 
 
@@ -75,13 +75,13 @@ def test_rounds_of_a_branch_that_is_given_up_are_none_that_a_peer_contributed_to
     reporter = Reporter(lambda kind, fields: None, b"me", lambda: 0.0)
     for made in range(100):
         reporter.round_ended(update((b"me", b"other"), made != 3, outer_step=made))
-    reporter.parted(5)
-    assert reporter.outcomes == [True, True, True, False, True]
-    reporter.parted(5)  # each fragment's move of one adoption says so
+    reporter.branch_left(5)
+    assert reporter.counters.outcomes == [True, True, True, False, True]
+    reporter.branch_left(5)  # each fragment's move of one adoption says so
     reporter.round_ended(update((b"me", b"other"), True, outer_step=200))
-    assert len(reporter.outcomes) == 6
-    reporter.parted(0)  # nobody knows where
-    assert reporter.outcomes == []
+    assert len(reporter.counters.outcomes) == 6
+    reporter.branch_left(0)  # nobody knows where
+    assert reporter.counters.outcomes == []
 
 
 def test_bytes_per_round_are_those_of_the_rounds_that_are_told_of() -> None:
@@ -91,11 +91,11 @@ def test_bytes_per_round_are_those_of_the_rounds_that_are_told_of() -> None:
         sent += 5_000 if number < 100 else 1_000
         reporter.round_ended(update((b"me", b"other"), True))
         if number % 3 == 0 or number == 99:  # rounds may be faster than anybody looks
-            per_round = reporter.sent_per_round(sent)
+            per_round = reporter.counters.sent_per_round(sent)
         if number == 99:
             assert per_round == 5_000
     assert per_round == 1_000
-    assert reporter.sent_per_round(sent + 700) == 1_000, "what the round in progress sends counts with it"
+    assert reporter.counters.sent_per_round(sent + 700) == 1_000, "what the round in progress sends counts with it"
 
 
 def test_the_wait_for_company_is_no_part_of_the_first_round() -> None:
@@ -104,10 +104,10 @@ def test_the_wait_for_company_is_no_part_of_the_first_round() -> None:
     reporter = Reporter(lambda kind, fields: None, b"me", lambda: now[0])
     for seconds, wanted in ((0.0, 2), (900.0, 2), (0.2, 0), (5.0, 0)):
         now[0] += seconds
-        reporter.waits_for(wanted)
+        reporter.counters.waits_for(wanted)
     reporter.round_ended(update((b"me", b"other"), True))
-    assert reporter.usual_round == pytest.approx(5.0)
-    assert reporter.wanted_members == 0
+    assert reporter.counters.usual_round == pytest.approx(5.0)
+    assert reporter.counters.wanted_members == 0
 
 
 def test_rounds_that_a_peer_catches_up_with_do_not_tell_how_long_one_takes() -> None:
@@ -117,13 +117,13 @@ def test_rounds_that_a_peer_catches_up_with_do_not_tell_how_long_one_takes() -> 
     for _ in range(20):
         now[0] += 0.01
         reporter.round_ended(update((b"me", b"other"), False))
-    assert reporter.own_round is reporter.next_round_in is None, "not known yet"
+    assert reporter.counters.own_round is reporter.counters.next_round_in is None, "not known yet"
     for _ in range(3):
         now[0] += 30.0
         reporter.round_ended(update((b"me", b"other"), True))
-    assert reporter.usual_round == pytest.approx(30.0)
+    assert reporter.counters.usual_round == pytest.approx(30.0)
     now[0] += 10.0
-    assert reporter.next_round_in == pytest.approx(20.0)
+    assert reporter.counters.next_round_in == pytest.approx(20.0)
 
 
 def update(members: tuple[bytes, ...], contributed: bool, outer_step: int = 0) -> Any:
@@ -155,13 +155,13 @@ def test_a_round_tells_its_seconds_how_many_of_them_training_stood_still_and_how
 def test_a_round_tells_how_long_copying_held_the_training_thread() -> None:
     told: list[dict[str, Any]] = []
     reporter = Reporter(lambda kind, fields: told.append(fields), b"me", lambda: 0.0)
-    assert reporter.usual_hold is None
+    assert reporter.counters.usual_hold is None
     for holds in ((0.25, 0.5), (0.125,), ()):
         for seconds in holds:
-            reporter.held(seconds)
+            reporter.holds(seconds)
         reporter.round_ended(update((b"me", b"other"), True))
     assert [fields["held"] for fields in told] == [0.75, 0.125, 0.0]
-    assert reporter.usual_hold == 0.125
+    assert reporter.counters.usual_hold == 0.125
 
 
 def test_a_commit_that_was_adopted_tells_nothing_of_how_it_was_decided() -> None:

@@ -120,7 +120,7 @@ def test_lengthening_is_bounded_and_only_for_who_is_in_time():
     made = schedule.take(model, 0, model.read(0) + 1.0, bytes(32), 1, outer_step=0)
     assert made is not None
     torch.testing.assert_close(made.gradient_N, torch.full((8,), float(SLOWEST)), rtol=1e-5, atol=1e-5)
-    schedule.withdrawn()
+    schedule.withdraw()
     schedule.progress[0].missed = 1
     late = schedule.take(model, 0, model.read(0) + 1.0, bytes(32), 1, outer_step=0)
     assert late is not None
@@ -149,7 +149,7 @@ def test_a_peer_that_made_more_than_its_pace_while_it_waited_is_lengthened_to_al
         made = schedule.take(model, 0, model.read(0) + 1.0, bytes(32), 1, outer_step=0)
         assert made is not None
         torch.testing.assert_close(made.gradient_N, torch.full((8,), times), rtol=1e-5, atol=1e-5)
-        schedule.withdrawn()
+        schedule.withdraw()
 
 
 def test_what_is_sent_longer_says_what_was_learnt():
@@ -428,7 +428,7 @@ def test_a_peer_that_was_held_back_for_a_round_sends_no_more_than_one_although_n
     torch.testing.assert_close(made.gradient_N, moved / 3)
     assert made.tokens == 40
     pace.merge(CommittedUpdate(record(), b"1" * 32, 0, zeros, zeros, made), model)
-    (away,) = pace.given_up
+    (away,) = pace.absences
     torch.testing.assert_close(away.dropped_N, moved - made.gradient_N)
     assert (away.steps, away.counted) == (12, 4)
     assert torch.equal(model.read(0), zeros), "what is not sent is given up, not carried"
@@ -444,8 +444,8 @@ def test_what_an_adopted_branch_took_without_counting_is_told_like_that_of_a_com
     before, steps = (zeros - moved, -12) if took else (zeros, 0)
     adopted = CommittedUpdate(None, b"1" * 32, 0, before, zeros, None, owed_steps=steps, took=took)
     pace.merge(adopted, model)
-    assert [(away.steps, away.counted) for away in pace.given_up] == ([(12, 4)] if took else [])
-    for away in pace.given_up:
+    assert [(away.steps, away.counted) for away in pace.absences] == ([(12, 4)] if took else [])
+    for away in pace.absences:
         torch.testing.assert_close(away.dropped_N, moved - made.gradient_N)
     torch.testing.assert_close(model.read(0), zeros if took else -moved)
 
@@ -462,7 +462,7 @@ def test_steps_of_a_fast_peer_while_its_contribution_is_in_flight_count_in_full(
         made = send(pace, model)
         assert made.trained == 20
         pace.merge(CommittedUpdate(record(), b"1" * 32, 0, zeros, zeros, made), model)
-    assert not pace.given_up
+    assert not pace.absences
 
 
 def test_an_outlying_norm_after_an_absence_is_dropped_where_the_usual_one_is_known(model):
@@ -477,7 +477,7 @@ def test_an_outlying_norm_after_an_absence_is_dropped_where_the_usual_one_is_kno
     assert pace.sent_at is None
     pace.restart(model, [zeros], pace.away_too_long(0))
     assert torch.equal(model.read(0), zeros)
-    assert [away.counted for away in pace.given_up] == [0]
+    assert [away.counted for away in pace.absences] == [0]
 
 
 def test_a_peer_that_trained_on_through_one_long_round_brings_nothing_rather_than_a_thin_share(model):
@@ -554,7 +554,7 @@ def test_a_blend_keeps_nothing_of_what_an_absence_gave_up(model):
     made = send(pace, model)
     assert pace.progress[0].missed == 1
     pace.merge(CommittedUpdate(record(), b"3" * 32, 0, zeros, after, made), model)
-    assert pace.given_up
+    assert pace.absences
     torch.testing.assert_close(model.read(0), 0.5 * (zeros - made.gradient_N) + 0.5 * after)
 
 

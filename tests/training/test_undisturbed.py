@@ -77,7 +77,7 @@ def test_a_step_of_a_pair_is_written_whole_though_ctrl_c_comes_in_the_middle() -
         model=None,
         swarm=None,
         control=LoopControl(),
-        schedule=SimpleNamespace(swapped=swapped),
+        schedule=SimpleNamespace(merge_swap=swapped),
         holding=nullcontext,
         looking=lambda *given, **named: nullcontext(),
         take_buffers=lambda buffers: done.append("buffers"),

@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.zoo.harness import Script, loop
+from tests.zoo.harness import Script, loop, mlp
 
 KIND = "clocks of the loop"
-
-
-def mlp(*sizes: int) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for of, to in pairwise(sizes):
-        layers += [nn.Linear(of, to), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
 
 
 @loop(KIND, "harvardnlp/annotated-transformer run_epoch", learns=True)

@@ -3,33 +3,14 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.zoo.harness import Script, loop
+from tests.zoo.harness import Script, loop, mlp, regression
 
 KIND = "foreign param_groups, gradients, modules"
-
-
-def regression(script: Script, model: nn.Module, optimizer: torch.optim.Optimizer, **options: object) -> None:
-    with script.join(model, optimizer, **options) as peer:
-        while not peer.done:
-            x = script.randn(32, 8)
-            loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            script.losses.append(loss.item())
-
-
-def mlp(*sizes: int) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for of, to in pairwise(sizes):
-        layers += [nn.Linear(of, to), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
 
 
 @loop(KIND, "huggingface/transformers Adafactor with relative_step", learns=True)

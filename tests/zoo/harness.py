@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,32 @@ def run_terms(**tables: dict[str, Any]) -> Manifest:
         outer=outer,
         **tables,
     )
+
+
+# ---- models and loops that many write ----
+
+
+def stack(between: Callable[[], nn.Module], *sizes: int) -> nn.Sequential:
+    """Linear layers of these sizes, and a module ``between`` each two."""
+    layers: list[nn.Module] = []
+    for of, to in pairwise(sizes):
+        layers += [nn.Linear(of, to), between()]
+    return nn.Sequential(*layers[:-1])
+
+
+def mlp(*sizes: int) -> nn.Sequential:
+    return stack(nn.ReLU, *sizes)
+
+
+def regression(script: Script, model: nn.Module, optimizer: torch.optim.Optimizer, **options: object) -> None:
+    with script.join(model, optimizer, **options) as peer:
+        while not peer.done:
+            x = script.randn(32, 8)
+            loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            script.losses.append(loss.item())
 
 
 @dataclass

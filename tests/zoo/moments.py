@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import copy
 import random
-from itertools import pairwise
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.zoo.harness import Script, loop
+from tests.zoo.harness import Script, loop, stack
 
 KIND = "moments inside a step"
 
-
-def mlp(*sizes: int) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for of, to in pairwise(sizes):
-        layers += [nn.Linear(of, to), nn.LeakyReLU(0.2)]
-    return nn.Sequential(*layers[:-1])
+mlp = partial(stack, partial(nn.LeakyReLU, 0.2))
 
 
 def misfit(model: nn.Module, x: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ from collections import defaultdict
 import torch
 from torch import Tensor, nn
 
-from tests.zoo.harness import Script, loop
+from tests.zoo.harness import Script, loop, mlp, regression
 
 KIND = "optimizers that own the weights"
 APART = {"outer": {"preset": "local_sgd"}, "inner": {"learning_rate": 0.05}}
@@ -247,13 +247,5 @@ class AdamW8bit(torch.optim.Optimizer):
 
 @loop(KIND, "bitsandbytes AdamW8bit, written out", learns=True)
 def adamw_of_eight_bits(script: Script) -> None:
-    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
-    optimizer = AdamW8bit(model.parameters(), lr=2e-2)
-    with script.join(model, optimizer) as peer:
-        while not peer.done:
-            x = script.randn(32, 8)
-            loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            script.losses.append(loss.item())
+    model = mlp(8, 16, 1)
+    regression(script, model, AdamW8bit(model.parameters(), lr=2e-2))

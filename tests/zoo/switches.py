@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from tests.zoo.harness import Script, loop
+from tests.zoo.harness import Script, loop, regression, stack
 
 KIND = "torch's global switches"
 
-
-def mlp(*sizes: int) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for of, to in pairwise(sizes):
-        layers += [nn.Linear(of, to), nn.Tanh()]
-    return nn.Sequential(*layers[:-1])
+mlp = partial(stack, nn.Tanh)
 
 
 def burgers(script: Script) -> None:
@@ -68,15 +63,7 @@ def pinn_in_float64_muloco(script: Script) -> None:
 def default_dtype_bfloat16(script: Script) -> None:
     torch.set_default_dtype(torch.bfloat16)
     model = mlp(8, 16, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=5e-2)
-    with script.join(model, optimizer) as peer:
-        while not peer.done:
-            x = script.randn(32, 8)
-            loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            script.losses.append(loss.item())
+    regression(script, model, torch.optim.SGD(model.parameters(), lr=5e-2))
 
 
 @loop(KIND, "Lightning-AI's seed_everything and deterministic=True, anomaly detection", learns=True)

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 import copy
 import random
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.zoo.harness import Script, loop
+from tests.zoo.harness import Script, loop, mlp
 
 KIND = "state that no gradient trains"
-
-
-def mlp(*sizes: int) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for of, to in pairwise(sizes):
-        layers += [nn.Linear(of, to), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
 
 
 @loop(
