@@ -35,7 +35,7 @@ from decentral.wire.keys import Signer, peer_from_name, peer_name
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at."""
+    """The finding of one check."""
 
     verdict: str  # ok, warn, fail
     what: str
@@ -138,7 +138,7 @@ def _listening(wanted: tuple[str, ...]) -> Iterator[Finding]:
 
 
 def _lan(addresses: tuple[str, ...]) -> Finding:
-    """Whether peers of one run would meet on this machine's networks without an invite that leads to somebody."""
+    """Check whether peers of one run would meet on this machine's networks without an invite that leads to somebody."""
     from decentral.swarm.announcement import host_of, local_addresses
 
     hosts = dict.fromkeys(map(host_of, local_addresses(addresses)))
@@ -217,7 +217,7 @@ def _way(source: Source, family: socket.AddressFamily, host: str) -> str:
 
 
 def _distance(relay: str) -> Finding:
-    """One way there and back, by the time that TCP takes to connect."""
+    """Measure the time there and back, by how long TCP takes to connect."""
     at = relay.partition("/p2p/")[0]
     where = endpoint(at)
     if where is None:
@@ -261,7 +261,7 @@ def reachable(listen: Sequence[str], relays: Sequence[str], invite: str | None) 
 
 
 def verdict(found: Reachability, *, relays_known: bool, asked: str = "") -> Finding:
-    """What was found out, and what to do where it is not enough; ``asked`` names whom, and is empty for nobody."""
+    """Say what was found out, and what to do where it is not enough; ``asked`` names whom, and is empty for nobody."""
     seen = ", ".join(sorted({view.seen for view in found.views if view.seen}))
     ports = ", ".join(sorted({address.rpartition("/")[2] for address in found.listen}))
     relayed = (
@@ -322,7 +322,7 @@ class Way:
 
 
 async def speed_to(where: str) -> Speed:
-    """Of the path to this one address. Raises DecentralError."""
+    """Measure the speed of the path to this address. Raises DecentralError."""
     peer = peer_from_name(where.rpartition("/p2p/")[2])
     async with NativeTransport(Signer.generate(), listen=("/ip4/127.0.0.1/tcp/0",)) as transport:
         with anyio.move_on_after(_DIAL_SECONDS):
@@ -335,7 +335,7 @@ def ways_to(
     measure: Callable[[str], Speed] = lambda where: anyio.run(speed_to, where),
     known: Cards | None = None,
 ) -> list[Way]:
-    """One after the other to the addresses of the first peer among them, each over a connection of its own."""
+    """Measure one after the other the ways to the addresses of the first peer, each over a connection of its own."""
     known = cards() if known is None else known
     direct = [where for where in addresses if endpoint(where.partition("/p2p/")[0]) is not None]
     first = [where for where in direct if where.rpartition("/p2p/")[2] == direct[0].rpartition("/p2p/")[2]]

@@ -61,7 +61,7 @@ _SPARE_SECONDS = 120.0  # on top of one and a half times the asked time, before 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """What the command line says."""
+    """The options of ``decentral demo``."""
 
     out: Path
     peers: int = 4
@@ -199,7 +199,7 @@ class DemoPlan:
 
     @property
     def sentence(self) -> str:
-        """What is about to happen, for people."""
+        """The announcement of what is about to happen, for people."""
         steps = self.rounds * self.manifest.inner.steps // self.manifest.outer.fragments
         return (
             f"{self.algorithm}: {self.rounds} rounds, {steps} inner steps per peer, "
@@ -286,7 +286,7 @@ def num_cores() -> int:
 
 @dataclass(frozen=True, slots=True)
 class DemoResult:
-    """What a demo found."""
+    """The result of a demo."""
 
     summary: DemoSummary
     curves: Sequence[Curve]

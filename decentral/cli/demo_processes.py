@@ -39,7 +39,7 @@ STRAY_SECONDS = 5.0  # what a daemon may need to notice that its parent is gone
 
 @dataclass(slots=True)
 class DemoProcess:
-    """One process; what it prints goes to ``stdout.txt`` and ``stderr.txt`` in its directory."""
+    """A process of the demo; what it prints goes to ``stdout.txt`` and ``stderr.txt`` in its directory."""
 
     name: str
     directory: Path
@@ -51,7 +51,7 @@ class DemoProcess:
 
     @property
     def running(self) -> bool:
-        """Whether the process has not ended."""
+        """True while the process has not ended."""
         return self.process.poll() is None
 
     def first_line(self, timeout: float) -> str:
@@ -331,7 +331,7 @@ def _peer_in(child: DemoProcess) -> str:
 
 
 def _is_there(peer: str, status: Status) -> bool:
-    """Whether the peer whose status it is takes ``peer`` for alive."""
+    """Tell whether the peer whose status it is takes ``peer`` for alive."""
     return any(member.get("peer") == peer and member.get("live", True) for member in status.members)
 
 
@@ -343,7 +343,7 @@ def _check(children: Sequence[DemoProcess]) -> None:
 
 
 def _is_too_late(newcomer: DemoProcess, others: Sequence[DemoProcess]) -> bool:
-    """Whether the newcomer still looks for a run that everybody else has finished."""
+    """Tell whether the newcomer still looks for a run that everybody else has finished."""
     if not newcomer.running or any(child.running for child in others):
         return False
     try:

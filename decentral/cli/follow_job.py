@@ -31,7 +31,7 @@ NOBODY = "nobody has answered yet, looking on: is a peer of the run up? --join-t
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowOptions:
-    """What the command line says."""
+    """The options of ``decentral follow``."""
 
     out: Path
     every: int
@@ -133,7 +133,7 @@ class _Job:
         self._following.leave()
 
     def status(self) -> Status:
-        """What ``decentral status --out`` shows."""
+        """Return what ``decentral status --out`` shows."""
         following, newest = self._following, self._newest
         made = newest.round if newest is not None else following.head.outer_step
         terms = following.manifest

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Invocation:
-    """What the error handler needs to know about the command that failed."""
+    """The facts that the error handler needs about the command that failed."""
 
     traceback: bool = False
     directory: Path | None = None  # the run directory, once the command knows it
@@ -188,7 +188,7 @@ def report_failure(error: BaseException, *, directory: Path | None, traceback: b
 
 
 def describe_failure(error: BaseException) -> tuple[str, int]:
-    """One line and the exit code of an exception."""
+    """Return an exception's line and its exit code."""
     if isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
         return describe_failure(error.exceptions[0])  # a task group adds nothing that a reader needs
     if isinstance(error, click.UsageError):
@@ -245,7 +245,7 @@ if hasattr(signal, "SIGHUP"):  # not on Windows
 
 
 class Stop:
-    """What a signal asked for: ``code`` is None until one came, then the exit code it means."""
+    """The wish of a signal: ``code`` is None until one came, then the exit code it means."""
 
     def __init__(self) -> None:
         self.code: int | None = None

@@ -155,7 +155,7 @@ def relays_at(given: Sequence[str]) -> tuple[str, ...]:
 
 
 def relays_of(invite: str) -> tuple[str, ...]:
-    """Those that the invite's addresses lead through."""
+    """Return the relays that the invite's addresses lead through."""
     from decentral.swarm.invite import Invite
     from decentral.transport.protocols.circuit import relay_of
 

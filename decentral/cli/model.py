@@ -72,7 +72,7 @@ def generate_command(
     """
     import torch
 
-    from decentral.tasks.evaluate import continued
+    from decentral.tasks.evaluate import continue_text
     from decentral.tasks.trained_model import open_trained
 
     remember(context, directory)
@@ -81,7 +81,7 @@ def generate_command(
     drawn: list[int] = []
     tell = (lambda text: None) if as_json else _streamed()
     tell(prompt)
-    for token in continued(
+    for token in continue_text(
         trained.module,
         prompt_T,
         num_tokens=tokens,
@@ -155,13 +155,13 @@ def evaluate_command(
     \b
     $ decentral evaluate decentral-run
     """
-    from decentral.tasks.evaluate import evaluated
+    from decentral.tasks.evaluate import evaluate_text
     from decentral.tasks.trained_model import open_trained
 
     remember(context, directory)
     trained = open_trained(directory, tokenizer, base)
     text_N, source = _text(trained, data, whole)
-    found = evaluated(trained, text_N)
+    found = evaluate_text(trained, text_N)
     if as_json:
         click.echo(json.dumps({"model": trained.source, "text": source, **asdict(found)}))
         return
@@ -170,7 +170,7 @@ def evaluate_command(
 
 
 def _text(trained: TrainedModel, data: Path | None, whole: bool) -> tuple[Tensor, str]:
-    """What to evaluate on, uint8 (N,), and its name."""
+    """Return the text to evaluate on, uint8 (N,), and its name."""
     import torch
 
     from decentral.tasks.corpus import load_corpus
@@ -233,7 +233,7 @@ def export_command(context: click.Context, directory: Path, to: Path, packed: bo
 
 
 def _reads_bytes(directory: Path) -> bool:
-    """Whether the run trains our own language model, whose tokens are bytes."""
+    """Tell whether the run trains our own language model, whose tokens are bytes."""
     from decentral.manifest import load_manifest
 
     manifest = directory / "run.toml"
@@ -241,7 +241,7 @@ def _reads_bytes(directory: Path) -> bool:
 
 
 def _how_to_open(to: Path, config: Mapping[str, Any] | None) -> str:
-    """What fits the model that was trained."""
+    """Say how the model that was trained is opened."""
     if config is None:
         load = f'model.load_state_dict(safetensors.torch.load_file("{to / "model.safetensors"}"))'
         return f"build the model as your script does, then {load}"

@@ -65,7 +65,7 @@ _MOST_CHARACTERS = 10_000  # of one secret: an invite has 4,096 at most, and may
 
 @dataclass(frozen=True, slots=True)
 class GivenSecret:
-    """One that a command got."""
+    """A secret that a command was given."""
 
     option: str | None  # None: an argument
     written: str = field(repr=False)  # on the command line or in the environment
@@ -144,14 +144,14 @@ class Secret(click.ParamType):  # type: ignore[type-arg]  # generic in newer cli
 
 
 def _speaks_for_its_peer() -> bool:
-    """One of several processes of a peer does."""
+    """Tell whether this process is the one of its peer that talks to people."""
     from decentral.cli.preflight import is_main
 
     return is_main()
 
 
 def _has_token(text: str) -> bool:
-    """Of an invite, for words say nothing once they were used."""
+    """Tell whether an invite holds a token; words do not matter, as they say nothing once they were used."""
     from decentral.errors import InviteError
     from decentral.swarm.invite import PREFIX, Invite  # help texts need none of the wire
 
@@ -310,7 +310,7 @@ def options_of_a_peer(command: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions:
-    """What the command line says about this peer; what all peers agree on is in the manifest."""
+    """The options of a job: what the command line says about this peer; what all peers agree on is in the manifest."""
 
     out: Path
     data: Path | None = None

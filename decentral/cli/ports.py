@@ -1,4 +1,4 @@
-"""What a command serves beside its work: the page, and numbers for Prometheus."""
+"""The ports that a command serves beside its work: the page, and numbers for Prometheus."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def metrics_beside(directory: Path, where: tuple[str, int] | None, say: Callable
 
 
 def health_of(directory: Path) -> tuple[bool, str]:
-    """Whether the peer of ``directory`` is well, and its sentence. Nobody there, or nothing that can be read: not."""
+    """Tell whether the peer of ``directory`` is well, with its sentence. No peer, or no status, is not well."""
     from decentral.observe.health import as_seen, is_well
     from decentral.observe.status import read_status
 

@@ -26,7 +26,7 @@ _WORTH = ("acceptor", "adopted", "checkpoints", "download", "frames", "journal",
 
 
 def is_main() -> bool:
-    """Whether this process is the one of its peer that writes and talks, by what accelerate and torchrun tell it."""
+    """Tell whether this process is the one of its peer that writes and talks, as accelerate and torchrun say."""
     return "LOCAL_RANK" not in os.environ or os.environ.get("RANK", "0") == "0"
 
 
@@ -72,7 +72,7 @@ def check_place(directory: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Before:
-    """What there was before anything was begun."""
+    """The folder as it was before anything was begun."""
 
     absent: tuple[Path, ...]  # of the folder and those that it is in
     names: frozenset[str]  # in the folder

@@ -80,7 +80,7 @@ def read_peer(directory: Path) -> tuple[Status, bool]:
 
 
 def _with_settings(status: Status, directory: Path) -> Status:
-    """What was set since its process ended holds for the next one."""
+    """Add what was set since the process ended: it holds for the next one."""
     from decentral.errors import ConfigError
     from decentral.preferences.controls import read_settings
     from decentral.preferences.preferences import Preferences, changed, spelled

@@ -275,7 +275,7 @@ SPARSE_FUNCTIONS = 95  # that topk >> signmag2 needs
 
 
 def compile_for(manifest: Manifest, stream: IO[str]) -> None:
-    """What was compiled before is loaded in half a second, and nothing is said."""
+    """Compile what the run's compressor needs, with a bar; what is compiled already loads in half a second, without."""
     from decentral.cli.progress import Countdown
     from decentral.replica.codec import codec_of
 
@@ -295,10 +295,10 @@ def _counting_compiled(on_count: Callable[[int], None]) -> Iterator[None]:
         count = 0
 
         def on_start(self, event: object) -> None:
-            """See Listener."""
+            """Do nothing: numba tells of a function's beginning, too."""
 
         def on_end(self, event: object) -> None:
-            """See Listener."""
+            """Count a function that is compiled."""
             self.count += 1
             on_count(self.count)
 
@@ -348,7 +348,7 @@ def run_script(context: click.Context, script: Path, arguments: Sequence[str], o
 
 
 def _arguments_of_join(context: click.Context, options: JobOptions) -> dict[str, Any]:
-    """What the command line says, and no default of it: there the script decides."""
+    """Return what the command line says, and no default of it: there the script decides."""
     given = {name: value for name, value in options.join.items() if _was_given(context, name)}
     if options.give_up_at is not None:
         given["join_timeout"] = time_left(options.give_up_at)
@@ -388,7 +388,7 @@ def _terminable() -> Iterator[list[int]]:
 
 @contextmanager
 def _started_as(script: Path, arguments: Sequence[str]) -> Iterator[None]:
-    """What a script sees of how it was started: ``sys.argv``, and its own folder to import from."""
+    """Let a script see how it was started: ``sys.argv``, and its own folder to import from."""
     argv, path = sys.argv, list(sys.path)
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))

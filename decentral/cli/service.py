@@ -102,7 +102,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,40}")
 
 @dataclass(frozen=True, slots=True)
 class ServicePlan:
-    """One service of one user."""
+    """A service of one user."""
 
     name: str
     words: tuple[str, ...]  # after "decentral", as typed
@@ -118,7 +118,7 @@ class ServicePlan:
 
 
 def label(name: str) -> str:
-    """What the system knows a service by."""
+    """Return the name by which the system knows a service."""
     return f"decentral-{name}"
 
 
@@ -248,7 +248,7 @@ def _lines(plan: ServicePlan) -> Iterator[str]:
 
 
 def quoted(word: str) -> str:
-    """One word of a command line, as systemd.service(5) reads it. UsageError for control characters."""
+    """Quote a word of a command line as systemd.service(5) reads it. UsageError for control characters."""
     if any(ord(character) < 32 or ord(character) == 127 for character in word):
         raise UsageError(f"{word[:40]!r} has control characters; a service cannot be told that")
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("$", "$$")
@@ -256,7 +256,7 @@ def quoted(word: str) -> str:
 
 
 def _is_temporary(folder: Path) -> bool:
-    """Whether it would not be there for a service with temporary folders of its own."""
+    """Tell whether it would not be there for a service with temporary folders of its own."""
     return any(folder.is_relative_to(place) for place in ("/tmp", "/var/tmp"))
 
 
@@ -424,7 +424,7 @@ def _carry_out(commands: list[list[str]]) -> Iterator[str]:
 
 
 def _ask(command: list[str]) -> str:
-    """What a command of the system answers. ConfigError when it is missing or refuses."""
+    """Run a command of the system and return its answer. ConfigError when it is missing or refuses."""
     if shutil.which(command[0]) is None:
         raise ConfigError(f"there is no {command[0]} here")
     try:

@@ -139,7 +139,7 @@ def of_rate(preset: str, manifest: Manifest, rounds: float, scale: Scale) -> str
 
 
 def next_step(manifest: Manifest, file: Path, data: Path | None) -> str:
-    """What to type when the terms are written; a script's model is trained by that script."""
+    """Say what to type when the terms are written; a script's model is trained by that script."""
     if manifest.model.task == "custom":
         return f'train your own model with it, in a script: decentral.join("{file}", model, optimizer)'
     needs = "" if data is None else f" --data {shlex.quote(str(data))}"

@@ -221,7 +221,7 @@ def _status_alone(context: TrainingContext, halted: bool, *, done: bool) -> Stat
 
 
 class Steering:
-    """What people ask of a running job: from a signal, or from another command through the run directory."""
+    """The requests of people to a running job: from a signal, or from another command through the run directory."""
 
     def __init__(self, context: TrainingContext, peer: Peer) -> None:
         self._context, self._peer = context, peer
@@ -262,7 +262,7 @@ class Steering:
 
 
 class SteeringAlone:
-    """What people ask of a baseline: it has no rounds, and no lines to others."""
+    """The requests of people to a baseline: it has no rounds, and no lines to others."""
 
     def __init__(self, context: TrainingContext, halted: Event) -> None:
         self._context, self._halted = context, halted
@@ -360,7 +360,7 @@ HELD = ("held_seconds", "checkpoint_held_seconds")  # of the training thread, by
 def record_round(
     context: TrainingContext, anchor: list[Tensor], progress: dict[str, object], *, evaluate: bool = False
 ) -> float | None:
-    """One row of the state after a round; its bits per byte when that was asked for or takes little of the time."""
+    """Write a row of the state after a round; its bits per byte when that was asked for or takes little of the time."""
     bits = None
     if evaluate or context.judge.affordable(context.watch.seconds):
         bits = context.judge.bits_per_byte(anchor)
@@ -423,7 +423,7 @@ def conclude(context: TrainingContext, peer: Peer | None, *, evaluate: bool) -> 
 
 
 def live_fragments(context: TrainingContext) -> list[Tensor]:
-    """What was learnt so far, fragment by fragment, flat float32: the average, of an optimizer that has one."""
+    """Return what was learnt so far, fragment by fragment, flat float32: the average, of an optimizer that has one."""
     bare = context.accelerator.unwrap_model(context.model)
     parameters = dict(bare.named_parameters())
     fragments = schema_of(bare, context.manifest.outer.fragments).fragments
@@ -470,7 +470,7 @@ class BaselinePace:
             raise DecentralError(f"{self._directory}: the peer to keep pace with has died; see its stderr and events")
 
     def _ended_well(self, before: Status) -> bool:
-        """Whether it wrote its last word between our reading the file and looking for its process."""
+        """Tell whether it wrote its last word between our reading the file and looking for its process."""
         last = read_status(self._directory)
         self._limit = last.inner_steps
         self._over = last.state == "done"

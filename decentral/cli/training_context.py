@@ -28,7 +28,7 @@ from decentral.training.inner import build_inner, warm_up
 
 @dataclass(slots=True)
 class TrainingContext:
-    """One training loop's tools and counters. ``Any`` where accelerate and transformers ship no types."""
+    """The tools and counters of a training loop. ``Any`` where accelerate and transformers ship no types."""
 
     manifest: Manifest
     out: Path
@@ -49,7 +49,7 @@ class TrainingContext:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process of the peer talks to the swarm and to people."""
+        """True where this process of the peer talks to the swarm and to people."""
         return bool(self.accelerator.is_main_process)
 
     @property
@@ -163,7 +163,7 @@ class AnchorJudge:
         self._spent = 0.0  # seconds
 
     def affordable(self, seconds: float) -> bool:
-        """Whether evaluating has taken less than its share of the ``seconds`` so far."""
+        """Tell whether evaluating has taken less than its share of the ``seconds`` so far."""
         return self._spent <= EVALUATION_SHARE * seconds
 
     def bits_per_byte(self, anchor: Sequence[Tensor]) -> float:

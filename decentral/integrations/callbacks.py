@@ -35,13 +35,13 @@ T = TypeVar("T")
 
 
 def written_down(given: PeerOptions) -> dict[str, Any]:  # Any: JSON
-    """What of it can be kept as JSON and read by anybody: no token, and nothing that lives in this process only."""
+    """Return the options that JSON can keep and anybody may read: no token, nothing that lives in this process only."""
     plain = {name: os.fspath(value) if isinstance(value, Path) else value for name, value in given.items()}
     return {name: value for name, value in plain.items() if not OPTIONS[name].is_secret and _is_json(value)}
 
 
 def read_back(kept: Mapping[str, Any]) -> PeerOptions:
-    """What was written down, as keywords."""
+    """Return what was written down, as options again."""
     return cast(PeerOptions, dict(kept))
 
 
@@ -60,14 +60,14 @@ def _is_json(value: object) -> bool:
 
 
 class Entered:
-    """One peer at a time, entered and left."""
+    """A holder of one peer at a time, entered and left."""
 
     def __init__(self) -> None:
         self._peer: Peer | None = None
 
     @property
     def peer(self) -> Peer | None:
-        """The one that takes part now."""
+        """The peer that takes part now."""
         return self._peer
 
     def enter(self, peer: Peer) -> None:
@@ -104,7 +104,7 @@ class Entered:
 
 
 def kept_of(peer: Peer) -> dict[str, Any]:  # Any: JSON
-    """What a framework's checkpoint remembers of the run: where it was, and no secret."""
+    """Return what a framework's checkpoint remembers of the run: where it was, and no secret."""
     where = {"out": str(peer.out), "run_id": peer.manifest.digest.hex()}
     return {**where, "round": peer.round, "inner_steps": peer.inner_steps}
 
@@ -166,17 +166,17 @@ class World:
 
     @property
     def is_main_process(self) -> bool:
-        """Whether it talks to the swarm."""
+        """True where it talks to the swarm."""
         return bool(self._state.is_main_process)
 
     @property
     def num_processes(self) -> int:
-        """Of this peer."""
+        """The number of processes of this peer."""
         return int(self._state.num_processes)
 
     @property
     def device(self) -> device:
-        """Of this process."""
+        """The device of this process."""
         return device(self._state.device)
 
     def unwrap_model(self, model: nn.Module) -> nn.Module:

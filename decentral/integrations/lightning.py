@@ -118,7 +118,7 @@ class DecentralCallback(Callback):  # type: ignore[misc]  # its own types are lo
         return dict(self._kept)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """What a checkpoint remembers."""
+        """Take over what a checkpoint remembers."""
         self._kept = dict(state_dict)
 
 

@@ -106,7 +106,7 @@ def plain(part: Table, key: str) -> str | int | float | None:
 
 
 def _canonical_spaces(spelling: str) -> str:
-    """One spelling for what differs in spaces only: as ``str(compressor)`` writes it."""
+    """Write chains that differ in spaces only alike: as ``str(compressor)`` does."""
     return re.sub(r"\s", "", spelling).replace(">>", " >> ").replace(",", ", ")
 
 
@@ -162,7 +162,7 @@ def explained(error: ValidationError, model: type[Table], source: str) -> Config
 
 
 def _explained(error: ErrorDetails, model: type[Table]) -> str:
-    """One line for one of pydantic's errors."""
+    """Turn an error of pydantic's into one line."""
     place = [str(step)[:40] for step in error["loc"]]
     where, kind = _shown(".".join(place)), error["type"]
     table = _table_of(place, model)
@@ -194,7 +194,7 @@ def _table_of(place: list[str], model: type[Table]) -> type[Table]:
 
 
 def _value(found: object) -> str:
-    """What a stranger wrote, on one line."""
+    """Show what a stranger wrote, on one line."""
     try:
         return _shown(repr(found))
     except (RecursionError, ValueError):  # tables 1000 deep, numbers of 5000 digits
@@ -220,8 +220,8 @@ _COMMENT_COLUMN = 32
 
 
 def to_toml(whole: Table, without: Collection[tuple[str, str]] = ()) -> str:
-    """One table after the other, one comment per key; unset keys are commented out with an example. ``without``: keys
-    that are left out, each with its table.
+    """Write one table after the other, a comment per key; unset keys are commented out with an example. ``without``:
+    keys that are left out, each with its table.
     """
     head = "# The terms of one run. All peers must have the same: the digest of these values is the run's id.\n"
     left_out = {name: {key for table, key in without if table == name} for name in type(whole).model_fields}

@@ -80,7 +80,7 @@ OWN_KEYS: Final = ("momentum", "beta1", "beta2", "mixing", "averaging")  # of [i
 
 @dataclass(frozen=True, slots=True)
 class KnownOptimizer:
-    """One of them."""
+    """An inner optimizer that a manifest can name."""
 
     title: str  # as people write it; in small letters and without "-" and "_" a part of its class's name
     keys: Mapping[str, float]  # its keys of [inner] beside those that all have, and their values when unset
@@ -102,7 +102,7 @@ INNER_OPTIMIZERS: Final[Mapping[InnerName, KnownOptimizer]] = {
 
 
 def inner_optimizers_with(key: str) -> list[str]:
-    """Those that have this key of [inner]."""
+    """Return the inner optimizers that have this key of [inner]."""
     return [name for name, known in INNER_OPTIMIZERS.items() if key in known.keys]
 
 
@@ -286,7 +286,7 @@ class Combining(Table):
         return self
 
     def own_keys(self) -> list[tuple[str, Any, str]]:  # Any: a rule's defaults
-        """Those of the rule that it names."""
+        """The keys of the rule that it names."""
         from decentral.optimizers import describe_aggregation_keys  # torch
 
         return describe_aggregation_keys(self.rule)
@@ -346,7 +346,7 @@ class Outer(Table):
         return self
 
     def own_keys(self) -> list[tuple[str, Any, str]]:  # Any: a method's defaults
-        """Those of the method that it names."""
+        """The keys of the method that it names."""
         from decentral.optimizers import describe_keys  # torch
 
         return describe_keys(self.method)

@@ -50,8 +50,63 @@ class Resumed:
     adopted: bool = False  # the live model is older than the anchor, and what of it the anchor holds is not known
 
 
+class FrameFolder:
+    """The frames of commits and of votes, a file each, from before they count until a checkpoint contains them."""
+
+    def __init__(self, folder: Path, disk: Disk) -> None:
+        self._folder, self._disk = folder, disk
+        self._kept: set[Path] = set()  # that this process wrote; what an earlier one wrote may be torn
+
+    def keep(self, record: Record, frames: Sequence[bytes]) -> None:
+        """Make the frames of a record durable. Those of a vote are not written again for its commit."""
+        with disk_errors(f"writing frames to {self._folder}"):
+            self._disk.make_folders(self._folder)
+            named = zip(record.frames, frames, strict=True)
+            files = {self._path(record.round, ref.frame): data for ref, data in named}
+            missing = {path: data for path, data in files.items() if path not in self._kept}
+            self._disk.replace_files(self._folder, missing)
+            self._kept.update(missing)
+
+    def read(self, round_: int, frame: bytes) -> Frame:
+        """Read one. Raises PayloadError for a damaged one, OSError for one that is not here."""
+        data = self._path(round_, frame).read_bytes()
+        found = parse(data, lambda header: len(data) - HEADER_NBYTES)
+        if found.hash != frame:
+            raise PayloadError(f"stored frame of round {round_} is damaged; the swarm has it")
+        return found
+
+    def of(self, records: Sequence[Record]) -> tuple[Frame, ...]:
+        """Return the frames that are here and whole, oldest first; the newest, when all are too many to hold."""
+        found, nbytes = list[Frame](), 0
+        for record in reversed(records):
+            for ref in reversed(record.frames):
+                with contextlib.suppress(PayloadError, OSError):
+                    found.append(self.read(record.round, ref.frame))
+                    nbytes += found[-1].nbytes
+            if nbytes > FRAMES_AT_HAND:
+                break
+        return tuple(reversed(found))
+
+    def sweep(self) -> None:
+        """Remove frames that a crash left half-written."""
+        for path in self._folder.glob(f"{TEMPORARY}*"):
+            with contextlib.suppress(OSError):
+                self._disk.remove(path)
+
+    def drop(self, upto: int) -> None:
+        """Remove those of rounds up to ``upto``. None that stays is a failure: the next checkpoint tries again."""
+        for path in self._folder.glob("[0-9]*-*"):
+            if int(path.name.split("-")[0]) <= upto:
+                self._kept.discard(path)
+                with contextlib.suppress(OSError):
+                    self._disk.remove(path)
+
+    def _path(self, round_: int, frame: bytes) -> Path:
+        return self._folder / f"{round_:012d}-{frame.hex()[:32]}"
+
+
 class DurableStore:
-    """The durable side of one run directory."""
+    """The durable side of a run directory: the way to where the chain stands here, and the vote that binds a peer."""
 
     def __init__(self, out: Path, *, disk: Disk = DISK) -> None:
         """Open or create. Raises DiskError."""
@@ -62,60 +117,37 @@ class DurableStore:
         self.checkpoints = out / "checkpoints"
         self.adopted = out / "adopted"
         self.aside = out / "aside"
-        self.frames = out / "frames"
+        self.frames = FrameFolder(out / "frames", disk)
         self.journal = Journal(out / "journal", disk)
         self.acceptor = AcceptorFile(out / "acceptor", disk)
         self.swapped = out / "swapped"  # is there when a gossip step was begun after the newest checkpoint
         self._swapping, self.swaps = threading.Lock(), 0  # gossip steps that were begun in this process
         self._forgotten = 0  # commits dropped from the front of the journal since it was opened
-        self._kept: set[Path] = set()  # frames that this process wrote; what an earlier one wrote may be torn
         self._has_frozen = False
         self._saved: list[tuple[int, int]] = []  # of each checkpoint that is kept: round, commits before it
-        self._sweep()
+        self.frames.sweep()
 
     def ledger(self) -> Ledger:
-        """What the driver writes through."""
-        return Ledger(self.append, self.acceptor.write, self.keep, self.adopt, self.swap_begins, self.set_aside)
+        """The ledger that the driver writes through."""
+        return Ledger(self.append, self.acceptor.write, self.frames.keep, self.adopt, self.swap_begins, self.set_aside)
 
     def away(self, wall: Callable[[], float] = time.time) -> float:
         """Seconds of the wall's clock since an earlier process wrote here what it decided; 0 where it went back."""
         return 0.0 if self._written is None else max(0.0, wall() - self._written)
 
-    def keep(self, record: Record, frames: Sequence[bytes]) -> None:
-        """Make the frames of a record durable. Those of a vote are not written again for its commit."""
-        with disk_errors(f"writing frames to {self.frames}"):
-            self._disk.make_folders(self.frames)
-            named = zip(record.frames, frames, strict=True)
-            files = {self._frame_path(record.round, ref.frame): data for ref, data in named}
-            missing = {path: data for path, data in files.items() if path not in self._kept}
-            self._disk.replace_files(self.frames, missing)
-            self._kept.update(missing)
-
     def past(self, head: Head, acceptor: Acceptor | None) -> Past:
-        """What is here of the way to ``head``, with frames of its newest commits and of the record voted for."""
+        """Return what is here of the way to ``head``, with frames of its newest commits and of the record voted for."""
         metas = [*load_metas(self.checkpoints), *load_metas(self.adopted)]
         starts = {start.hash: start for start in (Head.from_dict(meta["head"]) for meta in metas)}
         past = retrace(starts, map(_commit, self.journal.entries), head)
         records = [commit.record for commit in past.commits]
         if acceptor is not None and acceptor.accepted is not None:
             records.append(acceptor.accepted)
-        return replace(past, frames=self._frames_of(records))
-
-    def _frames_of(self, records: Sequence[Record]) -> tuple[Frame, ...]:
-        """Those that are here and whole, oldest first; the newest, when all together are too many to hold."""
-        found, nbytes = list[Frame](), 0
-        for record in reversed(records):
-            for ref in reversed(record.frames):
-                with contextlib.suppress(PayloadError, OSError):
-                    found.append(self._read_frame(record.round, ref.frame))
-                    nbytes += found[-1].nbytes
-            if nbytes > FRAMES_AT_HAND:
-                break
-        return tuple(reversed(found))
+        return replace(past, frames=self.frames.of(records))
 
     def append(self, commit: Commit, frames: Sequence[bytes]) -> None:
         """Make a commit durable: frames first, so that a commit in the journal can always be replayed."""
-        self.keep(commit.record, frames)
+        self.frames.keep(commit.record, frames)
         self.journal.append(encode(commit))
 
     def adopt(self, head: Head, tensors: Mapping[str, Tensor]) -> None:
@@ -151,7 +183,7 @@ class DurableStore:
         self._saved = [*self._saved, (head.round, self._commits_before(head))][-KEPT_CHECKPOINTS:]
         if len(self._saved) == KEPT_CHECKPOINTS:
             self._forgotten += self.journal.forget(self._saved[0][1] - self._forgotten)
-            self._drop_frames(min(round_ for round_, _ in self._saved))
+            self.frames.drop(min(round_ for round_, _ in self._saved))
         adopted = [Head.from_dict(meta["head"]).weight for meta in load_metas(self.adopted)]
         if adopted and max(adopted) <= head.weight:  # one may have come since the tensors were taken
             with contextlib.suppress(OSError):
@@ -204,7 +236,7 @@ class DurableStore:
         return replace(resumed, head=head, tensors={**_live_part(resumed.tensors), **newer.tensors}, adopted=True)
 
     def last_vote(self, run: bytes) -> Acceptor | None:
-        """What this peer promised and accepted last: it binds a peer that has no checkpoint yet as well.
+        """Return what this peer promised and accepted last: it binds a peer that has no checkpoint yet as well.
 
         Raises DiskError when it is damaged: going on without it could vote twice.
         """
@@ -233,7 +265,7 @@ class DurableStore:
         return head, named
 
     def leads_to_the_end(self, head: Head) -> bool:
-        """Whether ``replay`` from ``head`` arrives at the run's last commit."""
+        """Tell whether ``replay`` from ``head`` arrives at the run's last commit."""
         for body in self.journal.entries:
             record = _commit(body).record
             if self._frames_to_follow(head, record) is not None:
@@ -249,7 +281,7 @@ class DurableStore:
             return None
         try:
             check_succession(head, record)
-            return {ref.frame: self._read_frame(record.round, ref.frame) for ref in record.frames}
+            return {ref.frame: self.frames.read(record.round, ref.frame) for ref in record.frames}
         except (PayloadError, OSError):
             return None
 
@@ -262,30 +294,6 @@ class DurableStore:
         entries = list(self.journal.entries)
         later = itertools.takewhile(lambda body: _commit(body).record.round > head.round, reversed(entries))
         return self._forgotten + len(entries) - sum(1 for _ in later)
-
-    def _frame_path(self, round_: int, frame: bytes) -> Path:
-        return self.frames / f"{round_:012d}-{frame.hex()[:32]}"
-
-    def _read_frame(self, round_: int, frame: bytes) -> Frame:
-        data = self._frame_path(round_, frame).read_bytes()
-        found = parse(data, lambda header: len(data) - HEADER_NBYTES)
-        if found.hash != frame:
-            raise PayloadError(f"stored frame of round {round_} is damaged; the swarm has it")
-        return found
-
-    def _sweep(self) -> None:
-        """Remove frames that a crash left half-written."""
-        for path in self.frames.glob(f"{TEMPORARY}*"):
-            with contextlib.suppress(OSError):
-                self._disk.remove(path)
-
-    def _drop_frames(self, upto: int) -> None:
-        """A failure is no reason to fail: the checkpoint is safe, and the next one tries again."""
-        for path in self.frames.glob("[0-9]*-*"):
-            if int(path.name.split("-")[0]) <= upto:
-                self._kept.discard(path)
-                with contextlib.suppress(OSError):
-                    self._disk.remove(path)
 
 
 def _without_feedback(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

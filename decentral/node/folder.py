@@ -105,7 +105,7 @@ class Addresses:
 
 
 def kept_addresses(out: Path) -> Addresses:
-    """Those of the last process in ``out``; none where the file is missing or damaged, and the invite has to do."""
+    """Read the addresses of the last process in ``out``; none where the file is missing or damaged."""
     try:
         found = json.loads((out / ADDRESSES_FILE).read_text(encoding="utf-8"))
         return Addresses(_texts(found["listen"]), _texts(found["others"]))
@@ -148,7 +148,7 @@ logger = logging.getLogger("decentral.peer")
 
 @contextmanager
 def occupied(folder: Path) -> Iterator[None]:
-    """One peer's, while it lasts, be it of a command that has ``begun``. Raises FolderInUse, DiskError."""
+    """Hold the folder for one peer while the block lasts, also below ``begun``. Raises FolderInUse, DiskError."""
     check_free(folder, own=os.getpid())
     made = _make_folder(folder)
     lock = FileLock(folder.absolute() / LOCK_FILE, thread_local=False, is_singleton=True, fallback_to_soft=False)
@@ -184,7 +184,7 @@ def begun(folder: Path) -> Iterator[None]:
 
 
 def has_begun(folder: Path) -> bool:
-    """Whether a command of this process has, and hears what is asked there."""
+    """Tell whether a command of this process has begun there, and hears what is asked."""
     return folder.absolute() in _BEGUN
 
 

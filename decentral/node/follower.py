@@ -63,7 +63,7 @@ class Anchor:
 
 
 class Follower(Node):
-    """One follower. ``on_anchor`` gets the first anchor, every ``every``-th and the last, on the swarm's loop."""
+    """A follower's node. ``on_anchor`` gets the first anchor, every ``every``-th and the last, on the swarm's loop."""
 
     def __init__(self, start: Start, *, every: int, on_anchor: Callable[[Anchor], None], **given: Any) -> None:
         """``given``: what a Node takes, less ledger and on_update. Any: they are checked there."""
@@ -160,7 +160,7 @@ class Follower(Node):
         return head.final and head.anchor == self.replica.digest
 
     async def _take_replica(self) -> bool:
-        """Whether a newer one is here now: of the peer that is followed, of another where that one is gone."""
+        """Fetch a newer replica and tell whether one came: from the peer that is followed, or another if it is gone."""
         live = list(self.directory.live())
         for peer in sorted(live, key=lambda peer: (peer != self.source, self._own_order(peer))):
             try:
@@ -213,7 +213,7 @@ STATE_FOLDER = "following"
 
 @dataclass(frozen=True, slots=True)
 class FollowerState:
-    """What is known of the run before its peers are met: from the folder, or from the first that answered."""
+    """All that is known of the run before its peers are met: from the folder, or from the first that answered."""
 
     manifest: Manifest
     schema: Schema

@@ -85,7 +85,7 @@ class Start:
 
 
 class Node:
-    """One peer. ``run`` it in a task; ``ready`` is set once its chain has a head and training may begin."""
+    """A peer's node. ``run`` it in a task; ``ready`` is set once its chain has a head and training may begin."""
 
     def __init__(
         self,
@@ -367,7 +367,7 @@ def largest_offer(replica: Replica, gossips: bool, fragments: int, tails: int = 
 def make_terms(
     manifest: Manifest, replica: Replica, uplinks: Uplinks, grain: Grain, clock: RunClock, voting: Voting
 ) -> RoundTerms:
-    """What the round machine needs of the manifest and of the links."""
+    """Return what the round machine needs of the manifest and of the links."""
 
     def ranges(fragment: int, owners: tuple[PeerId, ...]) -> tuple[tuple[PeerId, int, int], ...]:
         return partition(replica.numel(fragment), owners, shares(uplinks.for_owners(owners)), grain)
@@ -388,7 +388,7 @@ def make_terms(
         takes=uplinks.takes,
         quorum=method.quorum.peers,
         grace=method.quorum.grace,
-        max_staleness=method.max_staleness * fragments,
+        max_staleness=method.quorum.staleness * fragments,
         offered=FrameKind.MERGE if gossips else FrameKind.CONTRIBUTION,
         states=lambda outer_step: 0 if gossips else len(replica.due(outer_step)) - 1,
         clock=clock,
@@ -408,7 +408,7 @@ LEAST = 0.1  # of the usual uplink: nobody is waited for as long as who says tha
 
 @dataclass(slots=True)
 class Uplinks:
-    """Of the members of one run; ``reduces``: whether its rounds are reduces."""
+    """The uplinks of the members of a run; ``reduces``: whether its rounds are reduces."""
 
     directory: Directory
     reduces: bool
@@ -420,7 +420,7 @@ class Uplinks:
     _lines: Lines | None = None
 
     def lines_of(self, peers: Sequence[PeerId]) -> list[Line]:
-        """What each says it was seen to send; private peers, whom not all can reach, pass nothing on."""
+        """Return the line that each says it was seen to have; private peers, which not all reach, pass nothing on."""
         live, own = self.directory.live(), self.directory.own.draft()
         leases = [own if peer == own.peer else live.get(peer) for peer in peers]
         known = {lease.peer: lease.uplink / 8 for lease in leases if lease is not None and lease.uplink}
@@ -448,7 +448,7 @@ class Uplinks:
         return [rate if line.passes_on or nobody else 0.0 for rate, line in zip(capped, lines, strict=True)]
 
     def takes(self, nbytes: int, peer: PeerId, members: Sequence[PeerId]) -> float | None:
-        """See Takes. Of a reduce, slices and results are about two bodies."""
+        """Estimate the seconds, as `Takes` asks for. In a reduce, slices and results are about two bodies."""
         lines = self._waited_for(tuple(members))
         me = self._places.get(peer)
         if lines is None or me is None:

@@ -54,12 +54,12 @@ class DailyUpload:
 
     @property
     def used_up(self) -> bool:
-        """Whether nothing should be contributed any more today."""
+        """True where nothing should be contributed any more today."""
         return self.limit is not None and self.sent >= (1 - RESERVE) * self.limit
 
     @property
     def may_upload(self) -> bool:
-        """Whether others may still be helped."""
+        """True while others may still be helped."""
         return self.limit is None or self.sent < self.limit
 
     @property
@@ -77,7 +77,7 @@ class DailyUpload:
 
     @property
     def is_due(self) -> bool:
-        """Whether it should be saved now."""
+        """True where it should be saved now."""
         return self.limit is not None and abs(self._wall() - self._saved_at) >= SAVE_EVERY
 
     def save(self) -> None:
@@ -92,7 +92,7 @@ class DailyUpload:
         return int(self._wall() // DAY)
 
     def _load(self) -> tuple[int, int]:
-        """What an earlier process counted; a damaged file counts as a day that begins."""
+        """Read what an earlier process counted; a damaged file counts as a day that begins."""
         try:
             found = json.loads(self._path.read_text(encoding="utf-8"))
             day, sent = found["day"], found["sent"]

@@ -50,7 +50,7 @@ class NewestRound:
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """What the main process tells the others at a boundary, packed as whole numbers below 2**63."""
+    """The word of the main process to the others at a boundary, packed as whole numbers below 2**63."""
 
     forgets: bool = False  # moments that are not finite are to be dropped
     seed: int = 0  # of the peer; 0 before it has entered the run

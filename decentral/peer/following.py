@@ -147,7 +147,7 @@ class Following:
 
     @property
     def live(self) -> frozenset[bytes]:
-        """Who is heard of; nobody once its swarm side has ended."""
+        """The peers that are heard of; none once its swarm side has ended."""
         if self._swarm.alive:
             with suppress(RuntimeError, CancelledError):  # the loop ended between the question and the answer
                 return self._swarm.call(self._ask_live)
@@ -275,7 +275,7 @@ def follow(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowSettings:
-    """What ``follow`` was asked for, once sense was made of it. Rates in bytes per second."""
+    """The arguments of ``follow``, parsed. Rates in bytes per second."""
 
     invite: Invite
     out: Path
@@ -300,7 +300,7 @@ class FollowerStartup:
 
     @property
     def offline(self) -> bool:
-        """Whether all there will ever be is here, and nobody is served."""
+        """True where the folder holds the run's end and nobody is served: then nobody is asked."""
         head = self.known.head
         return head is not None and head.final and not self.settings.keep_serving
 
@@ -366,7 +366,7 @@ class FollowerStartup:
 
 
 def known_of(asked: FollowSettings) -> FollowerState:
-    """What an earlier process kept, or what the first peer that answers says."""
+    """Return what is known of the run: from an earlier process, else from the first peer that answers."""
     kept = kept_state(asked.out, asked.invite.run)
     if kept is not None:
         return kept

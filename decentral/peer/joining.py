@@ -257,7 +257,7 @@ def terms_of(
     quiet: bool = True,
     admit: str | None = None,
 ) -> tuple[Manifest, Invite | None, Path]:
-    """What ``run`` means: a manifest object, a manifest file, or an invite whose manifest is fetched first.
+    """Return terms, invite and folder that ``run`` means: a manifest, its file, or an invite, whose terms are fetched.
 
     ``quiet``: say nothing while nobody has answered. ``admit``: the token of an invite that has none.
     """
@@ -285,7 +285,7 @@ def terms_of(
 
 @contextmanager
 def _said() -> Iterator[None]:
-    """A script that waits for others looks like one that hangs."""
+    """Say that peers are looked for: a script that waits for others looks like one that hangs."""
     say("decentral: looking for the run's peers ...")
     with hint_after(HINT_SECONDS, "decentral: " + NOBODY.format("join(join_timeout=S)")):
         yield
@@ -304,7 +304,7 @@ def fetch(
     *,
     lan: bool = True,
 ) -> Manifest:
-    """The manifest, from ``out`` when a peer of the run was there before, else from any peer the invite leads to."""
+    """Return the manifest, from ``out`` where a peer of the run was there before, else from a peer of the invite."""
     return asked(invite, out, listen, join_timeout, transport, lan=lan)[0]
 
 
@@ -317,7 +317,7 @@ def asked(
     *,
     lan: bool = True,
 ) -> tuple[Manifest, bool]:
-    """The same, and whether the run is over by the word of who answered; False where nobody was asked."""
+    """Return the same, and whether the run is over, as the peer that answered says; False where nobody was asked."""
     kept = kept_terms(out, invite.run, "those of the invite")
     if kept is not None:
         return kept, False
@@ -333,7 +333,7 @@ def greeted(
     *,
     lan: bool = True,
 ) -> Hello:
-    """What the first peer of the run that the invite leads to says of it; this program knows its methods.
+    """Return the answer of the first peer of the run that the invite leads to; this program knows the run's methods.
 
     Raises NoPeersError after ``join_timeout`` seconds, InviteError, NotAdmitted, VersionError, ConfigError.
     """

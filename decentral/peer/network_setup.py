@@ -38,7 +38,7 @@ class NetworkSetup:
 
     @property
     def is_private(self) -> bool:
-        """Whether it is known that others cannot dial this machine."""
+        """True where it is known that others cannot dial this machine."""
         return self.kind in ("nat", "symmetric nat", "firewall")
 
 

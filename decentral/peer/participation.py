@@ -95,23 +95,23 @@ class Participation:
 
     @property
     def is_offline(self) -> bool:
-        """Whether this peer, for whom the run is over, gets in touch with nobody."""
+        """True where the run is over for this peer, and it gets in touch with nobody."""
         return self.was_over and not self.settings.options["keep_serving"]
 
     @property
     def is_up(self) -> bool:
-        """Whether there is a swarm side, with its node: another thread may ask while it is made."""
+        """True once there is a swarm side, with its node: another thread may ask while it is made."""
         return "swarm" in self.made and self.swarm.has_node
 
     @property
     def has_begun(self) -> bool:
-        """Whether there is an outer loop."""
+        """True once there is an outer loop."""
         return "loop" in self.made
 
     @property
     def acts_before_inner_steps(self) -> bool:
-        """Whether the run's method does something before inner steps; then this peer is one process."""
-        return self.swarm.node.replica.method.overrides("before_inner_step")
+        """True where the run's method does something before inner steps; then this peer is one process."""
+        return self.swarm.node.replica.method.acts_before_steps
 
     @property
     def invite(self) -> str:
@@ -182,8 +182,8 @@ def end_as_one(model: LiveModel, kind: type[BaseException] | None, stage: Stage)
 
 
 def _is_whole(kind: type[BaseException] | None, stage: Stage) -> bool:
-    """Inside the step of an optimizer parameters and moments are of two moments; what fails at a boundary leaves part
-    of it undone, but for Ctrl-C, which each of its parts is made for, as for a second signal.
+    """Tell whether all is of one moment. Inside an optimizer's step parameters and moments are not; an error at a
+    boundary leaves part of it undone, but for Ctrl-C or a second signal, which each of its parts is made for.
     """
     return stage == "between" or (stage == "at_boundary" and kind in POLITE)
 
@@ -216,7 +216,7 @@ def save_last(part: Participation) -> bool:
 
 
 def save_after_error(part: Participation) -> bool:
-    """The same when an error ended the training loop, which what fails here must not hide."""
+    """Write the last checkpoint after an error of the training loop, which a failure here must not hide."""
     try:
         if saved := save_last(part):
             kept = "the state of the last inner step is kept in %s, where the same command goes on"
@@ -236,7 +236,7 @@ def warn_of_no_checkpoint(part: Participation, why: str) -> None:
 
 
 def end_of_run(part: Participation, asked_to_leave: threading.Event) -> None:
-    """The run is over: how to have it, and, where that was wished, a stay for those who come late."""
+    """Say how to have the model of a run that is over, and, where that was wished, stay for peers that come late."""
     out = shlex.quote(str(part.settings.called))
     anew = "; a new run takes another folder, --out or join(out=...)" if part.was_over and part.founds else ""
     logger.info("This run is over: decentral export %s --to model/%s", out, anew, extra=PLAIN)
@@ -249,6 +249,6 @@ def end_of_run(part: Participation, asked_to_leave: threading.Event) -> None:
 
 
 def end_before_the_run(part: Participation) -> None:
-    """The loop ended by itself while the run goes on: often a script that counts its own steps."""
+    """Warn that the loop ended while the run goes on: often it is of a script that counts its own steps."""
     made = f"{part.swarm.node.outer_steps} of {part.settings.manifest.run.rounds} rounds"
     logger.warning("left after %s; the run goes on without this peer; loop until peer.done", made, extra=PLAIN)

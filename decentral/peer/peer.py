@@ -60,7 +60,7 @@ OnRound = TypeVar("OnRound", bound=Callable[[RoundEnded], object])
 
 
 class Peer:
-    """One participant of a run, while its ``with`` block lasts."""
+    """The public object of a training loop: a participant of a run, while its ``with`` block lasts."""
 
     def __init__(self, settings: Settings) -> None:
         check_relays(settings.options["relays"])
@@ -91,7 +91,7 @@ class Peer:
 
     @property
     def done(self) -> bool:
-        """Whether training is over for this peer. ConfigError before the ``with`` block: nothing would ever end it."""
+        """True once training is over for this peer. ConfigError before the ``with`` block: nothing would end it."""
         self._check_entered("done")
         return self._boundary.done
 
@@ -104,12 +104,12 @@ class Peer:
 
     @property
     def _up(self) -> Participation | None:
-        """What takes part, once there is a swarm side."""
+        """The participation, once there is a swarm side."""
         return self._part if self._part is not None and self._part.is_up else None
 
     @property
     def _begun(self) -> Participation | None:
-        """What takes part, once there is an outer loop, too."""
+        """The participation, once there is an outer loop, too."""
         return self._part if self._part is not None and self._part.has_begun else None
 
     @property
@@ -125,7 +125,7 @@ class Peer:
 
     @property
     def was_over(self) -> bool:
-        """Whether the folder held the run's last commit when this peer began: then nothing is trained."""
+        """True where the folder held the run's last commit when this peer began: then nothing is trained."""
         return self._part is not None and self._part.was_over
 
     @property
@@ -195,7 +195,7 @@ class Peer:
         return self._up.swarm.node.replica.digest.hex() if self._up is not None else ""
 
     def anchor(self) -> list[Tensor]:
-        """The newest committed anchor, fragment by fragment: flat float32, shared and not to be written to."""
+        """Return the newest committed anchor, fragment by fragment: flat float32, shared and not to be written to."""
         return list(self._up.swarm.node.replica.anchors) if self._up is not None else self._model.read_alone()
 
     def agreed(self) -> dict[str, Tensor]:
@@ -291,7 +291,7 @@ class Peer:
                 self._part.loop.schedule.live.loss = self._part.reporter.loss
 
     def status(self) -> Status:
-        """What this peer is doing now; what it did last, once its swarm side has ended."""
+        """Tell what this peer is doing now; what it did last, once its swarm side has ended."""
         if self._up is not None and self._up.swarm.alive:
             with suppress(RuntimeError, CancelledError):  # the loop ended between the question and the answer
                 found = self._up.swarm.call(self._ask_status, self._up)
@@ -314,7 +314,7 @@ class Peer:
         )
 
     def _last_word(self) -> Status:
-        """The status, and at the end how it ended."""
+        """Return the status, and at the end how it ended."""
         status = self.status()
         return replace(status, state=self._parting) if self._parting else status
 
@@ -378,7 +378,7 @@ class Peer:
 
     @property
     def in_flight(self) -> bool:
-        """Whether a contribution of this peer waits for its commit while training goes on."""
+        """True while a contribution of this peer waits for its commit and training goes on."""
         return self._begun is not None and self._begun.loop.schedule.sent_at is not None
 
     @property
@@ -388,19 +388,19 @@ class Peer:
 
     @property
     def paused(self) -> bool:
-        """Whether contributions are held back."""
+        """True while contributions are held back."""
         return self._control.paused
 
     @property
     def rests(self) -> bool:
-        """Whether no round counts this peer, on its main process: it is paused or rests, or waits for company."""
+        """True while no round counts this peer, on its main process: it is paused or rests, or waits for company."""
         part = self._up
         held = part is not None and bool(part.swarm.node.resting.reasons or part.reporter.wanted_members)
         return self._control.paused or held
 
     @property
     def left(self) -> bool:
-        """Whether it was asked to leave, or to finish and has, on its main process: the run goes on without it."""
+        """True once it was asked to leave, or to finish and has, on its main process: the run goes on without it."""
         return self._control.leaving
 
     def __enter__(self) -> Self:
@@ -424,7 +424,7 @@ class Peer:
         return self
 
     def _begin(self, stack: ExitStack) -> None:
-        """On the main process: everything up to the anchor. What is left to be ended goes on the ``stack``."""
+        """Do, on the main process, everything up to the anchor. What is left to be ended goes on the ``stack``."""
         stack.enter_context(occupied(self.out))
         kept_terms(self.out, self.manifest.digest)
         token = kept_token(self.out, self.settings.admit)
@@ -540,7 +540,7 @@ class Peer:
             raise
 
     def _at_boundary(self) -> set[int]:
-        """What the main process does after an inner step; returns the fragments that were written."""
+        """Act for the main process after an inner step; returns the fragments that were written."""
         if self._part is None:
             return set()
         loop, swarm = self._part.loop, self._part.swarm

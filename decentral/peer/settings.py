@@ -68,7 +68,7 @@ SECONDS_RULE = "give seconds as a number; None waits for ever"
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option of ``join``: the value it has when not given, its meaning, and which values fit."""
+    """An option of ``join``: the value it has when not given, its meaning, and which values fit."""
 
     default: object
     meaning: str  # also the help of the command's option of this name, where there is one
@@ -391,7 +391,7 @@ def check_value(caller: str, name: str, value: object) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """One peer's: its options, and what follows from them. Rates in bytes per second."""
+    """The options of a peer, and what follows from them. Rates in bytes per second."""
 
     options: JoinOptions = field(repr=False)  # all of them; the token is among them
     manifest: "Manifest"

@@ -56,7 +56,7 @@ logger = logging.getLogger("decentral.peer")
 
 @dataclass(slots=True)
 class _Checkpoint:
-    """What was found in the folder, and what its journal made of it."""
+    """A checkpoint that was found in the folder, and where its journal leads."""
 
     found: Resumed
     memory: dict[str, Any]  # Any: JSON
@@ -131,7 +131,7 @@ class Startup:
             self._part.announce("inner_differs", fields)
 
     def _evaluated(self, look: Look) -> None:
-        """The user's function was called around a commit."""
+        """Note what the user's function said around a commit."""
         losses = {"held_out_loss": look.after, "held_out_before": look.before}
         self._part.reporter.metrics(losses, self._count.value)
         self._part.looked(look)
@@ -153,7 +153,7 @@ class Startup:
     # ---- the folder ----
 
     def _resumed_or_fresh(self) -> tuple[Start, bool]:
-        """Where to start, and whether the folder holds a checkpoint of the run's last commit."""
+        """Return where to start, and whether the folder holds a checkpoint of the run's last commit."""
         store, digest = self._part.store, self._manifest.digest
         found = store.load(digest)
         common: dict[str, Any] = {
@@ -197,18 +197,18 @@ class Startup:
 
     @property
     def _invited_by(self) -> tuple[str, ...]:
-        """Addresses in the invite; none for who was not invited."""
+        """The addresses in the invite; none without an invite."""
         return self._settings.invite.addresses if self._settings.invite is not None else ()
 
     @property
     def _ways(self) -> tuple[str, ...]:
-        """Those, and of who was there last: a first peer has no invite, and when it comes back at another address the
-        others have only its old one.
+        """The invite's addresses, and those of the peers that were there last: a first peer has no invite, and when it
+        comes back at another address the others have only its old one.
         """
         return tuple(dict.fromkeys((*self._invited_by, *self._before.others)))
 
     def _enter(self) -> NetworkSetup:
-        """The way to the others; a network with nobody in it for whom the run is over, and who serves nobody."""
+        """Find the way to the others; a network with nobody in it where the run is over and nobody is served."""
         given, identity = self._settings.options, self._part.identity
         if self._part.is_offline:
             return NetworkSetup(MemoryNetwork().transport(identity.signer))
@@ -266,7 +266,7 @@ class Startup:
         part.swarm.start()
 
     def _take_up(self, start: Start, node: Node) -> None:
-        """What the checkpoint and the journal say, into a node that has not run yet."""
+        """Load checkpoint and journal into a node that has not run yet."""
         store, kept = self._part.store, self._checkpoint
         if kept is not None:
             node.replica.load(kept.found.tensors)
@@ -279,7 +279,7 @@ class Startup:
                 kept.states = list(node.replica.states)
 
     def _lost_state(self, start: Start) -> OwnState | None:
-        """What others keep of this peer, if it was of this run before and its folder does not say so; put back."""
+        """Put back what others keep of this peer, if it was of this run before and its folder does not say so."""
         if start.founder or not self._part.was_here or self._part.redundancy is None:
             return None
         return recover_state(self._part.swarm, self._part.redundancy, self._restore_own, self._part.announce)
@@ -291,7 +291,7 @@ class Startup:
     # ---- the live model ----
 
     def _join_at_anchor(self, own: OwnState | None) -> tuple[SyncSchedule, list[CommittedUpdate]]:
-        """The live model becomes the anchor; returns the rounds that ended while joining, too: they are in there.
+        """Put the live model to the anchor; returns the rounds that ended while joining, too: they are in there.
 
         With a state of its ``own`` that came back, it is as if the peer had slept and taken a snapshot.
         """
@@ -307,7 +307,7 @@ class Startup:
         return schedule, included
 
     def _go_on(self, kept: _Checkpoint) -> SyncSchedule:
-        """The live model is carried on to where the journal leads; commits since then are merged like any others.
+        """Carry the live model on to where the journal leads; commits since then are merged like any others.
 
         One of them may name what a previous incarnation sent: that is no progress any more.
         """
@@ -334,7 +334,7 @@ class Startup:
             schedule.put(self._model, fragment, anchor_N)
 
     def _lost_its_buffers(self, kept: _Checkpoint, buffers_B: Tensor) -> bool:
-        """Whether a resumed peer goes on with the shared buffers, not its live ones; never where each has its own."""
+        """Tell whether a resumed peer goes on with shared buffers, not its live ones; never where each has its own."""
         if not self._part.swarm.node.replica.tail.numel:
             return False
         return kept.at_anchor or not torch.equal(buffers_B, kept.found.tensors[BUFFERS])
@@ -365,7 +365,7 @@ class Startup:
 
 
 async def _standing(swarm: SwarmThread[Node]) -> tuple[Head, list[Tensor], Tensor, list[CommittedUpdate]]:
-    """Where the chain stands, its anchors and buffers, and the updates on their way that those include."""
+    """Return where the chain stands, its anchors and buffers, and the updates on their way that those include."""
     included = swarm.updates.drain()
     replica = swarm.node.replica
     return swarm.node.driver.head, list(replica.anchors), replica.buffers_B, included
@@ -377,7 +377,7 @@ async def _standing(swarm: SwarmThread[Node]) -> tuple[Head, list[Tensor], Tenso
 
 
 class PeerLimits:
-    """One peer's: as ``join`` was told at first. Any thread may change them."""
+    """The limits of a peer: as ``join`` was told at first. Any thread may change them."""
 
     def __init__(self, settings: Settings) -> None:
         self.daily_upload = DailyUpload(settings.out, settings.daily_upload)

@@ -189,14 +189,14 @@ Paused = float | None  # s since 1970; _FOR_GOOD: until decentral resume; None: 
 
 @dataclass(frozen=True, slots=True)
 class KeptSettings:
-    """What is kept; each change makes another one, for `write_settings`."""
+    """The settings that are kept; each change makes another object, for `write_settings`."""
 
     set_: Mapping[str, str] = field(default_factory=dict)  # setting -> as a person wrote it
     given: Mapping[str, Any] | None = None  # setting -> what the command line said then; None: not known
     paused: Paused = None
 
     def over(self, flags: Preferences) -> tuple[Preferences, KeptSettings]:
-        """What holds for a process with these ``flags``, and what is kept from now on."""
+        """Return the preferences that hold for a process with these ``flags``, and what is kept from now on."""
         still = {key: text for key, text in self.set_.items() if self._is_as_before(key, flags)}
         wanted = flags
         for key, text in still.items():
@@ -216,7 +216,7 @@ class KeptSettings:
 
 
 def read_settings(folder: Path) -> KeptSettings:
-    """What is kept there; nothing where nothing was set. Raises ConfigError, in one line, for a file that is none."""
+    """Read the settings that are kept there; none where nothing was set. Raises ConfigError for a file that is none."""
     path = folder / SETTINGS_FILE
     try:
         with path.open(encoding="utf-8") as file:
@@ -289,7 +289,7 @@ class Computer:
         self._load = OthersLoad(_busy_seconds, self._own_seconds, time.monotonic, os.cpu_count() or 1)
 
     def look(self, *, battery: bool, use: bool) -> Seen:
-        """What there is to be seen now, of what is asked for."""
+        """Look at the battery, and at the use of the machine, where it is asked for."""
         return Seen(
             on_battery=on_battery() if battery else None,
             unused_seconds=unused_seconds(time.time()) if use else None,
@@ -301,7 +301,7 @@ class Computer:
         return int(self._process.memory_info().rss)
 
     def _own_seconds(self) -> float:
-        """Of this process and those that it started (the daemon, loaders of data)."""
+        """Add up the processor seconds of this process and those that it started (the daemon, loaders of data)."""
         seconds = 0.0
         for process in (self._process, *self._process.children(recursive=True)):
             try:
@@ -336,7 +336,7 @@ class OthersLoad:
 
 
 def on_battery() -> bool | None:
-    """Whether this computer has a battery, and runs on it."""
+    """Tell whether this computer has a battery, and runs on it."""
     sensor = getattr(psutil, "sensors_battery", lambda: None)
     battery = sensor()
     return None if battery is None or battery.power_plugged is None else not battery.power_plugged

@@ -40,7 +40,7 @@ class Hours:
         return ",".join(f"{_clock(begin)}-{_clock(end)}" for begin, end in self.spans) or "always"
 
     def are_open(self, at: datetime) -> bool:
-        """Whether ``at``, local time, lies in one of them."""
+        """Tell whether ``at``, local time, lies in one of them."""
         minute = at.hour * 60 + at.minute
         return not self.spans or any((minute - begin) % _DAY < (end - begin) % _DAY for begin, end in self.spans)
 
@@ -90,7 +90,7 @@ BUSY = 0.25  # share of the processors that other programs may take before the m
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preferences:
-    """Of one peer; the defaults let it train at all times. Sizes in bytes, rates in bytes per second."""
+    """The preferences of a peer; the defaults let it train at all times. Sizes in bytes, rates in bytes per second."""
 
     schedule: Hours = ALWAYS
     on_battery: Literal["train", "pause"] = "train"
@@ -136,7 +136,7 @@ def changed(before: Preferences, key: str, text: str) -> Preferences:
 
 
 def spelled(wanted: Preferences) -> dict[str, str]:
-    """What differs from the defaults, as a person writes it; rates and the day's upload have fields of their own."""
+    """Write what differs from the defaults as a person does; rates and the day's upload have fields of their own."""
     said = {
         "schedule": str(wanted.schedule),
         "on-battery": wanted.on_battery,

@@ -451,7 +451,7 @@ def _digest_of_specs(specs: Sequence[FrozenSpec]) -> str:
 
 
 def _digest_in_file(path: Path) -> str | None:
-    """What a file that is there says of itself; its last rename came after its bytes were durable."""
+    """Read what a file says of itself; its last rename came after its bytes were durable."""
     try:
         with safe_open(path, framework="pt") as file:
             return (file.metadata() or {}).get("digest")

@@ -58,7 +58,7 @@ Tensors = Mapping[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class DeltaHeader:
-    """What a message is between; ``full`` ones apply to any base of the same schema."""
+    """The header of a message: what it is between; ``full`` ones apply to any base of the same schema."""
 
     base: bytes
     result: bytes
@@ -286,7 +286,7 @@ class AnchorFolder:
         self._before: tuple[int, Mapping[str, Tensor]] | None = None  # what the next delta begins from
 
     def latest(self) -> dict[str, Any] | None:
-        """What ``latest.json`` says, where its file is there too; None: nothing was written yet."""
+        """Read what ``latest.json`` says, where its file is there too; None: nothing was written yet."""
         try:
             found = json.loads((self.folder / LATEST).read_text(encoding="utf-8"))
             there = isinstance(found, dict) and (self.folder / str(found["file"])).is_file()
@@ -319,7 +319,7 @@ class AnchorFolder:
         self._disk.sync_folder(self.folder)
 
     def _write_delta(self, round_: int, tensors: Mapping[str, Tensor]) -> dict[str, Any] | None:
-        """What ``latest.json`` says of it; None where there is nothing to begin from."""
+        """Write a delta and return what ``latest.json`` says of it; None where there is nothing to begin from."""
         if self._before is None or self._before[0] == round_:
             return None
         since, before = self._before

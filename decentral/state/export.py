@@ -138,7 +138,7 @@ def unpack(folder: Path, to: Path, on_share: OnShare = untold_share) -> None:
 
 
 def is_of_adapters(checkpoint: Checkpoint) -> bool:
-    """Whether what was trained are adapters of peft, whose base is elsewhere."""
+    """Tell whether adapters of peft were trained, whose base is elsewhere."""
     return _adapters_of(checkpoint) is not None
 
 

@@ -116,7 +116,7 @@ class Journal:
 
 
 class AcceptorFile:
-    """One small blob, replaced atomically: what a peer promised and accepted in the round under way."""
+    """A small blob, replaced atomically: what a peer promised and accepted in the round under way."""
 
     def __init__(self, path: Path, disk: Disk = DISK) -> None:
         self.path, self._disk = path, disk
@@ -158,7 +158,7 @@ def _entry(body: bytes) -> bytes:
 
 
 def _nbytes(bodies: Iterable[bytes]) -> int:
-    """What these entries take in the file."""
+    """Count the bytes that these entries take in the file."""
     return sum(HEAD_NBYTES + len(body) for body in bodies)
 
 

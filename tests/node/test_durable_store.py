@@ -167,15 +167,17 @@ def test_frames_are_written_with_the_vote_once_and_found_again_if_they_are_whole
     refs = tuple(sorted((ref(f.header.sender, f.hash) for f in frames), key=lambda one: one.peer))
     voted = replace(record(START, {}), frames=refs)
     data = {f.hash: f.data for f in frames}
-    store.keep(voted, [data[one.frame] for one in refs])
+    store.frames.keep(voted, [data[one.frame] for one in refs])
     acceptor = Acceptor(1, 0, 0, voted)
     assert {f.hash for f in store.past(START, acceptor).frames} == set(data)
-    (file,) = (path for path in store.frames.iterdir() if refs[0].frame.hex().startswith(path.name.split("-")[1]))
+    (file,) = (
+        path for path in (tmp_path / "frames").iterdir() if refs[0].frame.hex().startswith(path.name.split("-")[1])
+    )
     damage(file)
     assert [f.hash for f in store.past(START, acceptor).frames] == [refs[1].frame]
     assert store.past(START, None).frames == ()
     with pytest.raises(PayloadError):
-        store._read_frame(1, refs[0].frame)
+        store.frames.read(1, refs[0].frame)
     store.close()
 
 

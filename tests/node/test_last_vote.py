@@ -51,15 +51,15 @@ def store(tmp_path):
     made.close()
 
 
-def test_frames_that_a_crash_left_half_written_are_removed(store):
-    assert [path.name for path in store.frames.iterdir()] == ["000000000001-ab"]
+def test_frames_that_a_crash_left_half_written_are_removed(store, tmp_path):
+    assert [path.name for path in (tmp_path / "frames").iterdir()] == ["000000000001-ab"]
 
 
-def test_a_half_written_frame_does_not_stop_the_third_checkpoint(store):
-    (store.frames / ".tmp-000000000002-cd").write_bytes(b"half")  # a write under way on another thread
+def test_a_half_written_frame_does_not_stop_the_third_checkpoint(store, tmp_path):
+    (tmp_path / "frames" / ".tmp-000000000002-cd").write_bytes(b"half")  # a write under way on another thread
     for round_ in (3, 4, 5):
         store.save(head_at(round_), {"anchor/0": torch.zeros(1)}, {})
-    assert not (store.frames / "000000000001-ab").exists()
+    assert not (tmp_path / "frames" / "000000000001-ab").exists()
 
 
 def test_the_last_vote_is_known_without_a_checkpoint_unless_it_was_in_another_run(store):
