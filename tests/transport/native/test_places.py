@@ -11,9 +11,9 @@ from decentral.errors import PeerUnreachable, StreamClosed
 from decentral.transport.daemon.process import DaemonOptions
 from decentral.transport.daemon.transport import DaemonTransport
 from decentral.transport.native.transport import NativeTransport
-from decentral.transport.protocols.circuit import STOP, admit
+from decentral.transport.protocols.circuit import STOP, Reservation, offer
 from decentral.transport.requests import request, serve_requests
-from decentral.wire.keys import peer_name
+from decentral.wire.keys import Signer, peer_name
 from tests.transport.conftest import LOOPBACK
 from tests.transport.relays import BODY, ECHO, echo, native, run
 
@@ -127,6 +127,6 @@ def test_nobody_but_its_relay_may_bring_it_connections():
             await a.connect(b.peer, b.addresses())
             stream = await a.open(b.peer, STOP)
             with pytest.raises(StreamClosed):
-                await admit(stream)
+                await offer(stream, Signer.generate().peer, Reservation(0, None, None))
 
     run(script)
