@@ -153,7 +153,7 @@ def test_the_version_is_told(run: Run) -> None:
 def test_no_command_at_all_shows_the_help(run: Run) -> None:
     result = run()
     assert result.exit_code == 2
-    assert "Commands:" in result.stderr
+    assert "Run:" in result.stderr
 
 
 @pytest.mark.parametrize("preset", [name for name in PRESETS if not make_outer(name, {}).begins_apart])
