@@ -100,7 +100,7 @@ class Boundary:
         over, changed = self.done, set(changed)
         if part is not None:
             over = self.done or part.loop.done or self._control.leaving
-            self.word = self._said_by(part, changed)
+            self.word = self._word_of(part, changed)
         self.done, numbers = self._model.share(changed, over, self.word.pack())
         self.word = Word.unpack(numbers)
         self.count.hear(self.word.count)
@@ -109,7 +109,7 @@ class Boundary:
         self.schedules.follow(self._model.team.size, over=self.done, warns=part is not None)
         self._model.averages.resume(to_train=not self.done)
 
-    def _said_by(self, part: Participation, changed: set[int]) -> Word:
+    def _word_of(self, part: Participation, changed: set[int]) -> Word:
         loop, node = part.loop, part.swarm.node
         forgets, loop.forgets = loop.forgets, False
         place = self._standing.place(node)
