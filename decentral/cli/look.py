@@ -343,7 +343,7 @@ def compare_command(directories: tuple[Path, ...], figure: Path, as_json: bool) 
         return
     rows = {"": names, **_rows(runs, kind)}
     rows |= {key: ["unset" if value is None else str(value) for value in values] for key, values in terms.items()}
-    click.echo(_aligned(rows))
+    click.echo(_align(rows))
     click.echo(f"\n{kind} over steps and cost: {figure}" if drawn else f"\n{NO_FIGURE}")
 
 
@@ -386,7 +386,7 @@ def _rows(runs: Sequence[SeenRun], kind: str) -> dict[str, list[str]]:
     }
 
 
-def _aligned(rows: dict[str, list[str]]) -> str:
+def _align(rows: dict[str, list[str]]) -> str:
     """Return the rows with columns as wide as their widest word."""
     first = max(map(len, rows))
     widths = [max(map(len, column)) for column in zip(*rows.values(), strict=True)]

@@ -72,7 +72,7 @@ def generate_command(
     """
     import torch
 
-    from decentral.tasks.evaluate import continued
+    from decentral.tasks.evaluate import continue_text
     from decentral.tasks.trained_model import open_trained
 
     remember(context, directory)
@@ -81,7 +81,7 @@ def generate_command(
     drawn: list[int] = []
     tell = (lambda text: None) if as_json else _streamed()
     tell(prompt)
-    for token in continued(
+    for token in continue_text(
         trained.module,
         prompt_T,
         num_tokens=tokens,
@@ -155,13 +155,13 @@ def evaluate_command(
     \b
     $ decentral evaluate decentral-run
     """
-    from decentral.tasks.evaluate import evaluated
+    from decentral.tasks.evaluate import evaluate_text
     from decentral.tasks.trained_model import open_trained
 
     remember(context, directory)
     trained = open_trained(directory, tokenizer, base)
     text_N, source = _text(trained, data, whole)
-    found = evaluated(trained, text_N)
+    found = evaluate_text(trained, text_N)
     if as_json:
         click.echo(json.dumps({"model": trained.source, "text": source, **asdict(found)}))
         return

@@ -211,7 +211,9 @@ def _encode(symbols, step, words, state):  # type: ignore[no-untyped-def]
 
 @compiled
 def _fill_steps(shares, starts, step):  # type: ignore[no-untyped-def]
-    """What a step with one symbol needs: the state to renormalise at, reciprocal, its shift, start, 2**14 - share."""
+    """Return the numbers of a step with one symbol: the state to renormalise at, reciprocal, its shift, start, 2**14 -
+    share.
+    """
     one = np.uint64(1)
     for s in range(256):
         share, shift = shares[s], np.uint64(0)

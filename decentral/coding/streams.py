@@ -199,7 +199,7 @@ _LARGEST = 1 << 32  # what the prefix cannot hold
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What is known of an array before it arrives."""
+    """The size and kind of an array, known before it arrives."""
 
     kind: ElementKind
     shape: tuple[int, ...]

@@ -71,7 +71,7 @@ _TAKEN = (torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, slots=True)
 class PartSpec:
-    """One part's meaning, dtype and shape. Parts of one name, over all tensors of a frame, are coded together."""
+    """The meaning, dtype and shape of a part. Parts of one name, over all tensors of a frame, are coded together."""
 
     name: str
     dtype: torch.dtype
@@ -179,7 +179,7 @@ class Sparsifier(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What ``decentral compressors`` prints about a method."""
+    """The lines that ``decentral compressors`` prints about a method."""
 
     layout: str  # the parts in words
     biased: bool  # without error feedback, what it drops is gone for good
@@ -441,13 +441,15 @@ def bits_per_value(compressor: Compressor) -> float:
 
 
 def needs_matrices(compressor: Compressor) -> bool:
-    """Whether the same values take twice the bytes or more once they are a flat vector: low rank does, 256 times."""
+    """Tell whether the same values take twice the bytes or more once they are flat: low rank takes 256 times."""
     matrix, flat = (sum(spec.nbytes for spec in compressor.layout(shape)) for shape in (_MATRIX, (math.prod(_MATRIX),)))
     return flat >= 2 * matrix
 
 
 def is_sparse(compressor: Compressor) -> bool:
-    """Whether most values arrive as zeros, so that the middle of what several peers sent is zero nearly everywhere."""
+    """Tell whether most values arrive as zeros, so that the middle of what several peers sent is zero nearly
+    everywhere.
+    """
     arrived = compressor.decompress_one(compressor.compress_one(_gaussian()))
     return int((arrived == 0).sum()) > arrived.numel() // 2
 
@@ -482,7 +484,7 @@ class Uncompressed(Method):
     )
 
     def layout(self, shape: Shape) -> tuple[PartSpec, ...]:
-        """One float32 part of N values."""
+        """Return one float32 part of N values."""
         return (PartSpec("values", torch.float32, (math.prod(shape),), Floats()),)
 
     def compress_one(self, tensor: Tensor) -> Payload:
@@ -517,7 +519,7 @@ class _Received(Decoded):
 
 # ---- nothing at all ----
 #
-# For methods whose contributions are made of what peers say of them, see `OuterMethod.rebuilt`.
+# For methods whose contributions are made of what peers say of them, see `Summary.rebuilt`.
 #
 # Parts: none. 0 bits per value. No spelling names it, as a run of any other method would stand still with it.
 

@@ -121,7 +121,7 @@ UNUSED = math.nan
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """What the codes of a method mean."""
+    """The meaning of a method's codes."""
 
     bits: int  # of a code
     levels: tuple[float, ...]  # a `table`
@@ -136,9 +136,12 @@ class Tabled(Method):
     scale_dtype: ClassVar[torch.dtype] = torch.bfloat16
     block: int
 
+    def __post_init__(self) -> None:
+        check_block(self, self.block)
+
     @property
     def code(self) -> Code:
-        """What its codes mean."""
+        """Return the meaning of its codes."""
         raise NotImplementedError
 
     def quantised(self, value_N: Tensor) -> tuple[Tensor, Tensor]:
@@ -268,7 +271,7 @@ def add_looked_up(total: Tensor, code_N: Tensor, level_256: Tensor, scale_B: Ten
 
 
 def all_used(code_N: Tensor, level_256: Tensor) -> bool:
-    """Whether every code has a level that is not NaN."""
+    """Tell whether every code has a level that is not NaN."""
     return bool(_all_used(code_N.contiguous().numpy(), level_256.isnan().numpy()))
 
 

@@ -13,7 +13,6 @@ from decentral.compressors.blocks import (
     UNUSED,
     Code,
     Tabled,
-    check_block,
     largest_scale,
     over,
     peaks,
@@ -46,9 +45,6 @@ class Linear(Tabled):
     bits: ClassVar[int]
     block: int
 
-    def __post_init__(self) -> None:
-        check_block(self, self.block)
-
     @property
     def top(self) -> int:
         """The largest whole number a code stands for."""
@@ -70,7 +66,7 @@ class Linear(Tabled):
         return Payload(tuple(tensor.shape), (code_N, scale_B.to(self.scale_dtype)))
 
     def quantised(self, value_N: Tensor) -> tuple[Tensor, Tensor]:
-        """What `quantise` does in one pass, which finds NaN and Inf too, on any device."""
+        """Do what `quantise` does in one pass, which finds NaN and Inf too, on any device."""
         return _nearest_linear(value_N, self.block, self.top)
 
 
@@ -184,15 +180,8 @@ class FP8(Tabled):
         source='Micikevicius et al., "FP8 Formats for Deep Learning", 2022, arXiv:2209.05433',
         bound="|error| <= max(|value| / 16, largest of the block / 455000 + 2**-141) per value",
     )
+    code: ClassVar[Code] = _FP8_CODE
     block: int = 256
-
-    def __post_init__(self) -> None:
-        check_block(self, self.block)
-
-    @property
-    def code(self) -> Code:
-        """Every float8 but NaN and minus zero."""
-        return _FP8_CODE
 
     def quantised(self, value_N: Tensor) -> tuple[Tensor, Tensor]:
         """The nearest float8 of the block."""
@@ -236,15 +225,8 @@ class E3M0(Tabled):
         source='Douillard et al., "Streaming DiLoCo", 2025, arXiv:2501.18512',
         bound="|error| <= max(|value| / 3, largest of the block / 127 + 2**-140) per value",
     )
+    code: ClassVar[Code] = _E3M0_CODE
     block: int = 256
-
-    def __post_init__(self) -> None:
-        check_block(self, self.block)
-
-    @property
-    def code(self) -> Code:
-        """Seven powers of two, their negatives, and zero."""
-        return _E3M0_CODE
 
     def quantised(self, value_N: Tensor) -> tuple[Tensor, Tensor]:
         """The nearest of 15 levels of the block."""
@@ -303,15 +285,8 @@ class NF4(Tabled):
         source='Dettmers et al., "QLoRA", 2023, arXiv:2305.14314',
         bound="|error| <= min(|value|, 0.154 * largest of the block + 2**-135) per value",
     )
+    code: ClassVar[Code] = _NF4_CODE
     block: int = 64
-
-    def __post_init__(self) -> None:
-        check_block(self, self.block)
-
-    @property
-    def code(self) -> Code:
-        """16 levels."""
-        return _NF4_CODE
 
     def quantised(self, value_N: Tensor) -> tuple[Tensor, Tensor]:
         """The nearest of 16 levels of the block."""
@@ -361,15 +336,8 @@ class Sign(Tabled):
         source='Karimireddy et al., "Error Feedback Fixes SignSGD", 2019, arXiv:1901.09847',
         bound="|error|**2 <= |x|**2 - (1 - 2**-14) * sum(|x|)**2 / block + block * 2**-266, per block",
     )
+    code: ClassVar[Code] = _SIGN_CODE
     block: int = 1024
-
-    def __post_init__(self) -> None:
-        check_block(self, self.block)
-
-    @property
-    def code(self) -> Code:
-        """Plus and minus."""
-        return _SIGN_CODE
 
     def quantised(self, value_N: Tensor) -> tuple[Tensor, Tensor]:
         """Signs, and mean magnitudes."""

@@ -222,7 +222,7 @@ def _basis(length: int) -> list[list[int]]:
 
 
 def _cosine(angle: int) -> int:
-    """Of an angle in [0, 2 pi), all times 2**128: Taylor's series."""
+    """Return the cosine of an angle in [0, 2 pi), all times 2**128, by Taylor's series."""
     square, term, total, n = angle * angle >> 128, _ONE, 0, 0
     while term:
         total += -term if n % 2 else term

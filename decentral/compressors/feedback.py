@@ -64,7 +64,7 @@ State = Mapping[str, Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """One payload per shape, and the sender's state to book if, and only if, a commit names them."""
+    """A payload per shape, and the sender's state to book if, and only if, a commit names them."""
 
     payloads: tuple[Payload, ...]
     state: dict[str, Tensor]
@@ -89,11 +89,11 @@ class Feedback(Protocol):
         """Compress a finite gradient of these shapes together with what the state remembers."""
 
     def receive(self, arrived_N: Tensor, state: State) -> Receiving:
-        """What one sender's gradient is taken for, from what was decoded of it and the state kept of that sender."""
+        """Estimate one sender's gradient from what was decoded of it and the state kept of that sender."""
 
 
 def slot(state: State, name: str, like_N: Tensor) -> Tensor:
-    """What the state holds under a name: zeros at the start. ConfigError when it was made for another fragment."""
+    """Return the state's tensor of a name, zeros at the start. ConfigError when it was made for another fragment."""
     if name not in state:
         return torch.zeros_like(like_N)
     if state[name].shape != like_N.shape:
@@ -123,7 +123,7 @@ class NoFeedback(Spelled):
         return Sending(compress_flat(compressor, gradient_N.detach(), shapes), {})
 
     def receive(self, arrived_N: Tensor, state: State) -> Receiving:
-        """What arrived."""
+        """Take the gradient for what arrived."""
         return Receiving(arrived_N, {})
 
 
@@ -179,7 +179,7 @@ class ErrorFeedback(Spelled):
         return Sending(payloads, {"debt": owed_N})
 
     def receive(self, arrived_N: Tensor, state: State) -> Receiving:
-        """What arrived."""
+        """Take the gradient for what arrived."""
         return Receiving(arrived_N, {})
 
 
@@ -354,7 +354,7 @@ class DGC(Spelled):
         return Sending(payloads, {"velocity": velocity_N.masked_fill_(sent_N != 0, 0.0), "debt": owed_N - sent_N})
 
     def receive(self, arrived_N: Tensor, state: State) -> Receiving:
-        """What arrived."""
+        """Take the gradient for what arrived."""
         return Receiving(arrived_N, {})
 
 
@@ -376,7 +376,7 @@ def parse_feedback(spelling: str) -> Feedback:
 
 
 def describe_feedback() -> list[dict[str, object]]:
-    """One row per mechanism: name, spelling with defaults, what is kept on each side (layout), source."""
+    """Return a row per mechanism: name, spelling with defaults, what is kept on each side (layout), source."""
     rows: list[dict[str, object]] = []
     for name in _METHODS.names():
         made: Feedback = _METHODS.make(name, {})

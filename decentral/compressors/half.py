@@ -30,7 +30,7 @@ class _Half(Method):
     dtype: ClassVar[torch.dtype]
 
     def layout(self, shape: Shape) -> tuple[PartSpec, ...]:
-        """One 16-bit part of N values."""
+        """Return one 16-bit part of N values."""
         return (PartSpec("values", self.dtype, (math.prod(shape),), Floats()),)
 
     def compress_one(self, tensor: Tensor) -> Payload:

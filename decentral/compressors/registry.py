@@ -78,7 +78,7 @@ def _by_todays_name(word: str) -> str:
 
 
 def describe_compressors() -> list[dict[str, object]]:
-    """One row per method: name, spelling, layout in words, bits_per_value at most, biased, bound, state, source."""
+    """List the methods: name, spelling, layout in words, bits_per_value at most, biased, bound, state, source."""
     return [_describe(name, _checked(_METHODS.make(name, {}), name)) for name in _METHODS.names()]
 
 

@@ -145,8 +145,8 @@ def _base(largest: Tensor) -> Tensor:
 
 
 def _split(ratio_N: Tensor) -> tuple[Tensor, Tensor]:
-    """Of sizes over the lowest power of two: the code of the power below each, 0 if there is none, and the way to the
-    next one in [0, 1).
+    """Return, for sizes over the lowest power of two, the code of the power below each (0: there is none), and the way
+    to the next one in [0, 1).
     """
     bits_N = ratio_N.view(torch.int64)
     mantissa_N = (bits_N & (1 << 52) - 1 | 1023 << 52).view(torch.float64)  # in [1, 2)

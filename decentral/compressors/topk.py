@@ -154,7 +154,7 @@ class TopK(SparsifierBase):
 
     def place_at_once(self, shapes: Shapes, selected: Sequence[Selected]) -> list[Decoded]:
         """Place the values of all tensors of a device in a few operations."""
-        places: list[list[Tensor]] = [[one.long() for one in index] for index, _ in selected]
+        places = [list(index) for index, _ in selected]
         for batch in batches(tuple(tuple(shape) for shape in shapes), self.chunk):
             index_Ck = torch.cat([selected[piece.tensor][0][piece.number] for piece in batch.pieces])
             require_rising(index_Ck, batch.length, self)
@@ -194,11 +194,17 @@ class _Tiles(Decoded):
         return total_N.view(self.shape)
 
     def add(self, start: int, total_n: Tensor, weight: float) -> None:
-        matrix, row = total_n.view(-1, self._columns), start // self._columns
+        matrix = total_n.view(-1, self._columns)
+        is_whole = len(total_n) == math.prod(self.shape)
+        for region, index_Ck, value_Ck in self.chunks if is_whole else self._within(start, len(matrix)):
+            add_at(matrix, region, index_Ck, value_Ck, weight)
+
+    def _within(self, start: int, rows: int) -> Iterator[Chunks]:
+        """Yield the chunks of a band of so many rows, as seen from its first row."""
         for region, index_Ck, value_Ck in self.chunks:
-            part, chunks = within(region, row, len(matrix))
+            part, chunks = within(region, start // self._columns, rows)
             if part.num_chunks:
-                add_at(matrix, part, index_Ck[chunks], value_Ck[chunks], weight)
+                yield part, index_Ck[chunks], value_Ck[chunks]
 
     def support(self) -> tuple[Tensor, Tensor]:
         places = [places_of(region, self._columns, index_Ck) for region, index_Ck, _ in self.chunks]
@@ -475,7 +481,7 @@ def _add_at(matrix, where, index, values, weight):  # type: ignore[no-untyped-de
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """One region of one tensor."""
+    """A region of a tensor."""
 
     tensor: int  # its number among the tensors
     number: int  # of its regions

@@ -88,7 +88,7 @@ class SignMag2(Method):
         shapes = [_matrix(tuple(tensor.shape)) for tensor in tensors]
         payloads: dict[int, Payload] = {}
         for here in _by_columns(shapes).values():
-            value_RC = torch.cat([check_dtype(tensors[i]).reshape(shapes[i]) for i in here])
+            value_RC = check_dtype(torch.cat([tensors[i].reshape(shapes[i]) for i in here]))
             if not is_finite(value_RC):
                 raise non_finite(next(tensors[i] for i in here if not is_finite(tensors[i])))
             parts = self._compress_rows(value_RC, [shapes[i][0] for i in here])

@@ -13,7 +13,7 @@ from typing import Any
 
 from decentral.observe.diagnostics import back_sentence, warning
 from decentral.observe.events import event_line
-from decentral.observe.health import alone_sentence, in_time, left_out_sentence, listed, short_name
+from decentral.observe.health import alone_sentence, in_time, left_out_sentence, list_names, short_name
 from decentral.replica.figures import NAMES
 
 ROUNDS = 300  # on the strip
@@ -237,9 +237,9 @@ def members_sentence(came: Sequence[str], went: Sequence[str]) -> str:
     """Name the members that came and those that went; empty when nobody did."""
     parts = []
     if came:
-        parts.append(f"{listed(came)} {'was' if len(came) == 1 else 'were'} let in")
+        parts.append(f"{list_names(came)} {'was' if len(came) == 1 else 'were'} let in")
     if went:
-        parts.append(f"the run goes on without {listed(went)}")
+        parts.append(f"the run goes on without {list_names(went)}")
     return "; ".join(parts)
 
 

@@ -266,7 +266,7 @@ def _began(folder: Path) -> float:
         return math.inf
 
 
-def chosen(folders: dict[str, Path], asked: str | None) -> str | None:
+def choose_folder(folders: dict[str, Path], asked: str | None) -> str | None:
     """Return the folder that was asked for, else the first; a name that is none of them is never made a path."""
     if asked is not None and asked in folders:
         return asked

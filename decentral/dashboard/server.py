@@ -30,7 +30,7 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from decentral.dashboard.live import LiveFolder, Replay, chosen, peers_in
+from decentral.dashboard.live import LiveFolder, Replay, choose_folder, peers_in
 from decentral.errors import DecentralError, UsageError
 from decentral.observe.lines import json_value
 from decentral.observe.status import read_status
@@ -82,7 +82,7 @@ class Page:
 
     async def _view(self, request: Request) -> Response:
         """Answer with all parts at once; in a replay as of ``round``."""
-        name, folder = self._asked(request)
+        name, folder = self._folder_of_request(request)
         try:
             parts = await self._parts(folder, request.query_params.get("round"))
         except DecentralError as error:
@@ -135,12 +135,12 @@ class Page:
                 last_page = page
                 yield _message(parts) or ": nothing new\n\n"
 
-    def _asked(self, request: Request) -> tuple[str | None, Path | None]:
+    def _folder_of_request(self, request: Request) -> tuple[str | None, Path | None]:
         return self._choose(request.query_params.get("peer"))
 
     def _choose(self, asked: str | None) -> tuple[str | None, Path | None]:
         folders = peers_in(self._directory)
-        name = chosen(folders, asked)
+        name = choose_folder(folders, asked)
         return name, None if name is None else folders[name]
 
     def _hub(self, folder: Path) -> Hub:
@@ -390,7 +390,7 @@ class Place:
     port: int = PORT
     token: str | None = None  # None: none is needed where only this machine can ask, one is made else
 
-    def settled(self) -> Place:
+    def with_token(self) -> Place:
         """Return the place with a token where one is needed."""
         token = self.token or (None if is_loopback(self.host) else secrets.token_urlsafe(16))
         return Place(host=self.host, port=self.port, token=token)
@@ -453,7 +453,7 @@ class Listening:
 
 def listen(directory: Path, place: Place, *, version: str, replay: bool = False, period: float = PERIOD) -> Listening:
     """Bind now, so that a port that is taken is said before anything else is done. UsageError."""
-    settled = place.settled()
+    settled = place.with_token()
     family = socket.AF_INET6 if ":" in settled.host else socket.AF_INET
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:

@@ -42,7 +42,7 @@ class Lockstep:
         self._leaves = list(trained.stacked.values())
         self._optimizers = self._built(peers[0])
         self._schedulers = [warm_up(optimizer, self._inner.warmup) for optimizer in self._optimizers]
-        self._reads_gradients = peers[0].schedule.method.overrides("before_inner_step")
+        self._reads_gradients = peers[0].schedule.method.acts_before_steps
         self._begun = False
 
     def _built(self, peer: TrialPeer) -> list[torch.optim.Optimizer]:

@@ -350,7 +350,7 @@ class Settings:
 def is_paced(manifest: Manifest) -> bool:
     """Return whether rounds may be of other than H inner steps of every peer, so that it takes more of them."""
     method = make_outer(manifest.outer.method, manifest.outer.hyper)
-    paced = method.overrides("is_due") or manifest.inner.pace not in (None, "equal")
+    paced = method.by_time or manifest.inner.pace not in (None, "equal")
     return paced or method.quorum.peers > 0
 
 

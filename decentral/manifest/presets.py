@@ -148,19 +148,19 @@ def check_methods(manifest: Manifest) -> None:
     if feedback.receiver and kind != "gather":
         _refuse_receivers(str(feedback), kind)
     channels = method.channels()
-    if method.rebuilds:
+    if method.summary.rebuilds:
         _check_sends_nothing(manifest)
-    if method.most_steps is not None and manifest.inner.steps > method.most_steps:
+    if method.summary.most_steps is not None and manifest.inner.steps > method.summary.most_steps:
         raise ConfigError(
             f"inner.steps = {manifest.inner.steps} does not fit outer.method {manifest.outer.method}: a contribution "
-            f"can tell of {method.most_steps} inner steps; use {method.most_steps} or fewer"
+            f"can tell of {method.summary.most_steps} inner steps; use {method.summary.most_steps} or fewer"
         )
     if channels[0].is_replica and feedback.sender:
         raise ConfigError(
             f'compressor.feedback = "{feedback}" does not fit outer.method {manifest.outer.method}: it sends '
             'parameters, whole each time, and keeps its change to itself, so that nothing is owed; use "none"'
         )
-    if method.divides and feedback.sender:
+    if method.summary.divides and feedback.sender:
         raise ConfigError(
             f'compressor.feedback = "{feedback}" does not fit outer.method {manifest.outer.method}: its peers train '
             'different parts, and what is owed of a part that another peer has by then would not count; use "none"'
@@ -170,7 +170,7 @@ def check_methods(manifest: Manifest) -> None:
     if method.inner and manifest.model.task != "custom":
         _check_moments(manifest, [channel.name for channel in method.channels()[1:]])
     forward_only = INNER_OPTIMIZERS[manifest.inner.named].forward_only
-    if method.divides and forward_only:
+    if method.summary.divides and forward_only:
         raise ConfigError(
             f'inner.optimizer = "{manifest.inner.named}" does not fit outer.method {manifest.outer.method}: it steps '
             "along all parameters at once, and those that a peer does not train are only noise to it; use an inner "
@@ -181,7 +181,7 @@ def check_methods(manifest: Manifest) -> None:
             f'inner.optimizer = "{manifest.inner.named}" does not fit outer.method {manifest.outer.method}: it makes '
             "no gradients, which the method reads and turns; use an inner optimizer that goes by gradients"
         )
-    if method.overrides("is_due"):
+    if method.by_time:
         _check_no_pace(manifest)
     if gossips:
         _check_pair(manifest)
@@ -352,7 +352,7 @@ def check_rule(manifest: Manifest, method: OuterMethod, compressor: Compressor, 
             f"{named}: of two contributions nobody can tell which one is typical; "
             'leave it unset, or use exchange.kind = "gather" or "reduce"'
         )
-    if method.divides and rule.name != "norm_clip":
+    if method.summary.divides and rule.name != "norm_clip":
         raise ConfigError(
             f"{named} does not fit outer.method {manifest.outer.method}: its peers train different parts of the model "
             "and send zeros elsewhere, so that what each sends is unlike the others' and would be left out as wrong; "

@@ -388,7 +388,7 @@ def make_terms(
         takes=uplinks.takes,
         quorum=method.quorum.peers,
         grace=method.quorum.grace,
-        max_staleness=method.max_staleness * fragments,
+        max_staleness=method.quorum.staleness * fragments,
         offered=FrameKind.MERGE if gossips else FrameKind.CONTRIBUTION,
         states=lambda outer_step: 0 if gossips else len(replica.due(outer_step)) - 1,
         clock=clock,

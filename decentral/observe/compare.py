@@ -66,14 +66,14 @@ def _of_metrics(directory: Path) -> Iterator[tuple[str, Point]]:
     added.
     """
     sent = 0.0
-    for row in _added_up(read_metrics(directory), ("seconds", "bytes_sent")):
+    for row in _add_up(read_metrics(directory), ("seconds", "bytes_sent")):
         sent = float(row.get("bytes_sent", sent))  # rows of inner steps have none
         for kind, key in ((BITS, "bits_per_byte"), (LOSS, "loss")):
             if isinstance(row.get(key), int | float):
                 yield kind, Point(float(row["step"]), float(row["seconds"]), sent, float(row[key]))
 
 
-def _added_up(rows: Iterable[dict[str, Any]], counters: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+def _add_up(rows: Iterable[dict[str, Any]], counters: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     """Yield the rows with ``counters`` that never fall: a fall is another process that began at zero."""
     before, added = dict.fromkeys(counters, 0.0), dict.fromkeys(counters, 0.0)
     for row in rows:
@@ -87,14 +87,14 @@ def _added_up(rows: Iterable[dict[str, Any]], counters: tuple[str, ...]) -> Iter
 def _of_events(directory: Path, manifest: Manifest) -> Iterator[tuple[str, Point]]:
     """Yield the mean loss of each round, as a loop may log every step. Older logs do not say at which."""
     interval = manifest.inner.steps / manifest.outer.fragments
-    for outer_step, told in groupby(_logged(directory), key=lambda one: one[0]):
+    for outer_step, told in groupby(_read_losses(directory), key=lambda one: one[0]):
         several = list(told)
         mean = sum(loss for _, _, _, loss in several) / len(several)
         _, step, seconds, _ = several[-1]
         yield LOSS, Point((outer_step + 1) * interval if step is None else step, seconds, None, mean)
 
 
-def _logged(directory: Path) -> Iterator[tuple[int, float | None, float, float]]:
+def _read_losses(directory: Path) -> Iterator[tuple[int, float | None, float, float]]:
     """Yield for each loss the outer steps made before, the inner steps of this peer, the seconds of its lives, the
     loss.
     """

@@ -241,12 +241,12 @@ class Alone:
             del self._looks[1::2]
         self._looks.append(look)
         first = self._looks[0]
-        alone = self._chained(look.outer_step - first.outer_step + 1)
+        alone = self._chain(look.outer_step - first.outer_step + 1)
         now = statistics.median(one.after for one in self._looks[-LATEST:])
         learnt = first.start - min(alone, now)
         return max(-1.0, min(1.0, (now - alone) / learnt)) if learnt > 0 else 0.0
 
-    def _chained(self, rounds: int) -> float:
+    def _chain(self, rounds: int) -> float:
         """Return the loss after so many rounds of own steps."""
         ordered = sorted((one.start, one.start - one.before) for one in self._looks)
         starts, gains = [start for start, _ in ordered], [gain for _, gain in ordered]

@@ -14,7 +14,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any
 
-from decentral.observe.lines import JsonLines, Opened, opened, read_json_lines
+from decentral.observe.lines import JsonLines, Opened, open_files, read_json_lines
 
 EVENTS_FILE = "events.jsonl"
 EVENT_VERSION = 1
@@ -170,7 +170,7 @@ class FileTail:
         """Read what was put aside after our file, then go over to the one that grows: who reads slowly misses none."""
         mine = self._first_line()
         with ExitStack() as stack:
-            files = opened(self._path, stack)
+            files = open_files(self._path, stack)
             if not files or files[0].path != self._path:
                 return  # the next one is not there yet
             newer = [*takewhile(lambda file: file.first_line() != mine, files)]

@@ -33,7 +33,7 @@ def health_sentence(status: Status) -> str:
     if status.given_up and status.peer not in status.given_up and status.state in ("training", "looking"):
         return _shrunk(status)
     if status.stalled_seconds and status.state in ("training", "waiting") and not status.wanted_members:
-        return _stalled(status)
+        return _stalled_sentence(status)
     if status.state in _SENTENCES_OF_STATES:
         return _SENTENCES_OF_STATES[status.state](status)
     if status.state == "leaving":
@@ -55,7 +55,7 @@ def as_seen(status: Status, now: float, monotonic: float) -> Status:
         return replace(status, health=lost_sentence(status, now))
     if silent := silent_for(status, monotonic):
         found = replace(status, frozen_seconds=silent)
-        return replace(found, health=_frozen(found, stopped=is_stopped(status)))
+        return replace(found, health=_frozen_sentence(found, stopped=is_stopped(status)))
     return status
 
 
@@ -73,7 +73,7 @@ def lost_sentence(status: Status, now: float) -> str:
     )
 
 
-def _frozen(status: Status, *, stopped: bool) -> str:
+def _frozen_sentence(status: Status, *, stopped: bool) -> str:
     why = "its machine, its disk or the process itself hangs"
     if stopped:
         why = f"it is stopped: kill -CONT {status.pid} lets it go on"
@@ -115,7 +115,7 @@ def _starting(status: Status) -> str:
 
 def alone_sentence(names: Sequence[str], *, left: bool) -> str:
     """Return the sentence of a peer whose last company has gone."""
-    whom = listed(names)
+    whom = list_names(names)
     if left:
         return f"alone: {whom} left; the invite still lets others in"
     return f"alone: {whom} fell silent; whoever is heard of again is let in"
@@ -158,7 +158,7 @@ def _following(status: Status) -> str:
 def _waiting(status: Status) -> str:
     if status.wanted_members:
         return _waiting_for_members(status)
-    whom = listed(status.waiting_for) or "the other peers"
+    whom = list_names(status.waiting_for) or "the other peers"
     return f"waiting: round {status.round + 1} needs {whom}; training goes on after it"
 
 
@@ -169,12 +169,12 @@ def _waiting_for_members(status: Status) -> str:
     return f"waiting: {len(status.members)} of {status.wanted_members} peers are here; training begins with the last"
 
 
-def listed(names: Sequence[str]) -> str:
+def list_names(names: Sequence[str]) -> str:
     """Return names for people, three at most."""
     return ", ".join(map(short_name, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _stalled(status: Status) -> str:
+def _stalled_sentence(status: Status) -> str:
     usual = status.usual_round_seconds
     than = "" if usual is None else f", where one takes {in_time(usual)}"
     return f"stalled: {status.stalled_by}; no round was made with others for {in_time(status.stalled_seconds)}{than}"
@@ -200,7 +200,7 @@ def _behind(status: Status) -> str:
     return f"behind: the others are in round {status.others_round}, this peer in {status.round}{came}"
 
 
-def _paused(status: Status) -> str:
+def _paused_sentence(status: Status) -> str:
     why = "; ".join(status.paused_because)
     goes_on = "it goes on by itself" if why and "decentral resume" not in why else _RESUME
     meanwhile = "; your loop trains on, and contributes nothing" if status.trains_while_paused else ""
@@ -238,7 +238,7 @@ _SENTENCES_OF_STATES = {
     "syncing": _syncing,
     "following": _following,
     "waiting": _waiting,
-    "paused": _paused,
+    "paused": _paused_sentence,
     "resting": _resting,
 }
 

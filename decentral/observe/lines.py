@@ -120,7 +120,7 @@ def _ends_torn(path: Path) -> bool:
 def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the objects of a file and of those put aside before it, oldest first, passing over torn lines."""
     with ExitStack() as stack:
-        for file in reversed(opened(path, stack)):
+        for file in reversed(open_files(path, stack)):
             for line in file.lines():
                 try:
                     row = json.loads(line)
@@ -226,7 +226,7 @@ def pack_put_aside(path: Path, disk: Disk = DISK) -> None:
         for left in path.parent.glob(f"{TEMPORARY}{path.stem}.*{PACKED_SUFFIX}"):
             disk.remove(left)  # half-written by a killed process
         for number in range(1, KEPT_FILES + 1):
-            plain = _numbered(path, number)
+            plain = _numbered_path(path, number)
             if plain.exists() and plain.stat().st_size <= MAX_UNPACKED_NBYTES:  # more of a packed one is not read
                 pack_lines(plain, disk)
 
@@ -251,7 +251,7 @@ class Opened:
         return next(self.lines(), b"")
 
 
-def opened(path: Path, stack: ExitStack) -> list[Opened]:
+def open_files(path: Path, stack: ExitStack) -> list[Opened]:
     """Open all files of ``path`` as they are at one moment, newest first, so that each can be read to its end.
 
     Renamed or packed between two looks, a file would be met twice, or never: then all are looked at anew.
@@ -279,11 +279,11 @@ def there(path: Path) -> dict[Path, tuple[int, int]]:
 
 def _forms(path: Path, number: int) -> tuple[Path, ...]:
     """Return where the ``number``-th last file may be, first the form that counts; one that grows is never packed."""
-    plain = _numbered(path, number)
+    plain = _numbered_path(path, number)
     return (plain, plain.with_name(plain.name + PACKED_SUFFIX)) if number else (plain,)
 
 
-def _numbered(path: Path, number: int) -> Path:
+def _numbered_path(path: Path, number: int) -> Path:
     return path.with_suffix(f".{number}{path.suffix}") if number else path
 
 
@@ -334,7 +334,7 @@ def lines_of(
 ) -> Iterator[bytes]:
     """Yield each line of an open file, packed or not, with its newline, but those longer than any that is written."""
     whole = True
-    for piece in _unpacked(file, on_damage) if packed else _pieces(file):
+    for piece in _unpack(file, on_damage) if packed else _pieces(file):
         ends = piece.endswith(b"\n")
         if whole and (ends or len(piece) < MAX_LINE_NBYTES):
             yield piece
@@ -346,7 +346,7 @@ def _pieces(file: IO[bytes]) -> Iterator[bytes]:
     return iter(lambda: file.readline(MAX_LINE_NBYTES), b"")
 
 
-def _unpacked(file: IO[bytes], on_damage: Callable[[Damage], None]) -> Iterator[bytes]:
+def _unpack(file: IO[bytes], on_damage: Callable[[Damage], None]) -> Iterator[bytes]:
     """Yield the lines of a packed file as far as it can be read; what was packed ends with a whole line."""
     reader = zstandard.ZstdDecompressor(max_window_size=_WINDOW).stream_reader(
         file, read_size=_PACKED_AT_ONCE, read_across_frames=True, closefd=False

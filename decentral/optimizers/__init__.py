@@ -4,7 +4,6 @@ A method is a frozen dataclass derived from `OuterMethod`, whose fields are the 
 """
 
 from decentral.optimizers.aggregation.base import Aggregation
-from decentral.optimizers.aggregation.mean import mean_pseudo_gradient
 from decentral.optimizers.aggregation.registry import (
     aggregation_names,
     describe_aggregation_keys,
@@ -22,9 +21,12 @@ from decentral.optimizers.base import (
     Preset,
     Quorum,
     RoundInfo,
+    Speaking,
+    Summary,
     compressor_beside,
     key,
 )
+from decentral.optimizers.mean import mean_pseudo_gradient
 from decentral.optimizers.registry import describe_keys, describe_optimizers, make_outer, methods_with, presets
 from decentral.optimizers.steps import blend, carry
 
@@ -40,6 +42,8 @@ __all__ = [
     "Preset",
     "Quorum",
     "RoundInfo",
+    "Speaking",
+    "Summary",
     "aggregation_names",
     "blend",
     "carry",

@@ -16,24 +16,28 @@ from dataclasses import dataclass, field, fields
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, Protocol
 
-import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError
-from decentral.optimizers.steps import carry
+from decentral.optimizers.mean import Part, Span
+from decentral.optimizers.steps import carry, progress
 
 __all__ = [
+    "ALL_DRAWN",
     "ALONE",
     "CHANGE",
     "MAX_SUMMARY_NBYTES",
     "NO_MOMENTS",
     "PROPOSED",
+    "SILENT",
     "Channel",
     "Contributor",
     "Derivative",
+    "Drawn",
     "InnerOptimizer",
     "Layout",
     "Live",
+    "Local",
     "NoMoments",
     "OuterMethod",
     "Own",
@@ -41,17 +45,16 @@ __all__ = [
     "Preset",
     "Quorum",
     "RoundInfo",
+    "Shared",
     "Span",
+    "Speaking",
     "State",
+    "Summary",
+    "Timing",
     "compressor_beside",
-    "hold",
-    "is_still",
     "key",
     "keys_of",
     "numel_of",
-    "put_back",
-    "scaled_to_owners",
-    "within",
 ]
 
 # ---- channels of a contribution ----
@@ -144,6 +147,11 @@ class RoundInfo:
 
 Layout = dict[str, tuple[int, ...]]
 Own = dict[str, Tensor]  # tensors are replaced, never written to: a contribution in flight remembers the ones it had
+
+
+def numel_of(layout: Layout) -> int:
+    """Elements of a fragment."""
+    return sum(math.prod(shape) for shape in layout.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,140 +288,68 @@ class Preset:
     behind: str = ""  # a sentence for who takes it, where it was not better than a peer alone: docs/optimizers.md
 
 
-# ---- the method itself ----
+# ---- a method, in three contracts ----
+#
+# `OuterMethod` has the defaults of all three: a method states what it does otherwise, DiLoCo one function and a state.
 
 # Shape suffixes: N = elements of one fragment, flat float32; K = contributors, or the peers of a pair that came.
 
 State = Mapping[str, Tensor]
 ALONE = RoundInfo()  # of a step that no record names
 MAX_SUMMARY_NBYTES = 64  # beside an offer
-_AT_TRAINING = (  # hooks that are given tensors of one peer's training, or make some to go with them
-    "drawn",
-    "contribute",
-    "states_sent",
-    "merge",
-    "meanwhile",
-    "adopt",
-    "summary",
-    "says",
-    "before_inner_step",
-    "after_inner_step",
-    "after_commit",
-    "progress_lost",
-)
 
 
-@dataclass(frozen=True, slots=True)
-class Quorum:
-    """How many contributions a round waits for."""
-
-    peers: int = 0  # 0: all that are present, within the deadline
-    grace: float = 0.0  # s after the quorum in which further ones are still taken
-
-
-class OuterMethod:
-    """Defaults of a method in which all peers agree on one anchor, and average what each contributes.
-
-    ``str()`` is how errors speak of it: "diloco(momentum=1.5)".
-    """
+class Shared:
+    """The replica's side: deterministic, float32 on the processor, the same bits on every peer."""
 
     __slots__ = ()
-
-    def __str__(self) -> str:
-        return f"{self.name}({', '.join(f'{key}={value}' for key, value in keys_of(self).items())})"
-
-    name: ClassVar[str]  # in manifests
-    equation: ClassVar[str] = "not described"
-    source: ClassVar[str] = "not described"  # authors, title, year, arXiv
-    preset: ClassVar[Preset | None] = None
-    inner: ClassVar[bool] = False  # it touches a peer's training; true by itself with hooks around inner steps
-    by_gradients: ClassVar[bool] = False  # it reads or turns the gradients that inner steps go by
-    measures: ClassVar[bool] = False  # whether its weights go by norms, which who has the change measures
-    begins_apart: ClassVar[bool] = False  # it is for replicas that begin apart: in studies, as no run's do
-    divides: ClassVar[bool] = False  # peers train different parts of the model: no two changes tell of one another
-    topology: ClassVar[Literal["all", "pair"]] = "all"  # pair: gossip; each peer has a replica of its own
-    on_device: ClassVar[bool] = True  # whether its training side takes tensors of any device; see __init_subclass__
-
-    def __init_subclass__(cls, **given: Any) -> None:
-        """See ``inner``; ``on_device``, where a class does not say it: no hook of the training side is its own.
-
-        A gossip method's own change goes into its replica whole, on the processor.
-        """
-        super().__init_subclass__(**given)
-        if "on_device" not in cls.__dict__:
-            cls.on_device = cls.topology == "all" and not any(map(cls.overrides, _AT_TRAINING))
-        cls.inner = cls.inner or any(cls.overrides(hook) for hook in ("before_inner_step", "after_inner_step"))
-
-    @classmethod
-    def overrides(cls, name: str) -> bool:
-        """Whether the method has a ``name`` of its own: hooks that nobody wrote are never called."""
-        return getattr(cls, name) is not getattr(OuterMethod, name)
-
-    # ---- how a round goes ----
-
-    @property
-    def rebuilds(self) -> bool:
-        """Whether contributions are made of summaries, and frames are empty: see ``rebuilt``."""
-        return self.overrides("rebuilt")
-
-    @property
-    def speaks(self) -> bool:
-        """Whether it has something to say beside an offer."""
-        return self.overrides("says") or self.overrides("summary")
-
-    @property
-    def most_steps(self) -> int | None:
-        """Inner steps that a contribution can tell of; None: any number."""
-        return None
-
-    @property
-    def family(self) -> str:
-        """What people who choose a method sort by."""
-        if self.topology == "pair":
-            return "gossip"
-        return "asynchronous" if self.quorum.peers else "synchronous"
-
-    @property
-    def quorum(self) -> Quorum:
-        """How many contributions a round waits for."""
-        return Quorum()
-
-    @property
-    def max_staleness(self) -> int:
-        """Outer steps of a fragment that may pass a peer by before its progress is dropped.
-
-        `decentral.training.progress` drops it.
-        """
-        return 2
 
     def channels(self) -> tuple[Channel, ...]:
         """The vectors of a contribution, at most 8."""
         return (CHANGE,)
 
-    # ---- the training side ----
+    def init(self, anchor: Tensor) -> dict[str, Tensor]:
+        """The shared state of one fragment before the first step: flat float32, of any length that is known now."""
+        return {}
 
-    def is_due(self, steps: int, seconds: float, most: int) -> bool:
-        """Whether to contribute, ``steps`` inner steps and ``seconds`` of training since the last time; ``most``: H, or
-        a fragment's share of it. True from some step on, and from ``most`` on at the latest.
+    def weights(self, contributors: Sequence[Contributor], given: Sequence[float], state: State) -> Sequence[float]:
+        """What each contributor counts, float32; ``given``: what [outer] weighting says. All zero, or one of them
+        no number from 0 on: nothing moves.
         """
-        return steps >= most
+        return given
 
-    def drawn(self, step: int, numel: int) -> Tensor | None:
-        """The parameters that contributions to outer step ``step`` of a fragment speak of, bool (N,); None: all.
+    def outer_step(
+        self, anchor: Tensor, received: State, state: State, info: RoundInfo
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """The next anchor and state. ``received``: by channel its mean (N,), or all that came (K, N); only what is due.
 
-        The first channel has nothing of the others, and what a peer learnt of them stays in its live model.
+        Rows of all are in the order of ``info.contributors``, or in a pair this peer's own first, and alone where no
+        partner came. With a reduce there are no rows: "gather" is then the exchange. Where the first channel is a
+        replica, "change" is there beside it: this peer's own, which no compressor has touched. Nothing moves where the
+        anchor or a state is of another shape or dtype than before, or not finite.
         """
-        return None
+        raise NotImplementedError
 
-    def rounds_behind(self, step: int) -> tuple[int, int]:
-        """Of how many rounds what a contribution to outer step ``step`` speaks of was learnt, where none was missed;
-        and of how many in any step, at most. More than one where not all is drawn: what an absence leaves goes by it.
-        """
-        return 1, 1
+    def nobody_counts(self, state: State, info: RoundInfo) -> State:
+        """The state after a round in which all weights were zero, and nothing moved."""
+        return state
+
+    def proposal(self, anchor: Tensor, change: Tensor, state: State) -> Tensor:
+        """Of a gossip method whose first channel is a replica: what is sent, from this peer's own change."""
+        return change
+
+
+class Local:
+    """One peer's side: from its live parameters to what it sends, and from a commit to them, on the model's device.
+
+    Beside that, what happens around its inner steps, and what it keeps of them in ``live.own``.
+    """
+
+    __slots__ = ()
 
     def contribute(self, anchor_N: Tensor, local_N: Tensor) -> Tensor:
         """The first channel, from the anchor and the live parameters."""
-        return anchor_N - local_N
+        return progress(anchor_N, local_N)
 
     def states_sent(self, anchor_N: Tensor, live: Live, fragment: int) -> dict[str, Tensor]:
         """The other channels by name, those that are due or more. A channel that is not there is sent as zeros."""
@@ -439,16 +375,6 @@ class OuterMethod:
         """
         return True
 
-    def summary(self, sent: Sequence[Tensor]) -> bytes:
-        """At most 64 bytes beside the offer, from the channels (N,) as they are before compression."""
-        return b""
-
-    def says(self, live: Live, fragment: int, sent: Sequence[Tensor]) -> bytes:
-        """The same, of a method whose summary is of this peer and not of the channels."""
-        return self.summary(sent)
-
-    # ---- around inner steps, and what this peer keeps of them in ``live.own`` ----
-
     def before_inner_step(self, live: Live, fragment: int) -> None:
         """The gradients are made, and no parameter has moved yet."""
 
@@ -467,17 +393,75 @@ class OuterMethod:
     def progress_lost(self, live: Live, fragment: int) -> None:
         """What inner steps did since the last commit that took some of it is given up, or counted by other means."""
 
-    # ---- the replica's side: the same bits on every peer ----
 
-    def init(self, anchor: Tensor) -> dict[str, Tensor]:
-        """The shared state of one fragment before the first step: flat float32, of any length that is known now."""
-        return {}
+@dataclass(frozen=True, slots=True)
+class Quorum:
+    """How many contributions a round waits for, and how late one may be."""
 
-    def weights(self, contributors: Sequence[Contributor], given: Sequence[float], state: State) -> Sequence[float]:
-        """What each contributor counts, float32; ``given``: what [outer] weighting says. All zero, or one of them
-        no number from 0 on: nothing moves.
+    peers: int = 0  # 0: all that are present, within the deadline
+    grace: float = 0.0  # s after the quorum in which further ones are still taken
+    staleness: int = 2  # outer steps of a fragment that may pass a peer by before its progress is dropped
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """The parameters that a round speaks of, and the rounds behind what peers learnt of them: an absence goes by it."""
+
+    places: Callable[[int], Tensor] | None = None  # of so many parameters those that are drawn, bool (N,); None: all
+    rounds: int = 1  # behind it where none was missed
+    most_rounds: int = 1  # and in any step
+
+
+ALL_DRAWN = Drawn()
+
+
+class Timing:
+    """The rounds: when a contribution is due, whom a round waits for, and which parameters it speaks of."""
+
+    __slots__ = ()
+
+    @property
+    def quorum(self) -> Quorum:
+        """Whom a round waits for."""
+        return Quorum()
+
+    def is_due(self, steps: int, seconds: float, most: int) -> bool:
+        """Whether to contribute, ``steps`` inner steps and ``seconds`` of training since the last time; ``most``: H, or
+        a fragment's share of it. True from some step on, and from ``most`` on at the latest.
         """
-        return given
+        return steps >= most
+
+    def drawn(self, step: int) -> Drawn:
+        """Return the parameters that contributions to outer step ``step`` of a fragment speak of.
+
+        The first channel has nothing of the others, and what a peer learnt of them stays in its live model.
+        """
+        return ALL_DRAWN
+
+    def meets(self, step: int) -> bool:
+        """Of a gossip method: whether pairs swap in outer step ``step`` of a fragment; else every peer steps alone."""
+        return True
+
+
+# ---- what a peer says beside an offer ----
+
+
+class Summary:
+    """What a peer says of a contribution in at most 64 signed bytes, and what all who apply a record make of it.
+
+    Of a method that derives from `Speaking`; all others are silent.
+    """
+
+    __slots__ = ()
+
+    measures: ClassVar[bool] = False  # whether weights go by norms, which who has the change measures
+    divides: ClassVar[bool] = False  # peers train different parts of the model: no two changes tell of one another
+    rebuilds: ClassVar[bool] = False  # contributions are made of summaries, and frames are empty: see ``rebuilt``
+    most_steps: ClassVar[int | None] = None  # inner steps that a contribution can tell of; None: any number
+
+    def says(self, live: Live, fragment: int, sent: Sequence[Tensor]) -> bytes:
+        """Return the summary, of this peer or of the channels (N,) as they are before compression."""
+        return b""
 
     def outside(self, contributor: Contributor, layout: Layout) -> Sequence[Span]:
         """Where in a fragment, as (start, stop), the first channel of this contributor counts nothing.
@@ -492,25 +476,6 @@ class OuterMethod:
         """
         raise NotImplementedError
 
-    def told_loss(self, contributor: Contributor) -> float | None:
-        """The training loss that a contributor's summary tells, where the method's `says` puts ``live.loss`` there.
-
-        None: it tells none. For people only: how far losses differ is shown, and the run does not depend on it.
-        """
-        return None
-
-    def meets(self, step: int) -> bool:
-        """Of a gossip method: whether pairs swap in outer step ``step`` of a fragment; else every peer steps alone."""
-        return True
-
-    def proposal(self, anchor: Tensor, change: Tensor, state: State) -> Tensor:
-        """Of a gossip method whose first channel is a replica: what is sent, from this peer's own change."""
-        return change
-
-    def nobody_counts(self, state: State, info: RoundInfo) -> State:
-        """The state after a round in which all weights were zero, and nothing moved."""
-        return state
-
     def state_weights(
         self, place: int, contributors: Sequence[Contributor], weights: Sequence[float], state: State
     ) -> Sequence[float]:
@@ -520,105 +485,85 @@ class OuterMethod:
         """
         return weights
 
-    def rate(self, info: RoundInfo) -> float | None:
-        """Where ``outer_step`` is ``anchor - mean * rate``, and the state stays as it is: the rate. None: it is more.
+    def told_loss(self, contributor: Contributor) -> float | None:
+        """The training loss that a contributor's summary tells, where the method's `says` puts ``live.loss`` there.
 
-        The mean of a gather is then made tensor by tensor, in the cache, and never as long as the fragment.
+        None: it tells none. For people only: how far losses differ is shown, and the run does not depend on it.
         """
         return None
 
-    def outer_step(
-        self, anchor: Tensor, received: State, state: State, info: RoundInfo
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """The next anchor and state. ``received``: by channel its mean (N,), or all that came (K, N); only what is due.
 
-        Rows of all are in the order of ``info.contributors``, or in a pair this peer's own first, and alone where no
-        partner came. With a reduce there are no rows: "gather" is then the exchange. Where the first channel is a
-        replica, "change" is there beside it: this peer's own, which no compressor has touched. Nothing moves where the
-        anchor or a state is of another shape or dtype than before, or not finite.
-        """
-        raise NotImplementedError
+SILENT = Summary()
 
 
-# ---- parts that only some peers train ----
-#
-# The rest is frozen at each of them, and a mean counts owners alone.
-#
-# mean over the owners of a part = mean over all who came * (sum of all weights) / (sum of the owners' weights)
-#
-# for whoever does not train a part sends zeros there, and anything else that it sends is taken for zeros. So no row of
-# each peer is needed: a reduce will do, and a swarm of any size costs one fragment of memory.
+# ---- the method itself ----
 
-# Shape suffix: N = elements of one fragment, flat float32.
-
-_HELD = "held"
-_AHEAD = "z_minus_x"  # of inner optimizers that train elsewhere than they learn (`decentral.training.copies.Z_MINUS_X`)
-Span = tuple[int, int]  # start and stop in the flat fragment
-Part = Sequence[Span]
-
-
-def numel_of(layout: Layout) -> int:
-    """Elements of a fragment."""
-    return sum(math.prod(shape) for shape in layout.values())
+_AT_TRAINING = (  # hooks that are given tensors of one peer's training, or make some to go with them
+    "drawn",
+    "contribute",
+    "states_sent",
+    "merge",
+    "meanwhile",
+    "adopt",
+    "summary",
+    "before_inner_step",
+    "after_inner_step",
+    "after_commit",
+    "progress_lost",
+)
 
 
-def hold(live: Live, fragment: int, others: Part) -> None:
-    """Before an inner step: remember what is trained by others."""
-    if others:
-        live_N = live.read(fragment)
-        live.own(fragment)[_HELD] = torch.cat([live_N[start:stop] for start, stop in others])
+class OuterMethod(Shared, Local, Timing):
+    """Defaults of a method in which all peers agree on one anchor, and average what each contributes.
 
-
-def put_back(live: Live, fragment: int, others: Part) -> None:
-    """After it: that becomes what it was, whatever the inner optimizer did, decay for one."""
-    if others:
-        live_N, held = live.read(fragment), live.own(fragment).pop(_HELD)
-        pieces = torch.split_with_sizes(held, [stop - start for start, stop in others])
-        for (start, stop), piece in zip(others, pieces, strict=True):
-            live_N[start:stop] = piece
-        live.write(fragment, live_N)
-        _hold_back(live, fragment, others)
-
-
-def _hold_back(live: Live, fragment: int, others: Part) -> None:
-    """What is not trained does not go ahead of what is learnt either, or its owner's gradients would see it move."""
-    ahead_N = live.read_moment(_AHEAD, fragment)
-    if ahead_N is not None:
-        for start, stop in others:
-            ahead_N[start:stop] = 0.0
-        live.write_moment(_AHEAD, fragment, ahead_N)
-
-
-def is_still(sent_N: Tensor, part: Part) -> bool:
-    """Whether nothing moves in a part."""
-    return not any(bool(sent_N[start:stop].any()) for start, stop in part)
-
-
-def within(add: Callable[..., None], outside: Part, total_N: Tensor, weight: float) -> None:
-    """``add(total_N, weight=weight)`` that changes nothing ``outside``: who does not own a part has no say in it."""
-    before = [total_N[start:stop].clone() for start, stop in outside]
-    add(total_N, weight=weight)
-    for (start, stop), part in zip(outside, before, strict=True):
-        total_N[start:stop] = part
-
-
-def scaled_to_owners(
-    mean_N: Tensor, parts: Sequence[Part], owned: Sequence[Collection[int]], weights: Sequence[float]
-) -> tuple[Tensor, Tensor]:
-    """The mean over the owners of each part, and where there is an owner (bool); zero where there is none.
-
-    Args:
-        mean_N: over all contributors.
-        parts: where each part is; together they need not be everything, and what is in none belongs to all.
-        owned: the parts of each contributor, by their numbers.
-        weights: what each contributor counted.
-
+    ``str()`` is how errors speak of it: "diloco(momentum=1.5)".
     """
-    scaled_N, has_owner_N = mean_N.clone(), torch.ones_like(mean_N, dtype=torch.bool)
-    whole = math.fsum(weights)
-    for number, part in enumerate(parts):
-        of_owners = math.fsum(weight for own, weight in zip(owned, weights, strict=True) if number in own)
-        for start, stop in part:
-            has_owner_N[start:stop] = of_owners > 0
-            scaled_N[start:stop] *= whole / of_owners if of_owners > 0 else 0.0
-    return scaled_N, has_owner_N
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return f"{self.name}({', '.join(f'{key}={value}' for key, value in keys_of(self).items())})"
+
+    name: ClassVar[str]  # in manifests
+    equation: ClassVar[str] = "not described"
+    source: ClassVar[str] = "not described"  # authors, title, year, arXiv
+    preset: ClassVar[Preset | None] = None
+    inner: ClassVar[bool] = False  # it touches a peer's training; true by itself with hooks around inner steps
+    acts_before_steps: ClassVar[bool] = False  # as the next three: set by what the class states
+    acts_after_commits: ClassVar[bool] = False
+    draws: ClassVar[bool] = False  # rounds speak of some parameters
+    by_time: ClassVar[bool] = False  # contributions are due by other than inner steps
+    by_gradients: ClassVar[bool] = False  # it reads or turns the gradients that inner steps go by
+    begins_apart: ClassVar[bool] = False  # it is for replicas that begin apart: in studies, as no run's do
+    topology: ClassVar[Literal["all", "pair"]] = "all"  # pair: gossip; each peer has a replica of its own
+    on_device: ClassVar[bool] = True  # whether its training side takes tensors of any device; see __init_subclass__
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        """Set what others ask of a method by what the class states, and ``on_device`` where it does not say it: a hook
+        of the training side wants tensors on the processor, as a gossip method's own change goes into its replica.
+        """
+        super().__init_subclass__(**given)
+        defaults = (*OuterMethod.__mro__, Summary)
+        states = {name for one in cls.__mro__ if one not in defaults for name in vars(one)}
+        cls.acts_before_steps = "before_inner_step" in states
+        cls.acts_after_commits = not states.isdisjoint(("adopt", "after_commit"))
+        cls.draws, cls.by_time = "drawn" in states, "is_due" in states
+        cls.inner = cls.inner or not states.isdisjoint(("before_inner_step", "after_inner_step"))
+        if "on_device" not in vars(cls):
+            cls.on_device = cls.topology == "all" and states.isdisjoint(_AT_TRAINING)
+
+    @property
+    def summary(self) -> Summary:
+        """What its peers say beside an offer."""
+        return SILENT
+
+
+class Speaking(Summary, OuterMethod):
+    """An outer method whose peers say something beside an offer."""
+
+    __slots__ = ()
+
+    @property
+    def summary(self) -> Summary:
+        """Its own."""
+        return self

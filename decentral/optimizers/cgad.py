@@ -66,12 +66,7 @@ class CGAD(OuterMethod):
     @property
     def quorum(self) -> Quorum:
         """Some contributions, and a little more time for others."""
-        return Quorum(self.wait_for, self.grace)
-
-    @property
-    def max_staleness(self) -> int:
-        """Below the age at which nothing counts."""
-        return self.cutoff - 1
+        return Quorum(self.wait_for, self.grace, self.cutoff - 1)  # below the age at which nothing counts
 
     def init(self, anchor: Tensor) -> dict[str, Tensor]:
         """No moments, no steps."""

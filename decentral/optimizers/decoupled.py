@@ -30,8 +30,8 @@ from torch import Tensor
 from decentral.errors import ConfigError
 from decentral.optimizers.aggregation.base import norm
 from decentral.optimizers.aggregation.gram import direction, factor, ranges, weighted_sum
-from decentral.optimizers.aggregation.mean import contribution_weights
 from decentral.optimizers.base import CHANGE, Channel, Contributor, OuterMethod, Preset, Quorum, RoundInfo, State, key
+from decentral.optimizers.mean import contribution_weights
 from decentral.optimizers.steps import check_momentum, check_rate, check_waiting, nesterov
 
 __all__ = ["DecoupledDiLoCo", "radial_directional"]
@@ -70,12 +70,7 @@ class DecoupledDiLoCo(OuterMethod):
     @property
     def quorum(self) -> Quorum:
         """Some contributions, and a little more time for others."""
-        return Quorum(self.wait_for, self.grace)
-
-    @property
-    def max_staleness(self) -> int:
-        """As the manifest says."""
-        return self.staleness
+        return Quorum(self.wait_for, self.grace, self.staleness)
 
     def channels(self) -> tuple[Channel, ...]:
         """The change of each contributor."""

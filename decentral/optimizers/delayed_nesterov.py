@@ -63,12 +63,7 @@ class DelayedNesterov(OuterMethod):
     @property
     def quorum(self) -> Quorum:
         """Some contributions, and a little more time for others."""
-        return Quorum(self.wait_for, self.grace)
-
-    @property
-    def max_staleness(self) -> int:
-        """As the manifest says."""
-        return self.staleness
+        return Quorum(self.wait_for, self.grace, self.staleness)
 
     def init(self, anchor: Tensor) -> dict[str, Tensor]:
         """No momentum, and nothing that it has not seen."""

@@ -10,109 +10,179 @@ import statistics
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError
 from decentral.optimizers.aggregation.base import LARGEST_NORM, NOTHING_LEARNT, is_outlier, norm, with_learnt
-from decentral.optimizers.aggregation.mean import MOST
-from decentral.optimizers.base import Contributor, OuterMethod, Preset, RoundInfo, State, key
+from decentral.optimizers.base import Contributor, Live, Preset, RoundInfo, Speaking, State, key
+from decentral.optimizers.mean import MOST
 from decentral.optimizers.steps import check_momentum, check_rate, exp, nesterov
 
 __all__ = ["AEDiT", "EDiT"]
-
-# ---- the step around a mean without outliers ----
-#
-# A method puts the hooks into its class: ``weights = softmax_of_norms``.
 
 # Shape suffix: N = elements of one fragment, flat float32.
 
 _NORM = struct.Struct("<d")
 _UNEVEN = 2.0  # times its share of a whole that a part may be: what peers learn is not spread alike over parameters
 
-
-class Guarded(Protocol):
-    """The keys that such a method has."""
-
-    @property
-    def lr(self) -> float: ...
-    @property
-    def momentum(self) -> float: ...
-    @property
-    def relative_temperature(self) -> float: ...
-    @property
-    def clip(self) -> float: ...
-    @property
-    def warmup(self) -> int: ...
-    @property
-    def relearn_after(self) -> int: ...
-
-
-def check_guard(method: Guarded) -> None:
-    """Raise ConfigError where a key is out of bounds."""
-    check_rate(method, method.lr)
-    check_momentum(method, method.momentum)
-    if not (method.relative_temperature > 0 and method.clip > 0 and method.warmup >= 2):
-        raise ConfigError(f"{method}: relative_temperature and clip must be above 0, warmup at least 2")
-    if method.relearn_after < 1:
-        raise ConfigError(f"{method}: relearn_after is a number of rounds, 1 or more; 5 is usual")
-
-
-def nothing_usual(method: Guarded, anchor: Tensor) -> dict[str, Tensor]:
-    """No momentum, and no norm seen."""
-    return {
-        "momentum": torch.zeros_like(anchor),
-        "usual": anchor.new_tensor(NOTHING_LEARNT),
-        "frozen": anchor.new_zeros(1),
-    }
+# ---- EDiT ----
+#
+# G_i = ||g_i|| ;  w = softmax(-G / (T median G)) over those that are no outliers (`is_outlier`)
+# g = sum w_i g_i ;  g <- min(1, clip / (||g|| + 1e-6)) g ;  m <- mu*m + g ;  x <- x - lr*(g + mu*m)
+#
+# When all contributions are outliers nothing moves, every live copy goes back to the anchor, and all peers are told;
+# after ``relearn_after`` such rounds in a row the detector begins anew, so that a run whose norms have grown goes on.
+#
+# What differs from the paper. It works layer by layer; here by fragment, and [outer] fragments cuts them. Its detector
+# is one for each worker; here one over all, in the shared state, so that it survives a worker's leaving and is in
+# every snapshot. Outliers never enter it, where the authors' FSDP code lets one poison it. Equal norms give the plain
+# mean. There the softmax is over norms as they are, -G / T. A norm grows with the root of the number of parameters, and
+# the differences of norms with it: four peers that counted .30, .12, .29 and .29 at 0.64 M parameters counted .37, .04,
+# .47 and .12 at 10.7 M. In units of the median norm the weights are those of a model of any size. It is the lower
+# median: of two the longer one would choose the unit.
+#
+# In a gather every peer measures the norms of what came, to the same bits. In a reduce nobody has a whole change, and
+# each owner measures its part of it:
+#
+# G_i = stated_i            where k part_i <= 2 stated_i      k = median over j of stated_j / part_j, 1 at least
+# G_i = k part_i            else
+#
+# so that who states its norm as it is counts as in a gather, and who understates it is taken for what it sends. All
+# but the owners know the stated norms only; from those the detector learns, each for four times their median at most.
+#
+# Source: Cheng et al., "EDiT: A Local-SGD-Based Efficient Distributed Training Method for Large Language Models",
+# 2024, arXiv:2412.07210; constants as in intelligent-machine-learning/atorch (outer mu 0.8, a 0.02, threshold 3, clip
+# 10).
 
 
-def own_norm(method: Guarded, sent: Sequence[Tensor]) -> bytes:
-    """The change's norm."""
-    return _NORM.pack(norm(sent[0]))
-
-
-def softmax_of_norms(
-    method: Guarded, contributors: Sequence[Contributor], given: Sequence[float], state: State
-) -> Sequence[float]:
-    """A softmax over the norms of those that are no outliers, in units of their lower median, times what is given.
-
-    Where that is 0 all of them count alike.
+@dataclass(frozen=True, slots=True)
+class EDiT(Speaking):
+    """Nesterov on a guarded mean; state {"momentum": (N,), "usual": (4,), "frozen": (1,)}: what norms are usual, and
+    rounds in a row in which all were outliers.
     """
-    norms = _norms_of(contributors)
-    fits = [not is_outlier(value, state["usual"], method.warmup) for value in norms]
-    fit = [value for value, is_fit in zip(norms, fits, strict=True) if is_fit]
-    if not fit:
-        return [0.0] * len(norms)
-    least, unit = min(fit), statistics.median_low(fit)
 
-    def share(value: float) -> float:
-        return exp((least - value) / unit / method.relative_temperature) if unit > 0 else 1.0
+    name: ClassVar[str] = "edit"
+    equation: ClassVar[str] = "w = softmax(-||g_i|| / (T*median)) ; m <- mu*m + g ; x <- x - lr*(g + mu*m)"
+    source: ClassVar[str] = 'Cheng et al., "EDiT", 2024, arXiv:2412.07210'
+    preset: ClassVar[Preset] = Preset(
+        hyper={"learning_rate": 0.7, "momentum": 0.8}, compressor="int8(block=4096)", exchange="reduce"
+    )
+    measures: ClassVar[bool] = True
+    lr: float = 0.7
+    momentum: float = key(0.8, "of the outer step; 0 is none")
+    relative_temperature: float = key(1.0, "T of the softmax, in units of the median norm: large counts all alike")
+    clip: float = key(10.0, "largest norm of the mean of a fragment's changes")
+    warmup: int = key(100, "norms that are learnt from before any is called an outlier")
+    relearn_after: int = key(5, "rounds in a row of outliers alone, after which norms are learnt anew")
 
-    return [weight * share(value) if is_fit else 0.0 for value, weight, is_fit in zip(norms, given, fits, strict=True)]
+    def __post_init__(self) -> None:
+        check_rate(self, self.lr)
+        check_momentum(self, self.momentum)
+        if not (self.relative_temperature > 0 and self.clip > 0 and self.warmup >= 2):
+            raise ConfigError(f"{self}: relative_temperature and clip must be above 0, warmup at least 2")
+        if self.relearn_after < 1:
+            raise ConfigError(f"{self}: relearn_after is a number of rounds, 1 or more; 5 is usual")
+
+    def init(self, anchor: Tensor) -> dict[str, Tensor]:
+        """Return no momentum, and no norm seen."""
+        return {
+            "momentum": torch.zeros_like(anchor),
+            "usual": anchor.new_tensor(NOTHING_LEARNT),
+            "frozen": anchor.new_zeros(1),
+        }
+
+    def says(self, live: Live, fragment: int, sent: Sequence[Tensor]) -> bytes:
+        """Return the change's norm."""
+        return _NORM.pack(norm(sent[0]))
+
+    def weights(self, contributors: Sequence[Contributor], given: Sequence[float], state: State) -> Sequence[float]:
+        """Return a softmax over the norms of those that are no outliers, in units of their lower median, times what is
+        given. Where that is 0 all of them count alike.
+        """
+        norms = _norms_of(contributors)
+        fits = [not is_outlier(value, state["usual"], self.warmup) for value in norms]
+        fit = [value for value, is_fit in zip(norms, fits, strict=True) if is_fit]
+        if not fit:
+            return [0.0] * len(norms)
+        least, unit = min(fit), statistics.median_low(fit)
+
+        def share(value: float) -> float:
+            return exp((least - value) / unit / self.relative_temperature) if unit > 0 else 1.0
+
+        found = zip(norms, given, fits, strict=True)
+        return [weight * share(value) if is_fit else 0.0 for value, weight, is_fit in found]
+
+    def outer_step(
+        self, anchor: Tensor, received: State, state: State, info: RoundInfo
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Make one Nesterov step along the clipped mean, and learn what norms are usual."""
+        change = received["change"]
+        shrunk = min(1.0, self.clip / (norm(change) + 1e-6))
+        after, momentum = nesterov(anchor, change * shrunk, state["momentum"], self.lr, self.momentum)
+        usual = state["usual"]
+        for value, weight in zip(_learnable(info.contributors), info.weights, strict=True):
+            usual = with_learnt(usual, value, self.warmup) if weight > 0 else usual
+        return after, {"momentum": momentum, "usual": usual.clone(), "frozen": usual.new_zeros(1)}
+
+    def nobody_counts(self, state: State, info: RoundInfo) -> State:
+        """Count one more round of outliers alone; after some of them forget what was usual."""
+        frozen = state["frozen"] + 1
+        if float(frozen) < self.relearn_after:
+            return {**state, "frozen": frozen}
+        return {**state, "usual": frozen.new_tensor(NOTHING_LEARNT), "frozen": torch.zeros_like(frozen)}
 
 
-def clipped_step(
-    method: Guarded, anchor: Tensor, received: State, state: State, info: RoundInfo
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """One Nesterov step along the clipped mean."""
-    change = received["change"]
-    shrunk = min(1.0, method.clip / (norm(change) + 1e-6))
-    after, momentum = nesterov(anchor, change * shrunk, state["momentum"], method.lr, method.momentum)
-    usual = state["usual"]
-    for value, weight in zip(_learnable(info.contributors), info.weights, strict=True):
-        usual = with_learnt(usual, value, method.warmup) if weight > 0 else usual
-    return after, {"momentum": momentum, "usual": usual.clone(), "frozen": usual.new_zeros(1)}
+# ---- A-EDiT, due by time ----
+#
+# EDiT whose peers train for a time and not for a number of steps, so that no fast one waits for a slow one.
+#
+# A contribution is due after ``seconds`` of training, or after ``inner.steps`` steps if those are made sooner, and
+# never before ``least`` steps. All else is EDiT's.
+#
+# Peers of different speed then come to a round at one time with different numbers of steps behind their changes. A
+# fast peer's change is longer for it, and the softmax over norms counts it less; ``[outer] weighting = "tokens"``
+# counts it by the tokens behind it. ``seconds`` is the time of inner steps: waiting for a round is not counted.
+#
+# What differs from the paper, beside EDiT's differences. There time alone decides; here inner.steps bounds it, so that
+# the bounds on what a peer brings back from an absence, which count in steps, hold: choose it for the fastest peer.
+# Time is each peer's own, where the authors' code looks at the clock of one rank. Its option to mix step counts into
+# the weights is the run's weighting.
+#
+# Source: the same paper and code; there 600 s, and at least 100 steps.
 
 
-def relearnt(method: Guarded, state: State, info: RoundInfo) -> State:
-    """One more round of outliers alone; after some of them what was usual is forgotten."""
-    frozen = state["frozen"] + 1
-    if float(frozen) < method.relearn_after:
-        return {**state, "frozen": frozen}
-    return {**state, "usual": frozen.new_tensor(NOTHING_LEARNT), "frozen": torch.zeros_like(frozen)}
+@dataclass(frozen=True, slots=True)
+class AEDiT(EDiT):
+    """EDiT's step and state, due by time."""
+
+    name: ClassVar[str] = "a_edit"
+    equation: ClassVar[str] = "edit, due after so many seconds of training, or inner.steps if those are sooner"
+    source: ClassVar[str] = 'Cheng et al., "EDiT", 2024, arXiv:2412.07210'
+    preset: ClassVar[Preset] = Preset(
+        hyper={"learning_rate": 0.7, "momentum": 0.8, "seconds": 600.0},
+        compressor="int8(block=4096)",
+        exchange="reduce",
+        demo={"outer": {"seconds": 5.0}},
+    )
+    seconds: float = key(600.0, "of training after which a contribution is due; inner.steps at the latest")
+    least: int = key(1, "inner steps that a contribution has at least, whatever the time; 100 is the authors'")
+
+    def __post_init__(self) -> None:
+        EDiT.__post_init__(self)
+        if not 0 < self.seconds <= 86400:
+            raise ConfigError(f"{self}: seconds of training must be above 0, and a day at most; 600 is usual")
+        if self.least < 1:
+            raise ConfigError(f"{self}: least, of the inner steps of a contribution, must be at least 1")
+
+    def is_due(self, steps: int, seconds: float, most: int) -> bool:
+        """After the time, or the steps; never with fewer than ``least``."""
+        return steps >= most or (seconds >= self.seconds and steps >= self.least)
+
+
+# ---- norms of contributions ----
 
 
 def _norms_of(contributors: Sequence[Contributor]) -> list[float]:
@@ -154,123 +224,3 @@ def _said(contributor: Contributor) -> float:
         return math.inf
     (value,) = _NORM.unpack(contributor.summary)
     return float(value) if 0 <= value <= LARGEST_NORM else math.inf
-
-
-# ---- EDiT ----
-#
-# G_i = ||g_i|| ;  w = softmax(-G / (T median G)) over those that are no outliers (`is_outlier`)
-# g = sum w_i g_i ;  g <- min(1, clip / (||g|| + 1e-6)) g ;  m <- mu*m + g ;  x <- x - lr*(g + mu*m)
-#
-# When all contributions are outliers nothing moves, every live copy goes back to the anchor, and all peers are told;
-# after ``relearn_after`` such rounds in a row the detector begins anew, so that a run whose norms have grown goes on.
-#
-# What differs from the paper. It works layer by layer; here by fragment, and [outer] fragments cuts them. Its detector
-# is one for each worker; here one over all, in the shared state, so that it survives a worker's leaving and is in
-# every snapshot. Outliers never enter it, where the authors' FSDP code lets one poison it. Equal norms give the plain
-# mean. There the softmax is over norms as they are, -G / T. A norm grows with the root of the number of parameters, and
-# the differences of norms with it: four peers that counted .30, .12, .29 and .29 at 0.64 M parameters counted .37, .04,
-# .47 and .12 at 10.7 M. In units of the median norm the weights are those of a model of any size. It is the lower
-# median: of two the longer one would choose the unit.
-#
-# In a gather every peer measures the norms of what came, to the same bits. In a reduce nobody has a whole change, and
-# each owner measures its part of it:
-#
-# G_i = stated_i            where k part_i <= 2 stated_i      k = median over j of stated_j / part_j, 1 at least
-# G_i = k part_i            else
-#
-# so that who states its norm as it is counts as in a gather, and who understates it is taken for what it sends. All
-# but the owners know the stated norms only; from those the detector learns, each for four times their median at most.
-#
-# Source: Cheng et al., "EDiT: A Local-SGD-Based Efficient Distributed Training Method for Large Language Models",
-# 2024, arXiv:2412.07210; constants as in intelligent-machine-learning/atorch (outer mu 0.8, a 0.02, threshold 3, clip
-# 10).
-
-
-@dataclass(frozen=True, slots=True)
-class EDiT(OuterMethod):
-    """Nesterov on a guarded mean; state {"momentum": (N,), "usual": (4,), "frozen": (1,)}: what norms are usual, and
-    rounds in a row in which all were outliers.
-    """
-
-    name: ClassVar[str] = "edit"
-    equation: ClassVar[str] = "w = softmax(-||g_i|| / (T*median)) ; m <- mu*m + g ; x <- x - lr*(g + mu*m)"
-    source: ClassVar[str] = 'Cheng et al., "EDiT", 2024, arXiv:2412.07210'
-    preset: ClassVar[Preset] = Preset(
-        hyper={"learning_rate": 0.7, "momentum": 0.8}, compressor="int8(block=4096)", exchange="reduce"
-    )
-    measures: ClassVar[bool] = True
-    lr: float = 0.7
-    momentum: float = key(0.8, "of the outer step; 0 is none")
-    relative_temperature: float = key(1.0, "T of the softmax, in units of the median norm: large counts all alike")
-    clip: float = key(10.0, "largest norm of the mean of a fragment's changes")
-    warmup: int = key(100, "norms that are learnt from before any is called an outlier")
-    relearn_after: int = key(5, "rounds in a row of outliers alone, after which norms are learnt anew")
-
-    def __post_init__(self) -> None:
-        check_guard(self)
-
-    init = nothing_usual
-    summary = own_norm
-    weights = softmax_of_norms
-    outer_step = clipped_step
-    nobody_counts = relearnt
-
-
-# ---- A-EDiT, due by time ----
-#
-# EDiT whose peers train for a time and not for a number of steps, so that no fast one waits for a slow one.
-#
-# A contribution is due after ``seconds`` of training, or after ``inner.steps`` steps if those are made sooner, and
-# never before ``least`` steps. All else is EDiT's.
-#
-# Peers of different speed then come to a round at one time with different numbers of steps behind their changes. A
-# fast peer's change is longer for it, and the softmax over norms counts it less; ``[outer] weighting = "tokens"``
-# counts it by the tokens behind it. ``seconds`` is the time of inner steps: waiting for a round is not counted.
-#
-# What differs from the paper, beside EDiT's differences. There time alone decides; here inner.steps bounds it, so that
-# the bounds on what a peer brings back from an absence, which count in steps, hold: choose it for the fastest peer.
-# Time is each peer's own, where the authors' code looks at the clock of one rank. Its option to mix step counts into
-# the weights is the run's weighting.
-#
-# Source: the same paper and code; there 600 s, and at least 100 steps.
-
-
-@dataclass(frozen=True, slots=True)
-class AEDiT(OuterMethod):
-    """EDiT's step and state, due by time."""
-
-    name: ClassVar[str] = "a_edit"
-    equation: ClassVar[str] = "edit, due after so many seconds of training, or inner.steps if those are sooner"
-    source: ClassVar[str] = 'Cheng et al., "EDiT", 2024, arXiv:2412.07210'
-    preset: ClassVar[Preset] = Preset(
-        hyper={"learning_rate": 0.7, "momentum": 0.8, "seconds": 600.0},
-        compressor="int8(block=4096)",
-        exchange="reduce",
-        demo={"outer": {"seconds": 5.0}},
-    )
-    measures: ClassVar[bool] = True
-    lr: float = 0.7
-    momentum: float = key(0.8, "of the outer step; 0 is none")
-    relative_temperature: float = key(1.0, "T of the softmax, in units of the median norm: large counts all alike")
-    clip: float = key(10.0, "largest norm of the mean of a fragment's changes")
-    warmup: int = key(100, "norms that are learnt from before any is called an outlier")
-    relearn_after: int = key(5, "rounds in a row of outliers alone, after which norms are learnt anew")
-    seconds: float = key(600.0, "of training after which a contribution is due; inner.steps at the latest")
-    least: int = key(1, "inner steps that a contribution has at least, whatever the time; 100 is the authors'")
-
-    def __post_init__(self) -> None:
-        check_guard(self)
-        if not 0 < self.seconds <= 86400:
-            raise ConfigError(f"{self}: seconds of training must be above 0, and a day at most; 600 is usual")
-        if self.least < 1:
-            raise ConfigError(f"{self}: least, of the inner steps of a contribution, must be at least 1")
-
-    init = nothing_usual
-    summary = own_norm
-    weights = softmax_of_norms
-    outer_step = clipped_step
-    nobody_counts = relearnt
-
-    def is_due(self, steps: int, seconds: float, most: int) -> bool:
-        """After the time, or the steps; never with fewer than ``least``."""
-        return steps >= most or (seconds >= self.seconds and steps >= self.least)

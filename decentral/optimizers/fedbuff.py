@@ -19,13 +19,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError
 from decentral.optimizers.aggregation.base import aged_share, mean_share
 from decentral.optimizers.base import Contributor, OuterMethod, Preset, Quorum, RoundInfo, State, key
-from decentral.optimizers.steps import check_rate, check_waiting
+from decentral.optimizers.steps import check_rate, check_waiting, sgd
 
 __all__ = ["FedBuff"]
 
@@ -55,12 +54,7 @@ class FedBuff(OuterMethod):
     @property
     def quorum(self) -> Quorum:
         """The buffer, and a little more time for others."""
-        return Quorum(self.wait_for, self.grace)
-
-    @property
-    def max_staleness(self) -> int:
-        """As the manifest says."""
-        return self.staleness
+        return Quorum(self.wait_for, self.grace, self.staleness)
 
     def weights(self, contributors: Sequence[Contributor], given: Sequence[float], state: State) -> Sequence[float]:
         """What is given, and less for who is late."""
@@ -70,9 +64,5 @@ class FedBuff(OuterMethod):
         self, anchor: Tensor, received: State, state: State, info: RoundInfo
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The mean, divided by how many there are instead of by their shares."""
-        with torch.no_grad():
-            return anchor - received["change"] * self.rate(info), {}
-
-    def rate(self, info: RoundInfo) -> float:
-        """The divisor is in it."""
-        return self.lr * mean_share(info.weights, [aged_share(one.age, self.discount) for one in info.contributors])
+        shares = [aged_share(one.age, self.discount) for one in info.contributors]
+        return sgd(anchor, received["change"], self.lr * mean_share(info.weights, shares)), {}

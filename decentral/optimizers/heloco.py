@@ -71,12 +71,7 @@ class HeLoCo(OuterMethod):
     @property
     def quorum(self) -> Quorum:
         """Some contributions, and a little more time for others."""
-        return Quorum(self.wait_for, self.grace)
-
-    @property
-    def max_staleness(self) -> int:
-        """As the manifest says."""
-        return self.staleness
+        return Quorum(self.wait_for, self.grace, self.staleness)
 
     def channels(self) -> tuple[Channel, ...]:
         """The change of each contributor."""

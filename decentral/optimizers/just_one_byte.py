@@ -41,13 +41,13 @@ from decentral.optimizers.base import (
     Derivative,
     Layout,
     Live,
-    OuterMethod,
     Own,
     Preset,
     RoundInfo,
+    Speaking,
     State,
 )
-from decentral.optimizers.steps import check_rate
+from decentral.optimizers.steps import check_rate, sgd
 from decentral.tensors.memory import fresh
 from decentral.tensors.ops import float32, philox_4x32
 
@@ -72,7 +72,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class JustOneByte(OuterMethod):
+class JustOneByte(Speaking):
     """Descent along random directions; no state."""
 
     name: ClassVar[str] = "just_one_byte"
@@ -91,15 +91,12 @@ class JustOneByte(OuterMethod):
         behind="just_one_byte was no better than a peer alone on a small student with an inner rate of 0.001 (1.734 "
         "against 1.733 after 3,000 steps): take it where a line carries nothing else.",
     )
+    rebuilds: ClassVar[bool] = True
+    most_steps: ClassVar[int | None] = MAX_SUMMARY_NBYTES - 12  # a byte for each, behind a seed and a number
     lr: float = 0.002
 
     def __post_init__(self) -> None:
         check_rate(self, self.lr)
-
-    @property
-    def most_steps(self) -> int | None:
-        """As many as a summary has bytes for."""
-        return MOST_DERIVATIVES
 
     def before_inner_step(self, live: Live, fragment: int) -> None:
         """Where the step goes by a gradient: note it along a direction, and let the step go by no more than that."""
@@ -143,8 +140,7 @@ class JustOneByte(OuterMethod):
         """The peers' sum, which is their mean as often as they are, over the root of all derivatives."""
         counts = [len(ToldDerivatives.read(one.summary).levels) for one in info.contributors]
         scale = self.lr * max(1, len(counts)) / math.sqrt(max(1, sum(counts)))
-        with torch.no_grad():
-            return anchor - received["change"] * float32(scale), {}
+        return sgd(anchor, received["change"], scale), {}
 
 
 # ---- random directions, alike on every peer ----

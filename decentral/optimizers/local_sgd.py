@@ -18,11 +18,10 @@ al., 2019, arXiv:1907.08610.
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from decentral.optimizers.base import OuterMethod, Preset, RoundInfo, State
-from decentral.optimizers.steps import check_rate
+from decentral.optimizers.steps import check_rate, sgd
 
 __all__ = ["LocalSGD"]
 
@@ -46,9 +45,4 @@ class LocalSGD(OuterMethod):
         self, anchor: Tensor, received: State, state: State, info: RoundInfo
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """A step of lr towards the mean."""
-        with torch.no_grad():
-            return anchor - received["change"] * self.lr, {}
-
-    def rate(self, info: RoundInfo) -> float:
-        """It is all that is done."""
-        return self.lr
+        return sgd(anchor, received["change"], self.lr), {}

@@ -32,18 +32,15 @@ from decentral.optimizers.base import (
     Contributor,
     Layout,
     Live,
-    OuterMethod,
     Preset,
     RoundInfo,
     Span,
+    Speaking,
     State,
-    hold,
-    is_still,
     key,
     numel_of,
-    put_back,
-    scaled_to_owners,
 )
+from decentral.optimizers.owners import hold, is_still, put_back, scaled_to_owners
 from decentral.optimizers.steps import check_momentum, check_rate, nesterov
 
 __all__ = ["PartialUpdates", "read_slices", "span_of", "written_slices"]
@@ -52,7 +49,7 @@ _MOST = 1024  # slices: fewer peers than that train one model
 
 
 @dataclass(frozen=True, slots=True)
-class PartialUpdates(OuterMethod):
+class PartialUpdates(Speaking):
     """Nesterov on a mean over owners; state {"momentum": (N,), "turn": (1,)}: the slice of the first contributor."""
 
     name: ClassVar[str] = "partial_updates"

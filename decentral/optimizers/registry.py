@@ -83,7 +83,7 @@ def describe_optimizers() -> list[dict[str, object]]:
 def _describe(name: str, method: OuterMethod) -> dict[str, object]:
     row: dict[str, object] = {
         "name": name,
-        "family": method.family,
+        "family": _family(method),
         "topology": method.topology,
         "keys": keys_of(method),
     }
@@ -95,6 +95,13 @@ def _describe(name: str, method: OuterMethod) -> dict[str, object]:
     return row | {"equation": method.equation, "source": method.source}
 
 
+def _family(method: OuterMethod) -> str:
+    """Return what people who choose a method sort by."""
+    if method.topology == "pair":
+        return "gossip"
+    return "asynchronous" if method.quorum.peers else "synchronous"
+
+
 def _state_of(method: OuterMethod) -> float:
     """Values that every peer holds beside each parameter of the anchor."""
     return sum(tensor.numel() for tensor in method.init(fresh_zeros(_MANY)).values()) // _MANY
@@ -102,7 +109,7 @@ def _state_of(method: OuterMethod) -> float:
 
 def _bits_of(method: OuterMethod, preset: Preset) -> float:
     """At most, before entropy coding, in the mean over rounds; a reduce sends the results of a peer's own part, too."""
-    if method.rebuilds:
+    if method.summary.rebuilds:
         return 0.0
     each = [
         bits_per_value(parse_compressor(channel.compressor or preset.compressor)) / channel.every

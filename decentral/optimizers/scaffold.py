@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from decentral.optimizers.base import CHANGE, Channel, Live, OuterMethod, Preset, RoundInfo, State
-from decentral.optimizers.steps import check_rate
+from decentral.optimizers.steps import check_rate, sgd
 
 __all__ = ["Scaffold"]
 
@@ -98,7 +98,7 @@ class Scaffold(OuterMethod):
         share = came / max(came, info.members, 1)
         with torch.no_grad():
             control_N = state["control"] + (received["control"] - state["control"]) * share
-            return anchor - received["change"] * self.lr, {"control": control_N}
+            return sgd(anchor, received["change"], self.lr), {"control": control_N}
 
 
 def _mean_pull(own: State) -> Tensor | None:

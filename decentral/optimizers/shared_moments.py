@@ -17,8 +17,19 @@ from torch import Tensor
 
 from decentral.compressors import parse_compressor
 from decentral.errors import ConfigError
-from decentral.optimizers.base import CHANGE, Channel, Contributor, Live, OuterMethod, Preset, RoundInfo, State, key
-from decentral.optimizers.steps import check_rate
+from decentral.optimizers.base import (
+    CHANGE,
+    Channel,
+    Contributor,
+    Live,
+    OuterMethod,
+    Preset,
+    RoundInfo,
+    Speaking,
+    State,
+    key,
+)
+from decentral.optimizers.steps import check_rate, sgd
 
 __all__ = [
     "MOMENTS",
@@ -53,7 +64,7 @@ def moments_sent(method: OuterMethod, anchor_N: Tensor, live: Live, fragment: in
     return {name: moment_N for name, moment_N in found.items() if moment_N is not None}
 
 
-def which_it_has(method: OuterMethod, sent: Sequence[Tensor]) -> bytes:
+def which_it_has(method: OuterMethod, live: Live, fragment: int, sent: Sequence[Tensor]) -> bytes:
     """A summary, of the channels: a bit for each moment that is due. One of zeros stands for none."""
     moments = sent[1:]
     return bytes([sum(1 << place for place, moment_N in enumerate(moments) if moment_N.any())]) if moments else b""
@@ -78,8 +89,7 @@ def averaged(
     method: _Averages, anchor: Tensor, received: State, state: State, info: RoundInfo
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The mean of the parameters, and of the moments that are due, the others as they were."""
-    with torch.no_grad():
-        return anchor - received["change"] * method.lr, _last_means(received, state)
+    return sgd(anchor, received["change"], method.lr), _last_means(received, state)
 
 
 def adopted(method: OuterMethod, state: State, live: Live, fragment: int, fresh: Collection[str]) -> bool:
@@ -94,10 +104,11 @@ def adopted(method: OuterMethod, state: State, live: Live, fragment: int, fresh:
 
 def _last_means(received: State, state: State) -> dict[str, Tensor]:
     """The state with the means that came; rounding of what was sent must not make a variance negative."""
-    kept = {name: received.get(name, mean_N).clone() for name, mean_N in state.items()}
-    if SECOND in received and SECOND in kept:
-        kept[SECOND].clamp_min_(0.0)
-    return kept
+    with torch.no_grad():
+        kept = {name: received.get(name, mean_N).clone() for name, mean_N in state.items()}
+        if SECOND in received and SECOND in kept:
+            kept[SECOND].clamp_min_(0.0)
+        return kept
 
 
 # ---- DES-LOC ----
@@ -119,7 +130,7 @@ def _last_means(received: State, state: State) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True, slots=True)
-class DESLoc(OuterMethod):
+class DESLoc(Speaking):
     """Plain averaging at lr = 1; state {"exp_avg": (N,), "exp_avg_sq": (N,)}: the last means of Adam's moments."""
 
     name: ClassVar[str] = "des_loc"
@@ -146,7 +157,7 @@ class DESLoc(OuterMethod):
         return CHANGE, *(Channel(name, every, compressor=self.moments) for name, every in periods.items())
 
     states_sent = moments_sent
-    summary = which_it_has
+    says = which_it_has
     state_weights = who_has_it
     init = no_means
     outer_step = averaged
@@ -174,7 +185,7 @@ class DESLoc(OuterMethod):
 
 
 @dataclass(frozen=True, slots=True)
-class MTDAO(OuterMethod):
+class MTDAO(Speaking):
     """Plain averaging at lr = 1; state {"exp_avg": (N,), "exp_avg_sq": (N,)}: the last means of u and v."""
 
     name: ClassVar[str] = "mt_dao"
@@ -204,7 +215,7 @@ class MTDAO(OuterMethod):
         return CHANGE, *(Channel(name, every, compressor=self.moments) for name, every in periods.items())
 
     states_sent = moments_sent
-    summary = which_it_has
+    says = which_it_has
     state_weights = who_has_it
     init = no_means
     outer_step = averaged

@@ -19,12 +19,10 @@ momentum on top of sparsity hurts there, so there is none.
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from decentral.optimizers.base import OuterMethod, Preset, RoundInfo, State
-from decentral.optimizers.steps import check_rate
-from decentral.tensors.ops import minus_times
+from decentral.optimizers.steps import check_rate, sgd
 
 __all__ = ["SparseLoCo"]
 
@@ -61,9 +59,4 @@ class SparseLoCo(OuterMethod):
         self, anchor: Tensor, received: State, state: State, info: RoundInfo
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Subtract lr times the average."""
-        with torch.no_grad():
-            return minus_times(anchor, received["change"], self.lr), {}
-
-    def rate(self, info: RoundInfo) -> float:
-        """It is all that is done."""
-        return self.lr
+        return sgd(anchor, received["change"], self.lr), {}

@@ -15,7 +15,7 @@ A peer sends zeros outside S, which int8's entropy coder makes small: of Gaussia
 with 40 parts, .014 with 200 (.10 bits per parameter). A debt is sent when it is owed and not when its parameter is
 drawn, so nothing is lost with ``compressor.feedback``, and more is sent. Who misses more than two rounds starts from
 the anchor, as in every method, and gives up what it learnt since its parameters were drawn. Who misses a whole round
-keeps them, but brings of each no more than the others do (``rounds_behind``); one of a few costs nothing.
+keeps them, but brings of each no more than the others do (``Drawn.rounds``); one of a few costs nothing.
 
 What differs from the code. There each parameter is drawn with probability p in each step, by one peer that tells the
 others where, and some are not for long; a variant in it cuts all parameters into 1/p parts at random, and that is
@@ -29,13 +29,14 @@ SPARTADiLoCoStrategy): p 0.005 in each step, a DiLoCo step of (0.7, 0.9) in each
 """
 
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError
-from decentral.optimizers.base import OuterMethod, Preset, RoundInfo, State, key
+from decentral.optimizers.base import Drawn, OuterMethod, Preset, RoundInfo, State, key
 from decentral.optimizers.steps import MOST_PARTS, check_momentum, check_rate, nesterov, one_of_each
 
 __all__ = ["Sparta"]
@@ -78,16 +79,11 @@ class Sparta(OuterMethod):
         """No momentum, and the first whole step is from here."""
         return {"momentum": torch.zeros_like(anchor), "start": anchor.detach().clone()} if self.whole else {}
 
-    def drawn(self, step: int, numel: int) -> Tensor | None:
-        """One of each run of ``parts``."""
-        if self.parts == 1 or self._is_whole(step):
-            return None
-        return one_of_each(self.parts, step, numel)
-
-    def rounds_behind(self, step: int) -> tuple[int, int]:
-        """Those since a parameter was drawn last, or all were."""
+    def drawn(self, step: int) -> Drawn:
+        """Draw one of each run of ``parts``; behind it are the rounds since it was drawn last, or all were."""
+        is_all = self.parts == 1 or self._is_whole(step)
         since = step % self.whole + 1 if self.whole else step + 1
-        return min(self.parts, since), self.parts
+        return Drawn(None if is_all else partial(one_of_each, self.parts, step), min(self.parts, since), self.parts)
 
     def outer_step(
         self, anchor: Tensor, received: State, state: State, info: RoundInfo

@@ -32,25 +32,34 @@ from decentral.optimizers.base import (
     Contributor,
     Layout,
     Live,
-    OuterMethod,
     Preset,
     RoundInfo,
     Span,
+    Speaking,
     State,
+    key,
+)
+from decentral.optimizers.owners import (
+    ALL,
+    Place,
+    by_expert,
+    experts_of,
     hold,
     is_still,
-    key,
+    merged,
+    owns,
     put_back,
+    read_places,
     scaled_to_owners,
+    written_places,
 )
-from decentral.optimizers.experts import ALL, Place, by_expert, experts_of, merged, owns, read_places, written_places
 from decentral.optimizers.steps import check_rate
 
 __all__ = ["SPES"]
 
 
 @dataclass(frozen=True, slots=True)
-class SPES(OuterMethod):
+class SPES(Speaking):
     """Plain averaging at lr = 1, of an expert among its owners; no state."""
 
     name: ClassVar[str] = "spes"

@@ -5,16 +5,21 @@ sum, because ``add(alpha=...)`` may or may not fuse, and then peers would differ
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from decentral.compressors.random import below, hash32
 from decentral.errors import ConfigError
-from decentral.tensors.ops import carried, with_momentum
+from decentral.optimizers.mean import LazyMean
+from decentral.tensors.lazy import Lazy
+from decentral.tensors.ops import carried, difference, minus_times, with_momentum
 
 __all__ = [
     "MOST_PARTS",
+    "Carried",
+    "Taken",
     "blend",
     "carry",
     "check_momentum",
@@ -27,10 +32,19 @@ __all__ = [
     "one_of_each",
     "only_drawn",
     "power",
+    "progress",
     "root",
+    "sgd",
 ]
 
 # ---- outer steps ----
+
+
+def sgd(anchor: Tensor, gradient: Tensor, lr: float) -> Tensor:
+    """``x <- x - lr*g``: torch's ``SGD``. Of a `LazyMean` that nobody has read no values are made."""
+    with torch.no_grad():
+        made = gradient.stepped_from(anchor, lr) if isinstance(gradient, LazyMean) else None
+        return minus_times(anchor, gradient, lr) if made is None else made
 
 
 def nesterov(
@@ -56,6 +70,23 @@ def root(square: Tensor) -> Tensor:
     return square.double().sqrt().to(square.dtype)
 
 
+# ---- what a peer learnt ----
+
+
+class Taken(Lazy):
+    """The live parameters as a contribution takes them; whoever takes them has, or may make later, their progress."""
+
+    def __init__(self, make: Callable[[], Tensor], progress: Callable[[], Tensor]) -> None:
+        super().__init__(make)
+        self.progress = Lazy(progress)  # the anchor that they were taken with, less them
+
+
+def progress(anchor: Tensor, local: Tensor) -> Tensor:
+    """``anchor - local``: the change of nearly every method. Of what is `Taken` it is made when somebody reads it."""
+    with torch.no_grad():
+        return local.progress if isinstance(local, Taken) and not local.is_made else difference(anchor, local)
+
+
 # ---- merging a new anchor into live parameters ----
 #
 # These trained on while the round was in flight.
@@ -70,11 +101,17 @@ def root(square: Tensor) -> Tensor:
 # delayed update without its staleness: what was learnt since the contribution is the next round's pseudo-gradient.
 
 
+class Carried(Lazy):
+    """What `carry` makes of live parameters that nobody has read; they may be changed where they lie instead."""
+
+
 def carry(live: Tensor, contributed: Tensor, anchor: Tensor) -> Tensor:
     """The merged live parameters, a new tensor; all of one shape.
 
     With no inner step since (live equal to contributed) that is the anchor bit for bit.
     """
+    if isinstance(live, Lazy) and not live.is_made:
+        return Carried(lambda: carry(live.tensor(), contributed, anchor))
     with torch.no_grad():
         return carried(live, contributed, anchor)
 

@@ -38,7 +38,7 @@ COUNTERS = frozenset({"num_batches_tracked", "n_averaged", "num_updates"})
 
 @dataclass(frozen=True, slots=True)
 class ParameterSpec:
-    """One parameter's name (as in ``named_parameters``) and shape."""
+    """The name of a parameter (as in ``named_parameters``) and shape."""
 
     name: str
     shape: tuple[int, ...]
@@ -51,7 +51,7 @@ class ParameterSpec:
 
 @dataclass(frozen=True, slots=True)
 class BufferSpec(ParameterSpec):
-    """One buffer that the model's ``state_dict`` holds; whole numbers and truth values are "integer"."""
+    """A buffer that the model's ``state_dict`` holds; whole numbers and truth values are "integer"."""
 
     kind: Number
 
@@ -63,7 +63,7 @@ class BufferSpec(ParameterSpec):
 
 @dataclass(frozen=True, slots=True)
 class FrozenSpec(ParameterSpec):
-    """One parameter that is not trained: its dtype as torch names it, and the blake2b-128 of its bytes, in hex."""
+    """A parameter that is not trained: its dtype as torch names it, and the blake2b-128 of its bytes, in hex."""
 
     dtype: str
     digest: str
@@ -162,7 +162,7 @@ class Schema:
         return schema
 
     def describe_difference(self, other: Schema) -> list[str]:
-        """One line per difference, ``self`` being "here" and ``other`` "in the run"; empty when equal.
+        """Return a line per difference, ``self`` being "here" and ``other`` "in the run"; empty when equal.
 
         Names that only lie elsewhere come last: one more or less before them moves them all.
         """
@@ -177,7 +177,7 @@ class Schema:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """What a name stands for: facts in the order in which a difference is told, and the digest of frozen values."""
+    """The facts of a name, in the order in which a difference is told, and the digest of frozen values."""
 
     role: str
     facts: tuple[str, ...]
@@ -334,12 +334,12 @@ class Box:
 
 
 def is_sharded(tensor: Tensor) -> bool:
-    """Whether it is a DTensor, of which this process holds a part."""
+    """Tell whether it is a DTensor, of which this process holds a part."""
     return hasattr(tensor, "placements") and hasattr(tensor, "to_local")
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """What this process holds of it, to be written to; a plain tensor is itself."""
+    """Return the part that this process holds, to be written to; a plain tensor is itself."""
     return tensor.detach().to_local() if is_sharded(tensor) else tensor.detach()  # type: ignore[attr-defined]
 
 
@@ -361,7 +361,7 @@ def boxes_of(tensor: Any) -> dict[int, Box]:  # Any: a DTensor
 
 
 def holders(boxes: Mapping[int, Box]) -> dict[int, Box]:
-    """One process for each box, the lowest rank that has it; those that hold nothing are left out."""
+    """Choose a process for each box, the lowest rank that has it; processes that hold nothing are left out."""
     found: dict[Box, int] = {}
     for rank in sorted(boxes):
         if boxes[rank].numel:

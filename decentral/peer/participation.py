@@ -111,7 +111,7 @@ class Participation:
     @property
     def acts_before_inner_steps(self) -> bool:
         """True where the run's method does something before inner steps; then this peer is one process."""
-        return self.swarm.node.replica.method.overrides("before_inner_step")
+        return self.swarm.node.replica.method.acts_before_steps
 
     @property
     def invite(self) -> str:

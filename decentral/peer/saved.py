@@ -18,7 +18,7 @@ from decentral.flow.waiting import Offload, in_thread
 from decentral.node.durable_store import DurableStore, Resumed
 from decentral.node.node import Node
 from decentral.parameters import Schema
-from decentral.redundancy.giver import WayOut, packed_state, unpacked_state
+from decentral.redundancy.giver import WayOut, pack_state, unpack_state
 from decentral.redundancy.labels import Seals
 from decentral.redundancy.recovery import Recovered, Recovery, RedundancyService
 from decentral.state.checkpoint import flatten, unflatten
@@ -284,7 +284,7 @@ class OwnStateKept:
         self._given_at = now
         own = OwnState.of(taken)
         round_ = int(taken.meta.get("gossip_step") or taken.head.outer_step)
-        self._swarm.tell(self._give, packed_state(own.tensors, own.meta), round_)
+        self._swarm.tell(self._give, pack_state(own.tensors, own.meta), round_)
 
     async def _give(self, state: bytes, round_: int) -> None:
         given = await self._service.giver.give(state, round_)
@@ -330,7 +330,7 @@ def recover_state(
     found, why = _search(swarm, recovery), recovery.why
     try:
         if found is not None:
-            own = OwnState(*unpacked_state(found.state))
+            own = OwnState(*unpack_state(found.state))
             restore(own)
             _tell(found, time.monotonic() - began, announce)
             return own

@@ -15,7 +15,7 @@ from decentral.consensus.round_state import RoundState
 from decentral.flow.pacing import lease_bits
 from decentral.manifest import Manifest
 from decentral.node.node import Node
-from decentral.observe.health import in_units, listed
+from decentral.observe.health import in_units, list_names
 from decentral.observe.status import Status
 from decentral.peer.participation import Participation
 from decentral.training.reporting import Reporter
@@ -45,7 +45,7 @@ class Shown:
         return self.part.swarm.node
 
     @property
-    def counted(self) -> Reporter:
+    def reporter(self) -> Reporter:
         """Return its counters."""
         return self.part.reporter
 
@@ -57,12 +57,12 @@ class Shown:
 
 def status_of(shown: Shown) -> Status:
     """Return everything that a status tells."""
-    node, counted, traffic = shown.node, shown.counted, shown.transport.traffic
+    node, reporter, traffic = shown.node, shown.reporter, shown.transport.traffic
     measuring = node.speed.count
     sent, received, up, down = _rates(shown.part)
-    outcomes, fetched = counted.outcomes, node.catch_up.snapshots.under_way
+    outcomes, fetched = reporter.outcomes, node.catch_up.snapshots.under_way
     now, head, left_out = anyio.current_time(), node.driver.head, node.driver.state.left_out
-    stalled_seconds, stalled_by = shown.stalls.look(node, counted, now, (up, down))
+    stalled_seconds, stalled_by = shown.stalls.look(node, reporter, now, (up, down))
     others_stand_at = node.driver.watch.others_stand_at
     return Status(
         state=state_of(shown),
@@ -76,17 +76,17 @@ def status_of(shown: Shown) -> Status:
         inner_steps=shown.inner_steps,
         members=tuple(_member(shown, member) for member in head.members),
         given_up=tuple(peer_name(member) for member in sorted(node.driver.given_up)),
-        waiting_for=_awaited(node) if counted.stands_still else (),
+        waiting_for=_absent_offerers(node) if reporter.stands_still else (),
         stalled_seconds=stalled_seconds,
         stalled_by=stalled_by,
         left_out_seconds=None if left_out is None else now - left_out.since,
         left_out_round=0 if left_out is None else left_out.outer_step,
         left_out_by="" if left_out is None or left_out.leader is None else peer_name(left_out.leader),
         others_round=None if others_stand_at is None else _outer_steps(node, others_stand_at),
-        usual_round_seconds=counted.usual_round,
-        held_seconds=counted.usual_hold,
-        checkpoint_held_seconds=counted.usual_checkpoint_hold,
-        wanted_members=counted.wanted_members,
+        usual_round_seconds=reporter.usual_round,
+        held_seconds=reporter.usual_hold,
+        checkpoint_held_seconds=reporter.usual_checkpoint_hold,
+        wanted_members=reporter.wanted_members,
         gone=tuple(peer_name(member) for member in sorted(node.company.gone)),
         gone_left=node.company.left,
         rounds_seen=len(outcomes),
@@ -94,7 +94,7 @@ def status_of(shown: Shown) -> Status:
         bytes_sent=sent,
         bytes_received=received,
         bytes_measuring=measuring.sent,
-        bytes_per_round=counted.sent_per_round(sent),
+        bytes_per_round=reporter.sent_per_round(sent),
         model_here=fetched[0],
         model_nbytes=fetched[1],
         sent_per_second=up,
@@ -104,15 +104,15 @@ def status_of(shown: Shown) -> Status:
         daily_upload=None if node.daily_upload is None else node.daily_upload.limit,
         sent_today=0 if node.daily_upload is None else node.daily_upload.sent,
         uplink_bits=lease_bits(node.uplink()),
-        next_sync_seconds=counted.next_round_in,
+        next_sync_seconds=reporter.next_round_in,
         seconds_left=_left(shown),
-        loss=counted.loss,
+        loss=reporter.loss,
         notices=shown.notices,
         diagnostics=shown.part.diagnostics.values,
         diagnosed_round=shown.part.diagnostics.of_newest_round.outer_step,
         diagnosed_part=shown.part.diagnostics.of_newest_round.of_part,
         out_of_band=shown.part.diagnostics.out,
-        held_out_loss=counted.held_out_loss,
+        held_out_loss=reporter.held_out_loss,
         num_parameters=sum(anchor_N.numel() for anchor_N in node.replica.anchors),
         open_round=_open_round(node),
         kinds={_kind(protocol): [count.sent, count.received] for protocol, count in traffic.kinds.items()},
@@ -135,7 +135,7 @@ def _rates(part: Participation) -> tuple[int, int, float, float]:
 
 def state_of(shown: Shown) -> str:
     """Return in one word what the peer does."""
-    node, counted = shown.node, shown.counted
+    node, reporter = shown.node, shown.reporter
     if shown.done:
         return "leaving" if shown.leaving else "done"
     if node.state in ("leaving", "syncing"):
@@ -144,11 +144,11 @@ def state_of(shown: Shown) -> str:
         return "starting"
     if shown.paused:
         return "paused"
-    if counted.wanted_members:
+    if reporter.wanted_members:
         return "waiting"
     if node.resting.reasons:
         return "resting"
-    if counted.stands_long:
+    if reporter.stands_long:
         return "waiting"
     alone = not node.directory.live()
     return "looking" if alone else "training"
@@ -223,7 +223,7 @@ def _kind(protocol: str) -> str:
     return protocol.split("/")[-2] if protocol.count("/") > 2 else protocol
 
 
-def _awaited(node: Node) -> tuple[str, ...]:
+def _absent_offerers(node: Node) -> tuple[str, ...]:
     machine = node.driver.machine
     offered = set(machine.state.round.offers)
     absent = [p for p in machine.state.offerers if p not in offered and machine.state.presence.present(p)]
@@ -233,7 +233,7 @@ def _awaited(node: Node) -> tuple[str, ...]:
 def _left(shown: Shown) -> float | None:
     """Return the seconds until the last round, or until the run's time is up; None: neither is known."""
     run, known = shown.manifest.run, []
-    if (usual := shown.counted.own_round) is not None:
+    if (usual := shown.reporter.own_round) is not None:
         known.append(max(0, run.rounds - shown.node.outer_steps) * usual)
     if run.minutes is not None:
         known.append(max(0.0, 60 * run.minutes - shown.node.age))
@@ -269,12 +269,12 @@ class StallWatch:
                     logger.exception("the round in progress could not be looked at; training is not affected")
 
     def look(
-        self, node: Node, counted: Reporter, now: float, rates: tuple[float, float] = (0.0, 0.0)
+        self, node: Node, reporter: Reporter, now: float, rates: tuple[float, float] = (0.0, 0.0)
     ) -> tuple[float, str]:
         """Return the seconds without a round and why; (0, "") while that is as usual. ``rates``: bytes/s sent and
         received.
         """
-        seconds, why = self._found(node, counted, now, rates)
+        seconds, why = self._find_stall(node, reporter, now, rates)
         height = node.driver.head.round
         if why and self._stalled is None:
             self._stalled = height, now - seconds
@@ -288,13 +288,13 @@ class StallWatch:
             )
         return seconds, why
 
-    def _found(self, node: Node, counted: Reporter, now: float, rates: tuple[float, float]) -> tuple[float, str]:
-        if not node.ready.is_set() or node.driver.head.final or counted.wanted_members or node.driver.stopping:
+    def _find_stall(self, node: Node, reporter: Reporter, now: float, rates: tuple[float, float]) -> tuple[float, str]:
+        if not node.ready.is_set() or node.driver.head.final or reporter.wanted_members or node.driver.stopping:
             return 0.0, ""
         if node.gossip is not None:
-            return _unpaired(counted)
+            return _alone_too_long(reporter)
         seconds, usual = max(
-            self._of_agreeing(node, now), _of_gathering(node, counted, now), key=lambda found: found[0] - found[1]
+            self._of_agreeing(node, now), _of_gathering(node, reporter, now), key=lambda found: found[0] - found[1]
         )
         goes_on = self._stalled is not None and self._stalled[0] == node.driver.head.round
         if seconds <= usual and not goes_on:  # what counts as usual may change meanwhile
@@ -316,21 +316,21 @@ class StallWatch:
         return 0.0 if since is None else now - since, 2 * (node.manifest.swarm.lease + state.terms.patience + takes)
 
 
-def _of_gathering(node: Node, counted: Reporter, now: float) -> tuple[float, float]:
+def _of_gathering(node: Node, reporter: Reporter, now: float) -> tuple[float, float]:
     """Return the seconds for which offers come in, or of the round, and the most that this takes."""
-    seen, usual = node.driver.machine.state.round, counted.usual_round
-    since_round = 0.0 if usual is None else counted.since_round  # before the first nobody knows how long steps take
+    seen, usual = node.driver.machine.state.round, reporter.usual_round
+    since_round = 0.0 if usual is None else reporter.since_round  # before the first nobody knows how long steps take
     seconds = since_round if seen.first_offer is None else now - seen.first_offer
     ceiling = node.manifest.swarm.deadline_ceiling
     return seconds, max(STALLED_AFTER * (usual or 0.0), 2 * (ceiling + node.driver.allowed))
 
 
-def _unpaired(counted: Reporter) -> tuple[float, str]:
+def _alone_too_long(reporter: Reporter) -> tuple[float, str]:
     """Return the seconds without a partner and why; a gossip step ends by itself, alone where nobody comes."""
-    last = counted.outcomes[-STEPS_ALONE:]
+    last = reporter.outcomes[-STEPS_ALONE:]
     if len(last) < STEPS_ALONE or any(last):
         return 0.0, ""
-    return counted.since_contributed, f"waiting for a partner: the last {len(last)} steps were taken alone"
+    return reporter.since_contributed, f"waiting for a partner: the last {len(last)} steps were taken alone"
 
 
 # ---- what a round waits for ----
@@ -499,4 +499,4 @@ def _frames(peers: Sequence[PeerId]) -> str:
 
 
 def _names(peers: Sequence[PeerId]) -> str:
-    return listed([peer_name(peer) for peer in peers])
+    return list_names([peer_name(peer) for peer in peers])

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from decentral.tensors.compiled import compiled
 
-__all__ = ["MOST_PIECES", "WORD", "joined", "pieces_of"]
+__all__ = ["MOST_PIECES", "WORD", "join_pieces", "pieces_of"]
 
 # Shape suffixes: K = rows, W = bytes of a row, n = pieces, w = words of eight bytes of a row.
 
@@ -38,7 +38,7 @@ def pieces_of(row_KW: Rows, count: int) -> Rows:
     return piece_nW
 
 
-def joined(piece_W: Mapping[int, Rows], needed: int) -> Rows:
+def join_pieces(piece_W: Mapping[int, Rows], needed: int) -> Rows:
     """Return the rows of any ``needed`` pieces, by their numbers: (needed, W). More pieces are not looked at."""
     numbers = sorted(piece_W)[:needed]
     assert len(numbers) == needed, f"{len(piece_W)} of {needed} pieces"

@@ -190,14 +190,14 @@ _DOCUMENT = "document"
 Json = Any  # what json.dumps takes: the caller's own document
 
 
-def packed_state(tensors: Mapping[str, Tensor], document: Json) -> bytes:
+def pack_state(tensors: Mapping[str, Tensor], document: Json) -> bytes:
     """Pack a state in one run of bytes; a copy."""
     text = json.dumps(document, allow_nan=False, separators=(",", ":"))
     made: bytes = save({name: tensor.contiguous() for name, tensor in tensors.items()}, {_DOCUMENT: text})
     return made
 
 
-def unpacked_state(state: bytes) -> tuple[dict[str, Tensor], Json]:
+def unpack_state(state: bytes) -> tuple[dict[str, Tensor], Json]:
     """Return what was packed. Raises PayloadError: then another version of this program packed it."""
     try:
         end = _LENGTH_NBYTES + int.from_bytes(state[:_LENGTH_NBYTES], "little")

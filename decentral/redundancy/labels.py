@@ -12,7 +12,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
 from decentral.errors import PayloadError
-from decentral.redundancy.erasure import WORD, joined, pieces_of
+from decentral.redundancy.erasure import WORD, join_pieces, pieces_of
 from decentral.wire.keys import Digest, Signer
 
 # ---- labels of pieces ----
@@ -147,7 +147,7 @@ class Seals:
             sealed.append(cipher.encrypt(_NONCE.pack(number, stripe), piece_W.data, bound))
         return sealed
 
-    def opened(self, label: Label, stripe: int, chunk: bytes) -> bytes:
+    def open_chunk(self, label: Label, stripe: int, chunk: bytes) -> bytes:
         """Return a chunk as it was. Raises PayloadError for anything else than the very one."""
         try:
             return self._cipher(label.salt).decrypt(_NONCE.pack(label.number, stripe), chunk, label.fields)
@@ -157,7 +157,7 @@ class Seals:
     def stripe(self, plan: Label, opened: Mapping[int, bytes]) -> memoryview:
         """Return a stripe of the state from ``needed`` opened chunks, by the numbers of their pieces."""
         rows = {number: np.frombuffer(chunk, np.uint8) for number, chunk in opened.items()}
-        return joined(rows, plan.needed).reshape(-1).data
+        return join_pieces(rows, plan.needed).reshape(-1).data
 
     def _new_cipher(self, salt: bytes) -> ChaCha20Poly1305:
         return ChaCha20Poly1305(self._signer.secret_for(_PURPOSE + self._run, salt))

@@ -146,7 +146,7 @@ class _Fetch:
         ask, limit = label.to_bytes() + STRIPE.pack(stripe), label.chunk_nbytes + SEAL_NBYTES
         try:
             chunk = await request(self._transport, peer, KEPT, ask, limit=limit, timeout=TIMEOUT)
-            opened[number] = self._seals.opened(label, stripe, chunk)
+            opened[number] = self._seals.open_chunk(label, stripe, chunk)
             self.used.add(peer)
         except (TransportError, PayloadError) as error:
             self.why = f"{peer_name(peer)}: {error}"

@@ -12,17 +12,18 @@ from torch import Tensor
 
 from decentral.compressors import Payload, support
 from decentral.compressors.feedback import Receiving, State
-from decentral.optimizers import Aggregation, Channel, Contributor, OuterMethod, RoundInfo
+from decentral.optimizers import Aggregation, Channel, Contributor, OuterMethod
 from decentral.optimizers.aggregation.base import Floats, Sent
 from decentral.optimizers.aggregation.gram import Dense, Sparse, Values, gram
-from decentral.optimizers.aggregation.mean import Adder, masked, mean_of, minus_mean
 from decentral.optimizers.base import Layout, Part, numel_of
+from decentral.optimizers.mean import Adder, Bands, LazyMean, masked, mean_of
 from decentral.parameters import Schema
 from decentral.replica.codec import Codec
 from decentral.replica.contents import FrameContents, Senders
 from decentral.replica.measures import Measure, Sample
 from decentral.replica.reduction import results_of
-from decentral.replica.weights import Unusable, attempted, called, outside_of, row_of, scales_of
+from decentral.replica.weights import Unusable, called, outside_of, row_of, scales_of
+from decentral.tensors.lazy import values_of
 from decentral.tensors.memory import fresh_zeros
 from decentral.tensors.ops import float32, is_finite
 from decentral.wire.frames import Frame
@@ -36,6 +37,7 @@ __all__ = [
     "KeptOfSenders",
     "OpenedRecord",
     "Reception",
+    "came_in",
     "combined",
     "gram_of",
     "rebuilt",
@@ -107,7 +109,7 @@ def _values(codec: Codec, payload: Payload) -> Values:
 
 # ---- changes of a method that sends none ----
 #
-# Each peer makes them of what contributors said. See `OuterMethod.rebuilt`.
+# Each peer makes them of what contributors said. See `Summary.rebuilt`.
 
 
 def rebuilt(
@@ -120,7 +122,7 @@ def rebuilt(
 
 
 def _add_rebuilt(method: OuterMethod, told: Contributor, layout: Layout, total_N: Tensor, weight: float) -> None:
-    made_N, why = called("rebuilt", lambda: method.rebuilt(told, layout))
+    made_N, why = called("rebuilt", lambda: method.summary.rebuilt(told, layout))
     if made_N is None or why:
         raise Unusable(f"{method.name}: {why or 'rebuilt gave nothing'}")
     if (made_N.shape, made_N.dtype) != (total_N.shape, total_N.dtype):
@@ -206,10 +208,12 @@ class GatherReader:
         numel: int,
         seed: bytes,
         told: KeptOfSenders,
+        sample: Sample,
         outside: Sequence[Part] = (),
     ) -> dict[str, Tensor]:
         """By channel what came of it. ``weights``: what each frame counts in each channel; ``seed``: of the round;
-        ``outside``: where the change of each frame counts nothing.
+        ``outside``: where the change of each frame counts nothing. The mean of the change is a `LazyMean` where the
+        frames' contents are at hand.
         """
         whole = [1.0] * len(frames)
         scales = [self.scales(frames, weights[0], seed, told), *[whole] * (len(due) - 1)]  # only of the change
@@ -217,37 +221,31 @@ class GatherReader:
             (channel, self._adders(frames, place, scales[place], weights[place])) for place, channel in enumerate(due)
         ]
         channels[0] = (due[0], masked(channels[0][1], outside))
-        return combined(channels, numel, self.rule if self.rule.needs == "rows" else None)
+        rule = self.rule if self.rule.needs == "rows" else None
+        by_rows = rule is not None and sum(weight > 0 for weight in weights[0]) >= rule.least
+        is_plain = due[0].combine == "mean" and numel > 0 and not by_rows and not any(outside)
+        bands = self._bands(frames, weights[0], scales[0], sample) if is_plain else None
+        if bands is None:
+            return combined(channels, numel, rule)
+        adders = channels[0][1]
+        change_N = LazyMean(lambda: mean_of(fresh_zeros(numel), adders), bands)
+        return {due[0].name: change_N} | (combined(channels[1:], numel) if channels[1:] else {})
 
-    def moved(
-        self,
-        frames: Sequence[Frame],
-        weights: Sequence[float],
-        seed: bytes,
-        step: tuple[Tensor, float],
-        sample: Sample,
-    ) -> tuple[Tensor, Tensor] | None:
-        """``anchor - mean * rate``, of the two in ``step``, and where in the sample something came, bool (S,).
-
-        None where receivers remember, a rule wants rows, the contents of some frame are not at hand, or what comes of
-        it is beyond float32. Raises Unusable.
+    def _bands(
+        self, frames: Sequence[Frame], weights: Sequence[float], scales: Sequence[float], sample: Sample
+    ) -> Bands | None:
+        """The changes of the frames, tensor by tensor, and where in the sample their sum is not zero, bool (S,). None
+        where receivers remember, or the contents of some frame are not at hand.
         """
-        held = [self.contents.unpacked.get(frame) for frame in frames]
-        by_rows = self.rule.needs == "rows" and sum(weight > 0 for weight in weights) >= self.rule.least
-        anchor_N, rate = step
-        if self.senders.names or by_rows or not len(anchor_N) or not all(held):
+        if self.senders.names or not all(self.contents.unpacked.get(frame) for frame in frames):
             return None
-        pairs = zip(frames, held, self.scales(frames, weights, seed), weights, strict=True)
+        changes = [self.contents.channel(frame, 0) for frame in frames]
         adders = [
-            (frame.header.sender, partial(self.contents.opened, payloads or (), scale), weight)
-            for frame, payloads, scale, weight in pairs
+            (frame.header.sender, partial(self.contents.opened, change, scale), weight)
+            for frame, change, scale, weight in zip(frames, changes, scales, weights, strict=True)
         ]
-        sizes = [(math.prod(one.shape), self.contents.codec.band(one.shape)) for one in held[0] or ()]
-        came = dict[int, Tensor]()
-        made_N = minus_mean(
-            anchor_N, sizes, adders, rate, lambda at, total: came.update({at: sample.of_part(total, at) != 0})
-        )
-        return None if made_N is None else (made_N, torch.cat([came[at] for at in sorted(came)]))
+        sizes = [(math.prod(one.shape), self.contents.codec.band(one.shape)) for one in changes[0]]
+        return Bands(sizes, adders, lambda start, total_n: sample.of_part(total_n, start) != 0)
 
     def scales(
         self, frames: Sequence[Frame], weights: Sequence[float], seed: bytes, told: KeptOfSenders = NOTHING_KEPT
@@ -281,8 +279,6 @@ class GatherReader:
 
 
 # ---- the frames of any record ----
-#
-# They become the next anchor itself where an outer step is that simple.
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,49 +303,27 @@ class Reception:
     gathering: GatherReader
 
     def received(
-        self, opened: OpenedRecord, due: Sequence[Channel], weights: Sequence[Sequence[float]]
+        self, opened: OpenedRecord, due: Sequence[Channel], weights: Sequence[Sequence[float]], sample: Sample
     ) -> dict[str, Tensor]:
         """What came of each channel that is due, and in which somebody counts. ``weights``: of each channel.
 
         NonFiniteError when a contribution is not finite, Unusable when what the rule or the method gave cannot be used.
         """
         record, layout = opened.record, self.schema.fragments[opened.record.fragment].layout
-        if self.method.rebuilds:
+        if self.method.summary.rebuilds:
             return rebuilt(self.method, opened.told, layout, weights[0], due[0])
         numel = self.schema.fragments[record.fragment].numel
         if not record.contributors:
             outside = outside_of(self.method, opened.told, layout)
-            return self.gathering.received(opened.frames, due, weights, numel, record.hash, opened.kept, outside)
+            kept = opened.kept
+            return self.gathering.received(opened.frames, due, weights, numel, record.hash, kept, sample, outside)
         mean_CN = results_of(record, opened.bodies, opened.decoded, self.codec, numel, len(due))
         rows = zip(due, mean_CN, weights, strict=True)
         return {channel.name: mean_N for channel, mean_N, counted in rows if any(counted)}
 
-    def moved(
-        self, opened: OpenedRecord, due: Sequence[Channel], info: RoundInfo, anchor_N: Tensor, sample: Sample
-    ) -> tuple[Tensor, Tensor] | None:
-        """The anchor after a gather whose outer step is ``anchor - mean * rate``, and where in the sample something
-        came, bool (S,). None: it is more, or the frames' contents are not all at hand, or what comes of it is beyond
-        float32; `received` and the method tell then. Raises Unusable.
-        """
-        record, method = opened.record, self.method
-        if record.contributors or method.rebuilds or method.divides or len(due) > 1 or due[0].combine != "mean":
-            return None
-        rate = _rate(method, info)
-        if rate is None:
-            return None
-        return self.gathering.moved(opened.frames, info.weights, record.hash, (anchor_N, rate), sample)
 
-
-def _rate(method: OuterMethod, info: RoundInfo) -> float | None:
-    """A float32 above 0, or None: a plugin is anybody's code. An ancestor's rate says nothing of an own outer step,
-    which would then be asked on those peers only that had no room for what came.
-    """
-    if not issubclass(_definer(method, "rate"), _definer(method, "outer_step")):
-        return None
-    given, _ = attempted(lambda: method.rate(info))
-    found, _ = attempted(lambda: float32(float(given)))  # type: ignore[arg-type]  # TypeError is what None gives
-    return found if found is not None and math.isfinite(found) and found > 0 else None
-
-
-def _definer(method: OuterMethod, name: str) -> type:
-    return next(one for one in type(method).__mro__ if name in vars(one))
+def came_in(change: Tensor, sample: Sample) -> Tensor:
+    """Return where in the sample something came of the change, bool (S,)."""
+    if isinstance(change, LazyMean) and change.noted is not None:
+        return change.noted
+    return sample.came(values_of(change))

@@ -67,7 +67,7 @@ class Codec:
         return fragment.shapes if needs else fragment.pieces
 
     def max_body_nbytes(self, shapes: Shapes, channels: int = 1) -> int:
-        """What a body over ``shapes`` takes at most: known before a byte arrives."""
+        """Return the most bytes that a body over ``shapes`` takes: known before a byte arrives."""
         return sum(body.max_nbytes(compressor, cut) for compressor, cut in self._sections(shapes, channels))
 
     def encode(self, change_N: Tensor, state: State, shapes: Shapes, states: Sequence[Tensor] = ()) -> Encoded:
@@ -89,11 +89,12 @@ class Codec:
 
     @property
     def own_names(self) -> tuple[str, ...]:
-        """Of what a sender keeps of its own: not what receivers keep of it, too."""
+        """The names of what a sender keeps for itself alone: receivers keep the others, too."""
         return tuple(name for name in self.feedback.sender if name not in self.feedback.receiver)
 
     def all_of(self, gradient_N: Tensor, state: State, shapes: Shapes) -> tuple[Tensor, dict[str, Tensor]]:
-        """What ``encode`` would send if compression lost nothing, and the feedback after it, for a step taken alone.
+        """Return what ``encode`` would send if compression lost nothing, and the feedback after it, for a step taken
+        alone.
 
         Raises NonFiniteError when the gradient holds NaN or Inf.
         """
@@ -103,7 +104,7 @@ class Codec:
         return whole_N, sending.state
 
     def for_results(self) -> Codec:
-        """What the owners of a reduce compress their results with: under feedback of any kind they owe what it loses.
+        """Return the codec of the results of a reduce: under feedback of any kind their owners owe what it loses.
 
         Not by the senders' mechanism: the momentum of dgc would be applied twice, and a decay would forget what the
         contributors have struck off their own books.
@@ -111,11 +112,13 @@ class Codec:
         return replace(self, feedback=ErrorFeedback(beta=1.0) if self.feedback.sender else NoFeedback())
 
     def unpack(self, data: bytes | memoryview, shapes: Shapes, channels: int = 1) -> Sequence[Payload]:
-        """What the bytes hold. Raises PayloadError; what the parts mean is looked at when they are decompressed."""
+        """Return the payloads in the bytes. Raises PayloadError; what the parts mean is looked at when they are
+        decompressed.
+        """
         return body.decode_sections(self._sections(shapes, channels), data)
 
     def pieces(self, payloads: Sequence[Payload], channels: int = 1) -> Iterator[Tensor]:
-        """What each payload decompresses to, one at a time. Raises PayloadError."""
+        """Yield the tensor of each payload, one at a time. Raises PayloadError."""
         for compressor, section in self._sections(payloads, channels):
             for payload in section:
                 (decoded,) = compressor.decompress([payload])
@@ -169,7 +172,7 @@ class Codec:
         return self.compressor.band(shape)
 
     def opened(self, payloads: Sequence[Payload]) -> list[AddBand]:
-        """What adds the payload of each tensor in such bands. Raises PayloadError."""
+        """Return a function for each payload that adds such bands of it. Raises PayloadError."""
         return [decoded.add for decoded in self.compressor.decompress(payloads)]
 
     def add_to(self, total_N: Tensor, data: bytes | memoryview, shapes: Shapes, weight: float = 1.0) -> None:
@@ -230,7 +233,7 @@ def codec_of(manifest: Manifest) -> Codec:
     Channels whose own compressor is the run's are in one section with the change, as those that have none.
     """
     method = make_outer(manifest.outer.method, manifest.outer.hyper)
-    if method.rebuilds:
+    if method.summary.rebuilds:
         return Codec(Nothing())
     chain = parse_compressor(manifest.compressor.chain)
     own = compressor_beside(method.channels())

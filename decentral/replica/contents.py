@@ -68,7 +68,7 @@ class Unpacked:
         self._lock = threading.Lock()
 
     def get(self, frame: Frame) -> Payloads | None:
-        """What was read of a frame, while it is kept."""
+        """Return the payloads of a frame, while they are kept."""
         hash_, payloads = self._kept.get(_key(frame), (b"", ()))
         return payloads if hash_ == frame.hash else None
 
@@ -101,7 +101,7 @@ class Unpacked:
 
 
 def nbytes_of(payloads: Payloads) -> int:
-    """What their parts take in memory."""
+    """Return the memory that their parts take."""
     return sum(part.nbytes for payload in payloads for part in payload.parts)
 
 
@@ -126,7 +126,7 @@ class Readings:
         self._known: OrderedDict[bytes, tuple[Payloads, Measure | None]] = OrderedDict()
 
     def get(self, frame: bytes) -> tuple[Payloads, Measure | None] | None:
-        """What was read of a frame, while it is remembered."""
+        """Return what was read of a frame, while it is remembered."""
         return self._known.get(frame)
 
     def add(self, frame: bytes, payloads: Payloads, measure: Measure | None) -> None:
@@ -174,7 +174,7 @@ Doubles = NDArray[np.float64]  # (K, b) of some contributors, b values of a band
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """What crosses of the buffers. Without any, as where each peer keeps its own, frames have no tail."""
+    """The part of the buffers that crosses. Without any, as where each peer keeps its own, frames have no tail."""
 
     buffers: tuple[BufferSpec, ...] = ()
     numel: int = 0
@@ -206,7 +206,9 @@ class Tail:
         return buffers_B.numpy().astype(_FLOAT).tobytes()
 
     def split(self, frame: Frame) -> tuple[memoryview, Tensor | None]:
-        """What the compressor wrote, and the sender's buffers (B,) if the frame carries them. Raises PayloadError."""
+        """Return what the compressor wrote, and the sender's buffers (B,) if the frame carries them. Raises
+        PayloadError.
+        """
         body, nbytes = frame.body, self.nbytes_of(frame.header)
         if not nbytes:
             return body, None
@@ -224,7 +226,8 @@ class Tail:
     def opened(
         self, record: Record, frames: Mapping[Digest, Frame], before_B: Tensor
     ) -> tuple[list[memoryview], Tensor | None]:
-        """What the compressor wrote into each frame that a record names, and what the buffers become; None: they stay.
+        """Return what the compressor wrote into each frame that a record names, and what the buffers become; None: they
+        stay.
 
         Of a reduce its owners have merged them. ``before_B``: the shared ones so far.
         """
@@ -242,7 +245,7 @@ class Tail:
         return self.pack(self.merged(tails)) if tails else b""
 
     def merged(self, tails: Sequence[Tensor]) -> Tensor:
-        """What the contributors' buffers (B,) become, given in the order of their ids: the same bits on every peer.
+        """Merge the contributors' buffers (B,), given in the order of their ids: the same bits on every peer.
 
         Each value is first shortened to where the others have it. The mean counts all alike, whatever
         ``outer.weighting`` says; summed in float64, so that it is finite. Counters are rounded, half to even; of other
@@ -322,7 +325,7 @@ NO_TAIL = Tail()
 
 @dataclass(frozen=True, slots=True)
 class FrameContents:
-    """What one run's contributions and merges hold."""
+    """The contents of one run's contributions and merges."""
 
     schema: Schema
     codec: Codec
@@ -368,7 +371,9 @@ class FrameContents:
         self._codec_of(frame).of(channel).add(total_N, self.channel(frame, channel), _counted(scale, weight))
 
     def opened(self, payloads: Payloads, scale: float, these: slice) -> list[AddBand]:
-        """What adds some tensors of a contribution's change, of those that ``payloads`` holds, in bands."""
+        """Return functions that add some tensors of a contribution's change, of those that ``payloads`` holds, in
+        bands.
+        """
         return [_scaled(add, scale) for add in self.codec.opened(payloads[these])]
 
     def _shapes(self, frame: Frame) -> FixedShapes:
@@ -400,7 +405,7 @@ Kept = dict[PeerId, State]
 
 
 class Senders:
-    """What is kept, by fragment and sender. Tensors are replaced, never written to."""
+    """The tensors kept, by fragment and sender. They are replaced, never written to."""
 
     def __init__(self, names: tuple[str, ...], sizes: Sequence[int]) -> None:
         """``names``: of what receivers keep, none under most mechanisms; ``sizes``: elements of each fragment."""
@@ -408,7 +413,7 @@ class Senders:
         self._kept: list[Kept] = [{} for _ in self.sizes]
 
     def of(self, fragment: int, peer: PeerId) -> State:
-        """What is kept of a sender; {} before its first contribution."""
+        """Return what is kept of a sender; {} before its first contribution."""
         return self._kept[fragment].get(peer, {})
 
     def book(self, fragment: int, states: Mapping[PeerId, State]) -> None:
@@ -423,7 +428,7 @@ class Senders:
 
     @property
     def nbytes(self) -> int:
-        """What all of it takes."""
+        """Return the bytes that all of it takes."""
         return sum(tensor.nbytes for tensor in self.tensors().values())
 
     def tensors(self) -> dict[str, Tensor]:
@@ -436,7 +441,7 @@ class Senders:
         }
 
     def found(self, tensors: Mapping[str, Tensor]) -> list[Kept]:
-        """What these tensors hold of senders. PayloadError for a name or a size that cannot be, or for too many."""
+        """Return what is kept of senders here. PayloadError for a name or a size that cannot be, or for too many."""
         found: list[dict[PeerId, dict[str, Tensor]]] = [{} for _ in self.sizes]
         for key in filter(is_of_sender, tensors):
             fragment, peer, name = self._place(key)
@@ -474,5 +479,5 @@ def sender_name(fragment: int, peer: PeerId, name: str) -> str:
 
 
 def is_of_sender(name: str) -> bool:
-    """Whether a tensor of a checkpoint or a snapshot is kept of some sender."""
+    """Tell whether a tensor of a checkpoint or a snapshot is kept of some sender."""
     return name.startswith(_PREFIX)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from decentral.compressors import Nothing
 from decentral.consensus.chain import Head
-from decentral.optimizers.aggregation.mean import MOST
+from decentral.optimizers.mean import MOST
 from decentral.replica.codec import Codec, Encoded, FixedShapes, numel, range_shapes
 from decentral.replica.measures import Sample
 from decentral.replica.replica import Replica, in_own_units
@@ -152,7 +152,7 @@ class Contribution:
         if owner != signer.peer and replica.owed(self.fragment) is not None:
             weights = replica.weights(plan.contributors, head.outer_step)
             passed_on = in_own_units(plan.contributors, weights, signer.peer)
-            if replica.method.measures and passed_on > MOST * len(weights):
+            if replica.method.summary.measures and passed_on > MOST * len(weights):
                 passed_on = 0.0  # here weights go by stated norms: a lie would have all others hand on too much
             if not passed_on:
                 self.keeps_residual.add((plan.round, plan.number))
@@ -223,7 +223,7 @@ def forget_sent(replica: Replica, record: Record, frames: Mapping[bytes, Frame],
     All of it goes of a reduce, whose frames are the owners', where receivers remember, and of summaries.
     """
     f, mine = record.fragment, [frames[ref.frame] for ref in record.frames if ref.peer == me]
-    unseen = bool(record.contributors) or bool(replica.senders.names) or replica.method.rebuilds
+    unseen = bool(record.contributors) or bool(replica.senders.names) or replica.method.summary.rebuilds
     if unseen or any(frame.header.kind == FrameKind.MERGE for frame in mine):
         return Booking({}, sent_N=torch.ones(replica.numel(f), dtype=torch.bool, device="cpu"))
     sent_N = replica.contents.moved(mine, replica.numel(f))

@@ -22,7 +22,7 @@ from decentral.errors import PayloadError
 from decentral.optimizers import Channel, Contributor, OuterMethod
 from decentral.optimizers.aggregation.base import SquareSum, typical_norm
 from decentral.optimizers.aggregation.gram import Sketching, cosines
-from decentral.optimizers.aggregation.mean import MOST
+from decentral.optimizers.mean import MOST
 from decentral.replica.codec import Codec, numel
 from decentral.replica.figures import LOSS_DISPERSION, MEAN_COSINE, NORM_DISPERSION, REPLICA_DISTANCE, REPLICA_VARIANCE
 from decentral.replica.weights import attempted
@@ -180,8 +180,6 @@ def between_losses(method: OuterMethod, told: Sequence[Contributor]) -> dict[str
     """Return the spread of losses over those whose summary tells one. A plugin that raises, or gives no number, tells
     none.
     """
-    if not method.overrides("told_loss"):
-        return {}
     losses = [loss for one in told if (loss := _loss(method, one)) is not None]
     found = dispersion(losses)
     return {} if found is None else {LOSS_DISPERSION: found}
@@ -189,7 +187,7 @@ def between_losses(method: OuterMethod, told: Sequence[Contributor]) -> dict[str
 
 def _loss(method: OuterMethod, told: Contributor) -> float | None:
     """Return a finite number, or None: a summary is a peer's bytes, and a plugin anybody's code."""
-    given, _ = attempted(lambda: method.told_loss(told))
+    given, _ = attempted(lambda: method.summary.told_loss(told))
     found, _ = attempted(lambda: float(given))  # type: ignore[arg-type]  # TypeError is what None gives
     return found if found is not None and math.isfinite(found) else None
 

@@ -18,8 +18,8 @@ from torch import Tensor
 from decentral.consensus.round_state import claims_match
 from decentral.errors import NonFiniteError, PayloadError
 from decentral.optimizers.aggregation.base import norm
-from decentral.optimizers.aggregation.mean import Adder, masked, mean_of
 from decentral.optimizers.base import Part
+from decentral.optimizers.mean import Adder, masked, mean_of
 from decentral.replica.codec import Codec, Encoded, range_shapes
 from decentral.replica.contents import Tail
 from decentral.replica.measures import Measure

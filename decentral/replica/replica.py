@@ -19,10 +19,10 @@ from torch import Tensor
 from decentral.consensus.chain import contributions
 from decentral.errors import ConfigError, NonFiniteError, PayloadError
 from decentral.optimizers import CHANGE, Aggregation, Channel, Contributor, OuterMethod, RoundInfo, make_aggregation
-from decentral.optimizers.aggregation.mean import Adder, mean_of
 from decentral.optimizers.base import Part
+from decentral.optimizers.mean import Adder, LazyMean, mean_of
 from decentral.parameters import Schema, combined_digest, digest, first_non_finite
-from decentral.replica.apply import NOTHING_KEPT, GatherReader, KeptOfSenders, OpenedRecord, Reception
+from decentral.replica.apply import NOTHING_KEPT, GatherReader, KeptOfSenders, OpenedRecord, Reception, came_in
 from decentral.replica.codec import Codec, Encoded, FixedShapes, range_shapes
 from decentral.replica.contents import NO_TAIL, FrameContents, Kept, Senders, Tail
 from decentral.replica.measures import Sample
@@ -223,19 +223,16 @@ class Replica:
         """What the method makes of what came. Raises Unusable and NonFiniteError: then nothing moves."""
         f, due = opened.record.fragment, self.due(opened.record.outer_step)
         anchor_N, state, sample = self.anchors[f], self.states[f], self.samples[f]
-        moved = self.reception.moved(opened, due, info, anchor_N, sample)
-        came_S: Tensor | None = None
-        if moved is not None:
-            (after_N, came_S), state_after, names = moved, state, frozenset({due[0].name})
-        else:
-            received = self.reception.received(opened, due, weights)
-            made = stepped(lambda: self.method.outer_step(anchor_N, received, state, info), anchor_N, state)
-            if made.why:
-                raise Unusable(made.why)
-            after_N, state_after, names = made.after_N, made.state, frozenset(received)
-            if CHANGE.name in received:
-                came_S = sample.came(received[CHANGE.name])
-        return OuterStep(f, anchor_N, after_N, state_after, digest(after_N), None, opened.kept, names, came_S)
+        received = self.reception.received(opened, due, weights, sample)
+        change = received.get(CHANGE.name)
+        made = stepped(lambda: self.method.outer_step(anchor_N, received, state, info), anchor_N, state)
+        if isinstance(change, LazyMean) and change.error is not None:
+            raise change.error  # the method may have been given it as it read the mean
+        if made.why:
+            raise Unusable(made.why)
+        came_S = None if change is None else came_in(change, sample)
+        names = frozenset(received)
+        return OuterStep(f, anchor_N, made.after_N, made.state, digest(made.after_N), None, opened.kept, names, came_S)
 
     def _nobody_counts(self, f: int, info: RoundInfo, kept: KeptOfSenders) -> OuterStep:
         anchor_N, state = self.anchors[f], self.states[f]
@@ -250,7 +247,7 @@ class Replica:
 
     def _norms(self, record: Record, named: Sequence[Frame], kept: KeptOfSenders) -> list[float] | None:
         """Of the changes in a gather, for a method that goes by them: nobody need be believed who states his own."""
-        if record.contributors or not self.method.measures:
+        if record.contributors or not self.method.summary.measures:
             return None
         return [measure.norm for measure in kept.measures.values() or map(self.contents.measure, named)]
 
@@ -261,7 +258,7 @@ class Replica:
 
         ``parts``: the norms of their slices, for the owner that sums them; others go by what contributors say.
         """
-        f, measured = outer_step % len(self.anchors), parts if self.method.measures else None
+        f, measured = outer_step % len(self.anchors), parts if self.method.summary.measures else None
         told = told_of(contributors, outer_step, len(self.anchors), parts=measured)
         return weights_of(self.method, self.weighting, told, self.states[f]).weights
 

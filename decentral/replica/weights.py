@@ -17,8 +17,9 @@ from torch import Tensor
 from decentral.errors import is_out_of_memory
 from decentral.optimizers import Aggregation, Contributor, OuterMethod
 from decentral.optimizers.aggregation.base import Sent
-from decentral.optimizers.aggregation.mean import contribution_weights
 from decentral.optimizers.base import MAX_SUMMARY_NBYTES, Layout, Part, State, numel_of
+from decentral.optimizers.mean import contribution_weights
+from decentral.tensors.lazy import values_of
 from decentral.tensors.ops import float32, is_finite
 from decentral.wire.messages import FrameRef
 
@@ -98,7 +99,7 @@ def stepped(
     why = why or _wrong_with(made, before_N, state)
     if made is None or why:
         return Stepped(before_N, dict(state), why)
-    return Stepped(made[0], dict(made[1]))
+    return Stepped(values_of(made[0]), {name: values_of(tensor) for name, tensor in made[1].items()})
 
 
 def said(make: Callable[[], bytes]) -> tuple[bytes, str]:
@@ -240,14 +241,14 @@ def state_weights_of(
     method: OuterMethod, told: Sequence[Contributor], weights: Sequence[float], state: State, channels: int
 ) -> list[Weighed]:
     """What each counts in the mean of each of so many further channels."""
-    asked = [partial(method.state_weights, place, told, weights, state) for place in range(channels)]
+    asked = [partial(method.summary.state_weights, place, told, weights, state) for place in range(channels)]
     return [weighed(ask, len(told)) for ask in asked]
 
 
 def outside_of(method: OuterMethod, told: Sequence[Contributor], layout: Layout) -> list[Part]:
     """Where the change of each counts nothing. Raises Unusable where the method says nothing that fits."""
-    numel = numel_of(layout)
-    found, why = called("outside", lambda: [[(int(a), int(b)) for a, b in method.outside(one, layout)] for one in told])
+    numel, outside = numel_of(layout), method.summary.outside
+    found, why = called("outside", lambda: [[(int(a), int(b)) for a, b in outside(one, layout)] for one in told])
     if found is None or any(not 0 <= start <= stop <= numel for part in found for start, stop in part):
         raise Unusable(why or "outside gave ranges that are not in the fragment")
     return list(found)

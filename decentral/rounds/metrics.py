@@ -85,7 +85,7 @@ class RoundMetrics:
     ) -> Figures:
         measures = self._measures(record, frames, step)
         method = self.state.replica.method
-        values = {} if method.divides else between(measures)
+        values = {} if method.summary.divides else between(measures)
         values |= between_losses(method, told_of(contributions(record), record.outer_step, len(self._coverage.samples)))
         if step.came_S is not None:
             self._coverage.add(step.fragment, step.came_S)

@@ -233,7 +233,7 @@ class SimulatedProcess:
     def _keep(self, record: Record, frames: Sequence[bytes]) -> None:
         if self.dead:
             raise _Dead("this process has crashed")
-        self.store.keep(record, frames)
+        self.store.frames.keep(record, frames)
 
     def _adopt(self, head: Head, tensors: Mapping[str, Tensor]) -> None:
         if self.dead:

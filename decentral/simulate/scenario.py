@@ -214,4 +214,4 @@ def _leaves_marks(kind: str) -> bool:
     """Return whether what is given is counted to the last bit."""
     if kind not in others():
         return kind in ("gather", "reduce")
-    return presets()[kind].exchange == "gather" and not make_outer(kind, {}).rebuilds
+    return presets()[kind].exchange == "gather" and not make_outer(kind, {}).summary.rebuilds

@@ -18,6 +18,7 @@ from decentral.swarm.leases import (
     MAX_LIST_NBYTES,
     LeaseTable,
     OwnLease,
+    check_run,
     lease_bytes,
     read_lease,
     read_leases,
@@ -281,7 +282,7 @@ class LeaseMessages:
 
     def heard_from(self, peer: PeerId, lease: Lease) -> None:
         """Book a lease from its own peer, or our own that comes back to us."""
-        self.table.check(lease)
+        check_run(lease, self.table.run)
         if lease.peer == self.table.me:
             self.own.hear_own(lease)
             return
@@ -297,7 +298,7 @@ class LeaseMessages:
         """Book a lease that ``source`` passed on."""
         known = self.is_live(lease.peer)
         if self.table.is_stranger(lease.peer):
-            self.table.check(lease)
+            check_run(lease, self.table.run)
             self.look_for(source, lease, remaining)
         elif self.table.take(lease, anyio.current_time(), remaining):
             self.changed.tell()

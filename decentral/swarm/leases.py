@@ -57,7 +57,7 @@ class LeaseTable:
 
         ``answered``: whether a connection has just shown that the peer is there, as its own word does.
         """
-        self.check(lease)
+        check_run(lease, self.run)
         known = self.newest(lease.peer)
         least = 0 if known is None else known.sequence + (remaining is not None)
         newer = lease.sequence >= least  # its own peer may say the same again: it is there
@@ -78,12 +78,6 @@ class LeaseTable:
         elif self._shown is not None and lease.peer in self._shown:
             self._shown[lease.peer] = lease
         return appeared or known is None or _news_in(known) != _news_in(lease)
-
-    def check(self, lease: Lease) -> None:
-        """PayloadError when the lease is of another run."""
-        if lease.run != self.run:
-            here, there = self.run.hex()[:12], lease.run.hex()[:12]
-            raise PayloadError(f"lease of run {there}, this is run {here}; compare the invites")
 
     def is_stranger(self, peer: PeerId) -> bool:
         """Tell whether a peer is no member, and no connection has shown that it is there."""
@@ -195,6 +189,13 @@ class LeaseTable:
             del self._silent[oldest]
             self._answered.discard(oldest)
         self._silent[peer] = silence
+
+
+def check_run(lease: Lease, run: Digest) -> None:
+    """Raise PayloadError when the lease is of another run."""
+    if lease.run != run:
+        here, there = run.hex()[:12], lease.run.hex()[:12]
+        raise PayloadError(f"lease of run {there}, this is run {here}; compare the invites")
 
 
 def _news_in(lease: Lease) -> tuple[object, ...]:

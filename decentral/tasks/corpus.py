@@ -84,7 +84,7 @@ def chunks(path: Path, on_foreign: Callable[[Path], None] = lambda file: None) -
     named itself is taken as it is. Raises DataError.
     """
     try:
-        files = _sorted_files(path) if path.is_dir() else [path]
+        files = _list_files(path) if path.is_dir() else [path]
         nbytes = sum(file.stat().st_size for file in files)
         if nbytes > DATA_MAX_NBYTES:
             raise DataError(f"--data {path} holds {nbytes} bytes, at most {DATA_MAX_NBYTES} fit; name a part")
@@ -111,7 +111,7 @@ def _chunks_of(path: Path) -> Iterator[bytes]:
 
 def _standard_library() -> tuple[bytearray, str]:
     root = Path(sysconfig.get_path("stdlib"))
-    files = [file for file in _sorted_files(root) if file.suffix == ".py"]
+    files = [file for file in _list_files(root) if file.suffix == ".py"]
     without_tests = [file for file in files if not TEST_FOLDERS & set(file.relative_to(root).parts[:-1])]
     nbytes = sum(file.stat().st_size for file in without_tests)
     chosen = without_tests if nbytes >= STDLIB_WANTED_NBYTES else files
@@ -121,7 +121,7 @@ def _standard_library() -> tuple[bytearray, str]:
     return text, f"the Python {sysconfig.get_python_version()} standard library"
 
 
-def _sorted_files(root: Path) -> list[Path]:
+def _list_files(root: Path) -> list[Path]:
     """Return the regular files below ``root`` by relative path; hidden ones, links and foreign packages left out."""
     found = []
     for folder, folders, names in os.walk(root):

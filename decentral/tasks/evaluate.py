@@ -47,7 +47,7 @@ def bits_per_byte(model: Any, held_out: Tensor, *, context: int, num_windows: in
     device, training = next(model.parameters()).device, model.training
     model.eval()
     try:
-        nats = math.fsum(_summed_loss(model, batch.to(device)) for batch in batches)
+        nats = math.fsum(_sum_loss(model, batch.to(device)) for batch in batches)
     finally:
         model.train(training)
     return nats / (windows.numel() - windows.shape[0]) / math.log(2)
@@ -62,7 +62,7 @@ class Evaluated:
     num_tokens: int  # that were predicted
 
 
-def evaluated(trained: TrainedModel, text_N: Tensor, *, num_windows: int = 128, batch_size: int = 16) -> Evaluated:
+def evaluate_text(trained: TrainedModel, text_N: Tensor, *, num_windows: int = 128, batch_size: int = 16) -> Evaluated:
     """Return the loss of a trained model over those windows of a text, uint8 (N,), that ``bits_per_byte`` takes.
 
     Raises DataError for a text shorter than what the model sees at once.
@@ -70,13 +70,13 @@ def evaluated(trained: TrainedModel, text_N: Tensor, *, num_windows: int = 128, 
     windows = held_out_windows(trained.tokenizer.tokens_of(text_N), context=trained.context, num_windows=num_windows)
     device = next(trained.module.parameters()).device
     with torch.no_grad():
-        nats = math.fsum(_summed_loss(trained.module, batch.to(device)) for batch in torch.split(windows, batch_size))
+        nats = math.fsum(_sum_loss(trained.module, batch.to(device)) for batch in torch.split(windows, batch_size))
     num_tokens = windows.numel() - windows.shape[0]
     nbytes = sum(trained.tokenizer.nbytes_of(window[1:].tolist()) for window in windows)
     return Evaluated(nats / num_tokens, nats / nbytes / math.log(2), num_tokens)
 
 
-def _summed_loss(model: Any, batch: Tensor) -> float:
+def _sum_loss(model: Any, batch: Tensor) -> float:
     """Return the nats over all predictions of the batch; float64 sum, so the batch size hardly shows."""
     logits = model(input_ids=batch).logits[:, :-1].float()
     each = cross_entropy(logits.reshape(-1, logits.shape[-1]), batch[:, 1:].reshape(-1), reduction="none")
@@ -90,7 +90,7 @@ def _summed_loss(model: Any, batch: Tensor) -> float:
 # Shape suffixes: T = tokens so far, V = vocabulary.
 
 
-def continued(
+def continue_text(
     module: Any,  # transformers' causal interface; it ships no types
     prompt_T: Tensor,
     *,

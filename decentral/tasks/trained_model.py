@@ -85,7 +85,7 @@ def open_trained(directory: Path, tokenizer: Path | None = None, base: Path | No
     if (directory / MODEL).is_file() and (directory / CONFIG).is_file():
         return _of_folder(directory, tokenizer)
     if holds_adapters(directory):
-        return _adapted(*adapted_of_folder(directory, base), tokenizer, str(directory))
+        return _on_base(*adapters_of_folder(directory, base), tokenizer, str(directory))
     if (directory / MODEL).is_file():
         raise UsageError(f"{directory} has tensors and no {CONFIG}: only the script that built the model opens it")
     raise UsageError(f"{directory}: neither a run directory with checkpoints nor a model folder; name one of them")
@@ -97,7 +97,7 @@ def _of_run(directory: Path, tokenizer: Path | None, base: Path | None) -> Train
         raise DiskError(f"no checkpoint in {directory / CHECKPOINTS}; train until one is written")
     if is_of_adapters(checkpoint):
         source = f"{directory}, {checkpoint.path.name}"
-        return _adapted(*adapted_of_run(directory / CHECKPOINTS, base), tokenizer, source)
+        return _on_base(*adapters_of_run(directory / CHECKPOINTS, base), tokenizer, source)
     manifest = load_manifest(directory / TERMS) if (directory / TERMS).exists() else None
     module = _built(checkpoint, directory)
     reads_bytes = manifest is not None and manifest.model.task == "causal-lm"
@@ -107,7 +107,7 @@ def _of_run(directory: Path, tokenizer: Path | None, base: Path | None) -> Train
     return _ready(module, reads, f"{directory}, {checkpoint.path.name}", manifest)
 
 
-def _adapted(module: Any, base: Path, tokenizer: Path | None, source: str) -> TrainedModel:  # Any: as in TrainedModel
+def _on_base(module: Any, base: Path, tokenizer: Path | None, source: str) -> TrainedModel:  # Any: as in TrainedModel
     """Return a base with its adapters, with the base's tokenizer where none is named."""
     return _ready(module, _tokenizer_of(base if tokenizer is None else tokenizer), f"{source}, on {base}", None)
 
@@ -190,15 +190,15 @@ def _ready(module: Any, tokenizer: Tokenizer, source: str, manifest: Manifest | 
 _BASE_KEY = "base_model_name_or_path"  # in peft's configuration: where the base was when it was trained
 
 
-def adapted_of_run(checkpoints: Path, base: Path | None) -> tuple[Any, Path]:
+def adapters_of_run(checkpoints: Path, base: Path | None) -> tuple[Any, Path]:
     """Return the newest checkpoint's adapters on their base, and the base's folder. Raises UsageError, DiskError."""
     with tempfile.TemporaryDirectory(prefix="decentral-") as folder:
         adapters = Path(folder) / "adapters"
         export(checkpoints, adapters)
-        return adapted_of_folder(adapters, base)
+        return adapters_of_folder(adapters, base)
 
 
-def adapted_of_folder(adapters: Path, base: Path | None) -> tuple[Any, Path]:
+def adapters_of_folder(adapters: Path, base: Path | None) -> tuple[Any, Path]:
     """Return the adapters of a folder, as peft saves them, on their base, and the base's folder."""
     if importlib.util.find_spec("peft") is None:
         raise UsageError(f"{adapters} holds adapters, which take peft to open; pip install 'decentral[lora]'")

@@ -58,7 +58,9 @@ def _memory(device: torch.device) -> int:
 
 
 def place_of(parameters: Iterable[Tensor], memory: Callable[[torch.device], int] = _memory) -> torch.device:
-    """Of a model whose trained parameters these are, each whole in this process; ``memory``: bytes of a device."""
+    """Return where the replica of a model with these trained parameters lies, each whole in this process; ``memory``:
+    bytes of a device.
+    """
     held = list(parameters)
     devices = {one.device for one in held}
     if len(devices) != 1:
@@ -124,7 +126,7 @@ def moved_together(tensors: Sequence[Tensor], device: torch.device) -> list[Tens
 
 
 def _at_once(flat_N: Tensor, device: torch.device) -> Tensor:
-    """What is a small part of a model, and may stay in pinned memory."""
+    """Move a small part of a model, which may stay in pinned memory."""
     if (flat_N.device.type, device.type) != ("cuda", "cpu"):
         return flat_N.to(device)
     pinned_N = torch.empty(flat_N.shape, dtype=flat_N.dtype, device="cpu", pin_memory=True)
@@ -172,7 +174,7 @@ def _down(flat_N: Tensor) -> Tensor:
 
 @contextmanager
 def aside(device: torch.device) -> Iterator[None]:
-    """What is done inside goes to that stream, from this thread. It begins when all is there that was asked for before,
+    """Send all work inside to that stream, from this thread. It begins when all is there that was asked for before,
     which is an inner step or two; what it made must be waited for before the end: nothing else orders the streams.
     """
     if device.type != "cuda":
@@ -205,7 +207,7 @@ _failed: set[str] = set()  # functions that the compiler could not take; told on
 
 
 def fuses(device: torch.device) -> bool:
-    """Whether there is a compiler for this device."""
+    """Tell whether there is a compiler for this device."""
     return device.type == "cuda" and _has_compiler()
 
 
@@ -223,7 +225,7 @@ def one_kernel(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def tried(function: Callable[..., R], compiler: Compiler, given: tuple[Any, ...], named: dict[str, Any]) -> R:
-    """What the function gives, as ``compiler`` makes it, or as it is where that fails."""
+    """Return the function's result, as ``compiler`` makes it, or as it is where that fails."""
     name = function.__qualname__
     if name in _failed:
         return function(*given, **named)
@@ -278,7 +280,7 @@ def slabs(value_N: Tensor, block: int = 1) -> Iterator[tuple[int, int]]:
 
 
 def in_slabs(value_N: Tensor, dtype: torch.dtype, work: Callable[[int, int], Tensor]) -> Tensor:
-    """What ``work(start, stop)`` makes of the runs of single values, (N,); of one run it is not copied."""
+    """Return the results (N,) of ``work(start, stop)`` on the runs of single values; of one run they are not copied."""
     runs = list(slabs(value_N))
     if len(runs) == 1:
         return work(*runs[0])

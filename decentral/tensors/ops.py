@@ -115,7 +115,7 @@ LANES = 64  # sums of squares side by side: with 32 to 128 they cost the pass no
 
 
 def lie_alike(*tensors: Tensor) -> bool:
-    """Whether all are float32 on the processor, of one shape, and lie in a row."""
+    """Tell whether all are float32 on the processor, of one shape, and lie in a row."""
     return all(
         one.device.type == "cpu"
         and one.dtype == torch.float32
@@ -370,7 +370,7 @@ def _changed(rows: Rows) -> None:
 
 
 def _over_rows(rows: Rows, beside: Sequence[Tensor], kernel: Callable[..., Any]) -> list[float]:
-    """What the kernel gives of each piece of the rows and of the vectors beside them, cut alike for the threads."""
+    """Return the kernel's results by piece of the rows and of the vectors beside them, cut alike for the threads."""
     numel = sum(row.numel() for row in rows)
     assert all(lie_alike(one) and one.numel() == numel for one in beside), "vectors as long as the rows together"
     jobs = _jobs([flat(row) for row in rows], [flat(one) for one in beside], numel)

@@ -144,15 +144,13 @@ class LiveSide:
 
     def before_step(self) -> None:
         """The gradients of an inner step are made."""
-        if self._method.overrides("before_inner_step"):
-            for fragment in range(len(self._own)):
-                self._method.before_inner_step(self, fragment)
+        for fragment in range(len(self._own)):
+            self._method.before_inner_step(self, fragment)
 
     def after_step(self) -> None:
         """An inner step was made."""
-        if self._method.overrides("after_inner_step"):
-            for fragment in range(len(self._own)):
-                self._method.after_inner_step(self, fragment)
+        for fragment in range(len(self._own)):
+            self._method.after_inner_step(self, fragment)
 
     def taken(self, fragment: int) -> None:
         """A contribution of a fragment is taken from the live model."""

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from decentral.optimizers import OuterMethod, carry
 from decentral.optimizers.base import Live
-from decentral.optimizers.steps import only_drawn
+from decentral.optimizers.steps import Taken, only_drawn
 from decentral.tensors.device import beside
+from decentral.tensors.lazy import values_of
 from decentral.tensors.ops import (
     carry_and_copy,
     carry_rows,
@@ -201,7 +202,8 @@ class Counted:
 
 def spoken_of(method: OuterMethod, step: int, base_N: Tensor, live_N: Tensor) -> Spoken:
     """What outer step ``step`` of the fragment speaks of; ``base_N``: the parameters as written."""
-    drawn_N = method.drawn(step, len(live_N))
+    places = method.drawn(step).places
+    drawn_N = None if places is None else places(len(live_N))
     local_N, norm_of_all = (live_N, 1.0) if drawn_N is None else only_drawn(drawn_N, base_N, live_N)
     gradient_N, norm = difference_and_norm(base_N, local_N)
     return Spoken(base_N, live_N, local_N, norm_of_all * norm, drawn_N is None, gradient_N)
@@ -212,10 +214,11 @@ def sent_of(method: OuterMethod, spoken: Spoken, scale: float) -> tuple[Tensor |
 
     The first is None where it is the progress, and nobody has asked for that yet.
     """
-    own = method.overrides("contribute")
-    if scale == 1.0 and not own:
+    taken_N = Taken(lambda: spoken.local_N, lambda: spoken.gradient_N)
+    change_N = method.contribute(spoken.base_N, taken_N)
+    if scale == 1.0 and change_N is taken_N.progress:
         return spoken.made_N, None
-    change_N = method.contribute(spoken.base_N, spoken.local_N) if own else spoken.gradient_N
+    change_N = values_of(change_N)
     return change_N if scale == 1.0 else change_N * scale, spoken.gradient_N
 
 
@@ -226,8 +229,9 @@ def counted(
 
     The norm of what is in time is remembered. All counts of NaN and Inf: the check of what is sent names the parameter.
     """
-    rounds, most = method.rounds_behind(step)
-    overdue, stale, share = _overdue(method, step, progress, rounds * whole), method.max_staleness, 1.0
+    drawn = method.drawn(step)
+    rounds, most = drawn.rounds, drawn.most_rounds
+    overdue, stale, share = _overdue(method, step, progress, rounds * whole), method.quorum.staleness, 1.0
     if math.isfinite(spoken.norm):
         share = share_of(progress, spoken.norm, whole=whole, held=held, overdue=overdue, stale=stale, rounds=rounds)
     undrawn = 0 if spoken.is_all else min(progress.behind, (most - 1) * whole)
@@ -245,8 +249,8 @@ def counted(
 def _overdue(method: OuterMethod, step: int, progress: Progress, usual: int) -> int:
     """Rounds that passed by the parameters, one of all among them; ``usual``: inner steps behind them as a rule."""
     before = progress.overdue if progress.behind > usual else 0
-    looked_at = range(max(0, step - progress.missed), step)[: method.max_staleness + 1]
-    if progress.missed and (before or not looked_at or any(method.drawn(s, 1) is None for s in looked_at)):
+    looked_at = range(max(0, step - progress.missed), step)[: method.quorum.staleness + 1]
+    if progress.missed and (before or not looked_at or any(method.drawn(s).places is None for s in looked_at)):
         return before + progress.missed
     return before
 
@@ -359,7 +363,7 @@ class Passes:
 
     def __init__(self, method: OuterMethod, detours: Detours, num_fragments: int) -> None:
         self._method, self._detours = method, detours
-        touches = method.inner or any(map(method.overrides, ("drawn", "adopt", "after_commit")))
+        touches = method.inner or method.draws or method.acts_after_commits
         self._may_copy = num_fragments == 1 and not touches  # else a merge may not be the last that moves what is taken
         self._copied: _Copied | None = None
 
@@ -375,7 +379,7 @@ class Passes:
         ``late``: what is sent is made when somebody asks for it, and not while training stands still.
         """
         copied, self._copied = self._copied, None
-        own_way = fragment in self._detours or self._method.overrides("drawn")
+        own_way = fragment in self._detours or self._method.draws
         rows = None if own_way else model.in_place(fragment)
         if rows is None:
             live_N = self._detours.live(model, fragment)
@@ -390,9 +394,8 @@ class Passes:
         return Spoken(base_N, live_N, live_N, norm, made_N=gradient_N)
 
     def carries(self, fragment: int) -> bool:
-        """Whether a merge without an inner step since the contribution gives the anchor, which need not be computed."""
-        own = any(map(self._method.overrides, ("merge", "drawn")))
-        return not own and fragment not in self._detours
+        """Whether a carry without an inner step since the contribution gives the anchor, which need not be computed."""
+        return not self._method.draws and fragment not in self._detours
 
     def carried(
         self, model: Parameters, fragment: int, sent_N: Tensor, anchor_N: Tensor, *, due: bool

@@ -15,12 +15,14 @@ from torch import Tensor
 from decentral.manifest import Manifest
 from decentral.manifest.terms import Inner
 from decentral.optimizers import OuterMethod, carry, make_outer
-from decentral.optimizers.base import State
+from decentral.optimizers.base import SILENT, State
+from decentral.optimizers.steps import Carried
 from decentral.replica.contribution import Contribution
 from decentral.replica.weights import said
 from decentral.rounds.local_state import CommittedUpdate
 from decentral.state.snapshot import anchor_name
 from decentral.tensors.device import beside, less
+from decentral.tensors.lazy import Lazy, values_of
 from decentral.training.live_side import LiveSide, Parameters
 from decentral.training.progress import (
     Away,
@@ -174,8 +176,8 @@ class SyncSchedule:
         wanted_N = self.method.meanwhile(self.live, fragment, spoken.base_N, spoken.live_N) if self.overlap else None
         self.live.taken(fragment)
         made.states = states_due(self.method, step, anchor_N, self.live, fragment)
-        if self.method.speaks:
-            made.summary, made.unsaid = said(lambda: self.method.says(self.live, fragment, made.vectors))
+        if self.method.summary is not SILENT:
+            made.summary, made.unsaid = said(lambda: self.method.summary.says(self.live, fragment, made.vectors))
         self.detours.go(model, fragment, spoken.live_N, wanted_N)
 
     # ---- merging ----
@@ -263,17 +265,21 @@ class SyncSchedule:
             self.seconds -= self.seconds_sent
         away = None if self._counted is None else self._counted.away
         self._named(progress, mine.trained)
+        rounding_N, local_N = progress.rounding_N, mine.local_N
+
+        def without(value_N: Tensor) -> Tensor:
+            """Take out what a blend would keep a part of: what an absence left uncounted, and the model's rounding."""
+            value_N = value_N if away is None else value_N + away.dropped_N
+            return value_N if rounding_N is None else value_N - beside(rounding_N, value_N)
+
+        live_N = Lazy(lambda: without(self.detours.live(model, f)))
+        sent_N, anchor_N = Lazy(lambda: without(local_N)), Lazy(lambda: beside(after_N, live_N.tensor()))
+        merged_N = self.method.merge(live_N, sent_N, anchor_N)
+        if not isinstance(merged_N, Carried):
+            return values_of(merged_N)
         if stood_still:
             return after_N
-        if away is None and not self.method.overrides("merge"):
-            return self.passes.carried(model, f, mine.local_N, after_N, due=self.due)
-        live_N, local_N = self.detours.live(model, f), mine.local_N
-        if away is not None:  # a blend would keep a part of it
-            live_N, local_N = live_N + away.dropped_N, local_N + away.dropped_N
-        if progress.rounding_N is not None:  # and of that
-            rounding_N = beside(progress.rounding_N, live_N)
-            live_N, local_N = live_N - rounding_N, local_N - rounding_N
-        return self.method.merge(live_N, local_N, beside(after_N, live_N))
+        return self.passes.carried(model, f, local_N, after_N, due=self.due) if away is None else merged_N.tensor()
 
     def _named(self, progress: Progress, trained: int) -> None:
         """The contribution in flight was taken, with the ``trained`` inner steps behind it."""

@@ -11,9 +11,8 @@ import logging
 import random
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Self
 
 import anyio
@@ -189,18 +188,11 @@ class MemoryTransport(OwnTransport):
     async def __aenter__(self) -> Self:
         self.network.attach(self)
         self.services.fixed = True
-        self._group = anyio.create_task_group()
-        await self._group.__aenter__()
+        self.stack = AsyncExitStack()
+        self._group = await self.stack.enter_async_context(anyio.create_task_group())  # its handlers only
+        self.stack.callback(self.stop)
+        self.stack.callback(self.network.detach, self)
         return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        assert self._group is not None, "entered before it is left"
-        self.network.detach(self)
-        self.stop()
-        await self._group.__aexit__(None, None, None)  # its handlers only: the body's error leaves as it is
-        return None
 
     def stop(self) -> None:
         """End the handlers, and nothing else of whoever entered this transport."""

@@ -105,7 +105,7 @@ def check_learns(manifest: Manifest) -> None:
             f"outer.method {method.name} is for replicas that begin apart, and all peers of a run begin with the "
             'weights of its first one; use outer.method = "ad_psgd", and this one in a study (docs/lab.md)'
         )
-    if _essence(manifest) in _known() or method.rebuilds:
+    if _essence(manifest) in _known() or method.summary.rebuilds:
         return  # what is made of derivatives along directions has no change that a compressor or a feedback could ruin
     if INNER_OPTIMIZERS[manifest.inner.named].averages:
         _check_averages(manifest)
@@ -140,7 +140,7 @@ def outer_gain(manifest: Manifest) -> float:
     """
     method = make_outer(manifest.outer.method, manifest.outer.hyper)
     channels = method.channels()
-    if method.topology == "pair" or method.rebuilds or method.divides or channels[0].combine == "each":
+    if method.topology == "pair" or method.summary.rebuilds or method.summary.divides or channels[0].combine == "each":
         return 1.0
     two = tuple(Contributor(bytes([n]) * 32, STEPS, STEPS, 0) for n in range(PEERS))
     anchor = fresh_zeros(1)

@@ -19,7 +19,7 @@ from textual.events import Key
 from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from decentral.dashboard.live import LiveFolder, chosen, peers_in
+from decentral.dashboard.live import LiveFolder, choose_folder, peers_in
 from decentral.dashboard.view import View
 from decentral.errors import DecentralError
 from decentral.observe.requests import answer_to, ask_running
@@ -155,11 +155,11 @@ class Watch(App[BaseException]):
             self.say(f"no peer runs here now; nothing to {request}")
             return
         asking = partial(
-            self._answered, request, self._seen.directory
+            self._take_answer, request, self._seen.directory
         )  # whose view it was: it may have turned meanwhile
         self.push_screen(Question(request, short), asking)
 
-    def _answered(self, request: str, directory: Path, meant: bool | None) -> None:
+    def _take_answer(self, request: str, directory: Path, meant: bool | None) -> None:
         if not meant:
             self.say("nothing was asked of the peer")
             return
@@ -221,7 +221,7 @@ class Watched:
     def look(self, asked: str | None = None) -> Seen:
         """Read what is there now; ``asked``: one folder of several, else the first. Blocks while it reads."""
         folders = peers_in(self._directory)
-        name = chosen(folders, asked)
+        name = choose_folder(folders, asked)
         place = self._directory if name is None else folders[name]
         if self._live is None or place != self._of:
             self.close()

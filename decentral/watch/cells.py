@@ -30,7 +30,7 @@ def fit(text: Text | str, width: int) -> Text:
     return line
 
 
-def padded(text: Text | str, width: int, *, right: bool = False) -> Text:
+def pad(text: Text | str, width: int, *, right: bool = False) -> Text:
     """Return exactly ``width`` cells; ``right``: a number, below others of its column."""
     line = fit(text, width)
     missing = width - line.cell_len
@@ -45,7 +45,7 @@ def block(lines: Sequence[Text | str], width: int, height: int) -> Text:
     return Text("\n", no_wrap=True).join(kept)
 
 
-def wrapped(text: str, width: int, rows: int) -> list[str]:
+def wrap(text: str, width: int, rows: int) -> list[str]:
     """Return words on ``rows`` lines; an ellipsis stands for what does not fit."""
     lines = [""]
     for word in text.split():
@@ -60,7 +60,7 @@ def wrapped(text: str, width: int, rows: int) -> list[str]:
     return [fit(line, width).plain for line in lines]
 
 
-def joined(parts: Iterable[str]) -> str:
+def join_parts(parts: Iterable[str]) -> str:
     """Join the parts of a line that say something."""
     return " · ".join(part for part in parts if part)
 

@@ -19,13 +19,13 @@ from decentral.watch.cells import (
     block,
     figure,
     fit,
-    joined,
+    join_parts,
     nbytes,
-    padded,
+    pad,
     shown,
     span,
     value_text,
-    wrapped,
+    wrap,
 )
 
 # ---- the first lines ----
@@ -44,10 +44,10 @@ def title(now: View, width: int, *, folder: str = "", at: int = 0, of: int = 1) 
     which = f" {shown(folder)}, {at + 1} of {of} " if of > 1 else " "
     run = now.get("run") or {}
     name = shown(run.get("name") or "decentral")
-    line = Text(f" {joined((name, shown(run.get('algorithm') or ''), _progress(run)))}", style="bold")
+    line = Text(f" {join_parts((name, shown(run.get('algorithm') or ''), _progress(run)))}", style="bold")
     if of < 2:
         return fit(line, width)
-    return Text.assemble(padded(line, max(0, width - cell_len(which))), fit(Text(which, style="cyan"), width))
+    return Text.assemble(pad(line, max(0, width - cell_len(which))), fit(Text(which, style="cyan"), width))
 
 
 def _progress(run: dict[str, Any]) -> str:
@@ -60,7 +60,7 @@ def _progress(run: dict[str, Any]) -> str:
 def health(now: View, width: int, rows: int) -> Text:
     """Return the sentence, its first word in the colour of its mood: on as many rows as there are, if it needs them."""
     word = shown(now.get("word", ""))
-    text = Text("\n".join(f" {line}" for line in wrapped(shown(now.get("health", "")), width - 2, rows)), no_wrap=True)
+    text = Text("\n".join(f" {line}" for line in wrap(shown(now.get("health", "")), width - 2, rows)), no_wrap=True)
     if text.plain.startswith(f" {word}:"):
         text.stylize(_STYLE_OF_WORD.get(word, "cyan"), 1, len(word) + 2)
     return text
@@ -79,7 +79,7 @@ def own(now: View, width: int, height: int) -> Text:
     if not now.get("me"):
         return Text("nothing is known of a peer yet", style="dim")
     rows = [
-        Text.assemble(padded(Text(name, style="dim"), _NAME_CELLS), value) for name, value in _own_rows(now, now["me"])
+        Text.assemble(pad(Text(name, style="dim"), _NAME_CELLS), value) for name, value in _own_rows(now, now["me"])
     ]
     return block(rows[:height], width, height)  # a terminal that is higher shows the others
 
@@ -128,13 +128,13 @@ def _today(now: View, me: dict[str, Any]) -> Text:
     return Text(f"{value_text('sent_today', me.get('sent_today'))} of {value_text('daily_upload', me['daily_upload'])}")
 
 
-def _reached(now: View, me: dict[str, Any]) -> Text:
+def _reachability(now: View, me: dict[str, Any]) -> Text:
     relays = me.get("relays") or ()
     through = f", {len(relays)} relay{'' if len(relays) == 1 else 's'}" if relays else ""
     return Text(shown(me.get("reachability") or NOT_KNOWN) + through)
 
 
-def _saved(now: View, me: dict[str, Any]) -> Text:
+def _savings(now: View, me: dict[str, Any]) -> Text:
     """Give how many times fewer bytes were sent than by a float32 all-reduce at every step."""
     cost = now.get("bytes") or {}
     dense, sent = figure(cost.get("dense")), figure(cost.get("sent"))
@@ -148,8 +148,8 @@ _OWN_ROWS: Mapping[str, Callable[[View, dict[str, Any]], Text]] = {  # of fields
     "bytes_received": _total_and_rate("bytes_received", "received_per_second"),
     "max_upload": _caps,
     "daily_upload": _today,
-    "reachability": _reached,
-    "num_parameters": _saved,
+    "reachability": _reachability,
+    "num_parameters": _savings,
 }
 
 
@@ -226,7 +226,7 @@ def _columns(width: int) -> list[_Column]:
 
 def _line_of(cells: list[Text], columns: list[_Column]) -> Text:
     both = zip(cells, columns, strict=True)
-    return Text(" " * _GAP).join(padded(cell, column.width, right=column.right) for cell, column in both)
+    return Text(" " * _GAP).join(pad(cell, column.width, right=column.right) for cell, column in both)
 
 
 def _name(peer: View) -> Text:

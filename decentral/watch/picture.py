@@ -9,7 +9,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from decentral.dashboard.view import View
-from decentral.watch.cells import fit, joined, shown
+from decentral.watch.cells import fit, join_parts, shown
 from decentral.watch.panels import (
     caption_of_loss,
     caption_of_rounds,
@@ -61,20 +61,20 @@ def picture(
     which = folders.index(folder) if folder in folders else 0
     curve, span = caption_of_loss(learning)
 
-    def framed(draw: Text, wide: int, high: int, above: str, below: str = "") -> Part:
+    def in_frame(draw: Text, wide: int, high: int, above: str, below: str = "") -> Part:
         return Part(draw, wide, high, *(fit(shown(words), wide - _ON_FRAME) for words in (above, below)))
 
     def inside(wide: int, high: int) -> tuple[int, int]:
         return max(0, wide - SIDES), max(0, high - FRAME)
 
-    strip_above = joined((caption_of_rounds(rounds), in_progress(now)))
+    strip_above = join_parts((caption_of_rounds(rounds), in_progress(now)))
     return {
         "title": Part(title(now, width, folder=folder, at=which, of=len(folders)), width, 1),
         "health": Part(sentence, width, at.health),
-        "own": framed(own(now, *inside(at.left, at.panels)), at.left, at.panels, _me(now)),
-        "others": framed(others(now, *inside(at.right, at.panels), first), at.right, at.panels, summary(now)),
-        "strip": framed(strip(rounds, *inside(width, at.strip)), width, at.strip, strip_above, legend(rounds)),
-        "loss": framed(loss(learning, *inside(width, at.loss)), width, at.loss, curve, span),
+        "own": in_frame(own(now, *inside(at.left, at.panels)), at.left, at.panels, _me(now)),
+        "others": in_frame(others(now, *inside(at.right, at.panels), first), at.right, at.panels, summary(now)),
+        "strip": in_frame(strip(rounds, *inside(width, at.strip)), width, at.strip, strip_above, legend(rounds)),
+        "loss": in_frame(loss(learning, *inside(width, at.loss)), width, at.loss, curve, span),
         "news": Part(news(parts.get("events", {}), width, at.news), width, at.news),
         "bottom": Part(bottom(width, said=said, several=len(folders) > 1), width, 1),
     }

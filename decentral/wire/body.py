@@ -32,7 +32,7 @@ _UNSIGNED = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}
 
 
 def max_nbytes(compressor: Compressor, shapes: Sequence[Shape]) -> int:
-    """What the body of tensors of these shapes takes at most."""
+    """Return the most bytes that the body of tensors of these shapes takes."""
     specs = _specs(compressor, shapes)
     return sum(spec.nbytes for spec in specs) + coding.PREFIX_NBYTES * len({spec.name for spec in specs})
 
@@ -111,7 +111,7 @@ def _pieces(specs: Sequence[PartSpec], arrays: Sequence[Array]) -> Iterator[byte
 
 
 def _read(compressor: Compressor, data: NDArray[np.uint8], shapes: Sequence[Shape]) -> tuple[list[Payload], int]:
-    """What one compressor wrote at the beginning of ``data``, and how many bytes that is."""
+    """Return the payloads that one compressor wrote at the beginning of ``data``, and how many bytes they take."""
     specs, at = _specs(compressor, shapes), 0
     parts: list[Tensor] = [fresh(0)] * len(specs)
     for members in _streams(specs):

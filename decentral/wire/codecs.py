@@ -53,7 +53,7 @@ class Reader:
 
 
 class FieldCodec(Protocol[T]):
-    """One kind of value, both ways. Raises PayloadError for a value that breaks its rule."""
+    """A kind of value, both ways. Raises PayloadError for a value that breaks its rule."""
 
     def write(self, value: T, out: bytearray) -> None:
         """Append the value's one encoding."""
@@ -121,7 +121,7 @@ class Bounded:
 
 @dataclass(frozen=True, slots=True)
 class Boolean:
-    """One byte, 0 or 1."""
+    """A byte, 0 or 1."""
 
     def write(self, value: bool, out: bytearray) -> None:
         """Append it."""

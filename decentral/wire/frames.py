@@ -32,7 +32,7 @@ HEADER_NBYTES = _SIGNED_NBYTES + SIGNATURE_NBYTES
 
 
 class FrameKind(IntEnum):
-    """What a frame's body is."""
+    """The kind of a frame's body."""
 
     CONTRIBUTION = 1  # a peer's compressed pseudo-gradient of a fragment
     SLICE = 2  # the part of a contribution that one owner reduces
@@ -43,7 +43,7 @@ class FrameKind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the body is and what it belongs to; all of it is signed."""
+    """The kind of the body and the round, fragment and sender that it belongs to; all of it is signed."""
 
     kind: FrameKind
     run: Digest
@@ -75,7 +75,7 @@ class Frame:
 
     @property
     def body(self) -> memoryview:
-        """What follows the header."""
+        """Return the bytes behind the header."""
         return memoryview(self.data)[HEADER_NBYTES:]
 
     @cached_property
@@ -95,7 +95,7 @@ def frame_hash(data: bytes) -> Digest:
 
 
 def claims_of(based: int, summary: bytes) -> Digest:
-    """What a header holds of the age and the summary that its sender offers beside it: a record must name the same."""
+    """Return the header's age and summary, which its sender offers beside it: a record must name the same."""
     return _digest(_AGE.pack(based), summary)
 
 
@@ -161,7 +161,7 @@ def _signed_by_sender(header: Header, data: bytes | memoryview) -> Header:
 
 
 def _check_fields(header: Header) -> None:
-    """What struct would silently pad or cut, or refuse with an error of its own."""
+    """Refuse what struct would silently pad or cut, or refuse with an error of its own."""
     if {len(one) for one in (header.run, header.base, header.sender, header.claims)} != {DIGEST_NBYTES}:
         raise PayloadError("seal: run, base, sender and claims are 32 bytes each")
     short = (header.fragment, header.part, header.parts, header.plan, header.steps, header.states)

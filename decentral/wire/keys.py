@@ -77,7 +77,7 @@ class Signer:
 
 @lru_cache(maxsize=1024)  # one lease comes from many peers, one vote again in the certificate
 def verify(peer: PeerId, signature: bytes, data: bytes) -> bool:
-    """Whether ``peer`` signed ``data``. Never raises, whatever the bytes are."""
+    """Tell whether ``peer`` signed ``data``. Never raises, whatever the bytes are."""
     if len(peer) != PEER_NBYTES or len(signature) != SIGNATURE_NBYTES or not is_sound(peer):
         return False
     try:
@@ -88,7 +88,7 @@ def verify(peer: PeerId, signature: bytes, data: bytes) -> bool:
 
 
 def is_sound(peer: PeerId) -> bool:
-    """Whether the key is canonical and of large order; under another, strangers can sign too."""
+    """Tell whether the key is canonical and of large order; under another, strangers can sign too."""
     y = int.from_bytes(peer, "little") & (2**255 - 1)
     return y < _FIELD and y not in _SMALL_ORDER_Y
 

@@ -94,7 +94,7 @@ Range = tuple[PeerId, int, int]  # owner, start, stop: elements [start, stop) of
 
 @dataclass(frozen=True, slots=True)
 class FrameRef:
-    """One frame as a record names it."""
+    """A frame as a record names it."""
 
     peer: Peer
     frame: Hash
@@ -128,7 +128,7 @@ Partition = Annotated[tuple[Range, ...], RANGES]
 
 @dataclass(frozen=True)
 class Record:
-    """What a round decided. Lists are sorted, by peer and then by part, and name nobody twice."""
+    """The decision of a round. Lists are sorted, by peer and then by part, and name nobody twice."""
 
     run: Hash
     epoch: U64
@@ -163,7 +163,7 @@ class Record:
 
 
 def broken_ranges(partition: tuple[Range, ...]) -> str | None:
-    """What keeps the ranges from covering the fragment from 0 on, each element once."""
+    """Return the reason why the ranges do not cover the fragment from 0 on, each element once."""
     upto = 0
     for _, start, stop in partition:
         if start != upto or stop <= start:
@@ -207,7 +207,7 @@ class Offer:
 
 @dataclass(frozen=True, slots=True)
 class ReducePlan:
-    """Who reduces what in this round: every owner averages exactly these contributors."""
+    """The ranges that each owner reduces in this round: every owner averages exactly these contributors."""
 
     epoch: U64
     round: U64
@@ -518,7 +518,9 @@ def seal_lease(lease: Lease, signer: Signer) -> Lease:
 
 
 def _signed_text(lease: Lease) -> bytes:
-    """What the signature covers: every field before it, named so that no other signed text begins alike."""
+    """Return the text that the signature covers: every field before it, named so that no other signed text begins
+    alike.
+    """
     return b"decentral lease 1\0" + layout_of(Lease).fields_to_bytes(lease)[:-SIGNATURE_NBYTES]
 
 

@@ -19,8 +19,8 @@ import torch
 
 from decentral.flow.waiting import in_thread
 from decentral.manifest import Redundancy
-from decentral.redundancy.erasure import joined, pieces_of
-from decentral.redundancy.giver import Giver, WayOut, packed_state, unpacked_state
+from decentral.redundancy.erasure import join_pieces, pieces_of
+from decentral.redundancy.giver import Giver, WayOut, pack_state, unpack_state
 from decentral.redundancy.keeper import Keeper
 from decentral.redundancy.labels import CHUNK_NBYTES, Label, Seals
 from decentral.redundancy.recovery import Recovery
@@ -46,7 +46,7 @@ def adamw(parameters: int) -> bytes:
     optimizer.step()
     tensors, document = flatten({"optimizer": optimizer.state_dict()}, "training")
     nbytes = sum(tensor.nbytes for tensor in tensors.values())
-    return timed("pack", nbytes, lambda: packed_state(tensors, document))
+    return timed("pack", nbytes, lambda: pack_state(tensors, document))
 
 
 async def through_transports(state: bytes, terms: Redundancy) -> None:
@@ -95,7 +95,7 @@ def main() -> None:
     last = {number: piece_nW[number] for number in range(terms.keepers - terms.needed, terms.keepers)}
     laps = range(100)
     timed("code", row_KW.nbytes * 100, lambda: [pieces_of(row_KW, terms.keepers) for _ in laps])
-    timed("decode, the first ones lost", row_KW.nbytes * 100, lambda: [joined(last, terms.needed) for _ in laps])
+    timed("decode, the first ones lost", row_KW.nbytes * 100, lambda: [join_pieces(last, terms.needed) for _ in laps])
     seals, view = Seals(Identity.load_or_create(Path(TemporaryDirectory().name) / "key").signer, RUN), memoryview(state)
     stripes = timed("code and seal", len(state), lambda: [seals.chunks(plan, s, view) for s in range(plan.stripes)])
     labels = [seals.label(plan, number) for number in range(terms.keepers)]
@@ -103,13 +103,13 @@ def main() -> None:
     def opened() -> bytes:
         lost = range(terms.keepers - terms.needed, terms.keepers)
         whole = [
-            seals.stripe(plan, {number: seals.opened(labels[number], s, stripes[s][number]) for number in lost})
+            seals.stripe(plan, {number: seals.open_chunk(labels[number], s, stripes[s][number]) for number in lost})
             for s in range(plan.stripes)
         ]
         return b"".join(whole)[: len(state)]
 
     assert timed("open and decode", len(state), opened) == state
-    timed("unpack", len(state), lambda: unpacked_state(state))
+    timed("unpack", len(state), lambda: unpack_state(state))
     anyio.run(through_transports, state, terms)
 
 

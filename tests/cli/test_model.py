@@ -14,7 +14,7 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from decentral.cli.model import _HARMLESS, _streamed
-from decentral.tasks.evaluate import continued
+from decentral.tasks.evaluate import continue_text
 from tests.cli.test_export import kept, small_model
 
 Run = Callable[..., Result]
@@ -65,7 +65,7 @@ def test_a_model_that_counts_goes_on_counting() -> None:
 
     counts = Counts()
     given = {"num_tokens": 12, "context": 4, "temperature": 0.0, "generator": torch.Generator()}
-    assert list(continued(counts, torch.tensor([7]), **given)) == [8, 9, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
+    assert list(continue_text(counts, torch.tensor([7]), **given)) == [8, 9, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
     assert counts.seen == 4
 
 

@@ -121,11 +121,11 @@ class Deaf(NativeTransport):
     def __init__(self) -> None:
         super().__init__(Signer.generate(), listen=(LOOPBACK,))
         self.taken: list[NativeStream] = []
+        self.links.admit = self._take  # type: ignore[method-assign]
 
-    async def _brought(self, stream: NativeStream) -> bool:
+    async def _take(self, stream: NativeStream) -> None:
         await admit(stream)
         self.taken.append(stream)
-        return True
 
 
 async def filled(process: psutil.Process, address: str, room: int) -> int:

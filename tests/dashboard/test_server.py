@@ -139,10 +139,10 @@ def test_the_token_leaves_the_address_for_a_cookie_that_no_script_reads(folder: 
 )
 def test_where_others_can_reach_the_page_there_is_a_token(host: str, needs: bool) -> None:
     assert is_loopback(host) is not needs
-    place = Place(host=host).settled()
+    place = Place(host=host).with_token()
     assert (place.token is not None) is needs
     assert ("?token=" in place.address) is needs
-    assert Place(host=host, token="mine").settled().token == "mine"
+    assert Place(host=host, token="mine").with_token().token == "mine"
 
 
 def test_a_port_that_is_taken_is_one_line(folder: Folder, serve: Serve) -> None:

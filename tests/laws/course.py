@@ -82,9 +82,9 @@ class Course:
 
     def _kept(self, n: int) -> Tensor:
         """What the peer has learnt of parameters that the round to come does not speak of."""
-        peer, drawn_N = self.peers[n], self.method.drawn(self.swarm.head.outer_step, NUMEL)
+        peer, places = self.peers[n], self.method.drawn(self.swarm.head.outer_step).places
         learnt_N = peer.anchor_N.double() - peer.live_N.double()
-        return torch.zeros_like(learnt_N) if drawn_N is None else torch.where(drawn_N, 0.0, learnt_N)
+        return torch.zeros_like(learnt_N) if places is None else torch.where(places(NUMEL), 0.0, learnt_N)
 
     def _taken(self, n: int) -> Contribution:
         peer, head = self.peers[n], self.swarm.head

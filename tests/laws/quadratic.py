@@ -20,7 +20,7 @@ from decentral.compressors.feedback import Feedback
 from decentral.manifest import preset_manifest
 from decentral.optimizers import Channel, Contributor, OuterMethod, RoundInfo, make_outer
 from decentral.optimizers.aggregation.base import clip_scales, norm
-from decentral.optimizers.aggregation.mean import Adder, mean_of
+from decentral.optimizers.mean import Adder, mean_of
 from decentral.parameters import schema_of
 from decentral.simulate.lessons import Descent as InnerDescent
 from decentral.simulate.training import FlatModel
@@ -148,8 +148,9 @@ class Descent:
         anchor_N, (flow, *beside) = self.anchors[place], self._due
         if self.method.inner:
             local_N = side.learnt(anchor_N, local_N)
-        drawn_N = self.method.drawn(self.step, NUMEL)
-        if drawn_N is not None:
+        places = self.method.drawn(self.step).places
+        if places is not None:
+            drawn_N = places(NUMEL)
             self.ahead_KN[peer] = torch.where(drawn_N, 0.0, local_N - anchor_N)
             local_N = torch.where(drawn_N, local_N, anchor_N)
         else:
@@ -157,7 +158,7 @@ class Descent:
         states = self.method.states_sent(anchor_N, side.live, 0)
         told = {channel.name: states.get(channel.name, torch.zeros(NUMEL)) for channel in beside}
         change_N = self.method.contribute(anchor_N, local_N)
-        said = self.method.says(side.live, 0, [change_N, *told.values()])
+        said = self.method.summary.says(side.live, 0, [change_N, *told.values()])
         first_N = self.method.proposal(anchor_N, change_N, self.states[place]) if flow.is_replica else change_N
         if self.lossy is not None:
             first_N, self.books[peer] = self.lossy.sent(first_N, self.books[peer])

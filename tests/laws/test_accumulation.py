@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from decentral.compressors import Compressor, accumulate
-from decentral.optimizers.aggregation.mean import mean_of, mean_pseudo_gradient
+from decentral.optimizers.mean import mean_of, mean_pseudo_gradient
 from decentral.replica.codec import Codec
 from tests.laws.shapes import for_every_shape
 

@@ -20,6 +20,7 @@ from decentral.replica.codec import range_shapes
 from decentral.replica.contents import Tail
 from decentral.replica.contribution import header_after
 from decentral.replica.replica import Replica
+from decentral.training.live_side import LiveSide
 from decentral.wire.frames import Frame, FrameKind, seal
 from decentral.wire.keys import Signer
 from decentral.wire.messages import FrameRef, Record
@@ -48,8 +49,8 @@ ALL = {"partial_updates": struct.pack("<H", 0), "spes": struct.pack("<HH", 0, 1)
 def said(method: OuterMethod, signer: Signer) -> FrameRef:
     """What an honest peer says."""
     summary = ALL.get(method.name, b"")
-    if method.overrides("summary"):
-        summary = method.summary([torch.full((NUMEL,), LENGTH / math.sqrt(NUMEL))])
+    if not (summary or method.summary.rebuilds):
+        summary = method.summary.says(LiveSide(), 0, [torch.full((NUMEL,), LENGTH / math.sqrt(NUMEL))])
     return FrameRef(signer.peer, signer.peer, 0, STEPS, TOKENS, 0, summary)
 
 

@@ -10,7 +10,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from decentral.errors import ConfigError
-from decentral.optimizers import Contributor, OuterMethod, RoundInfo, make_outer, mean_pseudo_gradient
+from decentral.optimizers import OuterMethod, make_outer, mean_pseudo_gradient
 from tests.optimizers.stepping import step, swap
 
 NUMEL = 1001
@@ -67,18 +67,6 @@ def test_nothing_given_is_changed_and_nothing_returned_is_shared(outer: OuterMet
     for tensor in (after, *kept.values()):
         tensor.fill_(7.0)
     assert all(torch.equal(tensor, copy) for tensor, copy in zip(given, before, strict=True))
-
-
-def test_a_method_that_tells_a_rate_makes_that_step_and_no_more(outer: OuterMethod, gaussian):
-    told = tuple(Contributor(peer, 30, 30, age) for age, peer in enumerate(PEERS))
-    info = RoundInfo(2, told, (1.0, 0.5, 2.0, 0.25), ((NUMEL,),), members=5)
-    if (rate := outer.rate(info)) is not None:
-        assert [channel.combine for channel in outer.channels()] == ["mean"]
-        anchor, change = gaussian(NUMEL), gaussian(NUMEL, 1)
-        assert outer.init(anchor) == {}
-        after, state = outer.outer_step(anchor, {"change": change}, {}, info)
-        assert state == {}
-        assert torch.equal(after, anchor - change * rate)
 
 
 def test_the_state_of_the_beginning_does_not_follow_the_anchor(outer: OuterMethod, gaussian):

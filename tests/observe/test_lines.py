@@ -26,7 +26,7 @@ from decentral.observe.lines import (
     Damage,
     JsonLines,
     lines_of,
-    opened,
+    open_files,
     pack_lines,
     pack_put_aside,
     put_aside,
@@ -436,7 +436,7 @@ def test_whenever_a_file_is_put_aside_or_packed_who_reads_finds_every_line_once(
         with monkeypatch.context() as patch:
             count = looks_of(patch, lambda: change(path, RecordingDisk(tmp_path)), at)
             with ExitStack() as stack:
-                files = opened(path, stack)
+                files = open_files(path, stack)
                 looks = next(count)
                 found = [line for file in reversed(files) for line in file.lines()]
         assert numbers(found) in (before, before[oldest:]), at
@@ -538,7 +538,7 @@ def test_whatever_happens_in_whatever_order_lines_come_out_once_and_in_order(tmp
                     counts.append(0)
                 case "read":
                     found = read_of_rotation(path)
-                    readers.append((opened(path, stack), found))
+                    readers.append((open_files(path, stack), found))
                     assert found == list(range(written - len(found), written))
                     assert len(found) >= sum(counts[-KEPT_FILES:])
                 case "go on":

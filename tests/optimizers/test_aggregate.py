@@ -5,7 +5,7 @@ import torch
 
 from decentral.errors import ConfigError, NonFiniteError
 from decentral.optimizers import mean_pseudo_gradient
-from decentral.optimizers.aggregation.mean import LEAST, MOST, contribution_weights
+from decentral.optimizers.mean import LEAST, MOST, contribution_weights
 
 PEERS = [bytes([first]) + bytes(31) for first in (9, 200, 3, 77)]
 

@@ -14,7 +14,7 @@ from decentral.errors import ConfigError
 from decentral.manifest import check_methods, preset_manifest
 from decentral.optimizers import Contributor
 from decentral.optimizers.base import OuterMethod, numel_of
-from decentral.optimizers.experts import experts_of
+from decentral.optimizers.owners import experts_of
 from decentral.optimizers.partial_updates import PartialUpdates
 from decentral.optimizers.spes import SPES
 from decentral.replica.contribution import Contribution

@@ -100,7 +100,7 @@ def test_its_root_is_rounded_right_to_the_last_bit():
 
 
 def test_one_that_nobody_would_count_is_not_accepted_by_a_round():
-    assert (CGAD(cutoff=5).max_staleness, CGAD(cutoff=1).max_staleness) == (4, 0)
+    assert (CGAD(cutoff=5).quorum.staleness, CGAD(cutoff=1).quorum.staleness) == (4, 0)
 
 
 def test_a_huge_change_leaves_the_moments_finite():

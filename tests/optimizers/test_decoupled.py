@@ -118,7 +118,7 @@ def test_with_a_plain_mean_it_is_diloco_bit_for_bit():
 
 def test_a_round_waits_for_a_quorum_and_a_grace_window():
     method = DecoupledDiLoCo(wait_for=1, grace=2.5, staleness=4)
-    assert (method.quorum.peers, method.quorum.grace, method.max_staleness) == (1, 2.5, 4)
+    assert (method.quorum.peers, method.quorum.grace, method.quorum.staleness) == (1, 2.5, 4)
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_sequential_nesterov_on_as_many_commits_would_go_six_times_as_far():
 
 def test_a_round_waits_for_some_and_a_grace_period_and_takes_what_is_late():
     method = DelayedNesterov(wait_for=3, grace=2.5, staleness=4)
-    assert (method.quorum.peers, method.quorum.grace, method.max_staleness) == (3, 2.5, 4)
+    assert (method.quorum.peers, method.quorum.grace, method.quorum.staleness) == (3, 2.5, 4)
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def test_shares_are_powers_of_the_root_and_a_divisor_without_them_is_what_was_gi
 
 def test_a_round_waits_for_the_buffer_and_takes_what_is_late():
     method = FedBuff(wait_for=10, grace=0.0, staleness=4)
-    assert (method.quorum.peers, method.quorum.grace, method.max_staleness) == (10, 0.0, 4)
+    assert (method.quorum.peers, method.quorum.grace, method.quorum.staleness) == (10, 0.0, 4)
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ def test_values_near_the_largest_leave_the_step_finite():
 
 def test_a_round_waits_for_some_and_takes_what_is_late():
     method = HeLoCo(wait_for=3, grace=2.5, staleness=4)
-    assert (method.quorum.peers, method.quorum.grace, method.max_staleness) == (3, 2.5, 4)
+    assert (method.quorum.peers, method.quorum.grace, method.quorum.staleness) == (3, 2.5, 4)
 
 
 @pytest.mark.parametrize(

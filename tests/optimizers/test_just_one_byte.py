@@ -138,7 +138,7 @@ def randn(seed: int) -> Tensor:
 def told_by(run: Learners, number: int) -> ToldDerivatives:
     """What a peer would say now."""
     schedule = run.peers[number].schedule
-    return ToldDerivatives.read(schedule.method.says(schedule.live, 0, []))
+    return ToldDerivatives.read(schedule.method.summary.says(schedule.live, 0, []))
 
 
 def test_an_inner_step_follows_the_gradient_along_a_direction_and_no_further():

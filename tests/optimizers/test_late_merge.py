@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from decentral.errors import ConfigError
-from decentral.optimizers.late_merge import LateMerge
-from decentral.optimizers.pair_averaging import ADPSGD
+from decentral.optimizers.pair_averaging import ADPSGD, LateMerge
 from tests.optimizers.gossiping import Replicas, gaussian
 
 

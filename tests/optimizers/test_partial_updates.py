@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from decentral.errors import ConfigError
 from decentral.manifest import check_methods, preset_manifest
 from decentral.optimizers import Contributor, RoundInfo
-from decentral.optimizers.base import scaled_to_owners
 from decentral.optimizers.diloco import DiLoCo
+from decentral.optimizers.owners import scaled_to_owners
 from decentral.optimizers.partial_updates import PartialUpdates
 from decentral.simulate.simulation import forecast
 from decentral.training.live_model import LiveModel

@@ -168,7 +168,7 @@ def test_the_owner_of_a_part_counts_who_has_moments_as_a_gather_does():
     method, refs = DESLoc(first_moment=1, second_moment=1), []
     sent = {A: [randn(1), randn(2), randn(3).square()], B: [randn(4), torch.zeros(NUMEL), randn(5).square()]}
     for peer in (A, B):
-        refs.append(FrameRef(peer, bytes(32), 0, 1, 1, 0, method.summary(sent[peer])))
+        refs.append(FrameRef(peer, bytes(32), 0, 1, 1, 0, method.says(LiveSide(), 0, sent[peer])))
     plan = ReducePlan(0, 1, 0, 0, tuple(refs), ((A, 0, NUMEL),))
     replica = replica_of(method, randn(0))
     weights = replica.weights(refs, 0)

@@ -28,8 +28,8 @@ def randn(seed: int) -> Tensor:
 
 
 def mask(method: Sparta, step: int, numel: int = NUMEL) -> Tensor:
-    drawn_N = method.drawn(step, numel)
-    return torch.ones(numel, dtype=torch.bool) if drawn_N is None else drawn_N
+    places = method.drawn(step).places
+    return torch.ones(numel, dtype=torch.bool) if places is None else places(numel)
 
 
 def learn(run: Learners, number: int, present: Sequence[int] = PEERS) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from decentral.errors import ConfigError
 from decentral.optimizers import Contributor, RoundInfo
-from decentral.optimizers.experts import experts_of, merged, owns, read_places, written_places
+from decentral.optimizers.owners import experts_of, merged, owns, read_places, written_places
 from decentral.optimizers.spes import SPES
 from tests.lab.nodes import Lab
 from tests.node.test_every_method import InTurns, check_alike

@@ -58,7 +58,7 @@ def alone(folder: Path, manifest: Manifest, loop: Loop, **given: Any) -> Peer:
 def told(peer: Peer) -> ToldDerivatives:
     """What the peer would say now."""
     schedule = peer._part.loop.schedule  # type: ignore[union-attr]
-    return ToldDerivatives.read(schedule.method.says(schedule.live, 0, []))
+    return ToldDerivatives.read(schedule.method.summary.says(schedule.live, 0, []))
 
 
 def distance(loop: Loop) -> float:

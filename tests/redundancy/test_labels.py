@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from decentral.errors import PayloadError
-from decentral.redundancy.giver import packed_state, unpacked_state
+from decentral.redundancy.giver import pack_state, unpack_state
 from decentral.redundancy.labels import CHUNK_NBYTES, LABEL_NBYTES, MOST_STRIPES, SEAL_NBYTES, Label, Seals
 from decentral.wire.keys import Signer
 
@@ -28,7 +28,7 @@ def cut(state: bytes, pieces: int = 3, needed: int = 2, round_: int = 7) -> tupl
 def joined(plan: Label, stripes: list[list[bytes]], numbers: tuple[int, ...]) -> bytes:
     whole = b""
     for stripe, chunks in enumerate(stripes):
-        opened = {number: SEALS.opened(SEALS.label(plan, number), stripe, chunks[number]) for number in numbers}
+        opened = {number: SEALS.open_chunk(SEALS.label(plan, number), stripe, chunks[number]) for number in numbers}
         whole += bytes(SEALS.stripe(plan, opened))
     return whole[: plan.state_nbytes]
 
@@ -56,13 +56,13 @@ def test_no_single_changed_bit_of_a_chunk_opens() -> None:
         altered = bytearray(chunk)
         altered[bit // 8] ^= 1 << bit % 8
         with pytest.raises(PayloadError, match="not what was given to keep"):
-            SEALS.opened(label, 0, bytes(altered))
+            SEALS.open_chunk(label, 0, bytes(altered))
 
 
 def test_a_chunk_of_another_place_piece_state_run_or_owner_does_not_open() -> None:
     plan, stripes = cut(np.random.default_rng(1).bytes(3 * CHUNK_NBYTES))
     chunk, label = stripes[0][1], SEALS.label(plan, 1)
-    assert SEALS.opened(label, 0, chunk)
+    assert SEALS.open_chunk(label, 0, chunk)
     older = replace(plan, round=6)
     for seals, other, stripe in (
         (SEALS, label, 1),
@@ -73,7 +73,7 @@ def test_a_chunk_of_another_place_piece_state_run_or_owner_does_not_open() -> No
         (Seals(Signer(bytes([2] * 32)), RUN), label, 0),
     ):
         with pytest.raises(PayloadError):
-            seals.opened(other, stripe, chunk)
+            seals.open_chunk(other, stripe, chunk)
 
 
 def test_only_the_owner_can_write_a_label() -> None:
@@ -134,7 +134,7 @@ def test_tensors_of_every_kind_come_back_to_the_bit() -> None:
         "random": torch.get_rng_state(),
         "none": torch.empty(0, 2),
     }
-    found, document = unpacked_state(packed_state(tensors, {"steps": [1, 2.5, None, "ü"]}))
+    found, document = unpack_state(pack_state(tensors, {"steps": [1, 2.5, None, "ü"]}))
     assert document == {"steps": [1, 2.5, None, "ü"]}
     assert found.keys() == tensors.keys()
     assert all(
@@ -145,7 +145,7 @@ def test_tensors_of_every_kind_come_back_to_the_bit() -> None:
 @pytest.mark.parametrize("data", [b"", bytes(7), b"\xff" * 64, (2).to_bytes(8, "little") + b"{}" + bytes(9)])
 def test_bytes_of_another_version_are_refused(data: bytes) -> None:
     with pytest.raises(PayloadError, match="another version"):
-        unpacked_state(data)
+        unpack_state(data)
 
 
 LABEL = "0700000000000000000102030405060708090a0b0c0d0e0f0203021000000000000000cb9b981b4cf61c4eab0d426940c7c0a8"

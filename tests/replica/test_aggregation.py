@@ -18,6 +18,7 @@ from decentral.replica.codec import Codec
 from decentral.replica.replica import Replica
 from decentral.rounds.inbox import Inbox
 from decentral.tensors.ops import float32
+from decentral.training.live_side import LiveSide
 from decentral.wire.frames import Frame, FrameKind, Header, seal
 from decentral.wire.keys import Signer
 from decentral.wire.messages import FrameRef, Record
@@ -52,7 +53,7 @@ def round_of(
         body = codec.encode(change_N, {}, SCHEMA.fragments[0].shapes, states).body
         frame = seal(header, body, signer)
         frames[frame.hash] = frame
-        said = DESLoc(first_moment=1, second_moment=1).summary([change_N, *states])
+        said = DESLoc(first_moment=1, second_moment=1).says(LiveSide(), 0, [change_N, *states])
         refs.append(FrameRef(signer.peer, frame.hash, 0, 30, 30, 0, said))
     peers = PEERS[: len(sent)]
     return Record(zero, 0, 1, number, 0, 0, zero, zero, peers, tuple(refs), (), (), peers, False), frames

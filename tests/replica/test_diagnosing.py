@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from decentral.optimizers import CHANGE, Channel, Contributor
+from decentral.optimizers import CHANGE, Channel, Contributor, Speaking
 from decentral.optimizers.diloco import DiLoCo
 from decentral.replica.figures import LOSS_DISPERSION, MEAN_COSINE, NORM_DISPERSION, REPLICA_DISTANCE, REPLICA_VARIANCE
 from decentral.replica.measures import (
@@ -191,7 +191,7 @@ def test_a_step_taken_alone_tells_no_distance_and_old_pairs_are_forgotten() -> N
 
 def telling(told_loss: Callable[..., Any]) -> DiLoCo:
     made: type[DiLoCo] = dataclasses.make_dataclass(
-        "Telling", [], bases=(DiLoCo,), frozen=True, namespace={"told_loss": told_loss}
+        "Telling", [], bases=(Speaking, DiLoCo), frozen=True, namespace={"told_loss": told_loss}
     )
     return made()
 

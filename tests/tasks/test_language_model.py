@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, OlmoeConfig
 from decentral.errors import ConfigError
 from decentral.manifest import parse_manifest, preset_manifest
 from decentral.manifest.files import summary
-from decentral.optimizers.experts import experts_of
+from decentral.optimizers.owners import experts_of
 from decentral.parameters import schema_of
 from decentral.tasks.language_model import BALANCE_WEIGHT, build_language_model, config_document
 from decentral.tasks.sizing import DEMO_MODEL, LanguageModelConfig, parameters_of

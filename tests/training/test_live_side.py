@@ -158,9 +158,8 @@ def test_a_method_without_hooks_is_never_asked_and_one_with_them_touches_the_tra
         def after_inner_step(self, live: object, fragment: int) -> None: ...
 
     assert (OuterMethod.inner, DiLoCo.inner, Hooked.inner, Scaffold.inner) == (False, False, True, True)
-    assert [DiLoCo.overrides(name) for name in ("before_inner_step", "after_inner_step", "outer_step")] == [0, 0, 1]
-    assert Hooked.overrides("after_inner_step")
-    assert not Hooked.overrides("before_inner_step")
+    assert (OuterMethod.acts_before_steps, Hooked.acts_before_steps, Scaffold.acts_before_steps) == (False, False, True)
+    assert (DiLoCo.on_device, Hooked.on_device, Scaffold.on_device) == (True, False, False)
 
 
 class Counting(OuterMethod):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from rich.cells import cell_len
 
-from decentral.watch.cells import fit, padded, shown, wrapped
+from decentral.watch.cells import fit, pad, shown, wrap
 from decentral.watch.panels import caption_of_loss as caption
 from decentral.watch.panels import health, legend, loss, news, others, own, spread, strip, title
 from decentral.watch.picture import REQUESTS, bottom, places, question
@@ -30,7 +30,7 @@ def test_signs_that_take_two_cells_are_cut_to_the_width_too() -> None:
         line = fit(WIDE, width).plain
         assert cell_len(line) <= width
         assert line == WIDE or not width or line.endswith("…")
-        assert padded(WIDE, width, right=True).cell_len == padded(WIDE, width).cell_len == width
+        assert pad(WIDE, width, right=True).cell_len == pad(WIDE, width).cell_len == width
 
 
 def test_what_cannot_be_printed_becomes_a_question_mark() -> None:
@@ -39,10 +39,10 @@ def test_what_cannot_be_printed_becomes_a_question_mark() -> None:
 
 
 def test_a_sentence_is_broken_between_words_and_its_rest_is_an_ellipsis() -> None:
-    assert wrapped("one two three four", 9, 2) == ["one two", "three …"]
-    assert wrapped("one two three", 9, 2) == ["one two", "three"]
-    assert wrapped("a-word-without-any-blank and more", 9, 1) == ["a-word-w…"]
-    assert wrapped("", 9, 2) == [""]
+    assert wrap("one two three four", 9, 2) == ["one two", "three …"]
+    assert wrap("one two three", 9, 2) == ["one two", "three"]
+    assert wrap("a-word-without-any-blank and more", 9, 1) == ["a-word-w…"]
+    assert wrap("", 9, 2) == [""]
 
 
 def test_the_word_of_health_has_the_colour_of_its_mood() -> None:

@@ -1,4 +1,4 @@
-"""Rules that look at how long contributions, or their distances from a centre, are."""
+"""The plain mean, and rules that look at how long contributions, or their distances from a centre, are."""
 
 import math
 import statistics
@@ -22,7 +22,35 @@ from decentral.optimizers.aggregation.base import (
 from decentral.optimizers.aggregation.registry import rule_after
 from decentral.optimizers.base import key
 
-__all__ = ["ARC", "CenteredClip", "NormClip"]
+__all__ = ["ARC", "CenteredClip", "Mean", "NormClip"]
+
+# ---- the plain mean ----
+#
+# Best where nobody is wrong; one contributor can move it anywhere.
+
+
+@dataclass(frozen=True, slots=True)
+class Mean(Aggregation):
+    """Every contribution as it is."""
+
+    name: ClassVar[str] = "mean"
+    equation: ClassVar[str] = "g = sum w_i x_i / sum w_i"
+    source: ClassVar[str] = 'McMahan et al., "Federated Averaging", 2016, arXiv:1602.05629'
+
+    @property
+    def needs(self) -> Needs:
+        """Nothing."""
+        return "nothing"
+
+    @property
+    def least(self) -> int:
+        """Any number."""
+        return 1
+
+    def scales(self, sent: Sent) -> list[float]:
+        """All 1."""
+        return [1.0] * len(sent)
+
 
 # ---- shortened to the typical norm ----
 #

@@ -21,7 +21,7 @@ from decentral.plugins import Plugins
 __all__ = ["aggregation_names", "describe_aggregation_keys", "describe_aggregations", "make_aggregation", "rule_after"]
 
 GROUP = "decentral.aggregation"
-_HOMES = ("by_coordinate", "by_gram", "by_norm", "mean")  # modules of rules
+_HOMES = ("by_coordinate", "by_gram", "by_norm")  # modules of rules
 
 
 @cache

@@ -17,16 +17,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import ClassVar, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError, NonFiniteError
-from decentral.optimizers.aggregation.base import Aggregation, Needs, Sent
-from decentral.optimizers.base import Part, within
+from decentral.tensors.lazy import Lazy
 from decentral.tensors.memory import fresh, fresh_zeros
-from decentral.tensors.ops import divide, float32, is_finite, minus_quotient
+from decentral.tensors.ops import divide, float32, is_finite, lie_alike, minus_quotient
 from decentral.tensors.threads import lumps, spread
 
 __all__ = [
@@ -34,9 +33,12 @@ __all__ = [
     "MOST",
     "AddBand",
     "Adder",
-    "Mean",
+    "Bands",
+    "LazyMean",
     "Open",
+    "Part",
     "Seen",
+    "Span",
     "contribution_weights",
     "in_order",
     "masked",
@@ -44,6 +46,7 @@ __all__ = [
     "mean_pseudo_gradient",
     "minus_mean",
     "scaled",
+    "within",
 ]
 
 _LARGEST = torch.finfo(torch.float32).max
@@ -53,6 +56,8 @@ LEAST = 1 / 16  # of it, at least: a slow peer is no stranger to the mean
 A = TypeVar("A")
 Contribution = tuple[bytes, Tensor, float]  # peer id, (N,) float32, weight >= 0
 Adder = tuple[bytes, Callable[..., None], float]  # peer id, add(total, weight=...), weight >= 0
+Span = tuple[int, int]  # start and stop in the flat fragment
+Part = Sequence[Span]
 
 
 def contribution_weights(weighting: str, tokens: Sequence[float]) -> list[float]:
@@ -131,6 +136,14 @@ def masked(adders: Sequence[Adder], outside: Sequence[Part]) -> list[Adder]:
         (peer, partial(within, add, part) if part else add, weight)
         for (peer, add, weight), part in zip(adders, outside, strict=True)
     ]
+
+
+def within(add: Callable[..., None], outside: Part, total_N: Tensor, weight: float) -> None:
+    """``add(total_N, weight=weight)`` that changes nothing ``outside``: who does not own a part has no say in it."""
+    before = [total_N[start:stop].clone() for start, stop in outside]
+    add(total_N, weight=weight)
+    for (start, stop), kept in zip(outside, before, strict=True):
+        total_N[start:stop] = kept
 
 
 def _add_scaled(add: Callable[..., None], scale: float, total: Tensor, weight: float) -> None:
@@ -265,29 +278,50 @@ def _by_thread(bands: Sequence[_Band]) -> list[list[_Band]]:
     return [share for share in shares if share]
 
 
-# ---- the rule mean ----
+# ---- a mean whose values may never be made ----
 #
-# Best where nobody is wrong; one contributor can move it anywhere.
+# An outer step is given the mean of a gather as a tensor like any other: whatever torch does with it, it does with the
+# values, which are made then. Only `decentral.optimizers.steps.sgd` needs none: it steps band by band.
 
 
 @dataclass(frozen=True, slots=True)
-class Mean(Aggregation):
-    """Every contribution as it is."""
+class Bands:
+    """The contributions to a mean as `minus_mean` adds them."""
 
-    name: ClassVar[str] = "mean"
-    equation: ClassVar[str] = "g = sum w_i x_i / sum w_i"
-    source: ClassVar[str] = 'McMahan et al., "Federated Averaging", 2016, arXiv:1602.05629'
+    sizes: Sizes
+    adders: BandAdders
+    look: Callable[[int, Tensor], Tensor]  # what to note of the sum of a band, which begins there
 
-    @property
-    def needs(self) -> Needs:
-        """Nothing."""
-        return "nothing"
 
-    @property
-    def least(self) -> int:
-        """Any number."""
-        return 1
+class LazyMean(Lazy):
+    """The mean of what came (N,), flat float32 on the processor."""
 
-    def scales(self, sent: Sent) -> list[float]:
-        """All 1."""
-        return [1.0] * len(sent)
+    error: Exception | None  # of the contributions, and none of the method's, which may have been given it
+    noted: Tensor | None  # of all bands what ``look`` noted; None: no step was made of them
+
+    def __init__(self, make: Callable[[], Tensor], bands: Bands) -> None:
+        super().__init__(lambda: self._noting_errors(make))
+        self._bands, self.error, self.noted = bands, None, None
+
+    def stepped_from(self, anchor_N: Tensor, rate: float) -> Tensor | None:
+        """Return ``anchor - mean * rate``, the only new vector as long as the fragment; None: go by the values, as
+        somebody has read them, or as the rate, a sum or the step is beyond float32.
+        """
+        if self.is_made or not lie_alike(anchor_N) or not abs(rate) <= _LARGEST:
+            return None
+        notes, bands = dict[int, Tensor](), self._bands
+
+        def look(start: int, total_n: Tensor) -> None:
+            notes[start] = bands.look(start, total_n)
+
+        made_N = self._noting_errors(lambda: minus_mean(anchor_N, bands.sizes, bands.adders, rate, look))
+        if made_N is not None:
+            self.noted = torch.cat([notes[start] for start in sorted(notes)])
+        return made_N
+
+    def _noting_errors(self, make: Callable[[], A]) -> A:
+        try:
+            return make()
+        except Exception as error:
+            self.error = error
+            raise

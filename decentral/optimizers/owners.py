@@ -1,21 +1,99 @@
-"""Experts of a mixture that peers share out among them, and how a peer says which are its own.
-
-A peer says it in the summary of its offer, which has 64 bytes at most.
-"""
+"""Parts of a model that only some peers train, its owners: a mean over them, and experts of a mixture as parts."""
 
 from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
 
 from decentral.optimizers.aggregation.base import norm
-from decentral.optimizers.base import MAX_SUMMARY_NBYTES, Contributor, Layout, Part, Span
+from decentral.optimizers.base import MAX_SUMMARY_NBYTES, Contributor, Layout, Live, Part, Span
 
-__all__ = ["ALL", "Layers", "Place", "by_expert", "experts_of", "merged", "owns", "read_places", "written_places"]
+__all__ = [
+    "ALL",
+    "Layers",
+    "Place",
+    "by_expert",
+    "experts_of",
+    "hold",
+    "is_still",
+    "merged",
+    "owns",
+    "put_back",
+    "read_places",
+    "scaled_to_owners",
+    "written_places",
+]
+
+# ---- parts that only some peers train ----
+#
+# The rest is frozen at each of them, and a mean counts owners alone.
+#
+# mean over the owners of a part = mean over all who came * (sum of all weights) / (sum of the owners' weights)
+#
+# for whoever does not train a part sends zeros there, and anything else that it sends is taken for zeros. So no row of
+# each peer is needed: a reduce will do, and a swarm of any size costs one fragment of memory.
+
+_HELD = "held"
+_AHEAD = "z_minus_x"  # of inner optimizers that train elsewhere than they learn (`decentral.training.copies.Z_MINUS_X`)
+
+
+def hold(live: Live, fragment: int, others: Part) -> None:
+    """Before an inner step: remember what is trained by others."""
+    if others:
+        live_N = live.read(fragment)
+        live.own(fragment)[_HELD] = torch.cat([live_N[start:stop] for start, stop in others])
+
+
+def put_back(live: Live, fragment: int, others: Part) -> None:
+    """After it: that becomes what it was, whatever the inner optimizer did, decay for one."""
+    if others:
+        live_N, held = live.read(fragment), live.own(fragment).pop(_HELD)
+        pieces = torch.split_with_sizes(held, [stop - start for start, stop in others])
+        for (start, stop), piece in zip(others, pieces, strict=True):
+            live_N[start:stop] = piece
+        live.write(fragment, live_N)
+        _hold_back(live, fragment, others)
+
+
+def _hold_back(live: Live, fragment: int, others: Part) -> None:
+    """What is not trained does not go ahead of what is learnt either, or its owner's gradients would see it move."""
+    ahead_N = live.read_moment(_AHEAD, fragment)
+    if ahead_N is not None:
+        for start, stop in others:
+            ahead_N[start:stop] = 0.0
+        live.write_moment(_AHEAD, fragment, ahead_N)
+
+
+def is_still(sent_N: Tensor, part: Part) -> bool:
+    """Whether nothing moves in a part."""
+    return not any(bool(sent_N[start:stop].any()) for start, stop in part)
+
+
+def scaled_to_owners(
+    mean_N: Tensor, parts: Sequence[Part], owned: Sequence[Collection[int]], weights: Sequence[float]
+) -> tuple[Tensor, Tensor]:
+    """The mean over the owners of each part, and where there is an owner (bool); zero where there is none.
+
+    Args:
+        mean_N: over all contributors.
+        parts: where each part is; together they need not be everything, and what is in none belongs to all.
+        owned: the parts of each contributor, by their numbers.
+        weights: what each contributor counted.
+
+    """
+    scaled_N, has_owner_N = mean_N.clone(), torch.ones_like(mean_N, dtype=torch.bool)
+    whole = math.fsum(weights)
+    for number, part in enumerate(parts):
+        of_owners = math.fsum(weight for own, weight in zip(owned, weights, strict=True) if number in own)
+        for start, stop in part:
+            has_owner_N[start:stop] = of_owners > 0
+            scaled_N[start:stop] *= whole / of_owners if of_owners > 0 else 0.0
+    return scaled_N, has_owner_N
+
 
 # ---- experts of a mixture, by names ----
 #
@@ -104,8 +182,8 @@ def _move(after_N: Tensor, spans: Sequence[Span], own_E: Tensor, donors: Sequenc
 #
 # A peer's own are those whose number, modulo so many peers, is its place among them.
 #
-# In a summary: places one after the other, each two uint16, little-endian: the place, and of how many. Of more peers
-# than there are experts, a place names one expert.
+# In the summary of an offer: places one after the other, each two uint16, little-endian: the place, and of how many.
+# Of more peers than there are experts, a place names one expert.
 
 Place = tuple[int, int]
 ALL: Place = (0, 1)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from decentral.compressors import Payload, accumulate, parse_compressor
 from decentral.compressors.base import AddBand
-from decentral.optimizers.aggregation.mean import mean_of, minus_mean
+from decentral.optimizers.mean import mean_of, minus_mean
 from decentral.tensors.threads import on_threads
 
 SHAPES = [(7,), (1100, 1024), (64, 64), (2100, 1024), (2000, 600), (3, 5)]
