@@ -109,10 +109,10 @@ class Secret(click.ParamType):  # type: ignore[type-arg]  # generic in newer cli
 
     def _meant_by(self, written: str) -> str:
         if written == "-":
-            return self._asked_for()
+            return self._ask()
         return self._read(Path(written[1:])) if written.startswith("@") else written
 
-    def _asked_for(self) -> str:
+    def _ask(self) -> str:
         if sys.stdin.isatty():
             return str(click.prompt(self._what, hide_input=True, err=True)).strip()
         if not (text := sys.stdin.readline(_MOST_CHARACTERS).strip()):

@@ -82,7 +82,7 @@ def start_command(context: click.Context, /, file: Path, directory: Path, **give
         raise ConfigError(f"{file}: no such manifest; write one with: decentral init {shlex.quote(str(file))}")
     manifest = load_manifest(file)
     check_trained_here(manifest)
-    _train(context, manifest, _looked_over(options), options)
+    _train(context, manifest, _look_over(options), options)
 
 
 @click.command("join")
@@ -136,13 +136,13 @@ def join_command(
         return
     if arguments:
         raise UsageError(f"{arguments[0]!r}: arguments after the invite are a script's; name it with --script")
-    from decentral.peer.joining import NOBODY, asked
+    from decentral.peer.joining import NOBODY, ask_terms
 
     remember(context, directory)
-    text = _looked_over(options)
+    text = _look_over(options)
     click.echo("looking for the run's peers ...", err=True)
     with hint_after(HINT_SECONDS, NOBODY.format("--join-timeout S")):
-        manifest, over = asked(
+        manifest, over = ask_terms(
             parsed,
             directory,
             given["listen"],
@@ -154,7 +154,7 @@ def join_command(
     _train(context, manifest, text, options, late=over)
 
 
-def _looked_over(options: JobOptions) -> Survey | None:
+def _look_over(options: JobOptions) -> Survey | None:
     from decentral.cli.preflight import look_over
 
     return look_over(options.out, options.join.get("listen"), options.join.get("relays", ()), options.data)
@@ -165,24 +165,24 @@ def _train(
 ) -> None:
     """``late``: the run is over, as who was asked says, so that nothing is said of a beginning."""
     from decentral.cli.preflight import Before, is_main, taken_back
-    from decentral.node.folder import begun, kept_terms
+    from decentral.node.folder import begun, read_terms
     from decentral.tasks.evaluate import check_agreed
 
     directory = remember(context, options.out)
-    kept_terms(directory, manifest.digest)
+    read_terms(directory, manifest.digest)
     this_text = check_agreed(manifest.data, text)
     with ExitStack() as stack:
         if is_main():
             before = Before.of(directory)
             stack.enter_context(begun(directory))
             stack.enter_context(taken_back(directory, before))
-        code = _trained(manifest, this_text, options, late=late)
+        code = _run_job(manifest, this_text, options, late=late)
     if code is not None:
         click.echo(f"ended; everything is kept in {directory}: the same command goes on from there", err=True)
         context.exit(code)
 
 
-def _trained(manifest: Manifest, text: str, options: JobOptions, *, late: bool) -> int | None:
+def _run_job(manifest: Manifest, text: str, options: JobOptions, *, late: bool) -> int | None:
     """Train on the text of these words to the end; the exit code of the signal that came before it, if one did."""
     from decentral.cli.group import stop_signals
     from decentral.cli.train import train_alone, train_with_swarm

@@ -290,7 +290,7 @@ class SteeringAlone:
 
     def rest(self) -> None:
         """After an inner step, for as long as that share asks for."""
-        if seconds := self._duty.worked():
+        if seconds := self._duty.seconds_to_rest():
             self._halted.wait(seconds)
         self._duty.goes_on()
 
@@ -461,10 +461,10 @@ class BaselinePace:
             return
         self._limit = status.inner_steps
         self._over = status.state == "done"
-        if not self._over and not is_running(status) and not self._ended_well(status):
+        if not self._over and not is_running(status) and not self._has_ended_well(status):
             raise DecentralError(f"{self._directory}: the peer to keep pace with has died; see its stderr and events")
 
-    def _ended_well(self, before: Status) -> bool:
+    def _has_ended_well(self, before: Status) -> bool:
         """Tell whether it wrote its last word between our reading the file and looking for its process."""
         last = read_status(self._directory)
         self._limit = last.inner_steps

@@ -115,7 +115,7 @@ class Stopwatch:
         self._began: float | None = None
         self._step_began = 0.0
         self.busy = 0.0  # seconds
-        optimizer.register_step_post_hook(self._stepped)
+        optimizer.register_step_post_hook(self._count_busy)
 
     def step_begins(self) -> None:
         """Call before the forward pass."""
@@ -123,7 +123,7 @@ class Stopwatch:
         if self._began is None:
             self._began = self._step_began
 
-    def _stepped(self, *_: object) -> None:
+    def _count_busy(self, *_: object) -> None:
         self.busy += self._clock() - self._step_began
 
     @property

@@ -31,7 +31,7 @@ from decentral.swarm.invite import TOKEN_FILE
 MANIFEST_FILE = "run.toml"
 
 
-def kept_terms(out: Path, run: bytes, whose: str = "these terms") -> Manifest | None:
+def read_terms(out: Path, run: bytes, whose: str = "these terms") -> Manifest | None:
     """The terms of run ``run`` that ``out`` keeps; None where there are none yet.
 
     ManifestMismatch when the folder is another run's: its peer could never come back.
@@ -104,7 +104,7 @@ class Addresses:
     others: tuple[str, ...] = ()
 
 
-def kept_addresses(out: Path) -> Addresses:
+def read_addresses(out: Path) -> Addresses:
     """Read the addresses of the last process in ``out``; none where the file is missing or damaged."""
     try:
         found = json.loads((out / ADDRESSES_FILE).read_text(encoding="utf-8"))

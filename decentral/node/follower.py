@@ -25,7 +25,7 @@ from decentral.compressors import parse_feedback
 from decentral.consensus.chain import Head, moves_anchor
 from decentral.errors import DecentralError, DeviceError, DiskError, ManifestMismatch
 from decentral.manifest import Manifest, check_methods
-from decentral.node.folder import kept_terms
+from decentral.node.folder import read_terms
 from decentral.node.node import Node, Start
 from decentral.optimizers import make_outer
 from decentral.parameters import Schema, in_dtype_of, split
@@ -223,9 +223,9 @@ class FollowerState:
     ways: tuple[str, ...] = ()  # addresses of peers that were there then
 
 
-def kept_state(out: Path, run: bytes) -> FollowerState | None:
+def read_state(out: Path, run: bytes) -> FollowerState | None:
     """Where an earlier process stood; None where there is nothing, or nothing whole. Raises ManifestMismatch."""
-    manifest = kept_terms(out, run, "those of the invite")
+    manifest = read_terms(out, run, "those of the invite")
     try:
         found = load_newest(out / STATE_FOLDER)
     except DiskError:

@@ -41,7 +41,7 @@ class DailyUpload:
     def __init__(
         self, folder: Path, limit: int | None, *, wall: Callable[[], float] = time.time, disk: Disk = DISK
     ) -> None:
-        self.limit = checked_limit(limit)
+        self.limit = check_limit(limit)
         self._path, self._wall, self._disk = folder / UPLOAD_FILE, wall, disk
         self._counted = 0  # of this process
         self._saved_at = float("-inf")
@@ -102,7 +102,7 @@ class DailyUpload:
         return (day, sent) if whole else (self._today(), 0)
 
 
-def checked_limit(limit: int | None) -> int | None:
+def check_limit(limit: int | None) -> int | None:
     """A limit that can be kept. Raises ConfigError."""
     if limit is not None and limit < 1:
         raise ConfigError(f"daily_upload={limit}: at least a byte; leave it out for no limit")

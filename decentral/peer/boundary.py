@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from struct import pack, unpack
-from typing import Self
+from typing import NamedTuple, Self
 
 from decentral.consensus.chain import Head
 from decentral.errors import NoPeersError
@@ -28,11 +28,10 @@ from decentral.training.outer_loop import LoopControl
 from decentral.training.swarm_side import run_blocking
 from decentral.wire.keys import PeerId
 
-_DIGEST, _DIGEST_PARTS = ">8I", 8  # 32 bytes as whole numbers
+_DIGEST = ">8I"  # 32 bytes as whole numbers
 
 
-@dataclass(frozen=True, slots=True)
-class NewestRound:
+class NewestRound(NamedTuple):
     """The newest round, as ``peer.on_round`` tells of it; bytes are this peer's, since its process began."""
 
     members: int = 0
@@ -61,18 +60,18 @@ class Word:
 
     def pack(self) -> tuple[int, ...]:
         """Write it as numbers, as many in every word."""
-        anchor = unpack(_DIGEST, self.anchor)
-        return (int(self.forgets), self.seed, *astuple(self.place), *self.count, *astuple(self.newest), *anchor)
+        place, anchor = (self.place.rank, self.place.count, self.place.steps), unpack(_DIGEST, self.anchor)
+        return (int(self.forgets), self.seed, *place, *self.count, *self.newest, *anchor)
 
     @classmethod
     def unpack(cls, numbers: tuple[int, ...]) -> Self:
         """Read it back."""
-        (forgets, seed), rest = numbers[:2], list(numbers[2:])
-        place, count, newest, anchor = rest[:3], rest[3:7], rest[7:11], rest[11:]
+        forgets, seed, rank, members, steps, *rest = numbers
+        count, newest, anchor = rest[:4], rest[4:8], rest[8:]
         return cls(
             forgets=bool(forgets),
             seed=seed,
-            place=ShardPlace(*place),
+            place=ShardPlace(rank, members, steps),
             count=tuple(count),
             newest=NewestRound(*newest),
             anchor=pack(_DIGEST, *anchor),
@@ -100,7 +99,7 @@ class Boundary:
         over, changed = self.done, set(changed)
         if part is not None:
             over = self.done or part.loop.done or self._control.leaving
-            self.word = self._said_by(part, changed)
+            self.word = self._word_of(part, changed)
         self.done, numbers = self._model.share(changed, over, self.word.pack())
         self.word = Word.unpack(numbers)
         self.count.hear(self.word.count)
@@ -109,7 +108,7 @@ class Boundary:
         self.schedules.follow(self._model.team.size, over=self.done, warns=part is not None)
         self._model.averages.resume(to_train=not self.done)
 
-    def _said_by(self, part: Participation, changed: set[int]) -> Word:
+    def _word_of(self, part: Participation, changed: set[int]) -> Word:
         loop, node = part.loop, part.swarm.node
         forgets, loop.forgets = loop.forgets, False
         place = self._standing.place(node)

@@ -26,12 +26,12 @@ from typing import Self
 from decentral.consensus.chain import Head
 from decentral.errors import NoPeersError, PayloadError, UsageError
 from decentral.manifest import Manifest
-from decentral.node.folder import keep_terms, keep_token, kept_terms, occupied
-from decentral.node.follower import Anchor, Follower, FollowerState, check_size, keep_state, kept_state
+from decentral.node.folder import keep_terms, keep_token, occupied, read_terms
+from decentral.node.follower import Anchor, Follower, FollowerState, check_size, keep_state, read_state
 from decentral.node.node import Start, throttled
 from decentral.observe.events import EventLog
 from decentral.observe.status import check_free
-from decentral.peer.joining import greeted
+from decentral.peer.joining import ask_first_peer
 from decentral.peer.network_setup import NetworkSetup, check_relays, enter
 from decentral.peer.settings import check_value
 from decentral.quantities import moment_in, rate_of, size_of, time_left
@@ -63,7 +63,7 @@ class Following:
 
     def __enter__(self) -> Self:
         asked = self._settings
-        kept_terms(self.out, self._invite.run, "those of the invite")
+        read_terms(self.out, self._invite.run, "those of the invite")
         if (self.out / "acceptor").exists() or (self.out / "checkpoints").exists():
             raise UsageError(f"{self.out}: the folder of a peer that trains; choose another --out for a follower")
         check_free(self.out, own=os.getpid())
@@ -316,7 +316,7 @@ class FollowerStartup:
             events(event, **fields)
 
         def make_node(on_update: Callable[..., None]) -> Follower:
-            return self._loaded(
+            return self._load(
                 Follower(
                     self._start(),
                     every=asked.every,
@@ -358,7 +358,7 @@ class FollowerStartup:
             join_timeout=time_left(self.settings.give_up_at),
         )
 
-    def _loaded(self, node: Follower) -> Follower:
+    def _load(self, node: Follower) -> Follower:
         """With what an earlier process kept."""
         if self.known.head is not None and self.known.tensors is not None:
             node.replica.load(self.known.tensors)
@@ -367,11 +367,11 @@ class FollowerStartup:
 
 def known_of(asked: FollowSettings) -> FollowerState:
     """Return what is known of the run: from an earlier process, else from the first peer that answers."""
-    kept = kept_state(asked.out, asked.invite.run)
+    kept = read_state(asked.out, asked.invite.run)
     if kept is not None:
         return kept
     how = asked.transport if isinstance(asked.transport, str) else None
-    hello = greeted(asked.invite, None, time_left(asked.give_up_at), how, lan=asked.lan)
+    hello = ask_first_peer(asked.invite, None, time_left(asked.give_up_at), how, lan=asked.lan)
     if len(hello.schema.fragments) != hello.manifest.outer.fragments:
         raise PayloadError("the peer's model has other fragments than the run's terms; ask another for an invite")
     return FollowerState(hello.manifest, hello.schema)

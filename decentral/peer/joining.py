@@ -29,13 +29,13 @@ from decentral.errors import ConfigError, InviteError, NoPeersError, PayloadErro
 from decentral.manifest import Manifest, check_methods, load_manifest, preset_manifest
 from decentral.manifest.presets import assumed, suited
 from decentral.manifest.terms import INNER_OPTIMIZERS
-from decentral.node.folder import kept_terms, terms_here
+from decentral.node.folder import read_terms, terms_here
 from decentral.node.node import RETRY
 from decentral.observe.screen import HINT_SECONDS, hint_after, say
 from decentral.optimizers import make_outer
 from decentral.peer.network_setup import run_apart
 from decentral.peer.peer import Peer
-from decentral.peer.settings import JoinOptions, Settings, checked, takes_options
+from decentral.peer.settings import JoinOptions, Settings, complete, takes_options
 from decentral.quantities import moment_in, rate_of, size_of
 from decentral.swarm.admission import Admission, check_token
 from decentral.swarm.directory import Directory
@@ -80,15 +80,15 @@ def join(
     started then. Settings of the optimizer that differ from ``[inner]`` of the manifest are told as a warning.
 
     """
-    asked = checked(options)
+    asked = complete(options)
     if (preset := asked["preset"]) is not None:
         if isinstance(run, Manifest) or str(run).endswith(".toml"):
             raise ConfigError("join(preset=...): it founds a run without other terms; give terms or a preset, not both")
-        run = founded_by(preset, asked["rounds"], asked["steps"], model, optimizer) if run is None else run
+        run = founding_terms(preset, asked["rounds"], asked["steps"], model, optimizer) if run is None else run
     return Peer(settings_of(run, model, optimizer, asked))
 
 
-def founded_by(preset: str, rounds: int, steps: int, model: object, optimizer: object) -> Manifest:
+def founding_terms(preset: str, rounds: int, steps: int, model: object, optimizer: object) -> Manifest:
     """Terms of a run of ``rounds`` of ``steps`` inner steps, that suit a script's model and its optimizer.
 
     Raises ConfigError for an unknown preset, or values that cannot be.
@@ -278,13 +278,13 @@ def terms_of(
     invite = Invite.parse(run)
     folder = Path(out) if out is not None else Path(f"decentral-{invite.run.hex()[:8]}")
     invite = Invite.parse(whole_invite(run, folder, admit))
-    quiet = quiet or kept_terms(folder, invite.run, "those of the invite") is not None
-    with nullcontext() if quiet else _said():
+    quiet = quiet or read_terms(folder, invite.run, "those of the invite") is not None
+    with nullcontext() if quiet else _say_search():
         return fetch(invite, folder, None, join_timeout, transport, lan=lan), invite, folder
 
 
 @contextmanager
-def _said() -> Iterator[None]:
+def _say_search() -> Iterator[None]:
     """Say that peers are looked for: a script that waits for others looks like one that hangs."""
     say("decentral: looking for the run's peers ...")
     with hint_after(HINT_SECONDS, "decentral: " + NOBODY.format("join(join_timeout=S)")):
@@ -305,10 +305,10 @@ def fetch(
     lan: bool = True,
 ) -> Manifest:
     """Return the manifest, from ``out`` where a peer of the run was there before, else from a peer of the invite."""
-    return asked(invite, out, listen, join_timeout, transport, lan=lan)[0]
+    return ask_terms(invite, out, listen, join_timeout, transport, lan=lan)[0]
 
 
-def asked(
+def ask_terms(
     invite: Invite,
     out: Path,
     listen: Sequence[str] | None,
@@ -318,14 +318,14 @@ def asked(
     lan: bool = True,
 ) -> tuple[Manifest, bool]:
     """Return the same, and whether the run is over, as the peer that answered says; False where nobody was asked."""
-    kept = kept_terms(out, invite.run, "those of the invite")
+    kept = read_terms(out, invite.run, "those of the invite")
     if kept is not None:
         return kept, False
-    hello = greeted(invite, listen, join_timeout, transport, lan=lan)
+    hello = ask_first_peer(invite, listen, join_timeout, transport, lan=lan)
     return hello.manifest, hello.over
 
 
-def greeted(
+def ask_first_peer(
     invite: Invite,
     listen: Sequence[str] | None,
     join_timeout: float | None,

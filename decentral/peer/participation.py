@@ -75,14 +75,14 @@ class Participation:
         self.diagnostics = Diagnostics(announce, cause)
         # `Startup` has another to evaluate. The built-in loop logs running means, which tell nothing of one round.
         logs = settings.manifest.model.task == "custom"
-        self.looks: Looks | LoggedLooks | None = LoggedLooks(self.looked) if logs else None
+        self.looks: Looks | LoggedLooks | None = LoggedLooks(self.judge) if logs else None
         self.behind = WriteBehind()  # checkpoints
         self.redundancy: RedundancyService | None = None  # where the terms ask for it
         self.was_over = False  # the folder held the run's last commit when this peer began: nothing is trained
         self.made: dict[str, Any] = {}  # the parts by their names. Any: as various as those are
         self._is_closed = False
 
-    def looked(self, look: Look) -> None:
+    def judge(self, look: Look) -> None:
         """Judge a look, where a commit leaves the anchor: not beside overlap, nor of one of several fragments."""
         outer = self.settings.manifest.outer
         if outer.overlap == 0 and outer.fragments == 1:

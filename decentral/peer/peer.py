@@ -23,7 +23,7 @@ from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from decentral.consensus.chain import Head
 from decentral.errors import ConfigError, DecentralError, NoPeersError
-from decentral.node.folder import kept_terms, occupied
+from decentral.node.folder import occupied, read_terms
 from decentral.node.node import Node
 from decentral.node.upload import PAUSED
 from decentral.observe.status import Status
@@ -427,19 +427,21 @@ class Peer:
     def _begin(self, stack: ExitStack) -> None:
         """Do, on the main process, everything up to the anchor. What is left to be ended goes on the ``stack``."""
         stack.enter_context(occupied(self.out))
-        kept_terms(self.out, self.manifest.digest)
+        read_terms(self.out, self.manifest.digest)
         token = kept_token(self.out, self.settings.admit)
         if self.settings.options["commands"] or not self.settings.options["quiet"]:
             stack.enter_context(shown(self.settings, self._last_word, self))
         if self._model.team.size == 1 and (sentence := launched_alone()):
             logging.getLogger("decentral").warning(sentence)
-        stack.push(self._refused)  # before the status is written for the last time
+        stack.push(self._note_refusal)  # before the status is written for the last time
         part = self._part = Participation(self.settings, self._announce, token)
         stack.callback(part.close)
         Startup(part, self._control, self._count, self._limits, self._lan, self._stalls).begin()
         self._limits.hold(part)  # somebody may have changed them meanwhile
 
-    def _refused(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def _note_refusal(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
         """Say of what is refused at the start that it has left: it is no process that was killed."""
         if isinstance(error, DecentralError) and not self._has_entered:
             self._parting = "left"
@@ -526,7 +528,7 @@ class Peer:
         self._control.was_cut = False
         if self._model.team.orders is not None:
             self._model.team.orders.steps = self._count.value
-        rest, before = self._limits.worked(), self._count.round
+        rest, before = self._limits.seconds_to_rest(), self._count.round
         try:
             with self._model.team.as_one():
                 changed = self._at_boundary()

@@ -327,7 +327,7 @@ def recover_state(
     before.
     """
     began, recovery = time.monotonic(), service.recovery()
-    found, why = _searched(swarm, recovery), recovery.why
+    found, why = _search(swarm, recovery), recovery.why
     try:
         if found is not None:
             own = OwnState(*unpack_state(found.state))
@@ -341,7 +341,7 @@ def recover_state(
     return None
 
 
-def _searched(swarm: SwarmThread[Node], recovery: Recovery) -> Recovered | None:
+def _search(swarm: SwarmThread[Node], recovery: Recovery) -> Recovered | None:
     search = swarm.begin(recovery.run)
     while not wait([search], LOOK_EVERY).done:
         pass

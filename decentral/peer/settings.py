@@ -372,7 +372,7 @@ def check_names(caller: str, given: Mapping[str, object], known: Sequence[str]) 
             raise TypeError(f"{caller}() has no argument {name}; {near}")
 
 
-def checked(given: JoinOptions) -> JoinOptions:
+def complete(given: JoinOptions) -> JoinOptions:
     """Return all options, with the defaults of those not given. Raises ConfigError for a value that does not fit."""
     whole: dict[str, object] = {**{name: option.default for name, option in OPTIONS.items()}, **given}
     for name, value in whole.items():

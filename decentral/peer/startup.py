@@ -20,9 +20,9 @@ from decentral.errors import ConfigError, DiskError
 from decentral.flow.waiting import in_thread, seconds_asleep_or_not
 from decentral.manifest.presets import assumed
 from decentral.node.durable_store import Resumed
-from decentral.node.folder import Addresses, keep_addresses, keep_terms, keep_token, kept_addresses
+from decentral.node.folder import Addresses, keep_addresses, keep_terms, keep_token, read_addresses
 from decentral.node.node import Node, Start, throttled
-from decentral.node.upload import PAUSED, DailyUpload, checked_limit
+from decentral.node.upload import PAUSED, DailyUpload, check_limit
 from decentral.observe.diagnostics import Look
 from decentral.optimizers.base import State
 from decentral.peer.network_setup import NetworkSetup, enter
@@ -85,7 +85,7 @@ class Startup:
         self._limits, self._daily_upload, self._lan = limits, limits.daily_upload, lan
         self._checkpointer = Checkpointer(part.store, part.settings.states)
         self._checkpoint: _Checkpoint | None = None
-        self._before = kept_addresses(part.settings.out)
+        self._before = read_addresses(part.settings.out)
         self._outer_steps = 0  # in the live model, when it begins
 
     def begin(self) -> None:
@@ -93,14 +93,14 @@ class Startup:
         part = self._part
         if part.token is not None:
             keep_token(self._settings.out, part.token)
-        start, kept_whole = self._resumed_or_fresh()
+        start, kept_whole = self._resume_or_begin()
         part.network = self._enter()
         self._start_swarm(start)
         kept = self._checkpoint
         own = self._lost_state(start) if kept is None else None
         schedule, included = self._join_at_anchor(own) if kept is None else (self._go_on(kept), [])
         if (evaluate := self._settings.options["evaluate"]) is not None:
-            part.looks = Looks(evaluate, self._model, self._evaluated, failed=part.reporter.forget_held_out)
+            part.looks = Looks(evaluate, self._model, self._note_look, failed=part.reporter.forget_held_out)
         part.loop = self._make_loop(schedule)
         run_blocking(part.loop.begin(included, afresh=kept is None and own is None, outer_steps=self._outer_steps))
         if part.looks is not None and not part.loop.done:
@@ -130,11 +130,11 @@ class Startup:
             fields: dict[str, object] = {key: {"manifest": there, "loop": here} for key, there, here in found}
             self._part.announce("inner_differs", fields)
 
-    def _evaluated(self, look: Look) -> None:
+    def _note_look(self, look: Look) -> None:
         """Note what the user's function said around a commit."""
         losses = {"held_out_loss": look.after, "held_out_before": look.before}
         self._part.reporter.metrics(losses, self._count.value)
-        self._part.looked(look)
+        self._part.judge(look)
 
     def _tell_of_size(self) -> None:
         """Warn of dense frames for everybody that a usual line does not carry in time: init did not know the model."""
@@ -152,7 +152,7 @@ class Startup:
 
     # ---- the folder ----
 
-    def _resumed_or_fresh(self) -> tuple[Start, bool]:
+    def _resume_or_begin(self) -> tuple[Start, bool]:
         """Return where to start, and whether the folder holds a checkpoint of the run's last commit."""
         store, digest = self._part.store, self._manifest.digest
         found = store.load(digest)
@@ -390,7 +390,7 @@ class PeerLimits:
 
         ``part`` is what takes part, once there is a swarm side.
         """
-        caps, limit = Caps(up=wanted.max_upload, down=wanted.max_download), checked_limit(wanted.daily_upload)
+        caps, limit = Caps(up=wanted.max_upload, down=wanted.max_download), check_limit(wanted.daily_upload)
         self.caps, self.daily_upload.limit = caps, limit
         self._threads.want(wanted.threads)
         self._duty.share = wanted.max_compute or 1.0
@@ -401,9 +401,9 @@ class PeerLimits:
         if part is not None:
             part.swarm.tell(part.links.cap, self.caps)
 
-    def worked(self) -> float:
+    def seconds_to_rest(self) -> float:
         """Seconds to rest for, once an inner step is over; before anything else is waited for."""
-        return self._duty.worked()
+        return self._duty.seconds_to_rest()
 
     def rest(self, seconds: float, wait: Callable[[float], object]) -> None:
         """``wait`` so long, if at all; the next step begins then."""

@@ -218,8 +218,8 @@ class Duty:
         self._began: float | None = None  # when it last went on computing
         self._usual: float | None = None  # s of a step
 
-    def worked(self) -> float:
-        """Seconds to rest for, now that a step is over."""
+    def seconds_to_rest(self) -> float:
+        """Return for how long to rest, now that a step is over."""
         if self.share >= 1.0 or self._began is None:
             return 0.0
         self._settle()

@@ -26,8 +26,8 @@ from decentral.node.folder import (
     begun,
     keep_addresses,
     keep_token,
-    kept_addresses,
     occupied,
+    read_addresses,
 )
 from decentral.observe.beacon import Beacon
 from decentral.observe.events import EventLog
@@ -251,15 +251,15 @@ def test_threads_that_nobody_wants_any_more_are_as_many_as_before():
 
 
 def test_addresses_come_back_as_they_were_and_none_from_a_damaged_file(tmp_path):
-    assert kept_addresses(tmp_path) == Addresses()
+    assert read_addresses(tmp_path) == Addresses()
     known = Addresses(("/ip4/0.0.0.0/tcp/4001",), ("/ip4/192.0.2.1/tcp/4002/p2p/x", "/ip6/::1/tcp/3/p2p/y"))
     keep_addresses(tmp_path, known)
-    assert kept_addresses(tmp_path) == known
+    assert read_addresses(tmp_path) == known
     for damaged in (b"", b"\xff", b"[" * 100_000, b"[]", b"{}", b'{"listen": "/ip4", "others": []}', b"null"):
         (tmp_path / ADDRESSES_FILE).write_bytes(damaged)
-        assert kept_addresses(tmp_path) == Addresses()
+        assert read_addresses(tmp_path) == Addresses()
     (tmp_path / ADDRESSES_FILE).write_text(json.dumps({"listen": [1, None], "others": ["/x"] * 1000}))
-    assert kept_addresses(tmp_path) == Addresses((), ("/x",) * 64)
+    assert read_addresses(tmp_path) == Addresses((), ("/x",) * 64)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has other rights")

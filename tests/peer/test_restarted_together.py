@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from decentral.manifest import Manifest
-from decentral.node.folder import Addresses, kept_addresses
+from decentral.node.folder import Addresses, read_addresses
 from decentral.peer import join
 from decentral.swarm.directory import Directory
 from tests.peer.test_join import LOOPBACK, Problem, run_terms
@@ -107,10 +107,10 @@ def test_two_that_are_killed_and_restarted_together_find_each_other_at_once_six_
     took = []
     for restart in range(6):
         deadline = time.monotonic() + SOON
-        while not all(kept_addresses(folder).others for folder in two.folders):
+        while not all(read_addresses(folder).others for folder in two.folders):
             assert time.monotonic() < deadline, "a moment after they met, each has noted where the other is"
             NOBODY.wait(0.01)
-        kept: list[Addresses] = [kept_addresses(folder) for folder in two.folders]
+        kept: list[Addresses] = [read_addresses(folder) for folder in two.folders]
         assert listened in (None, [one.listen for one in kept]), "they listen where they did"
         listened = [one.listen for one in kept]
         two.kill()

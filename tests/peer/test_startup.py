@@ -16,9 +16,9 @@ import torch
 
 from decentral.errors import ConfigError, UsageError
 from decentral.manifest import preset_manifest
-from decentral.node.folder import keep_addresses, kept_addresses
+from decentral.node.folder import keep_addresses, read_addresses
 from decentral.peer import Peer, join
-from decentral.peer.joining import founded_by
+from decentral.peer.joining import founding_terms
 from decentral.peer.settings import OPTIONS
 from decentral.rounds.local_state import CommittedUpdate
 from decentral.tensors import memory
@@ -68,7 +68,7 @@ def test_the_options_are_shown_in_joins_signature_with_their_defaults() -> None:
 def test_a_run_is_founded_without_a_file_by_terms_that_suit_its_length_and_the_loop() -> None:
     problem = Problem(0)
     optimizer = torch.optim.AdamW(problem.model.parameters(), lr=0.02, weight_decay=0.3)
-    terms = founded_by("diloco", 20, 5, problem.model, optimizer)
+    terms = founding_terms("diloco", 20, 5, problem.model, optimizer)
     assert (terms.run.rounds, terms.inner.steps, terms.model.task) == (20, 5, "custom")
     assert (terms.inner.named, terms.inner.learning_rate, terms.inner.weight_decay) == ("adamw", 0.02, 0.3)
     assert (terms.exchange.kind, terms.outer.hyper) == ("gather", {"lr": 0.8, "momentum": 0.7})
@@ -99,7 +99,7 @@ def test_a_model_that_is_larger_than_its_terms_are_for_is_told_when_its_run_is_f
 
 def elsewhere(out: Path) -> None:
     """Forget at which port a peer listened, for it would come back there."""
-    if (known := kept_addresses(out)).listen:
+    if (known := read_addresses(out)).listen:
         keep_addresses(out, replace(known, listen=()))
 
 

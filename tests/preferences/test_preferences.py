@@ -25,7 +25,7 @@ class Machine:
     def step(self, seconds: float) -> float:
         self.now += seconds
         self.busy += seconds
-        rest = self.duty.worked()
+        rest = self.duty.seconds_to_rest()
         self.now += rest
         self.duty.goes_on()
         return rest
@@ -52,7 +52,7 @@ def test_what_was_waited_for_elsewhere_is_no_work() -> None:
     machine.step(1.0)
     machine.step(1.0)
     machine.now += 1.0
-    assert machine.duty.worked() == pytest.approx(1.0)
+    assert machine.duty.seconds_to_rest() == pytest.approx(1.0)
     machine.now += 3600.0
     machine.duty.goes_on()
     assert machine.step(1.0) == pytest.approx(1.0)
