@@ -179,8 +179,8 @@ _NO_MEMORY = (  # on Windows the allocator says "not enough memory" behind its n
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Of one machine alone. Torch has a class for CUDA's, known by its name so that it need not be imported; its
-    allocator on the processor raises a plain RuntimeError, and so do other devices'.
+    """Tell whether this machine ran out of memory. Torch has a class for CUDA's error, known by its name so that it
+    need not be imported; its allocator on the processor raises a plain RuntimeError, and so do other devices'.
     """
     if isinstance(error, OSError):
         return error.errno == errno.ENOMEM  # a process that cannot be forked, a file that cannot be mapped

@@ -29,7 +29,7 @@ from decentral.errors import DecentralError, DiskError, UsageError
 from decentral.observe.health import in_time, in_units
 from decentral.observe.status import Status, read_status
 from decentral.state.durable import make_private_folders
-from decentral.transport.daemon.process import tethered
+from decentral.transport.daemon.process import tether
 
 MARK = "DECENTRAL_FAMILY"
 _OF_ANOTHER_RUN = ("DECENTRAL_ADMIT", "DECENTRAL_INVITE")  # a demo's is open to its own processes, and has no secret
@@ -120,7 +120,7 @@ class Family:
         environment = {**mine, MARK: self._mark, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
         with errors:
             process = subprocess.Popen(
-                tethered(command) if sys.platform == "linux" else command,
+                tether(command) if sys.platform == "linux" else command,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=errors,

@@ -84,14 +84,14 @@ def _say(invite: str, relays: tuple[str, ...], *, lan: bool, as_json: bool) -> N
 
     from decentral.cli.group import stop_signals
     from decentral.observe.health import short_name
-    from decentral.swarm.meeting import LASTS, host_words, spoken_place
+    from decentral.swarm.meeting import LASTS, host_words, short_address
     from decentral.swarm.words import new_code
     from decentral.wire.keys import peer_name
 
     code, known = new_code(), tuple(dict.fromkeys((*relays_at(relays), *relays_of(invite))))
 
     def ready(places: list[str]) -> None:
-        elsewhere = [spoken_place(relay) for relay in known if spoken_place(relay) in places]
+        elsewhere = [short_address(relay) for relay in known if short_address(relay) in places]
         line = f'decentral join "{code}"' + "".join(f" --relay {place}" for place in elsewhere)
         told = {"words": str(code), "relays": elsewhere, "seconds": LASTS}
         click.echo(json.dumps(told) if as_json else line)

@@ -24,7 +24,7 @@ from decentral.observe.metrics import serve_metrics
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
 from decentral.transport.base import check_listen, is_public
-from decentral.transport.daemon.process import tethered
+from decentral.transport.daemon.process import tether
 from decentral.transport.native.relay import Relay
 from decentral.transport.native.tcp import endpoint
 from decentral.transport.native.transport import NativeOptions, NativeTransport
@@ -209,7 +209,7 @@ async def _run_follower(command: Sequence[str], invite: str) -> int:
     All users of this machine may read its command line, and its own user alone its environment.
     """
     process = await anyio.open_process(
-        tethered(command) if sys.platform == "linux" else command,
+        tether(command) if sys.platform == "linux" else command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=None,

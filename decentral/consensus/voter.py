@@ -19,7 +19,7 @@ from decentral.consensus.paxos import PLANS_PER_BALLOT, check_proposed, farewell
 from decentral.consensus.round_state import FETCH_AFTER, RESEND_AFTER, Fetch, RoundState, SendSlices, fits
 from decentral.consensus.timing import SLACK
 from decentral.errors import PayloadError
-from decentral.flow.pacing import shifted
+from decentral.flow.pacing import order_after
 from decentral.wire import messages as m
 from decentral.wire.keys import Digest, PeerId
 
@@ -68,7 +68,7 @@ def _holders(state: RoundState, owner: PeerId, likely: PeerId) -> tuple[PeerId, 
     """Return the peers that are there and may have it, likeliest first; the rest begins elsewhere for each that
     asks.
     """
-    others = [peer for peer in shifted(state.head.members, state.me) if peer not in (state.me, owner, likely)]
+    others = [peer for peer in order_after(state.head.members, state.me) if peer not in (state.me, owner, likely)]
     first = dict.fromkeys((likely, owner, *others))
     return tuple(peer for peer in first if peer != state.me and state.presence.present(peer))
 

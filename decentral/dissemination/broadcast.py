@@ -14,7 +14,7 @@ import anyio
 from decentral.consensus.chain import Head
 from decentral.dissemination.reassembly import PAUSE, SMALLEST_PIECE, Arrivals, Part, Reassembly
 from decentral.errors import PayloadError, PeerUnreachable, TransportError
-from decentral.flow.pacing import Ack, SendQueue, UplinkMeter, Window, shifted
+from decentral.flow.pacing import Ack, SendQueue, UplinkMeter, Window, order_after
 from decentral.flow.waiting import Changes
 from decentral.transport import Transport
 from decentral.transport.requests import notify, request, sequence, serve_sequences
@@ -573,7 +573,7 @@ class ChunkedBroadcast:
         """Send a frame to all, by way of others where that is sooner; ``on_failed`` is told of who is not reached."""
         if not others:  # nor does a frame for nobody say anything of the uplink
             return
-        data, peers = frame.data, shifted(others, self.me)
+        data, peers = frame.data, order_after(others, self.me)
         with self._deliveries.of_a_frame():
             if frame.header.kind == FrameKind.CONTRIBUTION and len(data) >= PIECED:
                 await self._give_in_pieces(frame.hash, data, peers, on_failed)

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise, zip_longest
 
-from decentral.flow.pacing import shifted
+from decentral.flow.pacing import order_after
 from decentral.wire.keys import PeerId
 from decentral.wire.messages import ReducePlan
 
@@ -26,7 +26,7 @@ def owned_parts(plan: ReducePlan, peer: PeerId) -> list[int]:
 
 def in_order(plan: ReducePlan, me: PeerId) -> list[int]:
     """Return the parts in the order in which ``me`` sends their slices: of each owner the first, then the second."""
-    owners = shifted({owner for owner, _, _ in plan.partition}, me)
+    owners = order_after({owner for owner, _, _ in plan.partition}, me)
     rounds = zip_longest(*(owned_parts(plan, owner) for owner in owners))
     return [part for parts in rounds for part in parts if part is not None]
 

@@ -194,7 +194,7 @@ class SendQueue:
         self._fewer.tell()
 
 
-def shifted(peers: Iterable[PeerId], me: PeerId) -> list[PeerId]:
+def order_after(peers: Iterable[PeerId], me: PeerId) -> list[PeerId]:
     """Return the peers after ``me`` first, then those before it, and ``me`` last if it is there."""
     ordered = sorted(peers)
     return [*(peer for peer in ordered if peer > me), *(peer for peer in ordered if peer <= me)]

@@ -35,7 +35,7 @@ from decentral.manifest.presets import Scale, suited
 from decentral.observe.health import in_time
 from decentral.quantities import parse_rate
 from decentral.tasks.evaluate import check_agreed, survey
-from decentral.training.inner import trained_by
+from decentral.training.inner import read_inner_settings
 from decentral.training.round_time import time_of_round
 from decentral.trial.check import check_learns
 from decentral.trial.own_model import Build, OwnCourse, OwnTraining, TrainsAlone, training_of
@@ -329,7 +329,7 @@ def _shares(count: int) -> Iterator[float]:
 
 def _terms_of(optimizers: Sequence[torch.optim.Optimizer]) -> Manifest:
     """Terms of a loop of one's own, before a method is chosen."""
-    inner = trained_by(optimizers)
+    inner = read_inner_settings(optimizers)
     return preset_manifest("diloco", rounds=ROUNDS, steps=STEPS, model={"task": "custom"}, inner=inner)
 
 

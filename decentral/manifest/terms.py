@@ -152,7 +152,7 @@ class Model(Table):
 
 
 class Data(Table):
-    """What is trained on. The text itself never leaves a peer."""
+    """The training data. The text itself never leaves a peer."""
 
     corpus: Label = Field(
         default="stdlib", description="stdlib: the standard library's source; else a label for your --data"
@@ -173,7 +173,7 @@ class Data(Table):
 
 
 class Inner(Table):
-    """What a peer does alone between two outer steps."""
+    """The training of a peer alone, between two outer steps."""
 
     steps: Count = Field(default=30, description="H: inner steps between two outer steps of the same parameters")
     learning_rate: Positive = Field(default=1e-3, description="after warm-up")
@@ -298,7 +298,7 @@ class Combining(Table):
 
 
 class Outer(Table):
-    """What all peers do together. Keys beside these are the method's own: decentral optimizers lists them."""
+    """The step of all peers together. Keys beside these are the method's own: decentral optimizers lists them."""
 
     model_config = ConfigDict(frozen=True, extra="allow", strict=True, allow_inf_nan=False)
 
@@ -369,7 +369,7 @@ class Compression(Table):
 
 
 class Exchange(Table):
-    """Who sends what to whom."""
+    """The way of frames between peers."""
 
     kind: Literal["gather", "reduce", "pair"] = Field(
         description="gather: all to all, sparse methods; reduce: by parts, dense ones; pair: gossip"
@@ -384,7 +384,7 @@ Keepers = Annotated[int, Field(ge=1, le=32)]
 
 
 class Redundancy(Table):
-    """What a peer's disk alone had, its inner optimizer's state above all, is kept in pieces in others' memory."""
+    """Pieces, in others' memory, of the state that a peer's disk alone has: its inner optimizer's above all."""
 
     keepers: Keepers = Field(default=3, description="other members that keep a piece each of a peer's own state")
     needed: Keepers = Field(default=2, description="pieces that give it back; each is that part of the state long")
@@ -406,7 +406,7 @@ class Redundancy(Table):
 
 
 class Swarm(Table):
-    """Who is there, and how long the others wait."""
+    """The members, and how long they wait for each other."""
 
     min_peers: Annotated[int, Field(ge=1, le=1024)] = Field(
         default=1, description="members below which nothing is committed"
@@ -518,8 +518,9 @@ class Manifest(Table):
 
     @property
     def weighting(self) -> Literal["equal", "tokens"]:
-        """What contributions count by. Unset, all inner steps count alike where a pace lets peers make other numbers
-        of them: by tokens where contributions are as long as if of H steps, and equally where they are not.
+        """The measure of a contribution's weight. Unset, all inner steps count alike where a pace lets peers make
+        other numbers of them: by tokens where contributions are as long as if of H steps, and equally where they are
+        not.
         """
         return self.outer.weighting or ("tokens" if self.inner.pace == "speed" else "equal")
 

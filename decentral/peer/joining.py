@@ -44,12 +44,12 @@ from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite, whole_invite
 from decentral.swarm.lan import Lan
 from decentral.tensors.memory import offload_to
-from decentral.training.inner import check_covers, make_hookable, trained_by
+from decentral.training.inner import check_covers, make_hookable, read_inner_settings
 from decentral.training.inner_optimizers import SPSA
 from decentral.training.inner_states import InnerStates, Together
 from decentral.training.live_model import LiveModel
 from decentral.training.live_side import sparse_sentence
-from decentral.training.processes import Accelerator, launched_together
+from decentral.training.processes import Accelerator, count_launched
 from decentral.transport import Transport
 from decentral.transport.choice import make_transport
 from decentral.transport.throttle import Caps
@@ -95,7 +95,7 @@ def founding_terms(preset: str, rounds: int, steps: int, model: object, optimize
     """
     held = _module(model).parameters()
     numel = sum(parameter.numel() for parameter in held if parameter.requires_grad)
-    inner = trained_by(Together.of(optimizer, "optimizer").parts)
+    inner = read_inner_settings(Together.of(optimizer, "optimizer").parts)
     terms = preset_manifest(preset, run={"rounds": rounds}, model={"task": "custom"}, inner={**inner, "steps": steps})
     return suited(preset, terms, rounds, assumed(parameters=numel))
 
@@ -181,7 +181,7 @@ def check_launched(accelerator: Accelerator | None) -> None:
 
     It is the first thing to be looked at: two of them in one folder would hear of the folder alone.
     """
-    size, known = launched_together(), 1 if accelerator is None else int(accelerator.num_processes)
+    size, known = count_launched(), 1 if accelerator is None else int(accelerator.num_processes)
     if known > 1 or size < 2:
         return
     why = "pass accelerator=Accelerator(), and" if accelerator is None else "its Accelerator knows of no other:"

@@ -46,14 +46,14 @@ from decentral.peer.startup import PeerLimits, Startup
 from decentral.peer.status import Shown, StallWatch, status_of
 from decentral.preferences.preferences import Preferences
 from decentral.signals import StopSignals
-from decentral.swarm.invite import kept_token
+from decentral.swarm.invite import stored_token
 from decentral.swarm.lan import Lan
 from decentral.tasks.batches import Indexed, ShardPlace, shard
 from decentral.training.clocks import RoundEnded, RunSchedule, cosine
 from decentral.training.inner import InnerSteps
 from decentral.training.inner_states import Together
 from decentral.training.outer_loop import LoopControl
-from decentral.training.processes import launched_alone
+from decentral.training.processes import warn_if_alone
 from decentral.training.swarm_side import LoopEnded, SwarmThread, run_blocking
 
 T = TypeVar("T")
@@ -428,10 +428,10 @@ class Peer:
         """Do, on the main process, everything up to the anchor. What is left to be ended goes on the ``stack``."""
         stack.enter_context(occupied(self.out))
         read_terms(self.out, self.manifest.digest)
-        token = kept_token(self.out, self.settings.admit)
+        token = stored_token(self.out, self.settings.admit)
         if self.settings.options["commands"] or not self.settings.options["quiet"]:
             stack.enter_context(shown(self.settings, self._last_word, self))
-        if self._model.team.size == 1 and (sentence := launched_alone()):
+        if self._model.team.size == 1 and (sentence := warn_if_alone()):
             logging.getLogger("decentral").warning(sentence)
         stack.push(self._note_refusal)  # before the status is written for the last time
         part = self._part = Participation(self.settings, self._announce, token)

@@ -193,7 +193,7 @@ def _way(shown: Shown, member: bytes) -> dict[str, object]:
     return {
         "path": names[None if path is None else path.direct],
         "relayed_share": None if path is None else round(path.relayed_share, 3),
-        "answers_in": node.directory.answered_in.get(member),
+        "answers_in": node.directory.answer_seconds.get(member),
         "seen": node.directory.heard(member),
         "uplink_bits": 0 if lease is None else lease.uplink,
     }

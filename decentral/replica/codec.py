@@ -24,7 +24,7 @@ from decentral.errors import PayloadError
 from decentral.manifest import Manifest
 from decentral.optimizers import compressor_beside, make_outer
 from decentral.parameters import Fragment, split
-from decentral.tensors.device import PROCESSOR, aside, moved_together
+from decentral.tensors.device import PROCESSOR, aside, move_together
 from decentral.tensors.memory import fresh_zeros
 from decentral.tensors.ops import is_finite
 from decentral.wire import body
@@ -205,7 +205,7 @@ def _on_processor(payloads: Sequence[Payload]) -> tuple[Payload, ...]:
     """The payloads as every receiver reads them: what a device left of a tensor crosses here."""
     if all(payload.device == PROCESSOR for payload in payloads):
         return tuple(payloads)
-    parts = iter(moved_together([part for payload in payloads for part in payload.parts], PROCESSOR))
+    parts = iter(move_together([part for payload in payloads for part in payload.parts], PROCESSOR))
     return tuple(Payload(payload.shape, tuple(next(parts) for _ in payload.parts)) for payload in payloads)
 
 

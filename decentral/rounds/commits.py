@@ -366,7 +366,7 @@ class Adoption:
             taken_N = torch.ones(len(old_N), dtype=torch.bool, device="cpu")
         method = self.replica.method
         return CommittedUpdate(
-            None, b"", f, before_N, to.anchors[f], None, owed_steps=steps, adopted=True, took=mine is not None,
+            None, b"", f, before_N, to.anchors[f], None, reclaimed_steps=steps, adopted=True, took=mine is not None,
             buffers_B=to.buffers_B if self.replica.tail.nbytes(f) else None,
             taken_N=taken_N, state=to.states[f] if method.inner else {},
             channels=frozenset(channel.name for channel in method.channels()),

@@ -228,7 +228,7 @@ class CommittedUpdate:
     after_N: Tensor | None
     contribution: Contribution | None  # this peer's, when the record names it
     anchor: Digest = b""  # digest of this peer's anchor after it, over all fragments
-    owed_steps: int = 0  # inner steps of this peer on a branch that is given up, less those that the new one took
+    reclaimed_steps: int = 0  # inner steps of this peer on a branch that is given up, less those that the new one took
     rounds: int = 1  # outer steps of the fragment from ``before_N`` to ``after_N``
     buffers_B: Tensor | None = None  # the model's buffers after it; None: the live ones stay
     state: Mapping[str, Tensor] = field(default_factory=dict)  # the method's after it, if the inner optimizer needs it

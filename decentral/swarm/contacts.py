@@ -146,7 +146,7 @@ class LeaseMessages:
         self.transport, self.table, self.own, self.contacts = transport, table, own, contacts
         self.left = False  # said goodbye: nobody is told any more that this peer is here
         self.changed = Changes()  # somebody came, went, or said something new
-        self.answered_in: dict[PeerId, float] = {}  # s that the last renewal took, there and back
+        self.answer_seconds: dict[PeerId, float] = {}  # s that the last renewal took, there and back
         self.dials = Dials()
         self._patience = min(10.0, max(1.0, table.ttl / 3))
         serve_requests(transport, LEASE, self._on_lease, limit=MAX_LEASE_NBYTES)
@@ -159,7 +159,7 @@ class LeaseMessages:
         """Send our lease to one peer; it answers with its own to a newcomer, or with a newer one of ours."""
         began = anyio.current_time()
         answer = await self._request(peer, LEASE, MAX_LEASE_NBYTES)
-        self.answered_in[peer] = anyio.current_time() - began
+        self.answer_seconds[peer] = anyio.current_time() - began
         if answer:
             self.heard_from(peer, read_lease(answer))
 

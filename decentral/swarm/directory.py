@@ -84,9 +84,9 @@ class Directory:
         return self.table.has_answered(peer, anyio.current_time())
 
     @property
-    def answered_in(self) -> Mapping[PeerId, float]:
+    def answer_seconds(self) -> Mapping[PeerId, float]:
         """Seconds that each one's answer to our last renewal took, there and back."""
-        return self._messages.answered_in
+        return self._messages.answer_seconds
 
     def heard(self, peer: PeerId) -> float | None:
         """Return the seconds since ``peer`` last said that it is here; None: it never did."""
@@ -192,8 +192,8 @@ class Directory:
             if self.table.expire(anyio.current_time()):
                 self._messages.changed.tell()
                 live = self.live()
-                answered = self._messages.answered_in
-                self._messages.answered_in = {peer: took for peer, took in answered.items() if peer in live}
+                answered = self._messages.answer_seconds
+                self._messages.answer_seconds = {peer: took for peer, took in answered.items() if peer in live}
             with anyio.CancelScope(deadline=self.table.next_end()):
                 await self._messages.changed.next()
 

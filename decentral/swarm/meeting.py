@@ -123,7 +123,7 @@ async def relay_at(where: str) -> str:
     return f"/{kind}/{host}/tcp/{number}/p2p/{peer_name(found)}"
 
 
-def spoken_place(relay: str) -> str:
+def short_address(relay: str) -> str:
     """Return a relay's address as it can be said: host, and port where it is another than the usual one."""
     end = endpoint(relay.partition("/p2p/")[0])
     if end is None:
@@ -152,7 +152,7 @@ async def _places(transport: NativeTransport, relays: Sequence[str]) -> list[str
         while len(_relays_with_place(transport)) < len(relays):
             await anyio.sleep(_LOOK)
     held = set(_relays_with_place(transport))
-    return [spoken_place(relay) for relay in relays if relay in held]
+    return [short_address(relay) for relay in relays if relay in held]
 
 
 def _relays_with_place(transport: NativeTransport) -> list[str]:

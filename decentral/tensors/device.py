@@ -28,7 +28,7 @@ __all__ = [
     "fuses",
     "in_slabs",
     "less",
-    "moved_together",
+    "move_together",
     "one_kernel",
     "place_of",
     "slabs",
@@ -111,7 +111,7 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor.to(device)
 
 
-def moved_together(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+def move_together(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     """Each on ``device``; of one dtype they cross as one: a device takes microseconds to begin a copy of any size."""
     found = list(tensors)
     for dtype in {one.dtype for one in tensors}:

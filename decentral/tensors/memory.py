@@ -144,7 +144,7 @@ class Lazy(Tensor):
 
     @property
     def is_made(self) -> bool:
-        """Whether somebody has read them; they may have been changed since."""
+        """True once somebody has read them; they may have been changed since."""
         return self._made is not None
 
 

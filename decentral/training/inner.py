@@ -33,7 +33,7 @@ __all__ = [
     "forward_only",
     "inner_step",
     "make_hookable",
-    "trained_by",
+    "read_inner_settings",
     "warm_up",
 ]
 
@@ -282,7 +282,7 @@ def _values_of(key: str, groups: Sequence[Mapping[str, Any]]) -> list[float]:
     return _numbers(_number(group.get(key)) for group in groups)
 
 
-def trained_by(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, float | str]:
+def read_inner_settings(optimizers: Sequence[torch.optim.Optimizer]) -> dict[str, float | str]:
     """Read the keys of ``[inner]`` by which a loop trains off its first optimizer: kind, highest rate and decay.
 
     The kind is left out where no manifest can name it, and so is a rate or a decay that is no number.

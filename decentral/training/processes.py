@@ -38,7 +38,7 @@ MAIN = 0  # the rank that talks to the swarm
 PATIENCE = timedelta(days=7)
 
 
-def launched_together() -> int:
+def count_launched() -> int:
     """Count processes that torchrun, or whoever began torch.distributed, started with this one; 1: it is alone."""
     given = os.environ.get("WORLD_SIZE", "1")
     begun = dist.is_available() and dist.is_initialized()
@@ -152,9 +152,9 @@ def _bytes_of(tensor: Tensor) -> Tensor:
 # accelerate launch starts one process where it finds no accelerator, whatever it was asked for, and says nothing.
 
 
-def launched_alone() -> str:
+def warn_if_alone() -> str:
     """Warn one process whose launcher was asked for several; empty for any other."""
-    if launched_together() > 1:
+    if count_launched() > 1:
         return ""
     with suppress(psutil.Error, OSError):
         wanted = _count_processes(psutil.Process(os.getppid()).cmdline())

@@ -327,8 +327,8 @@ class SyncSchedule:
         self.sent_at = None
         if update.took:
             self._settle_share(progress)
-        self.since = max(0, self.since + update.owed_steps // self.num_fragments)
-        progress.steps = max(0, progress.steps + update.owed_steps)
+        self.since = max(0, self.since + update.reclaimed_steps // self.num_fragments)
+        progress.steps = max(0, progress.steps + update.reclaimed_steps)
         progress.missed += update.rounds if progress.behind else 0
 
 

@@ -379,11 +379,17 @@ def _join(older: CommittedUpdate, newest: CommittedUpdate) -> CommittedUpdate:
     assert before_N is not None
     if older.after_N is not None and newest.before_N is not None and older.after_N is not newest.before_N:
         before_N = before_N + (newest.before_N - older.after_N)
-    owed, rounds = older.owed_steps + newest.owed_steps, older.rounds + newest.rounds
+    owed, rounds = older.reclaimed_steps + newest.reclaimed_steps, older.rounds + newest.rounds
     channels, adopted = older.channels | newest.channels, older.adopted or newest.adopted
     parted = min((one.parted for one in (older, newest) if one.parted is not None), default=None)
     return replace(
-        newest, before_N=before_N, owed_steps=owed, rounds=rounds, channels=channels, adopted=adopted, parted=parted
+        newest,
+        before_N=before_N,
+        reclaimed_steps=owed,
+        rounds=rounds,
+        channels=channels,
+        adopted=adopted,
+        parted=parted,
     )
 
 

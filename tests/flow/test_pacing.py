@@ -23,7 +23,7 @@ from decentral.flow.pacing import (
     Schedule,
     SendQueue,
     Window,
-    shifted,
+    order_after,
 )
 
 RATE = 1e6
@@ -208,10 +208,10 @@ def test_peers_that_take_nothing_hold_nobody_up():
 
 def test_each_peer_begins_with_the_next_so_that_nobody_receives_from_two_at_once():
     peers = [bytes([n]) * 32 for n in range(5)]
-    orders = [shifted(reversed(peers), peer)[:-1] for peer in peers]
+    orders = [order_after(reversed(peers), peer)[:-1] for peer in peers]
     assert all(set(turn) == set(peers) for turn in zip(*orders, strict=True))
-    assert shifted(peers, peers[2]) == [peers[3], peers[4], peers[0], peers[1], peers[2]]
-    assert shifted(peers[:2], peers[2]) == peers[:2]
+    assert order_after(peers, peers[2]) == [peers[3], peers[4], peers[0], peers[1], peers[2]]
+    assert order_after(peers[:2], peers[2]) == peers[:2]
 
 
 # ---- test window ----

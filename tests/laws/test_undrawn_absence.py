@@ -111,7 +111,7 @@ def test_an_adopted_branch_that_took_what_was_in_flight_leaves_what_was_not_draw
     assert made is not None
     moved = (peer.anchor_N - made.gradient_N, peer.anchor_N)
     peer.schedule.merge(
-        CommittedUpdate(None, bytes(32), 0, *moved, None, owed_steps=-made.trained, took=True), peer.model
+        CommittedUpdate(None, bytes(32), 0, *moved, None, reclaimed_steps=-made.trained, took=True), peer.model
     )
     progress = peer.schedule.progress[0]
     assert (progress.steps, progress.undrawn) == (0, 4)

@@ -23,7 +23,7 @@ from decentral.manifest.terms import Inner
 from decentral.parameters import frozen_digest, schema_of
 from decentral.state.checkpoint import keep_frozen, read_frozen
 from decentral.state.export import export
-from decentral.training.inner import differences, trained_by
+from decentral.training.inner import differences, read_inner_settings
 from decentral.training.live_model import LiveModel
 from decentral.training.live_side import Moments
 from tests.laws.switches import OF_A_THREAD, SWITCHES
@@ -345,7 +345,7 @@ class Group:
 def test_what_is_no_number_is_not_compared(group: dict[str, Any]):
     inner = Inner(learning_rate=0.1, weight_decay=0.0, beta1=0.9, beta2=0.95)
     assert {key for key, _, _ in differences(inner, [Group(group)])} == {"optimizer"}  # type: ignore[list-item]
-    assert "learning_rate" not in trained_by([Group(group)])  # type: ignore[list-item]
+    assert "learning_rate" not in read_inner_settings([Group(group)])  # type: ignore[list-item]
 
 
 def test_numbers_are_compared_in_a_tensor_too():
@@ -353,7 +353,7 @@ def test_numbers_are_compared_in_a_tensor_too():
     same, other = Group({"lr": torch.tensor(0.1, dtype=torch.float64)}), Group({"lr": torch.tensor([0.2])})
     assert "learning_rate" not in {key for key, _, _ in differences(inner, [same])}  # type: ignore[list-item]
     assert ("learning_rate", "0.1", "0.2") in differences(inner, [other])  # type: ignore[list-item]
-    assert trained_by([other])["learning_rate"] == pytest.approx(0.2)  # type: ignore[list-item]
+    assert read_inner_settings([other])["learning_rate"] == pytest.approx(0.2)  # type: ignore[list-item]
 
 
 def test_adafactor_that_finds_its_rate_founds_and_trains(tmp_path: Path):

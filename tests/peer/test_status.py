@@ -148,7 +148,7 @@ ME, OTHER = b"m" * 32, b"o" * 32
 
 def shown(live: dict[bytes, Any], said_goodbye: bool, *, done: bool = False) -> Any:
     directory = SimpleNamespace(live=lambda: live, said_goodbye=lambda peer: said_goodbye)
-    directory.answered_in, directory.heard = {}, lambda peer: None
+    directory.answer_seconds, directory.heard = {}, lambda peer: None
     paths, driver = SimpleNamespace(get=lambda peer: None, look_soon=lambda: None), SimpleNamespace(me=ME)
     node = SimpleNamespace(directory=directory, driver=driver, gossip=None, paths=paths, outer_steps=3)
     driver.machine = SimpleNamespace(state=SimpleNamespace(history=SimpleNamespace(outer_steps_at=lambda round_: 2)))

@@ -241,7 +241,7 @@ def test_what_was_reclaimed_from_a_branch_is_dropped_when_that_branch_may_have_c
         heavier = replace(driver.head, round=driver.head.round + 1, tokens=driver.head.tokens + 1, hash=b"b" * 32)
         driver.state.pending = None
         await driver.adoption.adopt(heavier, {}, Branch(start, (heavier,)))
-        assert member.all_updates[-1].owed_steps > 0
+        assert member.all_updates[-1].reclaimed_steps > 0
         driver.state.pending = None
         heaviest = replace(heavier, round=heavier.round + 1, tokens=heavier.tokens + 1, hash=b"c" * 32)
         await driver.adoption.adopt(heaviest, {}, Branch(None))

@@ -13,7 +13,7 @@ import pytest
 from decentral.errors import DecentralError, InviteError, ListenError, NoPeersError, TransportError
 from decentral.swarm import meeting
 from decentral.swarm.invite import Invite
-from decentral.swarm.meeting import WORDS_PROTOCOL, ask_for_invite, find_invite, host_words, relay_at, spoken_place
+from decentral.swarm.meeting import WORDS_PROTOCOL, ask_for_invite, find_invite, host_words, relay_at, short_address
 from decentral.swarm.words import ELEMENT_NBYTES, PROOF_NBYTES, SpokenCode, WordsHandshake
 from decentral.transport.native.transport import NativeOptions, NativeTransport
 from decentral.wire.keys import Signer, peer_name
@@ -218,11 +218,11 @@ def test_a_relay_is_named_as_it_can_be_said_and_tells_its_own_key() -> None:
         async with relay() as at:
             (whole,) = at.addresses()[:1]
             port = whole.split("/")[4]
-            assert spoken_place(whole) == f"127.0.0.1:{port}"
+            assert short_address(whole) == f"127.0.0.1:{port}"
             assert await relay_at(f"127.0.0.1:{port}") == whole
             assert await relay_at(whole) == whole
         with pytest.raises(TransportError, match="is it up"):
             await relay_at(f"127.0.0.1:{port}")
 
-    assert spoken_place("/dns4/relay.example.org/tcp/4001/p2p/x") == "relay.example.org"
+    assert short_address("/dns4/relay.example.org/tcp/4001/p2p/x") == "relay.example.org"
     anyio.run(script)

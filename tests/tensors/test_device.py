@@ -19,7 +19,7 @@ from decentral.tensors.device import (
     PROCESSOR,
     aside,
     beside,
-    moved_together,
+    move_together,
     place_of,
     slabs,
     to_device,
@@ -225,9 +225,9 @@ def test_many_tensors_of_several_types_cross_in_their_order(device: str):
         torch.zeros(0),
         torch.full((2,), 7, dtype=torch.int16),
     ]
-    there = moved_together(given, torch.device(device))
+    there = move_together(given, torch.device(device))
     assert {one.device.type for one in there} == {device}
-    for back, one in zip(moved_together(there, PROCESSOR), given, strict=True):
+    for back, one in zip(move_together(there, PROCESSOR), given, strict=True):
         assert (back.shape, back.dtype) == (one.shape, one.dtype)
         assert torch.equal(back, one)
 
@@ -238,7 +238,7 @@ def test_what_is_made_aside_is_there_once_it_has_crossed(device: str):
     if device == "cuda":
         torch.cuda.synchronize()
     with aside(tensor.device):
-        crossed = moved_together([tensor @ tensor], PROCESSOR)
+        crossed = move_together([tensor @ tensor], PROCESSOR)
     assert torch.equal(crossed[0], torch.full((1000, 1000), 4000.0))
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from decentral.training.processes import _count_processes, launched_alone
+from decentral.training.processes import _count_processes, warn_if_alone
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,7 +32,7 @@ def test_a_launchers_command_line_says_how_many_processes_were_asked_for(typed: 
 
 def test_one_process_that_accelerate_started_instead_of_two_is_warned(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
-    script.write_text("from decentral.training.processes import launched_alone\nprint(launched_alone())\n")
+    script.write_text("from decentral.training.processes import warn_if_alone\nprint(warn_if_alone())\n")
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2"]
     done = subprocess.run(
         [*launch, str(script)],
@@ -49,4 +49,4 @@ def test_one_process_that_accelerate_started_instead_of_two_is_warned(tmp_path: 
 @pytest.mark.parametrize("size", ["", "two"])
 def test_a_word_in_the_environment_that_is_no_number_is_no_size(size: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", size)
-    assert launched_alone() == ""
+    assert warn_if_alone() == ""

@@ -318,7 +318,7 @@ def test_rounds_that_were_given_up_are_due_again_as_steps_and_as_progress(model)
     pace = schedule()
     step(pace, 1)
     before, live, owed = torch.zeros(8), model.read(0), torch.full((8,), 5.0)
-    assert pace.merge(CommittedUpdate(None, b"4" * 32, 0, before + owed, torch.ones(8), None, owed_steps=8), model)
+    assert pace.merge(CommittedUpdate(None, b"4" * 32, 0, before + owed, torch.ones(8), None, reclaimed_steps=8), model)
     torch.testing.assert_close(model.read(0), torch.ones(8) + live - owed)
     assert pace.since == 9
     assert pace.due
@@ -442,7 +442,7 @@ def test_what_an_adopted_branch_took_without_counting_is_told_like_that_of_a_com
     moved = pace.gradient(0, zeros, model.read(0))
     made = send(pace, model)
     before, steps = (zeros - moved, -12) if took else (zeros, 0)
-    adopted = CommittedUpdate(None, b"1" * 32, 0, before, zeros, None, owed_steps=steps, took=took)
+    adopted = CommittedUpdate(None, b"1" * 32, 0, before, zeros, None, reclaimed_steps=steps, took=took)
     pace.merge(adopted, model)
     assert [(away.steps, away.counted) for away in pace.absences] == ([(12, 4)] if took else [])
     for away in pace.absences:

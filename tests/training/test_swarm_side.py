@@ -88,14 +88,14 @@ def test_folding_over_a_branch_that_was_given_up_keeps_what_is_owed_since():
     for number in range(MOST_APART):
         backlog.put(update(number, at=number))
     owed = CommittedUpdate(
-        None, b"h" * 32, 0, torch.tensor([MOST_APART - 0.0 + 40.0]), torch.tensor([-7.0]), None, owed_steps=12
+        None, b"h" * 32, 0, torch.tensor([MOST_APART - 0.0 + 40.0]), torch.tensor([-7.0]), None, reclaimed_steps=12
     )
     backlog.put(owed)
     live = torch.tensor([100.0])
     steps = 0
     for taken in backlog.drain():
         live += taken.after_N - taken.before_N
-        steps += taken.owed_steps
+        steps += taken.reclaimed_steps
     assert live == 100.0 - 7.0 - 40.0
     assert steps == 12
 

@@ -53,7 +53,7 @@ def find_daemon() -> Path:
     return path
 
 
-def tethered(command: Sequence[str], mode: str = "exec") -> list[str]:
+def tether(command: Sequence[str], mode: str = "exec") -> list[str]:
     """Return ``command``, its program by its path, tied to the thread that starts it (Linux; die_with_parent.py)."""
     return [sys.executable, "-I", "-S", str(_TETHER), mode, str(os.getpid()), *command]
 
@@ -136,7 +136,7 @@ async def launch(
     """
     mode = "exec" if (sys.platform == "linux" if watcher is None else not watcher) else "watch"
     process = await anyio.open_process(
-        tethered([str(find_daemon()), *arguments], mode),
+        tether([str(find_daemon()), *arguments], mode),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
