@@ -41,7 +41,7 @@ def bench_command() -> None:
 
 
 @contextmanager
-def _counted(num_turns: int) -> Iterator[Callable[[], None]]:
+def _count_turns(num_turns: int) -> Iterator[Callable[[], None]]:
     """How far it is, on stderr; to be called after each turn."""
     done = 0
     with Countdown(sys.stderr) as countdown:
@@ -87,7 +87,7 @@ def compressors_bench(
         raise UsageError(f"--only {only}: no method has that in its name; decentral compressors lists them")
     torch.set_num_threads(threads)
     found, sets = [], _data(data, rows)
-    with _counted(len(sets) * len(contestants) * (repeats + 1)) as on_done:
+    with _count_turns(len(sets) * len(contestants) * (repeats + 1)) as on_done:
         for name, tensor_N, shapes in sets:
             found += benchmark.measure(contestants, name, tensor_N, shapes, repeats=repeats, on_done=on_done)
     if as_json:
@@ -181,7 +181,7 @@ def exchange_bench(
         rounds=rounds,
         transport=transport,
     )
-    with tempfile.TemporaryDirectory(prefix="decentral-bench-") as folder, _counted(rounds + 1) as on_done:
+    with tempfile.TemporaryDirectory(prefix="decentral-bench-") as folder, _count_turns(rounds + 1) as on_done:
         found = measure(case, Path(folder), on_done=on_done).to_json()
     if as_json:
         click.echo(json.dumps(found))
@@ -212,7 +212,10 @@ def transport_bench(megabytes: int, repeats: int, only: str | None, as_json: boo
 
     check_there(only)
     kinds = [only] if only else kinds_here()
-    with tempfile.TemporaryDirectory(prefix="decentral-bench-") as folder, _counted(len(kinds) * repeats) as on_done:
+    with (
+        tempfile.TemporaryDirectory(prefix="decentral-bench-") as folder,
+        _count_turns(len(kinds) * repeats) as on_done,
+    ):
         results = measure(kinds, Path(folder), nbytes=megabytes << 20, repeats=repeats, on_done=on_done)
         found = [row.as_json() for row in results]
     if as_json:

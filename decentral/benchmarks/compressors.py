@@ -69,8 +69,8 @@ def _once(
     """The first time compiles, and measures what does not depend on time."""
     total_N = torch.zeros_like(tensor_N)
     try:
-        seconds, sent = _timed(lambda: contestant.encode(tensor_N, debt_N, shapes))
-        decoding, _ = _timed(lambda: contestant.add_to(total_N, sent, shapes))
+        seconds, sent = _time(lambda: contestant.encode(tensor_N, debt_N, shapes))
+        decoding, _ = _time(lambda: contestant.add_to(total_N, sent, shapes))
         if first:
             _judge(contestant, row, sent, tensor_N, total_N, shapes)
             row.peak_extra_bytes = peak_extra_bytes(lambda: contestant.encode(tensor_N, debt_N, shapes))
@@ -94,7 +94,7 @@ def _judge(contestant: Contestant, row: BenchRow, sent: Any, tensor_N: Tensor, f
     row.relative_error_kept = float((found_N - tensor_N)[kept_N].norm() / tensor_N[kept_N].norm())
 
 
-def _timed(call: Callable[[], Any]) -> tuple[float, Any]:
+def _time(call: Callable[[], Any]) -> tuple[float, Any]:
     began = time.perf_counter()
     result = call()
     return time.perf_counter() - began, result

@@ -87,7 +87,7 @@ class ExchangeContestant:
             signer=self.identity.signer,
             transport=self.transport,
             ledger=Ledger(lambda commit, frames: None, lambda blob: None),
-            on_update=self._updated,
+            on_update=self._on_update,
             on_event=lambda event, fields: None,
             uplink=lambda: self.transport.uplink,
         )
@@ -98,7 +98,7 @@ class ExchangeContestant:
         others = [self._gradient_N] * (len(replica.due(0)) - 1)
         return len(replica.codec.encode(self._gradient_N, {}, replica.shapes(0), others).body)
 
-    def _updated(self, update: CommittedUpdate) -> None:
+    def _on_update(self, update: CommittedUpdate) -> None:
         self._updates.append(update)
         self._news.tell()
 
@@ -131,14 +131,14 @@ class ExchangeContestant:
             "nbytes": self._nbytes,
             "sent": self.transport.traffic.total.sent - sent,
             "digest": self._digest,
-            "contributors": self._named() if self.node.gossip is None else self._met,
+            "contributors": self._num_contributors() if self.node.gossip is None else self._met,
         }
 
     async def _as_all(self) -> None:
         """Take the step of a method by which all peers step together."""
         if self.seat.overlap:
             await self._until_merged()
-        offered = self._taken(self.node.driver.head)
+        offered = self._take(self.node.driver.head)
         self._awaited = self.node.driver.head.outer_step
         if self.seat.overlap:
             self._group.start_soon(self.node.driver.contribute, offered)
@@ -150,7 +150,7 @@ class ExchangeContestant:
         """Take the step of a method by which two step. Replicas are never equal: what all peers have alike is that they
         met somebody.
         """
-        made = self._taken(self.node.driver.head, gossip.step)
+        made = self._take(self.node.driver.head, gossip.step)
         swapped = await gossip.exchange(0, made.gradient_N, 1, 1, states=made.states)
         self._met, self._digest = (1, "alone") if swapped.partner is None else (2, "met")
         began = time.monotonic()
@@ -169,7 +169,7 @@ class ExchangeContestant:
         self._model.write(0, difference(self.node.replica.anchors[0], self._gradient_N))
         self._schedule.stepped()
 
-    def _taken(self, head: Head, step: int | None = None) -> Contribution:
+    def _take(self, head: Head, step: int | None = None) -> Contribution:
         """As a training thread does it: parameters are copied out. ``step``: of a pair; None: the head's."""
         began, replica = time.monotonic(), self.node.replica
         step = head.outer_step if step is None else step
@@ -186,7 +186,7 @@ class ExchangeContestant:
             self._schedule.merge(self._updates.pop(0), self._model)
         self._held += time.monotonic() - began
 
-    def _named(self) -> int:
+    def _num_contributors(self) -> int:
         """Contributors of the newest commit; 0 when it was learnt by a snapshot."""
         commit = self.node.driver.machine.state.recent.get(self.node.driver.head.round)
         return 0 if commit is None else len(commit.record.contributors or commit.record.frames)

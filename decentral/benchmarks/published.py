@@ -48,7 +48,7 @@ class PublishedSparseLoCo:
         index = _unpack12(sent[0]).view(len(tiles), self.k)
         code = _unpack2(sent[1]).view(len(tiles), self.k)
         values = sent[2][:_BINS][code] + sent[2][_BINS]
-        return _untiled(tiles.scatter(1, index, values), like)
+        return _untile(tiles.scatter(1, index, values), like)
 
     @staticmethod
     def nbytes(sent: list[Tensor]) -> int:
@@ -65,7 +65,7 @@ def _tiles(matrix: Tensor) -> Tensor:
     return matrix.view(rows // _SIDE, _SIDE, columns // _SIDE, _SIDE).permute(0, 2, 1, 3).reshape(-1, _SIDE * _SIDE)
 
 
-def _untiled(tiles: Tensor, like: Tensor) -> Tensor:
+def _untile(tiles: Tensor, like: Tensor) -> Tensor:
     rows, columns = like.shape
     return tiles.view(rows // _SIDE, columns // _SIDE, _SIDE, _SIDE).permute(0, 2, 1, 3).reshape(rows, columns)
 

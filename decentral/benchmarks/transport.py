@@ -62,13 +62,13 @@ def measure(
     """
     with ExitStack() as stack:
         asks = [
-            stack.enter_context(_far_end(TransportSeat(folder=str(_made(folder / kind)), transport=kind)))
+            stack.enter_context(_far_end(TransportSeat(folder=str(_make(folder / kind)), transport=kind)))
             for kind in kinds
         ]
-        return anyio.run(_measured, kinds, folder, nbytes, repeats, asks, on_done)
+        return anyio.run(_measure, kinds, folder, nbytes, repeats, asks, on_done)
 
 
-def _made(folder: Path) -> Path:
+def _make(folder: Path) -> Path:
     folder.mkdir()
     return folder
 
@@ -103,7 +103,7 @@ def _far_end(seat: TransportSeat) -> Iterator[Ask]:
         lines.close()
 
 
-async def _measured(
+async def _measure(
     kinds: Sequence[str],
     folder: Path,
     nbytes: int,

@@ -64,10 +64,10 @@ def examine(
     }
     if invite is not None:
         checks["invite"] = lambda: _reach(invite)
-    return [finding for name, check in checks.items() for finding in _guarded(name, check)]
+    return [finding for name, check in checks.items() for finding in _guard(name, check)]
 
 
-def _guarded(name: str, check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
+def _guard(name: str, check: Callable[[], Iterator[Finding]]) -> Iterator[Finding]:
     try:
         yield from check()
     except DecentralError as error:

@@ -140,7 +140,7 @@ class Family:
     def strays(self) -> list[psutil.Process]:
         """Living processes of the family that are not children we still run."""
         ours = {child.process.pid for child in self.children if child.running}
-        return [process for process in self._marked() if process.pid not in ours]
+        return [process for process in self._find_marked() if process.pid not in ours]
 
     def count_strays(self) -> int:
         """Processes that outlive their peers; those on their way out get ``STRAY_SECONDS``."""
@@ -156,7 +156,7 @@ class Family:
         for child in running:
             child.process.kill()  # no effect on one that has ended
             child.process.wait()
-        strays = self._marked()
+        strays = self._find_marked()
         for process in strays:
             _kill(process)
         psutil.wait_procs(strays, timeout=STRAY_SECONDS)
@@ -173,7 +173,7 @@ class Family:
                 return False
         return True
 
-    def _marked(self) -> list[psutil.Process]:
+    def _find_marked(self) -> list[psutil.Process]:
         return [process for process in psutil.process_iter() if self._is_marked(process)]
 
     def _is_marked(self, process: psutil.Process) -> bool:

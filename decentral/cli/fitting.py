@@ -90,7 +90,7 @@ def fitted(wish: Wish, overrides: Mapping[str, object], sizes: Sizes) -> Fitted:
     assert steps is None or isinstance(steps, int)
 
     first = terms_of(wish.preset or class_of(wish.rate).preset, overrides, sizes)
-    seconds = wish.step_seconds or _measured(first)
+    seconds = wish.step_seconds or _measure(first)
     given = Circumstances(
         rate=wish.rate,
         peers=wish.peers,
@@ -116,12 +116,12 @@ def _parameters(wish: Wish, manifest: Manifest) -> int:
     return wish.model_size
 
 
-def _measured(manifest: Manifest) -> float:
+def _measure(manifest: Manifest) -> float:
     if manifest.model.task != "causal-lm":
         raise UsageError("--link with --task custom: your script's step cannot be timed here; add --step-time, as 0.4s")
 
     click.echo("timing a few inner steps on this machine (--step-time says what they take elsewhere) ...", err=True)
-    return measured_step_seconds(manifest)
+    return measure_step_seconds(manifest)
 
 
 def _reason(fit: Fit, rate: float) -> str:
@@ -163,7 +163,7 @@ WARM_UP_STEPS, TIMED_STEPS = 2, 5  # steps; the first ones allocate the optimize
 Clock = Callable[[], float]
 
 
-def measured_step_seconds(manifest: Manifest, clock: Clock = time.perf_counter) -> float:
+def measure_step_seconds(manifest: Manifest, clock: Clock = time.perf_counter) -> float:
     """Median seconds of an inner step on bytes drawn at random, by the manifest's batch, context and optimizer.
 
     The model is float32 on the device that training would use. Raises DeviceError as training does.
@@ -192,10 +192,10 @@ def measured_step_seconds(manifest: Manifest, clock: Clock = time.perf_counter) 
 
     for _ in range(WARM_UP_STEPS):
         step()
-    return statistics.median(_timed(step, clock) for _ in range(TIMED_STEPS))
+    return statistics.median(_time(step, clock) for _ in range(TIMED_STEPS))
 
 
-def _timed(work: Callable[[], None], clock: Clock) -> float:
+def _time(work: Callable[[], None], clock: Clock) -> float:
     began = clock()
     work()
     return clock() - began

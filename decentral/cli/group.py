@@ -57,13 +57,13 @@ class CommandGroup(click.Group):
 
     def _sections(self) -> dict[str, list[str]]:
         """Return the commands that there are, by their headings."""
-        known = [*self._modules, *(name for name in self._added if name not in self._modules)]
+        known = [*self._modules, *(name for name in self._plugins if name not in self._modules)]
         sections = {heading: [name for name in names if name in known] for heading, names in self._headings.items()}
         shown = {name for names in sections.values() for name in names}
         return sections | {"Others": [name for name in known if name not in shown]}
 
     @cached_property
-    def _added(self) -> "Mapping[str, EntryPoint]":
+    def _plugins(self) -> "Mapping[str, EntryPoint]":
         from decentral.plugins import added  # 0.03 s, for help and for commands that are not the core's
 
         return added(self._group)
@@ -82,14 +82,14 @@ class CommandGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import the command's module now; None for an unknown name, and for a package that does not load."""
         try:
-            return self._loaded(cmd_name)
+            return self._load(cmd_name)
         except click.UsageError:
             return None
 
-    def _loaded(self, name: str) -> click.Command | None:
+    def _load(self, name: str) -> click.Command | None:
         if name in self._modules:
             command = getattr(import_module(self._modules[name]), f"{name}_command")
-        elif point := self._added.get(name):
+        elif point := self._plugins.get(name):
             try:
                 command = point.load()
             except (ImportError, AttributeError) as error:
@@ -104,7 +104,7 @@ class CommandGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Suggest the nearest name for an unknown one."""
         name = args[0]
-        if not name.startswith("-") and self._loaded(name) is None:
+        if not name.startswith("-") and self._load(name) is None:
             near = get_close_matches(name, self.list_commands(ctx), n=1)
             hint = f"did you mean {near[0]!r}?" if near else "decentral --help lists them"
             raise click.UsageError(f"no such command {name!r}; {hint}", ctx)

@@ -61,11 +61,11 @@ def import_(context: click.Context, file: Path, directory: Path) -> None:
     \b
     $ decentral identity import my-peer.key --out decentral-run
     """
-    from decentral.cli.preflight import Before, check_place, taken_back
+    from decentral.cli.preflight import Before, check_place, undo_on_error
     from decentral.swarm.identity import Identity
 
     check_place(remember(context, directory))
-    with taken_back(directory, Before.of(directory)):
+    with undo_on_error(directory, Before.of(directory)):
         identity = Identity.import_text(_text(file), directory / KEY_FILE)
     click.echo(f"{directory}: the peer is {identity.name} from its first start on")
 

@@ -129,10 +129,10 @@ def invite_of(
     from decentral.swarm.words import looks_spoken
 
     text = " ".join(said)
-    return _exchanged(text, relays, lan=lan, seconds=seconds) if looks_spoken(text) else (text, tuple(relays))
+    return _exchange(text, relays, lan=lan, seconds=seconds) if looks_spoken(text) else (text, tuple(relays))
 
 
-def _exchanged(words: str, relays: Sequence[str], *, lan: bool, seconds: float | None) -> tuple[str, tuple[str, ...]]:
+def _exchange(words: str, relays: Sequence[str], *, lan: bool, seconds: float | None) -> tuple[str, tuple[str, ...]]:
     import anyio
 
     from decentral.swarm.meeting import find_invite

@@ -79,7 +79,7 @@ def generate_command(
     trained = open_trained(directory, tokenizer, base)
     prompt_T = _tokens(trained, prompt)
     drawn: list[int] = []
-    tell = (lambda text: None) if as_json else _streamed()
+    tell = (lambda text: None) if as_json else _make_printer()
     tell(prompt)
     for token in continue_text(
         trained.module,
@@ -109,7 +109,7 @@ def _tokens(trained: TrainedModel, prompt: str) -> Tensor:
     return token_T.to(device)
 
 
-def _streamed() -> Callable[[str], None]:
+def _make_printer() -> Callable[[str], None]:
     """Prints what a growing text has more than before; a character that is not whole yet is waited for.
 
     Control characters are shown as signs: a model may say what a terminal would obey.

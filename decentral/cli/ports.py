@@ -81,10 +81,10 @@ def _port_wanted(context: click.Context, parameter: click.Parameter, text: str |
         with socket.create_server(where, family=socket.AF_INET6 if ":" in where[0] else socket.AF_INET):
             return where
     except OSError as error:
-        raise _taken(where, error) from None
+        raise _listen_error(where, error) from None
 
 
-def _taken(where: tuple[str, int], error: OSError) -> ListenError:
+def _listen_error(where: tuple[str, int], error: OSError) -> ListenError:
     return ListenError(f"--metrics {where[0]}:{where[1]}: cannot listen ({error.strerror or error}); name another port")
 
 
@@ -117,7 +117,7 @@ async def metrics_socket(where: tuple[str, int], stack: AsyncExitStack, say: Cal
     try:
         made = await anyio.create_tcp_listener(local_host=where[0], local_port=where[1])
     except OSError as error:
-        raise _taken(where, error) from None
+        raise _listen_error(where, error) from None
     (listener,) = made.listeners
     assert isinstance(listener, SocketListener), "TCP"
     stack.push_async_callback(listener.aclose)

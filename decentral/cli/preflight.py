@@ -85,7 +85,7 @@ class Before:
 
 
 @contextmanager
-def taken_back(directory: Path, before: Before) -> Iterator[None]:
+def undo_on_error(directory: Path, before: Before) -> Iterator[None]:
     """An error inside removes what is new in ``directory``, and a new ``directory`` itself, while it is worth nothing.
 
     Only what a peer makes is removed: others may write there meanwhile. Enter it while the folder is this process's

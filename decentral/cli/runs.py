@@ -164,7 +164,7 @@ def _train(
     context: click.Context, manifest: Manifest, text: Survey | None, options: JobOptions, *, late: bool = False
 ) -> None:
     """``late``: the run is over, as who was asked says, so that nothing is said of a beginning."""
-    from decentral.cli.preflight import Before, is_main, taken_back
+    from decentral.cli.preflight import Before, is_main, undo_on_error
     from decentral.node.folder import begun, read_terms
     from decentral.tasks.evaluate import check_agreed
 
@@ -175,7 +175,7 @@ def _train(
         if is_main():
             before = Before.of(directory)
             stack.enter_context(begun(directory))
-            stack.enter_context(taken_back(directory, before))
+            stack.enter_context(undo_on_error(directory, before))
         code = _run_job(manifest, this_text, options, late=late)
     if code is not None:
         click.echo(f"ended; everything is kept in {directory}: the same command goes on from there", err=True)
@@ -330,7 +330,7 @@ def run_script(context: click.Context, script: Path, arguments: Sequence[str], o
     page = page_beside(options.out, partial(click.echo, err=True), wanted=options.dashboard)
     with (
         handed_over(_arguments_of_join(context, options)),
-        _started_as(script, arguments),
+        _as_started(script, arguments),
         page,
         _terminable() as ended,
     ):
@@ -387,7 +387,7 @@ def _terminable() -> Iterator[list[int]]:
 
 
 @contextmanager
-def _started_as(script: Path, arguments: Sequence[str]) -> Iterator[None]:
+def _as_started(script: Path, arguments: Sequence[str]) -> Iterator[None]:
     """Let a script see how it was started: ``sys.argv``, and its own folder to import from."""
     argv, path = sys.argv, list(sys.path)
     sys.argv = [str(script), *arguments]

@@ -139,11 +139,11 @@ def plan(root: click.Context, name: str, words: tuple[str, ...], here: Path) -> 
         from decentral.swarm.invite import Invite  # here: help texts need none of the wire
 
         Invite.parse(made.params["invite"])
-    told, kept = _kept_apart(name, words, made)
+    told, kept = _move_secrets_to_files(name, words, made)
     return ServicePlan(name, told, here, _writes(words[0], made.params, here), secrets=kept)
 
 
-def _kept_apart(
+def _move_secrets_to_files(
     name: str, words: tuple[str, ...], made: click.Context
 ) -> tuple[tuple[str, ...], tuple[tuple[Path, str], ...]]:
     """The words with a file in the place of every secret, and those files: all users may read what a process was
@@ -181,11 +181,11 @@ def check_name(name: str) -> None:
 def _writes(command: str, values: dict[str, Any], here: Path) -> tuple[Path, ...]:
     if command != "relay":
         given = (values["directory"], values.get("offload"))
-        return tuple(_named(here / folder) for folder in given if folder is not None)
-    return tuple(sorted({_named(here / values["identity"]).parent, _named(here / values["keep_in"])}))
+        return tuple(_without_dots(here / folder) for folder in given if folder is not None)
+    return tuple(sorted({_without_dots(here / values["identity"]).parent, _without_dots(here / values["keep_in"])}))
 
 
-def _named(path: Path) -> Path:
+def _without_dots(path: Path) -> Path:
     """Without `..`, which systemd takes no path with."""
     return Path(os.path.normpath(path))
 
@@ -211,7 +211,7 @@ def _lines(plan: ServicePlan) -> Iterator[str]:
         "",
         "[Service]",
         f"ExecStart={' '.join(map(quoted, plan.command))}",
-        f"WorkingDirectory={_specified(str(plan.here))}",
+        f"WorkingDirectory={_escape_percent(str(plan.here))}",
         "",
         "# Told to stop it leaves at its next step; it is started again unless that would end the same way.",
         "KillMode=mixed",
@@ -252,7 +252,7 @@ def quoted(word: str) -> str:
     if any(ord(character) < 32 or ord(character) == 127 for character in word):
         raise UsageError(f"{word[:40]!r} has control characters; a service cannot be told that")
     escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("$", "$$")
-    return _specified(f'"{escaped}"' if not escaped or set(escaped) & set(" '\"\\;#") else escaped)
+    return _escape_percent(f'"{escaped}"' if not escaped or set(escaped) & set(" '\"\\;#") else escaped)
 
 
 def _is_temporary(folder: Path) -> bool:
@@ -260,7 +260,7 @@ def _is_temporary(folder: Path) -> bool:
     return any(folder.is_relative_to(place) for place in ("/tmp", "/var/tmp"))
 
 
-def _specified(text: str) -> str:
+def _escape_percent(text: str) -> str:
     """A percent sign begins a specifier."""
     return text.replace("%", "%%")
 

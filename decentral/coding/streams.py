@@ -125,7 +125,7 @@ class Rising:
             raise PayloadError("the bits after the last index must be zero; drop the message and its sender")
         rows = numbers.reshape(_matrix(array).shape)
         if rows.size and ((rows[:, -1] >= self.limit).any() or (rows[:, 1:] <= rows[:, :-1]).any()):
-            raise self._refused()
+            raise self._refusal()
         _matrix(array)[:] = rows
 
     def to_symbols(self, array: Array) -> tuple[Bytes, Iterable[Bytes]]:
@@ -139,19 +139,19 @@ class Rising:
         """Low bits, filled up to a byte."""
         nbits = bits.side_nbits(symbols)
         if nbits < 0:
-            raise self._refused()
+            raise self._refusal()
         return int((nbits + 7) >> 3)
 
     def from_symbols(self, symbols: Bytes, side: Bytes, array: Array) -> None:
         """Sums of gaps, checked."""
         if not bits.from_gaps(symbols, side, self.limit, _matrix(array)):
-            raise self._refused()
+            raise self._refusal()
 
     @property
     def _unsigned(self) -> type[np.uint16] | type[np.uint32]:
         return np.uint16 if self.width <= 16 else np.uint32
 
-    def _refused(self) -> PayloadError:
+    def _refusal(self) -> PayloadError:
         return PayloadError(f"indices must rise strictly within [0, {self.limit}); drop the message and its sender")
 
 
@@ -224,7 +224,7 @@ def encode(
     ``made``: what each kind's ``to_symbols`` gave for its array, where that was asked before.
     """
     limit = sum(kind.raw_nbytes(a.shape, a.dtype.itemsize) for kind, a in zip(kinds, arrays, strict=True))
-    pieces, sides, size = _coded(kinds, arrays, made)
+    pieces, sides, size = _code(kinds, arrays, made)
     if size < min(limit, _LARGEST):
         yield _PREFIX.pack(size)
         yield from (piece.data for piece in pieces)
@@ -239,20 +239,20 @@ def decode(forms: Sequence[Form], data: Bytes) -> tuple[list[Array], int]:
     that the forms do not ask for.
     """
     if data.size < PREFIX_NBYTES:
-        raise _refused("it ends before its size")
+        raise _refusal("it ends before its size")
     (size,) = _PREFIX.unpack(data[:PREFIX_NBYTES].tobytes())
     limit = raw_nbytes(forms)
     if size and size >= limit:
-        raise _refused(f"{size} bytes, raw it has {limit}")
+        raise _refusal(f"{size} bytes, raw it has {limit}")
     taken = size or limit
     if data.size - PREFIX_NBYTES < taken:
-        raise _refused(f"{data.size - PREFIX_NBYTES} bytes are there of {taken}")
+        raise _refusal(f"{data.size - PREFIX_NBYTES} bytes are there of {taken}")
     body = data[PREFIX_NBYTES : PREFIX_NBYTES + taken]
     arrays = _from_coded(forms, body) if size else _from_raw(forms, body)
     return arrays, PREFIX_NBYTES + taken
 
 
-def _coded(
+def _code(
     kinds: Sequence[ElementKind], arrays: Sequence[Array], made: Sequence[Made] | None
 ) -> tuple[list[Bytes], list[Iterable[Bytes]], int]:
     """Table and symbols, the arrays' side bytes still to be made, and the bytes of it all."""
@@ -283,13 +283,13 @@ def _symbols(
 def _from_coded(forms: Sequence[Form], body: Bytes) -> list[Array]:
     shares, start = rans.read_shares(body)
     if not start:
-        raise _refused("its table of shares is damaged")
+        raise _refusal("its table of shares is damaged")
     symbols = np.empty(sum(_numel(form) for form in forms), dtype=np.uint8)
     took = rans.decode(body[start:], shares, symbols)
     if not took:
-        raise _refused("its symbols are damaged")
+        raise _refusal("its symbols are damaged")
     if not np.array_equal(rans.shares_of(rans.counts(symbols)), shares):
-        raise _refused("its table is not the one of its symbols")
+        raise _refusal("its table is not the one of its symbols")
     return _from_symbols(forms, symbols, body[start + took :])
 
 
@@ -300,13 +300,13 @@ def _from_symbols(forms: Sequence[Form], symbols: Bytes, side: Bytes) -> list[Ar
         at += own.size
         nbytes = form.kind.side_nbytes(own, form.dtype.itemsize)
         if place + nbytes > side.size:
-            raise _refused("its side bytes end too early")
+            raise _refusal("its side bytes end too early")
         array = np.empty(form.shape, dtype=form.dtype)
         form.kind.from_symbols(own, side[place : place + nbytes], array)
         arrays.append(array)
         place += nbytes
     if place != side.size:
-        raise _refused(f"{side.size - place} bytes are left over")
+        raise _refusal(f"{side.size - place} bytes are left over")
     return arrays
 
 
@@ -324,5 +324,5 @@ def _numel(form: Form) -> int:
     return math.prod(form.shape)
 
 
-def _refused(what: str) -> PayloadError:
+def _refusal(what: str) -> PayloadError:
     return PayloadError(f"stream refused: {what}; drop the message and its sender")

@@ -52,31 +52,31 @@ def read_frame(data: bytes, nbytes: int) -> bytes:
     """
     _check_head(data, nbytes)
     if (end := _end_of(data)) != len(data):
-        raise _refused("it is cut short" if end > len(data) else f"{len(data) - end} bytes follow its end")
+        raise _refusal("it is cut short" if end > len(data) else f"{len(data) - end} bytes follow its end")
     try:
         reader = zstandard.ZstdDecompressor(max_window_size=max(nbytes, _LEAST_WINDOW)).stream_reader(data)
         content: bytes = reader.read(nbytes + 1)
     except (zstandard.ZstdError, MemoryError) as error:
-        raise _refused(f"zstd cannot read it ({error})") from None
+        raise _refusal(f"zstd cannot read it ({error})") from None
     if len(content) != nbytes:
-        raise _refused(f"it does not expand to {nbytes} bytes")
+        raise _refusal(f"it does not expand to {nbytes} bytes")
     return content
 
 
 def _check_head(data: bytes, nbytes: int) -> None:
     if data[:4] != _MAGIC:
-        raise _refused("it does not begin as one")
+        raise _refusal("it does not begin as one")
     try:
         head = zstandard.get_frame_parameters(data)
     except zstandard.ZstdError:
-        raise _refused("its head is damaged or cut short") from None
+        raise _refusal("its head is damaged or cut short") from None
     if head.content_size != nbytes:
         said = "no size" if head.content_size == zstandard.CONTENTSIZE_UNKNOWN else f"{head.content_size} bytes"
-        raise _refused(f"it declares {said} where {nbytes} bytes belong")
+        raise _refusal(f"it declares {said} where {nbytes} bytes belong")
     if head.window_size > max(nbytes, _LEAST_WINDOW):
-        raise _refused(f"a window of {head.window_size} bytes for {nbytes}")
+        raise _refusal(f"a window of {head.window_size} bytes for {nbytes}")
     if head.dict_id or head.has_checksum:
-        raise _refused("it has a dictionary or a checksum of its own")
+        raise _refusal("it has a dictionary or a checksum of its own")
 
 
 def _end_of(data: bytes) -> int:
@@ -87,10 +87,10 @@ def _end_of(data: bytes) -> int:
         at += _BLOCK_HEAD + (1 if head >> 1 & 3 == _RUN else head >> 3)
         if head & 1 or at > len(data):
             return at
-    raise _refused(f"more than {_MOST_BLOCKS} blocks")
+    raise _refusal(f"more than {_MOST_BLOCKS} blocks")
 
 
-def _refused(what: str) -> PayloadError:
+def _refusal(what: str) -> PayloadError:
     return PayloadError(f"zstd frame refused: {what}; drop the message and its sender")
 
 

@@ -65,13 +65,13 @@ class DCT(SparsifierBase):
     def index_layout(self, shape: Shape) -> tuple[PartSpec, ...]:
         """Return indices (C, k) of every region."""
         return tuple(
-            PartSpec("index", torch.int16, (region.num_chunks, self._kept(region)), Rising(region.length))
+            PartSpec("index", torch.int16, (region.num_chunks, self._num_kept(region)), Rising(region.length))
             for region in self._regions(shape)
         )
 
     def value_shapes(self, shape: Shape) -> tuple[Shape, ...]:
         """Return (C, k) of every region."""
-        return tuple((region.num_chunks, self._kept(region)) for region in self._regions(shape))
+        return tuple((region.num_chunks, self._num_kept(region)) for region in self._regions(shape))
 
     def select_one(self, tensor: Tensor) -> Selected:
         """Return rising indices and kept coefficients, (C, k) of every region."""
@@ -92,19 +92,19 @@ class DCT(SparsifierBase):
             for band, own in _bands(region, matrix):
                 coef_CL = torch.zeros(band.num_chunks, band.length, device=total.device, dtype=torch.float32)
                 coef_CL.scatter_(1, index_Ck[own].long(), coef_Ck.view(index_Ck.shape)[own])
-                tile_CL = self._transformed(from_spectrum, coef_CL, band, both)
+                tile_CL = self._transform(from_spectrum, coef_CL, band, both)
                 paste(matrix, band, cut(matrix, band) + tile_CL * weight)
 
     def _largest(self, matrix: Tensor, region: Region, both: bool) -> tuple[Tensor, Tensor]:
-        shape = (region.num_chunks, self._kept(region))
+        shape = (region.num_chunks, self._num_kept(region))
         index_Ck = torch.empty(shape, dtype=torch.int16, device=matrix.device)
         coef_Ck = torch.empty(shape, dtype=torch.float32, device=matrix.device)
         for band, own in _bands(region, matrix):
-            coef_CL = self._transformed(to_spectrum, cut(matrix, band), band, both)
+            coef_CL = self._transform(to_spectrum, cut(matrix, band), band, both)
             index_Ck[own], coef_Ck[own] = largest_of_rows(coef_CL, shape[1])
         return index_Ck, coef_Ck
 
-    def _kept(self, region: Region) -> int:
+    def _num_kept(self, region: Region) -> int:
         return max(1, round(region.length * self.k / self.chunk))
 
     def _regions(self, shape: Shape) -> tuple[Region, ...]:
@@ -121,9 +121,7 @@ class DCT(SparsifierBase):
         )
         return tuple(Region(0, start, 1, size // length, 1, length) for start, size, length in spans if size)
 
-    def _transformed(
-        self, way: Callable[[Tensor, bool], Tensor], chunk_CL: Tensor, region: Region, both: bool
-    ) -> Tensor:
+    def _transform(self, way: Callable[[Tensor, bool], Tensor], chunk_CL: Tensor, region: Region, both: bool) -> Tensor:
         """Send every chunk through ``way`` as a tile, or as rows of runs."""
         width = region.width if both else min(math.isqrt(self.chunk), region.length)
         return way(chunk_CL.view(region.num_chunks, -1, width), both).view(region.num_chunks, region.length)

@@ -85,7 +85,7 @@ class LowRank(Method):
         exponent = _exponent(flat_N.abs().amax())
         half = -exponent >> 1  # in two steps: 2**149 is no float32
         matrix_nm = flat_N.view(_matrix(shape)) * _power(half).float() * _power(-exponent - half).float()
-        left_nr = self._iterated(matrix_nm).half()
+        left_nr = self._iterate(matrix_nm).half()
         right_mr = (matrix_nm.T @ left_nr.float()).double()
         top = _exponent(right_mr.abs().amax())
         code = (exponent + top + _OFFSET).clamp(0, 255)
@@ -111,7 +111,7 @@ class LowRank(Method):
         rows, columns = _matrix(shape)
         return len(shape) < 2 or not 0 < 2 * self.rank * (rows + columns) <= rows * columns
 
-    def _iterated(self, matrix_nm: Tensor) -> Tensor:
+    def _iterate(self, matrix_nm: Tensor) -> Tensor:
         """Return orthonormal columns (n, r) near the space of the largest singular values."""
         columns = matrix_nm.shape[1]
         place = torch.arange(columns * self.rank, device=matrix_nm.device, dtype=torch.int64)

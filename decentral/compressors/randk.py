@@ -66,7 +66,7 @@ class RandK(SparsifierBase):
 
     def value_shapes(self, shape: Shape) -> tuple[Shape, ...]:
         """Return (C, k) of the whole chunks, then of the rest."""
-        return tuple((count, self._kept(length)) for count, length in self._runs(shape))
+        return tuple((count, self._num_kept(length)) for count, length in self._runs(shape))
 
     def select_one(self, tensor: Tensor) -> Selected:
         """Return the nonce, and the values at its places."""
@@ -81,7 +81,7 @@ class RandK(SparsifierBase):
         (nonce,) = index
         return Scattered(shape, joined(self._places(nonce, shape)), joined(values))
 
-    def _kept(self, length: int) -> int:
+    def _num_kept(self, length: int) -> int:
         return max(1, round(length * self.k / self.chunk))
 
     def _runs(self, shape: Shape) -> list[tuple[int, int]]:
@@ -95,7 +95,7 @@ class RandK(SparsifierBase):
         for count, length in self._runs(shape):
             first_C1 = torch.arange(count, device=nonce.device, dtype=torch.int64)[:, None]
             key_C1 = self._key(nonce, first_C1 + chunk)
-            found.append(_draw(key_C1, length, self._kept(length)) + first_C1 * length + start)
+            found.append(_draw(key_C1, length, self._num_kept(length)) + first_C1 * length + start)
             chunk, start = chunk + count, start + count * length
         return found
 

@@ -95,8 +95,8 @@ def key(flat_N: Tensor, seed: int) -> Tensor:
     """Return int64 (): a hash of the mantissas, in their order, and of the seed."""
     if _on_processor(flat_N):
         found = torch.tensor(_sum(flat_N.contiguous().numpy().view(np.uint32)), dtype=torch.int64, device="cpu")
-        return found.add(_signed(seed * _FIRST_64))
-    return _summed(flat_N.contiguous(), _golden(flat_N.device)) + _signed(seed * _FIRST_64)
+        return found.add(_to_int64(seed * _FIRST_64))
+    return _summed(flat_N.contiguous(), _golden(flat_N.device)) + _to_int64(seed * _FIRST_64)
 
 
 def draws(flat_N: Tensor, seed: int) -> Draws:
@@ -105,9 +105,9 @@ def draws(flat_N: Tensor, seed: int) -> Draws:
     """
     begin = key(flat_N, seed)
     if _on_processor(flat_N):
-        return lambda start, stop: _filled(int(begin) + start * _GOLDEN_64, stop - start)
+        return lambda start, stop: _fill_new(int(begin) + start * _GOLDEN_64, stop - start)
     golden = _golden(flat_N.device)
-    return lambda start, stop: torch.stack([begin + _signed(start * _GOLDEN_64), golden])
+    return lambda start, stop: torch.stack([begin + _to_int64(start * _GOLDEN_64), golden])
 
 
 def uniform(drawn: Tensor, like_N: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ def uniform(drawn: Tensor, like_N: Tensor) -> Tensor:
     return (mixed_N >> (64 - _RESOLUTION) & (1 << _RESOLUTION) - 1).float() * 2.0**-_RESOLUTION
 
 
-def _filled(begin: int, numel: int) -> Tensor:
+def _fill_new(begin: int, numel: int) -> Tensor:
     found_N = torch.empty(numel, dtype=torch.float32, device="cpu")
     _fill(np.uint64(begin % 2**64), found_N.numpy())
     return found_N
@@ -136,19 +136,19 @@ def _places(like_N: Tensor, golden: Tensor) -> Tensor:
 @functools.cache
 def _golden(device: torch.device) -> Tensor:
     """Return a tensor, because torch's compiler takes a number for a part of an index, and those have 32 bits."""
-    return torch.tensor(_signed(_GOLDEN_64), dtype=torch.int64, device=device)
+    return torch.tensor(_to_int64(_GOLDEN_64), dtype=torch.int64, device=device)
 
 
 def _mixed(number_N: Tensor) -> Tensor:
     """Apply splitmix64's finaliser on int64, whose products wrap around and whose shifts keep the sign: so it is
     masked.
     """
-    number_N = (number_N ^ (number_N >> 30 & (1 << 34) - 1)) * _signed(_FIRST_64)
-    number_N = (number_N ^ (number_N >> 27 & (1 << 37) - 1)) * _signed(_SECOND_64)
+    number_N = (number_N ^ (number_N >> 30 & (1 << 34) - 1)) * _to_int64(_FIRST_64)
+    number_N = (number_N ^ (number_N >> 27 & (1 << 37) - 1)) * _to_int64(_SECOND_64)
     return number_N ^ (number_N >> 31 & (1 << 33) - 1)
 
 
-def _signed(number: int) -> int:
+def _to_int64(number: int) -> int:
     """Return the int64 with the lowest 64 bits of a number."""
     return (number + 2**63) % 2**64 - 2**63
 

@@ -58,11 +58,11 @@ def parse_compressor(spelling: str) -> Compressor:
     words = spelling.split(">>")
     if len(words) > 2:
         raise ConfigError(f'compressor "{spelling}": one >> joins two methods; write sparsifier >> quantiser')
-    methods = [_checked(make(_by_todays_name(word), _METHODS, _EXAMPLE), word) for word in words]
+    methods = [_check(make(_by_todays_name(word), _METHODS, _EXAMPLE), word) for word in words]
     return methods[0] if len(methods) == 1 else Chain(methods[0], methods[1])  # type: ignore[arg-type]  # it checks
 
 
-def _checked(made: object, spelling: str) -> Method:
+def _check(made: object, spelling: str) -> Method:
     """Return what an entry point gave; ConfigError unless it has the contract of compressors."""
     if not isinstance(made, Method):
         raise ConfigError(
@@ -79,7 +79,7 @@ def _by_todays_name(word: str) -> str:
 
 def describe_compressors() -> list[dict[str, object]]:
     """List the methods: name, spelling, layout in words, bits_per_value at most, biased, bound, state, source."""
-    return [_describe(name, _checked(_METHODS.make(name, {}), name)) for name in _METHODS.names()]
+    return [_describe(name, _check(_METHODS.make(name, {}), name)) for name in _METHODS.names()]
 
 
 def _describe(name: str, compressor: Method) -> dict[str, object]:

@@ -73,12 +73,12 @@ class Threshold(SparsifierBase):
 
     def index_layout(self, shape: Shape) -> tuple[PartSpec, ...]:
         """Return indices (1, K), unless there is nothing to keep."""
-        kept = self._kept(math.prod(shape))
+        kept = self._num_kept(math.prod(shape))
         return (PartSpec("places", torch.int32, (1, kept), Rising(math.prod(shape))),) if kept else ()
 
     def value_shapes(self, shape: Shape) -> tuple[Shape, ...]:
         """Return whole rows, then the rest."""
-        whole, rest = divmod(self._kept(math.prod(shape)), _ROW)
+        whole, rest = divmod(self._num_kept(math.prod(shape)), _ROW)
         return tuple(rows for rows in ((whole, _ROW), (1, rest)) if rows[0] and rows[1])
 
     def select_one(self, tensor: Tensor) -> Selected:
@@ -88,7 +88,7 @@ class Threshold(SparsifierBase):
             raise ConfigError(f"{self}: a tensor of {flat_N.numel()} values, an index reaches {_LARGEST}; use topk")
         if not flat_N.numel():
             return (), ()
-        kept = self._kept(flat_N.numel())
+        kept = self._num_kept(flat_N.numel())
         find = self._largest if tensor.device.type == "cpu" else largest_on_device
         index_K = find(flat_N, kept)
         rows = self.value_shapes(tuple(tensor.shape))
@@ -101,7 +101,7 @@ class Threshold(SparsifierBase):
         require_rising(index_1K, math.prod(shape), self)
         return Scattered(shape, index_1K[0].long(), joined(values))
 
-    def _kept(self, numel: int) -> int:
+    def _num_kept(self, numel: int) -> int:
         return max(1, round(numel * self.k / _OF)) if numel else 0
 
     def _largest(self, flat_N: Tensor, kept: int) -> Tensor:

@@ -92,13 +92,13 @@ class TopK(SparsifierBase):
         """Return indices (C, k) of every region."""
         places = regions(shape, self.chunk)
         return tuple(
-            PartSpec("index", torch.int16, (region.num_chunks, self._kept(region)), Rising(region.length))
+            PartSpec("index", torch.int16, (region.num_chunks, self._num_kept(region)), Rising(region.length))
             for region in places
         )
 
     def value_shapes(self, shape: Shape) -> tuple[Shape, ...]:
         """Return (C, k) of every region."""
-        return tuple((region.num_chunks, self._kept(region)) for region in regions(shape, self.chunk))
+        return tuple((region.num_chunks, self._num_kept(region)) for region in regions(shape, self.chunk))
 
     def band(self, shape: Shape) -> int:
         """Return the values of some rows of a matrix: of whole tiles, and as many as a core's cache holds."""
@@ -113,7 +113,7 @@ class TopK(SparsifierBase):
         """
         if any(tensor.device.type != "cpu" for tensor in tensors):
             return self.select_at_once(tensors)
-        return [self._selected(tensor) for tensor in tensors]
+        return [self._select(tensor) for tensor in tensors]
 
     def place(self, shapes: Shapes, selected: Sequence[Selected]) -> list[Decoded]:
         """Return the kept values in their tiles; PayloadError unless every index is inside its chunk and above the one
@@ -122,16 +122,16 @@ class TopK(SparsifierBase):
         if any(values[0].device.type != "cpu" for _, values in selected):
             return self.place_at_once(shapes, selected)
         placed = zip(shapes, selected, strict=True)
-        return [self._placed(tuple(shape), index, values) for shape, (index, values) in placed]
+        return [self._place(tuple(shape), index, values) for shape, (index, values) in placed]
 
-    def _selected(self, tensor: Tensor) -> Selected:
+    def _select(self, tensor: Tensor) -> Selected:
         matrix = as_matrix(check_dtype(tensor)).contiguous()
-        found = [largest(matrix, region, self._kept(region)) for region in regions(tuple(tensor.shape), self.chunk)]
+        found = [largest(matrix, region, self._num_kept(region)) for region in regions(tuple(tensor.shape), self.chunk)]
         if not all(is_finite(value_Ck) for _, value_Ck in found):
             raise non_finite(tensor)
         return tuple(index_Ck for index_Ck, _ in found), tuple(value_Ck for _, value_Ck in found)
 
-    def _placed(self, shape: Shape, index: tuple[Tensor, ...], values: tuple[Tensor, ...]) -> Decoded:
+    def _place(self, shape: Shape, index: tuple[Tensor, ...], values: tuple[Tensor, ...]) -> Decoded:
         chunks = list[Chunks]()
         for region, index_Ck, value_Ck in zip(regions(shape, self.chunk), index, values, strict=True):
             require_rising(index_Ck, region.length, self)
@@ -144,7 +144,7 @@ class TopK(SparsifierBase):
         index, values = self._by_region(tensors), self._by_region(tensors)
         kept = []
         for batch in batches(tuple(tuple(tensor.shape) for tensor in tensors), self.chunk):
-            index_Ck, value_Ck = largest_by_torch(batch.chunks(matrices), self._kept(batch.pieces[0].region))
+            index_Ck, value_Ck = largest_by_torch(batch.chunks(matrices), self._num_kept(batch.pieces[0].region))
             kept.append(value_Ck.flatten())
             for piece, index_ck, value_ck in batch.split(index_Ck, value_Ck):
                 index[piece.tensor][piece.number], values[piece.tensor][piece.number] = index_ck, value_ck
@@ -170,7 +170,7 @@ class TopK(SparsifierBase):
         """Return room for what is found, by tensor and region."""
         return [[tensor] * len(regions(tuple(tensor.shape), self.chunk)) for tensor in tensors]
 
-    def _kept(self, region: Region) -> int:
+    def _num_kept(self, region: Region) -> int:
         return max(1, round(region.length * self.k / self.chunk))
 
 

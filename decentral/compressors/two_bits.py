@@ -37,9 +37,9 @@ __all__ = [
     "SparseLoCo2",
     "best_means",
     "code_rows",
-    "coded_levels",
     "counts_on",
     "decode_rows",
+    "encode_levels",
     "level_sizes",
 ]
 
@@ -97,7 +97,7 @@ class SignMag2(Method):
 
     def _compress_rows(self, value_RC: Tensor, counts: list[int]) -> list[tuple[Tensor, ...]]:
         """Return the parts of matrices that lie one behind the other, of so many rows each."""
-        level_R2, peak_M, peak_R = coded_levels(best_means(value_RC), counts)
+        level_R2, peak_M, peak_R = encode_levels(best_means(value_RC), counts)
         halfway_R = level_sizes(peak_R, level_R2).mul(0.5).sum(dim=1)  # halved first: the sum could overflow
         code_RC = code_rows(value_RC, halfway_R)
         large_R, step_R = level_R2[:, 1].to(torch.uint8), (level_R2[:, 1] - level_R2[:, 0]).to(torch.uint8)
@@ -293,7 +293,7 @@ _LOWEST_PEAK, _HIGHEST_PEAK = -100, 127  # exponents: from the lowest, the small
 NUM_PEAKS = _HIGHEST_PEAK - _LOWEST_PEAK + 1
 
 
-def coded_levels(mean_R2: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+def encode_levels(mean_R2: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
     """Return levels int32 (R, 2) in 0..255 of float64 magnitudes of tensors that lie one behind the other, of so many
     rows each; and the peaks int32 that they count down from, of each tensor (M,) and of each row (R,).
     """

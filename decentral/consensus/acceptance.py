@@ -18,10 +18,10 @@ from decentral.consensus.chain import (
     check_succession,
     check_turn,
     contributions,
-    dropped_by,
     is_refuted,
     majority,
     moves_anchor,
+    removals,
 )
 from decentral.consensus.paxos import PLANS_PER_BALLOT, shows_farewell, shows_promise
 from decentral.consensus.round_state import CatchUpWith, RoundState, claims_match
@@ -53,7 +53,7 @@ def takes_commit(state: RoundState, commit: m.Commit) -> bool:
         return True
     said = members_that_left(state, commit.farewells, record)
     return state.presence.may_drop(record, said) or (
-        state.me not in state.head.members and not dropped_by(record) - said & state.presence.known
+        state.me not in state.head.members and not removals(record) - said & state.presence.known
     )
 
 
@@ -69,7 +69,7 @@ def note_followers(state: RoundState, commits: Sequence[m.Commit], places: Mappi
         record = commit.record
         voters = state.terms.voting.committee(record)
         there = {peer for peer, place in places.items() if place in beyond}
-        left_behind = dropped_by(record).intersection(voters) - there - state.presence.given_up() - {state.me}
+        left_behind = removals(record).intersection(voters) - there - state.presence.given_up() - {state.me}
         if state.terms.voting.drops_majority(record) and not left_behind:
             state.followed.add(record.hash)
         beyond.discard((record.round, record.hash))  # who stands there has not taken those after it
@@ -98,7 +98,7 @@ def find_objections(state: RoundState, proposal: m.Proposal) -> tuple[frozenset[
     said = members_that_left(state, proposal.farewells, record)
     wrong = state.presence.would_drop(record, said)
     if not state.presence.may_drop(record, said):
-        wrong |= dropped_by(record) - state.presence.given_up() - said
+        wrong |= removals(record) - state.presence.given_up() - said
     overlong = state.terms.overlong(record) if record.partition else frozenset()
     state.rests.update(dict.fromkeys(overlong, record.round + FIRST_REST))
     wrong |= overlong

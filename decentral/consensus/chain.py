@@ -275,11 +275,11 @@ class Voting:
 
     def voters_on(self, record: Record) -> tuple[PeerId, ...]:
         """Return the peers whose votes count for ``record``, which says itself whom it gives up."""
-        return self.voters(record, dropped_by(record))
+        return self.voters(record, removals(record))
 
     def drops_majority(self, record: Record) -> bool:
         """Tell whether ``record`` is made by the few peers that are left."""
-        return not keeps_majority(self.committee(record), dropped_by(record))
+        return not keeps_majority(self.committee(record), removals(record))
 
     def shrinks_to(self, head: Head, members: Collection[PeerId]) -> bool:
         """Tell whether the record from ``head`` to these members was made by the few who were left."""
@@ -320,7 +320,7 @@ def keeps_majority(voters: Sequence[PeerId], gone: Iterable[PeerId]) -> bool:
     return 2 * len(set(voters).difference(gone)) > len(voters)
 
 
-def dropped_by(record: Record) -> frozenset[PeerId]:
+def removals(record: Record) -> frozenset[PeerId]:
     """Return the members that the next epoch does without."""
     return frozenset(record.members).difference(record.next_members)
 
@@ -374,11 +374,11 @@ class Presence:
         if not self.voting.drops_majority(record):
             return True
         voters = frozenset(self.voting.committee(record))
-        return dropped_by(record) & voters <= self.given_up() | frozenset(farewells) | {self.me}
+        return removals(record) & voters <= self.given_up() | frozenset(farewells) | {self.me}
 
     def would_drop(self, record: Record, farewells: Collection[PeerId] = ()) -> frozenset[PeerId]:
         """Return the members that ``record`` drops although this peer hears of them: it is one of those itself."""
-        return dropped_by(record) - self.missed - self.expired - self.leaving - frozenset(farewells)
+        return removals(record) - self.missed - self.expired - self.leaving - frozenset(farewells)
 
     def is_majority_here(self, voters: tuple[PeerId, ...]) -> bool:
         """Tell whether a majority of ``voters`` votes, rather than the few peers that are left."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from decentral.consensus.acceptance import check_acceptable, check_timely, continues_chain, takes_commit
-from decentral.consensus.chain import Head, check_turn, contributions, dropped_by
+from decentral.consensus.chain import Head, check_turn, contributions, removals
 from decentral.consensus.paxos import check_farewell
 from decentral.consensus.round_state import FETCH_AFTER, RESEND_AFTER, CatchUpWith, Decide, RoundState
 from decentral.consensus.voter import ballot_in_charge, has_all_frames
@@ -302,7 +302,7 @@ def _note_who_is_back(state: RoundState, commit: Commit) -> None:
 def _note_shrink(state: RoundState, commit: Commit) -> None:
     """Remember whom a record gives up although no majority is left: they may live on, and fork the chain."""
     record = commit.record
-    silent = dropped_by(record) - state.presence.leaving
+    silent = removals(record) - state.presence.leaving
     shrinks = state.terms.voting.drops_majority(record)
     state.given_up = (state.given_up | (silent if shrinks else set())) - set(record.next_members)
 

@@ -15,7 +15,7 @@ import anyio
 import numpy as np
 
 from decentral.errors import PayloadError
-from decentral.wire.frames import HEADER_NBYTES, Header, frame_hash, signed_header
+from decentral.wire.frames import HEADER_NBYTES, Header, frame_hash, parse_signed_header
 from decentral.wire.keys import Digest, PeerId
 from decentral.wire.pieces import Piece, Range, joined
 
@@ -227,7 +227,7 @@ class Reassembly:
         most = HEADER_NBYTES + self._max_nbytes(header)
         if not HEADER_NBYTES <= piece.nbytes <= most:
             raise PayloadError(f"piece of a frame of {piece.nbytes} bytes, the schema allows {most}; drop its sender")
-        signed_header(piece.head)
+        parse_signed_header(piece.head)
         frame = _Frame(piece.head, _Side(piece.nbytes))
         self._frames[header.round, header.sender] = frame
         return frame

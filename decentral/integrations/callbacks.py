@@ -34,7 +34,7 @@ Run = str | Path | Manifest | None
 T = TypeVar("T")
 
 
-def written_down(given: PeerOptions) -> dict[str, Any]:  # Any: JSON
+def options_to_keep(given: PeerOptions) -> dict[str, Any]:  # Any: JSON
     """Return the options that JSON can keep and anybody may read: no token, nothing that lives in this process only."""
     plain = {name: os.fspath(value) if isinstance(value, Path) else value for name, value in given.items()}
     return {name: value for name, value in plain.items() if not OPTIONS[name].is_secret and _is_json(value)}
@@ -103,7 +103,7 @@ class Entered:
         self.leave(getattr(sys, "last_value", None) or SystemExit())
 
 
-def kept_of(peer: Peer) -> dict[str, Any]:  # Any: JSON
+def checkpoint_of(peer: Peer) -> dict[str, Any]:  # Any: JSON
     """Return what a framework's checkpoint remembers of the run: where it was, and no secret."""
     where = {"out": str(peer.out), "run_id": peer.manifest.digest.hex()}
     return {**where, "round": peer.round, "inner_steps": peer.inner_steps}

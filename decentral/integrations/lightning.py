@@ -18,7 +18,7 @@ from torch.utils.data import IterableDataset
 
 import decentral
 from decentral.errors import ConfigError
-from decentral.integrations.callbacks import Entered, Run, World, check_goes_on, kept_of
+from decentral.integrations.callbacks import Entered, Run, World, check_goes_on, checkpoint_of
 from decentral.observe.metrics import swarm_numbers
 from decentral.peer import Peer
 from decentral.peer.settings import PeerOptions, check_names
@@ -74,12 +74,12 @@ class DecentralCallback(Callback):  # type: ignore[misc]  # its own types are lo
             pl_module,
             trainer.optimizers,
             accelerator=_world(trainer),
-            scheduler=[_clocked(config) for config in trainer.lr_scheduler_configs] or None,
+            scheduler=[_wrap_schedule(config) for config in trainer.lr_scheduler_configs] or None,
             **self._join,
         )
         check_goes_on(self._kept, peer, f"ckpt_path: {trainer.ckpt_path}")
         self._entered.enter(peer)
-        self._kept, self._logged = kept_of(peer), peer.round
+        self._kept, self._logged = checkpoint_of(peer), peer.round
         _tell_of_epochs(trainer, peer)
         trainer.should_stop = trainer.should_stop or peer.done
 
@@ -114,7 +114,7 @@ class DecentralCallback(Callback):  # type: ignore[misc]  # its own types are lo
     def state_dict(self) -> dict[str, Any]:
         """In Lightning's checkpoints: which run and which folder, and neither invite nor token."""
         if self.peer is not None:
-            self._kept = kept_of(self.peer)
+            self._kept = checkpoint_of(self.peer)
         return dict(self._kept)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -126,7 +126,7 @@ def _counts_steps(config: Any) -> bool:  # Any: Lightning's LRSchedulerConfig
     return config.interval == "step" and config.frequency == 1 and not config.reduce_on_plateau
 
 
-def _clocked(config: Any) -> Any:  # Any: as above, and as of join
+def _wrap_schedule(config: Any) -> Any:  # Any: as above, and as of join
     """The schedule, that of a newcomer to be moved on to where the run is if it counts inner steps."""
     return config.scheduler if _counts_steps(config) else OwnClock(config.scheduler)
 

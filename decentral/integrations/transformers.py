@@ -28,10 +28,10 @@ from decentral.integrations.callbacks import (
     World,
     check_goes_on,
     check_whole,
+    checkpoint_of,
     draw_in_own_order,
-    kept_of,
+    options_to_keep,
     read_back,
-    written_down,
 )
 from decentral.observe.metrics import swarm_numbers
 from decentral.peer import Peer
@@ -104,7 +104,7 @@ class DecentralCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         before = (state.stateful_callbacks.get(type(self).__name__) or {}).get("attributes", {})
         check_goes_on(before.get("kept", {}), peer, f"resume_from_checkpoint: a checkpoint of {args.output_dir}")
         self._entered.enter(peer)
-        self.kept = kept_of(peer)
+        self.kept = checkpoint_of(peer)
         draw_in_own_order(train_dataloader, peer.seed)
         _warn_if_short(state.max_steps - state.global_step, peer, state.max_steps)
         if peer.done:  # the folder held the end of the run
@@ -152,10 +152,10 @@ class DecentralCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         No invite and no token is in there, as checkpoints are shared: the run's folder has both.
         """
         if self.peer is not None:
-            self.kept = kept_of(self.peer)
+            self.kept = checkpoint_of(self.peer)
         folder = self.kept.get("out")
         run = None if folder is None else str(Path(folder) / "run.toml")
-        join = written_down(self._join) | ({} if folder is None else {"out": folder})
+        join = options_to_keep(self._join) | ({} if folder is None else {"out": folder})
         return {
             "args": {"run": run, **join},
             "attributes": {"kept": self.kept},

@@ -66,7 +66,7 @@ def lab_command(study: Path, out: Path | None, workers: int | None, device: str,
     """
     from decentral.lab.laboratory import Store
     from decentral.lab.plan import Plan
-    from decentral.lab.results import found_by, write_report
+    from decentral.lab.results import collect, write_report
     from decentral.lab.terms import check_device, check_installed, load_study
 
     declared = load_study(study)
@@ -77,7 +77,7 @@ def lab_command(study: Path, out: Path | None, workers: int | None, device: str,
     try:
         there = store.known()
         known = _run_cells(plan, store, there, workers or _usual_workers(device), device)
-        found = found_by(plan, known)
+        found = collect(plan, known)
         write_report(store, found)
     finally:
         store.end()
@@ -263,7 +263,7 @@ class Script:
 
     def function(self) -> Callable[[int], Any]:
         """The function itself. UsageError where the script has none of that name."""
-        found = getattr(_loaded(self.path), self.name, None)
+        found = getattr(_load(self.path), self.name, None)
         if not callable(found):
             raise UsageError(f"{self.path.name} has no function {self.name!r}; it builds one peer's training")
         made: Callable[[int], Any] = found
@@ -274,7 +274,7 @@ class Script:
         return self.function()(number)
 
 
-def _loaded(path: Path) -> ModuleType:
+def _load(path: Path) -> ModuleType:
     """The script as a module, once in a process; as if it was imported, so that its main part does not run."""
     name = f"_tuned_{path.stem}"
     if name in sys.modules:

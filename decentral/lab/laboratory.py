@@ -92,7 +92,7 @@ class Store:
         with disk_errors(f"opening {self._path}"):
             self._disk.make_folders(self.folder)
             self._lock = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
-        if not _locked(self._lock):
+        if not _try_lock(self._lock):
             self.end()
             raise UsageError(
                 f"{self.folder} is in use by another decentral lab; wait for its end, or name another directory with "
@@ -148,7 +148,7 @@ def _read_record(line: bytes) -> tuple[str, Outcome] | None:
         return None
 
 
-def _locked(descriptor: int) -> bool:
+def _try_lock(descriptor: int) -> bool:
     """Lock the file and return whether it is this process's now."""
     try:
         import fcntl

@@ -22,7 +22,7 @@ from decentral.lab.terms import PEERS, Link, Place, Reference, Study
 from decentral.state.durable import disk_errors
 from decentral.trial.replicas import ExchangeKind
 
-__all__ = ["FIGURES", "curves_csv", "draw", "found_by", "results_csv", "write_report"]
+__all__ = ["FIGURES", "collect", "curves_csv", "draw", "results_csv", "write_report"]
 
 
 # ---- all that is known of a study ----
@@ -32,11 +32,11 @@ Known = Mapping[str, Outcome]  # by cell id
 _UNITS = {"digits": "nats per digit"}
 
 
-def found_by(plan: Plan, known: Known) -> Found:
+def collect(plan: Plan, known: Known) -> Found:
     """All that is known of a study."""
     aims = plan.study.study
     rows = [row for one in plan.contestants for row in _rows(plan, one, known)]
-    searched = [row for one in plan.contestants for row in _searched(plan, one, known)]
+    searched = [row for one in plan.contestants for row in _search_rows(plan, one, known)]
     return Found(
         aims.name,
         _title(plan.study),
@@ -85,7 +85,7 @@ def _row(
     return Row(contestant.name, role, dict(contestant.point), link, settings, edge, runs, wanted, of)
 
 
-def _searched(plan: Plan, contestant: Contestant, known: Known) -> Iterator[Row]:
+def _search_rows(plan: Plan, contestant: Contestant, known: Known) -> Iterator[Row]:
     tried: dict[Place, dict[int, Run]] = {}
     for place, seed, cell in plan.search_cells(contestant, known):
         if cell.id in known:

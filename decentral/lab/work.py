@@ -60,7 +60,7 @@ class StackedLlama:
         self._config: Any = modules[0].config  # Any: transformers ships no types
         self._tokens = tokens
         self._named = [dict(module.named_parameters()) for module in modules]
-        self.stacked = {name: _shared([named[name] for named in self._named]) for name in self._named[0]}
+        self.stacked = {name: _share([named[name] for named in self._named]) for name in self._named[0]}
 
     def backward(self, steps: Mapping[int, int]) -> dict[int, Tensor]:
         """Do what ``Trained.backward`` says."""
@@ -89,7 +89,7 @@ class StackedLlama:
                 self._named[rank][name].grad = rows[rank]
 
 
-def _shared(parameters: Sequence[nn.Parameter]) -> Tensor:
+def _share(parameters: Sequence[nn.Parameter]) -> Tensor:
     """Make one leaf (R, ...), of which each of ``parameters`` is a view from now on."""
     stacked = torch.stack([parameter.detach() for parameter in parameters])
     for row, parameter in zip(stacked, parameters, strict=True):
@@ -108,7 +108,7 @@ def stacked_losses(weights: Mapping[str, Tensor], tokens_RBT: Tensor, config: An
         own = _Layer(weights, f"model.layers.{layer}.", config)
         hidden_RND = hidden_RND + own.attention(hidden_RND, (replicas, batch, length), turn)
         hidden_RND = hidden_RND + own.mlp(hidden_RND)
-    hidden_RND = _normed(hidden_RND, weights["model.norm.weight"], config)
+    hidden_RND = _normalize(hidden_RND, weights["model.norm.weight"], config)
     logits = _times(hidden_RND, weights.get("lm_head.weight", table)).view(replicas, batch, length, -1)[:, :, :-1]
     each = cross_entropy(logits.flatten(0, 2), tokens_RBT[:, :, 1:].flatten(), reduction="none")
     return each.view(replicas, -1).mean(dim=1)
@@ -124,19 +124,19 @@ class _Layer:
         return self._weights[f"{self._prefix}{name}.weight"]
 
     def attention(self, hidden_RND: Tensor, shape: tuple[int, int, int], turn: tuple[Tensor, Tensor]) -> Tensor:
-        normed_RND = _normed(hidden_RND, self._of("input_layernorm"), self._config)
+        normed_RND = _normalize(hidden_RND, self._of("input_layernorm"), self._config)
         replicas, batch, length = shape
 
         def heads(name: str) -> Tensor:
             made = _times(normed_RND, self._of(f"self_attn.{name}_proj"))
             return made.view(replicas * batch, length, self._config.num_attention_heads, -1).transpose(1, 2)
 
-        query, key = _turned(heads("q"), turn), _turned(heads("k"), turn)
+        query, key = _turn(heads("q"), turn), _turn(heads("k"), turn)
         mixed = scaled_dot_product_attention(query, key, heads("v"), is_causal=True)
         return _times(mixed.transpose(1, 2).reshape(hidden_RND.shape), self._of("self_attn.o_proj"))
 
     def mlp(self, hidden_RND: Tensor) -> Tensor:
-        normed_RND = _normed(hidden_RND, self._of("post_attention_layernorm"), self._config)
+        normed_RND = _normalize(hidden_RND, self._of("post_attention_layernorm"), self._config)
         gate = silu(_times(normed_RND, self._of("mlp.gate_proj")))
         return _times(gate * _times(normed_RND, self._of("mlp.up_proj")), self._of("mlp.down_proj"))
 
@@ -145,7 +145,7 @@ def _times(hidden_RND: Tensor, weight_ROD: Tensor) -> Tensor:
     return torch.bmm(hidden_RND, weight_ROD.transpose(1, 2))
 
 
-def _normed(hidden_RND: Tensor, scale_RD: Tensor, config: Any) -> Tensor:
+def _normalize(hidden_RND: Tensor, scale_RD: Tensor, config: Any) -> Tensor:
     """RMSNorm."""
     size = hidden_RND.square().mean(-1, keepdim=True)
     return hidden_RND * torch.rsqrt(size + config.rms_norm_eps) * scale_RD.unsqueeze(1)
@@ -159,7 +159,7 @@ def _rotary(length: int, config: Any, device: torch.device) -> tuple[Tensor, Ten
     return angle.cos(), angle.sin()
 
 
-def _turned(heads_HTK: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+def _turn(heads_HTK: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
     first, second = heads_HTK.chunk(2, dim=-1)
     return heads_HTK * turn[0] + torch.cat([-second, first], dim=-1) * turn[1]
 

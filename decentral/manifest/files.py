@@ -79,7 +79,7 @@ def summary(manifest: Manifest) -> str:
                 *(f"{k} {v}" for k, v in outer.hyper.items()),
                 whole,
                 meanwhile,
-                *([_aggregated(outer.aggregation)] if outer.aggregation is not None else []),
+                *([_aggregation_line(outer.aggregation)] if outer.aggregation is not None else []),
             ]
         ),
         "sends": f"{manifest.compressor.chain}, {manifest.exchange.kind}"
@@ -101,7 +101,7 @@ def _model(model: Model) -> str:
     return f"{model.task}, {size}, {experts}context {model.context}"
 
 
-def _aggregated(chosen: Combining) -> str:
+def _aggregation_line(chosen: Combining) -> str:
     keys = "".join(f" {key} {value}" for key, value in chosen.own.items())
     return f"aggregated by {chosen.rule}{keys}"
 

@@ -344,7 +344,7 @@ def check_rule(manifest: Manifest, method: OuterMethod, compressor: Compressor, 
     """ConfigError for a rule that would not see what it needs, or would lose what nobody owes again."""
     from decentral.compressors.base import is_sparse
 
-    rule, kind, named = rule_of(manifest), manifest.exchange.kind, _named(manifest)
+    rule, kind, named = rule_of(manifest), manifest.exchange.kind, _rule_key(manifest)
     if rule.needs == "nothing":
         return
     if kind == "pair":
@@ -385,7 +385,7 @@ def check_rule(manifest: Manifest, method: OuterMethod, compressor: Compressor, 
         )
 
 
-def _named(manifest: Manifest) -> str:
+def _rule_key(manifest: Manifest) -> str:
     """The key that says the rule."""
     chosen = manifest.outer.aggregation
     return 'outer.norm_clip = "median"' if chosen is None else f'outer.aggregation.rule = "{chosen.rule}"'

@@ -158,10 +158,10 @@ def explained(error: ValidationError, model: type[Table], source: str) -> Config
     # a misspelt name first: what it was to be is missing because of it
     found = sorted(error.errors(include_url=False), key=lambda one: one["type"] != "extra_forbidden")
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-    return ConfigError(f"{source}: {_explained(found[0], model)}{more}")
+    return ConfigError(f"{source}: {_explain(found[0], model)}{more}")
 
 
-def _explained(error: ErrorDetails, model: type[Table]) -> str:
+def _explain(error: ErrorDetails, model: type[Table]) -> str:
     """Turn an error of pydantic's into one line."""
     place = [str(step)[:40] for step in error["loc"]]
     where, kind = _shown(".".join(place)), error["type"]

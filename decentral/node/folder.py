@@ -169,7 +169,7 @@ def begun(folder: Path) -> Iterator[None]:
     """The same, and ``decentral status`` says so from now on, and requests are this process's: loading torch takes
     seconds, in which it told of the last life. What it said comes back when nothing comes of this one.
     """
-    with occupied(folder), _noted_as_begun(folder.absolute()):
+    with occupied(folder), _note_as_begun(folder.absolute()):
         drop_requests(folder)
         path = folder / STATUS_FILE
         before = path.read_bytes() if path.exists() else None
@@ -189,7 +189,7 @@ def has_begun(folder: Path) -> bool:
 
 
 @contextmanager
-def _noted_as_begun(folder: Path) -> Iterator[None]:
+def _note_as_begun(folder: Path) -> Iterator[None]:
     _BEGUN.add(folder)
     try:
         yield

@@ -137,7 +137,7 @@ class Follower(Node):
         """The anchor as it is now. No copy: tensors of a replica are replaced, and never written to."""
         replica = self.replica
         whose = peer_name(self.source) if self.source is not None and self.gossip is not None and not head.final else ""
-        named = named_tensors(replica.schema, replica.anchors, replica.buffers_B if replica.tail.numel else None)
+        named = name_tensors(replica.schema, replica.anchors, replica.buffers_B if replica.tail.numel else None)
         shared = replica.shared_tensors()
         return Anchor(self.outer_steps, replica.digest.hex(), head.final, whose, head, shared, named)
 
@@ -187,7 +187,7 @@ class Follower(Node):
         return True
 
 
-def named_tensors(schema: Schema, anchors: list[Tensor], buffers_B: Tensor | None) -> dict[str, Tensor]:
+def name_tensors(schema: Schema, anchors: list[Tensor], buffers_B: Tensor | None) -> dict[str, Tensor]:
     """Fragments, and buffers where there are shared ones, as views by the model's names; whole numbers as int64."""
     named: dict[str, Tensor] = {}
     for fragment, flat in zip(schema.fragments, anchors, strict=True):

@@ -449,13 +449,13 @@ class Uplinks:
 
     def takes(self, nbytes: int, peer: PeerId, members: Sequence[PeerId]) -> float | None:
         """Estimate the seconds, as `Takes` asks for. In a reduce, slices and results are about two bodies."""
-        lines = self._waited_for(tuple(members))
+        lines = self._lines_for_waiting(tuple(members))
         me = self._places.get(peer)
         if lines is None or me is None:
             return None
         return lines.seconds_alone(2 * nbytes, me) if self.reduces else lines.seconds_to_all(nbytes, me)
 
-    def _waited_for(self, members: tuple[PeerId, ...]) -> Lines | None:
+    def _lines_for_waiting(self, members: tuple[PeerId, ...]) -> Lines | None:
         now = self.clock()
         if self._since <= now < self._since + FRESH and (members is self._members or members == self._members):
             return self._lines

@@ -73,11 +73,11 @@ class FedOpt(OuterMethod):
         with torch.no_grad():
             change = received["change"].clamp(-_LARGEST, _LARGEST)
             mean = state["mean"] * self.beta1 + change * (1 - self.beta1)
-            square = self._gathered(state["square"], change * change).clamp(max=_LARGEST * _LARGEST)
+            square = self._next_second_moment(state["square"], change * change).clamp(max=_LARGEST * _LARGEST)
             move = mean / (root(square) + self.tau)
             return anchor - move * self.lr, {"mean": mean, "square": square}
 
-    def _gathered(self, square: Tensor, fresh: Tensor) -> Tensor:
+    def _next_second_moment(self, square: Tensor, fresh: Tensor) -> Tensor:
         """v with one more round's squares in it."""
         if self.variant == "adagrad":
             return square + fresh

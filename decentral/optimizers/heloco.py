@@ -91,12 +91,12 @@ class HeLoCo(OuterMethod):
         shares = [weight * aged_share(one.age, self.discount) / whole for one, weight in told]
         with torch.no_grad():
             for _, place in ranges(info, anchor.numel()):
-                turned = [self._corrected(row_N, before[place]) for row_N in rows_KN[:, place]]
+                turned = [self._correct(row_N, before[place]) for row_N in rows_KN[:, place]]
                 change[place] = weighted_sum(turned, shares)
             momentum = before * self.momentum + change * (1 - self.momentum)
             return anchor - (change + momentum * self.momentum) * self.lr, {"momentum": momentum}
 
-    def _corrected(self, change_N: Tensor, before_N: Tensor) -> Tensor:
+    def _correct(self, change_N: Tensor, before_N: Tensor) -> Tensor:
         """Correct a tensor of one change, with the momentum before it."""
         (own_N, length), (toward_N, momentum) = direction(change_N), direction(before_N)
         if not toward_N.any() or not own_N.any():

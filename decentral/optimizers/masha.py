@@ -40,7 +40,7 @@ from torch import Tensor
 
 from decentral.errors import ConfigError
 from decentral.optimizers.base import OuterMethod, Preset, RoundInfo, State, key
-from decentral.optimizers.steps import MOST_PARTS, check_rate, one_of_each
+from decentral.optimizers.steps import MOST_PARTS, check_rate, draw_one_of_each
 
 __all__ = ["Masha"]
 
@@ -89,15 +89,15 @@ class Masha(OuterMethod):
         with torch.no_grad():
             owed = state["debt"] * self.keep
             owed += received["change"]
-            moves = self._chosen(owed, info.step)
+            moves = self._choose(owed, info.step)
             zero = torch.zeros_like(owed)
             return anchor - torch.where(moves, owed, zero) * self.lr, {"debt": torch.where(moves, zero, owed)}
 
-    def _chosen(self, owed_N: Tensor, step: int) -> Tensor:
+    def _choose(self, owed_N: Tensor, step: int) -> Tensor:
         """Return the places that move, bool (N,). Of equal sizes all: their order is the machine's choice."""
         if self.parts == 1 or not owed_N.numel():
             return torch.ones_like(owed_N, dtype=torch.bool)
         if self.choose == "random":
-            return one_of_each(self.parts, step, owed_N.numel())
+            return draw_one_of_each(self.parts, step, owed_N.numel())
         size_N, count = owed_N.abs(), math.ceil(owed_N.numel() / self.parts)
         return size_N >= size_N.kthvalue(owed_N.numel() - count + 1).values

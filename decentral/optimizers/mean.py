@@ -302,7 +302,7 @@ class LazyMean(Lazy):
         super().__init__(lambda: self._noting_errors(make))
         self._bands, self.error, self.noted = bands, None, None
 
-    def stepped_from(self, anchor_N: Tensor, rate: float) -> Tensor | None:
+    def step_from(self, anchor_N: Tensor, rate: float) -> Tensor | None:
         """Return ``anchor - mean * rate``, the only new vector as long as the fragment; None: go by the values, as
         somebody has read them, or as the rate, a sum or the step is beyond float32.
         """

@@ -22,10 +22,10 @@ __all__ = [
     "is_still",
     "merged",
     "owns",
+    "pack_places",
     "put_back",
     "read_places",
-    "scaled_to_owners",
-    "written_places",
+    "scale_to_owners",
 ]
 
 # ---- parts that only some peers train ----
@@ -73,7 +73,7 @@ def is_still(sent_N: Tensor, part: Part) -> bool:
     return not any(bool(sent_N[start:stop].any()) for start, stop in part)
 
 
-def scaled_to_owners(
+def scale_to_owners(
     mean_N: Tensor, parts: Sequence[Part], owned: Sequence[Collection[int]], weights: Sequence[float]
 ) -> tuple[Tensor, Tensor]:
     """The mean over the owners of each part, and where there is an owner (bool); zero where there is none.
@@ -196,7 +196,7 @@ def owns(named: Sequence[Place], expert: int) -> bool:
     return any(expert % count == place for place, count in named)
 
 
-def written_places(now: Place, before: Place, moved: Sequence[int], num_experts: int) -> bytes:
+def pack_places(now: Place, before: Place, moved: Sequence[int], num_experts: int) -> bytes:
     """The place, and the others that ``moved``: one by one, or where they are too many the place before with what it
     does not have, or else all. What is named without having moved counts as zero in the mean of its owners.
     """

@@ -40,10 +40,10 @@ from decentral.optimizers.base import (
     key,
     numel_of,
 )
-from decentral.optimizers.owners import hold, is_still, put_back, scaled_to_owners
+from decentral.optimizers.owners import hold, is_still, put_back, scale_to_owners
 from decentral.optimizers.steps import check_momentum, check_rate, nesterov
 
-__all__ = ["PartialUpdates", "read_slices", "span_of", "written_slices"]
+__all__ = ["PartialUpdates", "pack_slices", "read_slices", "span_of"]
 
 _MOST = 1024  # slices: fewer peers than that train one model
 
@@ -85,7 +85,7 @@ class PartialUpdates(Speaking):
         """The slice that is trained, and others in which something is left of before."""
         mine, numel = self._slice_of(live, fragment), numel_of(live.layout(fragment))
         others = [s for s in range(self.slices) if s != mine and sent and not is_still(sent[0], [self._span(s, numel)])]
-        return written_slices([mine, *others])
+        return pack_slices([mine, *others])
 
     def after_commit(self, live: Live, fragment: int, state: State, sent: State | None, peers: Sequence[bytes]) -> None:
         """The slice of the place that this peer had among the contributors."""
@@ -111,7 +111,7 @@ class PartialUpdates(Speaking):
         parts = [[self._span(number, anchor.numel())] for number in range(self.slices)]
         owned, came = [read_slices(one, self.slices) for one in info.contributors], len(info.contributors)
         with torch.no_grad():
-            change, has_owner = scaled_to_owners(received["change"], parts, owned, info.weights)
+            change, has_owner = scale_to_owners(received["change"], parts, owned, info.weights)
             after, momentum = nesterov(anchor, change, state["momentum"], self.lr, self.momentum)
             turn = (state["turn"] + (came if came < self.slices else 0)) % self.slices
             momentum = torch.where(has_owner, momentum, state["momentum"])
@@ -143,7 +143,7 @@ def span_of(number: int, slices: int, numel: int) -> Span:
     return numel * number // slices, numel * (number + 1) // slices
 
 
-def written_slices(named: Sequence[int]) -> bytes:
+def pack_slices(named: Sequence[int]) -> bytes:
     """The first 32; what moves in a slice that is not named counts nothing."""
     return b"".join(map(_SLICE.pack, named[:_NAMED_SLICES]))
 

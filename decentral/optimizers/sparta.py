@@ -3,8 +3,8 @@
 each round: x_S <- mean(local_S) ; local_S <- x_S          S: one parameter of each run of ``parts``; the rest goes on
 each whole-th round: g = start - mean(local) ;  m <- mu*m + g ;  x <- start - lr*(g + mu*m) ;  start <- local <- x
 
-All peers know S from the round's number, so no index is sent: `one_of_each` run of ``parts`` parameters, and each of
-them once in ``parts`` rounds. What a peer learnt of parameters that are not in S stays in its live model
+All peers know S from the round's number, so no index is sent: `draw_one_of_each` run of ``parts`` parameters, and each
+of them once in ``parts`` rounds. What a peer learnt of parameters that are not in S stays in its live model
 (``drawn``), and a newcomer's is the anchor's.
 
 The anchor is therefore patched together of means of the last ``parts`` rounds, and one model again after a whole round:
@@ -37,7 +37,7 @@ from torch import Tensor
 
 from decentral.errors import ConfigError
 from decentral.optimizers.base import Drawn, OuterMethod, Preset, RoundInfo, State, key
-from decentral.optimizers.steps import MOST_PARTS, check_momentum, check_rate, nesterov, one_of_each
+from decentral.optimizers.steps import MOST_PARTS, check_momentum, check_rate, draw_one_of_each, nesterov
 
 __all__ = ["Sparta"]
 
@@ -83,7 +83,9 @@ class Sparta(OuterMethod):
         """Draw one of each run of ``parts``; behind it are the rounds since it was drawn last, or all were."""
         is_all = self.parts == 1 or self._is_whole(step)
         since = step % self.whole + 1 if self.whole else step + 1
-        return Drawn(None if is_all else partial(one_of_each, self.parts, step), min(self.parts, since), self.parts)
+        return Drawn(
+            None if is_all else partial(draw_one_of_each, self.parts, step), min(self.parts, since), self.parts
+        )
 
     def outer_step(
         self, anchor: Tensor, received: State, state: State, info: RoundInfo

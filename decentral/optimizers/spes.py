@@ -48,10 +48,10 @@ from decentral.optimizers.owners import (
     is_still,
     merged,
     owns,
+    pack_places,
     put_back,
     read_places,
-    scaled_to_owners,
-    written_places,
+    scale_to_owners,
 )
 from decentral.optimizers.steps import check_rate
 
@@ -96,14 +96,14 @@ class SPES(Speaking):
         """Its place, and what else names the experts in which something is left of earlier ones."""
         parts, now = by_expert(experts_of(live.layout(fragment))), self._place_of(live, fragment)
         moved = [e for e, part in parts.items() if sent and not is_still(sent[0], part)]
-        return written_places(now, self._place_of(live, fragment, "before"), moved, 1 + max(parts, default=0))
+        return pack_places(now, self._place_of(live, fragment, "before"), moved, 1 + max(parts, default=0))
 
     def after_commit(self, live: Live, fragment: int, state: State, sent: State | None, peers: Sequence[bytes]) -> None:
         """The place that this peer had among the contributors."""
         if sent is not None and live.peer in peers:
             own = live.own(fragment)
-            own["before"] = _noted(self._place_of(live, fragment))
-            own["place"] = _noted((peers.index(live.peer), len(peers)))
+            own["before"] = _to_tensor(self._place_of(live, fragment))
+            own["place"] = _to_tensor((peers.index(live.peer), len(peers)))
 
     def weights(self, contributors: Sequence[Contributor], given: Sequence[float], state: State) -> Sequence[float]:
         """Nothing for who names no place."""
@@ -123,7 +123,7 @@ class SPES(Speaking):
         parts, said = by_expert(layers), [read_places(one) for one in info.contributors]
         owned = [[n for n, e in enumerate(parts) if owns(named, e)] for named in said]
         with torch.no_grad():
-            change, _ = scaled_to_owners(received["change"], list(parts.values()), owned, info.weights)
+            change, _ = scale_to_owners(received["change"], list(parts.values()), owned, info.weights)
             after = anchor - change * self.lr
             rate = self.merge_rate * (1 - info.step / self.merge_rounds)
             is_due = (info.step + 1) % self.merge_every == 0 and rate > 0
@@ -140,5 +140,5 @@ class SPES(Speaking):
         return int(place), int(count)
 
 
-def _noted(place: Place) -> Tensor:
+def _to_tensor(place: Place) -> Tensor:
     return torch.tensor(place, dtype=torch.float32, device="cpu")

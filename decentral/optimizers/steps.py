@@ -26,10 +26,10 @@ __all__ = [
     "check_rate",
     "check_waiting",
     "cos",
+    "draw_one_of_each",
     "exp",
     "heavy_ball",
     "nesterov",
-    "one_of_each",
     "only_drawn",
     "power",
     "progress",
@@ -43,7 +43,7 @@ __all__ = [
 def sgd(anchor: Tensor, gradient: Tensor, lr: float) -> Tensor:
     """``x <- x - lr*g``: torch's ``SGD``. Of a `LazyMean` that nobody has read no values are made."""
     with torch.no_grad():
-        made = gradient.stepped_from(anchor, lr) if isinstance(gradient, LazyMean) else None
+        made = gradient.step_from(anchor, lr) if isinstance(gradient, LazyMean) else None
         return minus_times(anchor, gradient, lr) if made is None else made
 
 
@@ -139,7 +139,7 @@ MOST_PARTS = 1 << 20
 _MASK = (1 << 32) - 1
 
 
-def one_of_each(parts: int, step: int, numel: int) -> Tensor:
+def draw_one_of_each(parts: int, step: int, numel: int) -> Tensor:
     """Return what is drawn in outer step ``step``, bool (N,); a last run that is shorter may have none."""
     turn, place = divmod(step, parts)
     run_R = torch.arange(-(-numel // parts), dtype=torch.int64, device="cpu")

@@ -72,7 +72,7 @@ def schema_of(
         raise ConfigError("no parameter of the model requires gradients, so there is nothing to train; unfreeze some")
     if not 1 <= num_fragments <= MAX_FRAGMENTS:
         raise ConfigError(f"schema_of(num_fragments={num_fragments}): want 1 to {MAX_FRAGMENTS}")
-    members = _strided(specs, num_fragments)
+    members = _stride(specs, num_fragments)
     if not all(members):
         raise ConfigError(
             f"schema_of(num_fragments={num_fragments}): fragment {members.index([])} would be empty, the model has "
@@ -81,7 +81,7 @@ def schema_of(
     return Schema(
         tuple(Fragment(index, tuple(group)) for index, group in enumerate(members)),
         tuple(buffer_spec(name, buffer) for name, buffer in buffers.items()),
-        tuple(_frozen(name, part) for name, part in parts_of(frozen).items()),
+        tuple(_frozen_spec(name, part) for name, part in parts_of(frozen).items()),
     )
 
 
@@ -123,7 +123,7 @@ def put_buffer(model: torch.nn.Module, name: str, buffer: Tensor) -> None:
                 return
 
 
-def named_by(names: Iterable[str], model: torch.nn.Module) -> frozenset[str]:
+def parameters_named(names: Iterable[str], model: torch.nn.Module) -> frozenset[str]:
     """The parameters that ``names`` say, each one's name or that of a module around it. ConfigError for an unknown."""
     known, found = parameters_of(model), set[str]()
     for name in names:
@@ -208,7 +208,7 @@ def buffer_spec(name: str, buffer: Tensor) -> BufferSpec:
     return BufferSpec(name, tuple(buffer.shape), "float" if buffer.is_floating_point() else "integer")
 
 
-def _frozen(name: str, parameter: Tensor) -> FrozenSpec:
+def _frozen_spec(name: str, parameter: Tensor) -> FrozenSpec:
     dtype = str(parameter.dtype).removeprefix("torch.")
     try:
         return FrozenSpec(name, tuple(parameter.shape), dtype, frozen_digest(parameter))
@@ -273,7 +273,7 @@ def _block(name: str) -> int | None:
     return next((int(word) for word in name.split(".") if word.isascii() and word.isdigit()), None)
 
 
-def _strided(specs: list[ParameterSpec], num_fragments: int) -> list[list[ParameterSpec]]:
+def _stride(specs: list[ParameterSpec], num_fragments: int) -> list[list[ParameterSpec]]:
     if num_fragments == 1:
         return [specs]
     stride = num_fragments if all(_block(spec.name) is not None for spec in specs) else num_fragments - 1
@@ -399,10 +399,10 @@ def digest(flat: Tensor) -> bytes:
     return blake3(array.view(np.uint8).data, max_threads=torch.get_num_threads()).digest()
 
 
-def combined_digest(digests: Sequence[bytes]) -> bytes:
+def combine_digests(digests: Sequence[bytes]) -> bytes:
     """The anchor's digest, 32 bytes, from its fragments' digests in order, and that of buffers where there are any."""
     if any(len(item) != 32 for item in digests):
-        raise ConfigError(f"combined_digest: digests of 32 bytes are wanted, got {[len(item) for item in digests]}")
+        raise ConfigError(f"combine_digests: digests of 32 bytes are wanted, got {[len(item) for item in digests]}")
     return hashlib.blake2b(b"".join(digests), digest_size=32).digest()
 
 

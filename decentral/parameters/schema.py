@@ -156,7 +156,7 @@ class Schema:
         schema = cls(
             tuple(_fragment_from(index, row) for index, row in enumerate(fragments)),
             tuple(map(_buffer_from, buffers)),
-            tuple(map(_frozen_from, frozen)),
+            tuple(map(_read_frozen, frozen)),
         )
         _check_bounds(schema)
         return schema
@@ -234,7 +234,7 @@ def _buffer_from(item: object) -> BufferSpec:
     return BufferSpec(name, shape, "float" if kind == "float" else "integer")
 
 
-def _frozen_from(item: object) -> FrozenSpec:
+def _read_frozen(item: object) -> FrozenSpec:
     rule = "a frozen parameter is [name, [dimensions], dtype, 32 hex digits]"
     name, shape = _name_and_shape(item, 4, rule)
     dtype, digest = item[2:] if isinstance(item, list) else (None, None)

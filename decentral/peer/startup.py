@@ -196,7 +196,7 @@ class Startup:
     # ---- the swarm ----
 
     @property
-    def _invited_by(self) -> tuple[str, ...]:
+    def _invite_addresses(self) -> tuple[str, ...]:
         """The addresses in the invite; none without an invite."""
         return self._settings.invite.addresses if self._settings.invite is not None else ()
 
@@ -205,7 +205,7 @@ class Startup:
         """The invite's addresses, and those of the peers that were there last: a first peer has no invite, and when it
         comes back at another address the others have only its old one.
         """
-        return tuple(dict.fromkeys((*self._invited_by, *self._before.others)))
+        return tuple(dict.fromkeys((*self._invite_addresses, *self._before.others)))
 
     def _enter(self) -> NetworkSetup:
         """Find the way to the others; a network with nobody in it where the run is over and nobody is served."""
@@ -217,7 +217,7 @@ class Startup:
             identity,
             given["listen"],
             relays=given["relays"],
-            invited_by=self._invited_by,
+            invited_by=self._invite_addresses,
             before=self._before.listen,
         )
 

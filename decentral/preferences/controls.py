@@ -137,14 +137,14 @@ class Controls:
 
     def _look_at_reasons(self) -> None:
         now = self._wall()
-        reasons = (*self._asked_for(now), *reasons_to_wait(self.wanted, self._seen(), now))
+        reasons = (*self._pause_asked(now), *reasons_to_wait(self.wanted, self._seen(), now))
         if bool(reasons) != bool(self.because):
             (self._steered.pause if reasons else self._steered.resume)()
             if reasons and self.finishing:  # the round that it waits for will not come
                 self._steered.finish()
         self.because = reasons
 
-    def _asked_for(self, now: datetime) -> tuple[str, ...]:
+    def _pause_asked(self, now: datetime) -> tuple[str, ...]:
         if self._paused_until is not None and self._paused_until <= now.timestamp():
             self._paused_until = None
             self._keep(self._kept.with_pause(None))
@@ -225,7 +225,7 @@ def read_settings(folder: Path) -> KeptSettings:
         return KeptSettings()
     except (OSError, ValueError, RecursionError) as error:
         raise _bad(path, f"it cannot be read ({type(error).__name__})") from None
-    return _checked(path, found)
+    return _check(path, found)
 
 
 def write_settings(folder: Path, kept: KeptSettings, disk: Disk = DISK) -> None:
@@ -236,7 +236,7 @@ def write_settings(folder: Path, kept: KeptSettings, disk: Disk = DISK) -> None:
         disk.replace_file(folder / SETTINGS_FILE, [(json.dumps(document, indent=1) + "\n").encode()])
 
 
-def _checked(path: Path, found: object) -> KeptSettings:
+def _check(path: Path, found: object) -> KeptSettings:
     if not isinstance(found, dict) or found.get("version") != _SETTINGS_VERSION:
         raise _bad(path, f"it is no object with version {_SETTINGS_VERSION}")
     set_, given, paused = found.get("set", {}), found.get("given"), found.get("paused")

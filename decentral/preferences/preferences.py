@@ -160,7 +160,7 @@ def _or_none(read: Callable[[str], Any]) -> Callable[[str], Any]:
     return lambda text: None if text.strip().lower() == "none" else read(text)
 
 
-def _one_of(**known: Any) -> Callable[[str], Any]:
+def _choice(**known: Any) -> Callable[[str], Any]:
     def read(text: str) -> Any:
         if text.strip().lower() not in known:
             raise ConfigError(f"{text[:40]!r}: one of {', '.join(known)}")
@@ -191,8 +191,8 @@ _READ: Mapping[str, Callable[[str], Any]] = {
     "max-memory": _or_none(_memory),
     "max-compute": _or_none(parse_share),
     "schedule": Hours.parse,
-    "on-battery": _one_of(train="train", pause="pause"),
-    "only-when-idle": _one_of(on=True, off=False),
+    "on-battery": _choice(train="train", pause="pause"),
+    "only-when-idle": _choice(on=True, off=False),
 }
 SETTINGS = tuple(_READ)
 

@@ -21,7 +21,7 @@ from decentral.errors import ConfigError, NonFiniteError, PayloadError
 from decentral.optimizers import CHANGE, Aggregation, Channel, Contributor, OuterMethod, RoundInfo, make_aggregation
 from decentral.optimizers.base import Part
 from decentral.optimizers.mean import Adder, LazyMean, mean_of
-from decentral.parameters import Schema, combined_digest, digest, first_non_finite
+from decentral.parameters import Schema, combine_digests, digest, first_non_finite
 from decentral.replica.apply import (
     NOTHING_KEPT,
     GatherReader,
@@ -112,7 +112,7 @@ class Replica:
         return self._combine_digests(digests, tensors.get(BUFFERS, self.buffers_B))
 
     def _combine_digests(self, digests: Sequence[bytes], buffers_B: Tensor) -> bytes:
-        return combined_digest([*digests, digest(buffers_B)] if self.schema.buffers else digests)
+        return combine_digests([*digests, digest(buffers_B)] if self.schema.buffers else digests)
 
     def shared_buffers(self, fragment: int) -> Tensor | None:
         """Return what the live buffers become when ``fragment`` has moved; None: they stay."""

@@ -19,7 +19,7 @@ import anyio
 
 from decentral.consensus.acceptance import note_followers, takes_commit
 from decentral.consensus.chain import LENGTH as LONGEST
-from decentral.consensus.chain import Branch, Head, History, Place, Rules, check_branch, dropped_by, rank_of
+from decentral.consensus.chain import Branch, Head, History, Place, Rules, check_branch, rank_of, removals
 from decentral.consensus.learner import RECENT, find_oldest_head, remember_before
 from decentral.errors import DecentralError, PayloadError, PeerUnreachable, TransportError
 from decentral.replica.contents import MAKERS
@@ -377,7 +377,7 @@ class CatchUp:
         there = [other for other, lease in self.directory.live().items() if (lease.round, lease.digest) in beyond]
         for other in (peer, *there):
             self.driver.watch.note_parted(other)
-        dropped = [peer_name(one) for one in sorted(dropped_by(record))]
+        dropped = [peer_name(one) for one in sorted(removals(record))]
         self.state.on_event("refused", {"round": record.round, "peer": peer_name(peer), "gives_up": dropped})
 
     def _others(self, peer: PeerId, head: Head) -> list[PeerId]:

@@ -91,10 +91,10 @@ def make_delta(base: Tensors, target: Tensors) -> bytes:
 def read_header(data: bytes | memoryview) -> DeltaHeader:
     """The versions that a message is between. PayloadError when it is no such message."""
     if len(data) < _HEADER.size:
-        raise _refused(f"{len(data)} bytes, its header has {_HEADER.size}")
+        raise _refusal(f"{len(data)} bytes, its header has {_HEADER.size}")
     magic, form, base, result = _HEADER.unpack(bytes(data[: _HEADER.size]))
     if magic != _MAGIC or form not in (_DELTA, _FULL):
-        raise _refused("it does not begin as one")
+        raise _refusal("it does not begin as one")
     return DeltaHeader(base, result, form == _FULL)
 
 
@@ -120,9 +120,9 @@ def apply_delta(base: Tensors, data: bytes | memoryview) -> dict[str, Tensor]:
         rest = rest[taken:]
         found |= {name: _tensor(array, base[name]) for name, array in zip(group, bits, strict=True)}
     if rest.size:
-        raise _refused(f"{rest.size} bytes are left over")
+        raise _refusal(f"{rest.size} bytes are left over")
     if version_id(found) != header.result:
-        raise _refused("what it gives is not the version that it names")
+        raise _refusal("what it gives is not the version that it names")
     return {name: found[name] for name in base}
 
 
@@ -132,7 +132,7 @@ def _delta_group(base: Tensors, target: Tensors, group: list[str]) -> list[bytes
         old_N, new_N = _bits(base[name]), _bits(target[name])
         place_K = np.flatnonzero(old_N != new_N)
         places.append(place_K.astype(np.int32)[None])
-        changes.append(_folded(new_N[place_K] - old_N[place_K]))
+        changes.append(_fold(new_N[place_K] - old_N[place_K]))
     pieces: list[bytes | memoryview] = [np.array([place.size for place in places], dtype="<u4").tobytes()]
     kinds = [coding.Rising(max(1, base[name].numel())) for name in group]
     pieces += coding.encode(kinds, places)
@@ -144,10 +144,10 @@ def _delta_group(base: Tensors, target: Tensors, group: list[str]) -> list[bytes
 def _read_delta_group(base: Tensors, group: list[str], data: NDArray[np.uint8]) -> tuple[list[Bits], int]:
     at = 4 * len(group)
     if data.size < at:
-        raise _refused("it ends before a group's counts")
+        raise _refusal("it ends before a group's counts")
     counts = np.frombuffer(data[:at].tobytes(), dtype="<u4").astype(np.int64)
     if any(count > base[name].numel() for count, name in zip(counts, group, strict=True)):
-        raise _refused("more elements change than there are")
+        raise _refusal("more elements change than there are")
     forms = [
         coding.Form(coding.Rising(max(1, base[name].numel())), (1, int(count)), np.dtype(np.int32))
         for count, name in zip(counts, group, strict=True)
@@ -160,13 +160,15 @@ def _read_delta_group(base: Tensors, group: list[str], data: NDArray[np.uint8]) 
         (plane,), taken = coding.decode([form], data[at:])
         planes.append(plane)
         at += taken
-    folded = _joined(planes)
+    folded = _join(planes)
     if not folded.all():
-        raise _refused("an element changes to what it was")
-    return _changed(base, group, places, np.split(_unfolded(folded), np.cumsum(counts)[:-1])), at
+        raise _refusal("an element changes to what it was")
+    return _apply_changes(base, group, places, np.split(_unfold(folded), np.cumsum(counts)[:-1])), at
 
 
-def _changed(base: Tensors, group: list[str], places: list[NDArray[np.generic]], changes: list[Bits]) -> list[Bits]:
+def _apply_changes(
+    base: Tensors, group: list[str], places: list[NDArray[np.generic]], changes: list[Bits]
+) -> list[Bits]:
     found = []
     for name, place_1K, change_K in zip(group, places, changes, strict=True):
         bits_N = _bits(base[name]).copy()
@@ -216,13 +218,13 @@ def _tensor(bits_N: Bits, like: Tensor) -> Tensor:
     return torch.from_numpy(bits_N.view(np.uint8)).view(like.dtype).reshape(like.shape)
 
 
-def _folded(change_K: Bits) -> Bits:
+def _fold(change_K: Bits) -> Bits:
     """0, -1, 1, -2, ... to 0, 1, 2, 3, ...: bits of negative numbers turned over."""
     top = 8 * change_K.itemsize - 1
     return (change_K << 1) ^ (0 - (change_K >> top))
 
 
-def _unfolded(folded_K: Bits) -> Bits:
+def _unfold(folded_K: Bits) -> Bits:
     return (folded_K >> 1) ^ (0 - (folded_K & 1))
 
 
@@ -231,7 +233,7 @@ def _planes(folded_K: Bits) -> list[NDArray[np.uint8]]:
     return [((folded_K >> (8 * i)) & 255).astype(np.uint8) for i in range(folded_K.itemsize)]
 
 
-def _joined(planes: list[NDArray[np.generic]]) -> Bits:
+def _join(planes: list[NDArray[np.generic]]) -> Bits:
     return np.stack(planes, axis=1).reshape(-1).view(f"<u{len(planes)}").astype(f"u{len(planes)}")
 
 
@@ -251,7 +253,7 @@ def _check_alike(base: Tensors, target: Tensors) -> None:
             raise ConfigError(f"delta: tensor {name} has more than {_LARGEST} elements; send a checkpoint")
 
 
-def _refused(what: str) -> PayloadError:
+def _refusal(what: str) -> PayloadError:
     return PayloadError(f"delta refused: {what}; drop it and its sender")
 
 

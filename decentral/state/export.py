@@ -253,7 +253,7 @@ _HASH_NBYTES = 32
 def pack_file(plain: Path, packed: Path, disk: Disk = DISK, on_bytes: OnBytes = untold) -> None:
     """Write ``packed``, a new file; ``on_bytes`` is told how many more of ``plain`` are in it. Raises OSError."""
     with plain.open("rb") as file:
-        disk.write(packed, _telling_of_plain(_packed(file, nbytes := plain.stat().st_size), nbytes, on_bytes))
+        disk.write(packed, _telling_of_plain(_pack(file, nbytes := plain.stat().st_size), nbytes, on_bytes))
 
 
 def unpack_file(packed: Path, plain: Path, disk: Disk = DISK, on_bytes: OnBytes = untold) -> None:
@@ -264,7 +264,7 @@ def unpack_file(packed: Path, plain: Path, disk: Disk = DISK, on_bytes: OnBytes 
     with disk_errors(f"unpacking {packed} to {plain}"):
         try:
             with packed.open("rb") as file:
-                disk.write(plain, _telling(_unpacked(file), on_bytes))
+                disk.write(plain, _telling(_unpack(file), on_bytes))
         except PayloadError as error:
             disk.remove(plain)
             why = str(error).split(";")[0]  # its way out is for peers
@@ -289,7 +289,7 @@ def _telling_of_plain(parts: Iterator[bytes], nbytes: int, on_bytes: OnBytes) ->
     yield from parts
 
 
-def _packed(file: BinaryIO, nbytes: int) -> Iterator[bytes]:
+def _pack(file: BinaryIO, nbytes: int) -> Iterator[bytes]:
     seal = blake2b(digest_size=_HASH_NBYTES)
     yield _PACKED_HEAD.pack(_MAGIC, nbytes)
     for size in _chunk_sizes(nbytes):
@@ -300,7 +300,7 @@ def _packed(file: BinaryIO, nbytes: int) -> Iterator[bytes]:
     yield seal.digest()
 
 
-def _unpacked(file: BinaryIO) -> Iterator[bytes]:
+def _unpack(file: BinaryIO) -> Iterator[bytes]:
     magic, nbytes = _PACKED_HEAD.unpack(_read_exactly(file, _PACKED_HEAD.size))
     if magic != _MAGIC:
         raise PayloadError("it does not begin as a packed file")

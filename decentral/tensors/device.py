@@ -234,7 +234,7 @@ def tried(function: Callable[..., R], compiler: Compiler, given: tuple[Any, ...]
             if isinstance(one, Tensor) and one.dim():
                 torch._dynamo.maybe_mark_dynamic(one, 0)  # a model has tensors of many lengths: one kernel for all
         with torch.no_grad():
-            return cast(R, _compiled(function, compiler)(*given, **named))
+            return cast(R, _compile_once(function, compiler)(*given, **named))
     except torch.cuda.OutOfMemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever a compiler stumbles over, the plain function does the same
@@ -251,7 +251,7 @@ def _compile(function: Callable[..., R]) -> Callable[..., R]:
 
 
 @functools.cache
-def _compiled(function: Callable[..., R], compiler: Compiler) -> Callable[..., R]:
+def _compile_once(function: Callable[..., R], compiler: Compiler) -> Callable[..., R]:
     return compiler(function)
 
 

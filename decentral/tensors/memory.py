@@ -43,7 +43,7 @@ def offload_to(folder: Path | None) -> None:
     global _folder
     if folder is not None:
         try:
-            _mapped(folder, mmap.PAGESIZE)
+            _map(folder, mmap.PAGESIZE)
         except (OSError, ValueError) as error:
             raise ConfigError(f"offload {folder}: {error}; name a folder on a disk that can be written to") from None
     _folder = folder
@@ -75,14 +75,14 @@ def _new(nbytes: int, *, zeros: bool) -> NDArray[np.uint8]:
     if _folder is None or nbytes < _WORTH_IT:
         return np.zeros(nbytes, dtype=np.uint8) if zeros else np.empty(nbytes, dtype=np.uint8)
     try:
-        return _mapped(_folder, nbytes)
+        return _map(_folder, nbytes)
     except OSError as error:
         raise DiskError(
             f"offload {_folder}: {error.strerror} for {nbytes} bytes; free some, or name another folder"
         ) from error
 
 
-def _mapped(folder: Path, nbytes: int) -> NDArray[np.uint8]:
+def _map(folder: Path, nbytes: int) -> NDArray[np.uint8]:
     """Zeros. Its blocks are on the disk before it is written to: a disk that is full is an error and no signal."""
     with tempfile.TemporaryFile(dir=folder) as file:
         if hasattr(os, "posix_fallocate"):

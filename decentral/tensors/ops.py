@@ -149,7 +149,7 @@ def difference(left: Tensor, right: Tensor) -> Tensor:
     """``left - right``, new."""
     if not lie_alike(left, right):
         return left - right
-    return _filled(_difference, left, right)
+    return _fill_new(_difference, left, right)
 
 
 def difference_and_norm(left: Tensor, right: Tensor) -> tuple[Tensor, float]:
@@ -168,7 +168,7 @@ def minus_times(left: Tensor, right: Tensor, factor: float) -> Tensor:
     """``left - right * factor``, new; the product is rounded first."""
     if not lie_alike(left, right):
         return left - right * factor
-    return _filled(_minus_times, left, right, np.float32(factor))
+    return _fill_new(_minus_times, left, right, np.float32(factor))
 
 
 def with_momentum(
@@ -194,7 +194,7 @@ def carried(live: Tensor, contributed: Tensor, anchor: Tensor) -> Tensor:
     """``anchor + (live - contributed)``, and ``anchor`` bit for bit where the two are equal; new."""
     if not lie_alike(live, contributed, anchor):
         return torch.where(live == contributed, anchor, anchor + (live - contributed))
-    return _filled(_carried, live, contributed, anchor)
+    return _fill_new(_carry_into, live, contributed, anchor)
 
 
 def divide(total: Tensor, divisor: float) -> bool:
@@ -216,7 +216,7 @@ def minus_quotient(left: Tensor, total: Tensor, made: Tensor, divisor: float, fa
     return bool(_minus_quotient(flat(left), flat(total), flat(made), flat(made).view(np.uint32), *numbers))
 
 
-def _filled(kernel: Callable[..., Any], *given: Any) -> Tensor:
+def _fill_new(kernel: Callable[..., Any], *given: Any) -> Tensor:
     """A new tensor that the kernel fills from the given ones; numbers come after them."""
     made = fresh_like(given[0])
     arrays = tuple(flat(one) for one in (*given, made) if isinstance(one, Tensor))
@@ -294,7 +294,7 @@ def _heavy_ball(anchor, change, momentum, made, kept, lr, mu):  # type: ignore[n
 
 
 @compiled
-def _carried(live, contributed, anchor, made):  # type: ignore[no-untyped-def]
+def _carry_into(live, contributed, anchor, made):  # type: ignore[no-untyped-def]
     for i in range(made.size):
         moved = anchor[i] + (live[i] - contributed[i])
         made[i] = anchor[i] if live[i] == contributed[i] else moved
@@ -340,14 +340,14 @@ def as_rows(tensors: Iterable[Tensor]) -> Rows | None:
 def carry_rows(rows: Rows, sent_N: Tensor, anchor_N: Tensor) -> None:
     """``rows <- anchor + (rows - sent)``, and ``anchor`` bit for bit where the two are equal."""
     _over_rows(rows, (sent_N, anchor_N), _carry)
-    _changed(rows)
+    _mark_changed(rows)
 
 
 def carry_and_copy(rows: Rows, sent_N: Tensor, anchor_N: Tensor) -> tuple[Tensor, float]:
     """`carry_rows`; what they are then, new, and the norm of ``anchor - rows``."""
     copy_N = fresh(anchor_N.numel())
     squares = _over_rows(rows, (sent_N, anchor_N, copy_N), _carry_and_copy)
-    _changed(rows)
+    _mark_changed(rows)
     return copy_N, math.sqrt(sum(squares))
 
 
@@ -363,7 +363,7 @@ def copy_and_difference(rows: Rows, base_N: Tensor) -> tuple[Tensor, Tensor, flo
     return copy_N, made_N, math.sqrt(sum(_over_rows(rows, (base_N, copy_N, made_N), _copy_and_difference)))
 
 
-def _changed(rows: Rows) -> None:
+def _mark_changed(rows: Rows) -> None:
     """A graph that still needs the old values hears of it, as it does of torch's own writes."""
     for row in rows:  # not all at once: whether older versions of torch take a list is not documented
         torch.autograd.graph.increment_version(row)
@@ -496,7 +496,7 @@ class Places:
         assert flat_N.shape == (self._end[-1],), "as long as all of them"
         assert lie_alike(flat_N), "flat float32 on the processor"
         _write(self._address, self._end, flat(flat_N))
-        _changed(self._tensors)
+        _mark_changed(self._tensors)
 
     def _now(self) -> tuple[list[int], list[int]]:
         return [*map(Tensor.data_ptr, self._tensors)], [*map(Tensor.numel, self._tensors)]

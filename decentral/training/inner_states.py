@@ -19,7 +19,7 @@ from decentral.errors import ConfigError
 from decentral.parameters.schema import is_sharded, local_part
 from decentral.state.checkpoint import filled, flatten, random_state, set_random_state, storable, unflatten
 from decentral.tensors.ops import is_finite
-from decentral.training.processes import MAIN, Order, Orders, Processes, Shards, undisturbed
+from decentral.training.processes import MAIN, Order, Orders, Processes, Shards, hold_interrupts
 
 # ---- several optimizers as one ----
 
@@ -182,7 +182,7 @@ class InnerStates:
         """Copy all of it, for ``flatten``."""
         if self._orders is None:
             return self._own()
-        with undisturbed():
+        with hold_interrupts():
             self._orders.give(Order.KEEP)
             return self._keep(self._orders.processes)
 
@@ -192,7 +192,7 @@ class InnerStates:
             self._put(tree["optimizer"], tree)
             return
         self._optimizers.assign(tree["optimizer"])  # or it is refused, before the others are asked
-        with undisturbed():
+        with hold_interrupts():
             self._orders.give(Order.RESTORE)
             self._restore(self._orders.processes, tree)
 

@@ -19,15 +19,15 @@ from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from decentral.errors import ConfigError
-from decentral.node.follower import named_tensors
+from decentral.node.follower import name_tensors
 from decentral.parameters import (
     Schema,
     buffer_spec,
     buffers_of,
     gather,
     gather_buffers,
-    named_by,
     overwrite,
+    parameters_named,
     parameters_of,
     parts_of,
     put_buffer,
@@ -44,7 +44,7 @@ from decentral.tensors.memory import fresh
 from decentral.tensors.ops import Places, as_rows, is_finite
 from decentral.training.copies import Averages, Copies, UndoGuard
 from decentral.training.joined import Joined, find_copies
-from decentral.training.processes import Accelerator, Order, Processes, Shards, Team, undisturbed
+from decentral.training.processes import Accelerator, Order, Processes, Shards, Team, hold_interrupts
 
 # Shape suffixes: N = elements of one fragment, on ``place``; B = elements of all buffers, on the CPU; flat float32.
 
@@ -79,7 +79,9 @@ class LiveModel:
         self._bare = bare
         self._parameters = parameters_of(bare)
         by_loop, copies = (
-            (named_by(moved, bare), "") if moved is not None else find_copies(bare, self._parameters, optimizers)
+            (parameters_named(moved, bare), "")
+            if moved is not None
+            else find_copies(bare, self._parameters, optimizers)
         )
         frozen = {name: p for name, p in self._parameters.items() if not (p.requires_grad or name in by_loop)}
         self._frozen = parts_of(frozen)
@@ -102,7 +104,7 @@ class LiveModel:
     def by_name(self, anchors: list[Tensor], buffers_B: Tensor | None) -> dict[str, Tensor]:
         """Copies of these fragments and buffers by the model's names, as the model has them, on the processor."""
         mine = {**self._parameters, **self.buffers.current()}
-        named = named_tensors(self.schema, [anchor_N.cpu() for anchor_N in anchors], buffers_B)
+        named = name_tensors(self.schema, [anchor_N.cpu() for anchor_N in anchors], buffers_B)
         # A buffer that the module has no more is as the run has it.
         return {name: tensor.to(mine.get(name, tensor).dtype, copy=True) for name, tensor in named.items()}
 
@@ -125,7 +127,7 @@ class LiveModel:
 
     def read(self, fragment: int) -> Tensor:
         """Copy one fragment, to ``place``."""
-        with self._undisturbed():
+        with self._hold_interrupts():
             self._order(Order.READ, fragment)
             return self._read(fragment)
 
@@ -155,7 +157,7 @@ class LiveModel:
 
     def write(self, fragment: int, flat_N: Tensor) -> None:
         """Overwrite one fragment in place; optimizer state and gradients are not touched."""
-        with self._undisturbed():
+        with self._hold_interrupts():
             self._order(Order.WRITE, fragment)
             self._write(fragment, flat_N)
 
@@ -291,7 +293,7 @@ class LiveModel:
         """
         if self.team.orders is None:
             return done, numbers
-        with undisturbed():
+        with hold_interrupts():
             return self._share(self.team.go_on(), changed, done, numbers)
 
     def _share(
@@ -346,9 +348,9 @@ class LiveModel:
         self.team.orders.means({**what, **frozen})
         return shards
 
-    def _undisturbed(self) -> AbstractContextManager[None]:
+    def _hold_interrupts(self) -> AbstractContextManager[None]:
         """Hold Ctrl-C back where several processes act together, which is not left halfway."""
-        return undisturbed() if self._shards is not None else nullcontext()
+        return hold_interrupts() if self._shards is not None else nullcontext()
 
     def _order(self, order: Order, number: int) -> None:
         if self._shards is not None and self.team.orders is not None:

@@ -30,7 +30,7 @@ from decentral.replica.replica import OWED
 from decentral.rounds.gossip import UNDECIDED, Gossip, Swapped
 from decentral.rounds.local_state import CommittedUpdate
 from decentral.training.live_side import Parameters
-from decentral.training.processes import undisturbed
+from decentral.training.processes import hold_interrupts
 from decentral.training.progress import Away
 from decentral.training.schedule import Pace, SyncSchedule
 from decentral.training.swarm_side import PendingResult, SwarmSide
@@ -548,7 +548,7 @@ class GossipSteps:
             swapped = await outcome.result(within)
         paired_at = None if swapped.partner is None else swapped.step + 1
         looking = self._parts.looking(paired_at, wanted=within is None)
-        with looking, undisturbed(), self._parts.holding():  # whole, whenever Ctrl-C comes: see `Merger`
+        with looking, hold_interrupts(), self._parts.holding():  # whole, whenever Ctrl-C comes: see `Merger`
             self._swap = None
             self._schedule.merge_swap(self._model, fragment, swapped.after_N, unmoved=swapped.unmoved)
             self._parts.take_buffers(swapped.buffers_B)
@@ -645,7 +645,7 @@ class Merger:
         All of it, whenever Ctrl-C comes: of a model that was half written the last checkpoint would take what the
         others learnt, and this model has not, for progress backwards.
         """
-        with undisturbed():
+        with hold_interrupts():
             if not self._schedule.merge(update, self._model):
                 return set()
             self._parts.take_buffers(update.buffers_B)
@@ -721,7 +721,7 @@ class Merger:
         return self._restart(self._parts.all_fragments, FreshStart(replica.anchors, replica.shared_buffers(0), {}))
 
     def _restart(self, fragments: Sequence[int], fresh: FreshStart) -> set[int]:
-        with undisturbed():
+        with hold_interrupts():
             self._schedule.restart(self._model, fresh.anchors, fragments, fresh.debts)
             self.adopt_all(fragments)
             if 0 in fragments:  # which carries them
@@ -733,7 +733,7 @@ class Merger:
     def end_at_replica(self) -> set[int]:
         """End the run: the live model becomes its outcome."""
         replica = self._swarm.node.replica
-        with undisturbed():
+        with hold_interrupts():
             for fragment, anchor_N in enumerate(replica.anchors):
                 self._schedule.put(self._model, fragment, anchor_N)
             self._parts.take_buffers(replica.shared_buffers(0))

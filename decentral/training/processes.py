@@ -227,7 +227,7 @@ class Orders:
         """Do what the main process says until it ends that: by which order. TimeoutError: it said nothing ``within``
         seconds. Raises the error that ended the boundary there.
         """
-        with undisturbed():
+        with hold_interrupts():
             while True:
                 order, number = self.processes.tell([0, 0], within=within)
                 within = None
@@ -336,7 +336,7 @@ class Team:
         """Give all processes, which all ask, the main one's ``word``."""
         if self.orders is None:
             return word
-        with undisturbed():
+        with hold_interrupts():
             return self.orders.processes.tell_bytes(word)
 
     def go_on(self) -> Processes:
@@ -383,7 +383,7 @@ class Team:
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
+def hold_interrupts() -> Iterator[None]:
     """Hold Ctrl-C back to the end of the block, where its handler hears it."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -109,7 +109,7 @@ def check_learns(manifest: Manifest) -> None:
         return  # what is made of derivatives along directions has no change that a compressor or a feedback could ruin
     if INNER_OPTIMIZERS[manifest.inner.named].averages:
         _check_averages(manifest)
-    loss = _tried(_essence(manifest))
+    loss = _try(_essence(manifest))
     if loss < 1.0:
         return
     terms = manifest.compressor
@@ -169,7 +169,7 @@ def _way_out(manifest: Manifest) -> str:
     """Return the nearest terms that learn."""
     for told, tables in _changes(manifest):
         try:
-            if _tried(_essence(manifest.changed(**tables))) < 1.0:
+            if _try(_essence(manifest.changed(**tables))) < 1.0:
                 return f"use {told}"
         except ConfigError:  # they do not fit for another reason
             continue
@@ -216,5 +216,5 @@ def _variants(preset: str) -> list[Manifest]:
 
 
 @cache
-def _tried(essence: bytes) -> float:
+def _try(essence: bytes) -> float:
     return trial(Manifest.of(json.loads(essence), "trial"))

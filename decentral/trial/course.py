@@ -101,7 +101,7 @@ class Course:
     def go(self) -> Iterator[Reached]:
         """Run, and yield after every outer step."""
         while self.outer_step < self.manifest.run.rounds:
-            decided = self._decided_at()
+            decided = self._decision_time()
             stepping = min(self._ready)
             self.now = min(decided, stepping)
             assert self.now < NEVER, "somebody steps, or a round can be decided"
@@ -166,7 +166,7 @@ class Course:
 
     # ---- rounds ----
 
-    def _decided_at(self) -> float:
+    def _decision_time(self) -> float:
         """Return when the round in progress will be decided, as far as offers tell by now."""
         if self._pairs is not None:
             return self._pairs.next_at
@@ -184,7 +184,7 @@ class Course:
             for peer in self._pairs.meet(self.now):
                 self._ready[peer.rank] = self.now + self._pace(peer.rank)
             for step in range(before, self.outer_step):
-                yield self._reached(step + 1, self._pairs.nbytes_of(step))
+                yield self._reach(step + 1, self._pairs.nbytes_of(step))
             return
         named = {rank: made for rank, (made, there) in sorted(self._offers.items()) if there <= self.now}
         met = self._met(named)
@@ -192,7 +192,7 @@ class Course:
         self._offers.clear()
         sent = [self.world.sent(n, self.manifest.exchange.kind, len(named)) for n in met.nbytes.values()]
         self._wake()
-        yield self._reached(self.head.outer_step, sum(sent) / self.world.scale / len(self.peers))
+        yield self._reach(self.head.outer_step, sum(sent) / self.world.scale / len(self.peers))
 
     def _met(self, named: dict[int, Contribution]) -> Met:
         make = reduced if self.manifest.exchange.kind == "reduce" else gathered
@@ -205,5 +205,5 @@ class Course:
                 peer.merge_waiting()
                 self._ready[peer.rank] = self.now + self._pace(peer.rank)
 
-    def _reached(self, outer_step: int, nbytes: float) -> Reached:
+    def _reach(self, outer_step: int, nbytes: float) -> Reached:
         return Reached(outer_step, self.now, sum(peer.steps for peer in self.peers), nbytes)

@@ -93,7 +93,7 @@ def gathered(head: Head, peers: Sequence[TrialPeer], offered: Offered) -> Met:
     record = _record(head, next(iter(offered.values())).fragment, refs)
     step = reader.outer_step(record, {frame.hash: frame for frame in frames.values()})
     reader.contents.unpacked.forget_before(record.round)
-    return Met(_decided(head, peers, record, step, offered, {}), step, nbytes)
+    return Met(_decide(head, peers, record, step, offered, {}), step, nbytes)
 
 
 def reduced(head: Head, peers: Sequence[TrialPeer], offered: Offered) -> Met:
@@ -108,7 +108,7 @@ def reduced(head: Head, peers: Sequence[TrialPeer], offered: Offered) -> Met:
     step = peers[0].replica.outer_step(record, frames, holds)
     left = {one.frame.hash: one.left for one in found if one.left is not None}
     nbytes = {rank: sum(len(frame.body) for frame in frames) for rank, frames in slices.items()}
-    return Met(_decided(head, peers, record, step, offered, left), step, nbytes)
+    return Met(_decide(head, peers, record, step, offered, left), step, nbytes)
 
 
 def _ref(head: Head, peer: TrialPeer, made: Contribution, name: bytes) -> FrameRef:
@@ -125,7 +125,7 @@ def _record(head: Head, fragment: int, refs: Sequence[FrameRef], plan: ReducePla
     )  # fmt: skip
 
 
-def _decided(
+def _decide(
     head: Head,
     peers: Sequence[TrialPeer],
     record: Record,
@@ -208,7 +208,7 @@ def _result(
 ) -> Result:
     """Reduce as ``Reducer`` in `decentral.rounds.reducing`, which waits for slices besides."""
     replica, (_, start, stop) = owner.replica, plan.partition[part]
-    reduction = Reduction(plan, part, {f.header.sender: _decoded(owner, f, stop - start) for f in frames})
+    reduction = Reduction(plan, part, {f.header.sender: _decode(owner, f, stop - start) for f in frames})
     norms, owed_N = _norms(reduction), replica.residual(fragment)
     weights = replica.weights(plan.contributors, head.outer_step, norms)
     beside = replica.state_weights(plan.contributors, head.outer_step, weights)
@@ -225,7 +225,7 @@ def _result(
     return Result(frame, replica.codec.decompress(made.payloads, frame.header.channels), made.feedback.get("debt"))
 
 
-def _decoded(owner: TrialPeer, frame: Frame, numel: int) -> Tensor:
+def _decode(owner: TrialPeer, frame: Frame, numel: int) -> Tensor:
     channels = frame.header.channels
     return owner.replica.codec.decode(frame.body, range_shapes(0, numel) * channels, channels)
 

@@ -76,7 +76,7 @@ class TrainsAlone:
     """A replica that shares nothing: what training together has to beat."""
 
     def __init__(self, build: Build, number: int) -> None:
-        self._training, self._steps = _seeded(build, [number])[0], 0
+        self._training, self._steps = _build_seeded(build, [number])[0], 0
 
     def go(self, steps: int) -> float:
         """Train until so many inner steps are made; the held-out loss then."""
@@ -139,7 +139,7 @@ class OwnCourse:
 
     def __init__(self, build: Build, manifest: Manifest, peers: int, first: int = 0) -> None:
         alike = not make_outer(manifest.outer.method, manifest.outer.hyper).begins_apart
-        *trainings, self._reading = _seeded(build, [*range(first, first + peers), first], alike=alike)
+        *trainings, self._reading = _build_seeded(build, [*range(first, first + peers), first], alike=alike)
         manifest = manifest.changed(model={"buffers": "own"})  # their mean is made where the anchor is evaluated
         self._peers = [
             trial_peer(manifest, rank, signer, one.model, one.optimizers, _OwnPeer)
@@ -178,7 +178,7 @@ class OwnCourse:
         return self._reading.held_out()
 
 
-def _seeded(build: Build, numbers: Sequence[int], *, alike: bool = True) -> list[OwnTraining]:
+def _build_seeded(build: Build, numbers: Sequence[int], *, alike: bool = True) -> list[OwnTraining]:
     """Build so many, whose draws from torch are the same at every call; ``alike``: with the first one's weights and
     buffers.
     """

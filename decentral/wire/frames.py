@@ -125,7 +125,7 @@ def parse(data: bytes | memoryview, max_nbytes: Callable[[Header], int]) -> Fram
         raise _bad(f"body of {found} bytes, the schema allows {most} for this {header.kind.name}")
     if _digest(memoryview(data)[HEADER_NBYTES:]) != data[_FIELDS.size : _SIGNED_NBYTES]:
         raise _bad("the body does not have the hash that its header names")
-    return Frame(_signed_by_sender(header, data), bytes(data))
+    return Frame(_check_signature(header, data), bytes(data))
 
 
 def parse_header(data: bytes | memoryview) -> Header:
@@ -149,12 +149,12 @@ def parse_header(data: bytes | memoryview) -> Header:
     return header
 
 
-def signed_header(data: bytes | memoryview) -> Header:
+def parse_signed_header(data: bytes | memoryview) -> Header:
     """The header at the start of ``data``, its signature checked; the body may be another. Raises PayloadError."""
-    return _signed_by_sender(parse_header(data), data)
+    return _check_signature(parse_header(data), data)
 
 
-def _signed_by_sender(header: Header, data: bytes | memoryview) -> Header:
+def _check_signature(header: Header, data: bytes | memoryview) -> Header:
     if not verify(header.sender, bytes(data[_SIGNED_NBYTES:HEADER_NBYTES]), bytes(data[:_SIGNED_NBYTES])):
         raise _bad("not signed by the sender it names")
     return header

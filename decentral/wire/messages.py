@@ -159,10 +159,10 @@ class Record:
             return "the frames of a reduce are its owners' results, one for each range"
         if self.partition and any(ref.summary for ref in self.frames):
             return "a summary is of a contribution, and an owner's result has one"
-        return broken_ranges(self.partition)
+        return fault_of_ranges(self.partition)
 
 
-def broken_ranges(partition: tuple[Range, ...]) -> str | None:
+def fault_of_ranges(partition: tuple[Range, ...]) -> str | None:
     """Return the reason why the ranges do not cover the fragment from 0 on, each element once."""
     upto = 0
     for _, start, stop in partition:
@@ -220,7 +220,7 @@ class ReducePlan:
         """The rule across fields that this plan breaks."""
         if not self.partition or not self.contributors:
             return "a plan without contributors or without a partition"
-        return broken_ranges(self.partition)
+        return fault_of_ranges(self.partition)
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,11 +301,11 @@ class Asked:
     signature: Signature  # over ``join_text``
 
 
-def _asked_by(asked: Asked) -> PeerId:
+def _asker(asked: Asked) -> PeerId:
     return asked.peer
 
 
-Requests = Annotated[tuple[Asked, ...], Many(Struct(Asked), MAX_PEERS, _asked_by)]
+Requests = Annotated[tuple[Asked, ...], Many(Struct(Asked), MAX_PEERS, _asker)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,7 +355,7 @@ class Promise:
 
     def check(self) -> str | None:
         """The rule across fields that this promise breaks."""
-        return _broken_acceptance(self.accepted_ballot, self.accepted, self.proposed)
+        return _fault_of_acceptance(self.accepted_ballot, self.accepted, self.proposed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -388,10 +388,10 @@ class Farewell:
             return "a vote without a record"
         if self.accepted is not None and self.accepted.round != self.round:
             return f"a record of round {self.accepted.round} in a farewell in round {self.round}"
-        return _broken_acceptance(self.accepted_ballot, self.accepted, self.proposed)
+        return _fault_of_acceptance(self.accepted_ballot, self.accepted, self.proposed)
 
 
-def _broken_acceptance(ballot: int, record: Record | None, proposed: bytes) -> str | None:
+def _fault_of_acceptance(ballot: int, record: Record | None, proposed: bytes) -> str | None:
     if ballot < -1 or (ballot == -1) != (record is None):
         return f"accepted ballot {ballot} {'without' if record is None else 'with'} a record"
     return "a proposer's signature without a record" if record is None and any(proposed) else None

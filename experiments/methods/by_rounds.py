@@ -14,7 +14,7 @@ from pathlib import Path
 from decentral.lab.comparing import Row, paired
 from decentral.lab.laboratory import Store
 from decentral.lab.plan import Plan
-from decentral.lab.results import found_by
+from decentral.lab.results import collect
 from decentral.lab.terms import load_study
 
 HERE = Path(__file__).parent
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, nargs="+", required=True)
     given = parser.parse_args()
     folder = HERE / given.study if (HERE / given.study).is_dir() else Path(given.study)
-    rows = [row for row in found_by(Plan(load_study(folder / "study.toml")), Store(folder).known()).rows if row.point]
+    rows = [row for row in collect(Plan(load_study(folder / "study.toml")), Store(folder).known()).rows if row.point]
     print(f"| rounds | {' | '.join(', '.join(f'{k} {v}' for k, v in row.point.items()) for row in rows)} |")
     print("|---" * (1 + len(rows)) + "|")
     for rounds in given.rounds:

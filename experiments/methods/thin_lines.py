@@ -14,7 +14,7 @@ from pathlib import Path
 from decentral.lab.comparing import Found, Pair, Row, pairs
 from decentral.lab.laboratory import Store
 from decentral.lab.plan import Plan
-from decentral.lab.results import found_by
+from decentral.lab.results import collect
 from decentral.lab.terms import Study, load_study
 
 HERE = Path(__file__).parent
@@ -32,7 +32,7 @@ def on_lines(study: Study, mbits: list[float], a: str, b: str) -> Study:
 def found_on(folder: Path, mbits: list[float], a: str, b: str) -> Found:
     """What the study in ``folder`` found, as of other lines."""
     declared = load_study(folder / "study.toml")
-    return found_by(Plan(on_lines(declared, mbits, a, b)), Store(folder).known())
+    return collect(Plan(on_lines(declared, mbits, a, b)), Store(folder).known())
 
 
 def line_of(link: str, pair: Pair) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from click.testing import Result
 
-from decentral.cli.fitting import TIMED_STEPS, WARM_UP_STEPS, measured_step_seconds
+from decentral.cli.fitting import TIMED_STEPS, WARM_UP_STEPS, measure_step_seconds
 from decentral.errors import ConfigError
 from decentral.manifest import load_manifest, preset_manifest
 from decentral.tasks.sizing import LanguageModelConfig, parameters_of
@@ -279,7 +279,7 @@ def test_the_step_that_is_timed_is_the_median_of_some_after_the_first_ones() -> 
     for seconds in durations:
         ticks += [ticks[-1], ticks[-1] + seconds]
     times = iter(ticks[1:])
-    assert measured_step_seconds(manifest, lambda: next(times)) == 2.5
+    assert measure_step_seconds(manifest, lambda: next(times)) == 2.5
 
 
 def test_a_simulation_takes_one_time_of_a_step(run: Run) -> None:

@@ -13,7 +13,7 @@ from click.testing import Result
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from decentral.cli.model import _HARMLESS, _streamed
+from decentral.cli.model import _HARMLESS, _make_printer
 from decentral.tasks.evaluate import continue_text
 from tests.cli.test_export import kept, small_model
 
@@ -51,7 +51,7 @@ def test_the_seed_and_the_temperature_decide_what_is_drawn(run: Run, tmp_path: P
 
 
 def test_what_a_terminal_would_obey_is_shown_as_a_sign(capsys: pytest.CaptureFixture[str]) -> None:
-    tell = _streamed()
+    tell = _make_printer()
     tell("a\x1b[2J")
     tell("a\x1b[2J\tb\n")
     assert capsys.readouterr().out == "a\N{REPLACEMENT CHARACTER}[2J\tb\n"

@@ -11,7 +11,7 @@ from decentral.errors import ConfigError
 from decentral.manifest import preset_manifest
 from decentral.optimizers.local_sgd import LocalSGD
 from decentral.optimizers.masha import Masha
-from decentral.optimizers.steps import one_of_each
+from decentral.optimizers.steps import draw_one_of_each
 from decentral.replica.codec import Codec
 from decentral.simulate.simulation import forecast
 from tests.laws.learners import Learners
@@ -47,7 +47,7 @@ def test_values_of_equal_size_move_together():
 def test_what_is_drawn_moves_and_the_rest_waits():
     method, anchor, change = Masha(parts=5, choose="random"), randn(0), randn(1)
     after, state = step(method, anchor, change, method.init(anchor), number=7)
-    drawn_N = one_of_each(5, 7, NUMEL)
+    drawn_N = draw_one_of_each(5, 7, NUMEL)
     assert torch.equal(after != anchor, drawn_N)
     assert torch.equal(state["debt"], torch.where(drawn_N, 0.0, change))
 

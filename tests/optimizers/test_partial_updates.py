@@ -13,7 +13,7 @@ from decentral.errors import ConfigError
 from decentral.manifest import check_methods, preset_manifest
 from decentral.optimizers import Contributor, RoundInfo
 from decentral.optimizers.diloco import DiLoCo
-from decentral.optimizers.owners import scaled_to_owners
+from decentral.optimizers.owners import scale_to_owners
 from decentral.optimizers.partial_updates import PartialUpdates
 from decentral.simulate.simulation import forecast
 from decentral.training.live_model import LiveModel
@@ -84,7 +84,7 @@ def test_a_coordinate_is_divided_by_the_number_of_its_owners():
 def test_weights_count_among_the_owners():
     rows, weights = torch.tensor([[2.0, 0.0], [8.0, 0.0], [0.0, 5.0]]), (1.0, 3.0, 4.0)
     mean_N = (rows * torch.tensor(weights)[:, None]).sum(0) / sum(weights)
-    mean, owned = scaled_to_owners(mean_N, [[(0, 1)], [(1, 2)]], [{0}, {0}, {1}], weights)
+    mean, owned = scale_to_owners(mean_N, [[(0, 1)], [(1, 2)]], [{0}, {0}, {1}], weights)
     torch.testing.assert_close(mean, torch.tensor([(2 + 24) / 4, 5.0]))
     assert owned.all()
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from decentral.errors import ConfigError
 from decentral.optimizers import Contributor, RoundInfo
-from decentral.optimizers.owners import experts_of, merged, owns, read_places, written_places
+from decentral.optimizers.owners import experts_of, merged, owns, pack_places, read_places
 from decentral.optimizers.spes import SPES
 from tests.lab.nodes import Lab
 from tests.node.test_every_method import InTurns, check_alike
@@ -198,7 +198,7 @@ def test_experts_in_which_something_is_left_are_named_and_others_only_where_room
     num_experts: int, left: list[int]
 ):
     """Place 0 of 3 now, 1 of 3 before."""
-    named = read_places(Contributor(b"", summary=written_places((0, 3), (1, 3), left, num_experts)))
+    named = read_places(Contributor(b"", summary=pack_places((0, 3), (1, 3), left, num_experts)))
     assert all(owns(named, e) for e in left)
     if len(left) < 16:
         assert [e for e in range(num_experts) if owns(named, e) and e % 3] == left

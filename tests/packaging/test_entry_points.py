@@ -27,7 +27,7 @@ def count_command() -> None:
 def also(monkeypatch: pytest.MonkeyPatch, **commands: str) -> None:
     """Pretend that another package with these commands is installed."""
     others = {name: EntryPoint(name, value, "decentral.commands") for name, value in commands.items()}
-    monkeypatch.setitem(vars(main), "_added", others)
+    monkeypatch.setitem(vars(main), "_plugins", others)
 
 
 @pytest.mark.parametrize("group", ["decentral.commands", PAGES, GROUP])

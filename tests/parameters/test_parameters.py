@@ -9,7 +9,7 @@ from decentral.parameters import (
     Fragment,
     ParameterSpec,
     buffers_of,
-    combined_digest,
+    combine_digests,
     digest,
     first_non_finite,
     gather,
@@ -145,9 +145,9 @@ def test_a_digest_names_every_bit():
 
 def test_the_combined_digest_depends_on_the_order():
     one, two = digest(torch.zeros(1)), digest(torch.ones(1))
-    assert combined_digest([one, two]) != combined_digest([two, one])
+    assert combine_digests([one, two]) != combine_digests([two, one])
     with pytest.raises(ConfigError, match="32 bytes"):
-        combined_digest([one, b"short"])
+        combine_digests([one, b"short"])
 
 
 def test_a_scalar_has_one_element():

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from decentral.training.outer_loop import GossipSteps, LoopControl, Merger
-from decentral.training.processes import undisturbed
+from decentral.training.processes import hold_interrupts
 from decentral.training.swarm_side import run_blocking
 
 
@@ -17,14 +17,14 @@ def test_ctrl_c_is_heard_at_the_end_of_the_block() -> None:
     came_to = []
 
     def interrupted() -> None:
-        with undisturbed():
+        with hold_interrupts():
             signal.raise_signal(signal.SIGINT)
             came_to.append("the end")
 
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert came_to == ["the end"]
-    with undisturbed():
+    with hold_interrupts():
         pass  # and not once more
 
 
@@ -33,7 +33,7 @@ def test_whoever_hears_ctrl_c_hears_it_then() -> None:
     heard = []
     before = signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
     try:
-        with undisturbed():
+        with hold_interrupts():
             signal.raise_signal(signal.SIGINT)
             assert not heard
         assert heard == [signal.SIGINT]

@@ -37,10 +37,10 @@ __all__ = [
     "check_f",
     "check_iterations",
     "check_start",
-    "chosen_scales",
     "clip_scales",
     "is_outlier",
     "mean_and_variance",
+    "mean_scales",
     "mean_share",
     "norm",
     "start_of",
@@ -126,7 +126,7 @@ def check_iterations(rule: object, iterations: int) -> None:
         raise ConfigError(f"{rule}: want 1 <= iterations <= {MOST_ITERATIONS}; 8 is usual")
 
 
-def chosen_scales(sent: Sent, chosen: Sequence[int]) -> list[float]:
+def mean_scales(sent: Sent, chosen: Sequence[int]) -> list[float]:
     """The weighted mean of those at these places."""
     return sent.scales_of(sent.mean_shares(chosen))
 

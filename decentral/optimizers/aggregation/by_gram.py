@@ -22,7 +22,7 @@ from decentral.optimizers.aggregation.base import (
     check_f,
     check_iterations,
     check_start,
-    chosen_scales,
+    mean_scales,
     start_of,
     total,
 )
@@ -64,7 +64,7 @@ class Krum(Aggregation):
 
     def scales(self, sent: Sent) -> list[float]:
         """Nothing of all others."""
-        return chosen_scales(sent, krum_order(sent, self.f)[:1])
+        return mean_scales(sent, krum_order(sent, self.f)[:1])
 
 
 def krum_order(sent: Sent, f: int) -> list[int]:
@@ -109,7 +109,7 @@ class MultiKrum(Aggregation):
     def scales(self, sent: Sent) -> list[float]:
         """Nothing of those that lie apart."""
         count = len(sent) - self.f - 2 if self.m is None else self.m
-        return chosen_scales(sent, krum_order(sent, self.f)[:count])
+        return mean_scales(sent, krum_order(sent, self.f)[:count])
 
 
 # ---- MDA: the narrowest subset ----
@@ -147,7 +147,7 @@ class MDA(Aggregation):
         kept = len(sent) - self.f
         if math.comb(len(sent), kept) > MOST_SUBSETS:
             return MultiKrum(f=self.f).weigh(sent)
-        return chosen_scales(sent, narrowest(sent.squared_distances_KK(), self.f))
+        return mean_scales(sent, narrowest(sent.squared_distances_KK(), self.f))
 
 
 def narrowest(square_KK: Floats, f: int) -> list[int]:
@@ -344,7 +344,7 @@ class CAF(Aggregation):
         count_K, best, least = np.ones(len(sent)), sent.mean_shares(), math.inf
         while total(count_K) > len(sent) - 2 * self.f:
             share_K = count_K * sent.weight_K / total(count_K * sent.weight_K)
-            spread, along_K = _main_direction(_centred(sent.products_KK, share_K), share_K)
+            spread, along_K = _main_direction(_center(sent.products_KK, share_K), share_K)
             if spread < least:
                 least, best = spread, share_K
             stands_out_K = np.where(count_K > 0, along_K * along_K, 0.0)
@@ -355,7 +355,7 @@ class CAF(Aggregation):
         return sent.scales_of(best)
 
 
-def _centred(gram_KK: Floats, share_K: Floats) -> Floats:
+def _center(gram_KK: Floats, share_K: Floats) -> Floats:
     """Inner products of x_i - m."""
     product_K = np.array([total(row_K * share_K) for row_K in gram_KK])
     centred_KK: Floats = (gram_KK - product_K[:, None] - product_K[None, :]) + total(share_K * product_K)
@@ -435,13 +435,13 @@ class Flag(Aggregation):
         for _ in range(self.iterations):
             weighed_KK = cosine_KK * pull_K[:, None] * pull_K[None, :]
             vector_RK = largest_eigenvectors(weighed_KK, rank)
-            share_K = _projected(vector_RK, sent.mean_shares() / pull_K) * pull_K
-            inside_K = _squared(vector_RK, weighed_KK) / (pull_K * pull_K)
+            share_K = _project(vector_RK, sent.mean_shares() / pull_K) * pull_K
+            inside_K = _sum_of_squares(vector_RK, weighed_KK) / (pull_K * pull_K)
             pull_K = 1.0 / np.sqrt(np.sqrt(np.maximum(1.0 - inside_K, 0.0) + _INSIDE))
         return sent.scales_of(share_K * (typical / length_K))
 
 
-def _projected(vector_RK: Floats, value_K: Floats) -> Floats:
+def _project(vector_RK: Floats, value_K: Floats) -> Floats:
     """sum_k v_k <v_k, value>."""
     found_K = np.zeros(len(value_K), dtype=np.float64)
     for vector_K in vector_RK:
@@ -449,7 +449,7 @@ def _projected(vector_RK: Floats, value_K: Floats) -> Floats:
     return found_K
 
 
-def _squared(vector_RK: Floats, weighed_KK: Floats) -> Floats:
+def _sum_of_squares(vector_RK: Floats, weighed_KK: Floats) -> Floats:
     """sum_k l_k v_ki^2, as v_ki times what the matrix makes of v_k."""
     found_K = np.zeros(len(weighed_KK), dtype=np.float64)
     for vector_K in vector_RK:

@@ -44,7 +44,7 @@ def aggregation_names() -> list[str]:
 
 def make_aggregation(name: str, keys: Mapping[str, Any]) -> Aggregation:  # Any: numbers, and words where a key is one
     """The rule of a name; ConfigError, with the nearest name or key, when there is none."""
-    return _checked(name, _rules().make(name, keys))
+    return _check(name, _rules().make(name, keys))
 
 
 def rule_after(word: str, f: int) -> Aggregation:
@@ -52,7 +52,7 @@ def rule_after(word: str, f: int) -> Aggregation:
 
     Where the spelling has no f of its own, the same f contributors are suspected.
     """
-    made = _checked(word, plugins.make(word, _rules(), "krum or rfa(iterations=8)"))
+    made = _check(word, plugins.make(word, _rules(), "krum or rfa(iterations=8)"))
     if made.needs == "rows":
         raise ConfigError(f'then = "{word}" goes by coordinates, and what it would be given are mixtures; use "rfa"')
     has_f = "f" in {field.name for field in dataclasses.fields(made)}  # type: ignore[arg-type]  # see Plugins
@@ -72,10 +72,10 @@ def describe_aggregation_keys(name: str) -> list[tuple[str, Any, str]]:  # Any: 
 
 def describe_aggregations() -> list[dict[str, object]]:
     """Return a row per rule: name, what it needs to know, its keys, equation, source."""
-    return [_described(name, make_aggregation(name, {})) for name in _rules().names()]
+    return [_describe(name, make_aggregation(name, {})) for name in _rules().names()]
 
 
-def _described(name: str, rule: Aggregation) -> dict[str, object]:
+def _describe(name: str, rule: Aggregation) -> dict[str, object]:
     return {
         "name": name,
         "needs": rule.needs,
@@ -86,7 +86,7 @@ def _described(name: str, rule: Aggregation) -> dict[str, object]:
     }
 
 
-def _checked(name: str, made: object) -> Aggregation:
+def _check(name: str, made: object) -> Aggregation:
     if not isinstance(made, Aggregation):
         raise ConfigError(f"aggregation rule {name}: it is no rule.Aggregation; ask its author")
     return made
