@@ -775,6 +775,7 @@ async def anchors_without_debt(node: Node, seen: Digest, fragments: Sequence[int
     for fragment in fragments:
         if (debt_N := feedback[fragment].get("debt")) is not None:
             debts[fragment] = debt_N
-        owed_N = node.replica.owed(fragment)  # as an owner of a reduce: the progress of others, which nobody else has
+        # as an owner of a reduce: the progress of others, which nobody else has
+        owed_N = node.replica.residual(fragment)
         feedback[fragment] = {} if owed_N is None else {OWED: owed_N}
     return FreshStart(list(node.replica.anchors), node.replica.shared_buffers(0), debts)

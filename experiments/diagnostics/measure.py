@@ -33,7 +33,7 @@ from decentral.manifest import Manifest, preset_manifest
 from decentral.observe.diagnostics import BandWatch
 from decentral.replica.contribution import Contribution
 from decentral.replica.figures import DEBT_RATIO, NEVER_SENT, Figures
-from decentral.replica.measures import Coverage, Distances, Measure, between, between_two, ratio
+from decentral.replica.measures import Coverage, Distances, Measure, compare, compare_two, ratio
 from decentral.tasks.corpus import load_corpus
 from decentral.tasks.sizing import demo_tables
 from decentral.trial import meeting
@@ -64,7 +64,7 @@ class Looked(Course):
         met = super()._met(named)
         first, replica = next(iter(named.values())), self.peers[0].replica
         sent = [self._sent(rank, made) for rank, made in named.items()]
-        values = {} if replica.method.summary.divides else between([Measure.of([one], one.numel()) for one in sent])
+        values = {} if replica.method.summary.divides else compare([Measure.of([one], one.numel()) for one in sent])
         if met.step.came_S is not None:
             self.coverage.add(met.step.fragment, met.step.came_S)
         debt_N = self.peers[min(named)].replica.feedback[first.fragment].get("debt")
@@ -95,7 +95,7 @@ def look_at_pairs(course: Looked) -> None:
         taken = step_together(replica, fragment, step, half, theirs_CN)
         if replica is course.peers[0].replica:
             due = replica.due(step)
-            values = between_two(due, half.sent_CN, theirs_CN, course.coverage.samples[fragment])
+            values = compare_two(due, half.sent_CN, theirs_CN, course.coverage.samples[fragment])
             values |= distances.add(taken.disagreement)
             course.figures.append(Figures(step + 1, 2, 0, False, values))
         return taken
