@@ -54,7 +54,7 @@ friends: $(STAMP)  ## machines that die, restart, leave, sleep for a night and m
 await-points: $(STAMP)  ## a crash at every await point of a round, one at a time
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.simulate.await_points --processes $(WORKERS) $(ARGS)
 
-mutants: $(STAMP)  ## does the simulation catch planted bugs? make mutants ARGS="--only votes"
+mutants: $(STAMP)  ## do the simulation and the tests catch planted bugs? make mutants ARGS="--only votes"
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults.mutate --processes $(WORKERS) $(ARGS)
 
 powerloss: $(STAMP)  ## SIGKILLs while checkpoints are written: make powerloss KILLS=10000, or ARGS=--states for power cuts

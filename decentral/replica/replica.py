@@ -1,4 +1,4 @@
-"""The state every peer holds alike: anchor, outer optimizer state, and this peer's own feedback.
+"""A peer's part of the run: the anchor and the method's state, alike on all peers, and what this peer owes.
 
 Tensors are replaced, never written to: whoever holds one (a snapshot being served, a round being encoded) has an
 immutable copy. All is float32 on the CPU, the same bits on every peer; only what a peer owes lies where it trains.

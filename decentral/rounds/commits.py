@@ -4,6 +4,8 @@
 contribution is booked with the commit that names its frame, and never before (``Bookkeeping.settle``). A commit that
 does not name it books nothing: the contribution in flight is dropped, the residual is the one of the round before, and
 the progress is still in the live parameters, of which the next contribution is measured. So it is sent later, once.
+Only a peer that was passed by for longer than the method bears (``Quorum.staleness``) gives both up, and says so: see
+``anchors_without_debt`` in `decentral.training.outer_loop`.
 After a commit that moves no anchor the same contribution is offered again.
 
 A frame that a previous incarnation sent may be named too, and its residual died with that process: see

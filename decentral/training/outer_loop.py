@@ -259,7 +259,7 @@ class OuterLoop:
 
     @property
     def schedule(self) -> SyncSchedule:
-        """Step counters, to be read."""
+        """The counters of inner steps, and what takes a contribution and merges a commit."""
         return self._parts.schedule
 
     @property
@@ -378,7 +378,7 @@ class _Rounds:
 
     def __init__(self, parts: LoopParts, merger: Merger) -> None:
         self._parts, self._merger = parts, merger
-        self._model, self._schedule, self._swarm = parts.model, parts.schedule, parts.swarm
+        self._schedule, self._swarm = parts.schedule, parts.swarm
         self._pace = Pace(parts.manifest.inner, parts.schedule.interval, parts.schedule.overlap + 1)
         self._offered: PendingResult[bool] | None = None  # of what is in flight, where training goes on meanwhile
         self._has_left = False  # was asked to before this boundary

@@ -99,6 +99,11 @@ def test_the_origin_is_shown_when_asked_for(tmp_path: Path, capsys: pytest.Captu
     assert not (tmp_path / TRACEBACK_FILE).exists()
 
 
+@pytest.mark.parametrize(("ends_with", "code"), [(0, 0), (7, 7), ("no text here", 1)])
+def test_who_ends_with_words_instead_of_a_number_has_failed(ends_with: int | str, code: int) -> None:
+    assert report_failure(SystemExit(ends_with), directory=None, traceback=False) == code
+
+
 def test_a_full_disk_under_stderr_takes_the_line_and_leaves_the_exit_code(monkeypatch):
     def full(*_, **__):
         raise OSError(errno.ENOSPC, "No space left on device")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from decentral.cli import main
+from decentral.cli.preflight import Before, taken_back
+from decentral.errors import ConfigError, FolderInUse
 from decentral.manifest import preset_manifest
 
 
@@ -17,3 +20,20 @@ def test_more_fragments_than_the_model_has_blocks_are_refused_at_once(tmp_path: 
     assert result.exit_code == 10
     assert "outer.fragments = 5: the 3 blocks of model.layers" in result.output
     assert not (tmp_path / "new").exists()
+
+
+def make_and_refuse(folder: Path, error: type[ConfigError]) -> None:
+    with taken_back(folder, Before.of(folder)):
+        folder.mkdir()
+        (folder / "identity.key").write_bytes(b"the key of whoever made the folder")
+        raise error("refused")
+
+
+@pytest.mark.parametrize(("error", "stays"), [(ConfigError, False), (FolderInUse, True)])
+def test_a_refused_start_takes_back_what_it_made_and_nothing_of_the_peer_that_was_there_first(
+    tmp_path: Path, error: type[ConfigError], stays: bool
+) -> None:
+    folder = tmp_path / "run"
+    with pytest.raises(error, match="refused"):
+        make_and_refuse(folder, error)
+    assert (folder / "identity.key").exists() == folder.exists() == stays

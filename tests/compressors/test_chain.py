@@ -85,14 +85,15 @@ def test_a_device_refuses_a_bad_index(device: str):
         topk.place_at_once(SHAPES[:2], [first, second])
 
 
+@pytest.mark.parametrize("beta", [1.0, 0.5, 0.0])
 @pytest.mark.parametrize("device", DEVICES)
-def test_the_debt_made_on_a_device_is_what_receivers_lack(device: str):
+def test_the_debt_made_on_a_device_is_what_receivers_lack(device: str, beta: float):
     chain, flat_N = parse_compressor(CHAINS[0]), gaussian(device)
-    sending = ErrorFeedback(beta=1.0)._send_from_device(chain, flat_N, {"debt": flat_N * 0.5}, SHAPES)
+    sending = ErrorFeedback(beta)._send_from_device(chain, flat_N, {"debt": flat_N * 0.5}, SHAPES)
     arrived_N = torch.zeros(flat_N.numel())
     here = [type(one)(one.shape, tuple(part.cpu() for part in one.parts)) for one in sending.payloads]
     add_flat(chain, arrived_N, here)
-    torch.testing.assert_close(arrived_N + sending.state["debt"].cpu(), (flat_N * 1.5).cpu())
+    torch.testing.assert_close(arrived_N + sending.state["debt"].cpu(), (flat_N * (1 + 0.5 * beta)).cpu())
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -2,8 +2,9 @@
 
 Each patch in ``mutants/`` begins with what is wrong in it. It is caught when a seed of ``tests.simulate.run`` fails;
 the same seeds pass without it. What only swarms with committees can show says so, and is simulated in those. What
-chance brings about too seldom to count on, as a flipped bit in one field, names the test that shows it instead, and is
-caught when that fails. Ends with 1 when one was not caught.
+chance brings about too seldom to count on, as a flipped bit in one field, and what a simulated chain does not show, as
+a bug of a compressor or of a command, names the test that shows it instead, and is caught when that fails. Ends with 1
+when one was not caught.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from types import SimpleNamespace
 
+import anyio
 import psutil
 import pytest
 import torch
@@ -12,7 +13,7 @@ import torch
 from decentral.consensus.chain import Head
 from decentral.errors import PayloadError
 from decentral.parameters.schema import MAX_FRAGMENTS
-from decentral.rounds.snapshots import Gain, Layouts
+from decentral.rounds.snapshots import Donor, Gain, Layouts
 from decentral.state.snapshot import Layout, Snapshot, SnapshotIndex
 from decentral.wire.messages import MAX_PEERS
 from tests.consensus.test_chain import START
@@ -209,3 +210,24 @@ def test_an_index_that_ends_inside_its_document_is_refused():
     for nbytes in (0, 20, 47, 60):
         with pytest.raises(PayloadError):
             SnapshotIndex.document(data[:nbytes])
+
+
+# ---- test what a donor gives ----
+
+
+async def at_once(work, *given):
+    return work(*given)
+
+
+def test_a_donor_gives_the_head_where_it_stands_and_not_one_of_the_branch_that_it_left_in_the_same_round():
+    async def script():
+        tasks = SimpleNamespace(spawn=lambda *_: True)
+        standing = SimpleNamespace(head=HEAD, replica=donor_of(0), partners=None, offload=at_once, tasks=tasks)
+        donor = Donor(standing, SimpleNamespace(serve=lambda *_: None, letters=None))
+        left, again = await donor._snapshot(), await donor._snapshot()
+        assert left is again, "made once"
+        standing.head = replace(HEAD, hash=bytes([7]) * 32)
+        assert (await donor._snapshot()).index.meta["head"] == standing.head.to_dict()
+        assert len(donor.snapshots) == 2, "whoever fetches the other goes on"
+
+    anyio.run(script)
