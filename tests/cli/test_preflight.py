@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from decentral.cli import main
-from decentral.cli.preflight import Before, taken_back
+from decentral.cli.preflight import Before, undo_on_error
 from decentral.errors import ConfigError, FolderInUse
 from decentral.manifest import preset_manifest
 
@@ -23,7 +23,7 @@ def test_more_fragments_than_the_model_has_blocks_are_refused_at_once(tmp_path: 
 
 
 def make_and_refuse(folder: Path, error: type[ConfigError]) -> None:
-    with taken_back(folder, Before.of(folder)):
+    with undo_on_error(folder, Before.of(folder)):
         folder.mkdir()
         (folder / "identity.key").write_bytes(b"the key of whoever made the folder")
         raise error("refused")
