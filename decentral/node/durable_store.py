@@ -259,7 +259,7 @@ class DurableStore:
                 named = True
                 replica.feedback[record.fragment] = forget_sent(replica, record, frames, me).feedback or {}
             else:  # its results may be named all the same
-                replica.owe_after(record, me, {}, replica.owed(record.fragment))
+                replica.owe_after(record, me, {}, replica.residual(record.fragment))
             anchor = replica.digest if moves_anchor(record) else record.base
             head = replace(head.extended(record), anchor=anchor)
         return head, named

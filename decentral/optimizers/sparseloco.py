@@ -2,12 +2,13 @@
 
 a = beta*e + (anchor - local) ;  send Q(top-k(a)) ;  e <- a - sent ;  x <- x - lr*mean(sent)
 
-Only the last equation is here; the others are `compress_with_debt`. The mean divides by *all* contributors, as the
+Only the last equation is here; the others are ``ErrorFeedback.send`` in `decentral.compressors.feedback`, and ``sgd``
+makes the mean and the step in one pass. The mean divides by *all* contributors, as the
 paper's formula does; its reference code divides each coordinate by those who sent it, a step up to R times larger, and
 multiplies by lr twice, as e is filled and in the step: the same at lr = 1.
 
-What differs besides. Norms are not clipped unless ``[outer] norm_clip`` says so: Templar scales what each peer sent,
-per parameter, down to the median of the peers' norms. The code decays all weights by lr * weight decay before the step;
+What differs besides. The preset clips whole norms to the median of the peers' (``[outer] norm_clip``); Templar scales
+what each peer sent, per parameter. The code decays all weights by lr * weight decay before the step;
 here that is the inner optimizer's. The preset has k = 64 of 4096 and beta 0.95, as Covenant-72B; the sweeps released
 with the paper have 128 at H = 15. Two bits are `signmag2`'s, published ones are `sparseloco2`; tiles at a border are
 cut smaller (`regions`), where the code looks for a divisor of the dimension, 64 at most.

@@ -401,7 +401,7 @@ class Peer:
 
     @property
     def left(self) -> bool:
-        """True once it was asked to leave, or to finish and has, on its main process: the run goes on without it."""
+        """True on the main process once the peer was asked to leave, or to finish and has; it may be on its way yet."""
         return self._control.leaving
 
     def __enter__(self) -> Self:

@@ -22,7 +22,7 @@ from decentral.replica.codec import Codec
 from decentral.replica.contents import FrameContents, Senders
 from decentral.replica.measures import Measure, Sample
 from decentral.replica.reduction import results_of
-from decentral.replica.weights import Unusable, called, outside_of, row_of, scales_of
+from decentral.replica.weights import Unusable, call, outside_of, row_of, scales_of
 from decentral.tensors.memory import fresh_zeros, values_of
 from decentral.tensors.ops import float32, is_finite
 from decentral.wire.frames import Frame
@@ -36,9 +36,9 @@ __all__ = [
     "KeptOfSenders",
     "OpenedRecord",
     "Reception",
-    "came_in",
-    "combined",
+    "combine",
     "gram_of",
+    "nonzero_in_sample",
     "rebuilt",
 ]
 
@@ -51,7 +51,7 @@ __all__ = [
 OfChannel = tuple[Channel, Sequence[Adder]]
 
 
-def combined(channels: Sequence[OfChannel], numel: int, by_rows: Aggregation | None = None) -> dict[str, Tensor]:
+def combine(channels: Sequence[OfChannel], numel: int, by_rows: Aggregation | None = None) -> dict[str, Tensor]:
     """Return what came, as the outer step takes it: by channel its weighted mean (N,), or the rows of all (K, N) in the
     order of their peers' ids; nothing of a mean in which nobody counts.
 
@@ -63,7 +63,7 @@ def combined(channels: Sequence[OfChannel], numel: int, by_rows: Aggregation | N
     counted = [adder for adder in adders if adder[2] > 0]
     if by_rows is not None and len(counted) >= by_rows.least:
         made = {first.name: row_of(by_rows, _rows(counted, numel))}
-        return made | combined(channels[1:], numel) if channels[1:] else made
+        return made | combine(channels[1:], numel) if channels[1:] else made
     return {
         channel.name: mean_of(fresh_zeros(numel), adders) if channel.combine == "mean" else _rows(adders, numel)
         for channel, adders in channels
@@ -117,11 +117,11 @@ def rebuilt(
     """Return what came, by the name of the channel: a mean by ``weights``. Unusable where the method gave no change."""
     pairs = zip(told, weights, strict=True)
     adders = [(one.peer, partial(_add_rebuilt, method, one, layout), weight) for one, weight in pairs]
-    return combined([(channel, adders)], numel_of(layout))
+    return combine([(channel, adders)], numel_of(layout))
 
 
 def _add_rebuilt(method: OuterMethod, told: Contributor, layout: Layout, total_N: Tensor, weight: float) -> None:
-    made_N, why = called("rebuilt", lambda: method.summary.rebuilt(told, layout))
+    made_N, why = call("rebuilt", lambda: method.summary.rebuilt(told, layout))
     if made_N is None or why:
         raise Unusable(f"{method.name}: {why or 'rebuilt gave nothing'}")
     if (made_N.shape, made_N.dtype) != (total_N.shape, total_N.dtype):
@@ -162,7 +162,7 @@ class Estimates:
     contents: FrameContents
     senders: Senders
 
-    def told(self, frames: Iterable[Frame]) -> KeptOfSenders:
+    def sender_states(self, frames: Iterable[Frame]) -> KeptOfSenders:
         """Return what there is to keep of their senders."""
         states: dict[PeerId, State] = {}
         measures: dict[PeerId, Measure] = {}
@@ -195,11 +195,11 @@ class GatherReader:
     senders: Senders
     rule: Aggregation
 
-    def told(self, frames: Sequence[Frame]) -> KeptOfSenders:
+    def sender_states(self, frames: Sequence[Frame]) -> KeptOfSenders:
         """Return what every receiver keeps of these frames' senders, in their order."""
-        return self._estimates.told(frames) if self.senders.names else NOTHING_KEPT
+        return self._estimates.sender_states(frames) if self.senders.names else NOTHING_KEPT
 
-    def received(
+    def combine_channels(
         self,
         frames: Sequence[Frame],
         due: Sequence[Channel],
@@ -225,10 +225,10 @@ class GatherReader:
         is_plain = due[0].combine == "mean" and numel > 0 and not by_rows and not any(outside)
         bands = self._bands(frames, weights[0], scales[0], sample) if is_plain else None
         if bands is None:
-            return combined(channels, numel, rule)
+            return combine(channels, numel, rule)
         adders = channels[0][1]
         change_N = LazyMean(lambda: mean_of(fresh_zeros(numel), adders), bands)
-        return {due[0].name: change_N} | (combined(channels[1:], numel) if channels[1:] else {})
+        return {due[0].name: change_N} | (combine(channels[1:], numel) if channels[1:] else {})
 
     def _bands(
         self, frames: Sequence[Frame], weights: Sequence[float], scales: Sequence[float], sample: Sample
@@ -240,7 +240,7 @@ class GatherReader:
             return None
         changes = [self.contents.channel(frame, 0) for frame in frames]
         adders = [
-            (frame.header.sender, partial(self.contents.opened, change, scale), weight)
+            (frame.header.sender, partial(self.contents.band_adders, change, scale), weight)
             for frame, change, scale, weight in zip(frames, changes, scales, weights, strict=True)
         ]
         sizes = [(math.prod(one.shape), self.contents.codec.band(one.shape)) for one in changes[0]]
@@ -301,7 +301,7 @@ class Reception:
     codec: Codec
     gathering: GatherReader
 
-    def received(
+    def combine_channels(
         self, opened: OpenedRecord, due: Sequence[Channel], weights: Sequence[Sequence[float]], sample: Sample
     ) -> dict[str, Tensor]:
         """Return what came of each channel that is due, and in which somebody counts. ``weights``: of each channel.
@@ -315,14 +315,16 @@ class Reception:
         if not record.contributors:
             outside = outside_of(self.method, opened.told, layout)
             kept = opened.kept
-            return self.gathering.received(opened.frames, due, weights, numel, record.hash, kept, sample, outside)
+            return self.gathering.combine_channels(
+                opened.frames, due, weights, numel, record.hash, kept, sample, outside
+            )
         mean_CN = results_of(record, opened.bodies, opened.decoded, self.codec, numel, len(due))
         rows = zip(due, mean_CN, weights, strict=True)
         return {channel.name: mean_N for channel, mean_N, counted in rows if any(counted)}
 
 
-def came_in(change: Tensor, sample: Sample) -> Tensor:
+def nonzero_in_sample(change: Tensor, sample: Sample) -> Tensor:
     """Return where in the sample something came of the change, bool (S,)."""
     if isinstance(change, LazyMean) and change.noted is not None:
         return change.noted
-    return sample.came(values_of(change))
+    return sample.nonzero(values_of(change))

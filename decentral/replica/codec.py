@@ -171,7 +171,7 @@ class Codec:
         """Values of a tensor of this shape that ``opened`` adds at a time, but for the last."""
         return self.compressor.band(shape)
 
-    def opened(self, payloads: Sequence[Payload]) -> list[AddBand]:
+    def band_adders(self, payloads: Sequence[Payload]) -> list[AddBand]:
         """Return a function for each payload that adds such bands of it. Raises PayloadError."""
         return [decoded.add for decoded in self.compressor.decompress(payloads)]
 

@@ -37,9 +37,9 @@ __all__ = [
     "Senders",
     "Tail",
     "Unpacked",
-    "agreed",
     "carriers",
     "is_of_sender",
+    "median_of_owners",
     "nbytes_of",
     "sender_name",
 ]
@@ -223,7 +223,7 @@ class Tail:
             raise PayloadError("buffers with NaN or Inf; drop the frame and its sender")
         return tail_B
 
-    def opened(
+    def read_record(
         self, record: Record, frames: Mapping[Digest, Frame], before_B: Tensor
     ) -> tuple[list[memoryview], Tensor | None]:
         """Return what the compressor wrote into each frame that a record names, and what the buffers become; None: they
@@ -237,14 +237,14 @@ class Tail:
             if tail_B is not None:
                 by_sender.setdefault(ref.peer, tail_B)  # an owner of several parts has one say
         tails = list(by_sender.values())
-        merged = None if not tails else agreed(tails, before_B) if record.contributors else self.merged(tails)
+        merged = None if not tails else median_of_owners(tails, before_B) if record.contributors else self.merge(tails)
         return [body for _, body, _ in opened], merged
 
-    def packed_merge(self, tails: Sequence[Tensor]) -> bytes:
+    def pack_merge(self, tails: Sequence[Tensor]) -> bytes:
         """The tail that tells what the contributors' buffers become; none where they told none."""
-        return self.pack(self.merged(tails)) if tails else b""
+        return self.pack(self.merge(tails)) if tails else b""
 
-    def merged(self, tails: Sequence[Tensor]) -> Tensor:
+    def merge(self, tails: Sequence[Tensor]) -> Tensor:
         """Merge the contributors' buffers (B,), given in the order of their ids: the same bits on every peer.
 
         Each value is first shortened to where the others have it. The mean counts all alike, whatever
@@ -254,7 +254,7 @@ class Tail:
         value_KB = np.stack([tail_B.numpy() for tail_B in tails])
         merged_B = np.empty(self.numel, dtype=np.float32)
         for start in range(0, self.numel, _BAND):
-            near_Kb = _shortened(value_KB[:, start : start + _BAND].astype(np.float64))
+            near_Kb = _clip_to_median(value_KB[:, start : start + _BAND].astype(np.float64))
             merged_B[start : start + _BAND] = near_Kb[0] if self.takes_first else _mean(near_Kb)
         at = 0
         for spec in self.buffers:
@@ -277,7 +277,7 @@ def carriers(parts: int) -> set[int]:
     return {number * parts // count for number in range(count)}
 
 
-def agreed(told: Sequence[Tensor], before_B: Tensor) -> Tensor:
+def median_of_owners(told: Sequence[Tensor], before_B: Tensor) -> Tensor:
     """Give what the owners of a reduce say of the buffers (B,), value by value: the lower median; of two the nearer one
     to what was before.
     """
@@ -288,7 +288,7 @@ def agreed(told: Sequence[Tensor], before_B: Tensor) -> Tensor:
     return told_KB.sort(dim=0).values[(len(told) - 1) // 2].to(torch.float32)
 
 
-def _shortened(value_Kb: Doubles) -> Doubles:
+def _clip_to_median(value_Kb: Doubles) -> Doubles:
     """Each value, brought near to the median of all; of fewer than ``ENOUGH`` as it is."""
     if len(value_Kb) < ENOUGH:
         return value_Kb
@@ -352,7 +352,7 @@ class FrameContents:
         """The change (N,), as all decode it."""
         return self.codec.decompress(self.channel(frame, 0))
 
-    def moved(self, frames: Sequence[Frame], numel: int) -> Tensor:
+    def nonzero(self, frames: Sequence[Frame], numel: int) -> Tensor:
         """Where one of the changes has a value, bool (N,)."""
         moved_N = torch.zeros(numel, dtype=torch.bool, device="cpu")
         for frame in frames:
@@ -368,13 +368,13 @@ class FrameContents:
 
     def add(self, frame: Frame, channel: int, scale: float, total_N: Tensor, weight: float) -> None:
         """``total += weight * scale * what the channel holds``, in place."""
-        self._codec_of(frame).of(channel).add(total_N, self.channel(frame, channel), _counted(scale, weight))
+        self._codec_of(frame).of(channel).add(total_N, self.channel(frame, channel), _scale_weight(scale, weight))
 
-    def opened(self, payloads: Payloads, scale: float, these: slice) -> list[AddBand]:
+    def band_adders(self, payloads: Payloads, scale: float, these: slice) -> list[AddBand]:
         """Return functions that add some tensors of a contribution's change, of those that ``payloads`` holds, in
         bands.
         """
-        return [_scaled(add, scale) for add in self.codec.opened(payloads[these])]
+        return [_scale_add(add, scale) for add in self.codec.band_adders(payloads[these])]
 
     def _shapes(self, frame: Frame) -> FixedShapes:
         return self.codec.cut(self.schema.fragments[frame.header.fragment])
@@ -383,11 +383,11 @@ class FrameContents:
         return self.merge_codec if frame.header.kind == FrameKind.MERGE else self.codec
 
 
-def _scaled(add: AddBand, scale: float) -> AddBand:
-    return lambda start, total_n, weight: add(start, total_n, _counted(scale, weight))
+def _scale_add(add: AddBand, scale: float) -> AddBand:
+    return lambda start, total_n, weight: add(start, total_n, _scale_weight(scale, weight))
 
 
-def _counted(scale: float, weight: float) -> float:
+def _scale_weight(scale: float, weight: float) -> float:
     return weight if scale == 1.0 else float32(weight * scale)  # two float32 make an exact float64: rounded once
 
 
@@ -440,7 +440,7 @@ class Senders:
             for name, tensor in state.items()
         }
 
-    def found(self, tensors: Mapping[str, Tensor]) -> list[Kept]:
+    def read_tensors(self, tensors: Mapping[str, Tensor]) -> list[Kept]:
         """Return what is kept of senders here. PayloadError for a name or a size that cannot be, or for too many."""
         found: list[dict[PeerId, dict[str, Tensor]]] = [{} for _ in self.sizes]
         for key in filter(is_of_sender, tensors):

@@ -51,7 +51,7 @@ class Contribution:
     base_N: Tensor | None = None  # the parameters that it was begun from, as written
     is_difference: bool = False  # what is sent is ``base_N - local_N``, bit for bit
     is_finite: bool = False  # gradient_N is known to hold neither NaN nor Inf: nobody need look again
-    keeps_residual: set[tuple[int, int]] = field(default_factory=set)  # (round, plan); see ``owed_after``
+    keeps_residual: set[tuple[int, int]] = field(default_factory=set)  # (round, plan); see ``residual_after``
 
     def __post_init__(self) -> None:
         self.trained = self.trained or self.steps
@@ -82,7 +82,7 @@ class Contribution:
         return (self.gradient_N, *self.states)
 
     @property
-    def measured_N(self) -> Tensor:
+    def live_progress_N(self) -> Tensor:
         """Return the progress that it was made of: what its commit takes from the live model's."""
         return self.gradient_N if self.progress_N is None else self.progress_N
 
@@ -95,7 +95,7 @@ class Contribution:
     def commitment(self, head: Head) -> bytes:
         """Return what a reduce offer names instead of a frame: it differs wherever the contribution does."""
         made = hashlib.blake2b(to_device(self.gradient_N, PROCESSOR).numpy().data, digest_size=32)
-        made.update(struct.pack("<IQ", self.steps, self.tokens) + claims_of(self.based_in(head), self.summary))
+        made.update(struct.pack("<IQ", self.steps, self.tokens) + claims_of(self.base_step(head), self.summary))
         return made.digest()
 
     def feedback_after(self, record: Record) -> dict[str, Tensor]:
@@ -113,7 +113,7 @@ class Contribution:
     def frame(self, head: Head, signer: Signer) -> Frame:
         """Make the frame for the round after ``head``."""
         assert self.encoded is not None
-        header = self._claimed(header_after(head, self.kind, self.fragment, signer.peer), head)
+        header = self._with_claims(header_after(head, self.kind, self.fragment, signer.peer), head)
         frame = seal(header, self.encoded.body, signer, self.tail)
         own = frame.body[: len(self.encoded.body)]  # the frame's own bytes: see Outbox
         self.encoded = replace(self.encoded, body=own)
@@ -132,24 +132,24 @@ class Contribution:
             nbytes=nbytes,
             steps=self.steps,
             tokens=self.tokens,
-            based=self.based_in(head),
+            based=self.base_step(head),
             summary=self.summary,
         )
 
-    def based_in(self, head: Head) -> int:
+    def base_step(self, head: Head) -> int:
         """Return the outer step of the anchor that it was begun from, were it offered in the round after ``head``."""
         return head.outer_step if self.begun_from is None else self.begun_from
 
-    def _claimed(self, header: Header, head: Head) -> Header:
+    def _with_claims(self, header: Header, head: Head) -> Header:
         """Add all that the offer says, so that no record can name this contribution and say another thing of it."""
-        claims = claims_of(self.based_in(head), self.summary)
+        claims = claims_of(self.base_step(head), self.summary)
         return replace(header, steps=self.steps, tokens=self.tokens, states=len(self.states), claims=claims)
 
     def slice_frame(self, part: int, plan: ReducePlan, head: Head, replica: Replica, signer: Signer) -> Frame:
         """Make the frame of one part of ``plan``; the residual that it leaves is remembered."""
         owner, start, stop = plan.partition[part]
         passed_on = 0.0
-        if owner != signer.peer and replica.owed(self.fragment) is not None:
+        if owner != signer.peer and replica.residual(self.fragment) is not None:
             weights = replica.weights(plan.contributors, head.outer_step)
             passed_on = in_own_units(plan.contributors, weights, signer.peer)
             if replica.method.summary.measures and passed_on > MOST * len(weights):
@@ -159,7 +159,7 @@ class Contribution:
         made = replica.encode_range(self.fragment, self.gradient_N, start, stop, passed_on, self.states)
         parts = len(plan.partition)
         header = header_after(head, FrameKind.SLICE, self.fragment, signer.peer, part, parts, plan.number)
-        header = self._claimed(header, head)
+        header = self._with_claims(header, head)
         frame = seal(header, made.body, signer, self.tail if replica.tail.nbytes_of(header) else b"")
         self.slices.setdefault(plan.number, {})[part] = replace(made, body=frame.body[: len(made.body)], payloads=())
         return frame
@@ -226,7 +226,7 @@ def forget_sent(replica: Replica, record: Record, frames: Mapping[bytes, Frame],
     unseen = bool(record.contributors) or bool(replica.senders.names) or replica.method.summary.rebuilds
     if unseen or any(frame.header.kind == FrameKind.MERGE for frame in mine):
         return Booking({}, sent_N=torch.ones(replica.numel(f), dtype=torch.bool, device="cpu"))
-    sent_N = replica.contents.moved(mine, replica.numel(f))
+    sent_N = replica.contents.nonzero(mine, replica.numel(f))
     kept = {name: one_N.masked_fill(beside(sent_N, one_N), 0.0) for name, one_N in replica.feedback[f].items()}
     return Booking(kept, sent_N=sent_N)
 
@@ -305,12 +305,12 @@ class Outbox:
             return None
         total_N = fresh_zeros(numel(shapes))
         for one in reversed(given) if sent_N is not None else given:
-            came_N = self._came(one, shapes)
+            came_N = self._decode_change(one, shapes)
             total_N += came_N if sent_N is None else sent_N
             sent_N = None if sent_N is None else sent_N - came_N
         return Reclaimed(total_N, sum(one.steps for one in given), len(given))
 
-    def _came(self, one: Given, shapes: FixedShapes) -> Tensor:
+    def _decode_change(self, one: Given, shapes: FixedShapes) -> Tensor:
         """Return the change that the others decoded."""
         came_N = fresh_zeros(numel(shapes))
         for start, stop, body in one.pieces:

@@ -25,7 +25,7 @@ from decentral.optimizers.aggregation.gram import Sketching, cosines
 from decentral.optimizers.mean import MOST
 from decentral.replica.codec import Codec, numel
 from decentral.replica.figures import LOSS_DISPERSION, MEAN_COSINE, NORM_DISPERSION, REPLICA_DISTANCE, REPLICA_VARIANCE
-from decentral.replica.weights import attempted
+from decentral.replica.weights import attempt
 from decentral.tensors.device import beside
 from decentral.tensors.ops import rows_of
 from decentral.wire.keys import PeerId, peer_name
@@ -41,9 +41,9 @@ __all__ = [
     "Measures",
     "Sample",
     "Scrutiny",
-    "between",
-    "between_losses",
-    "between_two",
+    "compare",
+    "compare_losses",
+    "compare_two",
     "dispersion",
     "mean_cosine",
     "outliers",
@@ -78,7 +78,7 @@ class Measure:
         for value_RL in rows_of(pieces):
             squares.add(value_RL)
             sketching.add(value_RL)
-        return cls._made(squares, sketching)
+        return cls._from_sums(squares, sketching)
 
     @classmethod
     def of_payloads(cls, codec: Codec, payloads: Sequence[Payload]) -> Measure:
@@ -92,10 +92,10 @@ class Measure:
             sketching.add_at(place_V.numpy(), value_V.numpy())
         for value_RL in rows_of(value_V for _, value_V in found):
             squares.add(value_RL)
-        return cls._made(squares, sketching)
+        return cls._from_sums(squares, sketching)
 
     @classmethod
-    def _made(cls, squares: SquareSum, sketching: Sketching) -> Measure:
+    def _from_sums(cls, squares: SquareSum, sketching: Sketching) -> Measure:
         norm = squares.root()
         if not math.isfinite(norm):  # one NaN in a mean would reach every peer
             raise PayloadError("body decodes to NaN or Inf; drop it and its sender")
@@ -135,7 +135,7 @@ class Measures:
 # same frames have the same bits.
 
 
-def between(measures: Sequence[Measure]) -> dict[str, float]:
+def compare(measures: Sequence[Measure]) -> dict[str, float]:
     """Return the figures of contributions, as far as there are any: one alone differs from nobody."""
     found = {
         NORM_DISPERSION: dispersion([one.norm for one in measures]),
@@ -176,7 +176,7 @@ def mean_cosine(vectors: Sequence[Tensor]) -> float | None:
 # It is known of a method whose summaries tell them: of others nothing is known, nor asked.
 
 
-def between_losses(method: OuterMethod, told: Sequence[Contributor]) -> dict[str, float]:
+def compare_losses(method: OuterMethod, told: Sequence[Contributor]) -> dict[str, float]:
     """Return the spread of losses over those whose summary tells one. A plugin that raises, or gives no number, tells
     none.
     """
@@ -187,8 +187,8 @@ def between_losses(method: OuterMethod, told: Sequence[Contributor]) -> dict[str
 
 def _loss(method: OuterMethod, told: Contributor) -> float | None:
     """Return a finite number, or None: a summary is a peer's bytes, and a plugin anybody's code."""
-    given, _ = attempted(lambda: method.summary.told_loss(told))
-    found, _ = attempted(lambda: float(given))  # type: ignore[arg-type]  # TypeError is what None gives
+    given, _ = attempt(lambda: method.summary.told_loss(told))
+    found, _ = attempt(lambda: float(given))  # type: ignore[arg-type]  # TypeError is what None gives
     return found if found is not None and math.isfinite(found) else None
 
 
@@ -336,7 +336,7 @@ class Sample:
         first, last = torch.searchsorted(self._place_S, ends).tolist()
         return value[self._place_S[first:last] - start]
 
-    def came(self, change: Tensor) -> Tensor:
+    def nonzero(self, change: Tensor) -> Tensor:
         """Return where something was sent, bool (S,), of a change (N,) in which only what nobody sent is zero; or of
         rows (K, N) of each.
         """
@@ -414,7 +414,7 @@ class Coverage:
 LAST_PAIRS = 16  # pairs: one replica of eight that diverges is met every seventh step
 
 
-def between_two(due: Sequence[Channel], mine_CN: Tensor, theirs_CN: Tensor, sample: Sample) -> dict[str, float]:
+def compare_two(due: Sequence[Channel], mine_CN: Tensor, theirs_CN: Tensor, sample: Sample) -> dict[str, float]:
     """Return the figures of the changes that both sent, by a sample; nothing of a method that keeps its change to
     itself.
     """

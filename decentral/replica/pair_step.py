@@ -21,7 +21,7 @@ from torch import Tensor
 from decentral.optimizers import Channel, RoundInfo
 from decentral.parameters import digest
 from decentral.replica.replica import Replica
-from decentral.replica.weights import stepped
+from decentral.replica.weights import make_step
 
 # Shape suffixes: N = elements of one fragment, C = channels, K = peers of the pair that came; flat float32.
 
@@ -61,7 +61,7 @@ def step_together(replica: Replica, fragment: int, step: int, half: Half, theirs
     """Make the step of a pair; addition of two commutes bit for bit, so both sides get the same mean."""
     due = replica.due(step)
     pairs = list(zip(due, half.sent_CN, theirs_CN.view(len(due), -1), strict=True))
-    received = {one.name: _combined(one, torch.stack([mine_N, theirs_N])) for one, mine_N, theirs_N in pairs}
+    received = {one.name: _combine_pair(one, torch.stack([mine_N, theirs_N])) for one, mine_N, theirs_N in pairs}
     if due[0].is_replica:
         received["change"] = half.change_N
     apart = [_disagreement(mine_N, theirs_N) for one, mine_N, theirs_N in pairs if one.is_replica]
@@ -73,7 +73,7 @@ def step_alone(replica: Replica, fragment: int, step: int, change_N: Tensor, sta
     due = replica.due(step)
     whole_N, feedback = replica.codec.all_of(change_N, replica.feedback[fragment], replica.shapes(fragment))
     rows = zip(due, (_first(replica, fragment, whole_N), *states), strict=True)
-    received = {channel.name: _combined(channel, sent_N[None]) for channel, sent_N in rows}
+    received = {channel.name: _combine_pair(channel, sent_N[None]) for channel, sent_N in rows}
     if due[0].is_replica:
         received["change"] = whole_N
     return _step(replica, fragment, step, received, feedback, None)
@@ -111,7 +111,7 @@ def _disagreement(mine_N: Tensor, theirs_N: Tensor) -> float:
     return float((mine_N - theirs_N).norm() / size) if size > 0 else 0.0
 
 
-def _combined(channel: Channel, sent_KN: Tensor) -> Tensor:
+def _combine_pair(channel: Channel, sent_KN: Tensor) -> Tensor:
     if channel.combine == "each":
         return sent_KN
     return sent_KN[0] if len(sent_KN) == 1 else (sent_KN[0] + sent_KN[1]) * 0.5
@@ -129,7 +129,7 @@ def _step(
     of_model = replica.schema.fragments[fragment]
     info = RoundInfo(step // len(replica.anchors), shapes=of_model.shapes, names=of_model.names)
     old = replica.states[fragment]
-    made = stepped(lambda: replica.method.outer_step(before_N, received, old, info), before_N, old)
+    made = make_step(lambda: replica.method.outer_step(before_N, received, old, info), before_N, old)
     if made.why:  # what came cannot be used, and neither can what would be owed after it
         return stay(replica, fragment, made.why, made.state, disagreement)
     return GossipStep(before_N, made.after_N, made.state, feedback, digest(made.after_N), disagreement)

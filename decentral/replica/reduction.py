@@ -52,7 +52,7 @@ class Reduction:
         """Return the contributors whose slice has not come."""
         return tuple(ref.peer for ref in self.plan.contributors if ref.peer not in self.slices)
 
-    def told_buffers(self) -> list[Tensor]:
+    def contributor_buffers(self) -> list[Tensor]:
         """Return the buffers of exactly the plan's contributors, in peer order; nothing where the part carries none."""
         peers = sorted(ref.peer for ref in self.plan.contributors)
         return [self.tails[peer] for peer in peers if peer in self.tails]
@@ -286,10 +286,10 @@ def results_of(
         parts[ref.part] = known.view(channels, -1)
     if len(parts) != len(record.partition):
         raise PayloadError(f"round {record.round} names {len(parts)} of {len(record.partition)} partitions; drop it")
-    return assembled(record.partition, parts, fresh_zeros(channels * numel).view(channels, -1))
+    return assemble(record.partition, parts, fresh_zeros(channels * numel).view(channels, -1))
 
 
-def assembled(
+def assemble(
     plan_partition: tuple[tuple[PeerId, int, int], ...], parts: Mapping[int, Tensor], out_CN: Tensor
 ) -> Tensor:
     """Lay the owners' decoded results, one row for each channel, into ``out_CN`` (float32) and return it."""

@@ -1,4 +1,4 @@
-"""The state every peer holds alike: anchor, outer optimizer state, and this peer's own feedback.
+"""A peer's part of the run: the anchor and the method's state, alike on all peers, and what this peer owes.
 
 Tensors are replaced, never written to: whoever holds one (a snapshot being served, a round being encoded) has an
 immutable copy. All is float32 on the CPU, the same bits on every peer; only what a peer owes lies where it trains.
@@ -22,7 +22,14 @@ from decentral.optimizers import CHANGE, Aggregation, Channel, Contributor, Oute
 from decentral.optimizers.base import Part
 from decentral.optimizers.mean import Adder, LazyMean, mean_of
 from decentral.parameters import Schema, combined_digest, digest, first_non_finite
-from decentral.replica.apply import NOTHING_KEPT, GatherReader, KeptOfSenders, OpenedRecord, Reception, came_in
+from decentral.replica.apply import (
+    NOTHING_KEPT,
+    GatherReader,
+    KeptOfSenders,
+    OpenedRecord,
+    Reception,
+    nonzero_in_sample,
+)
 from decentral.replica.codec import Codec, Encoded, FixedShapes, range_shapes
 from decentral.replica.contents import NO_TAIL, FrameContents, Kept, Senders, Tail
 from decentral.replica.measures import Sample
@@ -31,10 +38,10 @@ from decentral.replica.weights import (
     OVERFLOW,
     Unusable,
     Weighed,
+    contributors_of,
+    make_step,
     outside_of,
     state_weights_of,
-    stepped,
-    told_of,
     weights_of,
 )
 from decentral.state.snapshot import BUFFERS, anchor_name, outer_name
@@ -97,14 +104,14 @@ class Replica:
     @property
     def digest(self) -> bytes:
         """The anchor's digest over all fragments, and the buffers where there are any."""
-        return self._combined(self.digests, self.buffers_B)
+        return self._combine_digests(self.digests, self.buffers_B)
 
     def digest_of(self, tensors: Mapping[str, Tensor]) -> bytes:
         """Return what ``digest`` would be with these ``shared_tensors`` of another peer."""
         digests = [digest(tensors[anchor_name(f)]) for f in range(len(self.anchors))]
-        return self._combined(digests, tensors.get(BUFFERS, self.buffers_B))
+        return self._combine_digests(digests, tensors.get(BUFFERS, self.buffers_B))
 
-    def _combined(self, digests: Sequence[bytes], buffers_B: Tensor) -> bytes:
+    def _combine_digests(self, digests: Sequence[bytes], buffers_B: Tensor) -> bytes:
         return combined_digest([*digests, digest(buffers_B)] if self.schema.buffers else digests)
 
     def shared_buffers(self, fragment: int) -> Tensor | None:
@@ -166,15 +173,15 @@ class Replica:
         cut = [state_N[start:stop] for state_N in states]
         return self.codec.encode(slice_N, part, range_shapes(start, stop), cut)
 
-    def owed(self, fragment: int) -> Tensor | None:
+    def residual(self, fragment: int) -> Tensor | None:
         """Return what this peer owes as an owner of a reduce, over the whole fragment."""
         return self.feedback[fragment].get(OWED)
 
     def owe_after(
         self, record: Record, me: PeerId, made: Mapping[bytes, Tensor], since: Tensor | None, keeps: bool = False
     ) -> None:
-        """Book as an owner what ``record`` leaves of what was owed ``since``: see `owed_after`."""
-        self.owe(record.fragment, owed_after(since, record, me, made, self.numel(record.fragment), keeps))
+        """Book as an owner what ``record`` leaves of what was owed ``since``: see `residual_after`."""
+        self.owe(record.fragment, residual_after(since, record, me, made, self.numel(record.fragment), keeps))
 
     def owe(self, fragment: int, owed_N: Tensor | None) -> None:
         """Book what this peer owes as an owner; None: as before."""
@@ -193,53 +200,53 @@ class Replica:
         f = record.fragment
         if any(frames[ref.frame].header.kind == FrameKind.MERGE for ref in record.frames):
             return self._merge(record, frames)
-        opened, buffers_B = self._opened(record, frames, decoded or {})
+        opened, buffers_B = self._open_record(record, frames, decoded or {})
         found = weights_of(self.method, self.weighting, opened.told, self.states[f])
-        beside = self._beside(opened.told, record.outer_step, found.weights)
+        beside = self._state_weights(opened.told, record.outer_step, found.weights)
         info = self.info(record, found.weights, opened.told)
         if found.why == NOBODY:
             return self._nobody_counts(f, info, opened.kept)
         if why := found.why or next((one.why for one in beside if one.why not in ("", NOBODY)), ""):
-            return self._unmoved(f, why, opened.kept)
+            return self._stay(f, why, opened.kept)
         try:
-            step = self._moved(opened, info, [found.weights, *(one.weights for one in beside)])
+            step = self._step(opened, info, [found.weights, *(one.weights for one in beside)])
         except Unusable as error:
-            return self._unmoved(f, str(error), opened.kept)
+            return self._stay(f, str(error), opened.kept)
         except NonFiniteError:  # finite contributions whose mean is not
-            return self._unmoved(f, OVERFLOW, opened.kept)
+            return self._stay(f, OVERFLOW, opened.kept)
         return replace(step, buffers_B=buffers_B)
 
-    def _opened(
+    def _open_record(
         self, record: Record, frames: Mapping[bytes, Frame], decoded: Mapping[bytes, Tensor]
     ) -> tuple[OpenedRecord, Tensor | None]:
         """The record with what its frames hold, and the buffers after it."""
-        bodies, buffers_B = self.tail.opened(record, frames, self.buffers_B)
+        bodies, buffers_B = self.tail.read_record(record, frames, self.buffers_B)
         named = [frames[ref.frame] for ref in record.frames]
-        kept = NOTHING_KEPT if record.contributors else self.gathering.told(named)
-        told = self._told(contributions(record), record.outer_step, self._norms(record, named, kept))
+        kept = NOTHING_KEPT if record.contributors else self.gathering.sender_states(named)
+        told = self._contributors(contributions(record), record.outer_step, self._norms(record, named, kept))
         return OpenedRecord(record, named, bodies, decoded, told, kept), buffers_B
 
-    def _moved(self, opened: OpenedRecord, info: RoundInfo, weights: Sequence[Sequence[float]]) -> OuterStep:
+    def _step(self, opened: OpenedRecord, info: RoundInfo, weights: Sequence[Sequence[float]]) -> OuterStep:
         """Ask the method for the step along what came. Raises Unusable and NonFiniteError: then nothing moves."""
         f, due = opened.record.fragment, self.due(opened.record.outer_step)
         anchor_N, state, sample = self.anchors[f], self.states[f], self.samples[f]
-        received = self.reception.received(opened, due, weights, sample)
+        received = self.reception.combine_channels(opened, due, weights, sample)
         change = received.get(CHANGE.name)
-        made = stepped(lambda: self.method.outer_step(anchor_N, received, state, info), anchor_N, state)
+        made = make_step(lambda: self.method.outer_step(anchor_N, received, state, info), anchor_N, state)
         if isinstance(change, LazyMean) and change.error is not None:
             raise change.error  # the method may have been given it as it read the mean
         if made.why:
             raise Unusable(made.why)
-        came_S = None if change is None else came_in(change, sample)
+        came_S = None if change is None else nonzero_in_sample(change, sample)
         names = frozenset(received)
         return OuterStep(f, anchor_N, made.after_N, made.state, digest(made.after_N), None, opened.kept, names, came_S)
 
     def _nobody_counts(self, f: int, info: RoundInfo, kept: KeptOfSenders) -> OuterStep:
         anchor_N, state = self.anchors[f], self.states[f]
-        made = stepped(lambda: (anchor_N, self.method.nobody_counts(state, info)), anchor_N, state)
-        return self._unmoved(f, made.why or NOBODY, kept, made.state)
+        made = make_step(lambda: (anchor_N, self.method.nobody_counts(state, info)), anchor_N, state)
+        return self._stay(f, made.why or NOBODY, kept, made.state)
 
-    def _unmoved(
+    def _stay(
         self, f: int, why: str, kept: KeptOfSenders = NOTHING_KEPT, state: dict[str, Tensor] | None = None
     ) -> OuterStep:
         anchor_N, state = self.anchors[f], self.states[f] if state is None else state
@@ -261,7 +268,7 @@ class Replica:
         ``parts``: the norms of their slices, for the owner that sums them; others go by what contributors say.
         """
         f, measured = outer_step % len(self.anchors), parts if self.method.summary.measures else None
-        told = told_of(contributors, outer_step, len(self.anchors), parts=measured)
+        told = contributors_of(contributors, outer_step, len(self.anchors), parts=measured)
         return weights_of(self.method, self.weighting, told, self.states[f]).weights
 
     def state_weights(
@@ -270,30 +277,30 @@ class Replica:
         """Return the weight of each in the mean of each further channel that is due; ``weights``: in that of the
         changes.
         """
-        beside = self._beside(self._told(contributors, outer_step), outer_step, weights)
+        beside = self._state_weights(self._contributors(contributors, outer_step), outer_step, weights)
         return [one.weights for one in beside]
 
     def outside(self, contributors: Sequence[FrameRef], outer_step: int) -> list[Part]:
         """Where in the fragment the change of each counts nothing: see the method. Raises Unusable."""
         layout = self.schema.fragments[outer_step % len(self.anchors)].layout
-        return outside_of(self.method, self._told(contributors, outer_step), layout)
+        return outside_of(self.method, self._contributors(contributors, outer_step), layout)
 
-    def _beside(self, told: Sequence[Contributor], outer_step: int, weights: Sequence[float]) -> list[Weighed]:
+    def _state_weights(self, told: Sequence[Contributor], outer_step: int, weights: Sequence[float]) -> list[Weighed]:
         state, channels = self.states[outer_step % len(self.anchors)], len(self.due(outer_step)) - 1
         return state_weights_of(self.method, told, weights, state, channels)
 
     def info(self, record: Record, weights: Sequence[float], told: Sequence[Contributor] | None = None) -> RoundInfo:
         """Return what the method may know of the record's round; ``told``: of its contributors, where that is made."""
         step, fragment = record.outer_step, self.schema.fragments[record.fragment]
-        told = tuple(self._told(contributions(record), step) if told is None else told)
+        told = tuple(self._contributors(contributions(record), step) if told is None else told)
         return RoundInfo(
             step // len(self.anchors), told, tuple(weights), fragment.shapes, fragment.names, len(record.members)
         )
 
-    def _told(
+    def _contributors(
         self, contributors: Sequence[FrameRef], outer_step: int, norms: Sequence[float] | None = None
     ) -> list[Contributor]:
-        return told_of(contributors, outer_step, len(self.anchors), norms)
+        return contributors_of(contributors, outer_step, len(self.anchors), norms)
 
     def install(self, step: OuterStep) -> None:
         """Make an outer step this replica's state."""
@@ -319,7 +326,7 @@ class Replica:
         arXiv:2507.06542.
         """
         f = record.fragment
-        _, buffers_B = self.tail.opened(record, frames, self.buffers_B)
+        _, buffers_B = self.tail.read_record(record, frames, self.buffers_B)
         adders: list[Adder] = [
             (ref.peer, partial(self.contents.add, frames[ref.frame], 0, 1.0), 1.0) for ref in record.frames
         ]
@@ -330,7 +337,7 @@ class Replica:
 
     def shared_tensors(self) -> dict[str, Tensor]:
         """Anchor, outer state, buffers and what is kept of senders: what every peer holds alike."""
-        named = shared_names(self.anchors, self.states, self.buffers_B if self.schema.buffers else None)
+        named = name_shared_tensors(self.anchors, self.states, self.buffers_B if self.schema.buffers else None)
         return named | self.senders.tensors()
 
     def outer_tensors(self) -> dict[str, Tensor]:
@@ -356,11 +363,11 @@ class Replica:
 
     def read(self, tensors: Mapping[str, Tensor]) -> Loaded:
         """Return what ``load`` would take over, with its digests: hashing takes time, and nothing changes yet."""
-        anchors = [found_tensor(tensors, anchor_name(f), anchor) for f, anchor in enumerate(self.anchors)]
-        states = found_states(tensors, self.states)
-        buffers_B = found_tensor(tensors, BUFFERS, self.buffers_B) if self.schema.buffers else self.buffers_B
-        feedback = found_feedback(tensors, self._own_names, len(anchors))
-        senders = self.senders.found(tensors)
+        anchors = [read_tensor(tensors, anchor_name(f), anchor) for f, anchor in enumerate(self.anchors)]
+        states = read_states(tensors, self.states)
+        buffers_B = read_tensor(tensors, BUFFERS, self.buffers_B) if self.schema.buffers else self.buffers_B
+        feedback = read_feedback(tensors, self._own_names, len(anchors))
+        senders = self.senders.read_tensors(tensors)
         return Loaded(anchors, states, feedback, senders, buffers_B, [digest(anchor) for anchor in anchors])
 
     def take_over(self, loaded: Loaded) -> None:
@@ -402,7 +409,7 @@ def in_own_units(contributors: Sequence[FrameRef], weights: Sequence[float], me:
     return total / own if own > LEAST_SHARE * total else 0.0
 
 
-def owed_after(
+def residual_after(
     owed_N: Tensor | None, record: Record, me: PeerId, made: Mapping[bytes, Tensor], numel: int, keeps: bool = False
 ) -> Tensor | None:
     """Return what ``me`` owes as an owner once ``record`` is applied, new; None when that is nothing new.
@@ -445,7 +452,7 @@ class Loaded:
     digests: list[bytes]  # of the anchors
 
 
-def shared_names(anchors: Sequence[Tensor], states: States, buffers_B: Tensor | None) -> dict[str, Tensor]:
+def name_shared_tensors(anchors: Sequence[Tensor], states: States, buffers_B: Tensor | None) -> dict[str, Tensor]:
     """The tensors that every peer holds alike; ``buffers_B`` is None where the schema has none."""
     named = {anchor_name(f): anchor for f, anchor in enumerate(anchors)}
     if buffers_B is not None:
@@ -460,21 +467,21 @@ def own_names(feedback: States) -> dict[str, Tensor]:
     return {feedback_name(f, name): tensor for f, own in enumerate(feedback) for name, tensor in own.items()}
 
 
-def found_states(tensors: Mapping[str, Tensor], like: States) -> list[dict[str, Tensor]]:
+def read_states(tensors: Mapping[str, Tensor], like: States) -> list[dict[str, Tensor]]:
     """The outer state of each fragment. Raises PayloadError when a tensor is missing or has another size."""
     return [
-        {key: found_tensor(tensors, outer_name(f, key), tensor) for key, tensor in state.items()}
+        {key: read_tensor(tensors, outer_name(f, key), tensor) for key, tensor in state.items()}
         for f, state in enumerate(like)
     ]
 
 
-def found_feedback(tensors: Mapping[str, Tensor], names: Iterable[str], num_fragments: int) -> list[dict[str, Tensor]]:
+def read_feedback(tensors: Mapping[str, Tensor], names: Iterable[str], num_fragments: int) -> list[dict[str, Tensor]]:
     """The feedback of each fragment, as far as it is there."""
     keys = [{name: feedback_name(f, name) for name in names} for f in range(num_fragments)]
     return [{name: tensors[key] for name, key in own.items() if key in tensors} for own in keys]
 
 
-def found_tensor(tensors: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:
+def read_tensor(tensors: Mapping[str, Tensor], name: str, like: Tensor) -> Tensor:
     """Return a tensor. Raises PayloadError when it is missing or has another shape or dtype than ``like``."""
     tensor = tensors.get(name)
     if tensor is None or tensor.shape != like.shape or tensor.dtype != like.dtype:

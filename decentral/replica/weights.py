@@ -29,16 +29,16 @@ __all__ = [
     "Stepped",
     "Unusable",
     "Weighed",
-    "attempted",
-    "called",
+    "attempt",
+    "call",
+    "contributors_of",
+    "make_step",
+    "make_summary",
+    "make_weights",
     "outside_of",
     "row_of",
-    "said",
     "scales_of",
     "state_weights_of",
-    "stepped",
-    "told_of",
-    "weighed",
     "weights_of",
 ]
 
@@ -76,12 +76,12 @@ class Stepped:
     why: str = ""
 
 
-def weighed(make: Callable[[], Sequence[float]], count: int) -> Weighed:
+def make_weights(make: Callable[[], Sequence[float]], count: int) -> Weighed:
     """The weights of ``count`` contributors; all 0 unless each is a float32 from 0 on, and their sum, too."""
-    given, why = called("weights", make)
+    given, why = call("weights", make)
     if why:
         return Weighed([0.0] * count, why)
-    found, error = attempted(lambda: _as_float32(given))
+    found, error = attempt(lambda: _as_float32(given))
     if found is None:
         return Weighed([0.0] * count, f"weights gave no float32 numbers ({error})")
     if len(found) != count:
@@ -91,20 +91,20 @@ def weighed(make: Callable[[], Sequence[float]], count: int) -> Weighed:
     return Weighed(found, "" if any(found) else NOBODY)
 
 
-def stepped(
+def make_step(
     make: Callable[[], tuple[Tensor, Mapping[str, Tensor]]], before_N: Tensor, state: Mapping[str, Tensor]
 ) -> Stepped:
     """The next anchor and state, of the same names, shapes and dtypes as before, and finite; else those before."""
-    made, why = called("outer_step", make)
+    made, why = call("outer_step", make)
     why = why or _wrong_with(made, before_N, state)
     if made is None or why:
         return Stepped(before_N, dict(state), why)
     return Stepped(values_of(made[0]), {name: values_of(tensor) for name, tensor in made[1].items()})
 
 
-def said(make: Callable[[], bytes]) -> tuple[bytes, str]:
+def make_summary(make: Callable[[], bytes]) -> tuple[bytes, str]:
     """Return what goes beside this peer's offer, and why that is nothing where what was made cannot go there."""
-    made, why = called("summary", make)
+    made, why = call("summary", make)
     if why:
         return b"", why
     if not isinstance(made, bytes):
@@ -114,13 +114,13 @@ def said(make: Callable[[], bytes]) -> tuple[bytes, str]:
     return made, ""
 
 
-def called(name: str, make: Callable[[], T]) -> tuple[T | None, str]:
+def call(name: str, make: Callable[[], T]) -> tuple[T | None, str]:
     """Return what was made, or why it was not."""
-    made, error = attempted(make)
+    made, error = attempt(make)
     return made, "" if error is None else f"{name} raised {type(error).__name__}: {error}"
 
 
-def attempted(make: Callable[[], T]) -> tuple[T | None, Exception | None]:
+def attempt(make: Callable[[], T]) -> tuple[T | None, Exception | None]:
     """Return what was made, or the error that came of it on every peer alike. Raises one that is of this machine.
 
     A method is a function of numbers that all peers have, so that its errors are, too, whatever their class: torch has
@@ -177,10 +177,10 @@ def scales_of(rule: Aggregation, sent: Sent) -> list[float]:
 
     They are passed on as they are: their product with a weight is what is rounded.
     """
-    given, why = called(f"{rule.name}: weigh", lambda: rule.weigh(sent))
+    given, why = call(f"{rule.name}: weigh", lambda: rule.weigh(sent))
     if why:
         raise Unusable(why)
-    scales, error = attempted(lambda: _scales_and_products(given, sent))
+    scales, error = attempt(lambda: _scales_and_products(given, sent))
     if scales is None:
         raise Unusable(f"{rule.name}: weigh gave no float32 for each of {len(sent)} contributors ({error})") from error
     found, counted = scales
@@ -197,7 +197,7 @@ def _scales_and_products(given: Sequence[float] | None, sent: Sent) -> tuple[lis
 
 def row_of(rule: Aggregation, row_KN: Tensor) -> Tensor:
     """The result (N,) of a rule by coordinates. Unusable unless it is one row of the same kind, and finite."""
-    made, why = called(f"{rule.name}: combine", lambda: rule.combine(row_KN))
+    made, why = call(f"{rule.name}: combine", lambda: rule.combine(row_KN))
     if made is None or why:
         raise Unusable(why or f"{rule.name}: combine gave nothing")
     if not isinstance(made, Tensor) or (made.shape, made.dtype) != (row_KN.shape[1:], torch.float32):
@@ -213,7 +213,7 @@ def row_of(rule: Aggregation, row_KN: Tensor) -> Tensor:
 # The method is asked with what the record tells.
 
 
-def told_of(
+def contributors_of(
     contributors: Sequence[FrameRef],
     outer_step: int,
     num_fragments: int,
@@ -234,7 +234,7 @@ def told_of(
 def weights_of(method: OuterMethod, weighting: str, told: Sequence[Contributor], state: State) -> Weighed:
     """Return the weight of each in the mean of the changes. ``weighting``: equal, or tokens."""
     given = contribution_weights(weighting, [one.tokens for one in told])
-    return weighed(lambda: method.weights(told, given, state), len(told))
+    return make_weights(lambda: method.weights(told, given, state), len(told))
 
 
 def state_weights_of(
@@ -242,13 +242,13 @@ def state_weights_of(
 ) -> list[Weighed]:
     """Return the weight of each in the mean of each of so many further channels."""
     asked = [partial(method.summary.state_weights, place, told, weights, state) for place in range(channels)]
-    return [weighed(ask, len(told)) for ask in asked]
+    return [make_weights(ask, len(told)) for ask in asked]
 
 
 def outside_of(method: OuterMethod, told: Sequence[Contributor], layout: Layout) -> list[Part]:
     """Where the change of each counts nothing. Raises Unusable where the method says nothing that fits."""
     numel, outside = numel_of(layout), method.summary.outside
-    found, why = called("outside", lambda: [[(int(a), int(b)) for a, b in outside(one, layout)] for one in told])
+    found, why = call("outside", lambda: [[(int(a), int(b)) for a, b in outside(one, layout)] for one in told])
     if found is None or any(not 0 <= start <= stop <= numel for part in found for start, stop in part):
         raise Unusable(why or "outside gave ranges that are not in the fragment")
     return list(found)

@@ -4,6 +4,8 @@
 contribution is booked with the commit that names its frame, and never before (``Bookkeeping.settle``). A commit that
 does not name it books nothing: the contribution in flight is dropped, the residual is the one of the round before, and
 the progress is still in the live parameters, of which the next contribution is measured. So it is sent later, once.
+Only a peer that was passed by for longer than the method bears (``Quorum.staleness``) gives both up, and says so: see
+``anchors_without_debt`` in `decentral.training.outer_loop`.
 After a commit that moves no anchor the same contribution is offered again.
 
 A frame that a previous incarnation sent may be named too, and its residual died with that process: see
@@ -24,7 +26,7 @@ from torch import Tensor
 
 from decentral.consensus.chain import Branch, Head, contributions, moves_anchor, rank_of
 from decentral.replica.contribution import Booking, Contribution, Reclaimed, forget_sent
-from decentral.replica.replica import OWED, Loaded, OuterStep, Replica, owed_after
+from decentral.replica.replica import OWED, Loaded, OuterStep, Replica, residual_after
 from decentral.rounds.frame_io import FrameIO
 from decentral.rounds.local_state import CommittedUpdate, Decision, LocalState, Steps
 from decentral.rounds.metrics import RoundMetrics
@@ -117,7 +119,7 @@ class Bookkeeping:
 
     async def make_booking(self, record: Record, frames: Mapping[bytes, Frame]) -> Booking:
         """Return the booking of ``record``; made off the event loop where it is as long as the fragment."""
-        mine, owed_N = self._find_named(record), self.replica.owed(record.fragment)
+        mine, owed_N = self._find_named(record), self.replica.residual(record.fragment)
         lost = mine is None and any(ref.peer == self.me for ref in contributions(record))
         if lost or record.partition:
             return await self.state.offload(self._make_booking, record, frames, mine, owed_N, lost)
@@ -135,7 +137,7 @@ class Bookkeeping:
         left = forget_sent(self.replica, record, frames, self.me) if lost else None
         feedback = mine.feedback_after(record) if mine is not None else None if left is None else left.feedback
         keeps = mine is not None and (record.round, record.plan) in mine.keeps_residual
-        after_N = owed_after(
+        after_N = residual_after(
             owed_N, record, self.me, self.state.sums.residuals, self.replica.numel(record.fragment), keeps
         )
         return Booking(feedback, after_N, None if left is None else left.sent_N)
@@ -360,7 +362,7 @@ class Adoption:
         before_N, steps = (old_N, 0) if owed is None else (old_N + owed.gradient_N, owed.steps)
         taken_N, mine = None, taken.get(f)
         if mine is not None:
-            before_N = before_N - beside(mine.measured_N, before_N)
+            before_N = before_N - beside(mine.live_progress_N, before_N)
             steps -= mine.trained
         elif f in taken:
             taken_N = torch.ones(len(old_N), dtype=torch.bool, device="cpu")
@@ -429,7 +431,9 @@ class Adoption:
             return {name: own[name] for name in own if name != OWED} if OWED in own else own
         for record in branch.records:
             if record.fragment == f:
-                owed_N = owed_after(own.get(OWED), record, self.me, self.state.sums.residuals, self.replica.numel(f))
+                owed_N = residual_after(
+                    own.get(OWED), record, self.me, self.state.sums.residuals, self.replica.numel(f)
+                )
                 own = own if owed_N is None else {**own, OWED: owed_N}
         return own
 

@@ -80,7 +80,7 @@ class Offering:
         is_in = self.state.me in head.members and self.state.pending is None
         open_ = head.anchor is not None and not head.final and is_in
         open_ = open_ and contribution.based_on == head.hash
-        open_ = open_ and head.outer_step - contribution.based_in(head) <= self.state.terms.max_staleness
+        open_ = open_ and head.outer_step - contribution.base_step(head) <= self.state.terms.max_staleness
         return open_ and contribution.fragment == head.fragment(self.state.terms.num_fragments)
 
     def takes_again(self, record: Record) -> bool:

@@ -163,7 +163,7 @@ class Gossip:
         told = {self.state.me: replica.tail.unpack(tail)}
         if theirs is not None and (theirs_B := replica.tail.split(theirs)[1]) is not None:
             told[theirs.header.sender] = theirs_B
-        replica.buffers_B = replica.tail.merged([told[peer] for peer in sorted(told)])
+        replica.buffers_B = replica.tail.merge([told[peer] for peer in sorted(told)])
 
     def _header(self, head: Head, fragment: int, steps: int, tokens: int, states: int) -> Header:
         return Header(

@@ -20,14 +20,14 @@ from decentral.replica.measures import (
     Distances,
     Measure,
     Scrutiny,
-    between,
-    between_losses,
-    between_two,
+    compare,
+    compare_losses,
+    compare_two,
     ratio,
 )
 from decentral.replica.pair_step import GossipStep, Half
 from decentral.replica.replica import OuterStep
-from decentral.replica.weights import told_of
+from decentral.replica.weights import contributors_of
 from decentral.rounds.local_state import LocalState
 from decentral.wire.frames import Frame, FrameKind
 from decentral.wire.keys import PeerId
@@ -85,8 +85,10 @@ class RoundMetrics:
     ) -> Figures:
         measures = self._measures(record, frames, step)
         method = self.state.replica.method
-        values = {} if method.summary.divides else between(measures)
-        values |= between_losses(method, told_of(contributions(record), record.outer_step, len(self._coverage.samples)))
+        values = {} if method.summary.divides else compare(measures)
+        values |= compare_losses(
+            method, contributors_of(contributions(record), record.outer_step, len(self._coverage.samples))
+        )
         if step.came_S is not None:
             self._coverage.add(step.fragment, step.came_S)
         learnt_S = None if mine is None else mine.change_at(self._coverage.samples[step.fragment])
@@ -95,10 +97,10 @@ class RoundMetrics:
 
     def _pair_figures(self, step: int, fragment: int, half: Half, theirs_CN: Tensor, taken: GossipStep) -> Figures:
         due = self.state.replica.due(step)
-        values = between_two(due, half.sent_CN, theirs_CN, self._coverage.samples[fragment])
+        values = compare_two(due, half.sent_CN, theirs_CN, self._coverage.samples[fragment])
         if not due[0].is_replica:
             changes = [sent_CN.view(len(due), -1)[0] for sent_CN in (half.sent_CN, theirs_CN)]
-            self._coverage.add(fragment, *map(self._coverage.samples[fragment].came, changes))
+            self._coverage.add(fragment, *map(self._coverage.samples[fragment].nonzero, changes))
         values |= self._of_fragment(
             fragment, taken.feedback, self._coverage.samples[fragment].of(half.change_N)
         ) | self._distances.add(taken.disagreement)

@@ -89,7 +89,7 @@ class Reducer:
         """Make the frame for everybody; return it, what it decodes to, and the residual that it leaves."""
         plan, state, replica = reduction.plan, self.state, self.replica
         fragment = head.fragment(state.terms.num_fragments)
-        owed_N, (start, stop) = replica.owed(fragment), reduction.range
+        owed_N, (start, stop) = replica.residual(fragment), reduction.range
         measured = {
             peer: Measure.of((slice_N[: stop - start],), stop - start) for peer, slice_N in reduction.slices.items()
         }
@@ -103,7 +103,7 @@ class Reducer:
         made = reduction.result(
             replica.codec, weights, None if owed_N is None else owed_N[start:stop], scales, beside, outside
         )
-        parts, tail = len(plan.partition), replica.tail.packed_merge(reduction.told_buffers())
+        parts, tail = len(plan.partition), replica.tail.pack_merge(reduction.contributor_buffers())
         header = header_after(head, FrameKind.RESULT, fragment, state.me, reduction.part, parts, plan.number)
         header = replace(header, states=len(replica.due(head.outer_step)) - 1)
         frame = seal(header, made.body, state.signer, tail)

@@ -259,7 +259,7 @@ class OuterLoop:
 
     @property
     def schedule(self) -> SyncSchedule:
-        """Step counters, to be read."""
+        """The counters of inner steps, and what takes a contribution and merges a commit."""
         return self._parts.schedule
 
     @property
@@ -378,7 +378,7 @@ class _Rounds:
 
     def __init__(self, parts: LoopParts, merger: Merger) -> None:
         self._parts, self._merger = parts, merger
-        self._model, self._schedule, self._swarm = parts.model, parts.schedule, parts.swarm
+        self._schedule, self._swarm = parts.schedule, parts.swarm
         self._pace = Pace(parts.manifest.inner, parts.schedule.interval, parts.schedule.overlap + 1)
         self._offered: PendingResult[bool] | None = None  # of what is in flight, where training goes on meanwhile
         self._has_left = False  # was asked to before this boundary
@@ -775,6 +775,7 @@ async def anchors_without_debt(node: Node, seen: Digest, fragments: Sequence[int
     for fragment in fragments:
         if (debt_N := feedback[fragment].get("debt")) is not None:
             debts[fragment] = debt_N
-        owed_N = node.replica.owed(fragment)  # as an owner of a reduce: the progress of others, which nobody else has
+        # as an owner of a reduce: the progress of others, which nobody else has
+        owed_N = node.replica.residual(fragment)
         feedback[fragment] = {} if owed_N is None else {OWED: owed_N}
     return FreshStart(list(node.replica.anchors), node.replica.shared_buffers(0), debts)

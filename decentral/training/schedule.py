@@ -18,7 +18,7 @@ from decentral.optimizers import OuterMethod, carry, make_outer
 from decentral.optimizers.base import SILENT, State
 from decentral.optimizers.steps import Carried
 from decentral.replica.contribution import Contribution
-from decentral.replica.weights import said
+from decentral.replica.weights import make_summary
 from decentral.rounds.local_state import CommittedUpdate
 from decentral.state.snapshot import anchor_name
 from decentral.tensors.device import beside, less
@@ -190,7 +190,9 @@ class SyncSchedule:
         self.live.after_take(fragment)
         made.states = states_due(self.method, step, anchor_N, self.live, fragment)
         if self.method.summary is not SILENT:
-            made.summary, made.unsaid = said(lambda: self.method.summary.says(self.live, fragment, made.vectors))
+            made.summary, made.unsaid = make_summary(
+                lambda: self.method.summary.says(self.live, fragment, made.vectors)
+            )
         if go_elsewhere(model, fragment, self.progress[fragment], update.live_N, wanted_N):
             self._written.add(fragment)
 

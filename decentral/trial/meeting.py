@@ -113,7 +113,7 @@ def reduced(head: Head, peers: Sequence[TrialPeer], offered: Offered) -> Met:
 
 def _ref(head: Head, peer: TrialPeer, made: Contribution, name: bytes) -> FrameRef:
     """``name``: what the offer names."""
-    return FrameRef(peer.signer.peer, name, 0, made.steps, made.tokens, made.based_in(head), made.summary)
+    return FrameRef(peer.signer.peer, name, 0, made.steps, made.tokens, made.base_step(head), made.summary)
 
 
 def _record(head: Head, fragment: int, refs: Sequence[FrameRef], plan: ReducePlan | None = None) -> Record:
@@ -135,7 +135,7 @@ def _decided(
 ) -> Head:
     """Book the record with every peer, as `decentral.rounds.commits` does; the head after it."""
     for peer in peers:
-        mine, owed_N = offered.get(peer.rank), peer.replica.owed(record.fragment)
+        mine, owed_N = offered.get(peer.rank), peer.replica.residual(record.fragment)
         if mine is not None:
             peer.replica.feedback[record.fragment] = mine.feedback_after(record)
         keeps = mine is not None and (record.round, record.plan) in mine.keeps_residual
@@ -209,7 +209,7 @@ def _result(
     """Reduce as ``Reducer`` in `decentral.rounds.reducing`, which waits for slices besides."""
     replica, (_, start, stop) = owner.replica, plan.partition[part]
     reduction = Reduction(plan, part, {f.header.sender: _decoded(owner, f, stop - start) for f in frames})
-    norms, owed_N = _norms(reduction), replica.owed(fragment)
+    norms, owed_N = _norms(reduction), replica.residual(fragment)
     weights = replica.weights(plan.contributors, head.outer_step, norms)
     beside = replica.state_weights(plan.contributors, head.outer_step, weights)
     made = reduction.result(

@@ -1,8 +1,9 @@
 """A frame: one peer's signed bytes for one round: a fixed header, then a body of bounded size.
 
-Crosses the wire: ``HEADER_NBYTES`` bytes, then the body. No length field: the local schema says how long the body of a
-header may be, so a peer cannot make this one allocate. The header holds the body's hash, and the signature covers the
-header, so one signature check covers everything and every value has one encoding.
+Crosses the wire: ``HEADER_NBYTES`` bytes, then the body. No length field of its own (a stream puts a u32 before it):
+the local schema says how long the body of a header may be, so a peer cannot make this one allocate. The header holds
+the body's hash, and the signature covers the header, so one signature check covers everything and every value has one
+encoding.
 
 Layout, little-endian: magic "DCFR", version u16, kind u16, run 32, epoch u64, round u64, fragment u32, part u32, parts
 u32, plan u32, base 32, sender 32, steps u32, states u32, tokens u64, claims 32, body hash 32 (blake2b-256), signature

@@ -126,7 +126,7 @@ class Swarm:
             contribution = Contribution(0, self.head.hash, change_PN[n], change_PN[n], 1, 1, encoded=encoded)
             frame = contribution.frame(self.head, self.signers[n])
             frames[frame.hash] = frame
-            refs.append(FrameRef(frame.header.sender, frame.hash, 0, 1, 1, contribution.based_in(self.head), b""))
+            refs.append(FrameRef(frame.header.sender, frame.hash, 0, 1, 1, contribution.base_step(self.head), b""))
         record = self._record(tuple(refs))
         step = self.replica.outer_step(record, frames)
         self.replica.install(step)

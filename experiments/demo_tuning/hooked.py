@@ -135,7 +135,9 @@ class Swarm:
         change_N = self.anchor_N - trainer.model.read(0)
         change_N = change_N - sum((s.change_N for s in self.waiting if s.trainer is trainer), torch.zeros(()))
         own = dict(trainer.live.own(0))
-        return Sent(trainer, self.through(change_N), self.method.says(trainer.live, 0, [change_N]), own, self.step)
+        return Sent(
+            trainer, self.through(change_N), self.method.summary.says(trainer.live, 0, [change_N]), own, self.step
+        )
 
     def through(self, flat_N: Tensor, lossy: bool = True) -> Tensor:
         """As it is decoded."""

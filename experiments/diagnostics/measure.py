@@ -27,16 +27,16 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 import numpy as np
 from torch import Tensor
 
-from decentral.lab import gossiping
 from decentral.lab.lockstep import lockstep_of
 from decentral.lab.work import Language
 from decentral.manifest import Manifest, preset_manifest
-from decentral.observe.diagnostics import Watch
+from decentral.observe.diagnostics import BandWatch
 from decentral.replica.contribution import Contribution
 from decentral.replica.figures import DEBT_RATIO, NEVER_SENT, Figures
-from decentral.replica.measures import Coverage, Distances, Measure, between, between_two, ratio
+from decentral.replica.measures import Coverage, Distances, Measure, compare, compare_two, ratio
 from decentral.tasks.corpus import load_corpus
 from decentral.tasks.sizing import demo_tables
+from decentral.trial import meeting
 from decentral.trial.course import Course
 from decentral.trial.meeting import Met
 from decentral.trial.replicas import TrialWorld, trial_peers
@@ -64,7 +64,7 @@ class Looked(Course):
         met = super()._met(named)
         first, replica = next(iter(named.values())), self.peers[0].replica
         sent = [self._sent(rank, made) for rank, made in named.items()]
-        values = {} if replica.method.divides else between([Measure.of([one], one.numel()) for one in sent])
+        values = {} if replica.method.summary.divides else compare([Measure.of([one], one.numel()) for one in sent])
         if met.step.came_S is not None:
             self.coverage.add(met.step.fragment, met.step.came_S)
         debt_N = self.peers[min(named)].replica.feedback[first.fragment].get("debt")
@@ -89,18 +89,18 @@ class Looked(Course):
 
 def look_at_pairs(course: Looked) -> None:
     """Of rank 0's pairs: what `step_together` is given and gives."""
-    distances, step_together = Distances(), gossiping.step_together
+    distances, step_together = Distances(), meeting.step_together
 
     def looked(replica: Any, fragment: int, step: int, half: Any, theirs_CN: Tensor) -> Any:
         taken = step_together(replica, fragment, step, half, theirs_CN)
         if replica is course.peers[0].replica:
             due = replica.due(step)
-            values = between_two(due, half.sent_CN, theirs_CN, course.coverage.samples[fragment])
+            values = compare_two(due, half.sent_CN, theirs_CN, course.coverage.samples[fragment])
             values |= distances.add(taken.disagreement)
             course.figures.append(Figures(step + 1, 2, 0, False, values))
         return taken
 
-    gossiping.step_together = looked
+    meeting.step_together = looked
 
 
 def terms(name: str, args: argparse.Namespace) -> Manifest:
@@ -134,7 +134,7 @@ def run(name: str, args: argparse.Namespace) -> dict[str, object]:
     before = work.held_out(modules[0])
     for _ in course.go():
         pass
-    watch = Watch()
+    watch = BandWatch()
     told = [crossing for figures in course.figures for crossing in watch.see(figures)]
     found: dict[str, list[float]] = {}
     for figures in course.figures[FIRST:]:

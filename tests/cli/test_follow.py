@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 import decentral
 from decentral.cli.demo_processes import DemoProcess, Family
-from decentral.cli.relaying import Keeping, beside
+from decentral.cli.relaying import Keeping, follower_address
 from decentral.errors import UsageError
 from decentral.manifest import preset_manifest
 from decentral.observe.events import read_events
@@ -174,5 +174,5 @@ def test_a_relay_keeps_a_few_runs_and_each_once(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="of the same run"):
         Keeping((invites[0], invites[0]), tmp_path, 1).check()
     Keeping(tuple(invites[:4]), tmp_path, 1).check()
-    assert beside("/ip4/0.0.0.0/tcp/4001", 1) == "/ip4/0.0.0.0/tcp/4003"
-    assert beside("/ip4/127.0.0.1/tcp/0", 1) == "/ip4/127.0.0.1/tcp/0"
+    assert follower_address("/ip4/0.0.0.0/tcp/4001", 1) == "/ip4/0.0.0.0/tcp/4003"
+    assert follower_address("/ip4/127.0.0.1/tcp/0", 1) == "/ip4/127.0.0.1/tcp/0"

@@ -61,7 +61,7 @@ class Reaper:
     def watch(self, driver: Driver) -> None:
         for role, name, before, after in (
             (driver, "_offer", "before offer", "after offer"),
-            (driver.frames, "push", "before push", "after push"),
+            (driver.frames.pushes, "push", "before push", "after push"),
             (driver, "_decide", "before decide", "after decide"),
         ):
             setattr(role, name, self._around(getattr(role, name), before, after))

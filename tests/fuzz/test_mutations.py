@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decentral.coding import Rising
-from decentral.compressors import Decoded, Payload, Uncompressed
+from decentral.compressors import Decoded, Payload, Uncompressed, base
 from decentral.errors import PayloadError
 from decentral.replica.codec import Codec
 from tests.corpus.make import entries
@@ -64,15 +64,11 @@ def test_one_seed_gives_the_same_mutants() -> None:
 
 
 def test_a_decoder_without_its_check_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    careless = Uncompressed.decompress
+    def unchecked(rule_holds: torch.Tensor | bool, method: object, rule: str) -> None:
+        if not bool(rule_holds):
+            raise ValueError("as if it were not checked")
 
-    def unchecked(self: Uncompressed, payload: object) -> torch.Tensor:
-        try:
-            return careless(self, payload)  # type: ignore[arg-type]
-        except PayloadError as error:
-            raise ValueError("as if it were not checked") from error
-
-    monkeypatch.setattr(Uncompressed, "decompress", unchecked)
+    monkeypatch.setattr(base, "require", unchecked)
     with pytest.raises(Crash, match="as if it were not checked") as caught:
         run("none", 2000, "planted", Count())
     assert caught.value.data[:4] == b"DCFR"
@@ -86,6 +82,9 @@ def test_an_unchecked_index_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_added_in_part_is_caught() -> None:
     class TooLate(Decoded):
+        def tensor(self) -> torch.Tensor:
+            raise PayloadError("refused")
+
         def add(self, start: int, total_n: torch.Tensor, weight: float) -> None:
             total_n += 1
             raise PayloadError("too late")

@@ -166,7 +166,7 @@ class Learners:
         return made
 
     def _ref(self, frame: Frame, made: Contribution) -> FrameRef:
-        return FrameRef(frame.header.sender, frame.hash, 0, 1, 1, made.based_in(self.head), made.summary)
+        return FrameRef(frame.header.sender, frame.hash, 0, 1, 1, made.base_step(self.head), made.summary)
 
     def _record(self, refs: tuple[FrameRef, ...]) -> Record:
         head = self.head

@@ -106,7 +106,7 @@ class Swarm:
 
     def owed(self) -> Tensor:
         """What all owners owe, in units of the mean."""
-        owed = [peer.owed(0) for peer in self.peers]
+        owed = [peer.residual(0) for peer in self.peers]
         return sum((one.double() for one in owed if one is not None), torch.zeros(NUMEL, dtype=torch.float64))
 
     def books(self) -> Books:
@@ -146,7 +146,7 @@ class Swarm:
 
     def _result(self, n: int, reduction: Reduction) -> tuple[Frame, dict[str, Tensor]]:
         peer, (start, stop), plan = self.peers[n], reduction.range, reduction.plan
-        owed_N = peer.owed(0)
+        owed_N = peer.residual(0)
         weights = peer.weights(plan.contributors, self.head.outer_step)
         beside = peer.state_weights(plan.contributors, self.head.outer_step, weights)
         made = reduction.result(peer.codec, weights, None if owed_N is None else owed_N[start:stop], beside=beside)
@@ -156,7 +156,7 @@ class Swarm:
 
     def _ref(self, n: int, made: Contribution, name: bytes) -> FrameRef:
         """``name``: what the offer names."""
-        return FrameRef(SIGNERS[n].peer, name, 0, made.steps, made.tokens, made.based_in(self.head), made.summary)
+        return FrameRef(SIGNERS[n].peer, name, 0, made.steps, made.tokens, made.base_step(self.head), made.summary)
 
     def _record(self, refs: tuple[FrameRef, ...], plan: ReducePlan | None = None) -> Record:
         head, nothing = self.head, ReducePlan(0, 0, 0, 0, (), ())
@@ -170,7 +170,7 @@ class Swarm:
     def _book(self, record: Record, offered: Mapping[int, Contribution], left: Mapping[bytes, Tensor]) -> None:
         """As `Bookkeeping._settle` does."""
         for n, peer in enumerate(self.peers):
-            owed_N = peer.owed(0)
+            owed_N = peer.residual(0)
             if n in offered:
                 peer.feedback[0] = offered[n].feedback_after(record)
             peer.owe_after(record, SIGNERS[n].peer, left, owed_N)

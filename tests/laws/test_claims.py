@@ -101,7 +101,7 @@ def test_buffers_of_1e30_from_one_of_five_move_the_shared_ones_no_further_than_t
     head = Head.genesis(bytes(32), bytes(32), replica.digest, FIVE[0].peer)
     head = replace(head, members=tuple(signer.peer for signer in FIVE))
     for n in range(5):
-        told = [tail.merged(HONEST)] * 4 if kind == FrameKind.RESULT else list(HONEST)
+        told = [tail.merge(HONEST)] * 4 if kind == FrameKind.RESULT else list(HONEST)
         told.insert(n, torch.full((tail.numel,), 1e30))
         after_B = replica.outer_step(*round_of(told, kind, head)).buffers_B
         assert after_B is not None

@@ -12,6 +12,7 @@ import torch
 
 from decentral.consensus.chain import contributions
 from decentral.manifest import check_methods
+from decentral.optimizers.base import Live
 from decentral.optimizers.edit import EDiT
 from tests.lab.learners import Learner
 from tests.lab.nodes import Lab, Member, tiny_model
@@ -90,7 +91,7 @@ def test_owners_of_a_reduce_shorten_by_the_norms_of_their_parts(run_lab: Any, te
 class Understates(EDiT):
     """States next to no norm, whatever it sends."""
 
-    def summary(self, sent: Sequence[torch.Tensor]) -> bytes:
+    def says(self, live: Live, fragment: int, sent: Sequence[torch.Tensor]) -> bytes:
         return struct.pack("<d", 1e-300)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 import torch
 
 from decentral.observe.health import Notices
+from decentral.optimizers.base import Live, Speaking
 from decentral.optimizers.diloco import DiLoCo
 from decentral.optimizers.pair_averaging import ADPSGD
 from decentral.rounds.gossip import Swapped
@@ -72,12 +73,19 @@ def test_what_a_method_returns_and_nobody_can_use_moves_nothing_and_ends_no_proc
     run_lab(terms("diloco").changed(exchange={"kind": exchange}), script, make_model=tiny_model)
 
 
+class Chatty(Speaking, DiLoCo):
+    """DiLoCo, whose summary no offer can carry."""
+
+    def says(self, live: Live, fragment: int, sent: Sequence[torch.Tensor]) -> bytes:
+        return bytes(65)
+
+
 class Wordy(Learner):
-    """Under a method whose summary no offer can carry."""
+    """Under such a method."""
 
     def __init__(self, lab: Lab, number: int, founder: bool) -> None:
         super().__init__(lab, number, founder)
-        self.node.replica.method = bad("summary", lambda self, sent: bytes(65))
+        self.node.replica.method = Chatty(lr=0.5, momentum=0.0)
         self.schedule = SyncSchedule(self.interval, 0, self.node.replica.method, bytes(32))
 
 

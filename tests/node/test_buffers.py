@@ -65,7 +65,7 @@ class LiesOfItsOwn(Member):
 class LyingTail(Tail):
     """Of an owner that makes 1e30 of whatever the contributors have."""
 
-    def packed_merge(self, tails: Sequence[torch.Tensor]) -> bytes:
+    def pack_merge(self, tails: Sequence[torch.Tensor]) -> bytes:
         return self.pack(torch.full((self.numel,), 1e30)) if tails else b""
 
 

@@ -282,8 +282,8 @@ def test_lines_longer_than_any_that_is_written_are_left_out():
 
 def test_a_bomb_ends_where_no_file_of_ours_would_be_that_long():
     compressor = zstandard.ZstdCompressor().compressobj()
-    data = b"".join(compressor.compress_one(bytes(1 << 20)) for _ in range(300))
-    data += compressor.compress_one(b"\nthe end\n") + compressor.flush()
+    data = b"".join(compressor.compress(bytes(1 << 20)) for _ in range(300))
+    data += compressor.compress(b"\nthe end\n") + compressor.flush()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     assert list(lines_of(io.BytesIO(data), packed=True)) == []
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 24 << 10  # KiB

@@ -23,9 +23,9 @@ from decentral.replica.measures import (
     Distances,
     Measure,
     Sample,
-    between,
-    between_losses,
-    between_two,
+    compare,
+    compare_losses,
+    compare_two,
     dispersion,
     mean_cosine,
     ratio,
@@ -56,14 +56,14 @@ def dense_cosine(updates: list[Tensor]) -> float:
 def test_the_mean_cosine_is_that_of_all_pairs_give_or_take_what_sketches_blur(count: int, shared: float) -> None:
     common, seeds = random(20_000, 0), range(1, count + 1)
     updates = [shared * common + 0.5 * seed * random(20_000, seed) for seed in seeds]
-    found = between(measures(updates))
+    found = compare(measures(updates))
     assert found[MEAN_COSINE] == pytest.approx(dense_cosine(updates), abs=0.12 / (count - 1) ** 0.5)
 
 
 def test_updates_that_are_equal_have_cosine_one_and_opposite_ones_minus_one_whatever_their_length() -> None:
     update = random(5000, 1)
-    assert between(measures([update, 3 * update, 0.1 * update]))[MEAN_COSINE] == pytest.approx(1.0, abs=1e-6)
-    assert between(measures([update, -2 * update]))[MEAN_COSINE] == pytest.approx(-1.0, abs=1e-6)
+    assert compare(measures([update, 3 * update, 0.1 * update]))[MEAN_COSINE] == pytest.approx(1.0, abs=1e-6)
+    assert compare(measures([update, -2 * update]))[MEAN_COSINE] == pytest.approx(-1.0, abs=1e-6)
 
 
 @pytest.mark.parametrize("norms", [(1.0, 1.0, 1.0), (1.0, 2.0, 4.0, 7.9), (0.0, 1.0), (1e-30, 3e30, 2e30)])
@@ -86,14 +86,14 @@ def test_updates_without_a_direction_are_left_out_of_the_cosine() -> None:
 
 def test_values_near_the_end_of_float32_have_finite_figures() -> None:
     """A frame may hold them: it is NaN and Inf that are refused. Their sketch is Inf, and tells no direction."""
-    found = between(measures([torch.full((5000,), 3e38), random(5000, 1), random(5000, 2)]))
+    found = compare(measures([torch.full((5000,), 3e38), random(5000, 1), random(5000, 2)]))
     assert found[NORM_DISPERSION] == pytest.approx(2**0.5)
-    assert found[MEAN_COSINE] == between(measures([random(5000, 1), random(5000, 2)]))[MEAN_COSINE]
+    assert found[MEAN_COSINE] == compare(measures([random(5000, 1), random(5000, 2)]))[MEAN_COSINE]
 
 
 def test_one_peer_alone_differs_from_nobody() -> None:
-    assert between(measures([random(100, 1)])) == {}
-    assert between([]) == {}
+    assert compare(measures([random(100, 1)])) == {}
+    assert compare([]) == {}
 
 
 # ---- a sample for all ----
@@ -129,7 +129,7 @@ def test_what_was_never_sent_is_what_no_round_had(numel: int) -> None:
     for rounds in range(1, 6):
         change = torch.from_numpy((random_.random(numel) < 0.1).astype(np.float32))
         sent |= change != 0
-        coverage.add(0, sample.came(change))
+        coverage.add(0, sample.nonzero(change))
         truth = 1 - float(sent.float().mean())
         assert coverage.never_sent == pytest.approx(truth, abs=1e-6 if numel <= MOST_PLACES else 0.02)
         assert coverage.rounds == rounds
@@ -141,7 +141,7 @@ def test_what_several_peers_send_in_a_round_counts_together_and_fragments_by_the
     coverage = Coverage(samples)
     rows = torch.zeros(2, 100)
     rows[0, :30], rows[1, 20:50] = 1.0, -1.0
-    coverage.add(0, *map(samples[0].came, rows if apart else [rows]))
+    coverage.add(0, *map(samples[0].nonzero, rows if apart else [rows]))
     assert coverage.never_sent == pytest.approx((50 + 300) / 400)
     assert coverage.rounds == 0, "of the other fragment none was looked at"
 
@@ -154,15 +154,15 @@ SLOW = Channel("slow", is_replica=True)
 def test_a_pair_has_the_figures_of_its_two_changes_alike_on_both_sides() -> None:
     mine, theirs = random(500, 1), 2 * random(500, 2) + random(500, 1)
     halves = [torch.stack([change, random(500, seed)]) for seed, change in ((8, mine), (9, theirs))]
-    found = between_two([CHANGE, SLOW], *halves, Sample(500))
+    found = compare_two([CHANGE, SLOW], *halves, Sample(500))
     assert found[MEAN_COSINE] == pytest.approx(dense_cosine([mine, theirs]), abs=1e-6)
     norms = [float(mine.norm()), float(theirs.norm())]
     assert found[NORM_DISPERSION] == pytest.approx(np.std(norms) / np.mean(norms), rel=1e-6)
-    assert between_two([CHANGE, SLOW], *reversed(halves), Sample(500)) == found
+    assert compare_two([CHANGE, SLOW], *reversed(halves), Sample(500)) == found
 
 
 def test_who_keeps_the_change_at_home_tells_no_more_than_the_distance() -> None:
-    assert between_two([SLOW], random(500, 1)[None], random(500, 2)[None], Sample(500)) == {}
+    assert compare_two([SLOW], random(500, 1)[None], random(500, 2)[None], Sample(500)) == {}
 
 
 def test_half_the_mean_square_of_distances_is_the_variance_of_the_replicas() -> None:
@@ -200,7 +200,7 @@ TOLD = [Contributor(bytes([n]) * 32, 1, 1, 0, bytes([n])) for n in (1, 2, 3)]
 
 
 def test_losses_that_summaries_tell_have_a_dispersion() -> None:
-    found = between_losses(telling(lambda self, told: float(told.summary[0])), TOLD)
+    found = compare_losses(telling(lambda self, told: float(told.summary[0])), TOLD)
     assert found == {LOSS_DISPERSION: pytest.approx(np.std([1, 2, 3]) / 2)}
 
 
@@ -213,8 +213,8 @@ def refuses(self: object, told: Contributor) -> float:
     [refuses, lambda self, told: None, lambda self, told: "high", lambda self, told: math.nan, lambda self, told: []],
 )
 def test_a_method_whose_summaries_tell_no_number_has_none(told_loss: Callable[..., Any]) -> None:
-    assert between_losses(telling(told_loss), TOLD) == {}
+    assert compare_losses(telling(told_loss), TOLD) == {}
 
 
 def test_methods_of_ours_tell_no_loss() -> None:
-    assert between_losses(DiLoCo(), TOLD) == {}
+    assert compare_losses(DiLoCo(), TOLD) == {}

@@ -16,7 +16,7 @@ from decentral.parameters import schema_of
 from decentral.replica.codec import Codec
 from decentral.replica.contribution import Contribution
 from decentral.replica.reduction import Reduction
-from decentral.replica.replica import OWED, Replica, in_own_units, owed_after
+from decentral.replica.replica import OWED, Replica, in_own_units, residual_after
 from decentral.wire.keys import Signer
 from decentral.wire.messages import FrameRef, Record, ReducePlan
 
@@ -46,28 +46,28 @@ def sparse_replica(weighting: str = "equal") -> Replica:
 
 
 def test_a_result_of_ours_leaves_what_it_lost_and_our_slices_took_the_rest():
-    owed = owed_after(torch.ones(8), record(contributor(A), contributor(B)), A, {FRAME_A: torch.full((4,), 2.0)}, 8)
+    owed = residual_after(torch.ones(8), record(contributor(A), contributor(B)), A, {FRAME_A: torch.full((4,), 2.0)}, 8)
     assert owed.tolist() == [2.0] * 4 + [0.0] * 4
 
 
 def test_who_contributed_nothing_keeps_what_it_owes_of_others_ranges():
-    owed = owed_after(torch.ones(8), record(contributor(B)), A, {FRAME_A: torch.full((4,), 2.0)}, 8)
+    owed = residual_after(torch.ones(8), record(contributor(B)), A, {FRAME_A: torch.full((4,), 2.0)}, 8)
     assert owed.tolist() == [2.0] * 4 + [1.0] * 4
 
 
 def test_what_a_result_of_an_earlier_life_left_is_owed_no_more_rather_than_twice():
-    assert owed_after(torch.ones(8), record(contributor(B)), A, {}, 8).tolist() == [0.0] * 4 + [1.0] * 4
+    assert residual_after(torch.ones(8), record(contributor(B)), A, {}, 8).tolist() == [0.0] * 4 + [1.0] * 4
 
 
 def test_a_gather_and_a_peer_that_never_owed_change_nothing():
     gathered = replace(record(), frames=(FrameRef(A, FRAME_A, 0, 1, 1),), partition=())
-    assert owed_after(torch.ones(8), gathered, A, {}, 8) is None
-    assert owed_after(None, record(contributor(A)), A, {}, 8) is None
+    assert residual_after(torch.ones(8), gathered, A, {}, 8) is None
+    assert residual_after(None, record(contributor(A)), A, {}, 8) is None
 
 
 def test_booking_makes_a_new_tensor():
     old = torch.ones(8)
-    owed_after(old, record(contributor(B)), A, {FRAME_A: torch.zeros(4)}, 8).fill_(7.0)
+    residual_after(old, record(contributor(B)), A, {FRAME_A: torch.zeros(4)}, 8).fill_(7.0)
     assert torch.equal(old, torch.ones(8))
 
 
@@ -98,9 +98,9 @@ def test_a_checkpoint_holds_what_an_owner_owes():
     replica, other = sparse_replica(), sparse_replica()
     replica.feedback[0] = {"debt": torch.ones(8), OWED: torch.full((8,), 2.0)}
     other.load({**replica.shared_tensors(), **replica.own_tensors()})
-    assert torch.equal(other.owed(0), torch.full((8,), 2.0))
+    assert torch.equal(other.residual(0), torch.full((8,), 2.0))
     other.load(other.shared_tensors())
-    assert other.owed(0) is None
+    assert other.residual(0) is None
 
 
 def test_momentum_does_not_repeat_what_an_owner_hands_on():

@@ -122,13 +122,13 @@ def test_a_body_with_a_tail_is_hashed_and_signed_as_one():
 def test_the_mean_counts_all_alike_is_finite_and_rounds_whole_numbers():
     big = torch.finfo(torch.float32).max
     told = [torch.tensor([1.0, big, 0.0, 7.0]), torch.tensor([2.0, big, 0.0, 8.0]), torch.tensor([6.0, big, 0.0, 8.0])]
-    assert TAIL.merged(told).tolist() == [3.0, big, 0.0, 8.0]
-    assert torch.equal(TAIL.merged(told[:1]), told[0])
+    assert TAIL.merge(told).tolist() == [3.0, big, 0.0, 8.0]
+    assert torch.equal(TAIL.merge(told[:1]), told[0])
 
 
 def test_of_two_the_first_contributors_buffers_are_taken_as_they_are():
     first = Tail.of(WHOLE, "first")
-    assert torch.equal(first.merged([VALUES, torch.zeros(4)]), VALUES)
+    assert torch.equal(first.merge([VALUES, torch.zeros(4)]), VALUES)
 
 
 POINTERS = (BufferSpec("queue", (2,), "float"), BufferSpec("pointer", (2,), "integer"))
@@ -139,16 +139,16 @@ def test_of_whole_numbers_that_count_nothing_the_lower_median_is_taken_and_no_me
     tail = Tail.of(replace(SCHEMA, buffers=POINTERS), "average")
     told = [torch.tensor([1.0 + n, 0.0, 8.0 * n, 64.0 - 8 * n]) for n in range(count)]
     middle = (count - 1) // 2
-    assert tail.merged(told)[2:].tolist() == [8.0 * middle, 64.0 - 8 * (count - 1 - middle)]
-    assert float(tail.merged(told)[0]) == pytest.approx(1.0 + (count - 1) / 2)
+    assert tail.merge(told)[2:].tolist() == [8.0 * middle, 64.0 - 8 * (count - 1 - middle)]
+    assert float(tail.merge(told)[0]) == pytest.approx(1.0 + (count - 1) / 2)
 
 
 def test_the_first_contributors_whole_numbers_are_taken_or_somebodys_where_it_is_far_from_the_others():
     tail = Tail.of(replace(SCHEMA, buffers=POINTERS), "first")
     told = [torch.tensor([1.0, 0.0, pointer, 16.0]) for pointer in (24.0, 8.0, 32.0, 16.0)]
-    assert tail.merged(told)[2:].tolist() == [24.0, 16.0]
+    assert tail.merge(told)[2:].tolist() == [24.0, 16.0]
     told[0][2] = 1e9
-    assert tail.merged(told)[2:].tolist() == [16.0, 16.0]
+    assert tail.merge(told)[2:].tolist() == [16.0, 16.0]
 
 
 # ---- buffers that are far from the others' ----
@@ -171,7 +171,7 @@ def drawn(kind: str, count: int, numel: int) -> np.ndarray:
 @pytest.mark.parametrize("count", [3, 4, 5, 6, 8, 16, 64])
 def test_shortening_costs_honest_peers_two_percent_of_the_means_error_at_most(kind, count):
     value_KB = drawn(kind, count, MANY)
-    merged_B = tail_of(MANY).merged([torch.from_numpy(value_B) for value_B in value_KB]).numpy()
+    merged_B = tail_of(MANY).merge([torch.from_numpy(value_B) for value_B in value_KB]).numpy()
     error, of_the_mean = (
         np.sqrt(np.square(made_B, dtype=np.float64).mean()) for made_B in (merged_B, value_KB.mean(0))
     )
@@ -186,7 +186,7 @@ def test_what_one_says_moves_the_mean_by_no_more_than_the_others_differ(lie, cou
     told_KB = drawn("gaussian", count, 2000)
     honest_KB = told_KB[1:].astype(np.float64)
     told_KB[0] = lie
-    merged_B = tail_of(2000).merged([torch.from_numpy(value_B) for value_B in told_KB]).numpy()
+    merged_B = tail_of(2000).merge([torch.from_numpy(value_B) for value_B in told_KB]).numpy()
     moved_B = np.abs(merged_B - honest_KB.mean(0))
     floor = 1e-3 * np.abs(honest_KB).max(0) + 1e-5
     assert (moved_B <= spreads * (honest_KB.max(0) - honest_KB.min(0)) + floor).all()
@@ -195,13 +195,13 @@ def test_what_one_says_moves_the_mean_by_no_more_than_the_others_differ(lie, cou
 def test_values_that_agree_but_for_rounding_are_averaged_as_they_are():
     told = [torch.tensor([1.0, 0.0, 100.0]) + n * 1e-7 for n in (0, 0, 0, 0, 1)]
     mean_B = torch.stack(told).double().mean(0).float()
-    assert torch.equal(tail_of(3).merged(told), mean_B)
+    assert torch.equal(tail_of(3).merge(told), mean_B)
 
 
 def test_the_first_contributors_buffers_are_shortened_to_where_the_others_have_them():
     told = [torch.tensor([1e30]), *(torch.tensor([value]) for value in (1.0, 1.1, 0.9, 1.05))]
-    assert 1.0 < float(tail_of(1, "first").merged(told)) < 2.5
-    assert float(tail_of(1, "first").merged(told[1:])) == 1.0
+    assert 1.0 < float(tail_of(1, "first").merge(told)) < 2.5
+    assert float(tail_of(1, "first").merge(told[1:])) == 1.0
 
 
 def frames_of(tails: list[torch.Tensor], kind: FrameKind, partition: tuple = ()) -> tuple[Record, dict]:
@@ -225,10 +225,10 @@ def frames_of(tails: list[torch.Tensor], kind: FrameKind, partition: tuple = ())
 def test_frames_give_the_same_bits_in_whatever_order_a_record_names_them():
     tails = list(torch.from_numpy(drawn("student", 5, 500)))
     record, frames = frames_of(tails, FrameKind.CONTRIBUTION)
-    made_B = tail_of(500).opened(record, frames, torch.zeros(500))[1]
+    made_B = tail_of(500).read_record(record, frames, torch.zeros(500))[1]
     for turn in range(1, 5):
         turned = replace(record, frames=(*record.frames[turn:], *record.frames[:turn]))
-        assert torch.equal(tail_of(500).opened(turned, frames, torch.zeros(500))[1], made_B)
+        assert torch.equal(tail_of(500).read_record(turned, frames, torch.zeros(500))[1], made_B)
 
 
 @pytest.mark.parametrize(("owners", "liars"), [(3, 1), (4, 1), (5, 2)])
@@ -237,7 +237,7 @@ def test_owners_of_a_reduce_who_lie_change_nothing_while_most_tell_the_truth(own
     lies = [torch.full((50,), lie) for lie in (1e30, -1e30)[:liars]]
     for tails in ([*lies, *[honest_B] * (owners - liars)], [*[honest_B] * (owners - liars), *lies]):
         record, frames = frames_of(tails, FrameKind.RESULT, tuple(range(owners)))
-        assert torch.equal(tail_of(50).opened(record, frames, torch.zeros(50))[1], honest_B)
+        assert torch.equal(tail_of(50).read_record(record, frames, torch.zeros(50))[1], honest_B)
 
 
 def test_of_two_owners_that_differ_what_is_nearer_to_the_buffers_before_counts():
@@ -245,7 +245,7 @@ def test_of_two_owners_that_differ_what_is_nearer_to_the_buffers_before_counts()
     for lie in (1e30, -1e30):
         for tails in ([honest_B, torch.full((3,), lie)], [torch.full((3,), lie), honest_B]):
             record, frames = frames_of(tails, FrameKind.RESULT, (0, 1))
-            assert torch.equal(tail_of(3).opened(record, frames, before_B)[1], honest_B)
+            assert torch.equal(tail_of(3).read_record(record, frames, before_B)[1], honest_B)
 
 
 def test_an_owner_of_several_parts_has_one_say():
@@ -254,7 +254,7 @@ def test_an_owner_of_several_parts_has_one_say():
     first, second, *others = record.frames
     liars = (first, replace(second, peer=first.peer))
     again = replace(record, frames=(*liars, *others))
-    assert torch.equal(tail_of(3).opened(again, frames, torch.zeros(3))[1], honest_B)
+    assert torch.equal(tail_of(3).read_record(again, frames, torch.zeros(3))[1], honest_B)
 
 
 @pytest.mark.parametrize(("parts", "wanted"), [(1, {0}), (2, {0, 1}), (5, {0, 1, 2, 3, 4}), (20, {0, 4, 8, 12, 16})])

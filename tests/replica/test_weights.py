@@ -14,7 +14,7 @@ from decentral.optimizers import Aggregation, make_aggregation
 from decentral.optimizers.aggregation.base import Needs, Sent
 from decentral.optimizers.diloco import DiLoCo
 from decentral.replica.replica import Replica
-from decentral.replica.weights import NOBODY, Unusable, row_of, said, scales_of, stepped, weighed
+from decentral.replica.weights import NOBODY, Unusable, make_step, make_summary, make_weights, row_of, scales_of
 from tests.laws.learners import EXACT, Learners
 from tests.laws.swarm import NUMEL
 
@@ -39,13 +39,13 @@ ANCHOR, STATE = torch.ones(3), {"momentum": torch.zeros(3)}
     ],
 )
 def test_weights_that_cannot_be_used_count_nobody_and_say_why(given, words):
-    found = weighed(lambda: given, 2)
+    found = make_weights(lambda: given, 2)
     assert found.weights == [0.0, 0.0]
     assert words in found.why
 
 
 def test_weights_that_raise_count_nobody_and_say_why():
-    found = weighed(lambda: [1 / 0], 1)
+    found = make_weights(lambda: [1 / 0], 1)
     assert (found.weights, found.why) == ([0.0], "weights raised ZeroDivisionError: division by zero")
 
 
@@ -64,14 +64,14 @@ def test_an_error_of_one_machine_alone_is_no_answer(error):
         raise error
 
     with pytest.raises(type(error)):
-        weighed(fails, 1)
+        make_weights(fails, 1)
     with pytest.raises(type(error)):
-        weighed(lambda: (fails()[0] for _ in range(1)), 1)  # a generator, which fails when it is read
+        make_weights(lambda: (fails()[0] for _ in range(1)), 1)  # a generator, which fails when it is read
 
 
 def test_more_than_the_machine_has_is_no_answer_where_torch_has_no_class_for_it():
     with pytest.raises(RuntimeError, match="DefaultCPUAllocator"):
-        stepped(lambda: (torch.empty(10**15), {}), ANCHOR, STATE)
+        make_step(lambda: (torch.empty(10**15), {}), ANCHOR, STATE)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_more_than_the_machine_has_is_no_answer_where_torch_has_no_class_for_it(
     ],
 )
 def test_whatever_a_step_raises_of_its_numbers_comes_on_every_peer_and_moves_nothing(make, words):
-    found = stepped(make, ANCHOR, STATE)
+    found = make_step(make, ANCHOR, STATE)
     assert found.after_N is ANCHOR
     assert words in found.why
 
@@ -98,19 +98,19 @@ def test_whatever_a_step_raises_of_its_numbers_comes_on_every_peer_and_moves_not
     ],
 )
 def test_a_summary_that_no_offer_can_carry_is_none_and_says_why(made, words):
-    found, why = said(lambda: made)
+    found, why = make_summary(lambda: made)
     assert found == b""
     assert words in why
 
 
 def test_a_summary_is_passed_on_as_it_is_and_one_that_raises_is_none():
-    assert said(lambda: bytes(64)) == (bytes(64), "")
-    assert said(lambda: bytes([256])) == (b"", "summary raised ValueError: bytes must be in range(0, 256)")
+    assert make_summary(lambda: bytes(64)) == (bytes(64), "")
+    assert make_summary(lambda: bytes([256])) == (b"", "summary raised ValueError: bytes must be in range(0, 256)")
 
 
 def test_weights_are_float32_and_nobody_counts_when_all_are_zero():
-    assert weighed(lambda: [0.1, 0.0], 2).weights == [0.10000000149011612, 0.0]
-    assert weighed(lambda: [0.0, -0.0, 1e-60], 3).why == NOBODY
+    assert make_weights(lambda: [0.1, 0.0], 2).weights == [0.10000000149011612, 0.0]
+    assert make_weights(lambda: [0.0, -0.0, 1e-60], 3).why == NOBODY
 
 
 @pytest.mark.parametrize(
@@ -130,21 +130,21 @@ def test_weights_are_float32_and_nobody_counts_when_all_are_zero():
     ],
 )
 def test_a_step_that_cannot_be_used_is_what_was_before_and_says_why(made, words):
-    found = stepped(lambda: made, ANCHOR, STATE)
+    found = make_step(lambda: made, ANCHOR, STATE)
     assert found.after_N is ANCHOR
     assert found.state == STATE
     assert words in found.why
 
 
 def test_a_step_that_raises_is_what_was_before_and_says_why():
-    found = stepped(lambda: ({}["summary"], {}), ANCHOR, STATE)
+    found = make_step(lambda: ({}["summary"], {}), ANCHOR, STATE)
     assert found.after_N is ANCHOR
     assert found.why == "outer_step raised KeyError: 'summary'"
 
 
 def test_a_sound_step_is_taken_as_it_is():
     after, state = ANCHOR + 1, {"momentum": ANCHOR}
-    found = stepped(lambda: (after, state), ANCHOR, STATE)
+    found = make_step(lambda: (after, state), ANCHOR, STATE)
     assert found.after_N is after
     assert (found.state, found.why) == (state, "")
 

@@ -278,7 +278,7 @@ def breaks(*given: Any) -> Any:
 
 
 def test_a_figure_that_raises_is_written_to_the_log_once_and_ends_no_round(run_lab, terms, monkeypatch, caplog):
-    monkeypatch.setattr(metrics, "between", breaks)
+    monkeypatch.setattr(metrics, "compare", breaks)
 
     async def script(lab: Lab) -> None:
         for _ in range(2):

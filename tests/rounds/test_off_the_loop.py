@@ -24,10 +24,10 @@ LONG = [
     (replica, "digest"),
     (pair_step, "_step"),
     (gossip, "seal"),
-    (Outbox, "_came"),
-    (FrameContents, "moved"),
-    (commits, "owed_after"),
-    (commits, "owed_after"),
+    (Outbox, "_decode_change"),
+    (FrameContents, "nonzero"),
+    (commits, "residual_after"),
+    (commits, "residual_after"),
     (commits.Adoption, "_move"),
 ]
 BEFORE_THE_LOOP = "__init__"  # of a replica, which no peer has yet
@@ -94,7 +94,7 @@ def test_a_snapshot_and_a_branch_that_is_taken_over(run_lab, terms, watch):
         assert lost[0].happened("healed")
         lab.add(kind=Learner)
         await lab.all_members()
-        assert {"digest", "_came", "_move"} <= watch.made
+        assert {"digest", "_decode_change", "_move"} <= watch.made
 
     run_lab(exact_terms(terms, SPARSE), script, make_model=tiny_model)
 
@@ -109,7 +109,7 @@ def test_what_a_commit_names_of_a_previous_life(run_lab, terms, watch, exchange)
         await lab.until(lambda: driver.pending is not None and (driver.pending.slices or driver.pending.encoded))
         driver.state.pending = None  # as in a process that was started again
         await lab.until(lambda: any(update.taken_N is not None for update in member.all_updates[seen:]))
-        assert ("moved" if exchange == "gather" else "owed_after") in watch.made
+        assert ("nonzero" if exchange == "gather" else "residual_after") in watch.made
 
     run_lab(exact_terms(terms, SPARSE, exchange), script, make_model=tiny_model)
 
@@ -124,6 +124,6 @@ def test_what_an_owner_owes_on_a_branch(run_lab, terms, watch):
         reduced = replace(newest, **following(driver.head))
         head = replace(driver.head.extended(reduced), anchor=driver.head.anchor)
         await driver.adoption.adopt(head, {}, Branch(driver.head, (head,), (reduced,)))
-        assert "owed_after" in watch.made
+        assert "residual_after" in watch.made
 
     run_lab(exact_terms(terms, SPARSE, "reduce"), script, make_model=tiny_model)

@@ -20,7 +20,7 @@ SPARSE = {"chain": "topk(k=3, chunk=64)", "feedback": "ef(beta=1.0)"}
 
 
 def owed_by_owners(lab) -> torch.Tensor:
-    owed = [member.node.replica.owed(0) for member in lab.members]
+    owed = [member.node.replica.residual(0) for member in lab.members]
     return sum((one for one in owed if one is not None), torch.zeros(lab.schema.fragments[0].numel))
 
 
@@ -73,10 +73,10 @@ def test_a_snapshot_takes_of_what_an_owner_owes_what_its_records_took_and_a_riva
         replica.feedback[0] = {OWED: torch.ones(numel)}
         driver.state.sums.residuals = {made.frame: torch.full((numel,), 2.0)}
         await driver.adoption.adopt(head, {}, Branch(driver.head, (head,), (reduced,)))
-        assert torch.equal(replica.owed(0), torch.full((numel,), 2.0))
+        assert torch.equal(replica.residual(0), torch.full((numel,), 2.0))
         rival = replace(head, round=head.round + 1, tokens=head.tokens + 1, hash=b"r" * 32)
         await driver.adoption.adopt(rival, {}, Branch(start, (rival,)))
-        assert replica.owed(0) is None
+        assert replica.residual(0) is None
 
     run_lab(exact_terms(terms, SPARSE, "reduce"), script, make_model=tiny_model)
 

@@ -161,7 +161,7 @@ def test_what_is_sent_longer_says_what_was_learnt():
         made = schedule.take(model, 0, model.read(0) + 1.0, bytes(32), 1, outer_step=0)
         assert made is not None
         torch.testing.assert_close(made.gradient_N, torch.full((8,), times), rtol=1e-5, atol=1e-5)
-        torch.testing.assert_close(made.measured_N, torch.ones(8), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(made.live_progress_N, torch.ones(8), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("inner", [{"pace": "speed"}, {"pace": "clock", "seconds": 9.0}])
