@@ -3,8 +3,8 @@
 each round: x_S <- mean(local_S) ; local_S <- x_S          S: one parameter of each run of ``parts``; the rest goes on
 each whole-th round: g = start - mean(local) ;  m <- mu*m + g ;  x <- start - lr*(g + mu*m) ;  start <- local <- x
 
-All peers know S from the round's number, so no index is sent: `draw_one_of_each` run of ``parts`` parameters, and each
-of them once in ``parts`` rounds. What a peer learnt of parameters that are not in S stays in its live model
+All peers know S from the round's number, so no index is sent: one of each run of ``parts`` parameters
+(`draw_one_of_each`), and each of them once in ``parts`` rounds. What a peer learnt of parameters that are not in S stays in its live model
 (``drawn``), and a newcomer's is the anchor's.
 
 The anchor is therefore patched together of means of the last ``parts`` rounds, and one model again after a whole round:

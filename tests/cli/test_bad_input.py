@@ -47,6 +47,7 @@ TYPED = [
     ("leave", 2, "no peer has run here"),
     ("pause", 2, "no peer has run here"),
     ("export nowhere --to model", 2, "nowhere: not a run directory with checkpoints"),
+    ("export . --to model", 2, ".: not a run directory with checkpoints"),
     ("identity show", 2, "no identity.key; a peer makes one at its first start"),
     ("identity import absent.key", 2, "absent.key: cannot be read"),
     ("doctor garbage", 2, "garbage is not an invite"),

@@ -13,8 +13,9 @@ from click.testing import Result
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from decentral.cli.model import _HARMLESS, _make_printer
+from decentral.cli.model import _HARMLESS, _make_printer, _text
 from decentral.tasks.evaluate import continue_text
+from decentral.tasks.trained_model import open_trained
 from tests.cli.test_export import kept, small_model
 
 Run = Callable[..., Result]
@@ -82,6 +83,13 @@ def test_an_untrained_model_is_evaluated_at_eight_bits_a_byte(run: Run, tmp_path
     whole = run("evaluate", "run", "--data", text_file(tmp_path), "--all")
     assert "bits per byte" in whole.stdout
     assert "the last" not in whole.stdout
+
+
+def test_all_of_a_text_is_what_is_trained_on_and_what_is_held_out_of_it(tmp_path: Path) -> None:
+    path = text_file(tmp_path)
+    kept(tmp_path / "run", small_model(), "causal-lm")
+    text_N, _ = _text(open_trained(tmp_path / "run"), path, whole=True)
+    assert bytes(text_N.tolist()) == path.read_bytes()
 
 
 def test_a_scripts_transformers_model_needs_its_tokenizer(run: Run, tmp_path: Path) -> None:

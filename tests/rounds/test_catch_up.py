@@ -368,7 +368,10 @@ def test_a_join_that_is_cut_off_goes_on_where_it_was(run_lab, terms):
         assert not joiner.node.ready.is_set()
         assert any(event == "sync_failed" for event, _ in joiner.events)
         lab.network.heal(donor.signer.peer, joiner.signer.peer)
+        here, whole = joiner.node.catch_up.snapshots.under_way
+        assert whole / 3 < here < whole == NUMEL
         await lab.until(lambda: joiner.node.ready.is_set())
+        assert joiner.node.catch_up.snapshots.under_way == (0, 0), "it is taken, and nothing is held of it"
         assert joiner.transport.traffic.total.received <= 1.2 * NUMEL
 
     run_lab(terms("sparseloco", lease=12.0, shrink_after=600.0), script, schema=one_tensor(NUMEL // 4), spread=0.02)

@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from decentral.consensus.chain import Head
-from decentral.errors import PayloadError
+from decentral.errors import PayloadError, TransportError
 from decentral.parameters.schema import MAX_FRAGMENTS
-from decentral.rounds.snapshots import Donor, Gain, Layouts
+from decentral.rounds.catch_up import CatchUp
+from decentral.rounds.snapshots import DISTRUST, IDLE, KEPT, Donor, Gain, Layouts, SnapshotFetch
+from decentral.simulate.virtual_time import run_in_virtual_time
 from decentral.state.snapshot import Layout, Snapshot, SnapshotIndex
 from decentral.wire.messages import MAX_PEERS
 from tests.consensus.test_chain import START
@@ -212,22 +214,102 @@ def test_an_index_that_ends_inside_its_document_is_refused():
             SnapshotIndex.document(data[:nbytes])
 
 
-# ---- test what a donor gives ----
+# ---- test what a donor gives, and who is asked for it ----
 
 
 async def at_once(work, *given):
     return work(*given)
 
 
+class Standing(SimpleNamespace):
+    """The state of a peer that stands at a head, as its donor and its fetches read it."""
+
+    def __init__(self, **given) -> None:
+        tasks, replica = SimpleNamespace(spawn=lambda *_: True), donor_of(0)
+        parts = {"replica": replica, "partners": None, "offload": at_once, "tasks": tasks, "running": True}
+        super().__init__(**parts | {"head": HEAD, "me": MEMBERS[0], "gossips": False} | given)
+        self.on_event = lambda *_: None
+
+
+def donor_at(standing: Standing) -> Donor:
+    return Donor(standing, SimpleNamespace(serve=lambda *_: None, letters=None))
+
+
+def head_of(number: int) -> Head:
+    return replace(HEAD, hash=bytes([number]) * 32)
+
+
 def test_a_donor_gives_the_head_where_it_stands_and_not_one_of_the_branch_that_it_left_in_the_same_round():
     async def script():
-        tasks = SimpleNamespace(spawn=lambda *_: True)
-        standing = SimpleNamespace(head=HEAD, replica=donor_of(0), partners=None, offload=at_once, tasks=tasks)
-        donor = Donor(standing, SimpleNamespace(serve=lambda *_: None, letters=None))
+        standing = Standing()
+        donor = donor_at(standing)
         left, again = await donor._snapshot(), await donor._snapshot()
         assert left is again, "made once"
-        standing.head = replace(HEAD, hash=bytes([7]) * 32)
+        standing.head = head_of(7)
         assert (await donor._snapshot()).index.meta["head"] == standing.head.to_dict()
         assert len(donor.snapshots) == 2, "whoever fetches the other goes on"
 
     anyio.run(script)
+
+
+def test_of_more_snapshots_than_are_kept_that_goes_of_which_nothing_was_asked_for_longest():
+    async def script():
+        standing, made = Standing(), list[bytes]()
+        donor = donor_at(standing)
+        for number in range(KEPT + 2):
+            standing.head = head_of(number)
+            made.append((await donor._snapshot()).index.digest)
+            assert await donor._chunk(made[0], 0), "whoever fetches the first one goes on"
+        assert set(donor.snapshots) == {made[0], *made[-KEPT + 1 :]}
+
+    anyio.run(script)
+
+
+def test_a_snapshot_that_somebody_is_fetching_is_kept_and_goes_a_while_after():
+    async def script():
+        async with anyio.create_task_group() as group:
+            donor = donor_at(Standing(tasks=SimpleNamespace(spawn=group.start_soon)))
+            name = (await donor._snapshot()).index.digest
+            for _ in range(3):
+                await anyio.sleep(IDLE - 5.0)
+                assert await donor._chunk(name, 0)
+            await anyio.sleep(IDLE - 5.0)
+            assert donor.snapshots == (name,)
+            await anyio.sleep(10.0)
+            assert donor.snapshots == ()
+
+    run_in_virtual_time(script, seed=0)
+
+
+def fetch_of(me: bytes, *ahead: bytes) -> SnapshotFetch:
+    live = {peer: SimpleNamespace(round=HEAD.round, digest=HEAD.hash) for peer in ahead}
+    swarm = SimpleNamespace(transport=None, directory=SimpleNamespace(live=lambda: live))
+    return SnapshotFetch(Standing(me=me), swarm, None)
+
+
+def test_each_joiner_asks_the_donors_in_an_order_of_its_own_behind_the_one_that_it_found(monkeypatch):
+    monkeypatch.setattr(anyio, "current_time", lambda: 0.0)
+    orders = [fetch_of(bytes([me]) * 32, *MEMBERS)._donors(MEMBERS[2], HEAD) for me in range(20, 40)]
+    assert all(order[0] == MEMBERS[2] and sorted(order) == sorted(MEMBERS) for order in orders)
+    assert len({order[1] for order in orders}) == len(MEMBERS) - 1, "not all of them ask the same few"
+
+
+def test_who_sent_what_the_index_does_not_name_is_asked_for_nothing_for_a_while_and_not_for_ever(monkeypatch):
+    now = [1000.0]
+    monkeypatch.setattr(anyio, "current_time", lambda: now[0])
+    fetch, (first, liar, slow) = fetch_of(MEMBERS[0], *MEMBERS[1:4]), MEMBERS[1:4]
+    fetch._drop(liar, PayloadError("not what the index names"))
+    fetch._drop(slow, TransportError("no answer"))
+    assert set(fetch._donors(first, HEAD)) == {first, slow}
+    now[0] += DISTRUST - 1.0
+    assert liar not in fetch._donors(first, HEAD)
+    now[0] += 2.0
+    assert liar in fetch._donors(first, HEAD), "memory errs, too"
+
+
+def test_of_others_those_ahead_are_asked_first_and_of_them_members_before_newcomers():
+    member, newcomer, behind = MEMBERS[1], bytes([9]) * 32, MEMBERS[2]
+    rounds = {behind: HEAD.round, newcomer: HEAD.round + 2, MEMBERS[0]: HEAD.round + 2, member: HEAD.round + 1}
+    live = {peer: SimpleNamespace(round=round_) for peer, round_ in rounds.items()}
+    asking = SimpleNamespace(directory=SimpleNamespace(live=lambda: live))
+    assert CatchUp._others(asking, MEMBERS[0], HEAD) == [member, newcomer, behind]

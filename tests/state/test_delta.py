@@ -57,6 +57,11 @@ def test_a_delta_leads_from_each_anchor_to_the_next_to_the_bit(tmp_path: Path) -
     assert all(torch.equal(there[name], tensor) for name, tensor in after.items())
     for round_ in (3, 4, 5):
         anchors.write(round_, "", tensors(round_), {})
+        found = anchors.latest()
+        assert found is not None
+        assert found["delta"] == {"file": f"round-{round_:06d}.delta", "since": round_ - 1}
+        there = apply_delta(there, (tmp_path / found["delta"]["file"]).read_bytes())
+        assert all(torch.equal(there[name], tensor) for name, tensor in tensors(round_).items())
     assert not {"round-000001.safetensors", "round-000002.delta"} & names(tmp_path)
 
 
