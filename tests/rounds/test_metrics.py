@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 import struct
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ import torch
 from decentral.manifest import Manifest
 from decentral.observe.diagnostics import ROUNDS, Diagnostics
 from decentral.observe.health import Notices
+from decentral.optimizers.base import Contributor, Live, Speaking
 from decentral.optimizers.diloco import DiLoCo
 from decentral.replica.contents import FrameContents
 from decentral.replica.figures import (
@@ -243,22 +243,27 @@ def test_a_debt_that_is_never_paid_is_said_to_be_the_compressors(run_lab, terms)
         assert "the compressor sends too little for its error feedback" in one["sentence"]
 
 
+class LossTold(Speaking, DiLoCo):
+    """DiLoCo, whose summaries tell the loss that the loop logged."""
+
+    def says(self, live: Live, fragment: int, sent: Sequence[torch.Tensor]) -> bytes:
+        return struct.pack("<f", live.loss)
+
+    def told_loss(self, contributor: Contributor) -> float:
+        return float(struct.unpack("<f", contributor.summary)[0])
+
+
 class Telling(Learner):
-    """Under a method of somebody's own, whose summaries tell the loss that the loop logged."""
+    """Under such a method."""
 
     losses = (2.0, 2.0, 6.0)
 
     def __init__(self, lab: Lab, number: int, founder: bool) -> None:
         super().__init__(lab, number, founder)
-        bases, told = (DiLoCo,), {"says": says_loss, "told_loss": lambda self, one: struct.unpack("<f", one.summary)[0]}
-        self.node.replica.method = dataclasses.make_dataclass("Told", [], bases=bases, frozen=True, namespace=told)()
+        self.node.replica.method = LossTold()
         live = LiveSide(self.model, self.inner, self.signer.peer, lab.schema)
         self.schedule = SyncSchedule(self.interval, 0, self.node.replica.method, bytes(32), live=live)
         live.loss = self.losses[number]
-
-
-def says_loss(self: DiLoCo, live: LiveSide, fragment: int, sent: Any) -> bytes:
-    return struct.pack("<f", live.loss)
 
 
 @pytest.mark.parametrize("exchange", ["gather", "reduce"])
