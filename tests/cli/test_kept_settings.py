@@ -21,6 +21,10 @@ def test_where_no_peer_runs_a_setting_is_kept_for_the_next_start(run: Run, tmp_p
     assert told.stdout == "no peer runs there now; kept for its next start: max-upload 5mbit\n"
     assert read_settings(tmp_path / "over").set_ == {"max-upload": "5mbit"}
     assert run("set", "max-upload", "5", "--out", "over").exit_code == 2
+    for key in ("max-upload", "max-download"):
+        too_little = run("set", key, "1kbit", "--out", "over")
+        assert too_little.exit_code == 2
+        assert "'1kbit' is too little" in too_little.stderr
     assert run("set", "max-upload", "5mbit", "--out", "nowhere").exit_code == 2
 
 
