@@ -173,7 +173,10 @@ _DISK = {
 def report_failure(error: BaseException, *, directory: Path | None, traceback: bool) -> int:
     """Say what happened in one line and return the exit code."""
     if isinstance(error, SystemExit):
-        return error.code if isinstance(error.code, int) else UNEXPECTED
+        if error.code is None or isinstance(error.code, int):
+            return error.code or 0
+        click.echo(str(error.code), err=True)  # a script's last words: sys.exit("no data here")
+        return UNEXPECTED
     if isinstance(error, click.exceptions.NoArgsIsHelpError):
         click.echo(error.format_message(), err=True)
         return error.exit_code

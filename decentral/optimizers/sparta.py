@@ -4,8 +4,8 @@ each round: x_S <- mean(local_S) ; local_S <- x_S          S: one parameter of e
 each whole-th round: g = start - mean(local) ;  m <- mu*m + g ;  x <- start - lr*(g + mu*m) ;  start <- local <- x
 
 All peers know S from the round's number, so no index is sent: one of each run of ``parts`` parameters
-(`draw_one_of_each`), and each of them once in ``parts`` rounds. What a peer learnt of parameters that are not in S stays
-in its live model (``drawn``), and a newcomer's is the anchor's.
+(`draw_one_of_each`), and each of them once in ``parts`` rounds. What a peer learnt of parameters that are not in S
+stays in its live model (``drawn``), and a newcomer's is the anchor's.
 
 The anchor is therefore patched together of means of the last ``parts`` rounds, and one model again after a whole round:
 with whole = 0 it never is, so let ``run.rounds`` be a multiple of ``whole``. After 100 rounds of three peers on a

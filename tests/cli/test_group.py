@@ -99,9 +99,12 @@ def test_the_origin_is_shown_when_asked_for(tmp_path: Path, capsys: pytest.Captu
     assert not (tmp_path / TRACEBACK_FILE).exists()
 
 
-@pytest.mark.parametrize(("ends_with", "code"), [(0, 0), (7, 7), ("no text here", 1)])
-def test_who_ends_with_words_instead_of_a_number_has_failed(ends_with: int | str, code: int) -> None:
+@pytest.mark.parametrize(("ends_with", "code"), [(None, 0), (0, 0), (7, 7), ("no text here", 1)])
+def test_who_ends_with_words_instead_of_a_number_has_failed_and_they_are_shown(
+    capsys: pytest.CaptureFixture[str], ends_with: int | str | None, code: int
+) -> None:
     assert report_failure(SystemExit(ends_with), directory=None, traceback=False) == code
+    assert capsys.readouterr().err == (f"{ends_with}\n" if code == 1 else "")
 
 
 def test_a_full_disk_under_stderr_takes_the_line_and_leaves_the_exit_code(monkeypatch):
