@@ -75,7 +75,7 @@ def test_a_decoder_without_its_check_is_caught(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_an_unchecked_index_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Rising, "_refused", lambda self: IndexError("as if it were not checked"))
+    monkeypatch.setattr(Rising, "_refusal", lambda self: IndexError("as if it were not checked"))
     with pytest.raises(Crash, match="as if it were not checked"):
         run("topk(k=3, chunk=64)", 2000, "planted", Count())
 
