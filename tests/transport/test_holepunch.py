@@ -222,8 +222,8 @@ def test_who_can_be_dialled_is_dialled_and_no_hole_is_punched():
     async def script():
         async with at:
             a, b = native(), hidden(at)
-            a.links.puncher.attend = None  # it would fail
             async with a, b:
+                a.links.puncher.attend = None  # it would fail
                 await until(lambda: at.relay.places == 1)
                 await a.connect(b.peer, through(at, b.peer))
                 await until_direct(a, b)
