@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 from decentral.optimizers import OuterMethod
 from decentral.optimizers.diloco import DiLoCo
 from decentral.optimizers.eager import Eager
-from tests.laws.learners import Learners
-from tests.laws.swarm import NUMEL
+from tests.kit.learners import Learners
+from tests.kit.replicas import NUMEL
 
 STEPS = 10  # H
 PEERS = (0, 1, 2)

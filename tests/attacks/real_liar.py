@@ -14,8 +14,8 @@ from decentral.node.node import Node
 from decentral.rounds.frame_io import CONTROL
 from decentral.transport.requests import notify
 from decentral.wire import messages as m
-from tests.attacks.liars import commit_of, record_after
 from tests.faults import worker
+from tests.kit.liars import commit_of, record_after
 
 HONEST_ROUNDS = 3
 

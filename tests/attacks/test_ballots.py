@@ -9,7 +9,7 @@ import pytest
 
 from decentral.consensus import leader, paxos, voter
 from decentral.wire import messages as m
-from tests.attacks.liars import (
+from tests.kit.liars import (
     CLEAN_ENOUGH,
     acting_as,
     at_a_head,
@@ -20,7 +20,7 @@ from tests.attacks.liars import (
     rounds_in,
     say,
 )
-from tests.lab.nodes import signer_of
+from tests.kit.nodes import signer_of
 
 SECONDS = 120.0
 SIZES = [3, 4, 5]

@@ -13,7 +13,7 @@ from decentral.consensus import paxos
 from decentral.errors import PayloadError
 from decentral.wire import messages as m
 from decentral.wire.messages import _TYPES
-from tests.attacks.liars import (
+from tests.kit.liars import (
     CLEAN_ENOUGH,
     at_a_head,
     check_nobody_is_out,
@@ -24,7 +24,7 @@ from tests.attacks.liars import (
     rounds_in,
     say,
 )
-from tests.lab.nodes import small_model
+from tests.kit.nodes import small_model
 
 SECONDS = 160.0
 PACE = 0.1  # s between two lies

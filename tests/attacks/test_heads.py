@@ -21,8 +21,8 @@ from decentral.transport.base import Respond
 from decentral.transport.requests import serve_requests
 from decentral.wire.keys import PeerId
 from decentral.wire.messages import Behind, Certificate, encode
-from tests.attacks.liars import at_a_head, honest, say
-from tests.lab.nodes import Member, tiny_model
+from tests.kit.liars import at_a_head, honest, say
+from tests.kit.nodes import Member, tiny_model
 
 
 class Pretender:

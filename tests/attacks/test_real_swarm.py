@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.lab.nodes import small_terms
+from tests.kit.nodes import small_terms
 
 ROOT = Path(__file__).parents[2]
 HONEST = "import sys; from tests.faults.worker import run; run(sys.argv[1:])"

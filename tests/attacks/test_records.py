@@ -10,7 +10,7 @@ import pytest
 from decentral.consensus.chain import VOTING, leaders
 from decentral.wire import messages as m
 from decentral.wire.frames import Frame
-from tests.attacks.liars import (
+from tests.kit.liars import (
     CLEAN_ENOUGH,
     at_a_head,
     check_nobody_is_out,
@@ -23,7 +23,7 @@ from tests.attacks.liars import (
     say,
     say_to_all,
 )
-from tests.lab.nodes import tiny_model
+from tests.kit.nodes import tiny_model
 
 SIZES = [3, 4, 5]
 SECONDS = 60.0

@@ -9,8 +9,8 @@ import anyio
 import pytest
 
 from decentral.wire import messages as m
-from tests.attacks.liars import CLEAN_ENOUGH, at_a_head, check_nobody_is_out, honest, rounds_in, say
-from tests.lab.nodes import small_model
+from tests.kit.liars import CLEAN_ENOUGH, at_a_head, check_nobody_is_out, honest, rounds_in, say
+from tests.kit.nodes import small_model
 
 SECONDS = 120.0
 SIZES = [3, 5]

@@ -18,8 +18,8 @@ from decentral.manifest import Manifest
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
 from tests.chaos.nursery import Nursery
-from tests.chaos.processes import daemon_of, send, usage
 from tests.chaos.subject import Subject
+from tests.kit.processes import daemon_of, send, usage
 
 SAMPLE_EVERY = 5.0  # s between two looks at memory and descriptors
 LEAVING = 20.0  # s: a peer promises 10, on a machine of its own

@@ -13,9 +13,9 @@ import time
 from collections.abc import Callable
 
 from tests.chaos.arena import Arena
-from tests.chaos.processes import send
 from tests.chaos.schedule import EVERYBODY, Fault
 from tests.chaos.subject import Subject
+from tests.kit.processes import send
 
 DISK_ERROR = 50  # exit code of decentral.errors.DiskError
 

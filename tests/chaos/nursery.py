@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from decentral.cli.demo_processes import MARK
 from decentral.errors import DecentralError
-from tests.chaos.processes import end_all, marked
+from tests.kit.processes import end_all, marked
 
 LOADING = 180.0  # s for the imports of the zygote on a laden machine: 10 s of CPU
 FORKING = 20.0  # s until a worker's process id is known

@@ -24,11 +24,11 @@ from tests.chaos.checker import Judgement, Observed, judge
 from tests.chaos.disks import mounted_below, small_disk
 from tests.chaos.evidence import Evidence
 from tests.chaos.nursery import Nursery
-from tests.chaos.processes import daemon_of
 from tests.chaos.report import table
 from tests.chaos.schedule import Plan, draw
 from tests.chaos.subject import SMALL_DISK
 from tests.chaos.terms import terms
+from tests.kit.processes import daemon_of
 
 READ_EVERY = 20.0  # s between two readings of the journals, which are cut to their last 1,024 records or more
 ALL_UP = 180.0  # s for all peers to be there at the beginning

@@ -9,7 +9,7 @@ from pathlib import Path
 from decentral.state.checkpoint import read_checkpoint
 from decentral.state.tensor_file import DamagedFile
 from decentral.swarm.identity import Identity
-from tests.chaos.processes import daemon_of, send
+from tests.kit.processes import daemon_of, send
 
 SMALL_DISK = 48  # MiB: logs of an hour take 8, three checkpoints 1
 

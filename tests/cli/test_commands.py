@@ -17,7 +17,7 @@ from decentral.observe.requests import Request, take_requests
 from decentral.observe.status import ProcessInfo, Status, read_status, write_status
 from decentral.optimizers import make_outer
 from decentral.optimizers.slowmo import SlowMo
-from tests.laws.tables import PRESETS
+from tests.kit.tables import PRESETS
 
 Run = Callable[..., Result]
 

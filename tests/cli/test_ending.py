@@ -16,7 +16,7 @@ from decentral.observe.status import read_status
 from decentral.state.checkpoint import load_newest
 from decentral.swarm.invite import Invite
 from decentral.wire.keys import Signer, peer_name
-from tests.cli.test_two_peers import PATIENCE, status_of, until
+from tests.kit.families import PATIENCE, status_of, until
 
 Run = Callable[..., Result]
 NET = ("--listen", "/ip4/127.0.0.1/tcp/0", "--transport", "native", "--no-lan")

@@ -21,7 +21,7 @@ from decentral.observe.status import read_status
 from decentral.state.delta import apply_delta
 from decentral.swarm.invite import Invite
 from tests.cli.test_ending import INVITE, NET, OVER
-from tests.cli.test_two_peers import PATIENCE, until
+from tests.kit.families import PATIENCE, until
 
 Run = Callable[..., Result]
 

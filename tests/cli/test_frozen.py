@@ -12,8 +12,8 @@ from click.testing import Result
 
 from decentral.cli.demo_processes import Family
 from decentral.cli.ports import health_of
-from tests.cli.test_two_peers import PATIENCE, family, status_of, terms, until
-from tests.dashboard.site import looked
+from tests.kit.families import PATIENCE, family, status_of, terms, until
+from tests.kit.site import looked
 
 __all__ = ["family", "terms"]  # fixtures
 

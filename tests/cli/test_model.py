@@ -16,7 +16,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from decentral.cli.model import _HARMLESS, _make_printer, _text
 from decentral.tasks.evaluate import continue_text
 from decentral.tasks.trained_model import open_trained
-from tests.cli.test_export import kept, small_model
+from tests.kit.exports import kept, small_model
 
 Run = Callable[..., Result]
 

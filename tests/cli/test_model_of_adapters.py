@@ -13,7 +13,7 @@ from click.testing import Result
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from tests.cli.test_export import kept, small_model
+from tests.kit.exports import kept, small_model
 
 Run = Callable[..., Result]
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # by peft

@@ -17,8 +17,8 @@ from decentral.manifest import preset_manifest
 from decentral.observe.events import EVENTS_FILE, EventLog
 from decentral.observe.lines import pack_put_aside, put_aside
 from decentral.observe.status import ProcessInfo, Status, read_status, write_status
-from tests.observe.screen import Screen
-from tests.observe.terminals import OnTerminal
+from tests.kit.screen import Screen
+from tests.kit.terminals import OnTerminal
 
 Run = Callable[..., Result]
 PATIENCE = 90.0  # s; a peer alone imports torch in 5, on a machine with a queue of ten in 50

@@ -11,7 +11,7 @@ import pytest
 
 from decentral.cli.progress import Countdown
 from decentral.manifest import preset_manifest
-from tests.laws.tables import GOSSIPS
+from tests.kit.tables import GOSSIPS
 
 SMALL = ("--parameters", "10000")  # told, they are not counted, which would import transformers
 

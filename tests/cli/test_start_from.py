@@ -14,8 +14,8 @@ from decentral.errors import ConfigError
 from decentral.tasks.language_model import build_language_model, put_in
 from decentral.tasks.sizing import LanguageModelConfig
 from decentral.tasks.trained_model import open_trained
-from tests.cli.test_export import kept
 from tests.cli.test_train_alone import small, text
+from tests.kit.exports import kept
 
 Run = Callable[..., Result]
 __all__ = ["text"]

@@ -10,8 +10,7 @@ import pytest
 from decentral.cli.demo_processes import DemoProcess, Family
 from decentral.manifest import preset_manifest
 from decentral.observe.events import read_events
-
-from .test_two_peers import LISTEN, PATIENCE, until
+from tests.kit.families import LISTEN, PATIENCE, until
 
 ROUNDS = 20
 

@@ -17,7 +17,7 @@ from decentral.errors import ConfigError, UsageError
 from decentral.lab.command import Script
 from decentral.manifest import load_manifest
 from tests.cli.conftest import Run
-from tests.lab import own_problems
+from tests.kit import own_problems
 
 ROOT = Path(__file__).parents[2]
 SOURCE = Path(own_problems.__file__)
@@ -113,7 +113,7 @@ def test_terms_of_a_scripts_own_model_ask_for_the_function(run: Run) -> None:
 @pytest.mark.parametrize("ends", ["SIGINT", "SIGKILL", pytest.param("SIGTERM", marks=pytest.mark.long)])
 def test_a_search_that_is_ended_leaves_no_trial_behind(tmp_path: Path, ends: str) -> None:
     (tmp_path / "train.py").write_text(
-        "import os\nfrom tests.lab.own_problems import build as plain\n\n"
+        "import os\nfrom tests.kit.own_problems import build as plain\n\n"
         "def build(number):\n    with open('pids', 'w') as file:\n        print(os.getpid(), file=file)\n"
         "    return plain(number)\n"
     )

@@ -7,7 +7,7 @@ import pytest
 from decentral.errors import ConfigError
 from decentral.manifest import load_manifest
 from decentral.manifest.presets import check_methods
-from tests.laws import outside
+from tests.kit import outside
 
 CHAIN = "topk(k=64, chunk=4096) >> ternary(cut=0.3)"
 PAGE = outside.ROOT / "docs/compressors.md"

@@ -1,5 +1,5 @@
-"""Swarms of round machines, see tests/lab/machines.py."""
+"""Swarms of round machines, see tests/kit/machines.py."""
 
-from tests.lab.machines import make_swarm
+from tests.kit.machines import make_swarm
 
 __all__ = ["make_swarm"]

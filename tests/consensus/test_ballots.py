@@ -10,7 +10,7 @@ from decentral.consensus import chain
 from decentral.consensus import leader as leading
 from decentral.errors import PayloadError
 from decentral.wire import messages as m
-from tests.lab.machines import digest_of, finish_round, join_request, signer_of
+from tests.kit.machines import digest_of, finish_round, join_request, signer_of
 
 
 def test_each_round_is_led_by_the_peer_that_the_hash_chooses(make_swarm):

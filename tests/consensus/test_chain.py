@@ -23,20 +23,10 @@ from decentral.consensus.paxos import Acceptor
 from decentral.consensus.round_state import FETCH_AFTER, CatchUpWith
 from decentral.errors import PayloadError
 from decentral.wire import messages as m
-from tests.lab.machines import RUN, digest_of, finish_round, join_request, ref, signer_of
+from tests.kit.chains import START, A, B, C, record
+from tests.kit.machines import digest_of, finish_round, join_request, signer_of
 
-A, B, C = sorted(signer_of(n).peer for n in range(3))
 RULES = Rules(Voting(), 1)
-START = Head(RUN, 0, 0, 0, digest_of("genesis"), digest_of("anchor"), (A, B, C))
-
-
-def record(head: Head, tokens: dict[bytes, int], next_members: tuple[bytes, ...] = (A, B, C)) -> m.Record:
-    frames = tuple(replace(ref(peer, digest_of(peer, head.hash)), tokens=n) for peer, n in sorted(tokens.items()))
-    lists = {"members": head.members, "frames": frames, "contributors": (), "partition": ()}
-    base = head.anchor or digest_of("anchor", head.hash)
-    numbers = {"epoch": head.epoch, "round": head.round + 1, "outer_step": head.outer_step, "fragment": 0, "plan": 0}
-    given = {"run": RUN, "previous": head.hash, "base": base, "next_members": next_members, "final": False}
-    return m.Record(**numbers, **lists, **given)
 
 
 def signed(wanted: m.Record, *signers: int) -> m.Commit:

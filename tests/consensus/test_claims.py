@@ -10,7 +10,7 @@ from decentral.consensus import chain
 from decentral.errors import PayloadError
 from decentral.wire import messages as m
 from decentral.wire.frames import FrameKind, claims_of
-from tests.lab.machines import digest_of, proposal_of
+from tests.kit.machines import digest_of, proposal_of
 
 LIES = pytest.mark.parametrize(
     "lie", [{"summary": b"a lie"}, {"based": 0}, {"tokens": 7}], ids=lambda lie: next(iter(lie))

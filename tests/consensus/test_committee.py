@@ -11,7 +11,7 @@ from decentral.consensus.chain import SEATS, VOTING, Head, Voting, majority
 from decentral.consensus.learner import relay_shares
 from decentral.errors import PayloadError
 from decentral.wire import messages as m
-from tests.lab.machines import RUN, digest_of, finish_round, signer_of
+from tests.kit.machines import RUN, digest_of, finish_round, signer_of
 
 BOTH = pytest.mark.parametrize("reduce", [False, True], ids=["gather", "reduce"])
 

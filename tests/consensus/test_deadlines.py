@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from decentral.wire import messages as m
 from decentral.wire.frames import FrameKind
-from tests.lab.machines import digest_of, finish_round
+from tests.kit.machines import digest_of, finish_round
 
 
 def test_a_late_peer_is_passed_by_after_the_deadline_and_named_again_when_it_is_back(make_swarm):

@@ -11,7 +11,7 @@ from decentral.consensus.paxos import Acceptor, farewell
 from decentral.errors import PayloadError
 from decentral.wire import messages as m
 from tests.consensus.test_ballots import after_a_lost_tail
-from tests.lab.machines import finish_round, vote_of
+from tests.kit.machines import finish_round, vote_of
 
 
 def say_farewell(swarm, leavers) -> None:

@@ -14,7 +14,7 @@ from decentral.consensus.timing import FIRST_REST, LONGEST_REST, SLACK, Unsent
 from decentral.errors import PayloadError
 from decentral.wire import messages as m
 from decentral.wire.frames import FrameKind
-from tests.lab.machines import digest_of, finish_round
+from tests.kit.machines import digest_of, finish_round
 
 
 @pytest.mark.parametrize("reduce", [False, True], ids=["gather", "reduce"])

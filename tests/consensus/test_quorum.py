@@ -12,7 +12,7 @@ from decentral.consensus.paxos import Acceptor, farewell, promise
 from decentral.errors import PayloadError
 from decentral.wire import messages as m
 from decentral.wire.frames import FrameKind, claims_of
-from tests.lab.machines import digest_of, finish_round, vote_of
+from tests.kit.machines import digest_of, finish_round, vote_of
 
 BOTH = pytest.mark.parametrize("reduce", [False, True], ids=["gather", "reduce"])
 

@@ -6,7 +6,7 @@ import pytest
 
 from decentral.consensus.machine import TICK
 from decentral.consensus.timing import OFFERS_OF_A_PACE, Deadline, Paces
-from tests.lab.machines import finish_round
+from tests.kit.machines import finish_round
 
 A, B, C = (bytes([n]) * 32 for n in range(3))
 

@@ -9,8 +9,8 @@ import torch
 from decentral.compressors import Payload, parse_compressor
 from decentral.replica.codec import Codec
 from decentral.wire import body
-from tests.corpus.builders import ACCEPTED, CHAIN, STRANGE, Entry, coded, encoded, ramp
 from tests.fuzz.targets import SHAPES
+from tests.kit.builders import ACCEPTED, CHAIN, STRANGE, Entry, coded, encoded, ramp
 
 
 def parts_body(spelling: str, *parts: torch.Tensor, shape: tuple[int, ...] = SHAPES[0][0]) -> bytes:

@@ -13,8 +13,8 @@ from decentral.swarm.leases import write_leases
 from decentral.transport.paths import ANSWERED, NOT_TRIED, DialbackAnswer, Question
 from decentral.wire import messages
 from decentral.wire.codecs import to_bytes
-from tests.corpus.builders import ACCEPTED, STRANGE, Entry, counted, put, sized, sized_text
 from tests.fuzz.targets import ANCHOR, HASH, HEAD, PARTITION, PEERS, PLAN, REFS, ROUND, RUN, SIGNERS, THE_PLAN
+from tests.kit.builders import ACCEPTED, STRANGE, Entry, counted, put, sized, sized_text
 
 GATHERED = messages.Record(RUN, 1, ROUND, 16, 0, 0, HASH, ANCHOR, PEERS, REFS, (), (), PEERS, False)
 

@@ -12,8 +12,8 @@ from decentral.swarm.hello import WIRE_VERSION
 from decentral.transport.protocols import messages
 from decentral.transport.protocols.messages import bytes_field, number_field
 from decentral.wire.keys import peer_name
-from tests.corpus.builders import ACCEPTED, STRANGE, Entry, put
 from tests.fuzz.targets import HEAD, PEERS, RUN
+from tests.kit.builders import ACCEPTED, STRANGE, Entry, put
 
 
 def index_bytes(meta: bytes, chunks: int = 1, digest: bytes | None = None, **head: int) -> bytes:

@@ -6,8 +6,8 @@ import struct
 from collections.abc import Iterator
 
 from decentral.wire.frames import HEADER_NBYTES, FrameKind
-from tests.corpus.builders import ACCEPTED, CHAIN, STRANGE, Entry, encoded, frame, put
 from tests.fuzz.targets import PEERS, PLAN, ROUND, SHAPES, sealed
+from tests.kit.builders import ACCEPTED, CHAIN, STRANGE, Entry, encoded, frame, put
 
 
 def frames() -> Iterator[Entry]:

@@ -14,12 +14,12 @@ import re
 from pathlib import Path
 
 from tests.corpus.bodies import bodies
-from tests.corpus.builders import ACCEPTED, Entry
 from tests.corpus.controls import controls
 from tests.corpus.documents import documents
 from tests.corpus.frames import frames
 from tests.corpus.packed import packed
 from tests.corpus.streams import streams
+from tests.kit.builders import ACCEPTED, Entry
 
 __all__ = ["ACCEPTED", "FOLDER", "entries", "path_of", "table"]
 

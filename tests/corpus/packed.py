@@ -9,8 +9,8 @@ import struct
 from collections.abc import Iterator
 from hashlib import blake2b
 
-from tests.corpus.builders import ACCEPTED, STRANGE, Entry
 from tests.fuzz.targets import PACKED_NBYTES
+from tests.kit.builders import ACCEPTED, STRANGE, Entry
 
 MAGIC = bytes.fromhex("28b52ffd")
 RAW, RUN, COMPRESSED, RESERVED = range(4)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from decentral.coding import bits
-from tests.corpus.builders import ACCEPTED, LOWEST, SHARES, Entry, coded, ramp, shares_table, sized, states
+from tests.kit.builders import ACCEPTED, LOWEST, SHARES, Entry, coded, ramp, shares_table, sized, states
 
 GAP_295 = b"\x31"  # the symbol of gaps of 288 to 319 less one, five bits on the side
 

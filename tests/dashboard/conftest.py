@@ -11,7 +11,7 @@ import pytest
 
 from decentral.dashboard.live import LiveFolder
 from decentral.dashboard.server import Place, listen
-from tests.dashboard.site import Folder, Site
+from tests.kit.site import Folder, Site
 
 Serve = Callable[..., Site]
 Live = Callable[[Path], LiveFolder]

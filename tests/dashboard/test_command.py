@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from decentral.cli import main
 from decentral.cli.group import INTERRUPTED
 from decentral.cli.ports import page_beside
-from tests.dashboard.site import Folder
+from tests.kit.site import Folder
 
 
 def answer_of(address: str) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from decentral.dashboard.history import LONGEST, ROUNDS, History, Series, split_of
-from tests.dashboard.site import ME, OTHER, THIRD
+from tests.kit.site import ME, OTHER, THIRD
 
 
 def commit(step: int, contributors: list[str], members: list[str], **more: Any) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from decentral.dashboard.live import PeerRates, Replay
 from decentral.errors import UsageError
 from decentral.observe.status import ProcessInfo, Status, write_status
 from tests.dashboard.conftest import Live, Serve
-from tests.dashboard.site import GOLDEN, ME, OTHER, THIRD, Folder, looked
+from tests.kit.site import GOLDEN, ME, OTHER, THIRD, Folder, looked
 
 
 def test_what_comes_is_shown_and_what_was_there_is_read_once(

@@ -12,7 +12,7 @@ import pytest
 from decentral.dashboard.server import MOST_VIEWERS, POLICY, STATIC, Place, is_loopback, listen
 from decentral.errors import UsageError
 from tests.dashboard.conftest import Serve
-from tests.dashboard.site import ME, OTHER, Folder
+from tests.kit.site import ME, OTHER, Folder
 
 VENDORED = {  # uplot 1.6.32 as the npm registry has it
     "uPlot.iife.min.js": "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f",

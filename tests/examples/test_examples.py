@@ -19,7 +19,7 @@ from decentral.state.export import export
 from decentral.swarm.invite import Invite
 from tests.examples import own_package
 from tests.examples.two_peers import EXAMPLES, ROOT, FirstPeers, first_peers, run_example
-from tests.laws import outside
+from tests.kit import outside
 
 
 @pytest.fixture(scope="module")

@@ -32,9 +32,9 @@ from decentral.simulate.disk import crash_states
 from decentral.state.checkpoint import read_checkpoint
 from decentral.state.durable import DISK, TEMPORARY
 from decentral.state.tensor_file import DamagedFile
-from tests.faults.history import History, make_history
-from tests.faults.life import Acknowledged, Life, found_in
-from tests.faults.test_power_loss import Recorded, broken_promises
+from tests.kit.history import History, make_history
+from tests.kit.life import Acknowledged, Life, found_in
+from tests.kit.power_loss import Recorded, broken_promises
 
 ROUNDS = 60  # of one folder; then the next begins
 WIDTH = 512  # 2048 parameters: checkpoints of 16 KiB, frames of 8 KiB

@@ -7,65 +7,15 @@ import itertools
 import math
 import os
 import random
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 import pytest
 
-from decentral.errors import DecentralError, DiskError
-from decentral.simulate.disk import Call, Names, Operation, RecordingDisk, crash_states, scan
-from tests.faults.disks import FailingDisk, Killed, KillingDisk
-from tests.faults.history import History, make_history
-from tests.faults.life import Acknowledged, Life, Word, found_in, goes_on
-
-ROUNDS = 9  # five checkpoints, and a commit after the journal was shortened
-GO_ON_EVERY = 16  # restarts between two that also write on and restart again
-
-
-@pytest.fixture(scope="module")
-def history() -> History:
-    return make_history(ROUNDS + 1)
-
-
-class Recorded:
-    """The operations of a life, and what was acknowledged after how many of them."""
-
-    def __init__(self, history: History, folder: Path) -> None:
-        self.history = history
-        disk = RecordingDisk(folder, keep_log=True)
-        self.marks: list[tuple[int, Word, int]] = []
-        life = Life(history, folder, lambda word, round_: self.marks.append((len(disk.log), word, round_)), disk)
-        life.go_on(ROUNDS)
-        self.log = disk.log
-
-    def promised(self, done: int) -> Acknowledged:
-        promised = Acknowledged()
-        for mark, word, round_ in self.marks:
-            if mark <= done:
-                promised.hear(word, round_)
-        return promised
-
-
-@pytest.fixture(scope="module")
-def recorded(history, tmp_path_factory) -> Recorded:
-    return Recorded(history, tmp_path_factory.mktemp("life"))
-
-
-def broken_promises(recorded: Recorded, log: Sequence[Operation], folder: Path, **bounds: int) -> Iterator[str]:
-    """Restarts in every crash state of a log; equal states are entered once."""
-    history, disk, found = recorded.history, RecordingDisk(folder), {}
-    for state in crash_states(log, **bounds):
-        where = f"after operation {state.done} {log[state.done - 1].call if state.done else 'none'}"
-        try:
-            if state.tree not in found:
-                disk.become(state.tree)
-                found[state.tree] = found_in(history, folder, disk)
-                if len(found) % GO_ON_EVERY == 0 and not goes_on(history, folder, disk):
-                    yield f"{where}: what a restart writes is lost"
-            for fault in found[state.tree].faults(history, recorded.promised(state.done)):
-                yield f"{where}: {fault}"
-        except DecentralError as error:
-            yield f"{where}: {error}"
+from decentral.errors import DiskError
+from decentral.simulate.disk import Call, Names, Operation, RecordingDisk, scan
+from tests.kit.disks import FailingDisk, Killed, KillingDisk
+from tests.kit.life import Acknowledged, Life, found_in, goes_on
+from tests.kit.power_loss import GO_ON_EVERY, broken_promises
 
 
 def test_no_power_cut_loses_what_was_acknowledged_or_tears_anything(recorded, tmp_path):

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from decentral.optimizers import make_aggregation
+from tests.kit.aggregating import aggregated
 from tests.lab.attacks import Rule
-from tests.optimizers.aggregating import aggregated
 
 RULES = ("mean", "norm_clip", "krum", "nnm", "arc", "caf", "mda", "rfa", "centered_clip", "flag", "trimmed_mean")
 

@@ -16,7 +16,7 @@ from decentral.optimizers import presets
 from decentral.tasks.corpus import Corpus, load_corpus
 from decentral.trial.course import Course, Reached
 from decentral.trial.replicas import TrialWorld, trial_peers
-from tests.laws.tables import GOSSIPS, PRESETS, WIRES, long_but
+from tests.kit.tables import GOSSIPS, PRESETS, WIRES, long_but
 
 PEERS, ROUNDS, STEPS = 3, 4, 4
 SIZE = {"hidden": 16, "layers": 1, "heads": 2, "context": 16}

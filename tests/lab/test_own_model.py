@@ -11,7 +11,7 @@ from torch import nn
 from decentral.errors import ConfigError
 from decentral.manifest import preset_manifest
 from decentral.trial.own_model import OwnCourse, TrainsAlone, training_of
-from tests.lab.own_problems import build, nothing, twice
+from tests.kit.own_problems import build, nothing, twice
 
 EXACT = {"compressor": {"chain": "none"}, "exchange": {"kind": "gather"}, "outer": {"norm_clip": "none"}}
 

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from decentral.optimizers import presets
+from tests.kit.tables import long_but
 from tests.lab.preset_table import EARLY, PAGE, STEPS, alone, terms_of, together, written
-from tests.laws.tables import long_but
 
 FEW = ("demo_sgd", "diloco", "masha")
 ENDS = ("cgad", "co2", "edit", "masha", "mt_dao", "noloco", "streaming")  # tens of seconds each

@@ -9,8 +9,8 @@ from decentral.errors import ConfigError
 from decentral.manifest import preset_manifest
 from decentral.optimizers import presets
 from decentral.trial.check import check_learns, outer_gain, trial
+from tests.kit.tables import long_but
 from tests.lab.random_terms import TOLD_BY_LOSSES, on_the_student, ruins, tried
-from tests.laws.tables import long_but
 
 TOPK = "topk(k=64, chunk=4096) >> signmag2"
 FEW = ("diloco", "masha", "noloco")

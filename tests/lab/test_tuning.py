@@ -12,7 +12,7 @@ from decentral.errors import ConfigError, UsageError
 from decentral.lab import tuning
 from decentral.lab.tuning import LOOKS, Aim, Found, candidates_of, survivors, tune
 from decentral.manifest import preset_manifest
-from tests.lab.own_problems import broken, build
+from tests.kit.own_problems import broken, build
 
 
 def test_the_better_half_goes_on_rounded_up_and_nothing_that_diverged() -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from decentral.compressors import Compressor, parse_compressor
 from decentral.optimizers import Aggregation, OuterMethod
 from tests.devices import DEVICES
-from tests.laws.tables import AGGREGATIONS, COMPRESSORS, FINE, METHODS, last_of, method_of, rule_of
+from tests.kit.tables import AGGREGATIONS, COMPRESSORS, FINE, METHODS, last_of, method_of, rule_of
 
 TABLES = {"compressor": ("--compressor", COMPRESSORS), "outer": ("--outer", METHODS), "rule": ("--rule", AGGREGATIONS)}
 

@@ -17,8 +17,8 @@ from decentral.rounds.local_state import CommittedUpdate
 from decentral.simulate.training import FlatModel
 from decentral.training.live_side import LiveSide
 from decentral.training.schedule import SyncSchedule
-from tests.laws.learners import EXACT, SCHEMA, Inner, Learner
-from tests.laws.swarm import NUMEL, SIGNERS, Books, Cut, Met, Swarm
+from tests.kit.learners import EXACT, SCHEMA, Inner, Learner
+from tests.kit.replicas import NUMEL, SIGNERS, Books, Cut, Met, Swarm
 
 # Shape suffix: N = elements of the one fragment, flat.
 

@@ -25,8 +25,8 @@ from decentral.simulate.lessons import Descent
 from decentral.simulate.training import FlatModel
 from decentral.training.live_side import LiveSide
 from decentral.training.schedule import SyncSchedule, make_schedule
-from tests.laws.tables import ALONG_DIRECTIONS, PRESETS, SYNCHRONOUS, covering, long_but, method_of
-from tests.optimizers.stepping import step_of, swap
+from tests.kit.stepping import step_of, swap
+from tests.kit.tables import ALONG_DIRECTIONS, PRESETS, SYNCHRONOUS, covering, long_but, method_of
 
 SHAPE = (64, 64)
 NUMEL = 64 * 64

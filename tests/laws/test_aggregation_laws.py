@@ -15,8 +15,8 @@ from decentral.optimizers import Aggregation
 from decentral.optimizers.aggregation.base import Sent
 from decentral.replica.apply import gram_of
 from decentral.replica.codec import Codec
-from tests.laws.tables import BY_LENGTH, BY_PLACE, TRUSTS
-from tests.optimizers.aggregating import aggregated, gaussian
+from tests.kit.aggregating import aggregated, gaussian
+from tests.kit.tables import BY_LENGTH, BY_PLACE, TRUSTS
 
 COUNT, BAD, NUMEL = 9, 2, 40
 

@@ -24,8 +24,8 @@ from decentral.training.live_side import LiveSide
 from decentral.wire.frames import Frame, FrameKind, seal
 from decentral.wire.keys import Signer
 from decentral.wire.messages import FrameRef, Record
-from tests.laws.learners import EXACT
-from tests.laws.swarm import NUMEL, PARAMETERS
+from tests.kit.learners import EXACT
+from tests.kit.replicas import NUMEL, PARAMETERS
 
 FIVE = sorted((Signer(bytes([n] * 32)) for n in range(5)), key=lambda signer: signer.peer)
 LENGTH = 10.0  # of what each sends

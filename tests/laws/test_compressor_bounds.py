@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from decentral.compressors import Compressor, describe_compressors, parse_compressor
+from tests.kit.tables import COMPRESSORS
 from tests.laws.bounds import ANY, BOUNDS, Bound, blocks, name_of, peak
 from tests.laws.edges import each_edge
-from tests.laws.tables import COMPRESSORS
 
 # Shape suffixes: N = values, G = groups, L = values in a group.
 

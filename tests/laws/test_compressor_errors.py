@@ -6,8 +6,8 @@ from torch import Tensor
 
 from decentral.compressors import Compressor
 from decentral.errors import ConfigError, NonFiniteError
+from tests.kit.tables import follows
 from tests.laws.shapes import for_every_shape
-from tests.laws.tables import follows
 
 SHAPE = (67, 131)
 

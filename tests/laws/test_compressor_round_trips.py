@@ -5,8 +5,8 @@ import torch
 
 from decentral.compressors import Compressor, Payload, parse_compressor
 from decentral.wire import body
+from tests.kit.tables import is_lopsided
 from tests.laws.shapes import for_every_shape
-from tests.laws.tables import is_lopsided
 
 
 def bits(part: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,7 @@ from decentral.errors import ConfigError
 from decentral.manifest import Manifest, check_methods, preset_manifest
 from decentral.replica.pair_step import half_of, install, step_alone, step_together
 from decentral.rounds.partners import matching
-from tests.laws.swarm import NUMEL, SIGNERS, Swarm, changed_books, mean, peer_of
+from tests.kit.replicas import NUMEL, SIGNERS, Swarm, changed_books, mean, peer_of
 
 # What a sender owes is only known under feedback: "none" says that what is dropped is gone.
 FEEDBACK = ["ef(beta=0.95)", "dgc(momentum=0.5)"]

@@ -25,11 +25,11 @@ from decentral.optimizers import OuterMethod
 from decentral.optimizers.steps import Carried
 from decentral.simulate.equations import EQUATIONS, PULLS, Averaged
 from decentral.tensors.memory import Lazy
+from tests.kit.learners import SCHEMA
+from tests.kit.replicas import NUMEL, Cut, changed_books
+from tests.kit.tables import ALONG_DIRECTIONS, NEUTRAL, PRESETS, topology_of
 from tests.laws.bounds import BOUNDS, name_of
 from tests.laws.course import Course, Round
-from tests.laws.learners import SCHEMA
-from tests.laws.swarm import NUMEL, Cut, changed_books
-from tests.laws.tables import ALONG_DIRECTIONS, NEUTRAL, PRESETS, topology_of
 
 # Shape suffixes: N = elements of the one fragment; K = contributors; float64.
 

@@ -20,10 +20,10 @@ from decentral.manifest import check_methods, preset_manifest
 from decentral.optimizers import OuterMethod
 from decentral.replica.codec import Codec
 from decentral.simulate.equations import NOT_LINEAR, PULLS, Stood
+from tests.kit.learners import Learners
+from tests.kit.replicas import NUMEL, changed_books
+from tests.kit.tables import topology_of
 from tests.laws.bounds import BOUNDS, name_of
-from tests.laws.learners import Learners
-from tests.laws.swarm import NUMEL, changed_books
-from tests.laws.tables import topology_of
 
 # Shape suffix: N = elements of the one fragment; float64.
 

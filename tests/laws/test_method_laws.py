@@ -16,9 +16,9 @@ from decentral.optimizers import OuterMethod, RoundInfo
 from decentral.parameters import schema_of
 from decentral.replica.replica import Replica
 from decentral.state.snapshot import outer_name
-from tests.laws.learners import EXACT, Learner, Learners, codec_of, replica_of
-from tests.laws.swarm import NUMEL
-from tests.laws.tables import ALONG_DIRECTIONS, NEUTRAL, NOT_LINEAR, PRESETS, method_of, topology_of
+from tests.kit.learners import EXACT, Learner, Learners, codec_of, replica_of
+from tests.kit.replicas import NUMEL
+from tests.kit.tables import ALONG_DIRECTIONS, NEUTRAL, NOT_LINEAR, PRESETS, method_of, topology_of
 
 ALL = (0, 1, 2)
 neutral = pytest.mark.methods(lambda spelling: spelling in NEUTRAL.values())

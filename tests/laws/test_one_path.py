@@ -19,7 +19,7 @@ from decentral.replica.replica import Replica
 from decentral.wire.frames import Frame, FrameKind, Header, seal
 from decentral.wire.keys import Signer
 from decentral.wire.messages import FrameRef, Record
-from tests.laws.tables import COMPRESSORS
+from tests.kit.tables import COMPRESSORS
 
 SIGNERS = sorted((Signer(bytes([n] * 32)) for n in range(1, 4)), key=lambda signer: signer.peer)
 PEERS = tuple(signer.peer for signer in SIGNERS)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from decentral.errors import ConfigError
 from decentral.optimizers import OuterMethod, make_outer, mean_pseudo_gradient
-from tests.optimizers.stepping import step, swap
+from tests.kit.stepping import step, swap
 
 NUMEL = 1001
 State = dict[str, Tensor]

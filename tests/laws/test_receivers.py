@@ -16,9 +16,9 @@ from decentral.compressors.base import add_flat
 from decentral.optimizers import make_aggregation
 from decentral.replica.codec import Codec
 from decentral.wire.frames import seal
-from tests.laws.learners import Learners, Offered
-from tests.laws.swarm import NUMEL, SIGNERS
-from tests.laws.tables import method_of
+from tests.kit.learners import Learners, Offered
+from tests.kit.replicas import NUMEL, SIGNERS
+from tests.kit.tables import method_of
 
 ALL = (0, 1, 2)
 SPARSE = "topk(k=8, chunk=64)"

@@ -9,9 +9,9 @@ from torch import Tensor
 from decentral.optimizers import OuterMethod
 from decentral.simulate.training import FlatModel
 from decentral.training.live_side import LiveSide
-from tests.laws.learners import SCHEMA, Learners
-from tests.laws.swarm import NUMEL, SIGNERS
-from tests.laws.tables import method_of
+from tests.kit.learners import SCHEMA, Learners
+from tests.kit.replicas import NUMEL, SIGNERS
+from tests.kit.tables import method_of
 
 # Shape suffix: N = elements of the one fragment, flat float32.
 

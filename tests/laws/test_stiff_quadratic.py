@@ -18,8 +18,8 @@ from decentral.manifest import preset_manifest
 from decentral.optimizers.masha import Masha
 from decentral.optimizers.noloco import NoLoCo
 from decentral.optimizers.slowmo import Delayed
+from tests.kit.tables import GOSSIPS, PRESETS
 from tests.laws.quadratic import Descent, Lossy, with_defaults
-from tests.laws.tables import GOSSIPS, PRESETS
 
 ROUNDS = 500
 LOSSY_ROUNDS = 200  # a sparsifier takes a thousand times what an outer step does

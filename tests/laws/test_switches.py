@@ -12,9 +12,9 @@ from torch import Tensor
 from decentral.compressors import Compressor
 from decentral.optimizers import OuterMethod
 from decentral.wire import body
-from tests.laws.learners import Learners, codec_of
-from tests.laws.swarm import NUMEL
-from tests.laws.switches import SWITCHES
+from tests.kit.learners import Learners, codec_of
+from tests.kit.replicas import NUMEL
+from tests.kit.switches import SWITCHES
 from tests.laws.test_method_laws import held
 
 SHAPES = ((), (0,), (1,), (7, 5), (130, 67))

@@ -16,8 +16,8 @@ from decentral.optimizers.local_sgd import LocalSGD
 from decentral.optimizers.sparta import Sparta
 from decentral.rounds.local_state import CommittedUpdate
 from decentral.training.progress import Progress
-from tests.laws.learners import Learners
-from tests.laws.swarm import NUMEL
+from tests.kit.learners import Learners
+from tests.kit.replicas import NUMEL
 
 STEP, ALL, OTHERS = 0.01, (0, 1, 2), (0, 1)
 WHOLE = 20

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from decentral.optimizers import OuterMethod, make_outer
 from decentral.replica.replica import OuterStep, Replica
-from tests.laws.learners import Learners, codec_of
-from tests.laws.swarm import NUMEL
-from tests.laws.tables import PRESETS, SYNCHRONOUS
+from tests.kit.learners import Learners, codec_of
+from tests.kit.replicas import NUMEL
+from tests.kit.tables import PRESETS, SYNCHRONOUS
 
 
 class Stop(Exception):

@@ -13,7 +13,7 @@ from typing import Any
 from decentral.manifest import Manifest, preset_manifest
 from decentral.swarm.identity import Identity
 from tests.chaos.nursery import Nursery
-from tests.chaos.processes import send
+from tests.kit.processes import send
 from tests.natlab.lab import Lab
 from tests.natlab.meter import Meter, best_second, mean_share, paths
 from tests.natlab.outcome import Outcome, reached, shared_records

@@ -14,9 +14,9 @@ from decentral.consensus.chain import contributions
 from decentral.manifest import check_methods
 from decentral.optimizers.base import Live
 from decentral.optimizers.edit import EDiT
-from tests.lab.learners import Learner
-from tests.lab.nodes import Lab, Member, tiny_model
-from tests.rounds.test_healing import settle
+from tests.kit.gossip_learners import Learner
+from tests.kit.nodes import Lab, Member, tiny_model
+from tests.kit.partitions import settle
 
 SPARSE = {"chain": "topk(k=64, chunk=4096) >> signmag2", "feedback": "ef(beta=0.95)"}
 DENSE = {"chain": "int8(block=64)", "feedback": "none"}

@@ -17,9 +17,9 @@ from decentral.optimizers.pair_averaging import ADPSGD
 from decentral.rounds.gossip import Swapped
 from decentral.training.live_side import LiveSide
 from decentral.training.schedule import SyncSchedule
-from tests.lab.learners import Learner
-from tests.lab.nodes import Lab, tiny_model
-from tests.rounds.test_healing import settle
+from tests.kit.gossip_learners import Learner
+from tests.kit.nodes import Lab, tiny_model
+from tests.kit.partitions import settle
 
 Bad = Callable[..., Any]
 

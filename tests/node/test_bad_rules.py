@@ -13,9 +13,9 @@ from decentral.optimizers import Aggregation
 from decentral.optimizers.aggregation.base import Needs, Sent
 from decentral.optimizers.diloco import DiLoCo
 from decentral.replica.apply import GatherReader
-from tests.lab.learners import Learner
-from tests.lab.nodes import Lab, tiny_model
-from tests.rounds.test_healing import settle
+from tests.kit.gossip_learners import Learner
+from tests.kit.nodes import Lab, tiny_model
+from tests.kit.partitions import settle
 
 GIVES = {  # by fault: each scale, and what is told
     "raises": (1.0, "bad: weigh raised ZeroDivisionError"),

@@ -11,8 +11,8 @@ from decentral.consensus.chain import contributions
 from decentral.node.node import largest_offer, make_replica
 from decentral.parameters import schema_of
 from decentral.replica.contents import Tail
-from tests.lab.nodes import Lab, Member
-from tests.laws.tables import SYNCHRONOUS_WIRES
+from tests.kit.nodes import Lab, Member
+from tests.kit.tables import SYNCHRONOUS_WIRES
 
 
 def normed() -> torch.nn.Module:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from decentral.consensus.chain import contributions
-from tests.lab.learners import Learner
-from tests.lab.nodes import Lab
+from tests.kit.gossip_learners import Learner
+from tests.kit.nodes import Lab
 
 SECONDS, STEPS = 2.0, 100
 PACES = (0.05, 0.05, 0.25)  # s per inner step

@@ -18,7 +18,7 @@ from decentral.replica.contribution import header_after
 from decentral.replica.replica import Replica
 from decentral.wire.frames import FrameKind, seal
 from decentral.wire.messages import Certificate, Commit, FrameRef
-from tests.faults.history import ME, RUN, SIGNERS, make_record
+from tests.kit.history import ME, RUN, SIGNERS, make_record
 
 Tensors = dict[str, torch.Tensor]
 OTHER = SIGNERS[1].peer

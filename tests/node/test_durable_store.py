@@ -18,10 +18,10 @@ from decentral.simulate.disk import RecordingDisk
 from decentral.state.durable import Disk
 from decentral.wire.frames import FrameKind, seal
 from decentral.wire.messages import Commit, FrameRef
-from tests.consensus.test_chain import START, record
-from tests.faults.history import ME, RUN, SIGNERS, History, make_history, make_record
-from tests.faults.life import Life, found_in
-from tests.lab.machines import ref, signer_of
+from tests.kit.chains import START, record
+from tests.kit.history import ME, RUN, SIGNERS, History, make_history, make_record
+from tests.kit.life import Life, found_in
+from tests.kit.machines import ref, signer_of
 
 ROUNDS = 9
 

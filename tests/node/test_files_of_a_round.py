@@ -12,9 +12,9 @@ from types import FrameType
 from typing import Any
 
 import decentral
-from tests.lab.learners import Learner
-from tests.lab.nodes import Lab, tiny_model
-from tests.rounds.test_healing import settle
+from tests.kit.gossip_learners import Learner
+from tests.kit.nodes import Lab, tiny_model
+from tests.kit.partitions import settle
 from tools import house
 
 HOME = Path(decentral.__file__).parent

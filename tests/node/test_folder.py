@@ -35,7 +35,7 @@ from decentral.observe.requests import ask, ask_running
 from decentral.observe.status import ProcessInfo, Status, read_status, write_status
 from decentral.state.durable import DISK
 from decentral.tensors.threads import ThreadsWanted
-from tests.peer.test_join import LOOPBACK, Problem, run_terms
+from tests.kit.problems import LOOPBACK, Problem, run_terms
 
 HOLDER = """
 import os, sys

@@ -14,8 +14,8 @@ from decentral.node.node import END_TIMEOUT, Start
 from decentral.rounds.snapshots import CHAIN, INDEX
 from decentral.swarm.directory import Directory
 from decentral.transport.requests import serve_requests
-from tests.lab.nodes import Lab, signer_of
-from tests.laws.tables import DOSED_WIRES
+from tests.kit.nodes import Lab, signer_of
+from tests.kit.tables import DOSED_WIRES
 
 
 class Watcher:

@@ -12,8 +12,8 @@ from decentral.consensus.chain import contributions
 from decentral.consensus.round_state import RoundState
 from decentral.replica.contribution import Contribution
 from decentral.wire.frames import FrameKind
-from tests.attacks.liars import acting_as
-from tests.lab.nodes import Lab, Member, tiny_model
+from tests.kit.liars import acting_as
+from tests.kit.nodes import Lab, Member, tiny_model
 
 
 class Merging(Member):

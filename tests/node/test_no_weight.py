@@ -10,9 +10,9 @@ import torch
 from decentral.observe.health import Notices
 from decentral.replica.replica import OWED
 from decentral.replica.weights import NOBODY
-from tests.lab.learners import Learner
-from tests.lab.nodes import Lab, tiny_model
-from tests.rounds.test_healing import exact_terms, settle
+from tests.kit.gossip_learners import Learner
+from tests.kit.nodes import Lab, tiny_model
+from tests.kit.partitions import exact_terms, settle
 
 SPARSE = {"chain": "topk(k=3, chunk=64)", "feedback": "ef(beta=1.0)"}
 DENSE = {"chain": "none", "feedback": "none"}

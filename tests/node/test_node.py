@@ -19,7 +19,7 @@ from decentral.swarm.hello import HELLO, WIRE_VERSION
 from decentral.transport.requests import serve_requests
 from decentral.wire.frames import parse
 from decentral.wire.messages import PRIVATE, FrameRef, Record, vote_text
-from tests.laws.tables import ALONG_DIRECTIONS, DOSED_WIRES, SYNCHRONOUS, SYNCHRONOUS_WIRES, long_but
+from tests.kit.tables import ALONG_DIRECTIONS, DOSED_WIRES, SYNCHRONOUS, SYNCHRONOUS_WIRES, long_but
 
 ME, A, B = b"me", b"a", b"b"
 

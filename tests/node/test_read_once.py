@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from decentral.wire import body
-from tests.lab.nodes import Lab
-from tests.laws.tables import PRESETS, WIRES, long_but
+from tests.kit.nodes import Lab
+from tests.kit.tables import PRESETS, WIRES, long_but
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ import torch
 
 from decentral.manifest import Manifest
 from decentral.replica.contents import sender_name
-from tests.lab.learners import Learner
-from tests.lab.nodes import Lab, Member, tiny_model
-from tests.node.test_every_method import two_blocks
-from tests.rounds.test_healing import check_progress, partition, settle
+from tests.kit.blocks import two_blocks
+from tests.kit.gossip_learners import Learner
+from tests.kit.nodes import Lab, Member, tiny_model
+from tests.kit.partitions import check_progress, partition, settle
 
 SPARSE = "topk(k=32, chunk=256)"
 each_mechanism = pytest.mark.parametrize("feedback", ["ef21", "econtrol(eta=0.01)"])

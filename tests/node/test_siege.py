@@ -12,7 +12,7 @@ from decentral.errors import TransportError
 from decentral.flow.budget import Budget, Limits
 from decentral.node.node import RunMembers
 from decentral.wire.keys import Signer
-from tests.lab.nodes import tiny_model
+from tests.kit.nodes import tiny_model
 
 SYBILS, STREAMS = 4, 8
 LIMITS = Limits(peer_streams=STREAMS, total_streams=16, outsider_streams=8)  # fewer than they ask for, and all faster

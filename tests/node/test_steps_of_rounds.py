@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.lab.nodes import Lab
+from tests.kit.nodes import Lab
 
 
 @pytest.mark.parametrize("preset", ["des_loc", "delayed_nesterov"])

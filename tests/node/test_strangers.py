@@ -23,7 +23,7 @@ from decentral.transport.requests import notify, request
 from decentral.wire.frames import Frame
 from decentral.wire.keys import Signer, peer_name
 from decentral.wire.messages import MAX_PEERS, Behind, JoinRequest, Lease, Prepare, encode, join_text, seal_lease
-from tests.lab.nodes import tiny_model
+from tests.kit.nodes import tiny_model
 
 MINUTE = 60.0
 STEP = 5.0  # s of a round

@@ -23,8 +23,8 @@ from decentral.transport.choice import make_transport
 from decentral.transport.daemon.transport import DaemonTransport
 from decentral.transport.memory import MemoryNetwork
 from decentral.transport.native.transport import NativeTransport
-from tests.laws.tables import DOSED_WIRES
-from tests.peer.offering import contribution_of
+from tests.kit.offering import contribution_of
+from tests.kit.tables import DOSED_WIRES
 
 PEERS, STEPS = 3, 4
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)

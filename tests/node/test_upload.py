@@ -19,7 +19,7 @@ from decentral.transport.memory import MemoryNetwork
 from decentral.transport.paths import SPEED
 from decentral.transport.throttle import Caps
 from decentral.wire.keys import Signer
-from tests.lab.nodes import tiny_model
+from tests.kit.nodes import tiny_model
 
 NOON = 20_000 * DAY + DAY / 2
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from decentral.optimizers import OuterMethod
-from tests.optimizers.stepping import swap
+from tests.kit.stepping import swap
 
 State = dict[str, Tensor]
 Groups = Sequence[Sequence[int]]

@@ -10,7 +10,7 @@ import pytest
 
 from decentral.manifest import load_manifest, rule_of
 from decentral.optimizers import aggregation_names, describe_aggregations, make_aggregation
-from tests.laws import outside
+from tests.kit import outside
 
 PAGE = outside.ROOT / "docs/aggregation.md"
 TEXT = PAGE.read_text(encoding="utf-8")

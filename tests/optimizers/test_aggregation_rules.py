@@ -17,9 +17,9 @@ from decentral.optimizers import make_aggregation
 from decentral.optimizers.aggregation.base import Sent
 from decentral.optimizers.aggregation.by_gram import MOST_SUBSETS, drawn_groups
 from decentral.optimizers.aggregation.gram import largest_eigenvectors
-from tests.laws.tables import rule_of
-from tests.optimizers import aggregating as dense
-from tests.optimizers.aggregating import aggregated, gaussian
+from tests.kit import aggregating as dense
+from tests.kit.aggregating import aggregated, gaussian
+from tests.kit.tables import rule_of
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/aggregation.json").read_text(encoding="utf-8"))
 LIKE_THE_LIBRARY = {"rfa": "iterations=3 start=zero", "centered_clip": "start=zero"}

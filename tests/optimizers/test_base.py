@@ -20,10 +20,10 @@ from decentral.optimizers.spes import SPES
 from decentral.replica.contribution import Contribution
 from decentral.replica.reduction import Reduction
 from decentral.wire.messages import FrameRef, ReducePlan
-from tests.lab.nodes import Lab
-from tests.laws.learners import EXACT, Learners
-from tests.laws.swarm import NUMEL, SIGNERS
-from tests.node.test_every_method import InTurns
+from tests.kit.blocks import InTurns
+from tests.kit.learners import EXACT, Learners
+from tests.kit.nodes import Lab
+from tests.kit.replicas import NUMEL, SIGNERS
 from tests.optimizers.test_partial_updates import randn, span
 from tests.optimizers.test_spes import LAYOUT, mixture, said
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from decentral.errors import ConfigError
 from decentral.optimizers.cgad import CGAD
 from decentral.optimizers.steps import cos, power
-from tests.optimizers.stepping import step, step_of
+from tests.kit.stepping import step, step_of
 
 
 def gaussian(seed: int) -> Tensor:

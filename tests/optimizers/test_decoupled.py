@@ -12,7 +12,7 @@ from decentral.optimizers import Contributor, RoundInfo
 from decentral.optimizers.aggregation.gram import ranges
 from decentral.optimizers.decoupled import DecoupledDiLoCo, radial_directional
 from decentral.optimizers.diloco import DiLoCo
-from tests.optimizers.stepping import step_of
+from tests.kit.stepping import step_of
 
 NUMEL = 300
 

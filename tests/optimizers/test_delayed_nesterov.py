@@ -8,7 +8,7 @@ from decentral.errors import ConfigError
 from decentral.optimizers.delayed_nesterov import DelayedNesterov
 from decentral.optimizers.diloco import DiLoCo
 from decentral.optimizers.steps import nesterov
-from tests.optimizers.stepping import step
+from tests.kit.stepping import step
 
 TIGHT = {"rtol": 1e-12, "atol": 1e-12}
 

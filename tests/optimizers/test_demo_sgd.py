@@ -8,7 +8,7 @@ from decentral.compressors.base import add_flat
 from decentral.errors import ConfigError
 from decentral.optimizers.demo_sgd import DeMoSGD
 from decentral.optimizers.local_sgd import LocalSGD
-from tests.optimizers.stepping import step
+from tests.kit.stepping import step
 
 SHAPES = ((64, 64),)
 NUMEL = 4096

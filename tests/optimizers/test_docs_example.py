@@ -6,7 +6,7 @@ import pytest
 
 from decentral.errors import ConfigError
 from decentral.manifest import load_manifest
-from tests.laws import outside
+from tests.kit import outside
 
 PAGE = outside.ROOT / "docs/own-method.md"
 

@@ -15,8 +15,8 @@ from decentral.simulate.simulation import forecast
 from decentral.state.snapshot import anchor_name
 from decentral.training.live_model import LiveModel
 from decentral.training.schedule import SyncSchedule, memory_of, resume, tensors_of
-from tests.laws.learners import Learners
-from tests.laws.swarm import NUMEL
+from tests.kit.learners import Learners
+from tests.kit.replicas import NUMEL
 
 H, LR, MU = 3, 0.4, 0.9
 PEERS = (0, 1, 2)

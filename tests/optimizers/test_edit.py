@@ -20,9 +20,9 @@ from decentral.optimizers.aggregation.base import norm
 from decentral.optimizers.diloco import DiLoCo
 from decentral.optimizers.edit import AEDiT, EDiT
 from decentral.optimizers.steps import exp
-from tests.laws.learners import Learners, replica_of
-from tests.laws.swarm import NUMEL
-from tests.optimizers.stepping import step, step_of
+from tests.kit.learners import Learners, replica_of
+from tests.kit.replicas import NUMEL
+from tests.kit.stepping import step, step_of
 
 
 def gaussian(seed: int) -> torch.Tensor:

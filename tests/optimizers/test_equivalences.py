@@ -7,7 +7,7 @@ from decentral.optimizers import mean_pseudo_gradient
 from decentral.optimizers.diloco import DiLoCo
 from decentral.optimizers.sparseloco import SparseLoCo
 from decentral.optimizers.streaming import StreamingDiLoCo
-from tests.optimizers.stepping import step
+from tests.kit.stepping import step
 
 
 def gaussian(seed: int) -> torch.Tensor:

@@ -8,7 +8,7 @@ import torch
 from decentral.errors import ConfigError
 from decentral.optimizers.aggregation.base import aged_share, mean_share
 from decentral.optimizers.fedbuff import FedBuff
-from tests.optimizers.stepping import step, step_of
+from tests.kit.stepping import step, step_of
 
 TIGHT = {"rtol": 1e-6, "atol": 1e-7}
 

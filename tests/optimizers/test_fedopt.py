@@ -9,7 +9,7 @@ import torch
 from decentral.errors import ConfigError
 from decentral.optimizers.fedopt import FedOpt
 from decentral.optimizers.steps import root
-from tests.optimizers.stepping import step
+from tests.kit.stepping import step
 
 VARIANTS = ["adam", "yogi", "adagrad"]
 every_variant = pytest.mark.parametrize("variant", VARIANTS)

@@ -8,7 +8,7 @@ from decentral.errors import ConfigError
 from decentral.optimizers import Contributor, RoundInfo
 from decentral.optimizers.aggregation.gram import cosine, direction
 from decentral.optimizers.heloco import HeLoCo
-from tests.optimizers.stepping import step_of
+from tests.kit.stepping import step_of
 
 NEAR = {"rtol": 1e-4, "atol": 1e-5}
 

@@ -28,8 +28,8 @@ from decentral.optimizers.just_one_byte import (
 from decentral.replica.codec import codec_of
 from decentral.replica.contribution import forget_sent
 from decentral.rounds.local_state import CommittedUpdate
-from tests.laws.learners import SCHEMA, Learners
-from tests.laws.swarm import NUMEL, SIGNERS
+from tests.kit.learners import SCHEMA, Learners
+from tests.kit.replicas import NUMEL, SIGNERS
 
 LAYOUT = {"a": (3, 5), "b": (200,)}
 

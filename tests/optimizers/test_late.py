@@ -12,7 +12,7 @@ from decentral.manifest import check_methods, preset_manifest
 from decentral.optimizers import OuterMethod
 from decentral.optimizers.diloco import DiLoCo
 from decentral.optimizers.slowmo import CO2, Delayed, SlowMo
-from tests.optimizers.stepping import step
+from tests.kit.stepping import step
 
 
 def gaussian(seed: int) -> Tensor:

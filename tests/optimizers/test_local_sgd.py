@@ -6,7 +6,7 @@ import torch
 from decentral.errors import ConfigError
 from decentral.optimizers.diloco import DiLoCo
 from decentral.optimizers.local_sgd import LocalSGD
-from tests.optimizers.stepping import step, step_of
+from tests.kit.stepping import step, step_of
 
 
 def gaussian(seed: int) -> torch.Tensor:

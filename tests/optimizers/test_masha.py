@@ -14,9 +14,9 @@ from decentral.optimizers.masha import Masha
 from decentral.optimizers.steps import draw_one_of_each
 from decentral.replica.codec import Codec
 from decentral.simulate.simulation import forecast
-from tests.laws.learners import Learners
-from tests.laws.swarm import NUMEL
-from tests.optimizers.stepping import step
+from tests.kit.learners import Learners
+from tests.kit.replicas import NUMEL
+from tests.kit.stepping import step
 
 PEERS = (0, 1, 2)
 

@@ -9,7 +9,7 @@ from decentral.errors import ConfigError
 from decentral.manifest import preset_manifest
 from decentral.optimizers.diloco import DiLoCo
 from decentral.optimizers.muloco import MuLoCo, outer_settings
-from tests.optimizers.stepping import step
+from tests.kit.stepping import step
 
 
 def randn(seed: int) -> torch.Tensor:

@@ -8,7 +8,7 @@ from decentral.optimizers import OuterMethod
 from decentral.optimizers.diloco import DiLoCo, outer_learning_rate
 from decentral.optimizers.sparseloco import SparseLoCo
 from decentral.optimizers.streaming import StreamingDiLoCo
-from tests.optimizers.stepping import step
+from tests.kit.stepping import step
 
 
 def gaussian(seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -5,7 +5,7 @@ import torch
 
 from decentral.errors import ConfigError
 from decentral.optimizers.noloco import NoLoCo
-from tests.optimizers.stepping import pair_step
+from tests.kit.stepping import pair_step
 
 Swarm = tuple[torch.Tensor, torch.Tensor]  # slow weights and momenta, (peers, N)
 

@@ -19,8 +19,8 @@ from decentral.simulate.simulation import forecast
 from decentral.training.live_model import LiveModel
 from decentral.training.live_side import LiveSide, Moments
 from decentral.training.schedule import SyncSchedule
-from tests.laws.learners import Learner, Learners
-from tests.laws.swarm import NUMEL
+from tests.kit.learners import Learner, Learners
+from tests.kit.replicas import NUMEL
 
 PEERS = (0, 1, 2)
 

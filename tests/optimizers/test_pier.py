@@ -6,7 +6,7 @@ import torch
 from decentral.errors import ConfigError
 from decentral.optimizers.diloco import DiLoCo
 from decentral.optimizers.pier import Pier
-from tests.optimizers.stepping import step
+from tests.kit.stepping import step
 
 
 def gaussian(seed: int) -> torch.Tensor:

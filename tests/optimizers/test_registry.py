@@ -13,7 +13,7 @@ from decentral.manifest.table import canonical
 from decentral.optimizers import OuterMethod, describe_optimizers, make_outer, presets
 from decentral.optimizers.diloco import DiLoCo, outer_learning_rate
 from decentral.optimizers.noloco import NoLoCo
-from tests.laws.tables import PRESETS
+from tests.kit.tables import PRESETS
 
 
 def test_every_name_makes_its_method():

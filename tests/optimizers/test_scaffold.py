@@ -11,9 +11,9 @@ from decentral.manifest import check_methods, preset_manifest
 from decentral.optimizers import Contributor, RoundInfo
 from decentral.optimizers.scaffold import Scaffold
 from decentral.simulate.simulation import forecast
-from tests.laws.learners import Learners
-from tests.laws.swarm import NUMEL
-from tests.laws.tables import method_of
+from tests.kit.learners import Learners
+from tests.kit.replicas import NUMEL
+from tests.kit.tables import method_of
 
 RATE, STEPS, PEERS = 0.1, 5, (0, 1, 2)
 

@@ -17,8 +17,8 @@ from decentral.training.inner_optimizers import QHADOPT
 from decentral.training.live_model import LiveModel
 from decentral.training.live_side import LiveSide, Moments
 from decentral.wire.messages import FrameRef, ReducePlan
-from tests.laws.learners import EXACT, Learners, replica_of
-from tests.laws.swarm import NUMEL, SIGNERS
+from tests.kit.learners import EXACT, Learners, replica_of
+from tests.kit.replicas import NUMEL, SIGNERS
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 A, B = (signer.peer for signer in SIGNERS[:2])

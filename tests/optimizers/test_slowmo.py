@@ -6,7 +6,7 @@ import torch
 from decentral.errors import ConfigError
 from decentral.optimizers.local_sgd import LocalSGD
 from decentral.optimizers.slowmo import SlowMo
-from tests.optimizers.stepping import step
+from tests.kit.stepping import step
 
 
 def gaussian(seed: int) -> torch.Tensor:

@@ -17,8 +17,8 @@ from decentral.optimizers.local_sgd import LocalSGD
 from decentral.optimizers.sparta import Sparta
 from decentral.replica.codec import Codec
 from decentral.simulate.simulation import forecast
-from tests.laws.learners import Learners
-from tests.laws.swarm import NUMEL
+from tests.kit.learners import Learners
+from tests.kit.replicas import NUMEL
 
 PEERS = (0, 1, 2)
 

@@ -13,8 +13,8 @@ from decentral.errors import ConfigError
 from decentral.optimizers import Contributor, RoundInfo
 from decentral.optimizers.owners import experts_of, merged, owns, pack_places, read_places
 from decentral.optimizers.spes import SPES
-from tests.lab.nodes import Lab
-from tests.node.test_every_method import InTurns, check_alike
+from tests.kit.blocks import InTurns, check_alike
+from tests.kit.nodes import Lab
 
 EXPERTS = 5
 

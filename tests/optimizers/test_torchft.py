@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from decentral.optimizers import make_outer
-from tests.optimizers.stepping import step_of
+from tests.kit.stepping import step_of
 
 VECTORS = load_file(Path(__file__).parents[1] / "golden/torchft_diloco.safetensors")
 REPLICAS, ROUNDS = 2, 6

@@ -1,5 +1,5 @@
-"""Real nodes in memory, see tests/lab/nodes.py."""
+"""Real nodes in memory, see tests/kit/nodes.py."""
 
-from tests.lab.nodes import run_lab, terms
+from tests.kit.nodes import run_lab, terms
 
 __all__ = ["run_lab", "terms"]

@@ -24,7 +24,7 @@ import decentral
 from decentral.manifest import Manifest, load_manifest
 from decentral.parameters.schema import local_part, whole_of
 from decentral.training.inner import build_inner
-from tests.peer.test_join import LOOPBACK, run_terms
+from tests.kit.problems import LOOPBACK, run_terms
 
 ROOT = Path(__file__).parents[2]
 WIDTH = 12

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,23 +10,14 @@ import torch
 
 import decentral
 from decentral.errors import NonFiniteError
-from decentral.peer import Peer, join
+from decentral.peer import join
 from decentral.state.checkpoint import load_newest
-from decentral.swarm.identity import Identity
-from decentral.transport.memory import MemoryNetwork
-from tests.laws.tables import PRESETS, SYNCHRONOUS, WIRES, covering, long_but
-from tests.peer.test_join import LOOPBACK, Problem, run_terms, run_together
+from tests.kit.absent import LONG, alone, contributed, poison, told, until
+from tests.kit.problems import LOOPBACK, Problem, run_terms, run_together
+from tests.kit.tables import PRESETS, SYNCHRONOUS, WIRES, covering, long_but
 
-LONG = 60.0  # s
 FEW = covering(WIRES)
 LEARNT = tuple(name for name in PRESETS if name not in ("spes", "variance_corrected"))  # no experts; founds no run
-
-
-def alone(folder: Path, manifest: decentral.Manifest, problem: Problem, **given: Any) -> Peer:
-    """A peer that nobody joins, over a network in memory."""
-    identity = Identity.load_or_create(folder / "identity.key")
-    transport = MemoryNetwork().transport(identity.signer)
-    return join(manifest, problem.model, problem.optimizer, out=folder, transport=transport, **given, alone=True)
 
 
 @pytest.mark.parametrize("preset", long_but(["sparseloco"], ["diloco", "sparseloco", "noloco"]))
@@ -157,30 +146,6 @@ def test_a_peer_that_tells_no_tokens_is_refused_where_tokens_weigh(tmp_path):
     manifest = run_terms("sparseloco", outer={"weighting": "tokens"})
     with pytest.raises(decentral.ConfigError, match=r"tokens_per_step=0.*a sixteenth of the others"):
         alone(tmp_path, manifest, problem)
-
-
-def told(events: list[dict[str, Any]], name: str) -> list[dict[str, Any]]:
-    return [event for event in events if event["event"] == name]
-
-
-def contributed(events: list[dict[str, Any]]) -> int:
-    return sum(bool(event.get("contributed") or event.get("partner")) for event in list(events))
-
-
-def poison(problem: Problem) -> None:
-    with torch.no_grad():
-        problem.model.head.weight[0, 0] = float("nan")
-
-
-def until(holds: Any, problem: Problem, dtype: torch.dtype = torch.float32, seconds: float = LONG) -> None:
-    """Train until it holds."""
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it never came"
-        inputs = torch.randn(32, 64, generator=problem.data).to(dtype)
-        (problem.model(inputs) - inputs @ problem.goal.T.to(dtype)).square().mean().backward()
-        problem.optimizer.step()
-        problem.optimizer.zero_grad()
 
 
 def test_ctrl_c_during_a_swap_saves_what_came_of_it(tmp_path):

@@ -16,8 +16,8 @@ from decentral.peer import Peer, join
 from decentral.swarm.identity import Identity
 from decentral.training.inner_optimizers import ScheduleFree
 from decentral.transport.memory import MemoryNetwork
-from tests.peer.test_absence import alone
-from tests.peer.test_join import Problem, run_terms
+from tests.kit.absent import alone
+from tests.kit.problems import Problem, run_terms
 
 
 class Mixed(nn.Module):

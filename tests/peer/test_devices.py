@@ -16,7 +16,7 @@ import torch
 from decentral.manifest import Manifest
 from decentral.peer import Peer, join
 from tests.devices import DEVICES
-from tests.peer.test_join import LOOPBACK, Problem, run_terms, run_together
+from tests.kit.problems import LOOPBACK, Problem, run_terms, run_together
 
 INT8 = {"compressor": {"chain": "int8(block=256)"}}
 RUNS: dict[str, dict[str, Any]] = {

@@ -12,7 +12,7 @@ from decentral.observe.events import read_events
 from decentral.observe.status import Status
 from decentral.peer import join
 from decentral.replica.figures import DEBT_RATIO, MEAN_COSINE, NEVER_SENT, NORM_DISPERSION
-from tests.peer.test_join import LOOPBACK, Problem, run_terms, run_together
+from tests.kit.problems import LOOPBACK, Problem, run_terms, run_together
 
 RATES = (0.02, 0.02, 0.6)
 

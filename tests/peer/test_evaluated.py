@@ -21,9 +21,9 @@ from decentral.peer.joining import check_processes
 from decentral.peer.participation import cause_of_being_behind
 from decentral.replica.figures import BEHIND_ALONE
 from decentral.training import reporting
-from tests.peer.test_absence import alone
-from tests.peer.test_join import Problem, run_terms, run_together
-from tests.peer.test_participation import NET
+from tests.kit.absent import alone
+from tests.kit.participation import NET
+from tests.kit.problems import Problem, run_terms, run_together
 
 (BAND,) = (band for band in BANDS if band.figure == BEHIND_ALONE)
 PATIENT = {"deadline_floor": 20.0, "deadline_ceiling": 30.0}  # no round goes on without a peer that is slow

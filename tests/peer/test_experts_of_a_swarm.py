@@ -12,7 +12,7 @@ from decentral.manifest.terms import Model
 from decentral.tasks.batches import batch_at
 from decentral.tasks.language_model import build_language_model
 from decentral.tasks.sizing import LanguageModelConfig
-from tests.peer.test_methods_of_a_swarm import FULL, churn, records_of
+from tests.kit.churn import FULL, churn, records_of
 
 EXPERTS, INTERVAL = 6, 6
 TERMS = {"hidden": 16, "layers": 1, "heads": 2, "context": 16, "experts": EXPERTS}

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import decentral
 from decentral.errors import InviteError, NoPeersError, UsageError
-from tests.peer.test_join import LOOPBACK, Problem, run_terms
-
-PATIENCE = 60.0  # s
-
-
-def until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < end
-        threading.Event().wait(0.02)
+from tests.kit.participation import until
+from tests.kit.problems import LOOPBACK, Problem, run_terms
 
 
 def test_the_newest_anchor_is_there_without_waiting_for_the_next(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from decentral.state.export import export
 from decentral.training.inner import differences, read_inner_settings
 from decentral.training.live_model import LiveModel
 from decentral.training.live_side import Moments
-from tests.laws.switches import OF_A_THREAD, SWITCHES
+from tests.kit.switches import OF_A_THREAD, SWITCHES
 
 SETTINGS: dict[str, Any] = {
     "listen": ("/ip4/127.0.0.1/tcp/0",), "transport": "native", "lan": False, "commands": False, "quiet": True,

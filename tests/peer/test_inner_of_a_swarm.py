@@ -16,7 +16,7 @@ from decentral.swarm.identity import Identity
 from decentral.training.copies import Averages
 from decentral.training.inner import build_inner
 from decentral.transport.memory import MemoryNetwork
-from tests.peer.test_join import LOOPBACK, Problem, run_terms, run_together
+from tests.kit.problems import LOOPBACK, Problem, run_terms, run_together
 
 AVERAGING = pytest.mark.parametrize("name", ["gpa", "schedule_free"])
 PLAIN = {"outer": {"learning_rate": 1.0, "momentum": 0.0, "norm_clip": None}, "compressor": {"chain": "none"}}

@@ -16,8 +16,8 @@ from decentral.manifest import Manifest, parse_manifest, preset_manifest
 from decentral.peer import Peer, join
 from decentral.redundancy.keeper import KEEP, KEPT, Keeper
 from decentral.state.checkpoint import Checkpoint, flatten, load_newest
-from tests.peer.test_absence import contributed, told, until
-from tests.peer.test_join import LOOPBACK, Problem, run_terms, run_together
+from tests.kit.absent import contributed, told, until
+from tests.kit.problems import LOOPBACK, Problem, run_terms, run_together
 
 LONG = 60.0  # s
 pytestmark = pytest.mark.timeout(5 * LONG)  # gossip of four peers takes 27 s on an idle machine

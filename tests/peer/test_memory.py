@@ -7,8 +7,8 @@ import weakref
 from pathlib import Path
 
 from decentral.peer import join
-from tests.peer.test_join import Problem, run_terms
-from tests.peer.test_participation import NET, train
+from tests.kit.participation import NET, train
+from tests.kit.problems import Problem, run_terms
 
 
 def anchors_left(out: Path, rounds: int) -> list[object]:

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from decentral.peer import Peer
-from tests.peer.test_absence import alone, poison, told, until
-from tests.peer.test_join import Problem, run_terms
+from tests.kit.absent import alone, poison, told, until
+from tests.kit.problems import Problem, run_terms
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 

@@ -18,15 +18,15 @@ from decentral.peer import join
 from decentral.transport.native.transport import NativeTransport
 from decentral.transport.paths import SPEED_NBYTES, measure_speed
 from decentral.wire.keys import Signer, peer_from_name
-from tests.peer.test_absence import alone
-from tests.peer.test_join import LOOPBACK, Problem, run_terms
+from tests.kit.absent import alone
+from tests.kit.problems import LOOPBACK, Problem, run_terms
 
 LONG = 60.0  # s
 SCRIPT = """
 import logging, sys
 import torch
 from decentral.peer import join
-from tests.peer.test_join import LOOPBACK, Problem, run_terms
+from tests.kit.problems import LOOPBACK, Problem, run_terms
 
 logging.basicConfig(level=logging.WARNING, format="user: %(message)s")
 problem, manifest = Problem(0), run_terms("sparseloco", run={"rounds": 3}, inner={"steps": 2})

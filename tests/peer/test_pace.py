@@ -7,8 +7,8 @@ import threading
 import time
 
 from decentral.consensus.chain import contributions
-from tests.peer.test_join import run_terms, run_together
-from tests.peer.test_methods_of_a_swarm import FULL, adam, enter, records_of, wait_until
+from tests.kit.churn import FULL, adam, enter, records_of, wait_until
+from tests.kit.problems import run_terms, run_together
 
 STEPS, ROUNDS = 8, 12
 BESIDE = 0.02  # s beside each inner step

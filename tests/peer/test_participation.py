@@ -7,7 +7,7 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,26 +27,13 @@ from decentral.state.durable import Disk
 from decentral.state.export import export
 from decentral.swarm.identity import Identity
 from decentral.transport.memory import MemoryNetwork
-from tests.peer.test_absence import alone
-from tests.peer.test_join import LOOPBACK, Problem, run_terms
+from tests.kit.absent import alone
+from tests.kit.participation import NET, PATIENCE, train, until
+from tests.kit.problems import Problem, run_terms
 
-PATIENCE = 60.0  # s
 OVER = "This run is over: decentral export {} --to model/"
 WAS_OVER = f"{OVER}; a new run takes another folder, --out or join(out=...)"
-NET: dict[str, Any] = {"listen": LOOPBACK, "transport": "native", "lan": False}
 NOWHERE: dict[str, Any] = {**NET, "listen": ("/ip4/192.0.2.1/tcp/1",)}  # not of this machine: to listen would fail
-
-
-def until(holds: Callable[[], bool], meanwhile: Callable[[], object] = lambda: threading.Event().wait(0.05)) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not holds():
-        assert time.monotonic() < deadline
-        meanwhile()
-
-
-def train(peer: Peer, problem: Problem, rounds: int | None = None) -> None:
-    """Until the run is over, or ``rounds`` are made."""
-    until(lambda: peer.done or (rounds is not None and peer.round >= rounds), problem.step)
 
 
 def anchors_kept(out: Path) -> list[torch.Tensor]:

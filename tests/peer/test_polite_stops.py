@@ -26,10 +26,10 @@ from decentral.swarm.identity import Identity
 from decentral.training import outer_loop
 from decentral.training.schedule import memory_of, tensors_of
 from decentral.wire.keys import SEED_NBYTES, Signer
-from tests.laws.tables import ALONG_DIRECTIONS, SYNCHRONOUS
-from tests.peer.test_absence import alone
-from tests.peer.test_join import Problem, run_terms
-from tests.peer.test_participation import until
+from tests.kit.absent import alone
+from tests.kit.participation import until
+from tests.kit.problems import Problem, run_terms
+from tests.kit.tables import ALONG_DIRECTIONS, SYNCHRONOUS
 
 INTERVAL = 4  # inner steps from one contribution to the next
 LAST = 3 * INTERVAL

@@ -17,7 +17,7 @@ from decentral.manifest import Manifest
 from decentral.node.folder import Addresses, read_addresses
 from decentral.peer import join
 from decentral.swarm.directory import Directory
-from tests.peer.test_join import LOOPBACK, Problem, run_terms
+from tests.kit.problems import LOOPBACK, Problem, run_terms
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload([__name__])  # torch is imported once, and not by each of 14 processes

@@ -24,8 +24,8 @@ from decentral.rounds.local_state import CommittedUpdate
 from decentral.tensors import memory
 from decentral.training.live_model import LiveModel
 from decentral.training.swarm_side import SwarmThread
-from tests.peer.test_absence import alone
-from tests.peer.test_join import LOOPBACK, Problem, run_terms, run_together
+from tests.kit.absent import alone
+from tests.kit.problems import LOOPBACK, Problem, run_terms, run_together
 
 LONG = 150.0  # s, on a busy machine; it takes five
 

@@ -14,7 +14,7 @@ from decentral.observe.status import Status, presence
 from decentral.peer.status import STEPS_ALONE, Balloting, OpenRound, StallWatch, _kind, _member, _open_round, why_open
 from decentral.training.reporting import Reporter
 from decentral.wire.keys import peer_name
-from tests.lab.nodes import Lab
+from tests.kit.nodes import Lab
 from tests.training.test_reporting import update
 
 A, B, C, D = (bytes([n]) * 32 for n in range(4))

@@ -23,7 +23,7 @@ from decentral.rounds.local_state import CommittedUpdate
 from decentral.training.reporting import Reporter
 from decentral.wire.keys import PeerId, peer_name
 from decentral.wire.messages import Certificate, Commit, FrameRef, Message, Promise, Proposal, Record, Vote, vote_text
-from tests.lab.nodes import Lab, Member, tiny_model
+from tests.kit.nodes import Lab, Member, tiny_model
 
 RunLab = Callable[..., None]
 Terms = Callable[..., Manifest]

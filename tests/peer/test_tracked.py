@@ -6,8 +6,8 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from tests.peer.test_absence import alone
-from tests.peer.test_join import Problem, run_terms
+from tests.kit.absent import alone
+from tests.kit.problems import Problem, run_terms
 
 
 @pytest.mark.parametrize("preset", ["diloco", pytest.param("noloco", marks=pytest.mark.long)])

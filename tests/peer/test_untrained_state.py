@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import decentral
-from tests.peer.test_whole_model import INPUTS, Pair, Trainee, assert_alike, exported, joined, terms, train
+from tests.kit.trainees import INPUTS, Pair, Trainee, assert_alike, exported, joined, terms, train
 
 
 class Taught(nn.Module):

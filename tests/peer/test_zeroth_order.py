@@ -16,7 +16,7 @@ from decentral.peer import Peer, join
 from decentral.swarm.identity import Identity
 from decentral.training.inner_optimizers import SPSA
 from decentral.transport.memory import MemoryNetwork
-from tests.peer.test_join import Problem, run_terms
+from tests.kit.problems import Problem, run_terms
 
 RATE, STEPS = 1e-4, 5
 

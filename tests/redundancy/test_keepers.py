@@ -4,25 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import trio
 
 from decentral.errors import ConfigError, TransportError
 from decentral.manifest import preset_manifest
-from decentral.redundancy.giver import GivenState, choose_keepers
+from decentral.redundancy.giver import choose_keepers
 from decentral.redundancy.keeper import FULL, KEEP, KEPT, KEPT_FOR, REFUSED, STRIPE, TAKEN
-from decentral.redundancy.labels import CHUNK_NBYTES, LABEL_NBYTES, SEAL_NBYTES, Label, Seals
+from decentral.redundancy.labels import LABEL_NBYTES, SEAL_NBYTES, Label, Seals
+from tests.kit.keepers import NEWER, STATE, give
 from tests.redundancy.swarm import RUN, SIGNERS, Swarm, run, terms
-
-STATE = np.random.default_rng(0).bytes(5 * CHUNK_NBYTES + 77)
-NEWER = np.random.default_rng(1).bytes(5 * CHUNK_NBYTES + 77)
-
-
-async def give(swarm: Swarm, state: bytes = STATE, round_: int = 7) -> GivenState:
-    given = await swarm.giver().give(state, round_)
-    assert given is not None
-    return given
 
 
 def keep_body(swarm: Swarm, state: bytes = b"12345678", stripe: int = 0, **changed: int) -> bytes:

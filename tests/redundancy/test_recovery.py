@@ -8,8 +8,8 @@ import trio
 from decentral.redundancy.keeper import KEPT
 from decentral.redundancy.labels import Seals
 from decentral.transport.requests import serve_requests
+from tests.kit.keepers import NEWER, STATE, give
 from tests.redundancy.swarm import RUN, SIGNERS, Swarm, run, terms
-from tests.redundancy.test_keepers import NEWER, STATE, give
 
 
 def lies(swarm: Swarm, number: int, kind: str) -> None:

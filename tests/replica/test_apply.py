@@ -16,8 +16,8 @@ from decentral.optimizers import CHANGE, Channel, Contributor, OuterMethod, Roun
 from decentral.optimizers.just_one_byte import JustOneByte
 from decentral.replica.apply import rebuilt
 from decentral.replica.weights import Unusable
-from tests.laws.learners import Learners
-from tests.laws.swarm import NUMEL, PARAMETERS, SIGNERS
+from tests.kit.learners import Learners
+from tests.kit.replicas import NUMEL, PARAMETERS, SIGNERS
 
 ROWS = dataclasses.replace(CHANGE, combine="each")
 

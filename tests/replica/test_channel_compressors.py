@@ -24,9 +24,9 @@ from decentral.rounds.inbox import Inbox
 from decentral.wire import body
 from decentral.wire.frames import Frame, FrameKind, seal
 from decentral.wire.keys import Signer
-from tests.consensus.test_chain import START, record
-from tests.corpus.builders import header
-from tests.lab.machines import signer_of
+from tests.kit.builders import header
+from tests.kit.chains import START, record
+from tests.kit.machines import signer_of
 
 SHAPES = ((64, 64), (100,), ())
 NUMEL = 64 * 64 + 101

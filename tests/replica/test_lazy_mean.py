@@ -26,8 +26,8 @@ from decentral.replica.replica import OuterStep, Replica
 from decentral.replica.weights import OVERFLOW
 from decentral.wire.frames import Frame
 from decentral.wire.messages import Record
-from tests.laws.tables import AGGREGATIONS, rule_of
-from tests.replica.test_aggregation import NUMEL, SCHEMA, SPARSE, randn, replica, round_of
+from tests.kit.aggregated import NUMEL, SCHEMA, SPARSE, randn, replica, round_of
+from tests.kit.tables import AGGREGATIONS, rule_of
 
 CHAINS = [SPARSE, "threshold(k=64, sample=0.01) >> int8(block=64)", "dct(k=32, chunk=4096)", "int8(block=64)", "none"]
 METHODS = [SparseLoCo(lr=0.7), LocalSGD(), FedBuff(lr=0.5)]

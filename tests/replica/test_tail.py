@@ -19,8 +19,8 @@ from decentral.rounds.inbox import Inbox
 from decentral.wire.frames import HEADER_NBYTES, Frame, FrameKind, parse, seal
 from decentral.wire.keys import Signer
 from decentral.wire.messages import FrameRef, Record
-from tests.corpus.builders import header
 from tests.fuzz.targets import HEAD, SCHEMA, SHAPES, SIGNERS, THE_PLAN
+from tests.kit.builders import header
 
 BUFFERS = (BufferSpec("norm.running_mean", (3,), "float"), BufferSpec("norm.num_batches_tracked", (), "integer"))
 WHOLE = replace(SCHEMA, buffers=BUFFERS)

@@ -15,8 +15,8 @@ from decentral.optimizers.aggregation.base import Needs, Sent
 from decentral.optimizers.diloco import DiLoCo
 from decentral.replica.replica import Replica
 from decentral.replica.weights import NOBODY, Unusable, make_step, make_summary, make_weights, row_of, scales_of
-from tests.laws.learners import EXACT, Learners
-from tests.laws.swarm import NUMEL
+from tests.kit.learners import EXACT, Learners
+from tests.kit.replicas import NUMEL
 
 ANCHOR, STATE = torch.ones(3), {"momentum": torch.zeros(3)}
 

@@ -22,7 +22,7 @@ from decentral.transport.requests import notify, request, serve_requests
 from decentral.wire.keys import Signer
 from decentral.wire.messages import Behind, Certificate, Commit, encode
 from tests.corpus.controls import GATHERED
-from tests.lab.nodes import tiny_model
+from tests.kit.nodes import tiny_model
 
 MBIT = 125_000.0  # bytes/s
 NUMEL = 1 << 21  # 8.4 MB, 32 chunks

@@ -24,9 +24,9 @@ from decentral.rounds.local_state import Tasks
 from decentral.training.live_side import LiveSide
 from decentral.training.outer_loop import anchors_without_debt
 from decentral.training.schedule import SyncSchedule
-from tests.lab.learners import Learner
-from tests.lab.nodes import tiny_model
-from tests.rounds.test_healing import SPARSE, exact_terms, following
+from tests.kit.gossip_learners import Learner
+from tests.kit.nodes import tiny_model
+from tests.kit.partitions import SPARSE, exact_terms, following
 
 
 def while_it_is_written(driver, work) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from decentral.consensus.chain import VOTING
 from decentral.manifest import Manifest
-from tests.lab.nodes import Lab, tiny_model
+from tests.kit.nodes import Lab, tiny_model
 
 
 def test_a_commit_names_the_leader_of_its_own_round_and_not_of_the_next(

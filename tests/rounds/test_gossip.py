@@ -14,7 +14,7 @@ from decentral.rounds.partners import AHEAD, matching, partner_of
 from decentral.transport.memory import Weight
 from decentral.wire.frames import Frame
 from decentral.wire.keys import peer_name
-from tests.lab.nodes import tiny_model
+from tests.kit.nodes import tiny_model
 
 
 def test_a_matching_covers_every_member_once_and_changes_with_the_step():

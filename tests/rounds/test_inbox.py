@@ -11,8 +11,8 @@ from decentral.replica.codec import Codec
 from decentral.rounds.inbox import Inbox
 from decentral.wire.frames import FrameKind, seal
 from decentral.wire.keys import Signer
-from tests.corpus.builders import header
 from tests.fuzz.targets import HEAD, SCHEMA, SIGNERS, THE_PLAN
+from tests.kit.builders import header
 
 
 def test_a_slice_of_a_stranger_is_refused_and_one_of_a_member_taken() -> None:

@@ -32,9 +32,9 @@ from decentral.replica.figures import (
 from decentral.rounds import metrics
 from decentral.training.live_side import LiveSide
 from decentral.training.schedule import SyncSchedule
-from tests.lab.learners import Learner
-from tests.lab.nodes import Lab, Member
-from tests.laws.tables import PRESETS
+from tests.kit.gossip_learners import Learner
+from tests.kit.nodes import Lab, Member
+from tests.kit.tables import PRESETS
 
 ALIKE = (NORM_DISPERSION, MEAN_COSINE)
 Told = list[list[Figures]]

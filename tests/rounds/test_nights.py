@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from decentral.simulate.virtual_time import suspended
-from tests.lab.nodes import small_terms, tiny_model
+from tests.kit.nodes import small_terms, tiny_model
 
 NIGHT = 100.0  # s, of a run that gives up who is silent for 6
 

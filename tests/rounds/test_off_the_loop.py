@@ -15,10 +15,10 @@ from decentral.replica import pair_step, replica
 from decentral.replica.contents import FrameContents
 from decentral.replica.contribution import Outbox
 from decentral.rounds import commits, gossip
-from tests.lab import nodes
-from tests.lab.learners import Learner
-from tests.lab.nodes import tiny_model
-from tests.rounds.test_healing import SPARSE, exact_terms, following, partition, settle
+from tests.kit import nodes
+from tests.kit.gossip_learners import Learner
+from tests.kit.nodes import tiny_model
+from tests.kit.partitions import SPARSE, exact_terms, following, partition, settle
 
 LONG = [
     (replica, "digest"),

@@ -6,7 +6,7 @@ import pytest
 
 from decentral.manifest import preset_manifest
 from decentral.optimizers import make_outer
-from tests.lab.nodes import tiny_model
+from tests.kit.nodes import tiny_model
 
 METHODS = ("gasloc", "a2cid2", "ad_psgd", "variance_corrected")
 

@@ -10,8 +10,8 @@ import torch
 
 from decentral.replica.measures import outliers
 from decentral.wire.keys import peer_name
-from tests.lab.learners import Learner
-from tests.lab.nodes import Lab
+from tests.kit.gossip_learners import Learner
+from tests.kit.nodes import Lab
 
 WIDE = 128  # so that each of three owns a part of a reduce: they are cut at multiples of 4096
 GOAL = 0.2 * torch.randn(WIDE, WIDE, generator=torch.Generator().manual_seed(3))

@@ -12,9 +12,9 @@ from decentral.consensus.chain import Branch
 from decentral.replica.replica import OWED
 from decentral.rounds.gossip import Gossip
 from decentral.wire.messages import FrameRef
-from tests.lab.learners import Learner
-from tests.lab.nodes import Member, tiny_model
-from tests.rounds.test_healing import exact_terms, following, settle
+from tests.kit.gossip_learners import Learner
+from tests.kit.nodes import Member, tiny_model
+from tests.kit.partitions import exact_terms, following, settle
 
 SPARSE = {"chain": "topk(k=3, chunk=64)", "feedback": "ef(beta=1.0)"}
 

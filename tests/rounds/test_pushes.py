@@ -9,9 +9,9 @@ import anyio
 from decentral.dissemination import broadcast
 from decentral.replica.contribution import header_after
 from decentral.wire.frames import FrameKind, seal
-from tests.consensus.test_chain import START, A, record
-from tests.lab.machines import ref
-from tests.lab.nodes import signer_of
+from tests.kit.chains import START, A, record
+from tests.kit.machines import ref
+from tests.kit.nodes import signer_of
 
 
 def test_frames_that_a_commit_passes_by_do_not_slow_the_next_round(run_lab, terms, monkeypatch):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from tests.lab.learners import Learner
-from tests.lab.nodes import tiny_model
-from tests.rounds.test_healing import DENSE, exact_terms
+from tests.kit.gossip_learners import Learner
+from tests.kit.nodes import tiny_model
+from tests.kit.partitions import DENSE, exact_terms
 
 FLOOR, CEILING = 2.0, 30.0
 FULL = Learner.interval * Learner.pace  # s of a fast peer's inner steps

@@ -14,8 +14,8 @@ from decentral.replica.contents import Unpacked
 from decentral.rounds.inbox import Inbox
 from decentral.wire.frames import Frame, FrameKind, seal
 from decentral.wire.keys import Signer
-from tests.corpus.builders import header
 from tests.fuzz.targets import HEAD, SCHEMA, SIGNERS
+from tests.kit.builders import header
 
 CODEC = Codec(parse_compressor("none"))
 SHAPES = SCHEMA.fragments[0].shapes

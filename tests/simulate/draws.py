@@ -16,7 +16,7 @@ from typing import Any
 from decentral.errors import ConfigError
 from decentral.manifest import Manifest, check_methods, preset_manifest
 from decentral.simulate.scenario import SHORTER, Scenario, drawn
-from tests.laws.tables import AGGREGATIONS, COMPRESSORS, METHODS, PRESETS, words_of
+from tests.kit.tables import AGGREGATIONS, COMPRESSORS, METHODS, PRESETS, words_of
 
 EVERY, TURN = 8, 6  # seeds of which one is drawn here, and which: none that has a method in its turn
 FEEDBACK = ("none", "ef(beta=0.95)", "ef(beta=1.0)", "dgc(momentum=0.5)", "ef21", "econtrol(eta=0.01)")

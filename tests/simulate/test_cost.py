@@ -26,7 +26,7 @@ from decentral.wire.messages import (
     encode,
     seal_lease,
 )
-from tests.lab.machines import Swarm, finish_round
+from tests.kit.machines import Swarm, finish_round
 
 HASH = bytes(32)
 

@@ -13,7 +13,7 @@ from decentral.simulate.checker import check
 from decentral.simulate.scenario import SHORTER
 from decentral.simulate.simulation import simulate
 from decentral.simulate.trace import Trace
-from tests.laws.tables import PRESETS
+from tests.kit.tables import PRESETS
 from tests.simulate.draws import EVERY, TURN, scenario
 
 SEEDS = range(TURN, TURN + 4 * len(PRESETS) * EVERY, EVERY)

@@ -11,8 +11,8 @@ from decentral.manifest import preset_manifest
 from decentral.optimizers import Contributor, OuterMethod, RoundInfo, make_outer
 from decentral.simulate.equations import EQUATIONS, WEIGH, Averaged
 from decentral.wire.messages import FrameRef
-from tests.laws.tables import ALONG_DIRECTIONS
-from tests.optimizers.stepping import step
+from tests.kit.stepping import step
+from tests.kit.tables import ALONG_DIRECTIONS
 
 REFS = tuple(FrameRef(bytes([n]) * 32, bytes(32), 0, 1, 1) for n in range(3))
 SAY = {"partial_updates"}  # methods whose contributors say what they trained: tests/laws/test_mass.py

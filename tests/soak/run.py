@@ -17,8 +17,8 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from tests.chaos.processes import daemon_of, usage
 from tests.chaos.trend import Trend, trend
+from tests.kit.processes import daemon_of, usage
 from tests.soak.swarm import SoakSwarm, Terms, clear, largest_files, size_of
 
 SAMPLE_EVERY = 2.0  # s

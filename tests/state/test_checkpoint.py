@@ -30,7 +30,7 @@ from decentral.state.checkpoint import (
     storable,
     unflatten,
 )
-from tests.faults.disks import FailingDisk
+from tests.kit.disks import FailingDisk
 
 
 def same(left, right):

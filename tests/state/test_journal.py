@@ -9,7 +9,7 @@ from decentral.errors import ConfigError, DiskError
 from decentral.simulate.disk import RecordingDisk, crash_states
 from decentral.state.durable import Disk
 from decentral.state.journal import HEAD_NBYTES, MAX_ENTRY_NBYTES, AcceptorFile, Journal
-from tests.faults.disks import FailingDisk
+from tests.kit.disks import FailingDisk
 
 BODIES = [b"first", b"", b"third" * 7]
 

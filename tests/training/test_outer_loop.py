@@ -20,9 +20,9 @@ from decentral.training.outer_loop import LoopParts, OuterLoop, anchors_without_
 from decentral.training.progress import Away
 from decentral.training.schedule import SyncSchedule
 from decentral.training.swarm_side import SameLoop, Updates, run_blocking
-from tests.lab.learners import Learner
-from tests.lab.nodes import Lab, tiny_model
-from tests.rounds.test_healing import DENSE, exact_terms
+from tests.kit.gossip_learners import Learner
+from tests.kit.nodes import Lab, tiny_model
+from tests.kit.partitions import DENSE, exact_terms
 
 
 def test_a_coroutine_that_would_suspend_a_thread_is_an_error_and_not_a_loop_that_stands_still() -> None:

@@ -26,7 +26,7 @@ from decentral.transport.protocols.messages import bytes_field, multiaddr_to_byt
 from decentral.transport.protocols.yamux import Session
 from decentral.transport.requests import request, serve_requests
 from decentral.wire.keys import Signer, peer_name
-from tests.transport.relays import KINDS, MAKERS, NOWHERE, echo, links, native, relay, run, through, until
+from tests.kit.relays import KINDS, MAKERS, NOWHERE, echo, links, native, relay, run, through, until
 
 HERE, THERE = "/ip4/45.67.0.9/tcp/4001", "/ip6/2a02:45:67::9/tcp/4001"
 CONNECT = number_field(1, 100)

@@ -19,8 +19,8 @@ from decentral.transport.native.tcp import endpoint
 from decentral.transport.protocols.noise import Plain
 from decentral.transport.requests import request, serve_requests
 from decentral.wire.keys import Signer
+from tests.kit.relays import BODY, ECHO, KINDS, MAKERS, echo, links, native, run
 from tests.transport.raw import BROKEN_FRAMES, raw_connection, until_dropped
-from tests.transport.relays import BODY, ECHO, KINDS, MAKERS, echo, links, native, run
 
 HEADER = b"\x13/multistream/1.0.0\n"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.dashboard.site import Folder
+from tests.kit.site import Folder
 
 
 @pytest.fixture

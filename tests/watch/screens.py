@@ -11,7 +11,7 @@ from pathlib import Path
 from textual.pilot import Pilot
 
 from decentral.watch.app import Watch
-from tests.dashboard.site import GOLDEN
+from tests.kit.site import GOLDEN
 
 SIZES = ((80, 24), (60, 20), (200, 50))
 SCREENS = Path(__file__).parent / "golden"

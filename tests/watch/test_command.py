@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from decentral.cli import main
 from decentral.cli.group import INTERRUPTED, TERMINATED
-from tests.dashboard.site import Folder
+from tests.kit.site import Folder
 
 OTHER_SCREEN, BACK = b"\x1b[?1049h", b"\x1b[?1049l"
 PATIENCE = 60  # s for a process to begin on a machine that others use

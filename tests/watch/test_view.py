@@ -14,7 +14,7 @@ from textual.pilot import Pilot
 from decentral.observe.requests import Request, take_requests
 from decentral.observe.status import ProcessInfo, Status, write_status
 from decentral.watch.app import Watch
-from tests.dashboard.site import GOLDEN, ME, OTHER, THIRD, Folder
+from tests.kit.site import GOLDEN, ME, OTHER, THIRD, Folder
 from tests.watch.screens import SIZES, drive, golden, lines_of, screen, typed
 
 HOSTILE = "\x1b]0;owned\x07\x1b[31m[bold red]x[/]\u202e\n{}"

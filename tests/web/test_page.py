@@ -13,7 +13,7 @@ from playwright.sync_api import Page, expect
 
 from decentral.cli.demo_processes import Family
 from tests.dashboard.conftest import Serve, folder, serve
-from tests.dashboard.site import GOLDEN, ME, OTHER, THIRD, Folder
+from tests.kit.site import GOLDEN, ME, OTHER, THIRD, Folder
 from tests.web.conftest import Look
 
 __all__ = ["folder", "serve"]  # fixtures

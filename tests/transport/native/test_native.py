@@ -9,7 +9,7 @@ from decentral.transport.daemon.transport import DaemonTransport
 from decentral.transport.native.transport import NativeTransport
 from decentral.transport.requests import notify, request, serve_requests
 from decentral.wire.keys import Signer
-from tests.transport.relays import BODY, ECHO, NOTE, echo, native, run
+from tests.kit.relays import BODY, ECHO, NOTE, echo, native, run
 
 
 @pytest.mark.parametrize("who_dials", ["native", "daemon"])

@@ -14,8 +14,8 @@ from decentral.transport.native.transport import NativeTransport
 from decentral.transport.protocols.circuit import STOP, Reservation, offer
 from decentral.transport.requests import request, serve_requests
 from decentral.wire.keys import Signer, peer_name
+from tests.kit.relays import BODY, ECHO, echo, native, run
 from tests.transport.conftest import LOOPBACK
-from tests.transport.relays import BODY, ECHO, echo, native, run
 
 RELAYS = DaemonOptions(reachability="public")
 

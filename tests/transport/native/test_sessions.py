@@ -15,8 +15,8 @@ from decentral.transport.native import sessions
 from decentral.transport.native.sessions import Strangers
 from decentral.transport.requests import request, serve_requests
 from decentral.wire.keys import Signer
+from tests.kit.relays import ECHO, echo, native, run
 from tests.transport.raw import raw_connection, until_dropped
-from tests.transport.relays import ECHO, echo, native, run
 
 
 def test_questions_whose_answers_are_not_read_do_not_pile_up():

@@ -16,8 +16,8 @@ from decentral.transport.protocols.yamux import PROTOCOL
 from decentral.transport.reachability import probe
 from decentral.transport.requests import request, serve_requests
 from decentral.wire.keys import Signer, peer_name
+from tests.kit.relays import echo, native, run, until
 from tests.transport.conftest import LOOPBACK
-from tests.transport.relays import echo, native, run, until
 
 BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from decentral.transport.requests import serve_requests
+from tests.kit.relays import BODY, ECHO, echo, exchange, hidden, run, until, visible
 from tests.transport.pylibp2p.stock import Stock, running
-from tests.transport.relays import BODY, ECHO, echo, exchange, hidden, run, until, visible
 
 KINDS = ("native", "daemon", "py-libp2p")
 WITH_US = [(hides, dials) for hides in KINDS for dials in KINDS if "py-libp2p" in (hides, dials)]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from decentral.transport.requests import request, serve_requests
+from tests.kit.relays import BODY, ECHO, native, on_libp2p, run
+from tests.kit.relays import echo as ours_echo
 from tests.transport.pylibp2p.stock import Stock, ask, echo, running
-from tests.transport.relays import BODY, ECHO, native, on_libp2p, run
-from tests.transport.relays import echo as ours_echo
 
 
 @pytest.mark.parametrize("make", [native, on_libp2p], ids=["native", "py-libp2p"])

@@ -18,9 +18,9 @@ from decentral.transport.protocols.identify import IDENTIFY
 from decentral.transport.protocols.noise import Plain
 from decentral.transport.requests import request, serve_requests
 from decentral.wire.keys import Signer
+from tests.kit.relays import BODY, ECHO, echo, native, on_libp2p, run, until
 from tests.transport.pylibp2p.stock import Stock
 from tests.transport.raw import opening, piece, raw_connection, until_dropped, until_fed
-from tests.transport.relays import BODY, ECHO, echo, native, on_libp2p, run, until
 
 PING = "/ipfs/ping/1.0.0"
 HANDLERS = (PING, IDENTIFY, STOP, DCUTR, ECHO)

@@ -10,7 +10,7 @@ from decentral.transport.protocols.identify import ask
 from decentral.transport.protocols.yamux import NativeStream
 from decentral.transport.requests import request, serve_requests
 from decentral.transport.throttle import Caps, ThrottledTransport
-from tests.transport.relays import BODY, ECHO, echo, native, on_libp2p, run
+from tests.kit.relays import BODY, ECHO, echo, native, on_libp2p, run
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])

@@ -12,7 +12,7 @@ from decentral.errors import StreamClosed
 from decentral.transport.native.relay import SpliceTerms, join
 from decentral.transport.protocols.yamux import NativeStream
 from decentral.transport.throttle import Gate
-from tests.transport.protocols.test_yamux import MIB, first, ignore, two_sessions, virtually
+from tests.kit.muxers import MIB, first, ignore, two_sessions, virtually
 
 FREE = SpliceTerms(seconds=None, nbytes=None, gate=None, on_bytes=ignore)
 

@@ -14,8 +14,7 @@ from decentral.transport.native.transport import NativeTransport
 from decentral.transport.protocols.circuit import HOP, HopStatus, admit, pass_through
 from decentral.transport.requests import notify, request, serve_requests
 from decentral.wire.keys import Signer
-from tests.transport.conftest import LOOPBACK
-from tests.transport.relays import (
+from tests.kit.relays import (
     BODY,
     ECHO,
     KINDS,
@@ -38,6 +37,7 @@ from tests.transport.relays import (
     until,
     visible,
 )
+from tests.transport.conftest import LOOPBACK
 
 
 @pytest.mark.parametrize("dials", [*KINDS, "daemon"])

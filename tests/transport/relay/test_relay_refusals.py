@@ -13,8 +13,8 @@ from decentral.transport.native.relay import Relay
 from decentral.transport.protocols.circuit import HopStatus, RelayLimits, network_of, read_message, write_message
 from decentral.transport.protocols.messages import bytes_fields, multiaddr_to_text, number_field, number_fields
 from decentral.wire.keys import Signer
-from tests.transport.protocols.test_yamux import virtually
-from tests.transport.relays import (
+from tests.kit.muxers import virtually
+from tests.kit.relays import (
     RESERVE,
     asking,
     connect_to,

@@ -16,7 +16,7 @@ from decentral.consensus.paxos import Acceptor
 from decentral.node.durable_store import DurableStore
 from decentral.replica.replica import Replica
 from decentral.state.durable import DISK, Disk
-from tests.faults.history import ME, RUN, History
+from tests.kit.history import ME, RUN, History
 
 Word = Literal["vote", "commit", "checkpoint"]
 Tell = Callable[[Word, int], None]

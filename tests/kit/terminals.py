@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.observe.screen import Screen
+from tests.kit.screen import Screen
 
 
 class OnTerminal:

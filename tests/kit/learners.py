@@ -23,7 +23,7 @@ from decentral.training.live_side import LiveSide
 from decentral.training.schedule import SyncSchedule
 from decentral.wire.frames import Frame
 from decentral.wire.messages import FrameRef, Record
-from tests.laws.swarm import NUMEL, PARAMETERS, SIGNERS
+from tests.kit.replicas import NUMEL, PARAMETERS, SIGNERS
 
 # Shape suffix: N = elements of the one fragment, flat float32.
 

@@ -17,7 +17,7 @@ from decentral.training.outer_loop import LoopControl, LoopParts, OuterLoop
 from decentral.training.progress import Away
 from decentral.training.schedule import SyncSchedule
 from decentral.training.swarm_side import SameLoop, Updates
-from tests.lab.nodes import Lab, Member
+from tests.kit.nodes import Lab, Member
 
 UNIT = 60.0  # divisible by 1 to 6: the mean of so many contributions is exact in float32
 

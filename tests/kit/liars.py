@@ -21,7 +21,7 @@ from decentral.transport.requests import notify
 from decentral.wire import messages as m
 from decentral.wire.frames import Frame, FrameKind, Header, claims_of, seal
 from decentral.wire.keys import Signer
-from tests.lab.nodes import Lab, Member, tiny_model
+from tests.kit.nodes import Lab, Member, tiny_model
 
 STEP = 4.0  # s of virtual time for the inner steps of a round
 CLEAN_ENOUGH = 0.8  # of the rounds that the same swarm makes without a liar

@@ -24,7 +24,7 @@ from decentral.simulate.virtual_time import run_in_virtual_time
 from decentral.transport.memory import MemoryNetwork
 from decentral.wire.frames import FrameKind
 from decentral.wire.keys import Signer
-from tests.peer.offering import contribution_of
+from tests.kit.offering import contribution_of
 
 STEP = 1.0  # s of virtual time for the inner steps of one round
 

@@ -1,0 +1,1 @@
+"""Scenes and instruments that tests of several folders use."""
