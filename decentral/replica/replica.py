@@ -45,7 +45,7 @@ from decentral.replica.weights import (
     weights_of,
 )
 from decentral.state.snapshot import BUFFERS, anchor_name, outer_name
-from decentral.tensors.device import all_beside, beside
+from decentral.tensors.device import all_beside, on_device_of
 from decentral.tensors.memory import fresh, fresh_zeros
 from decentral.tensors.ops import is_finite
 from decentral.wire.frames import Frame, FrameKind
@@ -164,7 +164,7 @@ class Replica:
         """
         if not is_finite(gradient_N[start:stop]):
             self.check_finite(fragment, gradient_N)
-        part = {name: beside(tensor[start:stop], gradient_N) for name, tensor in self.feedback[fragment].items()}
+        part = {name: on_device_of(tensor[start:stop], gradient_N) for name, tensor in self.feedback[fragment].items()}
         owed_N, slice_N = part.pop(OWED, None), gradient_N[start:stop]
         if passed_on and owed_N is not None and "velocity" in self.codec.feedback.sender:  # momentum would repeat it
             part["debt"] = part.get("debt", torch.zeros_like(slice_N)) + owed_N * passed_on

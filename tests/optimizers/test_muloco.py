@@ -65,13 +65,13 @@ def test_a_round_of_fewer_peers_takes_their_settings_and_keeps_the_momentum():
 def test_the_preset_has_muon_inside_and_error_feedback_that_forgets():
     manifest = preset_manifest("muloco")
     inner = manifest.inner
-    assert (inner.named, inner.steps, inner.momentum, inner.beta1, inner.beta2) == ("muon", 30, 0.9, 0.9, 0.99)
+    assert (inner.optimizer_name, inner.steps, inner.momentum, inner.beta1, inner.beta2) == ("muon", 30, 0.9, 0.9, 0.99)
     assert inner.clip == 1.0
     assert manifest.compressor.feedback == "ef(beta=0.9)"
     assert manifest.outer.hyper == {}
     assert "# momentum = 0.8" in manifest.to_toml(), "unset, and shown with an example that TOML can read"
     changed = preset_manifest("muloco", inner={"optimizer": "adamw", "momentum": None, "steps": 10})
-    assert (changed.inner.named, changed.inner.steps) == ("adamw", 10)
+    assert (changed.inner.optimizer_name, changed.inner.steps) == ("adamw", 10)
 
 
 @pytest.mark.parametrize("hyper", [{"lr": 0.0}, {"momentum": 1.0}, {"momentum": -0.1}])

@@ -325,7 +325,7 @@ def test_rounding_of_what_was_sent_makes_no_second_moment_negative():
 
 def test_the_preset_trains_by_qh_adopt_32_steps_a_round():
     inner = preset_manifest("mt_dao").inner
-    assert (inner.named, inner.steps, inner.own()) == (
+    assert (inner.optimizer_name, inner.steps, inner.own()) == (
         "qh_adopt", 32, {"beta1": 0.99, "beta2": 0.9999, "mixing": 0.7},
     )  # fmt: skip
 
