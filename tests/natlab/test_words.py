@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
@@ -15,8 +13,7 @@ from decentral.errors import NoPeersError
 from decentral.swarm.invite import Invite
 from decentral.swarm.meeting import find_invite, host_words
 from decentral.swarm.words import SpokenCode
-from tests.natlab.lab import Host, Lab
-from tests.natlab.namespaces import Traveller
+from tests.natlab.lab import Lab
 from tests.natlab.nat import PORT_PRESERVING
 
 CODE = SpokenCode(("acid", "cargo", "mural", "tulip"), 4711)
@@ -24,26 +21,14 @@ INVITE = str(Invite(bytes(32), (), "a-secret-token"))
 PATIENCE = 30.0  # s; it takes 2
 
 
-@pytest.fixture
-def away() -> Iterator[Any]:
-    """Start a call on a host, in a thread of its own that is in the host's network."""
-    with ThreadPoolExecutor(3) as pool, ExitStack() as stack:
-
-        def start(host: Host, work: Any) -> Future[Any]:
-            traveller = stack.enter_context(Traveller())
-            return pool.submit(traveller.go, host.descriptor, lambda: anyio.run(work, backend="asyncio"))
-
-        yield start
-
-
 def test_words_are_exchanged_at_home_and_nobody_next_door_hears_of_it(lab: Lab, away: Any) -> None:
     home, next_door = lab.household("home", PORT_PRESERVING), lab.household("next door", PORT_PRESERVING)
     alice, bob, eve = home.host("alice"), home.host("bob"), next_door.host("eve")
     told: Future[list[str]] = Future()
-    hosts = away(alice, partial(host_words, CODE, INVITE, (), seconds=PATIENCE, ready=told.set_result))
+    hosts = away(alice, anyio.run, partial(host_words, CODE, INVITE, (), seconds=PATIENCE, ready=told.set_result))
     assert told.result(PATIENCE) == ["this network"]
-    elsewhere = away(eve, partial(find_invite, CODE, (), seconds=3.0))
+    elsewhere = away(eve, anyio.run, partial(find_invite, CODE, (), seconds=3.0))
     with pytest.raises(NoPeersError):
         elsewhere.result(PATIENCE)
-    assert str(away(bob, partial(find_invite, CODE, (), seconds=PATIENCE)).result(PATIENCE)) == INVITE
+    assert str(away(bob, anyio.run, partial(find_invite, CODE, (), seconds=PATIENCE)).result(PATIENCE)) == INVITE
     assert len(hosts.result(PATIENCE)) == 32

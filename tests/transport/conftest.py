@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-import anyio
 import pytest
 
 from decentral.flow.budget import Limits
@@ -18,25 +16,20 @@ from decentral.transport.memory import MemoryNetwork
 from decentral.transport.native.transport import NativeTransport
 from decentral.transport.throttle import Caps, ThrottledTransport
 from decentral.wire.keys import Signer
-
-LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
-LIMIT = 60.0  # s for one script; nothing here should take more than a few
+from tests.kit.relays import LOOPBACK, connected
 
 
 class World:
-    """Makes transports that can reach each other, and runs a script among them."""
+    """Makes transports that can reach each other, on its loop."""
 
     backend = "asyncio"
 
     def transport(self, limits: Limits | None = None) -> Transport:
         raise NotImplementedError
 
-    def run(self, script: Callable[[], Awaitable[None]]) -> None:
-        async def bounded() -> None:
-            with anyio.fail_after(LIMIT):
-                await script()
-
-        anyio.run(bounded, backend=self.backend)
+    def pair(self, **about):
+        """Two that are connected (tests/kit/relays.py)."""
+        return connected(self.transport(), self.transport(), **about)
 
 
 class MemoryWorld(World):
@@ -96,7 +89,10 @@ class MixedWorld(World):
         return next(self.turns).transport(limits)
 
 
-LONG = ("memory on trio", "throttled on asyncio", "native to daemon", "daemon to py-libp2p", "py-libp2p to native")
+LONG = (
+    *("memory on trio", "throttled on asyncio", "native on asyncio", "py-libp2p on trio"),
+    *("native to daemon", "daemon to py-libp2p", "native to py-libp2p", "py-libp2p to native"),
+)
 WORLDS = (
     *("memory on asyncio", "memory on trio", "throttled on asyncio", "throttled on trio", "daemon"),
     *("native on asyncio", "native on trio"),

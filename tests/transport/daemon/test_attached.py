@@ -37,23 +37,20 @@ class SlowDaemon:
             self.open -= 1
 
 
-def test_a_client_that_is_given_up_while_it_attaches_leaves_no_connection(tmp_path: Path) -> None:
-    async def script() -> None:
-        daemon, socket = SlowDaemon(), str(tmp_path / "d.sock")
-        server = await asyncio.start_unix_server(daemon.serve, socket)
-        async with server, anyio.create_task_group() as group:
+async def test_a_client_that_is_given_up_while_it_attaches_leaves_no_connection(tmp_path: Path) -> None:
+    daemon, socket = SlowDaemon(), str(tmp_path / "d.sock")
+    server = await asyncio.start_unix_server(daemon.serve, socket)
+    async with server, anyio.create_task_group() as group:
 
-            async def attach() -> None:
-                async with hivemind_client(tmp_path, socket, Traffic()):
-                    await anyio.sleep_forever()
+        async def attach() -> None:
+            async with hivemind_client(tmp_path, socket, Traffic()):
+                await anyio.sleep_forever()
 
-            group.start_soon(attach)
-            with anyio.fail_after(60):
-                while not daemon.asked:
-                    await anyio.sleep(0.01)
-                group.cancel_scope.cancel()
-        with anyio.fail_after(10):
-            while daemon.open:
+        group.start_soon(attach)
+        with anyio.fail_after(60):
+            while not daemon.asked:
                 await anyio.sleep(0.01)
-
-    anyio.run(script)
+            group.cancel_scope.cancel()
+    with anyio.fail_after(10):
+        while daemon.open:
+            await anyio.sleep(0.01)
