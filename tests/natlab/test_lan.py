@@ -6,12 +6,15 @@ import socket
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import anyio
+import pytest
 import torch
 
+from decentral.errors import NoPeersError
 from decentral.flow.waiting import inline
 from decentral.manifest import Manifest, preset_manifest
 from decentral.node.node import Node, Start
@@ -21,6 +24,8 @@ from decentral.rounds.local_state import Ledger
 from decentral.swarm.directory import Directory
 from decentral.swarm.invite import Invite
 from decentral.swarm.lan import Lan
+from decentral.swarm.meeting import find_invite, host_words
+from decentral.swarm.words import SpokenCode
 from decentral.transport.native.transport import NativeTransport
 from decentral.wire.keys import Signer, peer_name
 from tests.natlab.lab import Lab
@@ -29,7 +34,7 @@ from tests.natlab.nat import PORT_PRESERVING
 RUN = b"r" * 32
 SIGNERS = [Signer(bytes([n]) * 32) for n in range(4)]
 GONE = peer_name(Signer(bytes([9]) * 32).peer)
-PATIENCE = 20.0  # s; it takes 0.2 to 1.5
+PATIENCE = 30.0  # s; it takes 0.2 to 2
 Events = list[tuple[str, dict[str, Any]]]
 Away = Callable[..., "Future[Any]"]
 
@@ -134,3 +139,23 @@ def test_where_another_program_keeps_the_port_the_peer_runs_on_with_one_event(la
         other.result(PATIENCE)
     assert (name, known) == ("lan", 1)
     assert "UDP port 5353 cannot be shared (Address already in use)" in str(fields["off"])
+
+
+# ---- words on a home network: host and guest meet without a relay and without the internet ----
+
+
+CODE = SpokenCode(("acid", "cargo", "mural", "tulip"), 4711)
+INVITE = str(Invite(bytes(32), (), "a-secret-token"))
+
+
+def test_words_are_exchanged_at_home_and_nobody_next_door_hears_of_it(lab: Lab, away: Any) -> None:
+    home, next_door = lab.household("home", PORT_PRESERVING), lab.household("next door", PORT_PRESERVING)
+    alice, bob, eve = home.host("alice"), home.host("bob"), next_door.host("eve")
+    told: Future[list[str]] = Future()
+    hosts = away(alice, anyio.run, partial(host_words, CODE, INVITE, (), seconds=PATIENCE, ready=told.set_result))
+    assert told.result(PATIENCE) == ["this network"]
+    elsewhere = away(eve, anyio.run, partial(find_invite, CODE, (), seconds=3.0))
+    with pytest.raises(NoPeersError):
+        elsewhere.result(PATIENCE)
+    assert str(away(bob, anyio.run, partial(find_invite, CODE, (), seconds=PATIENCE)).result(PATIENCE)) == INVITE
+    assert len(hosts.result(PATIENCE)) == 32

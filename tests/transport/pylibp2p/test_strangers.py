@@ -136,7 +136,7 @@ async def test_a_bug_in_a_handler_of_the_host_ends_its_stream_and_nothing_else(c
     assert {record.exc_info[0] for record in caplog.records} == {ZeroDivisionError}
 
 
-async def test_a_thousand_connections_over_its_life_let_the_next_one_in():
+async def test_hundreds_of_connections_over_its_life_let_the_next_one_in():
     """As shipped nobody gets in after 250, though they have left."""
     a, b = native(), on_libp2p()
     serve_requests(b, ECHO, echo, limit=100)
@@ -151,7 +151,7 @@ async def test_a_thousand_connections_over_its_life_let_the_next_one_in():
         before = psutil.Process().memory_info().rss
         async with anyio.create_task_group() as group:
             for _ in range(4):
-                group.start_soon(come_and_go, 225)
+                group.start_soon(come_and_go, 75)
         await a.connect(b.peer, b.addresses())
         assert await is_served(a, b)
         await until(lambda: len(b.node.links.sessions.paths()) <= 1)
