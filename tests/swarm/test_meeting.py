@@ -17,8 +17,7 @@ from decentral.swarm.meeting import WORDS_PROTOCOL, ask_for_invite, find_invite,
 from decentral.swarm.words import ELEMENT_NBYTES, PROOF_NBYTES, SpokenCode, WordsHandshake
 from decentral.transport.native.transport import NativeOptions, NativeTransport
 from decentral.wire.keys import Signer, peer_name
-from tests.kit.relays import relay
-from tests.transport.conftest import LOOPBACK
+from tests.kit.relays import LOOPBACK, relay
 
 CODE = SpokenCode(("acid", "cargo", "mural", "tulip"), 4711)
 WRONG = SpokenCode(("acid", "cargo", "mural", "zoom"), 4711)
