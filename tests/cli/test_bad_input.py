@@ -1,6 +1,5 @@
 """What a person gets for input that cannot work: the documented exit code and one line that says what to do."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,10 @@ from decentral.node import folder
 from decentral.swarm.admission import MIN_TOKEN
 from decentral.swarm.invite import MAX_TOKEN
 from decentral.tasks.corpus import MIN_NBYTES
+from tests.cli.conftest import Run
 from tests.node.test_folder import held_elsewhere
 
 ROOT = Path(__file__).parents[2]
-Run = Callable[..., Result]
 
 MANIFEST = """
 [run]

@@ -1,37 +1,22 @@
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import click
 import pytest
-from click.testing import Result
 
-from decentral.cli import COMMANDS, main
+from decentral.cli import COMMANDS
 from decentral.manifest import load_manifest
 from decentral.observe.events import EVENTS_FILE, EventLog
 from decentral.observe.lines import pack_put_aside, put_aside
 from decentral.observe.requests import Request, take_requests
-from decentral.observe.status import ProcessInfo, Status, read_status, write_status
+from decentral.observe.status import ProcessInfo, read_status, write_status
 from decentral.optimizers import make_outer
 from decentral.optimizers.slowmo import SlowMo
+from tests.cli.conftest import Run, every_command
 from tests.kit.tables import PRESETS
-
-Run = Callable[..., Result]
-
-
-def every_command() -> Iterator[tuple[str, click.Command]]:
-    context = click.Context(main)
-    for name in main.list_commands(context):
-        command = main.get_command(context, name)
-        assert command is not None
-        yield name, command
-        if isinstance(command, click.Group):
-            for inner, inner_command in command.commands.items():
-                yield f"{name} {inner}", inner_command
-
 
 EVERY_COMMAND = dict(every_command())
 
@@ -248,13 +233,6 @@ def test_the_status_of_a_peer_that_ended_well_is_no_failure(run: Run, running_pe
     assert (told.exit_code, json.loads(told.stdout)["alive"]) == (0, False)
 
 
-def test_a_status_of_another_version_ends_with_code_21(run: Run, running_peer: Path) -> None:
-    (running_peer / "status.json").write_text('{"version": 99}')
-    result = run("status")
-    assert result.exit_code == 21
-    assert "another version of decentral wrote it" in result.stderr
-
-
 def test_pausing_a_loop_that_trains_on_says_so(run: Run, running_peer: Path) -> None:
     write_status(running_peer, replace(read_status(running_peer), trains_while_paused=True), ProcessInfo())
     assert run("pause").stdout == (
@@ -273,13 +251,6 @@ def test_leave_pause_and_resume_reach_the_peer(run: Run, running_peer: Path) -> 
     for request in ("leave", "finish", "pause", "resume"):
         assert run(request).exit_code == 0
         assert take_requests(running_peer) == (Request(request),)
-
-
-def test_a_peer_that_ended_cannot_be_asked_to_leave(run: Run, running_peer: Path) -> None:
-    write_status(running_peer, Status(state="done"), ProcessInfo(pid=1, created=0.0))
-    result = run("leave")
-    assert result.exit_code == 2
-    assert "has ended (done); nothing to leave" in result.stderr
 
 
 def test_waiting_for_a_peer_that_does_not_leave_ends(run: Run, running_peer: Path) -> None:

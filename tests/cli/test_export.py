@@ -1,22 +1,19 @@
 """What `decentral export` says of what it wrote, and that it is true."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import safetensors.torch
 import torch
-from click.testing import Result
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from decentral.state.checkpoint import name_in_adapter_file
 from decentral.training.live_model import LiveModel
+from tests.cli.conftest import Run
 from tests.kit.exports import kept, small_model
-
-Run = Callable[..., Result]
 
 
 @pytest.mark.parametrize("experts", [None, 4])

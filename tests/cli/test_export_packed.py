@@ -1,18 +1,15 @@
 """``decentral export``, packed and back."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from click.testing import Result
 
 from decentral.parameters import gather, schema_of
 from decentral.state.checkpoint import save
 from decentral.state.export import export, unpack
 from decentral.state.snapshot import anchor_name
-
-Run = Callable[..., Result]
+from tests.cli.conftest import Run
 
 
 def test_a_packed_model_is_unpacked_by_the_same_command(run: Run, tmp_path: Path) -> None:

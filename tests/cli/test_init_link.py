@@ -7,7 +7,6 @@ import pytest
 from click.testing import Result
 
 from decentral.cli.fitting import TIMED_STEPS, WARM_UP_STEPS, measure_step_seconds
-from decentral.errors import ConfigError
 from decentral.manifest import load_manifest, preset_manifest
 from decentral.tasks.sizing import LanguageModelConfig, parameters_of
 from tests.cli.conftest import Run
@@ -179,39 +178,11 @@ def test_a_script_of_ones_own_says_how_large_its_model_is_and_how_long_a_step_ta
     assert load_manifest(tmp_path / "run.toml").model == preset_manifest("muloco", model={"task": "custom"}).model
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        (["--link", "20mb"], "'20mb' is no rate; write it as 20mbit or 2.5MB/s, or as 900kbit or 1gbit; see"),
-        (["--link", "fast"], "'fast' is no rate; write it as 20mbit or 2.5MB/s, or as 900kbit or 1gbit; see"),
-        (["--link", "9kbit"], "'9kbit' is too little: other peers would take this one for dead; 263kbit is the least"),
-        (["--link", "20mbit", "--step-time", "0.4"], "'0.4' is no time; write it as 0.4s or 400ms"),
-        (["--link", "20mbit", "--step-time", "0s"], "'0s' is no time; write it as 0.4s or 400ms"),
-        (["--link", "20mbit", "--model-size", "30m"], "'30m' is no number of parameters; write it as 30M, 1.5B or"),
-        (["--link", "20mbit", "--peers", "1"], "1 is not in the range 2<=x<=64"),
-        (["run.toml", "--step-time", "1s"], "--step-time is for choosing terms by a line; add --link, as 20mbit"),
-        (["run.toml", "--model-size", "30M", "--experts", "4"], "--model-size is for a model without experts; leave"),
-        ([], "missing argument 'RUN.toml'; see"),
-    ],
-)
-def test_what_cannot_be_read_is_a_line_of_usage_that_shows_how_it_is_written(
-    run: Run, tmp_path: Path, arguments: list[str], error: str
-) -> None:
-    assert error in refused(run("init", *arguments))
-    assert not list(tmp_path.iterdir())
-
-
 def refused(result: Result) -> str:
     """What a usage error says, on one line."""
     assert result.exit_code == 2
     (line,) = result.stderr.splitlines()
     return line.removeprefix("error: ")
-
-
-def test_nothing_is_written_over_without_a_word(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_text("mine")
-    assert "run.toml exists; --force writes over it" in refused(run("init", *ASKED))
-    assert run("init", *ASKED, "--force").exit_code == 0
 
 
 def test_without_a_line_a_usual_one_is_assumed_and_dense_frames_are_written_while_it_carries_them(
@@ -263,14 +234,6 @@ def test_steps_that_are_quicker_than_any_message_leave_it_to_the_method_that_lea
     assert load_manifest(tmp_path / "run.toml").outer.method == "diloco"
 
 
-def test_terms_that_ruin_a_run_are_refused_with_the_nearest_that_do_not(run: Run, tmp_path: Path) -> None:
-    refused = run("init", "run.toml", "--preset", "muloco", "--compressor", "randk(k=4, chunk=4096)")
-    assert refused.exit_code == ConfigError.exit_code
-    assert "on a quadratic: " in refused.stderr
-    assert 'use compressor.feedback = "none"' in refused.stderr
-    assert not (tmp_path / "run.toml").exists()
-
-
 def test_the_step_that_is_timed_is_the_median_of_some_after_the_first_ones() -> None:
     manifest = preset_manifest("muloco", model={"hidden": 32, "layers": 1, "heads": 1, "context": 16})
     ticks, durations = [0.0], [3.0, 1.0, 9.0, 2.0, 2.5]
@@ -280,9 +243,3 @@ def test_the_step_that_is_timed_is_the_median_of_some_after_the_first_ones() -> 
         ticks += [ticks[-1], ticks[-1] + seconds]
     times = iter(ticks[1:])
     assert measure_step_seconds(manifest, lambda: next(times)) == 2.5
-
-
-def test_a_simulation_takes_one_time_of_a_step(run: Run) -> None:
-    run("init", "run.toml")
-    both = run("simulate", "run.toml", "--step-time", "1s", "--step-seconds", "1")
-    assert "--step-seconds and --step-time are one and the same; give one of them" in refused(both)

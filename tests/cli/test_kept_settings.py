@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-
-from click.testing import Result
 
 from decentral.manifest import preset_manifest
 from decentral.observe.status import ProcessInfo, Status, write_status
 from decentral.preferences.controls import read_settings
-
-Run = Callable[..., Result]
+from tests.cli.conftest import Run
 
 
 def test_where_no_peer_runs_a_setting_is_kept_for_the_next_start(run: Run, tmp_path: Path) -> None:
