@@ -71,8 +71,3 @@ def test_words_need_no_quotes_and_a_scripts_arguments_stay_its_own() -> None:
     assert as_one_text(words[0], [*words[1:], "--epochs", "3"]) == (" ".join(words), ("--epochs", "3"))
     assert as_one_text(words[0], [*words[1:-1], "47x"])[0].endswith(" 47x"), "a mistyped number is still one of words"
     assert as_one_text("decentral1:abc", ["a", "b", "c", "4"]) == ("decentral1:abc", ("a", "b", "c", "4"))
-
-
-def test_an_invite_of_a_running_peer_is_printed_as_a_line(run: Run, running_peer: Path) -> None:
-    assert run("invite", "--out", running_peer).stdout == "decentral join decentral1:abc\n"
-    assert run("invite", "--out", running_peer, "--json").stdout == '{"invite": "decentral1:abc"}\n'

@@ -35,12 +35,6 @@ def test_a_start_where_the_settings_cannot_be_read_is_one_line_and_code_10(run: 
     assert (tmp_path / "out" / "settings.json").read_text() == "{"
 
 
-def test_status_says_what_is_kept(run: Run, running_peer: Path) -> None:
-    status = Status(state="training", preferences={"max-compute": "70%"}, kept_settings=("max-compute", "max-upload"))
-    write_status(running_peer, status, ProcessInfo())
-    assert "settings  max-compute 70%; kept over restarts: max-compute, max-upload" in run("status").stdout
-
-
 def test_status_says_what_was_set_since_the_peer_ended(run: Run, tmp_path: Path) -> None:
     (tmp_path / "over").mkdir()
     ended = Status(state="left", preferences={"threads": "4", "max-compute": "70%"})
