@@ -2,11 +2,12 @@
 
 import torch
 
-from decentral.compressors import TopK, Uncompressed, compress_with_debt
+from decentral.compressors import TopK, Uncompressed
 from decentral.optimizers import mean_pseudo_gradient
 from decentral.optimizers.diloco import DiLoCo
 from decentral.optimizers.sparseloco import SparseLoCo
 from decentral.optimizers.streaming import StreamingDiLoCo
+from tests.kit.owing import compress_with_debt
 from tests.kit.stepping import step
 
 
