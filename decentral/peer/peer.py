@@ -383,11 +383,6 @@ class Peer:
         return self._begun is not None and self._begun.loop.schedule.sent_at is not None
 
     @property
-    def steps_since_anchor(self) -> int:
-        """Inner steps in the live model that no commit accounts for; of the fragment that has the most."""
-        return max(each.steps for each in self._begun.loop.schedule.progress) if self._begun is not None else 0
-
-    @property
     def paused(self) -> bool:
         """True while contributions are held back."""
         return self._control.paused

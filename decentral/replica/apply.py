@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from decentral.compressors import Payload, support
+from decentral.compressors import Payload
 from decentral.compressors.feedback import Receiving, State
 from decentral.optimizers import Aggregation, Channel, Contributor, OuterMethod
 from decentral.optimizers.aggregation.base import Floats, Sent
@@ -98,12 +98,13 @@ def _tensors(codec: Codec, changes: Sequence[Sequence[Payload]]) -> Iterator[lis
 
 
 def _values(codec: Codec, payload: Payload) -> Values:
-    found = support(codec.compressor, payload)
-    if found is not None:
-        place_V, value_V = found
-        return Sparse(place_V.contiguous().numpy(), value_V.float().contiguous().numpy())
-    (piece,) = codec.pieces([payload])
-    return Dense(piece.contiguous().reshape(-1).numpy())
+    (decoded,) = codec.compressor.decompress([payload])
+    found = decoded.support()
+    if found is None:
+        return Dense(decoded.tensor().float().contiguous().reshape(-1).numpy())
+    place_V, value_V = found
+    order_V = torch.argsort(place_V)  # chunks of a matrix are tiles: their places interleave
+    return Sparse(place_V[order_V].numpy(), value_V[order_V].float().numpy())
 
 
 # ---- changes of a method that sends none ----

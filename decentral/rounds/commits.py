@@ -24,6 +24,7 @@ import anyio
 import torch
 from torch import Tensor
 
+from decentral.compressors.feedback import SENT
 from decentral.consensus.chain import Branch, Head, contributions, moves_anchor, rank_of
 from decentral.replica.contribution import Booking, Contribution, Reclaimed, forget_sent
 from decentral.replica.replica import OWED, Loaded, OuterStep, Replica, residual_after
@@ -382,7 +383,7 @@ class Adoption:
             return {}
         fragments = range(len(self.replica.anchors))
         replica, after = self.replica, branch.shared.round
-        sent = [replica.senders.of(f, self.me).get("sent") for f in fragments]  # None under most mechanisms
+        sent = [replica.senders.of(f, self.me).get(SENT) for f in fragments]  # None under most mechanisms
         found = {f: self.outbox.reclaim(after, f, replica.shapes(f), sent[f]) for f in fragments}
         return {f: owed for f, owed in found.items() if owed is not None}
 

@@ -10,6 +10,7 @@ import anyio
 import torch
 from torch import Tensor
 
+from decentral.compressors.feedback import DEBT
 from decentral.node.node import Node
 from decentral.replica.contribution import Contribution
 from decentral.rounds.gossip import Swapped
@@ -224,6 +225,6 @@ class Trainer:
         return anchor_N - read_live(self.model, fragment, self.schedule.progress[fragment])
 
     def _uncommitted(self, fragment: int, anchor_N: Tensor) -> Tensor:
-        debt_N = self.node.replica.feedback[fragment].get("debt")
+        debt_N = self.node.replica.feedback[fragment].get(DEBT)
         progress_N = self._learnt(fragment, anchor_N)
         return progress_N if debt_N is None else progress_N + debt_N

@@ -394,7 +394,7 @@ def resume(
     for f, anchor_N in enumerate(anchors):
         before_N = tensors[anchor_name(f)]
         if not torch.equal(before_N, anchor_N):
-            _carry_on(schedule, model, f, before_N, anchor_N, outer_steps)
+            _carry_over(schedule, model, f, before_N, anchor_N, outer_steps)
             schedule.live.after_others(f, states[f] if states else {})
 
 
@@ -419,7 +419,7 @@ def _come_back(
         schedule.put(model, f, live_N if rounding_N is None else less(live_N, rounding_N))
 
 
-def _carry_on(
+def _carry_over(
     schedule: SyncSchedule, model: Parameters, f: int, before_N: Tensor, anchor_N: Tensor, outer_steps: int
 ) -> None:
     progress = schedule.progress[f]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from decentral.compressors.feedback import DEBT
 from decentral.consensus.chain import Head
 from decentral.dissemination.reduce import partition
 from decentral.optimizers.aggregation.base import Sent
@@ -222,7 +223,7 @@ def _result(
     )
     header = header_after(head, FrameKind.RESULT, fragment, owner.signer.peer, part, len(plan.partition), plan.number)
     frame = seal(replace(header, states=len(beside)), made.body, owner.signer)
-    return Result(frame, replica.codec.decompress(made.payloads, frame.header.channels), made.feedback.get("debt"))
+    return Result(frame, replica.codec.decompress(made.payloads, frame.header.channels), made.feedback.get(DEBT))
 
 
 def _decode(owner: TrialPeer, frame: Frame, numel: int) -> Tensor:
