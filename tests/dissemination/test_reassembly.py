@@ -254,9 +254,9 @@ def test_a_part_filled_with_the_bytes_that_it_lacks_is_the_frame(seed):
     came = puzzle.part(5, SIGNER.peer)
     answer = Want(whole.hash, came.missing).of(data)
     assert len(answer) < len(data)
-    assert came.filled(answer, whole.hash) == data
-    assert came.filled(answer[:-1], whole.hash) is None
-    assert came.filled(bytes(len(answer)), whole.hash) is None
+    assert came.complete(answer, whole.hash) == data
+    assert came.complete(answer[:-1], whole.hash) is None
+    assert came.complete(bytes(len(answer)), whole.hash) is None
 
 
 def test_there_is_no_part_of_what_nobody_sent_what_is_whole_and_what_is_past():
@@ -279,8 +279,8 @@ def test_a_part_with_a_forged_piece_does_not_become_the_frame_and_the_whole_answ
     puzzle.add(good, SIGNER.peer)
     puzzle.add(replace(bad, data=bytes(len(bad.data))), OTHER.peer)
     came = puzzle.part(5, SIGNER.peer)
-    assert came.filled(Want(whole.hash, came.missing).of(whole.data), whole.hash) is None
-    assert NOTHING_CAME.filled(whole.data, whole.hash) == whole.data
+    assert came.complete(Want(whole.hash, came.missing).of(whole.data), whole.hash) is None
+    assert NOTHING_CAME.complete(whole.data, whole.hash) == whole.data
 
 
 @given(st.lists(st.tuples(st.integers(0, 500), st.integers(1, 9)), min_size=1, max_size=200), st.integers(1, 600))
