@@ -187,7 +187,7 @@ def _norm_of(contributor: Contributor, times: float) -> float:
     """Give what cannot be, or was not said, is taken for infinitely large."""
     if contributor.norm is not None:
         return _possible(contributor.norm)
-    said = _reported_norm(contributor)
+    said = _norm_said_by(contributor)
     if contributor.part is None or times * contributor.part <= _UNEVEN * said:
         return said
     return _possible(times * contributor.part)
@@ -195,7 +195,7 @@ def _norm_of(contributor: Contributor, times: float) -> float:
 
 def _whole_of_part(contributors: Sequence[Contributor]) -> float:
     """How many times the norm of a part is that of the whole: at the lower median of the contributors."""
-    ratios = [_reported_norm(one) / one.part for one in contributors if one.part and _reported_norm(one) < math.inf]
+    ratios = [_norm_said_by(one) / one.part for one in contributors if one.part and _norm_said_by(one) < math.inf]
     return max(1.0, statistics.median_low(ratios)) if ratios else 1.0
 
 
@@ -211,7 +211,7 @@ def _possible(norm_: float) -> float:
     return norm_ if norm_ <= LARGEST_NORM else math.inf
 
 
-def _reported_norm(contributor: Contributor) -> float:
+def _norm_said_by(contributor: Contributor) -> float:
     if len(contributor.summary) != _NORM.size:
         return math.inf
     (value,) = _NORM.unpack(contributor.summary)

@@ -36,7 +36,7 @@ __all__ = [
     "MTDAO",
     "DESLoc",
     "adopted",
-    "averaged",
+    "average_moments",
     "moments_sent",
     "no_means",
     "which_it_has",
@@ -85,7 +85,7 @@ def no_means(method: OuterMethod, anchor: Tensor) -> dict[str, Tensor]:
     return {channel.name: torch.zeros_like(anchor) for channel in method.channels()[1:]}
 
 
-def averaged(
+def average_moments(
     method: _Averages, anchor: Tensor, received: State, state: State, info: RoundInfo
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The mean of the parameters, and of the moments that are due, the others as they were."""
@@ -158,7 +158,7 @@ class DESLoc(Speaking):
     says = which_it_has
     state_weights = who_has_it
     init = no_means
-    outer_step = averaged
+    outer_step = average_moments
     adopt = adopted
 
 
@@ -214,5 +214,5 @@ class MTDAO(Speaking):
     says = which_it_has
     state_weights = who_has_it
     init = no_means
-    outer_step = averaged
+    outer_step = average_moments
     adopt = adopted

@@ -46,7 +46,7 @@ from decentral.optimizers.owners import (
     experts_of,
     hold,
     is_still,
-    merged,
+    merge_owners,
     owns,
     pack_places,
     put_back,
@@ -121,7 +121,7 @@ class SPES(Speaking):
             after = anchor - change * self.lr
             rate = self.merge_rate * (1 - info.step / self.merge_rounds)
             is_due = (info.step + 1) % self.merge_every == 0 and rate > 0
-            return merged(after, layers, rate) if is_due else after, {}
+            return merge_owners(after, layers, rate) if is_due else after, {}
 
     def _others(self, live: Live, fragment: int) -> list[Span]:
         place, count = self._place_of(live, fragment)

@@ -14,7 +14,7 @@ from decentral.compressors.random import below, hash32
 from decentral.errors import ConfigError
 from decentral.optimizers.mean import LazyMean
 from decentral.tensors.memory import Lazy
-from decentral.tensors.ops import carried, difference, minus_times, with_momentum
+from decentral.tensors.ops import carry_over, difference, minus_times, with_momentum
 
 __all__ = [
     "MOST_PARTS",
@@ -112,7 +112,7 @@ def carry(live: Tensor, contributed: Tensor, anchor: Tensor) -> Tensor:
     if isinstance(live, Lazy) and not live.is_made:
         return Carried(lambda: carry(live.tensor(), contributed, anchor))
     with torch.no_grad():
-        return carried(live, contributed, anchor)
+        return carry_over(live, contributed, anchor)
 
 
 def blend(live: Tensor, anchor: Tensor, alpha: float) -> Tensor:

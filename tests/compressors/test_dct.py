@@ -6,8 +6,9 @@ import math
 import pytest
 import torch
 
-from decentral.compressors import DCT, Payload, SignMag2, TopK, compress_with_debt
+from decentral.compressors import DCT, Payload, SignMag2, TopK
 from decentral.compressors.dct import basis, from_spectrum, halvings, to_spectrum
+from tests.kit.owing import compress_with_debt
 
 CPU = torch.device("cpu")
 ALL = range(1, 65)

@@ -295,6 +295,6 @@ def test_a_newcomer_has_the_swarms_momentum_after_its_first_gradient_which_moves
 
 def test_the_preset_trains_by_qh_adopt_32_steps_a_round():
     inner = preset_manifest("mt_dao").inner
-    assert (inner.named, inner.steps, inner.own()) == (
+    assert (inner.optimizer_name, inner.steps, inner.own()) == (
         "qh_adopt", 32, {"beta1": 0.99, "beta2": 0.9999, "mixing": 0.7},
     )  # fmt: skip

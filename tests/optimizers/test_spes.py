@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from decentral.optimizers import Contributor, RoundInfo
-from decentral.optimizers.owners import experts_of, merged, owns, pack_places, read_places
+from decentral.optimizers.owners import experts_of, merge_owners, owns, pack_places, read_places
 from decentral.optimizers.spes import SPES
 from tests.kit.blocks import InTurns, check_alike
 from tests.kit.nodes import Lab
@@ -93,7 +93,7 @@ def test_who_names_no_place_counts_nothing(summary: bytes):
 
 def test_merging_moves_an_expert_towards_its_four_nearest_by_the_cosine_of_the_first_tensor():
     layers, anchor = experts_of(LAYOUT), randn(3)
-    after = merged(anchor, layers, 0.1)
+    after = merge_owners(anchor, layers, 0.1)
     for experts in layers.values():
         whole = {e: torch.cat([anchor[a:b] for a, b in spans]).double() for e, spans in experts.items()}
         first = {e: one[:24] / one[:24].norm() for e, one in whole.items()}
@@ -109,7 +109,7 @@ def test_of_more_than_four_others_the_farthest_gives_nothing():
     layout = {f"experts.{e}.w": (2,) for e in range(7)}
     angles = torch.tensor([0.0, 0.1, 0.2, 0.3, 0.4, 3.0, 3.1])
     anchor = torch.stack([angles.cos(), angles.sin()], 1).flatten()
-    after = merged(anchor, experts_of({f"m.{name}": shape for name, shape in layout.items()}), 1.0)
+    after = merge_owners(anchor, experts_of({f"m.{name}": shape for name, shape in layout.items()}), 1.0)
     torch.testing.assert_close(after[:2], anchor.view(7, 2)[1:5].mean(0))
 
 

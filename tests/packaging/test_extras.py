@@ -47,6 +47,12 @@ def test_a_peer_that_trains_installs_no_library_for_figures() -> None:
     assert set(extras["figures"]) <= set(extras["dev"]) & set(extras["lab"])
 
 
+def test_the_daemon_and_what_it_brings_come_with_an_extra_and_are_tested_by_whoever_develops() -> None:
+    extras = PROJECT["optional-dependencies"]
+    assert not any("hivemind" in one for one in PROJECT["dependencies"])
+    assert set(extras["daemon"]) <= set(extras["dev"])
+
+
 def test_a_peer_that_trains_installs_no_trio() -> None:
     extras = PROJECT["optional-dependencies"]
     assert not any("trio" in one for one in PROJECT["dependencies"])
