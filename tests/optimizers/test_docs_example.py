@@ -9,7 +9,8 @@ from decentral.manifest import load_manifest, preset_manifest
 from tests.kit import outside
 
 PAGE = outside.ROOT / "docs/own-method.md"
-TERMS = preset_manifest("diloco").to_toml().replace('method = "diloco"', 'method = "qhm"\nlearning_rate = 0.9\nnu = 0.25')
+OWN = 'method = "qhm"\nlearning_rate = 0.9\nnu = 0.25'
+TERMS = preset_manifest("diloco").to_toml().replace('method = "diloco"', OWN)
 
 
 @pytest.fixture
