@@ -56,7 +56,7 @@ RATES = {"5mbit": "5 Mbit/s", "20mbit": "20 Mbit/s", "100mbit": "100 Mbit/s", "1
 
 
 def test_every_class_of_lines_is_in_the_table_with_its_preset():
-    table = section("Which preset", CHOOSING)
+    table = CHOOSING.split("## Which preset")[1].split("\n## ")[0]
     lines = [line.split("|") for line in table.splitlines() if line.startswith("| ")][1:]
     assert [row[2].strip(" `") for row in lines] == [one.preset for one in classes()]
     for row, one in zip(lines, classes(), strict=True):

@@ -72,7 +72,11 @@ def test_the_pages_and_the_examples_are_read() -> None:
 
 def test_what_a_snippet_takes_is_public_and_on_the_reference_page() -> None:
     page = names.page()
-    shown = {"decentral": decentral.__all__, **dict.fromkeys(CALLBACKS, ["DecentralCallback"]), **names.OF_METHODS}
+    shown = {
+        "decentral": decentral.__all__,
+        **{module: ["DecentralCallback"] for module in CALLBACKS},
+        **names.OF_METHODS,
+    }
     for where, module, name in USED:
         assert name in shown[module], where
         if module == "decentral":
