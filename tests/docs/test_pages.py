@@ -7,7 +7,7 @@ from click import Context
 
 from decentral import errors
 from decentral.cli import main
-from decentral.manifest.presets import classes, justified
+from decentral.manifest.presets import classes, find_justification
 from decentral.optimizers import presets
 from tests.docs.named_tests import NAMED, missing, rows
 
@@ -64,7 +64,7 @@ def test_every_class_of_lines_is_in_the_table_with_its_preset():
 
 
 def test_it_says_that_evidence_is_thin_as_long_as_it_is():
-    thin = any(known.is_thin for one in classes() if (known := justified(one.preset)) is not None)
+    thin = any(known.is_thin for one in classes() if (known := find_justification(one.preset)) is not None)
     assert thin == ("The evidence is thin" in CHOOSING)
 
 
