@@ -14,7 +14,7 @@ from decentral.node import folder
 from decentral.swarm.admission import MIN_TOKEN
 from decentral.swarm.invite import MAX_TOKEN
 from decentral.tasks.corpus import MIN_NBYTES
-from tests.node.test_folder import held_elsewhere
+from tests.kit.processes import held_elsewhere
 
 ROOT = Path(__file__).parents[2]
 Run = Callable[..., Result]

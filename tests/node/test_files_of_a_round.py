@@ -13,7 +13,7 @@ from typing import Any
 
 import decentral
 from tests.kit.gossip_learners import Learner
-from tests.kit.nodes import Lab, tiny_model
+from tests.kit.nodes import Lab, scene, tiny_model
 from tests.kit.partitions import settle
 from tools import house
 
@@ -44,18 +44,14 @@ class Entered:
         return dict(Counter(path.parts[0] for path in self.files).most_common())
 
 
-def test_one_round_of_three_peers_enters_no_more_files_than_it_did(run_lab: Any, terms: Any) -> None:
-    async def script(lab: Lab) -> None:
-        for _ in range(3):
-            lab.add(kind=Learner)
-        await settle(lab)
-        for member in lab.members:
-            member.idle = False
-        await lab.rounds(1)  # what is compiled or cached once is so by then
-        with Entered() as entered:
-            await lab.rounds(1)
-        # No more, but perhaps fewer: what another test of this process has cached is not entered again.
-        assert len(entered.files) <= house.figures()["files_of_a_round"], sorted(map(str, entered.files))
-        lab.check_equal()
-
-    run_lab(terms("sparseloco"), script, make_model=tiny_model)
+@scene(peers=[Learner] * 3, make_model=tiny_model)
+async def test_one_round_of_three_peers_enters_no_more_files_than_it_did(lab: Lab) -> None:
+    await settle(lab)
+    for member in lab.members:
+        member.idle = False
+    await lab.rounds(1)  # what is compiled or cached once is so by then
+    with Entered() as entered:
+        await lab.rounds(1)
+    # No more, but perhaps fewer: what another test of this process has cached is not entered again.
+    assert len(entered.files) <= house.figures()["files_of_a_round"], sorted(map(str, entered.files))
+    lab.check_equal()

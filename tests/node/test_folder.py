@@ -1,4 +1,4 @@
-"""tests/node/test_folder.py"""
+"""The folder of a peer: who has it, what begins there, what it tells, and who may read it."""
 
 import errno
 import json
@@ -7,8 +7,7 @@ import queue
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -36,17 +35,7 @@ from decentral.observe.status import ProcessInfo, Status, read_status, write_sta
 from decentral.state.durable import DISK
 from decentral.tensors.threads import ThreadsWanted
 from tests.kit.problems import LOOPBACK, Problem, run_terms
-
-HOLDER = """
-import os, sys
-from pathlib import Path
-from decentral.node.folder import occupied
-with occupied(Path(sys.argv[1])):
-    child = os.fork() if sys.argv[2] == "forks" else 1
-    if child:
-        print(child, flush=True)
-    sys.stdin.read()
-"""
+from tests.kit.processes import held_elsewhere
 
 ASKER = """
 import sys
@@ -55,18 +44,6 @@ from decentral.node.folder import occupied
 with occupied(Path(sys.argv[1])):
     pass
 """
-
-
-@contextmanager
-def held_elsewhere(folder: Path, how: str = "alone") -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """Another process that has the folder, and a child of it."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-c", HOLDER, str(folder), how], **pipes) as holder:
-        child = int(holder.stdout.readline())
-        try:
-            yield holder, child
-        finally:
-            holder.kill()
 
 
 def test_a_peer_that_begins_where_another_has_not_said_a_word_yet_is_refused_and_touches_nothing(tmp_path):

@@ -14,8 +14,9 @@ from decentral.node.node import make_replica
 from decentral.optimizers.diloco import DiLoCo
 from decentral.parameters import schema_of
 from decentral.replica.codec import Codec
+from decentral.replica.contents import NO_TAIL
 from decentral.replica.contribution import Contribution
-from decentral.replica.reduction import Reduction
+from decentral.replica.reduction import Reduction, Slices
 from decentral.replica.replica import OWED, Replica, in_own_units, residual_after
 from decentral.wire.keys import Signer
 from decentral.wire.messages import FrameRef, Record, ReducePlan
@@ -130,3 +131,30 @@ def test_a_reduce_in_which_nobody_counts_ends_with_zeros_and_owes_what_it_owed()
     made = reduction.result(codec, [0.0, 0.0], owed_N)
     assert not codec.decode(made.body, ((4,), (4,))).any()
     assert torch.equal(made.feedback["debt"], owed_N)
+
+
+# ---- slices as the owners find them ----
+
+
+def test_a_slice_that_was_being_decoded_when_its_round_ended_is_none_of_the_next_rounds():
+    """Plans are numbered anew in every round: a peer's old slice would stand for the one that is still to come."""
+    plan = ReducePlan(0, 1, 0, 0, (contributor(A), contributor(B)), ((A, 0, 4), (B, 4, 8)))
+    made = Contribution(0, START.hash, torch.zeros(8), torch.ones(8), 1, 1)
+    frame = made.slice_frame(0, plan, START, sparse_replica(), SIGNERS[1])
+    slices = Slices(NO_TAIL)
+    slices.forget()  # the round is over
+    slices.add(frame, torch.ones(4))
+    assert list(slices.of(plan, 0)[0]) == [B]
+    assert slices.of(replace(plan, round=2), 0) == ({}, {})
+
+
+@pytest.mark.parametrize("lie", [{"summary": b"a lie"}, {"tokens": 7}, {"based": 9}], ids=lambda lie: next(iter(lie)))
+def test_a_slice_is_no_contribution_to_a_plan_that_says_of_it_what_its_sender_did_not_sign(lie):
+    """Else a leader chooses what a contribution counts, in every method that weighs by summary or age."""
+    plan = ReducePlan(0, 1, 0, 0, (contributor(A), contributor(B)), ((A, 0, 4), (B, 4, 8)))
+    made = Contribution(0, START.hash, torch.zeros(8), torch.ones(8), 1, 1)
+    slices = Slices(NO_TAIL)
+    slices.add(made.slice_frame(0, plan, START, sparse_replica(), SIGNERS[1]), torch.ones(4))
+    assert list(slices.of(plan, 0)[0]) == [B]
+    lied = replace(plan, contributors=(contributor(A), replace(contributor(B), **lie)))
+    assert slices.of(lied, 0) == ({}, {})

@@ -19,7 +19,7 @@ from decentral.simulate.virtual_time import run_in_virtual_time
 from decentral.state.snapshot import Layout, Snapshot, SnapshotIndex
 from decentral.wire.messages import MAX_PEERS
 from tests.kit.chains import START
-from tests.replica.test_contents import replica_of
+from tests.kit.replicas import remembering_replica
 
 CHUNK = 1 << 18  # bytes
 PACKED = round(0.833 * CHUNK)
@@ -127,7 +127,7 @@ HEAD = replace(START, members=MEMBERS)
 
 
 def donor_of(*senders: int):
-    replica = replica_of()
+    replica = remembering_replica()
     replica.senders.book(0, {MEMBERS[n]: {"sent": torch.full((16,), float(n))} for n in senders})
     return replica
 
@@ -136,7 +136,7 @@ def donor_of(*senders: int):
 def test_a_joiner_sizes_a_snapshot_by_what_its_index_says_of_senders(senders):
     donor = donor_of(*senders)
     made = Snapshot(donor.shared_tensors(), Layouts(donor).document(MEMBERS))
-    data, joiner = made.index.to_bytes(), Layouts(replica_of())
+    data, joiner = made.index.to_bytes(), Layouts(remembering_replica())
     layout = joiner.of(SnapshotIndex.document(data), HEAD)
     assert layout == Layout.of(donor.shared_tensors())
     assert SnapshotIndex.from_bytes(data, layout).hashes == made.index.hashes
@@ -167,27 +167,27 @@ def test_a_joiner_sizes_a_snapshot_by_what_its_index_says_of_senders(senders):
 )
 def test_what_an_index_says_of_senders_in_any_other_way_is_refused(told):
     with pytest.raises(PayloadError, match="use another donor"):
-        Layouts(replica_of()).of({} if told is None else {"senders": told}, HEAD)
+        Layouts(remembering_replica()).of({} if told is None else {"senders": told}, HEAD)
 
 
 def test_a_snapshot_of_more_members_than_fit_into_memory_is_refused_before_room_is_made(monkeypatch):
     memory = SimpleNamespace(total=8 * 16 * 8)  # anchor, momentum and six senders, twice
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
     many = replace(START, members=tuple(bytes([n]) * 32 for n in range(7)))
-    layouts = Layouts(replica_of())
+    layouts = Layouts(remembering_replica())
     assert layouts.of({"senders": ["3f"]}, many).nbytes == 4 * 16 * 8
     with pytest.raises(PayloadError, match="this machine cannot hold 2 copies"):
         layouts.of({"senders": ["7f"]}, many)
 
 
-@pytest.mark.parametrize("feedback", ["ef21", "none"])
+@pytest.mark.parametrize("feedback", [pytest.param("ef21", marks=pytest.mark.long), "none"])
 def test_the_largest_run_there_may_be_can_be_joined(feedback):
     """Its donors raised ConfigError: the document had room for 480 members and 240 fragments of ef21."""
     members = tuple(n.to_bytes(32, "big") for n in range(MAX_PEERS))
     most = 2**63 - 1
     counts = {"epoch": most, "round": most, "outer_step": most, "tokens": most, "contributions": most}
     head = replace(START, members=members, newcomers=frozenset(members), **counts)
-    replica = replica_of(feedback, fragments=MAX_FRAGMENTS)
+    replica = remembering_replica(feedback, fragments=MAX_FRAGMENTS)
     kept = {peer: {"sent": torch.zeros(16)} for peer in members}
     for fragment in range(MAX_FRAGMENTS if feedback == "ef21" else 0):
         replica.senders.book(fragment, kept)
@@ -201,14 +201,14 @@ def test_the_largest_run_there_may_be_can_be_joined(feedback):
 
 
 def test_where_receivers_keep_nothing_a_snapshot_is_what_it_was():
-    layouts, replica = Layouts(replica_of("none")), replica_of("none")
+    layouts, replica = Layouts(remembering_replica("none")), remembering_replica("none")
     assert layouts.document(MEMBERS) == {}
     assert layouts.of({"senders": ["1f"]}, HEAD) == Layout.of(replica.shared_tensors())
     assert layouts.longest_index == SnapshotIndex.max_nbytes(layouts.least)
 
 
 def test_an_index_that_ends_inside_its_document_is_refused():
-    data = Snapshot(replica_of().shared_tensors(), {"senders": ["0"]}).index.to_bytes()
+    data = Snapshot(remembering_replica().shared_tensors(), {"senders": ["0"]}).index.to_bytes()
     for nbytes in (0, 20, 47, 60):
         with pytest.raises(PayloadError):
             SnapshotIndex.document(data[:nbytes])
