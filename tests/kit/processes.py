@@ -1,6 +1,4 @@
-"""Processes of one torment: found by a mark in their environment, measured from /proc, ended by their ids; and one
-that has a folder.
-"""
+"""Processes of one torment: found by a mark in their environment, measured, ended. One that holds a folder."""
 
 from __future__ import annotations
 
@@ -18,6 +16,16 @@ import psutil
 from decentral.cli.demo_processes import MARK
 
 DAEMON = "p2pd"
+HOLDER = """
+import os, sys
+from pathlib import Path
+from decentral.node.folder import occupied
+with occupied(Path(sys.argv[1])):
+    child = os.fork() if sys.argv[2] == "forks" else 1
+    if child:
+        print(child, flush=True)
+    sys.stdin.read()
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,18 +88,6 @@ def end_all(processes: list[psutil.Process], timeout: float) -> None:
         with contextlib.suppress(psutil.Error):
             process.kill()
     psutil.wait_procs(processes, timeout=timeout)
-
-
-HOLDER = """
-import os, sys
-from pathlib import Path
-from decentral.node.folder import occupied
-with occupied(Path(sys.argv[1])):
-    child = os.fork() if sys.argv[2] == "forks" else 1
-    if child:
-        print(child, flush=True)
-    sys.stdin.read()
-"""
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from functools import partial
 import anyio
 import pytest
 
-from decentral.simulate.virtual_time import suspended
+from decentral.simulate.virtual_time import suspend
 from tests.kit.nodes import scene, small_terms, tiny_model
 
 NIGHT = 100.0  # s, of a run that gives up who is silent for 6
@@ -23,7 +23,7 @@ def asleep(lab, *sleepers):
     try:
         with ExitStack() as stack:
             for member in sleepers:
-                stack.enter_context(suspended(member.task))
+                stack.enter_context(suspend(member.task))
             yield
     finally:
         lab.heal(sleepers, others)
