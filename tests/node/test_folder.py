@@ -40,8 +40,8 @@ from tests.kit.processes import held_elsewhere
 ASKER = """
 import sys
 from pathlib import Path
-from decentral.node.folder import occupied
-with occupied(Path(sys.argv[1])):
+from decentral.node.folder import occupy
+with occupy(Path(sys.argv[1])):
     pass
 """
 
