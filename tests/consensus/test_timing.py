@@ -15,38 +15,29 @@ from tests.kit.machines import digest_of, finish_round
 A, B, C = (bytes([n]) * 32 for n in range(3))
 
 
-def test_a_pace_is_the_seconds_of_a_full_contribution_whatever_was_offered():
-    paces = Paces(30, overlaps=False)
-    paces.observe(A, 30, 100.0, 115.0)
-    paces.observe(B, 15, 100.0, 115.0)
-    assert paces.full_times([A, B, C]) == (15.0, 30.0)
-    assert paces.full_times([C, B]) == (30.0,)
+OFTEN = OFFERS_OF_A_PACE
 
 
-def test_a_peer_is_not_taken_for_faster_than_one_that_made_all_steps():
-    """What it says of its steps is free."""
-    paces = Paces(30, overlaps=False)
-    paces.observe(A, 2**31, 0.0, 15.0)
-    paces.observe(B, 0, 0.0, 15.0)
-    assert paces.full_times([A, B]) == (15.0,)
-
-
-def test_one_straggle_does_not_move_it_and_the_last_offers_do():
-    paces = Paces(10, overlaps=False)
-    for took in (5.0, 5.0, 300.0, 5.0):
-        paces.observe(A, 10, 0.0, took)
-    assert paces.full_times([A]) == (5.0,)
-    for _ in range(OFFERS_OF_A_PACE):
-        paces.observe(A, 10, 50.0, 57.0)
-    assert paces.full_times([A]) == (7.0,)
-
-
-def test_where_training_goes_on_meanwhile_the_seconds_are_between_two_offers():
-    paces = Paces(10, overlaps=True)
-    paces.observe(A, 10, 0.0, 4.0)
-    assert paces.full_times([A]) == (), "when its steps began is not known"
-    paces.observe(A, 5, 9.0, 14.0)
-    assert paces.full_times([A]) == (20.0,)
+@pytest.mark.parametrize(
+    ("steps", "overlaps", "offers", "peers", "times"),
+    [
+        (30, False, [(A, 30, 100.0, 115.0), (B, 15, 100.0, 115.0)], [A, B, C], (15.0, 30.0)),
+        (30, False, [(B, 15, 100.0, 115.0)], [C, B], (30.0,)),
+        # what it says of its steps is free
+        (30, False, [(A, 2**31, 0.0, 15.0), (B, 0, 0.0, 15.0)], [A, B], (15.0,)),
+        # one straggle does not move it, and the last offers do
+        (10, False, [(A, 10, 0.0, took) for took in (5.0, 5.0, 300.0, 5.0)], [A], (5.0,)),
+        (10, False, [*[(A, 10, 0.0, 5.0)] * 4, *[(A, 10, 50.0, 57.0)] * OFTEN], [A], (7.0,)),
+        # where training goes on meanwhile the seconds are between two offers: when its steps began is not known
+        (10, True, [(A, 10, 0.0, 4.0)], [A], ()),
+        (10, True, [(A, 10, 0.0, 4.0), (A, 5, 9.0, 14.0)], [A], (20.0,)),
+    ],
+)
+def test_a_pace_is_the_seconds_of_a_full_contribution_whatever_was_offered(steps, overlaps, offers, peers, times):
+    paces = Paces(steps, overlaps=overlaps)
+    for offer in offers:
+        paces.observe(*offer)
+    assert paces.full_times(peers) == times
 
 
 def test_who_is_no_member_any_more_is_forgotten():

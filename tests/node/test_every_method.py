@@ -26,10 +26,15 @@ from tests.kit.gossip_learners import Learner
 from tests.kit.liars import acting_as
 from tests.kit.nodes import Lab, Member, scene, small_terms, tiny_model
 from tests.kit.partitions import exact_terms, settle
+from tests.kit.tables import SYNCHRONOUS_WIRES, covering
 
 SYNCHRONOUS = [name for name in presets() if make_outer(name, {}).topology == "all"]
 PRODUCT = tuple(itertools.product(SYNCHRONOUS, ("gather", "reduce")))
-TURNS = [pytest.param(*PRODUCT[n], marks=[pytest.mark.long] if n % 4 in (1, 2) else []) for n in range(len(PRODUCT))]
+QUICK = set(covering(SYNCHRONOUS_WIRES))
+TURNS = [
+    pytest.param(*one, marks=[] if one[0] in QUICK and n % 4 in (0, 3) else [pytest.mark.long])
+    for n, one in enumerate(PRODUCT)
+]
 TOPK = {"chain": "topk(k=16, chunk=4096)", "feedback": "ef(beta=0.95)"}
 
 
@@ -42,7 +47,7 @@ async def meet_alike(lab: Lab) -> None:
     assert not [member for member in lab.members if member.happened("dropped")]
 
 
-@pytest.mark.parametrize(("method", "exchange"), TURNS)  # of every method one, and the other is long
+@pytest.mark.parametrize(("method", "exchange"), TURNS)  # of each kind of method one exchange, and the rest is long
 @scene(
     lambda method, exchange: small_terms(method).changed(
         exchange={"kind": exchange},

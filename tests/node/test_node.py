@@ -188,18 +188,6 @@ async def test_a_member_that_stands_elsewhere_in_the_same_round_is_compared_with
     assert asked == [other], "a member that is behind finds this peer by itself"
 
 
-@scene(peers=4, rounds=2)
-async def test_a_peer_that_slept_does_not_take_its_own_silence_for_that_of_the_others(lab):
-    *others, sleeper = lab.members
-    async with sleeper.node.driver.steps.lock:  # nothing of it goes on, as when a lid is closed
-        lab.cut([sleeper], others)
-        await anyio.sleep(2 * lab.manifest.swarm.shrink_after)
-        lab.heal([sleeper], others)
-    await lab.all_members()
-    await lab.rounds(2)
-    lab.check_equal()
-
-
 @scene(peers=3, rounds=1)
 async def test_peers_that_all_lost_the_end_of_their_chain_go_on_once_each_has_said_so(lab):
     for member in lab.members:

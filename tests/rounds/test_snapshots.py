@@ -58,11 +58,11 @@ class Way:
         return self.now / (chunks * min(self.seconds(False), self.seconds(True)))
 
 
-@pytest.mark.parametrize("mbit", [1, 20, 100, 400, 600])
-def test_a_way_that_is_the_narrow_part_is_spared_a_sixth_of_the_bytes(mbit: float) -> None:
+@pytest.mark.parametrize(("mbit", "share"), [(1, 0.85), (20, 1.0), (100, 0.85), (400, 0.85), (600, 0.85)])
+def test_a_way_that_is_the_narrow_part_is_spared_a_sixth_of_the_bytes(mbit: float, share: float) -> None:
     way = Way(mbit * MBIT)
     assert way.fetch() < 1.02
-    assert way.packed > 0.85 * CHUNKS
+    assert way.packed >= share * CHUNKS
 
 
 @pytest.mark.parametrize("busy", [1, 3, 8])
@@ -72,26 +72,17 @@ def test_a_processor_that_is_the_narrow_part_is_spared_the_packing_however_slow_
     assert way.packed < 0.15 * CHUNKS
 
 
-def test_a_thin_line_has_no_chunk_as_it_is() -> None:
-    way = Way(20 * MBIT)
+@pytest.mark.parametrize(
+    ("before", "after", "busy", "mostly_packed"), [(10_000, 20, 1.0, True), (400, 400, 8.0, False)]
+)
+def test_a_way_that_turns_thin_has_packed_chunks_again_and_a_processor_that_gets_busy_has_them_as_they_are(
+    before: float, after: float, busy: float, mostly_packed: bool
+) -> None:
+    way = Way(before * MBIT)
     way.fetch()
-    assert way.packed == CHUNKS
-
-
-def test_a_way_that_turns_thin_has_packed_chunks_again() -> None:
-    way = Way(10_000 * MBIT)
+    way.rate, way.busy, way.packed = after * MBIT, busy, 0
     way.fetch()
-    way.rate, way.packed = 20 * MBIT, 0
-    way.fetch()
-    assert way.packed > CHUNKS / 2
-
-
-def test_a_processor_that_gets_busy_has_them_as_they_are() -> None:
-    way = Way(400 * MBIT)
-    way.fetch()
-    way.busy, way.packed = 8.0, 0
-    way.fetch()
-    assert way.packed < CHUNKS / 2
+    assert (way.packed > CHUNKS / 2) is mostly_packed
 
 
 def test_chunks_that_wait_for_each_other_a_while_change_nothing() -> None:
@@ -102,20 +93,12 @@ def test_chunks_that_wait_for_each_other_a_while_change_nothing() -> None:
     assert way.packed == CHUNKS
 
 
-def test_forms_that_come_alike_are_no_reason_to_change() -> None:
+@pytest.mark.parametrize("seconds", [0.01, 0.0])
+def test_forms_that_come_alike_and_time_that_stands_still_are_no_reason_to_change(seconds: float) -> None:
     gain = Gain()
-    forms = []
     for number in range(CHUNKS):
-        forms.append(gain.better)
-        gain.came(CHUNK, 0.01 * number, packed=gain.packed)
-    assert all(forms)
-
-
-def test_time_that_stands_still_is_no_reason_to_fail() -> None:
-    gain = Gain()
-    for _ in range(CHUNKS):
-        gain.came(CHUNK, 0.0, packed=gain.packed)
-    assert gain.better
+        assert gain.better
+        gain.came(CHUNK, seconds * number, packed=gain.packed)
 
 
 # ---- test layouts ----
