@@ -20,7 +20,7 @@ def say_farewell(swarm, leavers) -> None:
 
 
 @pytest.mark.parametrize("after", [0, 3, 1000], ids=["at once", "after three messages", "when all is said"])
-@pytest.mark.parametrize("num_peers", [2, 3, pytest.param(5, marks=pytest.mark.long)])
+@pytest.mark.parametrize("num_peers", [2, 3, 5])
 def test_whoever_is_left_decides_what_those_who_left_had_chosen(make_swarm, num_peers, after):
     """Every message of a round is a phase: all but one say farewell right before the n-th delivery, for every n."""
     n, last = 0, 1

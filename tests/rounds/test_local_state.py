@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 from types import SimpleNamespace
 
 import anyio
 import pytest
 import trio
-import trio.testing
 
 from decentral.errors import DiskError
 from decentral.rounds.catch_up import CatchUp
@@ -17,21 +14,9 @@ from decentral.rounds.local_state import CatchUpRequests, Steps, Tasks
 from decentral.swarm.contacts import Contacts
 
 NEAR, FAR = bytes(32), bytes([1] * 32)
+pytestmark = pytest.mark.usefixtures("virtual_time")
 
 
-def in_virtual_time(script):
-    """A test of a coroutine."""
-    asked = inspect.signature(script)
-
-    @functools.wraps(script)
-    def test(**given):
-        trio.run(functools.partial(script, **given), clock=trio.testing.MockClock(autojump_threshold=0))
-
-    test.__signature__ = asked
-    return test
-
-
-@in_virtual_time
 async def test_what_a_step_asks_for_is_done_before_the_next_is_taken():
     order = []
 
@@ -47,7 +32,6 @@ async def test_what_a_step_asks_for_is_done_before_the_next_is_taken():
     assert order in (["a1", "a2", "b1", "b2"], ["b1", "b2", "a1", "a2"])
 
 
-@in_virtual_time
 async def test_a_caller_that_goes_away_leaves_no_step_half_done():
     done = []
 
@@ -61,7 +45,6 @@ async def test_a_caller_that_goes_away_leaves_no_step_half_done():
 
 
 @pytest.mark.parametrize("error", [DiskError("no space left"), IndexError("no space left")])
-@in_virtual_time
 async def test_a_step_that_failed_is_raised_to_its_caller_and_to_whoever_checks_later(error):
     async def carry_out(effects):
         raise error
@@ -78,7 +61,6 @@ async def fails():
     raise IndexError("tuple index out of range")
 
 
-@in_virtual_time
 async def test_a_mistake_in_what_goes_on_beside_is_told_and_ends_nothing_else():
     """A peer's bytes led to one, and ended the process."""
     told = []
@@ -98,7 +80,6 @@ async def test_a_mistake_in_what_goes_on_beside_is_told_and_ends_nothing_else():
         nursery.cancel_scope.cancel()
 
 
-@in_virtual_time
 async def test_a_mistake_in_catching_up_with_one_leaves_the_next():
     told, asked = [], []
 
@@ -119,7 +100,6 @@ async def test_a_mistake_in_catching_up_with_one_leaves_the_next():
     assert (asked, told) == ([NEAR, FAR], ["unexpected"] * 2)
 
 
-@in_virtual_time
 async def test_a_contact_that_meets_a_mistake_is_over_and_the_next_is_made():
     made = []
 
@@ -133,7 +113,6 @@ async def test_a_contact_that_meets_a_mistake_is_over_and_the_next_is_made():
     assert made == [NEAR, FAR]
 
 
-@in_virtual_time
 async def test_of_two_peers_to_catch_up_with_the_last_asked_is_taken_and_the_other_forgotten():
     requests = CatchUpRequests(20.0)
     requests.ask(NEAR)
@@ -144,7 +123,6 @@ async def test_of_two_peers_to_catch_up_with_the_last_asked_is_taken_and_the_oth
     assert wait.cancelled_caught
 
 
-@in_virtual_time
 async def test_what_was_asked_meanwhile_is_dropped_when_there_is_nothing_left_to_catch_up_with():
     requests = CatchUpRequests(20.0)
     requests.ask(NEAR)
@@ -174,7 +152,6 @@ def test_nothing_is_begun_beside_rounds_that_end(backend):
     anyio.run(script, backend=backend)
 
 
-@in_virtual_time
 async def test_who_led_nowhere_is_passed_over_each_time_for_twice_as_long_until_it_leads_on():
     async def asked_again_after(requests: CatchUpRequests) -> float:
         began = trio.current_time()
