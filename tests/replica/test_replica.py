@@ -46,30 +46,30 @@ def sparse_replica(weighting: str = "equal") -> Replica:
     return Replica(schema, [torch.zeros(8)], DiLoCo(), codec, codec, weighting=weighting)
 
 
-def test_a_result_of_ours_leaves_what_it_lost_and_our_slices_took_the_rest():
-    owed = residual_after(torch.ones(8), record(contributor(A), contributor(B)), A, {FRAME_A: torch.full((4,), 2.0)}, 8)
-    assert owed.tolist() == [2.0] * 4 + [0.0] * 4
+LEFT = {FRAME_A: torch.full((4,), 2.0)}
 
 
-def test_who_contributed_nothing_keeps_what_it_owes_of_others_ranges():
-    owed = residual_after(torch.ones(8), record(contributor(B)), A, {FRAME_A: torch.full((4,), 2.0)}, 8)
-    assert owed.tolist() == [2.0] * 4 + [1.0] * 4
-
-
-def test_what_a_result_of_an_earlier_life_left_is_owed_no_more_rather_than_twice():
-    assert residual_after(torch.ones(8), record(contributor(B)), A, {}, 8).tolist() == [0.0] * 4 + [1.0] * 4
+@pytest.mark.parametrize(
+    ("contributors", "left", "owed"),
+    [
+        ((A, B), LEFT, [2.0] * 4 + [0.0] * 4),  # a result of ours leaves what it lost, and our slices took the rest
+        ((B,), LEFT, [2.0] * 4 + [1.0] * 4),  # who contributed nothing keeps what it owes of others' ranges
+        ((B,), {}, [0.0] * 4 + [1.0] * 4),  # what a result of an earlier life left: no more, rather than twice
+    ],
+)
+def test_what_an_owner_owes_is_booked_with_its_results_in_a_new_tensor(contributors, left, owed):
+    old = torch.ones(8)
+    found = residual_after(old, record(*map(contributor, contributors)), A, left, 8)
+    assert found.tolist() == owed
+    found.fill_(7.0)
+    assert torch.equal(old, torch.ones(8))
+    assert LEFT[FRAME_A].tolist() == [2.0] * 4
 
 
 def test_a_gather_and_a_peer_that_never_owed_change_nothing():
     gathered = replace(record(), frames=(FrameRef(A, FRAME_A, 0, 1, 1),), partition=())
     assert residual_after(torch.ones(8), gathered, A, {}, 8) is None
     assert residual_after(None, record(contributor(A)), A, {}, 8) is None
-
-
-def test_booking_makes_a_new_tensor():
-    old = torch.ones(8)
-    residual_after(old, record(contributor(B)), A, {FRAME_A: torch.zeros(4)}, 8).fill_(7.0)
-    assert torch.equal(old, torch.ones(8))
 
 
 @pytest.mark.parametrize(("weighting", "units"), [("equal", 2.0), ("tokens", 4.0)])
