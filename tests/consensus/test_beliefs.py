@@ -15,8 +15,20 @@ from decentral.consensus.paxos import Acceptor, Ballot, Planned, Refusals, farew
 from decentral.consensus.round_state import Send
 from decentral.errors import PayloadError
 from decentral.wire import messages as m
-from tests.kit.chains import START, A, B, C, record
-from tests.kit.machines import digest_of, finish_round, join_request, proposal_of, ref, signer_of, vote_of
+from tests.kit.machines import (
+    START,
+    A,
+    B,
+    C,
+    digest_of,
+    finish_round,
+    join_request,
+    proposal_of,
+    record,
+    ref,
+    signer_of,
+    vote_of,
+)
 
 # ---- which of two branches ----
 

@@ -22,8 +22,7 @@ from decentral.consensus.paxos import Acceptor
 from decentral.consensus.round_state import FETCH_AFTER, CatchUpWith
 from decentral.errors import PayloadError
 from decentral.wire import messages as m
-from tests.kit.chains import START, A, B, C, record
-from tests.kit.machines import digest_of, few_of, finish_round, join_request, signer_of
+from tests.kit.machines import START, A, B, C, digest_of, few_of, finish_round, join_request, record, signer_of
 
 RULES = Rules(Voting(), 1)
 

@@ -395,6 +395,23 @@ def ref(peer: PeerId, frame: bytes) -> FrameRef:
     return FrameRef(peer, frame, 0, 5, 50)
 
 
+# ---- records of a chain of three peers, made by hand ----
+
+A, B, C = sorted(signer_of(n).peer for n in range(3))
+
+
+START = Head(RUN, 0, 0, 0, digest_of("genesis"), digest_of("anchor"), (A, B, C))
+
+
+def record(head: Head, tokens: dict[bytes, int], next_members: tuple[bytes, ...] = (A, B, C)) -> Record:
+    frames = tuple(replace(ref(peer, digest_of(peer, head.hash)), tokens=n) for peer, n in sorted(tokens.items()))
+    lists = {"members": head.members, "frames": frames, "contributors": (), "partition": ()}
+    base = head.anchor or digest_of("anchor", head.hash)
+    numbers = {"epoch": head.epoch, "round": head.round + 1, "outer_step": head.outer_step, "fragment": 0, "plan": 0}
+    given = {"run": RUN, "previous": head.hash, "base": base, "next_members": next_members, "final": False}
+    return Record(**numbers, **lists, **given)
+
+
 @pytest.fixture
 def make_swarm() -> type[Swarm]:
     return Swarm

@@ -18,10 +18,9 @@ from decentral.simulate.disk import RecordingDisk
 from decentral.state.durable import DISK, Disk
 from decentral.wire.frames import FrameKind, seal
 from decentral.wire.messages import Commit, FrameRef
-from tests.kit.chains import START, record
 from tests.kit.history import ME, RUN, SIGNERS, History, make_history, make_record
 from tests.kit.life import CHECKPOINT_EVERY, Life, found_in
-from tests.kit.machines import ref, signer_of
+from tests.kit.machines import START, record, ref, signer_of
 
 ROUNDS = 9
 

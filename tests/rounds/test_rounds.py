@@ -21,9 +21,8 @@ from decentral.replica.contribution import Contribution, header_after
 from decentral.rounds.driver import JOIN_LONGEST
 from decentral.rounds.peer_watch import PeerWatch
 from decentral.wire.frames import FrameKind, seal
-from tests.kit.chains import START, A, record
 from tests.kit.gossip_learners import Learner
-from tests.kit.machines import ref
+from tests.kit.machines import START, A, record, ref
 from tests.kit.nodes import Lab, scene, signer_of, small_terms, tiny_model
 from tests.kit.partitions import DENSE, exact_terms
 

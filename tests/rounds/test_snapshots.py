@@ -18,7 +18,7 @@ from decentral.rounds.snapshots import DISTRUST, IDLE, KEPT, Donor, Gain, Layout
 from decentral.simulate.virtual_time import run_in_virtual_time
 from decentral.state.snapshot import Layout, Snapshot, SnapshotIndex
 from decentral.wire.messages import MAX_PEERS
-from tests.kit.chains import START
+from tests.kit.machines import START
 from tests.kit.replicas import remembering_replica
 
 CHUNK = 1 << 18  # bytes
