@@ -6,7 +6,6 @@ One round of sparseloco between three peers, with all that goes on beside it. to
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,7 +21,7 @@ STAND_INS = (HOME / "transport" / "memory.py", HOME / "simulate")  # for wires a
 
 
 class Entered:
-    """The files of the package whose code ran, by the folder they are in."""
+    """The files of the package whose code ran."""
 
     def __init__(self) -> None:
         self.files: set[Path] = set()
@@ -39,9 +38,6 @@ class Entered:
         path = Path(frame.f_code.co_filename) if event == "call" else None
         if path is not None and path.is_relative_to(HOME) and not any(map(path.is_relative_to, STAND_INS)):
             self.files.add(path.relative_to(HOME))
-
-    def by_folder(self) -> dict[str, int]:
-        return dict(Counter(path.parts[0] for path in self.files).most_common())
 
 
 @scene(peers=[Learner] * 3, make_model=tiny_model)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from decentral.wire import body
-from tests.kit.nodes import Lab, run_in_lab, scene, small_terms
+from tests.kit.nodes import scene
 from tests.kit.tables import GOSSIPS, PRESETS, SYNCHRONOUS_WIRES, covering, long_but
 
 FEW = (*covering(SYNCHRONOUS_WIRES), GOSSIPS[0])
@@ -45,23 +45,6 @@ async def test_no_frame_is_read_oftener_than_once_by_each_of_two_others(lab, rea
         await lab.rounds(3)
     assert reads
     assert max(reads.values()) <= 2
-
-
-def test_what_found_no_room_is_read_again_to_the_same_bits(reads):
-    digests: list[list[str]] = []
-    for capacity in (0, 1 << 20):
-
-        async def script(lab: Lab, capacity: int = capacity) -> None:
-            for _ in range(2):
-                lab.add().node.replica.contents.unpacked.capacity = capacity
-                await lab.all_members()
-            reads.clear()
-            await lab.until(lambda: all(5 in member.digests for member in lab.members))
-            digests.append([member.digests[5] for member in lab.members])
-
-        run_in_lab(small_terms("delayed_nesterov"), script)
-        assert (max(reads.values()) > 1) == (capacity == 0)
-    assert digests[0] == digests[1]
 
 
 @pytest.mark.parametrize("preset", ["sparseloco", "streaming"])

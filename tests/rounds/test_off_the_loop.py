@@ -25,7 +25,6 @@ LONG = [
     (Outbox, "_decode_change"),
     (FrameContents, "nonzero"),
     (commits, "residual_after"),
-    (commits, "residual_after"),
     (commits.Adoption, "_move"),
 ]
 BEFORE_THE_LOOP = "__init__"  # of a replica, which no peer has yet
