@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
@@ -10,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from transformers import AutoModelForCausalLM, LlamaConfig, OlmoeConfig
+from transformers import AutoModelForCausalLM
 
 from decentral.errors import ConfigError
 from decentral.manifest import parse_manifest, preset_manifest
 from decentral.manifest.files import summary
 from decentral.optimizers.owners import experts_of
 from decentral.parameters import schema_of
-from decentral.tasks.language_model import BALANCE_WEIGHT, build_language_model, config_document
+from decentral.tasks.language_model import BALANCE_WEIGHT, build_language_model
 from decentral.tasks.sizing import DEMO_MODEL, LanguageModelConfig
 
 SMALL = LanguageModelConfig(hidden=16, layers=2, heads=2, context=32)
@@ -94,17 +93,6 @@ def test_the_blocks_of_the_model_stride_over_fragments():
     layers = [{p.name.split(".")[2] for p in f.parameters if ".layers." in p.name} for f in schema.fragments]
     assert layers == [{"0"}, {"1"}, set()]
     assert any("embed_tokens" in p.name for p in schema.fragments[-1].parameters)
-
-
-def test_the_config_document_is_json_that_transformers_takes_back():
-    document = json.loads(json.dumps(config_document(SMALL)))
-    config = LlamaConfig(**document)
-    assert (config.hidden_size, config.num_hidden_layers, config.vocab_size) == (16, 2, 256)
-    assert document["architectures"] == ["LlamaForCausalLM"]
-    document = json.loads(json.dumps(config_document(MIXTURE)))
-    config = OlmoeConfig(**document)
-    assert (config.num_experts, config.num_experts_per_tok, config.vocab_size) == (EXPERTS, 2, 256)
-    assert document["architectures"] == ["OlmoeForCausalLM"]
 
 
 @pytest.mark.parametrize(
