@@ -15,7 +15,7 @@ from decentral.peer.status import STEPS_ALONE, Balloting, OpenRound, StallWatch,
 from decentral.training.reporting import Reporter
 from decentral.wire.keys import peer_name
 from tests.kit.nodes import Lab
-from tests.training.test_reporting import update
+from tests.kit.updates import update
 
 A, B, C, D = (bytes([n]) * 32 for n in range(4))
 ALL = (A, B, C, D)
