@@ -33,6 +33,16 @@ from decentral.state.checkpoint import (
 from tests.kit.disks import FailingDisk, recording_disk
 
 
+def tensors_of(seed):
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "anchor/0": torch.randn(5, generator=generator),
+        "half": torch.randn(2, 2, generator=generator).bfloat16(),
+        "step": torch.tensor(float(seed)),
+        "empty": torch.empty(0, 3),
+    }
+
+
 def same(left, right):
     return left.keys() == right.keys() and all(
         left[k].dtype == right[k].dtype and torch.equal(left[k], right[k]) for k in left
@@ -53,13 +63,13 @@ def refusal_of(action):
 
 
 @pytest.fixture
-def two_checkpoints(tmp_path, tensors_of):
+def two_checkpoints(tmp_path):
     for number in (1, 2):
         save(tmp_path / "checkpoints", f"round-{number}", tensors_of(number), {"round": number})
     return tmp_path / "checkpoints"
 
 
-def test_a_checkpoint_comes_back_bit_for_bit(tmp_path, tensors_of):
+def test_a_checkpoint_comes_back_bit_for_bit(tmp_path):
     """Its tensors as safetensors reads them, too, its document as a person does."""
     assert load_newest(tmp_path / "c") is None
     meta = {"round": 7, "lr": 0.1, "nested": [{"a": None}, "ü", -0.0, 2**60]}
@@ -82,7 +92,7 @@ def test_tensors_that_share_memory_or_are_not_contiguous_are_stored(tmp_path):
     assert load_newest(tmp_path).tensors["a"][0] == 0
 
 
-def test_the_last_three_are_kept(tmp_path, tensors_of):
+def test_the_last_three_are_kept(tmp_path):
     for number in range(5):
         save(tmp_path, f"round-{number}", tensors_of(number), {"round": number})
     assert sorted(path.name for path in tmp_path.iterdir()) == [
@@ -92,7 +102,7 @@ def test_the_last_three_are_kept(tmp_path, tensors_of):
     ]
 
 
-def test_what_a_crash_left_half_written_is_swept_away(two_checkpoints, tensors_of):
+def test_what_a_crash_left_half_written_is_swept_away(two_checkpoints):
     shutil.copytree(load_newest(two_checkpoints).path, two_checkpoints / ".tmp-00000002-round-3")
     assert rounds_in(two_checkpoints) == 2
     save(two_checkpoints, "round-3", tensors_of(3), {"round": 3})
@@ -171,7 +181,7 @@ def test_what_cannot_be_stored_is_refused_before_anything_is_written(tmp_path, n
     assert not (tmp_path / "c").exists()
 
 
-def test_no_crash_leaves_a_torn_checkpoint_or_loses_a_finished_one(tmp_path, tensors_of):
+def test_no_crash_leaves_a_torn_checkpoint_or_loses_a_finished_one(tmp_path):
     disk = recording_disk(tmp_path / "disk")
     finished = [0]
     for number in range(1, 6):  # the last two also drop an old one
@@ -189,7 +199,7 @@ def test_no_crash_leaves_a_torn_checkpoint_or_loses_a_finished_one(tmp_path, ten
     assert seen == {0, 1, 2, 3, 4, 5}
 
 
-def test_the_same_enumeration_catches_a_writer_without_fsync(tmp_path, tensors_of):
+def test_the_same_enumeration_catches_a_writer_without_fsync(tmp_path):
     disk = recording_disk(tmp_path / "disk")
     save(disk.root / "checkpoints", "round-1", tensors_of(1), {"round": 1}, disk)
     log = [operation for operation in disk.log if not operation.call.startswith("sync")]
@@ -205,7 +215,7 @@ def test_the_same_enumeration_catches_a_writer_without_fsync(tmp_path, tensors_o
 
 
 @pytest.mark.parametrize("error", [errno.ENOSPC, errno.EROFS])
-def test_whichever_operation_the_disk_refuses_the_state_is_as_before(two_checkpoints, tensors_of, error):
+def test_whichever_operation_the_disk_refuses_the_state_is_as_before(two_checkpoints, error):
     for first in itertools.count(1):
         disk = FailingDisk(two_checkpoints.parent, first, error)
         refusal = refusal_of(lambda d=disk: save(two_checkpoints, "round-3", tensors_of(3), {"round": 3}, d))
