@@ -6,9 +6,10 @@ import math
 import pytest
 import torch
 
-from decentral.compressors import DCT, Payload, SignMag2, TopK, accumulate, compress_with_debt
+from decentral.compressors import DCT, Payload, SignMag2, TopK, accumulate
 from decentral.compressors.dct import basis, from_spectrum, halvings, to_spectrum
 from decentral.errors import ConfigError, PayloadError
+from tests.kit.owing import compress_with_debt
 
 CPU = torch.device("cpu")
 ALL = range(1, 65)

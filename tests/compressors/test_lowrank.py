@@ -4,8 +4,9 @@ from fractions import Fraction
 import pytest
 import torch
 
-from decentral.compressors import LowRank, Payload, compress_with_debt
+from decentral.compressors import LowRank, Payload
 from decentral.errors import ConfigError, PayloadError
+from tests.kit.owing import compress_with_debt
 
 
 def gaussian(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from decentral.compressors import Compressor, compress_with_debt
+from decentral.compressors import Compressor
+from tests.kit.owing import compress_with_debt
 
 FATES = ["commit", "abort", "commit", "commit", "abort", "abort", "abort", "commit", "commit", "abort", "commit"]
 SHAPE = (67, 131)

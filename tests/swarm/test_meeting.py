@@ -17,9 +17,8 @@ from decentral.swarm.meeting import WORDS_PROTOCOL, ask_for_invite, find_invite,
 from decentral.swarm.words import ELEMENT_NBYTES, PROOF_NBYTES, SpokenCode, WordsHandshake
 from decentral.transport.native.transport import NativeOptions, NativeTransport
 from decentral.wire.keys import Signer, peer_name
-from tests.kit.relays import relay
+from tests.kit.relays import LOOPBACK, relay
 from tests.kit.scenes import played
-from tests.transport.conftest import LOOPBACK
 
 CODE = SpokenCode(("acid", "cargo", "mural", "tulip"), 4711)
 WRONG = SpokenCode(("acid", "cargo", "mural", "zoom"), 4711)

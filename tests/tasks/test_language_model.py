@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from typing import Any
 
@@ -10,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from transformers import AutoModelForCausalLM, LlamaConfig, OlmoeConfig
+from transformers import AutoModelForCausalLM
 
 from decentral.errors import ConfigError
 from decentral.manifest import parse_manifest, preset_manifest
 from decentral.manifest.files import summary
 from decentral.optimizers.owners import experts_of
 from decentral.parameters import schema_of
-from decentral.tasks.language_model import BALANCE_WEIGHT, build_language_model, config_document
+from decentral.tasks.language_model import BALANCE_WEIGHT, build_language_model
 from decentral.tasks.sizing import DEMO_MODEL, LanguageModelConfig, parameters_of
 
 SMALL = LanguageModelConfig(hidden=16, layers=2, heads=2, context=32)
@@ -69,13 +68,6 @@ def test_the_blocks_of_the_model_stride_over_fragments():
     layers = [{p.name.split(".")[2] for p in f.parameters if ".layers." in p.name} for f in schema.fragments]
     assert layers == [{"0"}, {"1"}, set()]
     assert any("embed_tokens" in p.name for p in schema.fragments[-1].parameters)
-
-
-def test_the_config_document_is_json_that_transformers_takes_back():
-    document = config_document(SMALL)
-    config = LlamaConfig(**json.loads(json.dumps(document)))
-    assert (config.hidden_size, config.num_hidden_layers, config.vocab_size) == (16, 2, 256)
-    assert document["architectures"] == ["LlamaForCausalLM"]
 
 
 @pytest.mark.parametrize(
@@ -233,13 +225,6 @@ def test_a_mixture_learns_a_repeated_byte():
         model(input_ids=batch, labels=batch).loss.backward()
         optimizer.step()
     assert float(learning_loss(model, batch).detach()) < 1
-
-
-def test_the_config_document_is_json_that_transformers_takes_back_of_mixture():
-    document = json.loads(json.dumps(config_document(SMALL_of_mixture)))
-    assert document["architectures"] == ["OlmoeForCausalLM"]
-    config = OlmoeConfig(**document)
-    assert (config.num_experts, config.num_experts_per_tok, config.vocab_size) == (EXPERTS, 2, 256)
 
 
 def test_what_transformers_saves_and_opens_says_the_same(tmp_path):
