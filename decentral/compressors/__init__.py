@@ -14,10 +14,10 @@ from decentral.compressors.base import (
     accumulate,
 )
 from decentral.compressors.blockwise import E3M0, FP8, NF4, Int4, Int8, Sign
-from decentral.compressors.chain import Chain, support, supports
+from decentral.compressors.chain import Chain
 from decentral.compressors.codebook8 import Codebook8
 from decentral.compressors.dct import DCT
-from decentral.compressors.feedback import Feedback, compress_with_debt, describe_feedback, parse_feedback
+from decentral.compressors.feedback import Feedback, describe_feedback, parse_feedback
 from decentral.compressors.half import BFloat16, Float16
 from decentral.compressors.lowrank import LowRank
 from decentral.compressors.randk import RandK
@@ -56,11 +56,8 @@ __all__ = [
     "TopK",
     "Uncompressed",
     "accumulate",
-    "compress_with_debt",
     "describe_compressors",
     "describe_feedback",
     "parse_compressor",
     "parse_feedback",
-    "support",
-    "supports",
 ]

@@ -33,7 +33,7 @@ from decentral.compressors.base import (
 )
 from decentral.errors import ConfigError
 
-__all__ = ["Chain", "SparsifierBase", "joined", "support", "supports"]
+__all__ = ["Chain", "SparsifierBase", "joined"]
 
 # Shape suffixes: S = places.
 
@@ -86,7 +86,7 @@ class Chain(Method):
         for payload in payloads:
             check_shapes(self, payload, self.layout(payload.shape))
         full = [payload for payload in payloads if payload.parts]
-        matrices = [list(self._quantised(payload)) for payload in full]
+        matrices = [list(self._payloads(payload)) for payload in full]
         decoded = iter(self.quantiser.decompress([rows for one in matrices for rows in one]))
         values = [tuple(next(decoded).tensor() for _ in one) for one in matrices]
         index = [payload.parts[: len(self.sparsifier.index_layout(payload.shape))] for payload in full]
@@ -94,7 +94,7 @@ class Chain(Method):
         placed = iter(self.sparsifier.place([payload.shape for payload in full], selected))
         return [next(placed) if payload.parts else Scattered.nowhere(payload) for payload in payloads]
 
-    def _quantised(self, payload: Payload) -> Iterator[Payload]:
+    def _payloads(self, payload: Payload) -> Iterator[Payload]:
         """Yield the quantiser's payload of each matrix."""
         start = len(self.sparsifier.index_layout(payload.shape))
         for rows in self.sparsifier.value_shapes(payload.shape):
@@ -155,28 +155,6 @@ def _alone(sparsifier: Sparsifier) -> Chain:
 def _layout(sparsifier: Sparsifier, quantiser: Compressor, shape: Shape) -> tuple[PartSpec, ...]:
     values = [spec for rows in sparsifier.value_shapes(shape) for spec in quantiser.layout(rows)]
     return (*sparsifier.index_layout(shape), *values)
-
-
-# ---- payloads without their zeros ----
-#
-# For whoever compares what many peers sent: 64 of 4096 values take a sixtieth of the time and memory.
-
-
-def support(compressor: Compressor, payload: Payload) -> tuple[Tensor, Tensor] | None:
-    """Return `Decoded.support` of a payload, the places sorted. PayloadError when a part breaks a rule."""
-    found = supports(compressor, [payload])
-    if found is None:
-        return None
-    ((place_S, value_S),) = found
-    order_S = torch.argsort(place_S)  # chunks of a matrix are tiles: their places interleave
-    return place_S[order_S], value_S[order_S]
-
-
-def supports(compressor: Compressor, payloads: Sequence[Payload]) -> list[tuple[Tensor, Tensor]] | None:
-    """Return `Decoded.support` of each payload; None where one does not name its places."""
-    found = [decoded.support() for decoded in compressor.decompress(payloads)]
-    named = [pair for pair in found if pair is not None]
-    return named if len(named) == len(found) else None
 
 
 def joined(pieces: Sequence[Tensor]) -> Tensor:

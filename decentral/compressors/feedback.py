@@ -31,7 +31,6 @@ from decentral.compressors.base import (
     Spelled,
     accumulate,
     add_flat,
-    check_dtype,
     compress_flat,
 )
 from decentral.errors import ConfigError
@@ -41,8 +40,11 @@ from decentral.tensors.memory import fresh_like
 from decentral.tensors.threads import elements_here, spread
 
 __all__ = [
+    "DEBT",
     "DGC",
     "EF21",
+    "SENT",
+    "VELOCITY",
     "EControl",
     "ErrorFeedback",
     "Feedback",
@@ -51,15 +53,18 @@ __all__ = [
     "Sending",
     "State",
     "add_up",
-    "compress_with_debt",
     "describe_feedback",
     "parse_feedback",
+    "send_more",
     "slot",
 ]
 
 # Shape suffix: N = values of the fragment.
 
 State = Mapping[str, Tensor]
+DEBT = "debt"  # the name in a sender's state of what compression lost, and is to be sent yet
+SENT = "sent"  # of what receivers hold of it
+VELOCITY = "velocity"  # of the momentum that is made before compression
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +109,13 @@ def slot(state: State, name: str, like_N: Tensor) -> Tensor:
     return state[name]
 
 
+def send_more(feedback: Feedback, gradient_N: Tensor, state: State, more_N: Tensor) -> tuple[Tensor, State]:
+    """Return gradient and state with ``more_N`` to be sent once: past a momentum, which would repeat it."""
+    if VELOCITY in feedback.sender:
+        return gradient_N, {**state, DEBT: slot(state, DEBT, gradient_N) + more_N}
+    return gradient_N + more_N, state
+
+
 # ---- none: no feedback ----
 #
 # The losses of a compressor are gone for good.
@@ -145,7 +157,7 @@ class ErrorFeedback(Spelled):
         biased=False,
         source='Stich et al., "Sparsified SGD with Memory", 2018, arXiv:1809.07599',
     )
-    sender: ClassVar[tuple[str, ...]] = ("debt",)
+    sender: ClassVar[tuple[str, ...]] = (DEBT,)
     receiver: ClassVar[tuple[str, ...]] = ()
     beta: float = 0.95
 
@@ -160,23 +172,23 @@ class ErrorFeedback(Spelled):
         owed_N = fresh_like(gradient_N)
         owed, gradients = split(owed_N, shapes), split(gradient_N.detach(), shapes)
         debts: Sequence[Tensor | None] = [None] * len(shapes)
-        if "debt" in state:
-            debts = split(slot(state, "debt", gradient_N), shapes)
+        if DEBT in state:
+            debts = split(slot(state, DEBT, gradient_N), shapes)
 
         def one(job: tuple[Tensor, Tensor, Tensor | None]) -> Payload:
             return _send(compressor, *job, self.beta)
 
         payloads = spread(one, list(zip(gradients, owed, debts, strict=True)), elements_here(gradient_N))
-        return Sending(tuple(payloads), {"debt": owed_N})
+        return Sending(tuple(payloads), {DEBT: owed_N})
 
     def _send_from_device(self, compressor: Compressor, gradient_N: Tensor, state: State, shapes: Shapes) -> Sending:
         """Send all tensors at once: a device has no cache in which one of them would wait."""
         owed_N = gradient_N.detach().clone()
-        if "debt" in state:
-            owed_N.add_(slot(state, "debt", gradient_N), alpha=self.beta)
+        if DEBT in state:
+            owed_N.add_(slot(state, DEBT, gradient_N), alpha=self.beta)
         payloads = compress_flat(compressor, owed_N, shapes)
         add_flat(compressor, owed_N, payloads, -1.0)
-        return Sending(payloads, {"debt": owed_N})
+        return Sending(payloads, {DEBT: owed_N})
 
     def receive(self, arrived_N: Tensor, state: State) -> Receiving:
         """Take the gradient for what arrived."""
@@ -194,23 +206,6 @@ def _send(compressor: Compressor, gradient: Tensor, owed: Tensor, debt: Tensor |
     (payload,) = compressor.compress([owed])
     accumulate(compressor, owed, payload, -1.0)
     return payload
-
-
-def compress_with_debt(
-    compressor: Compressor, tensor: Tensor, debt: Tensor | None, beta: float
-) -> tuple[Payload, Tensor]:
-    """Do what `ErrorFeedback` does, for one tensor of any shape; ``None`` is a debt of zero.
-
-    Returns the payload and the debt after sending it in float32, both new; ``tensor`` and ``debt`` are untouched.
-    """
-    if not 0 <= beta <= 1:
-        raise ConfigError(f"compress_with_debt(beta={beta}): the debt's decay must be in [0, 1]; 0.95 is usual")
-    if debt is not None and debt.shape != tensor.shape:
-        raise ConfigError(
-            f"compress_with_debt: debt {tuple(debt.shape)} and tensor {tuple(tensor.shape)} differ in shape"
-        )
-    owed = fresh_like(check_dtype(tensor))
-    return _send(compressor, tensor.detach(), owed, debt, beta), owed
 
 
 # ---- ef21: changes of the gradient ----
@@ -238,16 +233,16 @@ class EF21(Spelled):
         biased=False,
         source='Richtarik et al., "EF21", 2021, arXiv:2106.05203',
     )
-    sender: ClassVar[tuple[str, ...]] = ("sent",)
-    receiver: ClassVar[tuple[str, ...]] = ("sent",)
+    sender: ClassVar[tuple[str, ...]] = (SENT,)
+    receiver: ClassVar[tuple[str, ...]] = (SENT,)
 
     def send(self, compressor: Compressor, gradient_N: Tensor, state: State, shapes: Shapes) -> Sending:
         """Compress the change since what was sent."""
-        sent_N = slot(state, "sent", gradient_N)
+        sent_N = slot(state, SENT, gradient_N)
         payloads = compress_flat(compressor, gradient_N.detach() - sent_N, shapes)
         sent_N = sent_N.clone()
         add_flat(compressor, sent_N, payloads)
-        return Sending(payloads, {"sent": sent_N})
+        return Sending(payloads, {SENT: sent_N})
 
     def receive(self, arrived_N: Tensor, state: State) -> Receiving:
         """Return the sum of all that this sender sent so far."""
@@ -256,8 +251,8 @@ class EF21(Spelled):
 
 def add_up(arrived_N: Tensor, state: State) -> Receiving:
     """Do the receiver's side of mechanisms that send changes; estimate and state do not share memory."""
-    sent_N = slot(state, "sent", arrived_N) + arrived_N
-    return Receiving(sent_N, {"sent": sent_N.clone()})
+    sent_N = slot(state, SENT, arrived_N) + arrived_N
+    return Receiving(sent_N, {SENT: sent_N.clone()})
 
 
 # ---- econtrol: changes and a little debt ----
@@ -287,8 +282,8 @@ class EControl(Spelled):
         biased=False,
         source='Gao et al., "EControl", 2023, arXiv:2311.05645',
     )
-    sender: ClassVar[tuple[str, ...]] = ("debt", "sent")
-    receiver: ClassVar[tuple[str, ...]] = ("sent",)
+    sender: ClassVar[tuple[str, ...]] = (DEBT, SENT)
+    receiver: ClassVar[tuple[str, ...]] = (SENT,)
     eta: float = 0.001
 
     def __post_init__(self) -> None:
@@ -297,12 +292,12 @@ class EControl(Spelled):
 
     def send(self, compressor: Compressor, gradient_N: Tensor, state: State, shapes: Shapes) -> Sending:
         """Compress the change since what was sent and a share of the debt."""
-        debt_N, sent_N = slot(state, "debt", gradient_N), slot(state, "sent", gradient_N)
+        debt_N, sent_N = slot(state, DEBT, gradient_N), slot(state, SENT, gradient_N)
         change_N = gradient_N.detach() - sent_N
         payloads = compress_flat(compressor, change_N + debt_N * self.eta, shapes)
         sent_N = sent_N.clone()
         add_flat(compressor, sent_N, payloads)
-        return Sending(payloads, {"debt": debt_N + (gradient_N.detach() - sent_N), "sent": sent_N})
+        return Sending(payloads, {DEBT: debt_N + (gradient_N.detach() - sent_N), SENT: sent_N})
 
     def receive(self, arrived_N: Tensor, state: State) -> Receiving:
         """Return the sum of all that this sender sent so far."""
@@ -336,7 +331,7 @@ class DGC(Spelled):
         biased=False,
         source='Lin et al., "Deep Gradient Compression", 2017, arXiv:1712.01887',
     )
-    sender: ClassVar[tuple[str, ...]] = ("velocity", "debt")
+    sender: ClassVar[tuple[str, ...]] = (VELOCITY, DEBT)
     receiver: ClassVar[tuple[str, ...]] = ()
     momentum: float = 0.9
 
@@ -346,12 +341,12 @@ class DGC(Spelled):
 
     def send(self, compressor: Compressor, gradient_N: Tensor, state: State, shapes: Shapes) -> Sending:
         """Compress all velocity that was not sent yet."""
-        velocity_N = slot(state, "velocity", gradient_N) * self.momentum + gradient_N.detach()
-        owed_N = slot(state, "debt", gradient_N) + velocity_N
+        velocity_N = slot(state, VELOCITY, gradient_N) * self.momentum + gradient_N.detach()
+        owed_N = slot(state, DEBT, gradient_N) + velocity_N
         payloads = compress_flat(compressor, owed_N, shapes)
         sent_N = torch.zeros_like(owed_N)
         add_flat(compressor, sent_N, payloads)
-        return Sending(payloads, {"velocity": velocity_N.masked_fill_(sent_N != 0, 0.0), "debt": owed_N - sent_N})
+        return Sending(payloads, {VELOCITY: velocity_N.masked_fill_(sent_N != 0, 0.0), DEBT: owed_N - sent_N})
 
     def receive(self, arrived_N: Tensor, state: State) -> Receiving:
         """Take the gradient for what arrived."""

@@ -62,11 +62,6 @@ class DailyUpload:
         """True while others may still be helped."""
         return self.limit is None or self.sent < self.limit
 
-    @property
-    def until_next(self) -> float:
-        """Seconds until the next day begins."""
-        return DAY - self._wall() % DAY
-
     def count(self, total: int) -> None:
         """This process has sent ``total`` bytes so far."""
         today = self._today()

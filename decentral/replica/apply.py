@@ -10,13 +10,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from decentral.compressors import Payload, support
+from decentral.compressors import Payload
 from decentral.compressors.feedback import Receiving, State
 from decentral.optimizers import Aggregation, Channel, Contributor, OuterMethod
 from decentral.optimizers.aggregation.base import Floats, Sent
 from decentral.optimizers.aggregation.gram import Dense, Sparse, Values, gram
 from decentral.optimizers.base import Layout, Part, numel_of
-from decentral.optimizers.mean import Adder, Bands, LazyMean, masked, mean_of
+from decentral.optimizers.mean import Adder, Bands, LazyMean, mask, mean_of
 from decentral.parameters import Schema
 from decentral.replica.codec import Codec
 from decentral.replica.contents import FrameContents, Senders
@@ -98,12 +98,13 @@ def _tensors(codec: Codec, changes: Sequence[Sequence[Payload]]) -> Iterator[lis
 
 
 def _values(codec: Codec, payload: Payload) -> Values:
-    found = support(codec.compressor, payload)
-    if found is not None:
-        place_V, value_V = found
-        return Sparse(place_V.contiguous().numpy(), value_V.float().contiguous().numpy())
-    (piece,) = codec.pieces([payload])
-    return Dense(piece.contiguous().reshape(-1).numpy())
+    (decoded,) = codec.compressor.decompress([payload])
+    found = decoded.support()
+    if found is None:
+        return Dense(decoded.tensor().float().contiguous().reshape(-1).numpy())
+    place_V, value_V = found
+    order_V = torch.argsort(place_V)  # chunks of a matrix are tiles: their places interleave
+    return Sparse(place_V[order_V].numpy(), value_V[order_V].float().numpy())
 
 
 # ---- changes of a method that sends none ----
@@ -219,7 +220,7 @@ class GatherReader:
         channels = [
             (channel, self._adders(frames, place, scales[place], weights[place])) for place, channel in enumerate(due)
         ]
-        channels[0] = (due[0], masked(channels[0][1], outside))
+        channels[0] = (due[0], mask(channels[0][1], outside))
         rule = self.rule if self.rule.needs == "rows" else None
         by_rows = rule is not None and sum(weight > 0 for weight in weights[0]) >= rule.least
         is_plain = due[0].combine == "mean" and numel > 0 and not by_rows and not any(outside)

@@ -17,7 +17,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from decentral.compressors import Compressor, Nothing, Payload, Uncompressed, parse_compressor, parse_feedback, supports
+from decentral.compressors import Compressor, Nothing, Payload, Uncompressed, parse_compressor, parse_feedback
 from decentral.compressors.base import AddBand, add_flat, compress_flat, needs_matrices
 from decentral.compressors.feedback import ErrorFeedback, Feedback, NoFeedback, State
 from decentral.errors import PayloadError
@@ -128,9 +128,12 @@ class Codec:
         """By payload the places (V,) in the whole change, and the values there, all others being zero; None where one
         does not say it. Raises PayloadError.
         """
-        found = supports(self.compressor, payloads)
+        decoded = self.compressor.decompress(payloads)
+        found = [pair for one in decoded if (pair := one.support()) is not None]
+        if len(found) < len(payloads):
+            return None
         starts = accumulated((math.prod(payload.shape) for payload in payloads), initial=0)
-        return found and [
+        return [
             (place_V + start if start else place_V, value_V.to(torch.float32).contiguous())
             for (place_V, value_V), start in zip(found, starts, strict=False)
         ]

@@ -17,7 +17,7 @@ from decentral.optimizers.mean import MOST
 from decentral.replica.codec import Codec, Encoded, FixedShapes, numel, range_shapes
 from decentral.replica.measures import Sample
 from decentral.replica.replica import Replica, in_own_units
-from decentral.tensors.device import PROCESSOR, beside, to_device
+from decentral.tensors.device import PROCESSOR, on_device_of, to_device
 from decentral.tensors.memory import fresh_zeros
 from decentral.tensors.ops import difference
 from decentral.wire.frames import Frame, FrameKind, Header, claims_of, seal
@@ -227,7 +227,7 @@ def forget_sent(replica: Replica, record: Record, frames: Mapping[bytes, Frame],
     if unseen or any(frame.header.kind == FrameKind.MERGE for frame in mine):
         return Booking({}, sent_N=torch.ones(replica.numel(f), dtype=torch.bool, device="cpu"))
     sent_N = replica.contents.nonzero(mine, replica.numel(f))
-    kept = {name: one_N.masked_fill(beside(sent_N, one_N), 0.0) for name, one_N in replica.feedback[f].items()}
+    kept = {name: one_N.masked_fill(on_device_of(sent_N, one_N), 0.0) for name, one_N in replica.feedback[f].items()}
     return Booking(kept, sent_N=sent_N)
 
 

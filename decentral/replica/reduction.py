@@ -15,11 +15,12 @@ import anyio
 import torch
 from torch import Tensor
 
+from decentral.compressors.feedback import DEBT
 from decentral.consensus.round_state import claims_match
 from decentral.errors import NonFiniteError, PayloadError
 from decentral.optimizers.aggregation.base import norm
 from decentral.optimizers.base import Part
-from decentral.optimizers.mean import Adder, masked, mean_of
+from decentral.optimizers.mean import Adder, mask, mean_of
 from decentral.replica.codec import Codec, Encoded, range_shapes
 from decentral.replica.contents import Tail
 from decentral.replica.measures import Measure
@@ -67,7 +68,7 @@ class Reduction:
         outside: Sequence[Part] = (),
     ) -> Encoded:
         """Make the mean over exactly the plan's contributors, each by its weight and scale, and this owner's residual
-        of these elements, compressed once; "debt" in its feedback is what is owed after a commit that names it.
+        of these elements, compressed once; `DEBT` in its feedback is what is owed after a commit that names it.
 
         ``beside``: the weights in each further channel; ``outside``: where in the fragment each one's change counts
         nothing. Where nobody counts nothing moves, whatever a result says: it
@@ -78,7 +79,7 @@ class Reduction:
         whole, (start, stop) = [1.0] * len(weights), self.range
         mean_N = self._change(weights, whole if scales is None else scales, self._here(outside))
         states = [self._mean(1 + place, counted, whole) for place, counted in enumerate(beside)]
-        owed = {} if owed_N is None else {"debt": owed_N}
+        owed = {} if owed_N is None else {DEBT: owed_N}
         try:
             return codec.for_results().encode(mean_N, owed, range_shapes(start, stop), states)
         except NonFiniteError:  # both are finite, and their sum is not: what is owed waits
@@ -115,13 +116,13 @@ class Reduction:
             (peer, partial(_add, row_N, scale), weight)
             for peer, row_N, weight, scale in zip(peers, rows, weights, scales, strict=True)
         ]
-        return mean_of(total_N, masked(adders, outside))
+        return mean_of(total_N, mask(adders, outside))
 
     def _of_nobody(self, codec: Codec, owed_N: Tensor | None) -> Encoded:
         start, stop = self.range
         nothing_CN = torch.zeros_like(next(iter(self.slices.values()))).view(-1, stop - start)
         made = codec.for_results().encode(nothing_CN[0], {}, range_shapes(start, stop), list(nothing_CN[1:]))
-        return made if owed_N is None else replace(made, feedback={"debt": owed_N})
+        return made if owed_N is None else replace(made, feedback={DEBT: owed_N})
 
 
 def _add(row_N: Tensor, scale: float, total_N: Tensor, weight: float) -> None:

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-import torch
 from torch import Tensor
 
+from decentral.compressors.feedback import State, send_more
 from decentral.consensus.chain import contributions
 from decentral.errors import ConfigError, NonFiniteError, PayloadError
 from decentral.optimizers import CHANGE, Aggregation, Channel, Contributor, OuterMethod, RoundInfo, make_aggregation
@@ -45,7 +45,7 @@ from decentral.replica.weights import (
     weights_of,
 )
 from decentral.state.snapshot import BUFFERS, anchor_name, outer_name
-from decentral.tensors.device import all_beside, beside
+from decentral.tensors.device import all_beside, on_device_of
 from decentral.tensors.memory import fresh, fresh_zeros
 from decentral.tensors.ops import is_finite
 from decentral.wire.frames import Frame, FrameKind
@@ -164,12 +164,13 @@ class Replica:
         """
         if not is_finite(gradient_N[start:stop]):
             self.check_finite(fragment, gradient_N)
-        part = {name: beside(tensor[start:stop], gradient_N) for name, tensor in self.feedback[fragment].items()}
-        owed_N, slice_N = part.pop(OWED, None), gradient_N[start:stop]
-        if passed_on and owed_N is not None and "velocity" in self.codec.feedback.sender:  # momentum would repeat it
-            part["debt"] = part.get("debt", torch.zeros_like(slice_N)) + owed_N * passed_on
-        elif passed_on and owed_N is not None:
-            slice_N = slice_N + owed_N * passed_on
+        books, slice_N = self.feedback[fragment], gradient_N[start:stop]
+        part: State = {name: on_device_of(books[name][start:stop], gradient_N) for name in books if name != OWED}
+        owed_N = books.get(OWED)
+        if passed_on and owed_N is not None:
+            slice_N, part = send_more(
+                self.codec.feedback, slice_N, part, on_device_of(owed_N[start:stop], slice_N) * passed_on
+            )
         cut = [state_N[start:stop] for state_N in states]
         return self.codec.encode(slice_N, part, range_shapes(start, stop), cut)
 
@@ -202,14 +203,14 @@ class Replica:
             return self._merge(record, frames)
         opened, buffers_B = self._open_record(record, frames, decoded or {})
         found = weights_of(self.method, self.weighting, opened.told, self.states[f])
-        beside = self._state_weights(opened.told, record.outer_step, found.weights)
+        of_states = self._state_weights(opened.told, record.outer_step, found.weights)
         info = self.info(record, found.weights, opened.told)
         if found.why == NOBODY:
             return self._nobody_counts(f, info, opened.kept)
-        if why := found.why or next((one.why for one in beside if one.why not in ("", NOBODY)), ""):
+        if why := found.why or next((one.why for one in of_states if one.why not in ("", NOBODY)), ""):
             return self._stay(f, why, opened.kept)
         try:
-            step = self._step(opened, info, [found.weights, *(one.weights for one in beside)])
+            step = self._step(opened, info, [found.weights, *(one.weights for one in of_states)])
         except Unusable as error:
             return self._stay(f, str(error), opened.kept)
         except NonFiniteError:  # finite contributions whose mean is not
@@ -277,8 +278,8 @@ class Replica:
         """Return the weight of each in the mean of each further channel that is due; ``weights``: in that of the
         changes.
         """
-        beside = self._state_weights(self._contributors(contributors, outer_step), outer_step, weights)
-        return [one.weights for one in beside]
+        told = self._contributors(contributors, outer_step)
+        return [one.weights for one in self._state_weights(told, outer_step, weights)]
 
     def outside(self, contributors: Sequence[FrameRef], outer_step: int) -> list[Part]:
         """Where in the fragment the change of each counts nothing: see the method. Raises Unusable."""

@@ -24,13 +24,14 @@ import anyio
 import torch
 from torch import Tensor
 
+from decentral.compressors.feedback import SENT
 from decentral.consensus.chain import Branch, Head, contributions, moves_anchor, rank_of
 from decentral.replica.contribution import Booking, Contribution, Reclaimed, forget_sent
 from decentral.replica.replica import OWED, Loaded, OuterStep, Replica, residual_after
 from decentral.rounds.frame_io import FrameIO
 from decentral.rounds.local_state import CommittedUpdate, Decision, LocalState, Steps
 from decentral.rounds.metrics import RoundMetrics
-from decentral.tensors.device import beside
+from decentral.tensors.device import on_device_of
 from decentral.wire.frames import Frame
 from decentral.wire.keys import Digest, peer_name
 from decentral.wire.messages import Commit, Record
@@ -362,7 +363,7 @@ class Adoption:
         before_N, steps = (old_N, 0) if owed is None else (old_N + owed.gradient_N, owed.steps)
         taken_N, mine = None, taken.get(f)
         if mine is not None:
-            before_N = before_N - beside(mine.live_progress_N, before_N)
+            before_N = before_N - on_device_of(mine.live_progress_N, before_N)
             steps -= mine.trained
         elif f in taken:
             taken_N = torch.ones(len(old_N), dtype=torch.bool, device="cpu")
@@ -382,7 +383,7 @@ class Adoption:
             return {}
         fragments = range(len(self.replica.anchors))
         replica, after = self.replica, branch.shared.round
-        sent = [replica.senders.of(f, self.me).get("sent") for f in fragments]  # None under most mechanisms
+        sent = [replica.senders.of(f, self.me).get(SENT) for f in fragments]  # None under most mechanisms
         found = {f: self.outbox.reclaim(after, f, replica.shapes(f), sent[f]) for f in fragments}
         return {f: owed for f, owed in found.items() if owed is not None}
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor
 
+from decentral.compressors.feedback import DEBT
 from decentral.consensus.chain import contributions
 from decentral.replica.contribution import Contribution
 from decentral.replica.figures import DEBT_RATIO, NEVER_SENT, Figures
@@ -36,8 +37,6 @@ from decentral.wire.messages import Record
 # Shape suffixes: N = elements of one fragment, C = channels; flat float32.
 
 logger = logging.getLogger("decentral.rounds")
-
-DEBT = "debt"  # its name in a sender's feedback
 
 
 class RoundMetrics:

@@ -9,9 +9,10 @@ import anyio
 import anyio.abc
 from torch import Tensor
 
+from decentral.compressors.feedback import DEBT
 from decentral.consensus.chain import Head
 from decentral.dissemination.reassembly import PAUSE
-from decentral.dissemination.reduce import in_order, owned_parts
+from decentral.dissemination.reduce import in_order, parts_of
 from decentral.optimizers.aggregation.base import Sent
 from decentral.optimizers.base import Part
 from decentral.replica.contribution import Contribution, header_after, range_of
@@ -38,7 +39,7 @@ class Reducer:
         pending = self.state.pending
         if pending is not None and self.me in {ref.peer for ref in plan.contributors}:
             self.state.tasks.spawn(self.send_slices, pending, plan, head)
-        for part in owned_parts(plan, self.me):
+        for part in parts_of(plan, self.me):
             self.state.tasks.spawn(self._own, Reduction(plan, part), head)
 
     async def send_slices(self, pending: Contribution, plan: ReducePlan, head: Head) -> None:
@@ -60,11 +61,11 @@ class Reducer:
         if missing := reduction.missing():
             await self._blame(reduction.plan, missing, head)
             return
-        frame, decoded, feedback = await self.state.offload(self._result, reduction, head)
+        frame, decoded, left_N = await self.state.offload(self._result, reduction, head)
         self._tell_unmoved(reduction)
         if self.state.head.hash == head.hash:
-            if "debt" in feedback:
-                self.state.sums.residuals[frame.hash] = feedback["debt"]
+            if left_N is not None:
+                self.state.sums.residuals[frame.hash] = left_N
             self.state.sums.results.add(frame, decoded)
             await self.frames.hold(frame)
             await self.frames.pushes.push(frame, head.members)
@@ -85,8 +86,8 @@ class Reducer:
             with anyio.CancelScope(deadline=deadline if now < deadline <= now + PAUSE else now + PAUSE):
                 await came.wait()
 
-    def _result(self, reduction: Reduction, head: Head) -> tuple[Frame, Tensor, dict[str, Tensor]]:
-        """Make the frame for everybody; return it, what it decodes to, and the residual that it leaves."""
+    def _result(self, reduction: Reduction, head: Head) -> tuple[Frame, Tensor, Tensor | None]:
+        """Make the frame for everybody; return it, what it decodes to, and the residual that it leaves, if any."""
         plan, state, replica = reduction.plan, self.state, self.replica
         fragment = head.fragment(state.terms.num_fragments)
         owed_N, (start, stop) = replica.residual(fragment), reduction.range
@@ -99,16 +100,16 @@ class Reducer:
         scales, outside = self._slice_scales(reduction, norms, weights), self._outside(reduction, head)
         if reduction.unmoved:
             scales = [0.0] * len(scales)
-        beside = replica.state_weights(plan.contributors, head.outer_step, weights)
+        of_states = replica.state_weights(plan.contributors, head.outer_step, weights)
         made = reduction.result(
-            replica.codec, weights, None if owed_N is None else owed_N[start:stop], scales, beside, outside
+            replica.codec, weights, None if owed_N is None else owed_N[start:stop], scales, of_states, outside
         )
         parts, tail = len(plan.partition), replica.tail.pack_merge(reduction.contributor_buffers())
         header = header_after(head, FrameKind.RESULT, fragment, state.me, reduction.part, parts, plan.number)
         header = replace(header, states=len(replica.due(head.outer_step)) - 1)
         frame = seal(header, made.body, state.signer, tail)
         _ = frame.hash  # see Inbox.check
-        return frame, replica.codec.decompress(made.payloads, header.channels), made.feedback
+        return frame, replica.codec.decompress(made.payloads, header.channels), made.feedback.get(DEBT)
 
     def _slice_scales(self, reduction: Reduction, norms: Sequence[float], weights: Sequence[float]) -> list[float]:
         """Return a scale for each slice. An owner knows the norms of its own part's slices, and no more.

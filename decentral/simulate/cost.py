@@ -7,10 +7,8 @@ Costs are what a peer sends on average, as those of rounds in `decentral.trainin
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from decentral.consensus.chain import SEATS
 from decentral.swarm.directory import DIRECT
@@ -46,7 +44,7 @@ def leader(kind: str, n: int, numel: int) -> Cost:
     return commit + message(proposal_nbytes(record)).times(voters - 1) + plan(kind, n, numel).times(n - 1)
 
 
-def grouped(n: int, numel: int, body: Body, group: int) -> Cost:
+def in_groups(n: int, numel: int, body: Body, group: int) -> Cost:
     """A round of gather, control messages included, in groups of ``group`` that each commit for themselves.
 
     No round of the library works so yet; it is what one would cost.
@@ -115,36 +113,3 @@ def lookups(n: int, lease: Lease) -> Cost:
 def nodes_asked(n: int) -> float:
     """Nodes that one search asks. Measured up to 10,000: a beam, and one more per doubling beyond what a node knows."""
     return min(n - 1.0, BEAM + max(0.0, float(np.log2(n / 1000))))
-
-
-# ---- least seconds of a round ----
-#
-# For its frames, on lines of these rates.
-#
-# Source: the lower bounds of gather and reduce are those of Patarasuk and Yuan, "Bandwidth optimal all-reduce
-# algorithms for clusters of workstations", 2009, with a rate of its own for each direction of each peer.
-
-Array = NDArray[np.float64]
-
-
-def gather_seconds(payload: float, up: Sequence[float], down: Sequence[float]) -> float:
-    """The least time in which every peer can have every frame of ``payload`` bytes, at these rates in bytes/s.
-
-    A frame leaves its owner once, all others reach each peer, and all copies come out of all uplinks together.
-    """
-    n = len(up)
-    rates_up: Array = np.asarray(up, dtype=np.float64)
-    slowest_down = float(np.min(np.asarray(down, dtype=np.float64)))
-    everywhere = n * (n - 1) * payload / float(rates_up.sum())
-    return max(payload / float(rates_up.min()), (n - 1) * payload / slowest_down, everywhere)
-
-
-def push_seconds(payload: float, up: Sequence[float], down: Sequence[float]) -> float:
-    """The same when each owner sends all copies of its frame itself, as rounds do now."""
-    slowest = min(min(up), min(down))
-    return (len(up) - 1) * payload / slowest
-
-
-def reduce_seconds(payload: float, n: int, up: float, down: float) -> float:
-    """The least time of a reduce over ``n`` equal peers."""
-    return 2 * (n - 1) / n * payload / min(up, down)

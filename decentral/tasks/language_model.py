@@ -48,12 +48,6 @@ def transformers_config(config: LanguageModelConfig) -> LlamaConfig | OlmoeConfi
     return olmoe_config(shared, config)
 
 
-def config_document(config: LanguageModelConfig) -> dict[str, Any]:
-    """Return the JSON of the config for a checkpoint's meta: ``export`` writes it as ``config.json``."""
-    document = json.loads(transformers_config(config).to_json_string())
-    return {**document, "architectures": [_architecture(config).__name__], "dtype": "float32"}
-
-
 def build_language_model(config: LanguageModelConfig, *, seed: int) -> LlamaForCausalLM | OlmoeForCausalLM:
     """Return a freshly initialised model in float32 on the CPU; the same seed gives the same bits.
 

@@ -21,6 +21,7 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
+from decentral.compressors.feedback import DEBT
 from decentral.consensus.chain import Head, contributions, moves_anchor
 from decentral.errors import DecentralError, NonFiniteError
 from decentral.manifest import Manifest
@@ -212,7 +213,7 @@ class LoopParts:
         return list(range(self.manifest.outer.fragments))
 
     @property
-    def rests(self) -> bool:
+    def holds_back(self) -> bool:
         """True when contributions are held back: by a person, or because the day's upload is used up."""
         return self.control.paused or bool(self.swarm.node.resting.reasons)
 
@@ -391,7 +392,7 @@ class _Rounds:
         """
         self._schedule.paced = self._pace.steps(self._swarm.node.driver.full_times)
         due = self._schedule.due or self._schedule.due_early(self._swarm.node.driver.pressed, step_seconds or 0.0)
-        may_offer = not (self._parts.rests or self._merger.done or self._has_left)
+        may_offer = not (self._parts.holds_back or self._merger.done or self._has_left)
         self._has_left = self._parts.control.leaving
         return due and may_offer
 
@@ -528,7 +529,7 @@ class GossipSteps:
 
     def _is_due(self, node: Node) -> bool:
         over = self._merger.done or self._parts.control.leaving or node.driver.head.final
-        return self._schedule.due and not self._parts.rests and not over
+        return self._schedule.due and not self._parts.holds_back and not over
 
     async def _exchange(self, mine: Contribution) -> None:
         self._parts.events.swap_begins(mine)
@@ -773,7 +774,7 @@ async def anchors_without_debt(node: Node, seen: Digest, fragments: Sequence[int
         return None
     feedback, debts = node.replica.feedback, {}
     for fragment in fragments:
-        if (debt_N := feedback[fragment].get("debt")) is not None:
+        if (debt_N := feedback[fragment].get(DEBT)) is not None:
             debts[fragment] = debt_N
         # as an owner of a reduce: the progress of others, which nobody else has
         owed_N = node.replica.residual(fragment)

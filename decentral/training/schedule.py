@@ -21,7 +21,7 @@ from decentral.replica.contribution import Contribution
 from decentral.replica.weights import make_summary
 from decentral.rounds.local_state import CommittedUpdate
 from decentral.state.snapshot import anchor_name
-from decentral.tensors.device import beside, less
+from decentral.tensors.device import less, on_device_of
 from decentral.tensors.memory import Lazy, values_of
 from decentral.tensors.ops import carry_rows
 from decentral.training.live_side import LiveSide, Parameters
@@ -150,7 +150,7 @@ class SyncSchedule:
 
     def gradient(self, fragment: int, anchor_N: Tensor, local_N: Tensor) -> Tensor:
         """Return the pseudo-gradient of a fragment: what was written, less what the live model holds now."""
-        return as_written(beside(anchor_N, local_N), self.progress[fragment].rounding_N) - local_N
+        return as_written(on_device_of(anchor_N, local_N), self.progress[fragment].rounding_N) - local_N
 
     def take(
         self, model: Parameters, fragment: int, anchor_N: Tensor, based_on: Digest, per_step: int, *, outer_step: int
@@ -239,7 +239,7 @@ class SyncSchedule:
         for f in fragments:
             progress, lost_N = self.progress[f], self.gradient(f, anchors[f], read_live(model, f, self.progress[f]))
             if debts is not None and f in debts:
-                lost_N = lost_N + beside(debts[f], lost_N)
+                lost_N = lost_N + on_device_of(debts[f], lost_N)
             self.absences.append(Away(f, progress.missed, progress.behind, 0, lost_N))
             progress.drop()
             self.put(model, f, anchors[f])
@@ -268,8 +268,8 @@ class SyncSchedule:
         if update.taken_N is None:
             return self._carry_on(model, f, before_N, after_N)
         live_N = read_live(model, f, progress)  # what a previous incarnation sent is in the anchor, and no progress
-        before_N, taken_N = beside(before_N, live_N), beside(update.taken_N, live_N)
-        return carry(torch.where(taken_N, before_N, live_N), before_N, beside(after_N, live_N))
+        before_N, taken_N = on_device_of(before_N, live_N), on_device_of(update.taken_N, live_N)
+        return carry(torch.where(taken_N, before_N, live_N), before_N, on_device_of(after_N, live_N))
 
     def _past_ours(self, mine: Contribution, model: Parameters, f: int, after_N: Tensor) -> Tensor | None:
         """Go past a commit that names our contribution: what was learnt since it was sent stays."""
@@ -286,10 +286,10 @@ class SyncSchedule:
         def without(value_N: Tensor) -> Tensor:
             """Take out what a blend would keep a part of: what an absence left uncounted, and the model's rounding."""
             value_N = value_N if away is None else value_N + away.dropped_N
-            return value_N if rounding_N is None else value_N - beside(rounding_N, value_N)
+            return value_N if rounding_N is None else value_N - on_device_of(rounding_N, value_N)
 
         live_N = Lazy(lambda: without(read_live(model, f, progress)))
-        sent_N, anchor_N = Lazy(lambda: without(local_N)), Lazy(lambda: beside(after_N, live_N.tensor()))
+        sent_N, anchor_N = Lazy(lambda: without(local_N)), Lazy(lambda: on_device_of(after_N, live_N.tensor()))
         merged_N = self.method.merge(live_N, sent_N, anchor_N)
         if not isinstance(merged_N, Carried):
             return values_of(merged_N)
@@ -304,7 +304,7 @@ class SyncSchedule:
         rows = None if progress.is_elsewhere else model.in_place(f)
         if rows is None:
             live_N = read_live(model, f, progress)
-            return carry(live_N, beside(sent_N, live_N), beside(anchor_N, live_N))
+            return carry(live_N, on_device_of(sent_N, live_N), on_device_of(anchor_N, live_N))
         if self.due and self._may_keep:
             self._merged = carry_and_keep(rows, sent_N, anchor_N)
         else:
@@ -394,7 +394,7 @@ def resume(
     for f, anchor_N in enumerate(anchors):
         before_N = tensors[anchor_name(f)]
         if not torch.equal(before_N, anchor_N):
-            _carry_on(schedule, model, f, before_N, anchor_N, outer_steps)
+            _carry_over(schedule, model, f, before_N, anchor_N, outer_steps)
             schedule.live.after_others(f, states[f] if states else {})
 
 
@@ -419,14 +419,14 @@ def _come_back(
         schedule.put(model, f, live_N if rounding_N is None else less(live_N, rounding_N))
 
 
-def _carry_on(
+def _carry_over(
     schedule: SyncSchedule, model: Parameters, f: int, before_N: Tensor, anchor_N: Tensor, outer_steps: int
 ) -> None:
     progress = schedule.progress[f]
     progress.missed += -(-outer_steps // schedule.num_fragments) if progress.behind else 0
     live_N = model.read(f)
-    base_N = as_written(beside(before_N, live_N), progress.rounding_N)
-    schedule.put(model, f, carry(live_N, base_N, beside(anchor_N, live_N)))
+    base_N = as_written(on_device_of(before_N, live_N), progress.rounding_N)
+    schedule.put(model, f, carry(live_N, base_N, on_device_of(anchor_N, live_N)))
 
 
 def recall_unadopted(schedule: SyncSchedule, memory: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from decentral.compressors.feedback import DEBT
 from decentral.consensus.chain import Head
 from decentral.dissemination.reduce import partition
 from decentral.optimizers.aggregation.base import Sent
@@ -35,9 +36,9 @@ __all__ = [
     "Slices",
     "body_of",
     "first_head",
-    "gathered",
+    "gather",
     "plan_of",
-    "reduced",
+    "reduce",
     "results",
     "slice_of",
     "slices_of",
@@ -81,7 +82,7 @@ def slice_of(peer: TrialPeer, made: Contribution) -> int:
     return len(peer.replica.encode_range(made.fragment, made.gradient_N, 0, numel, states=made.states).body)
 
 
-def gathered(head: Head, peers: Sequence[TrialPeer], offered: Offered) -> Met:
+def gather(head: Head, peers: Sequence[TrialPeer], offered: Offered) -> Met:
     """Hold a round in which everybody gets every frame."""
     nbytes = {rank: body_of(peers[rank], made) for rank, made in offered.items()}
     frames = {rank: made.frame(head, peers[rank].signer) for rank, made in offered.items()}
@@ -96,7 +97,7 @@ def gathered(head: Head, peers: Sequence[TrialPeer], offered: Offered) -> Met:
     return Met(_decide(head, peers, record, step, offered, {}), step, nbytes)
 
 
-def reduced(head: Head, peers: Sequence[TrialPeer], offered: Offered) -> Met:
+def reduce(head: Head, peers: Sequence[TrialPeer], offered: Offered) -> Met:
     """Hold a round in which each owner gets its part of every contribution, and everybody its result."""
     fragment = next(iter(offered.values())).fragment
     contributors = [_ref(head, peers[rank], made, made.commitment(head)) for rank, made in offered.items()]
@@ -222,7 +223,7 @@ def _result(
     )
     header = header_after(head, FrameKind.RESULT, fragment, owner.signer.peer, part, len(plan.partition), plan.number)
     frame = seal(replace(header, states=len(beside)), made.body, owner.signer)
-    return Result(frame, replica.codec.decompress(made.payloads, frame.header.channels), made.feedback.get("debt"))
+    return Result(frame, replica.codec.decompress(made.payloads, frame.header.channels), made.feedback.get(DEBT))
 
 
 def _decode(owner: TrialPeer, frame: Frame, numel: int) -> Tensor:

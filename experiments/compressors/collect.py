@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save_file
 
-from decentral.compressors import compress_with_debt, parse_compressor
+from decentral.compressors import parse_compressor
+from decentral.compressors.feedback import ErrorFeedback
 from decentral.tasks.batches import batch_at
 from decentral.tasks.corpus import load_corpus
 from decentral.tasks.language_model import build_language_model
@@ -48,7 +49,9 @@ def main() -> None:
         for name, p in model.named_parameters():
             gradient = anchor[name] - p.detach()
             owed[name] = BETA * debt.get(name, torch.zeros_like(gradient)) + gradient
-            payload, debt[name] = compress_with_debt(compressor, gradient, debt.get(name), BETA)
+            state = {} if name not in debt else {"debt": debt[name].flatten()}
+            sending = ErrorFeedback(beta=BETA).send(compressor, gradient.flatten(), state, (tuple(gradient.shape),))
+            (payload,), debt[name] = sending.payloads, sending.state["debt"].view_as(gradient)
             anchor[name] -= compressor.decompress_one(payload)
             p.data.copy_(anchor[name])
         print(f"round {number}: loss {loss.item():.3f}", flush=True)

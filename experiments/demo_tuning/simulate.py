@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from decentral.compressors import compress_with_debt, parse_compressor, parse_feedback
+from decentral.compressors import parse_compressor, parse_feedback
+from decentral.compressors.feedback import ErrorFeedback
 from decentral.manifest import preset_manifest
 from decentral.optimizers import RoundInfo, blend, carry, make_outer, mean_pseudo_gradient, presets
 from decentral.parameters import Fragment, gather, scatter, schema_of, split
@@ -30,14 +31,14 @@ from decentral.training.inner import warm_up
 
 @dataclass
 class Replica:
-    """One peer: its model and inner optimizer, and per fragment its debt and what it contributed last."""
+    """One peer: its model and inner optimizer, and per fragment its feedback and what it contributed last."""
 
     peer: bytes
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
     schedule: torch.optim.lr_scheduler.LRScheduler
     parameters: dict[str, Tensor]
-    debt: dict[int, list[Tensor]] = field(default_factory=dict)
+    feedback: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     contributed: dict[int, Tensor] = field(default_factory=dict)
     slow: Tensor = field(default_factory=lambda: torch.empty(0))  # NoLoCo only, with its momentum
     state: dict[str, Tensor] = field(default_factory=dict)
@@ -97,14 +98,10 @@ class Swarm:
         delta = self.anchor[index] - replica.contributed[index]
         if self.args.beta is None:
             return self.through(delta, fragment)
-        parts = split(delta, fragment)
-        debts = replica.debt.get(index, [None] * len(parts))
-        pairs = [
-            compress_with_debt(self.compressor, part, debt, self.args.beta)
-            for part, debt in zip(parts, debts, strict=True)
-        ]
-        replica.debt[index] = [debt for _, debt in pairs]
-        return torch.cat([self.compressor.decompress_one(payload).flatten() for payload, _ in pairs])
+        feedback, state = ErrorFeedback(beta=self.args.beta), replica.feedback.get(index, {})
+        sending = feedback.send(self.compressor, delta, state, fragment.shapes)
+        replica.feedback[index] = sending.state
+        return torch.cat([self.compressor.decompress_one(payload).flatten() for payload in sending.payloads])
 
     def through(self, flat: Tensor, fragment: Fragment) -> Tensor:
         parts = split(flat, fragment)

@@ -1,13 +1,32 @@
-from collections.abc import Callable
-from pathlib import Path
+"""Commands as they are typed, a peer that runs, and the processes of others."""
 
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import click
 import pytest
 from click.testing import CliRunner, Result
 
 from decentral.cli import main
+from decentral.manifest import Manifest, preset_manifest
 from decentral.observe.status import ProcessInfo, Status, write_status
+from tests.kit.families import NET, family, write_terms
 
+__all__ = ["family"]
 Run = Callable[..., Result]
+
+
+def every_command() -> Iterator[tuple[str, click.Command]]:
+    """Each command by the words that name it, those of groups behind their group."""
+    context = click.Context(main)
+    for name in main.list_commands(context):
+        command = main.get_command(context, name)
+        assert command is not None
+        yield name, command
+        if isinstance(command, click.Group):
+            for inner, inner_command in command.commands.items():
+                yield f"{name} {inner}", inner_command
 
 
 @pytest.fixture
@@ -19,6 +38,13 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         return CliRunner().invoke(main, [str(argument) for argument in arguments], **extra)  # type: ignore[arg-type]
 
     return run
+
+
+@pytest.fixture
+def terms(tmp_path: Path) -> list[str]:
+    """A manifest that trains for hours, run.toml; and the options by which peers of this machine train by it."""
+    write_terms(tmp_path)
+    return ["--data", str(tmp_path / "text"), *NET]
 
 
 @pytest.fixture
@@ -43,3 +69,22 @@ def running_peer(tmp_path: Path) -> Path:
     )
     write_status(folder, status, ProcessInfo())
     return folder
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """100 kB in which the next byte is easy to guess."""
+    path = tmp_path / "text"
+    path.write_bytes(b"the quick brown fox. " * 5000)
+    return path
+
+
+def small(**tables: Any) -> Manifest:
+    """Terms of six rounds on that text."""
+    given: dict[str, Any] = {
+        "run": {"rounds": 6},
+        "model": {"hidden": 16, "layers": 1, "heads": 2, "context": 16},
+        "data": {"corpus": "foxes", "batch_size": 2},
+        "inner": {"steps": 10, "learning_rate": 1e-2, "warmup": 2},
+    }
+    return preset_manifest("sparseloco", **(given | tables))

@@ -6,39 +6,28 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from click.testing import Result
 
-from decentral.manifest import preset_manifest
 from decentral.observe.events import EVENTS_FILE, EventLog
 from decentral.observe.lines import pack_put_aside, put_aside
 from decentral.observe.status import ProcessInfo, Status, read_status, write_status
-from tests.kit.screen import Screen
-from tests.kit.terminals import OnTerminal
+from tests.cli.conftest import Run
+from tests.kit.families import NET, PATIENCE, write_terms
+from tests.kit.terminals import OnTerminal, Screen
 
-Run = Callable[..., Result]
-PATIENCE = 90.0  # s; a peer alone imports torch in 5, on a machine with a queue of ten in 50
 COMMAND = (sys.executable, "-m", "decentral")
-START = ["start", "run.toml", "--data", "text", "--alone", "--listen", "/ip4/127.0.0.1/tcp/0", "--transport", "native"]
-START += ["--no-lan"]
-BRINGS = " --data PATH/TO/fox"
+START = ["start", "run.toml", "--data", "text", "--alone", *NET]
+BRINGS = " --data PATH/TO/foxes"
 
 
 @pytest.fixture
 def terms(tmp_path: Path) -> Path:
     """A folder with a manifest that trains for hours on a model of a few thousand parameters, and its text."""
-    manifest = preset_manifest(
-        "sparseloco",
-        run={"rounds": 10**6},
-        model={"hidden": 16, "layers": 1, "heads": 2, "context": 16},
-        data={"corpus": "fox", "batch_size": 2},
-    )
-    (tmp_path / "run.toml").write_text(manifest.to_toml())
-    (tmp_path / "text").write_bytes(b"the quick brown fox. " * 5000)
+    write_terms(tmp_path)
     return tmp_path
 
 
@@ -66,6 +55,7 @@ def test_the_invite_is_whole_in_the_scrollback_while_the_view_is_live_and_after_
     assert "to stop: " not in "\n".join(lines)  # there is nothing to stop any more
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_in_a_pipe_a_state_is_said_once_and_a_round_in_one_short_line(terms: Path) -> None:
     with subprocess.Popen(
@@ -79,7 +69,7 @@ def test_in_a_pipe_a_state_is_said_once_and_a_round_in_one_short_line(terms: Pat
         assert process.stdout.read() == f"decentral join {read_status(terms / 'decentral-run').invite}{BRINGS}\n"
     assert sum(line.startswith("looking: ") for line in lines) <= 1
     assert all(len(line) < 120 for line in lines if line.startswith("round "))
-    assert any(line.startswith("data    fox, ") for line in lines)
+    assert any(line.startswith("data    foxes, ") for line in lines)
 
 
 def until_rounds(lines: Iterator[str], number: int) -> Iterator[str]:
@@ -164,15 +154,3 @@ def test_logs_are_followed_until_the_peer_ends_and_its_last_words_are_told(runni
         assert "round=2" in process.stdout.readline()
         assert process.wait(PATIENCE) == 0
         assert process.stderr.read() == "the peer has ended: left: round 2 was its last\n"
-
-
-def test_a_killed_peer_is_told_from_one_that_ended(run: Run, running_peer: Path) -> None:
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    process = ProcessInfo(child.pid, psutil.Process(child.pid).create_time())
-    write_status(running_peer, Status(state="training", round=3, health="healthy: round 3"), process)
-    assert run("status").exit_code == 0
-    child.kill()
-    child.communicate()
-    result = run("status")
-    assert result.exit_code == 1
-    assert "killed or crashed" in result.stdout

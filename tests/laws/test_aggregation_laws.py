@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 
 import numpy as np
@@ -140,16 +139,14 @@ class Opaque(Method):
 
 
 def test_what_is_sparse_says_its_places():
-    from decentral.compressors import support
-
     for spelling in ("topk(k=64, chunk=4096) >> signmag2", "randk(k=64, chunk=4096)", "threshold(k=64)"):
         compressor = parse_compressor(spelling)
         for shape in ((200, 130), (5000,), (0,), (1, 1)):
             tensor = torch.randn(shape, generator=torch.Generator().manual_seed(1))
             payload = compressor.compress_one(tensor)
-            found = support(compressor, payload)
+            found = compressor.decompress([payload])[0].support()
             assert found is not None
             place_S, value_S = found
-            assert all(a < b for a, b in itertools.pairwise(place_S.tolist()))
+            assert len(set(place_S.tolist())) == len(place_S)
             made_N = torch.zeros(tensor.numel()).index_copy_(0, place_S, value_S)
             assert torch.equal(made_N, compressor.decompress_one(payload).flatten())

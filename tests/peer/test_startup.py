@@ -69,7 +69,7 @@ def test_a_run_is_founded_without_a_file_by_terms_that_suit_its_length_and_the_l
     optimizer = torch.optim.AdamW(problem.model.parameters(), lr=0.02, weight_decay=0.3)
     terms = founding_terms("diloco", 20, 5, problem.model, optimizer)
     assert (terms.run.rounds, terms.inner.steps, terms.model.task) == (20, 5, "custom")
-    assert (terms.inner.named, terms.inner.learning_rate, terms.inner.weight_decay) == ("adamw", 0.02, 0.3)
+    assert (terms.inner.optimizer_name, terms.inner.learning_rate, terms.inner.weight_decay) == ("adamw", 0.02, 0.3)
     assert (terms.exchange.kind, terms.outer.hyper) == ("gather", {"lr": 0.8, "momentum": 0.7})
     assert isinstance(join(model=problem.model, optimizer=optimizer, preset="diloco", alone=True), Peer)
     with pytest.raises(UsageError, match="did you mean diloco"):

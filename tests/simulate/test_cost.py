@@ -105,7 +105,7 @@ def test_the_frames_of_a_gather_grow_with_the_swarm_and_those_of_a_reduce_do_not
 
 
 def test_groups_bound_a_gather():
-    costs = {cost.grouped(n, 10**6, lambda values: 0.02 * values, 32) for n in (32, 1024, 10_000)}
+    costs = {cost.in_groups(n, 10**6, lambda values: 0.02 * values, 32) for n in (32, 1024, 10_000)}
     assert len(costs) == 1
 
 
@@ -125,14 +125,6 @@ def test_about_four_peers_look_for_all_per_renewal_whatever_the_size_of_the_swar
     counts = [sum(looks_in(turn, peer, 999) for peer in ids) for turn in range(50)]
     assert 3 <= sum(counts) / len(counts) <= 5
     assert max(counts) <= 15
-
-
-def test_the_least_time_of_a_gather_is_that_of_its_narrowest_place():
-    assert cost.gather_seconds(100.0, [10, 100, 100], [1000] * 3) == 10.0, "the slow owner's own frame"
-    assert cost.gather_seconds(100.0, [100] * 3, [100, 10, 100]) == 20.0, "the slow downlink takes two frames"
-    assert cost.gather_seconds(100.0, [10, 10, 10], [1000] * 3) == 20.0, "six copies out of all uplinks"
-    assert cost.push_seconds(100.0, [10, 100, 100], [1000] * 3) == 20.0, "pushing sends both copies up the slow one"
-    assert cost.reduce_seconds(100.0, 4, 10.0, 50.0) == 15.0
 
 
 def test_the_bytes_of_the_dht_are_those_of_hiveminds_protobuf(lease):

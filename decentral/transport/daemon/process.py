@@ -42,7 +42,7 @@ def package_folder() -> Path:
     spec = importlib.util.find_spec("hivemind")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         return Path(folder)
-    raise ConfigError("hivemind, which brings the libp2p daemon, is not installed: pip install hivemind")
+    raise ConfigError("hivemind, which brings the libp2p daemon, is not installed: pip install 'decentral[daemon]'")
 
 
 def find_daemon() -> Path:
