@@ -168,13 +168,13 @@ def test_mulocos_rate_and_momentum_are_those_of_the_nearest_of_1_8_and_16_peers_
 def test_mulocos_preset_has_muon_inside_and_error_feedback_that_forgets():
     manifest = preset_manifest("muloco")
     inner = manifest.inner
-    assert (inner.named, inner.steps, inner.momentum, inner.beta1, inner.beta2) == ("muon", 30, 0.9, 0.9, 0.99)
+    assert (inner.optimizer_name, inner.steps, inner.momentum, inner.beta1, inner.beta2) == ("muon", 30, 0.9, 0.9, 0.99)
     assert inner.clip == 1.0
     assert manifest.compressor.feedback == "ef(beta=0.9)"
     assert manifest.outer.hyper == {}
     assert "# momentum = 0.8" in manifest.to_toml(), "unset, and shown with an example that TOML can read"
     changed = preset_manifest("muloco", inner={"optimizer": "adamw", "momentum": None, "steps": 10})
-    assert (changed.inner.named, changed.inner.steps) == ("adamw", 10)
+    assert (changed.inner.optimizer_name, changed.inner.steps) == ("adamw", 10)
 
 
 def test_piers_momentum_rises_in_a_line_stays_falls_in_a_line_and_stays():
