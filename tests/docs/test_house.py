@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,14 @@ def test_every_docstring_begins_with_a_verb_or_a_noun():
     paths = sorted((house.ROOT / "decentral").rglob("*.py"))
     wrong = {str(path.relative_to(house.ROOT)): text for path in paths for text in house.wrong_first_words(path)}
     assert not wrong
+
+
+def test_no_test_module_is_imported_by_another_one():
+    """Helpers stand in tests/kit, or in a helper module of their folder: a test that goes takes nobody else's along."""
+    imports = re.compile(r"^\s*(?:from|import) (tests[.\w]*\.test_\w+|tests[.\w]* import .*\btest_\w+)", re.MULTILINE)
+    paths = sorted((house.ROOT / "tests").rglob("*.py"))
+    found = {str(path.relative_to(house.ROOT)): imports.findall(path.read_text(encoding="utf-8")) for path in paths}
+    assert {path: modules for path, modules in found.items() if modules} == {}
 
 
 @pytest.mark.parametrize(("now", "says"), [(4, "rose from 3 to 4"), (2, "fell from 3 to 2"), (3, "")])

@@ -163,7 +163,7 @@ def test_a_key_of_another_method_is_told_whose_it_is(method: str, key: str, says
 
 @pytest.mark.parametrize("key", ["first_moment", "second_moment"])
 def test_a_period_of_no_rounds_is_refused_by_its_key(key: str) -> None:
-    with pytest.raises(ConfigError, match="first_moment and second_moment are rounds, 1 or more"):
+    with pytest.raises(ConfigError, match=f"{key} must be at least 1 and finite"):
         check_methods(preset_manifest("des_loc", outer={key: 0}))
 
 
