@@ -48,7 +48,7 @@ def covering(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(chosen)
 
 
-def long_but(few: Sequence[str], names: Sequence[str]) -> list[Any]:  # Any: pytest does not name what it takes
+def long_but(few: Sequence[object], names: Sequence[object]) -> list[Any]:  # Any: pytest does not name what it takes
     """For ``parametrize``: ``make test`` tries ``few``, and ``make test-long`` the rest of ``names``."""
     return [name if name in few else pytest.param(name, marks=pytest.mark.long) for name in names]
 

@@ -16,6 +16,7 @@ from decentral.training.inner import InnerSteps, make_hookable
 from decentral.training.inner_optimizers import GPA, SPSA, ScheduleFree
 from decentral.training.inner_states import Together
 from decentral.training.live_model import LiveModel
+from tests.kit.tables import long_but
 
 BF16 = torch.bfloat16
 
@@ -193,7 +194,7 @@ SEEN = {
 }
 
 
-@pytest.mark.parametrize("after", range(5))
+@pytest.mark.parametrize("after", long_but([0, 1, 2], range(5)))
 @pytest.mark.parametrize("kind", SEEN)
 def test_what_is_written_is_there_after_steps_that_move_nothing(kind: str, after: int):
     """Whenever the write comes, also between two steps of slow weights."""
@@ -241,8 +242,8 @@ HONEST: dict[str, tuple[Callable[..., Any], float]] = {
 }
 
 
-@pytest.mark.parametrize("steps", [1, 2, 5])
-@pytest.mark.parametrize("by", [1e-6, 0.02, 3.0])
+@pytest.mark.parametrize("steps", long_but([1, 5], [1, 2, 5]))
+@pytest.mark.parametrize("by", long_but([0.02, 3.0], [1e-6, 0.02, 3.0]))
 @pytest.mark.parametrize("kind", HONEST)
 def test_optimizers_that_step_the_parameters_are_never_taken_for_others(kind: str, by: float, steps: int):
     make, lr = HONEST[kind]
