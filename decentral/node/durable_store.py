@@ -23,6 +23,7 @@ from decentral.consensus.chain import Head, Past, check_succession, contribution
 from decentral.consensus.paxos import Acceptor
 from decentral.errors import DiskError, ManifestMismatch, PayloadError
 from decentral.parameters import FrozenSpec
+from decentral.replica.apply import outer_step
 from decentral.replica.contents import is_of_sender
 from decentral.replica.contribution import forget_sent
 from decentral.replica.replica import Replica, is_feedback
@@ -253,7 +254,7 @@ class DurableStore:
             if (frames := self._frames_to_follow(head, record)) is None:
                 continue
             if moves_anchor(record):
-                replica.install(replica.outer_step(record, frames))
+                replica.install(outer_step(replica, record, frames))
             replica.senders.keep_only(record.next_members)
             if me in {ref.peer for ref in contributions(record)}:
                 named = True

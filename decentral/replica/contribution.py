@@ -14,6 +14,7 @@ from torch import Tensor
 from decentral.compressors import Nothing
 from decentral.consensus.chain import Head
 from decentral.optimizers.mean import MOST
+from decentral.replica.apply import slice_weights
 from decentral.replica.codec import Codec, Encoded, FixedShapes, numel, range_shapes
 from decentral.replica.measures import Sample
 from decentral.replica.replica import Replica, in_own_units
@@ -150,7 +151,7 @@ class Contribution:
         owner, start, stop = plan.partition[part]
         passed_on = 0.0
         if owner != signer.peer and replica.residual(self.fragment) is not None:
-            weights = replica.weights(plan.contributors, head.outer_step)
+            weights = slice_weights(replica, plan.contributors, head.outer_step)
             passed_on = in_own_units(plan.contributors, weights, signer.peer)
             if replica.method.summary.measures and passed_on > MOST * len(weights):
                 passed_on = 0.0  # here weights go by stated norms: a lie would have all others hand on too much

@@ -21,7 +21,7 @@ from torch import Tensor
 from decentral.optimizers import Channel, RoundInfo
 from decentral.parameters import digest
 from decentral.replica.replica import Replica
-from decentral.replica.weights import make_step
+from decentral.replica.weights import Unusable, make_step
 
 # Shape suffixes: N = elements of one fragment, C = channels, K = peers of the pair that came; flat float32.
 
@@ -85,16 +85,9 @@ def install(replica: Replica, fragment: int, taken: GossipStep) -> None:
     replica.feedback[fragment], replica.digests[fragment] = taken.feedback, taken.digest
 
 
-def stay(
-    replica: Replica,
-    fragment: int,
-    why: str,
-    state: dict[str, Tensor] | None = None,
-    disagreement: float | None = None,
-) -> GossipStep:
-    """Make the step of a peer whose replica stays as it is. ``state``: the method's after it; None: that stays, too."""
-    slow_N, books = replica.anchors[fragment], replica.feedback[fragment]
-    state = replica.states[fragment] if state is None else state
+def stay(replica: Replica, fragment: int, why: str, disagreement: float | None = None) -> GossipStep:
+    """Make the step of a peer whose replica stays as it is."""
+    slow_N, books, state = replica.anchors[fragment], replica.feedback[fragment], replica.states[fragment]
     return GossipStep(slow_N, slow_N, state, books, replica.digests[fragment], disagreement, why)
 
 
@@ -129,7 +122,8 @@ def _step(
     of_model = replica.schema.fragments[fragment]
     info = RoundInfo(step // len(replica.anchors), shapes=of_model.shapes, names=of_model.names)
     old = replica.states[fragment]
-    made = make_step(lambda: replica.method.outer_step(before_N, received, old, info), before_N, old)
-    if made.why:  # what came cannot be used, and neither can what would be owed after it
-        return stay(replica, fragment, made.why, made.state, disagreement)
-    return GossipStep(before_N, made.after_N, made.state, feedback, digest(made.after_N), disagreement)
+    try:
+        after_N, state = make_step(lambda: replica.method.outer_step(before_N, received, old, info), before_N, old)
+    except Unusable as error:  # what came cannot be used, and neither can what would be owed after it
+        return stay(replica, fragment, str(error), disagreement)
+    return GossipStep(before_N, after_N, state, feedback, digest(after_N), disagreement)

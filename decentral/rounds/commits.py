@@ -26,6 +26,7 @@ from torch import Tensor
 
 from decentral.compressors.feedback import SENT
 from decentral.consensus.chain import Branch, Head, contributions, moves_anchor, rank_of
+from decentral.replica.apply import outer_step
 from decentral.replica.contribution import Booking, Contribution, Reclaimed, forget_sent
 from decentral.replica.replica import OWED, Loaded, OuterStep, Replica, residual_after
 from decentral.rounds.frame_io import FrameIO
@@ -72,7 +73,7 @@ class StepAhead:
             self._making = making if begun else None
 
     async def step(self, record: Record, frames: Mapping[Digest, Frame]) -> OuterStep:
-        """Return the outer step that the record makes. Raises what `Replica.outer_step` does."""
+        """Return the outer step that the record makes. Raises what `outer_step` does."""
         making, self._making = self._making, None
         if making is not None and making.of == record.hash:
             await making.over.wait()
@@ -92,7 +93,7 @@ class StepAhead:
 
     async def _of(self, record: Record, frames: Mapping[Digest, Frame]) -> OuterStep:
         state = self._state
-        return await state.offload(state.replica.outer_step, record, frames, state.sums.results.by_frame())
+        return await state.offload(outer_step, state.replica, record, frames, state.sums.results.by_frame())
 
     def _fits(self, making: _Making, fragment: int) -> bool:
         """Tell whether it was made of what the replica holds now."""

@@ -50,7 +50,7 @@ class RoundMetrics:
 
     def measured(self, record: Record, step: OuterStep | None) -> Mapping[PeerId, Measure] | None:
         """Return what the round measured itself: of estimates, or of the slices of a part of ours; None: nothing."""
-        told = {} if step is None else step.told.measures
+        told = {} if step is None else step.measures
         return told or self.state.sums.measured.get((record.round, record.plan))
 
     async def name_peers(

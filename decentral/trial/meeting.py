@@ -16,13 +16,14 @@ from decentral.consensus.chain import Head
 from decentral.dissemination.reduce import partition
 from decentral.optimizers.aggregation.base import Sent
 from decentral.optimizers.base import Part
+from decentral.replica.apply import outer_step, outside_of, slice_state_weights, slice_weights
 from decentral.replica.codec import range_shapes
 from decentral.replica.contribution import Contribution, header_after
 from decentral.replica.measures import Measure
 from decentral.replica.pair_step import GossipStep, Half, half_of, install, step_alone, step_together
 from decentral.replica.reduction import Reduction
 from decentral.replica.replica import OuterStep
-from decentral.replica.weights import Unusable, scales_of
+from decentral.replica.weights import Unusable, contributors_of, scales_of
 from decentral.rounds.local_state import CommittedUpdate
 from decentral.rounds.partners import partner_of
 from decentral.trial.replicas import TrialPeer, TrialWorld
@@ -92,7 +93,7 @@ def gathered(head: Head, peers: Sequence[TrialPeer], offered: Offered) -> Met:
         reader.contents.unpacked.add(frame, () if encoded is None else encoded.payloads)
     refs = [_ref(head, peers[rank], made, frames[rank].hash) for rank, made in offered.items()]
     record = _record(head, next(iter(offered.values())).fragment, refs)
-    step = reader.outer_step(record, {frame.hash: frame for frame in frames.values()})
+    step = outer_step(reader, record, {frame.hash: frame for frame in frames.values()})
     reader.contents.unpacked.forget_before(record.round)
     return Met(_decide(head, peers, record, step, offered, {}), step, nbytes)
 
@@ -106,7 +107,7 @@ def reduced(head: Head, peers: Sequence[TrialPeer], offered: Offered) -> Met:
     found = list(results(plan, head, fragment, peers, slices))
     record = _record(head, fragment, [one.ref for one in found], plan)
     frames, holds = {one.frame.hash: one.frame for one in found}, {one.frame.hash: one.holds for one in found}
-    step = peers[0].replica.outer_step(record, frames, holds)
+    step = outer_step(peers[0].replica, record, frames, holds)
     left = {one.frame.hash: one.left for one in found if one.left is not None}
     nbytes = {rank: sum(len(frame.body) for frame in frames) for rank, frames in slices.items()}
     return Met(_decide(head, peers, record, step, offered, left), step, nbytes)
@@ -211,18 +212,18 @@ def _result(
     replica, (_, start, stop) = owner.replica, plan.partition[part]
     reduction = Reduction(plan, part, {f.header.sender: _decode(owner, f, stop - start) for f in frames})
     norms, owed_N = _norms(reduction), replica.residual(fragment)
-    weights = replica.weights(plan.contributors, head.outer_step, norms)
-    beside = replica.state_weights(plan.contributors, head.outer_step, weights)
+    weights = slice_weights(replica, plan.contributors, head.outer_step, norms)
+    of_states = slice_state_weights(replica, plan.contributors, head.outer_step, weights)
     made = reduction.result(
         replica.codec,
         weights,
         None if owed_N is None else owed_N[start:stop],
         _scales(owner, norms, weights),
-        beside,
+        of_states,
         _outside(owner, plan, head),
     )
     header = header_after(head, FrameKind.RESULT, fragment, owner.signer.peer, part, len(plan.partition), plan.number)
-    frame = seal(replace(header, states=len(beside)), made.body, owner.signer)
+    frame = seal(replace(header, states=len(of_states)), made.body, owner.signer)
     return Result(frame, replica.codec.decompress(made.payloads, frame.header.channels), made.feedback.get(DEBT))
 
 
@@ -248,7 +249,8 @@ def _scales(owner: TrialPeer, norms: Sequence[float], weights: Sequence[float]) 
 
 def _outside(owner: TrialPeer, plan: ReducePlan, head: Head) -> list[Part]:
     try:
-        return owner.replica.outside(plan.contributors, head.outer_step)
+        told = contributors_of(plan.contributors, head.outer_step, len(owner.replica.anchors))
+        return outside_of(owner.replica, head.outer_step, told)
     except Unusable:
         return []
 

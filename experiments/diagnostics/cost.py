@@ -14,6 +14,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from decentral.replica.apply import outer_step
+
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
@@ -58,7 +60,7 @@ def measured(preset: str, numel: int, peers: int) -> tuple[float, float]:
     replica.feedback[0] = made[0].encoded.feedback
     for _ in range(ROUNDS):
         began = time.perf_counter()
-        step = replica.outer_step(record, by_hash)
+        step = outer_step(replica, record, by_hash)
         between = time.perf_counter()
         looking.at_round(record, by_hash, step, made[0])
         steps.append(1e3 * (between - began))

@@ -15,6 +15,7 @@ from decentral.compressors import parse_compressor
 from decentral.consensus.chain import Head
 from decentral.optimizers.diloco import DiLoCo
 from decentral.parameters import schema_of
+from decentral.replica.apply import outer_step
 from decentral.replica.codec import Codec
 from decentral.replica.contribution import header_after
 from decentral.replica.replica import Replica
@@ -60,7 +61,7 @@ def make_history(rounds: int, width: int = 4) -> History:
         frames = [seal(h, body, s) for h, body, s in zip(headers, bodies, SIGNERS, strict=True)]
         refs = tuple(FrameRef(frame.header.sender, frame.hash, 0, 1, 1) for frame in frames)
         record = make_record(head, refs)
-        replica.install(replica.outer_step(record, {frame.hash: frame for frame in frames}))
+        replica.install(outer_step(replica, record, {frame.hash: frame for frame in frames}))
         history.heads.append(replace(head.extended(record), anchor=replica.digest))
         history.commits.append(Commit(record, _certificate(record)))
         history.frames.append([frame.data for frame in frames])

@@ -12,6 +12,7 @@ from decentral.compressors import parse_compressor, parse_feedback
 from decentral.consensus.chain import Head
 from decentral.optimizers import Aggregation, OuterMethod
 from decentral.parameters import schema_of
+from decentral.replica.apply import outer_step
 from decentral.replica.codec import Codec
 from decentral.replica.contribution import Contribution
 from decentral.replica.pair_step import GossipStep, half_of, install, step_alone, step_together
@@ -145,7 +146,7 @@ class Learners:
     def commit(self, offered: Offered) -> None:
         """Pure at first, so that what a peer refuses changes nobody."""
         record = offered.record
-        steps = [peer.replica.outer_step(record, offered.frames) for peer in self.peers]
+        steps = [outer_step(peer.replica, record, offered.frames) for peer in self.peers]
         for n, (peer, step) in enumerate(zip(self.peers, steps, strict=True)):
             mine = offered.made.get(n)
             peer.replica.install(step)

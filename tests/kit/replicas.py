@@ -16,6 +16,7 @@ from decentral.manifest import Manifest
 from decentral.node.node import make_replica
 from decentral.optimizers import RoundInfo
 from decentral.parameters import schema_of
+from decentral.replica.apply import outer_step
 from decentral.replica.codec import range_shapes
 from decentral.replica.contribution import Contribution, header_after
 from decentral.replica.reduction import Reduction
@@ -181,7 +182,7 @@ class Swarm:
         for frame in frames if record.partition else ():
             _, start, stop = record.partition[frame.header.part]
             decoded[frame.hash] = self._decoded(frame, start, stop)
-        steps = [peer.outer_step(record, {frame.hash: frame for frame in frames}, decoded) for peer in self.peers]
+        steps = [outer_step(peer, record, {frame.hash: frame for frame in frames}, decoded) for peer in self.peers]
         for peer, step in zip(self.peers, steps, strict=True):
             peer.install(step)
         first, *others = (heard.received["change"] for heard in self.heard)

@@ -12,7 +12,6 @@ import torch
 from decentral.optimizers import Aggregation
 from decentral.optimizers.aggregation.base import Needs, Sent
 from decentral.optimizers.diloco import DiLoCo
-from decentral.replica.apply import GatherReader
 from tests.kit.gossip_learners import Learner
 from tests.kit.nodes import Lab, tiny_model
 from tests.kit.partitions import settle
@@ -50,9 +49,7 @@ class Bad(Aggregation):
 
 
 def with_rule(member: Learner, rule: Aggregation) -> None:
-    replica = member.node.replica
-    replica.rule, replica.gathering = rule, GatherReader(replica.contents, replica.senders, rule)
-    replica.reception = dataclasses.replace(replica.reception, gathering=replica.gathering)
+    member.node.replica.rule = rule
 
 
 @pytest.mark.parametrize("exchange", ["gather", "reduce"])

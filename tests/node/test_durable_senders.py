@@ -12,6 +12,7 @@ from decentral.consensus.chain import Head
 from decentral.node.durable_store import DurableStore
 from decentral.optimizers.diloco import DiLoCo
 from decentral.parameters import schema_of
+from decentral.replica.apply import outer_step
 from decentral.replica.codec import Codec
 from decentral.replica.contents import sender_name
 from decentral.replica.contribution import header_after
@@ -51,7 +52,7 @@ class Run:
         refs = tuple(FrameRef(frame.header.sender, frame.hash, 0, 1, 1) for frame in frames)
         record = replace(make_record(head, refs), next_members=next_members)
         self.store.append(Commit(record, Certificate(0, ())), [frame.data for frame in frames])
-        self.replica.install(self.replica.outer_step(record, {frame.hash: frame for frame in frames}))
+        self.replica.install(outer_step(self.replica, record, {frame.hash: frame for frame in frames}))
         self.replica.senders.keep_only(next_members)
         self.heads.append(replace(head.extended(record), anchor=self.replica.digest))
         self.held.append(dict(self.replica.shared_tensors()))

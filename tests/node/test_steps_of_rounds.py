@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from decentral.replica.apply import round_info
 from tests.kit.nodes import Lab
 
 
@@ -15,7 +16,7 @@ def test_a_method_with_channels_or_turns_of_its_own_commits_round_by_round_and_k
         await lab.rounds(4)
         records = [commit.record for commit in first.log if commit.record.frames]
         replica = first.node.replica
-        infos = [replica.info(record, [1.0] * len(record.contributors or record.frames)) for record in records]
+        infos = [round_info(replica, record, [1.0] * len(record.contributors or record.frames)) for record in records]
         assert [info.step for info in infos] == list(range(len(infos)))
         assert {one.age for info in infos for one in info.contributors} == {0}
         lab.check_equal()

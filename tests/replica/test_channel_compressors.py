@@ -16,6 +16,7 @@ from decentral.manifest import Manifest, preset_manifest
 from decentral.node.node import largest_offer, make_replica
 from decentral.optimizers import CHANGE, Channel, compressor_beside, make_outer
 from decentral.parameters import Schema, schema_of
+from decentral.replica.apply import outer_step
 from decentral.replica.codec import Codec, Shapes, codec_of
 from decentral.replica.contents import NO_TAIL, FrameContents, Unpacked
 from decentral.replica.contribution import Contribution, Outbox
@@ -205,7 +206,7 @@ def test_a_result_that_is_read_for_the_outer_step_has_states_by_their_own_compre
     named = (replace(taken.frames[0], frame=frame.hash),)
     having = tuple(replace(ref, summary=b"\x03") for ref in taken.frames)  # both moments
     reduced = replace(taken, plan=1, partition=((signer.peer, 0, 4096),), contributors=having, frames=named)
-    step = replica.outer_step(reduced, {frame.hash: frame})
+    step = outer_step(replica, reduced, {frame.hash: frame})
     assert 0 < int((step.after_N != 0).sum()) <= 64
     torch.testing.assert_close(step.state["exp_avg"], randn(1, 4096), rtol=2**-8, atol=0)
 

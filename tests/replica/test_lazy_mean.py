@@ -20,7 +20,7 @@ from decentral.optimizers.mean import LazyMean
 from decentral.optimizers.shared_moments import DESLoc
 from decentral.optimizers.sparseloco import SparseLoCo
 from decentral.optimizers.steps import sgd
-from decentral.replica.apply import GatherReader
+from decentral.replica.apply import GatherReader, outer_step
 from decentral.replica.measures import Sample
 from decentral.replica.replica import OuterStep, Replica
 from decentral.replica.weights import OVERFLOW
@@ -76,7 +76,7 @@ def arrived(given: Replica, record: Record, frames: dict[bytes, Frame]) -> Outer
     """The step of a replica that has kept what the frames hold."""
     for frame in frames.values():
         given.contents.payloads(frame)
-    return given.outer_step(record, frames)
+    return outer_step(given, record, frames)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_both_ways_have_the_same_bits(
         kept, forgetful = (with_method(replica(rule, chain), method) for _ in range(2))
         forgetful.contents.unpacked.capacity = 0
         record, frames = round_of(kept.codec, [randn(n) * (n + 1) for n in range(8)])
-        one, other = arrived(kept, record, frames), forgetful.outer_step(record, frames)
+        one, other = arrived(kept, record, frames), outer_step(forgetful, record, frames)
     finally:
         torch.set_num_threads(before)
     assert one.digest == other.digest
@@ -115,7 +115,7 @@ def test_a_method_with_a_state_has_the_same_bits_too(means: Means, method: Outer
     forgetful.contents.unpacked.capacity = 0
     states = [torch.ones(NUMEL)] * (len(kept.due(0)) - 1)
     record, frames = round_of(kept.codec, [randn(n) for n in range(3)], states)
-    one, other = arrived(kept, record, frames), forgetful.outer_step(record, frames)
+    one, other = arrived(kept, record, frames), outer_step(forgetful, record, frames)
     assert one.digest == other.digest
     assert all(torch.equal(one.state[name], other.state[name]) for name in other.state)
     assert one.channels == other.channels
@@ -167,7 +167,7 @@ def test_a_mean_that_cannot_be_made_is_no_error_of_the_method(
     kept, forgetful = (with_method(replica(make_aggregation("mean", {}), "none"), method) for _ in range(2))
     forgetful.contents.unpacked.capacity = 0
     record, frames = round_of(kept.codec, [torch.full((NUMEL,), 1e38)] * 2)
-    one, other = arrived(kept, record, frames), forgetful.outer_step(record, frames)
+    one, other = arrived(kept, record, frames), outer_step(forgetful, record, frames)
     assert one.unmoved == other.unmoved == OVERFLOW
     assert one.digest == other.digest == kept.digests[0]
 
@@ -192,7 +192,7 @@ def test_a_method_that_knows_of_tensors_alone_takes_it_for_one() -> None:
     forgetful.contents.unpacked.capacity = 0
     for number in range(2):
         record, frames = round_of(kept.codec, [randn(n + 9 * number) for n in range(3)], number=number)
-        steps = [arrived(kept, record, frames), forgetful.outer_step(record, frames)]
+        steps = [arrived(kept, record, frames), outer_step(forgetful, record, frames)]
         assert not steps[0].unmoved
         assert steps[0].digest == steps[1].digest
         assert type(steps[0].state["last"]) is Tensor, "no frame is held by what is kept"
@@ -219,7 +219,7 @@ def test_an_outer_step_of_ones_own_is_asked_though_an_ancestor_has_another() -> 
     kept, forgetful = (with_method(replica(make_aggregation("mean", {}), SPARSE), Careful()) for _ in range(2))
     forgetful.contents.unpacked.capacity = 0
     record, frames = round_of(kept.codec, [randn(n) for n in range(3)])
-    one, other = arrived(kept, record, frames), forgetful.outer_step(record, frames)
+    one, other = arrived(kept, record, frames), outer_step(forgetful, record, frames)
     assert one.digest == other.digest
     assert float((one.after_N - one.before_N).abs().max()) <= 0.0101
 

@@ -13,6 +13,7 @@ from decentral.manifest import preset_manifest
 from decentral.node.node import make_replica
 from decentral.optimizers.diloco import DiLoCo
 from decentral.parameters import schema_of
+from decentral.replica.apply import slice_weights
 from decentral.replica.codec import Codec
 from decentral.replica.contribution import Contribution
 from decentral.replica.reduction import Reduction
@@ -75,7 +76,7 @@ def test_booking_makes_a_new_tensor():
 def test_what_is_passed_on_is_in_the_mean_as_much_as_was_owed_of_it(weighting: str, units: float):
     replica = sparse_replica(weighting)
     contributors = (contributor(A, 1), contributor(B, 3))
-    weights = replica.weights(contributors, 0)
+    weights = slice_weights(replica, contributors, 0)
     assert in_own_units(contributors, weights, A) == units
     replica.feedback[0] = {OWED: torch.tensor([0.0, 0.0, 5.0, 0.0, 0.0, 0.0, 3.0, 0.0])}
     made = Contribution(0, START.hash, torch.zeros(8), torch.zeros(8), 1, 1)
