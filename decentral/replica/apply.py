@@ -51,6 +51,7 @@ __all__ = [
     "nonzero_in_sample",
     "outer_step",
     "outside_of",
+    "reader_of",
     "rebuilt",
     "round_info",
     "slice_state_weights",
@@ -402,7 +403,7 @@ def _open_record(
     """Return the record with what its frames hold, and the buffers after it."""
     bodies, buffers_B = replica.tail.read_record(record, frames, replica.buffers_B)
     named = [frames[ref.frame] for ref in record.frames]
-    kept, measures = ({}, {}) if record.contributors else _reader_of(replica).sender_states(named)
+    kept, measures = ({}, {}) if record.contributors else reader_of(replica).sender_states(named)
     norms = None
     if replica.method.summary.measures and not record.contributors:  # no peer need be believed that states its own
         norms = [measure.norm for measure in measures.values() or map(replica.contents.measure, named)]
@@ -410,7 +411,8 @@ def _open_record(
     return OpenedRecord(record, named, bodies, decoded, told, kept, measures), buffers_B
 
 
-def _reader_of(replica: Replica) -> GatherReader:
+def reader_of(replica: Replica) -> GatherReader:
+    """Return the reader of a gather's frames for a replica as it is now."""
     return GatherReader(replica.contents, replica.senders, replica.rule)
 
 
@@ -448,7 +450,7 @@ def _combine_channels(replica: Replica, opened: OpenedRecord, weights: Sequence[
         return rebuilt(replica.method, opened.told, layout, weights[0], due[0])
     if not record.contributors:
         outside, sample = outside_of(replica, record.outer_step, opened.told), replica.samples[record.fragment]
-        return _reader_of(replica).combine_channels(
+        return reader_of(replica).combine_channels(
             opened.frames, due, weights, numel, record.hash, opened.measures, sample, outside
         )
     mean_CN = results_of(record, opened.bodies, opened.decoded, replica.codec, numel, len(due))

@@ -14,17 +14,15 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from decentral.compressors.feedback import State, send_more
-from decentral.errors import ConfigError, NonFiniteError, PayloadError
+from decentral.compressors.feedback import State
+from decentral.errors import ConfigError, PayloadError
 from decentral.optimizers import Aggregation, Channel, OuterMethod, make_aggregation
-from decentral.parameters import Schema, combine_digests, digest, first_non_finite
-from decentral.replica.codec import Codec, Encoded, FixedShapes, range_shapes
+from decentral.parameters import Schema, combine_digests, digest
+from decentral.replica.codec import Codec, FixedShapes
 from decentral.replica.contents import NO_TAIL, FrameContents, Kept, Senders, Tail
 from decentral.replica.measures import Measure, Sample
 from decentral.state.snapshot import BUFFERS, anchor_name, outer_name
-from decentral.tensors.device import all_beside, beside
 from decentral.tensors.memory import fresh, fresh_zeros
-from decentral.tensors.ops import is_finite
 from decentral.wire.keys import PeerId
 from decentral.wire.messages import FrameRef, Record
 
@@ -44,6 +42,9 @@ class OuterStep:
     channels: frozenset[str] = frozenset()  # of which something came
     came_S: Tensor | None = None  # where in the fragment's sample the change came, bool; None: it did not
     unmoved: str = ""  # why nothing moved, alike on every peer; "": it did
+    feedback: dict[str, Tensor] | None = None  # of what this peer contributed, after it; None: as before
+    owed_N: Tensor | None = None  # of what it summed for others; None: as before
+    taken_N: Tensor | None = None  # bool: where a previous incarnation sent something, which the record took
 
 
 class Replica:
@@ -111,53 +112,9 @@ class Replica:
         step = outer_step // len(self.anchors)
         return tuple(channel for channel in self.method.channels() if channel.is_due(step))
 
-    def encode(self, fragment: int, gradient_N: Tensor, states: Sequence[Tensor] = (), me: PeerId = b"") -> Encoded:
-        """The body of a gather frame and the feedback to book with its commit. NonFiniteError names the parameter.
-
-        ``me``: whose frame it is, where receivers remember their senders.
-        """
-        assert me or not self.senders.names, "a sender reads from what receivers keep of it"
-        remembered = all_beside({**self.feedback[fragment], **self.senders.of(fragment, me)}, gradient_N)
-        try:
-            return self.codec.encode(gradient_N, remembered, self.shapes(fragment), states)
-        except NonFiniteError:
-            self.check_finite(fragment, gradient_N)
-            raise
-
-    def encode_range(
-        self,
-        fragment: int,
-        gradient_N: Tensor,
-        start: int,
-        stop: int,
-        passed_on: float = 0.0,
-        states: Sequence[Tensor] = (),
-    ) -> Encoded:
-        """The body of one slice of a reduce and its share of the feedback.
-
-        ``passed_on``: how often what this peer owes of the range as an owner goes into it; 0 where it owns it still.
-        """
-        if not is_finite(gradient_N[start:stop]):
-            self.check_finite(fragment, gradient_N)
-        books, slice_N = self.feedback[fragment], gradient_N[start:stop]
-        part: State = {name: beside(books[name][start:stop], gradient_N) for name in books if name != OWED}
-        owed_N = books.get(OWED)
-        if passed_on and owed_N is not None:
-            slice_N, part = send_more(
-                self.codec.feedback, slice_N, part, beside(owed_N[start:stop], slice_N) * passed_on
-            )
-        cut = [state_N[start:stop] for state_N in states]
-        return self.codec.encode(slice_N, part, range_shapes(start, stop), cut)
-
     def residual(self, fragment: int) -> Tensor | None:
         """Return what this peer owes as an owner of a reduce, over the whole fragment."""
         return self.feedback[fragment].get(OWED)
-
-    def owe_after(
-        self, record: Record, me: PeerId, made: Mapping[bytes, Tensor], since: Tensor | None, keeps: bool = False
-    ) -> None:
-        """Book as an owner what ``record`` leaves of what was owed ``since``: see `residual_after`."""
-        self.owe(record.fragment, residual_after(since, record, me, made, self.numel(record.fragment), keeps))
 
     def owe(self, fragment: int, owed_N: Tensor | None) -> None:
         """Book what this peer owes as an owner; None: as before."""
@@ -165,21 +122,15 @@ class Replica:
             self.feedback[fragment] = {**self.feedback[fragment], OWED: owed_N}
 
     def install(self, step: OuterStep) -> None:
-        """Make an outer step this replica's state."""
+        """Make an outer step this replica's state, and its books this peer's."""
         self.anchors[step.fragment] = step.after_N
         self.states[step.fragment] = step.state
         self.digests[step.fragment] = step.digest
         self.senders.book(step.fragment, step.kept)
         self.buffers_B = self.buffers_B if step.buffers_B is None else step.buffers_B
-
-    def check_finite(self, fragment: int, gradient_N: Tensor) -> None:
-        """Raise NonFiniteError, which names the parameter, for NaN or Inf."""
-        culprit = first_non_finite(gradient_N, self.schema.fragments[fragment])
-        if culprit is not None:
-            raise NonFiniteError(
-                f"NaN or Inf in the pseudo-gradient of {culprit}; nothing was sent: "
-                "lower the learning rate or clip the gradients, then start again from the last commit"
-            )
+        if step.feedback is not None:
+            self.feedback[step.fragment] = step.feedback
+        self.owe(step.fragment, step.owed_N)
 
     # ---- what a checkpoint or a snapshot holds ----
 
@@ -197,11 +148,6 @@ class Replica:
         """The feedback, debts for instance: this peer's alone."""
         return own_names(self.feedback)
 
-    @property
-    def _own_names(self) -> tuple[str, ...]:
-        """The names of what this peer alone keeps."""
-        return (*(name for name in self.codec.feedback.sender if name not in self.senders.names), OWED)
-
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over ``shared_tensors`` and, when they are there, ``own_tensors``; all or nothing.
 
@@ -214,7 +160,8 @@ class Replica:
         anchors = [read_tensor(tensors, anchor_name(f), anchor) for f, anchor in enumerate(self.anchors)]
         states = read_states(tensors, self.states)
         buffers_B = read_tensor(tensors, BUFFERS, self.buffers_B) if self.schema.buffers else self.buffers_B
-        feedback = read_feedback(tensors, self._own_names, len(anchors))
+        own = (*self.codec.own_names, OWED)
+        feedback = read_feedback(tensors, own, len(anchors))
         senders = self.senders.read_tensors(tensors)
         return Loaded(anchors, states, feedback, senders, buffers_B, [digest(anchor) for anchor in anchors])
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from decentral.compressors.feedback import SENT
 from decentral.consensus.chain import Branch, Head, contributions, moves_anchor, rank_of
 from decentral.replica.apply import outer_step
-from decentral.replica.contribution import Booking, Contribution, Reclaimed, forget_sent
+from decentral.replica.contribution import Contribution, Reclaimed, forget_sent
 from decentral.replica.replica import OWED, Loaded, OuterStep, Replica, residual_after
 from decentral.rounds.frame_io import FrameIO
 from decentral.rounds.local_state import CommittedUpdate, Decision, LocalState, Steps
@@ -109,9 +109,6 @@ class StepAhead:
 # this peer's progress may be in the anchor already, and goes: a crash may lose steps, and none may count twice.
 
 
-NOTHING_TO_BOOK = Booking()
-
-
 class Bookkeeping:
     """The books of this peer: contributions, with the commits that name them."""
 
@@ -119,48 +116,44 @@ class Bookkeeping:
         self.state = state
         self.me, self.replica, self.outbox = state.me, state.replica, state.outbox
 
-    async def make_booking(self, record: Record, frames: Mapping[bytes, Frame]) -> Booking:
-        """Return the booking of ``record``; made off the event loop where it is as long as the fragment."""
+    async def complete(self, step: OuterStep, record: Record, frames: Mapping[bytes, Frame]) -> OuterStep:
+        """Return the step of ``record`` with this peer's books after it; off the event loop where they are as long as
+        the fragment.
+        """
         mine, owed_N = self._find_named(record), self.replica.residual(record.fragment)
         lost = mine is None and any(ref.peer == self.me for ref in contributions(record))
         if lost or record.partition:
-            return await self.state.offload(self._make_booking, record, frames, mine, owed_N, lost)
-        return Booking(None if mine is None else mine.feedback_after(record))
+            return await self.state.offload(self._complete, step, record, frames, mine, owed_N, lost)
+        return step if mine is None else replace(step, feedback=mine.feedback_after(record))
 
-    def _make_booking(
+    def _complete(
         self,
+        step: OuterStep,
         record: Record,
         frames: Mapping[bytes, Frame],
         mine: Contribution | None,
         owed_N: Tensor | None,
         lost: bool,
-    ) -> Booking:
-        """Make the booking; ``lost``: the record names a contribution of a previous incarnation."""
-        left = forget_sent(self.replica, record, frames, self.me) if lost else None
-        feedback = mine.feedback_after(record) if mine is not None else None if left is None else left.feedback
+    ) -> OuterStep:
+        """Add the books; ``lost``: the record names a contribution of a previous incarnation."""
+        feedback, taken_N = forget_sent(self.replica, record, frames, self.me) if lost else (None, None)
+        if mine is not None:
+            feedback = mine.feedback_after(record)
         keeps = mine is not None and (record.round, record.plan) in mine.keeps_residual
         after_N = residual_after(
             owed_N, record, self.me, self.state.sums.residuals, self.replica.numel(record.fragment), keeps
         )
-        return Booking(feedback, after_N, None if left is None else left.sent_N)
+        return replace(step, feedback=feedback, owed_N=after_N, taken_N=taken_N)
 
-    def settle(self, record: Record, booking: Booking) -> Contribution | None:
-        """Book the ``booking``: the record names our contribution or our results, or both stay as they are.
-
-        Returns the contribution if it is the one in flight.
-        """
-        if not moves_anchor(record):
-            return None
-        mine, f = self._find_named(record), record.fragment
+    def settle(self, record: Record, step: OuterStep) -> Contribution | None:
+        """Note a step that is installed: nothing is in flight any more. Returns what was, if the record names it."""
+        mine = self._find_named(record)
         self.state.pending, self.state.inherits = None, False
         if mine is not None:
             self.state.contributed += 1
             self.outbox.add(record, mine)
-        if booking.feedback is not None:
-            self.replica.feedback[f] = booking.feedback
-        if booking.sent_N is not None:
+        if step.taken_N is not None:
             self.forget_given()
-        self.replica.owe(f, booking.owed_N)
         return mine
 
     def _find_named(self, record: Record) -> Contribution | None:
@@ -208,12 +201,11 @@ class Commits:
         before_N = after_N = buffers_B = None
         inner: Mapping[str, Tensor] = {}
         channels: frozenset[str] = frozenset()
-        unmoved, step, booking = False, None, NOTHING_TO_BOOK
+        unmoved, step, named, taken_N = False, None, None, None
         began = anyio.current_time()
         if moves_anchor(record):
-            step = await self.ahead.step(record, frames)
-            booking = await self.bookkeeping.make_booking(record, frames)
-            before_N, after_N = step.before_N, step.after_N
+            step = await self.bookkeeping.complete(await self.ahead.step(record, frames), record, frames)
+            before_N, after_N, taken_N = step.before_N, step.after_N, step.taken_N
             state.replica.install(step)
             unmoved = bool(step.unmoved)
             if unmoved:
@@ -223,7 +215,8 @@ class Commits:
             inner, channels = step.state if state.replica.method.inner else {}, step.channels
         decision = self._decision(commit, sending, anyio.current_time() - began)
         state.tasks.spawn(self.metrics.name_peers, record, frames, self.metrics.measured(record, step))
-        named = self.bookkeeping.settle(record, booking)
+        if step is not None:
+            named = self.bookkeeping.settle(record, step)
         self.metrics.at_round(record, frames, step, named)
         self.bookkeeping.forget_leavers(record)
         self.frames.pushes.end_round(record)
@@ -232,9 +225,7 @@ class Commits:
         self.frames.tidy(record.round)
         anchor = state.replica.digest if moves_anchor(record) else record.base
         moved = (record.fragment, before_N, after_N, named, anchor)
-        update = CommittedUpdate(
-            record, record.hash, *moved, buffers_B=buffers_B, taken_N=booking.sent_N, decision=decision
-        )
+        update = CommittedUpdate(record, record.hash, *moved, buffers_B=buffers_B, taken_N=taken_N, decision=decision)
         state.on_update(replace(update, state=inner, channels=channels, unmoved=unmoved))
         return anchor
 

@@ -18,11 +18,11 @@ from decentral.optimizers.aggregation.base import Sent
 from decentral.optimizers.base import Part
 from decentral.replica.apply import outer_step, outside_of, slice_state_weights, slice_weights
 from decentral.replica.codec import range_shapes
-from decentral.replica.contribution import Contribution, header_after
+from decentral.replica.contribution import Contribution, encode_range, encode_whole, header_after
 from decentral.replica.measures import Measure
 from decentral.replica.pair_step import GossipStep, Half, half_of, install, step_alone, step_together
 from decentral.replica.reduction import Reduction
-from decentral.replica.replica import OuterStep
+from decentral.replica.replica import OuterStep, residual_after
 from decentral.replica.weights import Unusable, contributors_of, scales_of
 from decentral.rounds.local_state import CommittedUpdate
 from decentral.rounds.partners import partner_of
@@ -73,14 +73,14 @@ def first_head(peers: Sequence[TrialPeer]) -> Head:
 def body_of(peer: TrialPeer, made: Contribution) -> int:
     """Return the bytes of the body of a gather's contribution, which is encoded once."""
     if made.encoded is None:
-        made.encoded = peer.replica.encode(made.fragment, made.gradient_N, made.states, peer.signer.peer)
+        made.encoded = encode_whole(peer.replica, made.fragment, made.gradient_N, made.states, peer.signer.peer)
     return len(made.encoded.body)
 
 
 def slice_of(peer: TrialPeer, made: Contribution) -> int:
     """Return the bytes of the slices of a reduce, as one body: made again once the round is decided, for its plan."""
     numel = peer.replica.numel(made.fragment)
-    return len(peer.replica.encode_range(made.fragment, made.gradient_N, 0, numel, states=made.states).body)
+    return len(encode_range(peer.replica, made.fragment, made.gradient_N, 0, numel, states=made.states).body)
 
 
 def gathered(head: Head, peers: Sequence[TrialPeer], offered: Offered) -> Met:
@@ -141,7 +141,8 @@ def _decide(
         if mine is not None:
             peer.replica.feedback[record.fragment] = mine.feedback_after(record)
         keeps = mine is not None and (record.round, record.plan) in mine.keeps_residual
-        peer.replica.owe_after(record, peer.signer.peer, left, owed_N, keeps)
+        numel = peer.replica.numel(record.fragment)
+        peer.replica.owe(record.fragment, residual_after(owed_N, record, peer.signer.peer, left, numel, keeps))
         peer.replica.install(step)
         peer.replica.senders.keep_only(record.next_members)
         moved = (record.fragment, step.before_N, step.after_N, mine)

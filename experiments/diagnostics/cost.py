@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from decentral.replica.apply import outer_step
+from decentral.replica.contribution import encode_whole
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
@@ -48,7 +49,7 @@ def measured(preset: str, numel: int, peers: int) -> tuple[float, float]:
     looking, steps, looks = RoundMetrics(state), list[float](), list[float]()
     made = [_made(replica, head, signer, numel) for signer in signers]
     for one, signer in zip(made, signers, strict=True):
-        one.encoded = replica.encode(0, one.gradient_N, one.states, signer.peer)
+        one.encoded = encode_whole(replica, 0, one.gradient_N, one.states, signer.peer)
     frames = [one.frame(head, signer) for one, signer in zip(made, signers, strict=True)]
     for frame in frames:  # as when they came
         replica.contents.measure(frame)

@@ -14,7 +14,7 @@ from decentral.optimizers import Aggregation, OuterMethod
 from decentral.parameters import schema_of
 from decentral.replica.apply import outer_step
 from decentral.replica.codec import Codec
-from decentral.replica.contribution import Contribution
+from decentral.replica.contribution import Contribution, encode_whole
 from decentral.replica.pair_step import GossipStep, half_of, install, step_alone, step_together
 from decentral.replica.replica import OuterStep, Replica
 from decentral.rounds.local_state import CommittedUpdate
@@ -162,7 +162,7 @@ class Learners:
         peer, head = self.peers[n], self.head
         made = peer.schedule.take(peer.model, 0, peer.anchor_N, head.hash, 1, outer_step=head.outer_step)
         assert made is not None
-        made.encoded = peer.replica.encode(0, made.gradient_N, made.states, SIGNERS[n].peer)
+        made.encoded = encode_whole(peer.replica, 0, made.gradient_N, made.states, SIGNERS[n].peer)
         made.summary = made.summary if summary is None else summary
         return made
 

@@ -20,7 +20,7 @@ from decentral.replica.apply import outer_step
 from decentral.replica.codec import range_shapes
 from decentral.replica.contribution import Contribution, header_after
 from decentral.replica.reduction import Reduction
-from decentral.replica.replica import OuterStep, Replica
+from decentral.replica.replica import OuterStep, Replica, residual_after
 from decentral.wire.frames import Frame, FrameKind, seal
 from decentral.wire.keys import Signer
 from decentral.wire.messages import FrameRef, Record, ReducePlan
@@ -174,7 +174,7 @@ class Swarm:
             owed_N = peer.residual(0)
             if n in offered:
                 peer.feedback[0] = offered[n].feedback_after(record)
-            peer.owe_after(record, SIGNERS[n].peer, left, owed_N)
+            peer.owe(0, residual_after(owed_N, record, SIGNERS[n].peer, left, peer.numel(0)))
 
     def _apply(self, record: Record, frames: Sequence[Frame]) -> Met:
         """A reduce decodes results when they come, as `Results` remembers."""

@@ -15,7 +15,7 @@ from decentral.parameters import schema_of
 from decentral.replica.apply import outer_step
 from decentral.replica.codec import Codec
 from decentral.replica.contents import sender_name
-from decentral.replica.contribution import header_after
+from decentral.replica.contribution import encode_whole, header_after
 from decentral.replica.replica import Replica
 from decentral.wire.frames import FrameKind, seal
 from decentral.wire.messages import Certificate, Commit, FrameRef
@@ -46,7 +46,7 @@ class Run:
         head, frames = self.heads[-1], []
         for n in contributors:
             gradient = torch.randn(NUMEL, generator=torch.Generator().manual_seed(100 * head.round + n))
-            made = self.replica.encode(0, gradient, me=SIGNERS[n].peer)
+            made = encode_whole(self.replica, 0, gradient, me=SIGNERS[n].peer)
             header = header_after(head, FrameKind.CONTRIBUTION, 0, SIGNERS[n].peer, steps=1, tokens=1)
             frames.append(seal(header, made.body, SIGNERS[n]))
         refs = tuple(FrameRef(frame.header.sender, frame.hash, 0, 1, 1) for frame in frames)

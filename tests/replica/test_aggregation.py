@@ -8,7 +8,7 @@ import torch
 from decentral.consensus.chain import Head
 from decentral.optimizers import aggregation_names, make_aggregation
 from decentral.optimizers.shared_moments import DESLoc
-from decentral.replica.apply import outer_step
+from decentral.replica.apply import outer_step, reader_of
 from decentral.rounds.inbox import Inbox
 from decentral.tensors.ops import float32
 from tests.kit.aggregated import NUMEL, PEERS, SCHEMA, SPARSE, randn, replica, round_of
@@ -39,7 +39,7 @@ def test_a_step_has_the_same_bits_however_much_was_kept_of_what_arrived(chain: s
 def test_the_step_is_along_the_mixture_that_the_rule_makes_of_what_arrived(spelling: str):
     given = replica(rule_of(spelling), SPARSE)
     record, frames = round_of(given.codec, [randn(n) for n in range(8)])
-    scales = given.gathering.scales(list(frames.values()), [1.0] * 8, record.hash)
+    scales = reader_of(given).scales(list(frames.values()), [1.0] * 8, record.hash)
     rows = [given.codec.decompress(given.contents.payloads(frame)).double() for frame in frames.values()]
     wanted_N = sum(float32(scale) * row_N for scale, row_N in zip(scales, rows, strict=True)) / 8
     torch.testing.assert_close(-outer_step(given, record, frames).after_N.double(), wanted_N, rtol=1e-5, atol=1e-6)

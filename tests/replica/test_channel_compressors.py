@@ -19,7 +19,7 @@ from decentral.parameters import Schema, schema_of
 from decentral.replica.apply import outer_step
 from decentral.replica.codec import Codec, Shapes, codec_of
 from decentral.replica.contents import NO_TAIL, FrameContents, Unpacked
-from decentral.replica.contribution import Contribution, Outbox
+from decentral.replica.contribution import Contribution, Outbox, encode_range
 from decentral.replica.replica import Replica
 from decentral.rounds.inbox import Inbox
 from decentral.wire import body
@@ -175,7 +175,7 @@ def test_an_owners_results_keep_the_states_compressor(feedback: str):
 def test_a_replica_tells_states_by_their_own_compressor_in_slices_too():
     codec = codec_with(SPARSE, "bf16", "ef(beta=0.95)")
     replica = Replica(small(), [torch.zeros(4096)], make_outer("des_loc", {}), codec, codec_with("none"))
-    made = replica.encode_range(0, randn(0, 4096), 1000, 2000, states=[randn(1, 4096), randn(2, 4096)])
+    made = encode_range(replica, 0, randn(0, 4096), 1000, 2000, states=[randn(1, 4096), randn(2, 4096)])
     change_N, *states = codec.decode(made.body, ((1000,),) * 3, 3).view(3, -1)
     assert int((change_N != 0).sum()) <= 64
     for number, state_N in enumerate(states, 1):

@@ -15,7 +15,7 @@ from decentral.optimizers.diloco import DiLoCo
 from decentral.parameters import schema_of
 from decentral.replica.apply import slice_weights
 from decentral.replica.codec import Codec
-from decentral.replica.contribution import Contribution
+from decentral.replica.contribution import Contribution, encode_range
 from decentral.replica.reduction import Reduction
 from decentral.replica.replica import OWED, Replica, in_own_units, residual_after
 from decentral.wire.keys import Signer
@@ -111,7 +111,7 @@ def test_momentum_does_not_repeat_what_an_owner_hands_on():
     replica = make_replica(manifest, schema, [torch.zeros(64)])
     owed_N = torch.arange(1.0, 65.0)
     replica.feedback[0] = {OWED: owed_N}
-    made = replica.encode_range(0, torch.zeros(64), 0, 64, passed_on=2.0)
+    made = encode_range(replica, 0, torch.zeros(64), 0, 64, passed_on=2.0)
     assert not made.feedback["velocity"].any()
     sent_N = replica.codec.decode(made.body, ((64,),))
     assert torch.equal(sent_N + made.feedback["debt"], 2.0 * owed_N)
