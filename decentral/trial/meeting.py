@@ -20,7 +20,7 @@ from decentral.replica.apply import outer_step, outside_of, slice_state_weights,
 from decentral.replica.codec import range_shapes
 from decentral.replica.contribution import Contribution, encode_range, encode_whole, header_after
 from decentral.replica.measures import Measure
-from decentral.replica.pair_step import GossipStep, Half, half_of, install, step_alone, step_together
+from decentral.replica.pair_step import GossipStep, encode_half, install, step_alone, step_together
 from decentral.replica.reduction import Reduction
 from decentral.replica.replica import OuterStep, residual_after
 from decentral.replica.weights import Unusable, contributors_of, scales_of
@@ -266,7 +266,7 @@ class _Offered:
     """A peer that stands still for its step."""
 
     made: Contribution
-    half: Half | None  # what it sends; None: it has no partner
+    half_CN: Tensor | None  # what it sends, as its partner decodes it; None: it has no partner
     at: float
 
 
@@ -284,10 +284,8 @@ class Gossiping:
         made = peer.take(self._head, peer.outer_step)
         if made is None:
             return False
-        half = None
-        if len(self._group(peer.rank)) == 2:
-            half = half_of(peer.replica, made.fragment, made.gradient_N, made.states)
-        self._offers[peer.rank] = _Offered(made, half, now)
+        half_CN = encode_half(peer.replica, made) if len(self._group(peer.rank)) == 2 else None
+        self._offers[peer.rank] = _Offered(made, half_CN, now)
         return True
 
     @property
@@ -328,17 +326,19 @@ class Gossiping:
         return begun + max(self._seconds(rank, len(group)) for rank in group)
 
     def _seconds(self, rank: int, taking_part: int) -> float:
-        half = self._offers[rank].half
-        return 0.0 if half is None else self._world.seconds_of_round(rank, len(half.body), "pair", taking_part)
+        encoded = self._offers[rank].made.encoded
+        return 0.0 if encoded is None else self._world.seconds_of_round(rank, len(encoded.body), "pair", taking_part)
 
     def _swap(self, group: Sequence[int]) -> list[TrialPeer]:
         members, offered = [self._peers[rank] for rank in group], [self._offers.pop(rank) for rank in group]
-        step, halves = members[0].outer_step, [one.half for one in offered if one.half is not None]
+        step, made = members[0].outer_step, [one.made for one in offered]
+        halves = [one.half_CN for one in offered if one.half_CN is not None]
         if len(halves) == 2:
-            step_as_pair(members, offered[0].made.fragment, halves, step)
+            step_as_pair(members, made, halves, step)
         else:
-            step_apart(members[0], offered[0].made, step)
-        self._sent[step] = self._sent.get(step, 0.0) + sum(len(half.body) for half in halves)
+            step_apart(members[0], made[0], step)
+        sent = sum(len(one.encoded.body) for one in made if one.encoded is not None)
+        self._sent[step] = self._sent.get(step, 0.0) + sent
         return members
 
 
@@ -349,24 +349,22 @@ class Gossiping:
 
 def step_apart(peer: TrialPeer, made: Contribution, step: int) -> None:
     """Take gossip step ``step`` of a peer without a partner."""
-    alone = step_alone(peer.replica, made.fragment, step, made.gradient_N, made.states)
-    _take_over(peer, made.fragment, alone)
+    _take_over(peer, step_alone(peer.replica, step, made))
 
 
-def step_as_pair(peers: Sequence[TrialPeer], fragment: int, halves: Sequence[Half], step: int) -> None:
+def step_as_pair(peers: Sequence[TrialPeer], made: Sequence[Contribution], halves: Sequence[Tensor], step: int) -> None:
     """Take gossip step ``step`` of two peers, by what each sends."""
-    theirs = [half.sent_CN for half in reversed(halves)]
     steps = [
-        step_together(peer.replica, fragment, step, half, other_CN)
-        for peer, half, other_CN in zip(peers, halves, theirs, strict=True)
+        step_together(peer.replica, step, mine, mine_CN, theirs_CN)
+        for peer, mine, mine_CN, theirs_CN in zip(peers, made, halves, reversed(halves), strict=True)
     ]
     for peer, one in zip(peers, steps, strict=True):
-        _take_over(peer, fragment, one)
+        _take_over(peer, one)
 
 
-def _take_over(peer: TrialPeer, fragment: int, step: GossipStep) -> None:
-    install(peer.replica, fragment, step)
-    peer.schedule.merge_swap(peer.live, fragment, step.after_N, unmoved=bool(step.unmoved))
+def _take_over(peer: TrialPeer, step: GossipStep) -> None:
+    install(peer.replica, step)
+    peer.schedule.merge_swap(peer.live, step.fragment, step.after_N, unmoved=bool(step.unmoved))
     peer.schedule.absences.clear()
     peer.live.averages.resume()
     peer.outer_step += 1

@@ -8,7 +8,7 @@ import anyio
 import torch
 
 from decentral.replica.contribution import Contribution, range_of
-from decentral.rounds.gossip import Swapped
+from decentral.replica.pair_step import GossipStep
 from decentral.rounds.local_state import CommittedUpdate
 from decentral.simulate.lessons import Descent
 from decentral.training.live_model import LiveModel
@@ -102,7 +102,7 @@ class Learner(Member):
 
     def swap_begins(self, mine: Contribution) -> None: ...
 
-    def swap_ended(self, outcome: Swapped) -> None: ...
+    def swap_ended(self, outcome: GossipStep) -> None: ...
 
     def starts_over(self, why: str) -> None: ...
 

@@ -15,7 +15,7 @@ from decentral.parameters import schema_of
 from decentral.replica.apply import outer_step
 from decentral.replica.codec import Codec
 from decentral.replica.contribution import Contribution, encode_whole
-from decentral.replica.pair_step import GossipStep, half_of, install, step_alone, step_together
+from decentral.replica.pair_step import GossipStep, encode_half, install, step_alone, step_together
 from decentral.replica.replica import OuterStep, Replica
 from decentral.rounds.local_state import CommittedUpdate
 from decentral.simulate.lessons import Descent
@@ -187,7 +187,7 @@ class Learners:
             steps |= self._pair(present[i : i + 2], taken)
         for n, step in steps.items():
             peer = self.peers[n]
-            install(peer.replica, 0, step)
+            install(peer.replica, step)
             peer.schedule.merge_swap(peer.model, 0, step.after_N, unmoved=bool(step.unmoved))
         self.head = replace(self.head, round=self.head.round + 1, outer_step=self.head.outer_step + 1)
 
@@ -201,9 +201,11 @@ class Learners:
         step, replicas = self.head.outer_step, [self.peers[n].replica for n in group]
         made = [taken[n] for n in group]
         if len(group) == 1:
-            return {group[0]: step_alone(replicas[0], 0, step, made[0].gradient_N, made[0].states)}
-        halves = [half_of(r, 0, one.gradient_N, one.states) for r, one in zip(replicas, made, strict=True)]
+            return {group[0]: step_alone(replicas[0], step, made[0])}
+        halves = [encode_half(replica, one) for replica, one in zip(replicas, made, strict=True)]
         return {
-            n: step_together(r, 0, step, mine, theirs.sent_CN)
-            for n, r, mine, theirs in zip(group, replicas, halves, reversed(halves), strict=True)
+            n: step_together(replica, step, mine, mine_CN, theirs_CN)
+            for n, replica, mine, mine_CN, theirs_CN in zip(
+                group, replicas, made, halves, reversed(halves), strict=True
+            )
         }

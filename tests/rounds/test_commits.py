@@ -17,7 +17,8 @@ from decentral.consensus.chain import Branch
 from decentral.errors import DiskError
 from decentral.flow.waiting import in_thread, inline
 from decentral.replica.pair_step import GossipStep
-from decentral.replica.replica import OuterStep, Replica
+from decentral.replica.replica import OuterStep
+from decentral.rounds import commits
 from decentral.rounds.commits import StepAhead
 from decentral.rounds.driver import Driver
 from decentral.rounds.local_state import Tasks
@@ -173,7 +174,7 @@ def test_a_pair_whose_replica_was_merged_meanwhile_leaves_it(run_lab, terms):
 
 
 def test_each_outer_step_is_made_once_and_the_leaders_before_the_commit(run_lab, terms, monkeypatch):
-    told, step, decide = [], Replica.outer_step, Driver._decide
+    told, step, decide = [], commits.outer_step, Driver._decide
 
     def noted(replica, record, frames, decoded=None):
         told.append(("made", id(replica), record.hash))
@@ -183,7 +184,7 @@ def test_each_outer_step_is_made_once_and_the_leaders_before_the_commit(run_lab,
         told.append(("decided", id(driver.state.replica), commit.record.hash))
         await decide(driver, commit)
 
-    monkeypatch.setattr(Replica, "outer_step", noted)
+    monkeypatch.setattr(commits, "outer_step", noted)
     monkeypatch.setattr(Driver, "_decide", decided)
 
     async def script(lab):
@@ -211,13 +212,14 @@ class Bench:
     """A peer's state, as far as a step ahead looks at it."""
 
     def __init__(self) -> None:
-        self.replica = SimpleNamespace(anchors=[torch.zeros(2)], states=[{}], outer_step=self.outer_step)
+        self.replica = SimpleNamespace(anchors=[torch.zeros(2)], states=[{}])
         self.sums = SimpleNamespace(results=SimpleNamespace(by_frame=dict))
         self.offload, self.tasks = inline, Tasks(lambda event, fields: None)
         self.made: list[bytes] = []
         self.error: Exception | None = None
 
-    def outer_step(self, record, frames, decoded):
+    def outer_step(self, replica, record, frames, decoded):
+        assert replica is self.replica
         self.made.append(record.hash)
         if self.error is not None:
             raise self.error
@@ -229,8 +231,9 @@ def record(name: bytes) -> SimpleNamespace:
     return SimpleNamespace(hash=name, fragment=0)
 
 
-def play(script) -> Bench:
+def play(script, monkeypatch) -> Bench:
     bench = Bench()
+    monkeypatch.setattr(commits, "outer_step", bench.outer_step)
 
     async def main() -> None:
         async with anyio.create_task_group() as group:
@@ -241,7 +244,7 @@ def play(script) -> Bench:
     return bench
 
 
-def test_what_was_made_ahead_is_taken_and_not_made_again():
+def test_what_was_made_ahead_is_taken_and_not_made_again(monkeypatch):
     async def script(bench, ahead):
         ahead.begin(record(b"a"), {})
         ahead.begin(record(b"a"), {})  # the vote is given again in a later ballot
@@ -250,10 +253,10 @@ def test_what_was_made_ahead_is_taken_and_not_made_again():
         step = await ahead.step(record(b"a"), {})
         assert step.after_N.tolist() == [1.0, 1.0]
 
-    assert play(script).made == [b"a"]
+    assert play(script, monkeypatch).made == [b"a"]
 
 
-def test_what_was_made_of_another_record_or_of_an_anchor_that_moved_on_is_made_again():
+def test_what_was_made_of_another_record_or_of_an_anchor_that_moved_on_is_made_again(monkeypatch):
     async def script(bench, ahead):
         ahead.begin(record(b"a"), {})
         await ahead.step(record(b"b"), {})
@@ -263,10 +266,10 @@ def test_what_was_made_of_another_record_or_of_an_anchor_that_moved_on_is_made_a
         step = await ahead.step(record(b"c"), {})
         assert step.after_N.tolist() == [2.0, 2.0]
 
-    assert sorted(play(script).made) == [b"a", b"b", b"c", b"c"]
+    assert sorted(play(script, monkeypatch).made) == [b"a", b"b", b"c", b"c"]
 
 
-def test_an_error_ahead_of_the_commit_is_raised_by_the_commit():
+def test_an_error_ahead_of_the_commit_is_raised_by_the_commit(monkeypatch):
     async def script(bench, ahead):
         bench.error = DiskError("offload /disk: No space left on device for 8 bytes")
         ahead.begin(record(b"a"), {})
@@ -274,17 +277,17 @@ def test_an_error_ahead_of_the_commit_is_raised_by_the_commit():
         with pytest.raises(DiskError, match="No space left"):
             await ahead.step(record(b"a"), {})
 
-    assert play(script).made == [b"a", b"a"]
+    assert play(script, monkeypatch).made == [b"a", b"a"]
 
 
-def test_rounds_that_end_make_nothing_ahead_and_wait_for_nothing():
+def test_rounds_that_end_make_nothing_ahead_and_wait_for_nothing(monkeypatch):
     async def script(bench, ahead):
         bench.tasks.end()
         ahead.begin(record(b"a"), {})
         step = await ahead.step(record(b"a"), {})
         assert step.after_N.tolist() == [1.0, 1.0]
 
-    assert play(script).made == [b"a"]
+    assert play(script, monkeypatch).made == [b"a"]
 
 
 def test_a_step_that_begins_as_the_swarms_side_is_cancelled_is_made_and_nothing_waits_on():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from decentral.peer.status import state_of
-from decentral.rounds.gossip import Swapped
+from decentral.replica.pair_step import GossipStep
 from decentral.rounds.local_state import Decision
 from decentral.training.reporting import NOTABLE_WAIT, Reporter
 from decentral.wire.keys import peer_name
@@ -41,7 +41,7 @@ def test_gossip_steps_in_which_nobody_meets_are_none_that_a_peer_missed() -> Non
     reporter = Reporter(lambda kind, fields: None, b"me", lambda: now[0])
     for step, (partner, matched) in enumerate([(None, False), (other, True), (None, False), (None, True)]):
         now[0] += 3.0
-        reporter.swap_ended(Swapped(step, x_N, x_N, partner, None, matched=matched))
+        reporter.swap_ended(GossipStep(0, step, x_N, x_N, {}, {}, b"", partner=partner, matched=matched))
     assert reporter.counters.outcomes == [True, False]
     assert reporter.counters.usual_round == 3.0, "the time of each step is known all the same"
 
@@ -64,7 +64,7 @@ def test_the_merge_that_ends_a_gossip_run_is_no_round_beside_its_steps() -> None
     other, x_N, told = b"o" * 32, torch.zeros(2), []
     reporter = Reporter(lambda kind, fields: told.append(kind), b"me", lambda: 0.0)
     for step in range(6):
-        reporter.swap_ended(Swapped(step, x_N, x_N, other, None))
+        reporter.swap_ended(GossipStep(0, step, x_N, x_N, {}, {}, b"", partner=other))
     reporter.round_ended(update((b"me", other), True), of_pairs=True)
     assert reporter.counters.outcomes == [True] * 6
     assert told == ["pair"] * 6 + ["commit"]
