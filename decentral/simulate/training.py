@@ -205,7 +205,7 @@ class Trainer:
 
     def _step(self) -> None:
         self.num_steps += 1
-        steps = self.lesson.step(self.model.fragments, self.num_steps, self.schedule.stepping)
+        steps = self.lesson.step(self.model.fragments, self.num_steps, self.schedule.live.before_step)
         for live_N, step_N in zip(self.model.fragments, steps, strict=True):
             live_N -= step_N
         self.schedule.stepped()

@@ -16,6 +16,7 @@ from decentral.optimizers.streaming import StreamingDiLoCo
 from decentral.replica.contribution import Contribution
 from decentral.rounds.local_state import CommittedUpdate
 from decentral.training.live_model import LiveModel
+from decentral.training.progress import pseudo_gradient
 from decentral.training.schedule import (
     SLOWEST,
     Pace,
@@ -387,10 +388,10 @@ def test_progress_in_bfloat16_is_what_was_learnt_whether_a_commit_takes_it_or_pa
     learnt = torch.full((1000,), 0.5)
     model.write(0, model.read(0) - learnt)
     step(pace, 4)
-    moved = pace.gradient(0, anchor, model.read(0))
+    moved = pseudo_gradient(pace.progress[0], anchor, model.read(0))
     made = pace.take(model, 0, anchor, bytes(32), 1, outer_step=0) if named else None
     pace.merge(CommittedUpdate(record(), b"1" * 32, 0, anchor, after, made), model)
-    left = pace.gradient(0, after, model.read(0))
+    left = pseudo_gradient(pace.progress[0], after, model.read(0))
     torch.testing.assert_close(left, torch.zeros(1000) if named else moved, rtol=0, atol=1e-6)
 
 
@@ -399,10 +400,12 @@ def test_a_restart_goes_on_with_the_count_and_the_rounding(model):
     pace = schedule()
     pace.put(halves, 0, anchor)
     step(pace, 3)
-    moved = pace.gradient(0, anchor, halves.read(0))
+    moved = pseudo_gradient(pace.progress[0], anchor, halves.read(0))
     again = schedule()
     resume(again, halves, {"anchor/0": anchor, **tensors_of(pace)}, memory_of(pace), [anchor + 1.0], outer_steps=1)
-    torch.testing.assert_close(again.gradient(0, anchor + 1.0, halves.read(0)), moved, rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        pseudo_gradient(again.progress[0], anchor + 1.0, halves.read(0)), moved, rtol=0, atol=1e-6
+    )
     assert (again.since, again.progress[0].steps, again.progress[0].missed) == (3, 3, 1)
 
 
@@ -422,7 +425,7 @@ def test_tokens_are_counted_for_the_steps_behind_a_fragment_and_steps_since_the_
 def test_a_peer_that_was_held_back_for_a_round_sends_no_more_than_one_although_no_round_passed_it_by(model):
     pace, zeros = schedule(), torch.zeros(8)
     step(pace, 12)
-    moved = pace.gradient(0, zeros, model.read(0))
+    moved = pseudo_gradient(pace.progress[0], zeros, model.read(0))
     made = pace.take(model, 0, zeros, bytes(32), 10, outer_step=0)
     assert made is not None
     torch.testing.assert_close(made.gradient_N, moved / 3)
@@ -439,7 +442,7 @@ def test_what_an_adopted_branch_took_without_counting_is_told_like_that_of_a_com
     """Another branch left it where it was, and nothing is told."""
     pace, zeros = schedule(), torch.zeros(8)
     step(pace, 12)
-    moved = pace.gradient(0, zeros, model.read(0))
+    moved = pseudo_gradient(pace.progress[0], zeros, model.read(0))
     made = send(pace, model)
     before, steps = (zeros - moved, -12) if took else (zeros, 0)
     adopted = CommittedUpdate(None, b"1" * 32, 0, before, zeros, None, reclaimed_steps=steps, took=took)
