@@ -24,7 +24,7 @@ import torch
 from decentral.consensus.chain import Head
 from decentral.flow.waiting import Changes
 from decentral.manifest import Manifest, parse_manifest
-from decentral.node.node import Node, Start, throttled
+from decentral.node.node import Node, Start, throttle
 from decentral.replica.contribution import Contribution
 from decentral.rounds.gossip import Gossip
 from decentral.rounds.local_state import CommittedUpdate, Ledger
@@ -60,7 +60,7 @@ class ExchangeContestant:
         self.seat, manifest = seat, parse_manifest(seat.manifest)
         self.identity = Identity.load_or_create(Path(seat.folder) / f"{seat.number}.key")
         made = make_transport(seat.transport, self.identity, tuple(seat.listen))
-        self.transport = throttled(made, Caps(up=seat.up, down=seat.down), None)
+        self.transport = throttle(made, Caps(up=seat.up, down=seat.down), None)
         module = torch.nn.Module()
         module.weight = torch.nn.Parameter(torch.zeros(seat.rows, 1024))
         self._model = LiveModel(module, 1, None)

@@ -109,10 +109,10 @@ def set_command(context: click.Context, key: str, value: str, directory: Path, a
 
 def _set(key: str, value: str, directory: Path, as_json: bool) -> None:
     """Refused before anything is asked when the peer could not read it."""
-    from decentral.preferences import Preferences, changed
+    from decentral.preferences.preferences import Preferences, with_setting
 
     try:
-        changed(Preferences(), key, value)
+        with_setting(Preferences(), key, value)
     except ConfigError as error:  # of what was typed, and of no manifest
         raise UsageError(str(error)) from None
     if key in ("max-upload", "max-download") and value.strip().lower() != "none":

@@ -30,7 +30,7 @@ from decentral.cli.terms import scale_of
 from decentral.cli.training_context import WINDOWS
 from decentral.errors import DecentralError, RoundFailed, UsageError
 from decentral.manifest import Manifest, fresh_salt, preset_manifest
-from decentral.manifest.presets import suited
+from decentral.manifest.presets import suit
 from decentral.observe.metrics import NO_FIGURE, can_draw, read_metrics
 from decentral.observe.report import (
     FIGURE_FILE,
@@ -221,7 +221,7 @@ def make_plan(algorithm: str, *, num_peers: int, minutes: float, seed: int) -> D
     rounds = max(MIN_ROUNDS, math.floor((60 * minutes - start) / per_round))
     expected = start + rounds * per_round
     limit = max(60 * minutes, expected) * SLACK
-    manifest = suited(algorithm, manifest, rounds, scale_of(manifest))  # as init writes them for a run so long
+    manifest = suit(algorithm, manifest, rounds, scale_of(manifest))  # as init writes them for a run so long
     return DemoPlan(
         algorithm,
         manifest.changed(run={"rounds": rounds, "minutes": round(limit / 60, 2)}),

@@ -84,7 +84,7 @@ class Fitted:
         return f"{fit.preset}: {_reason(fit, given.rate)}.\n{expected}."
 
 
-def fitted(wish: Wish, overrides: Mapping[str, object], sizes: Sizes) -> Fitted:
+def fit_terms(wish: Wish, overrides: Mapping[str, object], sizes: Sizes) -> Fitted:
     """The terms for the line that was asked for. Raises ConfigError, UsageError."""
     steps = overrides.get("inner_steps")
     assert steps is None or isinstance(steps, int)

@@ -80,14 +80,14 @@ def init_command(
     $ decentral init lines.toml --link 20mbit --peers 8 --model-size 30M --step-time 0.4s
     """
     from decentral.cli.preflight import write_text
-    from decentral.cli.terms import next_step, of_rate, scale_assumed, sized, terms_of, why_default
+    from decentral.cli.terms import model_sizes, next_step, of_rate, scale_assumed, terms_of, why_default
     from decentral.manifest.presets import default_preset
     from decentral.optimizers import presets
     from decentral.trial.check import check_learns
 
     file = _place(context, file, force, linked=link is not None)
     overrides = _with_data(overrides, data)
-    sizes = sized(model_size, overrides)
+    sizes = model_sizes(model_size, overrides)
     if link is None:
         _refuse({"--step-time": step_time})
         scale, asked = scale_assumed(overrides, sizes, model_size, peers), preset
@@ -96,12 +96,12 @@ def init_command(
         why = "" if asked else why_default(preset, scale, is_told=is_told)
         manifest, found = terms_of(preset, overrides, sizes, scale=scale), None
     else:
-        from decentral.cli.fitting import Wish, fitted
+        from decentral.cli.fitting import Wish, fit_terms
 
         wish = Wish(
             rate=link, peers=peers or DEFAULT_PEERS, step_seconds=step_time, model_size=model_size, preset=preset
         )
-        found = fitted(wish, overrides, sizes)
+        found = fit_terms(wish, overrides, sizes)
         manifest, preset, scale, why = found.manifest, found.fit.preset, found.given.scale, found.sentences()
     check_learns(manifest)
     write_text(file, manifest.to_toml())

@@ -83,12 +83,12 @@ def _with_settings(status: Status, directory: Path) -> Status:
     """Add what was set since the process ended: it holds for the next one."""
     from decentral.errors import ConfigError
     from decentral.preferences.controls import read_settings
-    from decentral.preferences.preferences import Preferences, changed, spelled
+    from decentral.preferences.preferences import Preferences, spell, with_setting
 
     with suppress(ConfigError):  # the next start says what is wrong with the file
         kept, wanted = read_settings(directory).set_, Preferences()
         for key, text in kept.items():
-            wanted = changed(wanted, key, text)
+            wanted = with_setting(wanted, key, text)
         before = {key: text for key, text in status.preferences.items() if key not in kept}
-        return replace(status, preferences={**before, **spelled(wanted)}, kept_settings=tuple(kept))
+        return replace(status, preferences={**before, **spell(wanted)}, kept_settings=tuple(kept))
     return status

@@ -68,7 +68,7 @@ def status_command(as_json: bool) -> None:
     \b
     $ decentral service status
     """
-    found = {name: state(name) for name in installed()}
+    found = {name: state(name) for name in list_services()}
     if as_json:
         click.echo(json.dumps(found))
     for name, words in ({} if as_json else found).items():
@@ -210,7 +210,7 @@ def _lines(plan: ServicePlan) -> Iterator[str]:
         "After=network-online.target",
         "",
         "[Service]",
-        f"ExecStart={' '.join(map(quoted, plan.command))}",
+        f"ExecStart={' '.join(map(quote, plan.command))}",
         f"WorkingDirectory={_escape_percent(str(plan.here))}",
         "",
         "# Told to stop it leaves at its next step; it is started again unless that would end the same way.",
@@ -230,7 +230,7 @@ def _lines(plan: ServicePlan) -> Iterator[str]:
         "PrivateUsers=yes",
         "ProtectSystem=strict",
         "ProtectHome=read-only",
-        *(f"ReadWritePaths={quoted(str(folder))}" for folder in plan.writes),
+        *(f"ReadWritePaths={quote(str(folder))}" for folder in plan.writes),
         "CacheDirectory=decentral",
         "Environment=NUMBA_CACHE_DIR=%C/decentral MPLCONFIGDIR=%C/decentral",
         *([] if any(_is_temporary(folder) for folder in (plan.here, *plan.writes)) else ["PrivateTmp=yes"]),
@@ -247,7 +247,7 @@ def _lines(plan: ServicePlan) -> Iterator[str]:
     )
 
 
-def quoted(word: str) -> str:
+def quote(word: str) -> str:
     """Quote a word of a command line as systemd.service(5) reads it. UsageError for control characters."""
     if any(ord(character) < 32 or ord(character) == 127 for character in word):
         raise UsageError(f"{word[:40]!r} has control characters; a service cannot be told that")
@@ -381,7 +381,7 @@ def remove(name: str) -> Iterator[str]:
     yield f"{path}: removed; the run directory stays as it is"
 
 
-def installed() -> list[str]:
+def list_services() -> list[str]:
     """Names of the services that there are."""
     pattern = place("*")
     prefix = label("")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from decentral.errors import ConfigError, UsageError
 from decentral.manifest import Manifest, check_methods, preset_manifest
-from decentral.manifest.presets import Scale, assumed, justified, suited
+from decentral.manifest.presets import Scale, default_scale, find_justification, suit
 
 if TYPE_CHECKING:
     from decentral.tasks.evaluate import Survey
@@ -47,7 +47,7 @@ def with_text(overrides: Mapping[str, object], text: "Survey") -> dict[str, obje
     return {**overrides, "corpus": label or "text", "digest": text.digest}
 
 
-def sized(parameters: int | None, overrides: Mapping[str, object]) -> Sizes:
+def model_sizes(parameters: int | None, overrides: Mapping[str, object]) -> Sizes:
     """Keys of ``[model]`` for a language model of about so many parameters; a script's model is its own.
 
     Raises ConfigError for a size that there is none of, UsageError beside experts.
@@ -84,7 +84,7 @@ def terms_of(
         tables.setdefault("inner", {})["weight_decay"] = _DECAY_OF_TORCH
     manifest = preset_manifest(preset, **tables)
     if overrides.get("compressor") is None and not overrides.get("overlap"):  # as what was measured
-        manifest = suited(preset, manifest, rounds or manifest.run.rounds, scale or scale_of(manifest))
+        manifest = suit(preset, manifest, rounds or manifest.run.rounds, scale or scale_of(manifest))
     check_methods(manifest)
     check_fragments(manifest)
     return manifest
@@ -93,7 +93,7 @@ def terms_of(
 def scale_assumed(overrides: Mapping[str, object], sizes: Sizes, model_size: int | None, peers: int | None) -> Scale:
     """How large a round would be, by what was said of the model and the peers."""
     if overrides["task"] == "custom":
-        return assumed(parameters=model_size, peers=peers)
+        return default_scale(parameters=model_size, peers=peers)
     experts = {} if overrides["experts"] is None else {"experts": overrides["experts"]}
     return scale_of(preset_manifest("local_sgd", model={**sizes, **experts}), peers=peers)
 
@@ -115,7 +115,7 @@ def scale_of(manifest: Manifest, *, parameters: int | None = None, peers: int | 
         from decentral.tasks.sizing import LanguageModelConfig, parameters_of  # torch
 
         parameters = parameters_of(LanguageModelConfig.of(manifest.model))
-    return assumed(parameters=parameters, peers=peers)
+    return default_scale(parameters=parameters, peers=peers)
 
 
 def check_fragments(manifest: Manifest) -> None:
@@ -130,7 +130,7 @@ def check_fragments(manifest: Manifest) -> None:
 
 def of_rate(preset: str, manifest: Manifest, rounds: float, scale: Scale) -> str:
     """The sentence about an outer rate that is not the preset's own; empty where it is."""
-    known = justified(preset)
+    known = find_justification(preset)
     keys = {} if known is None else known.outer(rounds, scale.parameters)
     if known is None or not keys or manifest.outer.learning_rate != keys["learning_rate"]:
         return ""

@@ -24,7 +24,6 @@ __all__ = [
     "Tabled",
     "add_looked_up",
     "all_used",
-    "binned",
     "check_block",
     "largest_scale",
     "look_up",
@@ -32,6 +31,7 @@ __all__ = [
     "over",
     "peaks",
     "positive",
+    "put_in_bins",
     "quantise",
     "short_scale",
     "spread",
@@ -146,7 +146,7 @@ class Tabled(Method):
         """Return the meaning of its codes."""
         raise NotImplementedError
 
-    def quantised(self, value_N: Tensor) -> tuple[Tensor, Tensor]:
+    def nearest_codes(self, value_N: Tensor) -> tuple[Tensor, Tensor]:
         """Return codes (N,) and scales (B,) of finite float32 values, whole blocks of a tensor or its end."""
         raise NotImplementedError
 
@@ -161,9 +161,11 @@ class Tabled(Method):
     def compress_one(self, tensor: Tensor) -> Payload:
         """Round every value to a level of its block."""
         value_N = check_input(tensor).flatten()
-        return self.filled(tuple(tensor.shape), value_N, lambda start, stop: self.quantised(value_N[start:stop]))
+        return self.fill_payload(
+            tuple(tensor.shape), value_N, lambda start, stop: self.nearest_codes(value_N[start:stop])
+        )
 
-    def filled(self, shape: Shape, value_N: Tensor, slab: Callable[[int, int], tuple[Tensor, Tensor]]) -> Payload:
+    def fill_payload(self, shape: Shape, value_N: Tensor, slab: Callable[[int, int], tuple[Tensor, Tensor]]) -> Payload:
         """Return a payload whose codes and scales ``slab(start, stop)`` gives, a run of whole blocks at a time."""
         codes, scales = self.layout(shape)
         runs = list(slabs(value_N, self.block))
@@ -182,7 +184,7 @@ class Tabled(Method):
         """Return level * scale; PayloadError, at the first use, when a scale is bad or a code is not used."""
         return [_Levels(self, payload) for payload in payloads]
 
-    def checked(self, payload: Payload) -> tuple[Tensor, Tensor, Tensor]:
+    def check_payload(self, payload: Payload) -> tuple[Tensor, Tensor, Tensor]:
         """Return the codes, the table as a tensor, and the scales in float32; PayloadError as above."""
         check_parts(self, payload, self.layout(payload.shape))
         (code_N, scale_B), code = payload.parts, self.code
@@ -202,7 +204,7 @@ class _Levels(Decoded):
     payload: Payload
 
     def tensor(self) -> Tensor:
-        code_N, level_256, scale_B = self.method.checked(self.payload)
+        code_N, level_256, scale_B = self.method.check_payload(self.payload)
         if _on_processor(code_N):
             return look_up(code_N, level_256, scale_B, self.method.block).reshape(self.payload.shape)
         level_N = level_256.index_select(0, code_N.int())
@@ -212,7 +214,7 @@ class _Levels(Decoded):
         if not _on_processor(total_n):
             total_n += self.tensor().view(-1) * weight
             return
-        code_N, level_256, scale_B = self.method.checked(self.payload)
+        code_N, level_256, scale_B = self.method.check_payload(self.payload)
         add_looked_up(total_n, code_N, level_256, scale_B, self.method.block, weight)
 
 
@@ -235,9 +237,9 @@ def _on_processor(tensor: Tensor) -> bool:
 #
 # A block is read once, and its second pass finds it in the cache.
 #
-# For the processor. `Linear.quantised` and `Tabled` say the same with torch for other devices, to the bit. Per value
-# and core: 0.6 ns to quantise, 0.4 ns to look up; in torch, whose every operation goes through memory again, 15 times
-# that.
+# For the processor. `Linear.nearest_codes` and `Tabled` say the same with torch for other devices, to the bit. Per
+# value and core: 0.6 ns to quantise, 0.4 ns to look up; in torch, whose every operation goes through memory again, 15
+# times that.
 #
 # Shape suffixes: N = values, B = blocks.
 
@@ -353,7 +355,7 @@ class Binned:
     count_K: Tensor  # int64: how many these are
 
 
-def binned(value_N: Tensor, bins: int, window: float, code_of: Callable[[Tensor], Tensor]) -> Binned:
+def put_in_bins(value_N: Tensor, bins: int, window: float, code_of: Callable[[Tensor], Tensor]) -> Binned:
     """Put every value in the bin that ``code_of(places)`` says; ``bins`` of them span ``window`` sigmas.
 
     Sigma is that of a sample: N - 1 in the denominator. Bins are summed as integers: parallel sums of floats differ

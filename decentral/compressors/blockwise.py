@@ -65,7 +65,7 @@ class Linear(Tabled):
         code_N, scale_B = found
         return Payload(tuple(tensor.shape), (code_N, scale_B.to(self.scale_dtype)))
 
-    def quantised(self, value_N: Tensor) -> tuple[Tensor, Tensor]:
+    def nearest_codes(self, value_N: Tensor) -> tuple[Tensor, Tensor]:
         """Do what `quantise` does in one pass, which finds NaN and Inf too, on any device."""
         return _nearest_linear(value_N, self.block, self.top)
 
@@ -183,7 +183,7 @@ class FP8(Tabled):
     code: ClassVar[Code] = _FP8_CODE
     block: int = 256
 
-    def quantised(self, value_N: Tensor) -> tuple[Tensor, Tensor]:
+    def nearest_codes(self, value_N: Tensor) -> tuple[Tensor, Tensor]:
         """Return the nearest float8 of the block."""
         return _nearest_fp8(value_N, self.block)
 
@@ -228,7 +228,7 @@ class E3M0(Tabled):
     code: ClassVar[Code] = _E3M0_CODE
     block: int = 256
 
-    def quantised(self, value_N: Tensor) -> tuple[Tensor, Tensor]:
+    def nearest_codes(self, value_N: Tensor) -> tuple[Tensor, Tensor]:
         """Return the nearest of 15 levels of the block."""
         return _nearest_e3m0(value_N, self.block)
 
@@ -288,7 +288,7 @@ class NF4(Tabled):
     code: ClassVar[Code] = _NF4_CODE
     block: int = 64
 
-    def quantised(self, value_N: Tensor) -> tuple[Tensor, Tensor]:
+    def nearest_codes(self, value_N: Tensor) -> tuple[Tensor, Tensor]:
         """Return the nearest of 16 levels of the block."""
         return _nearest_nf4(value_N, self.block)
 
@@ -339,7 +339,7 @@ class Sign(Tabled):
     code: ClassVar[Code] = _SIGN_CODE
     block: int = 1024
 
-    def quantised(self, value_N: Tensor) -> tuple[Tensor, Tensor]:
+    def nearest_codes(self, value_N: Tensor) -> tuple[Tensor, Tensor]:
         """Return signs, and mean magnitudes."""
         return _signs_and_means(value_N, self.block)
 

@@ -86,7 +86,7 @@ class Chain(Method):
         for payload in payloads:
             check_shapes(self, payload, self.layout(payload.shape))
         full = [payload for payload in payloads if payload.parts]
-        matrices = [list(self._quantised(payload)) for payload in full]
+        matrices = [list(self._payloads(payload)) for payload in full]
         decoded = iter(self.quantiser.decompress([rows for one in matrices for rows in one]))
         values = [tuple(next(decoded).tensor() for _ in one) for one in matrices]
         index = [payload.parts[: len(self.sparsifier.index_layout(payload.shape))] for payload in full]
@@ -94,7 +94,7 @@ class Chain(Method):
         placed = iter(self.sparsifier.place([payload.shape for payload in full], selected))
         return [next(placed) if payload.parts else Scattered.nowhere(payload) for payload in payloads]
 
-    def _quantised(self, payload: Payload) -> Iterator[Payload]:
+    def _payloads(self, payload: Payload) -> Iterator[Payload]:
         """Yield the quantiser's payload of each matrix."""
         start = len(self.sparsifier.index_layout(payload.shape))
         for rows in self.sparsifier.value_shapes(payload.shape):

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from decentral.coding import Floats, Symbols
 from decentral.compressors.base import About, Method, PartSpec, Payload, Shape, check_input, check_parts, require
-from decentral.compressors.blocks import binned
+from decentral.compressors.blocks import put_in_bins
 
 __all__ = ["Codebook8"]
 
@@ -64,7 +64,7 @@ class Codebook8(Method):
         """Sort the values into bins, then take the bins' means."""
         value_N = check_input(tensor).flatten()
         bins = 1 << _codebook_bits(value_N.numel())
-        found = binned(value_N, bins, _WINDOW, lambda place_n: place_n.floor().add_(bins // 2))
+        found = put_in_bins(value_N, bins, _WINDOW, lambda place_n: place_n.floor().add_(bins // 2))
         level_K = (found.mean + found.place_K * found.width).where(found.count_K > 0, 0.0)
         return Payload(tuple(tensor.shape), (found.code_N, level_K.float()))
 

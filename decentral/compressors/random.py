@@ -96,7 +96,7 @@ def key(flat_N: Tensor, seed: int) -> Tensor:
     if _on_processor(flat_N):
         found = torch.tensor(_sum(flat_N.contiguous().numpy().view(np.uint32)), dtype=torch.int64, device="cpu")
         return found.add(_to_int64(seed * _FIRST_64))
-    return _summed(flat_N.contiguous(), _golden(flat_N.device)) + _to_int64(seed * _FIRST_64)
+    return _checksum(flat_N.contiguous(), _golden(flat_N.device)) + _to_int64(seed * _FIRST_64)
 
 
 def draws(flat_N: Tensor, seed: int) -> Draws:
@@ -114,7 +114,7 @@ def uniform(drawn: Tensor, like_N: Tensor) -> Tensor:
     """Return numbers (N,) in [0, 1): what was drawn, or int64 (2,), of what begins them and what leads on."""
     if drawn.dtype != torch.int64:
         return drawn
-    mixed_N = _mixed(drawn[0] + _places(like_N, drawn[1]))
+    mixed_N = _mix64(drawn[0] + _places(like_N, drawn[1]))
     return (mixed_N >> (64 - _RESOLUTION) & (1 << _RESOLUTION) - 1).float() * 2.0**-_RESOLUTION
 
 
@@ -125,8 +125,8 @@ def _fill_new(begin: int, numel: int) -> Tensor:
 
 
 @one_kernel
-def _summed(flat_N: Tensor, golden: Tensor) -> Tensor:
-    return _mixed((flat_N.view(torch.int32).long() & _MANTISSA) + _places(flat_N, golden)).sum()
+def _checksum(flat_N: Tensor, golden: Tensor) -> Tensor:
+    return _mix64((flat_N.view(torch.int32).long() & _MANTISSA) + _places(flat_N, golden)).sum()
 
 
 def _places(like_N: Tensor, golden: Tensor) -> Tensor:
@@ -139,7 +139,7 @@ def _golden(device: torch.device) -> Tensor:
     return torch.tensor(_to_int64(_GOLDEN_64), dtype=torch.int64, device=device)
 
 
-def _mixed(number_N: Tensor) -> Tensor:
+def _mix64(number_N: Tensor) -> Tensor:
     """Apply splitmix64's finaliser on int64, whose products wrap around and whose shifts keep the sign: so it is
     masked.
     """

@@ -229,7 +229,7 @@ class QSGD(Tabled):
         def slab(start: int, stop: int) -> tuple[Tensor, Tensor]:
             return _up_or_down(value_N[start:stop], drawn(start, stop), self.block, self.levels)
 
-        return self.filled(shape, value_N, slab)
+        return self.fill_payload(shape, value_N, slab)
 
 
 @one_kernel

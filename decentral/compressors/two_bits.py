@@ -26,7 +26,7 @@ from decentral.compressors.base import (
     non_finite,
     require,
 )
-from decentral.compressors.blocks import binned
+from decentral.compressors.blocks import put_in_bins
 from decentral.tensors.compiled import compiled
 from decentral.tensors.device import one_kernel
 from decentral.tensors.ops import is_finite
@@ -382,7 +382,7 @@ class SparseLoCo2(Method):
     def compress_one(self, tensor: Tensor) -> Payload:
         """Sort the values into four bins, then take the bins' means."""
         value_N = check_input(tensor).flatten()
-        found = binned(value_N, _BINS, _WINDOW, lambda place_n: (place_n + _BINS // 2).round_())
+        found = put_in_bins(value_N, _BINS, _WINDOW, lambda place_n: (place_n + _BINS // 2).round_())
         mean_4 = (found.place_K * found.width).float()
         level_4 = (mean_4 + found.mean.float()).clamp_(-_LARGEST, _LARGEST)  # rounded apart, 3.4e38 would be Inf
         return Payload(tuple(tensor.shape), (found.code_N, level_4))

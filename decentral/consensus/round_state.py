@@ -19,7 +19,7 @@ from decentral.consensus.paxos import (
     Partition,
     Refusals,
 )
-from decentral.consensus.timing import Deadline, Paces, Takes, Unsent, allowance, unmeasured
+from decentral.consensus.timing import Deadline, Paces, Takes, Unsent, allowance, no_measurement
 from decentral.wire import messages as m
 from decentral.wire.frames import FrameKind, Header, claims_of
 from decentral.wire.keys import Digest, PeerId, Signer
@@ -311,7 +311,7 @@ class RoundTerms:
     steps: int = 0  # inner steps of a full contribution
     overlaps: bool = False  # whether peers train on while a round is in flight
     largest: int = 1 << 40  # bytes of the largest frame that can be valid
-    takes: Takes = unmeasured
+    takes: Takes = no_measurement
     quorum: int = 0  # contributions with which a round goes on without the rest; 0: all who are present
     grace: float = 0.0  # s after they were there in which more are taken
     offered: FrameKind = FrameKind.CONTRIBUTION  # what peers offer; where they gossip, MERGE

@@ -80,7 +80,7 @@ UNMEASURED = 125_000.0  # bytes/s of an uplink until its first frame has arrived
 SLACK = 2.0  # times; rounds take 1.3 to 1.5 times what links need, and estimates of equal links differ by a quarter
 
 
-def unmeasured(nbytes: int, peer: PeerId, members: Sequence[PeerId]) -> float | None:
+def no_measurement(nbytes: int, peer: PeerId, members: Sequence[PeerId]) -> float | None:
     """Return None, as the ``Takes`` of a swarm in which nothing was measured."""
     return None
 

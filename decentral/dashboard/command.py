@@ -83,5 +83,5 @@ def page_beside(directory: Path, say: Callable[[str], None]) -> Iterator[None]:
     except UsageError:
         listening = listen(directory, Place(port=0), version=decentral.__version__)
     say(f"the page: {listening.place.address}")
-    with listening.beside():
+    with listening.serve_on_thread():
         yield

@@ -255,7 +255,7 @@ def _peer_named(row: Mapping[str, Any], key: str = "peer") -> str:
     return short_name(str(row[key]))
 
 
-def _joined_sentence(row: Mapping[str, Any]) -> str:
+def _join_sentence(row: Mapping[str, Any]) -> str:
     how = "resumed" if row.get("resumed") else "joined"
     return f"{how} at round {int(row['round'])}: the model is checked, training goes on from it"
 
@@ -268,7 +268,7 @@ def _band_sentence(row: Mapping[str, Any]) -> str:
 
 
 _SENTENCE_OF: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "joined": _joined_sentence,
+    "joined": _join_sentence,
     "alone": lambda row: alone_sentence([str(name) for name in row["peers"]], left=bool(row["left"])),
     "synced": lambda row: f"the model came from {_peer_named(row)}",
     "sync_failed": lambda row: f"{_peer_named(row)} could not give its model: {row['why']}",

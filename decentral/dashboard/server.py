@@ -433,7 +433,7 @@ class Listening:
             self.close()
 
     @contextmanager
-    def beside(self) -> Iterator[None]:
+    def serve_on_thread(self) -> Iterator[None]:
         """Serve on a thread, as long as the block lasts."""
         server = self.server()
         thread = threading.Thread(target=server.run, args=([self.bound],), name="dashboard", daemon=True)

@@ -159,7 +159,7 @@ class FrameFetcher:
             answer = await fetch(self.transport, holder, Want(frame, part.missing), self._limit)
             if answer is None:
                 return False
-            if (whole := await self._offload(part.filled, answer, frame)) is not None:
+            if (whole := await self._offload(part.complete, answer, frame)) is not None:
                 await self.receiver.take(whole, frame)
                 self.broadcast.fetched(whole, owner)
                 return True

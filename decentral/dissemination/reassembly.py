@@ -69,7 +69,7 @@ class Part:
     data: bytes
     missing: tuple[Range, ...]
 
-    def filled(self, answer: bytes, frame: bytes) -> bytes | None:
+    def complete(self, answer: bytes, frame: bytes) -> bytes | None:
         """Return the frame with that hash; None when the answer makes another of it, or what is here was forged."""
         whole = self._with(answer) if self.missing else answer
         return whole if whole is not None and frame_hash(whole) == frame else None

@@ -19,7 +19,7 @@ from decentral.wire.keys import PeerId
 from decentral.wire.messages import ReducePlan
 
 
-def owned_parts(plan: ReducePlan, peer: PeerId) -> list[int]:
+def parts_of(plan: ReducePlan, peer: PeerId) -> list[int]:
     """Return the indices of the parts that ``peer`` owns in ``plan``."""
     return [part for part, (owner, _, _) in enumerate(plan.partition) if owner == peer]
 
@@ -27,7 +27,7 @@ def owned_parts(plan: ReducePlan, peer: PeerId) -> list[int]:
 def in_order(plan: ReducePlan, me: PeerId) -> list[int]:
     """Return the parts in the order in which ``me`` sends their slices: of each owner the first, then the second."""
     owners = order_after({owner for owner, _, _ in plan.partition}, me)
-    rounds = zip_longest(*(owned_parts(plan, owner) for owner in owners))
+    rounds = zip_longest(*(parts_of(plan, owner) for owner in owners))
     return [part for parts in rounds for part in parts if part is not None]
 
 

@@ -58,12 +58,12 @@ class Cell:
         return asdict(self) | {"terms": json.loads(self.terms), "format": FORMAT}
 
     @property
-    def told(self) -> dict[str, Any]:  # Any: JSON
+    def as_json(self) -> dict[str, Any]:  # Any: JSON
         """Return what a reader of its record wants to know; all that decides its numbers is behind its id."""
         manifest = self.manifest
         told: dict[str, Any] = {"kind": self.kind, "task": self.task, "peers": self.peers, "steps": self.steps}
         told |= {"method": manifest.outer.method} if self.kind == "swarm" else {}
-        told |= {"inner": manifest.inner.named, "learning_rate": manifest.inner.learning_rate}
+        told |= {"inner": manifest.inner.optimizer_name, "learning_rate": manifest.inner.learning_rate}
         return told | {"seed": manifest.run.seed} | ({"flips": self.flips} if self.flips else {})
 
     @property
@@ -153,7 +153,7 @@ class Curve:
         return cls(tuple(Point(**{"loss": None} | point) for point in points), peak_nbytes, numel)
 
     @property
-    def diverged(self) -> bool:
+    def has_diverged(self) -> bool:
         """Return whether it ended in no number."""
         return self.points[-1].loss is None
 

@@ -216,7 +216,7 @@ def tune_command(
             processes=given["processes"],
             tell=lambda line: click.echo(line, err=True),
         )
-    click.echo(json.dumps(told(tuned)) if as_json else table(tuned))
+    click.echo(json.dumps(_as_json(tuned)) if as_json else table(tuned))
     if file is not None:
         write_text(file, tuned.manifest.to_toml())
     if not as_json:
@@ -340,7 +340,7 @@ def _at_an_edge(tuned: Tuned, best: Manifest) -> str:
     return f" It is the {edge} rate that was tried: --outer-rate {rate:g} --outer-rate {beyond:.2g} goes on from there."
 
 
-def told(tuned: Tuned) -> dict[str, Any]:  # Any: JSON
+def _as_json(tuned: Tuned) -> dict[str, Any]:  # Any: JSON
     """For programs."""
     found = tuned.found
     finite = {name: [one if math.isfinite(one) else None for one in losses] for name, losses in found.losses.items()}

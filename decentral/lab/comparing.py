@@ -24,11 +24,11 @@ __all__ = [
     "Row",
     "Run",
     "Verdict",
-    "compared",
+    "compare",
+    "compare_by_seed",
     "equivalence_p",
     "interval",
     "of_base",
-    "paired",
     "pairs",
     "problems",
     "trouble",
@@ -75,7 +75,7 @@ class Row:
         return self.name if self.link is None else f"{self.name} @ {self.link}"
 
     @property
-    def told(self) -> str:
+    def words(self) -> str:
         """Its settings."""
         return ", ".join(f"{key} {value}" for key, value in self.settings.items())
 
@@ -151,14 +151,16 @@ class Compared:
     word: str  # a verdict; or diverged, failed, missing
 
 
-def compared(row: Row, base: Row | None, margin: float) -> Compared | None:
+def compare(row: Row, base: Row | None, margin: float) -> Compared | None:
     """None: one of them has no loss, so that there is nothing to compare."""
     if base is None:
         return None
-    return paired(row.losses, base.losses, margin, trouble(row) or trouble(base))
+    return compare_by_seed(row.losses, base.losses, margin, trouble(row) or trouble(base))
 
 
-def paired(mine: Mapping[int, float], other: Mapping[int, float], margin: float, told: str = "") -> Compared | None:
+def compare_by_seed(
+    mine: Mapping[int, float], other: Mapping[int, float], margin: float, told: str = ""
+) -> Compared | None:
     """Losses by seed against others; ``told``: the word where there is no verdict. None: no seed has both."""
     seeds = sorted(mine.keys() & other.keys())
     if not seeds:
@@ -186,7 +188,7 @@ def _control(row: Row, rows: Sequence[Row], margin: float) -> str:
         return ""
     if row.troubles.startswith("diverged"):
         return ""
-    against = compared(row, of_base(row, rows, row.of), margin)
+    against = compare(row, of_base(row, rows, row.of), margin)
     word = "not there" if against is None else against.word
     if word == "worse":
         return ""
@@ -236,7 +238,7 @@ def pairs(found: Found) -> list[Pair]:
 def _pair(found: Found, a: Row, b: Row) -> Pair:
     told = trouble(a) or trouble(b)
     hours = {link: at for link in found.links if (at := _at_hours(a, b, link, found.margin, told)) is not None}
-    return Pair(a, b, paired(a.losses, b.losses, found.margin, told), hours)
+    return Pair(a, b, compare_by_seed(a.losses, b.losses, found.margin, told), hours)
 
 
 def _at_hours(a: Row, b: Row, link: str, margin: float, told: str) -> AtHours | None:
@@ -244,7 +246,7 @@ def _at_hours(a: Row, b: Row, link: str, margin: float, told: str) -> AtHours | 
     if not met:
         return None
     mine, other = ({seed: losses[place] for seed, (_, losses) in met.items()} for place in (0, 1))
-    found = paired(mine, other, margin, told)
+    found = compare_by_seed(mine, other, margin, told)
     mean = math.fsum(hours for hours, _ in met.values()) / len(met)
     return None if found is None else AtHours(mean, found)
 

@@ -21,7 +21,7 @@ from typing import Any, Self
 from decentral.errors import UsageError
 from decentral.lab.cells import Cell
 from decentral.lab.plan import Plan
-from decentral.lab.running import Outcome, failed
+from decentral.lab.running import Outcome, failure
 from decentral.state.durable import DISK, Disk, disk_errors
 
 __all__ = ["Progress", "Store", "Workers", "end_with_parent", "run_study"]
@@ -39,7 +39,7 @@ class Progress:
     def after(cls, done: int, size: int, cell: Cell, outcome: Outcome) -> Progress:
         """``size``: as many as were expected beforehand."""
         manifest = cell.manifest
-        what = manifest.outer.method if cell.kind == "swarm" else f"{cell.kind} {manifest.inner.named}"
+        what = manifest.outer.method if cell.kind == "swarm" else f"{cell.kind} {manifest.inner.optimizer_name}"
         end = f"{outcome.loss:.4f}" if outcome.loss is not None else f"{outcome.status} {outcome.reason}".strip()
         told = f"{what}, {manifest.inner.learning_rate:g}, seed {manifest.run.seed}: {end} in {outcome.seconds:.1f} s"
         return cls(done, max(size, done), told)
@@ -53,7 +53,7 @@ def run_study(
     size = plan.size()
     while True:
         running = workers.running
-        wanted = [cell for cell in plan.wanted(known) if cell.id not in running]
+        wanted = [cell for cell in plan.due_cells(known) if cell.id not in running]
         for cell in wanted[: workers.idle]:
             workers.give(cell)
         if not workers.running:
@@ -116,7 +116,7 @@ class Store:
 
     def keep(self, cell: Cell, outcome: Outcome) -> None:
         """Add one. DiskError where it cannot be."""
-        record = {"id": cell.id, "cell": cell.told, **outcome.to_json()}
+        record = {"id": cell.id, "cell": cell.as_json, **outcome.to_json()}
         line = json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n"
         with disk_errors(f"writing {self._path}"):
             self._disk.make_folders(self.folder)
@@ -228,7 +228,7 @@ class Workers:
             outcome: Outcome = worker.line.recv()
         except (EOFError, OSError):
             worker.process.join(_END_SECONDS)
-            outcome = failed(
+            outcome = failure(
                 f"its process ended with code {worker.process.exitcode}; the kernel ends what takes memory"
             )
             self._workers.remove(worker)

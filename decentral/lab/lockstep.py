@@ -30,7 +30,7 @@ __all__ = ["Lockstep", "StackedMuon", "lockstep_of"]
 
 def lockstep_of(peers: Sequence[TrialPeer], trained: Trained) -> Lockstep | None:
     """None where each must step by itself: weights are not stacked, or steps go by losses alone."""
-    forward_only = INNER_OPTIMIZERS[peers[0].manifest.inner.named].forward_only
+    forward_only = INNER_OPTIMIZERS[peers[0].manifest.inner.optimizer_name].forward_only
     return None if forward_only or not trained.stacked else Lockstep(peers, trained)
 
 

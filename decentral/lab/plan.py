@@ -88,12 +88,12 @@ class Plan:
 
     # ---- what is still to be run ----
 
-    def wanted(self, known: Known) -> list[Cell]:
+    def due_cells(self, known: Known) -> list[Cell]:
         """Cells that can be run now, each once, in the order in which they are wanted."""
         found: dict[str, Cell] = {}
         for contestant in self.contestants:
-            chosen = self.chosen(contestant, known)
-            cells = [*chosen.wanted, *(one.cell for one in self.reported(contestant, chosen))]
+            chosen = self.choose(contestant, known)
+            cells = [*chosen.wanted, *(one.cell for one in self.report(contestant, chosen))]
             found |= {cell.id: cell for cell in cells if cell.id not in known}
         return list(found.values())
 
@@ -108,7 +108,7 @@ class Plan:
                 whole |= {self._cell(contestant, place, seed).id for seed in aims.search_seeds}
             if contestant.flips is None:
                 others += len(list(self._own(contestant, first))) * len(aims.search_seeds)
-            others += len(list(self.reported(contestant, Chosen(place=first, over=True))))
+            others += len(list(self.report(contestant, Chosen(place=first, over=True))))
         return len(whole) + others
 
     def done(self, known: Known) -> int:
@@ -116,12 +116,12 @@ class Plan:
         found = set[str]()
         for contestant in self.contestants:
             found |= {cell.id for _, _, cell in self.search_cells(contestant, known)}
-            found |= {one.cell.id for one in self.reported(contestant, self.chosen(contestant, known))}
+            found |= {one.cell.id for one in self.report(contestant, self.choose(contestant, known))}
         return len(found & known.keys())
 
     # ---- the search ----
 
-    def chosen(self, contestant: Contestant, known: Known) -> Chosen:
+    def choose(self, contestant: Contestant, known: Known) -> Chosen:
         """The settings of the least loss on the search's seeds, or the cells that say which they are."""
         if not self._searches(contestant):
             return Chosen(place=self._first(contestant), over=True)
@@ -179,7 +179,7 @@ class Plan:
 
     # ---- what is reported ----
 
-    def reported(self, contestant: Contestant, chosen: Chosen) -> Iterator[Reported]:
+    def report(self, contestant: Contestant, chosen: Chosen) -> Iterator[Reported]:
         """Its cells on the reported seeds, once its settings are chosen."""
         place = chosen.place
         if place is None:

@@ -63,11 +63,11 @@ def _title(study: Study) -> str:
 
 def _rows(plan: Plan, contestant: Contestant, known: Known) -> Iterator[Row]:
     """Yield one row, or one for each link that decides what is learnt."""
-    chosen = plan.chosen(contestant, known)
+    chosen = plan.choose(contestant, known)
     if not chosen.over or chosen.place is None:
         yield _row(plan, contestant, None, None, [], known)
         return
-    reported = list(plan.reported(contestant, chosen))
+    reported = list(plan.report(contestant, chosen))
     for link in dict.fromkeys(one.link for one in reported):
         yield _row(plan, contestant, chosen.place, link, [one for one in reported if one.link == link], known)
 
@@ -168,7 +168,7 @@ def _runs(found: Found) -> Iterator[tuple[str, Row, int, Run]]:
 
 def _cell_fields(phase: str, row: Row, seed: int, run: Run) -> list[object]:
     point = _point_text(row.point)
-    return [phase, row.name, row.role, point, row.link or "", row.told, seed, run.cell, run.outcome.status]
+    return [phase, row.name, row.role, point, row.link or "", row.words, seed, run.cell, run.outcome.status]
 
 
 def _point_text(point: Mapping[str, object]) -> str:

@@ -33,8 +33,8 @@ __all__ = [
     "HeldOut",
     "Outcome",
     "Reader",
-    "failed",
-    "flipped",
+    "failure",
+    "flip",
     "run_cell",
     "run_swarm",
     "run_together",
@@ -82,7 +82,7 @@ class Outcome:
         return cls(told["status"], told["reason"], curve, totals["seconds"], device)
 
 
-def failed(reason: str) -> Outcome:
+def failure(reason: str) -> Outcome:
     """Return the outcome of a cell that could not be run to its end."""
     return Outcome("failed", " ".join(reason.split())[:300])
 
@@ -95,10 +95,10 @@ def run_cell(cell: Cell, device: str = "cpu") -> Outcome:
     except NonFiniteError as error:
         return Outcome("diverged", " ".join(str(error).split()), None, time.monotonic() - began, device)
     except DecentralError as error:
-        return failed(str(error))
+        return failure(str(error))
     except Exception as error:  # noqa: BLE001  one cell of many: the others have their own
-        return failed(f"{type(error).__name__}: {error}")
-    return Outcome("diverged" if curve.diverged else "done", "", curve, time.monotonic() - began, device)
+        return failure(f"{type(error).__name__}: {error}")
+    return Outcome("diverged" if curve.has_diverged else "done", "", curve, time.monotonic() - began, device)
 
 
 def _curve(cell: Cell, device: str) -> Curve:
@@ -140,7 +140,7 @@ def run_swarm(cell: Cell, work: Work) -> Curve:
     peers = trial_peers(manifest, modules)
     if cell.flips is not None:
         for peer in peers:
-            peer.replica.method = flipped(peer.replica.method, cell.flips)
+            peer.replica.method = flip(peer.replica.method, cell.flips)
     numel = peers[0].live.schema.numel
     world = TrialWorld(cell.peers) if cell.line is None else cell.line.world(cell.peers, numel)
     trained = work.trained(modules)
@@ -231,7 +231,7 @@ class Reader:
 # difference between a method and its control could not find any.
 
 
-def flipped(method: OuterMethod, what: Flips) -> OuterMethod:
+def flip(method: OuterMethod, what: Flips) -> OuterMethod:
     """A method that is ``method`` but for one sign."""
     kind = type(method)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from decentral.lab.comparing import CONFIDENCE, Compared, Found, Pair, Row, compared, interval, of_base, pairs, problems
+from decentral.lab.comparing import CONFIDENCE, Compared, Found, Pair, Row, compare, interval, of_base, pairs, problems
 
 __all__ = ["as_json", "pairs_json", "tables_md"]
 
@@ -24,7 +24,7 @@ def tables_md(found: Found) -> str:
             parts.append("## " + ", ".join(f"{key} = {value}" for key, value in point.items()))
         parts.append(_table(found, found.at(point)))
     if found.compare:
-        parts += ["## Pairs", _PAIRED, _paired_table(found)]
+        parts += ["## Pairs", _PAIRED, _pairs_table(found)]
     if edges := [row.label for row in found.rows if row.at_the_edge and row.role != "control"]:
         parts.append(
             "The best learning rate is at an edge of what was tried for "
@@ -59,8 +59,8 @@ def _table(found: Found, rows: Sequence[Row]) -> str:
     heads += ["verdict", "tokens", "bytes", "peak", *(f"hours, {link}" for link in found.links)]
     lines = [heads, ["---"] * len(heads)]
     for row in rows:
-        against = compared(row, of_base(row, rows, found.base), found.margin)
-        cells = [_name(row), row.told, _spread(list(row.losses.values()))]
+        against = compare(row, of_base(row, rows, found.base), found.margin)
+        cells = [_name(row), row.words, _spread(list(row.losses.values()))]
         cells += [_spread(_of_mean(row)) or "-"] if gossips else []
         cells += [*_against(row, against, found.base), *_spent(row), *(_hours(row, link) for link in found.links)]
         lines.append(cells)
@@ -73,7 +73,7 @@ _PAIRED = (
 )
 
 
-def _paired_table(found: Found) -> str:
+def _pairs_table(found: Found) -> str:
     lines = [["", "at equal tokens, %", "verdict", *(f"at equal hours, {link}, %" for link in found.links)]]
     lines.append(["---"] * len(lines[0]))
     for pair in pairs(found):
@@ -149,7 +149,7 @@ def _of_mean(row: Row) -> list[float]:
 
 def as_json(found: Found) -> list[dict[str, object]]:
     """The rows of the tables."""
-    return [_row_json(row, compared(row, of_base(row, found.rows, found.base), found.margin)) for row in found.rows]
+    return [_row_json(row, compare(row, of_base(row, found.rows, found.base), found.margin)) for row in found.rows]
 
 
 def _row_json(row: Row, against: Compared | None) -> dict[str, object]:
@@ -157,10 +157,10 @@ def _row_json(row: Row, against: Compared | None) -> dict[str, object]:
     told |= {"settings": dict(row.settings), "losses": row.losses, "trouble": row.troubles}
     told |= {"nbytes": [run.nbytes for run in row.curves]}
     told["hours"] = {link: hours[-1] for run in row.curves[:1] for link, hours in run.hours.items()}
-    return told | _compared_json(against)
+    return told | _comparison_json(against)
 
 
-def _compared_json(against: Compared | None) -> dict[str, object]:
+def _comparison_json(against: Compared | None) -> dict[str, object]:
     if against is None:
         return {}
     share = against.share
@@ -176,5 +176,5 @@ def pairs_json(found: Found) -> list[dict[str, object]]:
 
 def _pair_json(pair: Pair) -> dict[str, object]:
     told: dict[str, object] = {"a": pair.a.label, "b": pair.b.label, "point": dict(pair.a.point)}
-    hours = {link: {"hours": at.hours, **_compared_json(at.compared)} for link, at in pair.at_hours.items()}
-    return told | {"tokens": _compared_json(pair.at_tokens), "hours": hours}
+    hours = {link: {"hours": at.hours, **_comparison_json(at.compared)} for link, at in pair.at_hours.items()}
+    return told | {"tokens": _comparison_json(pair.at_tokens), "hours": hours}

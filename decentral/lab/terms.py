@@ -21,7 +21,7 @@ from pydantic import Field, model_validator
 from decentral.errors import ConfigError, UsageError
 from decentral.lab.cells import Flips, Kind, Line, Task
 from decentral.manifest import Manifest, check_methods, preset_manifest
-from decentral.manifest.table import Count, NotNegative, Positive, Table, Word, checked, one_line
+from decentral.manifest.table import Count, NotNegative, Positive, Table, Word, check_model, one_line
 from decentral.manifest.terms import INNER_OPTIMIZERS, Inner
 from decentral.optimizers import make_outer, presets
 from decentral.plugins import nearest
@@ -79,7 +79,7 @@ class Aims(Table):
     alpha: Positive | None = Field(default=None, description="of digits: small where peers have other ones; unset: 1")
 
     @model_validator(mode="after")
-    def _one_length(self) -> Aims:
+    def _check_length(self) -> Aims:
         if (self.rounds is None) == (self.tokens is None):
             raise ValueError("rounds and tokens both say how long all train; set one of them")
         if self.alpha is not None and self.task != "digits":
@@ -309,8 +309,10 @@ class Settings:
                 f"data.corpus = \"{made.data.corpus}\": a study trains on its task's own data, the standard library's "
                 "source or scikit-learn's digits; leave out corpus and digest, and choose with study.task"
             )
-        if isinstance(entry, Reference) and INNER_OPTIMIZERS[made.inner.named].forward_only:
-            raise ConfigError(f'inner.optimizer = "{made.inner.named}" makes no gradients; a reference averages them')
+        if isinstance(entry, Reference) and INNER_OPTIMIZERS[made.inner.optimizer_name].forward_only:
+            raise ConfigError(
+                f'inner.optimizer = "{made.inner.optimizer_name}" makes no gradients; a reference averages them'
+            )
         return made
 
     def _tables(self, entry: Method | Reference, place: Place) -> Tables:
@@ -385,7 +387,7 @@ def parse_study(text: str, source: str = "study") -> Study:
         tables = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{source}: not TOML: {one_line(error)}; correct that place") from None
-    study = checked(Study, tables, source)
+    study = check_model(Study, tables, source)
     try:
         _check_settings(study)
     except ConfigError as error:

@@ -31,7 +31,7 @@ from decentral.errors import ConfigError, DecentralError
 from decentral.lab.laboratory import end_with_parent
 from decentral.lab.work import LanguagePeer
 from decentral.manifest import Manifest, check_methods, preset_manifest
-from decentral.manifest.presets import Scale, suited
+from decentral.manifest.presets import Scale, suit
 from decentral.observe.health import in_time
 from decentral.quantities import parse_rate
 from decentral.tasks.evaluate import check_agreed, survey
@@ -361,7 +361,7 @@ def _candidate(aim: Aim, preset: str, rate: float | None, numel: int) -> Candida
     method = whole.model_dump(include={"outer", "compressor", "exchange"})
     manifest = Manifest.of({**aim.terms.model_dump(), **method}, f"preset {preset}")
     manifest = manifest.changed(run={"rounds": aim.rounds * manifest.outer.fragments})  # each has its own outer steps
-    manifest = suited(preset, manifest, aim.rounds, Scale(parameters=numel, peers=aim.peers, rate=aim.rate))
+    manifest = suit(preset, manifest, aim.rounds, Scale(parameters=numel, peers=aim.peers, rate=aim.rate))
     if rate is not None:
         manifest = manifest.changed(outer={"learning_rate": rate})
     check_methods(manifest)

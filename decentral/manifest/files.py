@@ -71,7 +71,7 @@ def summary(manifest: Manifest) -> str:
         "run": f"{run.name} ({manifest.run_id}), {run.rounds} outer steps{limit}",
         "model": _model(model) if model.task == "causal-lm" else "your own script's",
         "data": f"{data.corpus}{digest}, batch {data.batch_size} per peer, {data.held_out:.0%} held out",
-        "inner": f"{inner.steps} steps of {INNER_OPTIMIZERS[inner.named].title} at {inner.learning_rate:g}, "
+        "inner": f"{inner.steps} steps of {INNER_OPTIMIZERS[inner.optimizer_name].title} at {inner.learning_rate:g}, "
         f"weight decay {inner.weight_decay:g}",
         "outer": ", ".join(
             [
@@ -96,7 +96,7 @@ def summary(manifest: Manifest) -> str:
 
 
 def _model(model: Model) -> str:
-    experts = "" if model.experts is None else f"{model.routed} of {model.experts} experts, "
+    experts = "" if model.experts is None else f"{model.experts_of_a_token} of {model.experts} experts, "
     size = f"{model.layers} layers of {model.hidden}, {model.heads} head{'s' if model.heads > 1 else ''}"
     return f"{model.task}, {size}, {experts}context {model.context}"
 

@@ -30,19 +30,19 @@ __all__ = [
     "Class",
     "Justified",
     "Scale",
-    "assumed",
     "check_methods",
     "check_rule",
     "class_of",
     "classes",
     "default_preset",
+    "default_scale",
     "faster",
+    "find_justification",
     "fresh_salt",
-    "justified",
     "no_faster",
     "preset_manifest",
     "rule_of",
-    "suited",
+    "suit",
 ]
 
 # ---- a preset's manifest ----
@@ -107,7 +107,7 @@ def preset_manifest(
     made = Manifest.of(given, f"preset {preset}")
     if "method" not in tables.get("outer", {}):
         _check_keys(made.outer)
-    return made if "salt" in given["run"] else made.salted(fresh_salt())
+    return made if "salt" in given["run"] else made.with_salt(fresh_salt())
 
 
 def _by_blocks(fragments: int, model: Mapping[str, Any]) -> int:  # Any: as above
@@ -169,17 +169,17 @@ def check_methods(manifest: Manifest) -> None:
         _check_states(manifest, channels)
     if method.inner and manifest.model.task != "custom":
         _check_moments(manifest, [channel.name for channel in method.channels()[1:]])
-    forward_only = INNER_OPTIMIZERS[manifest.inner.named].forward_only
+    forward_only = INNER_OPTIMIZERS[manifest.inner.optimizer_name].forward_only
     if method.summary.divides and forward_only:
         raise ConfigError(
-            f'inner.optimizer = "{manifest.inner.named}" does not fit outer.method {manifest.outer.method}: it steps '
-            "along all parameters at once, and those that a peer does not train are only noise to it; use an inner "
-            "optimizer that goes by gradients"
+            f'inner.optimizer = "{manifest.inner.optimizer_name}" does not fit outer.method {manifest.outer.method}: '
+            "it steps along all parameters at once, and those that a peer does not train are only noise to it; use an "
+            "inner optimizer that goes by gradients"
         )
     if method.by_gradients and forward_only:
         raise ConfigError(
-            f'inner.optimizer = "{manifest.inner.named}" does not fit outer.method {manifest.outer.method}: it makes '
-            "no gradients, which the method reads and turns; use an inner optimizer that goes by gradients"
+            f'inner.optimizer = "{manifest.inner.optimizer_name}" does not fit outer.method {manifest.outer.method}: '
+            "it makes no gradients, which the method reads and turns; use an inner optimizer that goes by gradients"
         )
     if method.by_time:
         _check_no_pace(manifest)
@@ -274,7 +274,7 @@ def _check_no_pace(manifest: Manifest) -> None:
 
 def _check_moments(manifest: Manifest, wanted: list[str]) -> None:
     """ConfigError for an inner optimizer that has not, of every parameter, the moments that the method averages."""
-    named, kept = manifest.inner.named, {name for one in INNER_OPTIMIZERS.values() for name in one.moments}
+    named, kept = manifest.inner.optimizer_name, {name for one in INNER_OPTIMIZERS.values() for name in one.moments}
     wanted = [name for name in wanted if name in kept]
     if missing := [name for name in wanted if name not in INNER_OPTIMIZERS[named].moments]:
         fits = [f'"{name}"' for name, known in INNER_OPTIMIZERS.items() if set(wanted) <= set(known.moments)]
@@ -460,7 +460,7 @@ class Scale:
         return self.parameters * (self.peers - 1) <= self.rate * float(_document()["assumed"]["seconds"])
 
 
-def assumed(*, parameters: int | None = None, peers: int | None = None) -> Scale:
+def default_scale(*, parameters: int | None = None, peers: int | None = None) -> Scale:
     """Where nobody said more than this: the line and all else that is left out is what most have, or are safe with."""
     told = _document()["assumed"]
     return Scale(
@@ -498,15 +498,15 @@ def faster(one: Class) -> list[str]:
     return [name for name in dict.fromkeys(other.preset for other in known[known.index(one) :]) if name != one.preset]
 
 
-def justified(preset: str) -> Justified | None:
+def find_justification(preset: str) -> Justified | None:
     """Return what is known of a preset; None where nothing is written down."""
     found = _document()["preset"].get(preset)
     return None if found is None else Justified(**found)
 
 
-def suited(preset: str, manifest: Manifest, rounds: float, scale: Scale) -> Manifest:
+def suit(preset: str, manifest: Manifest, rounds: float, scale: Scale) -> Manifest:
     """With the outer rate and the exchange that suit so many rounds and such a model."""
-    known = justified(preset)
+    known = find_justification(preset)
     if known is None:
         return manifest
     if keys := known.outer(rounds, scale.parameters):

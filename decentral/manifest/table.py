@@ -30,9 +30,9 @@ __all__ = [
     "TextDigest",
     "Word",
     "canonical",
+    "check_model",
     "check_tables",
-    "checked",
-    "explained",
+    "explain",
     "inside",
     "keys",
     "one_line",
@@ -137,13 +137,13 @@ Seconds = Annotated[float, Field(gt=0, le=30 * 86400)]
 Whole = TypeVar("Whole", bound=Table)
 
 
-def checked(model: type[Whole], tables: Mapping[str, object], source: str) -> Whole:
+def check_model(model: type[Whole], tables: Mapping[str, object], source: str) -> Whole:
     """These tables as a ``model``. Raises ConfigError naming the first thing that is wrong."""
     check_tables({source: tables}, "its tables by their names")
     try:
         return model.model_validate(tables, context={"source": source})
     except ValidationError as error:
-        raise explained(error, model, source) from None
+        raise explain(error, model, source) from None
 
 
 def check_tables(given: Mapping[str, object], wanted: str) -> None:
@@ -153,7 +153,7 @@ def check_tables(given: Mapping[str, object], wanted: str) -> None:
             raise ConfigError(f"{name} = {_value(value)}: a {type(value).__name__}; give {wanted}, as a dict")
 
 
-def explained(error: ValidationError, model: type[Table], source: str) -> ConfigError:
+def explain(error: ValidationError, model: type[Table], source: str) -> ConfigError:
     """An error of pydantic in one line: where, what, the rule."""
     # a misspelt name first: what it was to be is missing because of it
     found = sorted(error.errors(include_url=False), key=lambda one: one["type"] != "extra_forbidden")

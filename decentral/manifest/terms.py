@@ -39,9 +39,9 @@ from decentral.manifest.table import (
     TextDigest,
     Word,
     canonical,
+    check_model,
     check_tables,
-    checked,
-    explained,
+    explain,
     to_toml,
 )
 
@@ -146,7 +146,7 @@ class Model(Table):
         return self
 
     @property
-    def routed(self) -> int:
+    def experts_of_a_token(self) -> int:
         """Experts that a token goes to, of a mixture."""
         return self.experts_per_token or EXPERTS_PER_TOKEN
 
@@ -217,20 +217,21 @@ class Inner(Table):
 
     @model_validator(mode="after")
     def _keys_of_its_optimizer(self) -> Inner:
-        own = INNER_OPTIMIZERS[self.named].keys
+        own = INNER_OPTIMIZERS[self.optimizer_name].keys
         for key in OWN_KEYS:
             if getattr(self, key) is not None and key not in own:
                 others = ", ".join(inner_optimizers_with(key))
                 has = ", ".join(own) or "none of its own"
-                raise ValueError(f"{key} is a key of {others}, and {self.named} has {has}; leave it out")
+                raise ValueError(f"{key} is a key of {others}, and {self.optimizer_name} has {has}; leave it out")
         return self
 
     @model_validator(mode="after")
     def _has_gradients(self) -> Inner:
-        if INNER_OPTIMIZERS[self.named].forward_only and (self.weight_decay or self.clip is not None):
+        if INNER_OPTIMIZERS[self.optimizer_name].forward_only and (self.weight_decay or self.clip is not None):
             raise ValueError(
-                f"weight_decay = {self.weight_decay:g} and clip = {self.clip or 'unset'}: {self.named} goes forward "
-                "only, so that there is no gradient to clip or to add to; set weight_decay = 0, and leave clip out"
+                f"weight_decay = {self.weight_decay:g} and clip = {self.clip or 'unset'}: {self.optimizer_name} goes "
+                "forward only, so that there is no gradient to clip or to add to; set weight_decay = 0, and leave clip "
+                "out"
             )
         return self
 
@@ -241,14 +242,14 @@ class Inner(Table):
         return self
 
     @property
-    def named(self) -> InnerName:
+    def optimizer_name(self) -> InnerName:
         """The optimizer's name, when it is unset, too."""
         return self.optimizer or "adamw"
 
     def own(self) -> dict[str, float]:
         """The keys that are the optimizer's own: what is set, else what it has then."""
         given = {key: getattr(self, key) for key in OWN_KEYS if getattr(self, key) is not None}
-        return {**INNER_OPTIMIZERS[self.named].keys, **given}
+        return {**INNER_OPTIMIZERS[self.optimizer_name].keys, **given}
 
 
 # ---- what all peers do together ----
@@ -428,7 +429,7 @@ class Swarm(Table):
     )
 
     @model_validator(mode="after")
-    def _ordered(self) -> Swarm:
+    def _check_order(self) -> Swarm:
         if self.deadline_floor > self.deadline_ceiling:
             raise ValueError(f"deadline_floor = {self.deadline_floor} is above deadline_ceiling; lower it")
         if self.lease > self.shrink_after:
@@ -492,7 +493,7 @@ class Manifest(Table):
         try:
             return check(given)
         except ValidationError as error:
-            raise explained(error, cls, (info.context or {}).get("source", "Manifest")) from None
+            raise explain(error, cls, (info.context or {}).get("source", "Manifest")) from None
 
     @model_validator(mode="after")
     def _every_fragment_in_time(self) -> Manifest:
@@ -537,7 +538,7 @@ class Manifest(Table):
     @classmethod
     def of(cls, tables: Mapping[str, object], source: str) -> Manifest:
         """The manifest of these tables. Raises ConfigError naming ``source`` and the first thing that is wrong."""
-        return checked(cls, tables, source)
+        return check_model(cls, tables, source)
 
     def to_toml(self) -> str:
         """The manifest as a commented file; reading it back gives the same digest."""
@@ -567,7 +568,7 @@ class Manifest(Table):
         made._salt_is_drawn = self._salt_is_drawn and "salt" not in tables.get("run", {})
         return made
 
-    def salted(self, salt: str) -> Manifest:
+    def with_salt(self, salt: str) -> Manifest:
         """A copy with a ``salt`` that nobody gave: a folder goes on with the run that it has by these terms."""
         made = self.changed(run={"salt": salt})
         made._salt_is_drawn = True

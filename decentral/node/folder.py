@@ -147,7 +147,7 @@ logger = logging.getLogger("decentral.peer")
 
 
 @contextmanager
-def occupied(folder: Path) -> Iterator[None]:
+def occupy(folder: Path) -> Iterator[None]:
     """Hold the folder for one peer while the block lasts, also below ``begun``. Raises FolderInUse, DiskError."""
     check_free(folder, own=os.getpid())
     made = _make_folder(folder)
@@ -169,7 +169,7 @@ def begun(folder: Path) -> Iterator[None]:
     """The same, and ``decentral status`` says so from now on, and requests are this process's: loading torch takes
     seconds, in which it told of the last life. What it said comes back when nothing comes of this one.
     """
-    with occupied(folder), _note_as_begun(folder.absolute()):
+    with occupy(folder), _note_as_begun(folder.absolute()):
         drop_requests(folder)
         path = folder / STATUS_FILE
         before = path.read_bytes() if path.exists() else None

@@ -317,7 +317,7 @@ class Node:
 
     def _look_who_is_here(self, head: Head) -> None:
         """Say once when the last of the others has gone, unless the run is over: then all go."""
-        alone = self.company.look(self.directory.live(), head.members, self.directory.said_goodbye)
+        alone = self.company.look(self.directory.live(), head.members, self.directory.left_politely)
         if alone and not head.final and self.state != "leaving":
             names = [peer_name(peer) for peer in sorted(self.company.gone)]
             self.on_event("alone", {"peers": names, "left": self.company.left})
@@ -523,7 +523,7 @@ class RunMembers(Container[PeerId]):
         return peer in self._members
 
 
-def throttled(
+def throttle(
     inner: Transport, caps: Caps, daily: DailyUpload | None, admission: Admission | None = None
 ) -> ThrottledTransport:
     """Also without caps: it measures the uplink. With ``admission`` it serves nobody who was not admitted."""

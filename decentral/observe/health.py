@@ -37,7 +37,7 @@ def health_sentence(status: Status) -> str:
     if status.given_up and status.peer not in status.given_up and status.state in ("training", "looking"):
         return _shrunk(status)
     if status.stalled_seconds and status.state in ("training", "waiting") and not status.wanted_members:
-        return _stalled_sentence(status)
+        return _stall_sentence(status)
     if status.state in _SENTENCES_OF_STATES:
         return _SENTENCES_OF_STATES[status.state](status)
     if status.state == "leaving":
@@ -59,7 +59,7 @@ def as_seen(status: Status, now: float, monotonic: float) -> Status:
         return replace(status, health=lost_sentence(status, now))
     if silent := silent_for(status, monotonic):
         found = replace(status, frozen_seconds=silent)
-        return replace(found, health=_frozen_sentence(found, stopped=is_stopped(status)))
+        return replace(found, health=_freeze_sentence(found, stopped=is_stopped(status)))
     return status
 
 
@@ -77,7 +77,7 @@ def lost_sentence(status: Status, now: float) -> str:
     )
 
 
-def _frozen_sentence(status: Status, *, stopped: bool) -> str:
+def _freeze_sentence(status: Status, *, stopped: bool) -> str:
     why = "its machine, its disk or the process itself hangs"
     if stopped:
         why = f"it is stopped: kill -CONT {status.pid} lets it go on"
@@ -178,7 +178,7 @@ def list_names(names: Sequence[str]) -> str:
     return ", ".join(map(short_name, names[:3])) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _stalled_sentence(status: Status) -> str:
+def _stall_sentence(status: Status) -> str:
     usual = status.usual_round_seconds
     than = "" if usual is None else f", where one takes {in_time(usual)}"
     return f"stalled: {status.stalled_by}; no round was made with others for {in_time(status.stalled_seconds)}{than}"
@@ -204,7 +204,7 @@ def _behind(status: Status) -> str:
     return f"behind: the others are in round {status.others_round}, this peer in {status.round}{came}"
 
 
-def _paused_sentence(status: Status) -> str:
+def _pause_sentence(status: Status) -> str:
     why = "; ".join(status.paused_because)
     goes_on = "it goes on by itself" if why and "decentral resume" not in why else _RESUME
     meanwhile = "; your loop trains on, and contributes nothing" if status.trains_while_paused else ""
@@ -242,7 +242,7 @@ _SENTENCES_OF_STATES = {
     "syncing": _syncing,
     "following": _following,
     "waiting": _waiting,
-    "paused": _paused_sentence,
+    "paused": _pause_sentence,
     "resting": _resting,
 }
 
@@ -367,7 +367,7 @@ def _twins(fields: Mapping[str, Any], me: str) -> tuple[tuple[str, ...], str]:
     )
 
 
-def _unmoved(fields: Mapping[str, Any], me: str) -> tuple[tuple[str, ...], str]:
+def _no_move(fields: Mapping[str, Any], me: str) -> tuple[tuple[str, ...], str]:
     method, why, round_ = fields["method"], fields["why"], fields["round"]
     return ("",), f"round {round_} moved nothing: {method}: {why}; what was contributed to it is gone"
 
@@ -377,4 +377,4 @@ def _unsaid(fields: Mapping[str, Any], me: str) -> tuple[tuple[str, ...], str]:
     return ("unsaid",), f"your contribution to round {round_} went without a summary: {method}: {why}; ask its author"
 
 
-_SENTENCES_OF_NOTICES = {"outlier": _outlier, "twins": _twins, "unmoved": _unmoved, "unsaid": _unsaid}
+_SENTENCES_OF_NOTICES = {"outlier": _outlier, "twins": _twins, "unmoved": _no_move, "unsaid": _unsaid}

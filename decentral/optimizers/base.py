@@ -35,6 +35,7 @@ __all__ = [
     "Derivative",
     "Drawn",
     "InnerOptimizer",
+    "Interval",
     "Layout",
     "Live",
     "Local",
@@ -55,6 +56,7 @@ __all__ = [
     "key",
     "keys_of",
     "numel_of",
+    "rate",
 ]
 
 # ---- channels of a contribution ----
@@ -257,12 +259,44 @@ NO_MOMENTS = NoMoments()
 _SPELLED = MappingProxyType({"lr": "learning_rate"})  # a field's name where the manifest has another one
 
 
-def key(default: Any, meaning: str, example: Any = None) -> Any:  # Any: as dataclasses.field
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """The values that a key may have, as papers write them: "[0, 1)" has 0 and not 1; no interval has NaN."""
+
+    text: str
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The least and the largest; ``str`` says which of them are meant, too."""
+        low, high = self.text[1:-1].split(",")
+        return float(low), float(high)
+
+    def __contains__(self, value: float) -> bool:
+        low, high = self.ends
+        above = value >= low if self.text[0] == "[" else value > low
+        return above and (value <= high if self.text[-1] == "]" else value < high)
+
+    def __str__(self) -> str:
+        low, high = self.text[1:-1].split(", ")
+        if high != "inf":
+            return f"must be in {self.text}"
+        least = f"must be {'at least' if self.text[0] == '[' else 'above'} {low}"
+        return least if self.text[-1] == "]" else f"{least} and finite"
+
+
+def key(default: Any, meaning: str, example: Any = None, *, within: str = "") -> Any:  # Any: as dataclasses.field
     """A field of a method: a key of [outer], with what the manifest's comment says of it.
 
-    ``example``: what the comment shows where the default is None, which TOML has no word for.
+    ``example``: what the comment shows where the default is None, which TOML has no word for. ``within``: the interval
+    that a value must be in, such as "[0, 1)".
     """
-    return field(default=default, metadata={"meaning": meaning, "example": default if example is None else example})
+    told = {"meaning": meaning, "example": default if example is None else example}
+    return field(default=default, metadata=told | ({"within": Interval(within)} if within else {}))
+
+
+def rate(default: float | None) -> Any:  # Any: as key
+    """The field ``lr`` of a method: the run's outer learning rate."""
+    return field(default=default, metadata={"within": Interval("(0, inf)")})
 
 
 def keys_of(method: OuterMethod) -> dict[str, Any]:  # Any: as key
@@ -529,6 +563,14 @@ class OuterMethod(Shared, Local, Timing):
 
     def __str__(self) -> str:
         return f"{self.name}({', '.join(f'{key}={value}' for key, value in keys_of(self).items())})"
+
+    def __post_init__(self) -> None:
+        """ConfigError unless each key is within its interval; a method that checks more calls this first."""
+        for one in fields(self):  # type: ignore[arg-type]  # each method is a dataclass
+            value, within = getattr(self, one.name), one.metadata.get("within")
+            if within is not None and value is not None and value not in within:
+                usual = one.metadata.get("example", one.default)
+                raise ConfigError(f"{self}: {one.name} {within}" + (f"; {usual} is usual" if usual else ""))
 
     name: ClassVar[str]  # in manifests
     equation: ClassVar[str] = "not described"

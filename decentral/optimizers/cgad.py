@@ -26,10 +26,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from decentral.errors import ConfigError
 from decentral.optimizers.aggregation.base import mean_share
-from decentral.optimizers.base import Contributor, OuterMethod, Preset, Quorum, RoundInfo, State, key
-from decentral.optimizers.steps import check_rate, check_waiting, cos, exp, power, root
+from decentral.optimizers.base import Contributor, OuterMethod, Preset, Quorum, RoundInfo, State, key, rate
+from decentral.optimizers.steps import cos, exp, power, root
 
 __all__ = ["CGAD"]
 
@@ -46,22 +45,16 @@ class CGAD(OuterMethod):
     preset: ClassVar[Preset] = Preset(
         hyper={"learning_rate": 0.01}, compressor="int8(block=4096)", exchange="gather", norm_clip="median"
     )
-    lr: float = 0.003
-    beta1: float = key(0.9, "of the first moment, in outer steps")
-    beta2: float = key(0.99, "of the second moment, in outer steps")
-    eps: float = key(1e-8, "added to the root of the second moment")
-    decay: float = key(0.1, "alpha: a contribution counts e^-alpha less for each outer step of its age")
-    cutoff: int = key(8, "age in outer steps from which a contribution counts nothing")
-    wait_for: int = key(2, "contributions that a round waits for")
-    grace: float = key(1.0, "seconds after those in which further ones are still taken")
-
-    def __post_init__(self) -> None:
-        check_rate(self, self.lr)
-        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
-            raise ConfigError(f"{self}: beta1 and beta2 must be in [0, 1); 0.9 and 0.99 are usual")
-        check_waiting(self, self.wait_for, self.grace, 0)
-        if not 0 < self.eps < math.inf or not 0 <= self.decay < math.inf or self.cutoff < 1:
-            raise ConfigError(f"{self}: eps must be above 0, decay at least 0, cutoff must be at least 1 outer step")
+    lr: float = rate(0.003)
+    beta1: float = key(0.9, "of the first moment, in outer steps", within="[0, 1)")
+    beta2: float = key(0.99, "of the second moment, in outer steps", within="[0, 1)")
+    eps: float = key(1e-8, "added to the root of the second moment", within="(0, inf)")
+    decay: float = key(
+        0.1, "alpha: a contribution counts e^-alpha less for each outer step of its age", within="[0, inf)"
+    )
+    cutoff: int = key(8, "age in outer steps from which a contribution counts nothing", within="[1, inf)")
+    wait_for: int = key(2, "contributions that a round waits for", within="[1, inf)")
+    grace: float = key(1.0, "seconds after those in which further ones are still taken", within="[0, 3600]")
 
     @property
     def quorum(self) -> Quorum:

@@ -30,9 +30,20 @@ from torch import Tensor
 from decentral.errors import ConfigError
 from decentral.optimizers.aggregation.base import norm
 from decentral.optimizers.aggregation.gram import direction, factor, ranges, weighted_sum
-from decentral.optimizers.base import CHANGE, Channel, Contributor, OuterMethod, Preset, Quorum, RoundInfo, State, key
+from decentral.optimizers.base import (
+    CHANGE,
+    Channel,
+    Contributor,
+    OuterMethod,
+    Preset,
+    Quorum,
+    RoundInfo,
+    State,
+    key,
+    rate,
+)
 from decentral.optimizers.mean import contribution_weights
-from decentral.optimizers.steps import check_momentum, check_rate, check_waiting, nesterov
+from decentral.optimizers.steps import nesterov
 
 __all__ = ["DecoupledDiLoCo", "radial_directional"]
 
@@ -52,18 +63,16 @@ class DecoupledDiLoCo(OuterMethod):
     preset: ClassVar[Preset] = Preset(
         hyper={"learning_rate": 0.7, "momentum": 0.9}, compressor="int8(block=4096)", exchange="gather"
     )
-    lr: float = 0.7
-    momentum: float = key(0.9, "of the outer step; 0 is none")
+    lr: float = rate(0.7)
+    momentum: float = key(0.9, "of the outer step; 0 is none", within="[0, 1)")
     mean: str = key("radial", "radial: mean of directions, at the mean length; plain: the weighted mean of all tensors")
     embeddings: str = key("embed wte wpe", "words in the names of tensors that are plainly averaged in any case")
-    wait_for: int = key(2, "contributions that a round waits for")
-    grace: float = key(1.0, "seconds after those in which further ones are still taken")
-    staleness: int = key(2, "outer steps by which a contribution may be late")
+    wait_for: int = key(2, "contributions that a round waits for", within="[1, inf)")
+    grace: float = key(1.0, "seconds after those in which further ones are still taken", within="[0, 3600]")
+    staleness: int = key(2, "outer steps by which a contribution may be late", within="[0, inf)")
 
     def __post_init__(self) -> None:
-        check_rate(self, self.lr)
-        check_momentum(self, self.momentum)
-        check_waiting(self, self.wait_for, self.grace, self.staleness)
+        OuterMethod.__post_init__(self)
         if self.mean not in ("radial", "plain"):
             raise ConfigError(f'{self}: mean must be "radial" or "plain"; radial is the paper\'s')
 

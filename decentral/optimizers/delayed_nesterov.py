@@ -23,8 +23,7 @@ import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError
-from decentral.optimizers.base import OuterMethod, Preset, Quorum, RoundInfo, State, key
-from decentral.optimizers.steps import check_momentum, check_rate, check_waiting
+from decentral.optimizers.base import OuterMethod, Preset, Quorum, RoundInfo, State, key, rate
 
 __all__ = ["DelayedNesterov"]
 
@@ -43,20 +42,16 @@ class DelayedNesterov(OuterMethod):
         norm_clip="median",
         demo={"outer": {"learning_rate": 1.2}},  # two commits make one step of Nesterov, and a demo has ten
     )
-    lr: float = 0.7
-    momentum: float = key(0.9, "of the step that each delay-th commit makes")
-    delay: int = key(2, "N: commits between two moves of the momentum")
-    spread: float = key(0.0, "c: share of the momentum in the commits between, 0 to 1/N")
-    wait_for: int = key(2, "contributions that a round waits for")
-    grace: float = key(1.0, "seconds after those in which further ones are still taken")
-    staleness: int = key(8, "outer steps by which a contribution may be late")
+    lr: float = rate(0.7)
+    momentum: float = key(0.9, "of the step that each delay-th commit makes", within="[0, 1)")
+    delay: int = key(2, "N: commits between two moves of the momentum", within="[1, inf)")
+    spread: float = key(0.0, "c: share of the momentum in the commits between, 0 to 1/N", within="[0, 1]")
+    wait_for: int = key(2, "contributions that a round waits for", within="[1, inf)")
+    grace: float = key(1.0, "seconds after those in which further ones are still taken", within="[0, 3600]")
+    staleness: int = key(8, "outer steps by which a contribution may be late", within="[0, inf)")
 
     def __post_init__(self) -> None:
-        check_rate(self, self.lr)
-        check_momentum(self, self.momentum)
-        check_waiting(self, self.wait_for, self.grace, self.staleness)
-        if self.delay < 1:
-            raise ConfigError(f"{self}: delay must be at least 1 commit; 2 is usual")
+        OuterMethod.__post_init__(self)
         if not 0 <= self.spread <= 1 / self.delay:
             raise ConfigError(f"{self}: spread must be in [0, 1/delay]; 0 is usual")
 

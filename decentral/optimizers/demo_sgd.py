@@ -27,8 +27,7 @@ import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError
-from decentral.optimizers.base import OuterMethod, Preset, RoundInfo, State, key
-from decentral.optimizers.steps import check_rate
+from decentral.optimizers.base import OuterMethod, Preset, RoundInfo, State, key, rate
 
 __all__ = ["DeMoSGD"]
 
@@ -48,11 +47,11 @@ class DeMoSGD(OuterMethod):
         feedback="ef(beta=0.999)",
         exchange="gather",
     )
-    lr: float = 1e-3
+    lr: float = rate(1e-3)
     step: str = key("sign", "what a coordinate moves by, times the rate: sign, or the mean itself")
 
     def __post_init__(self) -> None:
-        check_rate(self, self.lr)
+        OuterMethod.__post_init__(self)
         if self.step not in ("sign", "mean"):
             raise ConfigError(f"{self}: step must be sign or mean; sign is the paper's")
 

@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError
-from decentral.optimizers.base import OuterMethod, Preset, RoundInfo, State, key
-from decentral.optimizers.steps import check_momentum, check_rate, nesterov
+from decentral.optimizers.base import OuterMethod, Preset, RoundInfo, State, key, rate
+from decentral.optimizers.steps import nesterov
 
 __all__ = ["DiLoCo", "outer_learning_rate"]
 
@@ -44,16 +44,9 @@ class DiLoCo(OuterMethod):
         exchange="reduce",
         norm_clip="median",
     )
-    lr: float | None = None  # unset: it follows the number of contributors
-    momentum: float = key(0.9, "of the outer step; 0 is none")
-    restart: int = key(0, "outer steps after which the momentum begins again at 0; 0: never")
-
-    def __post_init__(self) -> None:
-        if self.lr is not None:
-            check_rate(self, self.lr)
-        check_momentum(self, self.momentum)
-        if self.restart < 0:
-            raise ConfigError(f"{self}: restart is outer steps from one to the next, 1 or more; 0 is never")
+    lr: float | None = rate(None)  # unset: it follows the number of contributors
+    momentum: float = key(0.9, "of the outer step; 0 is none", within="[0, 1)")
+    restart: int = key(0, "outer steps after which the momentum begins again at 0; 0: never", within="[0, inf)")
 
     def init(self, anchor: Tensor) -> dict[str, Tensor]:
         """Return no momentum yet."""

@@ -31,8 +31,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from decentral.optimizers.base import Live, OuterMethod, Preset, RoundInfo, State, key
-from decentral.optimizers.steps import check_momentum, check_rate, nesterov
+from decentral.optimizers.base import Live, OuterMethod, Preset, RoundInfo, State, key, rate
+from decentral.optimizers.steps import nesterov
 
 __all__ = ["Eager"]
 
@@ -56,12 +56,8 @@ class Eager(OuterMethod):
         overlap=1,
         norm_clip="median",
     )
-    lr: float = 0.4
-    momentum: float = key(0.9, "of the outer step; 0 is none")
-
-    def __post_init__(self) -> None:
-        check_rate(self, self.lr)
-        check_momentum(self, self.momentum)
+    lr: float = rate(0.4)
+    momentum: float = key(0.9, "of the outer step; 0 is none", within="[0, 1)")
 
     def init(self, anchor: Tensor) -> dict[str, Tensor]:
         """No momentum yet."""

@@ -15,11 +15,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from decentral.errors import ConfigError
 from decentral.optimizers.aggregation.base import LARGEST_NORM, NOTHING_LEARNT, is_outlier, norm, with_learnt
-from decentral.optimizers.base import Contributor, Live, Preset, RoundInfo, Speaking, State, key
+from decentral.optimizers.base import Contributor, Live, Preset, RoundInfo, Speaking, State, key, rate
 from decentral.optimizers.mean import MOST
-from decentral.optimizers.steps import check_momentum, check_rate, exp, nesterov
+from decentral.optimizers.steps import exp, nesterov
 
 __all__ = ["AEDiT", "EDiT"]
 
@@ -71,20 +70,16 @@ class EDiT(Speaking):
         hyper={"learning_rate": 0.7, "momentum": 0.8}, compressor="int8(block=4096)", exchange="reduce"
     )
     measures: ClassVar[bool] = True
-    lr: float = 0.7
-    momentum: float = key(0.8, "of the outer step; 0 is none")
-    relative_temperature: float = key(1.0, "T of the softmax, in units of the median norm: large counts all alike")
-    clip: float = key(10.0, "largest norm of the mean of a fragment's changes")
-    warmup: int = key(100, "norms that are learnt from before any is called an outlier")
-    relearn_after: int = key(5, "rounds in a row of outliers alone, after which norms are learnt anew")
-
-    def __post_init__(self) -> None:
-        check_rate(self, self.lr)
-        check_momentum(self, self.momentum)
-        if not (self.relative_temperature > 0 and self.clip > 0 and self.warmup >= 2):
-            raise ConfigError(f"{self}: relative_temperature and clip must be above 0, warmup at least 2")
-        if self.relearn_after < 1:
-            raise ConfigError(f"{self}: relearn_after is a number of rounds, 1 or more; 5 is usual")
+    lr: float = rate(0.7)
+    momentum: float = key(0.8, "of the outer step; 0 is none", within="[0, 1)")
+    relative_temperature: float = key(
+        1.0, "T of the softmax, in units of the median norm: large counts all alike", within="(0, inf]"
+    )
+    clip: float = key(10.0, "largest norm of the mean of a fragment's changes", within="(0, inf]")
+    warmup: int = key(100, "norms that are learnt from before any is called an outlier", within="[2, inf)")
+    relearn_after: int = key(
+        5, "rounds in a row of outliers alone, after which norms are learnt anew", within="[1, inf)"
+    )
 
     def init(self, anchor: Tensor) -> dict[str, Tensor]:
         """Return no momentum, and no norm seen."""
@@ -167,15 +162,12 @@ class AEDiT(EDiT):
         exchange="reduce",
         demo={"outer": {"seconds": 5.0}},
     )
-    seconds: float = key(600.0, "of training after which a contribution is due; inner.steps at the latest")
-    least: int = key(1, "inner steps that a contribution has at least, whatever the time; 100 is the authors'")
-
-    def __post_init__(self) -> None:
-        EDiT.__post_init__(self)
-        if not 0 < self.seconds <= 86400:
-            raise ConfigError(f"{self}: seconds of training must be above 0, and a day at most; 600 is usual")
-        if self.least < 1:
-            raise ConfigError(f"{self}: least, of the inner steps of a contribution, must be at least 1")
+    seconds: float = key(
+        600.0, "of training after which a contribution is due; inner.steps at the latest", within="(0, 86400]"
+    )
+    least: int = key(
+        1, "inner steps that a contribution has at least, whatever the time; 100 is the authors'", within="[1, inf)"
+    )
 
     def is_due(self, steps: int, seconds: float, most: int) -> bool:
         """After the time, or the steps; never with fewer than ``least``."""
@@ -195,7 +187,7 @@ def _norm_of(contributor: Contributor, times: float) -> float:
     """Give what cannot be, or was not said, is taken for infinitely large."""
     if contributor.norm is not None:
         return _possible(contributor.norm)
-    said = _reported_norm(contributor)
+    said = _norm_said_by(contributor)
     if contributor.part is None or times * contributor.part <= _UNEVEN * said:
         return said
     return _possible(times * contributor.part)
@@ -203,7 +195,7 @@ def _norm_of(contributor: Contributor, times: float) -> float:
 
 def _whole_of_part(contributors: Sequence[Contributor]) -> float:
     """How many times the norm of a part is that of the whole: at the lower median of the contributors."""
-    ratios = [_reported_norm(one) / one.part for one in contributors if one.part and _reported_norm(one) < math.inf]
+    ratios = [_norm_said_by(one) / one.part for one in contributors if one.part and _norm_said_by(one) < math.inf]
     return max(1.0, statistics.median_low(ratios)) if ratios else 1.0
 
 
@@ -219,7 +211,7 @@ def _possible(norm_: float) -> float:
     return norm_ if norm_ <= LARGEST_NORM else math.inf
 
 
-def _reported_norm(contributor: Contributor) -> float:
+def _norm_said_by(contributor: Contributor) -> float:
     if len(contributor.summary) != _NORM.size:
         return math.inf
     (value,) = _NORM.unpack(contributor.summary)

@@ -21,10 +21,9 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from decentral.errors import ConfigError
 from decentral.optimizers.aggregation.base import aged_share, mean_share
-from decentral.optimizers.base import Contributor, OuterMethod, Preset, Quorum, RoundInfo, State, key
-from decentral.optimizers.steps import check_rate, check_waiting, sgd
+from decentral.optimizers.base import Contributor, OuterMethod, Preset, Quorum, RoundInfo, State, key, rate
+from decentral.optimizers.steps import sgd
 
 __all__ = ["FedBuff"]
 
@@ -39,17 +38,13 @@ class FedBuff(OuterMethod):
     preset: ClassVar[Preset] = Preset(
         hyper={"learning_rate": 1.0}, compressor="int8(block=4096)", exchange="gather", norm_clip="median"
     )
-    lr: float = 1.0
-    discount: int = key(1, "power of 1/sqrt(1 + age) that a contribution counts; 0: late ones count in full")
-    wait_for: int = key(2, "K: contributions that a round waits for")
-    grace: float = key(1.0, "seconds after those in which further ones are still taken")
-    staleness: int = key(8, "outer steps by which a contribution may be late")
-
-    def __post_init__(self) -> None:
-        check_rate(self, self.lr)
-        check_waiting(self, self.wait_for, self.grace, self.staleness)
-        if not 0 <= self.discount <= 8:
-            raise ConfigError(f"{self}: discount must be in [0, 8]; 1 is the paper's, 0 counts late ones in full")
+    lr: float = rate(1.0)
+    discount: int = key(
+        1, "power of 1/sqrt(1 + age) that a contribution counts; 0: late ones count in full", within="[0, 8]"
+    )
+    wait_for: int = key(2, "K: contributions that a round waits for", within="[1, inf)")
+    grace: float = key(1.0, "seconds after those in which further ones are still taken", within="[0, 3600]")
+    staleness: int = key(8, "outer steps by which a contribution may be late", within="[0, inf)")
 
     @property
     def quorum(self) -> Quorum:

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError
-from decentral.optimizers.base import OuterMethod, Preset, RoundInfo, State, key
-from decentral.optimizers.steps import check_rate, root
+from decentral.optimizers.base import OuterMethod, Preset, RoundInfo, State, key, rate
+from decentral.optimizers.steps import root
 
 __all__ = ["FedOpt"]
 
@@ -46,20 +46,16 @@ class FedOpt(OuterMethod):
         exchange="reduce",
         norm_clip="median",
     )
-    lr: float = 0.01
+    lr: float = rate(0.01)
     variant: str = key("adam", "how squares are gathered: adam, yogi or adagrad")
-    beta1: float = key(0.9, "of the moving mean of changes")
-    beta2: float = key(0.99, "of the moving mean of squares, for adam and yogi; 1 keeps them at tau^2")
-    tau: float = key(1e-3, "added to the root of squares, and the root they begin at")
+    beta1: float = key(0.9, "of the moving mean of changes", within="[0, 1)")
+    beta2: float = key(0.99, "of the moving mean of squares, for adam and yogi; 1 keeps them at tau^2", within="[0, 1]")
+    tau: float = key(1e-3, "added to the root of squares, and the root they begin at", within="[1e-12, 1e12]")
 
     def __post_init__(self) -> None:
-        check_rate(self, self.lr)
+        OuterMethod.__post_init__(self)
         if self.variant not in _VARIANTS:
             raise ConfigError(f"{self}: variant must be one of {', '.join(_VARIANTS)}")
-        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 <= 1):
-            raise ConfigError(f"{self}: beta1 must be in [0, 1) and beta2 in [0, 1]; 0.9 and 0.99 are usual")
-        if not 1e-12 <= self.tau <= 1e12:
-            raise ConfigError(f"{self}: tau must be in [1e-12, 1e12]; 1e-3 is usual, and 0.1 is calmer")
 
     def init(self, anchor: Tensor) -> dict[str, Tensor]:
         """No mean yet, and squares of tau."""

@@ -25,9 +25,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from decentral.optimizers.base import PROPOSED, Channel, OuterMethod, Preset, RoundInfo, State, key
+from decentral.optimizers.base import PROPOSED, Channel, OuterMethod, Preset, RoundInfo, State, key, rate
 from decentral.optimizers.pair_averaging import check_pull, pull_to_mean
-from decentral.optimizers.steps import check_momentum, check_rate
 
 __all__ = ["GASLoC"]
 
@@ -43,13 +42,12 @@ class GASLoC(OuterMethod):
     preset: ClassVar[Preset] = Preset(
         hyper={"learning_rate": 0.7, "momentum": 0.5, "pull": 1.0}, compressor="fp16", exchange="pair"
     )
-    lr: float = 0.7
-    momentum: float = key(0.5, "of where each replica would go alone; 0 is none")
+    lr: float = rate(0.7)
+    momentum: float = key(0.5, "of where each replica would go alone; 0 is none", within="[0, 1)")
     pull: float = key(1.0, "towards the pair's mean; below 2 * (1 - momentum**2)")
 
     def __post_init__(self) -> None:
-        check_rate(self, self.lr)
-        check_momentum(self, self.momentum)
+        OuterMethod.__post_init__(self)
         check_pull(self, "pull", "momentum")
 
     def init(self, anchor: Tensor) -> dict[str, Tensor]:

@@ -26,11 +26,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from decentral.errors import ConfigError
 from decentral.optimizers.aggregation.base import aged_share, norm
 from decentral.optimizers.aggregation.gram import cosine, direction, factor, ranges, weighted_sum
-from decentral.optimizers.base import CHANGE, Channel, OuterMethod, Preset, Quorum, RoundInfo, State, key
-from decentral.optimizers.steps import check_momentum, check_rate, check_waiting
+from decentral.optimizers.base import CHANGE, Channel, OuterMethod, Preset, Quorum, RoundInfo, State, key, rate
 
 __all__ = ["HeLoCo"]
 
@@ -47,26 +45,23 @@ class HeLoCo(OuterMethod):
     preset: ClassVar[Preset] = Preset(
         hyper={"learning_rate": 1.0, "momentum": 0.9}, compressor="int8(block=4096)", exchange="gather"
     )
-    lr: float = 1.0
-    momentum: float = key(0.9, "of the moving average; 0 is none")
-    keep: float = key(0.5, "cosine with the momentum from which a change stays as it is")
-    turn: float = key(0.25, "strength with which one that agrees little is turned to the momentum; 0: not at all")
-    shrink: float = key(1.0, "strength with which what points against the momentum is taken out; 0: not at all")
-    most: float = key(1.0, "largest share of it that is taken out")
-    trust: float = key(1.0, "how much the momentum's length counts against that of a change")
-    discount: int = key(1, "power of 1/sqrt(1 + age) that a contribution counts; 0: late ones count in full")
-    wait_for: int = key(2, "contributions that a round waits for")
-    grace: float = key(1.0, "seconds after those in which further ones are still taken")
-    staleness: int = key(8, "outer steps by which a contribution may be late")
-
-    def __post_init__(self) -> None:
-        check_rate(self, self.lr)
-        check_momentum(self, self.momentum)
-        check_waiting(self, self.wait_for, self.grace, self.staleness)
-        if not -1 <= self.keep <= 1 or not 0 <= self.most <= 1 or not 0 <= self.discount <= 8:
-            raise ConfigError(f"{self}: keep must be in [-1, 1], most in [0, 1], discount in [0, 8]")
-        if not all(0 <= value < math.inf for value in (self.turn, self.shrink, self.trust)):
-            raise ConfigError(f"{self}: turn, shrink and trust must be at least 0 and finite; 1 is usual")
+    lr: float = rate(1.0)
+    momentum: float = key(0.9, "of the moving average; 0 is none", within="[0, 1)")
+    keep: float = key(0.5, "cosine with the momentum from which a change stays as it is", within="[-1, 1]")
+    turn: float = key(
+        0.25, "strength with which one that agrees little is turned to the momentum; 0: not at all", within="[0, inf)"
+    )
+    shrink: float = key(
+        1.0, "strength with which what points against the momentum is taken out; 0: not at all", within="[0, inf)"
+    )
+    most: float = key(1.0, "largest share of it that is taken out", within="[0, 1]")
+    trust: float = key(1.0, "how much the momentum's length counts against that of a change", within="[0, inf)")
+    discount: int = key(
+        1, "power of 1/sqrt(1 + age) that a contribution counts; 0: late ones count in full", within="[0, 8]"
+    )
+    wait_for: int = key(2, "contributions that a round waits for", within="[1, inf)")
+    grace: float = key(1.0, "seconds after those in which further ones are still taken", within="[0, 3600]")
+    staleness: int = key(8, "outer steps by which a contribution may be late", within="[0, inf)")
 
     @property
     def quorum(self) -> Quorum:

@@ -46,8 +46,9 @@ from decentral.optimizers.base import (
     RoundInfo,
     Speaking,
     State,
+    rate,
 )
-from decentral.optimizers.steps import check_rate, sgd
+from decentral.optimizers.steps import sgd
 from decentral.tensors.memory import fresh
 from decentral.tensors.ops import float32, philox_4x32
 
@@ -93,10 +94,7 @@ class JustOneByte(Speaking):
     )
     rebuilds: ClassVar[bool] = True
     most_steps: ClassVar[int | None] = MAX_SUMMARY_NBYTES - 12  # a byte for each, behind a seed and a number
-    lr: float = 0.002
-
-    def __post_init__(self) -> None:
-        check_rate(self, self.lr)
+    lr: float = rate(0.002)
 
     def before_inner_step(self, live: Live, fragment: int) -> None:
         """Where the step goes by a gradient: note it along a direction, and let the step go by no more than that."""

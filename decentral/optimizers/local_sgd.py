@@ -20,8 +20,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from decentral.optimizers.base import OuterMethod, Preset, RoundInfo, State
-from decentral.optimizers.steps import check_rate, sgd
+from decentral.optimizers.base import OuterMethod, Preset, RoundInfo, State, rate
+from decentral.optimizers.steps import sgd
 
 __all__ = ["LocalSGD"]
 
@@ -36,10 +36,7 @@ class LocalSGD(OuterMethod):
     preset: ClassVar[Preset] = Preset(
         hyper={"learning_rate": 1.0}, compressor="int8(block=4096)", exchange="reduce", norm_clip="median"
     )
-    lr: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_rate(self, self.lr)
+    lr: float = rate(1.0)
 
     def outer_step(
         self, anchor: Tensor, received: State, state: State, info: RoundInfo

@@ -39,8 +39,8 @@ import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError
-from decentral.optimizers.base import OuterMethod, Preset, RoundInfo, State, key
-from decentral.optimizers.steps import MOST_PARTS, check_rate, draw_one_of_each
+from decentral.optimizers.base import OuterMethod, Preset, RoundInfo, State, key, rate
+from decentral.optimizers.steps import MOST_PARTS, draw_one_of_each
 
 __all__ = ["Masha"]
 
@@ -64,17 +64,13 @@ class Masha(OuterMethod):
         # 1.602; with these at 1.495 against 1.648 (one run each).
         demo={"outer": {"learning_rate": 2.0, "parts": 16}},
     )
-    lr: float = 1.0
-    parts: int = key(64, "the parameters that a round moves are one of so many; 1: all")
-    keep: float = key(1.0, "of what is owed from round to round")
+    lr: float = rate(1.0)
+    parts: int = key(64, "the parameters that a round moves are one of so many; 1: all", within=f"[1, {MOST_PARTS}]")
+    keep: float = key(1.0, "of what is owed from round to round", within="[0, 1]")
     choose: str = key("largest", "which: the largest of what is owed, or random: drawn by the round's number")
 
     def __post_init__(self) -> None:
-        check_rate(self, self.lr)
-        if not 1 <= self.parts <= MOST_PARTS:
-            raise ConfigError(f"{self}: parts must be from 1, which moves all, to {MOST_PARTS}; 64 is usual")
-        if not 0 <= self.keep <= 1:
-            raise ConfigError(f"{self}: keep, of what is owed, must be in [0, 1]; 1 forgets nothing")
+        OuterMethod.__post_init__(self)
         if self.choose not in ("largest", "random"):
             raise ConfigError(f"{self}: choose must be largest or random; largest is MASHA2's")
 

@@ -40,7 +40,7 @@ __all__ = [
     "Span",
     "contribution_weights",
     "in_order",
-    "masked",
+    "mask",
     "mean_of",
     "mean_pseudo_gradient",
     "minus_mean",
@@ -127,7 +127,7 @@ def scaled(adders: Sequence[Adder], scales: Sequence[float] | None) -> list[Adde
     ]
 
 
-def masked(adders: Sequence[Adder], outside: Sequence[Part]) -> list[Adder]:
+def mask(adders: Sequence[Adder], outside: Sequence[Part]) -> list[Adder]:
     """The same contributors, each adding nothing where it is ``outside`` of what it has a say in; (): all have it."""
     if not any(outside):
         return list(adders)

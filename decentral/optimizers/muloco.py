@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError
-from decentral.optimizers.base import OuterMethod, Preset, RoundInfo, State, key
-from decentral.optimizers.steps import check_momentum, check_rate, nesterov
+from decentral.optimizers.base import OuterMethod, Preset, RoundInfo, State, key, rate
+from decentral.optimizers.steps import nesterov
 
 __all__ = ["MuLoCo", "outer_settings"]
 
@@ -44,14 +44,10 @@ class MuLoCo(OuterMethod):
         inner={"optimizer": "muon", "steps": 30, "momentum": 0.9, "beta1": 0.9, "beta2": 0.99},
         demo={"inner": {"beta2": 0.95}},  # some hundred steps are too few for 0.99
     )
-    lr: float | None = None  # unset: it follows the number of contributors
-    momentum: float | None = key(None, "of the outer step; unset: by the number of contributors", example=0.8)
-
-    def __post_init__(self) -> None:
-        if self.lr is not None:
-            check_rate(self, self.lr)
-        if self.momentum is not None:
-            check_momentum(self, self.momentum)
+    lr: float | None = rate(None)  # unset: it follows the number of contributors
+    momentum: float | None = key(
+        None, "of the outer step; unset: by the number of contributors", example=0.8, within="[0, 1)"
+    )
 
     def init(self, anchor: Tensor) -> dict[str, Tensor]:
         """No momentum yet."""

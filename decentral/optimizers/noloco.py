@@ -18,7 +18,6 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from decentral.errors import ConfigError
 from decentral.optimizers.base import CHANGE, Channel, Live, OuterMethod, Preset, RoundInfo, State, key
 from decentral.optimizers.pair_averaging import check_pull, pull_to_mean
 
@@ -36,15 +35,12 @@ class NoLoCo(OuterMethod):
     preset: ClassVar[Preset] = Preset(
         hyper={"alpha": 0.5, "beta": 0.7, "gamma": 0.7}, compressor="fp16", exchange="pair"
     )
-    alpha: float = key(0.5, "momentum")
-    beta: float = key(0.7, "step along the pair's mean change")
+    alpha: float = key(0.5, "momentum", within="[0, 1)")
+    beta: float = key(0.7, "step along the pair's mean change", within="(0, inf)")
     gamma: float = key(0.7, "pull towards the pair's mean; below 2 * (1 - alpha**2)")
 
     def __post_init__(self) -> None:
-        if not 0 <= self.alpha < 1:
-            raise ConfigError(f"{self}: alpha, the momentum, must be in [0, 1); 0.5 is usual")
-        if not 0 < self.beta < float("inf"):
-            raise ConfigError(f"{self}: beta, the step, must be above 0 and finite; 0.7 is usual")
+        OuterMethod.__post_init__(self)
         check_pull(self, "gamma", "alpha")
 
     def init(self, slow: Tensor) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ __all__ = [
     "experts_of",
     "hold",
     "is_still",
-    "merged",
+    "merge_owners",
     "owns",
     "pack_places",
     "put_back",
@@ -139,7 +139,7 @@ def by_expert(layers: Layers) -> dict[int, Part]:
     return {e: [span for experts in layers.values() for span in experts.get(e, [])] for e in numbers}
 
 
-def merged(anchor_N: Tensor, layers: Layers, rate: float) -> Tensor:
+def merge_owners(anchor_N: Tensor, layers: Layers, rate: float) -> Tensor:
     """Each expert moved by ``rate`` towards the mean of its nearest, a new tensor; all moves go by them as they were.
 
     Nearest is, within a layer, whose first tensor has the largest cosine with its own; of equal ones the lower number.

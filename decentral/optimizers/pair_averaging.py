@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError
-from decentral.optimizers.base import PROPOSED, Channel, OuterMethod, Preset, RoundInfo, State, key
-from decentral.optimizers.steps import check_rate, exp
+from decentral.optimizers.base import PROPOSED, Channel, OuterMethod, Preset, RoundInfo, State, key, rate
+from decentral.optimizers.steps import exp
 
 __all__ = ["ADPSGD", "A2CiD2", "LateMerge", "check_pull", "most_twin_pull", "pull_to_mean"]
 
@@ -76,10 +76,7 @@ class ADPSGD(OuterMethod):
     source: ClassVar[str] = 'Lian et al., "Asynchronous Decentralized Parallel SGD", 2018, arXiv:1710.06952'
     topology: ClassVar[Literal["all", "pair"]] = "pair"
     preset: ClassVar[Preset] = Preset(hyper={"learning_rate": 1.0}, compressor="fp16", exchange="pair")
-    lr: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_rate(self, self.lr)
+    lr: float = rate(1.0)
 
     def channels(self) -> tuple[Channel, ...]:
         """y, and the change stays at home."""
@@ -132,15 +129,8 @@ class LateMerge(ADPSGD):
         exchange="pair",
         demo={"outer": {"first": 0.3, "growth": 12}},  # a demo has few rounds
     )
-    first: float = key(0.1, "share of steps in which pairs meet at the beginning")
-    growth: int = key(100, "outer steps after which they meet in each; about the length of the run")
-
-    def __post_init__(self) -> None:
-        ADPSGD.__post_init__(self)
-        if not 0 <= self.first <= 1:
-            raise ConfigError(f"{self}: first, a share of steps, must be in [0, 1]; 0.1 is one in ten")
-        if self.growth < 1:
-            raise ConfigError(f"{self}: growth must be 1 outer step or more; about the length of the run is meant")
+    first: float = key(0.1, "share of steps in which pairs meet at the beginning", within="[0, 1]")
+    growth: int = key(100, "outer steps after which they meet in each; about the length of the run", within="[1, inf)")
 
     def meets(self, step: int) -> bool:
         """Whenever the shares add up to one more."""
@@ -192,12 +182,12 @@ class A2CiD2(OuterMethod):
     preset: ClassVar[Preset] = Preset(
         hyper={"learning_rate": 1.0, "chi1": 16.0, "chi2": 1.0}, compressor="fp16", exchange="pair"
     )
-    lr: float = 1.0
+    lr: float = rate(1.0)
     chi1: float = key(16.0, "how slowly the graph of those who meet mixes; 1 where all meet all")
     chi2: float = key(1.0, "half the largest resistance between two that meet; at most chi1")
 
     def __post_init__(self) -> None:
-        check_rate(self, self.lr)
+        OuterMethod.__post_init__(self)
         if not 0 < self.chi2 <= self.chi1 < float("inf"):
             raise ConfigError(f"{self}: want 0 < chi2 <= chi1, both finite; 1 and 1 where all meet all")
         most = most_twin_pull(self._share)

@@ -26,7 +26,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from decentral.errors import ConfigError
 from decentral.optimizers.base import (
     MAX_SUMMARY_NBYTES,
     Contributor,
@@ -39,9 +38,10 @@ from decentral.optimizers.base import (
     State,
     key,
     numel_of,
+    rate,
 )
 from decentral.optimizers.owners import hold, is_still, put_back, scale_to_owners
-from decentral.optimizers.steps import check_momentum, check_rate, nesterov
+from decentral.optimizers.steps import nesterov
 
 __all__ = ["PartialUpdates", "pack_slices", "read_slices", "span_of"]
 
@@ -59,15 +59,9 @@ class PartialUpdates(Speaking):
         hyper={"learning_rate": 0.7, "momentum": 0.9}, compressor="int8(block=4096)", exchange="reduce"
     )
     divides: ClassVar[bool] = True
-    lr: float = 0.7
-    momentum: float = key(0.9, "of the outer step; 0 is none")
-    slices: int = key(2, "parts of the model, of which each peer trains one; 1 is DiLoCo")
-
-    def __post_init__(self) -> None:
-        check_rate(self, self.lr)
-        check_momentum(self, self.momentum)
-        if not 1 <= self.slices <= _MOST:
-            raise ConfigError(f"{self}: slices must be from 1 to {_MOST}; as many as half of the peers is a good start")
+    lr: float = rate(0.7)
+    momentum: float = key(0.9, "of the outer step; 0 is none", within="[0, 1)")
+    slices: int = key(2, "parts of the model, of which each peer trains one; 1 is DiLoCo", within=f"[1, {_MOST}]")
 
     def init(self, anchor: Tensor) -> dict[str, Tensor]:
         """No momentum, and the first contributor has the first slice."""

@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError
-from decentral.optimizers.base import OuterMethod, Preset, RoundInfo, State, key
-from decentral.optimizers.steps import check_momentum, check_rate, nesterov
+from decentral.optimizers.base import OuterMethod, Preset, RoundInfo, State, key, rate
+from decentral.optimizers.steps import nesterov
 
 __all__ = ["Pier"]
 
@@ -44,20 +44,19 @@ class Pier(OuterMethod):
         exchange="reduce",
         norm_clip="median",
     )
-    lr: float = 0.7
-    momentum: float = key(0.9, "of the outer step between its rise and its fall")
-    rise: int = key(10, "outer steps over which the momentum rises from 0; 0: it does not")
+    lr: float = rate(0.7)
+    momentum: float = key(0.9, "of the outer step between its rise and its fall", within="[0, 1)")
+    rise: int = key(10, "outer steps over which the momentum rises from 0; 0: it does not", within="[0, inf)")
     decay_from: int = key(100, "outer step from which the momentum falls")
-    decay_over: int = key(100, "outer steps over which it falls to floor; 0: at once")
+    decay_over: int = key(100, "outer steps over which it falls to floor; 0: at once", within="[0, inf)")
     floor: float = key(0.5, "what the momentum falls to")
 
     def __post_init__(self) -> None:
-        check_rate(self, self.lr)
-        check_momentum(self, self.momentum)
+        OuterMethod.__post_init__(self)
         if not 0 <= self.floor <= self.momentum:
             raise ConfigError(f"{self}: floor must be in [0, momentum]; equal to momentum, it never falls")
-        if min(self.rise, self.decay_over) < 0 or self.decay_from < self.rise:
-            raise ConfigError(f"{self}: rise and decay_over must be at least 0, and decay_from no less than rise")
+        if self.decay_from < self.rise:
+            raise ConfigError(f"{self}: decay_from must be no less than rise")
 
     def init(self, anchor: Tensor) -> dict[str, Tensor]:
         """No momentum yet."""

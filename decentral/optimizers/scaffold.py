@@ -29,8 +29,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from decentral.optimizers.base import CHANGE, Channel, Live, OuterMethod, Preset, RoundInfo, State
-from decentral.optimizers.steps import check_rate, sgd
+from decentral.optimizers.base import CHANGE, Channel, Live, OuterMethod, Preset, RoundInfo, State, rate
+from decentral.optimizers.steps import sgd
 
 __all__ = ["Scaffold"]
 
@@ -48,10 +48,7 @@ class Scaffold(OuterMethod):
     )
     source: ClassVar[str] = 'Karimireddy et al., "SCAFFOLD", 2020, arXiv:1910.06378'
     preset: ClassVar[Preset] = Preset(hyper={"learning_rate": 1.0}, compressor="bf16", exchange="reduce")
-    lr: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_rate(self, self.lr)
+    lr: float = rate(1.0)
 
     def channels(self) -> tuple[Channel, ...]:
         """The change, and c_i."""

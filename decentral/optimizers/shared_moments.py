@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from decentral.compressors import parse_compressor
-from decentral.errors import ConfigError
 from decentral.optimizers.base import (
     CHANGE,
     Channel,
@@ -28,15 +27,16 @@ from decentral.optimizers.base import (
     Speaking,
     State,
     key,
+    rate,
 )
-from decentral.optimizers.steps import check_rate, sgd
+from decentral.optimizers.steps import sgd
 
 __all__ = [
     "MOMENTS",
     "MTDAO",
     "DESLoc",
     "adopted",
-    "averaged",
+    "average_moments",
     "moments_sent",
     "no_means",
     "which_it_has",
@@ -85,7 +85,7 @@ def no_means(method: OuterMethod, anchor: Tensor) -> dict[str, Tensor]:
     return {channel.name: torch.zeros_like(anchor) for channel in method.channels()[1:]}
 
 
-def averaged(
+def average_moments(
     method: _Averages, anchor: Tensor, received: State, state: State, info: RoundInfo
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The mean of the parameters, and of the moments that are due, the others as they were."""
@@ -140,15 +140,13 @@ class DESLoc(Speaking):
     source: ClassVar[str] = 'Iacob et al., "DES-LOC", 2025, arXiv:2505.22549'
     preset: ClassVar[Preset] = Preset(hyper={"learning_rate": 1.0}, compressor="bf16", exchange="reduce")
     inner: ClassVar[bool] = True
-    lr: float = 1.0
-    first_moment: int = key(3, "rounds from one average of Adam's first moment to the next")
-    second_moment: int = key(6, "rounds from one average of Adam's second moment to the next")
+    lr: float = rate(1.0)
+    first_moment: int = key(3, "rounds from one average of Adam's first moment to the next", within="[1, inf)")
+    second_moment: int = key(6, "rounds from one average of Adam's second moment to the next", within="[1, inf)")
     moments: str = key(MOMENTS, "what compresses the moments, whatever the change is sent with; loses 5 % at most")
 
     def __post_init__(self) -> None:
-        check_rate(self, self.lr)
-        if min(self.first_moment, self.second_moment) < 1:
-            raise ConfigError(f"{self}: first_moment and second_moment are rounds, 1 or more; 3 and 6 are usual")
+        OuterMethod.__post_init__(self)
         parse_compressor(self.moments)
 
     def channels(self) -> tuple[Channel, ...]:
@@ -160,7 +158,7 @@ class DESLoc(Speaking):
     says = which_it_has
     state_weights = who_has_it
     init = no_means
-    outer_step = averaged
+    outer_step = average_moments
     adopt = adopted
 
 
@@ -198,15 +196,13 @@ class MTDAO(Speaking):
         inner={"optimizer": "qh_adopt", "steps": 32},
     )
     inner: ClassVar[bool] = True
-    lr: float = 1.0
-    slow: int = key(1, "rounds from one average of the slow momentum u to the next")
-    variance: int = key(1, "rounds from one average of the second moment v to the next")
+    lr: float = rate(1.0)
+    slow: int = key(1, "rounds from one average of the slow momentum u to the next", within="[1, inf)")
+    variance: int = key(1, "rounds from one average of the second moment v to the next", within="[1, inf)")
     moments: str = key(MOMENTS, "what compresses the moments, whatever the change is sent with; loses 5 % at most")
 
     def __post_init__(self) -> None:
-        check_rate(self, self.lr)
-        if min(self.slow, self.variance) < 1:
-            raise ConfigError(f"{self}: slow and variance are rounds, 1 or more; 1 and 1 are usual")
+        OuterMethod.__post_init__(self)
         parse_compressor(self.moments)
 
     def channels(self) -> tuple[Channel, ...]:
@@ -218,5 +214,5 @@ class MTDAO(Speaking):
     says = which_it_has
     state_weights = who_has_it
     init = no_means
-    outer_step = averaged
+    outer_step = average_moments
     adopt = adopted

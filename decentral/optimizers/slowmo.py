@@ -6,9 +6,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from decentral.errors import ConfigError
-from decentral.optimizers.base import OuterMethod, Preset, RoundInfo, State, key
-from decentral.optimizers.steps import check_momentum, check_rate, heavy_ball, nesterov
+from decentral.optimizers.base import OuterMethod, Preset, RoundInfo, State, key, rate
+from decentral.optimizers.steps import heavy_ball, nesterov
 
 __all__ = ["CO2", "Delayed", "SlowMo"]
 
@@ -45,12 +44,8 @@ class SlowMo(OuterMethod):
         exchange="reduce",
         norm_clip="median",
     )
-    lr: float = 1.0
-    momentum: float = key(0.6, "beta, of the slow momentum; 0.4 to 0.8 is the paper's")
-
-    def __post_init__(self) -> None:
-        check_rate(self, self.lr)
-        check_momentum(self, self.momentum)
+    lr: float = rate(1.0)
+    momentum: float = key(0.6, "beta, of the slow momentum; 0.4 to 0.8 is the paper's", within="[0, 1)")
 
     def init(self, anchor: Tensor) -> dict[str, Tensor]:
         """No momentum yet."""
@@ -104,18 +99,10 @@ class CO2(OuterMethod):
         overlap=1,
         norm_clip="median",
     )
-    lr: float = 1.0
-    momentum: float = key(0.6, "of the outer step; converges for lr/penalty below 2*(1 - momentum**2)")
-    penalty: float = key(1.0, "what a change is divided by for its staleness, 1 or more")
-    bound: float = key(1.0, "largest value of a coordinate of the momentum")
-
-    def __post_init__(self) -> None:
-        check_rate(self, self.lr)
-        check_momentum(self, self.momentum)
-        if not 1 <= self.penalty < float("inf"):
-            raise ConfigError(f"{self}: penalty divides what is stale, want 1 or more and finite; 1 is none")
-        if not self.bound > 0:
-            raise ConfigError(f"{self}: bound, of a coordinate of the momentum, must be above 0; 1 is usual")
+    lr: float = rate(1.0)
+    momentum: float = key(0.6, "of the outer step; converges for lr/penalty below 2*(1 - momentum**2)", within="[0, 1)")
+    penalty: float = key(1.0, "what a change is divided by for its staleness, 1 or more", within="[1, inf)")
+    bound: float = key(1.0, "largest value of a coordinate of the momentum", within="(0, inf]")
 
     def init(self, anchor: Tensor) -> dict[str, Tensor]:
         """No momentum yet."""
@@ -170,15 +157,9 @@ class Delayed(OuterMethod):
         exchange="reduce",
         norm_clip="median",
     )
-    lr: float = 0.4
-    momentum: float = key(0.6, "of the outer step; 0.9 diverges at DiLoCo's rates")
-    late: int = key(1, "rounds after which a change is applied: 1, or 0, which is DiLoCo")
-
-    def __post_init__(self) -> None:
-        check_rate(self, self.lr)
-        check_momentum(self, self.momentum)
-        if self.late not in (0, 1):
-            raise ConfigError(f"{self}: late must be 0 or 1; what is older than a round is not kept")
+    lr: float = rate(0.4)
+    momentum: float = key(0.6, "of the outer step; 0.9 diverges at DiLoCo's rates", within="[0, 1)")
+    late: int = key(1, "rounds after which a change is applied: 1, or 0, which is DiLoCo", within="[0, 1]")
 
     def init(self, anchor: Tensor) -> dict[str, Tensor]:
         """No momentum, and nothing that waits."""

@@ -22,8 +22,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from decentral.optimizers.base import OuterMethod, Preset, RoundInfo, State
-from decentral.optimizers.steps import check_rate, sgd
+from decentral.optimizers.base import OuterMethod, Preset, RoundInfo, State, rate
+from decentral.optimizers.steps import sgd
 
 __all__ = ["SparseLoCo"]
 
@@ -51,10 +51,7 @@ class SparseLoCo(OuterMethod):
             "compressor": {"chain": "topk(k=160, chunk=4096) >> signmag2"},
         },
     )
-    lr: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_rate(self, self.lr)
+    lr: float = rate(1.0)
 
     def outer_step(
         self, anchor: Tensor, received: State, state: State, info: RoundInfo

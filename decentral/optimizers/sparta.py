@@ -35,9 +35,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from decentral.errors import ConfigError
-from decentral.optimizers.base import Drawn, OuterMethod, Preset, RoundInfo, State, key
-from decentral.optimizers.steps import MOST_PARTS, check_momentum, check_rate, draw_one_of_each, nesterov
+from decentral.optimizers.base import Drawn, OuterMethod, Preset, RoundInfo, State, key, rate
+from decentral.optimizers.steps import MOST_PARTS, draw_one_of_each, nesterov
 
 __all__ = ["Sparta"]
 
@@ -62,18 +61,16 @@ class Sparta(OuterMethod):
         inner={"steps": 5},
         demo={"outer": {"parts": 10, "whole": 5}},  # a demo has a few dozen rounds
     )
-    lr: float = 0.7
-    momentum: float = key(0.9, "of the steps in whole rounds; 0 is none")
-    parts: int = key(200, "rounds in which each parameter is averaged once: 200 is 0.5 % of them in each")
-    whole: int = key(100, "rounds from one in which all are to the next, a divisor of run.rounds; 0: never")
-
-    def __post_init__(self) -> None:
-        check_rate(self, self.lr)
-        check_momentum(self, self.momentum)
-        if not 1 <= self.parts <= MOST_PARTS:
-            raise ConfigError(f"{self}: parts must be from 1, which averages all, to {MOST_PARTS}; 200 is usual")
-        if self.whole < 0:
-            raise ConfigError(f"{self}: whole is rounds from one of all parameters to the next, 1 or more; 0 is never")
+    lr: float = rate(0.7)
+    momentum: float = key(0.9, "of the steps in whole rounds; 0 is none", within="[0, 1)")
+    parts: int = key(
+        200,
+        "rounds in which each parameter is averaged once: 200 is 0.5 % of them in each",
+        within=f"[1, {MOST_PARTS}]",
+    )
+    whole: int = key(
+        100, "rounds from one in which all are to the next, a divisor of run.rounds; 0: never", within="[0, inf)"
+    )
 
     def init(self, anchor: Tensor) -> dict[str, Tensor]:
         """No momentum, and the first whole step is from here."""

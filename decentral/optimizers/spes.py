@@ -27,7 +27,6 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from decentral.errors import ConfigError
 from decentral.optimizers.base import (
     Contributor,
     Layout,
@@ -38,6 +37,7 @@ from decentral.optimizers.base import (
     Speaking,
     State,
     key,
+    rate,
 )
 from decentral.optimizers.owners import (
     ALL,
@@ -46,14 +46,13 @@ from decentral.optimizers.owners import (
     experts_of,
     hold,
     is_still,
-    merged,
+    merge_owners,
     owns,
     pack_places,
     put_back,
     read_places,
     scale_to_owners,
 )
-from decentral.optimizers.steps import check_rate
 
 __all__ = ["SPES"]
 
@@ -74,15 +73,10 @@ class SPES(Speaking):
         demo={"model": {"hidden": 96, "layers": 2}, "inner": {"steps": 10, "learning_rate": 2e-3}},
     )
     divides: ClassVar[bool] = True
-    lr: float = 1.0
-    merge_rate: float = key(0.05, "of the warm-up: share of the way to the nearest experts; 0 is none")
-    merge_every: int = key(5, "rounds from one merging of experts to the next")
-    merge_rounds: int = key(50, "rounds until the warm-up is over")
-
-    def __post_init__(self) -> None:
-        check_rate(self, self.lr)
-        if not 0 <= self.merge_rate <= 1 or min(self.merge_every, self.merge_rounds) < 1:
-            raise ConfigError(f"{self}: merge_rate must be in [0, 1], merge_every and merge_rounds 1 round or more")
+    lr: float = rate(1.0)
+    merge_rate: float = key(0.05, "of the warm-up: share of the way to the nearest experts; 0 is none", within="[0, 1]")
+    merge_every: int = key(5, "rounds from one merging of experts to the next", within="[1, inf)")
+    merge_rounds: int = key(50, "rounds until the warm-up is over", within="[1, inf)")
 
     def before_inner_step(self, live: Live, fragment: int) -> None:
         """Remember what must not move."""
@@ -127,7 +121,7 @@ class SPES(Speaking):
             after = anchor - change * self.lr
             rate = self.merge_rate * (1 - info.step / self.merge_rounds)
             is_due = (info.step + 1) % self.merge_every == 0 and rate > 0
-            return merged(after, layers, rate) if is_due else after, {}
+            return merge_owners(after, layers, rate) if is_due else after, {}
 
     def _others(self, live: Live, fragment: int) -> list[Span]:
         place, count = self._place_of(live, fragment)

@@ -14,7 +14,7 @@ from decentral.compressors.random import below, hash32
 from decentral.errors import ConfigError
 from decentral.optimizers.mean import LazyMean
 from decentral.tensors.memory import Lazy
-from decentral.tensors.ops import carried, difference, minus_times, with_momentum
+from decentral.tensors.ops import carry_over, difference, minus_times, with_momentum
 
 __all__ = [
     "MOST_PARTS",
@@ -24,7 +24,6 @@ __all__ = [
     "carry",
     "check_momentum",
     "check_rate",
-    "check_waiting",
     "cos",
     "draw_one_of_each",
     "exp",
@@ -113,7 +112,7 @@ def carry(live: Tensor, contributed: Tensor, anchor: Tensor) -> Tensor:
     if isinstance(live, Lazy) and not live.is_made:
         return Carried(lambda: carry(live.tensor(), contributed, anchor))
     with torch.no_grad():
-        return carried(live, contributed, anchor)
+        return carry_over(live, contributed, anchor)
 
 
 def blend(live: Tensor, anchor: Tensor, alpha: float) -> Tensor:
@@ -170,14 +169,6 @@ def check_momentum(method: object, momentum: float) -> None:
     """ConfigError unless the momentum is in [0, 1)."""
     if not 0 <= momentum < 1:
         raise ConfigError(f"{method}: momentum must be in [0, 1); 0.9 is usual, 0 is none")
-
-
-def check_waiting(method: object, wait_for: int, grace: float, staleness: int) -> None:
-    """ConfigError unless a round can wait so, and a contribution be so late."""
-    if wait_for < 1 or staleness < 0:
-        raise ConfigError(f"{method}: wait_for must be at least 1 contribution, staleness at least 0 outer steps")
-    if not 0 <= grace <= 3600:
-        raise ConfigError(f"{method}: grace must be in [0, 3600] s; 1 is usual")
 
 
 # ---- exponential, cosine and powers ----

@@ -23,9 +23,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from decentral.errors import ConfigError
-from decentral.optimizers.base import OuterMethod, Preset, RoundInfo, State, key
-from decentral.optimizers.steps import blend, check_momentum, check_rate, nesterov
+from decentral.optimizers.base import OuterMethod, Preset, RoundInfo, State, key, rate
+from decentral.optimizers.steps import blend, nesterov
 
 __all__ = ["StreamingDiLoCo"]
 
@@ -48,15 +47,9 @@ class StreamingDiLoCo(OuterMethod):
         demo={"inner": {"steps": 24}, "outer": {"learning_rate": 0.7, "overlap": 4}},
     )
     on_device: ClassVar[bool] = True  # a blend is one of any device
-    lr: float = 0.4
-    momentum: float = key(0.9, "of the outer step; 0 is none")
-    alpha: float = key(0.5, "weight of the live copy in a merge")
-
-    def __post_init__(self) -> None:
-        check_rate(self, self.lr)
-        check_momentum(self, self.momentum)
-        if not 0 <= self.alpha <= 1:
-            raise ConfigError(f"{self}: alpha, the weight of the local copy, must be in [0, 1]; 0.5 is usual")
+    lr: float = rate(0.4)
+    momentum: float = key(0.9, "of the outer step; 0 is none", within="[0, 1)")
+    alpha: float = key(0.5, "weight of the live copy in a merge", within="[0, 1]")
 
     def init(self, anchor: Tensor) -> dict[str, Tensor]:
         """No momentum yet."""

@@ -28,11 +28,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from decentral.errors import ConfigError
 from decentral.optimizers.aggregation.base import mean_and_variance
-from decentral.optimizers.base import PROPOSED, Channel, OuterMethod, Preset, RoundInfo, State, key
+from decentral.optimizers.base import PROPOSED, Channel, OuterMethod, Preset, RoundInfo, State, key, rate
 from decentral.optimizers.pair_averaging import pull_to_mean
-from decentral.optimizers.steps import check_rate
 from decentral.parameters import split
 
 __all__ = ["VarianceCorrected"]
@@ -50,13 +48,10 @@ class VarianceCorrected(OuterMethod):
     topology: ClassVar[Literal["all", "pair"]] = "pair"
     begins_apart: ClassVar[bool] = True
     preset: ClassVar[Preset] = Preset(hyper={"learning_rate": 1.0}, compressor="fp16", exchange="pair")
-    lr: float = 1.0
-    strength: float = key(1.0, "of the variance that an average lost, what is given back; 0 is ad_psgd")
-
-    def __post_init__(self) -> None:
-        check_rate(self, self.lr)
-        if not 0 <= self.strength <= 1:
-            raise ConfigError(f"{self}: strength must be in [0, 1]; 1 gives back all that an average took")
+    lr: float = rate(1.0)
+    strength: float = key(
+        1.0, "of the variance that an average lost, what is given back; 0 is ad_psgd", within="[0, 1]"
+    )
 
     def channels(self) -> tuple[Channel, ...]:
         """y, and the change stays at home."""

@@ -141,7 +141,7 @@ def parameters_named(names: Iterable[str], model: torch.nn.Module) -> frozenset[
 _Inside = tuple[tuple[str, tuple[int, ...]], ...]  # names and shapes of a module's parameters
 
 
-def copied(model: torch.nn.Module, trained: Collection[int]) -> dict[str, tuple[str, ...]]:
+def copy_tensors(model: torch.nn.Module, trained: Collection[int]) -> dict[str, tuple[str, ...]]:
     """Modules in which nothing is trained and that are, bit for bit, one that is: with the names of their parameters.
 
     ``trained``: ids of parameters. A teacher, an average or a target network begins like that, and hardly anything

@@ -26,9 +26,9 @@ from typing import Self
 from decentral.consensus.chain import Head
 from decentral.errors import NoPeersError, PayloadError, UsageError
 from decentral.manifest import Manifest
-from decentral.node.folder import keep_terms, keep_token, occupied, read_terms
+from decentral.node.folder import keep_terms, keep_token, occupy, read_terms
 from decentral.node.follower import Anchor, Follower, FollowerState, check_size, keep_state, read_state
-from decentral.node.node import Start, throttled
+from decentral.node.node import Start, throttle
 from decentral.observe.events import EventLog
 from decentral.observe.status import check_free
 from decentral.peer.joining import ask_first_peer
@@ -70,7 +70,7 @@ class Following:
         self._known = known_of(asked)
         check_size(self._known, asked.max_disk, asked.kept_files)
         with ExitStack() as stack:
-            stack.enter_context(occupied(self.out))
+            stack.enter_context(occupy(self.out))
             keep_terms(self.out, self._known.manifest)
             if self._invite.token is not None:
                 keep_token(self.out, self._invite.token)
@@ -310,7 +310,7 @@ class FollowerStartup:
         token = asked.invite.token
         admission = Admission(token, asked.invite.run, identity.peer) if token is not None else None
         network = self._enter(identity)
-        transport = throttled(network.transport, asked.caps, None, admission)
+        transport = throttle(network.transport, asked.caps, None, admission)
 
         def on_event(event: str, fields: dict[str, object]) -> None:
             events(event, **fields)

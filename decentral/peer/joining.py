@@ -27,7 +27,7 @@ from torch import nn
 
 from decentral.errors import ConfigError, InviteError, NoPeersError, PayloadError, TransportError
 from decentral.manifest import Manifest, check_methods, load_manifest, preset_manifest
-from decentral.manifest.presets import assumed, suited
+from decentral.manifest.presets import default_scale, suit
 from decentral.manifest.terms import INNER_OPTIMIZERS
 from decentral.node.folder import read_terms, terms_here
 from decentral.node.node import RETRY
@@ -97,7 +97,7 @@ def founding_terms(preset: str, rounds: int, steps: int, model: object, optimize
     numel = sum(parameter.numel() for parameter in held if parameter.requires_grad)
     inner = read_inner_settings(Together.of(optimizer, "optimizer").parts)
     terms = preset_manifest(preset, run={"rounds": rounds}, model={"task": "custom"}, inner={**inner, "steps": steps})
-    return suited(preset, terms, rounds, assumed(parameters=numel))
+    return suit(preset, terms, rounds, default_scale(parameters=numel))
 
 
 def _module(model: object) -> nn.Module:
@@ -229,7 +229,7 @@ def check_processes(
             f"outer.method {manifest.outer.method} reads or changes the inner optimizer, which each of this peer's "
             f"{world_size} processes has for itself; run one process, or choose another method"
         )
-    if INNER_OPTIMIZERS[manifest.inner.named].forward_only or any(isinstance(one, SPSA) for one in optimizers):
+    if INNER_OPTIMIZERS[manifest.inner.optimizer_name].forward_only or any(isinstance(one, SPSA) for one in optimizers):
         raise ConfigError(
             f"spsa draws directions of its own in each of this peer's {world_size} processes, and their parameters "
             "would part; run one process, or choose another inner optimizer"

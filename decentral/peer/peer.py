@@ -23,7 +23,7 @@ from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from decentral.consensus.chain import Head
 from decentral.errors import ConfigError, DecentralError, NoPeersError
-from decentral.node.folder import occupied, read_terms
+from decentral.node.folder import occupy, read_terms
 from decentral.node.node import Node
 from decentral.node.upload import PAUSED
 from decentral.observe.status import Status
@@ -46,7 +46,7 @@ from decentral.peer.startup import PeerLimits, Startup
 from decentral.peer.status import Shown, StallWatch, status_of
 from decentral.preferences.preferences import Preferences
 from decentral.signals import StopSignals
-from decentral.swarm.invite import stored_token
+from decentral.swarm.invite import load_token
 from decentral.swarm.lan import Lan
 from decentral.tasks.batches import Indexed, ShardPlace, shard
 from decentral.training.clocks import RoundEnded, RunSchedule, cosine
@@ -421,9 +421,9 @@ class Peer:
 
     def _begin(self, stack: ExitStack) -> None:
         """Do, on the main process, everything up to the anchor. What is left to be ended goes on the ``stack``."""
-        stack.enter_context(occupied(self.out))
+        stack.enter_context(occupy(self.out))
         read_terms(self.out, self.manifest.digest)
-        token = stored_token(self.out, self.settings.admit)
+        token = load_token(self.out, self.settings.admit)
         if self.settings.options["commands"] or not self.settings.options["quiet"]:
             stack.enter_context(shown(self.settings, self._last_word, self))
         if self._model.team.size == 1 and (sentence := warn_if_alone()):

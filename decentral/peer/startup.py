@@ -18,10 +18,10 @@ from decentral.compressors.base import is_sparse
 from decentral.consensus.chain import Head
 from decentral.errors import ConfigError, DiskError
 from decentral.flow.waiting import in_thread, seconds_asleep_or_not
-from decentral.manifest.presets import assumed
+from decentral.manifest.presets import default_scale
 from decentral.node.durable_store import Resumed
 from decentral.node.folder import Addresses, keep_addresses, keep_terms, keep_token, read_addresses
-from decentral.node.node import Node, Start, throttled
+from decentral.node.node import Node, Start, throttle
 from decentral.node.upload import PAUSED, DailyUpload, check_limit
 from decentral.observe.diagnostics import Look
 from decentral.optimizers.base import State
@@ -139,7 +139,7 @@ class Startup:
     def _tell_of_size(self) -> None:
         """Warn of dense frames for everybody that a usual line does not carry in time: init did not know the model."""
         terms, numel = self._manifest, self._model.schema.numel
-        scale = assumed(parameters=numel)
+        scale = default_scale(parameters=numel)
         if terms.model.task != "custom" or terms.exchange.kind != "gather" or scale.carries_dense:
             return
         if is_sparse(parse_compressor(terms.compressor.chain)):
@@ -225,7 +225,7 @@ class Startup:
         """Returns once the chain has a head here. Raises what the swarm's side cannot get over."""
         part, signer = self._part, self._part.identity.signer
         admission = Admission(part.token, self._manifest.digest, signer.peer) if part.token is not None else None
-        transport = throttled(part.network.transport, self._limits.caps, self._daily_upload, admission)
+        transport = throttle(part.network.transport, self._limits.caps, self._daily_upload, admission)
         part.links = transport
         lan, stalls = self._lan, self._stalls  # what goes on beside the rounds must not hold the model
         resumed = start.head is not None

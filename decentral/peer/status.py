@@ -163,7 +163,7 @@ def _member(shown: Shown, member: bytes) -> dict[str, object]:
         "peer": peer_name(member),
         "self": here,
         "live": here or lease is not None,
-        "left": not here and lease is None and (shown.done or node.directory.said_goodbye(member)),
+        "left": not here and lease is None and (shown.done or node.directory.left_politely(member)),
         "round": node.outer_steps if here else _round_of(node, lease),
         "bytes_sent": count.sent,
         "bytes_received": count.received,

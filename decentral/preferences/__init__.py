@@ -4,6 +4,6 @@
 peers.
 """
 
-from decentral.preferences.preferences import SETTINGS, Hours, Preferences, changed, reasons_to_wait
+from decentral.preferences.preferences import SETTINGS, Hours, Preferences, reasons_to_wait, with_setting
 
-__all__ = ["SETTINGS", "Hours", "Preferences", "changed", "reasons_to_wait"]
+__all__ = ["SETTINGS", "Hours", "Preferences", "reasons_to_wait", "with_setting"]

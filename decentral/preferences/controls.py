@@ -17,7 +17,7 @@ import psutil
 from decentral.errors import ConfigError, DiskError
 from decentral.observe.requests import Request
 from decentral.observe.status import Status
-from decentral.preferences.preferences import SETTINGS, Preferences, Seen, changed, reasons_to_wait, setting, spelled
+from decentral.preferences.preferences import SETTINGS, Preferences, Seen, reasons_to_wait, setting, spell, with_setting
 from decentral.state.durable import DISK, Disk, disk_errors
 
 # States of a peer that may be paused, or trains again.
@@ -95,7 +95,7 @@ class Controls:
             status,
             paused_because=self.because if status.state == "paused" else (),
             finishing=self.finishing,
-            preferences=spelled(self.wanted),
+            preferences=spell(self.wanted),
             kept_settings=tuple(self._kept.set_),
             problem=problem,
         )
@@ -117,7 +117,7 @@ class Controls:
 
     def _set(self, key: object = "", value: object = "", **_: Any) -> None:
         try:
-            wanted = changed(self.wanted, str(key), str(value))
+            wanted = with_setting(self.wanted, str(key), str(value))
             self._steered.limit(wanted)
         except ConfigError as error:
             self.unheard = f"the request to set {str(key)[:40]!r} was not obeyed: {error}"
@@ -200,7 +200,7 @@ class KeptSettings:
         still = {key: text for key, text in self.set_.items() if self._is_as_before(key, flags)}
         wanted = flags
         for key, text in still.items():
-            wanted = changed(wanted, key, text)
+            wanted = with_setting(wanted, key, text)
         return wanted, replace(self, set_=still, given={key: _plain(flags, key) for key in SETTINGS})
 
     def with_setting(self, key: str, text: str) -> KeptSettings:
@@ -248,7 +248,7 @@ def _check(path: Path, found: object) -> KeptSettings:
         raise _bad(path, f'paused is {paused!r:.40}, neither a time nor "{_UNTIL_RESUME}"')
     for key, text in set_.items():
         try:
-            changed(Preferences(), key, text)
+            with_setting(Preferences(), key, text)
         except ConfigError as error:
             raise _bad(path, f"{key!r:.40}: {error}") from None
     return KeptSettings(set_, given, _FOR_GOOD if paused == _UNTIL_RESUME else paused)

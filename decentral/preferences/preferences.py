@@ -126,7 +126,7 @@ def reasons_to_wait(wanted: Preferences, seen: Seen, now: datetime) -> tuple[str
     return tuple(reasons)
 
 
-def changed(before: Preferences, key: str, text: str) -> Preferences:
+def with_setting(before: Preferences, key: str, text: str) -> Preferences:
     """``before`` with one setting as a person writes it: ``max-upload``, ``5mbit``; ``none`` lifts a limit.
 
     Raises UsageError for a setting that there is not, ConfigError for a value that cannot be read.
@@ -135,7 +135,7 @@ def changed(before: Preferences, key: str, text: str) -> Preferences:
     return replace(before, **{name: read(text)})
 
 
-def spelled(wanted: Preferences) -> dict[str, str]:
+def spell(wanted: Preferences) -> dict[str, str]:
     """Write what differs from the defaults as a person does; rates and the day's upload have fields of their own."""
     said = {
         "schedule": str(wanted.schedule),

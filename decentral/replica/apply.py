@@ -18,7 +18,7 @@ from decentral.optimizers import CHANGE, Aggregation, Channel, Contributor, Oute
 from decentral.optimizers.aggregation.base import Floats, Sent
 from decentral.optimizers.aggregation.gram import Dense, Sparse, Values, gram
 from decentral.optimizers.base import Layout, Part, numel_of
-from decentral.optimizers.mean import Adder, Bands, LazyMean, contribution_weights, masked, mean_of
+from decentral.optimizers.mean import Adder, Bands, LazyMean, contribution_weights, mask, mean_of
 from decentral.parameters import digest
 from decentral.replica.codec import Codec
 from decentral.replica.contents import FrameContents, Senders
@@ -228,7 +228,7 @@ class GatherReader:
         channels = [
             (channel, self._adders(frames, place, scales[place], weights[place])) for place, channel in enumerate(due)
         ]
-        channels[0] = (due[0], masked(channels[0][1], outside))
+        channels[0] = (due[0], mask(channels[0][1], outside))
         rule = self.rule if self.rule.needs == "rows" else None
         by_rows = rule is not None and sum(weight > 0 for weight in weights[0]) >= rule.least
         is_plain = due[0].combine == "mean" and numel > 0 and not by_rows and not any(outside)

@@ -21,7 +21,7 @@ from decentral.replica.apply import slice_weights
 from decentral.replica.codec import Codec, Encoded, FixedShapes, numel, range_shapes
 from decentral.replica.measures import Sample
 from decentral.replica.replica import OWED, Replica, in_own_units
-from decentral.tensors.device import PROCESSOR, all_beside, beside, to_device
+from decentral.tensors.device import PROCESSOR, all_beside, on_device_of, to_device
 from decentral.tensors.memory import fresh_zeros
 from decentral.tensors.ops import difference, is_finite
 from decentral.wire.frames import Frame, FrameKind, Header, claims_of, seal
@@ -201,10 +201,10 @@ def encode_range(
     if not is_finite(gradient_N[start:stop]):
         check_finite(replica, fragment, gradient_N)
     books, slice_N = replica.feedback[fragment], gradient_N[start:stop]
-    part: State = {name: beside(books[name][start:stop], gradient_N) for name in books if name != OWED}
+    part: State = {name: on_device_of(books[name][start:stop], gradient_N) for name in books if name != OWED}
     owed_N = books.get(OWED)
     if passed_on and owed_N is not None:
-        more_N = beside(owed_N[start:stop], slice_N) * passed_on
+        more_N = on_device_of(owed_N[start:stop], slice_N) * passed_on
         slice_N, part = send_more(replica.codec.feedback, slice_N, part, more_N)
     cut = [state_N[start:stop] for state_N in states]
     return replica.codec.encode(slice_N, part, range_shapes(start, stop), cut)
@@ -276,7 +276,7 @@ def forget_sent(
     if unseen or any(frame.header.kind == FrameKind.MERGE for frame in mine):
         return {}, torch.ones(replica.numel(f), dtype=torch.bool, device="cpu")
     sent_N = replica.contents.nonzero(mine, replica.numel(f))
-    kept = {name: one_N.masked_fill(beside(sent_N, one_N), 0.0) for name, one_N in replica.feedback[f].items()}
+    kept = {name: one_N.masked_fill(on_device_of(sent_N, one_N), 0.0) for name, one_N in replica.feedback[f].items()}
     return kept, sent_N
 
 

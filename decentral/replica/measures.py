@@ -26,7 +26,7 @@ from decentral.optimizers.mean import MOST
 from decentral.replica.codec import Codec, numel
 from decentral.replica.figures import LOSS_DISPERSION, MEAN_COSINE, NORM_DISPERSION, REPLICA_DISTANCE, REPLICA_VARIANCE
 from decentral.replica.weights import attempt
-from decentral.tensors.device import beside
+from decentral.tensors.device import on_device_of
 from decentral.tensors.ops import rows_of
 from decentral.wire.keys import PeerId, peer_name
 from decentral.wire.messages import Record
@@ -324,7 +324,7 @@ class Sample:
 
     def of(self, value: Tensor) -> Tensor:
         """Return the sample's values of (N,) or (K, N), no copy where it is all of them."""
-        return value if self._place_S is None else value.index_select(-1, beside(self._place_S, value))
+        return value if self._place_S is None else value.index_select(-1, on_device_of(self._place_S, value))
 
     def of_part(self, value: Tensor, start: int) -> Tensor:
         """Return the sample's values of what lies at ``start`` of the fragment, flat; of parts in order they make up

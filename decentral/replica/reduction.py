@@ -20,7 +20,7 @@ from decentral.consensus.round_state import claims_match
 from decentral.errors import NonFiniteError, PayloadError
 from decentral.optimizers.aggregation.base import norm
 from decentral.optimizers.base import Part
-from decentral.optimizers.mean import Adder, masked, mean_of
+from decentral.optimizers.mean import Adder, mask, mean_of
 from decentral.replica.codec import Codec, Encoded, range_shapes
 from decentral.replica.contents import Tail
 from decentral.replica.measures import Measure
@@ -116,7 +116,7 @@ class Reduction:
             (peer, partial(_add, row_N, scale), weight)
             for peer, row_N, weight, scale in zip(peers, rows, weights, scales, strict=True)
         ]
-        return mean_of(total_N, masked(adders, outside))
+        return mean_of(total_N, mask(adders, outside))
 
     def _of_nobody(self, codec: Codec, owed_N: Tensor | None) -> Encoded:
         start, stop = self.range

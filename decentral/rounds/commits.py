@@ -32,7 +32,7 @@ from decentral.replica.replica import OWED, Loaded, OuterStep, Replica, residual
 from decentral.rounds.frame_io import FrameIO
 from decentral.rounds.local_state import CommittedUpdate, Decision, LocalState, Steps
 from decentral.rounds.metrics import RoundMetrics
-from decentral.tensors.device import beside
+from decentral.tensors.device import on_device_of
 from decentral.wire.frames import Frame
 from decentral.wire.keys import Digest, peer_name
 from decentral.wire.messages import Commit, Record
@@ -355,7 +355,7 @@ class Adoption:
         before_N, steps = (old_N, 0) if owed is None else (old_N + owed.gradient_N, owed.steps)
         taken_N, mine = None, taken.get(f)
         if mine is not None:
-            before_N = before_N - beside(mine.live_progress_N, before_N)
+            before_N = before_N - on_device_of(mine.live_progress_N, before_N)
             steps -= mine.trained
         elif f in taken:
             taken_N = torch.ones(len(old_N), dtype=torch.bool, device="cpu")

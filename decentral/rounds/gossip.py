@@ -26,7 +26,7 @@ from decentral.replica.pair_step import GossipStep, encode_half, install, stay, 
 from decentral.rounds.driver import Driver
 from decentral.rounds.partners import AHEAD, HELD_UP, Partners, partner_of
 from decentral.transport import Stream
-from decentral.transport.requests import handled, request, send, serve_requests
+from decentral.transport.requests import request, send, serve_requests, wait_until_handled
 from decentral.wire.frames import Frame, FrameKind, Header, seal
 from decentral.wire.keys import PeerId, peer_name
 
@@ -227,7 +227,7 @@ class Swapping:
         Buffers on the way hold a megabyte of it. A commit behind that came when it had been asked about in vain: on an
         uplink of 1 Mbit/s a leader took every step alone that its follower took with it.
         """
-        arrived = sent is not None and await handled(sent, broadcast.PUSH)
+        arrived = sent is not None and await wait_until_handled(sent, broadcast.PUSH)
         while (found := self.partners.frame(swap.partner, swap.step)) is None or not arrived:
             if not await self._changes(swap):
                 return None
@@ -243,7 +243,7 @@ class Swapping:
         return self.state.machine.state.presence.present(swap.partner) and not passed
 
     async def _follow(self, swap: Swap, sent: Stream | None = None) -> Tensor | None:
-        arrived = sent is not None and await handled(sent, broadcast.PUSH)
+        arrived = sent is not None and await wait_until_handled(sent, broadcast.PUSH)
         met_at: float | None = None  # when both had both frames, and the leader could ask
         while swap.step not in self._outcomes:
             if arrived and met_at is None and self.partners.frame(swap.partner, swap.step) is not None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from decentral.compressors.feedback import DEBT
 from decentral.consensus.chain import Head
 from decentral.dissemination.reassembly import PAUSE
-from decentral.dissemination.reduce import in_order, owned_parts
+from decentral.dissemination.reduce import in_order, parts_of
 from decentral.optimizers.aggregation.base import Sent
 from decentral.optimizers.base import Part
 from decentral.replica.apply import outside_of, slice_state_weights, slice_weights
@@ -40,7 +40,7 @@ class Reducer:
         pending = self.state.pending
         if pending is not None and self.me in {ref.peer for ref in plan.contributors}:
             self.state.tasks.spawn(self.send_slices, pending, plan, head)
-        for part in owned_parts(plan, self.me):
+        for part in parts_of(plan, self.me):
             self.state.tasks.spawn(self._own, Reduction(plan, part), head)
 
     async def send_slices(self, pending: Contribution, plan: ReducePlan, head: Head) -> None:

@@ -30,7 +30,7 @@ from decentral.wire.frames import HEADER_NBYTES, Frame, parse
 from decentral.wire.keys import PeerId
 from decentral.wire.messages import Commit, Record
 
-__all__ = ["chain_at_rest", "check", "check_anchors", "check_pairs", "parsed"]
+__all__ = ["chain_at_rest", "check", "check_anchors", "check_pairs", "parse_own"]
 
 Hash = bytes
 ROUNDED = 1.0  # off by less than this is rounding of shares: one inner step is 840
@@ -46,7 +46,7 @@ def check(trace: Trace, manifest: Manifest, lesson: LessonName, seats: int = SEA
     _rounds_only_rise(trace, verdict)
     _nothing_is_left_over(trace, verdict)
     _a_checkpoint_keeps_all(trace, verdict)
-    _named_contributors_are_members(trace, verdict)
+    _check_contributors(trace, verdict)
     if manifest.exchange.kind == "pair":
         check_pairs(trace, manifest, verdict)
         return verdict  # replicas of gossip are not equal, and nobody says they are
@@ -172,7 +172,7 @@ def _holds(entry: Entry, last: Entry, start: str) -> bool:
     return all(torch.equal(tensor, last.tensors[start + name]) for name, tensor in entry.tensors.items())
 
 
-def _named_contributors_are_members(trace: Trace, verdict: Verdict) -> None:
+def _check_contributors(trace: Trace, verdict: Verdict) -> None:
     """[I11] No frame of a stranger, none twice."""
     for commit in trace.commits.values():
         record = commit.record
@@ -201,7 +201,7 @@ class _Mass:
 
     def check(self) -> None:
         """Compare made with committed and carried, host by host."""
-        committed = self._committed(list(chain_at_rest(self.trace)))
+        committed = self._sums_of(list(chain_at_rest(self.trace)))
         peers = self._peers()
         gone_back = {entry.host for entry in self.trace.of("went_back")}
         for entry in self.trace.of("rested"):
@@ -210,8 +210,8 @@ class _Mass:
             mine = [peer for peer, host in peers.items() if host == entry.host]
             for f in range(len(self.shapes)):
                 total_N = sum((committed[peer, f] for peer in mine if (peer, f) in committed), torch.zeros(VALUES))
-                unmoved_N = self._made(entry.host, f) - total_N - entry.tensors[str(f)]
-                self._judge(entry, f, unmoved_N, self._given_up(entry.host, f))
+                unmoved_N = self._progress(entry.host, f) - total_N - entry.tensors[str(f)]
+                self._judge(entry, f, unmoved_N, self._losses(entry.host, f))
 
     def _judge(self, entry: Entry, f: int, unmoved_N: Tensor, given_up_N: Tensor) -> None:
         """Say what was lost or counted twice.
@@ -220,7 +220,7 @@ class _Mass:
         record what an earlier life had sent, and a later one gave up.
         """
         off_N = _apart_from_rounding(unmoved_N - given_up_N)
-        in_full = self._adopted(entry.host) or self._counted_after_all(entry.host)
+        in_full = self._has_adopted(entry.host) or self._counts_after_all(entry.host)
         over_N = _apart_from_rounding(unmoved_N) if in_full else off_N
         twice = int((-over_N).clamp(min=0).sum().item() / UNIT)
         lost = int(off_N.clamp(min=0).sum().item() / UNIT)
@@ -231,7 +231,7 @@ class _Mass:
             self.verdict.lost_updates += lost
             self.verdict.say(f"[I3] host {entry.host}, fragment {f}: {lost} inner steps are gone; it never went down")
 
-    def _counted_after_all(self, host: int) -> bool:
+    def _counts_after_all(self, host: int) -> bool:
         """Tell whether a record named what an earlier life of ``host`` had sent, after a later one was away."""
         mine = {peer for peer, other in self._peers().items() if other == host}
         away = min((entry.time for entry in self.trace.of("away") if entry.host == host), default=math.inf)
@@ -239,25 +239,25 @@ class _Mass:
         records = (self.trace.commits[entry.fields["hash"]].record for entry in later)
         return any(not mine.isdisjoint(ref.peer for ref in contributions(record)) for record in records)
 
-    def _committed(self, chain: list[Record]) -> dict[tuple[PeerId, int], Tensor]:
+    def _sums_of(self, chain: list[Record]) -> dict[tuple[PeerId, int], Tensor]:
         sums: dict[tuple[PeerId, int], Tensor] = defaultdict(lambda: torch.zeros(VALUES))
         for record in chain:
             for ref in record.frames:
-                body = parsed(self.trace.frames[ref.frame]).body
+                body = parse_own(self.trace.frames[ref.frame]).body
                 sums[ref.peer, record.fragment] += self.codec.decode(body, self.shapes[record.fragment])
         return sums
 
     def _peers(self) -> dict[PeerId, int]:
         return {entry.fields["peer"]: entry.host for entry in self.trace.of("started")}
 
-    def _made(self, host: int, f: int) -> Tensor:
+    def _progress(self, host: int, f: int) -> Tensor:
         made_N = torch.zeros(VALUES)
         for entry in self.trace.of("stepped"):
             if entry.host == host:
                 made_N[(entry.fields["number"] - 1 + f) % VALUES] += UNIT
         return made_N
 
-    def _given_up(self, host: int, f: int) -> Tensor:
+    def _losses(self, host: int, f: int) -> Tensor:
         """Return what absences cost. A crash before the next checkpoint takes it back, and so does damage to that
         checkpoint: the one before it still has that progress.
         """
@@ -274,7 +274,7 @@ class _Mass:
                 since_saved[-1] = torch.zeros(VALUES)
         return torch.stack(since_saved).sum(0)
 
-    def _adopted(self, host: int) -> bool:
+    def _has_adopted(self, host: int) -> bool:
         return any(entry.host == host for entry in self.trace.of("adopted"))
 
     def _never_down(self, host: int) -> bool:
@@ -291,7 +291,7 @@ class _Mass:
 
 def check_elections(trace: Trace, seats: int, verdict: Verdict) -> None:
     """[I1, I11] ``seats``: of a committee, where there are more members."""
-    _one_record_per_round(trace, seats, verdict)
+    _check_one_record(trace, seats, verdict)
     for commit in trace.commits.values():
         _judge_votes(commit, seats, verdict)
 
@@ -305,7 +305,7 @@ def _judge_votes(commit: Commit, seats: int, verdict: Verdict) -> None:
         verdict.say(f"[I1] round {record.round} was committed by {len(votes)} of {len(voters)}")
 
 
-def _one_record_per_round(trace: Trace, seats: int, verdict: Verdict) -> None:
+def _check_one_record(trace: Trace, seats: int, verdict: Verdict) -> None:
     """Two records after one predecessor: never, unless the few who were left gave up others who were silent."""
     successors: dict[Hash, list[Record]] = defaultdict(list)
     for commit in trace.commits.values():
@@ -410,13 +410,13 @@ class _Averaging:
 
     def of(self, record: Record, fragment: Fragment) -> Averaged | None:
         """Return what one record averages; None where it names no frames."""
-        averaged = self._averaged(record, fragment) if record.frames else None
+        averaged = self._mean(record, fragment) if record.frames else None
         self._sent = {key: sent_N for key, sent_N in self._sent.items() if key[0] in record.next_members}
         return averaged
 
-    def _averaged(self, record: Record, fragment: Fragment) -> Averaged:
+    def _mean(self, record: Record, fragment: Fragment) -> Averaged:
         name = fragment.parameters[0].name
-        frames = [(ref.part, parsed(self._frames[ref.frame])) for ref in record.frames]
+        frames = [(ref.part, parse_own(self._frames[ref.frame])) for ref in record.frames]
         if record.contributors:
             parts = [self._change(frame, range_shapes(*record.partition[part][1:])) for part, frame in sorted(frames)]
             mean_N, count = torch.cat(parts), len(record.contributors)
@@ -449,7 +449,7 @@ def chain_at_rest(trace: Trace) -> Iterator[Record]:
         last = commit.record.previous
 
 
-def parsed(data: bytes) -> Frame:
+def parse_own(data: bytes) -> Frame:
     """A frame whose bytes are a peer's own."""
     return parse(data, lambda header: len(data) - HEADER_NBYTES)
 

@@ -44,7 +44,7 @@ def leader(kind: str, n: int, numel: int) -> Cost:
     return commit + message(proposal_nbytes(record)).times(voters - 1) + plan(kind, n, numel).times(n - 1)
 
 
-def grouped(n: int, numel: int, body: Body, group: int) -> Cost:
+def in_groups(n: int, numel: int, body: Body, group: int) -> Cost:
     """A round of gather, control messages included, in groups of ``group`` that each commit for themselves.
 
     No round of the library works so yet; it is what one would cost.

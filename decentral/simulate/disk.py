@@ -52,12 +52,12 @@ class RecordingDisk(Disk):
     def become(self, tree: Names) -> None:
         """Put a state into the folder, in place of all that came through this disk, and begin a new log."""
         with self._lock:
-            materialise(tree, self.root, self._model.settled())
+            materialise(tree, self.root, self._model.all_kept())
             self.base, self._model, self.log = tree, all_durable(tree), []
 
-    def settled(self) -> Names:
+    def all_kept(self) -> Names:
         """Return what lies in the folder as long as the power stays on."""
-        return self._model.settled()
+        return self._model.all_kept()
 
     def make_folder(self, path: Path) -> None:
         """Do what ``Disk.make_folder`` says."""
@@ -163,13 +163,13 @@ class File:
     @property
     def live(self) -> bytes:
         """Return what a reader sees as long as the power stays on."""
-        return _written(self.durable, self.pending)
+        return _write(self.durable, self.pending)
 
-    def settled(self) -> bytes:
+    def all_kept(self) -> bytes:
         """Return what is there when nothing is lost."""
         return self.live
 
-    def forgotten(self) -> bytes:
+    def all_lost(self) -> bytes:
         """Return what is there when all is lost that may be."""
         return self.durable
 
@@ -179,8 +179,8 @@ class File:
             return [self.durable]
         found = [self.durable]
         for done, last in enumerate(self.pending):
-            before = _written(self.durable, self.pending[:done])
-            found += [_written(before, [_cut(last, nbytes)]) for nbytes in _cuts(last, cuts)]
+            before = _write(self.durable, self.pending[:done])
+            found += [_write(before, [_cut(last, nbytes)]) for nbytes in _cuts(last, cuts)]
         live = self.live
         found.append(self.durable + bytes(max(0, len(live) - len(self.durable))))
         found += [_without_sector(live, self.durable, start) for start in range(0, len(live), SECTOR)]
@@ -222,18 +222,18 @@ class Folder:
         """The names are durable."""
         self.durable, self.pending = dict(self.live), []
 
-    def settled(self) -> Names:
+    def all_kept(self) -> Names:
         """Return what is there when nothing is lost."""
-        return tuple(sorted((name, node.settled()) for name, node in self.live.items()))
+        return tuple(sorted((name, node.all_kept()) for name, node in self.live.items()))
 
-    def forgotten(self) -> Names:
+    def all_lost(self) -> Names:
         """Return what is there when all is lost that may be."""
-        return tuple(sorted((name, node.forgotten()) for name, node in self.durable.items()))
+        return tuple(sorted((name, node.all_lost()) for name, node in self.durable.items()))
 
     def possible(self, cuts: int) -> Iterator[Names]:
         """Every subset of the unsynced changes of names, times everything that may be under those names."""
         for kept in itertools.product((False, True), repeat=len(self.pending)):
-            names = self._named([change for change, keep in zip(self.pending, kept, strict=True) if keep])
+            names = self._names_after([change for change, keep in zip(self.pending, kept, strict=True) if keep])
             contents: list[Iterable[bytes | Names]] = [node.possible(cuts) for node in names.values()]
             for inner in itertools.product(*contents):
                 yield tuple(sorted(zip(names, inner, strict=True)))
@@ -250,10 +250,10 @@ class Folder:
     def drawn(self, rng: random.Random) -> Names:
         """Draw a state after a power cut."""
         keep = rng.random()
-        names = self._named([change for change in self.pending if rng.random() < keep])
+        names = self._names_after([change for change in self.pending if rng.random() < keep])
         return tuple(sorted((name, node.drawn(rng)) for name, node in names.items()))
 
-    def _named(self, changes: Sequence[dict[str, File | Folder | None]]) -> dict[str, File | Folder]:
+    def _names_after(self, changes: Sequence[dict[str, File | Folder | None]]) -> dict[str, File | Folder]:
         names: dict[str, File | Folder | None] = dict(self.durable)
         for change in changes:
             names |= change
@@ -308,7 +308,7 @@ def crash_states(
         if root.count(cuts) <= limit:
             trees = set(root.possible(cuts))
         else:
-            trees = {root.drawn(rng) for _ in range(limit)} | {root.settled(), root.forgotten()}
+            trees = {root.drawn(rng) for _ in range(limit)} | {root.all_kept(), root.all_lost()}
         yield from (CrashState(done, tree) for tree in sorted(trees, key=repr))
 
 
@@ -353,7 +353,7 @@ def _folder(root: Folder, parts: Sequence[str]) -> Folder:
     return root
 
 
-def _written(data: bytes, operations: Sequence[Operation]) -> bytes:
+def _write(data: bytes, operations: Sequence[Operation]) -> bytes:
     result = bytearray(data)
     for operation in operations:
         if operation.call == "truncate":

@@ -244,14 +244,14 @@ def heloco(run: Sequence[Averaged], keys: Keys) -> Tensor:
     """Each change turned towards the momentum before it, in three cases: arXiv:2606.00271."""
     moved_N = momentum_N = torch.zeros_like(run[0].mean_N)
     for one in run:
-        turned = [_turned(row_N, momentum_N, keys) for row_N in one.rows_KN]
+        turned = [_turn(row_N, momentum_N, keys) for row_N in one.rows_KN]
         change_N = _aged(torch.stack(turned), one.ages, keys["discount"])
         momentum_N = keys["momentum"] * momentum_N + (1 - keys["momentum"]) * change_N
         moved_N = moved_N - keys["lr"] * (change_N + keys["momentum"] * momentum_N)
     return moved_N
 
 
-def _turned(change_N: Tensor, momentum_N: Tensor, keys: Keys) -> Tensor:
+def _turn(change_N: Tensor, momentum_N: Tensor, keys: Keys) -> Tensor:
     length, other = float(change_N.norm()), float(momentum_N.norm())
     keep, shrink, most = float(keys["keep"]), float(keys["shrink"]), float(keys["most"])
     if not length or not other:
@@ -437,7 +437,7 @@ class Stood:
         return cls(tensors["before"].double(), tensors["change"].double(), state)
 
 
-def _pushed(one: Stood, keys: Keys) -> Tensor:
+def _push(one: Stood, keys: Keys) -> Tensor:
     """Equation 2 of arXiv:2506.10911, the sign as in the authors' code."""
     return float(keys["alpha"]) * one.state["momentum"] + float(keys["beta"]) * one.change_N
 
@@ -452,7 +452,7 @@ def _onward(one: Stood, keys: Keys) -> Tensor:
     return p_N - one.before_N + float(keys["momentum"]) * (p_N - one.state["before"])
 
 
-def _mixed(one: Stood, keys: Keys) -> Tensor:
+def _mix(one: Stood, keys: Keys) -> Tensor:
     """The matrix exponential of arXiv:2306.08289 over one round."""
     rate = 1 / (2 * math.sqrt(keys["chi1"] * keys["chi2"]))
     flow = torch.linalg.matrix_exp(torch.tensor([[-rate, rate], [rate, -rate]], dtype=torch.float64))
@@ -461,9 +461,9 @@ def _mixed(one: Stood, keys: Keys) -> Tensor:
 
 
 PULLS: Mapping[str, Callable[[Stood, Keys], Tensor]] = {
-    "noloco": _pushed,
+    "noloco": _push,
     "gasloc": _onward,
-    "a2cid2": _mixed,
+    "a2cid2": _mix,
     "ad_psgd": _alone,
     "late_merge": _alone,
     "variance_corrected": _alone,

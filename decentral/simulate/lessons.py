@@ -118,7 +118,7 @@ def weight_name(fragment: int) -> str:
 
 
 def _optimizers(inner: Inner, weights: Sequence[Tensor], seed: int) -> list[torch.optim.Optimizer]:
-    if INNER_OPTIMIZERS[inner.named].forward_only:
+    if INNER_OPTIMIZERS[inner.optimizer_name].forward_only:
         return [forward_only(inner, [(weight_name(f), weight) for f, weight in enumerate(weights)], seed)]
     return built(inner, weights, [])
 

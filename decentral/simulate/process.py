@@ -126,7 +126,7 @@ class SimulatedProcess:
             ledger=Ledger(self._append, self._save_acceptor, self._keep, self._adopt, self._swap_begins),
             on_update=self._on_update,
             on_event=self._on_event,
-            offload=_interleaved,
+            offload=_interleave,
             uplink=lambda: machine.claim,
             grain=site.grain,
             voting=site.voting,
@@ -150,7 +150,7 @@ class SimulatedProcess:
                     await group.start(self.node.run)
                     self.trainer = await self._trainer(SameLoop(self.node, self._updates, group))
                     self._woke = anyio.current_time()
-                    self.note("resumed", self.trainer.carried(), round=self.node.driver.head.round)
+                    self.note("resumed", self.trainer.uncommitted(), round=self.node.driver.head.round)
                     self._save(self.schedule)
                     if self.schedule.method.inner:  # the moments of a life before are gone with it
                         await self.trainer.loop.begin((), afresh=True)
@@ -273,11 +273,11 @@ class SimulatedProcess:
         step = node.gossip.step if node.gossip is not None else 0
         meta = {"age": node.age, "gossip_step": step, "progress": memory_of(schedule)}
         self.store.save(head, {**node.replica.shared_tensors(), **node.replica.own_tensors(), **live}, meta)
-        self.note("saved", {**self.trainer.carried(), **self.trainer.without_debts()}, round=head.round)
+        self.note("saved", {**self.trainer.uncommitted(), **self.trainer.without_debts()}, round=head.round)
         return True
 
 
-async def _interleaved(work: Callable[[*Ts], T], *args: *Ts) -> T:
+async def _interleave(work: Callable[[*Ts], T], *args: *Ts) -> T:
     """Work of a thread: others run before it begins and after it has ended."""
     await anyio.lowlevel.checkpoint()
     result = work(*args)

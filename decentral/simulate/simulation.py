@@ -59,7 +59,7 @@ class Outcome:
             "rounds": self.rounds,
             "commits": len(named),
             "contributors": round(statistics.fmean(named), 2) if named else 0.0,
-            **self._paired(),
+            **self._count_pairs(),
             "divergence": self.verdict.divergence,
             "lost_updates": self.verdict.lost_updates,
             "duplicated_updates": self.verdict.duplicated_updates,
@@ -120,7 +120,7 @@ class Outcome:
         lone = {"loss_alone": round(lost, 5), "steps_alone": alone}
         return {"loss": points[-1][1], "steps": steps, **lone, "loss_curve": points}
 
-    def _paired(self) -> dict[str, int]:
+    def _count_pairs(self) -> dict[str, int]:
         """Gossip only, which commits no round: pairs that were merged, and steps that a peer took alone."""
         if self.scenario.manifest.exchange.kind != "pair":
             return {}

@@ -211,9 +211,9 @@ class Trainer:
         self.schedule.stepped()
         self.note("stepped", number=self.num_steps)
 
-    def carried(self) -> dict[str, Tensor]:
+    def uncommitted(self) -> dict[str, Tensor]:
         """Return what no commit has taken yet, per fragment: local progress and the debt of what was sent by halves."""
-        return {str(f): self._carried(f, anchor_N) for f, anchor_N in enumerate(self.node.replica.anchors)}
+        return {str(f): self._uncommitted(f, anchor_N) for f, anchor_N in enumerate(self.node.replica.anchors)}
 
     def without_debts(self) -> dict[str, Tensor]:
         """The local progress alone: all that is left when a partner may hold what was owed."""
@@ -224,7 +224,7 @@ class Trainer:
         """As if training had gone on where a contribution was taken, which is where a restart goes on from."""
         return anchor_N - read_live(self.model, fragment, self.schedule.progress[fragment])
 
-    def _carried(self, fragment: int, anchor_N: Tensor) -> Tensor:
+    def _uncommitted(self, fragment: int, anchor_N: Tensor) -> Tensor:
         debt_N = self.node.replica.feedback[fragment].get(DEBT)
         progress_N = self._learnt(fragment, anchor_N)
         return progress_N if debt_N is None else progress_N + debt_N

@@ -11,7 +11,7 @@ import anyio
 from decentral.simulate.process import Host
 from decentral.simulate.scenario import Scenario
 from decentral.simulate.trace import Trace
-from decentral.simulate.virtual_time import suspended
+from decentral.simulate.virtual_time import suspend
 
 SUSPENDED = 0.5  # of the machines that sleep; the processes of the others only lose the network
 EVERY = 0.5  # s of virtual time between looks at how far the swarm is
@@ -163,7 +163,7 @@ class Troubles:
         self.world.isolate(host)
         assert host.task is not None
         try:
-            with suspended(host.task):
+            with suspend(host.task):
                 await anyio.sleep(seconds)
         finally:
             self.world.rejoin(host)

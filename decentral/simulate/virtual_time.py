@@ -18,7 +18,7 @@ import trio._core._run as scheduler
 from trio.abc import Clock, Instrument
 from trio.lowlevel import Task, add_instrument, remove_instrument
 
-__all__ = ["run_in_virtual_time", "suspended"]
+__all__ = ["run_in_virtual_time", "suspend"]
 
 T = TypeVar("T")
 PATIENCE = 1000  # looks with nothing due: trio has to hear of what it says to itself through a socket
@@ -102,7 +102,7 @@ class _Sleep(Instrument):
 
 
 @contextmanager
-def suspended(root: int) -> Iterator[None]:
+def suspend(root: int) -> Iterator[None]:
     """Let no task below the one of this id, as anyio has it, make a step in the block, as on a machine that sleeps."""
     sleep = _Sleep(root)
     sleep.begin()

@@ -133,7 +133,7 @@ class WeatheredLetters:
         if weather.strikes(weather.loss):
             return await self.inner.put(peer, protocol, body, lost=True)
         if weather.strikes(weather.corruption):
-            return await self.inner.put(peer, protocol, _flipped(body, weather.generator))
+            return await self.inner.put(peer, protocol, _flip_bit(body, weather.generator))
         twice = weather.strikes(weather.duplication)
         letter = await self.inner.put(peer, protocol, body)
         return _SaidTwice(letter, self.inner) if twice else letter
@@ -157,7 +157,7 @@ class _SaidTwice:
             await (await self.letters.post(self.first.receiver, self.first.protocol, self.first.body)).close()
 
 
-def _flipped(body: bytes, generator: random.Random) -> bytes:
+def _flip_bit(body: bytes, generator: random.Random) -> bytes:
     """Flip one bit of it."""
     if not body:
         return body

@@ -207,7 +207,7 @@ class World:
         driver = process.node.driver
         host.note(
             "rested",
-            process.trainer.carried() | process.node.replica.shared_tensors(),
+            process.trainer.uncommitted() | process.node.replica.shared_tensors(),
             round=driver.head.round,
             hash=driver.head.hash,
             digest=process.node.replica.digest,

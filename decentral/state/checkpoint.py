@@ -282,7 +282,7 @@ def storable(state: Tree, depth: int = 0) -> Tree:
     return state
 
 
-def filled(stored: Tree, now: Tree) -> Tree:
+def fill_in(stored: Tree, now: Tree) -> Tree:
     """Take what ``storable`` gave, and where that left something out what ``now`` has, the same thing's state here."""
     if isinstance(now, _PLAIN):
         return stored
@@ -290,12 +290,12 @@ def filled(stored: Tree, now: Tree) -> Tree:
         return now
     if _has_state(now):
         if isinstance(stored, dict) and _INSIDE in stored:
-            now.load_state_dict(filled(stored[_INSIDE], now.state_dict()))
+            now.load_state_dict(fill_in(stored[_INSIDE], now.state_dict()))
         return now
     if isinstance(stored, dict) and isinstance(now, dict) and not isinstance(stored, Counter):
-        return {key: filled(value, now.get(key)) for key, value in stored.items()}
+        return {key: fill_in(value, now.get(key)) for key, value in stored.items()}
     if type(stored) in (list, tuple) and type(now) is type(stored) and len(stored) == len(now):
-        return type(stored)(filled(one, other) for one, other in zip(stored, now, strict=True))
+        return type(stored)(fill_in(one, other) for one, other in zip(stored, now, strict=True))
     return stored
 
 

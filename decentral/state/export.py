@@ -81,7 +81,7 @@ class _Work:
     def wrote(self, nbytes: int) -> None:
         self._did(_WRITING * nbytes)
 
-    def packed(self, nbytes: int) -> None:
+    def note_packing(self, nbytes: int) -> None:
         self._did(_PACKING * nbytes)
 
     def _did(self, cost: float) -> None:
@@ -207,7 +207,7 @@ def _check_free(to: Path) -> None:
 def _write_model(folder: Path, parameters: dict[str, Tensor], packed: bool, work: _Work) -> None:
     write_tensor_file(folder / MODEL, parameters, {"format": "pt"}, on_bytes=work.wrote)
     if packed:
-        pack_file(folder / MODEL, folder / PACKED, on_bytes=work.packed)
+        pack_file(folder / MODEL, folder / PACKED, on_bytes=work.note_packing)
         DISK.remove(folder / MODEL)
 
 

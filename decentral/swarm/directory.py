@@ -92,9 +92,9 @@ class Directory:
         """Return the seconds since ``peer`` last said that it is here; None: it never did."""
         return self.table.heard(peer, anyio.current_time())
 
-    def said_goodbye(self, peer: PeerId) -> bool:
+    def left_politely(self, peer: PeerId) -> bool:
         """Tell whether a peer that is not here any more left in good order."""
-        return self.table.said_goodbye(peer)
+        return self.table.left_politely(peer)
 
     async def until_changed(self) -> None:
         """Wait until somebody came, went, or said something new."""

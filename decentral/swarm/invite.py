@@ -78,7 +78,7 @@ class Invite:
 TOKEN_FILE = "admission.token"
 
 
-def stored_token(out: Path, given: str | None) -> str | None:
+def load_token(out: Path, given: str | None) -> str | None:
     """The admission token of the run in ``out``, or the one ``given``. UsageError when there are two."""
     path = out / TOKEN_FILE
     try:
@@ -97,7 +97,7 @@ def whole_invite(invite: str, out: Path, given: str | None = None) -> str:
 
     What a peer writes about itself has no token in it. UsageError when there are two tokens; InviteError, DiskError.
     """
-    token = stored_token(out, given)
+    token = load_token(out, given)
     if token is None or not invite:
         return invite
     found = Invite.parse(invite)

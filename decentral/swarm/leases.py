@@ -150,7 +150,7 @@ class LeaseTable:
             return None
         return now - silence.since + (0.0 if silence.said_goodbye else min(self.ttl, silence.lease.ttl))
 
-    def said_goodbye(self, peer: PeerId) -> bool:
+    def left_politely(self, peer: PeerId) -> bool:
         """Tell whether the peer is silent because it left in good order."""
         return peer in self._silent and self._silent[peer].said_goodbye
 

@@ -60,7 +60,7 @@ class LanguageModelConfig:
             heads=terms.heads,
             context=terms.context,
             experts=terms.experts,
-            experts_per_token=terms.routed,
+            experts_per_token=terms.experts_of_a_token,
         )
 
     @property

@@ -24,16 +24,16 @@ __all__ = [
     "PROCESSOR",
     "all_beside",
     "aside",
-    "beside",
     "fuses",
     "in_slabs",
     "less",
     "move_together",
+    "on_device_of",
     "one_kernel",
     "place_of",
     "slabs",
     "to_device",
-    "tried",
+    "try_compiled",
 ]
 
 # Shape suffix: N = values.
@@ -84,19 +84,19 @@ _AHEAD = 3  # slabs on their way down at once
 _WORTH_A_BATCH = 1 << 18  # values: below, one call is quicker
 
 
-def beside(tensor: Tensor, like: Tensor) -> Tensor:
+def on_device_of(tensor: Tensor, like: Tensor) -> Tensor:
     """The tensor on the device of ``like``: itself where it is there."""
     return to_device(tensor, like.device)
 
 
 def less(left: Tensor, right: Tensor) -> Tensor:
     """``left - right``, where ``left`` lies."""
-    return difference(left, beside(right, left))
+    return difference(left, on_device_of(right, left))
 
 
 def all_beside(tensors: Mapping[str, Tensor], like: Tensor) -> dict[str, Tensor]:
     """Each of them on the device of ``like``."""
-    return {name: beside(one, like) for name, one in tensors.items()}
+    return {name: on_device_of(one, like) for name, one in tensors.items()}
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
@@ -219,12 +219,12 @@ def one_kernel(function: Callable[P, R]) -> Callable[P, R]:
         first = given[0]
         if not isinstance(first, Tensor) or first.numel() < _WORTH_A_KERNEL or not fuses(first.device):
             return function(*given, **named)
-        return tried(function, _compile, given, named)
+        return try_compiled(function, _compile, given, named)
 
     return called
 
 
-def tried(function: Callable[..., R], compiler: Compiler, given: tuple[Any, ...], named: dict[str, Any]) -> R:
+def try_compiled(function: Callable[..., R], compiler: Compiler, given: tuple[Any, ...], named: dict[str, Any]) -> R:
     """Return the function's result, as ``compiler`` makes it, or as it is where that fails."""
     name = function.__qualname__
     if name in _failed:

@@ -25,8 +25,8 @@ __all__ = [
     "WIDTH",
     "Places",
     "as_rows",
-    "carried",
     "carry_and_copy",
+    "carry_over",
     "carry_rows",
     "copy_and_difference",
     "copy_and_norm",
@@ -190,7 +190,7 @@ def with_momentum(
     return made, kept
 
 
-def carried(live: Tensor, contributed: Tensor, anchor: Tensor) -> Tensor:
+def carry_over(live: Tensor, contributed: Tensor, anchor: Tensor) -> Tensor:
     """``anchor + (live - contributed)``, and ``anchor`` bit for bit where the two are equal; new."""
     if not lie_alike(live, contributed, anchor):
         return torch.where(live == contributed, anchor, anchor + (live - contributed))

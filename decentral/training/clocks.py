@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from decentral.state.checkpoint import filled, storable
+from decentral.state.checkpoint import fill_in, storable
 
 
 class Scheduler(Protocol):
@@ -238,7 +238,7 @@ class _Kept:
 
     def put_back(self) -> None:
         """Restore both."""
-        self._scheduler.load_state_dict(filled(self._state, self._scheduler.state_dict()))
+        self._scheduler.load_state_dict(fill_in(self._state, self._scheduler.state_dict()))
         for group, kept in zip(self._scheduler.optimizer.param_groups, self._groups, strict=True):
             group.update(kept)
 

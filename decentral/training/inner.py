@@ -53,17 +53,17 @@ OwnValues = Mapping[str, float]
 def build_inner(inner: Inner, model: nn.Module) -> Optimizers:
     """Make one optimizer, or two of which each has some of the parameters; a step of every one is an inner step."""
     held = list(model.parameters())
-    if INNER_OPTIMIZERS[inner.named].forward_only:
+    if INNER_OPTIMIZERS[inner.optimizer_name].forward_only:
         return [forward_only(inner, [(name, p) for name, p in model.named_parameters() if p.requires_grad])]
-    hidden = {id(parameter) for parameter in _matrices_inside(model)} if inner.named == "muon" else set()
+    hidden = {id(parameter) for parameter in _matrices_inside(model)} if inner.optimizer_name == "muon" else set()
     return built(inner, [p for p in held if id(p) in hidden], [p for p in held if id(p) not in hidden])
 
 
 def built(inner: Inner, matrices: Sequence[Tensor], others: Sequence[Tensor]) -> Optimizers:
     """Make the optimizers of parameters of which Muon may have the ``matrices``; any other has all."""
     own = inner.own()
-    if inner.named != "muon":
-        return [_MAKERS[inner.named](inner, own, [*matrices, *others])]
+    if inner.optimizer_name != "muon":
+        return [_MAKERS[inner.optimizer_name](inner, own, [*matrices, *others])]
     parts = (_muon, matrices), (_adamw, others)
     return [make(inner, own, held) for make, held in parts if held]
 
@@ -194,7 +194,7 @@ def inner_step(
     ``backward``: makes the gradients, and clips them; not called where losses are enough. ``begins``: called when all
     is there that the step goes by, before a parameter moves for good.
     """
-    if INNER_OPTIMIZERS[inner.named].forward_only:
+    if INNER_OPTIMIZERS[inner.optimizer_name].forward_only:
         begins()
         return step_forward(optimizers[0], loss)
     value = loss()
@@ -254,8 +254,8 @@ def _numbers(found: Iterable[float | None]) -> list[float]:
 
 def _another(inner: Inner, names: Sequence[str]) -> Difference | None:
     """Return None when a class of these ``names`` is the manifest's optimizer, as an AdamW8bit is an AdamW."""
-    title = INNER_OPTIMIZERS[inner.named].title
-    return None if inner.named in map(_kind_of, names) else ("optimizer", title, " and ".join(names))
+    title = INNER_OPTIMIZERS[inner.optimizer_name].title
+    return None if inner.optimizer_name in map(_kind_of, names) else ("optimizer", title, " and ".join(names))
 
 
 def _kind_of(name: str) -> InnerName | None:

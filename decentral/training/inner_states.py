@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from decentral.errors import ConfigError
 from decentral.parameters.schema import is_sharded, local_part
-from decentral.state.checkpoint import filled, flatten, random_state, set_random_state, storable, unflatten
+from decentral.state.checkpoint import fill_in, flatten, random_state, set_random_state, storable, unflatten
 from decentral.tensors.ops import is_finite
 from decentral.training.processes import MAIN, Order, Orders, Processes, Shards, hold_interrupts
 
@@ -51,7 +51,7 @@ class Together:
     def load_state_dict(self, states: Any) -> None:
         """Restore each. ConfigError for another number of them."""
         for part, state in zip(self.parts, self.assign(states), strict=True):
-            part.load_state_dict(filled(state, part.state_dict()))
+            part.load_state_dict(fill_in(state, part.state_dict()))
 
     def assign(self, states: Any) -> list[Any]:
         """Give each its state; a single state that is no list is of a checkpoint with one. ConfigError otherwise."""

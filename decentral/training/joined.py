@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from decentral.errors import ConfigError
-from decentral.parameters import FrozenSpec, Schema, copied, frozen_digest, parameters_of
+from decentral.parameters import FrozenSpec, Schema, copy_tensors, frozen_digest, parameters_of
 from decentral.parameters.schema import is_sharded, local_part
 
 logger = logging.getLogger("decentral.training")
@@ -35,7 +35,7 @@ def find_copies(
         return nothing
     stepped = {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
     wanted = [p for p in parameters.values() if p.requires_grad and (id(p) in stepped or not stepped)]
-    found = copied(bare, {id(parameter) for parameter in wanted})
+    found = copy_tensors(bare, {id(parameter) for parameter in wanted})
     names = frozenset(name for inside in found.values() for name in inside)
     if sum(parameters[name].numel() for name in names) > MOST_COPIED:
         return nothing

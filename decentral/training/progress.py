@@ -18,7 +18,7 @@ from torch import Tensor
 from decentral.optimizers import OuterMethod, carry
 from decentral.optimizers.base import Live
 from decentral.optimizers.steps import Taken, only_drawn
-from decentral.tensors.device import beside
+from decentral.tensors.device import on_device_of
 from decentral.tensors.memory import values_of
 from decentral.tensors.ops import (
     carry_and_copy,
@@ -240,7 +240,7 @@ def read_update(
     rows = None if by_copy else model.in_place(fragment)
     if rows is None:
         live_N = read_live(model, fragment, progress)
-        return _drawn_update(method, step, as_written(beside(anchor_N, live_N), progress.rounding_N), live_N)
+        return _drawn_update(method, step, as_written(on_device_of(anchor_N, live_N), progress.rounding_N), live_N)
     base_N = as_written(anchor_N, progress.rounding_N)
     if merged is not None and merged.base_N is base_N and merged.memory == _memory_state(rows):
         return merged
@@ -267,12 +267,12 @@ def carry_and_keep(rows: Sequence[Tensor], sent_N: Tensor, anchor_N: Tensor) -> 
 
 def as_written(anchor_N: Tensor, rounding_N: Tensor | None) -> Tensor:
     """Return what the live model held after an anchor was written to it; ``rounding_N``: by how much it rounds it."""
-    return anchor_N if rounding_N is None else anchor_N + beside(rounding_N, anchor_N)
+    return anchor_N if rounding_N is None else anchor_N + on_device_of(rounding_N, anchor_N)
 
 
 def pseudo_gradient(progress: Progress, anchor_N: Tensor, local_N: Tensor) -> Tensor:
     """Return what was written of ``anchor_N``, less what the live model holds now."""
-    return as_written(beside(anchor_N, local_N), progress.rounding_N) - local_N
+    return as_written(on_device_of(anchor_N, local_N), progress.rounding_N) - local_N
 
 
 def _memory_state(rows: Sequence[Tensor]) -> Sequence[tuple[int, int]]:

@@ -21,7 +21,7 @@ import torch
 
 from decentral.flow.pacing import FEW
 from decentral.manifest import Manifest
-from decentral.manifest.presets import Class, Justified, Scale, class_of, faster, justified, no_faster
+from decentral.manifest.presets import Class, Justified, Scale, class_of, faster, find_justification, no_faster
 from decentral.optimizers import make_outer, presets
 from decentral.replica.codec import Codec, codec_of
 from decentral.training import round_cost
@@ -242,7 +242,7 @@ def _for_optimizer(names: Sequence[str], given: Circumstances) -> list[str]:
 
 
 def _fit(make: Make, given: Circumstances, link: Class, preset: str, steps: int | None) -> Fit:
-    known = justified(preset)
+    known = find_justification(preset)
     fragments = make(preset, None).outer.fragments
     least = fragments if known is None else known.least
     manifest = make(preset, steps or fragments * (MOST // fragments))

@@ -21,7 +21,7 @@ from decentral.replica.contribution import Contribution
 from decentral.replica.weights import make_summary
 from decentral.rounds.local_state import CommittedUpdate
 from decentral.state.snapshot import anchor_name
-from decentral.tensors.device import beside, less
+from decentral.tensors.device import less, on_device_of
 from decentral.tensors.memory import Lazy, values_of
 from decentral.tensors.ops import carry_rows
 from decentral.training.live_side import LiveSide, Parameters
@@ -233,7 +233,7 @@ class SyncSchedule:
             progress = self.progress[f]
             lost_N = pseudo_gradient(progress, anchors[f], read_live(model, f, progress))
             if debts is not None and f in debts:
-                lost_N = lost_N + beside(debts[f], lost_N)
+                lost_N = lost_N + on_device_of(debts[f], lost_N)
             self.absences.append(Away(f, progress.missed, progress.behind, 0, lost_N))
             progress.drop()
             self.put(model, f, anchors[f])
@@ -262,8 +262,8 @@ class SyncSchedule:
         if update.taken_N is None:
             return self._carry_on(model, f, before_N, after_N)
         live_N = read_live(model, f, progress)  # what a previous incarnation sent is in the anchor, and no progress
-        before_N, taken_N = beside(before_N, live_N), beside(update.taken_N, live_N)
-        return carry(torch.where(taken_N, before_N, live_N), before_N, beside(after_N, live_N))
+        before_N, taken_N = on_device_of(before_N, live_N), on_device_of(update.taken_N, live_N)
+        return carry(torch.where(taken_N, before_N, live_N), before_N, on_device_of(after_N, live_N))
 
     def _past_ours(self, mine: Contribution, model: Parameters, f: int, after_N: Tensor) -> Tensor | None:
         """Go past a commit that names our contribution: what was learnt since it was sent stays."""
@@ -280,10 +280,10 @@ class SyncSchedule:
         def without(value_N: Tensor) -> Tensor:
             """Take out what a blend would keep a part of: what an absence left uncounted, and the model's rounding."""
             value_N = value_N if away is None else value_N + away.dropped_N
-            return value_N if rounding_N is None else value_N - beside(rounding_N, value_N)
+            return value_N if rounding_N is None else value_N - on_device_of(rounding_N, value_N)
 
         live_N = Lazy(lambda: without(read_live(model, f, progress)))
-        sent_N, anchor_N = Lazy(lambda: without(local_N)), Lazy(lambda: beside(after_N, live_N.tensor()))
+        sent_N, anchor_N = Lazy(lambda: without(local_N)), Lazy(lambda: on_device_of(after_N, live_N.tensor()))
         merged_N = self.method.merge(live_N, sent_N, anchor_N)
         if not isinstance(merged_N, Carried):
             return values_of(merged_N)
@@ -298,7 +298,7 @@ class SyncSchedule:
         rows = None if progress.is_elsewhere else model.in_place(f)
         if rows is None:
             live_N = read_live(model, f, progress)
-            return carry(live_N, beside(sent_N, live_N), beside(anchor_N, live_N))
+            return carry(live_N, on_device_of(sent_N, live_N), on_device_of(anchor_N, live_N))
         if self.due and self._may_keep:
             self._merged = carry_and_keep(rows, sent_N, anchor_N)
         else:
@@ -419,8 +419,8 @@ def _carry_over(
     progress = schedule.progress[f]
     progress.missed += -(-outer_steps // schedule.num_fragments) if progress.behind else 0
     live_N = model.read(f)
-    base_N = as_written(beside(before_N, live_N), progress.rounding_N)
-    schedule.put(model, f, carry(live_N, base_N, beside(anchor_N, live_N)))
+    base_N = as_written(on_device_of(before_N, live_N), progress.rounding_N)
+    schedule.put(model, f, carry(live_N, base_N, on_device_of(anchor_N, live_N)))
 
 
 def recall_unadopted(schedule: SyncSchedule, memory: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The transport that a peer runs on: what was asked for, else the daemon where hivemind brings one, else the native one.
+"""The transport that a peer runs on: what was asked for, else the daemon where hivemind is installed, else native.
 
 The daemon has the DHT; the native one runs wherever Python does, takes less processor time, and punches holes with one
 relay where the daemon needs several; py-libp2p does so, too, and is an extra. Extras, and other packages, add theirs by

@@ -88,12 +88,12 @@ async def notify(
         await stream.aclose()
         return
     with anyio.move_on_after(HANDLED):
-        if await handled(stream, protocol):
+        if await wait_until_handled(stream, protocol):
             on_handled()
 
 
 async def send(transport: Transport, peer: PeerId, protocol: str, body: bytes, timeout: float) -> Stream:
-    """Send ``body``, as ``notify`` does; its stream, to be closed, or waited on until the body is ``handled``."""
+    """Send ``body``, as ``notify`` does; its stream, to be closed or waited on: `wait_until_handled`."""
     async with transport.pushing(protocol):
         stream = await open_stream(transport, peer, protocol, timeout)
         try:
@@ -104,7 +104,7 @@ async def send(transport: Transport, peer: PeerId, protocol: str, body: bytes, t
     return stream
 
 
-async def handled(stream: Stream, protocol: str) -> bool:
+async def wait_until_handled(stream: Stream, protocol: str) -> bool:
     """Wait until the peer says that it has handled the body that was sent, and close; False when it never will."""
     try:
         await receive_length(stream, protocol, 0)

@@ -22,7 +22,7 @@ from decentral.compressors import parse_compressor, parse_feedback
 from decentral.compressors.base import relative_error
 from decentral.errors import ConfigError
 from decentral.manifest import Manifest, preset_manifest
-from decentral.manifest.presets import justified
+from decentral.manifest.presets import find_justification
 from decentral.manifest.table import canonical
 from decentral.manifest.terms import INNER_OPTIMIZERS
 from decentral.optimizers import Contributor, RoundInfo, make_outer, presets
@@ -107,7 +107,7 @@ def check_learns(manifest: Manifest) -> None:
         )
     if _essence(manifest) in _known() or method.summary.rebuilds:
         return  # what is made of derivatives along directions has no change that a compressor or a feedback could ruin
-    if INNER_OPTIMIZERS[manifest.inner.named].averages:
+    if INNER_OPTIMIZERS[manifest.inner.optimizer_name].averages:
         _check_averages(manifest)
     loss = _try(_essence(manifest))
     if loss < 1.0:
@@ -124,7 +124,7 @@ def _check_averages(manifest: Manifest) -> None:
     """Raise ConfigError for an inner optimizer that learns an average, under an outer step that goes on by its
     momentum.
     """
-    named, gain = manifest.inner.named, outer_gain(manifest)
+    named, gain = manifest.inner.optimizer_name, outer_gain(manifest)
     if gain > MOMENTUM:
         raise ConfigError(
             f'inner.optimizer = "{named}" does not fit outer.method {manifest.outer.method}: it learns an average, '
@@ -207,7 +207,7 @@ def _known() -> frozenset[bytes]:
 
 def _variants(preset: str) -> list[Manifest]:
     """Return its own terms, and those as ``decentral init`` suits them to a run's length and a line."""
-    whole, known = preset_manifest(preset), justified(preset)
+    whole, known = preset_manifest(preset), find_justification(preset)
     suited = [whole]
     if known is not None:
         suited += [whole.changed(outer=known.outer(row["rounds"], row.get("parameters", 0))) for row in known.rates]

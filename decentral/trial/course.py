@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from decentral.consensus.chain import Head
 from decentral.manifest.terms import INNER_OPTIMIZERS
 from decentral.replica.contribution import Contribution
-from decentral.trial.meeting import Gossiping, Met, body_of, first_head, gathered, reduced, slice_of
+from decentral.trial.meeting import Gossiping, Met, body_of, first_head, gather, reduce, slice_of
 from decentral.trial.replicas import TrialPeer, TrialWorld
 
 __all__ = ["Course", "Gradients", "Losses", "Reached", "StepTogether"]
@@ -87,7 +87,7 @@ class Course:
         self._offers: dict[int, tuple[Contribution, float]] = {}  # by rank, with when everybody has it
         self._pairs = Gossiping(self.head, peers, world) if self._gossips else None
         self._lockstep = lockstep
-        self._forward_only = INNER_OPTIMIZERS[self.manifest.inner.named].forward_only
+        self._forward_only = INNER_OPTIMIZERS[self.manifest.inner.optimizer_name].forward_only
 
     @property
     def _gossips(self) -> bool:
@@ -195,7 +195,7 @@ class Course:
         yield self._reach(self.head.outer_step, sum(sent) / self.world.scale / len(self.peers))
 
     def _met(self, named: dict[int, Contribution]) -> Met:
-        make = reduced if self.manifest.exchange.kind == "reduce" else gathered
+        make = reduce if self.manifest.exchange.kind == "reduce" else gather
         return make(self.head, self.peers, named)
 
     def _wake(self) -> None:

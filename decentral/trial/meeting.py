@@ -37,9 +37,9 @@ __all__ = [
     "Slices",
     "body_of",
     "first_head",
-    "gathered",
+    "gather",
     "plan_of",
-    "reduced",
+    "reduce",
     "results",
     "slice_of",
     "slices_of",
@@ -83,7 +83,7 @@ def slice_of(peer: TrialPeer, made: Contribution) -> int:
     return len(encode_range(peer.replica, made.fragment, made.gradient_N, 0, numel, states=made.states).body)
 
 
-def gathered(head: Head, peers: Sequence[TrialPeer], offered: Offered) -> Met:
+def gather(head: Head, peers: Sequence[TrialPeer], offered: Offered) -> Met:
     """Hold a round in which everybody gets every frame."""
     nbytes = {rank: body_of(peers[rank], made) for rank, made in offered.items()}
     frames = {rank: made.frame(head, peers[rank].signer) for rank, made in offered.items()}
@@ -98,7 +98,7 @@ def gathered(head: Head, peers: Sequence[TrialPeer], offered: Offered) -> Met:
     return Met(_decide(head, peers, record, step, offered, {}), step, nbytes)
 
 
-def reduced(head: Head, peers: Sequence[TrialPeer], offered: Offered) -> Met:
+def reduce(head: Head, peers: Sequence[TrialPeer], offered: Offered) -> Met:
     """Hold a round in which each owner gets its part of every contribution, and everybody its result."""
     fragment = next(iter(offered.values())).fragment
     contributors = [_ref(head, peers[rank], made, made.commitment(head)) for rank, made in offered.items()]

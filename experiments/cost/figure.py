@@ -59,7 +59,7 @@ def lines() -> dict[str, Callable[[int], Cost]]:
         "pair: frames (fp16)": lambda n: round_cost.pair(n, NUMEL, half),
         "reduce: frames (int8)": lambda n: round_cost.reduce(n, NUMEL, dense),
         "gather: frames (64 of 4096, 2 bits)": lambda n: round_cost.gather(n, NUMEL, sparse),
-        f"gather in groups of {GROUP}": lambda n: cost.grouped(n, NUMEL, sparse, GROUP),
+        f"gather in groups of {GROUP}": lambda n: cost.in_groups(n, NUMEL, sparse, GROUP),
         "gather: control messages": lambda n: round_cost.control("gather", n, NUMEL),
         "reduce: control messages": lambda n: round_cost.control("reduce", n, NUMEL),
         "directory, a minute": lambda n: cost.renewal(n, lease).times(minute),

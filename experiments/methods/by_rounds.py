@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from decentral.lab.comparing import Row, paired
+from decentral.lab.comparing import Row, compare_by_seed
 from decentral.lab.laboratory import Store
 from decentral.lab.plan import Plan
 from decentral.lab.results import collect
@@ -33,7 +33,7 @@ def cell(row: Row, first: Row, rounds: int) -> str:
     if not losses:
         raise SystemExit(f"no curve has a point after {rounds} rounds; raise `points` of the study")
     told = f"{sum(losses.values()) / len(losses):.3f}"
-    found = None if row is first else paired(losses, losses_after(first, rounds), 0.0)
+    found = None if row is first else compare_by_seed(losses, losses_after(first, rounds), 0.0)
     if found is None:
         return told
     share = found.share

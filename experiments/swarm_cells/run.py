@@ -98,7 +98,7 @@ def main() -> None:
     plan, known = Plan(load_study(given.study)), Store(given.lab).known()
     print(f"| {' | '.join(HEADS)} |\n| {' | '.join(['---'] * len(HEADS))} |", flush=True)
     for contestant in plan.contestants:
-        cells = list(plan.reported(contestant, plan.chosen(contestant, known)))
+        cells = list(plan.report(contestant, plan.chosen(contestant, known)))
         if cells[0].cell.kind == "swarm" and (not given.only or contestant.name in given.only):
             with tempfile.TemporaryDirectory() as folder:
                 print(f"| {' | '.join(_told(contestant, cells, known, Path(folder)))} |", flush=True)

@@ -1,13 +1,30 @@
-from collections.abc import Callable
+"""Commands as they are typed, a peer that runs, and the processes of others."""
+
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 
 from decentral.cli import main
 from decentral.observe.status import ProcessInfo, Status, write_status
+from tests.kit.families import NET, family, write_terms
 
+__all__ = ["family"]
 Run = Callable[..., Result]
+
+
+def every_command() -> Iterator[tuple[str, click.Command]]:
+    """Each command by the words that name it, those of groups behind their group."""
+    context = click.Context(main)
+    for name in main.list_commands(context):
+        command = main.get_command(context, name)
+        assert command is not None
+        yield name, command
+        if isinstance(command, click.Group):
+            for inner, inner_command in command.commands.items():
+                yield f"{name} {inner}", inner_command
 
 
 @pytest.fixture
@@ -19,6 +36,13 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         return CliRunner().invoke(main, [str(argument) for argument in arguments], **extra)  # type: ignore[arg-type]
 
     return run
+
+
+@pytest.fixture
+def terms(tmp_path: Path) -> list[str]:
+    """A manifest that trains for hours, run.toml; and the options by which peers of this machine train by it."""
+    write_terms(tmp_path)
+    return ["--data", str(tmp_path / "text"), *NET]
 
 
 @pytest.fixture

@@ -4,46 +4,21 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 
 from decentral.cli.demo_processes import Family
-from decentral.manifest import preset_manifest
 from decentral.observe.status import read_status
 from decentral.state.checkpoint import load_newest
-from decentral.swarm.invite import Invite
-from decentral.wire.keys import Signer, peer_name
-from tests.kit.families import PATIENCE, status_of, until
-
-Run = Callable[..., Result]
-NET = ("--listen", "/ip4/127.0.0.1/tcp/0", "--transport", "native", "--no-lan")
-NOBODY = f"/ip4/127.0.0.1/tcp/1/p2p/{peer_name(Signer(bytes(32)).peer)}"
-INVITE = str(Invite(bytes(32), (NOBODY,)))
-OVER = "This run is over: decentral export {} --to model/"
-
-
-@pytest.fixture
-def family() -> Iterator[Family]:
-    with Family() as family:
-        yield family
+from tests.cli.conftest import Run
+from tests.kit.families import INVITE, NET, OVER, PATIENCE, status_of, until, write_terms
 
 
 @pytest.fixture
 def terms(tmp_path: Path) -> list[str]:
-    """A manifest of three rounds on a model of a few thousand parameters, and its text."""
-    manifest = preset_manifest(
-        "sparseloco",
-        run={"rounds": 3},
-        inner={"steps": 4},
-        model={"hidden": 16, "layers": 1, "heads": 2, "context": 16},
-        data={"corpus": "foxes", "batch_size": 2},
-        swarm={"deadline_ceiling": 10.0, "lease": 10.0, "shrink_after": 60.0},
-    )
-    (tmp_path / "run.toml").write_text(manifest.to_toml())
-    (tmp_path / "text").write_bytes(b"the quick brown fox. " * 5000)
+    """Terms of three rounds."""
+    write_terms(tmp_path, 3, inner={"steps": 4})
     return ["--data", str(tmp_path / "text"), *NET]
 
 
@@ -119,12 +94,6 @@ def test_the_first_peer_waits_for_a_second_one_and_hears_who_steers_it(
     assert status_of(again).inner_steps == 0
 
 
-def test_going_alone_and_requiring_others_cannot_both_be_meant(run: Run, terms: list[str]) -> None:
-    result = run("start", "run.toml", *terms, "--alone", "--require-peers", "2")
-    assert result.exit_code == 2
-    assert "--alone waits for nobody" in result.stderr
-
-
 # ---- the script of a person's own loop ----
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_loop.py"
@@ -189,24 +158,6 @@ decentral.join("no-such.toml", model, torch.optim.SGD(model.parameters(), lr=0.1
     assert not (tmp_path / "mine").exists()
 
 
-@pytest.mark.parametrize(
-    ("typed", "fragment"),
-    [
-        (["--script", "nowhere.py"], "--script nowhere.py: no such file"),
-        (["--script", "run.toml", "--json"], "--data and --json are for the model of the manifest"),
-        (["--", "--seed", "7"], "'--seed': arguments after the invite are a script's; name it with --script"),
-    ],
-)
-def test_a_script_that_cannot_be_run_is_refused_before_anything_is_made(
-    run: Run, terms: list[str], tmp_path: Path, typed: list[str], fragment: str
-) -> None:
-    before = sorted(tmp_path.iterdir())
-    result = run("join", INVITE, *typed)
-    assert result.exit_code == 2
-    assert fragment in result.stderr
-    assert sorted(tmp_path.iterdir()) == before
-
-
 WAITING = """
 import threading
 try:
@@ -221,8 +172,7 @@ except KeyboardInterrupt:
 @pytest.mark.skipif(sys.platform == "win32", reason="no SIGTERM there")
 def test_a_script_that_a_service_ends_leaves_as_after_ctrl_c(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(WAITING)
-    invite = str(Invite(bytes(32), (f"/ip4/127.0.0.1/tcp/1/p2p/{peer_name(Signer(bytes(32)).peer)}",)))
-    typed = [sys.executable, "-m", "decentral", "join", invite, "--script", "train.py", "--out", "new"]
+    typed = [sys.executable, "-m", "decentral", "join", INVITE, "--script", "train.py", "--out", "new"]
     with subprocess.Popen(typed, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
         assert running.stdout.readline() == "up\n"

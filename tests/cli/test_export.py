@@ -1,22 +1,20 @@
-"""What `decentral export` says of what it wrote, and that it is true."""
+"""What `decentral export` says of what it wrote, and that it is true; packed, and back."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import safetensors.torch
 import torch
-from click.testing import Result
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from decentral.state.checkpoint import name_in_adapter_file
+from decentral.state.export import export, unpack
 from decentral.training.live_model import LiveModel
+from tests.cli.conftest import Run
 from tests.kit.exports import kept, small_model
-
-Run = Callable[..., Result]
 
 
 @pytest.mark.parametrize("experts", [None, 4])
@@ -121,3 +119,29 @@ def test_adapters_beside_what_else_is_trained_are_left_to_the_script() -> None:
 )
 def test_names_in_a_model_become_those_of_pefts_files(name: str, saved: str | None) -> None:
     assert name_in_adapter_file(name, "default") == saved
+
+
+# ---- packed and back ----
+
+
+def test_a_packed_model_is_unpacked_by_the_same_command(run: Run, tmp_path: Path) -> None:
+    kept(tmp_path / "run", nn.Linear(3, 4), "custom")
+    assert run("export", "run", "--to", "plain").exit_code == 0
+    told = run("export", "run", "--to", "packed", "--packed")
+    assert "open it with decentral export packed --to FOLDER" in told.stdout
+    unpacked = run("export", "packed", "--to", "model", "--json")
+    assert json.loads(unpacked.stdout) == {"packed": "packed", "to": "model"}
+    name = "model.safetensors"
+    assert (tmp_path / "model" / name).read_bytes() == (tmp_path / "plain" / name).read_bytes()
+
+
+def test_an_export_tells_how_far_it_is_and_ends_at_the_whole(tmp_path: Path) -> None:
+    kept(tmp_path / "run", nn.Sequential(*(nn.Linear(40, 50) for _ in range(6))), "custom")
+    for to, given in (("plain", {}), ("packed", {"packed": True})):
+        shares: list[float] = []
+        export(tmp_path / "run" / "checkpoints", tmp_path / to, on_share=shares.append, **given)
+        assert len(shares) > 5
+        assert 0.99 < max(shares) == shares[-1] <= 1.0  # the file's header is read, and not told
+    shares = []
+    unpack(tmp_path / "packed", tmp_path / "model", shares.append)
+    assert 0.8 < shares[-1] <= 1.0, "how small it was packed is a guess"

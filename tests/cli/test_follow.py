@@ -2,48 +2,29 @@
 
 import json
 import signal
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from click.testing import Result
 from safetensors.torch import load_file
 
 import decentral
 from decentral.cli.demo_processes import DemoProcess, Family
 from decentral.cli.relaying import Keeping, follower_address
 from decentral.errors import UsageError
-from decentral.manifest import preset_manifest
 from decentral.observe.events import read_events
 from decentral.observe.status import read_status
 from decentral.state.delta import apply_delta
 from decentral.swarm.invite import Invite
-from tests.cli.test_ending import INVITE, NET, OVER
-from tests.kit.families import PATIENCE, until
-
-Run = Callable[..., Result]
+from tests.cli.conftest import Run
+from tests.kit.families import INVITE, NET, OVER, PATIENCE, until, write_terms
 
 
-@pytest.fixture
-def family() -> Iterator[Family]:
-    with Family() as family:
-        yield family
-
-
-def write_terms(folder: Path, rounds: int) -> list[str]:
-    """A manifest of a model of a few thousand parameters, and its text."""
-    manifest = preset_manifest(
-        "sparseloco",
-        run={"rounds": rounds},
-        inner={"steps": 40},
-        model={"hidden": 16, "layers": 1, "heads": 2, "context": 16},
-        data={"corpus": "foxes", "batch_size": 2},
-        swarm={"deadline_ceiling": 10.0, "lease": 6.0, "shrink_after": 8.0},
+def terms_of(folder: Path, rounds: int) -> list[str]:
+    write_terms(
+        folder, rounds, inner={"steps": 40}, swarm={"deadline_ceiling": 10.0, "lease": 6.0, "shrink_after": 8.0}
     )
-    (folder / "run.toml").write_text(manifest.to_toml())
-    (folder / "text").write_bytes(b"the quick brown fox. " * 5000)
     return ["--data", str(folder / "text"), *NET]
 
 
@@ -71,7 +52,7 @@ def committed(peer: DemoProcess) -> dict[int, str]:
 def test_a_follower_writes_anchors_while_its_first_donor_is_killed_and_goes_on_in_its_folder(
     family: Family, tmp_path: Path
 ) -> None:
-    terms = write_terms(tmp_path, rounds=10**6)
+    terms = terms_of(tmp_path, rounds=10**6)
     first = start(family, tmp_path, "first", "start", str(tmp_path / "run.toml"), *terms)
     invite = first.first_line(PATIENCE).split()[2]
     second = start(family, tmp_path, "second", "join", invite, *terms)
@@ -118,7 +99,7 @@ def test_a_follower_writes_anchors_while_its_first_donor_is_killed_and_goes_on_i
 def test_who_comes_when_all_peers_have_gone_gets_the_last_anchor_from_the_relay(
     family: Family, run: Run, tmp_path: Path
 ) -> None:
-    terms = write_terms(tmp_path, rounds=3)
+    terms = terms_of(tmp_path, rounds=3)
     first = start(family, tmp_path, "first", "start", str(tmp_path / "run.toml"), *terms)
     invite = first.first_line(PATIENCE).split()[2]
     kept = tmp_path / "kept" / Invite.parse(invite).run.hex()[:8]
@@ -147,24 +128,6 @@ def test_who_comes_when_all_peers_have_gone_gets_the_last_anchor_from_the_relay(
     assert over.exit_code == 0, over.stderr
     assert "This run is over: its last anchor is" in over.stderr
     assert over.stdout == "", "it is written already"
-
-
-def test_nobody_there_is_code_20_and_leaves_no_folder(run: Run, tmp_path: Path) -> None:
-    result = run("follow", INVITE, *NET, "--join-timeout", "0.2")
-    assert result.exit_code == 20
-    assert result.stderr.splitlines()[-1].startswith("error: no peer of run")
-    assert not (tmp_path / "decentral-follow").exists()
-
-
-def test_a_folder_of_another_run_or_of_a_peer_that_trains_is_refused(run: Run, tmp_path: Path) -> None:
-    write_terms(tmp_path, rounds=3)
-    (tmp_path / "other").mkdir()
-    (tmp_path / "run.toml").rename(tmp_path / "other/run.toml")
-    assert run("follow", INVITE, *NET, "--out", "other").exit_code == 11
-    (tmp_path / "peer/checkpoints").mkdir(parents=True)
-    result = run("follow", INVITE, *NET, "--out", "peer")
-    assert result.exit_code == 2
-    assert "the folder of a peer that trains" in result.stderr
 
 
 def test_a_relay_keeps_a_few_runs_and_each_once(tmp_path: Path) -> None:

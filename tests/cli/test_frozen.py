@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 
 from decentral.cli.demo_processes import Family
 from decentral.cli.ports import health_of
-from tests.kit.families import PATIENCE, family, status_of, terms, until
+from tests.cli.conftest import Run
+from tests.kit.families import PATIENCE, status_of, until
 from tests.kit.site import looked
-
-__all__ = ["family", "terms"]  # fixtures
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="the system stops no process by a signal")
 
 
 @pytest.mark.timeout(300)
 def test_a_stopped_peer_is_frozen_for_all_who_look_and_well_again_when_it_goes_on(
-    family: Family, terms: list[str], tmp_path: Path, run: Callable[..., Result]
+    family: Family, terms: list[str], tmp_path: Path, run: Run
 ) -> None:
     """It was "healthy" for as long as its process was there."""
     out = tmp_path / "first"
-    command = ["start", str(tmp_path / "run.toml"), *terms, "--alone", "--transport", "native", "--out", str(out)]
+    command = ["start", str(tmp_path / "run.toml"), *terms, "--alone", "--out", str(out)]
     peer = family.start("first", out, command)
     peer.first_line(PATIENCE)
     until(lambda: status_of(peer).round > 0)

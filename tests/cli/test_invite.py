@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import shlex
-import threading
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 
 from decentral.cli.demo_processes import Family
 from decentral.cli.invite import as_one_text
@@ -17,29 +13,8 @@ from decentral.manifest import preset_manifest
 from decentral.observe.status import ProcessInfo, Status, read_status, write_status
 from decentral.swarm.invite import Invite
 from decentral.swarm.words import known_words
-
-Run = Callable[..., Result]
-LISTEN = ("--listen", "/ip4/127.0.0.1/tcp/0", "--transport", "native", "--no-lan")
-PATIENCE = 90.0  # s
-
-
-@pytest.fixture
-def family() -> Iterator[Family]:
-    with Family() as family:
-        yield family
-
-
-@pytest.fixture
-def terms(tmp_path: Path) -> list[str]:
-    manifest = preset_manifest(
-        "sparseloco",
-        run={"rounds": 10**6},
-        model={"hidden": 16, "layers": 1, "heads": 2, "context": 16},
-        data={"corpus": "foxes", "batch_size": 2},
-    )
-    (tmp_path / "run.toml").write_text(manifest.to_toml())
-    (tmp_path / "text").write_bytes(b"the quick brown fox. " * 5000)
-    return ["--data", str(tmp_path / "text"), *LISTEN]
+from tests.cli.conftest import Run
+from tests.kit.families import LISTEN, NET, PATIENCE, until
 
 
 def test_the_line_that_invites_asks_for_the_text_of_the_run(tmp_path: Path, run: Run) -> None:
@@ -55,11 +30,8 @@ def test_the_line_that_invites_asks_for_the_text_of_the_run(tmp_path: Path, run:
 def test_a_peer_joins_by_words_that_were_said_a_follower_too_and_a_wrong_word_is_refused(
     family: Family, terms: list[str], tmp_path: Path, run: Run
 ) -> None:
-    relay = family.start(
-        "relay",
-        tmp_path / "relay",
-        ["relay", "--listen", "/ip4/127.0.0.1/tcp/0", "--identity", str(tmp_path / "relay.key")],
-    )
+    typed = ["relay", *LISTEN, "--identity", str(tmp_path / "relay.key")]
+    relay = family.start("relay", tmp_path / "relay", typed)
     _, host, _, port = relay.first_line(PATIENCE).split()[1].split("/")[1:5]
     out = tmp_path / "first"
     first = family.start("first", out, ["start", str(tmp_path / "run.toml"), *terms, "--out", str(out)])
@@ -79,18 +51,15 @@ def test_a_peer_joins_by_words_that_were_said_a_follower_too_and_a_wrong_word_is
     assert not third.exists()
 
     out = tmp_path / "second"
-    second = family.start("second", out, ["join", said[2], *said[3:], *terms, "--out", str(out)])
+    family.start("second", out, ["join", said[2], *said[3:], *terms, "--out", str(out)])
     assert invites.process.wait(PATIENCE) == 0
     assert "knew the words and has the invite" in (invites.directory / "stderr.txt").read_text()
-    until, nobody = time.monotonic() + PATIENCE, threading.Event()
-    while not (out / "status.json").exists() or read_status(out).rounds_contributed < 1:
-        assert time.monotonic() < until, (second.directory / "stderr.txt").read_text()
-        nobody.wait(0.1)
+    until(lambda: (out / "status.json").exists() and read_status(out).rounds_contributed >= 1)
     assert said[2] not in "".join(path.read_text() for path in out.glob("*.json*")), "no word is kept"
 
     again = family.start("again", tmp_path / "again", asks)
     words = shlex.split(again.first_line(PATIENCE))[2].split()
-    followed = run("follow", *words, *said[3:], *LISTEN, "--once", "--out", tmp_path / "follower")
+    followed = run("follow", *words, *said[3:], *NET, "--once", "--out", tmp_path / "follower")
     assert followed.exit_code == 0, followed.stderr
     assert list((tmp_path / "follower" / "anchors").glob("*.safetensors"))
     assert again.process.wait(PATIENCE) == 0
@@ -102,26 +71,3 @@ def test_words_need_no_quotes_and_a_scripts_arguments_stay_its_own() -> None:
     assert as_one_text(words[0], [*words[1:], "--epochs", "3"]) == (" ".join(words), ("--epochs", "3"))
     assert as_one_text(words[0], [*words[1:-1], "47x"])[0].endswith(" 47x"), "a mistyped number is still one of words"
     assert as_one_text("decentral1:abc", ["a", "b", "c", "4"]) == ("decentral1:abc", ("a", "b", "c", "4"))
-
-
-def test_an_invite_of_a_running_peer_is_printed_as_a_line(run: Run, running_peer: Path) -> None:
-    assert run("invite", "--out", running_peer).stdout == "decentral join decentral1:abc\n"
-    assert run("invite", "--out", running_peer, "--json").stdout == '{"invite": "decentral1:abc"}\n'
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["invite", "--relay", "x"], "add --words"),
-        (["join", "acid cargo mural tulpi 4711"], "perhaps tulip"),
-        (["join", "acid", "cargo", "mural", "tulip", "99"], "is no number"),
-        (["follow", "acid", "cargo", "mural", "tulpi", "4711"], "perhaps tulip"),
-        (["doctor", "acid", "cargo", "mural", "tulip", "99"], "is no number"),
-        (["join", "acid cargo mural tulip 4711", "--relay", "127.0.0.1:1", "--no-lan"], "is it up"),
-    ],
-)
-def test_what_cannot_be_meant_is_one_line(run: Run, running_peer: Path, words: list[str], said: str) -> None:
-    result = run(*words)
-    assert result.exit_code in (1, 2)
-    assert said in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1

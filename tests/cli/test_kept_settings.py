@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-
-from click.testing import Result
 
 from decentral.manifest import preset_manifest
 from decentral.observe.status import ProcessInfo, Status, write_status
 from decentral.preferences.controls import read_settings
-
-Run = Callable[..., Result]
+from tests.cli.conftest import Run
 
 
 def test_where_no_peer_runs_a_setting_is_kept_for_the_next_start(run: Run, tmp_path: Path) -> None:
@@ -37,12 +33,6 @@ def test_a_start_where_the_settings_cannot_be_read_is_one_line_and_code_10(run: 
     assert told.exit_code == 10
     assert "settings.json: it cannot be read" in told.stderr.splitlines()[-1]
     assert (tmp_path / "out" / "settings.json").read_text() == "{"
-
-
-def test_status_says_what_is_kept(run: Run, running_peer: Path) -> None:
-    status = Status(state="training", preferences={"max-compute": "70%"}, kept_settings=("max-compute", "max-upload"))
-    write_status(running_peer, status, ProcessInfo())
-    assert "settings  max-compute 70%; kept over restarts: max-compute, max-upload" in run("status").stdout
 
 
 def test_status_says_what_was_set_since_the_peer_ended(run: Run, tmp_path: Path) -> None:

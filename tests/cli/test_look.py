@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 
 from decentral.manifest import preset_manifest
 from decentral.observe.compare import BITS, LOSS, read_run
 from decentral.observe.events import EventLog
 from decentral.observe.metrics import MetricsLog
 from decentral.observe.status import ProcessInfo, Status, write_status
-
-Run = Callable[..., Result]
+from tests.cli.conftest import Run
 
 
 def left_behind(folder: Path, preset: str, bits: Sequence[float], nbytes: int, **inner: object) -> None:

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from click.testing import Result
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from decentral.cli.model import _HARMLESS, _make_printer, _text
 from decentral.tasks.evaluate import continue_text
 from decentral.tasks.trained_model import open_trained
+from tests.cli.conftest import Run
 from tests.kit.exports import kept, small_model
-
-Run = Callable[..., Result]
 
 
 def text_file(folder: Path) -> Path:
@@ -103,29 +100,3 @@ def test_a_scripts_transformers_model_needs_its_tokenizer(run: Run, tmp_path: Pa
     assert run("generate", "run", "--prompt", "a", "--tokenizer", "bytes").exit_code == 0
     told = json.loads(run("evaluate", "run", "--data", text_file(tmp_path), "--tokenizer", "bytes", "--json").stdout)
     assert told["bits_per_byte"] == pytest.approx(8, abs=0.2)
-
-
-REFUSED = [
-    (["generate", "mine", "--prompt", "a"], 2, "only its script can build"),
-    (["generate", "run", "--prompt", ""], 2, "an empty text has no token to go on from"),
-    (["generate", "nothing", "--prompt", "a"], 2, "neither a run directory with checkpoints nor a model folder"),
-    (["evaluate", "packed"], 2, "unpack it with decentral export packed --to FOLDER"),
-    (["evaluate", "novels"], 30, 'the run trains on "novels"'),
-]
-
-
-@pytest.mark.parametrize(("typed", "code", "why"), REFUSED, ids=[" ".join(typed) for typed, _, _ in REFUSED])
-def test_what_cannot_be_opened_is_refused_in_one_line(
-    run: Run, tmp_path: Path, typed: list[str], code: int, why: str
-) -> None:
-    (tmp_path / "nothing").mkdir()
-    kept(tmp_path / "mine", nn.Linear(2, 2), "custom")
-    kept(tmp_path / "run", small_model(), "causal-lm")
-    kept(tmp_path / "novels", small_model(), "causal-lm")
-    terms = tmp_path / "novels" / "run.toml"
-    terms.write_text(terms.read_text().replace('corpus = "stdlib"', 'corpus = "novels"'))
-    run("export", "run", "--to", "packed", "--packed")
-    result = run(*typed)
-    assert result.exit_code == code
-    assert why in result.stderr
-    assert len(result.stderr.splitlines()) == 1

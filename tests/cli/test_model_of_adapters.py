@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from click.testing import Result
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
+from tests.cli.conftest import Run
 from tests.kit.exports import kept, small_model
 
-Run = Callable[..., Result]
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # by peft
 
 

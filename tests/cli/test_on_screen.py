@@ -6,39 +6,28 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
-from click.testing import Result
 
-from decentral.manifest import preset_manifest
 from decentral.observe.events import EVENTS_FILE, EventLog
 from decentral.observe.lines import pack_put_aside, put_aside
 from decentral.observe.status import ProcessInfo, Status, read_status, write_status
-from tests.kit.screen import Screen
-from tests.kit.terminals import OnTerminal
+from tests.cli.conftest import Run
+from tests.kit.families import NET, PATIENCE, write_terms
+from tests.kit.terminals import OnTerminal, Screen
 
-Run = Callable[..., Result]
-PATIENCE = 90.0  # s; a peer alone imports torch in 5, on a machine with a queue of ten in 50
 COMMAND = (sys.executable, "-m", "decentral")
-START = ["start", "run.toml", "--data", "text", "--alone", "--listen", "/ip4/127.0.0.1/tcp/0", "--transport", "native"]
-START += ["--no-lan"]
-BRINGS = " --data PATH/TO/fox"
+START = ["start", "run.toml", "--data", "text", "--alone", *NET]
+BRINGS = " --data PATH/TO/foxes"
 
 
 @pytest.fixture
 def terms(tmp_path: Path) -> Path:
     """A folder with a manifest that trains for hours on a model of a few thousand parameters, and its text."""
-    manifest = preset_manifest(
-        "sparseloco",
-        run={"rounds": 10**6},
-        model={"hidden": 16, "layers": 1, "heads": 2, "context": 16},
-        data={"corpus": "fox", "batch_size": 2},
-    )
-    (tmp_path / "run.toml").write_text(manifest.to_toml())
-    (tmp_path / "text").write_bytes(b"the quick brown fox. " * 5000)
+    write_terms(tmp_path)
     return tmp_path
 
 
@@ -79,7 +68,7 @@ def test_in_a_pipe_a_state_is_said_once_and_a_round_in_one_short_line(terms: Pat
         assert process.stdout.read() == f"decentral join {read_status(terms / 'decentral-run').invite}{BRINGS}\n"
     assert sum(line.startswith("looking: ") for line in lines) <= 1
     assert all(len(line) < 120 for line in lines if line.startswith("round "))
-    assert any(line.startswith("data    fox, ") for line in lines)
+    assert any(line.startswith("data    foxes, ") for line in lines)
 
 
 def until_rounds(lines: Iterator[str], number: int) -> Iterator[str]:

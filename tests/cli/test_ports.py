@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import socket
 import urllib.error
 import urllib.request
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import Result
 
 from decentral.cli.ports import health_of, metrics_beside
 from decentral.errors import ListenError
@@ -68,11 +65,3 @@ def test_without_a_port_nothing_listens(tmp_path: Path) -> None:
     said: list[str] = []
     with metrics_beside(tmp_path, None, said.append):
         assert said == []
-
-
-def test_a_port_that_is_taken_is_refused_before_anything_is_read(run: Callable[..., Result]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        refused = run("start", "there-is-none.toml", "--metrics", port)
-    assert refused.exit_code == ListenError.exit_code
-    assert f"--metrics 127.0.0.1:{port}: cannot listen" in refused.stderr

@@ -5,21 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
-from decentral.cli import main
 from decentral.cli.preflight import Before, undo_on_error
 from decentral.errors import ConfigError, FolderInUse
-from decentral.manifest import preset_manifest
-
-
-def test_more_fragments_than_the_model_has_blocks_are_refused_at_once(tmp_path: Path) -> None:
-    terms = tmp_path / "run.toml"
-    terms.write_text(preset_manifest("streaming", outer={"fragments": 5}, model={"layers": 3}).to_toml())
-    result = CliRunner().invoke(main, ["start", str(terms), "--out", str(tmp_path / "new")])
-    assert result.exit_code == 10
-    assert "outer.fragments = 5: the 3 blocks of model.layers" in result.output
-    assert not (tmp_path / "new").exists()
 
 
 def make_and_refuse(folder: Path, error: type[ConfigError]) -> None:

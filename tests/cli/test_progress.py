@@ -141,14 +141,6 @@ def test_a_forecast_of_fewer_rounds_than_were_asked_for_says_so(run, tmp_path):
     assert "of 9 rounds, which are too slow" in found.stdout
 
 
-def test_what_cannot_be_reckoned_by_rounds_says_what_to_do(run, tmp_path):
-    (tmp_path / "run.toml").write_text(preset_manifest("sparseloco", run={"salt": "by"}).to_toml())
-    for asked in (("--profile", "storm"), ("--learn",)):
-        found = run("simulate", "run.toml", "--by", "rounds", *asked, *SMALL)
-        assert (found.exit_code, found.stdout) == (10, "")
-        assert "--by messages" in found.stderr
-
-
 def test_every_figure_of_a_simulation_is_in_the_docs(run, tmp_path):
     text = (Path(__file__).parents[2] / "docs" / "simulation.md").read_text()
     for method in ("diloco", "noloco"):

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 
@@ -18,7 +18,6 @@ import psutil
 import pytest
 import trio
 import trio.testing
-from click.testing import Result
 
 from decentral.cli.ports import host_and_port
 from decentral.cli.relaying import _report, advice, introduction
@@ -33,7 +32,6 @@ from decentral.transport.protocols.yamux import NativeStream
 from decentral.transport.requests import request, serve_requests
 from decentral.wire.keys import Signer, peer_from_name, peer_name
 
-Run = Callable[..., Result]
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 START = [sys.executable, "-c", "from decentral.cli import main; main()", "relay"]
 
@@ -225,26 +223,6 @@ def test_what_is_announced_is_what_is_printed(tmp_path: Path) -> None:
     with relay(tmp_path, "--announce", "/dns4/relay.example.org/tcp/4001") as (_, address):
         assert address.startswith("/dns4/relay.example.org/tcp/4001/p2p/12D3KooW")
     assert "none of these addresses is public" not in said(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        (["--announce", "relay.example.org"], 2, "--announce 'relay.example.org': want /ip4/HOST/tcp/PORT"),
-        (["--announce", "/ip4/192.0.2.1/tcp/1/p2p/12D3KooW"], 2, "/dns4/NAME/tcp/PORT, and no more"),
-        (["--metrics", "nonsense"], 2, "--metrics 'nonsense': want PORT, or HOST:PORT"),
-        (["--metrics", "localhost:70000"], 2, "want PORT, or HOST:PORT"),
-        (["--max-memory", "60MB"], 10, "allow more memory or fewer peers"),
-        (["--max-peers", "0"], 2, "invalid value for '--max-peers'"),
-        (["--max-rate", "fast"], 2, "'fast' is no rate"),
-        (["--listen", "/ip4/127.0.0.1/udp/1/quic-v1"], 2, "TCP only"),
-    ],
-)
-def test_what_it_cannot_do_is_said_in_one_line(run: Run, arguments: list[str], code: int, words: str) -> None:
-    result = run("relay", *arguments)
-    assert result.exit_code == code
-    assert words in result.stderr.splitlines()[-1]
-    assert "Traceback" not in result.output
 
 
 @pytest.mark.parametrize(

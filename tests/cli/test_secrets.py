@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import pty
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import CliRunner
 
 from decentral.cli import main
 from decentral.cli.demo_processes import Family
@@ -17,7 +16,6 @@ from decentral.cli.relaying import Keeping
 from decentral.observe.screen import invite_for
 from decentral.swarm.invite import Invite
 
-Run = Callable[..., Result]
 TOKEN = "correct-horse-battery"
 BARE, WHOLE = str(Invite(bytes(32), ())), str(Invite(bytes(32), (), TOKEN))
 UNITS = Path("config/systemd/user")  # below the folder that is typed in
@@ -137,29 +135,6 @@ def test_a_file_that_others_may_read_is_warned_of(home: Path) -> None:
     asks = ["service", "install", "--show", "--", "start", "run.toml", "--admit", file_with(TOKEN, 0o644)]
     (line,) = CliRunner().invoke(main, asks).stderr.splitlines()
     assert "others of this machine may read the token in it; chmod 600 'secret file'" in line
-
-
-@pytest.mark.parametrize(
-    ("given", "stdin", "said"),
-    [
-        ("-", "", "-: no token came on stdin"),
-        ("@absent", "", "@absent: cannot be read (No such file or directory)"),
-        ("@.", "", "@.: cannot be read (Is a directory)"),
-        ("@empty", "", "@empty: is empty"),
-        ("@noise", "", "@noise: cannot be read ("),
-        ("@guess", "", "admission token of 5 characters"),
-    ],
-)
-def test_where_there_is_none_one_line_says_so(home: Path, given: str, stdin: str, said: str) -> None:
-    Path("empty").touch()
-    Path("noise").write_bytes(bytes(range(128, 256)))
-    Path("guess").write_text("guess")
-    Path("guess").chmod(0o600)
-    result = CliRunner().invoke(main, ["start", "run.toml", "--admit", given], input=stdin)
-    assert result.exit_code == 2
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("error: ")
-    assert said in line
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no pseudo terminals")

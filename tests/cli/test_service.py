@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from decentral.cli.service import ServicePlan, agent, quoted, task, unit
+from decentral.cli.service import ServicePlan, agent, quote, task, unit
 from decentral.errors import UsageError
 from decentral.swarm.invite import Invite
 from tests.cli.conftest import Run
@@ -132,7 +132,7 @@ def test_a_run_below_the_temporary_folder_is_not_hidden_from_its_service() -> No
     ],
 )
 def test_words_are_quoted_as_systemd_reads_them(word: str, written: str) -> None:
-    assert quoted(word) == written
+    assert quote(word) == written
 
 
 def test_a_word_with_a_line_break_cannot_add_a_directive() -> None:

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from click.testing import Result
 
 from decentral.cli.training_context import set_up
 from decentral.errors import ConfigError
 from decentral.tasks.language_model import build_language_model, put_in
 from decentral.tasks.sizing import LanguageModelConfig
 from decentral.tasks.trained_model import open_trained
+from tests.cli.conftest import Run
 from tests.cli.test_train_alone import small, text
 from tests.kit.exports import kept
 
-Run = Callable[..., Result]
 __all__ = ["text"]
 
 

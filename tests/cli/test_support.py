@@ -56,14 +56,6 @@ def test_what_helps_is_in_it_and_what_is_secret_is_not(run: Run, folder: Path) -
     assert "/ip4/host1/tcp/4001/p2p/12D3KooWabc" in found["status.json"], "the same address is the same word"
 
 
-def test_a_file_that_is_there_is_not_replaced(run: Run, folder: Path) -> None:
-    (folder.parent / "kept.zip").write_text("mine")
-    result = run("support", "--to", "kept.zip", "--no-doctor")
-    assert result.exit_code == 2
-    assert "is there already" in result.stderr
-    assert (folder.parent / "kept.zip").read_text() == "mine"
-
-
 @pytest.mark.parametrize(
     ("text", "told"),
     [

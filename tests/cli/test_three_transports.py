@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from decentral.cli.demo_processes import DemoProcess, Family
-from decentral.manifest import preset_manifest
 from decentral.observe.events import read_events
-from tests.kit.families import LISTEN, PATIENCE, until
+from tests.kit.families import LISTEN, PATIENCE, until, write_terms
 
 ROUNDS = 20
-
-
-@pytest.fixture
-def family() -> Iterator[Family]:
-    with Family() as family:
-        yield family
 
 
 def anchors(peer: DemoProcess) -> dict[str, str]:
@@ -30,15 +22,7 @@ def anchors(peer: DemoProcess) -> dict[str, str]:
 @pytest.mark.long
 @pytest.mark.timeout(400)
 def test_one_peer_on_each_transport_trains_through_a_kill_and_a_join(family: Family, tmp_path: Path) -> None:
-    manifest = preset_manifest(
-        "sparseloco",
-        run={"rounds": 10**6},
-        model={"hidden": 16, "layers": 1, "heads": 2, "context": 16},
-        data={"corpus": "foxes", "batch_size": 2},
-        swarm={"deadline_ceiling": 10.0, "lease": 10.0, "shrink_after": 20.0},
-    )
-    (tmp_path / "run.toml").write_text(manifest.to_toml())
-    (tmp_path / "text").write_bytes(b"the quick brown fox. " * 5000)
+    write_terms(tmp_path, swarm={"deadline_ceiling": 10.0, "lease": 10.0, "shrink_after": 20.0})
 
     def peer(name: str, *words: str, transport: str) -> DemoProcess:
         out = tmp_path / name

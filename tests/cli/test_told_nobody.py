@@ -18,18 +18,17 @@ from pathlib import Path
 import psutil
 import pytest
 import zstandard
-from click.testing import Result
 
-from decentral.manifest import preset_manifest
 from decentral.observe.status import read_status
 from decentral.swarm.invite import TOKEN_FILE, Invite
 from decentral.wire.keys import Signer, peer_name
+from tests.cli.conftest import Run
+from tests.kit.families import LISTEN, write_terms
 
-Run = Callable[..., Result]
 TOKEN = "a-token-that-nobody-else-may-read"
 PATIENCE = 150.0  # s; a peer imports torch in 5, on a machine with a queue of ten in 50
 DECENTRAL = [sys.executable, "-m", "decentral"]
-NET = ["--listen", "/ip4/127.0.0.1/tcp/0", "--no-lan"]
+NET = (*LISTEN, "--no-lan")
 
 
 # ---- where it could be read ----
@@ -98,15 +97,7 @@ def running(log: Path, arguments: list[str], **secrets: str) -> Iterator[subproc
 
 @pytest.fixture
 def terms(tmp_path: Path) -> list[str]:
-    manifest = preset_manifest(
-        "sparseloco",
-        run={"rounds": 10**6},
-        model={"hidden": 16, "layers": 1, "heads": 2, "context": 16},
-        data={"corpus": "foxes", "batch_size": 2},
-        swarm={"deadline_ceiling": 10.0, "lease": 10.0, "shrink_after": 60.0},
-    )
-    (tmp_path / "run.toml").write_text(manifest.to_toml())
-    (tmp_path / "text").write_bytes(b"the quick brown fox. " * 5000)
+    write_terms(tmp_path)
     return ["--data", str(tmp_path / "text"), *NET]
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import Result
 
 from decentral.cli.group import Stop
 from decentral.cli.options import JobOptions
@@ -21,6 +20,7 @@ from decentral.observe.metrics import read_metrics
 from decentral.observe.requests import ask
 from decentral.observe.screen import PlainDisplay
 from decentral.observe.status import Status, read_status
+from tests.cli.conftest import Run
 
 
 @pytest.fixture
@@ -87,9 +87,7 @@ def test_a_signal_ends_training_at_a_step_without_a_last_evaluation(tmp_path: Pa
     assert stop.code == 130
 
 
-def test_the_command_prints_its_summary_as_json_only_on_stdout(
-    run: Callable[..., Result], tmp_path: Path, text: Path
-) -> None:
+def test_the_command_prints_its_summary_as_json_only_on_stdout(run: Run, tmp_path: Path, text: Path) -> None:
     (tmp_path / "run.toml").write_text(small(run={"rounds": 1}).to_toml())
     result = run("start", "run.toml", "--solo", "--data", text, "--out", "out", "--json")
     assert result.exit_code == 0, result.stderr

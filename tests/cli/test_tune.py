@@ -13,7 +13,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from decentral.errors import ConfigError, UsageError
 from decentral.lab.command import Script
 from decentral.manifest import load_manifest
 from tests.cli.conftest import Run
@@ -47,44 +46,9 @@ def test_programs_get_one_object(run: Run) -> None:
     assert told["gain"] == pytest.approx(told["alone"][-1] - told["losses"]["local_sgd at 1"][-1])
 
 
-@pytest.mark.parametrize(
-    ("source", "says"),
-    [
-        ("train.py", "'train.py' names no function of a script; write it as train.py:build"),
-        ("nowhere.py:build", "nowhere.py: there is no such file; name the script"),
-        (f"{SOURCE}:biuld", "own_problems.py has no function 'biuld'; it builds one peer's training"),
-    ],
-)
-def test_what_names_no_function_is_a_line_of_usage(run: Run, source: str, says: str) -> None:
-    result = run("tune", source)
-    assert result.exit_code == UsageError.exit_code
-    assert says in result.stderr
-
-
-def test_a_function_that_gives_something_else_is_told_what_it_must_give(run: Run, tmp_path: Path) -> None:
-    result = run("tune", f"{SOURCE}:nothing", "--out", "run.toml")
-    assert result.exit_code == ConfigError.exit_code
-    assert "gave a Linear; it must give four: a model, its optimizer" in result.stderr
-    assert not (tmp_path / "run.toml").exists()
-
-
-def test_what_the_script_raises_is_a_line_with_the_way_to_its_traceback(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "wrong.py").write_text("import nowhere_to_be_found\n")
-    (tmp_path / "raises.py").write_text("def build(number):\n    raise RuntimeError('no data\\nhere')\n")
-    assert "wrong.py:build: ModuleNotFoundError: No module named" in run("tune", "wrong.py:build").stderr
-    said = run("tune", "raises.py:build").stderr
-    assert "raises.py:build: RuntimeError: no data here; decentral --traceback tune ... shows where" in said
-    assert "please report" not in said
-
-
 def test_the_best_at_the_edge_of_what_was_tried_is_said(run: Run) -> None:
     said = run("tune", f"{SOURCE}:build", *QUICK).stdout
     assert "It is the smallest rate that was tried: --outer-rate 1 --outer-rate 0.83 goes on from there." in said
-
-
-def test_a_file_that_is_there_is_not_written_over(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_text("mine")
-    assert "run.toml exists; --force writes over it" in run("tune", f"{SOURCE}:build", "--out", "run.toml").stderr
 
 
 def test_the_terms_of_a_run_of_text_keep_all_but_how_peers_learn_together(run: Run, tmp_path: Path) -> None:
@@ -101,12 +65,6 @@ def test_the_terms_of_a_run_of_text_keep_all_but_how_peers_learn_together(run: R
     assert best.outer.learning_rate in {1.0, 30.0}
     assert [best.run, best.model, best.data, best.inner] == [before.run, before.model, before.data, before.inner]
     assert "name your copy of it with --data" in run("tune", "run.toml").stderr
-
-
-def test_terms_of_a_scripts_own_model_ask_for_the_function(run: Run) -> None:
-    assert run("init", "run.toml", "--task", "custom").exit_code == 0
-    assert "give the function that builds it instead" in run("tune", "run.toml").stderr
-    assert "leave it out" in run("tune", f"{SOURCE}:build", "--data", "text").stderr
 
 
 @pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")

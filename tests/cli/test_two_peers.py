@@ -2,22 +2,17 @@
 
 import json
 import signal
-import socket
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from click.testing import Result
 
 from decentral.cli.demo_processes import Family
 from decentral.swarm.invite import PREFIX
-from tests.kit.families import PATIENCE, status_of, until
-from tests.observe.test_run_directory_document import documented_files
-
-Run = Callable[..., Result]
+from tests.cli.conftest import Run
+from tests.kit.families import PATIENCE, documented_files, status_of, until
 
 
 @pytest.mark.timeout(300)
@@ -80,23 +75,3 @@ def test_a_swarm_of_two_is_started_watched_paused_left_and_exported(
     exported = run("export", first.directory, "--to", "model")
     assert exported.exit_code == 0, exported.stderr
     assert (tmp_path / "model/model.safetensors").exists()
-
-
-def test_requiring_peers_that_do_not_come_ends_with_code_20(terms: list[str], tmp_path: Path, run: Run) -> None:
-    result = run("start", "run.toml", *terms, "--require-peers", "2", "--join-timeout", "0.5")
-    assert result.exit_code == 20
-    assert result.stderr.splitlines()[-1].startswith("error: 1 of 2 peers")
-    assert "Traceback" not in result.output
-
-
-def test_a_busy_port_is_said_in_one_line(terms: list[str], tmp_path: Path, run: Run) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        result = run("start", "run.toml", *terms[:2], "--listen", f"/ip4/127.0.0.1/tcp/{port}")
-    assert result.exit_code == 1
-    last = result.stderr.splitlines()[-1]
-    assert last.startswith("error: ")
-    assert str(port) in last
-    assert "Traceback" not in result.output

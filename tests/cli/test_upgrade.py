@@ -14,12 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from decentral.manifest import preset_manifest
 from decentral.observe.status import Status, is_running, read_status
+from tests.kit.families import NET, write_terms
 
 ROOT = Path(__file__).parents[2]
 PATIENCE = 150.0  # s
-NET = ("--listen", "/ip4/127.0.0.1/tcp/0", "--transport", "native", "--no-lan")
 # A process of another release: what it says of itself, and whether its bytes are other ones.
 OF_VERSION = """
 import sys
@@ -86,15 +85,7 @@ class Machine:
 
 @contextmanager
 def swarm(folder: Path, count: int) -> Iterator[list[Machine]]:
-    manifest = preset_manifest(
-        "sparseloco",
-        run={"rounds": 10**6},
-        model={"hidden": 16, "layers": 1, "heads": 2, "context": 16},
-        data={"corpus": "foxes", "batch_size": 2},
-        swarm={"deadline_ceiling": 10.0, "lease": 10.0},
-    )
-    (folder / "run.toml").write_text(manifest.to_toml())
-    (folder / "text").write_bytes(b"the quick brown fox. " * 5000)
+    write_terms(folder)
     common = ["--data", str(folder / "text"), *NET]
     with ExitStack() as stack:
         first = Machine(folder / "peer0", ["start", str(folder / "run.toml"), "--out", str(folder / "peer0"), *common])

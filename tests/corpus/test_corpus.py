@@ -8,20 +8,21 @@ from tests.corpus.make import ACCEPTED, FOLDER, entries, path_of, table
 from tests.fuzz.targets import TARGETS
 
 TABLE = tomllib.loads((FOLDER / "corpus.toml").read_text(encoding="ascii"))
-FILES = [(target, path, words) for target in TABLE if target != "skipped" for path, words in TABLE[target].items()]
+del TABLE["skipped"]
 
 
-@pytest.mark.parametrize(("target", "path", "words"), FILES, ids=[f"{target}: {path}" for target, path, _ in FILES])
-def test_it_ends_in_its_error(target: str, path: str, words: str) -> None:
-    data = (FOLDER / path).read_bytes()
-    if words == ACCEPTED:
-        TARGETS[target].read(data)
-        return
-    with pytest.raises(TARGETS[target].refusal) as caught:
-        TARGETS[target].read(data)
-    assert words in str(caught.value)
-    assert len(str(caught.value)) < 1000
-    assert str(caught.value).isprintable()
+@pytest.mark.parametrize("target", TABLE)
+def test_it_ends_in_its_error(target: str) -> None:
+    for path, words in TABLE[target].items():
+        data = (FOLDER / path).read_bytes()
+        if words == ACCEPTED:
+            TARGETS[target].read(data)
+            continue
+        with pytest.raises(TARGETS[target].refusal) as caught:
+            TARGETS[target].read(data)
+        assert words in str(caught.value), path
+        assert len(str(caught.value)) < 1000, path
+        assert str(caught.value).isprintable(), path
 
 
 def test_the_files_are_those_that_the_script_makes() -> None:

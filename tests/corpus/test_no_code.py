@@ -8,9 +8,11 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.corpus.make import FOLDER
-from tests.corpus.test_corpus import FILES
+import pytest
+
+from tests.corpus.make import entries
 from tests.fuzz.targets import TARGETS
+from tests.kit.builders import Entry
 
 SOURCES = sorted((Path(__file__).parents[2] / "decentral").rglob("*.py"))
 PICKLES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "code"}
@@ -28,52 +30,52 @@ def imports(tree: ast.AST) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def calls(tree: ast.AST) -> Iterator[str]:
-    """Builtins by their name, functions of a module as ``module.name``, and keywords that open a door."""
+def calls(tree: ast.AST) -> Iterator[tuple[str, set[str]]]:
+    """Builtins by their name, functions as ``module.name``, methods as ``.name``; and the keywords that are true."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call):
-            if isinstance(node.func, ast.Name):
-                yield node.func.id
-            elif isinstance(node.func, ast.Attribute) and isinstance(node.func.value, ast.Name):
-                yield f"{node.func.value.id}.{node.func.attr}"
-            for keyword in node.keywords:
-                if isinstance(keyword.value, ast.Constant) and keyword.value.value is True:
-                    yield f"{keyword.arg}=True"
+            name = getattr(node.func, "id", "")
+            if isinstance(node.func, ast.Attribute):
+                name = f"{getattr(node.func.value, 'id', '')}.{node.func.attr}"
+            constants = [key for key in node.keywords if isinstance(key.value, ast.Constant)]
+            yield name, {str(key.arg) for key in constants if key.value.value is True}  # type: ignore[attr-defined]
 
 
-def test_nothing_in_the_package_unpickles_evaluates_or_runs_a_shell() -> None:
-    assert len(SOURCES) > 300
-    for path in SOURCES:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        assert not {name.partition(".")[0] for name in imports(tree)} & PICKLES, path
-        doors = {"eval", "exec", "compile", "__import__", "torch.load", "os.system"}
-        assert not set(calls(tree)) & {*doors, "shell=True", "trust_remote_code=True", "allow_pickle=True"}, path
+@pytest.fixture(scope="module")
+def sources() -> list[tuple[Path, set[str], list[tuple[str, set[str]]]]]:
+    """Each module, what it imports, and what it calls."""
+    trees = {path: ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES}
+    assert len(trees) > 300
+    return [(path, set(imports(tree)), list(calls(tree))) for path, tree in trees.items()]
 
 
-def test_a_script_is_run_in_one_place_which_is_the_one_that_the_user_names_it_to() -> None:
-    runs = [path.name for path in SOURCES if "runpy" in imports(ast.parse(path.read_text(encoding="utf-8")))]
-    assert runs == ["runs.py"], "join --script"
+def test_nothing_in_the_package_unpickles_evaluates_or_runs_a_shell(sources) -> None:
+    for path, imported, called in sources:
+        assert not {name.partition(".")[0] for name in imported} & PICKLES, path
+        for name, switched_on in called:
+            assert name not in {"eval", "exec", "compile", "__import__", "torch.load", "os.system"}, path
+            assert not switched_on & {"shell", "trust_remote_code", "allow_pickle"}, path
 
 
-def test_nothing_in_the_package_downloads() -> None:
-    opened = 0
-    for path in SOURCES:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        assert not set(imports(tree)) & DOWNLOADS, path
-        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
-            if isinstance(call.func, ast.Attribute) and call.func.attr == "from_pretrained":
-                assert "local_files_only=True" in calls(call), path
-                opened += 1
+def test_a_script_is_run_in_one_place_which_is_the_one_that_the_user_names_it_to(sources) -> None:
+    assert [path.name for path, imported, _ in sources if "runpy" in imported] == ["runs.py"], "join --script"
+
+
+def test_nothing_in_the_package_downloads(sources) -> None:
+    opened = [called for _, _, calls in sources for called in calls if called[0].endswith(".from_pretrained")]
     assert opened, "what opens a model of transformers is found"
+    assert all("local_files_only" in switched_on for _, switched_on in opened)
+    assert not [path for path, imported, _ in sources if imported & DOWNLOADS]
 
 
 def test_reading_hostile_bytes_runs_nothing_and_reaches_for_nothing() -> None:
     """The first reading imports what it needs; the second may neither compile nor start, load, connect nor remove."""
-    read_all()
+    hostile = entries()
+    read(hostile)
     seen, watching = list[str](), [True]
     sys.addaudithook(lambda event, _: seen.append(event) if watching[0] and event in RUN | REACHED else None)
     try:
-        read_all()
+        read(hostile)
         assert set(seen) <= {"os.remove", "shutil.rmtree"}, "scratch folders of the readers of files"
         eval("1 + 1")
         assert "compile" in seen, "the hook hears of it"
@@ -81,7 +83,7 @@ def test_reading_hostile_bytes_runs_nothing_and_reaches_for_nothing() -> None:
         watching[0] = False
 
 
-def read_all() -> None:
-    for target, path, _ in FILES:
+def read(hostile: list[Entry]) -> None:
+    for target, _, data, _ in hostile:
         with contextlib.suppress(TARGETS[target].refusal):
-            TARGETS[target].read((FOLDER / path).read_bytes())
+            TARGETS[target].read(data)

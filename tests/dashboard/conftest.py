@@ -40,7 +40,7 @@ def serve() -> Iterator[Serve]:
 
         def serve(directory: Path, *, replay: bool = False, **place: Any) -> Site:
             listening = listen(directory, Place(port=0, **place), version="1.2.3", replay=replay, period=0.05)
-            stack.enter_context(listening.beside())
+            stack.enter_context(listening.serve_on_thread())
             return stack.enter_context(closing(Site(listening)))
 
         yield serve

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -51,12 +50,6 @@ def test_without_the_extra_one_line_says_how_to_get_it(command: list[str], monke
     result = CliRunner().invoke(main, command)
     assert result.exit_code == 2
     assert result.stderr == "error: the page needs uvicorn; pip install 'decentral[dashboard]'\n"
-
-
-def test_a_replay_of_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    result = CliRunner().invoke(main, ["dashboard", "--replay", str(tmp_path / "nothing")])
-    assert result.exit_code == 2
-    assert "does not exist" in result.stderr
 
 
 def test_the_page_beside_a_peer_ends_with_it_and_a_second_one_takes_another_port(folder: Folder) -> None:

@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import random
-from functools import partial
 
 import anyio
 import pytest
-import trio
-import trio.testing
 
 from decentral.dissemination import broadcast
 from decentral.dissemination.reassembly import Reassembly
 from decentral.errors import PayloadError
 from decentral.transport.memory import MemoryNetwork
-from decentral.transport.native.transport import NativeTransport
 from decentral.transport.requests import serve_requests
 from decentral.wire.frames import HEADER_NBYTES, FrameKind, Header, seal
 from decentral.wire.keys import Signer
 from decentral.wire.pieces import WANT_NBYTES, Piece, Want, joined, read_piece, read_want
+from tests.kit.relays import ECHO, connected, native
 
 ONE, OTHER = Signer(bytes([1]) * 32), Signer(bytes([2]) * 32)
 FRAME = bytes(32)
 AT_ONCE = 100
 HUGE = (9 << 30) + 12_345  # bytes of a frame: 2.4 billion parameters at 32 bits each
-LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 
 
-def asked(held: bytes, want: Want, limit: int = 1 << 16) -> tuple[bytes | None, list[int]]:
+async def asked(held: bytes, want: Want, limit: int = 1 << 16) -> tuple[bytes | None, list[int]]:
     """What comes of a want from a holder of this frame, and how long each answer was."""
     lengths: list[int] = []
 
@@ -36,38 +32,34 @@ def asked(held: bytes, want: Want, limit: int = 1 << 16) -> tuple[bytes | None, 
         lengths.append(len(found))
         return found
 
-    async def script() -> bytes | None:
-        network = MemoryNetwork()
-        asks, holds = network.transport(ONE), network.transport(OTHER)
-        serve_requests(holds, broadcast.FETCH, answer, limit=WANT_NBYTES)
-        async with asks, holds:
-            await asks.connect(holds.peer, holds.addresses())
-            return await broadcast.fetch(asks, holds.peer, want, limit, AT_ONCE)
-
-    return trio.run(script, clock=trio.testing.MockClock(autojump_threshold=0)), lengths
+    network = MemoryNetwork()
+    asks, holds = network.transport(ONE), network.transport(OTHER)
+    serve_requests(holds, broadcast.FETCH, answer, limit=WANT_NBYTES)
+    async with connected(asks, holds):
+        return await broadcast.fetch(asks, holds.peer, want, limit, AT_ONCE), lengths
 
 
-@pytest.mark.parametrize("nbytes", [1, 99, 100, 101, 200, 1234])
-def test_a_frame_longer_than_one_answer_comes_in_several(nbytes: int) -> None:
-    held = random.Random(nbytes).randbytes(nbytes)
-    came, lengths = asked(held, Want(FRAME))
-    assert came == held
-    assert max(lengths) <= AT_ONCE
+async def test_a_frame_longer_than_one_answer_comes_in_several(virtual_time: None) -> None:
+    for nbytes in (1, 99, 100, 101, 200, 1234):
+        held = random.Random(nbytes).randbytes(nbytes)
+        came, lengths = await asked(held, Want(FRAME))
+        assert came == held
+        assert max(lengths) <= AT_ONCE
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_missing_ranges_of_any_length_come_in_answers_that_are_short_enough(seed: int) -> None:
-    rng = random.Random(seed)
-    held = rng.randbytes(2000)
-    cuts = sorted(rng.sample(range(2000), 2 * rng.randrange(1, 20)))
-    missing = joined(list(zip(cuts[::2], cuts[1::2], strict=True)))
-    came, lengths = asked(held, Want(FRAME, missing))
-    assert came == b"".join(held[start:stop] for start, stop in missing)
-    assert max(lengths) <= AT_ONCE
+async def test_missing_ranges_of_any_length_come_in_answers_that_are_short_enough(virtual_time: None) -> None:
+    for seed in range(20):
+        rng = random.Random(seed)
+        held = rng.randbytes(2000)
+        cuts = sorted(rng.sample(range(2000), 2 * rng.randrange(1, 20)))
+        missing = joined(list(zip(cuts[::2], cuts[1::2], strict=True)))
+        came, lengths = await asked(held, Want(FRAME, missing))
+        assert came == b"".join(held[start:stop] for start, stop in missing)
+        assert max(lengths) <= AT_ONCE
 
 
-def test_a_holder_that_never_ends_is_left_at_the_limit() -> None:
-    _, lengths = asked(bytes(1 << 16), Want(FRAME), limit=450)
+async def test_a_holder_that_never_ends_is_left_at_the_limit(virtual_time: None) -> None:
+    _, lengths = await asked(bytes(1 << 16), Want(FRAME), limit=450)
     assert sum(lengths) == 500
 
 
@@ -96,29 +88,23 @@ def test_pieces_beyond_four_gigabytes_are_put_where_they_belong() -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_one_stream_carries_more_than_four_gigabytes() -> None:
+async def test_one_stream_carries_more_than_four_gigabytes() -> None:
     """Windows, counters and nonces of the muxer and of Noise go on beyond 32 bits."""
     piece, count = random.Random(0).randbytes(1 << 20), 4500
     got: list[int] = []
+    over = anyio.Event()
 
-    async def take(over: anyio.Event, stream) -> None:
+    async def take(stream) -> None:
         for _ in range(count):
             got.append(len(await stream.receive_exactly(1 << 20)))
         assert await stream.receive_exactly(5) == b"after"
         over.set()
 
-    async def script() -> None:
-        over = anyio.Event()
-        a, b = (NativeTransport(signer, listen=LOOPBACK) for signer in (ONE, OTHER))
-        b.serve("/test/large", partial(take, over))
-        async with a, b:
-            await a.connect(b.peer, b.addresses())
-            stream = await a.open(b.peer, "/test/large")
-            for _ in range(count):
-                await stream.send(piece)
-            await stream.send(b"after")
-            await over.wait()
-            await stream.aclose()
-
-    anyio.run(script)
+    async with connected(native(), native(), serves=take) as (a, b):
+        stream = await a.open(b.peer, ECHO)
+        for _ in range(count):
+            await stream.send(piece)
+        await stream.send(b"after")
+        await over.wait()
+        await stream.aclose()
     assert sum(got) == 4500 << 20

@@ -9,7 +9,6 @@ import anyio
 import psutil
 import pytest
 import trio
-import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,15 +27,6 @@ from decentral.wire.keys import Signer
 from decentral.wire.pieces import MOST, PIECE_HEAD_NBYTES, Piece, Want, joined, read_piece, read_want
 
 ALICE, BOB = b"a" * 32, b"b" * 32
-
-
-def run(script):
-    async def timed():
-        began = anyio.current_time()
-        await script()
-        return anyio.current_time() - began
-
-    return trio.run(timed, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
 def push(arrivals, pieces, pause):
@@ -60,41 +50,25 @@ def push(arrivals, pieces, pause):
         pytest.param(0, 0.0, 0.0, id="there is none any more"),
     ],
 )
-def test_a_push_is_waited_for_as_long_as_it_moves(pieces, pause, seconds):
+async def test_a_push_is_waited_for_as_long_as_it_moves(pieces, pause, seconds, virtual_time):
     arrivals = Arrivals()
+    async with anyio.create_task_group() as group:
+        await group.start(push(arrivals, pieces, pause))
+        await arrivals.wait_for_push(BOB)  # what others push is not waited for
+        assert anyio.current_time() == 0.0
+        await arrivals.wait_for_push(ALICE)
+        group.cancel_scope.cancel()
+    assert anyio.current_time() == seconds
 
-    async def script():
-        async with anyio.create_task_group() as group:
-            await group.start(push(arrivals, pieces, pause))
-            await arrivals.wait_for_push(ALICE)
-            group.cancel_scope.cancel()
 
-    assert run(script) == seconds
-
-
-def test_a_push_is_given_up_at_a_time_that_comes_however_it_is_rounded():
+async def test_a_push_is_given_up_at_a_time_that_comes_however_it_is_rounded(virtual_time):
     """At this one ``now - moved`` was less than the pause for ever, and nothing else ever ran (seed 29)."""
     arrivals, moved = Arrivals(), 6.586034147462194
     assert moved + PAUSE - moved < PAUSE
-
-    async def script():
-        await anyio.sleep_until(moved)
-        with arrivals.push(ALICE), trio.fail_after(60):
-            await arrivals.wait_for_push(ALICE)
-
-    assert run(script) == moved + PAUSE
-
-
-def test_what_others_push_is_not_waited_for():
-    arrivals = Arrivals()
-
-    async def script():
-        async with anyio.create_task_group() as group:
-            await group.start(push(arrivals, 5, 1.0))
-            await arrivals.wait_for_push(BOB)
-            group.cancel_scope.cancel()
-
-    assert run(script) == 0.0
+    await anyio.sleep_until(moved)
+    with arrivals.push(ALICE), trio.fail_after(60):
+        await arrivals.wait_for_push(ALICE)
+    assert anyio.current_time() == moved + PAUSE
 
 
 def test_a_frame_is_fetched_once_at_a_time():
@@ -105,7 +79,7 @@ def test_a_frame_is_fetched_once_at_a_time():
         assert again
 
 
-# ---- test reassembly ----
+# ---- reassembly ----
 #
 # Frames in pieces: whole from any order, and nothing kept, changed or overrun by what a stranger or a liar sends.
 
@@ -280,9 +254,9 @@ def test_a_part_filled_with_the_bytes_that_it_lacks_is_the_frame(seed):
     came = puzzle.part(5, SIGNER.peer)
     answer = Want(whole.hash, came.missing).of(data)
     assert len(answer) < len(data)
-    assert came.filled(answer, whole.hash) == data
-    assert came.filled(answer[:-1], whole.hash) is None
-    assert came.filled(bytes(len(answer)), whole.hash) is None
+    assert came.complete(answer, whole.hash) == data
+    assert came.complete(answer[:-1], whole.hash) is None
+    assert came.complete(bytes(len(answer)), whole.hash) is None
 
 
 def test_there_is_no_part_of_what_nobody_sent_what_is_whole_and_what_is_past():
@@ -305,8 +279,8 @@ def test_a_part_with_a_forged_piece_does_not_become_the_frame_and_the_whole_answ
     puzzle.add(good, SIGNER.peer)
     puzzle.add(replace(bad, data=bytes(len(bad.data))), OTHER.peer)
     came = puzzle.part(5, SIGNER.peer)
-    assert came.filled(Want(whole.hash, came.missing).of(whole.data), whole.hash) is None
-    assert NOTHING_CAME.filled(whole.data, whole.hash) == whole.data
+    assert came.complete(Want(whole.hash, came.missing).of(whole.data), whole.hash) is None
+    assert NOTHING_CAME.complete(whole.data, whole.hash) == whole.data
 
 
 @given(st.lists(st.tuples(st.integers(0, 500), st.integers(1, 9)), min_size=1, max_size=200), st.integers(1, 600))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from decentral.dissemination.reduce import Grain, in_order, owned_parts, partition
+from decentral.dissemination.reduce import Grain, in_order, partition, parts_of
 from decentral.replica.reduction import Results
 from decentral.wire.frames import FrameKind, Header, seal
 from decentral.wire.keys import Signer
@@ -22,7 +22,7 @@ def plan():
 
 
 def test_everybodys_first_part_goes_before_anybodys_second_and_the_own_one_last(plan):
-    assert [len(owned_parts(plan, peer)) for peer in PEERS] == [3, 1, 1, 1]
+    assert [len(parts_of(plan, peer)) for peer in PEERS] == [3, 1, 1, 1]
     order = in_order(plan, PEERS[1])
     assert sorted(order) == list(range(6))
     owners = [PEERS.index(plan.partition[part][0]) for part in order]

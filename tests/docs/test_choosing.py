@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from decentral.manifest.presets import classes, justified
+from decentral.manifest.presets import classes, find_justification
 
 PAGE = (Path(__file__).parents[2] / "docs/choosing.md").read_text(encoding="utf-8")
 WORDS = {"5mbit": "5 Mbit/s", "20mbit": "20 Mbit/s", "100mbit": "100 Mbit/s", "1gbit": "1 Gbit/s"}
@@ -17,5 +17,5 @@ def test_every_class_of_lines_is_in_the_table_with_its_preset():
 
 
 def test_it_says_that_evidence_is_thin_as_long_as_it_is():
-    thin = any(known.is_thin for one in classes() if (known := justified(one.preset)) is not None)
+    thin = any(known.is_thin for one in classes() if (known := find_justification(one.preset)) is not None)
     assert thin == ("The evidence is thin" in PAGE)

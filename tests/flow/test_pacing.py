@@ -9,7 +9,6 @@ from itertools import accumulate, pairwise
 import anyio
 import pytest
 import trio
-import trio.testing
 
 from decentral.flow.pacing import (
     BURST,
@@ -18,13 +17,19 @@ from decentral.flow.pacing import (
     FEW,
     FIRST,
     HASTE,
+    KEPT,
     SECONDS,
+    WINDOW,
     InFlight,
     Schedule,
     SendQueue,
+    UplinkMeter,
     Window,
+    lease_bits,
     order_after,
 )
+
+pytestmark = pytest.mark.usefixtures("virtual_time")
 
 RATE = 1e6
 A, B, C = (bytes([number]) * 32 for number in range(3))
@@ -153,57 +158,47 @@ def test_strangers_that_come_and_go_leave_nothing_behind():
     assert schedule.num_remembered < 200
 
 
-# ---- test send queue ----
+# ---- the queue of frames ----
 #
 # Frames begun one after another: as fast as the uplink carries them, whoever does not take his.
 
-RATE_of_send_queue, NBYTES = 1e6, 100_000
+NBYTES = 100_000
 
 
-def begun(uplink, count, takes):
+async def begun(uplink, count, takes):
     """When each of ``count`` frames began, in virtual time; ``takes(n)`` seconds after that the n-th has arrived."""
-    times = []
+    times, turns, start = [], SendQueue(lambda: uplink), anyio.current_time()
 
-    async def one(turns, number):
+    async def one(number):
         await anyio.sleep(takes(number))
         turns.end()
 
-    async def main():
-        turns = SendQueue(lambda: uplink)
-        async with anyio.create_task_group() as group:
-            for number in range(count):
-                await turns.begin(NBYTES)
-                times.append(anyio.current_time())
-                group.start_soon(one, turns, number)
-
-    async def from_zero():
-        began = anyio.current_time()
-        await main()
-        return began
-
-    began = trio.run(from_zero, clock=trio.testing.MockClock(autojump_threshold=0))
-    return [time - began for time in times]
+    async with anyio.create_task_group() as group:
+        for number in range(count):
+            await turns.begin(NBYTES)
+            times.append(anyio.current_time() - start)
+            group.start_soon(one, number)
+    return times
 
 
-def test_all_begin_at_once_while_nobody_knows_what_the_uplink_carries():
-    assert begun(None, 7, lambda n: 3.0) == [0.0] * 7
+async def test_all_begin_at_once_while_nobody_knows_what_the_uplink_carries():
+    assert await begun(None, 7, lambda n: 3.0) == [0.0] * 7
 
 
-def test_a_few_begin_at_once_and_then_as_many_as_the_uplink_carries():
-    each = NBYTES / (HASTE * RATE_of_send_queue)
-    assert begun(RATE_of_send_queue, 6, lambda n: 10.0)[:FEW] == [0.0] * FEW
-    times = begun(RATE_of_send_queue, 30, lambda n: 10.0)[FEW:]
-    assert [b - a for a, b in pairwise(times)] == pytest.approx([each] * (len(times) - 1))
+async def test_a_few_begin_at_once_and_then_as_many_as_the_uplink_carries():
+    times = await begun(RATE, 30, lambda n: 10.0)
+    assert times[:FEW] == [0.0] * FEW
+    gaps = [b - a for a, b in pairwise(times[FEW:])]
+    assert gaps == pytest.approx([NBYTES / (HASTE * RATE)] * len(gaps))
 
 
-def test_where_the_estimate_is_far_too_low_a_few_are_always_under_way():
-    times = begun(RATE_of_send_queue / 1000, 12, lambda n: 1.0)
-    assert times == pytest.approx([n // FEW for n in range(12)])
+async def test_where_the_estimate_is_far_too_low_a_few_are_always_under_way():
+    assert await begun(RATE / 1000, 12, lambda n: 1.0) == pytest.approx([n // FEW for n in range(12)])
 
 
-def test_peers_that_take_nothing_hold_nobody_up():
-    times = begun(RATE_of_send_queue, 30, lambda n: 1e6 if n < FEW else 0.1)
-    assert times[-1] == pytest.approx((30 - FEW) * NBYTES / (HASTE * RATE_of_send_queue), rel=0.1)
+async def test_peers_that_take_nothing_hold_nobody_up():
+    times = await begun(RATE, 30, lambda n: 1e6 if n < FEW else 0.1)
+    assert times[-1] == pytest.approx((30 - FEW) * NBYTES / (HASTE * RATE), rel=0.1)
 
 
 def test_each_peer_begins_with_the_next_so_that_nobody_receives_from_two_at_once():
@@ -214,11 +209,11 @@ def test_each_peer_begins_with_the_next_so_that_nobody_receives_from_two_at_once
     assert order_after(peers[:2], peers[2]) == peers[:2]
 
 
-# ---- test window ----
+# ---- the window ----
 #
 # How much may be under way on each stream and on all together, and that no stream waits for another's peer.
 
-RATE_of_window = 1000.0
+LINE = 1000.0
 
 
 async def at_once():
@@ -227,67 +222,51 @@ async def at_once():
 
 
 @pytest.mark.parametrize("number", [1, 3, 10])
-def test_streams_that_are_open_share_what_the_uplink_carries(number):
-    window, heard = Window(lambda: RATE_of_window), []
-
-    async def script():
-        with ExitStack() as stack:
-            flights = [stack.enter_context(InFlight(window, at_once, heard.append)) for _ in range(number)]
-            for flight in flights:
-                while not heard:
-                    await flight.begin(10)
-                    assert window.nbytes <= SECONDS * RATE_of_window
-                heard.clear()
-            assert SECONDS * RATE_of_window - 20 * number <= window.nbytes
-            assert window.streams == number
-        assert (window.nbytes, window.streams) == (0, 0)
-
-    trio.run(script)
+async def test_streams_that_are_open_share_what_the_uplink_carries(number):
+    window, heard = Window(lambda: LINE), []
+    with ExitStack() as stack:
+        flights = [stack.enter_context(InFlight(window, at_once, heard.append)) for _ in range(number)]
+        for flight in flights:
+            while not heard:
+                await flight.begin(10)
+                assert window.nbytes <= SECONDS * LINE
+            heard.clear()
+        assert SECONDS * LINE - 20 * number <= window.nbytes
+        assert window.streams == number
+    assert (window.nbytes, window.streams) == (0, 0)
 
 
-def test_what_some_have_under_way_is_no_room_for_those_that_come_later():
-    window, heard = Window(lambda: RATE_of_window), []
-
-    async def script():
-        with InFlight(window, at_once, heard.append) as first:
-            await first.begin(int(SECONDS * RATE_of_window))
-            with InFlight(window, at_once, heard.append) as second:
-                await second.begin(10)  # one goes always
-                assert not heard
-                await second.begin(11)
-                assert [landing.nbytes for landing in heard] == [10]
-
-    trio.run(script)
-
-
-def test_a_body_larger_than_the_share_goes_alone():
-    window, heard = Window(lambda: 1.0), []
-
-    async def script():
-        with InFlight(window, at_once, heard.append) as flight:
-            for nbytes in (100, 200, 300):
-                await flight.begin(nbytes)
-            assert [landing.nbytes for landing in heard] == [100, 200]
-
-    trio.run(script)
-
-
-def test_an_uplink_that_is_not_known_keeps_no_first_piece_waiting():
-    window, heard = Window(lambda: None), []
-
-    async def script():
-        with InFlight(window, at_once, heard.append) as flight:
-            await flight.begin(FIRST // 2)
-            await flight.begin(FIRST // 2)
+async def test_what_some_have_under_way_is_no_room_for_those_that_come_later():
+    window, heard = Window(lambda: LINE), []
+    with InFlight(window, at_once, heard.append) as first:
+        await first.begin(int(SECONDS * LINE))
+        with InFlight(window, at_once, heard.append) as second:
+            await second.begin(10)  # one goes always
             assert not heard
-            await flight.begin(1)
-            assert [landing.nbytes for landing in heard] == [FIRST // 2]
+            await second.begin(11)
+            assert [landing.nbytes for landing in heard] == [10]
 
-    trio.run(script)
+
+async def test_a_body_larger_than_the_share_goes_alone():
+    window, heard = Window(lambda: 1.0), []
+    with InFlight(window, at_once, heard.append) as flight:
+        for nbytes in (100, 200, 300):
+            await flight.begin(nbytes)
+        assert [landing.nbytes for landing in heard] == [100, 200]
+
+
+async def test_an_uplink_that_is_not_known_keeps_no_first_piece_waiting():
+    window, heard = Window(lambda: None), []
+    with InFlight(window, at_once, heard.append) as flight:
+        await flight.begin(FIRST // 2)
+        await flight.begin(FIRST // 2)
+        assert not heard
+        await flight.begin(1)
+        assert [landing.nbytes for landing in heard] == [FIRST // 2]
 
 
 @pytest.mark.parametrize("delays", [(0.0, 0.0, 0.0, 0.0), (3.0, 0.0, 2.0, 1.0), (0.5, 3.0, 0.1, 2.5)])
-def test_when_a_body_was_handled_does_not_depend_on_how_long_its_answer_took(delays):
+async def test_when_a_body_was_handled_does_not_depend_on_how_long_its_answer_took(delays):
     """They wait behind what the other side sends, for seconds: a link of 238 kB/s was taken for one of 138."""
     window, heard = Window(lambda: 1e9), []
     handled = [1.0, 2.0, 3.0, 4.0]  # s after the stream was open over there, 0.1 s after it was here
@@ -299,23 +278,18 @@ def test_when_a_body_was_handled_does_not_depend_on_how_long_its_answer_took(del
         await trio.sleep_until(began + comes)
         return since
 
-    async def script():
-        nonlocal began
-        began = trio.current_time()
-        with InFlight(window, hear, heard.append) as flight:
-            for _ in handled:
-                await flight.begin(10)
-            await flight.land()
-
-    began = 0.0
-    trio.run(script, clock=trio.testing.MockClock(autojump_threshold=0))
+    began = trio.current_time()
+    with InFlight(window, hear, heard.append) as flight:
+        for _ in handled:
+            await flight.begin(10)
+        await flight.land()
     opened = list(accumulate((comes - since for since, comes in zip(handled, come, strict=True)), min))
     assert [landing.opened - began for landing in heard] == pytest.approx(opened)
     assert [landing.at - landing.opened for landing in heard] == pytest.approx(handled)
 
 
 @pytest.mark.parametrize("claims", [[0.0, 0.0, 0.0], [9.0, 9.0, 9.0], [9.0, 0.0, 5.0]])
-def test_no_body_was_handled_before_it_left_or_after_its_answer_whatever_clock_the_other_side_has(claims):
+async def test_no_body_was_handled_before_it_left_or_after_its_answer_whatever_clock_the_other_side_has(claims):
     window, heard, spans = Window(lambda: 1e9), [], []
     left = iter(claims)
 
@@ -323,14 +297,87 @@ def test_no_body_was_handled_before_it_left_or_after_its_answer_whatever_clock_t
         await trio.sleep(1.0)
         return next(left)
 
-    async def script():
-        with InFlight(window, hear, heard.append) as flight:
-            for _ in claims:
-                began = trio.current_time()
-                await flight.begin(10)
-                await flight.land()
-                spans.append((began, trio.current_time()))
-
-    trio.run(script, clock=trio.testing.MockClock(autojump_threshold=0))
+    with InFlight(window, hear, heard.append) as flight:
+        for _ in claims:
+            began = trio.current_time()
+            await flight.begin(10)
+            await flight.land()
+            spans.append((began, trio.current_time()))
     assert all(began <= landing.at <= ended for landing, (began, ended) in zip(heard, spans, strict=True))
     assert all(landing.opened >= spans[0][0] for landing in heard)
+
+
+# ---- the estimate of an uplink, from when pieces began and ended ----
+
+
+def send(meter: UplinkMeter, now: float, nbytes: int, seconds: float) -> float:
+    meter.begin(now)
+    meter.end(now, now + seconds, nbytes)
+    return now + seconds
+
+
+def test_bytes_that_a_buffer_swallows_say_nothing():
+    meter, now = UplinkMeter(), 0.0
+    for _ in range(100_000):
+        now = send(meter, now, 65536, 0.0005)
+    assert meter.bytes_per_second is None or meter.bytes_per_second == 0
+    assert lease_bits(meter.bytes_per_second) == 0
+
+
+def test_a_link_that_is_kept_busy_has_its_rate_and_pauses_do_not_count():
+    meter, now = UplinkMeter(), 0.0
+    for _ in range(200):
+        now = send(meter, now, 50_000, 0.05) + 0.2
+    assert meter.bytes_per_second == pytest.approx(1e6, rel=0.02)
+
+
+def test_streams_at_once_add_up_to_the_link():
+    meter, now = UplinkMeter(), 0.0
+    meter.begin(now)
+    meter.begin(now)
+    for _ in range(100):
+        meter.end(now, now + 0.1, 50_000)
+        meter.end(now, now + 0.1, 50_000)
+        now += 0.1
+        meter.begin(now)
+        meter.begin(now)
+    assert meter.bytes_per_second == pytest.approx(1e6, rel=0.02)
+
+
+def test_the_fastest_of_the_last_windows_counts_and_a_link_that_became_slow_is_found_out():
+    meter, now = UplinkMeter(), 0.0
+    for rate in (1e6, 2e5):
+        for _ in range(round(WINDOW / 0.1)):
+            now = send(meter, now, int(rate * 0.1), 0.1)
+    assert meter.bytes_per_second == pytest.approx(1e6, rel=0.02), "one slow receiver is no slow uplink"
+    for _ in range(round((KEPT + 1) * WINDOW / 0.1)):
+        now = send(meter, now, 20_000, 0.1)
+    assert meter.bytes_per_second == pytest.approx(2e5, rel=0.02)
+
+
+def test_copies_that_arrived_are_counted_until_each_and_the_slow_receiver_that_comes_last_spoils_nothing():
+    meter = UplinkMeter()
+    meter.begin_delivery()
+    for copies, seconds in ((1, 2.1), (5, 2.2), (6, 2.4), (7, 30.0)):
+        meter.add_delivery(copies * 870_000, seconds)
+    assert meter.bytes_per_second == 6 * 870_000 / 2.4
+    for _ in range(KEPT):
+        meter.begin_delivery()
+        meter.add_delivery(870_000, 3.0)
+    assert meter.bytes_per_second == 290_000, "a link that became slow is found out"
+
+
+def test_a_lease_tells_two_digits():
+    told = {None: 0, 0.0: 0, 1.0: 8, 625_000.0: 5_000_000, 623_456.0: 5_000_000, 12_345_678.0: 99_000_000}
+    for rate, bits in told.items():
+        assert lease_bits(rate) == bits
+
+
+def test_what_arrived_counts_more_than_what_was_taken_for_a_busy_machine_s_buffers_make_pieces_wait():
+    meter = UplinkMeter()
+    meter.begin(0.0)
+    meter.end(0.0, WINDOW + 0.1, 90_000_000)
+    assert meter.bytes_per_second > 10_000_000
+    meter.begin_delivery()
+    meter.add_delivery(5_000_000, 2.0)
+    assert meter.bytes_per_second == 2_500_000

@@ -35,7 +35,11 @@ def changed(draw: st.DrawFn, samples: list[bytes]) -> bytes:
     return bytes(data)
 
 
-@pytest.mark.parametrize("name", TARGETS)
+# Frames of every compressor are in the next test, too.
+MORE = [target.name for target in TARGETS.values() if target.name.startswith(("frame ", "bodies "))]
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name in MORE)) for name in TARGETS])
 @given(data=st.data())
 @settings(max_examples=40, deadline=None)
 def test_changed_bytes_are_read_or_refused_in_one_way(name: str, data: st.DataObject) -> None:
@@ -48,10 +52,10 @@ def test_changed_bytes_are_read_or_refused_in_one_way(name: str, data: st.DataOb
 @pytest.mark.parametrize("spelling", spellings())
 def test_mutated_frames_are_read_or_refused(spelling: str) -> None:
     count = Count()
-    run(spelling, 300, "test", count)
-    assert count.frames == 300
+    run(spelling, 200, "test", count)
+    assert count.frames == 200
     assert count.accepted >= 5
-    assert count.behind_the_signature >= 50
+    assert count.behind_the_signature >= 30
 
 
 def test_one_seed_gives_the_same_mutants() -> None:

@@ -15,8 +15,7 @@ from decentral.integrations.callbacks import Entered
 from decentral.observe.status import read_status
 from decentral.peer.settings import JoinOptions, LoopOptions, PeerOptions
 from decentral.tasks.batches import ShardPlace
-from tests.kit.absent import alone
-from tests.kit.problems import Problem, run_terms
+from tests.kit.problems import Problem, alone, run_terms
 
 
 @pytest.mark.parametrize(("last", "state"), [(KeyboardInterrupt(), "left"), (ValueError("mine"), "looking")])

@@ -13,37 +13,22 @@ import torch
 
 from decentral.consensus.chain import contributions
 from decentral.manifest import Manifest
-from decentral.peer import Peer, join
+from decentral.peer import Peer
 from decentral.replica.apply import slice_weights
 from decentral.replica.replica import Replica
 from decentral.state.journal import Journal
 from decentral.wire.messages import Commit, Record, decode
-from tests.kit.problems import LOOPBACK, Problem, run_terms, run_together
+from tests.kit.problems import Problem, Swarm, adam, joined, run_terms, run_together, until
 
 FULL = 3  # members before one is killed, and again once the late one has joined
-
-
 KILL_AT, HOLD_AT, ROUNDS = 3, 6, 14  # outer steps
-
-
 MOMENTS = ("exp_avg", "exp_avg_sq")
-
-
-def adam(seed: int, lr: float = 0.01) -> Problem:
-    problem = Problem(seed)
-    problem.optimizer = torch.optim.AdamW(problem.model.parameters(), lr=lr)
-    return problem
-
-
-def enter(manifest_or_invite: Manifest | str, problem: Problem, out: Path, **more: Any) -> Peer:
-    settings: dict[str, Any] = {"listen": LOOPBACK, "transport": "native", "lan": False, "quiet": True}
-    settings |= {"out": out, "require_peers": 0, "checkpoint_every": 1000, **more}  # the journal keeps all records
-    return join(manifest_or_invite, problem.model, problem.optimizer, **settings, alone=True)
+KEPT = {"require_peers": 0, "checkpoint_every": 1000}  # the journal keeps all records
 
 
 def train_until_killed(invite: str, out: Path, make: Callable[[int], Any]) -> None:
     problem = make(2)
-    with enter(invite, problem, out) as peer:
+    with joined(invite, problem, out, **KEPT) as peer:
         while not peer.done:
             problem.step()
 
@@ -53,36 +38,28 @@ def moments(problem: Problem) -> dict[str, torch.Tensor]:
     return {name: torch.cat([state[name].flatten() for state in states]) for name in MOMENTS if states[0]}
 
 
-class Churn:
+class Churn(Swarm):
     """Two peers on threads and one in a process, which is killed; the two hold until a fourth is there."""
 
-    def __init__(self, manifest: Manifest, folder: Path, late: Problem, make: Callable[[int], Any] = adam) -> None:
-        self.manifest, self.folder, self.late, self.make = manifest, folder, late, make
-        self.invited, self.killed, self.complete = threading.Event(), threading.Event(), threading.Event()
-        self.invite = ""
-        self.digests: dict[int, str] = {}
-        self.losses: dict[int, list[float]] = {}
+    def __init__(self, manifest: Manifest, folder: Path, late: Any, make: Callable[[int], Any] = adam) -> None:
+        super().__init__(manifest, folder, make(0), make(1), None, late, **KEPT)
+        self.late, self.make = late, make
+        self.killed, self.complete = threading.Event(), threading.Event()
         self.after: dict[int, dict[int, dict[str, torch.Tensor]]] = {0: {}, 1: {}, 3: {}}  # peer -> rounds -> moments
         self.adopted: tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]] = ({}, {})  # inner, shared
         self.replica: Replica | None = None
         self.late_peer = b""
 
-    def run(self) -> None:
-        run_together(lambda: self.stay(0), lambda: self.stay(1), self.kill_one, self.come_late, timeout=120.0)
+    def run(self, timeout: float = 120.0) -> Churn:
+        bodies = (lambda: self.peer(0), lambda: self.peer(1), self.kill_one, self.come_late)
+        run_together(*bodies, timeout=timeout)
+        return self
 
-    def stay(self, number: int) -> None:
-        assert not number or self.invited.wait(60)
-        problem = self.make(number)
-        with enter(self.invite if number else self.manifest, problem, self.folder / f"peer{number}") as peer:
-            if not number:
-                self.invite = peer.invite
-                self.invited.set()
-            wait_until(lambda: len(peer.status().members) == FULL)
-            self.train(number, peer, problem)
-            self.replica = peer.swarm.node.replica
+    def meets(self, peer: Peer) -> None:
+        until(lambda: len(peer.status().members) == FULL, within=90.0)
 
-    def train(self, number: int, peer: Peer, problem: Problem) -> None:
-        losses = self.losses.setdefault(number, [])
+    def trains(self, number: int, peer: Peer) -> None:
+        losses, problem = self.losses.setdefault(number, []), self.problems[number]
         while not peer.done:
             before = peer.round
             losses.append(problem.step())
@@ -92,7 +69,7 @@ class Churn:
                 self.killed.wait(60)
             if peer.round >= HOLD_AT:
                 self.complete.wait(60)
-        self.digests[number] = peer.anchor_digest
+        self.replica = peer.swarm.node.replica
 
     def kill_one(self) -> None:
         assert self.invited.wait(60)
@@ -100,22 +77,23 @@ class Churn:
         given = (self.invite, self.folder / "peer2", self.make)
         process = context.Process(target=train_until_killed, args=given, daemon=True)
         process.start()
-        wait_until(lambda: any(rounds and max(rounds) >= KILL_AT for rounds in self.after.values()))
+        until(lambda: any(rounds and max(rounds) >= KILL_AT for rounds in self.after.values()), within=90.0)
         process.kill()
         process.join()
         self.killed.set()
 
     def come_late(self) -> None:
         assert self.killed.wait(90)
-        wait_until(lambda: all(self.after[n] and max(self.after[n]) >= HOLD_AT for n in (0, 1)))
-        with enter(self.invite, self.late, self.folder / "peer3") as peer:
+        until(lambda: all(self.after[n] and max(self.after[n]) >= HOLD_AT for n in (0, 1)), within=90.0)
+        with self.enters(3) as peer:
             self.late_peer = peer.swarm.node.driver.me
-            wait_until(lambda: len(peer.status().members) == FULL)
+            self.meets(peer)
             self.late.step()
             shared = peer.swarm.node.replica.states[0]
             self.adopted = (moments(self.late), {name: shared[name] for name in MOMENTS if name in shared})
             self.complete.set()
-            self.train(3, peer, self.late)
+            self.trains(3, peer)
+            self.digests[3] = peer.anchor_digest
 
     def weighed(self) -> list[dict[bytes, tuple[float, float]]]:
         """The norm that each record's contributors stated, and what they would count today."""
@@ -143,24 +121,9 @@ def records_of(out: Path) -> list[Record]:
     return [commit.record for commit in commits if isinstance(commit, Commit) and contributions(commit.record)]
 
 
-def wait_until(holds: Callable[[], bool]) -> None:
-    pause = threading.Event()
-    for _ in range(900):
-        if holds():
-            return
-        pause.wait(0.1)
-    raise AssertionError("it did not come to that in 90 s")
-
-
 def churn(
-    preset: str,
-    folder: Path,
-    late: Any | None = None,
-    make: Callable[[int], Any] = adam,
-    **tables: dict[str, Any],
+    preset: str, folder: Path, late: Any | None = None, make: Callable[[int], Any] = adam, **tables: dict[str, Any]
 ) -> Churn:
     limits = {"lease": 3.0, "shrink_after": 6.0}
     terms = run_terms(preset, run={"rounds": ROUNDS}, swarm=limits, **tables)
-    made = Churn(terms, folder, make(3) if late is None else late, make)
-    made.run()
-    return made
+    return Churn(terms, folder, make(3) if late is None else late, make).run()

@@ -1,13 +1,20 @@
-"""Disks that refuse, and disks on which a process dies: what a full, failing or killed machine does to a writer."""
+"""Disks that refuse, are slow, or see a process die: what a full, failing or killed machine does to a writer."""
 
 from __future__ import annotations
 
+import errno
 import math
 import os
+import threading
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from decentral.simulate.disk import Operation, RecordingDisk
+from decentral.state.durable import Disk
 
 
 class FailingDisk(RecordingDisk):
@@ -40,3 +47,26 @@ class KillingDisk(RecordingDisk):
             raise Killed
         self.left -= 1
         super().carry_out(operation)
+
+
+class SlowDisk:
+    """Of this process: files of one name are written while its gate is open; if it is full it refuses them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+        self.open, self.reached, self.is_full = threading.Event(), threading.Event(), False
+        self.open.set()
+        write = Disk.write
+
+        def slowly(disk: Disk, path: Path, parts: Iterable[Any], at: int | None = None) -> None:
+            if path.name == name:
+                self.reached.set()
+                assert self.open.wait(60.0)
+                if self.is_full:
+                    raise OSError(errno.ENOSPC, "no space left on device")
+            write(disk, path, parts, at)
+
+        monkeypatch.setattr(Disk, "write", slowly)
+
+    def shut(self) -> None:
+        self.open.clear()
+        self.reached.clear()

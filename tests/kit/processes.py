@@ -1,10 +1,13 @@
-"""Processes of one torment: found by a mark in their environment, measured from /proc, ended by their ids."""
+"""Processes of one torment: found by a mark in their environment, measured, ended. One that holds a folder."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
+import subprocess
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +16,16 @@ import psutil
 from decentral.cli.demo_processes import MARK
 
 DAEMON = "p2pd"
+HOLDER = """
+import os, sys
+from pathlib import Path
+from decentral.node.folder import occupied
+with occupied(Path(sys.argv[1])):
+    child = os.fork() if sys.argv[2] == "forks" else 1
+    if child:
+        print(child, flush=True)
+    sys.stdin.read()
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,3 +88,15 @@ def end_all(processes: list[psutil.Process], timeout: float) -> None:
         with contextlib.suppress(psutil.Error):
             process.kill()
     psutil.wait_procs(processes, timeout=timeout)
+
+
+@contextlib.contextmanager
+def held_elsewhere(folder: Path, how: str = "alone") -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Another process that has the folder, and a child of it."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(folder), how], **pipes) as holder:
+        child = int(holder.stdout.readline())
+        try:
+            yield holder, child
+        finally:
+            holder.kill()

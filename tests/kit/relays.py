@@ -15,10 +15,10 @@ from decentral.transport.native.links import LinkOptions, Links
 from decentral.transport.native.transport import NativeOptions, NativeTransport
 from decentral.transport.protocols.circuit import HOP, RelayLimits, read_message, reserve, write_message
 from decentral.transport.protocols.messages import bytes_field, number_field, number_fields, peer_to_id
-from decentral.transport.requests import request
+from decentral.transport.requests import request, serve_requests
 from decentral.wire.keys import Signer, peer_name
-from tests.transport.conftest import LOOPBACK
 
+LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 ECHO, NOTE = "/test/echo", "/test/note"
 BODY = os.urandom(16 << 20)
 KINDS = ("native", "py-libp2p") if importlib.util.find_spec("libp2p") else ("native",)  # on sockets of our own
@@ -71,12 +71,25 @@ async def echo(peer, body):
     return body
 
 
-def run(script, backend="asyncio", limit=60):
-    async def bounded():
-        with anyio.fail_after(limit):
-            await script()
+@asynccontextmanager
+async def connected(a: Transport, b: Transport, *, serves=None, answers=None, limit=1 << 20):
+    """Both, of which the first has dialled the second, which serves streams or answers requests under ``ECHO``."""
+    if serves is not None:
+        b.serve(ECHO, serves)
+    if answers is not None:
+        serve_requests(b, ECHO, answers, limit=limit)
+    async with a, b:
+        await a.connect(b.peer, b.addresses())
+        yield a, b
 
-    anyio.run(bounded, backend=backend)
+
+async def is_served(a: Transport, b: Transport) -> bool:
+    return await request(a, b.peer, ECHO, b"fine", limit=100, timeout=10) == b"fine"
+
+
+async def sleep_for_ever(stream) -> None:
+    """Hold a stream, and never read it."""
+    await anyio.sleep_forever()
 
 
 async def until(condition) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from decentral.consensus.chain import Head
-from decentral.dissemination.reduce import owned_parts
+from decentral.dissemination.reduce import parts_of
 from decentral.manifest import Manifest
 from decentral.node.node import make_replica
 from decentral.optimizers import RoundInfo
@@ -137,7 +137,7 @@ class Swarm:
         """As `Reducer._result` makes them, and what `Reducer._own` keeps."""
         frames = []
         for n, signer in enumerate(SIGNERS):
-            for part in owned_parts(plan, signer.peer):
+            for part in parts_of(plan, signer.peer):
                 mine = {SIGNERS[k].peer: slice_N for (p, k), slice_N in slices.items() if p == part}
                 frame, made = self._result(n, Reduction(plan, part, mine))
                 if "debt" in made:

@@ -20,7 +20,7 @@ def step(
     method: OuterMethod, anchor: Tensor, change: Tensor, state: Mapping[str, Tensor], peers: int = 1, number: int = 0
 ) -> tuple[Tensor, State]:
     """The step of ``peers`` contributors each of whom sent this change; further channels are zeros."""
-    told = tuple(_told(method, n, change, number) for n in range(peers))
+    told = tuple(told_of(method, n, change, number) for n in range(peers))
     weights = method.weights(told, (1.0,) * peers, state)
     info = RoundInfo(number, told, tuple(weights), (tuple(change.shape),))
     return _stepped(method, anchor, [change] * peers, change, state, info)
@@ -40,7 +40,7 @@ def step_of(
 
     ``sent``: what else they said and sent; without it further channels are zeros.
     """
-    told = tuple(_told(method, n, change, number) for n, change in enumerate(changes))
+    told = tuple(told_of(method, n, change, number) for n, change in enumerate(changes))
     told = tuple(replace(one, age=age) for one, age in zip(told, ages or repeat(0), strict=False))
     if sent:
         told = tuple(replace(one, summary=made.summary) for one, made in zip(told, sent, strict=True))
@@ -57,7 +57,8 @@ def _mean(info: RoundInfo, rows: Sequence[Tensor]) -> Tensor:
     return mean_pseudo_gradient([(one.peer, row, weight) for one, row, weight in told])
 
 
-def _told(method: OuterMethod, n: int, change: Tensor, number: int) -> Contributor:
+def told_of(method: OuterMethod, n: int, change: Tensor, number: int) -> Contributor:
+    """The ``n``-th peer and what it says of its change."""
     zeros = [torch.zeros_like(change) for channel in method.channels()[1:] if channel.is_due(number)]
     live = LiveSide(peer=bytes([n]) * 32)
     live.begin(method, 1, lambda fragment: 1)
@@ -73,11 +74,17 @@ def _stepped(
     info: RoundInfo,
     states: Sequence[Tensor] = (),
 ) -> tuple[Tensor, State]:
-    due = [channel.name for channel in method.channels() if channel.is_due(info.step)]
-    received = {name: torch.zeros_like(anchor) for name in due} | dict(zip(due[1:], states, strict=False))
-    received["change"] = torch.stack(list(changes)) if method.channels()[0].combine == "each" else mean
-    after, state = method.outer_step(anchor, received, state, info)
+    after, state = method.outer_step(anchor, received_of(method, changes, mean, info.step, states), state, info)
     return after, state
+
+
+def received_of(
+    method: OuterMethod, changes: Sequence[Tensor], mean: Tensor, number: int, states: Sequence[Tensor] = ()
+) -> State:
+    """By channel what a step is handed: changes by themselves or their mean; without ``states`` zeros beside it."""
+    due = [channel.name for channel in method.channels() if channel.is_due(number)]
+    received = {name: torch.zeros_like(mean) for name in due} | dict(zip(due[1:], states, strict=False))
+    return received | {"change": torch.stack(list(changes)) if method.channels()[0].combine == "each" else mean}
 
 
 def pair_step(

@@ -53,6 +53,11 @@ def long_but(few: Sequence[str], names: Sequence[str]) -> list[Any]:  # Any: pyt
     return [name if name in few else pytest.param(name, marks=pytest.mark.long) for name in names]
 
 
+def rows_but(few: Sequence[tuple[Any, ...]], rows: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """The same for rows of several values."""
+    return [row if row in few else pytest.param(*row, marks=pytest.mark.long) for row in rows]
+
+
 DOSED_WIRES = long_but(covering(SYNCHRONOUS_WIRES), SYNCHRONOUS_WIRES)
 
 # By method the spelling without momentum at rate 1: its anchor is the mean of what contributors trained to.

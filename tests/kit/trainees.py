@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from decentral.manifest import Manifest, preset_manifest
-from decentral.peer import Peer, join
 from decentral.state.export import export
-
-SETTINGS = {"listen": ("/ip4/127.0.0.1/tcp/0",), "transport": "native", "lan": False, "commands": False}
-
+from tests.kit.problems import Swarm
 
 INPUTS = torch.linspace(-3.0, 5.0, 8 * 6).view(8, 6)
 
@@ -41,11 +37,13 @@ class Trainee:
         self.optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.003)
         self.data = torch.Generator().manual_seed(number)
 
-    def step(self) -> None:
+    def step(self) -> float:
         inputs = 3.0 + self.number + 2.0 * torch.randn(16, 6, generator=self.data)
-        (self.model(inputs) - inputs.mean()).square().mean().backward()
+        loss = (self.model(inputs) - inputs.mean()).square().mean()
+        loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
+        return loss.item()
 
     def says(self) -> torch.Tensor:
         self.model.eval()
@@ -53,10 +51,6 @@ class Trainee:
             answer = self.model(INPUTS)
         self.model.train()
         return answer
-
-
-def joined(run: Manifest | str, trainee: Trainee, out: Path, **settings: Any) -> Peer:
-    return join(run, trainee.model, trainee.optimizer, out=out, **SETTINGS, **settings, alone=True)
 
 
 def exported(make: Callable[[], nn.Module], out: Path) -> torch.Tensor:
@@ -68,61 +62,14 @@ def exported(make: Callable[[], nn.Module], out: Path) -> torch.Tensor:
     return opened.says()
 
 
-class Pair:
-    """A founder and one that it invites, each training until the run is done."""
-
-    def __init__(self, manifest: Manifest, make: Callable[[], nn.Module], folder: Path, **settings: Any) -> None:
-        self.manifest, self.folder, self.settings = manifest, folder, settings
-        self.trainees = [Trainee(make(), number) for number in range(2)]
-        self.digests = ["", ""]
-        self.invite = ""
-        self.invited, self.failures = threading.Event(), list[BaseException]()
-
-    def run(self) -> list[torch.Tensor]:
-        """What both models say in the end."""
-        threads = [threading.Thread(target=self._guarded, args=(number,), daemon=True) for number in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(90)
-        if self.failures:
-            raise self.failures[0]
-        assert self.digests[0] == self.digests[1] != ""
-        return [trainee.says() for trainee in self.trainees]
-
-    def _guarded(self, number: int) -> None:
-        try:
-            self._train(number)
-        except BaseException as error:  # noqa: BLE001 - raised by ``run``, in the test's thread
-            self.failures.append(error)
-            self.invited.set()
-
-    def _train(self, number: int) -> None:
-        assert number == 0 or self.invited.wait(60)
-        run = self.invite if number else self.manifest
-        trainee = self.trainees[number]
-        with joined(run, trainee, self.folder / str(number), **self.settings) as peer:
-            if not number:
-                self.invite = peer.invite
-                self.invited.set()
-            wait_for(lambda: len(peer.status().members) == 2)
-            while not peer.done:
-                trainee.step()
-            self.digests[number] = peer.anchor_digest
+def pair(manifest: Manifest, make: Callable[[], nn.Module], folder: Path, **given: Any) -> Swarm:
+    """A founder and one that it invites, in ``peer0`` and ``peer1``."""
+    return Swarm(manifest, folder, *(Trainee(make(), number) for number in range(2)), **given)
 
 
-def wait_for(holds: Callable[[], bool]) -> None:
-    pause = threading.Event()
-    for _ in range(600):
-        if holds():
-            return
-        pause.wait(0.1)
-    raise AssertionError("it did not come")
-
-
-def train(peer: Peer, trainee: Trainee, rounds: int) -> None:
-    while peer.round < rounds:
-        trainee.step()
+def answers(swarm: Swarm) -> list[torch.Tensor]:
+    """Of all models, once the run is done."""
+    return [trainee.says() for trainee in swarm.ends_alike().problems]
 
 
 def assert_alike(*answers: torch.Tensor) -> None:

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 
 from decentral.manifest import Manifest, preset_manifest
-from decentral.manifest.presets import assumed, suited
+from decentral.manifest.presets import default_scale, suit
 from decentral.manifest.terms import Inner
 from decentral.optimizers import presets
 from decentral.trial.own_model import OwnCourse, TrainsAlone
@@ -33,7 +33,7 @@ def terms_of(preset: str) -> Manifest:
     """As init writes them, for so many inner steps."""
     whole = preset_manifest(preset, run={"salt": "0"})
     rounds = STEPS // whole.inner.steps
-    terms = suited(preset, whole, rounds, assumed(parameters=LAYERS * WIDTH * WIDTH, peers=PEERS))
+    terms = suit(preset, whole, rounds, default_scale(parameters=LAYERS * WIDTH * WIDTH, peers=PEERS))
     return terms.changed(run={"rounds": rounds * whole.outer.fragments})
 
 

@@ -103,7 +103,7 @@ def tried(seed: int) -> dict[str, Any]:  # Any: JSON
         return {"seed": seed, "fits": False}
     start, end = on_the_student(terms)
     quadratic = None if terms.outer.method in TOLD_BY_LOSSES else trial(terms)
-    told = {"method": terms.outer.method, "steps": terms.inner.steps, "inner": terms.inner.named}
+    told = {"method": terms.outer.method, "steps": terms.inner.steps, "inner": terms.inner.optimizer_name}
     told |= {"chain": terms.compressor.chain, "feedback": terms.compressor.feedback, "exchange": terms.exchange.kind}
     return {
         "seed": seed, "fits": True, **told, "refused": refusal(terms),

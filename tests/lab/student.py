@@ -17,7 +17,7 @@ def builder(inner: Inner, fragments: int) -> Build:
     def build(number: int) -> tuple[nn.Module, Any, Any, Any]:
         model = nn.ParameterList([nn.Parameter(one.view(WIDTH, WIDTH).clone()) for one in beginning(fragments)])
         terms, generator = _terms(inner), torch.Generator().manual_seed(number)
-        if INNER_OPTIMIZERS[terms.named].forward_only:
+        if INNER_OPTIMIZERS[terms.optimizer_name].forward_only:
             optimizers = [forward_only(terms, list(model.named_parameters()), number)]
         else:
             optimizers = built(terms, list(model), [])

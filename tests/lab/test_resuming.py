@@ -16,7 +16,7 @@ from click.testing import CliRunner
 from decentral.cli import main
 from decentral.lab.cells import Cell
 from decentral.lab.laboratory import Store, Workers, run_study
-from decentral.lab.running import Outcome, failed, run_cell
+from decentral.lab.running import Outcome, failure, run_cell
 from tests.lab.declared import TEXT, Here, ended, of, plan
 
 
@@ -68,7 +68,7 @@ def test_a_study_that_is_stopped_ends_with_the_signals_code_and_leaves_no_proces
 
 
 def test_a_line_that_was_cut_off_costs_its_own_cell_and_no_other(tmp_path: Path) -> None:
-    store, (first, second, third) = Store(tmp_path), plan().wanted({})[:3]
+    store, (first, second, third) = Store(tmp_path), plan().due_cells({})[:3]
     store.keep(first, ended(1.0))
     store.keep(second, ended(None))
     path = tmp_path / "cells.jsonl"
@@ -100,7 +100,7 @@ def test_a_folder_that_was_carried_to_another_place_has_all_its_cells(tmp_path: 
 
 
 def test_what_is_kept_reads_back_as_it_was(tmp_path: Path) -> None:
-    cell, store = plan().wanted({})[0], Store(tmp_path)
+    cell, store = plan().due_cells({})[0], Store(tmp_path)
     found = run_cell(cell)
     store.keep(cell, found)
     assert of(store.known()[cell.id]) == of(found)
@@ -110,14 +110,14 @@ def bad(cell: Cell) -> Outcome:
     """What workers run here: one cell breaks the process, the others the run."""
     if cell.kind == "swarm" and cell.manifest.inner.learning_rate == 0.003:
         os._exit(9)
-    return failed("two\nlines")
+    return failure("two\nlines")
 
 
 def test_a_process_that_dies_takes_its_cell_with_it_and_the_study_goes_on(tmp_path: Path) -> None:
     mine, store = plan(), Store(tmp_path)
     with Workers(1, bad) as workers:
         known = run_study(mine, store, workers)
-    died, *others = [known[cell.id].reason for cell in mine.wanted({})]
+    died, *others = [known[cell.id].reason for cell in mine.due_cells({})]
     assert died.startswith("its process ended with code 9")
     assert others == ["two lines"] * 3
     assert len(known) == 4  # no search found anything: nothing is reported

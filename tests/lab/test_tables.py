@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from decentral.cli import main
 from decentral.lab.cells import Curve, Point
 from decentral.lab.command import StudyLine
-from decentral.lab.comparing import Found, Row, Run, compared, interval, pairs, problems
+from decentral.lab.comparing import Found, Row, Run, compare, interval, pairs, problems
 from decentral.lab.laboratory import Store, run_study
 from decentral.lab.results import frontier, mean_curve
 from decentral.lab.running import Outcome
@@ -37,7 +37,7 @@ def found(*rows: Row) -> Found:
 
 def test_differences_are_of_one_seed_in_shares_of_the_bases_loss() -> None:
     """Seeds are far apart, and the method a little better on each of them: unpaired, that would be lost."""
-    against = compared(row("mine", 1.95, 2.94, 3.93), BASE, 0.005)
+    against = compare(row("mine", 1.95, 2.94, 3.93), BASE, 0.005)
     assert against is not None
     by_hand = interval([-0.05 / 3, -0.06 / 3, -0.07 / 3])
     assert (against.share.low, against.share.high) == pytest.approx((by_hand.low, by_hand.high))
@@ -45,10 +45,10 @@ def test_differences_are_of_one_seed_in_shares_of_the_bases_loss() -> None:
 
 
 def test_a_method_that_lost_a_seed_is_not_judged_by_the_others() -> None:
-    against = compared(row("mine", 1.0, None, 1.0), BASE, 0.005)
+    against = compare(row("mine", 1.0, None, 1.0), BASE, 0.005)
     assert against is not None
     assert (against.seeds, against.word) == (2, "diverged")
-    assert compared(row("mine", None, None, None), BASE, 0.005) is None
+    assert compare(row("mine", None, None, None), BASE, 0.005) is None
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from decentral.manifest import preset_manifest
-from decentral.manifest.presets import Scale, suited
+from decentral.manifest.presets import Scale, suit
 from decentral.replica.measures import Measure, Scrutiny
 from decentral.trial.own_model import Build, OwnCourse
 from experiments.defaults.problems import problem
@@ -24,7 +24,7 @@ FEW = (("gpt-0.05M", 2, 0), ("uneven", 3, 0))
 def updates(build: Build, peers: int, first: int) -> list[list[Tensor]]:
     """Pseudo-gradients by round and peer, by what ``decentral init`` writes."""
     terms = preset_manifest("diloco", rounds=LENGTH, steps=STEPS, run={"salt": "0"})
-    terms = suited("diloco", terms, LENGTH, Scale(parameters=50_000, peers=peers, rate=2.5e6))
+    terms = suit("diloco", terms, LENGTH, Scale(parameters=50_000, peers=peers, rate=2.5e6))
     course, found = OwnCourse(build, terms, peers, first), []
     for peer in course._peers:
         plain: Callable[..., object] = peer.take

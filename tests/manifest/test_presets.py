@@ -6,7 +6,7 @@ import pytest
 
 from decentral.errors import ConfigError
 from decentral.manifest import check_methods, fresh_salt, parse_manifest, preset_manifest
-from decentral.manifest.presets import assumed, class_of, classes, default_preset, justified, no_faster
+from decentral.manifest.presets import class_of, classes, default_preset, default_scale, find_justification, no_faster
 from decentral.manifest.table import canonical
 from decentral.optimizers import presets
 
@@ -20,7 +20,7 @@ def test_classes_are_those_of_the_documents_slowest_first() -> None:
 
 @pytest.mark.parametrize("one", classes(), ids=lambda one: one.up_to)
 def test_every_class_names_a_preset_of_which_something_is_known(one) -> None:
-    known = justified(one.preset)
+    known = find_justification(one.preset)
     assert known is not None
     assert known.least <= known.shown
     assert preset_manifest(one.preset).outer.method == one.preset
@@ -29,7 +29,7 @@ def test_every_class_names_a_preset_of_which_something_is_known(one) -> None:
 @pytest.mark.parametrize("one", classes(), ids=lambda one: one.up_to)
 def test_the_table_that_stands_behind_a_preset_is_in_the_log(one) -> None:
     """No figure without the entry that it is from."""
-    known = justified(one.preset)
+    known = find_justification(one.preset)
     assert known is not None
     place, date, title = known.table.split(", ", 2)
     assert place == "experiments/LOG.md"
@@ -51,7 +51,7 @@ def test_presets_of_slower_classes_are_tried_after_its_own() -> None:
 
 
 def test_of_other_presets_nothing_is_written_down() -> None:
-    assert justified("noloco") is None
+    assert find_justification("noloco") is None
 
 
 # ---- test presets ----
@@ -121,11 +121,11 @@ def test_what_only_the_built_in_model_heeds_is_not_written_for_a_scripts_own_and
 
 
 def test_the_dense_method_is_the_default_while_the_line_carries_it() -> None:
-    assert default_preset(assumed()) == "diloco"
-    assert default_preset(assumed(parameters=30_000_000)) == "sparseloco"
-    assert default_preset(assumed(parameters=20_000_000, peers=2)) == "diloco"
-    assert assumed(parameters=25_000_000, peers=2).carries_dense
-    assert not assumed(parameters=25_000_001, peers=2).carries_dense
+    assert default_preset(default_scale()) == "diloco"
+    assert default_preset(default_scale(parameters=30_000_000)) == "sparseloco"
+    assert default_preset(default_scale(parameters=20_000_000, peers=2)) == "diloco"
+    assert default_scale(parameters=25_000_000, peers=2).carries_dense
+    assert not default_scale(parameters=25_000_001, peers=2).carries_dense
 
 
 def test_dilocos_outer_rate_is_left_to_the_number_of_contributors() -> None:

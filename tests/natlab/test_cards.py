@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from concurrent.futures import Future
 from typing import Any
 
 import anyio
@@ -17,7 +15,7 @@ from decentral.transport.native.transport import NativeTransport
 from decentral.transport.paths import serve_speed
 from decentral.wire.keys import Signer
 from tests.natlab.lab import Lab
-from tests.natlab.namespaces import Namespace, Traveller
+from tests.natlab.namespaces import Namespace
 
 HERE, THERE = Signer(bytes([1]) * 32), Signer(bytes([2]) * 32)
 RATES = {"wifi": "10mbit", "wire": "100mbit"}
@@ -34,18 +32,6 @@ def machines(lab: Lab) -> tuple[Namespace, Namespace]:
             machine.ip(f"addr add 10.9.{number}.{last}/24 dev {card}", f"link set {card} up")
             machine.tc(f"qdisc add dev {card} root tbf rate {rate} burst 32k latency 200ms")
     return near, far
-
-
-@pytest.fixture
-def away() -> Iterator[Any]:
-    """Start a call in a machine's network, in a thread of its own."""
-    with ThreadPoolExecutor(2) as pool, ExitStack() as stack:
-
-        def start(machine: Namespace, work: Any, *args: Any) -> Future[Any]:
-            traveller = stack.enter_context(Traveller())
-            return pool.submit(traveller.go, machine.descriptor, lambda: work(*args))
-
-        yield start
 
 
 async def _answer(found_at: Future[tuple[str, ...]], over: threading.Event, listen: str) -> None:

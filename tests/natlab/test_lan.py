@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import anyio
 import pytest
 import torch
 
+from decentral.errors import NoPeersError
 from decentral.flow.waiting import inline
 from decentral.manifest import Manifest, preset_manifest
 from decentral.node.node import Node, Start
@@ -23,35 +24,19 @@ from decentral.rounds.local_state import Ledger
 from decentral.swarm.directory import Directory
 from decentral.swarm.invite import Invite
 from decentral.swarm.lan import Lan
+from decentral.swarm.meeting import find_invite, host_words
+from decentral.swarm.words import SpokenCode
 from decentral.transport.native.transport import NativeTransport
 from decentral.wire.keys import Signer, peer_name
-from tests.natlab.lab import Host, Lab
-from tests.natlab.namespaces import Traveller
+from tests.natlab.lab import Lab
 from tests.natlab.nat import PORT_PRESERVING
 
 RUN = b"r" * 32
 SIGNERS = [Signer(bytes([n]) * 32) for n in range(4)]
 GONE = peer_name(Signer(bytes([9]) * 32).peer)
-PATIENCE = 20.0  # s; it takes 0.2 to 1.5
+PATIENCE = 30.0  # s; it takes 0.2 to 2
 Events = list[tuple[str, dict[str, Any]]]
 Away = Callable[..., "Future[Any]"]
-
-
-@pytest.fixture
-def away() -> Iterator[Away]:
-    """Start a call on a host, in a thread of its own that is in the host's network with all that it opens."""
-    with ThreadPoolExecutor(4) as pool, ExitStack() as stack:
-
-        def start(host: Host, work: Callable[..., Any], *args: Any) -> Future[Any]:
-            traveller = stack.enter_context(Traveller())
-            return pool.submit(traveller.go, host.descriptor, lambda: work(*args))
-
-        yield start
-
-
-def run(work: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> Any:
-    """On asyncio, as a peer's swarm is."""
-    return anyio.run(work, *args, backend="asyncio")
 
 
 async def _meet(
@@ -88,7 +73,7 @@ def test_peers_of_a_run_meet_at_home_although_their_bootstrap_does_not_answer(la
     home, together = lab.household("home", PORT_PRESERVING), threading.Barrier(3)
     stale = (f"/ip4/45.67.99.9/tcp/4001/p2p/{GONE}",)
     hosts = [home.host(name) for name in ("alice", "bob", "carol")]
-    lives = [away(host, run, _meet, SIGNERS[n], 2, together, RUN, stale) for n, host in enumerate(hosts)]
+    lives = [away(host, anyio.run, _meet, SIGNERS[n], 2, together, RUN, stale) for n, host in enumerate(hosts)]
     for host, life in zip(hosts, lives, strict=True):
         events, known = life.result(PATIENCE)
         assert events[0] == ("lan", {"on": [host.v4]})
@@ -98,7 +83,7 @@ def test_peers_of_a_run_meet_at_home_although_their_bootstrap_does_not_answer(la
 def test_peers_of_other_runs_are_left_alone(lab: Lab, away: Away) -> None:
     home, together = lab.household("home", PORT_PRESERVING), threading.Barrier(4)
     runs = [RUN, bytes(32), RUN, bytes(32)]
-    lives = [away(home.host(f"host{n}"), run, _meet, SIGNERS[n], 1, together, one) for n, one in enumerate(runs)]
+    lives = [away(home.host(f"host{n}"), anyio.run, _meet, SIGNERS[n], 1, together, one) for n, one in enumerate(runs)]
     assert [life.result(PATIENCE)[1] for life in lives] == [1, 1, 1, 1]
 
 
@@ -132,7 +117,7 @@ async def _found(manifest: Manifest, over: threading.Event) -> None:
 def test_an_invite_whose_addresses_are_stale_is_enough_at_home(lab: Lab, away: Away, tmp_path: Path) -> None:
     home, manifest, over = lab.household("home", PORT_PRESERVING), _manifest(), threading.Event()
     invite = Invite(manifest.digest, (f"/ip4/45.67.99.9/tcp/4001/p2p/{GONE}",))
-    first = away(home.host("alice"), run, _found, manifest, over)
+    first = away(home.host("alice"), anyio.run, _found, manifest, over)
     try:
         newcomer = away(home.host("bob"), fetch, invite, tmp_path, None, PATIENCE, "native")
         assert newcomer.result(2 * PATIENCE).digest == manifest.digest
@@ -148,9 +133,29 @@ def test_where_another_program_keeps_the_port_the_peer_runs_on_with_one_event(la
     with alice.socket(kind=socket.SOCK_DGRAM) as taken:
         taken.bind(("", 5353))
         found_at: Future[tuple[str, ...]] = Future()
-        other = away(bob, run, _meet, SIGNERS[1], 1, together, RUN, (), found_at)
+        other = away(bob, anyio.run, _meet, SIGNERS[1], 1, together, RUN, (), found_at)
         invited = found_at.result(PATIENCE)
-        ((name, fields),), known = away(alice, run, _meet, SIGNERS[0], 1, together, RUN, invited).result(PATIENCE)
+        ((name, fields),), known = away(alice, anyio.run, _meet, SIGNERS[0], 1, together, RUN, invited).result(PATIENCE)
         other.result(PATIENCE)
     assert (name, known) == ("lan", 1)
     assert "UDP port 5353 cannot be shared (Address already in use)" in str(fields["off"])
+
+
+# ---- words on a home network: host and guest meet without a relay and without the internet ----
+
+
+CODE = SpokenCode(("acid", "cargo", "mural", "tulip"), 4711)
+INVITE = str(Invite(bytes(32), (), "a-secret-token"))
+
+
+def test_words_are_exchanged_at_home_and_nobody_next_door_hears_of_it(lab: Lab, away: Any) -> None:
+    home, next_door = lab.household("home", PORT_PRESERVING), lab.household("next door", PORT_PRESERVING)
+    alice, bob, eve = home.host("alice"), home.host("bob"), next_door.host("eve")
+    told: Future[list[str]] = Future()
+    hosts = away(alice, anyio.run, partial(host_words, CODE, INVITE, (), seconds=PATIENCE, ready=told.set_result))
+    assert told.result(PATIENCE) == ["this network"]
+    elsewhere = away(eve, anyio.run, partial(find_invite, CODE, (), seconds=3.0))
+    with pytest.raises(NoPeersError):
+        elsewhere.result(PATIENCE)
+    assert str(away(bob, anyio.run, partial(find_invite, CODE, (), seconds=PATIENCE)).result(PATIENCE)) == INVITE
+    assert len(hosts.result(PATIENCE)) == 32

@@ -14,15 +14,11 @@ from tests.natlab.wires import Line
 PAIRS = {pair.name: pair for pair in TABLE}
 
 
-EXPECTED = [
-    ("native", "punched"),
-    ("native symmetric", "relayed"),
-    ("py-libp2p", "punched"),
-    ("py-libp2p symmetric", "relayed"),
-    ("py-libp2p to native", "punched"),
-]
-if importlib.util.find_spec("libp2p") is None:  # an extra
-    EXPECTED = [(name, path) for name, path in EXPECTED if "py-libp2p" not in name]
+EXPECTED = [("native", "punched"), ("native symmetric", "relayed")]
+if importlib.util.find_spec("libp2p") is not None:  # an extra
+    EXPECTED.append(("py-libp2p", "punched"))
+    MORE = [("py-libp2p symmetric", "relayed"), ("py-libp2p to native", "punched")]
+    EXPECTED += [pytest.param(*one, marks=pytest.mark.long) for one in MORE]
 
 
 @pytest.mark.parametrize(("name", "path"), EXPECTED)

@@ -7,8 +7,7 @@ import queue
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -26,7 +25,7 @@ from decentral.node.folder import (
     begun,
     keep_addresses,
     keep_token,
-    occupied,
+    occupy,
     read_addresses,
 )
 from decentral.observe.beacon import Beacon
@@ -36,17 +35,7 @@ from decentral.observe.status import ProcessInfo, Status, read_status, write_sta
 from decentral.state.durable import DISK
 from decentral.tensors.threads import ThreadsWanted
 from tests.kit.problems import LOOPBACK, Problem, run_terms
-
-HOLDER = """
-import os, sys
-from pathlib import Path
-from decentral.node.folder import occupied
-with occupied(Path(sys.argv[1])):
-    child = os.fork() if sys.argv[2] == "forks" else 1
-    if child:
-        print(child, flush=True)
-    sys.stdin.read()
-"""
+from tests.kit.processes import held_elsewhere
 
 ASKER = """
 import sys
@@ -55,18 +44,6 @@ from decentral.node.folder import occupied
 with occupied(Path(sys.argv[1])):
     pass
 """
-
-
-@contextmanager
-def held_elsewhere(folder: Path, how: str = "alone") -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """Another process that has the folder, and a child of it."""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen([sys.executable, "-c", HOLDER, str(folder), how], **pipes) as holder:
-        child = int(holder.stdout.readline())
-        try:
-            yield holder, child
-        finally:
-            holder.kill()
 
 
 def test_a_peer_that_begins_where_another_has_not_said_a_word_yet_is_refused_and_touches_nothing(tmp_path):
@@ -94,13 +71,13 @@ def join_here(folder: Path, problem: Problem) -> decentral.Peer:
 
 def test_a_folder_whose_peer_was_killed_is_free_though_a_child_of_it_lives(tmp_path):
     with held_elsewhere(tmp_path, "forks") as (holder, child):
-        with pytest.raises(FolderInUse), occupied(tmp_path):
+        with pytest.raises(FolderInUse), occupy(tmp_path):
             pass
         holder.kill()
         holder.wait()
         try:
             os.kill(child, 0)
-            with occupied(tmp_path):
+            with occupy(tmp_path):
                 pass
         finally:
             os.kill(child, signal.SIGKILL)
@@ -108,7 +85,7 @@ def test_a_folder_whose_peer_was_killed_is_free_though_a_child_of_it_lives(tmp_p
 
 def test_a_command_that_has_begun_keeps_it_while_its_peer_comes_and_goes(tmp_path):
     with begun(tmp_path):
-        with occupied(tmp_path):
+        with occupy(tmp_path):
             pass
         refused = subprocess.run([sys.executable, "-c", ASKER, tmp_path], capture_output=True, text=True)
     assert "FolderInUse" in refused.stderr
@@ -117,12 +94,12 @@ def test_a_command_that_has_begun_keeps_it_while_its_peer_comes_and_goes(tmp_pat
 
 
 def test_a_second_peer_of_one_process_is_refused_in_a_folder_that_the_first_has(tmp_path):
-    with occupied(tmp_path):
-        with pytest.raises(FolderInUse, match="another peer of this process lives here"), occupied(tmp_path):
+    with occupy(tmp_path):
+        with pytest.raises(FolderInUse, match="another peer of this process lives here"), occupy(tmp_path):
             pass
-        with occupied(tmp_path / "other"):
+        with occupy(tmp_path / "other"):
             pass
-    with occupied(tmp_path):
+    with occupy(tmp_path):
         pass
 
 
@@ -187,7 +164,7 @@ def test_where_the_file_system_has_no_locks_a_peer_goes_on_with_a_warning(tmp_pa
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(BaseFileLock, "acquire", acquire)
-    with occupied(tmp_path):
+    with occupy(tmp_path):
         pass
     assert "this file system has no locks; see that no second process uses the folder" in caplog.text
 
@@ -197,7 +174,7 @@ def test_a_folder_that_cannot_be_locked_is_one_sentence(tmp_path, monkeypatch):
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr(BaseFileLock, "acquire", acquire)
-    with pytest.raises(DiskError, match=r"locking .* failed"), occupied(tmp_path):
+    with pytest.raises(DiskError, match=r"locking .* failed"), occupy(tmp_path):
         pass
 
 
@@ -268,7 +245,7 @@ def test_folders_that_are_made_are_their_owners_alone_and_others_stay(tmp_path: 
     theirs, before = tmp_path / "theirs", os.umask(0o022)
     try:
         theirs.mkdir()
-        with occupied(theirs / "runs/mine"):
+        with occupy(theirs / "runs/mine"):
             DISK.make_folders(theirs / "runs/mine/checkpoints/of")
             ask(theirs / "runs/mine", "leave")
             EventLog(theirs / "runs/mine").close()

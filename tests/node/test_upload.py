@@ -8,7 +8,7 @@ import anyio
 import pytest
 
 from decentral.errors import ConfigError, DiskError
-from decentral.node.node import URGENT, throttled
+from decentral.node.node import URGENT, throttle
 from decentral.node.upload import DAY, PAUSED, SAVE_EVERY, UPLOAD_FILE, DailyUpload
 from decentral.peer.saved import redundancy_of
 from decentral.redundancy.keeper import KEEP, KEPT
@@ -187,12 +187,12 @@ def test_a_count_that_cannot_be_written_is_said_and_ends_nothing(run_lab, terms,
 def test_a_transport_refuses_bulk_when_the_day_is_used_up_to_the_last_byte(tmp_path: Path, wall: Days) -> None:
     inner = MemoryNetwork().transport(Signer.generate())
     daily = DailyUpload(tmp_path, 1000, wall=wall)
-    transport = throttled(inner, Caps(), daily)
+    transport = throttle(inner, Caps(), daily)
     inner.traffic.add(bytes(32), sent=999)
     assert transport.may_upload()
     inner.traffic.add(bytes(32), sent=1)
     assert not transport.may_upload()
-    assert throttled(inner, Caps(), None).may_upload()
+    assert throttle(inner, Caps(), None).may_upload()
 
 
 def test_everything_a_node_serves_is_urgent_or_known_bulk(run_lab, terms):

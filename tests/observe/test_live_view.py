@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.screen import Screen
-from tests.kit.terminals import OnTerminal
+from tests.kit.terminals import OnTerminal, Screen
 
 SIZES = [(80, 24), (60, 20), (200, 50)]
 INVITE = "decentral join decentral1:" + "".join(chr(ord("a") + i % 26) for i in range(413))

@@ -1,13 +1,10 @@
 """DeMo: the senders' momentum is feedback and compressor, and the outer step is a sign."""
 
-import pytest
 import torch
 
 from decentral.compressors import parse_compressor, parse_feedback
 from decentral.compressors.base import add_flat
-from decentral.errors import ConfigError
 from decentral.optimizers.demo_sgd import DeMoSGD
-from decentral.optimizers.local_sgd import LocalSGD
 from tests.kit.stepping import step
 
 SHAPES = ((64, 64),)
@@ -62,13 +59,3 @@ def test_near_the_optimum_of_a_quadratic_it_goes_to_and_fro_by_no_more_than_the_
     for _ in range(150):
         x, _ = step(DeMoSGD(lr=0.01), x, 0.5 * x, {})
     assert float(x.abs().max()) <= 0.01 + 1e-12
-
-
-def test_with_the_mean_as_its_step_it_is_local_sgd_bit_for_bit():
-    x, change = gaussian(1), gaussian(2)
-    assert torch.equal(step(DeMoSGD(lr=0.3, step="mean"), x, change, {})[0], step(LocalSGD(0.3), x, change, {})[0])
-
-
-def test_another_step_is_refused():
-    with pytest.raises(ConfigError, match="step must be sign or mean"):
-        DeMoSGD(step="median")

@@ -6,12 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from decentral.manifest import preset_manifest
 from decentral.optimizers import OuterMethod, carry
 from decentral.optimizers.diloco import DiLoCo
 from decentral.optimizers.eager import Eager
 from decentral.optimizers.streaming import StreamingDiLoCo
-from decentral.simulate.simulation import forecast
 from decentral.state.snapshot import anchor_name
 from decentral.training.live_model import LiveModel
 from decentral.training.progress import pseudo_gradient
@@ -270,14 +268,3 @@ def test_a_merge_by_carry_is_what_the_way_back_is():
     left, begun_N, live = randn(1), randn(2), randn(3)
     assert torch.equal(carry(begun_N, begun_N, left), left)
     torch.testing.assert_close(carry(live, begun_N, left) - left, live - begun_N, rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize(("profile", "least"), [("lab", 2), ("home", 1)])
-def test_simulated_peers_learn_with_it_and_hold_the_same(profile: str, least: int):
-    """On links of homes peers sleep and crash, on their way, too, and wake up with what they had."""
-    manifest = preset_manifest("eager", run={"rounds": 20, "salt": "eager"}, inner={"steps": 8})
-    asked = {"peers": 3, "profile": profile, "seed": 1, "step_seconds": 0.2, "parameters": 10_000}
-    told = forecast(manifest, **asked, rounds=8, learn=True)
-    assert told["problems"] == []
-    assert told["rounds"] == 8
-    assert told["contributors"] > least

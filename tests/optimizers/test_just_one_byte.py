@@ -91,10 +91,10 @@ def test_what_no_level_fits_is_cut_to_the_ends(derivative: float, level: float):
     assert level_of(byte_of(derivative)) == level
 
 
-@pytest.mark.parametrize("byte", range(256))
-def test_every_byte_says_a_float32_number(byte: int):
-    assert level_of(byte) == float(torch.tensor(level_of(byte), dtype=torch.float32))
-    assert byte_of(level_of(byte)) == (byte if byte & 127 else 0)
+def test_every_byte_says_a_float32_number():
+    for byte in range(256):
+        assert level_of(byte) == float(torch.tensor(level_of(byte), dtype=torch.float32))
+        assert byte_of(level_of(byte)) == (byte if byte & 127 else 0)
 
 
 def test_what_was_written_is_read():
@@ -123,11 +123,9 @@ def test_a_gradient_is_the_sum_of_what_each_byte_says_along_its_direction():
     assert torch.equal(told.gradient(LAYOUT), wanted_N)
 
 
-# ---- test just one byte ----
-#
-# Just one byte: what is told of inner steps, what a round makes of it, and what does not go with it.
+# ---- what is told of inner steps, what a round makes of it, and what does not go with it ----
 
-LAYOUT_of_just_one_byte = {spec.name: spec.shape for spec in SCHEMA.fragments[0].parameters}
+OF_LEARNERS = {spec.name: spec.shape for spec in SCHEMA.fragments[0].parameters}
 GOAL_N = torch.linspace(-1, 1, NUMEL)
 
 
@@ -145,7 +143,7 @@ def test_an_inner_step_follows_the_gradient_along_a_direction_and_no_further():
     run = Learners(JustOneByte(), 1, randn(0))
     run.learn({0: -randn(1)})
     told = told_by(run, 0)
-    direction_N = Direction(told.seed, told.first).over(LAYOUT_of_just_one_byte)
+    direction_N = Direction(told.seed, told.first).over(OF_LEARNERS)
     along = float(randn(1).double() @ direction_N.double())
     assert told.levels == bytes([byte_of(along)])
     taken_N = randn(0) - run.peers[0].live_N
@@ -161,7 +159,7 @@ def test_a_round_moves_the_anchor_by_every_peers_derivatives_over_the_root_of_th
     for number in range(3):
         told = told_by(run, number)
         for place, byte in enumerate(told.levels):
-            direction_N = Direction(told.seed, told.first + place).over(LAYOUT_of_just_one_byte).double()
+            direction_N = Direction(told.seed, told.first + place).over(OF_LEARNERS).double()
             wanted_N -= 0.5 / math.sqrt(9) * level_of(byte) * direction_N
     run.meet((0, 1, 2))
     torch.testing.assert_close(run.peers[0].anchor_N.double(), wanted_N, rtol=1e-5, atol=1e-5)
@@ -295,7 +293,7 @@ def test_more_peers_learn_more():
 def test_who_tells_nothing_moves_nothing():
     method, anchor_N = JustOneByte(lr=1.0), randn(0)
     one = Contributor(bytes(32), summary=b"\xff" * 11)
-    change_N = method.rebuilt(one, LAYOUT_of_just_one_byte)
+    change_N = method.rebuilt(one, OF_LEARNERS)
     after_N, _ = method.outer_step(anchor_N, {"change": change_N}, {}, RoundInfo(contributors=(one,)))
     assert torch.equal(after_N, anchor_N)
 

@@ -7,13 +7,9 @@ import torch
 from torch import Tensor
 
 from decentral.compressors import parse_compressor, parse_feedback
-from decentral.errors import ConfigError
-from decentral.manifest import preset_manifest
-from decentral.optimizers.local_sgd import LocalSGD
 from decentral.optimizers.masha import Masha
 from decentral.optimizers.steps import draw_one_of_each
 from decentral.replica.codec import Codec
-from decentral.simulate.simulation import forecast
 from tests.kit.learners import Learners
 from tests.kit.replicas import NUMEL
 from tests.kit.stepping import step
@@ -70,15 +66,6 @@ def test_all_that_peers_learnt_is_in_the_anchor_or_owed_at_one_of_both_ends(choo
     assert shared_N.norm() > 0
 
 
-def test_where_all_may_move_it_is_the_plain_mean():
-    runs = [Learners(method, 3, randn(0)) for method in (Masha(parts=1), LocalSGD(lr=1.0))]
-    for run in runs:
-        for number in range(3):
-            run.learn({n: 0.01 * randn(10 * number + n) for n in PEERS})
-            run.meet(PEERS)
-    assert torch.equal(runs[0].peers[0].anchor_N, runs[1].peers[0].anchor_N)
-
-
 def test_no_more_values_move_however_many_peers_sent_others():
     method, anchor = Masha(parts=64), torch.zeros(64 * 64)
     sent = torch.zeros(64 * 64)
@@ -86,26 +73,3 @@ def test_no_more_values_move_however_many_peers_sent_others():
     after, state = step(method, anchor, sent, method.init(anchor), peers=16)
     assert int((after != anchor).sum()) == 64
     assert int((state["debt"] != 0).sum()) == 64 * 15
-
-
-def test_simulated_peers_learn_with_it_and_hold_the_same():
-    manifest = preset_manifest("masha", run={"rounds": 20, "salt": "both"}, inner={"steps": 4})
-    asked = {"peers": 3, "profile": "lab", "seed": 1, "step_seconds": 0.2, "parameters": 10_000}
-    told = forecast(manifest, **asked, rounds=8, learn=True)
-    assert told["problems"] == []
-    assert told["rounds"] == 8
-    assert told["contributors"] > 2
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"parts": 0}, "parts must be from 1"),
-        ({"keep": 1.5}, "keep, of what is owed, must be in"),
-        ({"choose": "best"}, "choose must be largest or random"),
-        ({"lr": 0.0}, "lr must be above 0"),
-    ],
-)
-def test_what_cannot_be_is_refused(keys: dict[str, float | str], message: str):
-    with pytest.raises(ConfigError, match=message):
-        Masha(**keys)

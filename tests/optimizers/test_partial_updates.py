@@ -7,35 +7,26 @@ from collections import Counter
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from decentral.errors import ConfigError
 from decentral.manifest import check_methods, preset_manifest
 from decentral.optimizers import Contributor, RoundInfo
-from decentral.optimizers.diloco import DiLoCo
 from decentral.optimizers.owners import scale_to_owners
 from decentral.optimizers.partial_updates import PartialUpdates
-from decentral.simulate.simulation import forecast
 from decentral.training.live_model import LiveModel
 from decentral.training.live_side import LiveSide, Moments
 from decentral.training.schedule import SyncSchedule
 from tests.kit.learners import Learner, Learners
 from tests.kit.replicas import NUMEL
+from tests.optimizers.owning import randn, span
 
 PEERS = (0, 1, 2)
-
-
-def randn(seed: int, numel: int = NUMEL) -> Tensor:
-    return torch.randn(numel, generator=torch.Generator().manual_seed(seed))
 
 
 def slice_of(method: PartialUpdates, peer: Learner) -> int:
     (said,) = struct.unpack("<H", method.says(peer.schedule.live, 0, []))
     return int(said)
-
-
-def span(method: PartialUpdates, number: int, numel: int = NUMEL) -> slice:
-    return slice(numel * number // method.slices, numel * (number + 1) // method.slices)
 
 
 def says(*slices: int) -> tuple[Contributor, ...]:
@@ -100,11 +91,6 @@ def test_a_slice_without_an_owner_keeps_anchor_and_momentum():
     assert not torch.equal(after[span(method, 0)], anchor[span(method, 0)])
 
 
-def test_with_one_slice_it_is_diloco():
-    runs = [learn_and_meet(Learners(method, 3, randn(0)), 5) for method in (PartialUpdates(slices=1), DiLoCo(lr=0.7))]
-    assert torch.equal(runs[0].peers[0].anchor_N, runs[1].peers[0].anchor_N)
-
-
 @pytest.mark.parametrize(("slices", "peers"), [(2, 3), (3, 3)])
 def test_after_one_round_slices_have_equally_many_owners_and_keep_them(slices: int, peers: int):
     method = PartialUpdates(slices=slices)
@@ -151,21 +137,6 @@ def test_what_peers_send_of_slices_that_are_not_theirs_is_zero():
     for n, made in run.offer(PEERS).made.items():
         own = span(method, slice_of(method, run.peers[n]))
         assert int((made.gradient_N != 0).sum()) == int((made.gradient_N[own] != 0).sum()) > 0
-
-
-def test_three_simulated_peers_learn_with_it_and_hold_the_same():
-    manifest = preset_manifest("partial_updates", run={"rounds": 20, "salt": "slices"}, inner={"steps": 4})
-    asked = {"peers": 3, "profile": "lab", "seed": 1, "step_seconds": 0.2, "parameters": 10_000}
-    told = forecast(manifest, **asked, rounds=8, learn=True)
-    assert told["problems"] == []
-    assert told["rounds"] == 8
-    assert told["contributors"] > 2
-
-
-def test_a_number_of_slices_that_cannot_be_is_refused():
-    for slices in (0, 1025):
-        with pytest.raises(ConfigError, match="slices must be from 1 to 1024"):
-            PartialUpdates(slices=slices)
 
 
 def test_steps_along_all_parameters_at_once_are_refused_with_the_terms():

@@ -10,7 +10,6 @@ from decentral.errors import ConfigError
 from decentral.manifest import check_methods, preset_manifest
 from decentral.optimizers import Contributor, RoundInfo
 from decentral.optimizers.scaffold import Scaffold
-from decentral.simulate.simulation import forecast
 from tests.kit.learners import Learners
 from tests.kit.replicas import NUMEL
 from tests.kit.tables import method_of
@@ -149,20 +148,6 @@ def test_a_newcomer_is_not_turned_before_its_first_round_is_over():
     before_N = newcomer.live_N
     newcomer.learn(0.5 * randn(1))
     assert torch.equal(newcomer.live_N, before_N + 0.5 * randn(1))
-
-
-def test_three_simulated_peers_learn_with_it_and_hold_the_same():
-    manifest = preset_manifest("scaffold", run={"rounds": 20, "salt": "turns"}, inner={"steps": 4})
-    asked = {"peers": 3, "profile": "lab", "seed": 1, "step_seconds": 0.2, "parameters": 10_000}
-    told = forecast(manifest, **asked, rounds=8, learn=True)
-    assert told["problems"] == []
-    assert told["rounds"] == 8
-    assert told["contributors"] > 2
-
-
-def test_a_rate_that_cannot_be_is_refused():
-    with pytest.raises(ConfigError, match="lr must be above 0"):
-        Scaffold(lr=0.0)
 
 
 def test_an_inner_optimizer_without_gradients_is_refused_with_the_terms():

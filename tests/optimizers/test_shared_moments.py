@@ -1,4 +1,4 @@
-"""DES-LOC: which vectors are sent when, and what the inner optimizer has of their means."""
+"""DES-LOC and MT-DAO: which vectors are sent when, and what the inner optimizer has of their means."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from decentral.errors import ConfigError
 from decentral.manifest import preset_manifest
 from decentral.optimizers import NO_MOMENTS, Contributor, RoundInfo
 from decentral.optimizers.shared_moments import MTDAO, DESLoc
@@ -20,6 +19,7 @@ from decentral.training.live_side import LiveSide, Moments
 from decentral.wire.messages import FrameRef, ReducePlan
 from tests.kit.learners import EXACT, Learners, replica_of
 from tests.kit.replicas import NUMEL, SIGNERS
+from tests.kit.tables import method_of
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 A, B = (signer.peer for signer in SIGNERS[:2])
@@ -39,35 +39,43 @@ def change_moments(run: Learners, seed: int) -> None:
             peer.schedule.live.write_moment(name, 0, randn(100 * seed + 10 * n + k).abs())
 
 
-def test_with_periods_of_one_all_three_vectors_are_averaged_in_every_round():
-    run = Learners(DESLoc(first_moment=1, second_moment=1), 3, randn(0))
-    for number in range(4):
-        change_moments(run, number)
-        run.learn({n: 0.01 * randn(10 * number + n) for n in range(3)})
-        local = torch.stack([peer.live_N for peer in run.peers])
-        run.meet((0, 1, 2))
-        for peer in run.peers:
-            torch.testing.assert_close(peer.anchor_N, local.mean(0), rtol=0, atol=1e-6)
-            for name in MOMENTS:
-                torch.testing.assert_close(peer.replica.states[0][name], moments_of(run, name).mean(0))
-
-
-def test_a_moment_is_sent_in_every_nth_outer_step_of_its_fragment_and_kept_between():
-    run, sent = Learners(DESLoc(first_moment=3, second_moment=6), 2, randn(0)), []
-    for number in range(12):
+@pytest.mark.parametrize(
+    ("spelling", "due"),
+    [
+        ("des_loc first_moment=3 second_moment=6", [0, 0, 1, 0, 0, 2] * 2),
+        ("des_loc first_moment=1 second_moment=1", [2] * 4),
+        ("mt_dao", [2] * 4),
+        ("mt_dao slow=2 variance=4", [0, 1, 0, 2]),
+    ],
+)
+def test_a_moment_is_averaged_in_every_nth_outer_step_of_its_fragment_and_kept_between(spelling: str, due: list[int]):
+    run, sent = Learners(method_of(spelling), 2, randn(0)), []
+    for number in range(len(due)):
         change_moments(run, number)
         run.learn({n: 0.01 * randn(10 * number + n) for n in range(2)})
+        local = torch.stack([peer.live_N for peer in run.peers])
         before = dict(run.peers[0].replica.states[0])
         offered = run.offer((0, 1))
         run.commit(offered)
         sent.append(len(offered.made[0].states))
+        torch.testing.assert_close(run.peers[1].anchor_N, local.mean(0), rtol=0, atol=1e-6)
         for channel in run.method.channels()[1:]:
-            now = run.peers[0].replica.states[0][channel.name]
+            now = run.peers[1].replica.states[0][channel.name]
             if channel.is_due(number):
                 torch.testing.assert_close(now, moments_of(run, channel.name).mean(0))
             else:
                 assert torch.equal(now, before[channel.name])
-    assert sent == [0, 0, 1, 0, 0, 2] * 2
+    assert sent == due
+
+
+@pytest.mark.parametrize("spelling", ["des_loc first_moment=1 second_moment=1", "mt_dao"])
+def test_rounding_of_what_was_sent_makes_no_second_moment_negative(spelling: str):
+    method, anchor = method_of(spelling), randn(0)
+    received = {"change": randn(1), "exp_avg": randn(2), "exp_avg_sq": randn(3)}
+    _, state = method.outer_step(anchor, received, method.init(anchor), RoundInfo())
+    assert torch.equal(state["exp_avg_sq"], randn(3).clamp_min(0))
+    assert torch.equal(state["exp_avg"], randn(2))
+    assert torch.equal(received["exp_avg_sq"], randn(3))
 
 
 def test_of_several_fragments_each_counts_its_own_outer_steps():
@@ -77,15 +85,6 @@ def test_of_several_fragments_each_counts_its_own_outer_steps():
     replica = Replica(schema, anchors, DESLoc(first_moment=2, second_moment=3), EXACT, EXACT)
     due = [[channel.name for channel in replica.due(outer_step)][1:] for outer_step in range(12)]
     assert due[0::2] == due[1::2] == [[], ["exp_avg"], ["exp_avg_sq"], ["exp_avg"], [], ["exp_avg", "exp_avg_sq"]]
-
-
-def test_rounding_of_what_was_sent_makes_no_second_moment_negative_of_des_loc():
-    method, anchor = DESLoc(first_moment=1, second_moment=1), randn(0)
-    received = {"change": randn(1), "exp_avg": randn(2), "exp_avg_sq": randn(3)}
-    _, state = method.outer_step(anchor, received, method.init(anchor), RoundInfo())
-    assert torch.equal(state["exp_avg_sq"], randn(3).clamp_min(0))
-    assert torch.equal(state["exp_avg"], randn(2))
-    assert torch.equal(received["exp_avg_sq"], randn(3))
 
 
 class Newcomer:
@@ -141,12 +140,6 @@ def test_an_inner_optimizer_without_moments_sends_zeros_and_is_no_hindrance():
     assert Moments(LiveModel(model, 1, None), [sgd]).read_moment("exp_avg", 0) is None
 
 
-@pytest.mark.parametrize("hyper", [{"first_moment": 0}, {"second_moment": -1}])
-def test_a_period_below_one_is_refused_of_des_loc(hyper: dict[str, int]):
-    with pytest.raises(ConfigError, match="1 or more"):
-        DESLoc(**hyper)
-
-
 @pytest.mark.parametrize("given", ["some", "none"])
 def test_who_has_no_moments_counts_in_no_mean_of_them_and_in_that_of_the_changes(given: str):
     """A newcomer, or an inner optimizer that is no Adam, pulled everybody's moments to zero."""
@@ -186,16 +179,28 @@ def test_a_summary_that_no_peer_of_ours_makes_counts_in_no_mean():
     assert list(DESLoc().state_weights(0, told, [1.0] * 4, {})) == [0.0, 0.0, 1.0, 1.0]
 
 
-# ---- test mt dao ----
+@pytest.mark.parametrize("make", [torch.optim.Adamax, torch.optim.SGD, torch.optim.AdamW])
+def test_means_are_adopted_all_or_none(make: type[torch.optim.Optimizer]) -> None:
+    """Adamax has a first moment only: it was put back to the last mean after every inner step until the next one."""
+    model = torch.nn.Linear(3, 2)
+    optimizer = make(model.parameters(), lr=0.1)  # type: ignore[call-arg]
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    live, means = Moments(LiveModel(model, 1, None), [optimizer]), {name: torch.full((8,), 5.0) for name in MOMENTS}
+    before = live.read_moment("exp_avg", 0)
+    is_adam = make is torch.optim.AdamW
+    assert DESLoc().adopt(means, live, 0, MOMENTS) == is_adam
+    after = live.read_moment("exp_avg", 0)
+    if before is not None and after is not None:
+        assert torch.equal(after, means["exp_avg"] if is_adam else before)
+
+
+# ---- mt_dao ----
 #
 # MT-DAO: parameters, slow momentum and second moment are means at their periods; QH-ADOPT goes on from them.
 
 CURVATURE = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
 RATE, SHARE, B1, B2, H = 0.02, 0.7, 0.9, 0.99, 4
-
-
-def randn_of_mt_dao(seed: int) -> Tensor:
-    return torch.randn(NUMEL, generator=torch.Generator().manual_seed(seed))
 
 
 class Local:
@@ -258,39 +263,12 @@ def test_two_peers_on_quadratics_are_the_papers_loop_in_float64():
         torch.testing.assert_close(ours, wanted, rtol=1e-11, atol=1e-11)
 
 
-def test_of_equal_peers_the_swarm_is_one_peer():
-    alone, _, _ = written_out([2.0], 5)
-    many, _, _ = written_out([2.0, 2.0, 2.0], 5)
-    torch.testing.assert_close(many, alone, rtol=1e-12, atol=1e-12)
-
-
-def test_in_every_round_all_three_vectors_are_means_unless_a_period_says_otherwise():
-    for method, due in ((MTDAO(), [2, 2, 2, 2]), (MTDAO(slow=2, variance=4), [0, 1, 0, 2])):
-        run, sent = Learners(method, 3, randn_of_mt_dao(0)), []
-        for number in range(4):
-            for n, peer in enumerate(run.peers):
-                for k, name in enumerate(MOMENTS):
-                    peer.inner.write_moment(name, 0, randn_of_mt_dao(100 * number + 10 * n + k).abs())
-            run.learn({n: 0.01 * randn_of_mt_dao(10 * number + n) for n in range(3)})
-            local = torch.stack([peer.live_N for peer in run.peers])
-            offered = run.offer((0, 1, 2))
-            run.commit(offered)
-            sent.append(len(offered.made[0].states))
-            torch.testing.assert_close(run.peers[1].anchor_N, local.mean(0), rtol=0, atol=1e-6)
-            for channel in method.channels()[1:]:
-                mean_N = torch.stack([peer.inner.moments[channel.name] for peer in run.peers]).mean(0)
-                held_N = run.peers[2].replica.states[0][channel.name]
-                if channel.is_due(number):
-                    torch.testing.assert_close(held_N, mean_N)
-        assert sent == due
-
-
 def test_who_has_no_moments_yet_counts_in_no_mean_of_them_and_in_that_of_the_changes():
-    run = Learners(MTDAO(), 3, randn_of_mt_dao(0))
+    run = Learners(MTDAO(), 3, randn(0))
     for n, peer in enumerate(run.peers):
         for k, name in enumerate(MOMENTS):
-            peer.inner.write_moment(name, 0, torch.zeros(NUMEL) if n == 2 else randn_of_mt_dao(10 * n + k).abs())
-    run.learn({n: 0.01 * randn_of_mt_dao(n) for n in range(3)})
+            peer.inner.write_moment(name, 0, torch.zeros(NUMEL) if n == 2 else randn(10 * n + k).abs())
+    run.learn({n: 0.01 * randn(n) for n in range(3)})
     local = torch.stack([peer.live_N for peer in run.peers])
     had = {name: torch.stack([peer.inner.moments[name] for peer in run.peers[:2]]) for name in MOMENTS}
     run.meet((0, 1, 2))
@@ -316,22 +294,8 @@ def test_a_newcomer_has_the_swarms_momentum_after_its_first_gradient_which_moves
         assert torch.equal(live.read_moment(name, 0), means[name])
 
 
-def test_rounding_of_what_was_sent_makes_no_second_moment_negative():
-    method, anchor = MTDAO(), randn_of_mt_dao(0)
-    received = {"change": randn_of_mt_dao(1), "exp_avg": randn_of_mt_dao(2), "exp_avg_sq": randn_of_mt_dao(3)}
-    _, state = method.outer_step(anchor, received, method.init(anchor), RoundInfo())
-    assert torch.equal(state["exp_avg_sq"], randn_of_mt_dao(3).clamp_min(0))
-    assert torch.equal(state["exp_avg"], randn_of_mt_dao(2))
-
-
 def test_the_preset_trains_by_qh_adopt_32_steps_a_round():
     inner = preset_manifest("mt_dao").inner
-    assert (inner.named, inner.steps, inner.own()) == (
+    assert (inner.optimizer_name, inner.steps, inner.own()) == (
         "qh_adopt", 32, {"beta1": 0.99, "beta2": 0.9999, "mixing": 0.7},
     )  # fmt: skip
-
-
-@pytest.mark.parametrize("hyper", [{"slow": 0}, {"variance": -1}])
-def test_a_period_below_one_is_refused(hyper: dict[str, int]):
-    with pytest.raises(ConfigError, match="1 or more"):
-        MTDAO(**hyper)

@@ -9,14 +9,9 @@ import torch
 from torch import Tensor
 
 from decentral.compressors import parse_compressor, parse_feedback
-from decentral.errors import ConfigError
-from decentral.manifest import preset_manifest
 from decentral.optimizers import OuterMethod
-from decentral.optimizers.diloco import DiLoCo
-from decentral.optimizers.local_sgd import LocalSGD
 from decentral.optimizers.sparta import Sparta
 from decentral.replica.codec import Codec
-from decentral.simulate.simulation import forecast
 from tests.kit.learners import Learners
 from tests.kit.replicas import NUMEL
 
@@ -125,15 +120,6 @@ def test_who_misses_a_round_keeps_all_of_its_progress_and_the_others_go_on():
     torch.testing.assert_close(run.peers[2].live_N, wanted_N, rtol=0, atol=1e-6)
 
 
-def test_with_all_rounds_whole_it_is_diloco_and_with_one_part_the_plain_mean():
-    pairs = [
-        (Sparta(whole=1, lr=0.7, momentum=0.9), DiLoCo(lr=0.7, momentum=0.9)),
-        (Sparta(parts=1, whole=0), LocalSGD(lr=1.0)),
-    ]
-    for method, other in pairs:
-        assert torch.equal(walked(method, 5).peers[0].anchor_N, walked(other, 5).peers[0].anchor_N)
-
-
 def distances(whole: int, rounds: int = 100) -> tuple[float, float]:
     """From the optimum of three peers' quadratics, after so many rounds: of the anchor, and of a peer's live model."""
     run, curvature_N = Learners(Sparta(parts=40, whole=whole, momentum=0.0, lr=1.0), 3, randn(0)), randn(1).abs()
@@ -166,26 +152,3 @@ def test_a_debt_is_sent_when_it_is_owed_and_reaches_the_anchor():
     owed_N = torch.stack([peer.replica.feedback[0]["debt"] for peer in run.peers]).double().mean(0)
     ahead_N = torch.stack([peer.live_N - peer.anchor_N for peer in run.peers]).double().mean(0)
     torch.testing.assert_close(run.peers[0].anchor_N.double() + ahead_N - owed_N, learnt_N, rtol=0, atol=1e-5)
-
-
-def test_simulated_peers_learn_with_it_and_hold_the_same():
-    manifest = preset_manifest("sparta", run={"rounds": 20, "salt": "draws"}, inner={"steps": 4})
-    asked = {"peers": 3, "profile": "lab", "seed": 1, "step_seconds": 0.2, "parameters": 10_000}
-    told = forecast(manifest, **asked, rounds=8, learn=True)
-    assert told["problems"] == []
-    assert told["rounds"] == 8
-    assert told["contributors"] > 2
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"parts": 0}, "parts must be from 1"),
-        ({"parts": 1 << 21}, "parts must be from 1"),
-        ({"whole": -1}, "whole is rounds from one of all parameters to the next"),
-        ({"momentum": 1.0}, "momentum must be in"),
-    ],
-)
-def test_what_cannot_be_is_refused(keys: dict[str, float], message: str):
-    with pytest.raises(ConfigError, match=message):
-        Sparta(**keys)

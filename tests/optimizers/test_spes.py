@@ -2,55 +2,24 @@
 
 from __future__ import annotations
 
-import struct
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from decentral.errors import ConfigError
 from decentral.optimizers import Contributor, RoundInfo
-from decentral.optimizers.owners import experts_of, merged, owns, pack_places, read_places
+from decentral.optimizers.owners import experts_of, merge_owners, owns, pack_places, read_places
 from decentral.optimizers.spes import SPES
 from tests.kit.blocks import InTurns, check_alike
 from tests.kit.nodes import Lab
+from tests.optimizers.owning import EXPERTS, LAYOUT, mixture, said
 
-EXPERTS = 5
-
-
-class Expert(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.w1, self.w2 = nn.Linear(4, 6, bias=False), nn.Linear(6, 4, bias=False)
-
-
-class Mixture(nn.Module):
-    """A router, and experts of which it takes one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.router = nn.Linear(4, EXPERTS)
-        self.experts = nn.ModuleList(Expert() for _ in range(EXPERTS))
-
-
-def mixture() -> nn.Module:
-    torch.manual_seed(0)
-    model = nn.Module()
-    model.layers = nn.ModuleList([Mixture(), Mixture()])
-    return model
-
-
-LAYOUT = {name: tuple(parameter.shape) for name, parameter in mixture().named_parameters()}
 NUMEL = sum(parameter.numel() for parameter in mixture().parameters())
 
 
 def randn(seed: int, numel: int = NUMEL) -> Tensor:
     return torch.randn(numel, generator=torch.Generator().manual_seed(seed))
-
-
-def said(place: int, count: int) -> bytes:
-    return struct.pack("<HH", place, count)
 
 
 def info(*summaries: bytes, step: int = 0) -> RoundInfo:
@@ -124,7 +93,7 @@ def test_who_names_no_place_counts_nothing(summary: bytes):
 
 def test_merging_moves_an_expert_towards_its_four_nearest_by_the_cosine_of_the_first_tensor():
     layers, anchor = experts_of(LAYOUT), randn(3)
-    after = merged(anchor, layers, 0.1)
+    after = merge_owners(anchor, layers, 0.1)
     for experts in layers.values():
         whole = {e: torch.cat([anchor[a:b] for a, b in spans]).double() for e, spans in experts.items()}
         first = {e: one[:24] / one[:24].norm() for e, one in whole.items()}
@@ -140,7 +109,7 @@ def test_of_more_than_four_others_the_farthest_gives_nothing():
     layout = {f"experts.{e}.w": (2,) for e in range(7)}
     angles = torch.tensor([0.0, 0.1, 0.2, 0.3, 0.4, 3.0, 3.1])
     anchor = torch.stack([angles.cos(), angles.sin()], 1).flatten()
-    after = merged(anchor, experts_of({f"m.{name}": shape for name, shape in layout.items()}), 1.0)
+    after = merge_owners(anchor, experts_of({f"m.{name}": shape for name, shape in layout.items()}), 1.0)
     torch.testing.assert_close(after[:2], anchor.view(7, 2)[1:5].mean(0))
 
 
@@ -185,12 +154,6 @@ def test_three_peers_of_a_swarm_train_their_own_experts_and_hold_the_same(run_la
 
     manifest = terms("spes").changed(inner={"steps": 4}, compressor={"chain": "none", "feedback": "none"})
     run_lab(manifest, script, make_model=mixture)
-
-
-@pytest.mark.parametrize("bad", [{"merge_rate": -0.1}, {"merge_rate": 1.5}, {"merge_every": 0}, {"merge_rounds": 0}])
-def test_what_cannot_be_a_warm_up_is_refused(bad: dict[str, float]):
-    with pytest.raises(ConfigError, match="merge_every and merge_rounds 1 round or more"):
-        SPES(**bad)
 
 
 @pytest.mark.parametrize(("num_experts", "left"), [(8, [1, 4]), (400, [*range(1, 400, 3)]), (400, [*range(400)])])

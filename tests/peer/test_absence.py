@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,10 +12,22 @@ import torch
 
 import decentral
 from decentral.errors import NonFiniteError
-from decentral.peer import join
+from decentral.peer import Peer
 from decentral.state.checkpoint import load_newest
-from tests.kit.absent import LONG, alone, contributed, poison, told, until
-from tests.kit.problems import LOOPBACK, Problem, run_terms, run_together
+from tests.kit.churn import MOMENTS, moments
+from tests.kit.problems import (
+    Problem,
+    Swarm,
+    adam,
+    alone,
+    contributed,
+    poison,
+    run_terms,
+    run_together,
+    told,
+    train,
+    until,
+)
 from tests.kit.tables import PRESETS, SYNCHRONOUS, WIRES, covering, long_but
 
 FEW = covering(WIRES)
@@ -23,42 +37,34 @@ LEARNT = tuple(name for name in PRESETS if name not in ("spes", "variance_correc
 @pytest.mark.parametrize("preset", long_but(["sparseloco"], ["diloco", "sparseloco", "noloco"]))
 def test_a_peer_that_was_paused_for_long_starts_from_what_the_others_have_and_says_so(tmp_path, preset):
     manifest = run_terms(preset, run={"rounds": 10**6}, inner={"steps": 2})  # nobody is at the end before all are there
-    invited, gone, back, over = (threading.Event() for _ in range(4))
-    invite: list[str] = []
-    events: list[dict[str, Any]] = []
+    swarm = Swarm(manifest, tmp_path, Problem(0), Problem(1))
+    left_at, back, over = list[int](), threading.Event(), threading.Event()
+    earlier = list[dict[str, Any]]()  # while it was joining, say
 
     def stays() -> None:
-        problem = Problem(0)
-        with join(manifest, problem.model, problem.optimizer, out=tmp_path / "a", listen=LOOPBACK, alone=True) as peer:
-            invite.append(peer.invite)
-            invited.set()
+        with swarm.enters(0) as peer:
             while not over.is_set():
-                problem.step()
-                if gone.is_set() and peer.round > left_at[0] + 8:
+                swarm.problems[0].step()
+                if left_at and peer.round > left_at[0] + 8:
                     back.set()
 
-    left_at, earlier = list[int](), list[dict[str, Any]]()  # while it was joining, say
-
     def comes_back() -> None:
-        problem = Problem(1)
-        assert invited.wait(LONG)
+        step = swarm.problems[1].step
         try:
-            with join(
-                invite[0], problem.model, problem.optimizer, out=tmp_path / "b", observer=events.append, alone=True
-            ) as peer:
-                until(lambda: contributed(events) >= 2, problem)
+            with swarm.enters(1) as peer:
+                events = swarm.events[1]
+                until(lambda: contributed(events) >= 2, step)
                 peer.pause()
                 left_at.append(peer.round)
-                gone.set()
-                until(back.is_set, problem)
+                until(back.is_set, step)
                 before, earlier[:] = contributed(events), told(events, "away")
                 peer.resume()
-                until(lambda: contributed(events) >= before + 2, problem)
+                until(lambda: contributed(events) >= before + 2, step)
         finally:
             over.set()
 
     run_together(stays, comes_back)
-    away = told(events, "away")[len(earlier)]
+    away = told(swarm.events[1], "away")[len(earlier)]
     assert away["counted"] == 0
     assert away["steps"] > manifest.inner.steps
 
@@ -77,9 +83,9 @@ def test_nan_ends_the_loop_with_the_same_sentence_whether_the_round_is_waited_fo
 
     def train() -> None:
         with alone(tmp_path, manifest, problem) as peer:
-            until(lambda: peer.round >= 2, problem)
+            train(peer, problem, rounds=2)
             poison(problem)
-            until(lambda: False, problem)
+            train(peer, problem)
 
     with pytest.raises(NonFiniteError, match=sentence):
         train()
@@ -87,17 +93,14 @@ def test_nan_ends_the_loop_with_the_same_sentence_whether_the_round_is_waited_fo
 
 @pytest.mark.parametrize("preset", long_but(FEW, LEARNT))
 def test_nan_puts_the_live_model_back_to_the_anchor_when_the_user_says_so(tmp_path, preset):
-    problem, events = Problem(0), []
-    problem.optimizer = torch.optim.AdamW(problem.model.parameters(), lr=0.01)
-    with alone(
-        tmp_path, run_terms(preset, run={"rounds": 1000}), problem, on_nan="restart", observer=events.append
-    ) as peer:
-        until(lambda: peer.round >= 2, problem)
+    problem, events = adam(0), []
+    manifest = run_terms(preset, run={"rounds": 1000})
+    with alone(tmp_path, manifest, problem, on_nan="restart", observer=events.append) as peer:
+        train(peer, problem, rounds=2)
         poison(problem)
-        until(lambda: bool(told(events, "restarted")), problem)
+        until(lambda: told(events, "restarted"), problem.step)
         assert bool(torch.isfinite(problem.flat()).all())
-        round_ = peer.round
-        until(lambda: peer.round >= round_ + 2, problem)
+        train(peer, problem, rounds=peer.round + 2)
         assert bool(torch.isfinite(problem.flat()).all())
     assert "pseudo-gradient of" in told(events, "restarted")[0]["why"]
     moments = [value for state in problem.optimizer.state.values() for value in state.values()]
@@ -105,11 +108,10 @@ def test_nan_puts_the_live_model_back_to_the_anchor_when_the_user_says_so(tmp_pa
 
 
 def test_nan_again_and_again_ends_even_a_peer_that_restarts(tmp_path):
-    problem = Problem(0)
-    problem.optimizer.param_groups[0]["lr"] = float("nan")
+    problem = Problem(0, lr=float("nan"))
     peer = alone(tmp_path, run_terms("sparseloco"), problem, on_nan="restart")
     with pytest.raises(NonFiniteError), peer:
-        until(lambda: False, problem)
+        train(peer, problem)
 
 
 def test_a_restart_counts_the_steps_that_its_checkpoint_holds(tmp_path):
@@ -125,17 +127,16 @@ def test_a_restart_counts_the_steps_that_its_checkpoint_holds(tmp_path):
 
 
 def test_a_model_in_bfloat16_does_not_drift_while_nobody_trains(tmp_path):
-    problem = Problem(0)
+    problem = Problem(0, lr=0.0)
     problem.model.to(torch.bfloat16)
-    problem.optimizer = torch.optim.SGD(problem.model.parameters(), lr=0.0)
     tables = {"outer": {"learning_rate": 0.7}, "compressor": {"chain": "none", "feedback": "none"}}
     manifest = run_terms("sparseloco", run={"rounds": 30}, inner={"steps": 1}, **tables)
     with alone(tmp_path, manifest, problem) as peer:
         with torch.no_grad():  # learnt once: from then on the anchor is no number of bfloat16's
             problem.model.head.weight += 0.01
-        until(lambda: peer.round >= 20, problem, dtype=torch.bfloat16)
+        train(peer, problem, rounds=20)
         before = [anchor.clone() for anchor in peer.anchor()]
-        until(lambda: peer.done, problem, dtype=torch.bfloat16)
+        train(peer, problem)
         after = peer.anchor()
     for one, other in zip(before, after, strict=True):
         assert float((one - other).abs().max()) < 1e-6
@@ -156,7 +157,7 @@ def test_ctrl_c_during_a_swap_saves_what_came_of_it(tmp_path):
 
     def train() -> None:
         with peer:
-            until(lambda: peer.round >= 2, problem)
+            train(peer, problem, rounds=2)
             begin = peer.swarm.begin
 
             class Interrupted:
@@ -172,7 +173,7 @@ def test_ctrl_c_during_a_swap_saves_what_came_of_it(tmp_path):
                     return self.outcome.result(within)
 
             peer.swarm.begin = lambda *args: Interrupted(begin(*args))  # type: ignore[method-assign]
-            until(lambda: False, problem)
+            train(peer, problem)
 
     with pytest.raises(KeyboardInterrupt):
         train()
@@ -182,3 +183,38 @@ def test_ctrl_c_during_a_swap_saves_what_came_of_it(tmp_path):
     for fragment in range(manifest.outer.fragments):
         assert torch.equal(saved.tensors[f"live/{fragment}"], saved.tensors[f"anchor/{fragment}"])
     assert saved.meta["progress"]["fragments"][0]["steps"] == 0
+
+
+# ---- the means of a run's moments, whatever became of its own ----
+
+
+def shared(peer: Peer) -> dict[str, torch.Tensor]:
+    return dict(peer.swarm.node.replica.states[0])
+
+
+def test_a_peer_that_starts_over_after_nan_has_the_shared_means(tmp_path: Path) -> None:
+    problem, events = adam(0), list[dict[str, object]]()
+    rare = {"first_moment": 1000, "second_moment": 1000}
+    manifest = run_terms("des_loc", run={"rounds": 1000}, outer=rare)
+    with alone(tmp_path, manifest, problem, on_nan="restart", observer=events.append) as peer:
+        train(peer, problem, rounds=1)
+        states = peer.swarm.node.replica.states
+        states[0] = {name: torch.full_like(mean_N, 0.5) for name, mean_N in states[0].items()}
+        poison(problem)
+        until(lambda: told(events, "restarted"), problem.step)
+        problem.step()
+        assert all(torch.equal(moments(problem)[name], shared(peer)[name]) for name in MOMENTS)
+
+
+def test_a_peer_that_replays_its_journal_has_the_means_of_the_commits_that_it_replays(tmp_path: Path) -> None:
+    manifest = run_terms("des_loc", run={"rounds": 1000}, outer={"first_moment": 1, "second_moment": 1})
+    problem, crashed = adam(0), tmp_path / "crashed"
+    with alone(tmp_path / "peer", manifest, problem, checkpoint_every=1000) as peer:
+        train(peer, problem, rounds=3)
+        shutil.copytree(tmp_path / "peer", crashed, ignore=shutil.ignore_patterns("*.sock", "*.lock"))
+    again = adam(1)
+    with alone(crashed, manifest, again, checkpoint_every=1000) as peer:
+        means = shared(peer)
+        assert all(mean_N.any() for mean_N in means.values())
+        again.step()
+        assert all(torch.equal(moments(again)[name], means[name]) for name in MOMENTS)

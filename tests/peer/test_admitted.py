@@ -1,9 +1,7 @@
 """A run that admits by token, with real peers: the invite lets in, without its token one ends with code 12."""
 
-import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,9 +12,9 @@ from decentral.cli import main
 from decentral.errors import NotAdmitted, UsageError
 from decentral.manifest import Manifest, preset_manifest
 from decentral.swarm.invite import Invite
+from tests.kit.problems import joined, until
 
 TOKEN = "correct-horse-battery"
-LOCAL = {"listen": ("/ip4/127.0.0.1/tcp/0",), "transport": "native", "lan": False}
 
 
 @pytest.fixture
@@ -24,19 +22,11 @@ def terms() -> Manifest:
     return preset_manifest("diloco", run={"salt": "test"}, swarm={"lease": 10.0, "shrink_after": 12.0})
 
 
-def peer_of(run: Manifest | str, out: Path, **options: object) -> decentral.Peer:
+def peer_of(run: Manifest | str, out: Path, **given: object) -> decentral.Peer:
     torch.manual_seed(0)
     model = torch.nn.Linear(8, 8)
-    return decentral.join(
-        run, model, torch.optim.SGD(model.parameters(), lr=0.1), out=out, **LOCAL, **options, alone=True
-    )
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline, nobody = time.monotonic() + 60, threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline
-        nobody.wait(0.05)
+    loop = SimpleNamespace(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    return joined(run, loop, out, **given)
 
 
 def test_who_has_the_invite_becomes_a_member_and_who_has_no_token_does_not(terms: Manifest, tmp_path: Path) -> None:

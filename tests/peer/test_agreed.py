@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,12 +14,9 @@ from torch import nn
 
 import decentral
 from decentral.errors import ConfigError
-from decentral.peer import Peer, join
-from decentral.swarm.identity import Identity
+from decentral.peer import Peer
 from decentral.training.inner_optimizers import ScheduleFree
-from decentral.transport.memory import MemoryNetwork
-from tests.kit.absent import alone
-from tests.kit.problems import Problem, run_terms
+from tests.kit.problems import Problem, alone, run_terms
 
 
 class Mixed(nn.Module):
@@ -35,17 +34,13 @@ class Mixed(nn.Module):
         return self.frozen(self.head(self.drop(self.norm(self.body(inputs))).to(torch.bfloat16)).float())
 
 
-def peer_of(
-    folder: Path,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    preset: str = "diloco",
-    moved: list[str] | None = None,
-) -> Peer:
-    transport = MemoryNetwork().transport(Identity.load_or_create(folder / "identity.key").signer)
-    terms = run_terms(preset, model={"task": "custom"})
-    plain = {"quiet": True, "lan": False, "alone": True}
-    return join(terms, model, optimizer, out=folder, transport=transport, moved=moved, **plain)
+def peer_of(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, **given: Any) -> Peer:
+    terms = run_terms("diloco", model={"task": "custom"})
+    return alone(folder, terms, SimpleNamespace(model=model, optimizer=optimizer), **given)
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.1)
 
 
 def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -64,7 +59,7 @@ def equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
 
 def test_the_agreed_model_has_the_names_shapes_and_dtypes_of_the_model_but_nothing_frozen(tmp_path: Path) -> None:
     model = Mixed()
-    optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.1)
+    optimizer = sgd(model)
     with peer_of(tmp_path, torch.compile(model, backend="eager"), optimizer) as peer:
         begun = peer.agreed()
         wanted = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("frozen")}
@@ -88,7 +83,7 @@ def test_what_was_there_comes_back_bit_for_bit_after_an_evaluation_of_what_is_ag
     tmp_path: Path, fails: bool
 ) -> None:
     model = Mixed()
-    optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.1)
+    optimizer = sgd(model)
     with peer_of(tmp_path, model, optimizer) as peer:
         for _ in range(8):
             step(model, optimizer)
@@ -121,8 +116,7 @@ def test_what_was_there_comes_back_bit_for_bit_after_an_evaluation_of_what_is_ag
 def test_a_teacher_comes_back_after_an_evaluation_of_what_is_agreed_and_a_buffer_may_be_gone(tmp_path: Path) -> None:
     model = Mixed()
     model.register_buffer("queue", torch.ones(3))
-    trained = [one for one in model.parameters() if one.requires_grad]
-    optimizer = torch.optim.SGD(trained, lr=0.1)
+    optimizer = sgd(model)
     with peer_of(tmp_path, model, optimizer, moved=["frozen"]) as peer:
         for _ in range(8):
             step(model, optimizer)
@@ -156,7 +150,7 @@ def test_an_optimizer_that_trains_elsewhere_than_it_learns_goes_on_with_the_same
 
 def test_an_evaluation_between_accumulated_gradients_is_no_change_of_the_parameters(tmp_path: Path) -> None:
     problem = Problem(0)
-    with alone(tmp_path, run_terms("diloco"), problem, quiet=True) as peer:
+    with alone(tmp_path, run_terms("diloco"), problem) as peer:
         problem.step()
         for _ in range(4):
             loss = problem.model(torch.randn(4, 64)).square().mean()
@@ -179,7 +173,7 @@ def test_nothing_is_agreed_before_the_block(tmp_path: Path) -> None:
 @pytest.mark.parametrize("preset", ["diloco", "streaming", "noloco"])
 def test_a_call_comes_with_every_round_on_the_training_thread_and_with_the_model_of_that_round(tmp_path, preset):
     problem, told, agreed = Problem(0), list[decentral.RoundEnded](), list[torch.Tensor]()
-    with alone(tmp_path, run_terms(preset), problem, quiet=True) as peer:
+    with alone(tmp_path, run_terms(preset), problem) as peer:
 
         @peer.on_round
         def note(ended: decentral.RoundEnded) -> None:
@@ -209,7 +203,7 @@ def test_what_such_a_call_raises_is_raised_by_the_step(tmp_path: Path) -> None:
         raise ZeroDivisionError(f"round {ended.round}")
 
     terms = run_terms("diloco")
-    with alone(tmp_path, terms, problem, quiet=True) as peer:
+    with alone(tmp_path, terms, problem) as peer:
         assert peer.on_round(fails) is fails
         for _ in range(5):
             problem.step()

@@ -18,9 +18,7 @@ from decentral.peer import Peer, join
 from decentral.peer.boundary import NewestRound, Word
 from decentral.tasks.batches import ShardPlace
 from decentral.training.clocks import OwnClock
-from tests.kit.absent import alone
-from tests.kit.participation import until
-from tests.kit.problems import LOOPBACK, Problem, run_terms
+from tests.kit.problems import LOOPBACK, Problem, alone, run_terms, until
 
 ROUNDS, STEPS = 8, 2
 TERMS = run_terms("diloco", run={"rounds": ROUNDS}, inner={"steps": STEPS})

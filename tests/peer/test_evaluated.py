@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,15 +14,12 @@ from decentral.errors import ConfigError
 from decentral.manifest import Manifest
 from decentral.observe.diagnostics import BANDS, ROUNDS
 from decentral.observe.health import health_sentence
-from decentral.observe.status import Status, read_status
-from decentral.peer import join
+from decentral.observe.status import read_status
 from decentral.peer.joining import check_processes
 from decentral.peer.participation import cause_of_being_behind
 from decentral.replica.figures import BEHIND_ALONE
 from decentral.training import reporting
-from tests.kit.absent import alone
-from tests.kit.participation import NET
-from tests.kit.problems import Problem, run_terms, run_together
+from tests.kit.problems import Problem, Swarm, alone, run_terms, run_together, told
 
 (BAND,) = (band for band in BANDS if band.figure == BEHIND_ALONE)
 PATIENT = {"deadline_floor": 20.0, "deadline_ceiling": 30.0}  # no round goes on without a peer that is slow
@@ -48,112 +44,79 @@ class Held(Problem):
         return (self.model(self.inputs) - self.inputs @ self.goal.T).square().mean()
 
 
-class Two:
-    """A founder, which may evaluate, and one that it invites, on loopback."""
+class Two(Swarm):
+    """A founder, which may evaluate, and one that it invites."""
 
-    def __init__(self, manifest: Manifest, folder: Path, logs: bool = False) -> None:
-        self.manifest, self.folder, self.logs = manifest, folder, logs
-        self.invited = threading.Event()
-        self.problems = [Held(number) for number in range(2)]
-        self.invite, self.digests = "", ["", ""]
-        self.events: list[dict[str, Any]] = []
-        self.last = Status()
-        self.drawn = torch.zeros(0)
+    def __init__(self, manifest: Manifest, folder: Path) -> None:
+        super().__init__(manifest, folder, Held(0), Held(1), commands=False)
 
-    def run(self, evaluate: Callable[[], Any] | None) -> None:
-        run_together(lambda: self.peer(0, evaluate), lambda: self.peer(1, None))
-
-    def peer(self, number: int, evaluate: Callable[[], Any] | None) -> None:
-        assert not number or self.invited.wait(60)
-        problem, out = self.problems[number], self.folder / f"peer{number}"
-        given: dict[str, Any] = {**NET, "out": out, "quiet": True, "commands": False}
-        if not number:
-            given["observer"] = self.events.append
-        with join(
-            self.invite or self.manifest, problem.model, problem.optimizer, evaluate=evaluate, **given, alone=True
-        ) as peer:
-            if not number:
-                self.invite = peer.invite
-                self.invited.set()
-            waited = threading.Event()
-            while len(peer.status().members) < 2:
-                waited.wait(0.02)
-            while not peer.done:
-                loss = problem.step()
-                if self.logs:
-                    peer.log(loss=loss)
-            self.digests[number] = peer.anchor_digest
-            if not number:
-                self.last = peer.status()
+    def evaluates(self, evaluate: Callable[[], Any] | None) -> Two:
+        """Run it; the founder by this function."""
+        run_together(lambda: self.peer(0, evaluate=evaluate), lambda: self.peer(1))
+        return self
 
     def told(self, event: str) -> list[dict[str, Any]]:
-        return [one for one in self.events if one["event"] == event]
+        """By the founder."""
+        return told(self.events[0], event)
 
 
-def test_a_peer_evaluates_around_commits_and_its_status_has_the_anchors_loss(tmp_path: Path) -> None:
-    two = Two(USUAL, tmp_path)
-    two.run(two.problems[0].evaluate)
-    found = two.told("metrics")
+def test_a_peer_evaluates_around_commits_which_are_the_same_to_the_bit_as_without(tmp_path: Path) -> None:
+    two, plain = Two(USUAL, tmp_path / "with"), Two(USUAL, tmp_path / "without")
+    two.evaluates(two.problems[0].evaluate)
+    found, last = two.told("metrics"), two.last[0]
     assert len(found) == 4
-    assert two.last.held_out_loss == found[-1]["held_out_loss"]
-    assert two.last.held_out_loss == pytest.approx(two.problems[0].evaluate().item(), rel=1e-6)
-    assert BEHIND_ALONE in two.last.diagnostics
+    assert last.held_out_loss == found[-1]["held_out_loss"]
+    assert last.held_out_loss == pytest.approx(two.problems[0].evaluate().item(), rel=1e-6)
+    assert BEHIND_ALONE in last.diagnostics
     assert found[0]["held_out_before"] > found[-1]["held_out_before"]
-
-
-def test_what_is_committed_is_the_same_to_the_bit_whether_or_not_somebody_evaluates(tmp_path: Path) -> None:
-    ended = []
-    for name, evaluates in (("with", True), ("without", False)):
-        two = Two(USUAL, tmp_path / name)
-        two.run(two.problems[0].evaluate if evaluates else None)
-        assert two.digests[0] == two.digests[1]
-        ended.append(two.digests[0])
-    assert len(two.told("commit")) == 4
-    assert ended[0] == ended[1]
+    plain.run()
+    assert len(plain.told("commit")) == 4
+    assert len({*two.digests.values(), *plain.digests.values()}) == 1
 
 
 def test_beside_overlap_it_evaluates_and_does_not_judge(tmp_path: Path) -> None:
     """A commit leaves no anchor there, and looks that are none were taken for a run that is behind."""
     two = Two(run_terms("streaming", run={"rounds": 4}, swarm=PATIENT), tmp_path)
-    two.run(two.problems[0].evaluate)
-    assert two.last.held_out_loss is not None
-    assert BEHIND_ALONE not in two.last.diagnostics
+    two.evaluates(two.problems[0].evaluate)
+    assert two.last[0].held_out_loss is not None
+    assert BEHIND_ALONE not in two.last[0].diagnostics
 
 
 def test_terms_by_which_together_falls_behind_are_said_with_their_cause_and_the_command(tmp_path: Path) -> None:
     """64 of 4,096 values: the commits of a short run take back most of what the steps gained."""
     two = Two(run_terms("sparseloco", run={"rounds": 12}, swarm=PATIENT), tmp_path)
-    two.run(two.problems[0].evaluate)
+    two.evaluates(two.problems[0].evaluate)
     (told,) = [one for one in two.told("out_of_band") if one["figure"] == BEHIND_ALONE]
     assert told["outer_step"] >= BAND.after + ROUNDS - 1
-    assert BEHIND_ALONE in two.last.out_of_band
-    (sentence,) = [one for one in two.last.notices if one.startswith("together lacks ")]
+    assert BEHIND_ALONE in two.last[0].out_of_band
+    (sentence,) = [one for one in two.last[0].notices if one.startswith("together lacks ")]
     assert "probably too little is sent: 94% of a round's change is left for later rounds" in sentence
     assert sentence.endswith("decentral tune SCRIPT.py:FUNCTION tries terms on your model, beside a peer alone")
-    now = replace(two.last, state="training", notices=(sentence,))
+    now = replace(two.last[0], state="training", notices=(sentence,))
     assert health_sentence(now).startswith(f"attention: {sentence}")
 
 
-def test_a_peer_that_was_refused_at_the_start_has_left_and_did_not_crash(tmp_path: Path) -> None:
-    peer = alone(tmp_path, USUAL, Problem(0), evaluate=lambda: "no number", commands=True)
-    with pytest.raises(ConfigError, match="is not one number"), peer:
+@pytest.mark.parametrize(
+    ("evaluate", "why"),
+    [(lambda: "no number", "is not one number"), (lambda: [][0], r"join\(evaluate=...\) raised IndexError")],
+    ids=["no number", "raises"],
+)
+def test_what_cannot_be_evaluated_at_first_is_the_callers_error_and_the_peer_has_left(
+    tmp_path: Path, evaluate: Callable[[], Any], why: str
+) -> None:
+    """No training begins, and its status does not look like one of a crash."""
+    peer = alone(tmp_path, USUAL, Problem(0), evaluate=evaluate, commands=True)
+    with pytest.raises(ConfigError, match=why), peer:
         raise AssertionError("training began")
-    assert read_status(peer.settings.out).state == "left"
-
-
-def test_a_function_that_raises_at_first_is_the_callers_error_and_starts_no_training(tmp_path: Path) -> None:
-    problem = Problem(0)
-    peer = alone(tmp_path, USUAL, problem, evaluate=lambda: [][0])
-    with pytest.raises(ConfigError, match=r"join\(evaluate=...\) raised IndexError"), peer:
-        raise AssertionError("training began")
+    assert read_status(tmp_path).state == "left"
 
 
 def test_a_function_that_raises_later_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     losses = iter([5.0, 4.0])
     two = Two(USUAL, tmp_path)
-    two.run(lambda: next(losses))
-    assert two.last.round == 4
-    assert two.last.rounds_contributed == 4
+    two.evaluates(lambda: next(losses))
+    assert two.last[0].round == 4
+    assert two.last[0].rounds_contributed == 4
     assert sum("join(evaluate=...) raised StopIteration" in one for one in caplog.messages) == 1
 
 
@@ -180,16 +143,17 @@ def test_ctrl_c_while_it_evaluates_loses_no_commit(tmp_path: Path) -> None:
 
     def interrupted() -> None:
         with pytest.raises(KeyboardInterrupt):
-            two.peer(0, evaluate)
+            two.peer(0, evaluate=evaluate)
 
-    run_together(interrupted, lambda: two.peer(1, None))
+    run_together(interrupted, lambda: two.peer(1))
     assert not two.told("checkpoint_failed")
     assert [one["outer_step"] for one in two.told("commit")][:1] == [1]
 
 
 def test_without_a_function_the_losses_that_the_loop_logs_are_judged(tmp_path: Path) -> None:
-    two = Two(USUAL.changed(model={"task": "custom"}, inner={"clip": None}), tmp_path, logs=True)
-    two.run(None)
-    assert -1.0 <= two.last.diagnostics[BEHIND_ALONE] <= 1.0
-    assert two.last.held_out_loss is None
+    two = Two(USUAL.changed(model={"task": "custom"}, inner={"clip": None}), tmp_path)
+    two.logs = True
+    two.run()
+    assert -1.0 <= two.last[0].diagnostics[BEHIND_ALONE] <= 1.0
+    assert two.last[0].held_out_loss is None
     assert "pass evaluate= to join to be surer" in cause_of_being_behind(USUAL, held_out=False)

@@ -8,39 +8,32 @@ import pytest
 
 import decentral
 from decentral.errors import InviteError, NoPeersError, UsageError
-from tests.kit.participation import until
-from tests.kit.problems import LOOPBACK, Problem, run_terms
+from tests.kit.problems import NET, Problem, joined, run_terms, train, until
 
 
 def test_the_newest_anchor_is_there_without_waiting_for_the_next(tmp_path: Path) -> None:
-    problem, net = Problem(0), {"listen": LOOPBACK, "transport": "native", "lan": False}
-    with decentral.join(
-        run_terms("diloco"), problem.model, problem.optimizer, out=tmp_path / "a", quiet=True, alone=True, **net
-    ) as peer:
-        with decentral.follow(peer.invite, out=tmp_path / "b", **net) as anchors:
+    problem = Problem(0)
+    with joined(run_terms("diloco"), problem, tmp_path / "a") as peer:
+        with decentral.follow(peer.invite, out=tmp_path / "b", **NET) as anchors:
             until(lambda: anchors.latest() is not None)
             first = anchors.latest()
             assert first is anchors.latest(), "again, until there is a newer one"
-            for _ in range(12):
-                problem.step()
+            train(peer, problem, rounds=2)
             until(lambda: anchors.latest().round == 2)
             assert anchors.latest().digest == peer.anchor_digest
-            while not peer.done:
-                problem.step()
+            train(peer, problem)
             until(lambda: anchors.latest().final)
             assert list(anchors) == [], "what was given is not given again"
         assert anchors.latest().final
 
 
 def test_nobody_there_is_said_by_the_look_too(tmp_path: Path) -> None:
-    problem, net = Problem(0), {"listen": LOOPBACK, "transport": "native", "lan": False}
-    with decentral.join(
-        run_terms("diloco"), problem.model, problem.optimizer, out=tmp_path / "a", quiet=True, **net
-    ) as peer:
-        invite, again = peer.invite, tmp_path / "b"
-        with decentral.follow(invite, out=again, **net) as anchors:
+    again = tmp_path / "b"
+    with joined(run_terms("diloco"), Problem(0), tmp_path / "a") as peer:
+        invite = peer.invite
+        with decentral.follow(invite, out=again, **NET) as anchors:
             next(anchors)
-    with decentral.follow(invite, out=again, join_timeout=0.5, **net) as anchors, pytest.raises(NoPeersError):
+    with decentral.follow(invite, out=again, join_timeout=0.5, **NET) as anchors, pytest.raises(NoPeersError):
         until(lambda: anchors.latest() is None and False)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,11 +27,10 @@ from decentral.state.export import export
 from decentral.training.inner import differences, read_inner_settings
 from decentral.training.live_model import LiveModel
 from decentral.training.live_side import Moments
+from tests.kit.problems import Swarm, joined
 from tests.kit.switches import OF_A_THREAD, SWITCHES
+from tests.kit.tables import long_but
 
-SETTINGS: dict[str, Any] = {
-    "listen": ("/ip4/127.0.0.1/tcp/0",), "transport": "native", "lan": False, "commands": False, "quiet": True,
-}  # fmt: skip
 Build = Callable[[int], tuple[nn.Module, Any]]
 
 
@@ -40,54 +40,6 @@ def terms(preset: str = "diloco", **tables: Any) -> Manifest:
     return preset_manifest(preset, swarm=patient, **(given | tables))
 
 
-class Swarm:
-    """Two peers that train until the run is done, each on its own thread."""
-
-    def __init__(
-        self,
-        build: Build,
-        folder: Path,
-        manifest: Manifest | None = None,
-        within: Callable[[], AbstractContextManager[object]] = nullcontext,
-    ) -> None:
-        self.build, self.folder, self.manifest, self.within = build, folder, manifest or terms(), within
-        self.digests, self.models, self.errors = ["", ""], list[nn.Module](), list[BaseException]()
-        self._invite, self._invited = "", threading.Event()
-
-    def run(self, step: Callable[[nn.Module, Any, int], None]) -> None:
-        threads = [threading.Thread(target=self._guarded, args=(n, step), daemon=True) for n in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(90)
-        if self.errors:
-            raise self.errors[0]
-        assert self.digests[0] == self.digests[1] != ""
-
-    def _guarded(self, number: int, step: Callable[[nn.Module, Any, int], None]) -> None:
-        try:
-            with self.within():
-                self._train(number, step)
-        except BaseException as error:  # noqa: BLE001 - raised by ``run``, in the test's thread
-            self.errors.append(error)
-        finally:
-            self._invited.set()
-
-    def _train(self, number: int, step: Callable[[nn.Module, Any, int], None]) -> None:
-        assert number == 0 or self._invited.wait(60)
-        model, optimizer = self.build(number)
-        self.models.append(model)
-        run = self._invite if number else self.manifest
-        with decentral.join(run, model, optimizer, out=self.folder / str(number), **SETTINGS) as peer:
-            if not number:
-                self._invite = peer.invite
-                self._invited.set()
-            peer.wait_for_company()
-            while not peer.done:
-                step(model, optimizer, number)
-            self.digests[number] = peer.anchor_digest
-
-
 def stepped(model: nn.Module, optimizer: Any, number: int) -> None:
     sum(
         p.float().square().sum() + (number + 1) * p.float().sum() for p in model.parameters() if p.requires_grad
@@ -95,6 +47,32 @@ def stepped(model: nn.Module, optimizer: Any, number: int) -> None:
     for one in optimizer if isinstance(optimizer, list) else [optimizer]:
         one.step()
         one.zero_grad()
+
+
+@dataclass
+class Loop:
+    """A model and an optimizer of somebody else's, and how they are stepped."""
+
+    model: nn.Module
+    optimizer: Any
+    number: int = 0
+    stepped: Callable[[nn.Module, Any, int], None] = stepped
+
+    def step(self) -> float:
+        self.stepped(self.model, self.optimizer, self.number)
+        return 0.0
+
+
+class Two(Swarm):
+    """Two peers of what ``build`` makes; each thread is in ``within``."""
+
+    def __init__(self, build: Build, folder: Path, manifest: Manifest | None = None, step: Any = stepped) -> None:
+        super().__init__(manifest or terms(), folder, *(Loop(*build(number), number, step) for number in range(2)))
+        self.within: Callable[[], AbstractContextManager[object]] = nullcontext
+
+    def peer(self, number: int, **given: Any) -> None:
+        with self.within():
+            super().peer(number, **given)
 
 
 # ---- modules ----
@@ -170,13 +148,13 @@ def test_every_kind_of_parameter_takes_part_and_what_is_frozen_is_kept_in_its_pa
             model = nn.DataParallel(model)
         return model, torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.01)
 
-    swarm = Swarm(build, tmp_path)
-    swarm.run(stepped)
-    first, second = ({n: p.detach() for n, p in LiveModel(m, 1, None).trained.items()} for m in swarm.models)
+    swarm = Two(build, tmp_path).ends_alike()
+    models = [LiveModel(loop.model, 1, None) for loop in swarm.problems]
+    first, second = ({name: p.detach() for name, p in model.trained.items()} for model in models)
     assert list(first) == list(second)
     assert not any("module." in name for name in first if name not in ("module.weight", "module.bias"))
     assert all(torch.equal(first[name], second[name]) for name in first)
-    export(tmp_path / "0" / "checkpoints", tmp_path / "model")
+    export(tmp_path / "peer0" / "checkpoints", tmp_path / "model")
     stored = load_file(tmp_path / "model" / "model.safetensors")
     assert stored["base.codes"].dtype == torch.int8
     assert stored["eight"].dtype == torch.float8_e4m3fn
@@ -199,18 +177,6 @@ def test_a_dtype_that_no_file_has_a_word_for_is_kept_as_its_bytes(tmp_path: Path
     assert frozen_digest(read_frozen(tmp_path, live.schema.frozen)["base"]) == live.schema.frozen[0].digest
 
 
-def lazy() -> nn.Module:
-    return nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 1))
-
-
-def lazy_buffer() -> nn.Module:
-    return nn.Sequential(nn.Linear(3, 3), nn.LazyBatchNorm1d(affine=False))
-
-
-def on_meta() -> nn.Module:
-    return nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta"))
-
-
 def unread() -> nn.Module:
     model = nn.Linear(4, 4)
     model.base = quantised(Packed)
@@ -226,12 +192,16 @@ def taken_apart() -> nn.Module:
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
-        (lazy, r"0\.weight has no shape yet.*run one batch"),
-        (lazy_buffer, r"1\.running_mean has no shape yet"),
-        (on_meta, r"1\.weight is on the meta device.*load the weights"),
+        (lambda: nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 1)), r"0\.weight has no shape yet.*run one batch"),
+        (lambda: nn.Sequential(nn.Linear(3, 3), nn.LazyBatchNorm1d(affine=False)), r"1\.running_mean has no shape yet"),
+        (
+            lambda: nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta")),
+            r"1\.weight is on the meta device.*load the weights",
+        ),
         (unread, r"base is frozen, and its bytes cannot be read \(.*Packed of float32: .*hold it in a plain tensor"),
         (taken_apart, r"weight is taken apart by DeepSpeed"),
     ],
+    ids=["lazy", "lazy buffer", "on meta", "unread", "taken apart"],
 )
 def test_a_module_without_values_is_refused_by_name_before_anything_is_begun(
     tmp_path: Path, make: Callable[[], nn.Module], sentence: str
@@ -239,7 +209,7 @@ def test_a_module_without_values_is_refused_by_name_before_anything_is_begun(
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ConfigError, match=sentence):
-        decentral.join(terms(), model, optimizer, out=tmp_path / "run", **SETTINGS)
+        joined(terms(), Loop(model, optimizer), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -277,15 +247,15 @@ def looked_up(model: Any, optimizers: Any, number: int) -> None:
         one.zero_grad()
 
 
-@pytest.mark.parametrize("preset", ["diloco", "sparseloco", "des_loc", "noloco"])
+@pytest.mark.parametrize("preset", long_but(["sparseloco", "des_loc"], ["diloco", "sparseloco", "des_loc", "noloco"]))
 def test_sparse_embeddings_train_with_methods_that_look_at_parameters_and_moments(tmp_path: Path, preset: str):
-    Swarm(sparse, tmp_path, terms(preset)).run(looked_up)
+    Two(sparse, tmp_path, terms(preset), looked_up).ends_alike()
 
 
 def test_an_embedding_with_sparse_gradients_is_named_where_a_method_changes_all_of_them(tmp_path: Path):
     model, optimizers = sparse(0)
     with pytest.raises(ConfigError, match=r"the gradient of table\.weight is sparse.*sparse=False.*another method"):
-        decentral.join(terms("scaffold"), model, optimizers, out=tmp_path / "run", **SETTINGS)
+        joined(terms("scaffold"), Loop(model, optimizers), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -302,7 +272,7 @@ def test_a_gradient_that_is_sparse_otherwise_is_named_when_it_is_changed():
 # ---- torch's switches ----
 
 
-@pytest.mark.parametrize("switch", SWITCHES)
+@pytest.mark.parametrize("switch", long_but(("bfloat16", "another device", "inference"), tuple(SWITCHES)))
 def test_a_script_that_has_thrown_a_switch_of_torchs_takes_part(tmp_path: Path, switch: str):
     """Its own model is as it made it; scaffold makes the most on the training thread."""
 
@@ -317,9 +287,10 @@ def test_a_script_that_has_thrown_a_switch_of_torchs_takes_part(tmp_path: Path, 
         optimizer.step()
         optimizer.zero_grad()
 
-    within = SWITCHES[switch] if switch in OF_A_THREAD else nullcontext
     with SWITCHES[switch]():
-        Swarm(build, tmp_path, terms("scaffold"), within=within).run(step)
+        two = Two(build, tmp_path, terms("scaffold"), step)
+        two.within = SWITCHES[switch] if switch in OF_A_THREAD else nullcontext
+        two.ends_alike()
 
 
 # ---- parameter groups ----
@@ -332,28 +303,29 @@ class Group:
         self.param_groups = list(groups)
 
 
-@pytest.mark.parametrize(
-    "group",
-    [
-        {"lr": None, "weight_decay": None, "betas": None},
-        {"lr": lambda step: 1e-3},
-        {"lr": torch.tensor([1.0, 2.0]), "betas": (None, None)},
-        {"lr": "auto", "betas": torch.tensor(0.9)},
-        {},
-    ],
-)
-def test_what_is_no_number_is_not_compared(group: dict[str, Any]):
-    inner = Inner(learning_rate=0.1, weight_decay=0.0, beta1=0.9, beta2=0.95)
-    assert {key for key, _, _ in differences(inner, [Group(group)])} == {"optimizer"}  # type: ignore[list-item]
-    assert "learning_rate" not in read_inner_settings([Group(group)])  # type: ignore[list-item]
+NOT_NUMBERS: list[dict[str, Any]] = [
+    {"lr": None, "weight_decay": None, "betas": None},
+    {"lr": lambda step: 1e-3},
+    {"lr": torch.tensor([1.0, 2.0]), "betas": (None, None)},
+    {"lr": "auto", "betas": torch.tensor(0.9)},
+    {},
+]
 
 
-def test_numbers_are_compared_in_a_tensor_too():
-    inner = Inner(learning_rate=0.1, weight_decay=0.0)
-    same, other = Group({"lr": torch.tensor(0.1, dtype=torch.float64)}), Group({"lr": torch.tensor([0.2])})
-    assert "learning_rate" not in {key for key, _, _ in differences(inner, [same])}  # type: ignore[list-item]
-    assert ("learning_rate", "0.1", "0.2") in differences(inner, [other])  # type: ignore[list-item]
-    assert read_inner_settings([other])["learning_rate"] == pytest.approx(0.2)  # type: ignore[list-item]
+def test_numbers_are_compared_in_a_tensor_too_and_what_is_no_number_is_not():
+    def compared(group: dict[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
+        inner, held = Inner(learning_rate=0.1, weight_decay=0.0, beta1=0.9, beta2=0.95), [Group(group)]
+        return {key: there for key, _, there in differences(inner, held)}, read_inner_settings(held)  # type: ignore[arg-type]
+
+    for group in NOT_NUMBERS:
+        told, read = compared(group)
+        assert told.keys() == {"optimizer"}, group
+        assert "learning_rate" not in read, group
+    told, _ = compared({"lr": torch.tensor(0.1, dtype=torch.float64)})
+    assert "learning_rate" not in told
+    told, read = compared({"lr": torch.tensor([0.2])})
+    assert told["learning_rate"] == "0.2"
+    assert read["learning_rate"] == pytest.approx(0.2)
 
 
 def test_adafactor_that_finds_its_rate_founds_and_trains(tmp_path: Path):
@@ -365,33 +337,23 @@ def test_adafactor_that_finds_its_rate_founds_and_trains(tmp_path: Path):
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # its own, of torch's deprecated overloads
-        Swarm(build, tmp_path).run(stepped)
-    decentral.join(
-        model=(made := build(0))[0], optimizer=made[1], preset="diloco", rounds=3, steps=2, out=tmp_path / "x"
-    )
+        Two(build, tmp_path).ends_alike()
+    model, optimizer = build(0)
+    decentral.join(model=model, optimizer=optimizer, preset="diloco", rounds=3, steps=2, out=tmp_path / "x")
 
 
 # ---- processes ----
 
 
-@pytest.mark.parametrize("given", [None, "alone"])
+@pytest.mark.parametrize("knows_itself", [False, True], ids=["no accelerator", "one alone"])
 def test_one_of_several_processes_that_knows_of_no_other_is_told_how_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, knows_itself: bool
 ):
-    class Alone:
-        num_processes, is_main_process, device = 1, True, torch.device("cpu")
-
-        def unwrap_model(self, model: nn.Module) -> nn.Module:
-            return model
-
+    whole = {"unwrap_model": lambda model: model}
+    accelerator = SimpleNamespace(num_processes=1, is_main_process=True, device=torch.device("cpu"), **whole)
     monkeypatch.setenv("WORLD_SIZE", "2")
     model = nn.Linear(2, 2)
+    loop = Loop(model, torch.optim.SGD(model.parameters(), lr=0.1))
     with pytest.raises(ConfigError, match=r"WORLD_SIZE is 2.*ACCELERATE_USE_CPU=true before the command.*one peer"):
-        decentral.join(
-            terms(),
-            model,
-            torch.optim.SGD(model.parameters(), lr=0.1),
-            out=tmp_path / "run",
-            accelerator=None if given is None else Alone(),
-        )
+        joined(terms(), loop, tmp_path / "run", accelerator=accelerator if knows_itself else None)
     assert not (tmp_path / "run").exists()

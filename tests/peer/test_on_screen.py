@@ -4,24 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
-import time
 from pathlib import Path
-from typing import Any
 
 import anyio
 import pytest
 
 from decentral.observe.requests import ask
 from decentral.observe.status import ENDED, read_status
-from decentral.peer import join
 from decentral.transport.native.transport import NativeTransport
 from decentral.transport.paths import SPEED_NBYTES, measure_speed
 from decentral.wire.keys import Signer, peer_from_name
-from tests.kit.absent import alone
-from tests.kit.problems import LOOPBACK, Problem, run_terms
+from tests.kit.problems import LOOPBACK, PATIENCE, Problem, alone, joined, run_terms, train, until
 
-LONG = 60.0  # s
 SCRIPT = """
 import logging, sys
 import torch
@@ -39,8 +33,8 @@ with join(manifest, problem.model, problem.optimizer, **settings) as peer:
 """
 
 
-def stderr_of(folder: Path, *arguments: str) -> list[str]:
-    command = [sys.executable, "-c", SCRIPT, *arguments]
+def stderr_of(folder: Path, *arguments: str, script: str = SCRIPT) -> list[str]:
+    command = [sys.executable, "-c", script, *arguments]
     return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stderr.splitlines()
 
 
@@ -54,15 +48,14 @@ def test_a_script_says_how_it_is_on_stderr_in_lines_that_say_who_speaks(tmp_path
     assert len(lines) == len(set(lines))
 
 
-@pytest.mark.parametrize("quiet", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_what_is_logged_says_who_speaks_where_logging_is_not_configured(tmp_path: Path, quiet: bool) -> None:
+@pytest.mark.parametrize("volume", ["loud", pytest.param("quiet", marks=pytest.mark.long)])
+def test_what_is_logged_says_who_speaks_where_logging_is_not_configured(tmp_path: Path, volume: str) -> None:
     """Python prints a warning without a handler bare: two lines for one thing, and one of them from nobody."""
     script = SCRIPT.replace("logging.basicConfig(", "dict(").replace("weight_decay=0.1", "weight_decay=0.3")
-    command = [sys.executable, "-c", script, "quiet" if quiet else "loud", "commands"]
-    lines = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True).stderr.splitlines()
+    lines = stderr_of(tmp_path, volume, "commands", script=script)
     assert all(line.startswith("decentral: ") for line in lines)
     told = [line for line in lines if "weight_decay is 0.1 in the manifest and 0.3 in this loop" in line]
-    assert [line.startswith("decentral: warning: inner optimizer: ") for line in told] == [] if quiet else [True]
+    assert [line.startswith("decentral: warning: inner optimizer: ") for line in told] == [True] * (volume == "loud")
 
 
 def test_a_script_that_asks_for_quiet_gets_it(tmp_path: Path) -> None:
@@ -71,39 +64,19 @@ def test_a_script_that_asks_for_quiet_gets_it(tmp_path: Path) -> None:
 
 def test_the_way_to_a_member_is_told_as_soon_as_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("decentral.transport.paths.LOOK_EVERY", 1e6)  # s: only who asks for it gets a look
-    first, second = Problem(0), Problem(1)
-    net: dict[str, Any] = {"listen": LOOPBACK, "transport": "native", "lan": False}
     terms = run_terms("sparseloco", run={"rounds": 10**6})
-    with (
-        join(terms, first.model, first.optimizer, out=tmp_path / "a", **net, alone=True) as host,
-        join(host.invite, second.model, second.optimizer, out=tmp_path / "b", **net, alone=True) as joiner,
-    ):
+    with joined(terms, Problem(0), tmp_path / "a") as host, joined(host.invite, Problem(1), tmp_path / "b") as joiner:
         for peer in (host, joiner):
-            deadline = time.monotonic() + LONG
-            while {member.get("path") for member in peer.status().members} != {None, "direct"}:
-                threading.Event().wait(0.05)
-                assert time.monotonic() < deadline
+            until(lambda peer=peer: {member.get("path") for member in peer.status().members} == {None, "direct"})
 
 
 def test_a_script_that_is_paused_trains_on_and_its_status_says_so(tmp_path: Path) -> None:
     problem, manifest = Problem(0), run_terms("sparseloco", run={"rounds": 10**6}, inner={"steps": 2})
-    with join(
-        manifest,
-        problem.model,
-        problem.optimizer,
-        out=tmp_path,
-        listen=LOOPBACK,
-        transport="native",
-        lan=False,
-        alone=True,
-    ) as peer:
+    with alone(tmp_path, manifest, problem) as peer:
         assert read_status(tmp_path).trains_while_paused
         assert read_status(tmp_path).own_loop
         ask(tmp_path, "pause")
-        deadline = time.monotonic() + LONG
-        while read_status(tmp_path).state != "paused":
-            problem.step()
-            assert time.monotonic() < deadline
+        until(lambda: read_status(tmp_path).state == "paused", problem.step)
         assert "your loop trains on, and contributes nothing" in read_status(tmp_path).health
         steps, at = peer.inner_steps, peer.round
         for _ in range(6):
@@ -115,42 +88,30 @@ def test_the_status_has_both_losses_and_how_long_the_run_still_takes(tmp_path: P
     problem, manifest = Problem(0), run_terms("sparseloco", run={"rounds": 100}, inner={"steps": 2})
     with alone(tmp_path, manifest, problem) as peer:
         assert peer.status().seconds_left is None
-        while peer.round < 3:
-            problem.step()
+        train(peer, problem, rounds=3)
         peer.log(loss=2.5, held_out_loss=2.75)
         status = peer.status()
     assert (status.loss, status.held_out_loss) == (2.5, 2.75)
     assert status.seconds_left is not None
-    assert 0 < status.seconds_left < 97 * LONG
+    assert 0 < status.seconds_left < 97 * PATIENCE
 
 
 def test_a_run_that_ends_by_time_has_no_more_left_than_that(tmp_path: Path) -> None:
-    problem, manifest = Problem(0), run_terms("sparseloco", run={"rounds": 10**6, "minutes": 2.0})
-    with alone(tmp_path, manifest, problem) as peer:
+    manifest = run_terms("sparseloco", run={"rounds": 10**6, "minutes": 2.0})
+    with alone(tmp_path, manifest, Problem(0)) as peer:
         left = peer.status().seconds_left
     assert left is not None
     assert 0 < left <= 120
 
 
 def test_a_script_that_failed_has_no_last_word(tmp_path: Path) -> None:
-    problem, manifest = Problem(0), run_terms("sparseloco")
-    with pytest.raises(ZeroDivisionError), alone(tmp_path, manifest, problem):
+    with pytest.raises(ZeroDivisionError), alone(tmp_path, run_terms("sparseloco"), Problem(0)):
         raise ZeroDivisionError
     assert read_status(tmp_path).state not in ENDED
 
 
 def test_bytes_that_strangers_cause_by_measuring_are_not_the_runs_cost(tmp_path: Path) -> None:
-    problem, manifest = Problem(0), run_terms("sparseloco")
-    with join(
-        manifest,
-        problem.model,
-        problem.optimizer,
-        out=tmp_path,
-        listen=LOOPBACK,
-        transport="native",
-        lan=False,
-        alone=True,
-    ) as peer:
+    with joined(run_terms("sparseloco"), Problem(0), tmp_path) as peer:
         before = peer.status()
 
         async def measure() -> None:

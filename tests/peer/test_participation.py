@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,17 +22,14 @@ from decentral.peer import Peer, join
 from decentral.peer.participation import Participation
 from decentral.peer.saved import WriteBehind
 from decentral.state.checkpoint import load_newest
-from decentral.state.durable import Disk
 from decentral.state.export import export
-from decentral.swarm.identity import Identity
-from decentral.transport.memory import MemoryNetwork
-from tests.kit.absent import alone
-from tests.kit.participation import NET, PATIENCE, train, until
-from tests.kit.problems import Problem, run_terms
+from tests.kit.disks import SlowDisk
+from tests.kit.problems import NET, PATIENCE, Problem, Swarm, adam, alone, joined, run_terms, train, until
+from tests.kit.tables import long_but
 
 OVER = "This run is over: decentral export {} --to model/"
 WAS_OVER = f"{OVER}; a new run takes another folder, --out or join(out=...)"
-NOWHERE: dict[str, Any] = {**NET, "listen": ("/ip4/192.0.2.1/tcp/1",)}  # not of this machine: to listen would fail
+NOWHERE: dict[str, Any] = {"listen": ("/ip4/192.0.2.1/tcp/1",)}  # not of this machine: to listen would fail
 
 
 def anchors_kept(out: Path) -> list[torch.Tensor]:
@@ -42,37 +38,32 @@ def anchors_kept(out: Path) -> list[torch.Tensor]:
     return [tensor for name, tensor in sorted(checkpoint.tensors.items()) if name.startswith("anchor/")]
 
 
-class First:
+class First(Swarm):
     """The run's first peer, on a thread of its own, which keeps serving after the end."""
 
-    def __init__(self, manifest: Manifest, out: Path, company: int) -> None:
-        self.problem, self.company, self.alone = Problem(0), company, threading.Event()
-        self.ready, self.met, self.over = threading.Event(), threading.Event(), threading.Event()
-        self.peer = join(
-            manifest, self.problem.model, self.problem.optimizer, out=out, keep_serving=True, **NET, alone=True
-        )
-        self.invite = ""
+    def __init__(self, manifest: Manifest, folder: Path, company: int) -> None:
+        super().__init__(manifest, folder, Problem(0), keep_serving=True)
+        self.company, self.met, self.over = company, threading.Event(), threading.Event()
 
     def live(self) -> None:
-        with self.peer as peer:
-            self.invite = peer.invite
-            self.ready.set()
-            until(lambda: len(peer.status().members) >= self.company)
+        with self.enters(0) as self.one:
+            until(lambda: len(self.one.status().members) >= self.company)
             self.met.set()
-            train(peer, self.problem)
+            train(self.one, self.problems[0])
             self.over.set()
 
 
 @contextmanager
-def first_peer(manifest: Manifest, out: Path, company: int = 1) -> Iterator[First]:
-    first = First(manifest, out, company)
+def first_peer(manifest: Manifest, folder: Path, company: int = 1) -> Iterator[First]:
+    """In ``peer0`` of the folder."""
+    first = First(manifest, folder, company)
     thread = threading.Thread(target=first.live, daemon=True)
     thread.start()
     try:
-        assert first.ready.wait(PATIENCE)
+        assert first.invited.wait(PATIENCE)
         yield first
     finally:
-        first.peer.leave()
+        first.one.leave()
         thread.join(PATIENCE)
     assert not thread.is_alive()
 
@@ -80,28 +71,26 @@ def first_peer(manifest: Manifest, out: Path, company: int = 1) -> Iterator[Firs
 def finished(manifest: Manifest, out: Path, **settings: Any) -> tuple[str, int, int]:
     """A folder in which a run was trained to its end; digest, rounds and inner steps."""
     problem = Problem(0)
-    with join(manifest, problem.model, problem.optimizer, out=out, **NET, **settings, alone=True) as peer:
+    with joined(manifest, problem, out, **settings) as peer:
         train(peer, problem)
         return peer.anchor_digest, peer.round, peer.inner_steps
 
 
 def test_the_merge_at_the_end_of_a_gossip_run_is_no_seventh_of_six_rounds(tmp_path: Path) -> None:
     problem = Problem(0)
-    transport = MemoryNetwork().transport(Identity.load_or_create(tmp_path / "identity.key").signer)
-    manifest = run_terms("noloco", inner={"steps": 2})
-    with join(manifest, problem.model, problem.optimizer, out=tmp_path, transport=transport, alone=True) as peer:
+    with alone(tmp_path, run_terms("noloco", inner={"steps": 2}), problem) as peer:
         train(peer, problem)
     assert (peer.status().round, peer.status().rounds_seen) == (6, 0)  # whoever is alone has nobody to miss
 
 
-@pytest.mark.parametrize("preset", ["sparseloco", "streaming", "noloco"])
+@pytest.mark.parametrize("preset", long_but(["sparseloco", "noloco"], ["sparseloco", "streaming", "noloco"]))
 def test_a_folder_that_holds_the_last_commit_is_done_at_once_and_asks_nobody(tmp_path, preset, caplog):
     manifest = run_terms(preset, run={"rounds": 3})
     ended = finished(manifest, tmp_path)
     kept = {path.name for path in (tmp_path / "checkpoints").iterdir()}
     caplog.clear()
     again = Problem(1)
-    with join(manifest, again.model, again.optimizer, out=tmp_path, **NOWHERE, alone=True) as peer:
+    with joined(manifest, again, tmp_path, **NOWHERE) as peer:
         assert peer.done
         assert (peer.anchor_digest, peer.round, peer.inner_steps) == ended
         assert torch.equal(again.flat(), torch.cat(peer.anchor()))
@@ -116,25 +105,25 @@ def test_a_last_commit_that_only_the_journal_holds_is_made_a_checkpoint_without_
     ended = finished(manifest, tmp_path, checkpoint_every=1000)
     shutil.rmtree(max((tmp_path / "checkpoints").iterdir()))  # as a kill right after the commit leaves it
     again = Problem(0)
-    with join(manifest, again.model, again.optimizer, out=tmp_path, **NOWHERE, alone=True) as peer:
+    with joined(manifest, again, tmp_path, **NOWHERE) as peer:
         assert peer.done
         assert (peer.anchor_digest, peer.round) == ended[:2]
         anchors = peer.anchor()
     assert all(map(torch.equal, anchors_kept(tmp_path), anchors))
 
 
-@pytest.mark.parametrize("preset", ["sparseloco", "noloco"])
+@pytest.mark.parametrize("preset", long_but(["noloco"], ["sparseloco", "noloco"]))
 def test_a_newcomer_gets_the_last_state_from_a_peer_that_keeps_serving(tmp_path, preset, caplog):
-    with first_peer(run_terms(preset, run={"rounds": 2}), tmp_path / "a") as first:
+    with first_peer(run_terms(preset, run={"rounds": 2}), tmp_path) as first:
         assert first.over.wait(PATIENCE)
         late = Problem(1)
-        with join(first.invite, late.model, late.optimizer, out=tmp_path / "b", require_peers=2, **NET) as peer:
+        with joined(first.invite, late, tmp_path / "b", require_peers=2) as peer:
             assert peer.done
-            assert peer.anchor_digest == first.peer.anchor_digest
+            assert peer.anchor_digest == first.one.anchor_digest
             assert peer.inner_steps == 0
     assert OVER.format(tmp_path / "b") in caplog.messages
     export(tmp_path / "b/checkpoints", tmp_path / "model")
-    assert all(map(torch.equal, anchors_kept(tmp_path / "b"), anchors_kept(tmp_path / "a")))
+    assert all(map(torch.equal, anchors_kept(tmp_path / "b"), anchors_kept(tmp_path / "peer0")))
 
 
 @pytest.fixture(autouse=True)
@@ -149,9 +138,9 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 @pytest.mark.parametrize("preset", ["sparseloco", pytest.param("noloco", marks=pytest.mark.long)])
 def test_a_member_that_was_away_at_the_end_comes_back_to_the_last_state(tmp_path, preset, caplog):
-    with first_peer(run_terms(preset, run={"rounds": 8}), tmp_path / "a", company=2) as first:
+    with first_peer(run_terms(preset, run={"rounds": 8}), tmp_path, company=2) as first:
         mine = Problem(1)
-        with join(first.invite, mine.model, mine.optimizer, out=tmp_path / "b", **NET, alone=True) as peer:
+        with joined(first.invite, mine, tmp_path / "b") as peer:
             assert first.met.wait(PATIENCE)  # two gossip rounds alone can be over before the first peer saw this one
             train(peer, mine, rounds=2)
             made = peer.round
@@ -159,45 +148,41 @@ def test_a_member_that_was_away_at_the_end_comes_back_to_the_last_state(tmp_path
         assert said in caplog.messages
         assert first.over.wait(PATIENCE)
         back = Problem(1)
-        with join(first.invite, back.model, back.optimizer, out=tmp_path / "b", **NET, alone=True) as peer:
+        with joined(first.invite, back, tmp_path / "b") as peer:
             train(peer, back)
-            assert peer.anchor_digest == first.peer.anchor_digest
+            assert peer.anchor_digest == first.one.anchor_digest
     assert caplog.messages.count(OVER.format(tmp_path / "b")) == 1
-    assert all(map(torch.equal, anchors_kept(tmp_path / "b"), anchors_kept(tmp_path / "a")))
+    assert all(map(torch.equal, anchors_kept(tmp_path / "b"), anchors_kept(tmp_path / "peer0")))
 
 
 def test_a_finished_folder_serves_again_when_it_is_asked_to(tmp_path):
     manifest = run_terms("sparseloco", run={"rounds": 2})
-    digest, _, _ = finished(manifest, tmp_path / "a")
-    with first_peer(manifest, tmp_path / "a") as first:
+    digest, _, _ = finished(manifest, tmp_path / "peer0")
+    with first_peer(manifest, tmp_path) as first:
         assert first.over.wait(PATIENCE)
         late = Problem(1)
-        with join(first.invite, late.model, late.optimizer, out=tmp_path / "b", **NET, alone=True) as peer:
+        with joined(first.invite, late, tmp_path / "b") as peer:
             assert (peer.done, peer.anchor_digest) == (True, digest)
 
 
-def test_a_loop_that_ends_early_says_what_the_run_still_has_before_it(tmp_path, caplog):
+@pytest.mark.parametrize("asked", [False, True], ids=["it ends early", "it was asked to leave"])
+def test_a_loop_that_ends_early_says_what_the_run_still_has_before_it_unless_it_was_asked_to_leave(
+    tmp_path, caplog, asked
+):
     problem = Problem(0)
-    with join(run_terms("sparseloco"), problem.model, problem.optimizer, out=tmp_path, **NET, alone=True) as peer:
+    with alone(tmp_path, run_terms("sparseloco"), problem) as peer:
+        if asked:
+            peer.leave()
         train(peer, problem, rounds=2)
-    assert told(caplog) == [
-        "left after 2 of 6 rounds; the run goes on without this peer; loop until peer.done",
-    ]
-
-
-def test_a_peer_that_was_asked_to_leave_says_nothing_of_its_loop(tmp_path, caplog):
-    problem = Problem(0)
-    with join(run_terms("sparseloco"), problem.model, problem.optimizer, out=tmp_path, **NET, alone=True) as peer:
-        peer.leave()
-        train(peer, problem)
-    assert told(caplog) == []
+    early = ["left after 2 of 6 rounds; the run goes on without this peer; loop until peer.done"]
+    assert told(caplog) == ([] if asked else early)
 
 
 def test_who_is_left_alone_says_so_and_by_whom(tmp_path, caplog):
     manifest = run_terms("sparseloco", run={"rounds": 1000})
     problem, other = Problem(0), Problem(1)
-    with join(manifest, problem.model, problem.optimizer, out=tmp_path / "a", **NET, alone=True) as peer:
-        with join(peer.invite, other.model, other.optimizer, out=tmp_path / "b", **NET, alone=True) as partner:
+    with joined(manifest, problem, tmp_path / "a") as peer:
+        with joined(peer.invite, other, tmp_path / "b") as partner:
             until(lambda: bool(peer.swarm.node.company.here))
             name = partner.status().peer
         until(lambda: bool(peer.status().gone))
@@ -224,7 +209,7 @@ def test_the_wait_for_a_second_peer_takes_none_of_the_runs_time_and_hears_pause_
             heard.append(state)
         ask(tmp_path, "leave")
 
-    with join(run_terms("sparseloco"), problem.model, problem.optimizer, out=tmp_path, **NET, alone=True) as peer:
+    with joined(run_terms("sparseloco"), problem, tmp_path) as peer:
         thread = threading.Thread(target=steer, daemon=True)
         thread.start()
         peer.wait_for_company()
@@ -236,11 +221,11 @@ def test_the_wait_for_a_second_peer_takes_none_of_the_runs_time_and_hears_pause_
 def test_the_wait_for_a_second_peer_ends_when_one_comes_and_is_none_for_a_run_that_had_one(tmp_path):
     manifest = run_terms("sparseloco", run={"rounds": 1000})
     problem, other = Problem(0), Problem(1)
-    with join(manifest, problem.model, problem.optimizer, out=tmp_path / "a", **NET, alone=True) as peer:
-        with join(peer.invite, other.model, other.optimizer, out=tmp_path / "b", **NET, alone=True):
+    with joined(manifest, problem, tmp_path / "a") as peer:
+        with joined(peer.invite, other, tmp_path / "b"):
             peer.wait_for_company()
         assert (peer.done, peer.inner_steps) == (False, 0)
-    with join(manifest, problem.model, problem.optimizer, out=tmp_path / "a", **NET, alone=True) as peer:
+    with joined(manifest, problem, tmp_path / "a") as peer:
         peer.wait_for_company()
         assert not peer.done
 
@@ -256,52 +241,43 @@ def test_the_first_step_of_a_peers_life_waits_for_a_second_one(tmp_path: Path) -
     manifest = run_terms("sparseloco", run={"rounds": 1000})
     problem, other = Problem(0), Problem(1)
     before = [one.detach().clone() for one in problem.model.parameters()]
-    with join(manifest, problem.model, problem.optimizer, out=tmp_path / "a", **NET) as peer:
+    with joined(manifest, problem, tmp_path / "a", alone=False) as peer:
         steps = first_steps(peer, problem, 2)
         assert steps.is_alive(), "entering returned at once, and the step waits"
         assert all(torch.equal(*pair) for pair in zip(before, problem.model.parameters(), strict=True))
-        with join(peer.invite, other.model, other.optimizer, out=tmp_path / "b", **NET):
+        with joined(peer.invite, other, tmp_path / "b", alone=False):
             steps.join(PATIENCE)
             assert peer.inner_steps == 2
             first_steps(peer, other).join(PATIENCE)  # nor does who was let in wait
-    with join(manifest, problem.model, problem.optimizer, out=tmp_path / "a", **NET) as peer:
+    with joined(manifest, problem, tmp_path / "a", alone=False) as peer:
         first_steps(peer, problem).join(PATIENCE)
         assert peer.inner_steps == 3, "a peer that is resumed waits for nobody"
 
 
-def test_who_is_asked_to_leave_at_its_first_step_has_made_it_and_ends(tmp_path: Path) -> None:
-    problem = Problem(0)
-    with join(run_terms("sparseloco"), problem.model, problem.optimizer, out=tmp_path, **NET) as peer:
-        steps = first_steps(peer, problem)
-        peer.leave()
-        steps.join(PATIENCE)
-        assert (peer.done, peer.inner_steps) == (True, 1)
-    assert read_status(tmp_path).state == "left"
-
-
 def test_a_peer_that_made_a_round_alone_as_it_was_told_does_not_wait_when_it_is_started_again(tmp_path: Path) -> None:
     problem = Problem(0)
-    with join(run_terms("sparseloco"), problem.model, problem.optimizer, out=tmp_path, **NET, alone=True) as peer:
+    with joined(run_terms("sparseloco"), problem, tmp_path) as peer:
         train(peer, problem, rounds=1)
         steps = peer.inner_steps
-    with join(run_terms("sparseloco"), problem.model, problem.optimizer, out=tmp_path, **NET) as peer:
+    with joined(run_terms("sparseloco"), problem, tmp_path, alone=False) as peer:
         first_steps(peer, problem).join(PATIENCE)
         assert peer.inner_steps == steps + 1
 
 
-def test_who_left_while_it_waited_waits_again(tmp_path: Path) -> None:
+def test_who_is_asked_to_leave_at_its_first_step_has_made_it_ends_and_waits_again(tmp_path: Path) -> None:
     """To leave lets the step go that waits; the next life made the whole run alone."""
     problem = Problem(0)
     for steps in (1, 2):
-        with join(run_terms("sparseloco"), problem.model, problem.optimizer, out=tmp_path, **NET) as peer:
+        with joined(run_terms("sparseloco"), problem, tmp_path, alone=False) as peer:
             waits = first_steps(peer, problem)
             assert waits.is_alive()
             peer.leave()
             waits.join(PATIENCE)
-            assert peer.inner_steps == steps
+            assert (peer.done, peer.inner_steps) == (True, steps)
+        assert read_status(tmp_path).state == "left"
 
 
-# ---- test the run of a folder ----
+# ---- the run of a folder ----
 
 
 def founded(out: Path, caplog: pytest.LogCaptureFixture, rounds: int = 0, **tables: Any) -> tuple[str, list[str]]:
@@ -310,7 +286,7 @@ def founded(out: Path, caplog: pytest.LogCaptureFixture, rounds: int = 0, **tabl
     caplog.set_level(logging.INFO, "decentral.peer")
     problem = Problem(0)
     terms = preset_manifest("diloco", rounds=3, steps=2, model={"task": "custom"}, **tables)
-    with join(terms, problem.model, problem.optimizer, out=out, **NET, alone=True) as peer:
+    with joined(terms, problem, out) as peer:
         train(peer, problem, rounds)
     return peer.manifest.run_id, caplog.messages
 
@@ -340,17 +316,14 @@ def test_a_preset_that_is_joined_again_is_the_same_run(tmp_path: Path) -> None:
 
 
 def test_the_wait_for_a_second_peer_takes_no_longer_than_the_time_to_join(tmp_path):
-    problem, settings = Problem(0), {"out": tmp_path, "join_timeout": 1.0, **NET}
-    peer = join(run_terms("sparseloco"), problem.model, problem.optimizer, **settings, alone=True)
+    peer = joined(run_terms("sparseloco"), Problem(0), tmp_path, join_timeout=1.0)
     with pytest.raises(NoPeersError, match="1 of 2 peers within the time given to join_timeout"), peer:
         peer.wait_for_company()
     assert (peer.inner_steps, peer.status().state) == (0, "left")
 
 
 def test_the_time_to_join_counts_from_the_call(tmp_path):
-    problem = Problem(0)
-    settings = {"out": tmp_path, "require_peers": 2, "join_timeout": 2.0, **NET}
-    peer = join(run_terms("diloco"), problem.model, problem.optimizer, **settings, alone=True)
+    peer = joined(run_terms("diloco"), Problem(0), tmp_path, require_peers=2, join_timeout=2.0)
     until(lambda: time.monotonic() > peer.settings.give_up_at)
     began = time.monotonic()
     with pytest.raises(NoPeersError, match="1 of 2 peers"), peer:
@@ -361,8 +334,8 @@ def test_the_time_to_join_counts_from_the_call(tmp_path):
 def test_status_and_checkpoint_count_the_rounds_that_are_made(tmp_path):
     manifest = run_terms("sparseloco", run={"rounds": 1000})
     problem, other = Problem(0), Problem(1)
-    with join(manifest, problem.model, problem.optimizer, out=tmp_path / "a", **NET, alone=True) as peer:
-        with join(peer.invite, other.model, other.optimizer, out=tmp_path / "b", **NET, alone=True):
+    with joined(manifest, problem, tmp_path / "a") as peer:
+        with joined(peer.invite, other, tmp_path / "b"):
             peer.wait_for_company()  # two records that change the membership: the chain is longer than the rounds
         until(lambda: len(peer.status().members) == 1)
         train(peer, problem, rounds=3)
@@ -374,7 +347,7 @@ def test_status_and_checkpoint_count_the_rounds_that_are_made(tmp_path):
 @pytest.mark.parametrize("paused", [False, True])
 def test_who_finishes_has_left_and_at_once_where_no_round_would_come(tmp_path: Path, paused: bool) -> None:
     problem = Problem(0)
-    with join(run_terms("sparseloco"), problem.model, problem.optimizer, out=tmp_path, **NET, alone=True) as peer:
+    with alone(tmp_path, run_terms("sparseloco"), problem) as peer:
         train(peer, problem, rounds=1)
         if paused:
             peer.pause()
@@ -393,11 +366,8 @@ def test_a_peer_whose_last_checkpoint_fails_does_not_say_that_all_is_kept(
     def full(part: Participation) -> None:
         raise DiskError("writing checkpoint failed (No space left on device)")
 
-    problem = Problem(0)
-    peer = join(
-        run_terms("sparseloco", run={"rounds": 2}), problem.model, problem.optimizer, out=tmp_path, **NET, alone=True
-    )
-    with pytest.raises(DiskError), peer:  # noqa: PT012 - it is the end of the block that raises
+    problem, manifest = Problem(0), run_terms("sparseloco", run={"rounds": 2})
+    with pytest.raises(DiskError), alone(tmp_path, manifest, problem) as peer:  # noqa: PT012 - its end raises
         train(peer, problem, rounds=2 if over else 1)
         monkeypatch.setattr("decentral.peer.participation.save_now", full)
         if not over:
@@ -408,7 +378,7 @@ def test_a_peer_whose_last_checkpoint_fails_does_not_say_that_all_is_kept(
 def test_who_finishes_with_the_last_round_of_the_run_has_not_left_it(tmp_path: Path) -> None:
     problem = Problem(0)
     manifest = run_terms("sparseloco", run={"rounds": 2})
-    with join(manifest, problem.model, problem.optimizer, out=tmp_path, **NET, alone=True) as peer:
+    with alone(tmp_path, manifest, problem) as peer:
         train(peer, problem, rounds=1)
         peer.finish()
         train(peer, problem)
@@ -418,7 +388,7 @@ def test_who_finishes_with_the_last_round_of_the_run_has_not_left_it(tmp_path: P
 
 def test_who_finishes_while_waiting_for_company_leaves_at_once(tmp_path: Path) -> None:
     problem = Problem(0)
-    with join(run_terms("sparseloco"), problem.model, problem.optimizer, out=tmp_path, **NET, alone=True) as peer:
+    with joined(run_terms("sparseloco"), problem, tmp_path) as peer:
         waits = threading.Thread(target=peer.wait_for_company, daemon=True)
         waits.start()
         until(lambda: peer.status().state == "waiting")
@@ -428,54 +398,29 @@ def test_who_finishes_while_waiting_for_company_leaves_at_once(tmp_path: Path) -
         assert peer.done
 
 
-# ---- test write behind ----
-#
-# Checkpoints that are written while training goes on.
+# ---- checkpoints that are written while training goes on ----
 
-LONG = 30.0  # s
-
-
-class SlowDisk:
-    """The tensors of a checkpoint are written when the gate is open; one that is full refuses them."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.open, self.reached, self.is_full = threading.Event(), threading.Event(), False
-        self.open.set()
-        write = Disk.write
-
-        def slowly(disk: Disk, path: Path, parts: Iterable[Any], at: int | None = None) -> None:
-            if path.name == "tensors.safetensors":
-                self.reached.set()
-                assert self.open.wait(LONG)
-                if self.is_full:
-                    raise OSError(errno.ENOSPC, "no space left on device")
-            write(disk, path, parts, at)
-
-        monkeypatch.setattr(Disk, "write", slowly)
-
-    def shut(self) -> None:
-        self.open.clear()
-        self.reached.clear()
+OFTEN = run_terms("diloco", run={"rounds": 1000}, inner={"steps": 2})
 
 
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowDisk]:
-    found = SlowDisk(monkeypatch)
+    found = SlowDisk(monkeypatch, "tensors.safetensors")
     yield found
     found.open.set()
 
 
 def test_a_slow_disk_does_not_hold_the_training_thread(tmp_path: Path, disk: SlowDisk) -> None:
-    manifest, problem, events = run_terms("diloco", run={"rounds": 1000}, inner={"steps": 2}), Problem(0), list[Any]()
-    with alone(tmp_path, manifest, problem, checkpoint_every=1, observer=events.append) as peer:
+    problem, events = Problem(0), list[Any]()
+    with alone(tmp_path, OFTEN, problem, checkpoint_every=1, observer=events.append) as peer:
         disk.shut()
-        train_of_write_behind(peer, problem, rounds=peer.round + 1)
-        assert disk.reached.wait(LONG)
-        train_of_write_behind(peer, problem, rounds=peer.round + 4)
+        train(peer, problem, rounds=peer.round + 1)
+        assert disk.reached.wait(PATIENCE)
+        train(peer, problem, rounds=peer.round + 4)
         live_N = problem.flat()
         assert peer.status().checkpoint_held_seconds is not None
         disk.open.set()
-        train_of_write_behind(peer, problem, rounds=peer.round + 4)
+        train(peer, problem, rounds=peer.round + 4)
     told = [event for event in events if event["event"] == "checkpoint"]
     rounds = [event["round"] for event in told]
     assert rounds == sorted(rounds)
@@ -488,15 +433,14 @@ def test_a_slow_disk_does_not_hold_the_training_thread(tmp_path: Path, disk: Slo
 
 
 def test_what_is_written_late_is_what_was_taken(tmp_path: Path, disk: SlowDisk) -> None:
-    manifest, problem = run_terms("diloco", run={"rounds": 1000}, inner={"steps": 2}), Problem(0)
-    problem.optimizer = torch.optim.AdamW(problem.model.parameters(), lr=0.01)
-    with alone(tmp_path, manifest, problem, checkpoint_every=1) as peer:
+    problem = adam(0)
+    with alone(tmp_path, OFTEN, problem, checkpoint_every=1) as peer:
         disk.shut()
-        train_of_write_behind(peer, problem, rounds=peer.round + 1)
-        assert disk.reached.wait(LONG)
+        train(peer, problem, rounds=peer.round + 1)
+        assert disk.reached.wait(PATIENCE)
         taken_N, steps = problem.flat(), peer.inner_steps
         moments = [problem.optimizer.state[one]["exp_avg"].clone() for one in problem.model.parameters()]
-        train_of_write_behind(peer, problem, rounds=peer.round + 3)
+        train(peer, problem, rounds=peer.round + 3)
         disk.open.set()
         peer._part.behind.wait()
         kept = load_newest(tmp_path / "checkpoints")
@@ -510,32 +454,27 @@ def test_what_is_written_late_is_what_was_taken(tmp_path: Path, disk: SlowDisk) 
 def test_a_crash_in_the_middle_of_a_write_leaves_the_checkpoint_before_and_the_journal(
     tmp_path: Path, disk: SlowDisk
 ) -> None:
-    manifest, problem = run_terms("diloco", run={"rounds": 1000}, inner={"steps": 2}), Problem(0)
-    with alone(tmp_path / "a", manifest, problem, checkpoint_every=1) as peer:
+    problem = Problem(0)
+    with alone(tmp_path / "a", OFTEN, problem, checkpoint_every=1) as peer:
         disk.shut()
-        train_of_write_behind(peer, problem, rounds=peer.round + 3)
-        assert disk.reached.wait(LONG)
+        train(peer, problem, rounds=peer.round + 3)
+        assert disk.reached.wait(PATIENCE)
         shutil.copytree(tmp_path / "a", tmp_path / "crashed")  # what a kill in this moment leaves
         anchor, steps = peer.anchor_digest, peer.inner_steps
         disk.open.set()
     before = load_newest(tmp_path / "crashed" / "checkpoints")
     assert before is not None
     assert before.meta["inner_steps"] < steps
-    with alone(tmp_path / "crashed", manifest, Problem(0)) as again:
+    with alone(tmp_path / "crashed", OFTEN, Problem(0)) as again:
         assert again.anchor_digest == anchor
 
 
 def test_a_disk_that_refuses_a_checkpoint_ends_the_loop_at_the_next_step(tmp_path: Path, disk: SlowDisk) -> None:
-    manifest, problem = run_terms("diloco", run={"rounds": 1000}, inner={"steps": 2}), Problem(0)
-    peer = alone(tmp_path, manifest, problem, checkpoint_every=1)
-
-    def trains() -> None:
-        with peer:
-            disk.is_full = True
-            train_of_write_behind(peer, problem, rounds=1000)
-
-    with pytest.raises(DiskError, match="no space left on device"):
-        trains()
+    problem = Problem(0)
+    peer = alone(tmp_path, OFTEN, problem, checkpoint_every=1)
+    with pytest.raises(DiskError, match="no space left on device"), peer:  # noqa: PT012 - as a user's loop
+        disk.is_full = True
+        train(peer, problem)
     assert peer.round < 10
 
 
@@ -549,8 +488,3 @@ def test_an_error_of_a_write_is_raised_once_and_the_next_one_goes_on() -> None:
     behind.wait()
     assert written == [1]
     assert not behind.busy
-
-
-def train_of_write_behind(peer: Any, problem: Problem, rounds: int) -> None:
-    while peer.round < rounds:
-        problem.step()

@@ -7,7 +7,7 @@ import itertools
 import math
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,15 +21,13 @@ from decentral.manifest import Manifest
 from decentral.observe.status import ENDED, read_status
 from decentral.optimizers import presets
 from decentral.peer import Peer
-from decentral.state.durable import Disk
 from decentral.swarm.identity import Identity
 from decentral.training import outer_loop
 from decentral.training.schedule import memory_of, tensors_of
 from decentral.wire.keys import SEED_NBYTES, Signer
-from tests.kit.absent import alone
-from tests.kit.participation import until
-from tests.kit.problems import Problem, run_terms
-from tests.kit.tables import ALONG_DIRECTIONS, SYNCHRONOUS
+from tests.kit.disks import SlowDisk
+from tests.kit.problems import Problem, alone, run_terms, told, until
+from tests.kit.tables import ALONG_DIRECTIONS, SYNCHRONOUS, rows_but
 
 INTERVAL = 4  # inner steps from one contribution to the next
 LAST = 3 * INTERVAL
@@ -37,18 +35,21 @@ LAST = 3 * INTERVAL
 FEW = (("diloco", INTERVAL - 1), ("eager", 1), ("sparseloco", 1), ("streaming", INTERVAL - 1))
 NOT_LEARNT = (*ALONG_DIRECTIONS, "spes")  # which want another inner optimizer, or experts in the model
 
-OVERLAPS, STOPS = (0, 1, INTERVAL - 1), range(INTERVAL, 2 * INTERVAL + 1)
+STOPS = range(INTERVAL, 2 * INTERVAL + 1)
 OTHERS = [
-    pair for pair in itertools.product((n for n in SYNCHRONOUS if n not in NOT_LEARNT), OVERLAPS) if pair not in FEW
+    pair
+    for pair in itertools.product((n for n in SYNCHRONOUS if n not in NOT_LEARNT), (0, 1, INTERVAL - 1))
+    if pair not in FEW
 ]
-CASES = [
-    *(pytest.param(*pair, stop, id=f"{pair[0]}-{pair[1]}-{stop}") for pair in FEW for stop in STOPS),
-    # Of the others one step each, in turn: all of them take a quarter of an hour.
-    *(
-        pytest.param(*pair, stop, marks=pytest.mark.long, id=f"{pair[0]}-{pair[1]}-{stop}")
-        for pair, stop in zip(OTHERS, itertools.cycle(STOPS), strict=False)
-    ),
-]
+# Of FEW a stop before what is in flight is merged, and one after it, and the rest is long; of the others one step each,
+# in turn: all of them take a quarter of an hour.
+CASES = rows_but(
+    [(*pair, stop) for pair, stops in zip(FEW, ((6, 7), (4, 7), (4, 5), (5, 7)), strict=True) for stop in stops],
+    [
+        *((*pair, stop) for pair in FEW for stop in STOPS),
+        *((*pair, stop) for pair, stop in zip(OTHERS, itertools.cycle(STOPS), strict=False)),
+    ],
+)
 
 
 def terms_of(preset: str, overlap: int) -> Manifest:
@@ -207,8 +208,10 @@ def check_goes_on(folder: Path, never: list[torch.Tensor], steps: int) -> None:
         assert torch.equal(problem.flat(), never[LAST])
 
 
-@pytest.mark.parametrize("after", STOPS)
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize(
+    ("number", "after"),
+    rows_but([(signal.SIGTERM, 5), (signal.SIGTERM, 7), (signal.SIGINT, 4)], list(itertools.product(SIGNALS, STOPS))),
+)
 def test_a_signal_in_any_step_of_a_round_leaves_and_the_next_life_goes_on_bit_for_bit(
     tmp_path: Path, straight: Callable[[str, int], list[torch.Tensor]], number: signal.Signals, after: int
 ) -> None:
@@ -349,44 +352,23 @@ def test_a_checkpoint_that_fails_does_not_hide_the_error_before_it(
     assert "no last checkpoint: DiskError: no room" in caplog.text
 
 
-class SlowJournal:
-    """A disk on which commits are written when the gate is open."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.open = threading.Event()
-        self.open.set()
-        write = Disk.write
-
-        def slowly(disk: Disk, path: Path, parts: Iterable[Any], at: int | None = None) -> None:
-            if path.name == "journal":
-                assert self.open.wait(60.0)
-            write(disk, path, parts, at)
-
-        monkeypatch.setattr(Disk, "write", slowly)
-
-    def hears(self, events: list[dict[str, Any]]) -> Callable[[dict[str, Any]], None]:
-        """An observer, at whose word that a checkpoint failed the disk is quick again."""
-
-        def hear(event: dict[str, Any]) -> None:
-            events.append(event)
-            if event["event"] == "checkpoint_failed":
-                self.open.set()
-
-        return hear
-
-
 def test_a_stop_without_a_last_checkpoint_says_so_and_not_that_everything_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(outer_loop, "APPLIED", 0.3)
-    manifest, journal, events = terms_of("diloco", 1), SlowJournal(monkeypatch), list[dict[str, Any]]()
-    with life(tmp_path, manifest, observer=journal.hears(events)) as (peer, problem):
+    manifest, disk, events = terms_of("diloco", 1), SlowDisk(monkeypatch, "journal"), list[dict[str, Any]]()
+
+    def hear(event: dict[str, Any]) -> None:
+        events.append(event)
+        if event["event"] == "checkpoint_failed":
+            disk.open.set()
+
+    with life(tmp_path, manifest, observer=hear) as (peer, problem):
         problem.train(peer, INTERVAL - 1)
-        journal.open.clear()
+        disk.shut()
         problem.step()
         until(lambda: peer.swarm.node.driver.head.anchor is None)
-    told = [event for event in events if event["event"] == "checkpoint_failed"]
-    assert [event["why"] for event in told] == ["a commit was still being applied"]
+    assert [event["why"] for event in told(events, "checkpoint_failed")] == ["a commit was still being applied"]
     assert "no last checkpoint: a commit was still being applied" in caplog.text
     assert read_status(tmp_path).state not in ENDED
     with life(tmp_path, manifest) as (peer, _):

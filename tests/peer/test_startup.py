@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
-import queue
 import threading
-import time
-from collections.abc import Callable
+import weakref
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,8 +24,7 @@ from decentral.rounds.local_state import CommittedUpdate
 from decentral.tensors import memory
 from decentral.training.live_model import LiveModel
 from decentral.training.swarm_side import SwarmThread
-from tests.kit.absent import alone
-from tests.kit.problems import LOOPBACK, Problem, run_terms, run_together
+from tests.kit.problems import Problem, Swarm, alone, run_terms, run_together, train, until
 
 LONG = 150.0  # s, on a busy machine; it takes five
 
@@ -70,7 +69,7 @@ def test_a_run_is_founded_without_a_file_by_terms_that_suit_its_length_and_the_l
     optimizer = torch.optim.AdamW(problem.model.parameters(), lr=0.02, weight_decay=0.3)
     terms = founding_terms("diloco", 20, 5, problem.model, optimizer)
     assert (terms.run.rounds, terms.inner.steps, terms.model.task) == (20, 5, "custom")
-    assert (terms.inner.named, terms.inner.learning_rate, terms.inner.weight_decay) == ("adamw", 0.02, 0.3)
+    assert (terms.inner.optimizer_name, terms.inner.learning_rate, terms.inner.weight_decay) == ("adamw", 0.02, 0.3)
     assert (terms.exchange.kind, terms.outer.hyper) == ("gather", {"lr": 0.8, "momentum": 0.7})
     assert isinstance(join(model=problem.model, optimizer=optimizer, preset="diloco", alone=True), Peer)
     with pytest.raises(UsageError, match="did you mean diloco"):
@@ -85,15 +84,14 @@ def test_a_model_that_is_larger_than_its_terms_are_for_is_told_when_its_run_is_f
     tmp_path: Path, caplog: Any
 ) -> None:
     model = torch.nn.Linear(2000, 2000)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     dense = preset_manifest("diloco", model={"task": "custom"}, exchange={"kind": "gather"})
-    net: dict[str, Any] = {"transport": "native", "lan": False, "listen": LOOPBACK, "quiet": True}
-    with join(dense, model, optimizer, out=tmp_path / "a", **net, alone=True):
+    loop = SimpleNamespace(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.01))
+    with alone(tmp_path / "a", dense, loop):
         (said,) = [line for line in caplog.messages if "parameters" in line]
     assert said.startswith("your model has 4,002,000 parameters, and a round sends all of them to each of the others: ")
     assert "decentral init --task custom --model-size 4M writes terms for it" in said
     caplog.clear()
-    with join(dense.changed(exchange={"kind": "reduce"}), model, optimizer, out=tmp_path / "b", **net, alone=True):
+    with alone(tmp_path / "b", dense.changed(exchange={"kind": "reduce"}), loop):
         assert not [line for line in caplog.messages if "parameters" in line]
 
 
@@ -106,38 +104,35 @@ def elsewhere(out: Path) -> None:
 def test_a_first_peer_that_comes_back_at_another_address_finds_its_run(tmp_path: Path) -> None:
     """It has no invite, and the others dial only where it was."""
     terms = run_terms("sparseloco", run={"rounds": 10**6}, inner={"steps": 2})
-    net: dict[str, Any] = {"transport": "native", "lan": False, "listen": LOOPBACK}  # any free port
-    invites: queue.Queue[str] = queue.Queue()
-    seen: list[tuple[str, ...]] = []
-    over = threading.Event()
+    swarm, seen, over = Swarm(terms, tmp_path, Problem(0), Problem(1)), list[tuple[str, ...]](), threading.Event()
 
     def first() -> None:
+        step = swarm.problems[0].step
         try:
             for _ in range(2):
-                problem = Problem(0)
-                elsewhere(tmp_path / "a")
-                with join(terms, problem.model, problem.optimizer, out=tmp_path / "a", **net, alone=True) as peer:
-                    invites.put(peer.invite)
-                    train(peer, problem, until=lambda at=peer.round, peer=peer: in_company(peer, at + 3))
+                elsewhere(tmp_path / "peer0")
+                with swarm.enters(0) as peer:
+                    until(lambda at=peer.round, peer=peer: in_company(peer, at + 3), step, LONG)
                     seen.append(tuple(peer.status().addresses))
         finally:
             over.set()
 
     def second() -> None:
-        problem = Problem(1)
-        with join(
-            invites.get(timeout=LONG), problem.model, problem.optimizer, out=tmp_path / "b", **net, alone=True
-        ) as peer:
-            train(peer, problem, until=over.is_set)
+        with swarm.enters(1):
+            until(over.is_set, swarm.problems[1].step, LONG)
 
     run_together(first, second, timeout=2 * LONG)
     assert set(seen[0]).isdisjoint(seen[1])
 
 
+def in_company(peer: Peer, round_number: int) -> bool:
+    return peer.round >= round_number and len(peer.status().members) == 2
+
+
 def test_another_thread_may_ask_a_peer_anything_while_it_begins(tmp_path: Path, monkeypatch: Any) -> None:
     """The thread that shows its status does, and a script that hands out the invite."""
-    terms, problem, start = run_terms("sparseloco"), Problem(0), SwarmThread.start
-    peer, found = alone(tmp_path, terms, problem), list[object]()
+    problem, start = Problem(0), SwarmThread.start
+    peer, found = alone(tmp_path, run_terms("sparseloco"), problem), list[object]()
 
     def start_while_somebody_asks(swarm: SwarmThread) -> None:
         found.extend([peer.invite, peer.round, peer.anchor_digest, peer.status().state, len(peer.anchor())])
@@ -147,20 +142,9 @@ def test_another_thread_may_ask_a_peer_anything_while_it_begins(tmp_path: Path, 
     monkeypatch.setattr(SwarmThread, "start", start_while_somebody_asks)
     with peer:
         assert found == ["", 0, "", "starting", 1]
-        train(peer, problem, until=lambda: bool(peer.swarm.node.resting.reasons))
+        until(lambda: peer.swarm.node.resting.reasons, problem.step)
         peer.resume()
-        train(peer, problem, until=lambda: peer.round >= 2)
-
-
-def in_company(peer: Peer, round_number: int) -> bool:
-    return peer.round >= round_number and len(peer.status().members) == 2
-
-
-def train(peer: Peer, problem: Problem, until: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + LONG
-    while not until():
-        problem.step()
-        assert time.monotonic() < deadline
+        train(peer, problem, rounds=2)
 
 
 def test_a_peer_whose_vectors_lie_in_files_makes_the_same_anchors(tmp_path: Path, monkeypatch: Any) -> None:
@@ -170,8 +154,7 @@ def test_a_peer_whose_vectors_lie_in_files_makes_the_same_anchors(tmp_path: Path
     def trained(folder: Path, **given: Any) -> list[torch.Tensor]:
         problem = Problem(0)
         with alone(folder, terms, problem, **given) as peer:
-            while not peer.done:
-                problem.step()
+            train(peer, problem)
             return peer.anchor()
 
     wanted = trained(tmp_path / "a")
@@ -181,3 +164,21 @@ def test_a_peer_whose_vectors_lie_in_files_makes_the_same_anchors(tmp_path: Path
     made = trained(tmp_path / "b", offload=tmp_path / "files")
     assert memory._folder == tmp_path / "files"
     assert all(torch.equal(one, other) for one, other in zip(made, wanted, strict=True))
+
+
+def anchors_left(out: Path, rounds: int) -> list[object]:
+    """Of those that a peer began with, what is still there when it has made so many rounds."""
+    problem = Problem(0)
+    with alone(out, run_terms("sparseloco", run={"rounds": 100}), problem) as peer:
+        begun = [weakref.ref(anchor_N) for anchor_N in peer.swarm.node.replica.anchors]
+        train(peer, problem, rounds)
+        gc.collect()
+        return [anchor() for anchor in begun if anchor() is not None]
+
+
+def test_after_a_few_rounds_nothing_is_left_of_the_anchor_that_a_peer_began_with_or_resumed_from(
+    tmp_path: Path,
+) -> None:
+    """For a model of a billion parameters each vector is 4 GB."""
+    assert anchors_left(tmp_path, rounds=3) == []
+    assert anchors_left(tmp_path, rounds=6) == []

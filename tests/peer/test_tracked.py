@@ -6,8 +6,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from tests.kit.absent import alone
-from tests.kit.problems import Problem, run_terms
+from tests.kit.problems import Problem, alone, run_terms
 
 
 @pytest.mark.parametrize("preset", ["diloco", pytest.param("noloco", marks=pytest.mark.long)])

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import decentral
-from tests.kit.trainees import INPUTS, Pair, Trainee, assert_alike, exported, joined, terms, train
+from tests.kit.problems import Swarm, joined, train
+from tests.kit.tables import long_but, rows_but
+from tests.kit.trainees import INPUTS, Trainee, answers, assert_alike, exported, pair, terms
 
 
 class Taught(nn.Module):
@@ -141,47 +143,47 @@ def begun(trainee: Trainee) -> Trainee:
     return trainee
 
 
-def pair_of(make: Callable[[], nn.Module], folder: Path, **settings: object) -> Pair:
-    pair = Pair(terms("sparseloco"), make, folder, **settings)
-    for trainee in pair.trainees:
+def pair_of(make: Callable[[], nn.Module], folder: Path, **given: object) -> Swarm:
+    swarm = pair(terms("sparseloco"), make, folder, **given)
+    for trainee in swarm.problems:
         begun(trainee)
-    return pair
+    return swarm
 
 
-EVERY_KIND = pytest.mark.parametrize(("make", "moved"), MOVING, ids=lambda one: getattr(one, "__name__", ""))
+EVERY_KIND = pytest.mark.parametrize(
+    ("make", "moved"), rows_but([MOVING[2], MOVING[4], MOVING[6]], MOVING), ids=lambda one: getattr(one, "__name__", "")
+)
 
 
 @EVERY_KIND
 def test_it_is_the_same_for_all_peers_their_restarts_and_their_exports(tmp_path: Path, make, moved):
-    pair = pair_of(make, tmp_path, moved=moved)
-    answers = pair.run()
-    again = begun(Trainee(make(), 1))
-    with joined(pair.manifest, again, tmp_path / "1", moved=moved):
-        assert_alike(*answers, again.says(), *(exported(make, tmp_path / number) for number in "01"))
-    assert not torch.allclose(answers[0], Trainee(make(), 0).says())
+    swarm = pair_of(make, tmp_path, moved=moved)
+    said, again = answers(swarm), begun(Trainee(make(), 1))
+    with joined(swarm.manifest, again, tmp_path / "peer1", moved=moved):
+        assert_alike(*said, again.says(), *(exported(make, tmp_path / f"peer{number}") for number in range(2)))
+    assert not torch.allclose(said[0], Trainee(make(), 0).says())
 
 
 @EVERY_KIND
 def test_a_newcomer_begins_with_it_and_a_restart_goes_on_with_it(tmp_path: Path, make, moved):
-    founder, newcomer = (begun(Trainee(make(), number)) for number in range(2))
+    founder, newcomer, again = (begun(Trainee(make(), number)) for number in (0, 1, 0))
     manifest = terms("sparseloco", run={"rounds": 1000})
     with joined(manifest, founder, tmp_path / "0", moved=moved) as first:
         train(first, founder, 3)
         with joined(first.invite, newcomer, tmp_path / "1", moved=moved):
             assert_alike(founder.says(), newcomer.says())
         founder.step()  # between two rounds
-    again = begun(Trainee(make(), 0))
     with joined(manifest, again, tmp_path / "0", moved=moved):
         assert_alike(founder.says(), again.says())
 
 
-@pytest.mark.parametrize("preset", ["sparseloco", "noloco"])
-@pytest.mark.parametrize(
-    ("make", "around"),
-    [(Taught, "teacher"), (TaughtByData, "teacher"), (Targeted, "teacher"), (Quantised, "book"), (Queued, "teacher")],
-)
-def test_where_nothing_moves_by_what_join_is_told_it_is_refused_at_the_first_boundary(tmp_path, preset, make, around):
-    trainee = begun(Trainee(make(), 0))
+AROUND = {Taught: "teacher", TaughtByData: "teacher", Targeted: "teacher", Quantised: "book", Queued: "teacher"}
+REFUSED = [(preset, make) for preset in ("sparseloco", "noloco") for make in AROUND]
+
+
+@pytest.mark.parametrize(("preset", "make"), rows_but([REFUSED[1], REFUSED[2], REFUSED[-2]], REFUSED))
+def test_where_nothing_moves_by_what_join_is_told_it_is_refused_at_the_first_boundary(tmp_path, preset, make):
+    trainee, around = begun(Trainee(make(), 0)), AROUND[make]
     words = rf"^{around}.* is frozen, so that all peers have the same, but changed .*moved=\[\"{around}\"\]"
     with joined(terms(preset), trainee, tmp_path, moved=[]) as peer:
         with pytest.raises(decentral.ConfigError, match=words):
@@ -199,22 +201,17 @@ def test_peers_that_name_other_parameters_are_told_the_name_and_the_keyword(tmp_
 
 def test_pointers_into_a_queue_are_never_a_mean(tmp_path: Path):
     """Of a batch that divides it each is a multiple, wherever its peer began; a mean of two fits nothing."""
-    pair = pair_of(Queued, tmp_path)
-    pair.trainees[1].model.queue_ptr[0] = 48
     seen = set()
 
-    def noting(number: int) -> Callable[[], None]:
-        step, model = pair.trainees[number].step, pair.trainees[number].model
+    class Noting(Trainee):
+        def step(self) -> float:
+            loss = super().step()
+            seen.add(int(self.model.queue_ptr))
+            return loss
 
-        def stepped() -> None:
-            step()
-            seen.add(int(model.queue_ptr))
-
-        return stepped
-
-    for number, trainee in enumerate(pair.trainees):
-        trainee.step = noting(number)  # type: ignore[method-assign]
-    pair.run()
+    trainees = [begun(Noting(Queued(), number)) for number in range(2)]
+    trainees[1].model.queue_ptr[0] = 48
+    Swarm(terms("sparseloco"), tmp_path, *trainees).ends_alike()
     assert seen == {0, 16, 32, 48}
 
 
@@ -235,16 +232,16 @@ class Listing(nn.Module):
         return self.weight(inputs)
 
 
-@pytest.mark.parametrize("policy", ["average", "own"])
+@pytest.mark.parametrize("policy", long_but(["average"], ["average", "own"]))
 def test_a_buffer_that_grows_stays_a_peers_own_with_a_word_and_comes_back_with_its_checkpoint(tmp_path, caplog, policy):
-    pair = Pair(terms("sparseloco", model={"buffers": policy}), Listing, tmp_path)
-    assert_alike(*pair.run())
+    swarm = pair(terms("sparseloco", model={"buffers": policy}), Listing, tmp_path)
+    assert_alike(*answers(swarm))
     words = [record.getMessage() for record in caplog.records if record.name == "decentral.training"]
     grew = [line for line in words if line.startswith("the buffer seen was (1,) of floats at the join and is")]
     assert len(grew) == (2 if policy == "average" else 0)  # peers; where all are their own there is nothing to say
     again = Trainee(Listing(), 1)
-    with joined(pair.manifest, again, tmp_path / "1"):
-        assert torch.equal(again.model.seen, pair.trainees[1].model.seen)
+    with joined(swarm.manifest, again, tmp_path / "peer1"):
+        assert torch.equal(again.model.seen, swarm.problems[1].model.seen)
         again.model.train()
         again.model(INPUTS)
     assert len(again.model.seen) >= 17

@@ -11,7 +11,9 @@ from torch import nn
 
 import decentral
 from decentral.parameters import schema_of
-from tests.kit.trainees import Pair, Trainee, assert_alike, exported, joined, terms, train
+from tests.kit.problems import joined, train
+from tests.kit.tables import long_but, rows_but
+from tests.kit.trainees import Trainee, answers, assert_alike, exported, pair, terms
 
 
 class Normed(nn.Module):
@@ -55,29 +57,27 @@ class Experts(nn.Module):
         return inputs @ torch.cat(list(self.experts)).view(6, -1).mean(dim=1)
 
 
-@pytest.mark.parametrize("preset", ["diloco", "sparseloco"])
+@pytest.mark.parametrize("preset", long_but(["diloco"], ["diloco", "sparseloco"]))
 def test_very_many_small_parameters_are_trained_together(preset: str, tmp_path: Path) -> None:
-    pair = Pair(terms(preset), Experts, tmp_path)
-    before = pair.trainees[0].says()
-    says = pair.run()
+    swarm = pair(terms(preset), Experts, tmp_path)
+    before = swarm.problems[0].says()
+    says = answers(swarm)
     assert torch.equal(says[0], says[1]), "both have the last anchor"
     assert not torch.equal(says[0], before)
 
 
-@pytest.mark.parametrize(
-    ("preset", "fragments", "make"),
-    [
-        *((preset, 1, make) for preset in ("sparseloco", "diloco", "noloco") for make in (Normed, Adapted)),
-        ("noloco", 2, Normed),  # the last swap carries no buffers
-    ],
-)  # gather, reduce, pair
+# Gather, reduce, pair; where a pair has two fragments, the last swap carries no buffers.
+KINDS = [(preset, 1, make) for preset in ("sparseloco", "diloco", "noloco") for make in (Normed, Adapted)]
+FEW = (("sparseloco", 1, Adapted), ("diloco", 1, Normed), ("noloco", 2, Normed))
+
+
+@pytest.mark.parametrize(("preset", "fragments", "make"), rows_but(FEW, [*KINDS, ("noloco", 2, Normed)]))
 def test_peers_their_restarts_and_their_exports_say_the_same(tmp_path, preset, fragments, make):
-    pair = Pair(terms(preset, outer={"fragments": fragments}), make, tmp_path)
-    answers = pair.run()
-    again = Trainee(make(), 1)
-    with joined(pair.manifest, again, tmp_path / "1"):
-        assert_alike(*answers, again.says(), *(exported(make, tmp_path / number) for number in "01"))
-    assert not torch.allclose(answers[0], Trainee(make(), 0).says())  # something was learnt
+    swarm = pair(terms(preset, outer={"fragments": fragments}), make, tmp_path)
+    said, again = answers(swarm), Trainee(make(), 1)
+    with joined(swarm.manifest, again, tmp_path / "peer1"):
+        assert_alike(*said, again.says(), *(exported(make, tmp_path / f"peer{number}") for number in range(2)))
+    assert not torch.allclose(said[0], Trainee(make(), 0).says())  # something was learnt
 
 
 @pytest.mark.parametrize("make", [Normed, Adapted])
@@ -102,19 +102,17 @@ def test_a_restart_goes_on_with_the_buffers_that_the_journal_led_to(tmp_path):
 
 
 def test_with_buffers_of_their_own_peers_keep_them_and_begin_with_the_founders(tmp_path):
-    pair = Pair(terms("sparseloco", model={"buffers": "own"}), Normed, tmp_path)
-    pair.run()
-    first, second = (trainee.model.layers[0][1].running_mean for trainee in pair.trainees)
+    swarm = pair(terms("sparseloco", model={"buffers": "own"}), Normed, tmp_path).ends_alike()
+    first, second = (trainee.model.layers[0][1].running_mean for trainee in swarm.problems)
     assert not torch.allclose(first, second)
     again = Trainee(Normed(), 1)
-    with joined(pair.manifest, again, tmp_path / "1"):
+    with joined(swarm.manifest, again, tmp_path / "peer1"):
         assert torch.equal(again.model.layers[0][1].running_mean, second)
-    assert_alike(pair.trainees[1].says(), exported(Normed, tmp_path / "1"))
+    assert_alike(swarm.problems[1].says(), exported(Normed, tmp_path / "peer1"))
 
 
 def test_the_first_contributors_buffers_are_everybodys_where_the_manifest_says_so(tmp_path):
-    pair = Pair(terms("sparseloco", model={"buffers": "first"}), Normed, tmp_path)
-    assert_alike(*pair.run())
+    assert_alike(*answers(pair(terms("sparseloco", model={"buffers": "first"}), Normed, tmp_path)))
 
 
 def test_adapters_on_another_base_are_refused_with_the_tensor_that_differs(tmp_path):

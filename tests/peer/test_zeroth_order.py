@@ -12,47 +12,35 @@ from torch import Tensor
 from decentral.errors import ConfigError, NonFiniteError
 from decentral.manifest import Manifest
 from decentral.optimizers.just_one_byte import ToldDerivatives
-from decentral.peer import Peer, join
-from decentral.swarm.identity import Identity
+from decentral.peer import Peer
 from decentral.training.inner_optimizers import SPSA
-from decentral.transport.memory import MemoryNetwork
-from tests.kit.problems import Problem, run_terms
+from tests.kit.problems import Problem, alone, run_terms
 
 RATE, STEPS = 1e-4, 5
 
 
-class Loop:
-    """A model, and losses of a peer's own data; ``seed``: of its directions. None: it goes by gradients."""
+class Loop(Problem):
+    """Losses of a peer's own data; ``directions``: their seed. None: it goes by gradients."""
 
-    def __init__(self, seed: int | None) -> None:
-        self.problem, self.forward_only, self.spoilt = Problem(0), seed is not None, False
-        model = self.problem.model
-        self.optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=RATE)
-        if self.forward_only:
-            self.optimizer = SPSA(model.named_parameters(), lr=RATE, seed=seed)
+    def __init__(self, directions: int | None) -> None:
+        super().__init__(0)
+        self.spoilt, self.optimizer = False, torch.optim.SGD(self.model.parameters(), lr=RATE)
+        if directions is not None:
+            self.optimizer = SPSA(self.model.named_parameters(), lr=RATE, seed=directions)
 
-    def step(self) -> None:
-        inputs = torch.randn(32, 64, generator=self.problem.data)
-        if self.forward_only:
-            self.optimizer.step(lambda: float(self.loss(inputs).detach()))
-        else:
-            self.loss(inputs).backward()
-            self.optimizer.step()
-            self.optimizer.zero_grad()
+    def step(self) -> None:  # type: ignore[override]
+        if not isinstance(self.optimizer, SPSA):
+            super().step()
+            return
+        inputs = self.batch()
+        self.optimizer.step(lambda: float(self.loss(inputs).detach()))
 
     def loss(self, inputs: Tensor) -> Tensor:
-        loss = (self.problem.model(inputs) - inputs @ self.problem.goal.T).square().mean()
-        return loss * float("nan") if self.spoilt else loss
+        return super().loss(inputs) * (float("nan") if self.spoilt else 1.0)
 
 
 def terms(rounds: int, preset: str = "just_one_byte", **tables: dict[str, object]) -> Manifest:
     return run_terms(preset, run={"rounds": rounds}, inner={"steps": STEPS}, **tables)
-
-
-def alone(folder: Path, manifest: Manifest, loop: Loop, **given: Any) -> Peer:
-    transport = MemoryNetwork().transport(Identity.load_or_create(folder / "identity.key").signer)
-    settings = {"out": folder, "transport": transport, "lan": False, "quiet": True, "commands": False, **given}
-    return join(manifest, loop.problem.model, loop.optimizer, **settings, alone=True)
 
 
 def told(peer: Peer) -> ToldDerivatives:
@@ -63,7 +51,7 @@ def told(peer: Peer) -> ToldDerivatives:
 
 def distance(loop: Loop) -> float:
     """Of the model, which is a sum of matrices, from what it shall learn."""
-    return float((sum(p.detach() for p in loop.problem.model.parameters()) - loop.problem.goal).norm())
+    return float((sum(p.detach() for p in loop.model.parameters()) - loop.goal).norm())
 
 
 @pytest.mark.parametrize("seed", [7, None], ids=["by losses", "by gradients"])
@@ -79,7 +67,7 @@ def test_a_loop_tells_a_byte_a_step_and_its_rounds_learn(seed: int | None, tmp_p
         while not peer.done:
             loop.step()
         assert told(peer).levels == b""
-        assert torch.equal(loop.problem.flat(), torch.cat(peer.anchor()))
+        assert torch.equal(loop.flat(), torch.cat(peer.anchor()))
     assert distance(loop) < first
 
 
@@ -92,13 +80,13 @@ def test_a_peer_that_is_restarted_between_two_rounds_goes_on_as_if_it_had_not_be
     with alone(tmp_path / "cut", manifest, first):
         for _ in range(8):
             first.step()
-    again.problem.data.set_state(first.problem.data.get_state())
+    again.data.set_state(first.data.get_state())
     with alone(tmp_path / "cut", manifest, again) as peer:
         for _ in range(4):
             again.step()
         assert told(peer) == wanted
     assert (wanted.first, len(wanted.levels)) == (10, 2)
-    assert torch.equal(again.problem.flat(), whole.problem.flat())
+    assert torch.equal(again.flat(), whole.flat())
 
 
 @pytest.mark.parametrize("on_nan", ["stop", "restart"])
@@ -118,7 +106,7 @@ def test_a_loss_that_is_no_number_is_handled_as_with_gradients(on_nan: str, tmp_
         loop.spoilt = False
         while not peer.done:
             loop.step()
-        assert bool(torch.isfinite(loop.problem.flat()).all())
+        assert bool(torch.isfinite(loop.flat()).all())
     assert [event for event in events if event["event"] == "restarted"]
 
 

@@ -50,7 +50,7 @@ def train(accelerator: Accelerator, manifest: str, out: str) -> None:
     data = torch.Generator().manual_seed(accelerator.process_index)
     terms = load_manifest(manifest)
     if accelerator.process_index:  # a script that makes its terms itself draws another salt on every rank
-        terms = terms.salted("another")
+        terms = terms.with_salt("another")
     with decentral.join(
         terms,
         model,

@@ -24,7 +24,7 @@ from decentral.preferences.controls import (
     unused_seconds,
     write_settings,
 )
-from decentral.preferences.preferences import SETTINGS, Seen, changed, reasons_to_wait, spelled
+from decentral.preferences.preferences import SETTINGS, Seen, reasons_to_wait, spell, with_setting
 
 NOON = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 
@@ -192,7 +192,7 @@ def test_every_setting_changes_what_it_names_and_nothing_else(key: str, value: s
     differing = {name for name in Preferences.__slots__ if getattr(before, name) != getattr(after, name)}
     assert differing == {key.replace("-", "_")}
     own_fields = ("max-upload", "max-download", "daily-upload")  # a status has them anyway
-    assert spelled(after) == ({} if key in own_fields else {key: value.replace("8GB", "8000MB")})
+    assert spell(after) == ({} if key in own_fields else {key: value.replace("8GB", "8000MB")})
 
 
 def test_the_settings_of_these_tests_are_all_there_are() -> None:
@@ -201,8 +201,8 @@ def test_the_settings_of_these_tests_are_all_there_are() -> None:
 
 @pytest.mark.parametrize("key", ["max-upload", "max-download", "daily-upload", "threads", "max-memory", "max-compute"])
 def test_none_lifts_a_limit(key: str) -> None:
-    limited = changed(Preferences(), key, WRITTEN[key])
-    assert changed(limited, key, "none") == Preferences()
+    limited = with_setting(Preferences(), key, WRITTEN[key])
+    assert with_setting(limited, key, "none") == Preferences()
 
 
 @pytest.mark.parametrize(

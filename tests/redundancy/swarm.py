@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 
-import trio
-import trio.testing
+import numpy as np
 
 from decentral.flow.waiting import inline
 from decentral.manifest import Redundancy
-from decentral.redundancy.giver import Giver, WayOut
+from decentral.redundancy.giver import GivenState, Giver, WayOut
 from decentral.redundancy.keeper import Keeper
-from decentral.redundancy.labels import Seals
-from decentral.redundancy.recovery import Recovered, Recovery
+from decentral.redundancy.labels import CHUNK_NBYTES, Seals
+from decentral.redundancy.recovery import Recovery
 from decentral.transport.memory import MemoryNetwork, MemoryTransport
 from decentral.transport.requests import request
 from decentral.wire.keys import PeerId, Signer
 
 RUN = bytes([0xAA] * 32)
+STATE, NEWER = (np.random.default_rng(seed).bytes(5 * CHUNK_NBYTES + 77) for seed in range(2))
 SIGNERS = sorted((Signer(bytes([n] * 32)) for n in range(1, 7)), key=lambda signer: signer.peer)
 
 
@@ -37,6 +36,15 @@ class Swarm:
         self.owner, self.seals = self.transports[0], Seals(SIGNERS[0], RUN)
         self.may_send, self.is_quiet = True, True
 
+    async def __aenter__(self) -> Swarm:
+        self._exits = AsyncExitStack()
+        for transport in self.transports:
+            await self._exits.enter_async_context(transport)
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._exits.aclose()
+
     @property
     def peers(self) -> list[PeerId]:
         return [one.peer for one in self.transports]
@@ -54,8 +62,15 @@ class Swarm:
         """As of a peer that has its key and nothing else."""
         return Recovery(owner or self.owner, seals or self.seals, lambda: self.peers[1:], inline)
 
-    async def recovered(self) -> Recovered | None:
-        return await self.recovery().run(look_for=1.0)
+    async def give(self, state: bytes = STATE, round_: int = 7) -> GivenState:
+        given = await self.giver().give(state, round_)
+        assert given is not None
+        return given
+
+    async def recovered(self) -> tuple[bytes, int] | None:
+        """The state that comes back, and its round."""
+        found = await self.recovery().run(look_for=1.0)
+        return None if found is None else (found.state, found.round)
 
     async def ask(self, number: int, protocol: str, body: bytes, *, asker: int = 0, limit: int = 1 << 20) -> bytes:
         return await request(self.transports[asker], self.peers[number], protocol, body, limit=limit, timeout=5.0)
@@ -63,14 +78,3 @@ class Swarm:
     def kept(self) -> list[int]:
         """Bytes that each of the others keeps."""
         return [keeper.nbytes for keeper in self.keepers[1:]]
-
-
-def run(script: Callable[[Swarm], Awaitable[None]], swarm: Swarm, *, dead: Sequence[int] = ()) -> None:
-    async def main() -> None:
-        async with AsyncExitStack() as stack:
-            for number, transport in enumerate(swarm.transports):
-                if number not in dead:
-                    await stack.enter_async_context(transport)
-            await script(swarm)
-
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))

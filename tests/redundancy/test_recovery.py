@@ -8,8 +8,9 @@ import trio
 from decentral.redundancy.keeper import KEPT
 from decentral.redundancy.labels import Seals
 from decentral.transport.requests import serve_requests
-from tests.kit.keepers import NEWER, STATE, give
-from tests.redundancy.swarm import RUN, SIGNERS, Swarm, run, terms
+from tests.redundancy.swarm import NEWER, RUN, SIGNERS, STATE, Swarm, terms
+
+pytestmark = pytest.mark.usefixtures("virtual_time")
 
 
 def lies(swarm: Swarm, number: int, kind: str) -> None:
@@ -43,81 +44,60 @@ LIES = ["garbage", "one bit", "another place", "nothing", "too long", "label"]
 
 
 @pytest.mark.parametrize("kind", LIES)
-def test_a_keeper_that_lies_is_found_and_the_other_pieces_are_joined(kind: str) -> None:
-    async def script(swarm: Swarm) -> None:
-        await give(swarm)
+async def test_of_one_keeper_that_lies_nothing_is_taken_and_of_two_nothing_is_made(kind: str) -> None:
+    async with Swarm(terms()) as swarm:
+        await swarm.give()
         lies(swarm, 1, kind)
-        found = await swarm.recovered()
+        found = await swarm.recovery().run(look_for=1.0)
         assert found is not None
         assert found.state == STATE
         assert set(found.keepers) == {swarm.peers[2], swarm.peers[3]}
-
-    run(script, Swarm(terms()))
-
-
-@pytest.mark.parametrize("kind", LIES)
-def test_of_two_that_lie_and_one_that_does_not_nothing_is_made(kind: str) -> None:
-    async def script(swarm: Swarm) -> None:
-        await give(swarm)
-        lies(swarm, 1, kind)
         lies(swarm, 2, kind)
         recovery = swarm.recovery()
         assert await recovery.run(look_for=1.0) is None
         assert "1 of the 2 pieces that are needed are here" in recovery.why
 
-    run(script, Swarm(terms()))
 
-
-def test_pieces_of_an_older_and_of_a_newer_state_are_never_joined() -> None:
+async def test_pieces_of_an_older_and_of_a_newer_state_are_never_joined() -> None:
     """Of three keepers, one has the newer state alone, another the older one; of neither are there two."""
-
-    async def script(swarm: Swarm) -> None:
+    async with Swarm(terms()) as swarm:
         swarm.members.discard(swarm.peers[4])
-        await give(swarm)
+        await swarm.give()
         shelves = swarm.keepers[1]._shelves.copy(), swarm.keepers[2]._shelves.copy()
         assert shelves
         older = swarm.keepers[1]._shelves[swarm.peers[0]].pieces[:]
-        await give(swarm, NEWER, 9)
+        await swarm.give(NEWER, 9)
         swarm.keepers[1]._shelves[swarm.peers[0]].pieces = older
         swarm.keepers[2]._shelves.clear()
         recovery = swarm.recovery()
         assert await recovery.run(look_for=1.0) is None
         assert "of the state of round 7, 1 of the 2 pieces" in recovery.why
 
-    run(script, Swarm(terms()))
 
-
-def test_the_older_state_comes_back_when_too_few_have_the_newer_one() -> None:
-    async def script(swarm: Swarm) -> None:
-        await give(swarm)
+async def test_the_older_state_comes_back_when_too_few_have_the_newer_one() -> None:
+    async with Swarm(terms()) as swarm:
+        await swarm.give()
         older = [keeper._shelves[swarm.peers[0]].pieces[:] for keeper in swarm.keepers[1:3]]
-        await give(swarm, NEWER, 9)
+        await swarm.give(NEWER, 9)
         for keeper, pieces in zip(swarm.keepers[1:3], older, strict=True):
             keeper._shelves[swarm.peers[0]].pieces = pieces
-        found = await swarm.recovered()
-        assert found is not None
-        assert (found.state, found.round) == (STATE, 7)
-
-    run(script, Swarm(terms()))
+        assert await swarm.recovered() == (STATE, 7)
 
 
-def test_without_the_key_nothing_comes_back() -> None:
+async def test_without_the_key_nothing_comes_back() -> None:
     """A peer with another key is served nothing; and were it served, it could read nothing."""
-
-    async def script(swarm: Swarm) -> None:
-        await give(swarm)
+    async with Swarm(terms()) as swarm:
+        await swarm.give()
         stranger = swarm.recovery(Seals(SIGNERS[4], RUN), swarm.transports[4])
         assert await stranger.run(look_for=1.0) is None
         assert stranger.why == "no member keeps anything of it"
         overheard = swarm.recovery(Seals(SIGNERS[4], RUN))
         assert await overheard.run(look_for=1.0) is None
 
-    run(script, Swarm(terms()))
 
-
-def test_a_peer_whose_keepers_are_met_late_waits_for_them() -> None:
-    async def script(swarm: Swarm) -> None:
-        await give(swarm)
+async def test_a_peer_whose_keepers_are_met_late_waits_for_them() -> None:
+    async with Swarm(terms()) as swarm:
+        await swarm.give()
         recovery = swarm.recovery()
         known = [swarm.peers[1]]
         recovery._live = lambda: known
@@ -132,5 +112,3 @@ def test_a_peer_whose_keepers_are_met_late_waits_for_them() -> None:
             known.extend(swarm.peers[2:])
         assert found[0] is not None
         assert found[0].state == STATE
-
-    run(script, Swarm(terms()))

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 import anyio
 import pytest
 
-from decentral.simulate.virtual_time import suspended
+from decentral.simulate.virtual_time import suspend
 from tests.kit.nodes import small_terms, tiny_model
 
 NIGHT = 100.0  # s, of a run that gives up who is silent for 6
@@ -21,7 +21,7 @@ def asleep(lab, *sleepers):
     try:
         with ExitStack() as stack:
             for member in sleepers:
-                stack.enter_context(suspended(member.task))
+                stack.enter_context(suspend(member.task))
             yield
     finally:
         lab.heal(sleepers, others)

@@ -22,7 +22,7 @@ from decentral.simulate.process import Host
 from decentral.simulate.scenario import KINDS, LIMITS, PROFILES, Scenario, toy_manifest
 from decentral.simulate.simulation import simulate
 from decentral.simulate.troubles import Afflicted
-from decentral.simulate.virtual_time import suspended
+from decentral.simulate.virtual_time import suspend
 
 LEASE, SHRINK_AFTER = 2.0, 8.0
 NIGHT = (8 * SHRINK_AFTER, 12 * SHRINK_AFTER)  # s
@@ -74,7 +74,7 @@ async def sleep(world: Afflicted, generator: random.Random, away: tuple[float, f
 def standing_still(world: Afflicted, host: Host) -> Iterator[None]:
     """Of a suspended machine nobody hears, and its process knows nothing of the time."""
     assert host.process is not None
-    with off_the_network(world, host), suspended(host.task):
+    with off_the_network(world, host), suspend(host.task):
         yield
 
 

@@ -105,7 +105,7 @@ def test_the_frames_of_a_gather_grow_with_the_swarm_and_those_of_a_reduce_do_not
 
 
 def test_groups_bound_a_gather():
-    costs = {cost.grouped(n, 10**6, lambda values: 0.02 * values, 32) for n in (32, 1024, 10_000)}
+    costs = {cost.in_groups(n, 10**6, lambda values: 0.02 * values, 32) for n in (32, 1024, 10_000)}
     assert len(costs) == 1
 
 

@@ -24,7 +24,7 @@ def test_what_was_synced_with_its_name_is_all_that_a_power_cut_leaves(disk, tmp_
     disk.make_folders(tmp_path / "a" / "b")
     disk.replace_file(tmp_path / "a" / "b" / "file", [b"one", b"two"])
     assert left_by(disk) == {(("a", (("b", (("file", b"onetwo"),)),)),)}
-    assert scan(tmp_path) == disk.settled()
+    assert scan(tmp_path) == disk.all_kept()
 
 
 def test_a_file_whose_name_was_not_synced_may_be_gone(disk, tmp_path):

@@ -10,7 +10,7 @@ import anyio.lowlevel
 import pytest
 import trio._core._run as scheduler
 
-from decentral.simulate.virtual_time import run_in_virtual_time, suspended
+from decentral.simulate.virtual_time import run_in_virtual_time, suspend
 
 
 class Program:
@@ -140,7 +140,7 @@ def test_a_process_that_is_suspended_makes_no_step_and_then_does_what_came_due()
         async with anyio.create_task_group() as group:
             group.start_soon(life)
             await anyio.sleep(1.5)
-            with suspended(roots[0]):
+            with suspend(roots[0]):
                 await anyio.sleep(10)
                 assert steps == [1.0]
             await anyio.sleep(5)

@@ -21,7 +21,7 @@ from decentral.state import checkpoint
 from decentral.state.checkpoint import (
     META,
     TENSORS,
-    filled,
+    fill_in,
     flatten,
     load_newest,
     random_state,
@@ -401,7 +401,7 @@ def test_what_a_script_makes_anew_is_left_out_of_a_state_and_found_where_it_was(
         straight[1].step()
     made = dict(resumed[0].param_groups[0]), resumed[1].after
     for part, source in zip(resumed, straight, strict=True):
-        part.load_state_dict(filled(through_json(storable(source.state_dict())), part.state_dict()))
+        part.load_state_dict(fill_in(through_json(storable(source.state_dict())), part.state_dict()))
     group = resumed[0].param_groups[0]
     assert all(group[name] == made[0][name] for name in ("filter", "dtype", "many"))
     assert group["lr"] == straight[0].param_groups[0]["lr"]
@@ -416,7 +416,7 @@ def test_a_state_of_values_alone_is_stored_as_it_is(make_schedule):
     for part in (optimizer, make_schedule(optimizer)):
         state = part.state_dict()
         assert equal(storable(state), state)
-        assert equal(filled(state, part.state_dict()), state)
+        assert equal(fill_in(state, part.state_dict()), state)
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,11 @@
 """A run that admits by token: who has none is told nothing, given nothing and not believed."""
 
 import hashlib
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import anyio
 import pytest
-import trio
-import trio.testing
 
 from decentral.errors import PeerUnreachable, TransportError, UsageError
 from decentral.swarm.admission import MIN_TOKEN, Admission, AdmittingTransport, check_token
@@ -13,6 +13,7 @@ from decentral.transport.memory import MemoryNetwork
 from decentral.transport.requests import request, serve_requests
 from decentral.transport.throttle import Caps, ThrottledTransport
 from decentral.wire.keys import PeerId, Signer
+from tests.kit.scenes import played, without_waiting
 
 RUN, TOKEN = bytes(range(32)), "correct-horse-battery"
 CLOSED, OPEN = "/test/closed/1", "/test/open/1"
@@ -84,49 +85,44 @@ class Pair:
         return await request(asker, of.peer, protocol, b"please", limit=9, timeout=5.0)
 
 
-def on_pair(token: str | None, script) -> None:
-    async def main() -> None:
-        pair = Pair(token)
-        async with pair.member, pair.other:
-            await script(pair)
+def pair_with(token: str | None) -> Any:
+    """The test gets a member and one that has this token."""
 
-    trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    def scene(script: Callable[[Pair], Awaitable[None]]) -> None:
+        async def main() -> None:
+            pair = Pair(token)
+            async with pair.member, pair.other:
+                await script(pair)
 
+        without_waiting(main)
 
-@pytest.mark.parametrize("token", [None, "another-horse-battery"])
-def test_a_stranger_is_served_what_is_open_to_all_and_no_more(token: str | None) -> None:
-    async def script(pair: Pair) -> None:
-        assert await pair.ask(pair.other, pair.member, OPEN) == b"served"
-        with pytest.raises(TransportError):
-            await pair.ask(pair.other, pair.member, CLOSED)
-
-    on_pair(token, script)
+    return played(scene)
 
 
-@pytest.mark.parametrize("token", [None, "another-horse-battery"])
-def test_a_stranger_is_asked_for_nothing_either(token: str | None) -> None:
-    async def script(pair: Pair) -> None:
-        with pytest.raises(PeerUnreachable if token is not None else TransportError):
-            await pair.ask(pair.member, pair.other, CLOSED)
-
-    on_pair(token, script)
-
-
-def test_who_has_the_token_is_served_and_asked() -> None:
-    async def script(pair: Pair) -> None:
-        assert await pair.ask(pair.other, pair.member, CLOSED) == b"served"
-        assert await pair.ask(pair.member, pair.other, CLOSED) == b"served"
-
-    on_pair(TOKEN, script)
+async def is_served_what_is_open_and_asked_for_nothing(pair: Pair, unreachable: type[Exception]) -> None:
+    assert await pair.ask(pair.other, pair.member, OPEN) == b"served"
+    with pytest.raises(TransportError):
+        await pair.ask(pair.other, pair.member, CLOSED)
+    with pytest.raises(unreachable):
+        await pair.ask(pair.member, pair.other, CLOSED)
 
 
-def test_a_peer_that_was_restarted_is_met_again_within_ten_seconds() -> None:
-    async def script(pair: Pair) -> None:
-        assert await pair.ask(pair.other, pair.member, CLOSED) == b"served"
-        pair.member.admission = admission(A)  # a new process knows nobody
-        with pytest.raises(TransportError):
-            await pair.ask(pair.other, pair.member, CLOSED)
-        await anyio.sleep(10)
-        assert await pair.ask(pair.other, pair.member, CLOSED) == b"served"
+@pair_with(None)
+async def test_a_stranger_is_served_what_is_open_to_all_and_no_more_and_asked_for_nothing(pair: Pair) -> None:
+    await is_served_what_is_open_and_asked_for_nothing(pair, TransportError)
 
-    on_pair(TOKEN, script)
+
+@pair_with("another-horse-battery")
+async def test_so_is_who_has_the_token_of_others(pair: Pair) -> None:
+    await is_served_what_is_open_and_asked_for_nothing(pair, PeerUnreachable)
+
+
+@pair_with(TOKEN)
+async def test_who_has_the_token_is_served_and_asked_and_met_again_within_ten_seconds_of_a_restart(pair: Pair) -> None:
+    assert await pair.ask(pair.other, pair.member, CLOSED) == b"served"
+    assert await pair.ask(pair.member, pair.other, CLOSED) == b"served"
+    pair.member.admission = admission(A)  # a new process knows nobody
+    with pytest.raises(TransportError):
+        await pair.ask(pair.other, pair.member, CLOSED)
+    await anyio.sleep(10)
+    assert await pair.ask(pair.other, pair.member, CLOSED) == b"served"

@@ -11,8 +11,6 @@ from typing import Any
 import anyio
 import pytest
 import torch
-import trio
-import trio.testing
 
 from decentral.errors import NotAdmitted, VersionError
 from decentral.manifest import preset_manifest
@@ -21,6 +19,7 @@ from decentral.swarm.hello import HELLO, WIRE_VERSION, Hello, check_version, gre
 from decentral.transport.memory import MemoryNetwork
 from decentral.transport.requests import serve_requests
 from decentral.wire.keys import Signer
+from tests.kit.scenes import without_waiting
 
 OLDER = {"wire": WIRE_VERSION - 1, "version": "0.0.9"}
 SENTENCE = (
@@ -79,7 +78,7 @@ def come_back(answers: Sequence[bytes]) -> float:
                 await check_version(directory, None)
             return anyio.current_time() - began
 
-    return trio.run(script, clock=trio.testing.MockClock(autojump_threshold=0))
+    return without_waiting(script)
 
 
 @pytest.mark.parametrize("answers", [[OURS], [THEIRS, OURS], [NONSENSE, OURS], [THEIRS, NONSENSE, OURS]])

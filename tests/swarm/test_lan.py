@@ -7,12 +7,11 @@ from itertools import pairwise
 
 import anyio
 import pytest
-import trio
-import trio.testing
 
 from decentral.swarm.announcement import Sighting, read_announcement, write_announcement
 from decentral.swarm.lan import AT_ONCE, FIRST_PAUSE, FORGOTTEN, LONGEST_PAUSE, MOST, Lan, Neighbours
 from decentral.wire.keys import Signer, peer_name
+from tests.kit.scenes import without_waiting
 
 RUN = b"r" * 32
 ME, OTHER = Signer(bytes(32)).peer, Signer(bytes([1]) * 32).peer
@@ -72,7 +71,7 @@ def play():
                 await script(air)
                 group.cancel_scope.cancel()
 
-        trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+        without_waiting(main)
         return air, events
 
     return run
@@ -166,7 +165,6 @@ def test_hostile_records_are_passed_over_and_a_flood_of_them_is_bounded(play):
 #
 # When a neighbour is worth a look, by the clock.
 
-ME_of_neighbours = b"m" * 32
 ADDRESSES = ("/ip4/10.0.0.1/tcp/1/p2p/x",)
 
 
@@ -184,7 +182,7 @@ def looks(neighbours, seconds, here=()):
 
 
 def test_a_neighbour_is_looked_for_at_once_and_then_less_and_less_often():
-    neighbours = Neighbours(ME_of_neighbours)
+    neighbours = Neighbours(ME)
     neighbours.heard(sighting(), 0.0)
     times = looks(neighbours, 600)
     gaps = [b - a for a, b in pairwise(times)]
@@ -194,7 +192,7 @@ def test_a_neighbour_is_looked_for_at_once_and_then_less_and_less_often():
 
 
 def test_who_is_here_is_not_looked_for_and_soon_again_when_it_is_gone():
-    neighbours = Neighbours(ME_of_neighbours)
+    neighbours = Neighbours(ME)
     neighbours.heard(sighting(), 0.0)
     assert len(neighbours.due(0.0, ())) == 1
     assert neighbours.due(100.0, {peer(1)}) == []
@@ -203,14 +201,8 @@ def test_who_is_here_is_not_looked_for_and_soon_again_when_it_is_gone():
     assert len(neighbours.due(100.0, ())) == 1
 
 
-def test_this_peer_itself_is_no_neighbour():
-    neighbours = Neighbours(ME_of_neighbours)
-    neighbours.heard(Sighting(ME_of_neighbours, ADDRESSES), 0.0)
-    assert len(neighbours) == 0
-
-
 def test_new_addresses_are_tried_soon_and_old_ones_no_more():
-    neighbours = Neighbours(ME_of_neighbours)
+    neighbours = Neighbours(ME)
     neighbours.heard(sighting(), 0.0)
     looks(neighbours, 60)
     neighbours.heard(sighting(addresses=("new",)), 60.0)
@@ -218,7 +210,7 @@ def test_new_addresses_are_tried_soon_and_old_ones_no_more():
 
 
 def test_addresses_that_change_all_the_time_cause_a_look_a_second_at_most():
-    neighbours, count = Neighbours(ME_of_neighbours), 0
+    neighbours, count = Neighbours(ME), 0
     for n in range(1000):  # ten seconds
         neighbours.heard(sighting(addresses=(str(n),)), n / 100)
         count += len(neighbours.due(n / 100, ()))
@@ -226,7 +218,7 @@ def test_addresses_that_change_all_the_time_cause_a_look_a_second_at_most():
 
 
 def test_a_flood_of_names_is_bounded_in_memory_and_in_looks_and_the_newest_stay():
-    neighbours = Neighbours(ME_of_neighbours)
+    neighbours = Neighbours(ME)
     for number in range(10_000):
         neighbours.heard(sighting(number), 0.0)
     assert len(neighbours) == MOST
@@ -236,7 +228,7 @@ def test_a_flood_of_names_is_bounded_in_memory_and_in_looks_and_the_newest_stay(
 
 
 def test_who_is_not_heard_of_is_forgotten():
-    neighbours = Neighbours(ME_of_neighbours)
+    neighbours = Neighbours(ME)
     neighbours.heard(sighting(1), 0.0)
     neighbours.heard(sighting(2), FORGOTTEN)
     assert [found for found, _ in neighbours.due(FORGOTTEN + 1.0, ())] == [peer(2)]

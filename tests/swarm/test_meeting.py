@@ -17,8 +17,8 @@ from decentral.swarm.meeting import WORDS_PROTOCOL, ask_for_invite, find_invite,
 from decentral.swarm.words import ELEMENT_NBYTES, PROOF_NBYTES, SpokenCode, WordsHandshake
 from decentral.transport.native.transport import NativeOptions, NativeTransport
 from decentral.wire.keys import Signer, peer_name
-from tests.kit.relays import relay
-from tests.transport.conftest import LOOPBACK
+from tests.kit.relays import LOOPBACK, relay
+from tests.kit.scenes import played
 
 CODE = SpokenCode(("acid", "cargo", "mural", "tulip"), 4711)
 WRONG = SpokenCode(("acid", "cargo", "mural", "zoom"), 4711)
@@ -63,122 +63,91 @@ class Scene:
             yield transport
 
 
-def play(script: Callable[[Scene], Awaitable[None]], seconds: float = 30.0) -> Scene:
+def host(script: Callable[[Scene], Awaitable[None]], seconds: float = 30.0) -> None:
     """The host waits at the relay while the script runs; then it is taken away."""
-    scenes: list[Scene] = []
 
     async def run() -> None:
         with anyio.fail_after(LIMIT):
             async with relay() as at, anyio.create_task_group() as group:
                 scene = Scene(at.addresses()[:1])
-                scenes.append(scene)
                 await group.start(partial(scene.host, seconds))
                 await script(scene)
                 group.cancel_scope.cancel()
 
     anyio.run(run)
-    return scenes[0]
 
 
-def test_the_words_bring_the_invite_with_its_token_through_a_relay() -> None:
-    async def script(scene: Scene) -> None:
-        found = await scene.find(CODE)
-        assert str(found) == INVITE
-        await scene.over.wait()
-
-    scene = play(script)
+@played(host)
+async def test_the_words_bring_the_invite_with_its_token_through_a_relay_to_one_guest(scene: Scene) -> None:
+    """A wrong guess learns nothing, and a right one after it is still taken."""
+    with pytest.raises(InviteError, match="not those of the one who invites at 4711"):
+        await scene.find(WRONG)
+    assert not scene.over.is_set()
+    assert str(await scene.find(CODE)) == INVITE
+    await scene.over.wait()
     assert scene.ended is None
     assert scene.guest is not None
+    with pytest.raises(NoPeersError, match="nobody invites at 4711"):
+        await scene.find(CODE, seconds=1.5)
 
 
-def test_they_are_good_for_one_guest() -> None:
-    async def script(scene: Scene) -> None:
-        await scene.find(CODE)
-        await scene.over.wait()
-        with pytest.raises(NoPeersError, match="nobody invites at 4711"):
-            await scene.find(CODE, seconds=1.5)
-
-    play(script)
-
-
-def test_a_wrong_guess_learns_nothing_and_the_third_ends_it() -> None:
-    async def script(scene: Scene) -> None:
-        for _ in range(2):
-            with pytest.raises(InviteError, match="not those of the one who invites at 4711"):
-                await scene.find(WRONG)
-            assert not scene.over.is_set()
+@played(host)
+async def test_the_third_wrong_guess_ends_it(scene: Scene) -> None:
+    for _ in range(3):
+        assert not scene.over.is_set()
         with pytest.raises(InviteError):
             await scene.find(WRONG)
-        await scene.over.wait()
-        with pytest.raises(NoPeersError):
-            await scene.find(CODE, seconds=1.5)
-
-    assert "3 wrong guesses" in str(play(script).ended)
-
-
-def test_a_right_guess_after_a_wrong_one_is_still_taken() -> None:
-    async def script(scene: Scene) -> None:
-        with pytest.raises(InviteError):
-            await scene.find(WRONG)
-        assert str(await scene.find(CODE)) == INVITE
-
-    play(script)
+    await scene.over.wait()
+    assert "3 wrong guesses" in str(scene.ended)
+    with pytest.raises(NoPeersError):
+        await scene.find(CODE, seconds=1.5)
 
 
-def test_they_expire() -> None:
-    async def script(scene: Scene) -> None:
-        await scene.over.wait()
-        with pytest.raises(NoPeersError, match="have its ten minutes gone"):
-            await scene.find(CODE, seconds=1.5)
-
-    scene = play(script, seconds=0.5)
+@played(partial(host, seconds=0.5))
+async def test_they_expire(scene: Scene) -> None:
+    await scene.over.wait()
     assert isinstance(scene.ended, NoPeersError)
     assert scene.ended.exit_code == 20
+    with pytest.raises(NoPeersError, match="have its ten minutes gone"):
+        await scene.find(CODE, seconds=1.5)
 
 
-@pytest.mark.parametrize("first", [b"", b"A" + bytes(32), b"\xff" * ELEMENT_NBYTES, b"x" * 5000])
-def test_hostile_bytes_are_no_guess_and_the_next_guest_is_served(first: bytes) -> None:
-    async def script(scene: Scene) -> None:
-        async with scene.stranger() as transport:
-            for _ in range(5):
-                stream = await transport.open(CODE.host, WORDS_PROTOCOL)
-                await stream.send(first or b"A")
-                await stream.aclose()
-        assert str(await scene.find(CODE)) == INVITE
-
-    assert play(script).ended is None
-
-
-def test_a_first_message_sent_back_is_refused_before_anything_is_proven() -> None:
-    async def script(scene: Scene) -> None:
-        async with scene.stranger() as transport:
+@played(host)
+async def test_hostile_bytes_are_no_guess_and_the_next_guest_is_served(scene: Scene) -> None:
+    async with scene.stranger() as transport:
+        for first in [b"A", b"A" + bytes(32), b"\xff" * ELEMENT_NBYTES, b"x" * 5000] * 2:
             stream = await transport.open(CODE.host, WORDS_PROTOCOL)
-            asks = WordsHandshake(WRONG.password, transport.peer, CODE.host, is_guest=True)
-            await stream.send(asks.first)
-            answer = await stream.receive_exactly(ELEMENT_NBYTES)
-            again = await transport.open(CODE.host, WORDS_PROTOCOL)
-            await again.send(answer)  # the host's own
-            with pytest.raises(TransportError):
-                await again.receive_exactly(ELEMENT_NBYTES)
-            await stream.send(answer[:PROOF_NBYTES])  # and as a proof: a wrong guess
-            with pytest.raises(TransportError):
-                await stream.receive_exactly(2)
-        assert str(await scene.find(CODE)) == INVITE
-
-    play(script)
+            await stream.send(first)
+            await stream.aclose()
+    assert str(await scene.find(CODE)) == INVITE
+    assert scene.ended is None
 
 
-def test_strangers_that_say_nothing_do_not_keep_the_guest_out(monkeypatch: pytest.MonkeyPatch) -> None:
+@played(host)
+async def test_a_first_message_sent_back_is_refused_before_anything_is_proven(scene: Scene) -> None:
+    async with scene.stranger() as transport:
+        stream = await transport.open(CODE.host, WORDS_PROTOCOL)
+        asks = WordsHandshake(WRONG.password, transport.peer, CODE.host, is_guest=True)
+        await stream.send(asks.first)
+        answer = await stream.receive_exactly(ELEMENT_NBYTES)
+        again = await transport.open(CODE.host, WORDS_PROTOCOL)
+        await again.send(answer)  # the host's own
+        with pytest.raises(TransportError):
+            await again.receive_exactly(ELEMENT_NBYTES)
+        await stream.send(answer[:PROOF_NBYTES])  # and as a proof: a wrong guess
+        with pytest.raises(TransportError):
+            await stream.receive_exactly(2)
+    assert str(await scene.find(CODE)) == INVITE
+
+
+@played(host)
+async def test_strangers_that_say_nothing_do_not_keep_the_guest_out(scene: Scene, monkeypatch) -> None:
     monkeypatch.setattr(meeting, "PATIENCE", 0.5)
-
-    async def script(scene: Scene) -> None:
-        async with scene.stranger() as transport:
-            silent = [await transport.open(CODE.host, WORDS_PROTOCOL) for _ in range(meeting.AT_ONCE)]
-            for stream in silent:
-                await stream.send(b"A")
-            assert str(await scene.find(CODE)) == INVITE
-
-    play(script)
+    async with scene.stranger() as transport:
+        silent = [await transport.open(CODE.host, WORDS_PROTOCOL) for _ in range(meeting.AT_ONCE)]
+        for stream in silent:
+            await stream.send(b"A")
+        assert str(await scene.find(CODE)) == INVITE
 
 
 def test_who_takes_the_hosts_place_without_the_words_is_found_out() -> None:

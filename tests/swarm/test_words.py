@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from decentral.errors import InviteError, PayloadError
 from decentral.swarm.words import (
@@ -29,6 +27,8 @@ def test_a_code_is_read_as_it_was_said() -> None:
         code = new_code(rng.randrange)
         assert parse_code(str(code)) == code
         assert looks_spoken(str(code))
+    for line in ("decentral1:abc", "decentral join decentral1:abc", "word"):
+        assert not looks_spoken(line)
 
 
 @pytest.mark.parametrize(
@@ -41,14 +41,12 @@ def test_case_spaces_and_dashes_do_not_matter(heard: str) -> None:
 @pytest.mark.parametrize(
     ("heard", "words"),
     [
-        ("acid cargo mural 4711", "4 of 5"),
         ("acid cargo mural tulip tulip 4711", "6 of 5"),
         ("acid cargo mural tulip", "4 of 5"),
         ("acid cargo mural tulip 47", "'47' is no number from 1000"),
         ("acid cargo mural tulip \u0664\u0667\u0661\u0661", "is no number"),
         ("acid cargo murall tulip 4711", "perhaps mural"),
         ("acid cargo \x1b[2J tulip 4711", "is none of them"),
-        ("acid " * 1000, "words"),
     ],
 )
 def test_what_is_no_code_is_one_line_and_no_try(heard: str, words: str) -> None:
@@ -57,12 +55,6 @@ def test_what_is_no_code_is_one_line_and_no_try(heard: str, words: str) -> None:
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
     assert "\x1b" not in str(caught.value)
-
-
-def test_an_invite_line_is_not_taken_for_words() -> None:
-    assert not looks_spoken("decentral1:abc")
-    assert not looks_spoken("decentral join decentral1:abc")
-    assert not looks_spoken("word")
 
 
 def test_the_list_is_the_one_that_its_licence_names() -> None:
@@ -151,23 +143,3 @@ def test_what_crosses_the_wire_is_as_long_as_it_is_read() -> None:
     asks, gives = met(guest(), host())
     assert len(asks.first) == len(gives.first) == ELEMENT_NBYTES
     assert len(asks.proof()) == PROOF_NBYTES
-
-
-SMALL_ORDER = [bytes(32), b"\x01" + bytes(31), bytes.fromhex("ec" + "ff" * 30 + "7f")]
-
-
-@pytest.mark.parametrize("point", SMALL_ORDER)
-def test_a_point_that_would_make_the_key_guessable_is_refused(point: bytes) -> None:
-    with pytest.raises(PayloadError):
-        host().hear(b"A" + point)
-
-
-@given(st.binary(max_size=80))
-@settings(max_examples=60, deadline=None)
-def test_any_bytes_are_a_first_message_or_a_payload_error(data: bytes) -> None:
-    side = host()
-    try:
-        side.hear(data)
-    except PayloadError:
-        return
-    assert not side.takes(bytes(PROOF_NBYTES))

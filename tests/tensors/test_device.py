@@ -18,8 +18,8 @@ from decentral.tensors.device import (
     BYTES_A_PARAMETER,
     PROCESSOR,
     aside,
-    beside,
     move_together,
+    on_device_of,
     place_of,
     slabs,
     to_device,
@@ -48,7 +48,7 @@ def test_what_the_compiler_cannot_take_runs_as_it_is_and_is_told_once(caplog: py
 
     with caplog.at_level(logging.WARNING, logger=device.__name__):
         for _ in range(2):
-            assert torch.equal(device.tried(more, fails, (torch.ones(3),), {}), torch.full((3,), 2.0))
+            assert torch.equal(device.try_compiled(more, fails, (torch.ones(3),), {}), torch.full((3,), 2.0))
     told = [record.getMessage() for record in caplog.records if record.name == device.__name__]
     assert len(told) == 1
     assert told[0].endswith("more goes uncompiled on this device: too hard")
@@ -214,7 +214,7 @@ def test_there_and_back_every_bit_is_the_same(device: str, numel: int):
 @pytest.mark.parametrize("device", DEVICES)
 def test_what_lies_there_is_not_copied(device: str):
     tensor = torch.ones(3, device=device)
-    assert beside(tensor, tensor.clone()) is tensor
+    assert on_device_of(tensor, tensor.clone()) is tensor
 
 
 @pytest.mark.parametrize("device", DEVICES)

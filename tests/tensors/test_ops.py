@@ -11,8 +11,8 @@ from decentral.optimizers import carry
 from decentral.tensors.ops import (
     Places,
     as_rows,
-    carried,
     carry_and_copy,
+    carry_over,
     carry_rows,
     copy_and_difference,
     copy_and_norm,
@@ -96,7 +96,7 @@ def test_what_is_carried_is_the_anchor_where_nothing_moved(numel):
     live, anchor = values(numel, 1), values(numel, 3)
     contributed = torch.where(torch.arange(numel) % 3 == 0, live, values(numel, 2))
     wanted = torch.where(live == contributed, anchor, anchor + (live - contributed))
-    assert same(carried(live, contributed, anchor), wanted)
+    assert same(carry_over(live, contributed, anchor), wanted)
 
 
 @pytest.mark.usefixtures("threads")
@@ -140,7 +140,7 @@ def test_other_dtypes_shapes_and_layouts_are_left_to_torch():
     assert torch.equal(difference(left, right), left - right)
     assert torch.equal(difference(left.float().t(), right.float().t()), left.float().t() - right.float().t())
     assert torch.equal(minus_times(left, right, 0.5), left - right * 0.5)
-    assert torch.equal(carried(left, left, right), right)
+    assert torch.equal(carry_over(left, left, right), right)
     total = torch.ones(6, dtype=torch.float64)
     assert divide(total, 4.0)
     assert torch.equal(total, torch.full((6,), 0.25, dtype=torch.float64))

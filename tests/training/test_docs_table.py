@@ -33,7 +33,7 @@ def test_the_example_is_a_table_that_a_manifest_takes():
     text = preset_manifest("diloco").to_toml()
     cut = text.index("[inner]"), text.index("[outer]")
     read = parse_manifest(text[: cut[0]] + example + text[cut[1] :])
-    assert (read.inner.named, read.inner.own()["momentum"]) == ("muon", 0.95)
+    assert (read.inner.optimizer_name, read.inner.own()["momentum"]) == ("muon", 0.95)
 
 
 def test_the_table_of_methods_has_the_presets_that_name_an_inner_optimizer():

@@ -6,7 +6,6 @@ import logging
 import math
 import secrets
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,12 +14,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from decentral.errors import ConfigError
-from decentral.manifest import Manifest, preset_manifest
 from decentral.manifest.terms import Inner
 from decentral.optimizers.base import Derivative
 from decentral.optimizers.just_one_byte import Direction, byte_of, level_of
-from decentral.peer import Peer, join
-from decentral.swarm.identity import Identity
 from decentral.training.inner import (
     InnerSteps,
     build_inner,
@@ -32,7 +28,7 @@ from decentral.training.inner_optimizers import SPSA, step_forward
 from decentral.training.inner_states import Together
 from decentral.training.live_model import LiveModel
 from decentral.training.live_side import Moments
-from decentral.transport.memory import MemoryNetwork
+from tests.training.own_loops import INPUTS, backward, joined, loss_of, pair_of, small, terms
 
 RATE, SEED = 0.01, 11
 
@@ -41,13 +37,6 @@ def linear() -> nn.Linear:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return nn.Linear(6, 4)
-
-
-INPUTS = torch.linspace(-1, 1, 18).view(3, 6)
-
-
-def loss_of(model: nn.Module) -> Tensor:
-    return model(INPUTS.to(next(model.parameters()))).square().mean()  # type: ignore[no-any-return]
 
 
 def spsa(model: nn.Module, rate: float = RATE) -> SPSA:
@@ -221,30 +210,6 @@ def test_the_page_shows_a_loop_that_runs(monkeypatch):
 # join() with optimizers that a loop steps, with some that it does not, and with settings that are not the run's.
 
 
-def terms(**tables: dict[str, Any]) -> Manifest:
-    run = {"rounds": 3, "salt": "test", **tables.pop("run", {})}
-    return preset_manifest("sparseloco", run=run, inner={"steps": 4, **tables.pop("inner", {})}, **tables)
-
-
-def small() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 2))
-
-
-def joined(folder: Path, model: nn.Module, optimizer: Any, manifest: Manifest | None = None, **given: Any) -> Peer:
-    identity = Identity.load_or_create(folder / "identity.key")
-    transport = MemoryNetwork().transport(identity.signer)
-    return join(manifest or terms(), model, optimizer, out=folder, transport=transport, lan=False, **given, alone=True)
-
-
-def backward(model: nn.Module) -> None:
-    model(torch.ones(3, 6)).square().mean().backward()
-
-
-def pair_of(model: nn.Sequential) -> list[torch.optim.Optimizer]:
-    return [torch.optim.SGD(model[0].parameters(), lr=0.01), torch.optim.AdamW(model[1].parameters(), lr=0.01)]
-
-
 def test_an_optimizer_of_another_model_is_refused(tmp_path):
     optimizer = torch.optim.SGD(small().parameters(), lr=0.1)
     with pytest.raises(ConfigError, match="holds none of the model's 4 trained parameters"):
@@ -410,7 +375,6 @@ def test_a_peers_seed_is_its_own_the_same_after_a_restart_and_known_in_the_block
     manifest, seeds = terms(run={"rounds": 1000}), []
     for folder in ("a", "a", "b"):
         model = small()
-        (tmp_path / folder).mkdir(exist_ok=True)
         peer = joined(tmp_path / folder, model, torch.optim.SGD(model.parameters(), lr=0.01), manifest)
         with pytest.raises(ConfigError, match="ask inside the with block"):
             print(peer.seed)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from decentral.errors import ConfigError
-from decentral.parameters import copied, frozen_digest
+from decentral.parameters import copy_tensors, frozen_digest
 from decentral.training import joined
 from decentral.training.joined import LOOKED_AT
 from decentral.training.live_model import LiveModel
@@ -171,7 +171,7 @@ NO_COPIES: dict[str, Callable[[], nn.Module]] = {
 def test_what_only_looks_like_a_copy_stays_frozen(what):
     model = NO_COPIES[what]()
     trained = {id(p) for p in model.parameters() if p.requires_grad}
-    assert copied(model, trained) == {}
+    assert copy_tensors(model, trained) == {}
 
 
 def test_copies_that_would_fill_the_line_have_to_be_named(monkeypatch):

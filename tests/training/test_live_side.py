@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
@@ -10,41 +9,21 @@ import torch
 from torch import Tensor, nn
 
 from decentral.errors import ConfigError
-from decentral.manifest import Manifest, preset_manifest
+from decentral.manifest import preset_manifest
 from decentral.optimizers import OuterMethod
 from decentral.optimizers.diloco import DiLoCo
 from decentral.optimizers.scaffold import Scaffold
-from decentral.peer import Peer, join
+from decentral.peer import Peer
 from decentral.peer.joining import check_processes
 from decentral.rounds.local_state import CommittedUpdate
 from decentral.simulate.training import FlatModel
-from decentral.swarm.identity import Identity
 from decentral.training.inner_optimizers import SPSA
 from decentral.training.live_model import LiveModel
 from decentral.training.live_side import LiveSide, Moments
 from decentral.training.schedule import SyncSchedule, memory_of, resume, stand_at, tensors_of
-from decentral.transport.memory import MemoryNetwork
+from tests.training.own_loops import backward, joined, loss_of, small, terms
 
-
-def terms(**tables: dict[str, Any]) -> Manifest:
-    run = {"rounds": 4, "salt": "hooks", **tables.pop("run", {})}
-    return preset_manifest("scaffold", run=run, inner={"steps": 2}, **tables)
-
-
-def small() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 2))
-
-
-def joined(folder: Path, model: nn.Module, optimizer: Any, manifest: Manifest | None = None) -> Peer:
-    transport = MemoryNetwork().transport(Identity.load_or_create(folder / "identity.key").signer)
-    return join(
-        manifest or terms(), model, optimizer, out=folder, transport=transport, lan=False, quiet=True, alone=True
-    )
-
-
-def backward(model: nn.Module, seed: int = 0) -> None:
-    model(torch.randn(3, 6, generator=torch.Generator().manual_seed(seed))).square().mean().backward()
+SCAFFOLD = terms("scaffold", inner={"steps": 2})
 
 
 def live_of(peer: Peer) -> LiveSide:
@@ -58,7 +37,7 @@ def gradients(model: nn.Module) -> Tensor:
 def test_an_inner_step_goes_by_what_the_method_added_to_the_gradient(tmp_path):
     model = small()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with joined(tmp_path, model, optimizer) as peer:
+    with joined(tmp_path, model, optimizer, SCAFFOLD) as peer:
         live, turn_N = live_of(peer), torch.linspace(-1, 1, sum(p.numel() for p in model.parameters()))
         live.own(0)["turn"] = turn_N
         backward(model)
@@ -71,7 +50,7 @@ def test_an_inner_step_goes_by_what_the_method_added_to_the_gradient(tmp_path):
 def test_of_several_optimizers_the_method_is_asked_once_an_inner_step_before_the_first(tmp_path):
     model = small()
     first, second = (torch.optim.SGD(part.parameters(), lr=0.1) for part in model)
-    with joined(tmp_path, model, [first, second]) as peer:
+    with joined(tmp_path, model, [first, second], SCAFFOLD) as peer:
         backward(model)
         raw_N = gradients(model)
         for _ in range(2):  # the second of them begins no inner step
@@ -83,17 +62,14 @@ def test_of_several_optimizers_the_method_is_asked_once_an_inner_step_before_the
 
 def test_a_closure_is_refused_where_the_method_changes_gradients_and_taken_elsewhere(tmp_path):
     for name, refused in (("scaffold", True), ("sparseloco", False)):
-        model, folder = small(), tmp_path / name
-        folder.mkdir()
+        model = small()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
         def closure(model: nn.Module = model) -> Tensor:
-            loss: Tensor = model(torch.ones(3, 6)).square().mean()
-            loss.backward()
-            return loss
+            backward(model)
+            return loss_of(model)
 
-        manifest = preset_manifest(name, run={"rounds": 3, "salt": "x"}, inner={"steps": 2})
-        with joined(folder, model, optimizer, manifest):
+        with joined(tmp_path / name, model, optimizer, terms(name, inner={"steps": 2})):
             if refused:
                 with pytest.raises(ConfigError, match="was given a closure, which makes the gradients inside"):
                     optimizer.step(closure)
@@ -106,7 +82,7 @@ def test_gradients_that_a_scaler_multiplied_are_refused_until_they_are_unscaled(
     model = small()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
     scaler = torch.amp.GradScaler("cpu")
-    with joined(tmp_path, model, optimizer) as peer:
+    with joined(tmp_path, model, optimizer, SCAFFOLD) as peer:
         scaler.scale(model(torch.ones(3, 6)).square().mean()).backward()
         if unscaled:
             scaler.unscale_(optimizer)
@@ -119,7 +95,7 @@ def test_gradients_that_a_scaler_multiplied_are_refused_until_they_are_unscaled(
 
 
 def test_what_a_method_keeps_for_itself_is_in_the_checkpoint_and_in_no_snapshot(tmp_path):
-    manifest, kept = terms(run={"rounds": 1000}), []
+    manifest, kept = SCAFFOLD.changed(run={"rounds": 1000}), []
     for rounds in (3, 0):
         model = small()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -137,10 +113,10 @@ def test_what_a_method_keeps_for_itself_is_in_the_checkpoint_and_in_no_snapshot(
 
 
 def test_a_peer_of_several_processes_is_refused_with_the_reason():
-    check_processes(terms(), 1)
+    check_processes(SCAFFOLD, 1)
     check_processes(preset_manifest("diloco"), 2)
     with pytest.raises(ConfigError, match="scaffold reads or changes the inner optimizer, which each of this peer's 2"):
-        check_processes(terms(), 2)
+        check_processes(SCAFFOLD, 2)
 
 
 def test_losses_alone_are_refused_in_several_processes_which_would_go_different_ways():

@@ -16,7 +16,7 @@ from decentral.optimizers.streaming import StreamingDiLoCo
 from decentral.rounds.local_state import CommittedUpdate
 from decentral.training.live_model import LiveModel
 from decentral.training.schedule import SyncSchedule
-from tests.training.test_schedule import record
+from tests.training.scenes import record
 
 SIZE = 3 * 40 + 40 + 40 * 2 + 2
 

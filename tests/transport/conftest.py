@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-import anyio
 import pytest
 
 from decentral.flow.budget import Limits
@@ -18,114 +16,58 @@ from decentral.transport.memory import MemoryNetwork
 from decentral.transport.native.transport import NativeTransport
 from decentral.transport.throttle import Caps, ThrottledTransport
 from decentral.wire.keys import Signer
-
-LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
-LIMIT = 60.0  # s for one script; nothing here should take more than a few
+from tests.kit.relays import LOOPBACK, connected
 
 
 class World:
-    """Makes transports that can reach each other, and runs a script among them."""
+    """Makes transports that can reach each other, of its kinds in turns, on its loop."""
 
-    backend = "asyncio"
-
-    def transport(self, limits: Limits | None = None) -> Transport:
-        raise NotImplementedError
-
-    def run(self, script: Callable[[], Awaitable[None]]) -> None:
-        async def bounded() -> None:
-            with anyio.fail_after(LIMIT):
-                await script()
-
-        anyio.run(bounded, backend=self.backend)
-
-
-class MemoryWorld(World):
-    def __init__(self, backend: str) -> None:
-        self.backend = backend
-        self.network = MemoryNetwork(latency=0.001)
-
-    def transport(self, limits: Limits | None = None) -> Transport:
-        return self.network.transport(Signer.generate(), limits=limits)
-
-
-class ThrottledWorld(MemoryWorld):
-    """Caps that are felt, and yet let a law be tried in a moment."""
-
-    def transport(self, limits: Limits | None = None) -> Transport:
-        return ThrottledTransport(super().transport(limits), Caps(up=5e7, down=5e7), urgent=())
-
-
-class DaemonWorld(World):
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.made = 0
+    def __init__(self, kinds: tuple[str, ...], backend: str, folder: Path) -> None:
+        self.kinds, self.backend, self.folder = itertools.cycle(kinds), backend, folder
+        self.network, self.numbers = MemoryNetwork(latency=0.001), itertools.count()
 
     def identity(self) -> Identity:
-        self.made += 1
-        return Identity.load_or_create(self.folder / f"identity-{self.made}.key")
-
-    def transport(self, limits: Limits | None = None) -> DaemonTransport:
-        return DaemonTransport(self.identity(), listen=LOOPBACK, limits=limits)
-
-
-class NativeWorld(World):
-    def __init__(self, backend: str) -> None:
-        self.backend = backend
-
-    def transport(self, limits: Limits | None = None) -> NativeTransport:
-        return NativeTransport(Signer.generate(), listen=LOOPBACK, limits=limits)
-
-
-class PyLibp2pWorld(World):
-    def __init__(self, backend: str) -> None:
-        self.backend = backend
+        return Identity.load_or_create(self.folder / f"identity-{next(self.numbers)}.key")
 
     def transport(self, limits: Limits | None = None) -> Transport:
-        from decentral.transport.pylibp2p.transport import PyLibp2pTransport
+        kind = next(self.kinds)
+        if kind == "daemon":
+            return DaemonTransport(self.identity(), listen=LOOPBACK, limits=limits)
+        if kind == "native":
+            return NativeTransport(Signer.generate(), listen=LOOPBACK, limits=limits)
+        if kind == "py-libp2p":
+            from decentral.transport.pylibp2p.transport import PyLibp2pTransport
 
-        return PyLibp2pTransport(Signer.generate(), listen=LOOPBACK, limits=limits)
+            return PyLibp2pTransport(Signer.generate(), listen=LOOPBACK, limits=limits)
+        plain = self.network.transport(Signer.generate(), limits=limits)
+        if kind == "throttled":  # caps that are felt, and yet let a law be tried in a moment
+            return ThrottledTransport(plain, Caps(up=5e7, down=5e7), urgent=())
+        return plain
+
+    def pair(self, **about):
+        """Two that are connected (tests/kit/relays.py)."""
+        return connected(self.transport(), self.transport(), **about)
 
 
-class MixedWorld(World):
-    """Transports of two kinds, in turns."""
-
-    def __init__(self, first: World, second: World) -> None:
-        self.turns = itertools.cycle((first, second))
-
-    def transport(self, limits: Limits | None = None) -> Transport:
-        return next(self.turns).transport(limits)
-
-
-LONG = ("memory on trio", "throttled on asyncio", "native to daemon", "daemon to py-libp2p", "py-libp2p to native")
-WORLDS = (
-    *("memory on asyncio", "memory on trio", "throttled on asyncio", "throttled on trio", "daemon"),
-    *("native on asyncio", "native on trio"),
-    *("py-libp2p on asyncio", "py-libp2p on trio"),
-    *("daemon to native", "native to daemon", "daemon to py-libp2p", "py-libp2p to daemon"),
-    *("native to py-libp2p", "py-libp2p to native"),
+LONG = (
+    *("memory on trio", "throttled on asyncio", "native on asyncio", "py-libp2p on trio"),
+    *("native to daemon", "daemon to py-libp2p", "py-libp2p to daemon", "native to py-libp2p", "py-libp2p to native"),
 )
-
-
+WORLDS = (
+    *("memory on asyncio", "throttled on trio", "daemon", "native on trio", "py-libp2p on asyncio", "daemon to native"),
+    *(pytest.param(name, marks=pytest.mark.long) for name in LONG),
+)
 if importlib.util.find_spec("libp2p") is None:  # an extra, which is not asked for on Windows and macOS
-    WORLDS = tuple(name for name in WORLDS if "py-libp2p" not in name)
-collect_ignore = [] if importlib.util.find_spec("libp2p") else ["pylibp2p"]
+    WORLDS = tuple(world for world in WORLDS if "py-libp2p" not in str(world))
+    collect_ignore = ["pylibp2p"]
 
 
-@pytest.fixture(params=[pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in WORLDS])
+@pytest.fixture(params=WORLDS)
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
     kind, how, which = (request.param + " on asyncio").split(" ")[:3]
-    if how == "to":
-        return MixedWorld(_world(kind, "asyncio", tmp_path), _world(which, "asyncio", tmp_path))
-    return _world(kind, which, tmp_path)
-
-
-def _world(kind: str, backend: str, folder: Path) -> World:
-    if kind == "daemon":
-        return DaemonWorld(folder)
-    worlds = {"memory": MemoryWorld, "throttled": ThrottledWorld, "native": NativeWorld, "py-libp2p": PyLibp2pWorld}
-    return worlds[kind](backend)
+    return World((kind, which), "asyncio", tmp_path) if how == "to" else World((kind,), which, tmp_path)
 
 
 @pytest.fixture
-def daemons(tmp_path: Path) -> DaemonWorld:
-    return DaemonWorld(tmp_path)
+def daemons(tmp_path: Path) -> World:
+    return World(("daemon",), "asyncio", tmp_path)

@@ -30,15 +30,6 @@ def test_without_the_extra_one_line_says_how_to_get_it(monkeypatch: pytest.Monke
     assert result.stderr == "error: the view needs textual; pip install 'decentral[watch]'\n"
 
 
-def test_where_there_is_no_terminal_one_line_says_so_and_what_to_use(folder: Folder) -> None:
-    result = CliRunner().invoke(main, ["watch", "--out", str(folder.path)])
-    assert result.exit_code == 2
-    assert result.stdout == ""
-    assert result.stderr == (
-        "error: this is not a terminal that a view can be drawn on; decentral status says the same in lines\n"
-    )
-
-
 def read_until(terminal: int, words: bytes) -> bytes:
     """What was drawn until ``words`` came, those included."""
     seen = b""

@@ -138,11 +138,11 @@ def test_what_breaks_off_is_said_and_taken_up_again(folder: Folder, look: Looks,
     folder.write(health="healthy: round 0")
     first = listen(folder.path, Place(port=0), version="1", period=0.05)
     page, port = look().page, first.place.port
-    with first.beside():
+    with first.serve_on_thread():
         page.goto(f"http://127.0.0.1:{port}/")
         expect(page.locator("#link")).to_have_text("connected")
     expect(page.locator("#link")).to_contain_text("not reached")
     folder.write(health="healthy: round 1")
-    with listen(folder.path, Place(port=port), version="1", period=0.05).beside():
+    with listen(folder.path, Place(port=port), version="1", period=0.05).serve_on_thread():
         expect(page.locator("#link")).to_have_text("connected", timeout=60_000)
         expect(page.locator("#health-text")).to_have_text("round 1")

@@ -1,11 +1,9 @@
-"""Bodies: bounded sizes, the same tensors on both sides, and hostile bytes that end in PayloadError."""
+"""Bodies: bounded sizes, and the same tensors on both sides. Hostile ones are in tests/corpus and tests/fuzz."""
 
 from dataclasses import dataclass
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from decentral.compressors import Compressor, Payload, parse_compressor
 from decentral.compressors.base import Method
@@ -45,12 +43,6 @@ def test_a_body_fits_what_the_shapes_allow_and_decodes_to_what_the_sender_holds(
     for found, payload in zip(tensors_of(compressor, memoryview(data), SHAPES), payloads, strict=True):
         assert torch.equal(found, compressor.decompress_one(payload))
         assert found.dtype == torch.float32
-
-
-@every_compressor
-def test_decoding_then_encoding_gives_the_same_bytes(spelling: str) -> None:
-    compressor = parse_compressor(spelling)
-    data = body.encode(compressor, [compressor.compress_one(tensor) for tensor in random_tensors()])
     assert body.encode(compressor, body.decode(compressor, data, SHAPES)) == data
 
 
@@ -75,31 +67,6 @@ def test_a_body_one_byte_off_is_refused(spelling: str) -> None:
     for wrong in (data[:-1], data + b"\0", data[1:], b""):
         with pytest.raises(PayloadError):
             body.decode(compressor, wrong, [(64, 64)])
-
-
-@every_compressor
-@given(seed=st.integers(0, 2**32), share=st.sampled_from([0.01, 0.3, 1.0]))
-@settings(max_examples=60, deadline=None)
-def test_hostile_bodies_decode_to_finite_tensors_or_payload_error(spelling: str, seed: int, share: float) -> None:
-    codec = Codec(parse_compressor(spelling))
-    generator = torch.Generator().manual_seed(seed)
-    shapes = ((70, 5),)
-    data = bytearray(codec.encode(torch.randn(350, generator=generator), {}, shapes).body)
-    for position in torch.randint(len(data), (max(1, int(share * len(data))),), generator=generator).tolist():
-        data[position] = int(torch.randint(256, (1,), generator=generator))
-    try:
-        found = codec.decode(bytes(data), shapes)
-    except PayloadError:
-        return
-    assert found.shape == (350,)
-    assert bool(torch.isfinite(found).all())
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-def test_values_that_are_not_finite_are_refused(value: float) -> None:
-    data = bytes(4) + torch.tensor([0.0, value]).numpy().tobytes()
-    with pytest.raises(PayloadError):
-        Codec(parse_compressor("none")).decode(data, ((2,),))
 
 
 def test_a_careless_compressor_is_guarded_against_too() -> None:

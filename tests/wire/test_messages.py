@@ -2,6 +2,7 @@
 
 import dataclasses
 import tracemalloc
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import given, settings
@@ -36,11 +37,6 @@ PLAIN = Lease(
     uplink=20_000_000,
     version="0.1.0",
 )
-
-
-def test_a_sealed_lease_is_read_back() -> None:
-    lease = seal_lease(PLAIN, SIGNER)
-    assert decode(encode(lease)) == lease
 
 
 def test_no_single_changed_bit_of_a_lease_passes() -> None:
@@ -211,17 +207,6 @@ def test_decoding_and_encoding_again_gives_the_same_value_and_bytes(message: m.M
     assert m.encode(m.decode(memoryview(data))) == data
 
 
-@given(st.binary(max_size=400), st.integers(1, 17))
-@settings(max_examples=1000, deadline=None)
-def test_random_bytes_give_payload_error_or_a_message_with_those_very_bytes(data: bytes, code: int) -> None:
-    for hostile in (data, bytes((code, 3)) + data):
-        try:
-            message = m.decode(hostile)
-        except PayloadError:
-            continue
-        assert m.encode(message) == hostile
-
-
 @given(MESSAGES, st.data())
 @settings(max_examples=400, deadline=None)
 def test_mutated_messages_give_payload_error_or_a_message_with_those_very_bytes(message: m.Message, data) -> None:
@@ -249,7 +234,7 @@ def test_no_beginning_of_a_message_is_a_message(message: m.Message) -> None:
         m.decode(data + b"\0")
 
 
-def test_a_huge_count_or_length_allocates_nothing() -> None:
+def test_a_huge_count_or_length_allocates_nothing_and_a_message_over_the_bound_is_not_read() -> None:
     before_count = bytes((3, 3)) + bytes(8 + 8 + 4)  # Missing, up to its list of peers
     hostile = [
         before_count + b"\xff\xff\xff\xff",
@@ -264,9 +249,6 @@ def test_a_huge_count_or_length_allocates_nothing() -> None:
         assert tracemalloc.get_traced_memory()[1] < 1 << 20
     finally:
         tracemalloc.stop()
-
-
-def test_a_message_over_the_bound_is_not_read() -> None:
     with pytest.raises(PayloadError, match="655361 bytes"):
         m.decode(bytes((8, 3)) + bytes(m.MAX_MESSAGE_NBYTES - 1))
 
@@ -284,21 +266,10 @@ def test_the_largest_commit_fits_the_bound_and_one_peer_more_is_refused() -> Non
         m.encode_record(record(members=(*peers, b"\xff" * 32)))
 
 
-@pytest.mark.parametrize("data", [b"", b"\1", b"\0\3", b"\x12\3", b"\xff\3"])
-def test_what_is_no_message_is_refused(data: bytes) -> None:
-    with pytest.raises(PayloadError, match="message of"):
-        m.decode(data)
-
-
 @pytest.mark.parametrize("number", [12, 13, 14])
 def test_the_number_of_a_message_that_went_away_is_not_given_to_another(number: int) -> None:
     with pytest.raises(PayloadError, match=f"message of unknown type {number}"):
         m.decode(bytes((number, m.VERSION)) + bytes(48))
-
-
-def test_another_version_is_named() -> None:
-    with pytest.raises(PayloadError, match="Goodbye in version 1, this library reads 3"):
-        m.decode(b"\x0a\1")
 
 
 def test_the_place_of_the_fault_is_named() -> None:
@@ -347,19 +318,6 @@ def test_a_record_that_breaks_a_rule_cannot_be_written(changes: dict[str, object
         m.encode_record(record(**changes))
 
 
-def test_unsorted_members_are_refused_on_reading_too() -> None:
-    data = m.encode_record(record(members=PEERS[:2]))
-    swapped = data.replace(PEERS[0] + PEERS[1], PEERS[1] + PEERS[0], 1)
-    with pytest.raises(PayloadError, match=r"Record\.members: items are not sorted"):
-        m.decode_record(swapped)
-
-
-def test_a_flag_byte_other_than_0_or_1_is_refused() -> None:
-    data = m.encode_record(record())
-    with pytest.raises(PayloadError, match=r"Record\.final: flag byte 2"):
-        m.decode_record(data[:-1] + b"\2")
-
-
 def test_a_promise_names_a_ballot_exactly_when_it_carries_a_record() -> None:
     for ballot, accepted in ((-1, record()), (0, None), (-2, record())):
         with pytest.raises(PayloadError, match="accepted ballot"):
@@ -389,8 +347,7 @@ def test_every_field_of_a_record_changes_its_hash() -> None:
 #
 # A commit is believed for its signatures alone.
 
-SIGNERS_of_votes = sorted((Signer(bytes([i] * 32)) for i in range(5)), key=lambda signer: signer.peer)
-VOTERS = tuple(signer.peer for signer in SIGNERS_of_votes)
+VOTERS = PEERS[:5]
 RECORD = Record(bytes(32), 1, 2, 3, 0, 0, bytes(32), bytes(32), VOTERS, (), (), (), VOTERS, False)
 
 
@@ -399,55 +356,34 @@ def vote(signer: Signer, record: Record = RECORD, ballot: int = 4) -> tuple[byte
     return signer.peer, signer.sign(text)
 
 
-def commit(*votes: tuple[bytes, bytes], record: Record = RECORD, ballot: int = 4) -> Commit:
-    return Commit(record, Certificate(ballot, votes))
+def check(votes: Iterable[tuple[bytes, bytes]], record: Record = RECORD, ballot: int = 4, majority: int = 3) -> None:
+    verify_certificate(Commit(record, Certificate(ballot, tuple(votes))), VOTERS, majority)
 
 
 def test_a_majority_of_true_votes_is_believed() -> None:
-    verify_certificate(commit(*map(vote, SIGNERS_of_votes[:3])), VOTERS, 3)
-    verify_certificate(commit(*map(vote, SIGNERS_of_votes)), VOTERS, 3)
+    check(map(vote, SIGNERS[:3]))
+    check(map(vote, SIGNERS[:5]))
 
 
-def test_one_vote_too_few_is_refused() -> None:
+def test_a_vote_counts_once_of_a_voter_and_for_one_record_in_one_ballot() -> None:
+    votes, (_, signature) = list(map(vote, SIGNERS[:5])), vote(SIGNERS[2])
     with pytest.raises(PayloadError, match="2 votes, a majority is 3 of 5"):
-        verify_certificate(commit(*map(vote, SIGNERS_of_votes[:2])), VOTERS, 3)
-
-
-def test_one_voter_counted_twice_is_refused() -> None:
-    with pytest.raises(PayloadError, match="there twice"):
-        verify_certificate(
-            commit(*map(vote, [SIGNERS_of_votes[0], SIGNERS_of_votes[0], SIGNERS_of_votes[1]])), VOTERS, 3
-        )
-
-
-def test_a_strangers_vote_is_refused() -> None:
-    with pytest.raises(PayloadError, match="not by one of its voters"):
-        verify_certificate(commit(*map(vote, [*SIGNERS_of_votes[:2], Signer(bytes([9] * 32))])), VOTERS, 3)
-
-
-@pytest.mark.parametrize("position", range(64))
-def test_a_vote_with_one_changed_byte_is_refused(position: int) -> None:
-    peer, signature = vote(SIGNERS_of_votes[2])
-    changed = bytearray(signature)
-    changed[position] ^= 1
-    with pytest.raises(PayloadError, match="is not signed by it"):
-        verify_certificate(commit(*map(vote, SIGNERS_of_votes[:2]), (peer, bytes(changed))), VOTERS, 3)
-
-
-@pytest.mark.parametrize(
-    "changes", [{"run": bytes([1] * 32)}, {"epoch": 2}, {"round": 3}, {"base": bytes([1] * 32)}, {"final": True}]
-)
-def test_votes_for_one_record_do_not_count_for_another(changes: dict[str, object]) -> None:
-    other = dataclasses.replace(RECORD, **changes)  # type: ignore[arg-type]
-    with pytest.raises(PayloadError, match="is not signed by it"):
-        verify_certificate(commit(*map(vote, SIGNERS_of_votes), record=other), VOTERS, 3)
-
-
-def test_votes_of_one_ballot_do_not_count_in_another() -> None:
-    with pytest.raises(PayloadError, match="is not signed by it"):
-        verify_certificate(commit(*map(vote, SIGNERS_of_votes), ballot=5), VOTERS, 3)
-
-
-def test_a_quorum_of_nobody_is_not_believed() -> None:
+        check(votes[:2])
     with pytest.raises(PayloadError, match="0 votes"):
-        verify_certificate(commit(), VOTERS, 1)
+        check([], majority=1)
+    with pytest.raises(PayloadError, match="there twice"):
+        check([votes[0], votes[0], votes[1]])
+    with pytest.raises(PayloadError, match="not by one of its voters"):
+        check([*votes[:2], vote(Signer(bytes([9] * 32)))])
+    for position in range(64):
+        changed = signature[:position] + bytes([signature[position] ^ 1]) + signature[position + 1 :]
+        with pytest.raises(PayloadError, match="is not signed by it"):
+            check([*votes[:2], (PEERS[2], changed)])
+    others: list[dict[str, object]] = [
+        {"run": bytes([1] * 32)}, {"epoch": 2}, {"round": 3}, {"base": bytes([1] * 32)}, {"final": True},
+    ]  # fmt: skip
+    for changes in others:
+        with pytest.raises(PayloadError, match="is not signed by it"):
+            check(votes, dataclasses.replace(RECORD, **changes))  # type: ignore[arg-type]
+    with pytest.raises(PayloadError, match="is not signed by it"):
+        check(votes, ballot=5)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.zoo.harness import Script, loop
+from tests.zoo.harness import Script, loop, mlp, regression
 
 KIND = "buffers as data structures"
 MEANS = {"outer": {"preset": "local_sgd"}}  # so few steps are no place for an outer momentum
@@ -47,17 +47,17 @@ def moco(script: Script) -> None:
 
     model = MoCo()
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9, weight_decay=1e-4)
-    with script.join(model, optimizer) as peer:
-        if script.number == 1:  # this one has trained alone before: its pointer is elsewhere
+
+    def begins(step: int) -> None:
+        if step == 0 and script.number == 1:  # this one has trained alone before: its pointer is elsewhere
             model.queue_ptr[0] = 24
-        while not peer.done:
-            images = script.randn(8, 8)
-            output = model(images, images + 0.1 * script.randn(8, 8))
-            loss = F.cross_entropy(output, torch.zeros(8, dtype=torch.long))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            script.losses.append(loss.item())
+
+    def loss() -> Tensor:
+        images = script.randn(8, 8)
+        output = model(images, images + 0.1 * script.randn(8, 8))
+        return F.cross_entropy(output, torch.zeros(8, dtype=torch.long))
+
+    script.train(model, optimizer, loss, begins=begins)
 
 
 @loop(KIND, "rosinality/glow-pytorch model.py")
@@ -96,21 +96,16 @@ def glow(script: Script) -> None:
 
     model = Flow()
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-2)
-    with script.join(model, optimizer) as peer:
-        i = 0
-        while not peer.done:
-            image = script.randn(32, 4) * 3 + 5
-            if i == 0:
-                with torch.no_grad():
-                    model(image)
-                    i += 1
-                    continue
-            loss = model(image).mean()
-            model.zero_grad()
-            loss.backward()
-            optimizer.step()
-            script.losses.append(loss.item())
-            i += 1
+
+    def images() -> Tensor:
+        return script.randn(32, 4) * 3 + 5
+
+    @torch.no_grad()
+    def begins(step: int) -> None:
+        if step == 0:
+            model(images())
+
+    script.train(model, optimizer, lambda: model(images()).mean(), begins=begins)
 
 
 @loop(KIND, "christiancosgrove/pytorch-spectral-normalization-gan")
@@ -157,18 +152,18 @@ def mixture_by_loads(script: Script) -> None:
 
     model = Mixture()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    with script.join(model, optimizer) as peer:
-        while not peer.done:
-            x = script.randn(64, 8)
-            loss = F.mse_loss(model(x), x)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            with torch.no_grad():
-                loads = model.tokens_per_expert.float()
-                model.expert_bias += 1e-3 * torch.sign(loads.mean() - loads)
-                model.tokens_per_expert.zero_()
-            script.losses.append(loss.item())
+
+    def loss() -> Tensor:
+        x = script.randn(64, 8)
+        return F.mse_loss(model(x), x)
+
+    @torch.no_grad()
+    def ends(step: int) -> None:
+        loads = model.tokens_per_expert.float()
+        model.expert_bias += 1e-3 * torch.sign(loads.mean() - loads)
+        model.tokens_per_expert.zero_()
+
+    script.train(model, optimizer, loss, ends=ends)
 
 
 def remembers(script: Script, first: Tensor) -> None:
@@ -176,16 +171,14 @@ def remembers(script: Script, first: Tensor) -> None:
     model = nn.Linear(8, 4)
     model.register_buffer("memory", first)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-2)
-    with script.join(model, optimizer) as peer:
-        while not peer.done:
-            x = script.randn(8, 8)
-            found = model(x)
-            loss = (found - x[:, :4]).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            model.memory = torch.cat([model.memory, found.detach()])
-            script.losses.append(loss.item())
+
+    def loss() -> Tensor:
+        x = script.randn(8, 8)
+        found = model(x)
+        model.memory = torch.cat([model.memory, found.detach()])
+        return (found - x[:, :4]).square().mean()
+
+    script.train(model, optimizer, loss)
 
 
 @loop(KIND, "a memory bank in a buffer that begins empty")
@@ -220,14 +213,12 @@ def running_statistics(script: Script) -> None:
 
     policy = Policy()
     optimizer = torch.optim.Adam(policy.parameters(), lr=0.05)
-    with script.join(policy, optimizer) as peer:
-        while not peer.done:
-            obs = script.randn(32, 4) * 3 + 1
-            loss = F.mse_loss(policy(obs), (obs[:, :1] - 1) / 3)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            script.losses.append(loss.item())
+
+    def loss() -> Tensor:
+        obs = script.randn(32, 4) * 3 + 1
+        return F.mse_loss(policy(obs), (obs[:, :1] - 1) / 3)
+
+    script.train(policy, optimizer, loss)
 
 
 @loop(KIND, "EleutherAI's rotary embeddings, whose tables are made anew for longer lines", learns=True)
@@ -253,33 +244,22 @@ def rotary_cache(script: Script) -> None:
 
     model = Rotary()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-2)
-    with script.join(model, optimizer) as peer:
-        step = 0
-        while not peer.done:
-            x = script.randn(8, 4 + step // 2 + script.number, 8)
-            loss = F.mse_loss(model(x), x)
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            script.losses.append(loss.item())
-            step += 1
+
+    def loss() -> Tensor:
+        x = script.randn(8, 4 + len(script.losses) // 2 + script.number, 8)
+        return F.mse_loss(model(x), x)
+
+    script.train(model, optimizer, loss)
 
 
 @loop(KIND, "constants that expand made, as position ids of vision transformers and anchors of detectors", learns=True)
 def expanded_constants(script: Script) -> None:
     """No value of theirs can be written alone."""
-    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+    model = mlp(8, 16, 1)
     model.register_buffer("position_ids", torch.arange(4).expand(2, -1))
     model.register_buffer("pixel_mean", torch.tensor([0.5, 0.4, 0.3])[:, None, None].expand(-1, 2, 2))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    with script.join(model, optimizer) as peer:
-        while not peer.done:
-            x = script.randn(32, 8)
-            loss = F.mse_loss(model(x), x.sum(1, keepdim=True))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            script.losses.append(loss.item())
+    regression(script, model, optimizer)
 
 
 @loop(
@@ -308,11 +288,9 @@ def graph(script: Script, *, persistent: bool) -> None:
 
     model = Propagation()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-2)
-    with script.join(model, optimizer) as peer:
-        while not peer.done:
-            x = script.randn(16, 4)
-            loss = F.mse_loss(model(x), x.roll(1, 0).sum(1, keepdim=True))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            script.losses.append(loss.item())
+
+    def loss() -> Tensor:
+        x = script.randn(16, 4)
+        return F.mse_loss(model(x), x.roll(1, 0).sum(1, keepdim=True))
+
+    script.train(model, optimizer, loss)

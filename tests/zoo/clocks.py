@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from tests.zoo.harness import Script, loop, mlp
+from tests.zoo.harness import Script, loop, mlp, regression
 
 KIND = "clocks of the loop"
 
@@ -51,6 +51,7 @@ class NoamOpt:
 
     def __init__(self, warmup: int, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer, self._step, self.warmup = optimizer, 0, warmup
+        self.zero_grad = optimizer.zero_grad
 
     def step(self) -> None:
         self._step += 1
@@ -63,14 +64,7 @@ class NoamOpt:
 def noam_opt(script: Script) -> None:
     model = mlp(8, 16, 1)
     model_opt = NoamOpt(4, torch.optim.Adam(model.parameters(), lr=0, betas=(0.9, 0.98), eps=1e-9))
-    with script.join(model, model_opt) as peer:
-        while not peer.done:
-            x = script.randn(32, 8)
-            loss = F.mse_loss(model(x), x.sum(1, keepdim=True))
-            loss.backward()
-            model_opt.step()
-            model_opt.optimizer.zero_grad()
-            script.losses.append(loss.item())
+    regression(script, model, model_opt)
 
 
 @loop(KIND, "fastai and pytorch/vision with OneCycleLR", learns=True)
@@ -147,15 +141,7 @@ def gradual_warmup(script: Script) -> None:
     model = mlp(8, 16, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     scheduler = GradualWarmup(optimizer, 3, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100))
-    with script.join(model, optimizer, scheduler=scheduler) as peer:
-        while not peer.done:
-            x = script.randn(32, 8)
-            loss = F.mse_loss(model(x), x.sum(1, keepdim=True))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            scheduler.step()
-            script.losses.append(loss.item())
+    regression(script, model, optimizer, scheduler=scheduler, ends=lambda step: scheduler.step())
 
 
 @loop(KIND, "maziarraissi/PINNs in PyTorch: Adam first, then LBFGS", warned="LBFGS")

@@ -79,22 +79,21 @@ def dlrm(script: Script) -> None:
         {"params": dlrm["top_l"].parameters(), "lr": 0.5},
     ]
     optimizer = torch.optim.SGD(parameters, lr=0.5)
-    with script.join(dlrm, optimizer) as peer:
-        while not peer.done:
-            dense_x, lS_i = script.randn(32, 4), [script.randint(20, 32) for _ in range(3)]
-            T = ((lS_i[0] > 9) ^ (dense_x[:, 0] > 0)).float()
-            x = dlrm["bot_l"](dense_x)
-            ly = [emb(i, torch.arange(32)) for emb, i in zip(emb_l, lS_i, strict=True)]
-            stacked = torch.stack([x, *ly], 1)
-            at = torch.tril_indices(4, 4, -1)
-            R = torch.cat([x, torch.bmm(stacked, stacked.transpose(1, 2))[:, at[0], at[1]]], 1)
-            E = F.binary_cross_entropy_with_logits(dlrm["top_l"](R).view(-1), T)
-            optimizer.zero_grad()
-            E.backward()
-            optimizer.step()
-            script.losses.append(E.item())
+
+    def loss() -> Tensor:
+        dense_x, lS_i = script.randn(32, 4), [script.randint(20, 32) for _ in range(3)]
+        T = ((lS_i[0] > 9) ^ (dense_x[:, 0] > 0)).float()
+        x = dlrm["bot_l"](dense_x)
+        ly = [emb(i, torch.arange(32)) for emb, i in zip(emb_l, lS_i, strict=True)]
+        stacked = torch.stack([x, *ly], 1)
+        at = torch.tril_indices(4, 4, -1)
+        R = torch.cat([x, torch.bmm(stacked, stacked.transpose(1, 2))[:, at[0], at[1]]], 1)
+        return F.binary_cross_entropy_with_logits(dlrm["top_l"](R).view(-1), T)
+
+    script.train(dlrm, optimizer, loss)
 
 
+@loop(KIND, "Andras7/word2vec-pytorch trainer.py", learns=True)
 def skip_gram(script: Script) -> None:
     """Nothing but sparse embeddings, stepped by SparseAdam; the rate falls with a cosine."""
 
@@ -114,25 +113,21 @@ def skip_gram(script: Script) -> None:
     model = SkipGram()
     optimizer = torch.optim.SparseAdam(list(model.parameters()), lr=5e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
-    with script.join(model, optimizer, scheduler=scheduler) as peer:
-        while not peer.done:
-            pos_u = script.randint(30, 32)
-            scheduler.step()
-            optimizer.zero_grad()
-            loss = model(pos_u, (pos_u + 1) % 30, script.randint(30, 32, 3))
-            loss.backward()
-            optimizer.step()
-            script.losses.append(loss.item())
+
+    def loss() -> Tensor:
+        pos_u = script.randint(30, 32)
+        return model(pos_u, (pos_u + 1) % 30, script.randint(30, 32, 3))
+
+    script.train(model, optimizer, loss, scheduler=scheduler, begins=lambda step: scheduler.step())
 
 
-@loop(KIND, "Andras7/word2vec-pytorch trainer.py", learns=True)
-def word2vec(script: Script) -> None:
-    skip_gram(script)
-
-
-@loop(KIND, "the same, by a method that changes gradients", refused="u_embeddings", outer={"preset": "scaffold"})
-def word2vec_by_scaffold(script: Script) -> None:
-    skip_gram(script)
+loop(
+    KIND,
+    "the same, by a method that changes gradients",
+    name="skip_gram_by_scaffold",
+    refused="u_embeddings",
+    outer={"preset": "scaffold"},
+)(skip_gram)
 
 
 @loop(KIND, "huggingface/peft LoRA on a frozen base", learns=True)
@@ -144,14 +139,12 @@ def peft_lora(script: Script) -> None:
     lora = LoraConfig(r=2, lora_alpha=16, target_modules=["c_attn"], lora_dropout=0.0, fan_in_fan_out=True)
     model = get_peft_model(GPT2LMHeadModel(config), lora)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-2)
-    with script.join(model, optimizer) as peer:
-        while not peer.done:
-            ids = (script.randint(16, 8, 1) + torch.arange(8)) % 16
-            loss = model(input_ids=ids, labels=ids).loss
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            script.losses.append(loss.item())
+
+    def loss() -> Tensor:
+        ids = (script.randint(16, 8, 1) + torch.arange(8)) % 16
+        return model(input_ids=ids, labels=ids).loss
+
+    script.train(model, optimizer, loss)
 
 
 @loop(KIND, "torch.compile of the model, by the eager backend", learns=True)
@@ -217,15 +210,12 @@ def deep_ensemble(script: Script) -> None:
     def call(held: dict[str, Tensor], x: Tensor) -> Tensor:
         return functional_call(members[0], held, (x,))
 
-    with script.join(params, optimizer) as peer:
-        while not peer.done:
-            x = script.randn(32, 8)
-            held = {name: params[name.replace(".", "_")] for name in stacked}
-            loss = (torch.vmap(call, in_dims=(0, None))(held, x) - x.sum(1, keepdim=True)).square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            script.losses.append(loss.item())
+    def loss() -> Tensor:
+        x = script.randn(32, 8)
+        held = {name: params[name.replace(".", "_")] for name in stacked}
+        return (torch.vmap(call, in_dims=(0, None))(held, x) - x.sum(1, keepdim=True)).square().mean()
+
+    script.train(params, optimizer, loss)
 
 
 @loop(KIND, "artidoro/qlora: adapters on a base of bytes", learns=True)
@@ -247,36 +237,6 @@ def quantised_base(script: Script) -> None:
     model = nn.Sequential(Int8Linear(8, 16), nn.ReLU(), Int8Linear(16, 1))
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=2e-2)
     regression(script, model, optimizer)
-
-
-@loop(KIND, "cleanrl sac_continuous_action.py: log_alpha is a tensor of no module", refused="holds none of the model's")
-def free_temperature(script: Script) -> None:
-    model = mlp(8, 16, 1)
-    log_alpha = torch.zeros(1, requires_grad=True)
-    optimizers = [torch.optim.Adam(model.parameters(), lr=1e-3), torch.optim.Adam([log_alpha], lr=1e-3)]
-    with script.join(model, optimizers) as peer:
-        while not peer.done:
-            loss = (model(script.randn(8, 8)).square().mean() * log_alpha.exp()).sum()
-            loss.backward()
-            for optimizer in optimizers:
-                optimizer.step()
-                optimizer.zero_grad()
-
-
-@loop(
-    KIND, "the parameters by a hand-written update, beside the optimizer that join was given", refused="does not step"
-)
-def stepped_by_hand(script: Script) -> None:
-    """``p.data.sub_`` as word_language_model has it: no version counter sees it."""
-    model = mlp(8, 16, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
-    with script.join(model, optimizer):
-        for _ in range(1100):
-            x = script.randn(32, 8)
-            model.zero_grad()
-            (model(x) - x.sum(1, keepdim=True)).square().mean().backward()
-            for f in model.parameters():
-                f.data.sub_(f.grad.data * 0.02)
 
 
 class DPOptimizer(torch.optim.Optimizer):

@@ -6,6 +6,7 @@ what a test fills in. All else is the loop's.
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 import traceback
@@ -50,22 +51,25 @@ def loop(
     kind: str,
     wrote: str,
     *,
+    name: str = "",
     refused: str = "",
     warned: str = "",
     as_told: dict[str, Any] | None = None,
     learns: bool = False,
     **terms: dict[str, Any],
 ) -> Callable[[Callable[[Script], None]], Callable[[Script], None]]:
-    """Put a loop into the table. ``terms``: tables of the manifest that are not the zoo's usual ones.
+    """Put a loop into the table. ``terms``: tables of the manifest that are not the zoo's usual ones; ``name``: that of
+    the row, where it is not the function's, which is in the table already.
 
     ``as_told``: options of join that the error names; with them it runs, which is a row of its own.
     """
 
     def put(run: Callable[[Script], None]) -> Callable[[Script], None]:
-        assert run.__name__ not in LOOPS
-        LOOPS[run.__name__] = Loop(run, kind, wrote, refused, warned, learns, terms)
+        row = name or run.__name__
+        assert row not in LOOPS
+        LOOPS[row] = Loop(run, kind, wrote, refused, warned, learns, terms)
         if as_told is not None:
-            LOOPS[run.__name__ + AS_TOLD] = Loop(run, kind, wrote, "", "", learns, terms, as_told)
+            LOOPS[row + AS_TOLD] = Loop(run, kind, wrote, "", "", learns, terms, as_told)
         return run
 
     return put
@@ -100,15 +104,14 @@ def mlp(*sizes: int) -> nn.Sequential:
     return stack(nn.ReLU, *sizes)
 
 
-def regression(script: Script, model: nn.Module, optimizer: torch.optim.Optimizer, **options: object) -> None:
-    with script.join(model, optimizer, **options) as peer:
-        while not peer.done:
-            x = script.randn(32, 8)
-            loss = (model(x) - x.sum(1, keepdim=True)).square().mean()
-            loss.backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            script.losses.append(loss.item())
+def regression(script: Script, model: nn.Module, optimizer: Any, **options: Any) -> None:
+    """The plain loop, by how far the model is from the sum of what it is given."""
+
+    def loss() -> Tensor:
+        x = script.randn(32, 8)
+        return (model(x) - x.sum(1, keepdim=True)).square().mean()
+
+    script.train(model, optimizer, loss, **options)
 
 
 @dataclass
@@ -149,6 +152,31 @@ class Script:
                 yield peer
             self.round, self.digest = peer.round, peer.anchor_digest
         self.after = _state(model)
+
+    def train(
+        self,
+        model: nn.Module,
+        optimizer: Any,
+        loss_of: Callable[[], Tensor],
+        *,
+        begins: Callable[[int], object] = lambda step: None,
+        ends: Callable[[int], object] = lambda step: None,
+        **options: Any,
+    ) -> None:
+        """The plain loop, where what is peculiar to a script is its model, its optimizer or its loss, or what it does
+        as a step begins or ends.
+        """
+        with self.join(model, optimizer, **options) as peer:
+            for step in itertools.count():
+                if peer.done:
+                    break
+                begins(step)
+                loss = loss_of()
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                ends(step)
+                self.losses.append(loss.item())
 
     def randn(self, *shape: int) -> Tensor:
         self._in_time()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import random
 from functools import partial
 
 import torch
@@ -50,61 +49,6 @@ def dcgan(script: Script) -> None:
             optimizerG.step()
 
 
-@loop(KIND, "junyanz/pytorch-CycleGAN-and-pix2pix cycle_gan_model.py")
-def cyclegan(script: Script) -> None:
-    """Two generators of one optimizer, two critics of another, frozen for a moment; a pool of older pictures."""
-
-    class ImagePool:
-        def __init__(self) -> None:
-            self.images: list[Tensor] = []
-
-        def query(self, images: Tensor) -> Tensor:
-            found = []
-            for image in images:
-                if len(self.images) < 20:
-                    self.images.append(image)
-                    found.append(image)
-                elif random.random() > 0.5:
-                    at = random.randrange(20)
-                    found.append(self.images[at])
-                    self.images[at] = image
-                else:
-                    found.append(image)
-            return torch.stack(found)
-
-    nets = nn.ModuleDict({name: mlp(4, 8, 4) for name in ("G_A", "G_B")} | {n: mlp(4, 8, 1) for n in ("D_A", "D_B")})
-    generators = [*nets["G_A"].parameters(), *nets["G_B"].parameters()]
-    critics = [*nets["D_A"].parameters(), *nets["D_B"].parameters()]
-    optimizer_G = torch.optim.Adam(generators, lr=2e-4, betas=(0.5, 0.999))
-    optimizer_D = torch.optim.Adam(critics, lr=2e-4, betas=(0.5, 0.999))
-    pools = {"A": ImagePool(), "B": ImagePool()}
-
-    def set_requires_grad(names: tuple[str, ...], requires_grad: bool) -> None:
-        for name in names:
-            for param in nets[name].parameters():
-                param.requires_grad = requires_grad
-
-    def gan(prediction: Tensor, real: bool) -> Tensor:
-        return F.mse_loss(prediction, torch.full_like(prediction, float(real)))
-
-    with script.join(nets, [optimizer_G, optimizer_D]) as peer:
-        while not peer.done:
-            real_A, real_B = script.randn(4, 4), script.randn(4, 4) + 2
-            fake_B, fake_A = nets["G_A"](real_A), nets["G_B"](real_B)
-            set_requires_grad(("D_A", "D_B"), False)
-            optimizer_G.zero_grad()
-            loss_G = gan(nets["D_A"](fake_B), True) + gan(nets["D_B"](fake_A), True)
-            loss_G = loss_G + 10 * (F.l1_loss(nets["G_B"](fake_B), real_A) + F.l1_loss(nets["G_A"](fake_A), real_B))
-            loss_G.backward()
-            optimizer_G.step()
-            set_requires_grad(("D_A", "D_B"), True)
-            optimizer_D.zero_grad()
-            for name, real, fake, pool in (("D_A", real_B, fake_B, "B"), ("D_B", real_A, fake_A, "A")):
-                pooled = pools[pool].query(fake.detach())
-                ((gan(nets[name](real), True) + gan(nets[name](pooled), False)) * 0.5).backward()
-            optimizer_D.step()
-
-
 @loop(KIND, "phillipi/pix2pix as CycleGAN's repository writes it")
 def pix2pix(script: Script) -> None:
     """The critic steps first and is frozen at the end of the loop's body: there, and at every boundary."""
@@ -125,33 +69,6 @@ def pix2pix(script: Script) -> None:
             optimizer_G.zero_grad()
             (F.softplus(-nets["D"](torch.cat([real_A, fake_B], 1))).mean() + 10 * F.l1_loss(fake_B, real_B)).backward()
             optimizer_G.step()
-
-
-@loop(KIND, "caogang/wgan-gp gan_mnist.py")
-def wgan_gp(script: Script) -> None:
-    """Five critic steps for each of the generator's, gradients of gradients, and the critic frozen meanwhile."""
-    netG, netD = mlp(4, 16, 8), mlp(8, 16, 1)
-    optimizerD = torch.optim.Adam(netD.parameters(), lr=1e-4, betas=(0.5, 0.9))
-    optimizerG = torch.optim.Adam(netG.parameters(), lr=1e-4, betas=(0.5, 0.9))
-    with script.join(nn.ModuleDict({"G": netG, "D": netD}), [optimizerD, optimizerG]) as peer:
-        while not peer.done:
-            for p in netD.parameters():
-                p.requires_grad = True
-            for _ in range(5):
-                real = script.randn(16, 8)
-                netD.zero_grad()
-                fake = netG(script.randn(16, 4)).detach()
-                alpha = script.rand(16, 1)
-                mixed = (alpha * real + (1 - alpha) * fake).requires_grad_(True)
-                (grad,) = torch.autograd.grad(netD(mixed).sum(), mixed, create_graph=True)
-                penalty = ((grad.norm(2, dim=1) - 1) ** 2).mean() * 10
-                (netD(fake).mean() - netD(real).mean() + penalty).backward()
-                optimizerD.step()
-            for p in netD.parameters():
-                p.requires_grad = False
-            netG.zero_grad()
-            (-netD(netG(script.randn(16, 4))).mean()).backward()
-            optimizerG.step()
 
 
 @loop(KIND, "martinarjovsky/WassersteinGAN main.py")
@@ -180,34 +97,6 @@ def wgan(script: Script) -> None:
             netD(netG(script.randn(16, 4))).mean().backward()
             optimizerG.step()
             gen_iterations += 1
-
-
-@loop(KIND, "csxmli2016/AWP trades_awp: perturbed weights", learns=True)
-def adversarial_weights(script: Script) -> None:
-    """A proxy finds the perturbation; the model is moved there, makes its gradients, and is moved back to step."""
-    model = mlp(8, 16, 1)
-    proxy = copy.deepcopy(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
-    proxy_optim = torch.optim.SGD(proxy.parameters(), lr=0.01)
-    with script.join(model, optimizer) as peer:
-        while not peer.done:
-            x = script.randn(16, 8)
-            proxy.load_state_dict(model.state_dict())
-            proxy_optim.zero_grad()
-            (-misfit(proxy, x)).backward()
-            proxy_optim.step()
-            diff = [(q - p).detach() for p, q in zip(model.parameters(), proxy.parameters(), strict=True)]
-            with torch.no_grad():
-                for p, d in zip(model.parameters(), diff, strict=True):
-                    p.add_(d)
-            loss = misfit(model, x)
-            optimizer.zero_grad()
-            loss.backward()
-            with torch.no_grad():
-                for p, d in zip(model.parameters(), diff, strict=True):
-                    p.sub_(d)
-            optimizer.step()
-            script.losses.append(loss.item())
 
 
 @loop(KIND, "FGM and PGD for text, as in Chinese NLP contests", learns=True)
@@ -329,28 +218,6 @@ def sam_by_its_base(script: Script) -> None:
             script.losses.append(loss.item())
 
 
-@loop(KIND, "cbfinn/maml in PyTorch, with torch.func", learns=True)
-def maml(script: Script) -> None:
-    """The inner loop steps what is no parameter; gradients go through it."""
-    model = mlp(1, 16, 1)
-    meta_optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    with script.join(model, meta_optimizer) as peer:
-        while not peer.done:
-            meta_loss = torch.zeros(())
-            for _ in range(4):
-                slope = script.rand(1) + 1
-                x, query = script.randn(10, 1), script.randn(10, 1)
-                fast = dict(model.named_parameters())
-                inner = F.mse_loss(torch.func.functional_call(model, fast, (x,)), slope * x)
-                grads = torch.autograd.grad(inner, list(fast.values()), create_graph=True)
-                fast = {name: p - 0.05 * g for (name, p), g in zip(fast.items(), grads, strict=True)}
-                meta_loss = meta_loss + F.mse_loss(torch.func.functional_call(model, fast, (query,)), slope * query)
-            meta_optimizer.zero_grad()
-            (meta_loss / 4).backward()
-            meta_optimizer.step()
-            script.losses.append(meta_loss.item())
-
-
 @loop(KIND, "gabrielhuang/reptile-pytorch train_omniglot.py", learns=True)
 def reptile(script: Script) -> None:
     """A clone learns the task; how far it went is the gradient of the one that is joined."""
@@ -374,39 +241,6 @@ def reptile(script: Script) -> None:
                 p.grad.data.add_(p.data - target_p.data)
             meta_optimizer.step()
             script.losses.append(loss.item())
-
-
-@loop(KIND, "facebookresearch/swav main_swav.py", learns=True)
-def swav(script: Script) -> None:
-    """Prototypes are put back to length one before each forward pass, and their first gradients thrown away."""
-    model = nn.ModuleDict({"body": mlp(8, 16, 8), "prototypes": nn.Linear(8, 6, bias=False)})
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.2, momentum=0.9, weight_decay=1e-6)
-    with script.join(model, optimizer) as peer:
-        iteration = 0
-        while not peer.done:
-            with torch.no_grad():
-                w = model["prototypes"].weight.data.clone()
-                model["prototypes"].weight.copy_(F.normalize(w, dim=1, p=2))
-            image = script.randn(24, 8)
-            one, two = (
-                model["prototypes"](F.normalize(model["body"](image + 0.1 * script.randn(24, 8)), dim=1, p=2))
-                for _ in range(2)
-            )
-            with torch.no_grad():
-                q = torch.exp(one / 0.05).t()
-                for _ in range(3):
-                    q /= q.sum(1, keepdim=True)
-                    q /= q.sum(0, keepdim=True)
-            loss = -(q.t() * F.log_softmax(two / 0.1, dim=1)).sum(1).mean()
-            optimizer.zero_grad()
-            loss.backward()
-            if iteration < 2:
-                for name, p in model.named_parameters():
-                    if "prototypes" in name:
-                        p.grad = None
-            optimizer.step()
-            script.losses.append(loss.item())
-            iteration += 1
 
 
 @loop(KIND, "pytorch/examples time_sequence_prediction train.py", learns=True)

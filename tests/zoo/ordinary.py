@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -108,35 +107,6 @@ def nanogpt(script: Script) -> None:
             optimizer.zero_grad(set_to_none=True)
             script.losses.append(loss.item() * gradient_accumulation_steps)
             iter_num += 1
-
-
-@loop(KIND, "karpathy/minGPT trainer.py", learns=True)
-def mingpt(script: Script) -> None:
-    """A Trainer with callbacks, which ends by ``max_iters``."""
-
-    class Trainer:
-        def __init__(self, model: nn.Module, max_iters: int) -> None:
-            self.model, self.max_iters, self.callbacks = model, max_iters, list[Callable[[Trainer], None]]()
-            self.optimizer = torch.optim.AdamW(model.parameters(), lr=2e-2, betas=(0.9, 0.95))
-
-        def run(self) -> None:
-            self.iter_num = 0
-            while self.iter_num < self.max_iters:
-                x, y = counting(script)
-                _, self.loss = self.model(x, y)
-                self.model.zero_grad(set_to_none=True)
-                self.loss.backward()
-                torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
-                self.optimizer.step()
-                for callback in self.callbacks:
-                    callback(self)
-                self.iter_num += 1
-
-    trainer = Trainer(GPT(), max_iters=12)
-    with script.join(trainer.model, trainer.optimizer) as peer:
-        trainer.callbacks.append(lambda t: script.losses.append(t.loss.item()))
-        if not peer.done:
-            trainer.run()
 
 
 @loop(KIND, "huggingface/transformers run_clm_no_trainer.py", learns=True)
@@ -311,147 +281,6 @@ def awd_lstm(script: Script) -> None:
             script.losses.append(raw_loss.item())
 
 
-@loop(KIND, "SeanNaren/deepspeech.pytorch", learns=True)
-def speech_with_ctc(script: Script) -> None:
-    """CTC over lines of unequal length; a batch whose loss is not finite is left out."""
-    model = nn.ModuleDict({"rnn": nn.GRU(8, 8, batch_first=True, bidirectional=True), "fc": nn.Linear(16, 5)})
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
-    criterion = nn.CTCLoss(zero_infinity=True)
-    with script.join(model, optimizer) as peer:
-        step = 0
-        while not peer.done:
-            step += 1
-            inputs, targets = script.randn(4, 12, 8), script.randint(4, 4, 3) + 1
-            input_sizes, target_sizes = torch.full((4,), 12), torch.tensor([3, 2, 3, 1])
-            out = model["fc"](model["rnn"](inputs)[0]).log_softmax(-1).transpose(0, 1)
-            loss = criterion(out, targets, input_sizes, target_sizes)
-            if step == 3:
-                loss = loss * float("inf")
-            if not torch.isfinite(loss):
-                continue
-            optimizer.zero_grad()
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 400)
-            optimizer.step()
-            script.losses.append(loss.item())
-
-
-@loop(KIND, "sthalles/SimCLR simclr.py", learns=True)
-def simclr(script: Script) -> None:
-    """Two views of each picture; GradScaler; cosine after a warm-up."""
-    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 8))
-    optimizer = torch.optim.Adam(model.parameters(), 3e-3, weight_decay=1e-4)
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=12, eta_min=0, last_epoch=-1)
-    scaler = torch.amp.GradScaler("cpu", enabled=False)
-    with script.join(model, optimizer, scheduler=scheduler) as peer:
-        n_iter = 0
-        while not peer.done:
-            image = script.randn(16, 8)
-            features = F.normalize(model(torch.cat([image + 0.1 * script.randn(16, 8) for _ in range(2)])), dim=1)
-            labels = torch.cat([torch.arange(16)] * 2)
-            same = torch.eye(32, dtype=torch.bool)
-            wanted = (labels[None] == labels[:, None])[~same].view(32, -1)
-            similarity = (features @ features.T)[~same].view(32, -1)
-            logits = torch.cat([similarity[wanted].view(32, -1), similarity[~wanted].view(32, -1)], 1) / 0.07
-            loss = F.cross_entropy(logits, torch.zeros(32, dtype=torch.long))
-            optimizer.zero_grad()
-            scaler.scale(loss).backward()
-            scaler.step(optimizer)
-            scaler.update()
-            if n_iter >= 10:
-                scheduler.step()
-            script.losses.append(loss.item())
-            n_iter += 1
-
-
-@loop(KIND, "tkipf/pygcn train.py", learns=True)
-def gcn(script: Script) -> None:
-    """One graph, all of it at every step; the adjacency is a sparse tensor outside the model."""
-    model = nn.ModuleDict({"gc1": nn.Linear(8, 16), "gc2": nn.Linear(16, 3)})
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, weight_decay=5e-4)
-    features, edges = script.randn(20, 8), script.randint(20, 2, 60)
-    adj = torch.sparse_coo_tensor(edges, torch.full((60,), 1 / 3), (20, 20)).coalesce()
-    labels, idx_train = features[:, :3].argmax(1), torch.arange(12)
-    with script.join(model, optimizer) as peer:
-        while not peer.done:
-            model.train()
-            optimizer.zero_grad()
-            hidden = F.dropout(F.relu(torch.spmm(adj, model["gc1"](features)) + model["gc1"](features)), 0.1)
-            output = F.log_softmax(torch.spmm(adj, model["gc2"](hidden)) + model["gc2"](hidden), dim=1)
-            loss_train = F.nll_loss(output[idx_train], labels[idx_train])
-            loss_train.backward()
-            optimizer.step()
-            script.losses.append(loss_train.item())
-
-
-@loop(KIND, "vwxyzjn/cleanrl ppo.py")
-def ppo(script: Script) -> None:
-    """Roll-outs without gradients, minibatches over some epochs, a rate annealed by update, an early stop by KL."""
-    agent = nn.ModuleDict(
-        {
-            "critic": nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)),
-            "actor": nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)),
-        }
-    )
-    optimizer = torch.optim.Adam(agent.parameters(), lr=1e-3, eps=1e-5)
-    with script.join(agent, optimizer) as peer:
-        for update in range(1, 100):
-            if peer.done:
-                break
-            optimizer.param_groups[0]["lr"] = (1.0 - (update - 1.0) / 100) * 1e-3
-            b_obs = script.randn(16, 4)
-            with torch.no_grad():
-                before = torch.distributions.Categorical(logits=agent["actor"](b_obs))
-                b_actions = before.sample()
-                b_logprobs, b_values = before.log_prob(b_actions), agent["critic"](b_obs).view(-1)
-            b_returns = (b_actions == (b_obs[:, 0] > 0)).float()
-            b_advantages = b_returns - b_values
-            for _ in range(2):
-                for mb_inds in torch.randperm(16).split(8):
-                    now = torch.distributions.Categorical(logits=agent["actor"](b_obs[mb_inds]))
-                    logratio = now.log_prob(b_actions[mb_inds]) - b_logprobs[mb_inds]
-                    ratio, advantage = logratio.exp(), b_advantages[mb_inds]
-                    pg_loss = torch.max(-advantage * ratio, -advantage * ratio.clamp(0.8, 1.2)).mean()
-                    v_loss = 0.5 * (agent["critic"](b_obs[mb_inds]).view(-1) - b_returns[mb_inds]).square().mean()
-                    loss = pg_loss - 0.01 * now.entropy().mean() + 0.5 * v_loss
-                    optimizer.zero_grad()
-                    loss.backward()
-                    nn.utils.clip_grad_norm_(agent.parameters(), 0.5)
-                    optimizer.step()
-                    if peer.done:
-                        return
-                if float(((ratio - 1) - logratio).mean()) > 0.5:
-                    break
-
-
-@loop(KIND, "yenchenlin/nerf-pytorch run_nerf.py", learns=True)
-def nerf(script: Script) -> None:
-    """A coarse and a fine network of one optimizer; the rate decays by hand, with ``global_step``."""
-    model, model_fine = (nn.Sequential(nn.Linear(18, 16), nn.ReLU(), nn.Linear(16, 4)) for _ in range(2))
-    grad_vars = list(model.parameters()) + list(model_fine.parameters())
-    optimizer = torch.optim.Adam(params=grad_vars, lr=5e-3, betas=(0.9, 0.999))
-
-    def embed(x: Tensor) -> Tensor:
-        return torch.cat([f(x * 2.0**k) for k in range(3) for f in (torch.sin, torch.cos)], -1)
-
-    with script.join(nn.ModuleList([model, model_fine]), optimizer) as peer:
-        global_step = 0
-        while not peer.done:
-            rays = script.rand(32, 3)
-            target_s = torch.sin(rays.sum(1, keepdim=True)).expand(-1, 3)
-            optimizer.zero_grad()
-            loss = sum(
-                (torch.sigmoid(net(embed(rays))[:, :3]) - target_s).square().mean() for net in (model, model_fine)
-            )
-            loss.backward()
-            optimizer.step()
-            new_lrate = 5e-3 * (0.1 ** (global_step / 250_000))
-            for param_group in optimizer.param_groups:
-                param_group["lr"] = new_lrate
-            script.losses.append(loss.item())
-            global_step += 1
-
-
 @loop(KIND, "rtqichen/torchdiffeq ode_demo.py", learns=True)
 def neural_ode(script: Script) -> None:
     """The adjoint method: gradients are made in a backward of its own, and added to the parameters'."""
@@ -479,70 +308,10 @@ def neural_ode(script: Script) -> None:
 
     func = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 2))
     optimizer = torch.optim.RMSprop(func.parameters(), lr=1e-2)
-    with script.join(func, optimizer) as peer:
-        while not peer.done:
-            optimizer.zero_grad()
-            batch_y0 = script.randn(16, 2)
-            pred_y = Adjoint.apply(func, batch_y0, *func.parameters())
-            loss = (pred_y - 0.5 * batch_y0.flip(1)).abs().mean()
-            loss.backward()
-            optimizer.step()
-            script.losses.append(loss.item())
 
+    def loss() -> Tensor:
+        batch_y0 = script.randn(16, 2)
+        pred_y = Adjoint.apply(func, batch_y0, *func.parameters())
+        return (pred_y - 0.5 * batch_y0.flip(1)).abs().mean()
 
-@loop(KIND, "nitarshan/bayes-by-backprop", learns=True)
-def bayes_by_backprop(script: Script) -> None:
-    """Weights are drawn anew in every forward pass; mean and rho are what is trained."""
-
-    class BayesianLinear(nn.Module):
-        def __init__(self, of: int, to: int) -> None:
-            super().__init__()
-            self.weight_mu = nn.Parameter(torch.empty(to, of).uniform_(-0.2, 0.2))
-            self.weight_rho = nn.Parameter(torch.empty(to, of).uniform_(-5, -4))
-
-        def forward(self, x: Tensor) -> Tensor:
-            sigma = torch.log1p(self.weight_rho.exp())
-            weight = self.weight_mu + sigma * torch.randn_like(sigma)
-            self.kl = (0.5 * (self.weight_mu.square() + sigma.square()) - sigma.log()).sum()
-            return F.linear(x, weight)
-
-    net = nn.Sequential(BayesianLinear(4, 8), nn.ReLU(), BayesianLinear(8, 1))
-    optimizer = torch.optim.Adam(net.parameters(), lr=2e-2)
-    with script.join(net, optimizer) as peer:
-        while not peer.done:
-            x = script.randn(32, 4)
-            net.zero_grad()
-            samples = torch.stack([net(x) for _ in range(2)])
-            misfit = (samples.mean(0) - x.sum(1, keepdim=True)).square().mean()
-            (misfit + 1e-4 * (net[0].kl + net[2].kl)).backward()
-            optimizer.step()
-            script.losses.append(misfit.item())
-
-
-@loop(KIND, "yaringal/multi-task-learning-example", learns=True)
-def uncertainty_weights(script: Script) -> None:
-    """The weights of two losses are parameters of the model; torch.compile of the body, checkpointed."""
-    from torch.utils.checkpoint import checkpoint
-
-    class MultiTask(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.trunk, self.heads = nn.Linear(4, 8), nn.ModuleList([nn.Linear(8, 1) for _ in range(2)])
-            self.log_vars = nn.Parameter(torch.zeros(2))
-
-        def forward(self, x: Tensor) -> list[Tensor]:
-            hidden = checkpoint(lambda inputs: torch.tanh(self.trunk(inputs)), x, use_reentrant=False)
-            return [head(hidden) for head in self.heads]
-
-    model = MultiTask()
-    optimizer = torch.optim.Adam(model.parameters(), lr=2e-2)
-    with script.join(model, optimizer) as peer:
-        while not peer.done:
-            x = script.randn(16, 4)
-            first, second = model(x)
-            losses = (first[:, 0] - x[:, 0]).square().mean(), (second[:, 0] - x[:, 1]).square().mean()
-            loss = sum(torch.exp(-v) * one + v for v, one in zip(model.log_vars, losses, strict=True))
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            script.losses.append(float(sum(losses)))
+    script.train(func, optimizer, loss)

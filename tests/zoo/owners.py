@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 import torch
 from torch import Tensor, nn
 
@@ -41,77 +39,8 @@ class MasterCopies(torch.optim.Optimizer):
 def master_copies(script: Script) -> None:
     model = nn.Linear(8, 1).to(torch.bfloat16)
     optimizer = MasterCopies(model.parameters(), lr=0.05)
-    with script.join(model, optimizer) as peer:
-        while not peer.done:
-            optimizer.zero_grad()
-            pulled_apart(script, model, torch.bfloat16).backward()
-            optimizer.step()
 
-
-class Offloaded(torch.optim.Optimizer):
-    """As torchao's CPUOffloadOptimizer: one optimizer for each parameter, of its copy on another device."""
-
-    def __init__(self, params, optimizer_class, **kwargs) -> None:
-        params = list(params)
-        super().__init__(params, kwargs)
-        self.param_d2h_map = {p: p.detach().clone().requires_grad_(True) for p in params}
-        self.optim_dict = {p: optimizer_class([{"params": [h]}], **kwargs) for p, h in self.param_d2h_map.items()}
-
-    @torch.no_grad()
-    def step(self, closure=None) -> None:
-        for p, host in self.param_d2h_map.items():
-            host.grad = p.grad.clone()
-            self.optim_dict[p].step()
-            p.copy_(host, non_blocking=True)
-
-
-@loop(KIND, "pytorch/ao CPUOffloadOptimizer", **APART)
-def cpu_offload(script: Script) -> None:
-    model = nn.Linear(8, 1)
-    optimizer = Offloaded(model.parameters(), torch.optim.SGD, lr=0.05)
-    with script.join(model, optimizer) as peer:
-        while not peer.done:
-            pulled_apart(script, model).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-class Lookahead(torch.optim.Optimizer):
-    """As lonePatient's and timm's: slow weights in the state, which every k-th step goes half of the way from."""
-
-    def __init__(self, base_optimizer: torch.optim.Optimizer, alpha: float = 0.5, k: int = 6) -> None:
-        super().__init__(base_optimizer.param_groups, {"lookahead_alpha": alpha, "lookahead_k": k})
-        self.base_optimizer, self.param_groups = base_optimizer, base_optimizer.param_groups
-        self.defaults = base_optimizer.defaults
-        self.state = defaultdict(dict)
-        for group in self.param_groups:
-            group.update(lookahead_alpha=alpha, lookahead_k=k, lookahead_step=0)
-
-    @torch.no_grad()
-    def step(self, closure=None) -> None:
-        self.base_optimizer.step(closure)
-        for group in self.param_groups:
-            group["lookahead_step"] += 1
-            if group["lookahead_step"] % group["lookahead_k"] == 0:
-                for fast_p in group["params"]:
-                    param_state = self.state[fast_p]
-                    if "lookahead_slow_buff" not in param_state:
-                        param_state["lookahead_slow_buff"] = fast_p.clone()
-                    slow = param_state["lookahead_slow_buff"]
-                    slow.add_(fast_p - slow, alpha=group["lookahead_alpha"])
-                    fast_p.copy_(slow)
-
-
-@loop(KIND, "huggingface/pytorch-image-models lookahead.py", **APART)
-def lookahead(script: Script) -> None:
-    """Every third step goes back half of the way to weights that no commit reached."""
-    model = nn.Linear(8, 1)
-    optimizer = Lookahead(torch.optim.SGD(model.parameters(), lr=0.05), k=3)
-    with script.join(model, optimizer) as peer:
-        while not peer.done:
-            pulled_apart(script, model).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+    script.train(model, optimizer, lambda: pulled_apart(script, model, torch.bfloat16))
 
 
 class LookaheadAround:
@@ -137,11 +66,8 @@ class LookaheadAround:
 def lookahead_around(script: Script) -> None:
     model = nn.Linear(8, 1)
     optimizer = LookaheadAround(torch.optim.SGD(model.parameters(), lr=0.05))
-    with script.join(model, optimizer) as peer:
-        while not peer.done:
-            pulled_apart(script, model).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+
+    script.train(model, optimizer, lambda: pulled_apart(script, model))
 
 
 class FP16Optimizer:
@@ -168,22 +94,8 @@ class FP16Optimizer:
 def fp16_optimizer(script: Script) -> None:
     model = nn.Linear(8, 1).to(torch.bfloat16)
     optimizer = FP16Optimizer(torch.optim.SGD(model.parameters(), lr=0.05))
-    with script.join(model, optimizer) as peer:
-        while not peer.done:
-            model.zero_grad()
-            pulled_apart(script, model, torch.bfloat16).backward()
-            optimizer.step()
 
-
-@loop(KIND, "torch.optim.ASGD, whose average is beside the model", **APART)
-def asgd(script: Script) -> None:
-    model = nn.Linear(8, 1)
-    optimizer = torch.optim.ASGD(model.parameters(), lr=0.05, t0=0, lambd=0.0)
-    with script.join(model, optimizer) as peer:
-        while not peer.done:
-            pulled_apart(script, model).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+    script.train(model, optimizer, lambda: pulled_apart(script, model, torch.bfloat16))
 
 
 @loop(KIND, "torch.optim.swa_utils, as its documentation writes it", learns=True)

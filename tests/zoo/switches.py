@@ -14,8 +14,10 @@ KIND = "torch's global switches"
 mlp = partial(stack, nn.Tanh)
 
 
-def burgers(script: Script) -> None:
+@loop(KIND, "lululxvi/deepxde and jayroxis/PINNs: set_default_dtype(float64)", learns=True)
+def pinn_in_float64(script: Script) -> None:
     """A network that obeys an equation: gradients of its output by its input, and a coefficient to be found."""
+    torch.set_default_dtype(torch.float64)
 
     class PINN(nn.Module):
         def __init__(self) -> None:
@@ -27,36 +29,21 @@ def burgers(script: Script) -> None:
 
     model = PINN()
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    with script.join(model, optimizer) as peer:
-        while not peer.done:
-            x, t = script.rand(32, 1).requires_grad_(True), script.rand(32, 1).requires_grad_(True)
-            u = model(x, t)
-            u_t, u_x = torch.autograd.grad(u.sum(), (t, x), create_graph=True)
-            (u_xx,) = torch.autograd.grad(u_x.sum(), x, create_graph=True)
-            f = u_t + model.lambda_1 * u * u_x - 0.01 * u_xx
-            loss = (u - torch.sin(3 * x)).square().mean() + f.square().mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            script.losses.append(loss.item())
+
+    def loss() -> Tensor:
+        x, t = script.rand(32, 1).requires_grad_(True), script.rand(32, 1).requires_grad_(True)
+        u = model(x, t)
+        u_t, u_x = torch.autograd.grad(u.sum(), (t, x), create_graph=True)
+        (u_xx,) = torch.autograd.grad(u_x.sum(), x, create_graph=True)
+        f = u_t + model.lambda_1 * u * u_x - 0.01 * u_xx
+        return (u - torch.sin(3 * x)).square().mean() + f.square().mean()
+
+    script.train(model, optimizer, loss)
 
 
-@loop(KIND, "lululxvi/deepxde and jayroxis/PINNs: set_default_dtype(float64)", learns=True)
-def pinn_in_float64(script: Script) -> None:
-    torch.set_default_dtype(torch.float64)
-    burgers(script)
-
-
-@loop(KIND, "the same, by a sparse method", learns=True, outer={"preset": "sparseloco"})
-def pinn_in_float64_sparse(script: Script) -> None:
-    torch.set_default_dtype(torch.float64)
-    burgers(script)
-
-
-@loop(KIND, "the same, by Muon's method", learns=True, outer={"preset": "muloco"})
-def pinn_in_float64_muloco(script: Script) -> None:
-    torch.set_default_dtype(torch.float64)
-    burgers(script)
+for preset in ("sparseloco", "muloco"):  # which compress, and orthogonalise
+    row = f"pinn_in_float64_by_{preset}"
+    loop(KIND, "the same, by another method", name=row, learns=True, outer={"preset": preset})(pinn_in_float64)
 
 
 @loop(KIND, "set_default_dtype(bfloat16) around all, as llama's reference code has it", learns=True)
@@ -72,14 +59,12 @@ def deterministic(script: Script) -> None:
     torch.autograd.set_detect_anomaly(True)
     model = nn.ModuleDict({"embed": nn.Embedding(16, 8), "head": nn.Linear(8, 16)})
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-2)
-    with script.join(model, optimizer) as peer:
-        while not peer.done:
-            ids = script.randint(16, 32)
-            loss = nn.functional.cross_entropy(model["head"](model["embed"](ids)), ids)
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            script.losses.append(loss.item())
+
+    def loss() -> Tensor:
+        ids = script.randint(16, 32)
+        return nn.functional.cross_entropy(model["head"](model["embed"](ids)), ids)
+
+    script.train(model, optimizer, loss)
 
 
 @loop(KIND, "torch.set_grad_enabled(False) for all, enabled where it is trained", learns=True)

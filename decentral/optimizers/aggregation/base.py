@@ -185,12 +185,12 @@ class Sent:
         gram_KK = None if self.gram_KK is None else self.gram_KK[np.ix_(chosen, chosen)]
         return Sent(self.norm_K[chosen], self.weight_K[chosen], gram_KK, self.seed)
 
-    def shortened(self, scale_K: Floats) -> Sent:
+    def scale(self, scale_K: Floats) -> Sent:
         """Each contribution times its scale."""
         gram_KK = None if self.gram_KK is None else self.gram_KK * scale_K[:, None] * scale_K[None, :]
         return Sent(self.norm_K * scale_K, self.weight_K, gram_KK, self.seed)
 
-    def mixed(self, share_JK: Floats, weight_J: Floats) -> Sent:
+    def mix(self, share_JK: Floats, weight_J: Floats) -> Sent:
         """Mixtures of the contributions, each with a weight of its own."""
         half_JK = _times(share_JK, self.products_KK)
         gram_JJ = _times(half_JK, np.ascontiguousarray(share_JK.T))

@@ -130,7 +130,7 @@ class ARC(Aggregation):
         limit = float(longest[2 * self.f * (len(sent) - self.f) // len(sent)])
         short_K = sent.norm_K <= limit
         left_K = np.where(short_K, 1.0, limit / np.where(short_K, 1.0, sent.norm_K))
-        after = rule_after(self.then, self.f).weigh(sent.shortened(left_K))
+        after = rule_after(self.then, self.f).weigh(sent.scale(left_K))
         return [float(left) * scale for left, scale in zip(left_K, after, strict=True)]
 
 

@@ -133,7 +133,7 @@ def _add_dense_at(place_S, value_S, value_N, lane_L):  # type: ignore[no-untyped
 
 def scales_through(sent: Sent, share_JK: Floats, weight_J: Floats, rule: Aggregation) -> list[float]:
     """Return the scale of each contribution where ``rule`` decides over mixtures of them."""
-    mixed = sent.mixed(share_JK, weight_J)
+    mixed = sent.mix(share_JK, weight_J)
     of_mixture_J = mixed.shares_of(rule.weigh(mixed))
     share_K = of_mixture_J[0] * share_JK[0]
     for j in range(1, len(share_JK)):

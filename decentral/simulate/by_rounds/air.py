@@ -74,7 +74,7 @@ class LeaderView:
     num_present: int  # members that are there, as far as it knows
 
 
-def collected(seen: LeaderView, deadline: Deadline) -> float:
+def proposal_time(seen: LeaderView, deadline: Deadline) -> float:
     """The moment from which a proposal is made; it names what is usable then."""
     first = float(seen.heard.min())
     everybody = max(float(seen.usable[seen.awaited].max(initial=0.0)), float(seen.usable.min()), seen.missing)
@@ -107,7 +107,7 @@ class Proposed:
     held: Seconds  # when each peer has all that it names
 
 
-def committed(ballot: Proposed, air: Air) -> float:
+def commit_time(ballot: Proposed, air: Air) -> float:
     """When a majority's votes are back."""
     voters = np.array(ballot.voters)
     asked = ballot.proposed + air.messages(len(voters))
@@ -116,7 +116,7 @@ def committed(ballot: Proposed, air: Air) -> float:
     return max(float(np.sort(back)[len(voters) // 2]), float(ballot.held[ballot.leader]))
 
 
-def applied(ballot: Proposed, air: Air, at: float, offered: Seconds, seats: int) -> Seconds:
+def apply_times(ballot: Proposed, air: Air, at: float, offered: Seconds, seats: int) -> Seconds:
     """When each peer goes on: with the commit, and all that it names.
 
     ``offered``: when it told its own offer, which it repeats until it hears of a commit.

@@ -210,10 +210,10 @@ def besides(scenario: Scenario, told: StepTimes, numel: int, nbytes: float, spen
     directory = cost.renewal(n, LEASE).nbytes * RENEWALS * seconds / scenario.manifest.swarm.lease
     votes = 0.0 if kind == "pair" else round_cost.control(kind, n, numel).nbytes * len(told.times)
     absences = [away for machine in spent for away in machine.been_away if away.end < seconds]
-    return directory + votes + sum(_missed(away, told, numel, nbytes) for away in absences) / n
+    return directory + votes + sum(_missed_nbytes(away, told, numel, nbytes) for away in absences) / n
 
 
-def _missed(away: Absence, told: StepTimes, numel: int, nbytes: float) -> float:
+def _missed_nbytes(away: Absence, told: StepTimes, numel: int, nbytes: float) -> float:
     """Return the bytes that the others send a machine that was away: the frames of the rounds since, or all of the
     model where that is less, or where it has forgotten all.
     """

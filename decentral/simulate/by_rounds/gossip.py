@@ -122,7 +122,7 @@ class Gossiping:
         if partner.step > one.step:
             one.seen[partner.machine.number] = partner.step
             return self._alone(one, sent)
-        until = sent + one.punctuality.patience() + self._allowed(partner)
+        until = sent + one.punctuality.patience() + self._allowance(partner)
         self._waiting[one.machine.number] = Waiting(one, now, until)
         self._push(until, one, one.step)
 
@@ -132,9 +132,9 @@ class Gossiping:
         first = there.began + self._seconds(other, one) + latency
         second = now + self._seconds(one, other) + latency
         lost = self.air.losses(2)
-        self._came(one, other, first)
-        self._came(other, one, second)
-        until = now + self._seconds(one, other) + one.punctuality.patience() + self._allowed(other)
+        self._receive(one, other, first)
+        self._receive(other, one, second)
+        until = now + self._seconds(one, other) + one.punctuality.patience() + self._allowance(other)
         met = max(first, second) + ANSWERS * self.scenario.profile.latency
         if lost.any() or met > min(there.until, until):
             self._waiting.pop(other.machine.number)
@@ -145,7 +145,7 @@ class Gossiping:
         self._ends(other, met)
         self._ends(one, met)
 
-    def _came(self, at: Gossiper, sender: Gossiper, when: float) -> None:
+    def _receive(self, at: Gossiper, sender: Gossiper, when: float) -> None:
         at.seen[sender.machine.number] = sender.step
         at.punctuality.came(sender.step, sender.machine.name, when, is_over=at.step > sender.step)
 
@@ -168,7 +168,7 @@ class Gossiping:
             self._begin_troubles(now)
         one.step += 1
         one.falls_in()
-        one.machine.waited(now)
+        one.machine.wait(now)
         self._train(one)
 
     def _begin_troubles(self, now: float) -> None:
@@ -185,5 +185,5 @@ class Gossiping:
     def _seconds(self, sender: Gossiper, receiver: Gossiper) -> float:
         return self.nbytes / min(sender.machine.up, receiver.machine.down)
 
-    def _allowed(self, peer: Gossiper) -> float:
+    def _allowance(self, peer: Gossiper) -> float:
         return allowance(round(self.nbytes), 1, self.nbytes / peer.machine.up)

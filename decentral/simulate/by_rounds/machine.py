@@ -151,11 +151,11 @@ class MachineModel:
             self.busy += seconds
             self.at = Boundary(self.at.time + seconds, self.at.since + steps, self.at.sent)
 
-    def waited(self, until: float) -> None:
+    def wait(self, until: float) -> None:
         """It made no inner step until then."""
         self.at = Boundary(max(self.at.time, until), self.at.since, self.at.sent)
 
-    def merged(self, *, named: bool) -> None:
+    def merge(self, *, named: bool) -> None:
         """The commit that its contribution waited for is in the live model."""
         since = self.at.since - (self.at.sent or 0) if named else self.at.since
         self.at = Boundary(self.at.time, since, None, self.at.seconds, self.at.open)
@@ -237,8 +237,8 @@ def work_of(machine: MachineModel, opened: float, interval: int, overlap: int, *
     ``named``: whether the commit that opened it names what the machine had in flight.
     """
     if machine.at.sent is not None and not overlap:  # it waits for that commit
-        machine.waited(opened)
-        machine.merged(named=named)
+        machine.wait(opened)
+        machine.merge(named=named)
     machine.skip(opened)
     start, made = machine.at, list[Boundary]()
     while not made or not (made[-1].open and made[-1].since >= interval):
@@ -246,7 +246,7 @@ def work_of(machine: MachineModel, opened: float, interval: int, overlap: int, *
             return RoundWork(machine, opened, start, made, crashed=True)
         if machine.at.time >= opened:
             if machine.at.sent is not None and machine.at.since - machine.at.sent >= overlap:
-                machine.merged(named=named)
+                machine.merge(named=named)
             is_open = machine.at.sent is None and machine.at.since > 0
             machine.at = replace(machine.at, open=is_open)
         made.append(machine.at)
@@ -265,7 +265,7 @@ class Hurry:
         self._first: float | None = None
         self._told = defaultdict[int, list[tuple[float, float]]](list)  # since when it is known by when to offer
 
-    def came(self, offer: float, there: float, opened: float) -> None:
+    def note(self, offer: float, there: float, opened: float) -> None:
         """A full contribution was offered, and was there; to a peer for which the round was ``opened`` then."""
         self._first, is_first = (offer, True) if self._first is None else (self._first, False)
         for generation in self._generations:
@@ -306,7 +306,7 @@ def offers_of(
             offers.append(offer)
             if offer.full:
                 heard = offer.time + heard_after
-                hurry.came(heard, heard + copies / offer.machine.up, work.opened)
+                hurry.note(heard, heard + copies / offer.machine.up, work.opened)
     return offers
 
 

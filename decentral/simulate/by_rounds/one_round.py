@@ -21,7 +21,7 @@ from decentral.dissemination.reduce import USUAL_GRAIN, shares
 from decentral.manifest import Manifest
 from decentral.node.node import LEAST
 from decentral.simulate import cost
-from decentral.simulate.by_rounds.air import Air, LeaderView, Proposed, Seconds, applied, collected, committed
+from decentral.simulate.by_rounds.air import Air, LeaderView, Proposed, Seconds, apply_times, commit_time, proposal_time
 from decentral.simulate.by_rounds.machine import Deadlines, MachineModel, Offering, RoundWork
 from decentral.simulate.scenario import Scenario
 from decentral.training.round_cost import plan_nbytes
@@ -81,7 +81,7 @@ class Round:
         self.offered = np.array([offer.time for offer in offers])
         self.gone = np.array([offer.machine.goes_at for offer in offers])
         self.reduces = memory.manifest.exchange.kind == "reduce"
-        self.allowed, self.here = self._allowed(), self._here()
+        self.allowed, self.here = self._allowance(), self._here()
 
     @property
     def is_lost(self) -> bool:
@@ -96,7 +96,7 @@ class Round:
         chosen = self.places[here.usable[leader] <= ready]
         if self.reduces:
             reducing = Reducing(self.lines, self.air, leader, self.memory.nbytes, self._patience, self.allowed.max())
-            done = reducing.carried_out(chosen, ready)
+            done = reducing.carry_out(chosen, ready)
             held, ready, chosen = done.there, float(done.there[leader]), done.named
             self._count(range(len(self.members)), done.sent)
         else:
@@ -115,7 +115,7 @@ class Round:
         if self.reduces:
             return Here(heard, heard)
         nbytes = self.memory.nbytes
-        there = gathered(self.lines, self.air, self.places, self.offered, nbytes, self.gone)
+        there = gather(self.lines, self.air, self.places, self.offered, nbytes, self.gone)
         self._count(self.places, np.full(c, (n - 1) * nbytes))
         return Here(heard, np.maximum(heard, there))
 
@@ -125,10 +125,10 @@ class Round:
         proposals_and_commits = cost.leader(kind, n, USUAL_GRAIN.align * n)
         told = proposals_and_commits.nbytes / float(self.lines.up[leader])
         proposed = Proposed(ready + told / 2, leader, sorted(voters), held)
-        at = committed(proposed, self.air) + told / 2
+        at = commit_time(proposed, self.air) + told / 2
         offered = np.full(n, at)
         offered[self.places] = np.minimum(self.offered, at)
-        return at, applied(proposed, self.air, at, offered, SEATS)
+        return at, apply_times(proposed, self.air, at, offered, SEATS)
 
     def _in_turn(self) -> list[int]:
         """In the order of who leads."""
@@ -141,7 +141,7 @@ class Round:
         waited, leader, at = 0.0, 0, math.inf
         for leader in self._in_turn():
             machine = self.members[leader]
-            at = max(waited, collected(self._seen(leader, here), self.memory.deadlines.of(machine.generation)))
+            at = max(waited, proposal_time(self._seen(leader, here), self.memory.deadlines.of(machine.generation)))
             if machine.goes_at > at:
                 break
             was_known = machine.goes_at <= float(self.offered.min())
@@ -153,7 +153,7 @@ class Round:
         own = next((offer.time for offer in self.offers if offer.machine is machine), math.inf)
         offering = {offer.machine for offer in self.offers}
         silent = [one for one in self.members if one not in offering and not one.newcomer and one is not machine]
-        until = max((_missed_until(one.goes_at, own) for one in silent), default=0.0)
+        until = max((_time_missed_until(one.goes_at, own) for one in silent), default=0.0)
         awaited = np.array([self._is_awaited(offer.machine) for offer in self.offers])
         opened, heard, usable = self.works[leader].opened, here.heard[leader], here.usable[leader]
         return LeaderView(opened, heard, usable, self.allowed, awaited, until, len(self.offers))
@@ -161,7 +161,7 @@ class Round:
     def _is_awaited(self, machine: MachineModel) -> bool:
         return not machine.newcomer and self.memory.unsent.is_waited_for(machine.name, self.number)
 
-    def _allowed(self) -> Seconds:
+    def _allowance(self) -> Seconds:
         least = LEAST * float(np.median(self.lines.up))
         lines = Lines([Line(max(float(rate), least), passes_on=True) for rate in self.lines.up])
         takes = lines.seconds_alone if self.reduces else lines.seconds_to_all
@@ -180,7 +180,7 @@ class Round:
             self.members[place].nbytes += float(sent)
 
 
-def _missed_until(goes_at: float, leader_offers: float) -> float:
+def _time_missed_until(goes_at: float, leader_offers: float) -> float:
     """Until when a leader takes a member that goes without an offer for one that is there: a send to it fails at once,
     and its own offer is the next.
     """
@@ -212,9 +212,7 @@ class MemberLines:
         return np.minimum(self.up, max(1, streams) * WINDOW / (2 * self.latency) if self.latency else math.inf)
 
 
-def gathered(
-    lines: MemberLines, air: Air, places: np.ndarray, offered: Seconds, nbytes: float, gone: Seconds
-) -> Seconds:
+def gather(lines: MemberLines, air: Air, places: np.ndarray, offered: Seconds, nbytes: float, gone: Seconds) -> Seconds:
     """When each peer (rows) has the frame of each contributor (columns); never, where its owner goes before.
 
     ``places``: of the contributors; ``gone``: when each of them is away.
@@ -268,7 +266,7 @@ class Reducing:
     patience: float
     allowed: float
 
-    def carried_out(self, places: NDArray[np.int64], ready: float) -> Reduced:
+    def carry_out(self, places: NDArray[np.int64], ready: float) -> Reduced:
         """Plan after plan from ``ready`` on, with the slices of ``places`` at first."""
         sent = np.zeros(len(self.lines.up))
         for attempt in range(ATTEMPTS):
@@ -311,20 +309,20 @@ class _Plan:
         came = float(left[self.slices > 0].max()) + air.delays(n) if count > 1 else self.heard
         summed = np.maximum(came, self.heard + (count - 1) * self.share * self.of.nbytes / lines.down)
         done = np.maximum(summed, left) + self.results / lines.rates(n - 1)
-        done[self.of.leader] += self._told_again()
+        done[self.of.leader] += self._repeat_seconds()
         last = float(done[self.share > 0].max())
         mine = (count - 1) * self.share + (1.0 - self.share)  # slices of what it owns, and results of the rest
         carried = float(self.heard.min()) + mine * self.of.nbytes / lines.down
-        return np.maximum(self._fetched(last), np.maximum(last + air.delays(n), carried))
+        return np.maximum(self._fetch_times(last), np.maximum(last + air.delays(n), carried))
 
-    def _told_again(self) -> float:
+    def _repeat_seconds(self) -> float:
         """Seconds that the leader's line takes for the plan, told to all, and again while results are missing."""
         n, up = len(self.heard), float(self.of.lines.up[self.of.leader])
         plan = (n - 1) * plan_nbytes(int((self.slices > 0).sum()), int((self.share > 0).sum()))
         lasts = float((self.slices + self.results).max()) / up
         return plan * (1 + lasts // RESEND_AFTER) / up
 
-    def _fetched(self, last: float) -> Seconds:
+    def _fetch_times(self, last: float) -> Seconds:
         """When who lacks a result of some owner has asked for it, from the proposal on, and got it."""
         lines, air, n = self.of.lines, self.of.air, len(self.heard)
         owners = np.flatnonzero(self.share)

@@ -12,7 +12,7 @@ import pytest
 from decentral.consensus.timing import Deadline
 from decentral.errors import ConfigError
 from decentral.manifest import preset_manifest
-from decentral.simulate.by_rounds.air import LeaderView, collected
+from decentral.simulate.by_rounds.air import LeaderView, proposal_time
 from decentral.simulate.by_rounds.forecast import is_by_rounds
 from decentral.simulate.by_rounds.machine import NEVER, absences
 from decentral.simulate.scenario import PROFILES, Scenario, toy_manifest
@@ -36,29 +36,31 @@ def used(deadline: Deadline) -> Deadline:
 
 
 def test_a_leader_waits_for_all_that_are_there_and_no_longer() -> None:
-    assert collected(view([10.0, 10.1, 10.2], [10.5, 10.4, 11.0]), used(Deadline(2.0, 60.0))) == 11.0
+    assert proposal_time(view([10.0, 10.1, 10.2], [10.5, 10.4, 11.0]), used(Deadline(2.0, 60.0))) == 11.0
 
 
 def test_who_is_late_is_waited_for_until_the_deadline_which_was_learnt() -> None:
-    found = collected(view([10.0, 10.1, 40.0], [10.0, 10.1, 40.0]), used(Deadline(2.0, 60.0)))
+    found = proposal_time(view([10.0, 10.1, 40.0], [10.0, 10.1, 40.0]), used(Deadline(2.0, 60.0)))
     assert 12.0 <= found <= 12.5
 
 
 def test_without_a_history_it_is_the_ceiling() -> None:
-    found = collected(view([10.0, 10.1, 90.0], [10.0, 10.1, 90.0]), Deadline(2.0, 30.0))
+    found = proposal_time(view([10.0, 10.1, 90.0], [10.0, 10.1, 90.0]), Deadline(2.0, 30.0))
     assert 40.0 <= found <= 40.5
 
 
 def test_a_frame_that_is_on_its_way_is_waited_for_as_long_as_it_may_take() -> None:
-    assert collected(view([10.0, 10.1, 10.2], [10.0, 10.1, 18.0]), used(Deadline(2.0, 60.0))) == 18.0
-    assert collected(view([10.0, 10.1, 10.2], [10.0, 10.1, 30.0]), used(Deadline(2.0, 60.0))) == pytest.approx(20.2)
+    assert proposal_time(view([10.0, 10.1, 10.2], [10.0, 10.1, 18.0]), used(Deadline(2.0, 60.0))) == 18.0
+    assert proposal_time(view([10.0, 10.1, 10.2], [10.0, 10.1, 30.0]), used(Deadline(2.0, 60.0))) == pytest.approx(20.2)
 
 
 def test_a_newcomer_is_not_waited_for_and_who_went_without_a_word_is_until_it_is_missed() -> None:
     newcomer = np.array([True, True, False])
-    assert collected(view([10.0, 10.1, 14.0], [10.0, 10.1, 14.0], awaited=newcomer), used(Deadline(2.0, 60.0))) == 10.1
-    assert collected(view([10.0, 10.1], [10.0, 10.1], missing=11.0), used(Deadline(2.0, 60.0))) == 11.0
-    assert collected(view([10.0, 10.1], [10.0, 10.1], missing=math.inf), used(Deadline(2.0, 60.0))) < 13.0
+    assert (
+        proposal_time(view([10.0, 10.1, 14.0], [10.0, 10.1, 14.0], awaited=newcomer), used(Deadline(2.0, 60.0))) == 10.1
+    )
+    assert proposal_time(view([10.0, 10.1], [10.0, 10.1], missing=11.0), used(Deadline(2.0, 60.0))) == 11.0
+    assert proposal_time(view([10.0, 10.1], [10.0, 10.1], missing=math.inf), used(Deadline(2.0, 60.0))) < 13.0
 
 
 def test_machines_go_away_when_those_do_on_which_every_message_is_simulated() -> None:

@@ -1,8 +1,11 @@
-"""The native transport against who breaks its rules, says nothing, or comes in great number."""
+"""Connections of the native transport: how many there may be, whose stay, and how they end."""
 
 from __future__ import annotations
 
+import gc
+import socket
 import struct
+import warnings
 from contextlib import AsyncExitStack, suppress
 
 import anyio
@@ -12,14 +15,17 @@ import pytest
 
 from decentral.errors import PeerUnreachable, StreamClosed
 from decentral.transport.native import sessions
-from decentral.transport.native.sessions import Strangers
+from decentral.transport.native.sessions import Strangers, accept_for_ever
+from decentral.transport.native.tcp import bound_addresses, endpoint, listeners
+from decentral.transport.native.transport import NativeTransport
+from decentral.transport.protocols.noise import close_now
 from decentral.transport.requests import request, serve_requests
 from decentral.wire.keys import Signer
-from tests.kit.relays import ECHO, echo, native, run
+from tests.kit.relays import BODY, ECHO, LOOPBACK, connected, echo, native, sleep_for_ever, until
 from tests.transport.raw import raw_connection, until_dropped
 
 
-def test_questions_whose_answers_are_not_read_do_not_pile_up():
+async def test_questions_whose_answers_are_not_read_do_not_pile_up():
     b = native()
     ping = struct.pack("!BBHII", 0, 2, 1, 0, 0) * 5000
 
@@ -27,50 +33,39 @@ def test_questions_whose_answers_are_not_read_do_not_pile_up():
         for _ in range(2000):  # 120 MB of questions
             await secured.send(ping)
 
-    async def script():
-        async with b, raw_connection(b, Signer.generate()) as secured:
-            before = psutil.Process().memory_info().rss
-            with pytest.raises(StreamClosed):
-                await ask_on(secured)
-            assert psutil.Process().memory_info().rss - before < 32 << 20
-
-    run(script)
+    async with b, raw_connection(b, Signer.generate()) as secured:
+        before = psutil.Process().memory_info().rss
+        with pytest.raises(StreamClosed):
+            await ask_on(secured)
+        assert psutil.Process().memory_info().rss - before < 32 << 20
 
 
-def test_streams_beyond_a_bound_are_refused_and_cost_nothing():
+async def test_streams_beyond_a_bound_are_refused_and_cost_nothing():
     b = native()
     opened = b"".join(struct.pack("!BBHII", 0, 1, 1, number, 0) for number in range(1, 2000, 2))
-
-    async def script():
-        async with b, raw_connection(b, Signer.generate()) as secured:
-            await secured.send(opened)
-            flags = []
-            while len(flags) < 1000:
-                head = struct.unpack("!BBHII", await secured.receive_exactly(12))
-                if head[1] == 0:
-                    await secured.receive_exactly(head[4])  # its part of a negotiation
-                elif head[1] == 1:
-                    flags.append(head[2])
-            assert flags.count(8) == 1000 - 128  # reset
-            assert flags.count(2) == 128  # taken
-
-    run(script)
+    async with b, raw_connection(b, Signer.generate()) as secured:
+        await secured.send(opened)
+        flags = []
+        while len(flags) < 1000:
+            head = struct.unpack("!BBHII", await secured.receive_exactly(12))
+            if head[1] == 0:
+                await secured.receive_exactly(head[4])  # its part of a negotiation
+            elif head[1] == 1:
+                flags.append(head[2])
+        assert flags.count(8) == 1000 - 128  # reset
+        assert flags.count(2) == 128  # taken
 
 
-def test_one_peer_holds_only_so_many_connections():
+async def test_one_peer_holds_only_so_many_connections():
     b, signer = native(), Signer.generate()
-
-    async def script():
-        async with b, raw_connection(b, signer) as first, AsyncExitStack() as stack:
-            for _ in range(4):
-                await stack.enter_async_context(raw_connection(b, signer))
-            with pytest.raises(StreamClosed):
-                await until_dropped(first)
-
-    run(script)
+    async with b, raw_connection(b, signer) as first, AsyncExitStack() as stack:
+        for _ in range(4):
+            await stack.enter_async_context(raw_connection(b, signer))
+        with pytest.raises(StreamClosed):
+            await until_dropped(first)
 
 
-def test_when_there_are_too_many_connections_idle_ones_go_and_those_in_use_stay(monkeypatch):
+async def test_when_there_are_too_many_connections_idle_ones_go_and_those_in_use_stay(monkeypatch):
     monkeypatch.setattr("decentral.transport.native.sessions._CONNECTIONS", 8)
     a, b = native(), native()
 
@@ -79,54 +74,44 @@ def test_when_there_are_too_many_connections_idle_ones_go_and_those_in_use_stay(
         await stream.send(b"!")
 
     b.serve("/test/later", answer_later)
-
-    async def script():
-        async with a, b, AsyncExitStack() as stack:
-            await a.connect(b.peer, b.addresses())
-            used = await a.open(b.peer, "/test/later")
-            async with anyio.create_task_group() as group:
-                for _ in range(40):
-                    connection = raw_connection(b, Signer.generate())
-                    group.start_soon(stack.enter_async_context, connection)
-            with anyio.fail_after(20):  # silence would end them after 40 s
-                while b.links.sessions.num_peers > 8:
-                    await anyio.sleep(0.01)
-            await used.send(b"?")
-            assert await used.receive_exactly(1) == b"!"
-
-    run(script)
+    async with connected(a, b), AsyncExitStack() as stack:
+        used = await a.open(b.peer, "/test/later")
+        async with anyio.create_task_group() as group:
+            for _ in range(40):
+                connection = raw_connection(b, Signer.generate())
+                group.start_soon(stack.enter_async_context, connection)
+        with anyio.fail_after(20):  # silence would end them after 40 s
+            while b.links.sessions.num_peers > 8:
+                await anyio.sleep(0.01)
+        await used.send(b"?")
+        assert await used.receive_exactly(1) == b"!"
 
 
 @pytest.mark.parametrize("busy", [False, True])
-def test_connections_of_members_stay_and_others_make_room_for_them(monkeypatch, busy):
+async def test_connections_of_members_stay_and_others_make_room_for_them(monkeypatch, busy):
     monkeypatch.setattr(sessions, "_CONNECTIONS", 2)
     a, b, latecomer, outsiders = native(), native(), native(), [native(), native()]
     b.budget.prefer({a.peer, latecomer.peer})
     serve_requests(b, ECHO, echo, limit=100)
-
-    async def script():
-        async with AsyncExitStack() as stack:
-            for one in (b, a, latecomer, *outsiders):
-                await stack.enter_async_context(one)
-            await a.connect(b.peer, b.addresses())
-            first = a.links.sessions.of(b.peer)
-            for one in outsiders:
-                await one.connect(b.peer, b.addresses())
-                if busy:
-                    with suppress(StreamClosed, PeerUnreachable):
-                        await (await one.open(b.peer, ECHO)).send(b"\0")
-            await latecomer.connect(b.peer, b.addresses())
-            for one in (a, latecomer):
-                assert await request(one, b.peer, ECHO, b"fine", limit=100, timeout=10) == b"fine"
-            assert a.links.sessions.of(b.peer) == first
-            assert not any(b.links.sessions.has(one.peer) for one in outsiders)
-
-    run(script)
+    async with AsyncExitStack() as stack:
+        for one in (b, a, latecomer, *outsiders):
+            await stack.enter_async_context(one)
+        await a.connect(b.peer, b.addresses())
+        first = a.links.sessions.of(b.peer)
+        for one in outsiders:
+            await one.connect(b.peer, b.addresses())
+            if busy:
+                with suppress(StreamClosed, PeerUnreachable):
+                    await (await one.open(b.peer, ECHO)).send(b"\0")
+        await latecomer.connect(b.peer, b.addresses())
+        for one in (a, latecomer):
+            assert await request(one, b.peer, ECHO, b"fine", limit=100, timeout=10) == b"fine"
+        assert a.links.sessions.of(b.peer) == first
+        assert not any(b.links.sessions.has(one.peer) for one in outsiders)
 
 
-def test_each_stranger_too_many_drops_another_one_however_fast_they_come():
+async def test_each_stranger_too_many_drops_another_one_however_fast_they_come(virtual_time):
     """They take a moment to end: had the oldest been asked twice, a burst would have stayed beyond the bound."""
-
     strangers_begun = 0
 
     async def shake_hands_for_ever(strangers):
@@ -139,15 +124,73 @@ def test_each_stranger_too_many_drops_another_one_however_fast_they_come():
                 with anyio.CancelScope(shield=True):
                     await anyio.sleep(0.1)
 
-    async def script():
-        strangers = Strangers(timeout=60)
-        async with anyio.create_task_group() as group:
-            for _ in range(100):
-                group.start_soon(shake_hands_for_ever, strangers)
-            with anyio.fail_after(20):
-                while strangers_begun < 100 or len(strangers) > 64:
-                    await anyio.sleep(0.01)
-            assert len(strangers) == 64
-            group.cancel_scope.cancel()
+    strangers = Strangers(timeout=60)
+    async with anyio.create_task_group() as group:
+        for _ in range(100):
+            group.start_soon(shake_hands_for_ever, strangers)
+        with anyio.fail_after(20):
+            await until(lambda: strangers_begun >= 100 and len(strangers) <= 64)
+        assert len(strangers) == 64
+        group.cancel_scope.cancel()
 
-    run(script, "trio")
+
+# ---- streams and ends of connections ----
+
+
+async def test_a_stream_nobody_reads_holds_up_no_other_stream_of_its_connection():
+    a, b = native(), native()
+    b.serve("/test/deaf", sleep_for_ever)
+    async with connected(a, b, answers=echo), anyio.create_task_group() as group:
+        for _ in range(8):
+            group.start_soon((await a.open(b.peer, "/test/deaf")).send, BODY)
+        for size in (1, 1 << 20):
+            assert await request(a, b.peer, ECHO, bytes(size), limit=size, timeout=10) == bytes(size)
+        group.cancel_scope.cancel()
+
+
+async def test_all_interfaces_are_named_one_by_one():
+    async with NativeTransport(Signer.generate()) as a:
+        assert a.addresses()
+        assert not any("/0.0.0.0/" in address or "/::/" in address for address in a.addresses())
+
+
+async def test_streams_closed_while_their_connection_is_finished_disturb_nothing(caplog):
+    async with connected(native(), native(), serves=sleep_for_ever) as (a, b):
+        streams = [await a.open(b.peer, ECHO) for _ in range(5)]
+        (session,) = a.links.sessions.of(b.peer)
+        async with anyio.create_task_group() as group:
+            group.start_soon(session.finish, 5)
+            while not session.outgoing._shut:
+                await anyio.lowlevel.checkpoint()
+            for stream in streams:
+                await stream.aclose()
+    assert not caplog.records
+
+
+def test_no_socket_is_dropped_whenever_accepting_is_cancelled():
+    """Each number of the loop's steps between a connection and the end is another moment of its acceptance."""
+
+    async def held(stream: anyio.abc.SocketStream) -> None:
+        try:
+            await anyio.sleep_forever()
+        finally:
+            await close_now(stream)
+
+    async def script(steps: int) -> None:
+        (listener,) = await listeners(LOOPBACK)
+        end = endpoint(bound_addresses([listener])[0])
+        async with listener, anyio.create_task_group() as group:
+            group.start_soon(accept_for_ever, listener, group, held)
+            await anyio.wait_all_tasks_blocked()
+            with socket.create_connection(end):
+                for _ in range(steps):
+                    await anyio.sleep(0)
+                group.cancel_scope.cancel()
+        await anyio.sleep(0)  # asyncio closes a transport in the step after
+
+    with warnings.catch_warnings(record=True) as dropped:
+        warnings.simplefilter("always")
+        for steps in range(8):
+            anyio.run(script, steps)
+        gc.collect()
+    assert [str(one.message) for one in dropped if one.category is ResourceWarning] == []

@@ -14,132 +14,113 @@ from hypothesis import strategies as st
 
 from decentral.errors import PayloadError, StreamClosed
 from decentral.transport.protocols.yamux import FIRST_WINDOW, Session, Stock, _Incoming
-from tests.kit.muxers import MIB, Joined, first, ignore, two_sessions, virtually
+from tests.kit.muxers import MIB, Joined, first, ignore, two_sessions
+
+pytestmark = pytest.mark.usefixtures("virtual_time")
 
 
-def test_a_path_that_dies_silently_ends_its_streams_within_a_minute():
-    async def script():
-        async with two_sessions() as (a, _, came, ends):
+async def test_a_path_that_dies_silently_ends_its_streams_within_a_minute():
+    async with two_sessions() as (a, _, came, ends):
+        stream = a.open()
+        await stream.send(b"?", ignore)
+        await first(came)
+        await anyio.sleep(600)
+        assert a.usable, "a quiet connection is kept"
+        for end in ends:
+            end.dead = True
+        began = anyio.current_time()
+        assert await stream.receive(1) == b""
+        assert anyio.current_time() - began < 60
+        assert a.ended
+
+
+async def test_a_stream_that_sends_without_end_does_not_starve_another():
+    async with two_sessions() as (a, _, came, _), anyio.create_task_group() as group:
+        greedy, taken = [], []
+        for _ in range(5):
+            group.start_soon(a.open().send, bytes(64 * MIB), greedy.append)
+        while len(came) < 5:
+            await anyio.sleep(0.01)
+
+        async def swallow(stream):
+            while await stream.receive(MIB):
+                pass
+
+        for stream in came:
+            group.start_soon(swallow, stream)
+        before = sum(greedy)
+        await a.open().send(bytes(200_000), taken.append)
+        assert len(taken) == 4
+        assert sum(greedy) - before < 32 * 65507, "six streams share: about five pieces of theirs for each of ours"
+        group.cancel_scope.cancel()
+
+
+async def test_a_window_grows_for_a_reader_that_keeps_pace_as_far_as_the_stock_reaches():
+    async with two_sessions(lambda: Stock(MIB)) as (a, b, came, _), anyio.create_task_group() as group:
+        quick = a.open()
+        group.start_soon(quick.send, bytes(8 * MIB), ignore)
+        stream, got = await first(came), 0
+        while got < 8 * MIB:
+            got += len(await stream.receive(MIB))
+        assert stream._window == 4 * FIRST_WINDOW  # 256 KiB, doubled twice: 768 KiB of the stock
+        assert b.stock.left == MIB - 3 * FIRST_WINDOW
+        quick.close()
+        stream.close()
+        await anyio.sleep(0.1)
+        assert b.stock.left == MIB
+
+
+async def test_a_reader_that_does_not_read_holds_one_first_window():
+    async with two_sessions() as (a, _, came, _), anyio.create_task_group() as group:
+        taken = []
+        group.start_soon(a.open().send, bytes(8 * MIB), taken.append)
+        stream = await first(came)
+        await anyio.sleep(30)
+        assert sum(taken) == stream.num_unread == FIRST_WINDOW
+        group.cancel_scope.cancel()
+
+
+async def test_streams_that_are_done_leave_nothing_behind():
+    async with two_sessions() as (a, b, came, _):
+        for number in range(300):
             stream = a.open()
             await stream.send(b"?", ignore)
-            await first(came)
-            await anyio.sleep(600)
-            assert a.usable, "a quiet connection is kept"
-            for end in ends:
-                end.dead = True
-            began = anyio.current_time()
-            assert await stream.receive(1) == b""
-            assert anyio.current_time() - began < 60
-            assert a.ended
-
-    virtually(script)
-
-
-def test_a_stream_that_sends_without_end_does_not_starve_another():
-    async def script():
-        async with two_sessions() as (a, _, came, _), anyio.create_task_group() as group:
-            greedy, taken = [], []
-            for _ in range(5):
-                group.start_soon(a.open().send, bytes(64 * MIB), greedy.append)
-            while len(came) < 5:
-                await anyio.sleep(0.01)
-
-            async def swallow(stream):
-                while await stream.receive(MIB):
-                    pass
-
-            for stream in came:
-                group.start_soon(swallow, stream)
-            before = sum(greedy)
-            await a.open().send(bytes(200_000), taken.append)
-            assert len(taken) == 4
-            assert sum(greedy) - before < 32 * 65507, "six streams share: about five pieces of theirs for each of ours"
-            group.cancel_scope.cancel()
-
-    virtually(script)
-
-
-def test_a_window_grows_for_a_reader_that_keeps_pace_as_far_as_the_stock_reaches():
-    async def script():
-        async with two_sessions(lambda: Stock(MIB)) as (a, b, came, _), anyio.create_task_group() as group:
-            quick = a.open()
-            group.start_soon(quick.send, bytes(8 * MIB), ignore)
-            stream, got = await first(came), 0
-            while got < 8 * MIB:
-                got += len(await stream.receive(MIB))
-            assert stream._window == 4 * FIRST_WINDOW  # 256 KiB, doubled twice: 768 KiB of the stock
-            assert b.stock.left == MIB - 3 * FIRST_WINDOW
-            quick.close()
             stream.close()
-            await anyio.sleep(0.1)
-            assert b.stock.left == MIB
-
-    virtually(script)
-
-
-def test_a_reader_that_does_not_read_holds_one_first_window():
-    async def script():
-        async with two_sessions() as (a, _, came, _), anyio.create_task_group() as group:
-            taken = []
-            group.start_soon(a.open().send, bytes(8 * MIB), taken.append)
-            stream = await first(came)
-            await anyio.sleep(30)
-            assert sum(taken) == stream.num_unread == FIRST_WINDOW
-            group.cancel_scope.cancel()
-
-    virtually(script)
-
-
-def test_streams_that_are_done_leave_nothing_behind():
-    async def script():
-        async with two_sessions() as (a, b, came, _):
-            for number in range(300):
-                stream = a.open()
-                await stream.send(b"?", ignore)
-                stream.close()
-                while len(came) <= number:
-                    await anyio.sleep(0.001)
-                assert await came[number].receive(9) == b"?"
-                assert await came[number].receive(9) == b""
-                came[number].close()
-            await anyio.sleep(1)
-            assert a.idle
-            assert b.idle
-            assert b._inbound == 0
-
-    virtually(script)
-
-
-def test_streams_closed_here_that_the_other_side_keeps_open_are_given_up():
-    async def script():
-        async with two_sessions() as (a, b, came, _):
-            for _ in range(100):
-                stream = a.open()
-                await stream.send(b"?", ignore)
-                stream.close()
-            while len(came) < 100:
+            while len(came) <= number:
                 await anyio.sleep(0.001)
-            await anyio.sleep(1)
-            assert a.num_streams == 64
-            assert b.num_streams == 64
+            assert await came[number].receive(9) == b"?"
+            assert await came[number].receive(9) == b""
+            came[number].close()
+        await anyio.sleep(1)
+        assert a.idle
+        assert b.idle
+        assert b._inbound == 0
 
-    virtually(script)
 
-
-def test_a_last_word_to_a_closed_stream_is_no_reason_to_reset_it():
-    async def script():
-        async with two_sessions() as (a, _, came, _):
+async def test_streams_closed_here_that_the_other_side_keeps_open_are_given_up():
+    async with two_sessions() as (a, b, came, _):
+        for _ in range(100):
             stream = a.open()
             await stream.send(b"?", ignore)
             stream.close()
-            there = await first(came)
-            await there.send(bytes(100_000), ignore)
-            there.close()
-            assert await there.receive(9) == b""  # closed here; nothing was raised on the way
-            await anyio.sleep(1)
-            assert a.idle
+        while len(came) < 100:
+            await anyio.sleep(0.001)
+        await anyio.sleep(1)
+        assert a.num_streams == 64
+        assert b.num_streams == 64
 
-    virtually(script)
+
+async def test_a_last_word_to_a_closed_stream_is_no_reason_to_reset_it():
+    async with two_sessions() as (a, _, came, _):
+        stream = a.open()
+        await stream.send(b"?", ignore)
+        stream.close()
+        there = await first(came)
+        await there.send(bytes(100_000), ignore)
+        there.close()
+        assert await there.receive(9) == b""  # closed here; nothing was raised on the way
+        await anyio.sleep(1)
+        assert a.idle
 
 
 frames = st.builds(
@@ -170,48 +151,42 @@ def test_whatever_bytes_come_they_are_taken_or_break_a_rule_and_are_bounded(piec
     trio.run(script)
 
 
-def test_a_stream_of_which_little_is_due_is_reset_by_more_and_what_came_before_can_be_read():
-    async def script():
-        async with two_sessions() as (a, _, came, _):
-            stream = a.open()
-            await stream.send(bytes(100), ignore)
-            there = await first(came)
-            there.most_unread = 1000
-            await stream.send(bytes(900), ignore)
-            await anyio.sleep(1)
-            assert not there.ended
-            await stream.send(bytes(1), ignore)
-            await anyio.sleep(1)
-            assert there.ended
-            assert stream.ended
-            assert await there.receive(MIB) == bytes(1000)
-            assert await there.receive(MIB) == b""
-            again = a.open()
-            await again.send(b"?", ignore)
-            assert not a.ended
-
-    virtually(script)
+async def test_a_stream_of_which_little_is_due_is_reset_by_more_and_what_came_before_can_be_read():
+    async with two_sessions() as (a, _, came, _):
+        stream = a.open()
+        await stream.send(bytes(100), ignore)
+        there = await first(came)
+        there.most_unread = 1000
+        await stream.send(bytes(900), ignore)
+        await anyio.sleep(1)
+        assert not there.ended
+        await stream.send(bytes(1), ignore)
+        await anyio.sleep(1)
+        assert there.ended
+        assert stream.ended
+        assert await there.receive(MIB) == bytes(1000)
+        assert await there.receive(MIB) == b""
+        again = a.open()
+        await again.send(b"?", ignore)
+        assert not a.ended
 
 
-def test_an_end_leaves_the_other_direction_open_until_it_ends_too():
-    async def script():
-        async with two_sessions() as (a, b, came, _):
-            stream = a.open()
-            await stream.send(b"question", ignore)
-            stream.end()
-            stream.end()
-            there = await first(came)
-            assert [await there.receive(MIB), await there.receive(MIB)] == [b"question", b""]
-            with pytest.raises(StreamClosed):
-                await stream.send(b"more", ignore)
-            await there.send(bytes(1 << 17), ignore)
-            there.end()
-            await there.until_ended()
-            assert b.idle
-            assert sum([len(piece) async for piece in pieces(stream)]) == 1 << 17
-            assert a.idle
-
-    virtually(script)
+async def test_an_end_leaves_the_other_direction_open_until_it_ends_too():
+    async with two_sessions() as (a, b, came, _):
+        stream = a.open()
+        await stream.send(b"question", ignore)
+        stream.end()
+        stream.end()
+        there = await first(came)
+        assert [await there.receive(MIB), await there.receive(MIB)] == [b"question", b""]
+        with pytest.raises(StreamClosed):
+            await stream.send(b"more", ignore)
+        await there.send(bytes(1 << 17), ignore)
+        there.end()
+        await there.until_ended()
+        assert b.idle
+        assert sum([len(piece) async for piece in pieces(stream)]) == 1 << 17
+        assert a.idle
 
 
 async def pieces(stream):

@@ -24,8 +24,7 @@ from tests.kit.blocks import InTurns
 from tests.kit.learners import EXACT, Learners
 from tests.kit.nodes import Lab
 from tests.kit.replicas import NUMEL, SIGNERS
-from tests.optimizers.test_partial_updates import randn, span
-from tests.optimizers.test_spes import LAYOUT, mixture, said
+from tests.optimizers.owning import LAYOUT, mixture, randn, said, span
 
 PEERS = (0, 1, 2)
 

@@ -19,17 +19,13 @@ from decentral.observe.status import QUANTITIES, STATUS_FILE
 from decentral.replica.figures import NAMES
 from decentral.state.checkpoint import FROZEN
 from decentral.training.progress import Away
+from tests.kit.families import documented_files
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs/run-directory.md").read_text(encoding="utf-8")
 FILES, EVENTS, METRICS = re.split(r"^## ", PAGE, flags=re.MULTILINE)
 TOLD_BY = {"announce", "_announce", "_emit", "on_event", "_on_event"}
 ELSEWHERE = ("decentral/simulate/", "decentral/benchmarks/")  # they have no run directory
-
-
-def documented_files() -> set[str]:
-    """Names in the first column, folders without their slash."""
-    return {name.rstrip("/") for name in re.findall(r"^\| `([\w./]+)` \|", FILES, flags=re.MULTILINE)}
 
 
 def documented_events() -> dict[str, set[str]]:
