@@ -9,6 +9,7 @@ import torch
 
 from decentral.dissemination import broadcast
 from decentral.errors import PayloadError
+from decentral.replica.contribution import Contribution
 from decentral.rounds.gossip import PAIR, UNDECIDED
 from decentral.rounds.partners import AHEAD, matching, partner_of
 from decentral.transport.memory import Weight
@@ -143,7 +144,8 @@ def test_a_frame_for_a_step_that_the_run_has_not_moves_nobody(run_lab, terms, be
         await lab.all_members()
         await lab.until(lambda: all(len(member.swaps) > 1 for member in lab.members))
         told, liar = lab.members
-        said = told.node.gossip._header(told.node.driver.head, 0, 1, 1, 1)
+        mine = Contribution(0, b"", torch.zeros(1), torch.zeros(1), 1, 1, states=(torch.zeros(1),))
+        said = told.node.gossip._header(told.node.driver.head, mine)
         header = replace(said, sender=liar.signer.peer, round=max(beyond, lab.manifest.run.rounds))
         before = told.node.gossip.step
         with pytest.raises(PayloadError, match=f"of a run of {lab.manifest.run.rounds}"):
