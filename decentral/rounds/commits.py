@@ -1,7 +1,7 @@
 """Work that follows a commit: its outer step, the books of this peer's progress, another branch taken over.
 
 *What happens to a peer's residual when its frame came too late.* It stays as it was. What compression loses of a
-contribution is booked with the commit that names its frame, and never before (``Bookkeeping.settle``). A commit that
+contribution is booked with the commit that names its frame, and never before (``Bookkeeping.complete``). A commit that
 does not name it books nothing: the contribution in flight is dropped, the residual is the one of the round before, and
 the progress is still in the live parameters, of which the next contribution is measured. So it is sent later, once.
 Only a peer that was passed by for longer than the method bears (``Quorum.staleness``) gives both up, and says so: see
