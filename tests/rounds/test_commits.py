@@ -290,13 +290,14 @@ def test_rounds_that_end_make_nothing_ahead_and_wait_for_nothing(monkeypatch):
     assert play(script, monkeypatch).made == [b"a"]
 
 
-def test_a_step_that_begins_as_the_swarms_side_is_cancelled_is_made_and_nothing_waits_on():
+def test_a_step_that_begins_as_the_swarms_side_is_cancelled_is_made_and_nothing_waits_on(monkeypatch):
     """A peer that was shut down while it voted spun for ever: the rounds' group was not cancelled, what it is in was.
 
     On a thread that is a daemon: a task that spins in a shield cannot be cancelled, and would take the tests with it.
     """
     bench, decided = Bench(), []
     bench.offload = in_thread
+    monkeypatch.setattr(commits, "outer_step", bench.outer_step)
 
     async def rounds(under_way: anyio.Event, written: anyio.Event, over: anyio.Event) -> None:
         async with anyio.create_task_group() as group:

@@ -71,7 +71,7 @@ def test_a_step_of_a_pair_is_written_whole_though_ctrl_c_comes_in_the_middle() -
         done.append("model")
 
     async def result(within: float | None) -> object:
-        return SimpleNamespace(partner=None, step=0, after_N=None, unmoved=False, buffers_B=None)
+        return SimpleNamespace(fragment=0, partner=None, step=0, after_N=None, unmoved=False, buffers_B=None)
 
     parts = SimpleNamespace(
         model=None,
