@@ -26,7 +26,7 @@ from decentral.replica.replica import OuterStep, Replica
 from decentral.wire.frames import Frame
 from decentral.wire.keys import Signer
 from decentral.wire.messages import FrameRef, Record
-from tests.lab.attacks import Attack
+from experiments.attacks.hostile import Attack
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,9 @@ import torch
 
 from decentral.optimizers import Aggregation, make_aggregation
 from experiments.attacks.digits import LABELS, SHAPES, Digits, Trainers, first_model
+from experiments.attacks.hostile import Attack, index_overlap, make_attack
 from experiments.attacks.records import CELLS, NONE, Cell, append, finished
 from experiments.attacks.swarm import Swarm, Terms
-from tests.lab.attacks import Attack, index_overlap, make_attack
 
 PEERS, HOSTILE, STEPS, BATCH = 10, 3, 10, 32
 INNER_LR, OUTER_LR = 6e-3, 2.5

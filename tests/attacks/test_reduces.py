@@ -9,11 +9,12 @@ import anyio
 import pytest
 
 from decentral.wire import messages as m
-from tests.kit.liars import CLEAN_ENOUGH, at_a_head, check_nobody_is_out, honest, rounds_in, say
+from tests.kit.liars import at_a_head, check_it_costs_little, check_nobody_is_out, honest, rounds_in, say
 from tests.kit.nodes import small_model
+from tests.kit.tables import long_but
 
-SECONDS = 120.0
-SIZES = [3, 5]
+SECONDS = 60.0
+SIZES = long_but([3], [3, 5])
 
 
 def lied(liar) -> None:
@@ -65,19 +66,13 @@ def check_anchors(lab, liar) -> None:
 
 @pytest.mark.parametrize("n", SIZES)
 def test_an_owner_that_blames_everybody_stops_no_round(run_lab, terms, n):
-    manifest = terms("diloco")
-    clean = rounds_in(run_lab, manifest, n, SECONDS, None, make_model=small_model)
-    made = rounds_in(run_lab, manifest, n, SECONDS, blame_everybody, check_it_lied, small_model)
-    assert made >= CLEAN_ENOUGH * clean, f"{made} rounds, {clean} without a liar"
+    check_it_costs_little(run_lab, terms("diloco"), n, SECONDS, blame_everybody, check_it_lied, small_model)
 
 
 # Its owner accepts it in the ballot in which the others refuse it, and carries it on where it leads the next.
 @pytest.mark.parametrize("n", SIZES)
 def test_a_result_that_is_no_mean_is_applied_by_nobody(run_lab, terms, n):
-    manifest = terms("diloco")
-    clean = rounds_in(run_lab, manifest, n, SECONDS, None, make_model=small_model)
-    made = rounds_in(run_lab, manifest, n, SECONDS, return_what_it_likes, check_anchors, small_model)
-    assert made >= CLEAN_ENOUGH * clean, f"{made} rounds, {clean} without a liar"
+    check_it_costs_little(run_lab, terms("diloco"), n, SECONDS, return_what_it_likes, check_anchors, small_model)
 
 
 def test_a_claimed_line_counts_for_what_was_had_from_it(run_lab, terms):

@@ -29,6 +29,7 @@ def test_a_stream_and_requests_are_timed_and_nothing_is_left_running(kind):
     assert not [line for line in left if "transport_peer" in line or "p2pd" in line]
 
 
+@pytest.mark.long
 def test_all_transports_of_this_system_take_turns():
     result = CliRunner().invoke(main, ["bench", "transport", "--megabytes", "1", "--repeats", "2", "--json"])
     assert result.exit_code == 0, result.output

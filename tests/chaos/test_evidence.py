@@ -5,9 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
+from decentral.state.checkpoint import load_newest, save
 from decentral.state.journal import Journal
+from decentral.swarm.identity import Identity
 from tests.chaos.evidence import Evidence, journal_entries
+from tests.chaos.subject import Subject
 from tests.chaos.trend import trend
 
 
@@ -60,3 +64,16 @@ def test_a_common_slope_is_found_below_different_levels():
 
 def test_processes_that_did_not_live_long_enough_say_nothing():
     assert trend({1: [(float(t), 1.0) for t in range(0, 100, 5)]}, skip=60, least=60) is None
+
+
+# ---- a subject is left what it needs to come back ----
+
+
+def test_a_checkpoint_is_corrupted_only_while_another_whole_one_is_left(tmp_path):
+    for round_ in range(3):
+        save(tmp_path / "checkpoints", f"round-{round_:06d}", {"live/0": torch.full((8,), float(round_))}, {})
+    subject = Subject(
+        0, tmp_path, Identity.load_or_create(tmp_path / "identity.key"), 4001, founder=True, small_disk=False
+    )
+    assert [subject.corrupt_checkpoint() for _ in range(4)] == [True, True, False, False]
+    assert load_newest(tmp_path / "checkpoints").tensors["live/0"][0] == 0.0

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
 from click.testing import CliRunner, Result
 
 from decentral.cli import main
+from decentral.manifest import Manifest, preset_manifest
 from decentral.observe.status import ProcessInfo, Status, write_status
 from tests.kit.families import NET, family, write_terms
 
@@ -67,3 +69,22 @@ def running_peer(tmp_path: Path) -> Path:
     )
     write_status(folder, status, ProcessInfo())
     return folder
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    """100 kB in which the next byte is easy to guess."""
+    path = tmp_path / "text"
+    path.write_bytes(b"the quick brown fox. " * 5000)
+    return path
+
+
+def small(**tables: Any) -> Manifest:
+    """Terms of six rounds on that text."""
+    given: dict[str, Any] = {
+        "run": {"rounds": 6},
+        "model": {"hidden": 16, "layers": 1, "heads": 2, "context": 16},
+        "data": {"corpus": "foxes", "batch_size": 2},
+        "inner": {"steps": 10, "learning_rate": 1e-2, "warmup": 2},
+    }
+    return preset_manifest("sparseloco", **(given | tables))

@@ -10,8 +10,7 @@ import click
 import pytest
 
 from decentral.cli import COMMANDS
-from decentral.observe.events import EVENTS_FILE, EventLog
-from decentral.observe.lines import pack_put_aside, put_aside
+from decentral.observe.events import EventLog
 from decentral.observe.requests import Request, take_requests
 from decentral.observe.status import ProcessInfo, read_status, write_status
 from decentral.optimizers.slowmo import SlowMo
@@ -122,15 +121,6 @@ def test_what_a_loop_logs_every_step_does_not_push_out_what_happened(run: Run, r
     log.close()
     assert re.findall(r"commit|metrics", run("logs").stdout) == ["commit"]
     assert len(run("logs", "--event", "metrics").stdout.splitlines()) == 20
-
-
-def test_logs_are_read_also_where_all_of_them_lie_packed(run: Run, running_peer: Path) -> None:
-    log_commits(running_peer, 3)
-    put_aside(running_peer / EVENTS_FILE)
-    pack_put_aside(running_peer / EVENTS_FILE)
-    assert "round=3" in run("logs").stdout
-    log_commits(running_peer, 4)
-    assert re.findall(r"round=(\d)", run("logs").stdout) == ["3", "4"]
 
 
 # ---- the status ----

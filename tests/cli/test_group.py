@@ -84,9 +84,6 @@ def test_where_an_unexpected_error_came_from_is_written_to_the_run_directory(
     assert capsys.readouterr().err == (
         f"error: unexpected ValueError: odd; its origin is in {tmp_path / TRACEBACK_FILE}\n"
     )
-
-
-def test_without_a_directory_the_way_to_the_origin_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert report_failure(ValueError("odd"), directory=None, traceback=False) == 1
     assert "run decentral --traceback" in capsys.readouterr().err
 
@@ -136,18 +133,14 @@ def test_a_model_that_does_not_fit_the_machines_memory_is_exit_code_40(tmp_path:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_the_first_signal_asks_gently_and_is_remembered_as_its_exit_code(number: signal.Signals, code: int) -> None:
+def test_the_first_signal_asks_gently_and_is_remembered_as_its_exit_code_and_the_second_ends_at_once(
+    number: signal.Signals, code: int
+) -> None:
     asked = []
     with stop_signals() as stop:
         stop.gently(lambda: asked.append(number))
         signal.raise_signal(number)
         assert (asked, stop.code) == ([number], code)
-
-
-def test_the_second_signal_ends_at_once() -> None:
-    with stop_signals() as stop:
-        stop.gently(lambda: None)
-        signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 

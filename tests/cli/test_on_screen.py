@@ -55,6 +55,7 @@ def test_the_invite_is_whole_in_the_scrollback_while_the_view_is_live_and_after_
     assert "to stop: " not in "\n".join(lines)  # there is nothing to stop any more
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_in_a_pipe_a_state_is_said_once_and_a_round_in_one_short_line(terms: Path) -> None:
     with subprocess.Popen(
@@ -153,15 +154,3 @@ def test_logs_are_followed_until_the_peer_ends_and_its_last_words_are_told(runni
         assert "round=2" in process.stdout.readline()
         assert process.wait(PATIENCE) == 0
         assert process.stderr.read() == "the peer has ended: left: round 2 was its last\n"
-
-
-def test_a_killed_peer_is_told_from_one_that_ended(run: Run, running_peer: Path) -> None:
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    process = ProcessInfo(child.pid, psutil.Process(child.pid).create_time())
-    write_status(running_peer, Status(state="training", round=3, health="healthy: round 3"), process)
-    assert run("status").exit_code == 0
-    child.kill()
-    child.communicate()
-    result = run("status")
-    assert result.exit_code == 1
-    assert "killed or crashed" in result.stdout

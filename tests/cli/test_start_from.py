@@ -12,11 +12,8 @@ from decentral.errors import ConfigError
 from decentral.tasks.language_model import build_language_model, put_in
 from decentral.tasks.sizing import LanguageModelConfig
 from decentral.tasks.trained_model import open_trained
-from tests.cli.conftest import Run
-from tests.cli.test_train_alone import small, text
+from tests.cli.conftest import Run, small
 from tests.kit.exports import kept
-
-__all__ = ["text"]
 
 
 @pytest.fixture

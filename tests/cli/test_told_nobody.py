@@ -154,6 +154,7 @@ def test_nobody_else_reads_the_token_of_a_run(terms: list[str], tmp_path: Path, 
         os.umask(before)
 
 
+@pytest.mark.long  # test_secrets.py has the command line of its follower
 @pytest.mark.timeout(300)
 def test_nor_does_the_relay_tell_it_that_keeps_the_run(tmp_path: Path) -> None:
     """The follower of each run got its invite on the command line."""

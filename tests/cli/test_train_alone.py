@@ -15,30 +15,12 @@ import pytest
 from decentral.cli.group import Stop
 from decentral.cli.options import JobOptions
 from decentral.cli.train import train_alone
-from decentral.manifest import Manifest, preset_manifest
+from decentral.manifest import Manifest
 from decentral.observe.metrics import read_metrics
 from decentral.observe.requests import ask
 from decentral.observe.screen import PlainDisplay
 from decentral.observe.status import Status, read_status
-from tests.cli.conftest import Run
-
-
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    """100 kB in which the next byte is easy to guess."""
-    path = tmp_path / "text"
-    path.write_bytes(b"the quick brown fox. " * 5000)
-    return path
-
-
-def small(**tables: Any) -> Manifest:
-    given: dict[str, Any] = {
-        "run": {"rounds": 6},
-        "model": {"hidden": 16, "layers": 1, "heads": 2, "context": 16},
-        "data": {"corpus": "foxes", "batch_size": 2},
-        "inner": {"steps": 10, "learning_rate": 1e-2, "warmup": 2},
-    }
-    return preset_manifest("sparseloco", **(given | tables))
+from tests.cli.conftest import Run, small
 
 
 def train(manifest: Manifest, out: Path, text: Path, stop: Stop | None = None) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from decentral.errors import ConfigError
-from decentral.manifest import load_manifest
+from decentral.manifest import load_manifest, preset_manifest
 from decentral.manifest.presets import check_methods
 from tests.kit import outside
 
@@ -24,22 +24,18 @@ def test_the_example_passes_every_law_of_compressors(folder: Path):
     assert outside.laws(folder, "--compressor", "ternary(cut=0.5)", "--compressor", CHAIN) >= 120
 
 
-def test_a_package_that_is_there_is_listed_without_a_line_of_ours(folder: Path):
-    listed = outside.python(folder, "-m", "decentral", "compressors")
-    assert "ternary(cut=0.5)\n    bits per value 2" in listed.stdout
-
-
-def test_a_manifest_names_it_and_a_peer_without_the_package_reads_what_to_do(folder: Path):
-    made = outside.python(folder, "-m", "decentral", "init", "run.toml", "--preset", "sparseloco")
-    assert made.returncode == 0, made.stderr
+def test_a_package_that_is_there_is_listed_and_named_by_a_manifest_and_a_peer_without_it_reads_what_to_do(folder: Path):
     terms = folder / "run.toml"
-    text = terms.read_text(encoding="utf-8")
-    own = text.replace('chain = "topk(k=64, chunk=4096) >> signmag2"', f'chain = "{CHAIN}"')
-    assert own != text
+    plain = preset_manifest("sparseloco").to_toml()
+    own = plain.replace('chain = "topk(k=64, chunk=4096) >> signmag2"', f'chain = "{CHAIN}"')
+    assert own != plain
     terms.write_text(own, encoding="utf-8")
     read = "from decentral.manifest import load_manifest as load; from decentral.manifest.presets import check_methods"
-    done = outside.python(folder, "-c", f"{read}; m = load('run.toml'); check_methods(m); print(m.compressor.chain)")
-    assert done.stdout.strip() == CHAIN, done.stderr
+    named = f"{read}; m = load('run.toml'); check_methods(m); print(m.compressor.chain)"
+    listed = "import sys; sys.argv[1:] = ['compressors']; from decentral.cli import main; main()"
+    done = outside.python(folder, "-c", f"{named}; {listed}")
+    assert done.stdout.startswith(f"{CHAIN}\n"), done.stderr
+    assert "ternary(cut=0.5)\n    bits per value 2" in done.stdout
     with pytest.raises(ConfigError, match=r"ternary.*install that package"):
         check_methods(load_manifest(terms))
 

@@ -1,12 +1,11 @@
-"""tests/compressors/test_two_bits.py"""
+"""SignMag2 and SparseLoCo2: what two bits lose, and the published formula."""
 
 import math
 
 import pytest
 import torch
 
-from decentral.compressors import Payload, SignMag2, SparseLoCo2, TopK, parse_compressor, two_bits
-from decentral.errors import PayloadError
+from decentral.compressors import Payload, SignMag2, SparseLoCo2, TopK, two_bits
 
 
 def sent(tensor: torch.Tensor) -> torch.Tensor:
@@ -21,11 +20,6 @@ def top_64_of_4096(rows: int = 256) -> torch.Tensor:
 def test_the_relative_error_on_gaussian_top_64_of_4096_is_at_most_008():
     kept = top_64_of_4096()
     assert float((kept - sent(kept)).norm() / kept.norm()) <= 0.08
-
-
-def test_behind_topk_it_costs_at_most_14_bits_and_two_bytes_per_chunk_and_one_per_tensor():
-    chain = TopK(k=64, chunk=4096) >> SignMag2()
-    assert [spec.nbytes for spec in chain.layout((4096,))] == [96, 16, 1, 1, 1]
 
 
 def test_chunks_of_different_size_have_their_own_levels():
@@ -52,11 +46,6 @@ def test_the_split_is_the_best_of_all_splits():
         assert float((row - decoded).norm()) <= best**0.5 + rounding
 
 
-def test_a_row_of_two_magnitudes_is_exact():
-    row = torch.tensor([[1.0, -4.0, 4.0, -1.0, 1.0]])
-    assert torch.equal(sent(row), row)
-
-
 def test_one_power_of_two_and_equal_ones_are_exact():
     for tensor in (torch.tensor(-2.0), torch.full((5,), 0.25), torch.tensor([[2.0], [-4.0]])):
         assert torch.equal(sent(tensor), tensor)
@@ -76,29 +65,6 @@ def test_a_level_is_off_by_at_most_a_thirty_second_of_a_power_of_two():
 def test_rows_far_below_the_largest_are_left_to_error_feedback():
     rows = torch.tensor([[1.0, 1.0], [2.0**-14, 2.0**-14], [2.0**-17, 2.0**-17]])
     assert sent(rows).tolist() == [[1.0, 1.0], [2.0**-14, 2.0**-14], [0.0, 0.0]]
-
-
-def test_golden_parts():
-    """These parts are the wire format; a change needs a new frame version."""
-    codes, peak, levels, steps = SignMag2().compress_one(torch.tensor([[1.0, -4.0, 4.0, -1.0, 1.0]])).parts
-    assert codes.tolist() == [0, 3, 1, 2, 0]
-    assert (peak.tolist(), levels.tolist(), steps.tolist()) == ([102], [240], [32])
-
-
-def with_part(place: int, value: int) -> Payload:
-    payload = SignMag2().compress_one(torch.randn(1, 8, generator=torch.Generator().manual_seed(0)))
-    parts = list(payload.parts)
-    parts[place] = torch.full_like(parts[place], value)
-    return Payload(payload.shape, tuple(parts))
-
-
-@pytest.mark.parametrize(
-    ("place", "value", "words"),
-    [(0, 4, "codes must be below 4"), (1, 228, "a peak is beyond float32"), (3, 255, "below zero")],
-)
-def test_codes_peaks_and_steps_out_of_range_are_refused(place, value, words):
-    with pytest.raises(PayloadError, match=words):
-        SignMag2().decompress_one(with_part(place, value))
 
 
 @pytest.mark.parametrize("peak", [0, 227])
@@ -173,31 +139,6 @@ def test_chunks_of_small_values_lose_nearly_everything_beside_chunks_of_large_on
     assert shares[SignMag2()] < 0.07
 
 
-def test_it_chains_behind_topk_with_one_grid_for_all_chunks_of_a_region():
-    layout = parse_compressor("topk(k=64, chunk=4096) >> sparseloco2").layout((128, 128))
-    assert [(spec.name, spec.shape) for spec in layout] == [("index", (4, 64)), ("codes", (256,)), ("levels", (4,))]
-
-
-def test_golden_bytes():
-    """These parts are the wire format; a change needs a new frame version."""
-    codes, levels = SparseLoCo2().compress_one(torch.tensor([-9.0, -1.0, 1.0, 2.0, 7.0])).parts
-    assert codes.tolist() == [1, 2, 2, 2, 3]
-    assert levels.tolist() == [0.0, -9.0, 0.6666666865348816, 7.0]
-
-
 def test_equal_values_and_a_single_one_arrive_exactly():
     for tensor in (torch.full((50,), 0.25), torch.tensor([-3.5])):
         assert torch.equal(SparseLoCo2().decompress_one(SparseLoCo2().compress_one(tensor)), tensor)
-
-
-@pytest.mark.parametrize("level", [float("inf"), float("nan")])
-def test_a_level_that_is_not_finite_is_refused(level):
-    parts = (torch.zeros(4, dtype=torch.uint8), torch.tensor([0.0, 0.0, 0.0, level]))
-    with pytest.raises(PayloadError, match="every level must be finite"):
-        SparseLoCo2().decompress_one(Payload((4,), parts))
-
-
-def test_a_code_beyond_2_bits_is_refused():
-    parts = (torch.tensor([0, 4], dtype=torch.uint8), torch.zeros(4))
-    with pytest.raises(PayloadError, match="codes must be below 4"):
-        SparseLoCo2().decompress_one(Payload((2,), parts))

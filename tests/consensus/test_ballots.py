@@ -2,47 +2,42 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 import pytest
 
-from decentral.consensus import chain
 from decentral.consensus import leader as leading
 from decentral.errors import PayloadError
 from decentral.wire import messages as m
-from tests.kit.machines import digest_of, finish_round, join_request, signer_of
+from tests.kit.machines import after_a_lost_tail, digest_of, finish_round, join_request, signer_of
 
 
 def test_each_round_is_led_by_the_peer_that_the_hash_chooses(make_swarm):
     swarm = make_swarm(4)
     leaders = set()
     for _ in range(30):
-        leaders.add(chain.leaders(swarm.hosts[swarm.members[0]].machine.head)[0])
+        leaders.add(swarm.leaders()[0])
         assert finish_round(swarm)
     assert leaders == set(swarm.members)
 
 
 @pytest.mark.parametrize("who", ["leader", "contributor"])
 def test_a_peer_restarted_from_its_disk_never_votes_twice_and_comes_back_into_step(make_swarm, who):
-    for n in range(40):
+    for n in range(30):
         swarm = make_swarm(3, seed=n)
-        order = chain.leaders(swarm.hosts[swarm.members[0]].machine.head)
+        order = swarm.leaders()
         victim = order[0] if who == "leader" else order[-1]
-
-        def crash(count: int, n: int = n, swarm=swarm, victim=victim) -> None:
-            if count == n + 1:
-                swarm.kill(victim)
-            elif count == n + 4:
-                swarm.restart(victim)
-
-        swarm.on_delivery = crash
+        swarm.at_delivery(
+            {n + 1: functools.partial(swarm.kill, victim), n + 4: functools.partial(swarm.restart, victim)}
+        )
         assert finish_round(swarm, 3), f"hang after a restart at delivery {n}"
         swarm.check_agreement()
 
 
 def test_a_leader_whose_record_cannot_be_written_says_so_and_the_next_one_leads(make_swarm, monkeypatch):
     swarm = make_swarm(4)
-    leader = chain.leaders(swarm.hosts[swarm.members[0]].machine.head)[0]
+    leader = swarm.leaders()[0]
     new_record = leading.new_record
 
     def made(state, *given):
@@ -59,21 +54,6 @@ def test_a_leader_whose_record_cannot_be_written_says_so_and_the_next_one_leads(
 
 def unsorted(record: m.Record | None) -> m.Record | None:
     return None if record is None else replace(record, members=record.members[::-1])
-
-
-def after_a_lost_tail(swarm) -> bytes:
-    """Two of three commit two rounds; then one is away and the other, returned here, forgets both, but not its vote."""
-    assert finish_round(swarm)
-    kept, cut, late = swarm.members
-    swarm.lose = lambda sender, to, message: late in (sender, to)
-    while min(swarm.rounds_done(kept), swarm.rounds_done(cut)) < 3:
-        swarm.offer_all()
-        assert swarm.run(lambda: not swarm.queue)
-        swarm.run(lambda: False, 1.0)
-    swarm.lose = lambda sender, to, message: kept in (sender, to)
-    swarm.hosts[cut].disk.log = swarm.hosts[cut].disk.log[:1]
-    swarm.restart(cut)
-    return cut
 
 
 def commits(swarm, peer: bytes) -> bool:
@@ -94,22 +74,22 @@ def test_a_peer_that_lost_its_last_commits_does_not_vote_in_their_rounds_again(m
     swarm.lose = lambda sender, to, message: False
     assert finish_round(swarm, 3)
     swarm.check_agreement()
-    assert not swarm.hosts[cut].machine.state.forgetful
+    assert not swarm.machine(cut).state.forgetful
 
 
 def test_what_everybody_forgot_can_be_committed_anew(make_swarm):
     swarm = make_swarm(3)
     cut = after_a_lost_tail(swarm)
-    swarm.hosts[cut].machine.state.forget()
+    swarm.machine(cut).state.forget()
     assert commits(swarm, cut)
 
 
 def test_a_vote_with_anothers_signature_is_refused(make_swarm):
     swarm = make_swarm(3)
-    leader = chain.leaders(swarm.genesis())[0]
+    leader = swarm.leaders()[0]
     a, b = (peer for peer in swarm.members if peer != leader)
     swarm.offer_all()
-    machine = swarm.hosts[leader].machine
+    machine = swarm.machine(leader)
     swarm.run(lambda: machine.state.leading is not None and machine.state.leading.proposal is not None)
     record = machine.state.leading.proposal.record
     signer = next(s for s in swarm.signers if s.peer == a)
@@ -131,7 +111,7 @@ def test_a_commit_without_a_majority_of_signatures_is_refused(make_swarm):
 
 def test_a_voter_that_restarts_still_has_the_frames_it_voted_for_when_their_owner_is_dead(make_swarm):
     swarm = make_swarm(3)
-    leader, owner, third = chain.leaders(swarm.genesis())
+    leader, owner, third = swarm.leaders()
     swarm.lose = lambda a, b, message: b == third and (isinstance(message, tuple | m.Proposal) or a == owner)
     swarm.offer(leader)
     swarm.offer(owner)
@@ -160,9 +140,9 @@ def test_a_round_that_restarts_at_a_high_ballot_does_not_wait_for_all_the_ballot
 def test_peers_that_restarted_at_different_ballots_agree_on_who_leads(make_swarm, stalled_for):
     """Each took the other's ballot for the one in charge for two minutes, and neither led."""
     swarm = make_swarm(4)
-    order = chain.leaders(swarm.hosts[swarm.members[0]].machine.head)
+    order = swarm.leaders()
     for peer, ballot in ((order[0], 67), (order[2], 65)):
-        swarm.hosts[peer].disk.acceptor = swarm.hosts[peer].machine.state.acceptor.promise(ballot).to_bytes()
+        swarm.hosts[peer].disk.acceptor = swarm.machine(peer).state.acceptor.promise(ballot).to_bytes()
         swarm.restart(peer)
     for peer in (order[1], order[3]):
         swarm.kill(peer)
@@ -176,7 +156,7 @@ def test_peers_that_restarted_at_different_ballots_agree_on_who_leads(make_swarm
 
 def test_a_ballot_with_a_flipped_bit_is_refused(make_swarm):
     swarm = make_swarm(3)
-    machine = swarm.hosts[swarm.members[0]].machine
+    machine = swarm.machine(swarm.members[0])
     ballot = next(n for n in range(1 << 29, (1 << 29) + 3) if machine.state.leader_of(n) == swarm.members[1])
     with pytest.raises(PayloadError, match="far above"):
         machine.receive(swarm.members[1], m.Prepare(0, 1, ballot), 0.0)
@@ -190,11 +170,11 @@ def test_a_ballot_with_a_flipped_bit_is_refused(make_swarm):
 
 def test_who_promised_a_ballot_accepts_nothing_of_a_lower_one(make_swarm):
     swarm = make_swarm(3)
-    first, second, voter = chain.leaders(swarm.hosts[swarm.members[0]].machine.head)
+    first, second, voter = swarm.leaders()
     swarm.offer_all()
-    swarm.run(lambda: swarm.hosts[first].machine.state.proposal is not None)
-    machine, (_, proposal) = swarm.hosts[voter].machine, swarm.hosts[first].machine.state.proposal
-    for frame, header in swarm.hosts[first].machine.state.held.items():
+    swarm.run(lambda: swarm.machine(first).state.proposal is not None)
+    machine, (_, proposal) = swarm.machine(voter), swarm.machine(first).state.proposal
+    for frame, header in swarm.machine(first).state.held.items():
         machine.hold(frame, header, swarm.now)
     assert machine.state.acceptor.accepted is None
     machine.unreachable(first, swarm.now)
@@ -206,7 +186,7 @@ def test_who_promised_a_ballot_accepts_nothing_of_a_lower_one(make_swarm):
 
 def test_a_new_leader_takes_what_may_be_chosen_from_the_promises_it_gets(make_swarm):
     swarm = make_swarm(3)
-    leader, successor, voter = chain.leaders(swarm.hosts[swarm.members[0]].machine.head)
+    leader, successor, voter = swarm.leaders()
     swarm.lose = lambda sender, to, message: successor in (sender, to)
     swarm.offer_all()
     assert swarm.run(lambda: swarm.rounds_done(leader) == 1)
@@ -226,7 +206,7 @@ def test_a_leader_that_restarts_in_its_ballot_proposes_what_it_proposed(make_swa
     for host, signer in zip(list(swarm.hosts.values()), swarm.signers, strict=True):
         host.disk.acceptor = host.machine.state.acceptor.promise(ballot).to_bytes()
         swarm.start(signer, host.disk)
-    leader = chain.leaders(swarm.genesis())[ballot % 2]
+    leader = swarm.leaders()[ballot % 2]
     proposed: list[m.Record] = []
     back = False
 
@@ -238,11 +218,11 @@ def test_a_leader_that_restarts_in_its_ballot_proposes_what_it_proposed(make_swa
     swarm.lose = lose
     swarm.offer_all()
     assert swarm.run(lambda: bool(proposed), limit=60)
-    assert swarm.hosts[leader].machine.state.acceptor.accepted_ballot == ballot
+    assert swarm.machine(leader).state.acceptor.accepted_ballot == ballot
     first, back = proposed[0], True
     swarm.restart(leader)
     asks = join_request(signer_of(99), first.round - 1, first.previous)
-    swarm.do(leader, swarm.hosts[leader].machine.receive(newcomer, asks, swarm.now))
+    swarm.do(leader, swarm.machine(leader).receive(newcomer, asks, swarm.now))
     swarm.offer_all()
     assert swarm.run(lambda: len(proposed) >= 2, limit=60)
     assert all(record == first for record in proposed), "one ballot, one record"
@@ -250,7 +230,7 @@ def test_a_leader_that_restarts_in_its_ballot_proposes_what_it_proposed(make_swa
 
 def test_a_leader_that_is_there_and_gets_nowhere_is_followed_by_the_next(make_swarm):
     swarm = make_swarm(3)
-    leader = chain.leaders(swarm.hosts[swarm.members[0]].machine.head)[0]
+    leader = swarm.leaders()[0]
     swarm.lose = lambda sender, to, message: sender == leader and isinstance(message, m.Proposal)
     assert finish_round(swarm, limit=60.0)
     swarm.check_agreement()

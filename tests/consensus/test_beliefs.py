@@ -15,8 +15,20 @@ from decentral.consensus.paxos import Acceptor, Ballot, Planned, Refusals, farew
 from decentral.consensus.round_state import Send
 from decentral.errors import PayloadError
 from decentral.wire import messages as m
-from tests.kit.chains import START, A, B, C, record
-from tests.kit.machines import digest_of, finish_round, join_request, proposal_of, ref, signer_of, vote_of
+from tests.kit.machines import (
+    START,
+    A,
+    B,
+    C,
+    digest_of,
+    finish_round,
+    join_request,
+    proposal_of,
+    record,
+    ref,
+    signer_of,
+    vote_of,
+)
 
 # ---- which of two branches ----
 
@@ -100,12 +112,12 @@ def test_a_record_is_refuted_by_one_more_than_it_takes_where_one_may_lie(n):
 
 def ready_leader(swarm):
     """A machine that leads a later ballot and has no promise but its own."""
-    first, leader, liar, *_ = chain.leaders(swarm.hosts[swarm.members[0]].machine.head)
+    first, leader, liar, *_ = swarm.leaders()
     swarm.kill(first)
     swarm.lose = lambda sender, to, message: isinstance(message, m.Promise)
     swarm.offer_all()
-    assert swarm.run(lambda: swarm.hosts[leader].machine.state.leading is not None)
-    return swarm.hosts[leader].machine, leader, liar, first
+    assert swarm.run(lambda: swarm.machine(leader).state.leading is not None)
+    return swarm.machine(leader), leader, liar, first
 
 
 @pytest.mark.parametrize("proposer", ["nobody", "the liar"])
@@ -132,8 +144,8 @@ def test_a_promise_that_another_peer_signed_is_refused(make_swarm):
 
 def test_a_proposal_that_its_leader_did_not_sign_gets_no_vote(make_swarm):
     swarm = make_swarm(3)
-    leader, voter, other = chain.leaders(swarm.genesis())
-    machine = swarm.hosts[voter].machine
+    leader, voter, other = swarm.leaders()
+    machine = swarm.machine(voter)
     made = replace(record(machine.head, {}, swarm.members), members=swarm.members, base=machine.head.anchor)
     with pytest.raises(PayloadError, match="did not sign it"):
         machine.receive(leader, m.Proposal(0, made, vote_of(swarm.signer(other), 0, made)), swarm.now)
@@ -163,8 +175,8 @@ def test_a_commit_in_a_journal_of_before_farewells_is_read():
 def test_a_prepare_waits_for_its_turn_and_one_that_another_backs_does_not(make_swarm):
     for shown in (False, True):
         swarm = make_swarm(4)
-        leaders = chain.leaders(swarm.genesis())
-        voter, liar, backer = (swarm.hosts[leaders[0]].machine, leaders[1], leaders[2])
+        leaders = swarm.leaders()
+        voter, liar, backer = (swarm.machine(leaders[0]), leaders[1], leaders[2])
         backing = promise(Acceptor(1, 1), START.run, 0, 1, swarm.signer(backer))
         statement = m.Shown(backer, 0, 1, -1, bytes(32), backing.signature)
         voter.receive(liar, m.Prepare(0, 1, 1, (statement,) if shown else ()), 0.0)
@@ -175,8 +187,8 @@ def test_a_prepare_that_shows_promises_of_another_round_waits_for_its_turn(make_
     """A promise for a ballot, once given, would back every later question for that ballot, in any round."""
     swarm = make_swarm(4)
     assert finish_round(swarm)
-    order = chain.leaders(swarm.hosts[swarm.members[0]].machine.head)
-    voter, liar, backer = (swarm.hosts[order[0]].machine, order[1], order[2])
+    order = swarm.leaders()
+    voter, liar, backer = (swarm.machine(order[0]), order[1], order[2])
     given = promise(Acceptor(1, 1), START.run, 0, 1, swarm.signer(backer))
     old = m.Shown(backer, 0, 1, -1, bytes(32), given.signature)
     voter.receive(liar, m.Prepare(0, 2, 1, (old,)), swarm.now)
@@ -186,8 +198,8 @@ def test_a_prepare_that_shows_promises_of_another_round_waits_for_its_turn(make_
 def test_a_voter_of_a_higher_ballot_shows_its_promise_to_the_leader_of_a_lower_one(make_swarm):
     """It votes for nothing there, but its word may be what shows that a lone record was not chosen."""
     swarm = make_swarm(3)
-    order = chain.leaders(swarm.genesis())
-    ahead, leader = swarm.hosts[order[0]].machine, order[1]
+    order = swarm.leaders()
+    ahead, leader = swarm.machine(order[0]), order[1]
     ahead.state.become(Acceptor(1, 6))
     effects = ahead.receive(leader, m.Prepare(0, 1, 1), 0.2)
     (shown,) = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, m.Promise)]
@@ -206,7 +218,7 @@ def test_a_voter_of_a_higher_ballot_shows_its_promise_to_the_leader_of_a_lower_o
 def test_who_comes_back_votes_when_all_members_have_answered_or_after_a_lease(make_swarm):
     swarm = make_swarm(3)
     me, one, other = swarm.members
-    machine = swarm.hosts[me].machine
+    machine = swarm.machine(me)
     machine.listen_first(0.0, excused=False)
     machine.state.returning.note_answer(one)
     machine.tick(1.0)
@@ -221,66 +233,67 @@ def test_who_comes_back_votes_when_all_members_have_answered_or_after_a_lease(ma
     assert machine.state.may_vote
 
 
-def alone(swarm, peer: bytes) -> m.Commit:
+def alone(swarm, peer: bytes, head: chain.Head | None = None, final: bool = False) -> m.Commit:
     """A record that drops all others, by the one vote that counts for it."""
-    head = swarm.genesis()
-    made = replace(record(head, {}, (peer,)), members=head.members, base=head.anchor)
+    head = head or swarm.genesis()
+    made = replace(record(head, {}, (peer,)), members=head.members, base=head.anchor, final=final)
     return m.Commit(made, m.Certificate(0, ((peer, vote_of(swarm.signer(peer), 0, made)),)))
 
 
-def test_one_vote_that_drops_all_others_is_taken_by_who_was_away_and_by_nobody_else(make_swarm):
-    for excused in (False, True):
-        swarm = make_swarm(3)
-        me, _, loner = swarm.members
-        machine = swarm.hosts[me].machine
-        machine.listen_first(0.0, excused=excused)
-        machine.receive(loner, alone(swarm, loner), 0.0)
-        assert machine.head.round == (1 if excused else 0)
+def is_away(machine, other, loner):
+    machine.listen_first(0.0, excused=True)
 
 
-def test_it_is_taken_by_who_has_given_up_the_others_itself(make_swarm):
-    swarm = make_swarm(3)
-    me, other, loner = swarm.members
-    machine = swarm.hosts[me].machine
+def is_there(machine, other, loner):
+    machine.listen_first(0.0, excused=False)
+
+
+def gave_up_the_others(machine, other, loner):
     machine.liveness(frozenset({other}), frozenset({other}), 0.0, missed=frozenset({other}))
-    machine.receive(loner, alone(swarm, loner), 0.0)
-    assert machine.head.round == 1
 
 
-@pytest.mark.parametrize(("here", "taken"), [(True, False), (False, True)])
-def test_it_is_taken_by_who_is_no_member_where_nobody_is_here_that_it_drops(make_swarm, here, taken):
+def is_no_member(machine, other, loner, *here):
     """It has no chain of its own to go on with; but a newcomer was taken to the end of its run by one vote."""
-    swarm = make_swarm(4)
-    me, other, third, loner = swarm.members
-    machine = swarm.hosts[me].machine
-    left = replace(machine.head, members=(other, third, loner))
-    machine.state.head = left
-    machine.liveness(frozenset(), frozenset(), 0.0, known=frozenset({other, loner} if here else {loner}))
-    made = replace(record(left, {}, (loner,)), members=left.members, base=left.anchor)
-    vote = vote_of(swarm.signer(loner), 0, made)
-    machine.receive(loner, m.Commit(made, m.Certificate(0, ((loner, vote),))), 0.0)
-    assert (machine.head.round == 1) is taken
+    machine.state.head = replace(machine.head, members=tuple(sorted((other, loner))))
+    machine.liveness(frozenset(), frozenset(), 0.0, known=frozenset({loner, *here}))
 
 
-def test_no_record_that_gives_up_a_majority_ends_a_run_before_its_terms_do(make_swarm):
+def is_no_member_beside_another(machine, other, loner):
+    is_no_member(machine, other, loner, other)
+
+
+def voted_where_it_stands(machine, other, loner):
+    machine.state.remembered = Acceptor(1)
+
+
+def voted_later(machine, other, loner):
+    """In rounds that its disk forgot, in which it cannot know whom it gave up: five met, and two that had lost rounds
+    held on to others for ever.
+    """
+    machine.state.remembered = Acceptor(3)
+
+
+@pytest.mark.parametrize(
+    ("situation", "final", "taken"),
+    [
+        (is_away, False, True),
+        (is_there, False, False),
+        (gave_up_the_others, False, True),
+        (gave_up_the_others, True, False),  # that no such record ends the run before its terms do
+        (is_no_member, False, True),
+        (is_no_member_beside_another, False, False),
+        (voted_later, False, True),
+        (voted_where_it_stands, False, False),
+    ],
+)
+def test_one_vote_that_drops_all_others_is_taken_by_who_cannot_know_better_and_by_nobody_else(
+    make_swarm, situation, final, taken
+):
     swarm = make_swarm(3)
     me, other, loner = swarm.members
-    machine = swarm.hosts[me].machine
-    machine.liveness(frozenset({other}), frozenset({other}), 0.0, missed=frozenset({other}))
-    made = replace(alone(swarm, loner).record, final=True)
-    vote = vote_of(swarm.signer(loner), 0, made)
-    machine.receive(loner, m.Commit(made, m.Certificate(0, ((loner, vote),))), 0.0)
-    assert machine.head.round == 0
-
-
-@pytest.mark.parametrize(("voted_in", "taken"), [(1, False), (3, True)])
-def test_it_is_taken_by_who_voted_in_later_rounds_that_its_disk_forgot(make_swarm, voted_in, taken):
-    """It cannot know whom it gave up in them: five met, and two that had lost rounds held on to others for ever."""
-    swarm = make_swarm(3)
-    me, _, loner = swarm.members
-    machine = swarm.hosts[me].machine
-    machine.state.remembered = Acceptor(voted_in)
-    machine.receive(loner, alone(swarm, loner), 0.0)
+    machine = swarm.machine(me)
+    situation(machine, other, loner)
+    machine.receive(loner, alone(swarm, loner, machine.head, final), 0.0)
     assert (machine.head.round == 1) is taken
 
 
@@ -288,7 +301,7 @@ def test_it_is_taken_by_who_voted_in_later_rounds_that_its_disk_forgot(make_swar
 def test_a_farewell_that_a_commit_shows_counts_until_its_peer_offers_again(make_swarm, since):
     swarm = make_swarm(3)
     me, left, loner = swarm.members
-    machine = swarm.hosts[me].machine
+    machine = swarm.machine(me)
     said = farewell(Acceptor(1), START.run, 0, swarm.signer(left))
     shown = m.Shown(left, 0, 1, -1, bytes(32), said.signature)
     if since == "an offer":
@@ -319,15 +332,15 @@ def test_one_refusal_stops_nothing_and_so_many_that_no_majority_is_left_end_the_
 
 def test_a_member_that_is_heard_is_not_dropped_because_the_leader_says_so(make_swarm):
     swarm = make_swarm(3)
-    leader, _, other = chain.leaders(swarm.genesis())
-    swarm.hosts[leader].machine.liveness(frozenset({other}), frozenset(), 0.0)
+    leader, _, other = swarm.leaders()
+    swarm.machine(leader).liveness(frozenset({other}), frozenset(), 0.0)
     assert finish_round(swarm, 2)
     assert all(other in host.machine.head.members for host in swarm.hosts.values())
 
 
 def test_newcomers_of_whom_nobody_has_heard_are_let_in_one_at_a_time(make_swarm):
     swarm = make_swarm(3)
-    machine = swarm.hosts[swarm.members[0]].machine
+    machine = swarm.machine(swarm.members[0])
     invented = [signer_of(500 + n) for n in range(3)]
     for count in (1, 2, 3):
         joined = invented[:count]
@@ -351,7 +364,7 @@ def peer(asked: m.Asked) -> bytes:
 
 def test_the_run_ends_when_its_terms_say_so_and_not_before(make_swarm):
     swarm = make_swarm(3, rounds=2)
-    machine = swarm.hosts[swarm.members[0]].machine
+    machine = swarm.machine(swarm.members[0])
     given = {"members": swarm.members, "base": machine.head.anchor, "next_members": swarm.members}
     first = replace(record(machine.head, {}), **given, frames=(ref(swarm.members[0], digest_of("f")),))
     for outer_step, final, right in ((0, False, True), (0, True, False), (1, True, True), (1, False, False)):

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from decentral.consensus import chain
 from decentral.errors import PayloadError
 from decentral.wire import messages as m
 from decentral.wire.frames import FrameKind, claims_of
@@ -40,19 +39,26 @@ def two_rounds(make_swarm, **terms):
 
 
 @LIES
-def test_a_record_that_says_of_a_frame_what_its_sender_did_not_sign_is_refused(make_swarm, lie):
+@pytest.mark.parametrize("is_here", [True, False])
+def test_a_record_that_says_of_a_frame_what_its_sender_did_not_sign_gets_no_vote(make_swarm, lie, is_here):
+    """Nor does the frame bring one that comes after it."""
     swarm = two_rounds(make_swarm)
     leader, proposal = proposed(swarm)
     first, *rest = proposal.record.frames
-    false = proposal_of(
-        swarm.signer(leader), proposal.ballot, replace(proposal.record, frames=(replace(first, **lie), *rest))
-    )
-    voter = swarm.hosts[next(peer for peer in swarm.members if peer != leader)].machine
-    with pytest.raises(PayloadError, match="what it did not sign"):
-        voter.receive(leader, false, swarm.now)
+    lied = replace(proposal.record, frames=(replace(first, **lie), *rest))
+    false = proposal_of(swarm.signer(leader), proposal.ballot, lied)
+    voter = swarm.machine(next(peer for peer in swarm.members if peer not in (leader, first.peer)))
+    if is_here:
+        with pytest.raises(PayloadError, match="what it did not sign"):
+            voter.receive(leader, false, swarm.now)
+        assert voter.state.acceptor.accepted is None
+        voter.receive(leader, proposal, swarm.now)
+        assert voter.state.acceptor.accepted == proposal.record
+        return
+    header = voter.state.held.pop(first.frame)
+    voter.receive(leader, false, swarm.now)
+    voter.hold(first.frame, header, swarm.now)
     assert voter.state.acceptor.accepted is None
-    voter.receive(leader, proposal, swarm.now)
-    assert voter.state.acceptor.accepted == proposal.record
 
 
 @pytest.mark.parametrize("fragment", [1, 77, 2**32 - 1])
@@ -60,41 +66,26 @@ def test_a_record_of_a_fragment_whose_turn_it_is_not_gets_no_vote(make_swarm, fr
     swarm = two_rounds(make_swarm)
     leader, proposal = proposed(swarm)
     false = proposal_of(swarm.signer(leader), proposal.ballot, replace(proposal.record, fragment=fragment))
-    voter = swarm.hosts[next(peer for peer in swarm.members if peer != leader)].machine
+    voter = swarm.machine(next(peer for peer in swarm.members if peer != leader))
     with pytest.raises(PayloadError, match=rf"fragment {fragment} in step {proposal.record.outer_step}: not its turn"):
         voter.receive(leader, false, swarm.now)
-    assert voter.state.acceptor.accepted is None
-
-
-@LIES
-def test_a_frame_that_comes_after_a_record_that_lies_about_it_brings_no_vote(make_swarm, lie):
-    swarm = two_rounds(make_swarm)
-    leader, proposal = proposed(swarm)
-    first, *rest = proposal.record.frames
-    false = proposal_of(
-        swarm.signer(leader), proposal.ballot, replace(proposal.record, frames=(replace(first, **lie), *rest))
-    )
-    voter = swarm.hosts[next(peer for peer in swarm.members if peer not in (leader, first.peer))].machine
-    header = voter.state.held.pop(first.frame)
-    voter.receive(leader, false, swarm.now)
-    voter.hold(first.frame, header, swarm.now)
     assert voter.state.acceptor.accepted is None
 
 
 def test_an_offer_that_says_another_thing_than_its_frame_is_left_out_and_the_round_goes_on(make_swarm):
     """A sender that tells the peers different summaries would else have nobody vote for anything."""
     swarm = two_rounds(make_swarm)
-    liar = chain.leaders(swarm.hosts[swarm.members[0]].machine.head)[-1]
-    head = swarm.hosts[liar].machine.head
+    liar = swarm.leaders()[-1]
+    head = swarm.machine(liar).head
     frame = digest_of("two-faced")
     header = replace(swarm.header(FrameKind.CONTRIBUTION, liar, head), claims=claims_of(head.outer_step, b"signed"))
     offer = m.Offer(head.epoch, head.round + 1, 0, head.anchor, frame, 100, 5, 50, head.outer_step, b"told")
     for host in swarm.hosts.values():
         host.frames[frame] = header
     for peer in swarm.members:
-        swarm.do(peer, swarm.hosts[peer].machine.hold(frame, header, swarm.now))
+        swarm.do(peer, swarm.machine(peer).hold(frame, header, swarm.now))
         if peer != liar:
-            swarm.do(peer, swarm.hosts[peer].machine.receive(liar, offer, swarm.now))
+            swarm.do(peer, swarm.machine(peer).receive(liar, offer, swarm.now))
     others = [peer for peer in swarm.members if peer != liar]
     for peer in others:
         swarm.offer(peer)
@@ -116,7 +107,7 @@ def test_a_peer_of_which_a_reduce_says_what_it_did_not_offer_takes_no_part_in_it
         if said_in == "plan"
         else proposal_of(swarm.signer(leader), proposal.ballot, replace(record, contributors=false))
     )
-    voter = swarm.hosts[mine].machine
+    voter = swarm.machine(mine)
     with pytest.raises(PayloadError, match="what it did not offer"):
         voter.receive(leader, told, swarm.now)
     assert voter.state.acceptor.accepted is None

@@ -6,18 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from decentral.consensus import chain
 from decentral.consensus.paxos import Acceptor, farewell
 from decentral.errors import PayloadError
 from decentral.wire import messages as m
-from tests.consensus.test_ballots import after_a_lost_tail
-from tests.kit.machines import finish_round, vote_of
+from tests.kit.machines import after_a_lost_tail, finish_round, vote_of
 
 
 def say_farewell(swarm, leavers) -> None:
     """Their farewells are on their way, in any order with what they said before."""
     for leaver in leavers:
-        farewell = swarm.hosts[leaver].machine.leave()
+        farewell = swarm.machine(leaver).leave()
         swarm.queue += [(leaver, peer, farewell) for peer in swarm.members if peer != leaver]
 
 
@@ -51,11 +49,11 @@ def test_whoever_is_left_decides_what_those_who_left_had_chosen(make_swarm, num_
 
 def test_a_peer_that_said_farewell_votes_no_more_until_it_stays(make_swarm):
     swarm = make_swarm(3)
-    leaver = chain.leaders(swarm.hosts[swarm.members[0]].machine.head)[-1]
+    leaver = swarm.leaders()[-1]
     swarm.leave(leaver, to=[])
     swarm.offer_all()
     assert finish_round(swarm, 1)
-    machine = swarm.hosts[leaver].machine
+    machine = swarm.machine(leaver)
     voters = {voter for voter, _ in swarm.hosts[swarm.members[0]].disk.log[0].certificate.votes}
     assert leaver not in voters
     assert machine.state.acceptor.accepted is None
@@ -68,7 +66,7 @@ def test_a_peer_that_said_farewell_votes_no_more_until_it_stays(make_swarm):
 def test_a_peer_that_left_answers_the_leader_of_a_later_ballot_with_its_farewell(make_swarm):
     swarm = make_swarm(3)
     leaver, other = swarm.members[:2]
-    machine = swarm.hosts[leaver].machine
+    machine = swarm.machine(leaver)
     said = machine.leave()
     ballot = next(b for b in range(1, 4) if machine.state.leader_of(b) == other)
     effects = machine.receive(other, m.Prepare(0, 1, ballot), 0.0)
@@ -77,10 +75,10 @@ def test_a_peer_that_left_answers_the_leader_of_a_later_ballot_with_its_farewell
 
 def test_a_record_whose_frames_left_with_their_owner_stalls_nobody_who_knows_that_it_was_not_chosen(make_swarm):
     swarm = make_swarm(3)
-    leader, owner, stays = chain.leaders(swarm.hosts[swarm.members[0]].machine.head)
+    leader, owner, stays = swarm.leaders()
     swarm.lose = lambda sender, to, message: to == stays
     swarm.offer_all()
-    assert swarm.run(lambda: swarm.hosts[leader].machine.state.acceptor.accepted is not None)
+    assert swarm.run(lambda: swarm.machine(leader).state.acceptor.accepted is not None)
     swarm.queue.clear()
     swarm.lose = lambda sender, to, message: False
     for leaver in (leader, owner):
@@ -111,9 +109,9 @@ def test_who_is_behind_does_not_decide_without_those_who_left_from_a_later_round
 def test_who_voted_in_a_later_round_than_that_of_its_farewell_is_back_though_it_said_nothing_here(make_swarm):
     swarm = make_swarm(3)
     stays, leaver, away = swarm.members
-    presence = swarm.hosts[away].machine.state.presence
+    presence = swarm.machine(away).state.presence
     swarm.leave(leaver, to=[away])
-    swarm.hosts[leaver].machine.stay()
+    swarm.machine(leaver).stay()
     swarm.lose = lambda sender, to, message: away in (sender, to)
     for rounds in (1, 2):
         while min(swarm.rounds_done(peer) for peer in (stays, leaver)) < rounds:
@@ -124,7 +122,7 @@ def test_who_voted_in_a_later_round_than_that_of_its_farewell_is_back_though_it_
         assert swarm.rounds_done(away) == rounds
         assert leaver in {voter for voter, _ in swarm.hosts[away].disk.log[-1].certificate.votes}
         assert (leaver in presence.leaving) == (rounds == 1), "a vote in the same round may be older than the farewell"
-    assert swarm.hosts[away].machine.state.farewells.votes(3, but=()) == {}
+    assert swarm.machine(away).state.farewells.votes(3, but=()) == {}
 
 
 def test_a_farewell_whose_vote_another_peer_signed_is_refused(make_swarm):
@@ -132,7 +130,7 @@ def test_a_farewell_whose_vote_another_peer_signed_is_refused(make_swarm):
     assert finish_round(swarm, 1)
     one, other, third = swarm.members
     record = swarm.hosts[one].disk.log[0].record
-    machine = swarm.hosts[one].machine
+    machine = swarm.machine(one)
     voted = Acceptor(1, 0, 0, record, vote_of(swarm.signer(machine.state.leader_of(0)), 0, record))
     said = farewell(voted, record.run, record.epoch, swarm.signer(other))
     for forged in (
@@ -153,7 +151,7 @@ def test_a_farewell_binds_its_own_round_and_says_nothing_of_an_earlier_one(make_
     one, other, _ = swarm.members
     record = swarm.hosts[one].disk.log[1].record
     voted = Acceptor(2, 0, 0, record, bytes(64))
-    farewells = swarm.hosts[one].machine.state.farewells
+    farewells = swarm.machine(one).state.farewells
     farewells.take(other, farewell(voted, record.run, record.epoch, swarm.signer(other)))
     assert farewells.votes(1, but=()) == {}
     assert farewells.votes(2, but=()) == {other: (0, record)}
@@ -173,7 +171,7 @@ def test_a_farewell_of_nothing_has_no_ballot_and_no_vote(broken):
 
 def test_a_peer_whose_disk_forgot_rounds_does_not_deny_how_it_voted_in_them(make_swarm):
     swarm = make_swarm(3)
-    machine = swarm.hosts[after_a_lost_tail(swarm)].machine
+    machine = swarm.machine(after_a_lost_tail(swarm))
     said = machine.leave()
     assert machine.state.forgetful
     assert said.round > machine.head.round + 1
@@ -183,11 +181,11 @@ def test_a_peer_whose_disk_forgot_rounds_does_not_deny_how_it_voted_in_them(make
 def test_who_left_and_is_back_in_the_same_round_is_asked_for_the_frames_of_what_it_accepted(make_swarm):
     """The third may have accepted it, too, and is gone: so it may be chosen and must be carried on."""
     swarm = make_swarm(3)
-    leader, stays, gone = chain.leaders(swarm.hosts[swarm.members[0]].machine.head)
+    leader, stays, gone = swarm.leaders()
     swarm.kill(gone)
     swarm.lose = lambda sender, to, message: True
     swarm.offer(leader)
-    assert swarm.run(lambda: swarm.hosts[leader].machine.state.acceptor.accepted is not None and not swarm.queue)
+    assert swarm.run(lambda: swarm.machine(leader).state.acceptor.accepted is not None and not swarm.queue)
     swarm.lose_leases(gone=True)
     swarm.leave(leader, to=[stays])
     swarm.restart(leader)
@@ -195,4 +193,4 @@ def test_who_left_and_is_back_in_the_same_round_is_asked_for_the_frames_of_what_
     swarm.lose = lambda sender, to, message: False
     swarm.asks_again = True
     assert finish_round(swarm, 2, limit=60.0)
-    assert set(swarm.hosts[stays].machine.head.members) >= {leader, stays}
+    assert set(swarm.machine(stays).head.members) >= {leader, stays}

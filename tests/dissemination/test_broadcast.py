@@ -6,7 +6,7 @@ import random
 
 import anyio
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from decentral.dissemination.broadcast import PIECED, SURE, Deliveries, Line, Lines, Passing, Spread, spread, thin_last
@@ -164,6 +164,7 @@ def test_thin_peers_are_asked_last_and_the_rest_in_their_order():
     st.lists(st.tuples(st.floats(1.0, 1e6), st.booleans()), min_size=2, max_size=8),
     st.integers(0, 7),
 )
+@example(1000, [(1.0, True), (10.0, False), (1.0, True)], 0)  # the only one that passes on has nothing to spare
 def test_how_long_a_frame_takes_follows_from_how_it_is_sent(nbytes, drawn, me):
     lines = [Line(rate, passes_on=passes_on) for rate, passes_on in drawn]
     me %= len(lines)

@@ -77,52 +77,28 @@ def keys(method: OuterMethod) -> str:
     return ", ".join(f"`{names[field.name]}` {spelled(field.default)}" for field in fields)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_method_has_a_heading_on_exactly_one_page(name: str):
-    assert len([heading for page in PAGES.values() for heading in headings(page) if heading == name]) == 1
-
-
-def test_no_page_has_a_method_that_is_not_there():
+def test_every_method_has_a_heading_on_exactly_one_page_and_no_page_one_that_is_not_there():
     assert sorted(name for page in PAGES.values() for name in headings(page)) == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_table_of_its_page_says_what_a_method_sends_keeps_and_costs(name: str):
-    assert row(name) in PAGES[home(name)].splitlines()
-
-
-@pytest.mark.parametrize("stem", PAGES)
-def test_the_table_of_a_page_has_its_methods_in_their_order_and_no_other(stem: str):
-    assert re.findall(r"^\| \[`(\w+)`\]", PAGES[stem], flags=re.MULTILINE) == headings(PAGES[stem])
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_method_has_its_equation_its_keys_with_their_defaults_and_its_source(name: str):
+def test_what_its_page_says_of_a_method_is_so(name: str):
+    """The row of the table, the equation, the keys with their defaults, the source, and every aspect in its order."""
     method, text = make_outer(name, {}), section(name)
+    assert row(name) in PAGES[home(name)].splitlines()
     assert method.equation in text
     assert f"- *Keys*: {keys(method)}." in text
     assert method.source.rsplit(", ", 1)[1] in text
     assert f"[`{type(method).__module__.rsplit('.', 1)[1]}.py`]" in text
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_method_says_when_it_is_for_when_not_what_it_costs_and_what_goes_wrong(name: str):
-    assert tuple(re.findall(r"- \*([A-Z][a-z ]+)\*:", section(name))) == ASPECTS
+    assert tuple(re.findall(r"- \*([A-Z][a-z ]+)\*:", text)) == ASPECTS
+    assert (method.topology == "pair") == (home(name) == "gossip"), "pairs meet on the page of gossip alone"
+    (target,) = re.findall(rf"^\| `{name}` \| \[[\w -]+\]\(([^)]*)\)", CHOOSER, flags=re.MULTILINE)
+    assert target == f"methods/{home(name)}.md#{name}", "the chooser leads there"
 
 
 @pytest.mark.parametrize("stem", PAGES)
-def test_a_page_ends_with_what_was_measured_of_each_of_its_methods(stem: str):
+def test_a_page_has_a_row_for_each_of_its_methods_in_their_order_and_ends_with_what_was_measured(stem: str):
+    assert re.findall(r"^\| \[`(\w+)`\]", PAGES[stem], flags=re.MULTILINE) == headings(PAGES[stem])
     last = PAGES[stem].split("\n## ")[-1]
     assert last.startswith("Measured\n")
     assert [name for name in headings(PAGES[stem]) if f"`{name}`" not in last] == []
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_pairs_meet_on_the_page_of_gossip_alone(name: str):
-    assert (make_outer(name, {}).topology == "pair") == (home(name) == "gossip")
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_chooser_leads_to_the_place_of_a_method(name: str):
-    (target,) = re.findall(rf"^\| `{name}` \| \[[\w -]+\]\(([^)]*)\)", CHOOSER, flags=re.MULTILINE)
-    assert target == f"methods/{home(name)}.md#{name}"

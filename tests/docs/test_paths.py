@@ -43,11 +43,7 @@ def says(module: Path, name: str) -> bool:
 def test_every_file_that_a_page_names_is_there(page: Path):
     text = page.read_text(encoding="utf-8")
     assert [name for name in sorted(named(text)) if not (is_there(name) or EXAMPLE.fullmatch(name))] == []
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_module_that_a_page_names_without_its_folder_is_there(page: Path):
-    short = re.findall(r"`((?:[a-z_0-9]+/)?[a-z_0-9]+\.py)`", page.read_text(encoding="utf-8"))
+    short = re.findall(r"`((?:[a-z_0-9]+/)?[a-z_0-9]+\.py)`", text)
     assert [name for name in short if not any(f"/{name}" in path.as_posix() for path in SOURCES)] == []
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import inspect
 import json
 import re
@@ -11,7 +12,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import FunctionType
-from typing import Any
 
 import pytest
 
@@ -70,17 +70,20 @@ def test_the_pages_and_the_examples_are_read() -> None:
     }
 
 
-@pytest.mark.parametrize(("where", "module", "name"), USED)
-def test_what_a_snippet_takes_is_public_and_on_the_reference_page(where: str, module: str, name: str) -> None:
-    if module == "decentral":
-        assert name in decentral.__all__
-        assert name in errors.__all__ or re.search(rf"^::: decentral\.[\w.]*\b{name}$", names.page(), re.MULTILINE)
-    elif module in CALLBACKS:
-        assert name == "DecentralCallback"
-        assert f"\n::: {module}.{name}\n" in names.page()
-    else:
-        assert name in names.OF_METHODS[module]
-        assert f"\n::: {module}.{name}\n" in names.page()
+def test_what_a_snippet_takes_is_public_and_on_the_reference_page() -> None:
+    page = names.page()
+    shown = {
+        "decentral": decentral.__all__,
+        **{module: ["DecentralCallback"] for module in CALLBACKS},
+        **names.OF_METHODS,
+    }
+    for where, module, name in USED:
+        assert name in shown[module], where
+        if module == "decentral":
+            listed = name in errors.__all__ or re.search(rf"^::: decentral\.[\w.]*\b{name}$", page, re.MULTILINE)
+            assert listed, f"{where}: {name}"
+        else:
+            assert f"\n::: {module}.{name}\n" in page, where
 
 
 def test_what_a_sentence_of_the_pages_calls_is_public() -> None:
@@ -89,10 +92,9 @@ def test_what_a_sentence_of_the_pages_calls_is_public() -> None:
     assert called <= set(decentral.__all__)
 
 
-@pytest.mark.parametrize("module", names.OF_METHODS)
-def test_what_is_shown_for_own_methods_is_public_in_its_module(module: str) -> None:
-    found = __import__(module, fromlist=["_"])
-    assert set(names.OF_METHODS[module]) <= set(found.__all__)
+def test_what_is_shown_for_own_methods_is_public_in_its_module() -> None:
+    for module, shown in names.OF_METHODS.items():
+        assert set(shown) <= set(importlib.import_module(module).__all__)
 
 
 # ---- types ----
@@ -130,18 +132,12 @@ ANY |= {f"transformers.DecentralCallback.{name}" for name in ("state", "from_sta
 ANY |= {f"lightning.DecentralCallback.{name}" for name in ("state_dict", "load_state_dict", "on_save_checkpoint")}
 
 
-CALLED = sorted(called(), key=lambda one: one[0])
-
-
-@pytest.mark.parametrize(("name", "function"), CALLED, ids=[name for name, _ in CALLED])
-def test_what_people_call_says_what_it_takes(name: str, function: FunctionType) -> None:
-    if name in ANY:
-        return
-    for argument, annotation in function.__annotations__.items():
-        assert not loose(annotation, function), f"{name}: {argument}: {annotation}"
-    signature = inspect.signature(function)
-    untyped = [one for one in signature.parameters if one not in (*function.__annotations__, "self", "cls")]
-    assert not untyped
+def test_what_people_call_says_what_it_takes() -> None:
+    for name, function in sorted(called(), key=lambda one: one[0]):
+        typed = (*function.__annotations__, "self", "cls")
+        assert [one for one in inspect.signature(function).parameters if one not in typed] == [], name
+        for argument, annotation in function.__annotations__.items():
+            assert name in ANY or not loose(annotation, function), f"{name}: {argument}: {annotation}"
 
 
 def loose(annotation: object, function: FunctionType) -> bool:
@@ -219,13 +215,9 @@ def test_a_users_loop_is_typed(tmp_path: Path) -> None:
     assert re.findall(r"script.py:(\d+): error", said) == wrong, said
 
 
-def test_a_name_that_is_not_there_is_an_attribute_error_at_run_time() -> None:
+def test_every_public_name_is_there_and_no_other() -> None:
+    for name in decentral.__all__:
+        assert getattr(decentral, name) is not None
+        assert name in dir(decentral)
     with pytest.raises(AttributeError, match="jion"):
         getattr(decentral, "jion")  # noqa: B009
-
-
-def test_every_public_name_is_there() -> None:
-    for name in decentral.__all__:
-        value: Any = getattr(decentral, name)
-        assert value is not None
-        assert name in dir(decentral)

@@ -101,7 +101,7 @@ def test_every_metric_of_a_training_job_is_there() -> None:
     """Keywords where rows are written, and what a peer's progress adds to those of rounds."""
     rows = dict(re.findall(r"^\| `(inner|outer)` \| ([^|]+) \|", METRICS, flags=re.MULTILINE))
     written: dict[str, set[str]] = {"inner": set(), "outer": set()}
-    for path in ("decentral/cli/train.py", "decentral/cli/train.py"):
+    for path in ("decentral/cli/train.py",):
         tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in written:

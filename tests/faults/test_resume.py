@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,29 +42,23 @@ def run_until(forks: Forks) -> RunUntil:
 
 
 @pytest.mark.parametrize("preset", ["sparseloco", pytest.param("diloco", marks=pytest.mark.long)])
-def test_a_peer_killed_between_checkpoints_resumes_at_the_digest_of_its_last_commit(run_until, tmp_path, preset):
-    first = run_until(tmp_path, preset, 7, 1000)
-    last = first[-1]
-    again = run_until(tmp_path, preset, None, last["round"] + 2)
-    began = again[0]
-    digests = {said["round"]: said["digest"] for said in first}
-    assert began["round"] >= last["round"], "a durable commit was lost"
-    if began["round"] in digests:
-        assert began["digest"] == digests[began["round"]]
-    assert 0 < began["steps"] <= last["steps"]
-    assert again[-1]["round"] == last["round"] + 2
-
-
-def test_a_corrupted_newest_checkpoint_is_passed_over_and_the_digest_is_still_reached(run_until, tmp_path):
-    first = run_until(tmp_path, "sparseloco", 11, 1000)
-    newest = sorted((tmp_path / "checkpoints").iterdir())[-1] / "tensors.safetensors"
+def test_a_peer_killed_between_checkpoints_resumes_at_the_digest_of_its_last_commit_even_by_an_older_checkpoint(
+    run_until, tmp_path, preset
+):
+    """Once from what it left, and once where the newest checkpoint is corrupted, which is passed over."""
+    killed, corrupted = tmp_path / "killed", tmp_path / "corrupted"
+    said = run_until(killed, preset, 11, 1000)
+    last, digests = said[-1], {one["round"]: one["digest"] for one in said}
+    shutil.copytree(killed, corrupted, ignore=shutil.ignore_patterns("*.sock", "*.lock"))
+    newest = sorted((corrupted / "checkpoints").iterdir())[-1] / "tensors.safetensors"
     data = bytearray(newest.read_bytes())
     data[len(data) // 2] ^= 1
     newest.write_bytes(bytes(data))
-    began = run_until(tmp_path, "sparseloco", 0, 1000)[0]
-    digests = {said["round"]: said["digest"] for said in first}
-    assert began["round"] >= first[-1]["round"]
-    if began["round"] in digests:
-        assert began["digest"] == digests[began["round"]]
-    events = (tmp_path / "events.jsonl").read_text()
-    assert "checkpoint_passed_over" in events
+    for folder, kill_at in ((killed, None), (corrupted, 0)):
+        again = run_until(folder, preset, kill_at, last["round"] + 2)
+        began = again[0]
+        assert began["round"] >= last["round"], "a durable commit was lost"
+        assert began["digest"] == digests.get(began["round"], began["digest"])
+        assert 0 < began["steps"] <= last["steps"]
+        assert kill_at is not None or again[-1]["round"] == last["round"] + 2
+    assert "checkpoint_passed_over" in (corrupted / "events.jsonl").read_text()

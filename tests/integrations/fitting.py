@@ -11,8 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from decentral.manifest import Manifest
-from decentral.swarm.identity import Identity
-from decentral.transport.memory import MemoryNetwork
+from tests.integrations import tiny
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of its own imports
@@ -51,9 +50,7 @@ class AtStep(Callback):
 
 
 def alone(out: Path, manifest: Manifest) -> DecentralCallback:
-    identity = Identity.load_or_create(out / "identity.key")
-    transport = MemoryNetwork().transport(identity.signer)
-    return DecentralCallback(manifest, out=out, transport=transport, quiet=True, lan=False, alone=True)
+    return DecentralCallback(manifest, **tiny.alone(out))
 
 
 def data() -> DataLoader[Any]:

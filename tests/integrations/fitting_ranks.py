@@ -11,11 +11,12 @@ import torch
 import torch.distributed as dist  # noqa: TID251 - to compare what the ranks hold
 
 from tests.integrations.fitting import DecentralCallback, Line, data, trainer
+from tests.integrations.tiny import NET
 
 
 def main(manifest: str, out: str) -> None:
     module = Line()
-    callback = DecentralCallback(manifest, out=out, listen=("/ip4/127.0.0.1/tcp/0",), lan=False, quiet=True, alone=True)
+    callback = DecentralCallback(manifest, out=out, **NET, alone=True)
     fitted = trainer(Path(out), callback, devices=2, strategy="ddp")
     fitted.fit(module, data())
     flat = torch.cat([parameter.detach().reshape(-1) for parameter in module.parameters()])

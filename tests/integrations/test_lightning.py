@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import csv
 import importlib
-import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,9 +13,8 @@ import pytest
 import torch
 
 from decentral.errors import ConfigError
-from tests.integrations.test_transformers import terms
+from tests.integrations.tiny import run_ranks, terms
 
-ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.filterwarnings("ignore")  # it warns of a loader with one worker, of its own checkpoints
 
 
@@ -91,19 +87,7 @@ def test_an_error_while_fitting_ends_the_peer(tmp_path, fitting):
 
 @pytest.mark.long
 def test_a_trainer_of_two_processes_is_one_peer(tmp_path):
-    (tmp_path / "run.toml").write_text(terms().to_toml())
-    script = ["-W", "ignore", "-m", "tests.integrations.fitting_ranks"]
-    run = subprocess.run(
-        [sys.executable, *script, str(tmp_path / "run.toml"), str(tmp_path / "out")],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr[-2000:]
-    one, other = json.loads((tmp_path / "out" / "ranks.json").read_text())
+    one, other = run_ranks(tmp_path, "-W", "ignore", "-m", "tests.integrations.fitting_ranks")
     assert one == other
     assert one[0] == 12
 

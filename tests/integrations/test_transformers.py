@@ -19,27 +19,17 @@ from transformers import TrainerCallback
 import decentral
 from decentral.errors import ConfigError
 from decentral.integrations.transformers import DecentralCallback
-from decentral.manifest import Manifest, preset_manifest
+from decentral.manifest import Manifest
 from decentral.parameters import schema_of
 from decentral.parameters.model import gather
 from decentral.state.checkpoint import load_newest
-from decentral.swarm.identity import Identity
-from decentral.transport.memory import MemoryNetwork
-from tests.integrations.tiny import Tokens, Watched
-
-
-def terms(rounds: int = 4, steps: int = 3, preset: str = "diloco") -> Manifest:
-    limits = {"deadline_floor": 1.0, "deadline_ceiling": 20.0, "lease": 10.0, "shrink_after": 12.0, "min_peers": 1}
-    inner = {"steps": steps, "learning_rate": 1e-2, "weight_decay": 0.0}
-    run = {"name": "trainer", "rounds": rounds, "salt": "trainer"}
-    return preset_manifest(preset, run=run, inner=inner, swarm=limits, model={"task": "custom"})
+from tests.integrations import tiny
+from tests.integrations.tiny import NET, Tokens, Watched, run_ranks, terms
 
 
 def alone(out: Path, manifest: Manifest | None, **given: Any) -> DecentralCallback:
-    """A callback whose peer nobody joins, over a network in memory."""
-    identity = Identity.load_or_create(out / "identity.key")
-    transport = MemoryNetwork().transport(identity.signer)
-    return DecentralCallback(manifest, out=out, transport=transport, quiet=True, lan=False, **given, alone=True)
+    """A callback whose peer nobody joins."""
+    return DecentralCallback(manifest, **tiny.alone(out), **given)
 
 
 class Seen(TrainerCallback):
@@ -88,9 +78,6 @@ def test_a_trainer_that_is_shorter_than_the_run_says_so_at_its_beginning(tmp_pat
     make_trainer(tiny_gpt2, alone(tmp_path / "run", terms(rounds=4)), max_steps=5).train()
     warnings = [record.getMessage() for record in caplog.records if record.name == "decentral"]
     assert "the Trainer ends after 5 more steps, and the run's 4 more rounds take about 12" in warnings[0]
-
-
-NET: dict[str, Any] = {"listen": ("/ip4/127.0.0.1/tcp/0",), "transport": "native", "lan": False, "quiet": True}
 
 
 def test_a_trainers_schedule_begins_where_the_run_is(tmp_path, tiny_gpt2, make_trainer, caplog):
@@ -171,10 +158,9 @@ def test_each_peer_draws_the_same_data_in_an_order_of_its_own(tmp_path, tiny_gpt
 @pytest.mark.long
 def test_what_a_checkpoint_restores_takes_part_as_before(tmp_path, make_trainer, tiny_gpt2):
     chosen = {"save_strategy": "steps", "save_steps": 5}
-    native = {"transport": "native", "listen": ("/ip4/127.0.0.1/tcp/0",), "lan": False, "quiet": True}
-    first = DecentralCallback(terms(), out=tmp_path / "run", **native, alone=True)
+    first = DecentralCallback(terms(), out=tmp_path / "run", **NET, alone=True)
     make_trainer(tiny_gpt2, first, AtStep(4, lambda: first.peer.leave()), **chosen).train()
-    again = make_trainer(tiny_gpt2, DecentralCallback(None, **native, alone=True), **chosen)
+    again = make_trainer(tiny_gpt2, DecentralCallback(None, **NET, alone=True), **chosen)
     again.args.restore_callback_states_from_checkpoint = True
     again.train(resume_from_checkpoint=True)
     assert again.state.global_step == 12
@@ -247,3 +233,14 @@ def test_a_trainer_that_fails_ends_its_peer_with_the_block_around_it(tmp_path, t
         make_trainer(tiny_gpt2, callback, AtStep(4, fail)).train()
     assert callback.peer is None
     assert not tiny_gpt2.lm_head.weight._backward_hooks
+
+
+@pytest.mark.long
+def test_a_trainer_of_two_processes_is_one_peer(tmp_path):
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    found = run_ranks(tmp_path, *launch, "-m", "tests.integrations.trainer_ranks")
+    one, other = found["ranks"]
+    assert one == other
+    assert one[::2] == [12, 2]
+    assert sorted(item for part in found["first_pass"] for item in part) == list(range(64))
+    assert found["logs"][-1]["swarm/inner_steps"] == 12

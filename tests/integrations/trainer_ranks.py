@@ -12,13 +12,13 @@ from accelerate.utils import gather_object
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 from decentral.integrations.transformers import DecentralCallback
-from tests.integrations.tiny import Tokens, Watched
+from tests.integrations.tiny import NET, Tokens, Watched
 
 
 def main(manifest: str, out: str) -> None:
     torch.manual_seed(0)
     model = GPT2LMHeadModel(GPT2Config(vocab_size=32, n_positions=16, n_embd=16, n_layer=2, n_head=2))
-    callback = DecentralCallback(manifest, out=out, listen=("/ip4/127.0.0.1/tcp/0",), lan=False, quiet=True, alone=True)
+    callback = DecentralCallback(manifest, out=out, **NET, alone=True)
     args = TrainingArguments(
         output_dir=f"{out}/trainer",
         max_steps=40,

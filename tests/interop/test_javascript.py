@@ -8,8 +8,9 @@ from decentral.transport.protocols.identify import IDENTIFY
 from decentral.transport.protocols.identify import ask as ask_identity
 from decentral.transport.requests import request
 from decentral.wire.keys import peer_name
+from tests.kit.relays import BODY, LOOPBACK, relay
 
-from .conftest import BODY, DIGEST, ECHO, KINDS, LOOPBACK, relay_of_ours, run, through
+from .conftest import DIGEST, ECHO, KINDS, through
 from .javascript import javascript_peer
 
 
@@ -17,65 +18,45 @@ async def ask(transport, peer, body=BODY):
     return await request(transport, peer, ECHO, body, limit=len(BODY), timeout=20)
 
 
-def test_a_js_peer_that_is_dialled_answers_a_request_of_16_MiB_unchanged(kind, ours):
+async def test_a_js_peer_that_is_dialled_answers_a_request_of_16_MiB_unchanged(kind, ours):
     us = ours(kind)
-
-    async def script():
-        async with us.transport, javascript_peer(*LOOPBACK) as js:
-            await us.transport.connect(js.peer, js.addresses)
-            assert await ask(us.transport, js.peer) == BODY
-            assert await js.order("served") == {"bodies": [DIGEST]}
-
-    run(script)
+    async with us.transport, javascript_peer(*LOOPBACK) as js:
+        await us.transport.connect(js.peer, js.addresses)
+        assert await ask(us.transport, js.peer) == BODY
+        assert await js.order("served") == {"bodies": [DIGEST]}
 
 
-def test_a_js_peer_that_dials_gets_16_MiB_back_unchanged(kind, ours):
+async def test_a_js_peer_that_dials_gets_16_MiB_back_unchanged(kind, ours):
     us = ours(kind)
-
-    async def script():
-        async with us.transport, javascript_peer(*LOOPBACK) as js:
-            said = await js.order("ask", address=us.transport.addresses()[0], nbytes=len(BODY))
-            assert said["received"] == said["sent"]
-            assert us.served == [said["sent"]]
-
-    run(script)
+    async with us.transport, javascript_peer(*LOOPBACK) as js:
+        said = await js.order("ask", address=us.transport.addresses()[0], nbytes=len(BODY))
+        assert said["received"] == said["sent"]
+        assert us.served == [said["sent"]]
 
 
-def test_one_connection_carries_requests_of_both_sides(kind, ours):
+async def test_one_connection_carries_requests_of_both_sides(kind, ours):
     us = ours(kind)
-
-    async def script():
-        async with us.transport, javascript_peer(*LOOPBACK) as js:
-            said = await js.order("ask", address=us.transport.addresses()[0], nbytes=1000)
-            assert us.served == [said["sent"]]
-            assert await ask(us.transport, js.peer, b"back") == b"back"  # nobody told us where it listens
-
-    run(script)
+    async with us.transport, javascript_peer(*LOOPBACK) as js:
+        said = await js.order("ask", address=us.transport.addresses()[0], nbytes=1000)
+        assert us.served == [said["sent"]]
+        assert await ask(us.transport, js.peer, b"back") == b"back"  # nobody told us where it listens
 
 
-def test_an_empty_body_is_answered_by_an_empty_body(kind, ours):
+async def test_an_empty_body_is_answered_by_an_empty_body(kind, ours):
     us = ours(kind)
-
-    async def script():
-        async with us.transport, javascript_peer(*LOOPBACK) as js:
-            await us.transport.connect(js.peer, js.addresses)
-            assert await ask(us.transport, js.peer, b"") == b""
-            said = await js.order("ask", address=us.transport.addresses()[0], nbytes=0)
-            assert said["received"] == said["sent"] == us.served[0]
-
-    run(script)
+    async with us.transport, javascript_peer(*LOOPBACK) as js:
+        await us.transport.connect(js.peer, js.addresses)
+        assert await ask(us.transport, js.peer, b"") == b""
+        said = await js.order("ask", address=us.transport.addresses()[0], nbytes=0)
+        assert said["received"] == said["sent"] == us.served[0]
 
 
-def test_identify_tells_a_js_peer_what_is_served_here(kind, ours):
+async def test_identify_tells_a_js_peer_what_is_served_here(kind, ours):
     us = ours(kind)
-
-    async def script():
-        async with us.transport, javascript_peer(*LOOPBACK) as js:
-            await js.order("ask", address=us.transport.addresses()[0], nbytes=1)
-            said = await js.order("protocols", peer=peer_name(us.transport.peer))
-            assert ECHO in said["protocols"]
-
-    run(script)
+    async with us.transport, javascript_peer(*LOOPBACK) as js:
+        await js.order("ask", address=us.transport.addresses()[0], nbytes=1)
+        said = await js.order("protocols", peer=peer_name(us.transport.peer))
+        assert ECHO in said["protocols"]
 
 
 class Agreed:
@@ -98,49 +79,37 @@ class Agreed:
         await self._stream.aclose()
 
 
-def test_what_a_js_peer_tells_by_identify_is_read(kind, ours):
+async def test_what_a_js_peer_tells_by_identify_is_read(kind, ours):
     us = ours(kind)
-
-    async def script():
-        async with us.transport, javascript_peer(*LOOPBACK) as js:
-            await us.transport.connect(js.peer, js.addresses)
-            stream = await us.transport.open(js.peer, IDENTIFY)
-            told = await ask_identity(Agreed(stream, IDENTIFY))
-            await stream.aclose()
-            assert told.addresses == tuple(address.rpartition("/p2p/")[0] for address in js.addresses)
-            assert told.observed is not None
-            assert told.observed.startswith("/ip4/127.0.0.1/tcp/")
-
-    run(script)
+    async with us.transport, javascript_peer(*LOOPBACK) as js:
+        await us.transport.connect(js.peer, js.addresses)
+        stream = await us.transport.open(js.peer, IDENTIFY)
+        told = await ask_identity(Agreed(stream, IDENTIFY))
+        await stream.aclose()
+        assert told.addresses == tuple(address.rpartition("/p2p/")[0] for address in js.addresses)
+        assert told.observed is not None
+        assert told.observed.startswith("/ip4/127.0.0.1/tcp/")
 
 
 @pytest.mark.parametrize("dials", KINDS)
 @pytest.mark.parametrize("hides", KINDS)
-def test_two_peers_of_ours_meet_through_a_js_relay(hides, dials, ours):
-    async def script():
-        async with javascript_peer(*LOOPBACK) as relay:
-            hidden, other = ours(hides, relay.addresses).transport, ours(dials).transport
-            async with hidden, other:
-                await relay.until_guest(hidden.peer)
-                await other.connect(hidden.peer, through(relay.addresses[0], hidden.peer))
-                assert await ask(other, hidden.peer) == BODY
-                assert await ask(hidden, other.peer) == BODY
-                assert all("/p2p-circuit" in path for path in (await other.paths())[hidden.peer])
-
-    run(script)
+async def test_two_peers_of_ours_meet_through_a_js_relay(hides, dials, ours):
+    async with javascript_peer(*LOOPBACK) as js:
+        hidden, other = ours(hides, js.addresses).transport, ours(dials).transport
+        async with hidden, other:
+            await js.until_guest(hidden.peer)
+            await other.connect(hidden.peer, through(js.addresses[0], hidden.peer))
+            assert await ask(other, hidden.peer) == BODY
+            assert await ask(hidden, other.peer) == BODY
+            assert all("/p2p-circuit" in path for path in (await other.paths())[hidden.peer])
 
 
-def test_a_js_peer_is_dialled_through_a_relay_of_ours_and_dials_through_it(kind, ours):
-    at = relay_of_ours()
-
-    async def script():
-        async with at:
-            hidden, other = ours(kind, at.addresses()), ours(kind)
-            async with hidden.transport, other.transport, javascript_peer(f"{at.addresses()[0]}/p2p-circuit") as js:
-                await other.transport.connect(js.peer, through(at.addresses()[0], js.peer))
-                assert await ask(other.transport, js.peer) == BODY
-                (address,) = through(at.addresses()[0], hidden.transport.peer)
-                said = await js.order("ask", address=address, nbytes=len(BODY))
-                assert hidden.served == [said["sent"]] == [said["received"]]
-
-    run(script)
+async def test_a_js_peer_is_dialled_through_a_relay_of_ours_and_dials_through_it(kind, ours):
+    async with relay() as at:
+        hidden, other = ours(kind, at.addresses()), ours(kind)
+        async with hidden.transport, other.transport, javascript_peer(f"{at.addresses()[0]}/p2p-circuit") as js:
+            await other.transport.connect(js.peer, through(at.addresses()[0], js.peer))
+            assert await ask(other.transport, js.peer) == BODY
+            (address,) = through(at.addresses()[0], hidden.transport.peer)
+            said = await js.order("ask", address=address, nbytes=len(BODY))
+            assert hidden.served == [said["sent"]] == [said["received"]]

@@ -17,6 +17,12 @@ from decentral.simulate.disk import Operation, RecordingDisk
 from decentral.state.durable import Disk
 
 
+def recording_disk(root: Path) -> RecordingDisk:
+    """An empty one that remembers every operation."""
+    root.mkdir()
+    return RecordingDisk(root, keep_log=True)
+
+
 class FailingDisk(RecordingDisk):
     """From operation ``first`` on, ``times`` operations fail; of a write, half arrives."""
 

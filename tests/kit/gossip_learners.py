@@ -115,9 +115,6 @@ class Learner(Member):
         slices = [(made[part].body, range_of(record, part)) for part in range(len(record.partition))]
         return torch.cat([replica.codec.decode(body, shapes) for body, shapes in slices])
 
-    def happened(self, event: str) -> list[dict[str, Any]]:
-        return [fields for name, fields in self.events if name == event]
-
 
 def given_by(member: Learner, chain: list[Any]) -> torch.Tensor:
     """What the commits of ``chain`` took from ``member``, as the others decoded it, over all of the one fragment."""

@@ -90,6 +90,11 @@ class Learner:
         self.model.write(0, self.anchor_N)
 
 
+def held(peer: Learner) -> dict[str, Tensor]:
+    """All that its checkpoint has of its replica."""
+    return dict(peer.replica.shared_tensors()) | dict(peer.replica.own_tensors())
+
+
 @dataclass
 class Offered:
     """What the present peers offer to one round, and the record that names it; nothing has changed yet."""

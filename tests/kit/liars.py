@@ -113,6 +113,15 @@ async def at_a_head(member: Member) -> Head:
     return member.node.driver.head
 
 
+async def swarm_of(lab: Lab, n: int, rounds: int = 2) -> list[Member]:
+    """Members that have made some rounds together."""
+    for _ in range(n):
+        lab.add()
+    await lab.all_members()
+    await lab.rounds(rounds)
+    return lab.members
+
+
 _CLEAN: dict[tuple[object, ...], int] = {}  # by preset, size, seconds and model: the same run each time
 
 
@@ -126,11 +135,7 @@ def rounds_in(
     made: list[int] = []
 
     async def script(lab: Lab) -> None:
-        for _ in range(n):
-            lab.add()
-        await lab.all_members()
-        await lab.rounds(3)
-        liar = lab.members[-1]
+        liar = (await swarm_of(lab, n, rounds=3))[-1]
         before = min(member.rounds for member in honest(lab, liar))
         with anyio.move_on_after(seconds):
             if lie is not None:
@@ -146,15 +151,18 @@ def rounds_in(
     return made[0]
 
 
+def check_it_costs_little(run_lab, manifest, n: int, seconds: float, lie: Lie, check, make_model=tiny_model) -> None:
+    """The swarm makes nearly as many rounds beside the liar as without one, and is sound after it."""
+    clean = rounds_in(run_lab, manifest, n, seconds, None, make_model=make_model)
+    made = rounds_in(run_lab, manifest, n, seconds, lie, check, make_model)
+    assert made >= CLEAN_ENOUGH * clean, f"{made} rounds, {clean} without a liar"
+
+
 def one_after_the_other(run_lab, manifest, n: int, lies: Sequence[Lie], seconds: float, check) -> None:
     """A large swarm in which one member tells all the ``lies``, each for so long: after each it is as it was."""
 
     async def script(lab: Lab) -> None:
-        for _ in range(n):
-            lab.add()
-        await lab.all_members()
-        await lab.rounds(2)
-        liar = lab.members[-1]
+        liar = (await swarm_of(lab, n))[-1]
         for lie in lies:
             before = min(member.rounds for member in honest(lab, liar))
             with anyio.move_on_after(seconds):

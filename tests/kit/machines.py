@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
-from decentral.consensus.chain import SEATS, Head, Voting, moves_anchor
+from decentral.consensus.chain import SEATS, Head, Voting, leaders, moves_anchor
 from decentral.consensus.machine import TICK, RoundMachine
 from decentral.consensus.paxos import Acceptor
 from decentral.consensus.round_state import (
@@ -180,6 +181,22 @@ class Swarm:
         dead = frozenset(peer for peer, host in self.hosts.items() if not host.alive)
         for peer in self.alive():
             self.do(peer, self.hosts[peer].machine.liveness(dead, dead if gone else frozenset(), self.now))
+
+    @property
+    def head(self) -> Head:
+        """Where the first member stands."""
+        return self.hosts[self.members[0]].machine.head
+
+    def leaders(self) -> list[PeerId]:
+        """Of the round after that: who leads each ballot."""
+        return list(leaders(self.head))
+
+    def machine(self, peer: PeerId) -> RoundMachine:
+        return self.hosts[peer].machine
+
+    def at_delivery(self, acts: dict[int, Callable[[], object]]) -> None:
+        """Do something right before a message is delivered, by how many were delivered before it, itself counted."""
+        self.on_delivery = lambda count: acts.get(count, lambda: None)()
 
     # ---- contributing ----
 
@@ -354,8 +371,45 @@ def finish_round(swarm, count: int = 1, limit: float = 200.0) -> bool:
     return swarm.run(done, limit)
 
 
+def after_a_lost_tail(swarm) -> PeerId:
+    """Two of three commit two rounds; then one is away and the other, returned here, forgets both, but not its vote."""
+    assert finish_round(swarm)
+    kept, cut, late = swarm.members
+    swarm.lose = lambda sender, to, message: late in (sender, to)
+    while min(swarm.rounds_done(kept), swarm.rounds_done(cut)) < 3:
+        swarm.offer_all()
+        assert swarm.run(lambda: not swarm.queue)
+        swarm.run(lambda: False, 1.0)
+    swarm.lose = lambda sender, to, message: kept in (sender, to)
+    swarm.hosts[cut].disk.log = swarm.hosts[cut].disk.log[:1]
+    swarm.restart(cut)
+    return cut
+
+
+def few_of(seeds: Sequence[int], count: int) -> list[Any]:  # Any: pytest does not name what it takes
+    """For ``parametrize``: ``make test`` tries ``count`` of them, and ``make test-long`` the rest."""
+    return [seed if n < count else pytest.param(seed, marks=pytest.mark.long) for n, seed in enumerate(seeds)]
+
+
 def ref(peer: PeerId, frame: bytes) -> FrameRef:
     return FrameRef(peer, frame, 0, 5, 50)
+
+
+# ---- records of a chain of three peers, made by hand ----
+
+A, B, C = sorted(signer_of(n).peer for n in range(3))
+
+
+START = Head(RUN, 0, 0, 0, digest_of("genesis"), digest_of("anchor"), (A, B, C))
+
+
+def record(head: Head, tokens: dict[bytes, int], next_members: tuple[bytes, ...] = (A, B, C)) -> Record:
+    frames = tuple(replace(ref(peer, digest_of(peer, head.hash)), tokens=n) for peer, n in sorted(tokens.items()))
+    lists = {"members": head.members, "frames": frames, "contributors": (), "partition": ()}
+    base = head.anchor or digest_of("anchor", head.hash)
+    numbers = {"epoch": head.epoch, "round": head.round + 1, "outer_step": head.outer_step, "fragment": 0, "plan": 0}
+    given = {"run": RUN, "previous": head.hash, "base": base, "next_members": next_members, "final": False}
+    return Record(**numbers, **lists, **given)
 
 
 @pytest.fixture

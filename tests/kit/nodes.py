@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -47,14 +49,25 @@ def tiny_model() -> torch.nn.Module:
     return torch.nn.Linear(16, 16)
 
 
-class Member:
+class Teller:
+    """Keeps what a node tells."""
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, dict[str, Any]]] = []
+
+    def happened(self, event: str) -> list[dict[str, Any]]:
+        """What was told of each event of that name."""
+        return [fields for name, fields in self.events if name == event]
+
+
+class Member(Teller):
     """A node with a trainer: every ``lab.step`` seconds it contributes a pull towards its own target."""
 
     def __init__(self, lab: Lab, number: int, founder: bool) -> None:
+        super().__init__()
         self.lab, self.number, self.signer = lab, number, signer_of(number)
         self.transport = lab.network.transport(self.signer)
         self.digests: dict[int, str] = {}
-        self.events: list[tuple[str, dict[str, Any]]] = []
         self.log: list[Any] = []
         self.all_updates: list[CommittedUpdate] = []
         anchors = [lab.first_anchor(fragment.numel) for fragment in lab.schema.fragments]
@@ -157,6 +170,12 @@ class Member:
         self.lab.network.kill(self.signer.peer)
         self.scope.cancel()
 
+    async def end(self) -> None:
+        """As a process does whose run is over."""
+        await self.node.see_others_to_the_end()
+        await self.node.leave()
+        self.kill()
+
 
 class Lab:
     """A swarm in memory."""
@@ -189,6 +208,24 @@ class Lab:
         self.group.start_soon(member.live)
         return member
 
+    async def start(self, peers: int | Sequence[type[Member] | None], rounds: int = 0) -> None:
+        """So many peers, or one of each kind, that are all members and have made so many rounds."""
+        for kind in [None] * peers if isinstance(peers, int) else peers:
+            self.add(kind=kind)
+        await self.all_members()
+        if rounds:
+            await self.rounds(rounds)
+
+    async def rest(self) -> None:
+        """Nobody trains, and nothing is in flight."""
+        for member in self.alive():
+            member.idle = True
+        await self.until(lambda: all(member.node.driver.pending is None for member in self.alive()))
+
+    async def one_head(self) -> None:
+        """All stand where all others do."""
+        await self.until(lambda: len({member.node.driver.head.hash for member in self.alive()}) == 1)
+
     def alive(self) -> list[Member]:
         return [member for member in self.members if not member.scope.cancel_called]
 
@@ -208,12 +245,14 @@ class Lab:
             while not holds():
                 await anyio.sleep(0.1)
 
+    async def reach(self, members: Sequence[Member], rounds: int, limit: float = 300.0) -> None:
+        await self.until(lambda: all(member.rounds >= rounds for member in members), limit)
+
     async def all_members(self) -> None:
         await self.until(lambda: all(len(m.node.driver.head.members) == len(self.alive()) for m in self.alive()))
 
     async def rounds(self, count: int) -> None:
-        goal = max(member.rounds for member in self.alive()) + count
-        await self.until(lambda: all(member.rounds >= goal for member in self.alive()))
+        await self.reach(self.alive(), max(member.rounds for member in self.alive()) + count)
 
     def check_equal(self) -> None:
         """Peers that applied the same round hold the same bits."""
@@ -240,16 +279,53 @@ def terms() -> Callable[..., Manifest]:
     return small_terms
 
 
+def run_in_lab(manifest: Manifest, script: Callable[[Lab], Awaitable[None]], **given: Any) -> None:
+    async def main() -> None:
+        lab = Lab(manifest, **given)
+        async with anyio.create_task_group() as group:
+            lab.group = group
+            await script(lab)
+            group.cancel_scope.cancel()
+
+    run_in_virtual_time(main, seed=0)
+
+
 @pytest.fixture
 def run_lab() -> Callable[..., None]:
-    def run(manifest: Manifest, script: Callable[[Lab], Awaitable[None]], **given: Any) -> None:
-        async def main() -> None:
-            lab = Lab(manifest, **given)
-            async with anyio.create_task_group() as group:
-                lab.group = group
-                await script(lab)
-                group.cancel_scope.cancel()
+    return run_in_lab
 
-        run_in_virtual_time(main, seed=0)
 
-    return run
+def scene(
+    terms: str | Callable[..., Manifest] = "sparseloco",
+    *,
+    peers: int | Sequence[type[Member] | None] = 0,
+    rounds: int = 0,
+    **given: Any,
+) -> Callable[[Callable[..., Awaitable[None]]], Callable[..., None]]:
+    """Makes a test of a coroutine: it is called with a lab whose ``peers`` are members and have made ``rounds``.
+
+    ``terms``: a preset (the test's own parameter ``preset`` goes before it), or what makes a manifest of those
+    parameters of the test that it names. ``given``: what the lab is told beside.
+    """
+
+    def as_test(script: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+        asked = inspect.signature(script)
+        of_terms = inspect.signature(terms).parameters if callable(terms) else {}
+
+        @functools.wraps(script)
+        def test(**told: Any) -> None:
+            async def whole(lab: Lab) -> None:
+                if peers:
+                    await lab.start(peers, rounds)
+                await script(lab, **told)
+
+            if isinstance(terms, str):
+                manifest = small_terms(told.get("preset", terms))
+            else:
+                manifest = terms(**{name: told[name] for name in of_terms if name in told})
+            run_in_lab(manifest, whole, **given)
+
+        test.__signature__ = asked.replace(parameters=list(asked.parameters.values())[1:])  # type: ignore[attr-defined]
+        return test
+
+    return as_test

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import torch
 
+from decentral.consensus.chain import Branch, Head
 from decentral.wire.keys import peer_name
+from decentral.wire.messages import Record
 from tests.kit.gossip_learners import accounted_for, given_by
 
 DENSE = {"chain": "none", "feedback": "none"}
-
-
 SPARSE = {"chain": "topk(k=64, chunk=4096)", "feedback": "ef(beta=1.0)"}
 
 
@@ -32,10 +35,7 @@ async def partition(lab, kinds, split: int, heavier: str):
     """A swarm that was cut in two until both sides have committed alone, and one side's chain is the heavier one. The
     larger side wins, and comes first.
     """
-    for kind in kinds:
-        lab.add(kind=kind)
-    await lab.all_members()
-    await lab.rounds(2)
+    await lab.start(kinds, rounds=2)
     few, many = lab.members[:split], lab.members[split:]
     lab.cut(few, many)
     fork = max(member.rounds for member in lab.members)
@@ -63,10 +63,8 @@ async def settle(lab):
     """One chain, everybody in it, nobody training, nothing in flight."""
     await lab.all_members()
     await lab.rounds(2)
-    for member in lab.members:
-        member.idle = True
-    await lab.until(lambda: all(m.node.driver.pending is None for m in lab.members))
-    await lab.until(lambda: len({m.node.driver.head.hash for m in lab.members}) == 1)
+    await lab.rest()
+    await lab.one_head()
     await lab.until(lambda: all(m.is_up_to_date for m in lab.members))
 
 
@@ -79,9 +77,10 @@ def check_progress(lab, chain):
         torch.testing.assert_close(found, member.moved[0], rtol=0, atol=1.0, msg="progress was lost or counted twice")
 
 
-def following(head) -> dict[str, object]:
-    """What a record after ``head`` says of where it stands."""
-    return {
+def next_commit(driver: Any, like: Record | None = None, **fields: Any) -> tuple[Head, Branch]:
+    """The head after a commit that follows a driver's own, and the way there: but for ``fields`` it is the newest's."""
+    head = driver.head
+    follows = {
         "epoch": head.epoch,
         "round": head.round + 1,
         "outer_step": head.outer_step,
@@ -89,5 +88,21 @@ def following(head) -> dict[str, object]:
         "base": head.anchor,
         "members": head.members,
         "next_members": head.members,
-        "fragment": head.fragment(1),
+        "fragment": head.fragment(len(driver.state.replica.anchors)),
     }
+    record = replace(like or driver.machine.state.recent[head.round].record, **follows | fields)
+    after = replace(head.extended(record), anchor=head.anchor)
+    return after, Branch(head, (after,), (record,))
+
+
+def heavier(head: Head, name: bytes) -> Head:
+    """A head one round further, of a chain with more in it."""
+    return replace(head, round=head.round + 1, tokens=head.tokens + 1, hash=name * 32)
+
+
+async def contributing(lab, num_contributions: int):
+    """A member beside another one that has contributed so often."""
+    member, _ = lab.add(), lab.add()
+    state = member.node.driver.state
+    await lab.until(lambda: len(member.node.driver.head.members) == 2 and state.contributed > num_contributions)
+    return member

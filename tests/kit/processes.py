@@ -19,8 +19,8 @@ DAEMON = "p2pd"
 HOLDER = """
 import os, sys
 from pathlib import Path
-from decentral.node.folder import occupied
-with occupied(Path(sys.argv[1])):
+from decentral.node.folder import occupy
+with occupy(Path(sys.argv[1])):
     child = os.fork() if sys.argv[2] == "forks" else 1
     if child:
         print(child, flush=True)

@@ -10,15 +10,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from decentral.compressors import parse_compressor, parse_feedback
 from decentral.consensus.chain import Head
 from decentral.dissemination.reduce import parts_of
 from decentral.manifest import Manifest
 from decentral.node.node import make_replica
 from decentral.optimizers import RoundInfo
+from decentral.optimizers.diloco import DiLoCo
 from decentral.parameters import schema_of
 from decentral.replica.apply import outer_step
-from decentral.replica.codec import range_shapes
-from decentral.replica.contribution import Contribution, header_after
+from decentral.replica.codec import Codec, range_shapes
+from decentral.replica.contribution import Contribution, encode_whole, header_after
 from decentral.replica.reduction import Reduction
 from decentral.replica.replica import OuterStep, Replica, residual_after
 from decentral.wire.frames import Frame, FrameKind, seal
@@ -45,6 +47,13 @@ class Met:
     steps: Sequence[OuterStep]  # by peer
     mean_N: Tensor  # what the outer method was handed as the change: of some methods (K, N)
     info: RoundInfo  # and what it was told
+
+
+def remembering_replica(feedback: str = "ef21", fragments: int = 1) -> Replica:
+    """Of a run whose receivers keep what each sender sent."""
+    codec = Codec(parse_compressor("none"), parse_feedback(feedback))
+    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4, bias=False) for _ in range(fragments)))
+    return Replica(schema_of(model, fragments), [torch.zeros(16)] * fragments, DiLoCo(), codec, codec)
 
 
 class Heard:
@@ -84,7 +93,7 @@ class Swarm:
         """The same of contributions as peers made them."""
         frames = {}
         for n, made in offered.items():
-            made.encoded = self.peers[n].encode(0, made.gradient_N, made.states, SIGNERS[n].peer)
+            made.encoded = encode_whole(self.peers[n], 0, made.gradient_N, made.states, SIGNERS[n].peer)
             frames[n] = made.frame(self.head, SIGNERS[n])
         record = self._record(tuple(self._ref(n, offered[n], frame.hash) for n, frame in frames.items()))
         self._book(record, offered, {})

@@ -1,9 +1,12 @@
-"""What is each attack's own, worked out by hand, and what is said where a spelling is none."""
+"""Attacks of experiments/attacks: what is each one's own, what all keep to, what a published library sends, and the
+table that is made of their records.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +16,10 @@ import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError
-from tests.lab.attack_rules import RULES, tried, trusting
-from tests.lab.attacks import (
+from decentral.optimizers import make_aggregation
+from experiments.attacks import grid as grids
+from experiments.attacks import records, report
+from experiments.attacks.hostile import (
     FIRST_STEP,
     Attack,
     Rule,
@@ -28,21 +33,28 @@ from tests.lab.attacks import (
     reversal,
     shift,
 )
+from tests.kit.aggregating import aggregated
+
+RULES = ("mean", "norm_clip", "krum", "nnm", "arc", "caf", "mda", "rfa", "centered_clip", "flag", "trimmed_mean")
+
+
+def trusting(row_PN: Tensor) -> Tensor:
+    return row_PN.mean(0)
+
+
+def tried(name: str, f: int) -> Rule:
+    """The rule of this name that suspects ``f``, where it asks."""
+    rule = make_aggregation(name, {"f": f} if "f" in make_aggregation(name, {}).__slots__ else {})
+    if name in ("trimmed_mean", "median"):  # in the vectors' own precision
+        return rule.combine
+    return lambda row_PN: torch.from_numpy(aggregated(rule, row_PN.double().numpy()))
+
 
 HONEST = torch.tensor([[1.0, 2.0, 0.0], [3.0, 2.0, 0.0]])
 
 
 def sent(word: str, f: int = 2) -> torch.Tensor:
     return make_attack(word).changes(HONEST, f, trusting, torch.Generator().manual_seed(1))
-
-
-def test_scale_is_the_honest_mean_so_many_times():
-    assert sent("scale(factor=10)").tolist() == [[20.0, 20.0, 0.0]] * 2
-
-
-def test_alie_takes_deviations_off_that_are_counted_with_one_peer_less():
-    wanted_N = torch.tensor([2.0 - 1.5 * math.sqrt(2.0), 2.0, 0.0])
-    torch.testing.assert_close(sent("alie"), wanted_N.expand(2, -1))
 
 
 def test_noise_is_as_long_as_honest_changes_are():
@@ -127,35 +139,31 @@ def honest(seed: int = 0, count: int = K) -> Tensor:
     return (common_N + torch.randn((count, N), generator=generator)) * kept_KN
 
 
-def sent_of_attack_laws(attack: Attack, honest_KN: Tensor, rule: Rule = trusting, seed: int = 0, f: int = F) -> Tensor:
+def crafted(attack: Attack, honest_KN: Tensor, rule: Rule = trusting, seed: int = 0, f: int = F) -> Tensor:
     return attack.changes(honest_KN, f, rule, torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.parametrize("word", CRAFTED)
-@pytest.mark.parametrize("count", [1, 2, K])
-@pytest.mark.parametrize("f", [1, F])
-def test_each_hostile_peer_sends_a_finite_vector_of_the_fragment(word: str, count: int, f: int):
-    honest_KN = honest(count=count)
-    found_FN = sent_of_attack_laws(make_attack(word), honest_KN, f=f)
-    assert found_FN.shape == (f, N)
-    assert found_FN.dtype == honest_KN.dtype
-    assert bool(found_FN.isfinite().all())
+def test_each_hostile_peer_sends_a_finite_vector_of_the_fragment(word: str):
+    for count, f in product((1, 2, K), (1, F)):
+        honest_KN = honest(count=count)
+        found_FN = crafted(make_attack(word), honest_KN, f=f)
+        assert found_FN.shape == (f, N)
+        assert found_FN.dtype == honest_KN.dtype
+        assert bool(found_FN.isfinite().all())
 
 
 @pytest.mark.parametrize("word", CRAFTED)
-def test_the_same_seed_sends_the_same_and_honest_changes_stay_as_they_are(word: str):
+def test_the_same_seed_sends_the_same_and_honest_changes_stay_as_they_are(
+    word: str,
+):
     attack, honest_KN = make_attack(word), honest()
     before_KN = honest_KN.clone()
-    assert torch.equal(sent_of_attack_laws(attack, honest_KN), sent_of_attack_laws(attack, honest_KN))
+    one_FN = crafted(attack, honest_KN)
+    assert torch.equal(one_FN, crafted(attack, honest_KN))
     assert torch.equal(honest_KN, before_KN)
-
-
-@pytest.mark.parametrize("word", ["noise", "copycat"])
-def test_chance_comes_from_the_generator_alone(word: str):
-    attack, honest_KN = make_attack(word), honest()
-    assert not torch.equal(
-        sent_of_attack_laws(attack, honest_KN, seed=0), sent_of_attack_laws(attack, honest_KN, seed=1)
-    )
+    other_FN = crafted(attack, honest_KN, seed=1)
+    assert torch.equal(one_FN, other_FN) != word.startswith(("noise", "copycat")), "chance is the generator's alone"
 
 
 @pytest.mark.parametrize("word", [word for word in CRAFTED if not word.startswith("optimised")])
@@ -163,8 +171,8 @@ def test_changes_of_another_unit_are_attacked_in_that_unit(word: str):
     """Learning rates differ by orders of magnitude: an attack that had a length of its own would be none for some."""
     attack, honest_KN = make_attack(word), honest()
     torch.testing.assert_close(
-        sent_of_attack_laws(attack, honest_KN * 1e-4) * 1e4,
-        sent_of_attack_laws(attack, honest_KN),
+        crafted(attack, honest_KN * 1e-4) * 1e4,
+        crafted(attack, honest_KN),
         rtol=1e-4,
         atol=1e-5,
     )
@@ -179,8 +187,8 @@ def test_no_fixed_attack_moves_a_rule_further_than_its_optimised_form(name: str)
             fixed, optimised = (make_attack(one) for one in (word, f"optimised_{word.split('(')[0]}"))
             if word == "ipm(tau=0.1)":
                 continue  # no factor that the search is sure to try
-            far = distance_from_honest(honest_KN, sent_of_attack_laws(optimised, honest_KN, rule), rule)
-            assert far >= distance_from_honest(honest_KN, sent_of_attack_laws(fixed, honest_KN, rule), rule), (
+            far = distance_from_honest(honest_KN, crafted(optimised, honest_KN, rule), rule)
+            assert far >= distance_from_honest(honest_KN, crafted(fixed, honest_KN, rule), rule), (
                 name,
                 word,
                 seed,
@@ -195,7 +203,7 @@ def test_vectors_that_no_peer_takes_are_never_tried():
         return row_PN.double().mean(0)
 
     honest_KN = honest() * 1e36
-    assert bool(sent_of_attack_laws(make_attack("optimised_ipm"), honest_KN, refusing).isfinite().all())
+    assert bool(crafted(make_attack("optimised_ipm"), honest_KN, refusing).isfinite().all())
 
 
 @pytest.mark.parametrize("word", ALL)
@@ -215,12 +223,7 @@ def test_every_attack_says_its_equation_and_its_source():
 
 # ---- test table ----
 #
-# The table of attacks from records: experiments/attacks, which is not part of a source distribution.
-
-pytest.importorskip("scipy")
-records = pytest.importorskip("experiments.attacks.records")
-grids = pytest.importorskip("experiments.attacks.grid")
-report = pytest.importorskip("experiments.attacks.report")
+# The table of attacks from records.
 
 ACCURACY = {  # rule, attack: of seeds 0 and 1
     ("mean", "none"): (0.80, 0.90),

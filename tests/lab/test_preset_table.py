@@ -10,7 +10,7 @@ from decentral.optimizers import presets
 from tests.kit.tables import long_but
 from tests.lab.preset_table import EARLY, PAGE, STEPS, alone, terms_of, together, written
 
-FEW = ("demo_sgd", "diloco", "masha")
+FEW = ["demo_sgd"]
 ENDS = ("cgad", "co2", "edit", "masha", "mt_dao", "noloco", "streaming")  # tens of seconds each
 MOST_BEHIND = 3
 WRITTEN = written()

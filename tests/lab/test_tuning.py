@@ -60,6 +60,7 @@ def test_the_sparse_method_is_tried_where_it_makes_rounds_shorter() -> None:
     assert presets_at("1gbit") == {"diloco"}
 
 
+@pytest.mark.long
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="two at a time")
 def test_trials_in_processes_of_their_own_come_to_the_same() -> None:
     given = {"rounds": 4, "inner_steps": 3, "presets": ["local_sgd"], "outer_rates": [0.5, 1.0]}

@@ -13,12 +13,13 @@ from decentral.manifest.presets import Scale, suit
 from decentral.replica.measures import Measure, Scrutiny
 from decentral.trial.own_model import Build, OwnCourse
 from experiments.defaults.problems import problem
+from tests.kit.tables import long_but
 
 STEPS, ROUNDS, LENGTH = 12, 14, 100  # the outer step overshoots in the first rounds of a run of so many
 NOISE = 0.01
 ALIKE = {"gpt-0.05M": (2, 3, 4, 8), "uneven": (3, 4, 8, 4)}  # by a pull that all share, and by data that some share
 CASES = [(name, peers, seed) for seed in range(5) for name, counts in ALIKE.items() for peers in counts[seed % 2 :: 2]]
-FEW = (("gpt-0.05M", 2, 0), ("uneven", 3, 0))
+FEW = [("uneven", 3, 0)]
 
 
 def updates(build: Build, peers: int, first: int) -> list[list[Tensor]]:
@@ -49,10 +50,9 @@ def named(by_round: Sequence[Sequence[Tensor]]) -> list[tuple[int, object]]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("name", "peers", "seed"), [case if case in FEW else pytest.param(*case, marks=pytest.mark.long) for case in CASES]
-)
-def test_honest_peers_are_never_named_and_copies_are_within_six_rounds(name: str, peers: int, seed: int) -> None:
+@pytest.mark.parametrize("case", long_but(FEW, CASES), ids=str)
+def test_honest_peers_are_never_named_and_copies_are_within_six_rounds(case: tuple[str, int, int]) -> None:
+    name, peers, seed = case
     honest = updates(problem(name), peers, 100 * seed)
     assert named(honest) == []
     generator = torch.Generator().manual_seed(seed)

@@ -6,6 +6,7 @@ Of another package: ``python -m pytest tests/laws --compressor "mine(k=3)"`` run
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from decentral.compressors import Compressor, parse_compressor
 from decentral.optimizers import Aggregation, OuterMethod
 from tests.devices import DEVICES
-from tests.kit.tables import AGGREGATIONS, COMPRESSORS, FINE, METHODS, last_of, method_of, rule_of
+from tests.kit.tables import AGGREGATIONS, COMPRESSORS, FINE, METHODS, last_of, long_but, method_of, rule_of
 
 TABLES = {"compressor": ("--compressor", COMPRESSORS), "outer": ("--outer", METHODS), "rule": ("--rule", AGGREGATIONS)}
 
@@ -27,6 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "methods(is_meant): a law for those spellings only of which that is true")
     config.addinivalue_line("markers", "rules(is_meant): as methods, of aggregation rules")
+    config.addinivalue_line("markers", "one_of_each: in `make test` one spelling of each name, and the others are long")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -38,7 +40,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             marker = "rules" if kind == "rule" else "methods"
             meant = [mark.args[0] for mark in metafunc.definition.iter_markers(marker)]
             chosen = [spelling for spelling in table if all(is_meant(spelling) for is_meant in meant)]
+            if metafunc.definition.get_closest_marker("one_of_each"):
+                chosen = chosen if any(given.values()) else _long_but_the_first(chosen)
             metafunc.parametrize(kind, chosen, indirect=True)
+
+
+def _long_but_the_first(spellings: list[str]) -> list[Any]:  # Any: pytest does not name what it takes
+    """Of each name, or chain of names, the first spelling is in ``make test``."""
+    names = [" >> ".join(part.split("(")[0].split()[0] for part in spelling.split(" >> ")) for spelling in spellings]
+    firsts = {name: spelling for name, spelling in zip(reversed(names), reversed(spellings), strict=True)}
+    return long_but(tuple(firsts.values()), spellings)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

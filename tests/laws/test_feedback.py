@@ -130,13 +130,13 @@ def test_econtrol_owes_what_was_given_less_its_estimates(spelling: str, integers
 
 
 @each_compressor
-def test_sender_and_receivers_hold_the_same_bits_after_100_rounds_of_which_some_are_lost(
+def test_sender_and_receivers_hold_the_same_bits_after_many_rounds_of_which_some_are_lost(
     feedback: Feedback, compressor: Compressor
 ):
     """Three senders, of whom one or another is away; a round that no commit names changes neither side."""
     random = torch.Generator().manual_seed(1)
     senders, receivers = ([{} for _ in range(3)] for _ in range(2))
-    for _ in range(100):
+    for _ in range(40):
         for peer in range(3):
             if torch.rand((), generator=random) < 0.2:
                 continue
@@ -157,8 +157,8 @@ def test_sender_and_receivers_hold_the_same_bits_after_100_rounds_of_which_some_
 def test_a_constant_gradient_arrives_in_time(spelling: str, compressor: Compressor, gaussian):
     """On average over rounds, whatever the compressor drops at first; alone, 0.9 of the norm is lost for ever."""
     gradient_N = gaussian(NUMEL)
-    estimates = [estimate for _, estimate, _ in rounds(parse_feedback(spelling), compressor, [gradient_N] * 300)]
-    late_N = torch.stack(estimates[100:]).mean(0)
+    estimates = [estimate for _, estimate, _ in rounds(parse_feedback(spelling), compressor, [gradient_N] * 160)]
+    late_N = torch.stack(estimates[60:]).mean(0)
     share = float(late_N @ gradient_N / gradient_N.square().sum())
     assert float((late_N / share - gradient_N).norm()) < 0.35 * float(gradient_N.norm())
     assert 0.5 < share < 2.1  # dgc's momentum of 0.5 doubles what waits

@@ -33,6 +33,7 @@ from tests.laws.course import Course, Round
 
 # Shape suffixes: N = elements of the one fragment; K = contributors; float64.
 
+pytestmark = pytest.mark.one_of_each
 ALL = (0, 1, 2)
 SPARSE = {"chain": "topk(k=64, chunk=4096)", "feedback": "ef(beta=1.0)"}
 EXACT = {"chain": "none", "feedback": "none"}

@@ -17,10 +17,11 @@ from decentral.parameters import schema_of
 from decentral.replica.apply import outer_step, round_info
 from decentral.replica.replica import Replica
 from decentral.state.snapshot import outer_name
-from tests.kit.learners import EXACT, Learner, Learners, codec_of, replica_of
+from tests.kit.learners import EXACT, Learners, codec_of, held, replica_of
 from tests.kit.replicas import NUMEL
 from tests.kit.tables import ALONG_DIRECTIONS, NEUTRAL, NOT_LINEAR, PRESETS, method_of, topology_of
 
+pytestmark = pytest.mark.one_of_each
 ALL = (0, 1, 2)
 neutral = pytest.mark.methods(lambda spelling: spelling in NEUTRAL.values())
 with_consensus = pytest.mark.methods(lambda spelling: topology_of(spelling) == "all")
@@ -49,10 +50,6 @@ def trained(run: Learners, rounds: int, present: Sequence[int], seed: int = 0) -
         run.learn({n: 0.01 * randn(100 * seed + 10 * number + n) for n in present})
         run.meet(present)
     return run
-
-
-def held(peer: Learner) -> dict[str, Tensor]:
-    return dict(peer.replica.shared_tensors()) | dict(peer.replica.own_tensors())
 
 
 def alike(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:

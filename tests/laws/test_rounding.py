@@ -15,6 +15,7 @@ from tests.kit.tables import method_of
 
 # Shape suffix: N = elements of the one fragment, flat float32.
 
+pytestmark = pytest.mark.one_of_each
 ALL = (0, 1, 2)
 BY_SIGN = ("demo_sgd",)  # the last bit of a float32 near zero is a whole step; its spelling with a mean is held to this
 TRAINED = 4  # rounds in which all train; then some in which nobody does

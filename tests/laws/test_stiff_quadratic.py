@@ -18,10 +18,10 @@ from decentral.manifest import preset_manifest
 from decentral.optimizers.masha import Masha
 from decentral.optimizers.noloco import NoLoCo
 from decentral.optimizers.slowmo import Delayed
-from tests.kit.tables import GOSSIPS, PRESETS
+from tests.kit.tables import GOSSIPS, PRESETS, covering, long_but
 from tests.laws.quadratic import Descent, Lossy, with_defaults
 
-ROUNDS = 500
+ROUNDS = 300
 LOSSY_ROUNDS = 200  # a sparsifier takes a thousand times what an outer step does
 OWING_RATE = 0.01  # of inner steps where contributions are owed: a round solves a coordinate by 0.1 at most
 OVERSHOOT = 4.0  # of the first loss: momentum that swings past the optimum, and no more
@@ -78,7 +78,7 @@ def through_its_compressor(preset: str, peers: int, rate: float) -> Course:
 
 
 @pytest.mark.parametrize("peers", [2, pytest.param(8, marks=pytest.mark.long)])
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize("preset", long_but(covering(PRESETS), PRESETS))
 def test_nor_does_it_through_the_compressor_and_the_feedback_that_its_preset_names(preset: str, peers: int):
     found = through_its_compressor(preset, peers, OWING_RATE if Lossy.of(preset).feedback.sender else 1.0)
     assert found.is_stable, found.losses[::20]

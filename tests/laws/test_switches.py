@@ -6,18 +6,28 @@ import math
 import sys
 from collections.abc import Callable
 
+import pytest
 import torch
 from torch import Tensor
 
 from decentral.compressors import Compressor
 from decentral.optimizers import OuterMethod
 from decentral.wire import body
-from tests.kit.learners import Learners, codec_of
+from tests.kit.learners import Learners, codec_of, held
 from tests.kit.replicas import NUMEL
 from tests.kit.switches import SWITCHES
-from tests.laws.test_method_laws import held
 
+pytestmark = pytest.mark.one_of_each
 SHAPES = ((), (0,), (1,), (7, 5), (130, 67))
+MAKE_OTHERS = (
+    "float64",
+    "another device",
+)  # of what tensors are made that do not say it; the others change what is done
+few_and_all = pytest.mark.parametrize(
+    "switches",
+    [MAKE_OTHERS, pytest.param(tuple(set(SWITCHES) - set(MAKE_OTHERS)), marks=pytest.mark.long)],
+    ids=["made", "done"],
+)
 
 
 def forget_tables() -> None:
@@ -46,7 +56,10 @@ def bits(one: Tensor) -> bytes:
     return one.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if one.numel() else b""
 
 
-def test_a_compressor_gives_the_same_bytes_and_values_under_every_switch(compressor: Compressor):
+@few_and_all
+def test_a_compressor_gives_the_same_bytes_and_values_under_every_switch(
+    compressor: Compressor, switches: tuple[str, ...]
+):
     def work() -> list[bytes]:
         found = []
         for shape in SHAPES:
@@ -58,10 +71,11 @@ def test_a_compressor_gives_the_same_bytes_and_values_under_every_switch(compres
         return found
 
     plain = work()
-    assert {switch: under(switch, work) == plain for switch in SWITCHES} == dict.fromkeys(SWITCHES, True)
+    assert {switch: under(switch, work) == plain for switch in switches} == dict.fromkeys(switches, True)
 
 
-def test_rounds_of_a_method_end_at_the_same_bits_under_every_switch(outer: OuterMethod):
+@few_and_all
+def test_rounds_of_a_method_end_at_the_same_bits_under_every_switch(outer: OuterMethod, switches: tuple[str, ...]):
     def work() -> list[bytes]:
         run = Learners(outer, 2, gaussian(NUMEL, 0), codec_of(outer))
         for number in range(3):
@@ -75,4 +89,4 @@ def test_rounds_of_a_method_end_at_the_same_bits_under_every_switch(outer: Outer
         return found
 
     plain = work()
-    assert {switch: under(switch, work) == plain for switch in SWITCHES} == dict.fromkeys(SWITCHES, True)
+    assert {switch: under(switch, work) == plain for switch in switches} == dict.fromkeys(switches, True)

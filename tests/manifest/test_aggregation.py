@@ -20,7 +20,6 @@ from decentral.manifest import (
 )
 from decentral.optimizers import aggregation_names, describe_aggregation_keys, make_aggregation
 
-DENSE = {"chain": "int8(block=4096)", "feedback": "none"}
 TEXT = """
 [run]
 name = "small"
@@ -93,13 +92,6 @@ def test_the_line_that_the_file_proposes_works_without_its_comment_sign(tmp_path
     assert rule_of(load_manifest(path)) == make_aggregation("rfa", {})
 
 
-def test_the_older_spelling_beside_the_table_is_refused_and_says_which_to_leave_out():
-    clipped = preset_manifest("sparseloco", outer={"aggregation": {"rule": "krum"}})
-    with pytest.raises(ConfigError, match=r'"median" is the older spelling of a rule, .*leave out outer\.norm_clip'):
-        check_methods(clipped)
-    check_methods(clipped.changed(outer={"norm_clip": "none"}))
-
-
 @pytest.mark.parametrize(
     ("line", "message"),
     [
@@ -115,73 +107,6 @@ def test_what_cannot_be_a_table_of_a_rule_is_refused_where_it_is_read(line: str,
     with pytest.raises(ConfigError, match=message) as caught:
         manifest_with(line)
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("table", "message"),
-    [
-        ({"rule": "krumm"}, r"aggregation rule krumm is not known here; .*did you mean krum\?"),
-        ({"rule": "krum", "ff": 1}, r"unknown key outer\.aggregation\.ff; did you mean f\?"),
-        ({"rule": "median", "f": 1}, r"unknown key outer\.aggregation\.f; median has none of its own"),
-        ({"rule": "krum", "f": 0}, "0 is the rule mean"),
-        ({"rule": "nnm", "then": "median"}, "goes by coordinates"),
-    ],
-)
-def test_a_rule_or_a_key_that_is_not_there_is_told_with_the_nearest(table: dict[str, Any], message: str):
-    with pytest.raises(ConfigError, match=message):
-        check_methods(preset_manifest("sparseloco", outer={"norm_clip": None, "aggregation": table}))
-
-
-@pytest.mark.parametrize("rule", ["krum", "rfa", "nnm", "median", "arc"])
-def test_a_reduce_leaves_a_mean_and_refuses_what_compares_peers(rule: str):
-    given = {"outer": {"norm_clip": None, "aggregation": {"rule": rule}}, "compressor": DENSE}
-    with pytest.raises(ConfigError, match=rf'rule = "{rule}" does not fit exchange.kind = "reduce".*"gather"'):
-        check_methods(preset_manifest("diloco", **given))
-    check_methods(preset_manifest("diloco", exchange={"kind": "gather"}, **given))
-
-
-@pytest.mark.parametrize("table", [{"rule": "mean"}, {"rule": "norm_clip"}, {"rule": "arc", "then": "mean"}])
-def test_a_reduce_takes_what_looks_at_norms(table: dict[str, Any]):
-    check_methods(preset_manifest("diloco", outer={"norm_clip": None, "aggregation": table}))
-
-
-@pytest.mark.parametrize("rule", ["median", "trimmed_mean", "meamed"])
-@pytest.mark.parametrize("chain", ["topk(k=64, chunk=4096) >> signmag2", "randk", "threshold(k=64)"])
-def test_coordinates_of_sparse_frames_are_refused_as_hardly_any_would_move(rule: str, chain: str):
-    given = {"norm_clip": None, "aggregation": {"rule": rule}}
-    with pytest.raises(ConfigError, match="most of what a peer sends is zeros"):
-        check_methods(preset_manifest("sparseloco", outer=given, compressor={"chain": chain}))
-    check_methods(preset_manifest("sparseloco", outer=given, compressor={"chain": "int4", "feedback": "none"}))
-
-
-@pytest.mark.parametrize("rule", [name for name in aggregation_names() if name not in ("mean", "norm_clip")])
-@pytest.mark.parametrize("method", ["partial_updates", "spes"])
-@pytest.mark.parametrize("exchange", ["gather", "reduce"])
-def test_where_peers_train_different_parts_a_rule_that_compares_them_is_refused(exchange: str, method: str, rule: str):
-    """Krum would choose one slice's owner in each round, and no other slice would be trained."""
-    given: dict[str, Any] = {"exchange": {"kind": exchange}, "compressor": DENSE}
-    with pytest.raises(ConfigError, match=rf'rule = "{rule}" does not fit outer.method {method}: .*different parts'):
-        check_methods(preset_manifest(method, outer={"norm_clip": None, "aggregation": {"rule": rule}}, **given))
-    for fits in ("mean", "norm_clip"):
-        check_methods(preset_manifest(method, outer={"norm_clip": None, "aggregation": {"rule": fits}}, **given))
-
-
-def test_a_pair_has_nobody_to_compare_with():
-    with pytest.raises(ConfigError, match='rule = "rfa": of two contributions nobody can tell'):
-        check_methods(preset_manifest("noloco", outer={"aggregation": {"rule": "rfa"}}))
-    check_methods(preset_manifest("noloco", outer={"aggregation": {"rule": "mean"}}))
-
-
-def test_a_method_that_takes_each_contribution_has_a_rule_of_its_own(monkeypatch: pytest.MonkeyPatch):
-    import dataclasses
-
-    from decentral.optimizers import CHANGE
-
-    each = (dataclasses.replace(CHANGE, combine="each"),)
-    monkeypatch.setattr("decentral.optimizers.sparseloco.SparseLoCo.channels", lambda self: each)
-    with pytest.raises(ConfigError, match=r"outer\.method sparseloco, which takes every contribution as it is"):
-        check_methods(krum())
-    check_methods(preset_manifest("sparseloco"))
 
 
 @pytest.mark.parametrize("then", ["rfa(start=zero)", "nnm(then=krum)", "krum"])

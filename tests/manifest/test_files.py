@@ -62,7 +62,6 @@ def one_line(error: ConfigError) -> str:
         ('kind = "gather"', 'kind = "gathr"', r"exchange.kind = 'gathr': input should be 'gather', 'reduce' or 'pair'"),
         ('kind = "gather"', "", r"exchange.kind is missing; kind means: gather: all to all"),
         ('[exchange]\nkind = "gather"', "", r"exchange is missing; add the table \[exchange\]"),
-        ('[exchange]\nkind = "gather"', "", r"exchange is missing"),
         ('name = "small"', 'name = "../etc"', r"run.name = '../etc': has characters that do not belong"),
         ('name = "small"', 'name = "a\\nb"', r"run.name = 'a\\nb': has characters that do not belong"),
         ('name = "small"', f'name = "{"a" * 65}"', r"run.name = .*\.\.\.: has characters .*, or too many"),
@@ -156,7 +155,7 @@ TOML_PIECES = st.sampled_from(
 
 
 @given(st.lists(TOML_PIECES, max_size=30).map("".join) | st.text(max_size=60))
-@settings(max_examples=800, deadline=None)
+@settings(max_examples=250, deadline=None)
 def test_any_text_ends_in_one_printable_line(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_manifest(text)
@@ -164,7 +163,7 @@ def test_any_text_ends_in_one_printable_line(text: str) -> None:
 
 
 @given(st.data())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_a_mutated_manifest_is_read_or_refused_in_one_line(data: st.DataObject) -> None:
     position = data.draw(st.integers(0, len(GOOD)))
     cut = data.draw(st.integers(0, 5))

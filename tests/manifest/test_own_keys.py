@@ -25,23 +25,21 @@ def manifest_with(line: str) -> Manifest:
     return parse_manifest(TEXT.format(line=line))
 
 
-@pytest.mark.parametrize("value", ["[1]", "{a = 1}", "true", "1979-05-27", "07:32:00", "1979-05-27T07:32:00Z"])
-def test_what_is_no_number_and_no_word_is_refused(value: str) -> None:
-    with pytest.raises(ConfigError, match=r"^manifest: outer: delay of a method must be a number or a word$"):
-        manifest_with(f"delay = {value}")
+NO_VALUES = {  # of what a table holds, and why it is no value of a key
+    "delay of a method must be a number or a word": [
+        *("[1]", "{a = 1}", "true", "1979-05-27", "07:32:00", "1979-05-27T07:32:00Z"),
+    ],
+    "delay must be finite": ["nan", "inf", "-inf", "1e400"],
+    # it ended in a traceback, or had the digest of another
+    r"delay must be between -2\*\*53 and 2\*\*53": [str(2**53 + 1), str(-(2**53) - 1), str(10**400)],
+}
 
 
-@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e400"])
-def test_a_number_that_is_not_finite_is_refused(value: str) -> None:
-    with pytest.raises(ConfigError, match=r"^manifest: outer: grace must be finite$"):
-        manifest_with(f"grace = {value}")
-
-
-@pytest.mark.parametrize("value", [2**53 + 1, -(2**53) - 1, 10**400], ids=["2**53+1", "-2**53-1", "10**400"])
-def test_a_whole_number_that_no_float_has_is_refused(value: int) -> None:
-    """It ended in a traceback, or had the digest of another."""
-    with pytest.raises(ConfigError, match=r"^manifest: outer: delay must be between -2\*\*53 and 2\*\*53$"):
-        manifest_with(f"delay = {value}")
+@pytest.mark.parametrize("why", NO_VALUES)
+def test_what_is_no_word_and_no_number_that_a_float_has_is_refused(why: str) -> None:
+    for value in NO_VALUES[why]:
+        with pytest.raises(ConfigError, match=f"^manifest: outer: {why}$"):
+            manifest_with(f"delay = {value}")
 
 
 @pytest.mark.parametrize(

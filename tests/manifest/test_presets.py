@@ -19,18 +19,12 @@ def test_classes_are_those_of_the_documents_slowest_first() -> None:
 
 
 @pytest.mark.parametrize("one", classes(), ids=lambda one: one.up_to)
-def test_every_class_names_a_preset_of_which_something_is_known(one) -> None:
+def test_every_class_names_a_preset_of_which_something_is_known_and_its_table_is_in_the_log(one) -> None:
+    """No figure without the entry that it is from."""
     known = find_justification(one.preset)
     assert known is not None
     assert known.least <= known.shown
     assert preset_manifest(one.preset).outer.method == one.preset
-
-
-@pytest.mark.parametrize("one", classes(), ids=lambda one: one.up_to)
-def test_the_table_that_stands_behind_a_preset_is_in_the_log(one) -> None:
-    """No figure without the entry that it is from."""
-    known = find_justification(one.preset)
-    assert known is not None
     place, date, title = known.table.split(", ", 2)
     assert place == "experiments/LOG.md"
     assert f"## {date} {title}\n" in LOG.read_text(encoding="utf-8")
@@ -173,10 +167,5 @@ def test_a_period_of_no_rounds_is_refused_by_its_key(key: str) -> None:
         check_methods(preset_manifest("des_loc", outer={key: 0}))
 
 
-def test_the_median_clip_is_refused_for_pairs_and_unset_it_changes_no_digest() -> None:
-    pairs = preset_manifest("noloco", outer={"norm_clip": "median"})
-    with pytest.raises(ConfigError, match=r'outer\.norm_clip = "median": of two contributions nobody can tell'):
-        check_methods(pairs)
-    check_methods(preset_manifest("noloco", outer={"norm_clip": "none"}))
-    check_methods(preset_manifest("streaming", outer={"norm_clip": "median"}))
+def test_a_clip_that_is_unset_changes_no_digest() -> None:
     assert b"norm_clip" not in canonical(preset_manifest("streaming", outer={"norm_clip": None}))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -15,7 +16,7 @@ from decentral.manifest import check_methods
 from decentral.optimizers.base import Live
 from decentral.optimizers.edit import EDiT
 from tests.kit.gossip_learners import Learner
-from tests.kit.nodes import Lab, Member, tiny_model
+from tests.kit.nodes import Lab, Member, run_in_lab, scene, small_terms, tiny_model
 from tests.kit.partitions import settle
 
 SPARSE = {"chain": "topk(k=64, chunk=4096) >> signmag2", "feedback": "ef(beta=0.95)"}
@@ -32,13 +33,12 @@ class Wild(Learner):
             self.model.write(fragment, before_N - 1e6 * (self.model.read(fragment) - before_N))
 
 
-def run(run_lab: Any, terms: Any, kinds: list[type[Learner]], rule: dict[str, Any] | None, **tables: Any) -> float:
+def run(kinds: Sequence[type[Learner]], rule: dict[str, Any] | None, **tables: Any) -> float:
     """The length of the anchor after some rounds that began at zero."""
     seen: list[float] = []
 
     async def script(lab: Lab) -> None:
-        for kind in kinds:
-            lab.add(kind=kind)
+        await lab.start(kinds)
         await settle(lab)
         for member in lab.members:
             member.idle = False
@@ -50,42 +50,42 @@ def run(run_lab: Any, terms: Any, kinds: list[type[Learner]], rule: dict[str, An
         seen.append(float(first.norm()))
 
     outer = {"norm_clip": None, "aggregation": rule}
-    manifest = terms("sparseloco").changed(inner={"steps": 4}, outer=outer, **tables)
+    manifest = small_terms("sparseloco").changed(inner={"steps": 4}, outer=outer, **tables)
     check_methods(manifest)
-    run_lab(manifest, script, make_model=tiny_model)
+    run_in_lab(manifest, script, make_model=tiny_model)
     return seen[0]
 
 
+@functools.cache
+def honest(chain: str, exchange: str = "gather") -> float:
+    """The same of three that all learn."""
+    (compressor,) = (one for one in (SPARSE, DENSE) if one["chain"] == chain)
+    return run([Learner] * 3, None, compressor=compressor, exchange={"kind": exchange})
+
+
+def of_rules(*rows: tuple[dict[str, Any], dict[str, str], str]) -> list[Any]:  # Any: as tables.long_but
+    return [pytest.param(*row, id=f"{row[0]['rule']} {row[2]}") for row in rows]
+
+
 @pytest.mark.parametrize(
-    ("rule", "compressor"),
-    [
-        ({"rule": "rfa"}, SPARSE),
-        ({"rule": "krum"}, SPARSE),  # of three it cannot choose: they are shortened
-        ({"rule": "nnm", "then": "centered_clip(iterations=3)"}, SPARSE),
-        ({"rule": "bucketing", "size": 1}, SPARSE),
-        ({"rule": "median"}, DENSE),
-        ({"rule": "trimmed_mean", "f": 1}, DENSE),
-    ],
-    ids=lambda one: one.get("rule", ""),
+    ("rule", "compressor", "exchange"),
+    of_rules(
+        ({"rule": "rfa"}, SPARSE, "gather"),
+        ({"rule": "krum"}, SPARSE, "gather"),  # of three it cannot choose: they are shortened
+        ({"rule": "nnm", "then": "centered_clip(iterations=3)"}, SPARSE, "gather"),
+        ({"rule": "trimmed_mean", "f": 1}, DENSE, "gather"),
+        ({"rule": "arc", "f": 1, "then": "mean"}, DENSE, "reduce"),  # owners shorten by the norms of their parts
+    ),
 )
 def test_three_peers_agree_and_one_of_them_may_learn_nonsense(
-    run_lab: Any, terms: Any, rule: dict[str, Any], compressor: dict[str, str]
+    rule: dict[str, Any], compressor: dict[str, str], exchange: str
 ) -> None:
-    honest = run(run_lab, terms, [Learner] * 3, None, compressor=compressor)
-    borne = run(run_lab, terms, [Learner, Learner, Wild], rule, compressor=compressor)
-    assert 0 < borne < 10 * honest
+    borne = run([Learner, Learner, Wild], rule, compressor=compressor, exchange={"kind": exchange})
+    assert 0 < borne < 10 * honest(compressor["chain"], exchange)
 
 
-def test_the_mean_follows_whoever_learns_nonsense(run_lab: Any, terms: Any) -> None:
-    honest = run(run_lab, terms, [Learner] * 3, None, compressor=DENSE)
-    assert run(run_lab, terms, [Learner, Learner, Wild], {"rule": "mean"}, compressor=DENSE) > 1e3 * honest
-
-
-def test_owners_of_a_reduce_shorten_by_the_norms_of_their_parts(run_lab: Any, terms: Any) -> None:
-    tables = {"compressor": DENSE, "exchange": {"kind": "reduce"}}
-    honest = run(run_lab, terms, [Learner] * 3, None, **tables)
-    borne = run(run_lab, terms, [Learner, Learner, Wild], {"rule": "arc", "f": 1, "then": "mean"}, **tables)
-    assert 0 < borne < 10 * honest
+def test_the_mean_follows_whoever_learns_nonsense() -> None:
+    assert run([Learner, Learner, Wild], {"rule": "mean"}, compressor=DENSE) > 1e3 * honest(DENSE["chain"])
 
 
 class Understates(EDiT):
@@ -108,27 +108,22 @@ class Modest(Member):
         return 1e3 * super().target(fragment)
 
 
-@pytest.mark.parametrize("exchange", ["reduce", "gather"])
-def test_who_sends_far_too_much_and_states_a_small_norm_does_not_move_edit(
-    run_lab: Any, terms: Any, exchange: str
-) -> None:
-    """The other two are 67 long; one step to the third would be 20,000."""
-
-    async def script(lab: Lab) -> None:
-        for kind in (None, None, Modest):
-            lab.add(kind=kind)
-        await lab.all_members()
-        await lab.rounds(5)
-        lab.check_equal()
-        assert float(lab.members[0].node.replica.anchors[0].norm()) < 200.0
-        last = [commit.record for commit in lab.members[0].log if commit.record.frames][-1]
-        assert len(contributions(last)) == 3
-        assert bool(last.partition) == (exchange == "reduce")
-
-    outer = {"clip": 1e9}
-    run_lab(terms("edit").changed(outer=outer, exchange={"kind": exchange}), script, make_model=wide_enough)
-
-
 def wide_enough() -> torch.nn.Module:
     """Each of three owns a part of a reduce: they are cut at multiples of 4096."""
     return torch.nn.Linear(128, 128)
+
+
+@pytest.mark.parametrize("exchange", ["reduce", "gather"])
+@scene(
+    lambda exchange: small_terms("edit").changed(outer={"clip": 1e9}, exchange={"kind": exchange}),
+    peers=(None, None, Modest),
+    rounds=5,
+    make_model=wide_enough,
+)
+async def test_who_sends_far_too_much_and_states_a_small_norm_does_not_move_edit(lab: Lab, exchange: str) -> None:
+    """The other two are 67 long; one step to the third would be 20,000."""
+    lab.check_equal()
+    assert float(lab.members[0].node.replica.anchors[0].norm()) < 200.0
+    last = [commit.record for commit in lab.members[0].log if commit.record.frames][-1]
+    assert len(contributions(last)) == 3
+    assert bool(last.partition) == (exchange == "reduce")

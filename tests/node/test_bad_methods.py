@@ -1,16 +1,21 @@
-"""A method that returns what nobody can use: the run stands as it was, on every peer alike, and says whose fault."""
+"""A method or a rule that gives what nobody can use: the run stands as it was on every peer, and says whose fault.
+
+tests/replica/test_weights.py has each value that is refused; here it reaches rounds, and ends no process.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 
 from decentral.observe.health import Notices
+from decentral.optimizers import Aggregation
+from decentral.optimizers.aggregation.base import Needs, Sent
 from decentral.optimizers.base import Live, Speaking
 from decentral.optimizers.diloco import DiLoCo
 from decentral.optimizers.pair_averaging import ADPSGD
@@ -18,59 +23,91 @@ from decentral.replica.pair_step import GossipStep
 from decentral.training.live_side import LiveSide
 from decentral.training.schedule import SyncSchedule
 from tests.kit.gossip_learners import Learner
-from tests.kit.nodes import Lab, tiny_model
+from tests.kit.nodes import Lab, scene, small_terms, tiny_model
 from tests.kit.partitions import settle
 
-Bad = Callable[..., Any]
 
-
-def bad(name: str, returns: Bad) -> DiLoCo:
+def bad(name: str, returns: Callable[..., Any]) -> DiLoCo:
     """DiLoCo, but for one function."""
     made: type[DiLoCo] = dataclasses.make_dataclass("Bad", [], bases=(DiLoCo,), frozen=True, namespace={name: returns})
     return made(lr=0.5, momentum=0.0)
 
 
-FAULTS = {
+METHODS = {
     "negative weights": bad("weights", lambda self, told, given, state: [-1.0] * len(told)),
-    "weights that are NaN": bad("weights", lambda self, told, given, state: [math.nan] * len(told)),
-    "weights that are infinite": bad("weights", lambda self, told, given, state: [math.inf] * len(told)),
     "too few weights": bad("weights", lambda self, told, given, state: given[1:]),
-    "no weights": bad("weights", lambda self, told, given, state: None),
+    "what is not there": bad("weights", lambda self, told, given, state: [one.loss for one in told]),
     "an anchor that is NaN": bad("outer_step", lambda self, x, received, state, info: (x * math.nan, dict(state))),
     "an anchor too long": bad("outer_step", lambda self, x, received, state, info: (torch.cat([x, x]), dict(state))),
     "no state": bad("outer_step", lambda self, x, received, state, info: (x - received["change"], {})),
     "tensors that do not fit": bad("outer_step", lambda self, x, received, state, info: (x + x[:-1], dict(state))),
-    "what is not there": bad("weights", lambda self, told, given, state: [one.loss for one in told]),
     "an error": bad("outer_step", lambda self, x, received, state, info: (x, {"momentum": state["velocity"]})),
+}
+RULES: dict[str, tuple[Callable[[Sent], Any], str]] = {  # by fault: what it weighs, and what is told
+    "raises": (
+        lambda sent: [1 / (one - one) for one in sent.norm_K.tolist()],
+        "bad: weigh raised ZeroDivisionError",
+    ),
+    "shapes": (lambda sent: torch.ones(2) + torch.ones(3), "bad: weigh raised RuntimeError: The size of tensor"),
+    "NaN": (lambda sent: [math.nan] * len(sent), "bad: weigh gave NaN or Inf"),
+    "too few": (lambda sent: [1.0], "bad: weigh gave no float32 for each of 3"),
+    "a sum": (lambda sent: [3e38] * len(sent), "the mean of the contributions is beyond float32"),
 }
 
 
-@pytest.mark.parametrize("exchange", ["gather", "reduce"])
-@pytest.mark.parametrize("fault", FAULTS)
-def test_what_a_method_returns_and_nobody_can_use_moves_nothing_and_ends_no_process(
-    run_lab: Any, terms: Any, exchange: str, fault: str
-) -> None:
-    async def script(lab: Lab) -> None:
-        for _ in range(3):
-            lab.add(kind=Learner)
-        await settle(lab)
-        before = lab.members[0].node.replica.anchors[0]
-        for member in lab.members:
-            member.node.replica.method, member.idle = FAULTS[fault], False
-        await lab.rounds(2)
-        await settle(lab)
-        for member in lab.members:
-            assert torch.equal(member.node.replica.anchors[0], before)
-            told = [fields for event, fields in member.events if event == "unmoved"]
-            assert len(told) >= 2
-            assert {one["method"] for one in told} == {"diloco"}
-            assert all(one["why"].startswith(("weights", "outer_step")) for one in told)
-            member.node.replica.method, member.idle = DiLoCo(lr=0.5, momentum=0.0), False
-        await lab.rounds(2)
-        lab.check_equal()
-        assert not torch.equal(lab.members[0].node.replica.anchors[0], before)
+@dataclasses.dataclass(frozen=True, slots=True)
+class BadRule(Aggregation):
+    """Looks at norms, and is wrong."""
 
-    run_lab(terms("diloco").changed(exchange={"kind": exchange}), script, make_model=tiny_model)
+    name: ClassVar[str] = "bad"
+    fault: Callable[[Sent], Any]
+
+    @property
+    def needs(self) -> Needs:
+        return "norms"
+
+    def weigh(self, sent: Sent) -> list[float]:
+        return list(self.fault(sent))
+
+
+def with_rule(member: Learner, rule: Aggregation) -> None:
+    member.node.replica.rule = rule
+
+
+@pytest.mark.parametrize("exchange", ["gather", "reduce"])
+@pytest.mark.parametrize("fault", [*METHODS, *RULES])
+@scene(
+    lambda exchange: small_terms("diloco").changed(exchange={"kind": exchange}),
+    peers=[Learner] * 3,
+    make_model=tiny_model,
+)
+async def test_what_is_given_and_nobody_can_use_moves_nothing_and_ends_no_process(
+    lab: Lab, exchange: str, fault: str
+) -> None:
+    await settle(lab)
+    before, sound = lab.members[0].node.replica.anchors[0], lab.members[0].node.replica.rule
+    for member in lab.members:
+        member.node.replica.method = METHODS.get(fault, DiLoCo(lr=0.5, momentum=0.0))
+        if fault in RULES:
+            with_rule(member, BadRule(RULES[fault][0]))
+        member.idle = False
+    await lab.rounds(2)
+    await settle(lab)
+    told = [fields for member in lab.members for fields in member.happened("unmoved")]
+    if fault in RULES:  # those of a reduce that owned nothing saw no norms
+        assert len(told) >= 2
+        assert all(RULES[fault][1] in str(one["why"]) for one in told)
+    else:
+        assert all(len(member.happened("unmoved")) >= 2 for member in lab.members)
+        assert {one["method"] for one in told} == {"diloco"}
+        assert all(one["why"].startswith(("weights", "outer_step")) for one in told)
+    for member in lab.members:
+        assert torch.equal(member.node.replica.anchors[0], before)
+        member.node.replica.method, member.idle = DiLoCo(lr=0.5, momentum=0.0), False
+        with_rule(member, sound)
+    await lab.rounds(2)
+    lab.check_equal()
+    assert not torch.equal(lab.members[0].node.replica.anchors[0], before)
 
 
 class Chatty(Speaking, DiLoCo):
@@ -90,20 +127,20 @@ class Wordy(Learner):
 
 
 @pytest.mark.parametrize("exchange", ["gather", "reduce"])
-def test_a_summary_that_is_too_long_stays_at_home_and_ends_no_process(run_lab: Any, terms: Any, exchange: str) -> None:
-    async def script(lab: Lab) -> None:
-        for _ in range(2):
-            lab.add(kind=Wordy)
-        await lab.rounds(3)
-        lab.check_equal()
-        for member in lab.members:
-            told = [fields for event, fields in member.events if event == "unsaid"]
-            assert len(told) >= 2
-            assert told[-1]["round"] >= told[0]["round"] + 1
-            assert told[0]["why"].startswith("summary gave 65 bytes")
-            assert "went without a summary: diloco: summary gave 65 bytes" in str(Notices().hear("unsaid", told[0], ""))
-
-    run_lab(terms("diloco").changed(exchange={"kind": exchange}), script, make_model=tiny_model)
+@scene(
+    lambda exchange: small_terms("diloco").changed(exchange={"kind": exchange}),
+    peers=[Wordy] * 2,
+    rounds=3,
+    make_model=tiny_model,
+)
+async def test_a_summary_that_is_too_long_stays_at_home_and_ends_no_process(lab: Lab, exchange: str) -> None:
+    lab.check_equal()
+    for member in lab.members:
+        told = member.happened("unsaid")
+        assert len(told) >= 2
+        assert told[-1]["round"] >= told[0]["round"] + 1
+        assert told[0]["why"].startswith("summary gave 65 bytes")
+        assert "went without a summary: diloco: summary gave 65 bytes" in str(Notices().hear("unsaid", told[0], ""))
 
 
 class BadPair(ADPSGD):
@@ -137,14 +174,10 @@ class Paired(Learner):
         self.outcomes.append(outcome)
 
 
-def test_a_gossip_step_that_nobody_can_use_is_told_as_such_and_what_was_learnt_is_given_up(
-    run_lab: Any, terms: Any
-) -> None:
-    async def script(lab: Lab) -> None:
-        members: list[Any] = [lab.add(kind=Paired) for _ in range(2)]
-        await lab.until(lambda: all(len(member.outcomes) >= 3 for member in members))
-        for member in members:
-            assert all(outcome.unmoved for outcome in member.outcomes)
-            assert set(member.method.booked) == {"lost"}
-
-    run_lab(terms("ad_psgd"), script, make_model=tiny_model)
+@scene("ad_psgd", peers=[Paired] * 2, make_model=tiny_model)
+async def test_a_gossip_step_that_nobody_can_use_is_told_as_such_and_what_was_learnt_is_given_up(lab: Lab) -> None:
+    members: list[Any] = lab.members
+    await lab.until(lambda: all(len(member.outcomes) >= 3 for member in members))
+    for member in members:
+        assert all(outcome.unmoved for outcome in member.outcomes)
+        assert set(member.method.booked) == {"lost"}

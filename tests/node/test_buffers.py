@@ -11,8 +11,8 @@ from decentral.consensus.chain import contributions
 from decentral.node.node import largest_offer, make_replica
 from decentral.parameters import schema_of
 from decentral.replica.contents import Tail
-from tests.kit.nodes import Lab, Member
-from tests.kit.tables import SYNCHRONOUS_WIRES
+from tests.kit.nodes import Lab, Member, scene, small_terms
+from tests.kit.tables import DOSED_WIRES
 
 
 def normed() -> torch.nn.Module:
@@ -37,21 +37,19 @@ def mean_of_the_last(lab: Lab, member: Member) -> float:
     return float(torch.tensor(named, dtype=torch.float64).mean().to(torch.float32))
 
 
-@pytest.mark.parametrize("preset", SYNCHRONOUS_WIRES)
-def test_the_buffers_of_a_commit_are_the_mean_of_those_that_it_names(run_lab, terms, preset):
-    async def script(lab: Lab) -> None:
-        for _ in range(3):
-            lab.add()
-        await lab.all_members()
-        await lab.rounds(4)
-        await lab.until(lambda: all(map(is_applied, lab.members)))
-        for member in lab.members:
-            assert shared(member) == [mean_of_the_last(lab, member)]
-        assert shared(lab.members[0]) == [1.0]  # of 0, 1 and 2
-        lab.check_equal()
-
-    outer = {"fragments": 2} if preset == "streaming" else {}
-    run_lab(terms(preset).changed(outer=outer), script, make_model=normed)
+@pytest.mark.parametrize("preset", DOSED_WIRES)
+@scene(
+    lambda preset: small_terms(preset).changed(outer=({"fragments": 2} if preset == "streaming" else {})),
+    peers=3,
+    rounds=4,
+    make_model=normed,
+)
+async def test_the_buffers_of_a_commit_are_the_mean_of_those_that_it_names(lab, preset):
+    await lab.until(lambda: all(map(is_applied, lab.members)))
+    for member in lab.members:
+        assert shared(member) == [mean_of_the_last(lab, member)]
+    assert shared(lab.members[0]) == [1.0]  # of 0, 1 and 2
+    lab.check_equal()
 
 
 class LiesOfItsOwn(Member):
@@ -86,73 +84,57 @@ def wide() -> torch.nn.Module:
     [
         ("sparseloco", LiesOfItsOwn, 2, 7.0),
         ("diloco", LiesOfItsOwn, 2, 7.0),
-        *(("diloco", LiesOfThoseOfAll, place, 1.0) for place in range(3)),
+        ("diloco", LiesOfThoseOfAll, 0, 1.0),
+        ("diloco", LiesOfThoseOfAll, 1, 1.0),
     ],
 )
-def test_one_of_three_that_lies_of_buffers_moves_them_no_further_than_the_others_differ(
-    run_lab, terms, preset, liar, place, most
+@scene(make_model=wide)
+async def test_one_of_three_that_lies_of_buffers_moves_them_no_further_than_the_others_differ(
+    lab, preset, liar, place, most
 ):
     """The others have 0 and 1, and of three the mean takes in what is within 15 times the smaller gap."""
-
-    async def script(lab: Lab) -> None:
-        for number in range(3):
-            lab.add(kind=liar if number == place else None)
-        await lab.all_members()
-        await lab.rounds(3)
-        await lab.until(lambda: all(map(is_applied, lab.members)))
-        lab.check_equal()
-        assert all(0.0 <= value <= most for member in lab.members for value in shared(member))
-        named = [len(contributions(commit.record)) for commit in lab.members[0].log if commit.record.frames]
-        assert named[-1] == 3
-
-    run_lab(terms(preset), script, make_model=wide)
+    await lab.start([liar if number == place else None for number in range(3)], rounds=3)
+    await lab.until(lambda: all(map(is_applied, lab.members)))
+    lab.check_equal()
+    assert all(0.0 <= value <= most for member in lab.members for value in shared(member))
+    named = [len(contributions(commit.record)) for commit in lab.members[0].log if commit.record.frames]
+    assert named[-1] == 3
 
 
 @pytest.mark.parametrize("preset", ["sparseloco", "diloco"])
 @pytest.mark.parametrize(("rounds", "adopts"), [(1, False), (40, True)])
-def test_a_peer_that_was_cut_off_has_the_buffers_of_the_others_again(run_lab, terms, preset, rounds, adopts):
+@scene(peers=3, make_model=normed)
+async def test_a_peer_that_was_cut_off_has_the_buffers_of_the_others_again(lab, preset, rounds, adopts):
     """After a round it replays the frames that it missed, after many it takes a snapshot."""
-
-    async def script(lab: Lab) -> None:
-        for _ in range(3):
-            lab.add()
-        await lab.all_members()
-        *others, lost = lab.members
-        lost.idle = True
-        lab.cut([lost], others)
-        goal = max(member.rounds for member in others) + rounds
-        await lab.until(lambda: all(member.rounds >= goal and is_applied(member) for member in others))
-        assert shared(others[0]) == [mean_of_the_last(lab, others[0])]
-        for member in others:
-            member.idle = True
-        lab.heal([lost], others)
-        await lab.until(lambda: lost.node.replica.digest == others[0].node.replica.digest)
-        assert shared(lost) == shared(others[0])
-        assert any(event == "resynced" for event, _ in lost.events) == adopts
-        told = [update.buffers_B for update in lost.all_updates if update.after_N is not None]
-        assert torch.equal(told[-1], lost.node.replica.buffers_B)
-
-    run_lab(terms(preset), script, make_model=normed)
+    *others, lost = lab.members
+    lost.idle = True
+    lab.cut([lost], others)
+    goal = max(member.rounds for member in others) + rounds
+    await lab.until(lambda: all(member.rounds >= goal and is_applied(member) for member in others))
+    assert shared(others[0]) == [mean_of_the_last(lab, others[0])]
+    for member in others:
+        member.idle = True
+    lab.heal([lost], others)
+    await lab.until(lambda: lost.node.replica.digest == others[0].node.replica.digest)
+    assert shared(lost) == shared(others[0])
+    assert bool(lost.happened("resynced")) == adopts
+    told = [update.buffers_B for update in lost.all_updates if update.after_N is not None]
+    assert torch.equal(told[-1], lost.node.replica.buffers_B)
 
 
-def test_both_of_a_pair_take_the_mean_and_a_newcomer_begins_with_its_donors(run_lab, terms):
-    async def script(lab: Lab) -> None:
-        lab.add()
-        lab.add()
-        await lab.all_members()
-        await lab.until(lambda: all(any(swap.partner for swap in member.swaps) for member in lab.members))
-        for member in lab.members:
-            together = [swap for swap in member.swaps if swap.partner is not None]
-            assert torch.unique(together[-1].buffers_B[:-1]).tolist() == [0.5]
-        third = lab.add()
-        await lab.until(lambda: third.node.ready.is_set())
-        assert shared(third) in ([0.5], [0.0], [1.0])  # of a pair, or of a step that its donor took alone
-
-    run_lab(terms("noloco"), script, make_model=normed)
+@scene("noloco", peers=2, make_model=normed)
+async def test_both_of_a_pair_take_the_mean_and_a_newcomer_begins_with_its_donors(lab):
+    await lab.until(lambda: all(any(swap.partner for swap in member.swaps) for member in lab.members))
+    for member in lab.members:
+        together = [swap for swap in member.swaps if swap.partner is not None]
+        assert torch.unique(together[-1].buffers_B[:-1]).tolist() == [0.5]
+    third = lab.add()
+    await lab.until(lambda: third.node.ready.is_set())
+    assert shared(third) in ([0.5], [0.0], [1.0])  # of a pair, or of a step that its donor took alone
 
 
-def test_the_anchors_digest_names_the_buffers_and_an_offer_has_room_for_them(terms):
-    manifest, schema = terms("sparseloco"), schema_of(normed())
+def test_the_anchors_digest_names_the_buffers_and_an_offer_has_room_for_them():
+    manifest, schema = small_terms("sparseloco"), schema_of(normed())
     anchors, buffers = [torch.zeros(fragment.numel) for fragment in schema.fragments], torch.zeros(schema.buffer_numel)
     one, other = make_replica(manifest, schema, anchors, buffers), make_replica(manifest, schema, anchors, buffers + 1)
     assert one.digest != other.digest == one.digest_of(other.shared_tensors())

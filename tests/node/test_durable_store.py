@@ -15,13 +15,12 @@ from decentral.node.durable_store import DurableStore
 from decentral.replica.contribution import header_after
 from decentral.replica.replica import OWED
 from decentral.simulate.disk import RecordingDisk
-from decentral.state.durable import Disk
+from decentral.state.durable import DISK, Disk
 from decentral.wire.frames import FrameKind, seal
 from decentral.wire.messages import Commit, FrameRef
-from tests.kit.chains import START, record
 from tests.kit.history import ME, RUN, SIGNERS, History, make_history, make_record
-from tests.kit.life import Life, found_in
-from tests.kit.machines import ref, signer_of
+from tests.kit.life import CHECKPOINT_EVERY, Life, found_in
+from tests.kit.machines import START, record, ref, signer_of
 
 ROUNDS = 9
 
@@ -31,10 +30,14 @@ def history() -> History:
     return make_history(ROUNDS)
 
 
+def lived_in(history: History, folder: Path, disk: Disk = DISK, checkpoint_every: int = CHECKPOINT_EVERY) -> Life:
+    return Life(history, folder, lambda word, round_: None, disk, checkpoint_every)
+
+
 @pytest.fixture
 def lived(history, tmp_path) -> Path:
     """The folder of a peer that lived through nine rounds, with checkpoints at 4, 6 and 8."""
-    life = Life(history, tmp_path, lambda word, round_: None)
+    life = lived_in(history, tmp_path)
     life.go_on(ROUNDS)
     life.close()
     return tmp_path
@@ -67,7 +70,7 @@ def test_frames_that_cannot_be_deleted_stop_nobody(history, tmp_path):
                 raise PermissionError(13, "Permission denied")
             super().remove(path)
 
-    life = Life(history, tmp_path, lambda word, round_: None, Sticky())
+    life = lived_in(history, tmp_path, Sticky())
     life.go_on(ROUNDS)
     life.close()
     assert len(list((tmp_path / "frames").iterdir())) == 2 * ROUNDS
@@ -75,7 +78,7 @@ def test_frames_that_cannot_be_deleted_stop_nobody(history, tmp_path):
 
 
 def test_commits_that_came_while_a_checkpoint_was_written_are_kept(history, tmp_path):
-    life = Life(history, tmp_path, lambda word, round_: None, checkpoint_every=100)
+    life = lived_in(history, tmp_path, checkpoint_every=100)
     life.save()
     for _ in range(4):
         head, tensors = life.head, life.replica.shared_tensors()
@@ -89,11 +92,11 @@ def test_commits_that_came_while_a_checkpoint_was_written_are_kept(history, tmp_
 
 
 def test_a_peer_killed_whenever_it_writes_a_checkpoint_loses_no_commit(history, tmp_path):
-    first = Life(history, tmp_path, lambda word, round_: None)
+    first = lived_in(history, tmp_path)
     first.save()
     first.close()
     for last in range(1, ROUNDS + 1):
-        life = Life(history, tmp_path, lambda word, round_: None)
+        life = lived_in(history, tmp_path)
         life.save = lambda: None
         life.one_round()
         life.close()
@@ -104,8 +107,9 @@ def test_what_a_crash_left_among_the_frames_is_swept_and_stops_nothing(history, 
     leftover = lived / "frames" / ".tmp-000000000009-abcdef"
     leftover.write_bytes(b"half a fra")
     (lived / "frames" / "notes-of-mine").write_text("not a frame")
-    life = Life(history, lived, lambda word, round_: None)
+    life = lived_in(history, lived)
     assert not leftover.exists()
+    leftover.write_bytes(b"half")  # a write under way on another thread
     for _ in range(3):
         life.save()
     assert (life.head.round, life.replica.digest) == (ROUNDS, history.heads[ROUNDS].anchor)
@@ -118,8 +122,18 @@ def test_a_commit_whose_frame_is_damaged_ends_the_replay_before_it(history, live
     assert (found.round, found.equal) == (8, True)
 
 
+def test_the_last_vote_is_known_without_a_checkpoint_unless_it_was_in_another_run(history, tmp_path):
+    store, record = DurableStore(tmp_path), history.commits[4].record
+    assert store.last_vote(RUN) is None
+    for run, binds in ((RUN, True), (b"\x01" * 32, False)):
+        voted = Acceptor(record.round, 1, 1, replace(record, run=run))
+        store.acceptor.write(voted.to_bytes())
+        assert store.last_vote(RUN) == (voted if binds else None)
+    store.close()
+
+
 def test_commits_of_a_branch_that_was_given_up_do_not_hide_those_after_it(history, tmp_path):
-    life = Life(history, tmp_path, lambda word, round_: None)
+    life = lived_in(history, tmp_path)
     life.save()
     other = make_record(replace(history.heads[0], hash=bytes(32)), ())
     life.store.append(Commit(other, history.commits[0].certificate), [])
@@ -130,7 +144,7 @@ def test_commits_of_a_branch_that_was_given_up_do_not_hide_those_after_it(histor
 
 
 def test_a_vote_ahead_of_the_journal_and_one_behind_it_are_both_kept(history, tmp_path):
-    life = Life(history, tmp_path, lambda word, round_: None)
+    life = lived_in(history, tmp_path)
     life.go_on(4)
     behind = life.store.acceptor.path.read_bytes()
     life.vote(5)
@@ -144,7 +158,7 @@ def test_a_vote_ahead_of_the_journal_and_one_behind_it_are_both_kept(history, tm
 
 def test_a_debt_that_a_replayed_commit_paid_is_not_sent_again(history, lived):
     """The feedback after a commit dies with the process; the checkpoint's is older than what its frame sent."""
-    life = Life(history, lived, lambda word, round_: None)
+    life = lived_in(history, lived)
     found = life.store.load(RUN)
     replica = history.replica()
     replica.load(found.tensors)
@@ -195,7 +209,7 @@ def test_a_restarted_peer_knows_the_way_to_its_head_as_far_as_its_disk_goes(hist
 
 def missed(history: History, tmp_path: Path) -> tuple[Life, Life]:
     """A peer that slept from round 2 on with progress and debt of its own, and one that is at round 7."""
-    behind, ahead = (Life(history, tmp_path / name, lambda word, round_: None) for name in ("behind", "ahead"))
+    behind, ahead = (lived_in(history, tmp_path / name) for name in ("behind", "ahead"))
     behind.go_on(2)
     debt = {"feedback/0/debt": torch.ones_like(behind.replica.anchors[0])}
     behind.store.save(behind.head, {**behind.replica.shared_tensors(), **debt}, {})
@@ -264,46 +278,49 @@ def test_results_that_an_earlier_life_made_leave_nothing_to_owe(history, tmp_pat
     store.close()
 
 
+def owing(history: History) -> dict[str, torch.Tensor]:
+    return {**history.replica().shared_tensors(), "feedback/0/debt": torch.ones(16)}
+
+
+def owes(folder: Path, disk: Disk = DISK) -> bool:
+    """Whether a peer that starts there has a debt."""
+    store = DurableStore(folder, disk=disk)
+    found = store.load(RUN)
+    store.close()
+    assert found is not None
+    return "feedback/0/debt" in found.tensors
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_a_debt_that_was_saved_since_is_owed_after_a_power_cut_in_any_state(seed, history, tmp_path):
     """Of a swap that is booked the note came back, whose removal was never made durable, and took the debt with it."""
-    owing = {**history.replica().shared_tensors(), "feedback/0/debt": torch.ones(16)}
     disk = RecordingDisk(tmp_path)
     store = DurableStore(tmp_path, disk=disk)
-    store.save(history.heads[0], owing, {"gossip_step": 3})
+    store.save(history.heads[0], owing(history), {"gossip_step": 3})
     store.ledger().swap_begins()
-    store.save(history.heads[1], owing, {"gossip_step": 4})
+    store.save(history.heads[1], owing(history), {"gossip_step": 4})
     store.close()
     disk.crash(random.Random(seed))
-    again = DurableStore(tmp_path, disk=disk)
-    assert "feedback/0/debt" in again.load(RUN).tensors
-    again.close()
+    assert owes(tmp_path, disk)
 
 
 def test_a_debt_that_a_partner_may_have_been_given_is_not_owed_again_after_a_crash(history, tmp_path):
-    owing = {**history.replica().shared_tensors(), "feedback/0/debt": torch.ones(16)}
     store = DurableStore(tmp_path)
-    store.save(history.heads[0], owing, {"gossip_step": 3})
-    assert "feedback/0/debt" in store.load(RUN).tensors
+    store.save(history.heads[0], owing(history), {"gossip_step": 3})
+    assert owes(tmp_path)
     store.ledger().swap_begins()
     store.ledger().swap_begins()
-    assert "feedback/0/debt" not in DurableStore(tmp_path).load(RUN).tensors
-    store.save(history.heads[1], owing, {"gossip_step": 4})
-    assert "feedback/0/debt" in DurableStore(tmp_path).load(RUN).tensors
-    damage(sorted((tmp_path / "checkpoints").iterdir())[-1] / "tensors.safetensors")
-    assert "feedback/0/debt" not in DurableStore(tmp_path).load(RUN).tensors, "step 3 was swapped since"
-    store.close()
-
-
-def test_a_debt_that_was_swapped_while_its_checkpoint_was_written_is_not_owed_again(history, tmp_path):
-    owing = {**history.replica().shared_tensors(), "feedback/0/debt": torch.ones(16)}
-    store = DurableStore(tmp_path)
+    assert not owes(tmp_path)
+    store.save(history.heads[1], owing(history), {"gossip_step": 4})
+    assert owes(tmp_path)
     taken = store.swaps
     store.ledger().swap_begins()
-    store.save(history.heads[0], owing, {"gossip_step": 3}, swaps=taken)
-    assert "feedback/0/debt" not in DurableStore(tmp_path).load(RUN).tensors
-    store.save(history.heads[1], owing, {"gossip_step": 4}, swaps=store.swaps)
-    assert "feedback/0/debt" in DurableStore(tmp_path).load(RUN).tensors
+    store.save(history.heads[2], owing(history), {"gossip_step": 5}, swaps=taken)
+    assert not owes(tmp_path), "it was swapped while the checkpoint was written"
+    store.save(history.heads[3], owing(history), {"gossip_step": 6}, swaps=store.swaps)
+    assert owes(tmp_path)
+    damage(sorted((tmp_path / "checkpoints").iterdir())[-1] / "tensors.safetensors")
+    assert not owes(tmp_path), "step 5 was swapped since"
     store.close()
 
 

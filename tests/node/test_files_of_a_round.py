@@ -6,14 +6,13 @@ One round of sparseloco between three peers, with all that goes on beside it. to
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import decentral
 from tests.kit.gossip_learners import Learner
-from tests.kit.nodes import Lab, tiny_model
+from tests.kit.nodes import Lab, scene, tiny_model
 from tests.kit.partitions import settle
 from tools import house
 
@@ -22,7 +21,7 @@ STAND_INS = (HOME / "transport" / "memory.py", HOME / "simulate")  # for wires a
 
 
 class Entered:
-    """The files of the package whose code ran, by the folder they are in."""
+    """The files of the package whose code ran."""
 
     def __init__(self) -> None:
         self.files: set[Path] = set()
@@ -40,22 +39,15 @@ class Entered:
         if path is not None and path.is_relative_to(HOME) and not any(map(path.is_relative_to, STAND_INS)):
             self.files.add(path.relative_to(HOME))
 
-    def by_folder(self) -> dict[str, int]:
-        return dict(Counter(path.parts[0] for path in self.files).most_common())
 
-
-def test_one_round_of_three_peers_enters_no_more_files_than_it_did(run_lab: Any, terms: Any) -> None:
-    async def script(lab: Lab) -> None:
-        for _ in range(3):
-            lab.add(kind=Learner)
-        await settle(lab)
-        for member in lab.members:
-            member.idle = False
-        await lab.rounds(1)  # what is compiled or cached once is so by then
-        with Entered() as entered:
-            await lab.rounds(1)
-        # No more, but perhaps fewer: what another test of this process has cached is not entered again.
-        assert len(entered.files) <= house.figures()["files_of_a_round"], sorted(map(str, entered.files))
-        lab.check_equal()
-
-    run_lab(terms("sparseloco"), script, make_model=tiny_model)
+@scene(peers=[Learner] * 3, make_model=tiny_model)
+async def test_one_round_of_three_peers_enters_no_more_files_than_it_did(lab: Lab) -> None:
+    await settle(lab)
+    for member in lab.members:
+        member.idle = False
+    await lab.rounds(1)  # what is compiled or cached once is so by then
+    with Entered() as entered:
+        await lab.rounds(1)
+    # No more, but perhaps fewer: what another test of this process has cached is not entered again.
+    assert len(entered.files) <= house.figures()["files_of_a_round"], sorted(map(str, entered.files))
+    lab.check_equal()

@@ -1,4 +1,4 @@
-"""tests/node/test_folder.py"""
+"""The folder of a peer: who has it, what begins there, what it tells, and who may read it."""
 
 import errno
 import json
@@ -40,8 +40,8 @@ from tests.kit.processes import held_elsewhere
 ASKER = """
 import sys
 from pathlib import Path
-from decentral.node.folder import occupied
-with occupied(Path(sys.argv[1])):
+from decentral.node.folder import occupy
+with occupy(Path(sys.argv[1])):
     pass
 """
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import anyio
 import pytest
 import torch
@@ -14,18 +12,18 @@ from decentral.node.node import END_TIMEOUT, Start
 from decentral.rounds.snapshots import CHAIN, INDEX
 from decentral.swarm.directory import Directory
 from decentral.transport.requests import serve_requests
-from tests.kit.nodes import Lab, signer_of
+from tests.kit.nodes import Lab, Teller, scene, signer_of, small_terms
 from tests.kit.tables import DOSED_WIRES
 
 
-class Watcher:
+class Watcher(Teller):
     """A follower of a lab's run; it knows one of the peers and no model."""
 
     def __init__(self, lab: Lab, number: int = 100, every: int = 1, *, kept: Anchor | None = None) -> None:
+        super().__init__()
         self.lab, self.signer = lab, signer_of(number)
         self.transport = lab.network.transport(self.signer)
         self.anchors: list[Anchor] = []
-        self.events: list[tuple[str, dict[str, Any]]] = []
         start = Start(
             manifest=lab.manifest,
             schema=lab.schema,
@@ -85,85 +83,71 @@ def check_never_counted(lab: Lab, watcher: Watcher) -> None:
 
 
 @pytest.mark.parametrize("preset", DOSED_WIRES)
-def test_a_follower_has_the_very_bits_of_every_round_and_is_never_counted(run_lab, terms, preset):
-    async def script(lab):
-        for _ in range(3):
-            lab.add()
-        await lab.all_members()
-        watcher = Watcher(lab)
-        await lab.until(lambda: watcher.anchors)
-        first = watcher.anchors[0].round
-        await lab.rounds(6)
-        await lab.until(lambda: watcher.anchors[-1].round >= first + 5)
-        watcher.check_equal()
-        rounds = [anchor.round for anchor in watcher.anchors]
-        assert rounds == list(range(first, first + len(rounds))), "each round's, in order"
-        assert not any(event == "resynced" for event, _ in watcher.events), "by frames, not by snapshots"
-        check_never_counted(lab, watcher)
+@scene(peers=3)
+async def test_a_follower_has_the_very_bits_of_every_round_and_is_never_counted(lab, preset):
+    watcher = Watcher(lab)
+    await lab.until(lambda: watcher.anchors)
+    first = watcher.anchors[0].round
+    await lab.rounds(6)
+    await lab.until(lambda: watcher.anchors[-1].round >= first + 5)
+    watcher.check_equal()
+    rounds = [anchor.round for anchor in watcher.anchors]
+    assert rounds == list(range(first, first + len(rounds))), "each round's, in order"
+    assert not watcher.happened("resynced"), "by frames, not by snapshots"
+    check_never_counted(lab, watcher)
+    anchor, found = watcher.anchors[0], watcher.anchors[0].state_dict()
+    lab.make_model().load_state_dict(found)
+    found["emb"].add_(1.0)
+    assert not torch.equal(found["emb"], anchor.named["emb"]), "a copy, in the shapes of the model"
 
-    run_lab(terms(preset), script)
 
-
-def test_every_third_anchor_is_a_third_one_and_the_last_one_comes_before_the_peers_are_gone(run_lab, terms):
+@scene(lambda: small_terms("diloco", lease=20.0, shrink_after=60.0).changed(run={"rounds": 11}))
+async def test_every_third_anchor_is_a_third_one_and_the_last_one_comes_before_the_peers_are_gone(lab):
     async def ends(member):
         while not member.node.driver.head.final:
             await anyio.sleep(0.05)
-        await member.node.see_others_to_the_end()
-        await member.node.leave()
-        member.kill()
+        await member.end()
 
-    async def script(lab):
-        for _ in range(2):
-            lab.group.start_soon(ends, lab.add())
-        await lab.all_members()
-        watcher = Watcher(lab, every=3)
-        began = anyio.current_time()
-        await lab.until(lambda: not lab.alive())
-        assert anyio.current_time() - began < 300
-        await lab.until(lambda: watcher.anchors[-1].final, limit=1.0)
-        watcher.check_equal()
-        _, *between, last = [anchor.round for anchor in watcher.anchors]
-        assert [round_ for round_ in between if round_ % 3] == []
-        assert last == 11
-        assert watcher.anchors[-1].digest == lab.members[0].node.replica.digest.hex()
-        check_never_counted(lab, watcher)
-
-    run_lab(terms("diloco", lease=20.0, shrink_after=60.0).changed(run={"rounds": 11}), script)
+    for _ in range(2):
+        lab.group.start_soon(ends, lab.add())
+    await lab.all_members()
+    watcher = Watcher(lab, every=3)
+    await lab.until(lambda: not lab.alive())
+    await lab.until(lambda: watcher.anchors[-1].final, limit=1.0)
+    watcher.check_equal()
+    _, *between, last = [anchor.round for anchor in watcher.anchors]
+    assert [round_ for round_ in between if round_ % 3] == []
+    assert last == 11
+    assert watcher.anchors[-1].digest == lab.members[0].node.replica.digest.hex()
+    check_never_counted(lab, watcher)
 
 
-def test_peers_wait_for_a_follower_that_fell_silent_no_longer_than_for_one_another(run_lab, terms):
-    async def script(lab):
-        member = lab.add()
-        await lab.until(lambda: member.node.ready.is_set())
-        watcher = Watcher(lab)
-        await lab.until(lambda: watcher.anchors)
-        lab.network.cut(watcher.signer.peer, member.signer.peer)
-        await lab.until(lambda: member.node.driver.head.final)
-        began = anyio.current_time()
-        await member.node.see_others_to_the_end()
-        assert anyio.current_time() - began <= END_TIMEOUT
-
-    run_lab(terms("diloco", lease=40.0, shrink_after=60.0).changed(run={"rounds": 5}), script)
+@scene(lambda: small_terms("diloco", lease=40.0, shrink_after=60.0).changed(run={"rounds": 5}))
+async def test_peers_wait_for_a_follower_that_fell_silent_no_longer_than_for_one_another(lab):
+    member = lab.add()
+    await lab.until(lambda: member.node.ready.is_set())
+    watcher = Watcher(lab)
+    await lab.until(lambda: watcher.anchors)
+    lab.network.cut(watcher.signer.peer, member.signer.peer)
+    await lab.until(lambda: member.node.driver.head.final)
+    began = anyio.current_time()
+    await member.node.see_others_to_the_end()
+    assert anyio.current_time() - began <= END_TIMEOUT
 
 
-@pytest.mark.parametrize("preset", DOSED_WIRES)
-def test_it_goes_on_with_other_donors_when_the_one_it_knows_dies(run_lab, terms, preset):
-    async def script(lab):
-        for _ in range(4):
-            lab.add()
-        await lab.all_members()
-        watcher = Watcher(lab)
-        await lab.until(lambda: watcher.anchors)
-        lab.members[0].kill()
-        await lab.rounds(2)
-        lab.members[1].kill()
-        await lab.rounds(4)
-        newest = max(member.rounds for member in lab.alive())
-        await lab.until(lambda: watcher.anchors[-1].round >= newest)
-        watcher.check_equal()
-        check_never_counted(lab, watcher)
-
-    run_lab(terms(preset), script)
+@pytest.mark.parametrize("preset", ["sparseloco", "diloco"])
+@scene(peers=4)
+async def test_it_goes_on_with_other_donors_when_the_one_it_knows_dies(lab, preset):
+    watcher = Watcher(lab)
+    await lab.until(lambda: watcher.anchors)
+    lab.members[0].kill()
+    await lab.rounds(2)
+    lab.members[1].kill()
+    await lab.rounds(4)
+    newest = max(member.rounds for member in lab.alive())
+    await lab.until(lambda: watcher.anchors[-1].round >= newest)
+    watcher.check_equal()
+    check_never_counted(lab, watcher)
 
 
 async def claim_to_be_ahead(lab: Lab) -> None:
@@ -183,93 +167,60 @@ async def claim_to_be_ahead(lab: Lab) -> None:
         await directory.run()
 
 
-def test_a_peer_that_claims_to_be_far_ahead_and_gives_nothing_costs_one_turn_at_a_time(run_lab, terms):
-    async def script(lab):
-        for _ in range(2):
-            lab.add()
-        await lab.all_members()
-        lab.group.start_soon(claim_to_be_ahead, lab)
-        liar = signer_of(101).peer
-        await lab.until(lambda: all(liar in member.node.directory.live() for member in lab.members))
-        watcher = Watcher(lab)
-        await lab.until(lambda: watcher.anchors)
-        goal = watcher.anchors[-1].round + 8
-        await lab.until(lambda: watcher.anchors[-1].round >= goal, limit=120.0)
-        watcher.check_equal()
-
-    run_lab(terms("sparseloco"), script)
+@scene(peers=2)
+async def test_a_peer_that_claims_to_be_far_ahead_and_gives_nothing_costs_one_turn_at_a_time(lab):
+    lab.group.start_soon(claim_to_be_ahead, lab)
+    liar = signer_of(101).peer
+    await lab.until(lambda: all(liar in member.node.directory.live() for member in lab.members))
+    watcher = Watcher(lab)
+    await lab.until(lambda: watcher.anchors)
+    goal = watcher.anchors[-1].round + 8
+    await lab.until(lambda: watcher.anchors[-1].round >= goal, limit=120.0)
+    watcher.check_equal()
 
 
-def test_a_follower_that_was_away_goes_on_from_what_it_kept_by_the_commits_it_missed(run_lab, terms):
-    async def script(lab):
-        for _ in range(3):
-            lab.add()
-        await lab.all_members()
-        watcher = Watcher(lab)
-        await lab.until(lambda: len(watcher.anchors) >= 2)
-        watcher.scope.cancel()
-        await lab.rounds(4)
-        again = Watcher(lab, 102, kept=watcher.anchors[-1])
-        newest = max(member.rounds for member in lab.members)
-        await lab.until(lambda: again.anchors and again.anchors[-1].round >= newest)
-        assert again.anchors[0].digest == watcher.anchors[-1].digest
-        assert len(again.anchors) >= 5, "each round that was missed, too"
-        assert not any(event in ("synced", "resynced") for event, _ in again.events)
-        again.check_equal()
-
-    run_lab(terms("sparseloco"), script)
+@scene(peers=3)
+async def test_a_follower_that_was_away_goes_on_from_what_it_kept_by_the_commits_it_missed(lab):
+    watcher = Watcher(lab)
+    await lab.until(lambda: len(watcher.anchors) >= 2)
+    watcher.scope.cancel()
+    await lab.rounds(4)
+    again = Watcher(lab, 102, kept=watcher.anchors[-1])
+    newest = max(member.rounds for member in lab.members)
+    await lab.until(lambda: again.anchors and again.anchors[-1].round >= newest)
+    assert again.anchors[0].digest == watcher.anchors[-1].digest
+    assert len(again.anchors) >= 5, "each round that was missed, too"
+    assert not again.happened("synced")
+    assert not again.happened("resynced")
+    again.check_equal()
 
 
-def test_in_gossip_it_takes_the_replica_of_one_peer_and_at_the_end_what_all_merged(run_lab, terms):
-    async def script(lab):
-        for _ in range(3):
-            lab.add()
-        await lab.all_members()
-        watcher = Watcher(lab)
-        await lab.until(lambda: len(watcher.anchors) >= 3)
-        assert all(anchor.peer.startswith("12D3KooW") for anchor in watcher.anchors)
-        for member in lab.members:
-            member.idle = True
-        await lab.until(lambda: all(member.node.driver.head.final for member in lab.members))
-        await lab.until(lambda: watcher.anchors[-1].final)
-        last = watcher.anchors[-1]
-        assert last.peer == ""
-        assert {member.node.replica.digest.hex() for member in lab.members} == {last.digest}
-        steps = [anchor.round for anchor in watcher.anchors]
-        assert steps == sorted(steps)
-        check_never_counted(lab, watcher)
-
-    run_lab(terms("noloco"), script)
+@scene("noloco", peers=3)
+async def test_in_gossip_it_takes_the_replica_of_one_peer_and_at_the_end_what_all_merged(lab):
+    watcher = Watcher(lab)
+    await lab.until(lambda: len(watcher.anchors) >= 3)
+    assert all(anchor.peer.startswith("12D3KooW") for anchor in watcher.anchors)
+    for member in lab.members:
+        member.idle = True
+    await lab.until(lambda: all(member.node.driver.head.final for member in lab.members))
+    await lab.until(lambda: watcher.anchors[-1].final)
+    last = watcher.anchors[-1]
+    assert last.peer == ""
+    assert {member.node.replica.digest.hex() for member in lab.members} == {last.digest}
+    steps = [anchor.round for anchor in watcher.anchors]
+    assert steps == sorted(steps)
+    check_never_counted(lab, watcher)
 
 
-def test_who_comes_after_all_peers_have_gone_gets_the_last_anchor_from_a_follower(run_lab, terms):
-    async def script(lab):
-        for _ in range(2):
-            lab.add()
-        await lab.all_members()
-        watcher = Watcher(lab)
-        await lab.until(lambda: watcher.anchors and watcher.anchors[-1].final)
-        for member in lab.members:
-            await member.node.leave()
-            member.kill()
-        late = lab.add(founder=False)
-        late.node.directory.add_bootstrap(watcher.transport.addresses())
-        await lab.until(lambda: late.node.ready.is_set())
-        assert late.node.driver.head.final
-        assert late.node.replica.digest.hex() == watcher.anchors[-1].digest
-
-    run_lab(terms("sparseloco").changed(run={"rounds": 6}), script)
-
-
-def test_a_state_dict_is_a_copy_in_the_shapes_of_the_model(run_lab, terms):
-    async def script(lab):
-        lab.add()
-        watcher = Watcher(lab)
-        await lab.until(lambda: watcher.anchors)
-        (anchor, *_) = watcher.anchors
-        found = anchor.state_dict()
-        lab.make_model().load_state_dict(found)
-        found["emb"].add_(1.0)
-        assert not torch.equal(found["emb"], anchor.named["emb"])
-
-    run_lab(terms("sparseloco"), script)
+@scene(lambda: small_terms("sparseloco").changed(run={"rounds": 6}), peers=2)
+async def test_who_comes_after_all_peers_have_gone_gets_the_last_anchor_from_a_follower(lab):
+    watcher = Watcher(lab)
+    await lab.until(lambda: watcher.anchors and watcher.anchors[-1].final)
+    for member in lab.members:
+        await member.node.leave()
+        member.kill()
+    late = lab.add(founder=False)
+    late.node.directory.add_bootstrap(watcher.transport.addresses())
+    await lab.until(lambda: late.node.ready.is_set())
+    assert late.node.driver.head.final
+    assert late.node.replica.digest.hex() == watcher.anchors[-1].digest

@@ -1,4 +1,4 @@
-"""Who trains with a peer, as its leases tell."""
+"""Nodes of one run in memory: who trains with a peer, what all hold after each round, and what stalls nobody."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from decentral.swarm.hello import HELLO, WIRE_VERSION
 from decentral.transport.requests import serve_requests
 from decentral.wire.frames import parse
 from decentral.wire.messages import PRIVATE, FrameRef, Record, vote_text
+from tests.kit.nodes import run_in_lab, scene, small_terms, tiny_model
 from tests.kit.tables import ALONG_DIRECTIONS, DOSED_WIRES, SYNCHRONOUS, SYNCHRONOUS_WIRES, long_but
 
 ME, A, B = b"me", b"a", b"b"
@@ -53,17 +54,22 @@ def test_who_only_asks_for_the_terms_is_no_company_and_who_rests_is() -> None:
     assert company.here == {B}
 
 
-@pytest.mark.parametrize("preset", DOSED_WIRES)
-def test_four_peers_hold_the_same_bits_after_every_round(run_lab, terms, preset):
-    async def script(lab):
-        for _ in range(4):
-            lab.add()
-        await lab.all_members()
-        await lab.rounds(6)
-        lab.check_equal()
-        assert all(len(member.digests) >= 6 for member in lab.members)
+# ---- every kind of method ----
 
-    run_lab(terms(preset), script)
+
+@pytest.mark.parametrize("preset", DOSED_WIRES)
+@scene(peers=4, rounds=4)
+async def test_those_who_stay_hold_the_same_bits_whoever_dies_and_whoever_comes_late(lab, preset):
+    assert all(len(member.digests) >= 4 for member in lab.members)
+    lab.members[2].kill()
+    await lab.rounds(3)
+    await lab.all_members()
+    joiner = lab.add()
+    await lab.all_members()
+    await lab.rounds(4)
+    lab.check_equal()
+    assert joiner.node.driver.state.contributed >= 2
+    assert len(joiner.digests) >= 4
 
 
 ALIKE = {"relative_temperature": 1e6}  # at 1 EDiT follows the peer whose change is the shortest
@@ -75,329 +81,148 @@ QUICK: dict[str, dict[str, dict[str, float | str]]] = {  # what shows in 12 roun
     "masha": {"outer": {"learning_rate": 1.0}},  # the lab's rounds solve all of it: 4 parts are stable up to that
     "sparta": {"outer": {"parts": 4, "whole": 6}},
 }
-
-
 MOVED_BY_FRAMES = [name for name in SYNCHRONOUS if name not in ALONG_DIRECTIONS]
 
 
 @pytest.mark.parametrize("preset", long_but(SYNCHRONOUS_WIRES, MOVED_BY_FRAMES))
-def test_the_anchor_moves_towards_the_mean_of_the_targets(run_lab, terms, preset):
-    async def script(lab):
-        for _ in range(3):
-            lab.add()
-        await lab.all_members()
-        mean = sum(member.target(0) for member in lab.members) / 3
-        before = lab.members[0].node.replica.anchors[0].sub(mean).norm()
-        await lab.rounds(12)
-        assert lab.members[0].node.replica.anchors[0].sub(mean).norm() < 0.9 * before
-
-    run_lab(terms(preset).changed(**QUICK.get(preset, {})), script)
+@scene(lambda preset: small_terms(preset).changed(**QUICK.get(preset, {})), peers=3)
+async def test_the_anchor_moves_towards_the_mean_of_the_targets(lab, preset):
+    mean = sum(member.target(0) for member in lab.members) / 3
+    before = lab.members[0].node.replica.anchors[0].sub(mean).norm()
+    await lab.rounds(12)
+    assert lab.members[0].node.replica.anchors[0].sub(mean).norm() < 0.9 * before
 
 
 @pytest.mark.parametrize("preset", DOSED_WIRES)
-def test_survivors_of_a_kill_agree_and_go_on_and_drop_the_dead(run_lab, terms, preset):
-    async def script(lab):
-        for _ in range(4):
-            lab.add()
-        await lab.all_members()
-        await lab.rounds(2)
-        lab.members[2].kill()
-        await lab.rounds(4)
-        await lab.all_members()
-        lab.check_equal()
-
-    run_lab(terms(preset), script)
-
-
-@pytest.mark.parametrize("preset", DOSED_WIRES)
-def test_a_late_joiner_is_bit_equal_and_contributes(run_lab, terms, preset):
-    async def script(lab):
-        for _ in range(3):
-            lab.add()
-        await lab.all_members()
-        await lab.rounds(3)
-        joiner = lab.add()
-        await lab.all_members()
-        await lab.rounds(4)
-        lab.check_equal()
-        assert joiner.node.driver.state.contributed >= 2
-        assert len(joiner.digests) >= 4
-
-    run_lab(terms(preset), script)
+@scene(lambda preset: small_terms(preset, lease=20.0, shrink_after=60.0).changed(run={"rounds": 4}), peers=3, rounds=2)
+async def test_who_missed_the_last_commit_gets_it_before_the_others_are_gone(lab, preset):
+    *others, late = lab.members
+    lab.cut([late], others)
+    await lab.until(lambda: all(member.node.driver.head.final for member in others))
+    assert not late.node.driver.head.final
+    for member in others:
+        lab.group.start_soon(member.end)
+    lab.heal([late], others)
+    await lab.until(lambda: late.node.driver.head.final, limit=60.0)
+    await lab.until(lambda: lab.alive() == [late], limit=30.0)
+    lab.check_equal()
 
 
-@pytest.mark.parametrize("others", [2, 0])
-def test_one_that_means_another_run_or_version_keeps_a_newcomer_from_nobody_else(run_lab, terms, others):
-    """The first of the directory decided for all: in a swarm that is being upgraded, or with one that lies."""
-
-    async def says_otherwise(peer: bytes, data: bytes) -> bytes:
-        return json.dumps({"wire": WIRE_VERSION - 1, "version": "0.0.1"}).encode()
-
-    async def script(lab):
-        for _ in range(1 + others):
-            lab.add()
-        await lab.all_members()
-        await lab.rounds(1)
-        first = min(lab.members, key=lambda member: member.signer.peer)
-        handlers = SimpleNamespace(
-            letters=None, budget=first.transport.budget, serve=first.transport.services.handlers.__setitem__
-        )
-        serve_requests(handlers, HELLO, says_otherwise, limit=64)
-        joiner = lab.add()
-        await lab.until(lambda: joiner.node.ready.is_set())
-
-    if others:
-        run_lab(terms("sparseloco"), script)
-        return
-    with pytest.RaisesGroup(VersionError, flatten_subgroups=True):
-        run_lab(terms("sparseloco"), script)
-
-
-def test_two_peers_and_one_dies_the_other_goes_on(run_lab, terms):
-    async def script(lab):
-        lab.add()
-        lab.add()
-        await lab.all_members()
-        await lab.rounds(2)
-        lab.members[0].kill()
-        await lab.rounds(3)
-        assert len(lab.alive()[0].node.driver.head.members) == 1
-
-    run_lab(terms("sparseloco"), script)
-
-
-def test_a_peer_that_was_cut_off_catches_up_by_replaying_frames(run_lab, terms):
-    async def script(lab):
-        for _ in range(4):
-            lab.add()
-        await lab.all_members()
-        await lab.rounds(2)
-        away = lab.members[3]
-        others = [member.signer.peer for member in lab.members[:3]]
-        for peer in others:
-            lab.network.cut(away.signer.peer, peer)
-        goal = max(member.rounds for member in lab.members) + 3
-        await lab.until(lambda: all(member.rounds >= goal for member in lab.members[:3]))
-        assert away.rounds < goal
-        for peer in others:
-            lab.network.heal(away.signer.peer, peer)
-        await lab.all_members()
-        await lab.rounds(2)
-        lab.check_equal()
-        assert not any(event == "resynced" for event, _ in away.events), "frames were there to replay"
-
-    run_lab(terms("sparseloco"), script)
-
-
-def test_the_debt_is_booked_with_the_commit_and_not_before(run_lab, terms):
-    async def script(lab):
-        member = lab.add()
-        await lab.all_members()
-        await lab.until(lambda: member.node.driver.pending is not None or member.rounds > 0)
-        await lab.rounds(1)
-        update = next(a for a in member.all_updates if a.contribution is not None)
-        sent = member.node.replica.codec.decode(update.contribution.encoded.body, member.node.replica.shapes(0))
-        total = sent + update.contribution.encoded.feedback["debt"]
-        torch.testing.assert_close(total, update.contribution.gradient_N)
-
-    run_lab(terms("sparseloco"), script)
-
-
-def test_a_run_ends_for_all_with_the_same_last_record(run_lab, terms):
-    manifest = terms("diloco").changed(run={"rounds": 3})
-
-    async def script(lab):
-        for _ in range(3):
-            lab.add()
-        await lab.all_members()
-        await lab.until(lambda: all(member.node.driver.head.final for member in lab.members))
-        assert len({member.node.driver.head.hash for member in lab.members}) == 1
-
-    run_lab(manifest, script)
-
-
-@pytest.mark.parametrize("preset", DOSED_WIRES)
-def test_who_missed_the_last_commit_gets_it_before_the_others_are_gone(run_lab, terms, preset):
-    async def ends(member):
-        await member.node.see_others_to_the_end()
-        await member.node.leave()
-        member.kill()
-
-    async def script(lab):
-        for _ in range(3):
-            lab.add()
-        await lab.all_members()
-        await lab.rounds(2)
-        *others, late = lab.members
-        lab.cut([late], others)
-        await lab.until(lambda: all(member.node.driver.head.final for member in others))
-        assert not late.node.driver.head.final
-        for member in others:
-            lab.group.start_soon(ends, member)
-        lab.heal([late], others)
-        await lab.until(lambda: late.node.driver.head.final, limit=60.0)
-        await lab.until(lambda: lab.alive() == [late], limit=30.0)
-        lab.check_equal()
-
-    run_lab(terms(preset, lease=20.0, shrink_after=60.0).changed(run={"rounds": 4}), script)
-
-
-@pytest.mark.parametrize("preset", DOSED_WIRES)
-def test_equal_seeds_give_equal_chains(run_lab, terms, preset):
+def test_equal_seeds_give_equal_chains():
     digests = []
 
     async def script(lab):
-        for _ in range(3):
-            lab.add()
-        await lab.all_members()
-        await lab.rounds(3)
-        digests.append({r: d for r, d in lab.members[0].digests.items()})
+        await lab.start(3, rounds=3)
+        digests.append(dict(lab.members[0].digests))
 
     for _ in range(2):
-        run_lab(terms(preset), script)
+        run_in_lab(small_terms("sparseloco"), script, make_model=tiny_model)
     shared = set(digests[0]) & set(digests[1])
     assert len(shared) >= 3
     assert all(digests[0][r] == digests[1][r] for r in shared)
 
 
-def test_newcomers_without_anybody_in_step_wait_and_never_found_a_chain_of_their_own(run_lab, terms):
+# ---- who comes, who sleeps, who forgets ----
+
+
+async def says_otherwise(peer: bytes, data: bytes) -> bytes:
+    return json.dumps({"wire": WIRE_VERSION - 1, "version": "0.0.1"}).encode()
+
+
+@pytest.mark.parametrize("others", [2, 0])
+def test_one_that_means_another_run_or_version_keeps_a_newcomer_from_nobody_else(others):
+    """The first of the directory decided for all: in a swarm that is being upgraded, or with one that lies."""
+
     async def script(lab):
-        founder = lab.add()
-        newcomers = [lab.add(), lab.add(), lab.add()]
-        for a in newcomers:
-            lab.network.cut(a.signer.peer, founder.signer.peer)
-            a.node.directory.add_bootstrap(b.transport.addresses()[0] for b in newcomers if b is not a)
-        await anyio.sleep(10)
-        assert all(len(member.node.directory.live()) == 2 for member in newcomers), "they know each other"
-        assert not any(member.node.driver.state.running for member in newcomers)
-        for a in newcomers:
-            lab.network.heal(a.signer.peer, founder.signer.peer)
-        await lab.all_members()
-        await lab.rounds(2)
-        lab.check_equal()
+        await lab.start(1 + others, rounds=1)
+        first = min(lab.members, key=lambda member: member.signer.peer)
+        serve = first.transport.services.handlers.__setitem__
+        handlers = SimpleNamespace(letters=None, budget=first.transport.budget, serve=serve)
+        serve_requests(handlers, HELLO, says_otherwise, limit=64)
+        joiner = lab.add()
+        await lab.until(lambda: joiner.node.ready.is_set())
 
-    run_lab(terms("sparseloco"), script)
+    if others:
+        run_in_lab(small_terms("sparseloco"), script)
+        return
+    with pytest.RaisesGroup(VersionError, flatten_subgroups=True):
+        run_in_lab(small_terms("sparseloco"), script)
 
 
-def test_two_branches_of_one_run_become_one_swarm_again(run_lab, terms):
-    async def script(lab):
-        lab.add()
-        other = lab.add(founder=True)
-        lab.network.cut(other.signer.peer, lab.members[0].signer.peer)
-        third = lab.add()
-        lab.network.cut(other.signer.peer, third.signer.peer)
-        await lab.until(lambda: all(member.rounds >= 4 for member in lab.members))
-        assert lab.members[0].node.driver.head.hash != other.node.driver.head.hash
-        lab.network.heal(other.signer.peer, lab.members[0].signer.peer)
-        lab.network.heal(other.signer.peer, third.signer.peer)
-        await lab.all_members()
-        await lab.rounds(2)
-        assert len({member.node.replica.digest for member in lab.members}) <= 2, "at most one round apart"
-        assert any(event == "resynced" for member in lab.members for event, _ in member.events)
-
-    run_lab(terms("sparseloco"), script)
+@scene()
+async def test_newcomers_without_anybody_in_step_wait_and_never_found_a_chain_of_their_own(lab):
+    founder, *newcomers = (lab.add() for _ in range(4))
+    lab.cut(newcomers, [founder])
+    for a in newcomers:
+        a.node.directory.add_bootstrap(b.transport.addresses()[0] for b in newcomers if b is not a)
+    await anyio.sleep(10)
+    assert all(len(member.node.directory.live()) == 2 for member in newcomers), "they know each other"
+    assert not any(member.node.driver.state.running for member in newcomers)
+    lab.heal(newcomers, [founder])
+    await lab.all_members()
+    await lab.rounds(2)
+    lab.check_equal()
 
 
-def test_a_member_that_stands_elsewhere_in_the_same_round_is_compared_with(run_lab, terms):
+@scene(peers=2)
+async def test_a_member_that_stands_elsewhere_in_the_same_round_is_compared_with(lab):
     """It may have forked and left this peer out; then no message of its rounds comes, and gossips never knew."""
-
-    async def script(lab):
-        for _ in range(2):
-            lab.add()
-        await lab.all_members()
-        for member in lab.members:
-            member.idle = True
-        await anyio.sleep(2.0)
-        driver, other = lab.members[0].node.driver, lab.members[1].signer.peer
-        asked: list[bytes] = []
-        watch, lease = driver.watch, driver.watch.lease
-        driver.state.catch_up.ask = asked.append
-        live = watch.directory.live()
-        elsewhere = {other: replace(live[other], round=driver.head.round, digest=b"\xff" * 32)}
-        watch.directory.live = lambda: elsewhere
-        now = anyio.current_time()
-        watch.look_for_other_chains(now)
-        assert asked == [], "it may have adopted this one since"
-        watch.look_for_other_chains(now + 1.5 * lease)
-        assert asked == [other]
-        elsewhere[other] = replace(live[other], round=driver.head.round - 1)
-        watch.look_for_other_chains(now + 3 * lease)
-        watch.look_for_other_chains(now + 9 * lease)
-        assert asked == [other], "a member that is behind finds this peer by itself"
-
-    run_lab(terms("sparseloco"), script)
+    for member in lab.members:
+        member.idle = True
+    await anyio.sleep(2.0)
+    driver, other = lab.members[0].node.driver, lab.members[1].signer.peer
+    asked: list[bytes] = []
+    watch, lease = driver.watch, driver.watch.lease
+    driver.state.catch_up.ask = asked.append
+    live = watch.directory.live()
+    elsewhere = {other: replace(live[other], round=driver.head.round, digest=b"\xff" * 32)}
+    watch.directory.live = lambda: elsewhere
+    now = anyio.current_time()
+    watch.look_for_other_chains(now)
+    assert asked == [], "it may have adopted this one since"
+    watch.look_for_other_chains(now + 1.5 * lease)
+    assert asked == [other]
+    elsewhere[other] = replace(live[other], round=driver.head.round - 1)
+    watch.look_for_other_chains(now + 3 * lease)
+    watch.look_for_other_chains(now + 9 * lease)
+    assert asked == [other], "a member that is behind finds this peer by itself"
 
 
-def test_a_peer_that_slept_does_not_take_its_own_silence_for_that_of_the_others(run_lab, terms):
-    async def script(lab):
-        for _ in range(4):
-            lab.add()
-        await lab.all_members()
-        await lab.rounds(2)
-        sleeper = lab.members[3]
-        others = [member.signer.peer for member in lab.members[:3]]
-        async with sleeper.node.driver.steps.lock:  # nothing of it goes on, as when a lid is closed
-            for peer in others:
-                lab.network.cut(sleeper.signer.peer, peer)
-            await anyio.sleep(2 * lab.manifest.swarm.shrink_after)
-            for peer in others:
-                lab.network.heal(sleeper.signer.peer, peer)
-        await lab.all_members()
-        await lab.rounds(2)
-        lab.check_equal()
-
-    run_lab(terms("sparseloco"), script)
-
-
-def test_peers_that_all_lost_the_end_of_their_chain_go_on_once_each_has_said_so(run_lab, terms):
-    async def script(lab):
-        for _ in range(3):
-            lab.add()
-        await lab.all_members()
-        await lab.rounds(1)
-        for member in lab.members:
-            machine = member.node.driver.machine
-            machine.state.remembered = Acceptor(machine.head.round + 10)
-        began = anyio.current_time()
-        await lab.rounds(2)
-        assert anyio.current_time() - began > lab.manifest.swarm.lease
-        assert all(any(event == "forgot" for event, _ in member.events) for member in lab.members)
-
-    run_lab(terms("sparseloco"), script)
+@scene(peers=3, rounds=1)
+async def test_peers_that_all_lost_the_end_of_their_chain_go_on_once_each_has_said_so(lab):
+    for member in lab.members:
+        machine = member.node.driver.machine
+        machine.state.remembered = Acceptor(machine.head.round + 10)
+    began = anyio.current_time()
+    await lab.rounds(2)
+    assert anyio.current_time() - began > lab.manifest.swarm.lease
+    assert all(member.happened("forgot") for member in lab.members)
 
 
 @pytest.mark.parametrize("lost", ["frames", "reason"])
-def test_a_vote_for_what_nobody_votes_for_any_more_binds_for_a_lease_and_not_for_ever(run_lab, terms, lost):
+@scene(peers=2, rounds=1)
+async def test_a_vote_for_what_nobody_votes_for_any_more_binds_for_a_lease_and_not_for_ever(lab, lost):
     """What came of the vote is lost with a part of the disk: of a record that drops a member who is back by now, or one
     with frames that no disk has any more, for which both have voted.
     """
-
-    async def script(lab):
-        for _ in range(2):
-            lab.add()
-        await lab.all_members()
-        await lab.rounds(1)
-        lab.check_equal()
-        first = lab.members[0]
-        round_, me = first.node.driver.machine.state, first.signer.peer
-        while not nobody_voted(lab):
-            await anyio.sleep(0.01)
-        frames = (FrameRef(me, bytes(32), 0, 4, 4, round_.head.outer_step),) if lost == "frames" else ()
-        kept = round_.head.members if lost == "frames" else (me,)
-        record = successor(round_.head, frames, kept)
-        bound = lab.members if lost == "frames" else [first]
-        for member in bound:
-            state = member.node.driver.machine.state
-            proposer = next(one.signer for one in lab.members if one.signer.peer == state.leader_of(3))
-            text = vote_text(record.run, record.epoch, record.round, 3, record.hash)
-            state.acceptor = Acceptor(record.round, 3, 3, record, proposer.sign(text))
-        began = anyio.current_time()
-        await lab.rounds(2)
-        assert anyio.current_time() - began > lab.manifest.swarm.lease
-        assert all([event for event, _ in member.events].count("forgot") == 1 for member in bound)
-        lab.check_equal()
-
-    run_lab(terms("sparseloco"), script)
+    first = lab.members[0]
+    round_, me = first.node.driver.machine.state, first.signer.peer
+    while not nobody_voted(lab):
+        await anyio.sleep(0.01)
+    frames = (FrameRef(me, bytes(32), 0, 4, 4, round_.head.outer_step),) if lost == "frames" else ()
+    kept = round_.head.members if lost == "frames" else (me,)
+    record = successor(round_.head, frames, kept)
+    bound = lab.members if lost == "frames" else [first]
+    for member in bound:
+        state = member.node.driver.machine.state
+        proposer = next(one.signer for one in lab.members if one.signer.peer == state.leader_of(3))
+        text = vote_text(record.run, record.epoch, record.round, 3, record.hash)
+        state.acceptor = Acceptor(record.round, 3, 3, record, proposer.sign(text))
+    began = anyio.current_time()
+    await lab.rounds(2)
+    assert anyio.current_time() - began > lab.manifest.swarm.lease
+    assert all(len(member.happened("forgot")) == 1 for member in bound)
+    lab.check_equal()
 
 
 def nobody_voted(lab) -> bool:
@@ -412,101 +237,78 @@ def successor(head: Head, frames: tuple[FrameRef, ...], next_members: tuple[byte
     return Record(*at, head.members, frames, (), (), next_members, False)
 
 
-def test_a_full_disk_ends_the_peer_with_its_error_and_the_others_go_on(run_lab, terms):
-    async def script(lab):
-        for _ in range(3):
-            lab.add()
-        await lab.all_members()
-        await lab.rounds(1)
-        victim = lab.members[1]
-        before = [anchor.clone() for anchor in victim.node.replica.anchors]
-
-        def refuse(commit, frames):
-            raise DiskError("no space left")
-
-        victim.node.driver.state.ledger.append = refuse
-        await lab.until(lambda: victim.failure is not None)
-        assert torch.equal(victim.node.replica.anchors[0], before[0]) or len(victim.digests) > 1
-        assert victim.log[-1].record.round == max(victim.digests), "nothing was applied that was not logged"
-        await lab.rounds(3)
-        lab.check_equal()
-
-    run_lab(terms("sparseloco"), script)
-
-
-def test_a_peer_that_missed_commits_whose_frames_nobody_has_any_more_takes_a_snapshot(run_lab, terms):
-    async def script(lab):
-        for _ in range(3):
-            lab.add()
-        await lab.all_members()
-        await lab.rounds(1)
-        away, others = lab.members[2:], lab.members[:2]
-        for member in others:
-            member.node.driver.state.store.capacity = 1  # as with a large model: only the newest frame stays
-        lab.cut(away, others)
-        goal = others[0].rounds + 4
-        await lab.until(lambda: all(member.rounds >= goal for member in others))
-        lab.heal(away, others)
-        await lab.until(lambda: any(event == "resynced" for event, _ in away[0].events))
-        assert not any(event == "healed" for event, _ in away[0].events), "nothing of it was given up"
-        await lab.all_members()
-        await lab.rounds(2)
-        lab.check_equal()
-
-    run_lab(terms("sparseloco"), script)
+@scene(peers=2)
+async def test_a_peer_that_switched_branches_serves_the_new_one_only(lab):
+    """Two founders of one run, each with a chain of its own, that meet."""
+    heavier, _ = lab.members
+    other = lab.add(founder=True)
+    lab.cut([other], lab.members[:2])
+    await lab.until(lambda: heavier.rounds >= 8 and other.rounds >= 4)
+    old = [(commit.record.round, commit.record.hash) for commit in other.log]
+    other.idle = True
+    lab.heal([other], lab.members[:2])
+    await lab.until(lambda: other.happened("resynced"))
+    await lab.all_members()
+    await lab.rounds(2)
+    machine = other.node.driver.machine
+    assert machine.state.history.newest_of(old) is None
+    rounds = sorted(machine.state.recent)
+    assert rounds == list(range(rounds[0], machine.head.round + 1)), "commits of both branches, or a gap"
+    for older, newer in itertools.pairwise(rounds):
+        assert machine.state.recent[newer].record.previous == machine.state.recent[older].record.hash
 
 
-def test_a_peer_that_switched_branches_serves_the_new_one_only(run_lab, terms):
-    async def script(lab):
-        lab.add()
-        other = lab.add(founder=True)
-        lab.cut([other], lab.members[:1])
-        await lab.until(lambda: lab.members[0].rounds >= 8 and other.rounds >= 4)
-        old = [(commit.record.round, commit.record.hash) for commit in other.log]
-        other.idle = True
-        lab.heal([other], lab.members[:1])
-        await lab.until(lambda: any(event == "resynced" for event, _ in other.events))
-        await lab.all_members()
-        await lab.rounds(2)
-        machine = other.node.driver.machine
-        assert machine.state.history.newest_of(old) is None
-        rounds = sorted(machine.state.recent)
-        assert rounds == list(range(rounds[0], machine.head.round + 1)), "commits of both branches, or a gap"
-        for older, newer in itertools.pairwise(rounds):
-            assert machine.state.recent[newer].record.previous == machine.state.recent[older].record.hash
-
-    run_lab(terms("sparseloco"), script)
+# ---- what is written, and when ----
 
 
-def test_the_frames_of_a_vote_are_durable_before_the_vote_is(run_lab, terms):
-    async def script(lab):
-        for _ in range(2):
-            lab.add()
-        await lab.all_members()
-        driver = lab.members[0].node.driver
-        kept: set[bytes] = set()
-        votes = []
-
-        def vote(blob):
-            record = Acceptor.from_bytes(blob).accepted
-            if record is not None and record.frames:
-                votes.append(record.round)
-                assert {ref.frame for ref in record.frames} <= kept
-
-        def keep(record, frames):
-            kept.update(parse(data, lambda header: 1 << 30).hash for data in frames)
-
-        ledger = driver.state.ledger
-        ledger.keep, ledger.save_acceptor = keep, vote
-        await lab.rounds(3)
-        assert len(votes) >= 3
-
-    run_lab(terms("sparseloco"), script)
+@scene()
+async def test_the_debt_is_booked_with_the_commit_and_not_before(lab):
+    member = lab.add()
+    await lab.all_members()
+    await lab.until(lambda: member.node.driver.pending is not None or member.rounds > 0)
+    await lab.rounds(1)
+    update = next(a for a in member.all_updates if a.contribution is not None)
+    sent = member.node.replica.codec.decode(update.contribution.encoded.body, member.node.replica.shapes(0))
+    total = sent + update.contribution.encoded.feedback["debt"]
+    torch.testing.assert_close(total, update.contribution.gradient_N)
 
 
-# ---- test uplinks ----
-#
-# What leases say of uplinks, and the time that frames need by it.
+@scene(peers=3, rounds=1)
+async def test_a_full_disk_ends_the_peer_with_its_error_and_the_others_go_on(lab):
+    victim = lab.members[1]
+    before = victim.node.replica.anchors[0].clone()
+
+    def refuse(commit, frames):
+        raise DiskError("no space left")
+
+    victim.node.driver.state.ledger.append = refuse
+    await lab.until(lambda: victim.failure is not None)
+    assert torch.equal(victim.node.replica.anchors[0], before) or len(victim.digests) > 1
+    assert victim.log[-1].record.round == max(victim.digests), "nothing was applied that was not logged"
+    await lab.rounds(3)
+    lab.check_equal()
+
+
+@scene(peers=2)
+async def test_the_frames_of_a_vote_are_durable_before_the_vote_is(lab):
+    kept, votes = set[bytes](), list[int]()
+
+    def vote(blob):
+        record = Acceptor.from_bytes(blob).accepted
+        if record is not None and record.frames:
+            votes.append(record.round)
+            assert {ref.frame for ref in record.frames} <= kept
+
+    def keep(record, frames):
+        kept.update(parse(data, lambda header: 1 << 30).hash for data in frames)
+
+    ledger = lab.members[0].node.driver.state.ledger
+    ledger.keep, ledger.save_acceptor = keep, vote
+    await lab.rounds(3)
+    assert len(votes) >= 3
+
+
+# ---- what leases say of uplinks, and the time that frames need by it ----
 
 PEERS = [bytes([number]) * 32 for number in range(4)]
 NBYTES = 1_000_000
@@ -537,40 +339,37 @@ class Directory:
         return self.others
 
 
-def uplinks(directory, *, reduces, clock=lambda: 0.0):
-    return Uplinks(directory, reduces, clock)
+def uplinks(*mbits, reduces=False, private=(), clock=lambda: 0.0):
+    return Uplinks(Directory(mbits, private), reduces, clock)
 
 
-def test_nothing_is_expected_while_nobody_has_measured_anything():
-    assert uplinks(Directory([0, 0, 0, 0]), reduces=False).takes(NBYTES, PEERS[1], PEERS) is None
+@pytest.mark.parametrize(
+    ("mbits", "reduces", "of", "seconds"),
+    [
+        ((0, 0, 0, 0), False, 1, None),
+        ((8, 8, 8, 8), False, 1, 3.0),
+        ((8, 8, 8, 8), True, 1, 2.0),
+        ((8, 8, 8, 1), False, 3, 8.0),
+        ((8, 8, 8, 0.000008), True, 3, 20.0),
+    ],
+    ids=["nothing measured", "copies for all", "twice the body", "a thin one: one copy", "a tenth of the usual"],
+)
+def test_a_frame_needs_the_time_of_the_copies_that_its_sender_makes(mbits, reduces, of, seconds):
+    found = uplinks(*mbits, reduces=reduces).takes(NBYTES, PEERS[of], PEERS)
+    assert found == (seconds if seconds is None else pytest.approx(seconds))
 
 
 def test_an_uplink_that_is_not_measured_yet_is_taken_for_a_usual_one():
-    lines = uplinks(Directory([8, 0, 8, 8]), reduces=False).lines_of(PEERS)
-    assert [line.rate for line in lines] == [1e6] * 4
-
-
-@pytest.mark.parametrize(("reduces", "seconds"), [(False, 3.0), (True, 2.0)], ids=["gather", "reduce"])
-def test_equal_peers_need_their_copies_or_twice_their_body(reduces, seconds):
-    assert uplinks(Directory([8, 8, 8, 8]), reduces=reduces).takes(NBYTES, PEERS[1], PEERS) == pytest.approx(seconds)
-
-
-def test_a_thin_peer_whose_frame_others_pass_on_needs_one_copy():
-    assert uplinks(Directory([8, 8, 8, 1]), reduces=False).takes(NBYTES, PEERS[3], PEERS) == pytest.approx(8.0)
-
-
-def test_who_claims_next_to_nothing_gets_the_time_of_a_tenth_of_the_usual_uplink():
-    takes = uplinks(Directory([8, 8, 8, 0.000008]), reduces=True).takes(NBYTES, PEERS[3], PEERS)
-    assert takes == pytest.approx(2.0 * 10)
+    assert [line.rate for line in uplinks(8, 0, 8, 8).lines_of(PEERS)] == [1e6] * 4
 
 
 def test_private_peers_own_nothing_of_a_reduce_unless_all_are_private():
-    assert uplinks(Directory([8, 8, 8, 8], private={1, 2}), reduces=True).for_owners(PEERS) == [1e6, 0.0, 0.0, 1e6]
-    assert uplinks(Directory([8, 8, 8, 8], private={0, 1, 2, 3}), reduces=True).for_owners(PEERS) == [1e6] * 4
+    assert uplinks(8, 8, 8, 8, reduces=True, private={1, 2}).for_owners(PEERS) == [1e6, 0.0, 0.0, 1e6]
+    assert uplinks(8, 8, 8, 8, reduces=True, private={0, 1, 2, 3}).for_owners(PEERS) == [1e6] * 4
 
 
 def test_a_claimed_line_owns_no_more_of_a_reduce_than_what_was_had_from_it():
-    claims = uplinks(Directory([8, 8, 8, 8_000_000]), reduces=True)
+    claims = uplinks(8, 8, 8, 8_000_000, reduces=True)
     assert claims.for_owners(PEERS) == [1e6] * 4, "nothing was had from anybody: what is usual"
     had = {PEERS[1]: 5e5, PEERS[2]: 1e5}
     claims.received = had.get
@@ -579,10 +378,9 @@ def test_a_claimed_line_owns_no_more_of_a_reduce_than_what_was_had_from_it():
 
 def test_a_time_is_remembered_for_a_moment_and_no_longer():
     times = iter([0.0, 0.99, 1.0, 0.1])
-    told = Directory([8, 8, 8, 8])
-    found = uplinks(told, reduces=True, clock=lambda: next(times))
+    found = uplinks(8, 8, 8, 8, reduces=True, clock=lambda: next(times))
     takes = []
     for mbit in (8, 4, 2, 1):
-        told.others[PEERS[1]].uplink = int(mbit * 1e6)
+        found.directory.others[PEERS[1]].uplink = int(mbit * 1e6)
         takes.append(found.takes(NBYTES, PEERS[1], PEERS))
     assert takes == [2.0, 2.0, 8.0, 16.0]  # a clock that goes back counts as another time

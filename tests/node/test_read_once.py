@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from decentral.wire import body
-from tests.kit.nodes import Lab
-from tests.kit.tables import PRESETS, WIRES, long_but
+from tests.kit.nodes import scene
+from tests.kit.tables import GOSSIPS, PRESETS, SYNCHRONOUS_WIRES, covering, long_but
+
+FEW = (*covering(SYNCHRONOUS_WIRES), GOSSIPS[0])
 
 
 @pytest.fixture
@@ -27,58 +29,27 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[bytes]]:
     return found
 
 
-@pytest.mark.parametrize("preset", long_but(WIRES, PRESETS))
-def test_no_frame_is_read_oftener_than_once_by_each_of_two_others(run_lab, terms, reads, preset):
-    manifest = terms(preset)
-
-    async def script(lab: Lab) -> None:
-        for _ in range(3):
-            lab.add()
-            await lab.all_members()
-        if manifest.exchange.kind == "pair":
-            await lab.until(lambda: all(len(member.swaps) >= 4 for member in lab.members))
-            reads.clear()
-            await lab.until(lambda: all(len(member.swaps) >= 8 for member in lab.members))
-            for member in lab.members:
-                member.idle = True  # what they merge in the end is gathered, too
-            await lab.until(lambda: all(member.node.driver.head.final for member in lab.members))
-        else:
-            await lab.rounds(1)
-            reads.clear()
-            await lab.rounds(3)
-
-    run_lab(manifest, script)
+@pytest.mark.parametrize("preset", long_but(FEW, PRESETS))
+@scene(peers=3)
+async def test_no_frame_is_read_oftener_than_once_by_each_of_two_others(lab, reads, preset):
+    if lab.manifest.exchange.kind == "pair":
+        await lab.until(lambda: all(len(member.swaps) >= 4 for member in lab.members))
+        reads.clear()
+        await lab.until(lambda: all(len(member.swaps) >= 8 for member in lab.members))
+        for member in lab.members:
+            member.idle = True  # what they merge in the end is gathered, too
+        await lab.until(lambda: all(member.node.driver.head.final for member in lab.members))
+    else:
+        await lab.rounds(1)
+        reads.clear()
+        await lab.rounds(3)
     assert reads
     assert max(reads.values()) <= 2
 
 
-def test_what_found_no_room_is_read_again_to_the_same_bits(run_lab, terms, reads):
-    digests: list[list[str]] = []
-    for capacity in (0, 1 << 20):
-
-        async def script(lab: Lab, capacity: int = capacity) -> None:
-            for _ in range(2):
-                lab.add().node.replica.contents.unpacked.capacity = capacity
-                await lab.all_members()
-            reads.clear()
-            await lab.until(lambda: all(5 in member.digests for member in lab.members))
-            digests.append([member.digests[5] for member in lab.members])
-
-        run_lab(terms("delayed_nesterov"), script)
-        assert (max(reads.values()) > 1) == (capacity == 0)
-    assert digests[0] == digests[1]
-
-
 @pytest.mark.parametrize("preset", ["sparseloco", "streaming"])
-def test_nothing_stays_unpacked_of_a_round_that_is_over(run_lab, terms, preset):
-    async def script(lab: Lab) -> None:
-        for _ in range(3):
-            lab.add()
-            await lab.all_members()
-        for member in lab.members:
-            member.idle = True
-        await lab.until(lambda: all(member.node.driver.pending is None for member in lab.members))
-        assert [member.node.replica.contents.unpacked.nbytes for member in lab.members] == [0, 0, 0]
-        assert torch.isfinite(lab.members[0].node.replica.anchors[0]).all()
-
-    run_lab(terms(preset), script)
+@scene(peers=3)
+async def test_nothing_stays_unpacked_of_a_round_that_is_over(lab, preset):
+    await lab.rest()
+    assert [member.node.replica.contents.unpacked.nbytes for member in lab.members] == [0, 0, 0]
+    assert torch.isfinite(lab.members[0].node.replica.anchors[0]).all()

@@ -20,21 +20,14 @@ from decentral.rounds.local_state import CommittedUpdate, Ledger
 from decentral.swarm.identity import Identity
 from decentral.transport import Transport
 from decentral.transport.choice import make_transport
-from decentral.transport.daemon.transport import DaemonTransport
 from decentral.transport.memory import MemoryNetwork
-from decentral.transport.native.transport import NativeTransport
+from tests.kit.nodes import small_model
 from tests.kit.offering import contribution_of
-from tests.kit.tables import DOSED_WIRES
+from tests.kit.tables import SYNCHRONOUS_WIRES
 
-PEERS, STEPS = 3, 4
+STEPS = 4
+WIRES_OF_DAEMONS = ("sparseloco", "streaming")
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
-
-
-def make_model() -> torch.nn.Module:
-    model = torch.nn.Module()
-    model.emb = torch.nn.Parameter(torch.zeros(70, 64))
-    model.layers = torch.nn.ModuleList([torch.nn.Linear(64, 67) for _ in range(4)])
-    return model
 
 
 async def anchors_of_run(
@@ -42,7 +35,7 @@ async def anchors_of_run(
 ) -> list[bytes]:
     """Digest of the anchor after each outer step of a run whose every round names every peer."""
     peers = len(identities)
-    schema = schema_of(make_model(), manifest.outer.fragments)
+    schema = schema_of(small_model(), manifest.outer.fragments)
     found: dict[int, set[tuple[bytes, int]]] = {}
     nodes: list[Node] = []
 
@@ -109,65 +102,54 @@ async def until(holds: Callable[[], bool]) -> None:
             await anyio.sleep(0.02)
 
 
-@pytest.mark.parametrize("preset", DOSED_WIRES)
-def test_memory_and_daemon_give_the_same_anchors(tmp_path: Path, preset: str) -> None:
-    manifest, identities = terms(preset), identities_in(tmp_path, PEERS)
-    network = MemoryNetwork()
-    memory = anyio.run(anchors_of_run, manifest, identities, lambda i: network.transport(i.signer))
-    daemon = anyio.run(anchors_of_run, manifest, identities, daemon_transport)
-    assert memory == daemon
+DAEMON, NATIVE, PY_LIBP2P = "daemon", "native", "py-libp2p"
+SWARMS = [
+    *((preset, (DAEMON,) * 3) for preset in WIRES_OF_DAEMONS),
+    ("sparseloco", (NATIVE,) * 3),
+    ("sparseloco", (DAEMON, NATIVE, PY_LIBP2P)),
+    ("diloco", (NATIVE, DAEMON, PY_LIBP2P)),
+    ("diloco", (PY_LIBP2P, DAEMON, NATIVE)),
+]
+LONG = [
+    *((preset, (DAEMON,) * 3) for preset in SYNCHRONOUS_WIRES if preset not in WIRES_OF_DAEMONS),
+    ("sparseloco", (DAEMON, NATIVE, NATIVE, DAEMON)),
+    ("diloco", (NATIVE, DAEMON, DAEMON, NATIVE)),
+    ("sparseloco", (NATIVE, DAEMON, DAEMON, NATIVE)),
+    ("diloco", (DAEMON, NATIVE, NATIVE, DAEMON)),
+    ("diloco", (DAEMON, NATIVE, PY_LIBP2P)),
+    ("sparseloco", (NATIVE, DAEMON, PY_LIBP2P)),
+    ("sparseloco", (PY_LIBP2P, DAEMON, NATIVE)),
+]
 
 
 @pytest.mark.parametrize(
-    ("preset", "founder"),
-    [
-        ("sparseloco", "daemon"),
-        ("diloco", "native"),
-        pytest.param("sparseloco", "native", marks=pytest.mark.long),
-        pytest.param("diloco", "daemon", marks=pytest.mark.long),
-    ],
+    ("preset", "kinds"), [*SWARMS, *(pytest.param(*swarm, marks=pytest.mark.long) for swarm in LONG)], ids=str
 )
-def test_two_daemons_and_two_natives_train_as_one_swarm(tmp_path: Path, preset: str, founder: str) -> None:
-    manifest, identities = terms(preset), identities_in(tmp_path, 4)
-    daemons = identities[:1] + identities[3:] if founder == "daemon" else identities[1:3]
-    network = MemoryNetwork()
-    memory = anyio.run(anchors_of_run, manifest, identities, lambda i: network.transport(i.signer))
+def test_peers_of_any_transports_give_the_anchors_that_memory_gives(
+    tmp_path: Path, preset: str, kinds: tuple[str, ...]
+) -> None:
+    """The first one founds the run."""
+    manifest, identities = terms(preset), identities_in(tmp_path, len(kinds))
+    memory = in_memory(manifest, identities)
 
-    def either(identity: Identity) -> Transport:
-        return daemon_transport(identity) if identity in daemons else native_transport(identity)
-
-    assert anyio.run(anchors_of_run, manifest, identities, either) == memory
-
-
-@pytest.mark.parametrize(
-    ("preset", "founder"),
-    [
-        ("sparseloco", "daemon"),
-        ("diloco", "native"),
-        ("diloco", "py-libp2p"),
-        pytest.param("diloco", "daemon", marks=pytest.mark.long),
-        pytest.param("sparseloco", "native", marks=pytest.mark.long),
-        pytest.param("sparseloco", "py-libp2p", marks=pytest.mark.long),
-    ],
-)
-def test_a_daemon_a_native_and_a_py_libp2p_peer_train_as_one_swarm(tmp_path: Path, preset: str, founder: str) -> None:
-    manifest, identities = terms(preset), identities_in(tmp_path, 3)
-    kinds = sorted(("daemon", "native", "py-libp2p"), key=lambda kind: kind != founder)
-    network = MemoryNetwork()
-    memory = anyio.run(anchors_of_run, manifest, identities, lambda i: network.transport(i.signer))
-
-    def one_of_each(identity: Identity) -> Transport:
+    def of_its_kind(identity: Identity) -> Transport:
         return make_transport(kinds[identities.index(identity)], identity, LOOPBACK)
 
-    assert anyio.run(anchors_of_run, manifest, identities, one_of_each) == memory
+    assert anyio.run(anchors_of_run, manifest, identities, of_its_kind) == memory
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
-def test_natives_alone_give_the_same_anchors_on_both_event_loops(tmp_path: Path, backend: str) -> None:
-    manifest, identities = terms("sparseloco"), identities_in(tmp_path, PEERS)
+def test_natives_give_the_same_anchors_on_the_other_event_loop(tmp_path: Path) -> None:
+    manifest, identities = terms("sparseloco"), identities_in(tmp_path, 3)
+
+    def native(identity: Identity) -> Transport:
+        return make_transport(NATIVE, identity, LOOPBACK)
+
+    assert anyio.run(anchors_of_run, manifest, identities, native, backend="trio") == in_memory(manifest, identities)
+
+
+def in_memory(manifest: Manifest, identities: list[Identity]) -> list[bytes]:
     network = MemoryNetwork()
-    memory = anyio.run(anchors_of_run, manifest, identities, lambda i: network.transport(i.signer))
-    assert anyio.run(anchors_of_run, manifest, identities, native_transport, backend=backend) == memory
+    return anyio.run(anchors_of_run, manifest, identities, lambda identity: network.transport(identity.signer))
 
 
 def terms(preset: str) -> Manifest:
@@ -178,11 +160,3 @@ def terms(preset: str) -> Manifest:
 def identities_in(folder: Path, count: int) -> list[Identity]:
     made = (Identity.load_or_create(folder / f"{n}.key") for n in range(count))
     return sorted(made, key=lambda identity: identity.peer)
-
-
-def daemon_transport(identity: Identity) -> Transport:
-    return DaemonTransport(identity, listen=LOOPBACK)
-
-
-def native_transport(identity: Identity) -> Transport:
-    return NativeTransport(identity.signer, listen=LOOPBACK)

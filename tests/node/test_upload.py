@@ -19,7 +19,7 @@ from decentral.transport.memory import MemoryNetwork
 from decentral.transport.paths import SPEED
 from decentral.transport.throttle import Caps
 from decentral.wire.keys import Signer
-from tests.kit.nodes import tiny_model
+from tests.kit.nodes import scene, small_terms, tiny_model
 
 NOON = 20_000 * DAY + DAY / 2
 
@@ -39,16 +39,24 @@ def wall() -> Days:
     return Days()
 
 
-def test_what_was_sent_before_a_restart_counts_on(tmp_path: Path, wall: Days) -> None:
+def test_what_was_sent_before_a_restart_counts_on_until_the_next_day(tmp_path: Path, wall: Days) -> None:
     daily = DailyUpload(tmp_path, 1000, wall=wall)
     daily.count(400)
     daily.count(500)
+    assert daily.is_due
     daily.save()
-    wall.now += 3600
+    assert not daily.is_due
+    wall.now += SAVE_EVERY
+    assert daily.is_due
     again = DailyUpload(tmp_path, 1000, wall=wall)
     assert again.sent == 500
     again.count(100)
     assert again.sent == 600
+    assert DailyUpload(tmp_path, 500, wall=wall).used_up, "another limit counts what was sent before"
+    assert not DailyUpload(tmp_path, 2000, wall=wall).used_up
+    assert not DailyUpload(tmp_path, 500, wall=wall).may_upload
+    wall.now += DAY
+    assert DailyUpload(tmp_path, 500, wall=wall).sent == 0
 
 
 def test_at_midnight_utc_it_begins_anew_and_what_was_sent_before_does_not_come_back(tmp_path: Path, wall: Days) -> None:
@@ -66,38 +74,12 @@ def test_at_midnight_utc_it_begins_anew_and_what_was_sent_before_does_not_come_b
     assert daily.sent == 10
 
 
-def test_a_restart_on_the_next_day_begins_anew(tmp_path: Path, wall: Days) -> None:
-    daily = DailyUpload(tmp_path, 1000, wall=wall)
-    daily.count(1000)
-    daily.save()
-    assert not DailyUpload(tmp_path, 1000, wall=wall).may_upload
-    wall.now += DAY
-    assert DailyUpload(tmp_path, 1000, wall=wall).sent == 0
-
-
-def test_another_limit_counts_what_was_sent_before(tmp_path: Path, wall: Days) -> None:
-    daily = DailyUpload(tmp_path, 1000, wall=wall)
-    daily.count(800)
-    daily.save()
-    assert DailyUpload(tmp_path, 500, wall=wall).used_up
-    assert not DailyUpload(tmp_path, 2000, wall=wall).used_up
-
-
 @pytest.mark.parametrize(
     "text", ["", "[]", "{", '{"day": 1}', '{"day": "x", "sent": 1}', '{"day": 1, "sent": -5}', "\udcff", "[" * 10**5]
 )
 def test_a_damaged_count_is_a_day_that_begins(tmp_path: Path, wall: Days, text: str) -> None:
     (tmp_path / UPLOAD_FILE).write_bytes(text.encode(errors="surrogateescape"))
     assert DailyUpload(tmp_path, 1000, wall=wall).sent == 0
-
-
-def test_it_is_saved_every_few_seconds(tmp_path: Path, wall: Days) -> None:
-    daily = DailyUpload(tmp_path, 1000, wall=wall)
-    assert daily.is_due
-    daily.save()
-    assert not daily.is_due
-    wall.now += SAVE_EVERY
-    assert daily.is_due
 
 
 def test_no_limit_at_all_is_refused(tmp_path: Path) -> None:
@@ -120,66 +102,60 @@ def events(member) -> list[str]:
     return [event for event, _ in member.events if event.startswith("upload")]
 
 
-def test_a_peer_that_used_up_its_day_rests_and_follows_and_contributes_again_the_next(run_lab, terms, tmp_path):
-    async def script(lab):
-        for _ in range(3):
-            lab.add()
-        daily = limited(lab.members[2], tmp_path, 40_000, midnight=45.0)
-        await lab.all_members()
-        tired, others = lab.members[2], lab.members[:2]
-        await lab.until(lambda: events(tired) == ["upload_used_up"])
-        assert 0.95 * daily.limit <= daily.sent
-        await lab.until(lambda: all(len(m.node.driver.head.members) == 2 for m in others))
-        was, steps = tired.rounds, tired.steps
-        before = others[0].rounds
-        await anyio.sleep(10)
-        assert others[0].rounds - before >= 5, "nobody waits for it"
-        assert tired.rounds >= was + 3, "it follows"
-        assert tired.steps == steps, "and contributes nothing"
-        assert daily.used_up
-        await lab.until(lambda: events(tired) == ["upload_used_up", "upload_goes_on"])
-        await lab.until(lambda: all(len(m.node.driver.head.members) == 3 for m in lab.members))
-        await lab.until(lambda: tired.steps > steps + 2)
-        await lab.rounds(2)
-        lab.check_equal()
-
-    run_lab(terms("sparseloco"), script, make_model=tiny_model)
+@scene(make_model=tiny_model)
+async def test_a_peer_that_used_up_its_day_rests_and_follows_and_contributes_again_the_next(lab, tmp_path):
+    for _ in range(3):
+        lab.add()
+    daily = limited(lab.members[2], tmp_path, 40_000, midnight=45.0)
+    await lab.all_members()
+    tired, others = lab.members[2], lab.members[:2]
+    await lab.until(lambda: events(tired) == ["upload_used_up"])
+    assert 0.95 * daily.limit <= daily.sent
+    await lab.until(lambda: all(len(m.node.driver.head.members) == 2 for m in others))
+    was, steps = tired.rounds, tired.steps
+    before = others[0].rounds
+    await anyio.sleep(10)
+    assert others[0].rounds - before >= 5, "nobody waits for it"
+    assert tired.rounds >= was + 3, "it follows"
+    assert tired.steps == steps, "and contributes nothing"
+    assert daily.used_up
+    await lab.until(lambda: events(tired) == ["upload_used_up", "upload_goes_on"])
+    await lab.until(lambda: all(len(m.node.driver.head.members) == 3 for m in lab.members))
+    await lab.until(lambda: tired.steps > steps + 2)
+    await lab.rounds(2)
+    lab.check_equal()
 
 
-def test_a_paused_peer_does_not_come_back_only_because_a_new_day_begins(run_lab, terms, tmp_path):
-    async def script(lab):
-        for _ in range(3):
-            lab.add()
-        daily = limited(lab.members[2], tmp_path, 40_000, midnight=30.0)
-        await lab.all_members()
-        resting = lab.members[2].node.resting
-        await lab.until(lambda: daily.used_up)
-        await lab.until(lambda: bool(resting.reasons))
-        await resting.begin("paused")
-        await lab.until(lambda: not daily.used_up)
-        await anyio.sleep(5)
-        assert resting.reasons == {"paused"}
-        assert len(lab.members[0].node.driver.head.members) == 2
-        await resting.end("paused")
-        await lab.until(lambda: len(lab.members[0].node.driver.head.members) == 3)
-
-    run_lab(terms("sparseloco"), script, make_model=tiny_model)
+@scene(make_model=tiny_model)
+async def test_a_paused_peer_does_not_come_back_only_because_a_new_day_begins(lab, tmp_path):
+    for _ in range(3):
+        lab.add()
+    daily = limited(lab.members[2], tmp_path, 40_000, midnight=30.0)
+    await lab.all_members()
+    resting = lab.members[2].node.resting
+    await lab.until(lambda: daily.used_up)
+    await lab.until(lambda: bool(resting.reasons))
+    await resting.begin("paused")
+    await lab.until(lambda: not daily.used_up)
+    await anyio.sleep(5)
+    assert resting.reasons == {"paused"}
+    assert len(lab.members[0].node.driver.head.members) == 2
+    await resting.end("paused")
+    await lab.until(lambda: len(lab.members[0].node.driver.head.members) == 3)
 
 
-def test_a_count_that_cannot_be_written_is_said_and_ends_nothing(run_lab, terms, tmp_path):
-    class Full(Disk):
-        def write(self, path, parts, at=None):
-            raise OSError(28, "No space left on device")
+class Full(Disk):
+    def write(self, path, parts, at=None):
+        raise OSError(28, "No space left on device")
 
-    async def script(lab):
-        for _ in range(2):
-            lab.add()
-        limited(lab.members[1], tmp_path, 10**9, midnight=1000.0, disk=Full())
-        await lab.all_members()
-        await lab.rounds(3)
-        assert "upload_not_saved" in events(lab.members[1])
 
-    run_lab(terms("sparseloco"), script)
+@scene(make_model=tiny_model)
+async def test_a_count_that_cannot_be_written_is_said_and_ends_nothing(lab, tmp_path):
+    lab.add()
+    limited(lab.add(), tmp_path, 10**9, midnight=1000.0, disk=Full())
+    await lab.all_members()
+    await lab.rounds(3)
+    assert "upload_not_saved" in events(lab.members[1])
     with pytest.raises(DiskError):
         DailyUpload(tmp_path, 1, disk=Full()).save()
 
@@ -195,43 +171,38 @@ def test_a_transport_refuses_bulk_when_the_day_is_used_up_to_the_last_byte(tmp_p
     assert throttle(inner, Caps(), None).may_upload()
 
 
-def test_everything_a_node_serves_is_urgent_or_known_bulk(run_lab, terms):
-    bulk = {f"/decentral/{name}/1" for name in ("frame", "piece", "fetch", "chain", "oldest", "index", "state")} | {
-        SPEED,
-        PACKED,
-    }
-
-    async def script(lab):
-        served = set(lab.add().transport.services.handlers)
-        elsewhere = {"/decentral/pair/1", ADMISSION}  # in gossip; by the transport of a run that admits by token
-        assert served - elsewhere == (set(URGENT) | bulk) - elsewhere
-        assert not bulk & set(URGENT)
-
-    run_lab(terms("sparseloco"), script)
+BULK = {f"/decentral/{name}/1" for name in ("frame", "piece", "fetch", "chain", "oldest", "index", "state")} | {
+    SPEED,
+    PACKED,
+}
 
 
-def test_what_is_kept_for_others_is_served_where_the_terms_say_so_and_is_bulk(run_lab, terms):
-    async def script(lab):
-        member = lab.add()
-        assert redundancy_of(member.node) is not None
-        served = member.transport.services.handlers
-        assert {KEEP, KEPT} <= set(served)
-        assert not {KEEP, KEPT} & set(URGENT)
-
-    run_lab(terms("sparseloco", redundancy={"keepers": 3}), script)
+@scene()
+async def test_everything_a_node_serves_is_urgent_or_known_bulk(lab):
+    served = set(lab.add().transport.services.handlers)
+    elsewhere = {"/decentral/pair/1", ADMISSION}  # in gossip; by the transport of a run that admits by token
+    assert served - elsewhere == (set(URGENT) | BULK) - elsewhere
+    assert not BULK & set(URGENT)
 
 
-def test_a_measured_uplink_is_in_the_lease_that_others_hold(run_lab, terms):
-    async def script(lab):
-        for _ in range(2):
-            lab.add()
-        lab.members[0].node.uplink = lambda: 623_456.0
-        await lab.all_members()
-        me = lab.members[0].signer.peer
-        await lab.until(lambda: lab.members[1].node.directory.live()[me].uplink == 5_000_000)
-        assert lab.members[0].node.directory.live()[lab.members[1].signer.peer].uplink == 0
+@scene(lambda: small_terms("sparseloco", redundancy={"keepers": 3}))
+async def test_what_is_kept_for_others_is_served_where_the_terms_say_so_and_is_bulk(lab):
+    member = lab.add()
+    assert redundancy_of(member.node) is not None
+    served = member.transport.services.handlers
+    assert {KEEP, KEPT} <= set(served)
+    assert not {KEEP, KEPT} & set(URGENT)
 
-    run_lab(terms("sparseloco"), script)
+
+@scene()
+async def test_a_measured_uplink_is_in_the_lease_that_others_hold(lab):
+    for _ in range(2):
+        lab.add()
+    lab.members[0].node.uplink = lambda: 623_456.0
+    await lab.all_members()
+    me = lab.members[0].signer.peer
+    await lab.until(lambda: lab.members[1].node.directory.live()[me].uplink == 5_000_000)
+    assert lab.members[0].node.directory.live()[lab.members[1].signer.peer].uplink == 0
 
 
 # ---- test suspension ----
@@ -239,44 +210,38 @@ def test_a_measured_uplink_is_in_the_lease_that_others_hold(run_lab, terms):
 # Pausing and resuming, at whatever moment: who takes part again votes again.
 
 
-def test_who_resumes_while_its_farewell_waits_for_a_step_votes_again(run_lab, terms):
+@scene(make_model=tiny_model)
+async def test_who_resumes_while_its_farewell_waits_for_a_step_votes_again(lab):
     """The farewell came after the return, and the peer was let in again and again, and never voted."""
-
-    async def script(lab):
-        member = lab.add()
-        lab.add()
-        await lab.all_members()
-        await lab.rounds(2)
-        driver, resting = member.node.driver, member.node.resting
-        async with anyio.create_task_group() as group, driver.steps.lock:  # as while a commit is written and applied
-            group.start_soon(resting.begin, PAUSED)
-            await anyio.sleep(0.2)
-            group.start_soon(resting.end, PAUSED)
-            await anyio.sleep(0.2)
-        assert not resting.reasons
-        assert not driver.machine.state.has_left
-        await lab.all_members()
-        epoch = driver.head.epoch
-        await lab.rounds(5)
-        assert driver.head.epoch == epoch
-
-    run_lab(terms("sparseloco"), script, make_model=tiny_model)
+    member = lab.add()
+    lab.add()
+    await lab.all_members()
+    await lab.rounds(2)
+    driver, resting = member.node.driver, member.node.resting
+    async with anyio.create_task_group() as group, driver.steps.lock:  # as while a commit is written and applied
+        group.start_soon(resting.begin, PAUSED)
+        await anyio.sleep(0.2)
+        group.start_soon(resting.end, PAUSED)
+        await anyio.sleep(0.2)
+    assert not resting.reasons
+    assert not driver.machine.state.has_left
+    await lab.all_members()
+    epoch = driver.head.epoch
+    await lab.rounds(5)
+    assert driver.head.epoch == epoch
 
 
-def test_a_pause_before_the_rounds_run_is_told_when_it_is_asked_for_again(run_lab, terms):
+@scene(make_model=tiny_model)
+async def test_a_pause_before_the_rounds_run_is_told_when_it_is_asked_for_again(lab):
     """Nobody was told: the others waited for a peer that held its contributions back."""
-
-    async def script(lab):
-        lab.add()
-        await lab.rounds(2)
-        newcomer = lab.add()
-        resting = newcomer.node.resting
-        await resting.begin(PAUSED)
-        assert resting.reasons
-        assert not newcomer.node.driver.stopping
-        await lab.all_members()
-        await resting.begin(PAUSED)  # as startup does
-        assert newcomer.node.driver.machine.state.has_left
-        await lab.until(lambda: len(lab.members[0].node.driver.head.members) == 1)
-
-    run_lab(terms("sparseloco"), script, make_model=tiny_model)
+    lab.add()
+    await lab.rounds(2)
+    newcomer = lab.add()
+    resting = newcomer.node.resting
+    await resting.begin(PAUSED)
+    assert resting.reasons
+    assert not newcomer.node.driver.stopping
+    await lab.all_members()
+    await resting.begin(PAUSED)  # as startup does
+    assert newcomer.node.driver.machine.state.has_left
+    await lab.until(lambda: len(lab.members[0].node.driver.head.members) == 1)

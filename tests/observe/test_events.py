@@ -132,15 +132,6 @@ def rotate(directory: Path) -> None:
     pack_put_aside(directory / EVENTS_FILE)
 
 
-def test_the_last_events_come_also_from_files_that_were_put_aside(tmp_path: Path) -> None:
-    for n in (1, 3, 5):
-        write(tmp_path, n, n + 1)
-        rotate(tmp_path)
-    write(tmp_path, 7)
-    rows, _ = follow(tmp_path, last=4)
-    assert seen(rows) == [("commit", n) for n in (4, 5, 6, 7)]
-
-
 def test_who_looks_again_only_after_several_files_were_put_aside_and_packed_misses_none(tmp_path: Path) -> None:
     """A pager that nobody scrolls stops the command for days."""
 

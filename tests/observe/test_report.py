@@ -16,23 +16,9 @@ from decentral.observe.report import (
 )
 
 PROMISED_KEYS = [
-    "algorithm",
-    "peers",
-    "rounds",
-    "inner_steps",
-    "seconds",
-    "loss_first",
-    "loss_last",
-    "loss_solo",
-    "eval_bits_per_byte",
-    "bytes_sent",
-    "bytes_received",
-    "bytes_dense_fp32_every_step",
-    "reduction",
-    "anchor_digests",
-    "killed",
-    "joined",
-    "stray_processes",
+    *("algorithm", "peers", "rounds", "inner_steps", "seconds", "loss_first", "loss_last", "loss_solo"),
+    *("eval_bits_per_byte", "bytes_sent", "bytes_received", "bytes_dense_fp32_every_step", "reduction"),
+    *("anchor_digests", "killed", "joined", "stray_processes"),
 ]
 
 SUMMARY = DemoSummary(
@@ -61,33 +47,21 @@ def test_the_summary_has_exactly_the_promised_keys(tmp_path: Path) -> None:
     written = json.loads((tmp_path / "summary.json").read_text())
     assert list(written) == PROMISED_KEYS
     assert written["anchor_digests"]["peer-1"] == "ab" * 32
+    with pytest.raises(DiskError, match="summary cannot be written"):
+        write_summary(tmp_path / "absent", SUMMARY)
 
 
 def test_the_table_tells_every_number_of_the_promise() -> None:
     console = Console(file=io.StringIO(), width=120)
     print_table(SUMMARY, console, utilisation=0.94, solo_bits_per_byte=2.6)
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    for part in (
-        "1.5000",
-        "1.8000",
-        "2.1600",
-        "2.6000",
-        "360",
-        "4.0 MB",
-        "8.0 GB",
-        "2000",
-        "94%",
-        "1 / 1",
-        "abab",
-    ):
+    numbers = ("1.5000", "1.8000", "2.1600", "2.6000", "360", "4.0 MB", "8.0 GB", "2000", "94%", "1 / 1", "abab")
+    for part in numbers:
         assert part in text
 
 
-def test_a_ring_all_reduce_of_two_peers_sends_each_gradient_once() -> None:
+def test_a_ring_all_reduce_of_two_peers_sends_each_gradient_once_and_a_lone_peer_nothing() -> None:
     assert dense_allreduce_nbytes(num_parameters=1000, steps=[10, 10], num_peers=2) == 2 * 10 * 4 * 1000
-
-
-def test_a_lone_peer_would_send_nothing() -> None:
     assert dense_allreduce_nbytes(num_parameters=1000, steps=[10], num_peers=1) == 0
 
 
@@ -98,8 +72,3 @@ def test_the_figure_is_drawn_without_a_display(tmp_path: Path) -> None:
     ]
     draw_figure(tmp_path / "loss.png", curves, title="test")
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_summary_that_cannot_be_written_is_a_disk_error(tmp_path: Path) -> None:
-    with pytest.raises(DiskError, match="summary cannot be written"):
-        write_summary(tmp_path / "absent", SUMMARY)

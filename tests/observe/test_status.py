@@ -117,24 +117,21 @@ def test_a_damaged_status_is_one_line(tmp_path: Path, text: str) -> None:
         read_status(tmp_path)
 
 
-def test_a_directory_where_nobody_ran_says_so(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"no peer has run here; name the directory.*--out"):
-        read_status(tmp_path)
-
-
-def test_a_directory_where_nobody_ran_names_those_where_peers_did(
+def test_a_directory_where_nobody_ran_says_so_and_names_those_where_peers_did(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with pytest.raises(UsageError, match=r"no peer has run here; name the directory.*--out"):
+        read_status(tmp_path)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "decentral-my run").mkdir()
     write_status(tmp_path / "decentral-my run", Status(), ProcessInfo())
     with pytest.raises(UsageError, match=r"started with by --out: 'decentral-my run'$"):
         read_status(Path("decentral-run"))
-
-
-def test_a_status_that_cannot_be_written_is_a_disk_error(tmp_path: Path) -> None:
     with pytest.raises(DiskError, match="status cannot be written"):
         write_status(tmp_path / "absent", Status(), ProcessInfo())
+
+
+# ---- requests ----
 
 
 def test_each_request_is_taken_once_in_the_order_of_asking_but_leave_which_comes_first(tmp_path: Path) -> None:
@@ -142,35 +139,23 @@ def test_each_request_is_taken_once_in_the_order_of_asking_but_leave_which_comes
         ask(tmp_path, request, **({"key": "threads", "value": "2"} if request == "set" else {}))
     assert [request.name for request in take_requests(tmp_path)] == ["leave", "set", "finish", "resume", "pause"]
     assert take_requests(tmp_path) == ()
-
-
-def test_a_pause_after_a_resume_after_a_pause_is_a_pause(tmp_path: Path) -> None:
     for request in ("pause", "resume", "pause"):
         ask(tmp_path, request)
     assert [request.name for request in take_requests(tmp_path)] == ["resume", "pause"]
-
-
-def test_a_follower_is_asked_for_nothing_but_to_leave(tmp_path: Path) -> None:
-    write_status(tmp_path, Status(state="following"), ProcessInfo())
-    with pytest.raises(UsageError, match="this peer only follows, and trains nothing that could pause"):
-        ask_running(tmp_path, "pause")
-    ask_running(tmp_path, "leave")
-    assert [request.name for request in take_requests(tmp_path)] == ["leave"]
-
-
-def test_who_has_said_its_last_word_is_asked_for_nothing_more(tmp_path: Path) -> None:
-    write_status(tmp_path, Status(state="left"), ProcessInfo())
-    with pytest.raises(UsageError, match="has ended"):
-        ask_running(tmp_path, "pause")
-
-
-def test_requests_can_be_dropped(tmp_path: Path) -> None:
     ask(tmp_path, "pause")
     drop_requests(tmp_path)
     assert take_requests(tmp_path) == ()
 
 
-def test_an_unknown_request_names_the_known_ones(tmp_path: Path) -> None:
+def test_a_follower_is_asked_for_nothing_but_to_leave_and_who_has_ended_for_nothing(tmp_path: Path) -> None:
+    write_status(tmp_path, Status(state="following"), ProcessInfo())
+    with pytest.raises(UsageError, match="this peer only follows, and trains nothing that could pause"):
+        ask_running(tmp_path, "pause")
+    ask_running(tmp_path, "leave")
+    assert [request.name for request in take_requests(tmp_path)] == ["leave"]
+    write_status(tmp_path, Status(state="left"), ProcessInfo())
+    with pytest.raises(UsageError, match="has ended"):
+        ask_running(tmp_path, "pause")
     with pytest.raises(UsageError, match="one of leave, pause, resume, finish, set"):
         ask(tmp_path, "explode")
 

@@ -5,10 +5,12 @@ from pathlib import Path
 import pytest
 
 from decentral.errors import ConfigError
-from decentral.manifest import load_manifest
+from decentral.manifest import load_manifest, preset_manifest
 from tests.kit import outside
 
 PAGE = outside.ROOT / "docs/own-method.md"
+OWN = 'method = "qhm"\nlearning_rate = 0.9\nnu = 0.25'
+TERMS = preset_manifest("diloco").to_toml().replace('method = "diloco"', OWN)
 
 
 @pytest.fixture
@@ -24,19 +26,9 @@ def test_the_examples_pass_every_law_of_outer_optimizers(folder: Path):
     assert outside.laws(folder, *chosen) >= 10 * len(spellings)
 
 
-def test_a_package_that_is_there_is_listed_without_a_line_of_ours(folder: Path):
-    assert "2018, arXiv:1810.06801" in outside.python(folder, "-m", "decentral", "optimizers").stdout
-
-
-def test_a_manifest_names_it_and_a_peer_without_the_package_reads_what_to_do(folder: Path):
-    made = outside.python(folder, "-m", "decentral", "init", "run.toml", "--preset", "diloco")
-    assert made.returncode == 0, made.stderr
-    terms = folder / "run.toml"
-    text = terms.read_text(encoding="utf-8")
-    assert text.count('method = "diloco"') == 1
-    terms.write_text(text.replace('method = "diloco"', 'method = "qhm"\nnu = 0.25'), encoding="utf-8")
-    read = "from decentral.manifest import load_manifest as load; o = load('run.toml').outer; print(o.method, o.hyper)"
-    assert outside.python(folder, "-c", read).stdout.strip() == ("qhm {'lr': 0.9, 'nu': 0.25, 'momentum': 0.9}")
+def test_a_peer_without_the_package_reads_what_to_do(tmp_path: Path):
+    terms = tmp_path / "run.toml"
+    terms.write_text(TERMS, encoding="utf-8")
     with pytest.raises(
         ConfigError, match="optimizer qhm is not known here; if a package adds it, install that package"
     ):
@@ -74,9 +66,15 @@ print(after.tolist())
 """
 
 
-def test_the_channel_of_the_second_example_is_averaged_in_its_own_period(folder: Path):
-    done = outside.python(folder, "-c", AVERAGED)
-    assert done.stdout.strip() == "[-2.0, -2.0, -2.0, -2.0]", done.stderr
+def test_a_package_that_is_there_is_listed_named_by_a_manifest_and_its_channel_has_a_period_of_its_own(folder: Path):
+    (folder / "run.toml").write_text(TERMS, encoding="utf-8")
+    read = "from decentral.manifest import load_manifest as load; o = load('run.toml').outer; print(o.method, o.hyper)"
+    listed = "import sys; sys.argv[1:] = ['optimizers']; from decentral.cli import main; main()"
+    done = outside.python(folder, "-c", f"{AVERAGED}\n{read}\n{listed}")
+    averaged, named, *rows = done.stdout.splitlines()
+    assert averaged == "[-2.0, -2.0, -2.0, -2.0]", done.stderr
+    assert named == "qhm {'lr': 0.9, 'nu': 0.25, 'momentum': 0.9}"
+    assert "2018, arXiv:1810.06801" in "\n".join(rows)
 
 
 def test_the_examples_are_short():

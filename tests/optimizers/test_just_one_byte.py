@@ -274,7 +274,7 @@ def test_what_an_earlier_life_told_is_taken_everywhere():
     assert taken_N.all()
 
 
-def distance(peers: int, rounds: int = 150) -> float:
+def distance(peers: int, rounds: int = 60) -> float:
     """From a quadratic's minimum, whose gradients are noisy, as a share of the first."""
     run, rate = Learners(JustOneByte(lr=0.002), peers, torch.zeros(NUMEL)), 0.002
     for number in range(rounds):

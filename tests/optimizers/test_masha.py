@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor
 
-from decentral.compressors import parse_compressor, parse_feedback
 from decentral.optimizers.masha import Masha
 from decentral.optimizers.steps import draw_one_of_each
-from decentral.replica.codec import Codec
-from tests.kit.learners import Learners
 from tests.kit.replicas import NUMEL
 from tests.kit.stepping import step
 
@@ -46,24 +42,6 @@ def test_what_is_drawn_moves_and_the_rest_waits():
     drawn_N = draw_one_of_each(5, 7, NUMEL)
     assert torch.equal(after != anchor, drawn_N)
     assert torch.equal(state["debt"], torch.where(drawn_N, 0.0, change))
-
-
-@pytest.mark.parametrize("choose", ["largest", "random"])
-def test_all_that_peers_learnt_is_in_the_anchor_or_owed_at_one_of_both_ends(choose: str):
-    """Nothing forgets, so the sum is kept: the anchor's way, the shared debt, and the mean of the senders' debts."""
-    codec = Codec(parse_compressor("topk(k=64, chunk=4096) >> int8(block=64)"), parse_feedback("ef(beta=1.0)"))
-    run = Learners(Masha(parts=100, choose=choose), 3, torch.zeros(NUMEL), codec)
-    learnt_N = torch.zeros(NUMEL, dtype=torch.float64)
-    for number in range(12):
-        steps = {n: 0.01 * randn(10 * number + n) for n in PEERS}
-        learnt_N += torch.stack(list(steps.values())).double().mean(0)
-        run.learn(steps)
-        run.meet(PEERS)
-    sent_N = torch.stack([peer.replica.feedback[0]["debt"] for peer in run.peers]).double().mean(0)
-    shared_N = run.peers[0].replica.states[0]["debt"].double()
-    torch.testing.assert_close(run.peers[0].anchor_N.double() - sent_N - shared_N, learnt_N, rtol=0, atol=1e-5)
-    assert sent_N.norm() > 0
-    assert shared_N.norm() > 0
 
 
 def test_no_more_values_move_however_many_peers_sent_others():

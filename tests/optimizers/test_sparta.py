@@ -8,10 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from decentral.compressors import parse_compressor, parse_feedback
 from decentral.optimizers import OuterMethod
 from decentral.optimizers.sparta import Sparta
-from decentral.replica.codec import Codec
 from tests.kit.learners import Learners
 from tests.kit.replicas import NUMEL
 
@@ -138,17 +136,3 @@ def test_without_whole_rounds_an_anchor_is_behind_the_live_models_and_with_them_
     assert whole == after
     assert patched > 1.1 * live
     assert whole < live
-
-
-def test_a_debt_is_sent_when_it_is_owed_and_reaches_the_anchor():
-    """Sparse feedback beside a draw: what is lost in one round arrives in others, drawn or not."""
-    codec = Codec(parse_compressor("topk(k=4, chunk=64)"), parse_feedback("ef(beta=1.0)"))
-    run = Learners(Sparta(parts=5, whole=0), 3, torch.zeros(NUMEL), codec)
-    learnt_N = torch.zeros(NUMEL, dtype=torch.float64)
-    for number in range(5):
-        learn(run, number)
-        learnt_N += torch.stack([0.01 * randn(10 * number + n) for n in PEERS]).double().mean(0)
-        run.meet(PEERS)
-    owed_N = torch.stack([peer.replica.feedback[0]["debt"] for peer in run.peers]).double().mean(0)
-    ahead_N = torch.stack([peer.live_N - peer.anchor_N for peer in run.peers]).double().mean(0)
-    torch.testing.assert_close(run.peers[0].anchor_N.double() + ahead_N - owed_N, learnt_N, rtol=0, atol=1e-5)

@@ -1,10 +1,12 @@
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 ROOMS = ("compressors", "optimizers", "cli", "peer", "swarm", "tasks")
 BUILD = "import sys; from hatchling import build; print(getattr(build, 'build_' + sys.argv[1])(sys.argv[2]))"
@@ -19,28 +21,27 @@ def built(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_the_wheel_holds_every_room_once_and_inside_the_package(built: Path, room: str) -> None:
+def test_the_wheel_holds_every_room_once_inside_the_package_and_the_page_with_the_licence_of_what_is_vendored(
+    built: Path,
+) -> None:
     (wheel,) = built.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
-    assert f"decentral/{room}/__init__.py" in names
-    assert not [name for name in names if name.startswith(f"{room}/")]
+    for room in ROOMS:
+        assert f"decentral/{room}/__init__.py" in names
+        assert not [name for name in names if name.startswith(f"{room}/")]
+    shown = {name.removeprefix("decentral/dashboard/static/") for name in names if "/dashboard/static/" in name}
+    assert {"index.html", "page.css", "main.js", "vendor/uPlot.iife.min.js", "vendor/LICENSE"} <= shown
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_the_source_distribution_is_not_emptied_by_the_links_at_the_root(built: Path, room: str) -> None:
+def test_the_source_distribution_is_not_emptied_by_the_links_at_the_root(built: Path, root: Path) -> None:
     (sdist,) = built.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         members = {member.name.split("/", 1)[1]: member for member in archive if "/" in member.name}
-    assert members[f"decentral/{room}/__init__.py"].isfile()
+    assert all(members[f"decentral/{room}/__init__.py"].isfile() for room in ROOMS)
     assert {"README.md", "CHANGELOG.md", "LICENSE", "pyproject.toml"} <= members.keys()
-
-
-def test_the_wheel_holds_the_page_and_the_licence_of_what_is_vendored_in_it(built: Path) -> None:
-    (wheel,) = built.glob("*.whl")
-    names = zipfile.ZipFile(wheel).namelist()
-    shown = {name.removeprefix("decentral/dashboard/static/") for name in names if "/dashboard/static/" in name}
-    assert {"index.html", "page.css", "main.js", "vendor/uPlot.iife.min.js", "vendor/LICENSE"} <= shown
+    for name in ("compressors", "optimizers", "cli"):
+        assert (root / name).is_symlink()
+        assert (root / name).resolve() == root / "decentral" / name
 
 
 def test_the_wheel_says_that_it_is_typed_and_how_it_is_licensed(built: Path) -> None:
@@ -53,13 +54,6 @@ def test_the_wheel_says_that_it_is_typed_and_how_it_is_licensed(built: Path) -> 
     assert "Requires-Python: >=3.11" in text
 
 
-@pytest.mark.parametrize("name", ["compressors", "optimizers", "cli"])
-def test_the_names_at_the_root_are_links_to_the_real_folders(root: Path, name: str) -> None:
-    link = root / name
-    assert link.is_symlink()
-    assert link.resolve() == root / "decentral" / name
-
-
 def test_the_licence_is_the_unaltered_apache_licence(root: Path) -> None:
     text = (root / "LICENSE").read_text(encoding="utf-8")
     assert text.lstrip().startswith("Apache License\n")
@@ -68,10 +62,6 @@ def test_the_licence_is_the_unaltered_apache_licence(root: Path) -> None:
 
 
 def test_the_pins_satisfy_the_ranges(root: Path) -> None:
-    import tomllib
-
-    from packaging.requirements import Requirement
-
     project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     lines = (root / "constraints.txt").read_text(encoding="utf-8").splitlines()
     pins = {name.lower(): version for name, _, version in (line.partition("==") for line in lines if "==" in line)}

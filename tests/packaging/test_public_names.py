@@ -7,18 +7,10 @@ from pathlib import Path
 
 import decentral
 
-HEAVY = (
-    "torch",
-    "hivemind",
-    "transformers",
-    "accelerate",
-    "matplotlib",
-    "numpy",
-    "pydantic",
-    "psutil",
-    "rich",
+HEAVY = {
+    *("torch", "hivemind", "transformers", "accelerate", "matplotlib", "numpy", "pydantic", "psutil", "rich"),
     "zeroconf",
-)
+}
 
 
 def loaded_by(program: str) -> set[str]:
@@ -28,28 +20,14 @@ def loaded_by(program: str) -> set[str]:
     return {name.split(".")[0] for name in done.stdout.split("\n")[-2].split()}
 
 
-def test_importing_the_package_loads_nothing_heavy() -> None:
-    assert not loaded_by("import decentral") & set(HEAVY)
-
-
-def test_asking_for_help_loads_nothing_heavy() -> None:
+def test_importing_the_package_and_asking_any_command_for_help_loads_nothing_heavy() -> None:
     program = (
-        "from click.testing import CliRunner\nfrom decentral.cli import main\nCliRunner().invoke(main, ['--help'])"
-    )
-    assert not loaded_by(program) & set(HEAVY)
-
-
-def test_the_help_of_every_command_loads_nothing_heavy() -> None:
-    program = (
+        "import decentral\ndecentral.DecentralError\ndecentral.__version__\n"
         "from click.testing import CliRunner\nfrom click import Context\nfrom decentral.cli import main\n"
-        "for name in main.list_commands(Context(main)):\n"
+        "for name in ['--help', *main.list_commands(Context(main))]:\n"
         "    assert CliRunner().invoke(main, [name, '--help']).exit_code == 0, name"
     )
-    assert not loaded_by(program) & set(HEAVY)
-
-
-def test_an_error_can_be_caught_without_loading_torch() -> None:
-    assert "torch" not in loaded_by("import decentral\ndecentral.DecentralError\ndecentral.__version__")
+    assert not loaded_by(program) & HEAVY
 
 
 def test_every_public_name_exists_and_is_documented() -> None:
@@ -65,10 +43,6 @@ def test_every_method_of_a_peer_is_documented() -> None:
     for name, value in inspect.getmembers(decentral.Peer):
         if not name.startswith("_"):
             assert inspect.getdoc(value), f"Peer.{name} has no docstring"
-
-
-def test_an_unknown_name_is_an_attribute_error() -> None:
-    assert not hasattr(decentral, "does_not_exist")
 
 
 def test_the_version_is_that_of_the_project(root: Path) -> None:
@@ -91,4 +65,4 @@ def processor_seconds_of_help() -> float:
 
 
 def test_help_is_there_in_a_fifth_of_a_second() -> None:
-    assert min(processor_seconds_of_help() for _ in range(5)) < 0.2
+    assert min(processor_seconds_of_help() for _ in range(3)) < 0.2

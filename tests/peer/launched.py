@@ -137,7 +137,7 @@ def launched(folder: Path, count: int, *tables: dict[str, Any]) -> Iterator[Laun
 
 def wait(seconds: float) -> None:
     """Other processes do what they do meanwhile."""
-    subprocess.run(["sleep", str(seconds)], check=True)
+    threading.Event().wait(seconds)
 
 
 def second_peer(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +13,12 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from decentral.errors import ConfigError
-from decentral.peer import Peer, join
+from decentral.peer import Peer
 from decentral.peer.boundary import NewestRound, Word
 from decentral.tasks.batches import ShardPlace
 from decentral.training.clocks import OwnClock
-from tests.kit.problems import LOOPBACK, Problem, alone, run_terms, until
+from tests.kit.problems import Problem, alone, joined, run_terms, until
+from tests.kit.tables import long_but
 
 ROUNDS, STEPS = 8, 2
 TERMS = run_terms("diloco", run={"rounds": ROUNDS}, inner={"steps": STEPS})
@@ -41,107 +41,110 @@ def sequential(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
     return lr_scheduler.SequentialLR(optimizer, [rise, lr_scheduler.ExponentialLR(optimizer, 0.9)], [3])
 
 
-Make = Callable[[torch.optim.Optimizer], Any]
+def short(optimizer: torch.optim.Optimizer) -> lr_scheduler.LRScheduler:
+    return lr_scheduler.OneCycleLR(optimizer, max_lr=0.02, total_steps=6)
 
 
-class Swarm:
-    """A founder that is some rounds on, and peers that come to it."""
-
-    def __init__(self, folder: Path, stack: ExitStack) -> None:
-        self._folder, self._stack, self._count = folder, stack, 0
-        self.peer: Peer | None = None
-
-    def enters(self, problem: Problem, *, out: str | None = None, **given: Any) -> Peer:
-        self._count += 1
-        options = {"listen": LOOPBACK, "transport": "native", "lan": False, "commands": False, "quiet": True}
-        options |= {"alone": True, **given}
-        run = TERMS if self.peer is None else self.peer.invite
-        made = join(run, problem.model, problem.optimizer, out=self._folder / (out or str(self._count)), **options)
-        entered = self._stack.enter_context(made)
-        self.peer = self.peer or entered
-        return entered
+def makes(problem: Problem, steps: int, schedule: Any = None) -> None:
+    for _ in range(steps):
+        problem.step()
+        if schedule is not None:
+            schedule.step()
 
 
 @pytest.fixture
-def swarm(tmp_path: Path) -> Any:
-    with ExitStack() as stack:
-        yield Swarm(tmp_path, stack)
+def first() -> Problem:
+    return Problem(0)
+
+
+@pytest.fixture
+def second() -> Problem:
+    return Problem(1)
+
+
+@pytest.fixture
+def founder(tmp_path: Path, first: Problem) -> Iterator[Peer]:
+    with joined(TERMS, first, tmp_path / "founder") as peer:
+        yield peer
+
+
+@pytest.fixture(autouse=True)
+def sentences_are_heard(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "decentral")
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("make", [linear, cosine, one_cycle, sequential], ids=lambda make: make.__name__)
-def test_a_newcomers_schedule_begins_where_the_run_is_and_a_sentence_says_so(swarm, make, caplog):
-    first, second = Problem(0), Problem(1)
+@pytest.mark.parametrize("make", long_but([one_cycle, sequential], [linear, cosine, one_cycle, sequential]))
+def test_a_newcomers_schedule_begins_where_the_run_is_and_a_sentence_says_so(
+    founder, first, second, make, tmp_path, caplog
+):
     schedules = make(first.optimizer), make(second.optimizer)
-    swarm.enters(first, scheduler=schedules[0])
-    for _ in range(4 * STEPS):
-        first.step()
-        schedules[0].step()
-    with caplog.at_level(logging.WARNING, "decentral"):
-        peer = swarm.enters(second, scheduler=schedules[1])
-    assert peer.progress == 0.5
-    assert schedules[1].last_epoch == schedules[0].last_epoch == 8
-    assert second.optimizer.param_groups[0]["lr"] == pytest.approx(first.optimizer.param_groups[0]["lr"])
-    (told,) = [one for one in caplog.messages if "the run is at inner step 8" in one]
-    assert "goes on from step 8 instead of 0, at a rate of" in told
-    second.step()
-    schedules[1].step()
-
-
-def plateau(optimizer: torch.optim.Optimizer) -> Any:
-    return lr_scheduler.ReduceLROnPlateau(optimizer)
-
-
-def short(optimizer: torch.optim.Optimizer) -> Any:
-    return lr_scheduler.OneCycleLR(optimizer, max_lr=0.02, total_steps=6)
+    makes(first, 4 * STEPS, schedules[0])
+    with joined(founder.invite, second, tmp_path / "late", scheduler=schedules[1]) as peer:
+        assert peer.progress == 0.5
+        assert schedules[1].last_epoch == schedules[0].last_epoch == 8
+        assert second.optimizer.param_groups[0]["lr"] == pytest.approx(first.optimizer.param_groups[0]["lr"])
+        (told,) = [one for one in caplog.messages if "the run is at inner step 8" in one]
+        assert "goes on from step 8 instead of 0, at a rate of" in told
+        makes(second, 1, schedules[1])
 
 
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (plateau, "the ReduceLROnPlateau stays where it was"),
+        (lr_scheduler.ReduceLROnPlateau, "the ReduceLROnPlateau stays where it was"),
         (short, "the OneCycleLR ends before that, so it stays at 0"),
     ],
     ids=["plateau", "too short"],
 )
-def test_a_schedule_that_cannot_be_moved_there_is_as_it_was_and_a_sentence_says_why(swarm, make, why, caplog):
-    first, second = Problem(0), Problem(1)
-    swarm.enters(first)
-    for _ in range(4 * STEPS):
-        first.step()
+def test_a_schedule_that_cannot_be_moved_there_is_as_it_was_and_a_sentence_says_why(
+    founder, first, second, make, why, tmp_path, caplog
+):
+    makes(first, 4 * STEPS)
     schedule = make(second.optimizer)
-    before = {**schedule.state_dict()}, {**second.optimizer.param_groups[0]}
-    with caplog.at_level(logging.WARNING, "decentral"):
-        swarm.enters(second, scheduler=schedule)
-    assert any(why in one and "peer.schedule(" in one for one in caplog.messages)
-    after = {**schedule.state_dict()}, {**second.optimizer.param_groups[0]}
-    assert str(after) == str(before)
+
+    def state() -> str:
+        (group,) = second.optimizer.param_groups
+        return str((schedule.state_dict(), {name: value for name, value in group.items() if name != "params"}))
+
+    before = state()
+    with joined(founder.invite, second, tmp_path / "late", scheduler=schedule):
+        assert any(why in one and "peer.schedule(" in one for one in caplog.messages)
+        assert state() == before
 
 
-def test_a_schedule_with_a_clock_of_its_own_is_left_alone_without_a_word(swarm, caplog):
-    first, second = Problem(0), Problem(1)
-    swarm.enters(first)
-    for _ in range(4 * STEPS):
-        first.step()
+def test_a_schedule_with_a_clock_of_its_own_is_left_alone_without_a_word(founder, first, second, tmp_path, caplog):
+    makes(first, 4 * STEPS)
     schedule = linear(second.optimizer)
-    with caplog.at_level(logging.WARNING, "decentral"):
-        swarm.enters(second, scheduler=[OwnClock(schedule)])
-    assert schedule.last_epoch == 0
-    assert not any("inner step" in one for one in caplog.messages)
+    with joined(founder.invite, second, tmp_path / "late", scheduler=[OwnClock(schedule)]):
+        assert schedule.last_epoch == 0
+        assert not any("inner step" in one for one in caplog.messages)
 
 
-def test_a_schedule_of_the_run_gives_a_newcomer_the_rate_of_the_others_step_by_step(swarm):
-    first, second = Problem(0), Problem(1)
-    founder = swarm.enters(first)
+def test_a_schedule_of_the_run_gives_a_newcomer_the_rate_of_the_others_step_by_step(founder, first, second, tmp_path):
     ours = founder.schedule(first.optimizer, lambda progress: 1 - progress)
     rates = [first.optimizer.param_groups[0]["lr"]]
     for _ in range(4 * STEPS):
-        first.step()
-        ours.step()  # as loops do, which changes nothing
+        makes(first, 1, ours)  # its own step changes nothing
         rates.append(first.optimizer.param_groups[0]["lr"])
     assert rates == pytest.approx([0.02 * (1 - step / 16) for step in range(9)])
-    late = swarm.enters(second)
-    assert late.schedule(second.optimizer, lambda progress: 1 - progress).get_last_lr() == pytest.approx([0.01])
+    with joined(founder.invite, second, tmp_path / "late") as late:
+        theirs = late.schedule(second.optimizer, lambda progress: 1 - progress)
+        assert theirs.get_last_lr() == pytest.approx([0.01])
+
+
+def test_a_schedule_of_a_peer_that_missed_rounds_catches_up(founder, first, second, tmp_path, caplog):
+    makes(first, 2 * STEPS)
+    with joined(founder.invite, second, tmp_path / "sleeps", scheduler=linear(second.optimizer)):
+        pass
+    makes(first, 3 * STEPS)
+    again = Problem(1)
+    restored = linear(again.optimizer)
+    with joined(founder.invite, again, tmp_path / "sleeps", scheduler=restored) as peer:
+        until(lambda: peer.round == 5)  # its swarm's side has caught up; the next step brings that into the model
+        makes(again, 1, restored)
+        assert abs(restored.last_epoch - peer.progress * ROUNDS * STEPS) <= STEPS
+    assert any("LambdaLR goes on from step" in one for one in caplog.messages)
 
 
 def test_schedules_and_progress_go_on_after_a_restart_in_the_middle_of_a_round(tmp_path):
@@ -151,7 +154,7 @@ def test_schedules_and_progress_go_on_after_a_restart_in_the_middle_of_a_round(t
         for count in pieces:
             problem = Problem(0)
             counted = linear(problem.optimizer)
-            with alone(folder, TERMS.changed(inner={"steps": 4}), problem, scheduler=counted, quiet=True) as peer:
+            with alone(folder, TERMS.changed(inner={"steps": 4}), problem, scheduler=counted) as peer:
                 other = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
                 peer.schedule(other)
                 for _ in range(count):
@@ -166,7 +169,7 @@ def test_schedules_and_progress_go_on_after_a_restart_in_the_middle_of_a_round(t
 def test_the_rate_of_a_schedule_of_the_run_is_the_one_it_was_first_made_with(tmp_path):
     for _ in range(2):
         problem = Problem(0)
-        with alone(tmp_path, TERMS, problem, quiet=True) as peer:
+        with alone(tmp_path, TERMS, problem) as peer:
             schedule = peer.schedule(problem.optimizer)
             assert schedule.base_lrs == [0.02]
             for _ in range(5):
@@ -174,66 +177,30 @@ def test_the_rate_of_a_schedule_of_the_run_is_the_one_it_was_first_made_with(tmp
             assert problem.optimizer.param_groups[0]["lr"] < 0.02
 
 
-def test_a_schedule_of_a_peer_that_missed_rounds_catches_up(swarm, caplog):
-    first, second = Problem(0), Problem(1)
-    swarm.enters(first)
-    for _ in range(2 * STEPS):
-        first.step()
-    schedule = linear(second.optimizer)
-    with ExitStack() as stack:
-        slept = Swarm(swarm._folder, stack)
-        slept.peer = swarm.peer
-        slept.enters(second, out="sleeps", scheduler=schedule)
-    for _ in range(3 * STEPS):
-        first.step()
-    again = Problem(1)
-    restored = linear(again.optimizer)
-    with caplog.at_level(logging.WARNING, "decentral"):
-        peer = swarm.enters(again, out="sleeps", scheduler=restored)
-        until(lambda: peer.round == 5)  # its swarm's side has caught up; the next step brings that into the model
-        again.step()
-        restored.step()
-    assert abs(restored.last_epoch - peer.progress * ROUNDS * STEPS) <= STEPS
-    assert any("LambdaLR goes on from step" in one for one in caplog.messages)
-
-
 def test_a_rate_that_a_script_changed_before_a_restart_is_told_with_both_and_which_counts(tmp_path, caplog):
+    changed = (
+        "settings of the optimizer were changed: lr is 0.005 here and 0.02 in the checkpoint; the checkpoint's count, "
+        "until the loop sets others inside the with block (group['lr'] of optimizer.param_groups, and base_lrs of a "
+        "schedule)"
+    )
     for rate in (0.02, 0.02, 0.005, 0.005):
         problem = Problem(0, lr=rate)
         schedule = linear(problem.optimizer)
-        with (
-            caplog.at_level(logging.WARNING, "decentral"),
-            alone(tmp_path, TERMS, problem, scheduler=schedule, quiet=True),
-        ):
+        with alone(tmp_path, TERMS, problem, scheduler=schedule):
             told = [one for one in caplog.messages if "settings of the optimizer were changed" in one]
-            assert told == (
-                []
-                if rate == 0.02
-                else [
-                    "settings of the optimizer were changed: lr is 0.005 here and 0.02 in the checkpoint; the "
-                    "checkpoint's count, until the loop sets others inside the with block (group['lr'] of "
-                    "optimizer.param_groups, and base_lrs of a schedule)"
-                ]
-            )
-            problem.step()
-            schedule.step()
+            assert told == ([] if rate == 0.02 else [changed])
+            makes(problem, 1, schedule)
             assert schedule.base_lrs == [0.02]
         caplog.clear()
 
 
-@pytest.mark.parametrize(
-    ("optimizer", "factor", "why"),
-    [
-        ("adamw", None, "peer.schedule: the optimizer is a str"),
-        (None, 3, "peer.schedule: a int cannot be called"),
-    ],
-)
-def test_what_cannot_be_scheduled_is_one_sentence(tmp_path, optimizer, factor, why):
+def test_what_cannot_be_scheduled_is_one_sentence(tmp_path):
     problem = Problem(0)
-    with alone(tmp_path, TERMS, problem, quiet=True) as peer:
-        given = [optimizer or problem.optimizer, *([factor] if factor else [])]
-        with pytest.raises(ConfigError, match=why):
-            peer.schedule(*given)
+    with alone(tmp_path, TERMS, problem) as peer:
+        with pytest.raises(ConfigError, match=r"peer\.schedule: the optimizer is a str"):
+            peer.schedule("adamw")
+        with pytest.raises(ConfigError, match=r"peer\.schedule: a int cannot be called"):
+            peer.schedule(problem.optimizer, 3)
 
 
 def test_the_word_of_the_main_process_comes_whole_out_of_its_numbers() -> None:

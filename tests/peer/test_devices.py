@@ -15,6 +15,7 @@ from decentral.manifest import Manifest
 from decentral.peer import Peer
 from tests.devices import DEVICES
 from tests.kit.problems import Problem, Swarm, adam, joined, run_terms
+from tests.kit.tables import long_but, rows_but
 
 RUNS: dict[str, dict[str, Any]] = {
     "sparseloco": {},
@@ -25,12 +26,10 @@ RUNS: dict[str, dict[str, Any]] = {
     "noloco": {},
     "eager": {},
 }
-FIRST = ("sparseloco with overlap", "diloco in 8 bits")  # make test has these of processors, and of a GPU all
-CASES = [
-    pytest.param(name, device, marks=[] if device != "cpu" or name in FIRST else pytest.mark.long)
-    for device in DEVICES
-    for name in RUNS
-]
+# make test has one of processors, on which other tests have peers of all kinds, and of a GPU all.
+CASES = [(name, device) for device in DEVICES for name in RUNS]
+CASES = rows_but([("sparseloco with overlap", "cpu"), *(case for case in CASES if case[1] != "cpu")], CASES)
+EACH_DEVICE = pytest.mark.parametrize("device", long_but([device for device in DEVICES if device != "cpu"], DEVICES))
 
 
 def on(device: str, seed: int, dtype: torch.dtype = torch.float32) -> Problem:
@@ -72,12 +71,12 @@ def test_a_peer_on_a_device_and_one_on_the_processor_hold_the_same_bits(tmp_path
     assert two.places == ({device} if name.startswith("sparseloco") else two.places), "what it owes stays there"
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@EACH_DEVICE
 def test_a_model_in_half_precision_is_rounded_on_its_device_and_nobody_elses_anchor_is(tmp_path, device):
     Two(terms("sparseloco"), tmp_path, device, torch.bfloat16).ends_alike()
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@EACH_DEVICE
 def test_a_peer_goes_on_from_its_checkpoint_on_its_device_and_on_the_other(tmp_path, device):
     manifest = run_terms("sparseloco", run={"rounds": 1000})
     problem = on(device, 0)

@@ -37,7 +37,7 @@ class Pair(Swarm):
         super().__init__(manifest, folder, Problem(0), Problem(1), **given)
 
 
-@pytest.mark.parametrize("preset", long_but(("sparseloco", *covering(WIRES)), WIRES))
+@pytest.mark.parametrize("preset", long_but(covering(WIRES), WIRES))
 def test_two_peers_train_one_model_and_end_with_the_same_bits(tmp_path, preset):
     pair = Pair(run_terms(preset), tmp_path).ends_alike()
     if preset not in ALONG_DIRECTIONS:  # whose steps are random at the rate of this loop

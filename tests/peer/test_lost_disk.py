@@ -102,6 +102,7 @@ def test_a_peer_whose_disk_is_lost_has_its_inner_optimizer_back_to_the_bit(tmp_p
     swarm.runs(loser)
 
 
+@pytest.mark.long
 def test_what_does_not_come_back_whole_is_said_and_changes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,43 +23,46 @@ from decentral.peer import join
 from tests.kit.problems import LOOPBACK, Problem, run_terms
 
 logging.basicConfig(level=logging.WARNING, format="user: %(message)s")
-problem, manifest = Problem(0), run_terms("sparseloco", run={"rounds": 3}, inner={"steps": 2})
-problem.optimizer = torch.optim.AdamW(problem.model.parameters(), lr=1e-3, weight_decay=0.1)  # the manifest's
-quiet, commands = sys.argv[1] == "quiet", sys.argv[2] == "commands"
-settings = dict(out="run", listen=LOOPBACK, transport="native", lan=False, alone=True, quiet=quiet, commands=commands)
-with join(manifest, problem.model, problem.optimizer, **settings) as peer:
-    while not peer.done:
-        peer.log(loss=problem.step())
+manifest, commands = run_terms("sparseloco", run={"rounds": 3}, inner={"steps": 2}), sys.argv[1] == "commands"
+for folder in sys.argv[2:]:
+    print(file=sys.stderr)
+    problem = Problem(0)
+    problem.optimizer = torch.optim.AdamW(problem.model.parameters(), lr=1e-3, weight_decay=0.1)  # the manifest's
+    settings = dict(listen=LOOPBACK, transport="native", lan=False, alone=True, commands=commands)
+    with join(manifest, problem.model, problem.optimizer, out=folder, quiet=folder == "quiet", **settings) as peer:
+        while not peer.done:
+            peer.log(loss=problem.step())
 """
 
 
-def stderr_of(folder: Path, *arguments: str, script: str = SCRIPT) -> list[str]:
+def said(folder: Path, *arguments: str, script: str = SCRIPT) -> list[list[str]]:
+    """Its lines on stderr, of each run."""
     command = [sys.executable, "-c", script, *arguments]
-    return subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True).stderr.splitlines()
+    run = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
+    return [part.splitlines() for part in ("\n" + run.stderr).split("\n\n")[1:]]
 
 
 @pytest.mark.parametrize("commands", ["commands", pytest.param("none", marks=pytest.mark.long)])
-def test_a_script_says_how_it_is_on_stderr_in_lines_that_say_who_speaks(tmp_path: Path, commands: str) -> None:
-    lines = stderr_of(tmp_path, "loud", commands)
+def test_a_script_says_how_it_is_on_stderr_in_lines_that_say_who_speaks_or_gets_quiet(
+    tmp_path: Path, commands: str
+) -> None:
+    lines, quiet = said(tmp_path, commands, "run", "quiet")
     assert lines[0].startswith("decentral: to stop: ")
     assert ("decentral leave --out run" in lines[0]) is (commands == "commands")
     assert lines[-1].startswith("decentral: done: 3 rounds, ")
     assert all(line.startswith("decentral: ") for line in lines)
     assert len(lines) == len(set(lines))
+    assert quiet == []
 
 
-@pytest.mark.parametrize("volume", ["loud", pytest.param("quiet", marks=pytest.mark.long)])
-def test_what_is_logged_says_who_speaks_where_logging_is_not_configured(tmp_path: Path, volume: str) -> None:
+def test_what_is_logged_says_who_speaks_where_logging_is_not_configured(tmp_path: Path) -> None:
     """Python prints a warning without a handler bare: two lines for one thing, and one of them from nobody."""
     script = SCRIPT.replace("logging.basicConfig(", "dict(").replace("weight_decay=0.1", "weight_decay=0.3")
-    lines = stderr_of(tmp_path, volume, "commands", script=script)
+    lines, quiet = said(tmp_path, "commands", "run", "quiet", script=script)
     assert all(line.startswith("decentral: ") for line in lines)
     told = [line for line in lines if "weight_decay is 0.1 in the manifest and 0.3 in this loop" in line]
-    assert [line.startswith("decentral: warning: inner optimizer: ") for line in told] == [True] * (volume == "loud")
-
-
-def test_a_script_that_asks_for_quiet_gets_it(tmp_path: Path) -> None:
-    assert stderr_of(tmp_path, "quiet", "commands") == []
+    assert [line.startswith("decentral: warning: inner optimizer: ") for line in told] == [True]
+    assert quiet == []
 
 
 def test_the_way_to_a_member_is_told_as_soon_as_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -255,87 +255,90 @@ class OfTheLoop(Exception):
     """Raised by a user's code."""
 
 
-def test_an_error_of_the_loop_keeps_what_the_last_step_left_and_is_raised_as_it_is(
-    tmp_path: Path, straight: Callable[[str, int], list[torch.Tensor]]
+def fail(*_: object) -> None:
+    raise OfTheLoop("mine")
+
+
+def in_the_loop(peer: Peer, problem: Adamant) -> None:
+    """At two and a half times H, as ever ten rounds after a checkpoint: moments, steps and schedule are there."""
+    trained_until_done(peer, problem, fail, 2 * INTERVAL + INTERVAL // 2)
+
+
+def in_what_on_round_calls(peer: Peer, problem: Adamant) -> None:
+    peer.on_round(fail)
+    problem.train(peer, LAST)
+
+
+def in_a_signals_handler_while_a_round_is_waited_for(peer: Peer, problem: Adamant) -> None:
+    """As DataLoader's does of a worker that ``timeout`` or a batch system has ended, too."""
+    get = peer.swarm.updates.get
+
+    def interrupted(is_time: Any, timeout: float | None = None) -> Any:
+        if timeout:
+            peer.swarm.updates.get = get  # type: ignore[method-assign]
+            fail()
+        return get(is_time, timeout)
+
+    problem.train(peer, INTERVAL - 1)
+    peer.swarm.updates.get = interrupted  # type: ignore[method-assign]
+    problem.train(peer, LAST)
+
+
+@pytest.mark.parametrize(
+    ("where", "kept"),
+    [
+        (in_the_loop, 2 * INTERVAL + INTERVAL // 2),
+        (in_what_on_round_calls, INTERVAL),
+        (in_a_signals_handler_while_a_round_is_waited_for, INTERVAL),
+    ],
+)
+def test_an_error_keeps_what_the_last_step_left_and_is_raised_as_it_is(
+    tmp_path: Path, straight: Callable[[str, int], list[torch.Tensor]], where: Callable[..., None], kept: int
 ) -> None:
-    """At four and a half times H, as ever ten rounds after a checkpoint: moments, steps and schedule are there."""
-    error = OfTheLoop("mine")
-
-    def fail() -> None:
-        raise error
-
-    with pytest.raises(OfTheLoop) as raised, life(tmp_path, terms_of(*DILOCO)) as (peer, problem):
-        trained_until_done(peer, problem, fail, 2 * INTERVAL + INTERVAL // 2)
-    assert raised.value is error
-    assert not hasattr(error, "__notes__")
+    with pytest.raises(OfTheLoop, match="mine") as raised, life(tmp_path, terms_of(*DILOCO)) as (peer, problem):
+        where(peer, problem)
+    assert not hasattr(raised.value, "__notes__")
     wanted = kept_by(peer, problem)
     assert read_status(tmp_path).state not in ENDED
     with life(tmp_path, terms_of(*DILOCO)) as (peer, problem):
         check_same(kept_by(peer, problem), wanted)
-    check_goes_on(tmp_path, straight(*DILOCO), 2 * INTERVAL + INTERVAL // 2)
+    check_goes_on(tmp_path, straight(*DILOCO), kept)
 
 
-def test_an_error_of_what_on_round_calls_keeps_the_round(
-    tmp_path: Path, straight: Callable[[str, int], list[torch.Tensor]]
-) -> None:
-    def fail(_: object) -> None:
-        raise OfTheLoop
-
-    with pytest.raises(OfTheLoop), life(tmp_path, terms_of(*DILOCO)) as (peer, problem):  # noqa: PT012
-        peer.on_round(fail)
-        problem.train(peer, LAST)
-    check_goes_on(tmp_path, straight(*DILOCO), INTERVAL)
-
-
-def test_an_error_that_a_signals_handler_raises_while_a_round_is_waited_for_keeps_the_step(
-    tmp_path: Path, straight: Callable[[str, int], list[torch.Tensor]]
-) -> None:
-    """As DataLoader's does of a worker that ``timeout`` or a batch system has ended, too."""
-    with pytest.raises(OfTheLoop), life(tmp_path, terms_of(*DILOCO)) as (peer, problem):  # noqa: PT012
-        get = peer.swarm.updates.get
-
-        def interrupted(is_time: Any, timeout: float | None = None) -> Any:
-            if timeout:
-                peer.swarm.updates.get = get  # type: ignore[method-assign]
-                raise OfTheLoop
-            return get(is_time, timeout)
-
-        problem.train(peer, INTERVAL - 1)
-        peer.swarm.updates.get = interrupted  # type: ignore[method-assign]
-        problem.train(peer, LAST)
-    check_goes_on(tmp_path, straight(*DILOCO), INTERVAL)
-
-
-def test_an_error_inside_the_optimizers_step_leaves_the_checkpoint_before(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def inside_the_optimizers_step(peer: Peer, problem: Adamant) -> None:
     """Some parameters may have moved, and others not."""
-
-    def fail(*_: object) -> None:
-        raise OfTheLoop
-
-    with pytest.raises(OfTheLoop), life(tmp_path, terms_of(*DILOCO)) as (peer, problem):  # noqa: PT012
-        problem.train(peer, INTERVAL + 1)
-        problem.optimizer.register_step_pre_hook(fail)
-        problem.step()
-    assert "no last checkpoint: the training loop ended inside optimizer.step" in caplog.text
-    with life(tmp_path, terms_of(*DILOCO)) as (peer, _):
-        assert peer.inner_steps < INTERVAL + 1
+    problem.optimizer.register_step_pre_hook(fail)
+    problem.step()
 
 
-@pytest.mark.parametrize("ends", ["raises", "leaves"])
-def test_a_model_that_holds_nan_takes_the_place_of_no_good_checkpoint(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, ends: str
+def with_nan_in_the_model(peer: Peer, problem: Adamant) -> None:
+    with torch.no_grad():
+        next(problem.model.parameters()).fill_(math.nan)
+
+
+def with_nan_and_an_error(peer: Peer, problem: Adamant) -> None:
+    with_nan_in_the_model(peer, problem)
+    fail()
+
+
+@pytest.mark.parametrize(
+    ("ends", "why"),
+    [
+        (inside_the_optimizers_step, "the training loop ended inside optimizer.step"),
+        (with_nan_in_the_model, "the model holds NaN or Inf"),
+        (with_nan_and_an_error, "the model holds NaN or Inf"),
+    ],
+)
+def test_a_loop_that_ends_badly_leaves_the_good_checkpoint_before(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, ends: Callable[..., None], why: str
 ) -> None:
     with suppress(OfTheLoop), life(tmp_path, terms_of(*DILOCO)) as (peer, problem):
         problem.train(peer, INTERVAL + 1)
-        with torch.no_grad():
-            next(problem.model.parameters()).fill_(math.nan)
-        if ends == "raises":
-            raise OfTheLoop
-    assert "no last checkpoint: the model holds NaN or Inf" in caplog.text
+        ends(peer, problem)
+    assert f"no last checkpoint: {why}" in caplog.text
     assert read_status(tmp_path).state not in ENDED
-    with life(tmp_path, terms_of(*DILOCO)) as (_, problem):
+    with life(tmp_path, terms_of(*DILOCO)) as (peer, problem):
+        assert peer.inner_steps < INTERVAL + 1
         assert problem.flat().isfinite().all()
 
 

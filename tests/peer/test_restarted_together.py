@@ -15,9 +15,8 @@ import pytest
 
 from decentral.manifest import Manifest
 from decentral.node.folder import Addresses, read_addresses
-from decentral.peer import join
 from decentral.swarm.directory import Directory
-from tests.kit.problems import LOOPBACK, Problem, run_terms
+from tests.kit.problems import Problem, joined, run_terms
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload([__name__])  # torch is imported once, and not by each of 14 processes
@@ -34,17 +33,7 @@ async def looking(directory: Directory) -> bool:
 def take_part(run: Manifest | str, out: Path, told: SimpleQueue[tuple[str, Any, float]]) -> None:
     """Tell when this peer listens and when another one is here, until killed; no step is made and nothing saved."""
     problem = Problem(0)
-    with join(
-        run,
-        problem.model,
-        problem.optimizer,
-        out=out,
-        listen=LOOPBACK,
-        transport="daemon",
-        lan=False,
-        quiet=True,
-        alone=True,
-    ) as peer:
+    with joined(run, problem, out, transport="daemon") as peer:
         told.put(("listens", peer.invite, time.monotonic()))
         while peer.swarm.call(looking, peer.swarm.node.directory):
             NOBODY.wait(0.01)
@@ -96,7 +85,8 @@ def two(tmp_path: Path) -> Iterator[Two]:
 
 
 @pytest.mark.timeout(600)
-def test_two_that_are_killed_and_restarted_together_find_each_other_at_once_six_times(two: Two):
+@pytest.mark.parametrize("times", [1, pytest.param(6, marks=pytest.mark.long)])
+def test_two_that_are_killed_and_restarted_together_find_each_other_at_once(two: Two, times: int):
     two.start(0)
     two.runs.append(two.hear(0, "listens", PATIENCE)[0])
     two.start(1)
@@ -105,7 +95,7 @@ def test_two_that_are_killed_and_restarted_together_find_each_other_at_once_six_
         two.hear(number, "found", SOON)
     listened = None
     took = []
-    for restart in range(6):
+    for restart in range(times):
         deadline = time.monotonic() + SOON
         while not all(read_addresses(folder).others for folder in two.folders):
             assert time.monotonic() < deadline, "a moment after they met, each has noted where the other is"

@@ -74,7 +74,8 @@ def check_frozen(out: Path, model: Blocks) -> None:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.long), 1])
+@pytest.mark.long
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_peer_that_loses_one_process_ends_as_one_and_resumes_from_its_folder(tmp_path: Path, rank: int) -> None:
     manifest, ends, comes_back = tmp_path / "run.toml", dict[str, Any](), threading.Event()
     manifest.write_text(terms("sparseloco", rounds=12, inner={"steps": 2}).to_toml())

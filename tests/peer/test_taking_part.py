@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from decentral.consensus import learner
-from decentral.consensus.chain import VOTING, Head
+from decentral.consensus.chain import VOTING
 from decentral.flow.waiting import inline
 from decentral.manifest import Manifest
 from decentral.observe.diagnostics import Diagnostics
@@ -22,7 +22,8 @@ from decentral.peer.status import Shown, StallWatch, status_of
 from decentral.rounds.local_state import CommittedUpdate
 from decentral.training.reporting import Reporter
 from decentral.wire.keys import PeerId, peer_name
-from decentral.wire.messages import Certificate, Commit, FrameRef, Message, Promise, Proposal, Record, Vote, vote_text
+from decentral.wire.messages import FrameRef, Message, Promise, Proposal, Vote
+from tests.kit.liars import commit_of, record_after
 from tests.kit.nodes import Lab, Member, tiny_model
 
 RunLab = Callable[..., None]
@@ -86,18 +87,20 @@ def is_moving(member: Member) -> bool:
     return member.node.driver.head.anchor is None
 
 
-def commit_after(head: Head, signed_by: list[Seen], **changes: Any) -> Commit:
-    """The record that follows ``head`` with ``changes``, and the votes of ballot 0 for it."""
-    assert head.anchor is not None
-    fields: dict[str, Any] = {"frames": (), "next_members": head.members, **changes}
-    record = Record(
-        run=head.run, epoch=head.epoch, round=head.round + 1, outer_step=head.outer_step, fragment=head.fragment(1),
-        plan=0, previous=head.hash, base=head.anchor, members=head.members, contributors=(), partition=(),
-        final=False, **fields,
-    )  # fmt: skip
-    text = vote_text(record.run, record.epoch, record.round, 0, record.hash)
-    votes = sorted((member.signer.peer, member.signer.sign(text)) for member in signed_by)
-    return Commit(record, Certificate(0, tuple(votes)))
+def hangs(member: Seen) -> Callable[[], None]:
+    """Its disk does, from now on; the call that frees it."""
+    free, state = anyio.Event(), member.node.driver.state
+
+    async def wait(work: Callable[..., Any], *args: Any) -> Any:
+        await free.wait()
+        return work(*args)
+
+    def works_again() -> None:
+        state.offload = inline
+        free.set()
+
+    state.offload = wait  # type: ignore[assignment]
+    return works_again
 
 
 async def stalled(member: Seen, within: float) -> str:
@@ -119,7 +122,7 @@ def test_a_record_whose_frame_nobody_has_is_a_stall_that_names_the_round_and_who
         members = await swarm_of(lab, 3)
         head = members[0].node.driver.head
         ref = FrameRef(members[2].signer.peer, bytes(range(32)), 0, 1, 1, head.outer_step)
-        commit = commit_after(head, members, frames=(ref,))
+        commit = commit_of(record_after(head, frames=(ref,)), [member.signer for member in members])
         for member in members:
             assert member.node.driver.head == head
             await member.node.driver.frames.feed(members[2].signer.peer, commit)
@@ -180,6 +183,20 @@ def test_a_majority_that_vanished_is_named_until_the_run_goes_on_without_it(run_
     run_lab(terms("sparseloco", shrink_after=60.0), script, make_model=tiny_model)
 
 
+def test_a_swarm_below_its_least_number_of_peers_says_that_it_waits_for_one_more(run_lab: RunLab, terms: Terms) -> None:
+    async def script(lab: Lab) -> None:
+        members = await swarm_of(lab, 3)
+        members[2].kill()
+        began = anyio.current_time()
+        said = await stalled(members[0], within=60.0)
+        assert "waiting for more peers: it takes 3 (swarm.min_peers), and 2 are here; " in said
+        await anyio.sleep(30.0)
+        took = anyio.current_time() - began
+        assert took - 20.0 < members[0].status().stalled_seconds <= took + 1.0
+
+    run_lab(terms("sparseloco", min_peers=3, shrink_after=600.0), script, make_model=tiny_model)
+
+
 def test_who_a_record_drops_says_by_whom_and_in_which_round_until_it_is_a_member_again(
     run_lab: RunLab, terms: Terms
 ) -> None:
@@ -189,7 +206,7 @@ def test_who_a_record_drops_says_by_whom_and_in_which_round_until_it_is_a_member
         members = await swarm_of(lab, 3)
         head, dropped = members[0].node.driver.head, members[2]
         left = tuple(sorted(member.signer.peer for member in members[:2]))
-        commit = commit_after(head, members[:2], next_members=left)
+        commit = commit_of(record_after(head, next_members=left), [member.signer for member in members[:2]])
         leader = VOTING.leaders(head)[0]
         for member in members:
             await member.node.driver.frames.feed(left[0], commit)
@@ -225,13 +242,8 @@ def test_who_does_not_keep_up_says_where_the_others_are_until_it_has_caught_up(r
 
     async def script(lab: Lab) -> None:
         members = await swarm_of(lab, 3)
-        slow, free = members[2], anyio.Event()
-
-        async def hangs(work: Callable[..., Any], *args: Any) -> Any:
-            await free.wait()
-            return work(*args)
-
-        slow.node.driver.state.offload = hangs  # type: ignore[assignment]
+        slow = members[2]
+        works_again = hangs(slow)
         await lab.until(lambda: members[0].rounds >= slow.rounds + 5)
         await lab.until(lambda: slow.says().startswith("behind:"), limit=30.0)
         status = slow.status()
@@ -241,8 +253,7 @@ def test_who_does_not_keep_up_says_where_the_others_are_until_it_has_caught_up(r
         assert health_sentence(status) == f"behind: {where}"
         assert not is_well(Status(health=slow.says()))
         assert members[0].says().startswith("healthy:")
-        slow.node.driver.state.offload = inline
-        free.set()
+        works_again()
         await lab.until(lambda: slow.node.driver.is_member and slow.rounds + 1 >= members[0].rounds)
         await lab.until(lambda: slow.status().others_round is None)
 
@@ -252,23 +263,18 @@ def test_who_does_not_keep_up_says_where_the_others_are_until_it_has_caught_up(r
 def test_a_peer_whose_disk_hangs_says_that_the_round_waits_for_itself(run_lab: RunLab, terms: Terms) -> None:
     async def script(lab: Lab) -> None:
         members = await swarm_of(lab, 2)
-        slow, free = members[1], anyio.Event()
-
-        async def hangs(work: Callable[..., Any], *args: Any) -> Any:
-            await free.wait()
-            return work(*args)
+        slow = members[1]
 
         def is_applying() -> bool:
             return slow.node.driver.head.anchor is None
 
         await lab.until(lambda: slow.node.driver.machine.state.acceptor.accepted is not None)
-        slow.node.driver.state.offload = hangs  # type: ignore[assignment]
+        works_again = hangs(slow)
         await lab.until(is_applying)
         said = await stalled(slow, within=30.0)
         made = slow.node.driver.head.outer_step
         assert said.startswith(f"stalled: waiting for this peer itself: what round {made} decided is not written or ")
-        slow.node.driver.state.offload = inline
-        free.set()
+        works_again()
         await lab.until(lambda: not is_applying())
 
     run_lab(terms("sparseloco"), script, make_model=tiny_model)

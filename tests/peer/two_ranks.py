@@ -51,16 +51,8 @@ def train(accelerator: Accelerator, manifest: str, out: str) -> None:
     terms = load_manifest(manifest)
     if accelerator.process_index:  # a script that makes its terms itself draws another salt on every rank
         terms = terms.with_salt("another")
-    with decentral.join(
-        terms,
-        model,
-        optimizer,
-        accelerator=accelerator,
-        out=out,
-        listen=("/ip4/127.0.0.1/tcp/0",),
-        moved=["teacher"],
-        alone=True,
-    ) as peer:
+    settings = {"accelerator": accelerator, "listen": ("/ip4/127.0.0.1/tcp/0",), "moved": ["teacher"], "alone": True}
+    with decentral.join(terms, model, optimizer, out=out, **settings) as peer:
         steps, drawn, told = 0, [], []
         peer.on_round(lambda ended: told.append((ended.round, ended.members, ended.bytes_sent > 0)))
         other = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
@@ -86,27 +78,17 @@ def train(accelerator: Accelerator, manifest: str, out: str) -> None:
                     rates.append(digest(torch.cat([one.detach().float().reshape(-1) for one in held.values()])).hex())
                 rates.append(torch.equal(before, whole(accelerator.unwrap_model(model))))
         bare = accelerator.unwrap_model(model)
-        flat = whole(bare)
-        ranks = gather_object([(digest(flat).hex(), steps)])
-        parts, seeds = gather_object([drawn]), gather_object([peer.seed])
-        seen = gather_object([[told, rates]])
-        alike = gather_object([(peer.round, peer.anchor_digest)])
-        anchor = peer.anchor_digest
+        found = {
+            "ranks": gather_object([(digest(whole(bare)).hex(), steps)]),
+            "parts": gather_object([drawn]),
+            "seeds": gather_object([peer.seed]),
+            "seen": gather_object([[told, rates]]),
+            "alike": gather_object([(peer.round, peer.anchor_digest)]),
+            "anchor": peer.anchor_digest,
+        }
     if accelerator.is_main_process:
-        same = digest(whole(bare)).hex()
-        Path(out, "ranks.json").write_text(
-            json.dumps(
-                {
-                    "ranks": ranks,
-                    "anchor": anchor,
-                    "live": same,
-                    "parts": parts,
-                    "seeds": seeds,
-                    "seen": seen,
-                    "alike": alike,
-                }
-            )
-        )
+        found["live"] = digest(whole(bare)).hex()
+        Path(out, "ranks.json").write_text(json.dumps(found))
     accelerator.wait_for_everyone()  # a rank that leaves first takes the store of the other with it
 
 

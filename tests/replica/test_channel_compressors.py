@@ -26,8 +26,7 @@ from decentral.wire import body
 from decentral.wire.frames import Frame, FrameKind, seal
 from decentral.wire.keys import Signer
 from tests.kit.builders import header
-from tests.kit.chains import START, record
-from tests.kit.machines import signer_of
+from tests.kit.machines import START, record, signer_of
 
 SHAPES = ((64, 64), (100,), ())
 NUMEL = 64 * 64 + 101

@@ -5,26 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from decentral.compressors import parse_compressor, parse_feedback
 from decentral.errors import PayloadError
-from decentral.optimizers.diloco import DiLoCo
-from decentral.parameters import schema_of
-from decentral.replica.codec import Codec
 from decentral.replica.contents import Senders, is_of_sender, sender_name
 from decentral.replica.contribution import encode_whole
-from decentral.replica.replica import Replica
+from tests.kit.replicas import remembering_replica
 
 A, B = bytes([1] * 32), bytes([2] * 32)
 
 
-def replica_of(feedback: str = "ef21", fragments: int = 1) -> Replica:
-    codec = Codec(parse_compressor("none"), parse_feedback(feedback))
-    model = torch.nn.Sequential(*(torch.nn.Linear(4, 4, bias=False) for _ in range(fragments)))
-    return Replica(schema_of(model, fragments), [torch.zeros(16)] * fragments, DiLoCo(), codec, codec)
-
-
 def shared(**beside: torch.Tensor) -> dict[str, torch.Tensor]:
-    return replica_of().shared_tensors() | beside
+    return remembering_replica().shared_tensors() | beside
 
 
 def test_what_is_booked_is_kept_until_its_sender_is_no_member():
@@ -39,7 +29,7 @@ def test_what_is_booked_is_kept_until_its_sender_is_no_member():
 
 
 def test_a_replica_takes_over_exactly_what_a_snapshot_holds():
-    replica, key = replica_of(), sender_name(0, A, "sent")
+    replica, key = remembering_replica(), sender_name(0, A, "sent")
     replica.senders.book(0, {B: {"sent": torch.ones(16)}})
     replica.load(shared(**{key: torch.full((16,), 3.0)}))
     assert set(replica.senders.tensors()) == {key}
@@ -68,7 +58,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("what", HOSTILE)
 def test_state_of_a_sender_that_cannot_be_is_refused_and_changes_nothing(what: str):
-    replica, (key, tensor) = replica_of(), HOSTILE[what]
+    replica, (key, tensor) = remembering_replica(), HOSTILE[what]
     replica.senders.book(0, {B: {"sent": torch.ones(16)}})
     before = dict(replica.shared_tensors())
     with pytest.raises(PayloadError):
@@ -81,12 +71,12 @@ def test_state_of_a_sender_that_cannot_be_is_refused_and_changes_nothing(what: s
 def test_state_of_more_senders_than_an_epoch_has_members_is_refused():
     many = {sender_name(0, n.to_bytes(32, "big"), "sent"): torch.zeros(16) for n in range(1025)}
     with pytest.raises(PayloadError, match="1025 senders"):
-        replica_of().load(shared(**many))
+        remembering_replica().load(shared(**many))
 
 
 def test_where_receivers_keep_nothing_no_state_of_a_sender_is_taken():
     with pytest.raises(PayloadError, match="no receiver of this run keeps"):
-        replica_of("none").load(shared(**{sender_name(0, A, "sent"): torch.zeros(16)}))
+        remembering_replica("none").load(shared(**{sender_name(0, A, "sent"): torch.zeros(16)}))
 
 
 def test_state_of_senders_sorts_behind_all_other_tensors_of_a_snapshot():
@@ -95,7 +85,7 @@ def test_state_of_senders_sorts_behind_all_other_tensors_of_a_snapshot():
 
 
 def test_a_sender_reads_what_was_sent_of_it_from_what_receivers_keep():
-    replica, gradient = replica_of(), torch.arange(16.0)
+    replica, gradient = remembering_replica(), torch.arange(16.0)
     replica.senders.book(0, {A: {"sent": torch.ones(16)}})
     made = encode_whole(replica, 0, gradient, me=A)
     assert torch.equal(replica.codec.decompress(made.payloads), gradient - 1)

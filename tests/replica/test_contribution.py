@@ -18,8 +18,8 @@ from decentral.replica.replica import Replica
 from decentral.wire.frames import FrameKind
 from decentral.wire.keys import Signer
 from decentral.wire.messages import ReducePlan
-from tests.kit.chains import START, A, B, record
 from tests.kit.learners import Learners
+from tests.kit.machines import START, A, B, record
 from tests.kit.replicas import NUMEL
 
 STEP = torch.linspace(-1, 1, NUMEL)

@@ -15,8 +15,9 @@ from decentral.optimizers.diloco import DiLoCo
 from decentral.parameters import schema_of
 from decentral.replica.apply import slice_weights
 from decentral.replica.codec import Codec
+from decentral.replica.contents import NO_TAIL
 from decentral.replica.contribution import Contribution, encode_range
-from decentral.replica.reduction import Reduction
+from decentral.replica.reduction import Reduction, Slices
 from decentral.replica.replica import OWED, Replica, in_own_units, residual_after
 from decentral.wire.keys import Signer
 from decentral.wire.messages import FrameRef, Record, ReducePlan
@@ -46,30 +47,30 @@ def sparse_replica(weighting: str = "equal") -> Replica:
     return Replica(schema, [torch.zeros(8)], DiLoCo(), codec, codec, weighting=weighting)
 
 
-def test_a_result_of_ours_leaves_what_it_lost_and_our_slices_took_the_rest():
-    owed = residual_after(torch.ones(8), record(contributor(A), contributor(B)), A, {FRAME_A: torch.full((4,), 2.0)}, 8)
-    assert owed.tolist() == [2.0] * 4 + [0.0] * 4
+LEFT = {FRAME_A: torch.full((4,), 2.0)}
 
 
-def test_who_contributed_nothing_keeps_what_it_owes_of_others_ranges():
-    owed = residual_after(torch.ones(8), record(contributor(B)), A, {FRAME_A: torch.full((4,), 2.0)}, 8)
-    assert owed.tolist() == [2.0] * 4 + [1.0] * 4
-
-
-def test_what_a_result_of_an_earlier_life_left_is_owed_no_more_rather_than_twice():
-    assert residual_after(torch.ones(8), record(contributor(B)), A, {}, 8).tolist() == [0.0] * 4 + [1.0] * 4
+@pytest.mark.parametrize(
+    ("contributors", "left", "owed"),
+    [
+        ((A, B), LEFT, [2.0] * 4 + [0.0] * 4),  # a result of ours leaves what it lost, and our slices took the rest
+        ((B,), LEFT, [2.0] * 4 + [1.0] * 4),  # who contributed nothing keeps what it owes of others' ranges
+        ((B,), {}, [0.0] * 4 + [1.0] * 4),  # what a result of an earlier life left: no more, rather than twice
+    ],
+)
+def test_what_an_owner_owes_is_booked_with_its_results_in_a_new_tensor(contributors, left, owed):
+    old = torch.ones(8)
+    found = residual_after(old, record(*map(contributor, contributors)), A, left, 8)
+    assert found.tolist() == owed
+    found.fill_(7.0)
+    assert torch.equal(old, torch.ones(8))
+    assert LEFT[FRAME_A].tolist() == [2.0] * 4
 
 
 def test_a_gather_and_a_peer_that_never_owed_change_nothing():
     gathered = replace(record(), frames=(FrameRef(A, FRAME_A, 0, 1, 1),), partition=())
     assert residual_after(torch.ones(8), gathered, A, {}, 8) is None
     assert residual_after(None, record(contributor(A)), A, {}, 8) is None
-
-
-def test_booking_makes_a_new_tensor():
-    old = torch.ones(8)
-    residual_after(old, record(contributor(B)), A, {FRAME_A: torch.zeros(4)}, 8).fill_(7.0)
-    assert torch.equal(old, torch.ones(8))
 
 
 @pytest.mark.parametrize(("weighting", "units"), [("equal", 2.0), ("tokens", 4.0)])
@@ -131,3 +132,30 @@ def test_a_reduce_in_which_nobody_counts_ends_with_zeros_and_owes_what_it_owed()
     made = reduction.result(codec, [0.0, 0.0], owed_N)
     assert not codec.decode(made.body, ((4,), (4,))).any()
     assert torch.equal(made.feedback["debt"], owed_N)
+
+
+# ---- slices as the owners find them ----
+
+
+def test_a_slice_that_was_being_decoded_when_its_round_ended_is_none_of_the_next_rounds():
+    """Plans are numbered anew in every round: a peer's old slice would stand for the one that is still to come."""
+    plan = ReducePlan(0, 1, 0, 0, (contributor(A), contributor(B)), ((A, 0, 4), (B, 4, 8)))
+    made = Contribution(0, START.hash, torch.zeros(8), torch.ones(8), 1, 1)
+    frame = made.slice_frame(0, plan, START, sparse_replica(), SIGNERS[1])
+    slices = Slices(NO_TAIL)
+    slices.forget()  # the round is over
+    slices.add(frame, torch.ones(4))
+    assert list(slices.of(plan, 0)[0]) == [B]
+    assert slices.of(replace(plan, round=2), 0) == ({}, {})
+
+
+@pytest.mark.parametrize("lie", [{"summary": b"a lie"}, {"tokens": 7}, {"based": 9}], ids=lambda lie: next(iter(lie)))
+def test_a_slice_is_no_contribution_to_a_plan_that_says_of_it_what_its_sender_did_not_sign(lie):
+    """Else a leader chooses what a contribution counts, in every method that weighs by summary or age."""
+    plan = ReducePlan(0, 1, 0, 0, (contributor(A), contributor(B)), ((A, 0, 4), (B, 4, 8)))
+    made = Contribution(0, START.hash, torch.zeros(8), torch.ones(8), 1, 1)
+    slices = Slices(NO_TAIL)
+    slices.add(made.slice_frame(0, plan, START, sparse_replica(), SIGNERS[1]), torch.ones(4))
+    assert list(slices.of(plan, 0)[0]) == [B]
+    lied = replace(plan, contributors=(contributor(A), replace(contributor(B), **lie)))
+    assert slices.of(lied, 0) == ({}, {})

@@ -24,30 +24,33 @@ ANCHOR, STATE = torch.ones(3), {"momentum": torch.zeros(3)}
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("make", "words"),
     [
-        ([1.0, -0.5], "numbers below 0"),
-        ([1.0, math.nan], "NaN or Inf"),
-        ([1.0, math.inf], "NaN or Inf"),
-        ([1.0], "1 numbers for 2 contributors"),
-        ([1.0, 1.0, 1.0], "3 numbers for 2 contributors"),
-        ([], "0 numbers for 2 contributors"),
-        ([1.0, 1e39], "no float32 numbers"),
-        ([3e38, 3e38], "no float32 numbers"),  # their sum, which the mean is divided by
-        ([1.0, "two"], "no float32 numbers"),
-        ([1.0, None], "no float32 numbers"),
-        (None, "no float32 numbers"),
-        (3.0, "no float32 numbers"),
+        (lambda: [1.0, -0.5], "numbers below 0"),
+        (lambda: [1.0, math.nan], "NaN or Inf"),
+        (lambda: [1.0, math.inf], "NaN or Inf"),
+        (lambda: [1.0], "1 numbers for 2 contributors"),
+        (lambda: [1.0, 1.0, 1.0], "3 numbers for 2 contributors"),
+        (lambda: [], "0 numbers for 2 contributors"),
+        (lambda: [1.0, 1e39], "no float32 numbers"),
+        (lambda: [3e38, 3e38], "no float32 numbers"),  # their sum, which the mean is divided by
+        (lambda: [1.0, "two"], "no float32 numbers"),
+        (lambda: [1.0, None], "no float32 numbers"),
+        (lambda: None, "no float32 numbers"),
+        (lambda: 3.0, "no float32 numbers"),
+        (lambda: [1 / 0], "weights raised ZeroDivisionError: division by zero"),
+        (lambda: [0.0, -0.0], NOBODY),
+        (lambda: [0.0, 1e-60], NOBODY),
     ],
 )
-def test_weights_that_cannot_be_used_count_nobody_and_say_why(given, words):
-    weights, why = make_weights(lambda: given, 2)
+def test_weights_that_cannot_be_used_count_nobody_and_say_why(make, words):
+    weights, why = make_weights(make, 2)
     assert weights == [0.0, 0.0]
     assert words in why
 
 
-def test_weights_that_raise_count_nobody_and_say_why():
-    assert make_weights(lambda: [1 / 0], 1) == ([0.0], "weights raised ZeroDivisionError: division by zero")
+def test_weights_are_float32():
+    assert make_weights(lambda: [0.1, 0.0], 2) == ([0.10000000149011612, 0.0], "")
 
 
 @pytest.mark.parametrize(
@@ -76,67 +79,46 @@ def test_more_than_the_machine_has_is_no_answer_where_torch_has_no_class_for_it(
 
 
 @pytest.mark.parametrize(
+    ("make", "summary", "words"),
+    [
+        (lambda: bytes(64), bytes(64), ""),
+        (lambda: bytes(65), b"", "summary gave 65 bytes, 64 at most"),
+        (lambda: "text", b"", "summary gave str, want bytes"),
+        (lambda: None, b"", "summary gave NoneType, want bytes"),
+        (lambda: bytes([256]), b"", "summary raised ValueError: bytes must be in range(0, 256)"),
+    ],
+)
+def test_a_summary_is_passed_on_as_it_is_and_one_that_no_offer_can_carry_is_none_and_says_why(make, summary, words):
+    found, why = make_summary(make)
+    assert found == summary
+    assert words in why
+    assert bool(why) == bool(words)
+
+
+@pytest.mark.parametrize(
     ("make", "words"),
     [
+        (lambda: (ANCHOR * math.nan, STATE), "NaN or Inf for the anchor"),
+        (lambda: (ANCHOR * math.inf, STATE), "NaN or Inf for the anchor"),
+        (lambda: (torch.ones(4), STATE), "torch.float32 (4,) on cpu for the anchor, want torch.float32 (3,)"),
+        (lambda: (torch.ones(3, dtype=torch.float64), STATE), "torch.float64 (3,)"),
+        (lambda: (None, STATE), "NoneType for the anchor"),
+        (lambda: (ANCHOR, {"momentum": torch.full((3,), math.inf)}), "NaN or Inf for momentum"),
+        (lambda: (ANCHOR, {"momentum": torch.zeros(1)}), "(1,) on cpu for momentum"),
+        (lambda: (ANCHOR, {}), "the state [], want ['momentum']"),
+        (lambda: (ANCHOR, STATE | {"more": ANCHOR}), "the state ['momentum', 'more'], want ['momentum']"),
+        (lambda: ANCHOR, "no pair of anchor and state"),
+        (lambda: (ANCHOR, None), "no pair of anchor and state"),
         (lambda: ANCHOR + torch.ones(4), "outer_step raised RuntimeError: The size of tensor a"),
         (lambda: ANCHOR.velocity, "outer_step raised AttributeError: 'Tensor' object has no attribute 'velocity'"),
         (lambda: int("x", 99), "outer_step raised ValueError"),
         (lambda: next(iter(())), "outer_step raised StopIteration"),
+        (lambda: ({}["summary"], {}), "outer_step raised KeyError: 'summary'"),
     ],
 )
-def test_whatever_a_step_raises_of_its_numbers_comes_on_every_peer_and_moves_nothing(make, words):
+def test_a_step_that_raises_or_cannot_be_used_says_why_on_every_peer(make, words):
     with pytest.raises(Unusable, match=re.escape(words)):
         make_step(make, ANCHOR, STATE)
-
-
-@pytest.mark.parametrize(
-    ("made", "words"),
-    [
-        (bytes(65), "summary gave 65 bytes, 64 at most"),
-        ("text", "summary gave str, want bytes"),
-        (None, "summary gave NoneType, want bytes"),
-    ],
-)
-def test_a_summary_that_no_offer_can_carry_is_none_and_says_why(made, words):
-    found, why = make_summary(lambda: made)
-    assert found == b""
-    assert words in why
-
-
-def test_a_summary_is_passed_on_as_it_is_and_one_that_raises_is_none():
-    assert make_summary(lambda: bytes(64)) == (bytes(64), "")
-    assert make_summary(lambda: bytes([256])) == (b"", "summary raised ValueError: bytes must be in range(0, 256)")
-
-
-def test_weights_are_float32_and_nobody_counts_when_all_are_zero():
-    assert make_weights(lambda: [0.1, 0.0], 2) == ([0.10000000149011612, 0.0], "")
-    assert make_weights(lambda: [0.0, -0.0, 1e-60], 3) == ([0.0] * 3, NOBODY)
-
-
-@pytest.mark.parametrize(
-    ("made", "words"),
-    [
-        ((ANCHOR * math.nan, STATE), "NaN or Inf for the anchor"),
-        ((ANCHOR * math.inf, STATE), "NaN or Inf for the anchor"),
-        ((torch.ones(4), STATE), "torch.float32 (4,) on cpu for the anchor, want torch.float32 (3,)"),
-        ((torch.ones(3, dtype=torch.float64), STATE), "torch.float64 (3,)"),
-        ((None, STATE), "NoneType for the anchor"),
-        ((ANCHOR, {"momentum": torch.full((3,), math.inf)}), "NaN or Inf for momentum"),
-        ((ANCHOR, {"momentum": torch.zeros(1)}), "(1,) on cpu for momentum"),
-        ((ANCHOR, {}), "the state [], want ['momentum']"),
-        ((ANCHOR, STATE | {"more": ANCHOR}), "the state ['momentum', 'more'], want ['momentum']"),
-        (ANCHOR, "no pair of anchor and state"),
-        ((ANCHOR, None), "no pair of anchor and state"),
-    ],
-)
-def test_a_step_that_cannot_be_used_says_why(made, words):
-    with pytest.raises(Unusable, match=re.escape(words)):
-        make_step(lambda: made, ANCHOR, STATE)
-
-
-def test_a_step_that_raises_says_why():
-    with pytest.raises(Unusable, match="outer_step raised KeyError: 'summary'"):
-        make_step(lambda: ({}["summary"], {}), ANCHOR, STATE)
 
 
 def test_a_sound_step_is_taken_as_it_is():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 
@@ -16,13 +16,13 @@ from decentral.errors import PayloadError
 from decentral.parameters import schema_of
 from decentral.rounds.catch_up import split_commits
 from decentral.rounds.frame_io import CONTROL
-from decentral.rounds.snapshots import ANY_FORM, CHAIN, CHUNK, IDLE, INDEX, LENGTH, PACKED, SHARED, STATE, WHERE
+from decentral.rounds.snapshots import ANY_FORM, CHAIN, CHUNK, INDEX, LENGTH, PACKED, SHARED, STATE, WHERE
 from decentral.state.snapshot import PLAIN, Layout, Snapshot, SnapshotIndex, chunk_hash, from_form
 from decentral.transport.requests import notify, request, serve_requests
 from decentral.wire.keys import Signer
 from decentral.wire.messages import Behind, Certificate, Commit, encode
 from tests.corpus.controls import GATHERED
-from tests.kit.nodes import tiny_model
+from tests.kit.nodes import scene, small_terms
 
 MBIT = 125_000.0  # bytes/s
 NUMEL = 1 << 21  # 8.4 MB, 32 chunks
@@ -35,55 +35,46 @@ def one_tensor(numel: int):
     return schema_of(model, 1)
 
 
+slow_rounds = partial(
+    scene, lambda: small_terms("sparseloco", lease=12.0, shrink_after=600.0, deadline_ceiling=30.0), step=8.0
+)
+not_given_up = partial(scene, lambda: small_terms("sparseloco", lease=20.0, shrink_after=600.0), peers=3, rounds=1)
+
+
 async def three_in_step(lab, uplink: float) -> None:
-    for _ in range(3):
-        lab.add()
-    await lab.all_members()
-    await lab.rounds(1)  # no chunk is as it was at the beginning
+    await lab.start(3, rounds=1)  # no chunk is as it was at the beginning
     for member in lab.members:
         lab.network.set_uplink(member.signer.peer, uplink)
 
 
-@pytest.mark.parametrize(("uplink", "downlink"), [(1.6, 4.0), (1.0, 4.0)])
-def test_a_join_takes_five_sixths_of_its_bytes_and_little_more_while_the_donors_train_on(
-    run_lab, terms, uplink, downlink
-):
-    async def script(lab):
-        await three_in_step(lab, uplink * MBIT)
-        began, round_ = anyio.current_time(), lab.members[0].rounds
-        joiner = lab.add()
-        lab.network.set_downlink(joiner.signer.peer, downlink * MBIT)
-        await lab.until(lambda: joiner.node.ready.is_set())
-        took = anyio.current_time() - began
-        assert took <= 4 * LARGER / (min(3 * uplink, downlink) * MBIT), "1.2 times what is packed"
-        assert lab.members[0].rounds > round_, "commits came meanwhile"
-        assert joiner.transport.traffic.total.received <= 0.88 * 4 * LARGER
-        await lab.until(lambda: joiner.node.driver.head.hash == lab.members[0].node.driver.head.hash)
-        lab.check_equal()
-
-    run_lab(
-        terms("sparseloco", lease=12.0, shrink_after=600.0, deadline_ceiling=30.0),
-        script,
-        schema=one_tensor(LARGER),
-        step=8.0,
-        spread=0.02,
-    )
+@pytest.mark.parametrize(("uplink", "downlink"), [(1.6, 4.0), pytest.param(1.0, 4.0, marks=pytest.mark.long)])
+@slow_rounds(schema=one_tensor(LARGER), spread=0.02)
+async def test_a_join_takes_five_sixths_of_its_bytes_and_little_more_while_the_donors_train_on(lab, uplink, downlink):
+    await three_in_step(lab, uplink * MBIT)
+    began, round_ = anyio.current_time(), lab.members[0].rounds
+    joiner = lab.add()
+    lab.network.set_downlink(joiner.signer.peer, downlink * MBIT)
+    await lab.until(lambda: joiner.node.ready.is_set())
+    took = anyio.current_time() - began
+    assert took <= 4 * LARGER / (min(3 * uplink, downlink) * MBIT), "1.2 times what is packed"
+    assert lab.members[0].rounds > round_, "commits came meanwhile"
+    assert joiner.transport.traffic.total.received <= 0.88 * 4 * LARGER
+    await lab.one_head()
+    lab.check_equal()
 
 
-def test_a_donor_that_lies_is_named_and_the_joiner_stands_where_the_others_do(run_lab, terms):
-    async def script(lab):
-        await three_in_step(lab, 1.6 * MBIT)
-        liar = lab.members[1].node
-        await liar.catch_up.donor._snapshot()
-        for made in liar.catch_up.donor._snapshots.values():
-            made._row[:] = bytes(len(made._row))
-        joiner = lab.add()
-        await lab.until(lambda: joiner.node.ready.is_set())
-        await lab.until(lambda: joiner.node.driver.head.hash == lab.members[0].node.driver.head.hash)
-        lab.check_equal()
-        assert [event for event, _ in joiner.events].count("donor_dropped") == 1
-
-    run_lab(terms("sparseloco", lease=12.0, shrink_after=600.0), script, schema=one_tensor(NUMEL // 4), step=8.0)
+@slow_rounds(schema=one_tensor(NUMEL // 4))
+async def test_a_donor_that_lies_is_named_and_the_joiner_stands_where_the_others_do(lab):
+    await three_in_step(lab, 1.6 * MBIT)
+    liar = lab.members[1].node
+    await liar.catch_up.donor._snapshot()
+    for made in liar.catch_up.donor._snapshots.values():
+        made._row[:] = bytes(len(made._row))
+    joiner = lab.add()
+    await lab.until(lambda: joiner.node.ready.is_set())
+    await lab.one_head()
+    lab.check_equal()
+    assert len(joiner.happened("donor_dropped")) == 1
 
 
 def becomes_of_before(member) -> None:
@@ -92,57 +83,45 @@ def becomes_of_before(member) -> None:
 
 
 @pytest.mark.parametrize("earlier", [1, 3])
-def test_a_newcomer_joins_from_donors_of_before_chunks_were_packed(run_lab, terms, earlier):
-    async def script(lab):
-        await three_in_step(lab, 1.6 * MBIT)
-        for member in lab.members[:earlier]:
-            becomes_of_before(member)
-        joiner = lab.add()
-        await lab.until(lambda: joiner.node.ready.is_set())
-        await lab.until(lambda: joiner.node.driver.head.hash == lab.members[0].node.driver.head.hash)
-        lab.check_equal()
-        assert [fields for event, fields in joiner.events if event in ("donor_dropped", "sync_failed")] == []
-        size = joiner.transport.traffic.total.received / NUMEL
-        assert 0.85 < size < 1.0 if earlier == 1 else 1.0 <= size < 1.05
-
-    run_lab(
-        terms("sparseloco", lease=12.0, shrink_after=600.0),
-        script,
-        schema=one_tensor(NUMEL // 4),
-        step=8.0,
-        spread=0.02,
-    )
+@slow_rounds(schema=one_tensor(NUMEL // 4), spread=0.02)
+async def test_a_newcomer_joins_from_donors_of_before_chunks_were_packed(lab, earlier):
+    await three_in_step(lab, 1.6 * MBIT)
+    for member in lab.members[:earlier]:
+        becomes_of_before(member)
+    joiner = lab.add()
+    await lab.until(lambda: joiner.node.ready.is_set())
+    await lab.one_head()
+    lab.check_equal()
+    assert [fields for event, fields in joiner.events if event in ("donor_dropped", "sync_failed")] == []
+    size = joiner.transport.traffic.total.received / NUMEL
+    assert 0.85 < size < 1.0 if earlier == 1 else 1.0 <= size < 1.05
 
 
-def test_a_peer_of_before_chunks_were_packed_gets_them_as_they_are(run_lab, terms):
-    async def script(lab):
-        donor = lab.add()
-        await lab.rounds(1)
-        donor.idle = True
-        await anyio.sleep(2 * lab.step)
-        stranger = lab.network.transport(Signer(bytes([9]) * 32))
-        async with stranger:
-            await stranger.connect(donor.signer.peer, donor.transport.addresses())
-            ask = partial(request, stranger, donor.signer.peer, limit=1 << 22, timeout=5.0)
-            shared = donor.node.replica.shared_tensors()
-            index = SnapshotIndex.from_bytes(await ask(INDEX, b""), Layout.of(shared))
-            chunk = await ask(STATE, CHUNK.pack(index.digest, 0))
-            assert chunk_hash(chunk) == index.hashes[0]
-            assert await ask(PACKED, ANY_FORM.pack(index.digest, 0, 0)) == bytes([PLAIN]) + chunk
-            packed = await ask(PACKED, ANY_FORM.pack(index.digest, 0, 0xFF))
-            assert len(packed) < 0.9 * len(chunk)
-            assert from_form(packed, len(chunk)) == chunk
-
-    run_lab(terms("sparseloco"), script, schema=one_tensor(NUMEL // 8), spread=0.02)
+@scene(schema=one_tensor(NUMEL // 8), spread=0.02)
+async def test_a_peer_of_before_chunks_were_packed_gets_them_as_they_are(lab):
+    donor = lab.add()
+    await lab.rounds(1)
+    donor.idle = True
+    await anyio.sleep(2 * lab.step)
+    stranger = lab.network.transport(Signer(bytes([9]) * 32))
+    async with stranger:
+        await stranger.connect(donor.signer.peer, donor.transport.addresses())
+        ask = partial(request, stranger, donor.signer.peer, limit=1 << 22, timeout=5.0)
+        shared = donor.node.replica.shared_tensors()
+        index = SnapshotIndex.from_bytes(await ask(INDEX, b""), Layout.of(shared))
+        chunk = await ask(STATE, CHUNK.pack(index.digest, 0))
+        assert chunk_hash(chunk) == index.hashes[0]
+        assert await ask(PACKED, ANY_FORM.pack(index.digest, 0, 0)) == bytes([PLAIN]) + chunk
+        packed = await ask(PACKED, ANY_FORM.pack(index.digest, 0, 0xFF))
+        assert len(packed) < 0.9 * len(chunk)
+        assert from_form(packed, len(chunk)) == chunk
 
 
 async def fall_behind(lab, rounds: int):
     """The last member misses some rounds, then nobody trains any more."""
     away, others = lab.members[-1], lab.members[:-1]
-    for member in others:
-        lab.network.cut(away.signer.peer, member.signer.peer)
-    goal = away.rounds + rounds
-    await lab.until(lambda: all(member.rounds >= goal for member in others))
+    lab.cut([away], others)
+    await lab.reach(others, away.rounds + rounds)
     for member in lab.members:
         member.idle = True
     await anyio.sleep(5.0)
@@ -152,26 +131,19 @@ async def fall_behind(lab, rounds: int):
 async def come_back(lab, away, others) -> int:
     """Bytes it took until it stood where the others do."""
     before = away.transport.traffic.total.received + away.transport.traffic.total.sent
-    for member in others:
-        lab.network.heal(away.signer.peer, member.signer.peer)
+    lab.heal([away], others)
     await lab.until(lambda: away.node.driver.head.hash == others[0].node.driver.head.hash)
     await anyio.sleep(10.0)  # whatever it goes on fetching counts
     lab.check_equal()
     return away.transport.traffic.total.received + away.transport.traffic.total.sent - before
 
 
-def test_a_peer_five_rounds_behind_catches_up_for_a_twentieth_of_a_snapshot(run_lab, terms):
-    async def script(lab):
-        for _ in range(3):
-            lab.add()
-        await lab.all_members()
-        await lab.rounds(1)
-        away, others = await fall_behind(lab, 5)
-        assert others[0].rounds - away.rounds >= 5
-        assert await come_back(lab, away, others) <= 0.05 * 4 * NUMEL // 2
-        assert not any(event == "resynced" for event, _ in away.events)
-
-    run_lab(terms("sparseloco", lease=20.0, shrink_after=600.0), script, schema=one_tensor(NUMEL // 2))
+@not_given_up(schema=one_tensor(NUMEL // 2))
+async def test_a_peer_five_rounds_behind_catches_up_for_a_twentieth_of_a_snapshot(lab):
+    away, others = await fall_behind(lab, 5)
+    assert others[0].rounds - away.rounds >= 5
+    assert await come_back(lab, away, others) <= 0.05 * 4 * NUMEL // 2
+    assert not away.happened("resynced")
 
 
 def spoilt(commit, **fields):
@@ -188,24 +160,18 @@ def spoilt(commit, **fields):
     ],
     ids=["fragment", "step", "votes", "order"],
 )
-def test_a_peer_that_is_told_a_wrong_chain_goes_on_and_asks_another(run_lab, terms, spoil):
-    async def script(lab):
-        for _ in range(3):
-            lab.add()
-        await lab.all_members()
-        await lab.rounds(1)
-        away, (liar, honest) = await fall_behind(lab, 3)
-        recent, head = liar.node.driver.machine.state.recent, away.node.driver.head
-        wrong = spoil([commit for number, commit in recent.items() if number > head.round])
-        bodies = [encode(commit) for commit in wrong]
-        answer = b"".join(LENGTH.pack(len(body)) + body for body in bodies)
-        liar.node.catch_up.donor._commits_after = lambda round_, room: answer
-        lab.network.heal(away.signer.peer, liar.signer.peer)
-        await lab.until(lambda: any(event == "catch_up_failed" for event, _ in away.events))
-        assert await come_back(lab, away, (honest,)) > 0
-        assert not any(event == "resynced" for event, _ in away.events)
-
-    run_lab(terms("sparseloco", lease=20.0, shrink_after=600.0), script, schema=one_tensor(NUMEL // 2))
+@not_given_up(schema=one_tensor(NUMEL // 64))
+async def test_a_peer_that_is_told_a_wrong_chain_goes_on_and_asks_another(lab, spoil):
+    away, (liar, honest) = await fall_behind(lab, 3)
+    recent, head = liar.node.driver.machine.state.recent, away.node.driver.head
+    wrong = spoil([commit for number, commit in recent.items() if number > head.round])
+    bodies = [encode(commit) for commit in wrong]
+    answer = b"".join(LENGTH.pack(len(body)) + body for body in bodies)
+    liar.node.catch_up.donor._commits_after = lambda round_, room: answer
+    lab.network.heal(away.signer.peer, liar.signer.peer)
+    await lab.until(lambda: away.happened("catch_up_failed"))
+    assert await come_back(lab, away, (honest,)) > 0
+    assert not away.happened("resynced")
 
 
 class Stranger:
@@ -232,76 +198,47 @@ class Stranger:
         return self.chain if protocol == CHAIN else bytes([PLAIN]) + self.snapshot.chunk(ANY_FORM.unpack(data)[1])
 
 
-def beside_a_stranger(run_lab, terms, script):
-    async def whole(lab):
-        for _ in range(3):
-            lab.add()
-        await lab.all_members()
-        await lab.rounds(1)
-        stranger = Stranger(lab, lab.members[0])
-        async with stranger.transport:
-            for member in lab.members:
-                await stranger.transport.connect(member.signer.peer, member.transport.addresses())
-            await script(lab, stranger, lab.members[0])
-        assert all(member.node.driver.head.round < 100 for member in lab.members)
-        assert all(float(member.node.replica.anchors[0].mean()) < 6.0 for member in lab.members)
-        lab.check_equal()
-
-    run_lab(terms("sparseloco"), whole, schema=one_tensor(NUMEL // 64))
+@asynccontextmanager
+async def stranger_beside(lab):
+    """A stranger that all know of; however it went, none of them follows it."""
+    stranger = Stranger(lab, lab.members[0])
+    async with stranger.transport:
+        for member in lab.members:
+            await stranger.transport.connect(member.signer.peer, member.transport.addresses())
+        yield stranger
+    assert all(member.node.driver.head.round < 100 for member in lab.members)
+    assert all(float(member.node.replica.anchors[0].mean()) < 6.0 for member in lab.members)
+    lab.check_equal()
 
 
-def test_what_a_stranger_says_of_rounds_is_no_reason_to_ask_it_for_them(run_lab, terms):
+@scene(peers=3, rounds=1, schema=one_tensor(NUMEL // 64))
+async def test_what_a_stranger_says_of_rounds_is_no_reason_to_ask_it_for_them(lab):
     """It replaced the model and the chain of a whole swarm: the others followed whom it had told."""
-
-    async def script(lab, stranger, victim):
-        await notify(stranger.transport, victim.signer.peer, CONTROL, encode(Behind(2**59)), timeout=5.0)
+    async with stranger_beside(lab) as stranger:
+        victim = lab.members[0].signer.peer
+        await notify(stranger.transport, victim, CONTROL, encode(Behind(2**59)), timeout=5.0)
         await lab.rounds(2)
         assert stranger.asked == 0
 
-    beside_a_stranger(run_lab, terms, script)
 
-
-def test_a_chain_that_nobody_can_check_is_believed_of_no_stranger_while_most_stand_on_ours(run_lab, terms):
-    async def script(lab, stranger, victim):
+@scene(peers=3, rounds=1, schema=one_tensor(NUMEL // 64))
+async def test_a_chain_that_nobody_can_check_is_believed_of_no_stranger_while_most_stand_on_ours(lab):
+    async with stranger_beside(lab) as stranger:
+        victim = lab.members[0]
         before = victim.node.driver.head.round
         with suppress(PayloadError):
             await victim.node.catch_up._catch_up(stranger.transport.peer)
-        assert "resynced" not in [event for event, _ in victim.events]
+        assert not victim.happened("resynced")
         assert victim.node.driver.head.round in (before, before + 1)
         await lab.rounds(1)
         assert stranger.asked > 0
 
-    beside_a_stranger(run_lab, terms, script)
 
-
-def test_a_snapshot_is_taken_of_who_showed_its_chain_and_not_of_who_was_asked_first(run_lab, terms):
-    """Laggards asked a newcomer, which knows no place of theirs, again and again."""
-
-    async def script(lab):
-        for _ in range(3):
-            lab.add()
-        await lab.all_members()
-        await lab.rounds(1)
-        away, others = await fall_behind(lab, 3)
-        newcomer = Stranger(lab, others[0])
-        async with newcomer.transport:
-            for member in others:
-                lab.network.heal(away.signer.peer, member.signer.peer)
-            await newcomer.transport.connect(away.signer.peer, away.transport.addresses())
-            away.node.catch_up.is_cheap = lambda commits: False
-            await lab.until(lambda: len(away.node.directory.live()) == 2 or away.rounds == others[0].rounds)
-            await away.node.catch_up._catch_up(newcomer.transport.peer)
-            assert away.node.driver.head.hash == others[0].node.driver.head.hash
-            assert newcomer.asked <= 1
-            lab.check_equal()
-
-    run_lab(terms("sparseloco", lease=20.0, shrink_after=600.0), script, schema=one_tensor(NUMEL // 64))
-
-
-def test_a_chain_that_goes_on_for_as_long_as_it_is_asked_for_ends_with_the_first_answer_that_is_made_up(run_lab, terms):
-    async def script(lab, stranger, victim):
-        state = victim.node.driver.machine.state
-        first = next(iter(state.recent.values()))
+@scene(peers=3, rounds=1, schema=one_tensor(NUMEL // 64))
+async def test_a_chain_that_goes_on_for_as_long_as_it_is_asked_for_ends_with_the_first_answer_that_is_made_up(lab):
+    async with stranger_beside(lab) as stranger:
+        victim = lab.members[0]
+        first = next(iter(victim.node.driver.machine.state.recent.values()))
         places = [SHARED.pack(first.record.round - 1)]
         for round_ in range(first.record.round, first.record.round + 200):
             body = encode(spoilt(first, round=round_))
@@ -312,120 +249,98 @@ def test_a_chain_that_goes_on_for_as_long_as_it_is_asked_for_ends_with_the_first
         assert stranger.asked <= 3
         await lab.rounds(1)
 
-    beside_a_stranger(run_lab, terms, script)
+
+@not_given_up(schema=one_tensor(NUMEL // 64))
+async def test_a_snapshot_is_taken_of_who_showed_its_chain_and_not_of_who_was_asked_first(lab):
+    """Laggards asked a newcomer, which knows no place of theirs, again and again."""
+    away, others = await fall_behind(lab, 3)
+    newcomer = Stranger(lab, others[0])
+    async with newcomer.transport:
+        lab.heal([away], others)
+        await newcomer.transport.connect(away.signer.peer, away.transport.addresses())
+        away.node.catch_up.is_cheap = lambda commits: False
+        await lab.until(lambda: len(away.node.directory.live()) == 2 or away.rounds == others[0].rounds)
+        await away.node.catch_up._catch_up(newcomer.transport.peer)
+        assert away.node.driver.head.hash == others[0].node.driver.head.hash
+        assert newcomer.asked <= 1
+        lab.check_equal()
 
 
-def test_a_snapshot_is_fetched_when_replaying_would_cost_more(run_lab, terms):
-    async def script(lab):
-        for _ in range(3):
-            lab.add()
-        await lab.all_members()
-        await lab.rounds(1)
-        away, others = await fall_behind(lab, 20)
-        state = away.node.driver.state
-        state.inbox.plans[state.head.round + 1, 0] = ()  # of the round that it missed first
-        book, plans = state.on_update, []
+@scene(lambda: small_terms("diloco", shrink_after=600.0), peers=3, rounds=1, schema=one_tensor(6 * 4096))
+async def test_a_snapshot_is_fetched_when_replaying_would_cost_more(lab):
+    away, others = await fall_behind(lab, 20)
+    state = away.node.driver.state
+    state.inbox.plans[state.head.round + 1, 0] = ()  # of the round that it missed first
+    book, plans = state.on_update, []
 
-        def booked(update):
-            if update.record is None:
-                plans.append(list(state.inbox.plans))
-            book(update)
+    def booked(update):
+        if update.record is None:
+            plans.append(list(state.inbox.plans))
+        book(update)
 
-        state.on_update = booked
-        assert await come_back(lab, away, others) <= 1.5 * 2 * 4 * 6 * 4096
-        assert any(event == "resynced" for event, _ in away.events)
-        assert plans == [[]], "what the past had is kept after the snapshot was taken over"
-
-    run_lab(terms("diloco", shrink_after=600.0), script, schema=one_tensor(6 * 4096))
+    state.on_update = booked
+    assert await come_back(lab, away, others) <= 1.5 * 2 * 4 * 6 * 4096
+    assert away.happened("resynced")
+    assert plans == [[]], "what the past had is kept after the snapshot was taken over"
 
 
-def test_a_snapshot_is_fetched_when_the_frames_to_replay_are_nowhere_any_more(run_lab, terms):
-    async def script(lab):
-        for _ in range(3):
-            lab.add()
-        await lab.all_members()
-        await lab.rounds(1)
-        away, others = await fall_behind(lab, 3)
-        for member in others:
-            member.node.driver.state.store.forget_before(10**6)
-        await come_back(lab, away, others)
-        assert any(event == "resynced" for event, _ in away.events)
-
-    run_lab(terms("sparseloco", shrink_after=600.0), script)
+@scene(lambda: small_terms("sparseloco", shrink_after=600.0), peers=3, rounds=1)
+async def test_a_snapshot_is_fetched_when_the_frames_to_replay_are_nowhere_any_more(lab):
+    away, others = await fall_behind(lab, 3)
+    for member in others:
+        member.node.driver.state.store.forget_before(10**6)
+    await come_back(lab, away, others)
+    assert away.happened("resynced")
+    assert not away.happened("healed"), "nothing of it was given up"
 
 
-def test_a_join_that_is_cut_off_goes_on_where_it_was(run_lab, terms):
-    async def script(lab):
-        donor = lab.add()
-        await lab.rounds(1)
-        donor.idle = True
-        await anyio.sleep(2 * lab.step)
-        joiner = lab.add()
-        lab.network.set_uplink(donor.signer.peer, 1.6 * MBIT)
-        await anyio.sleep(6.0)  # more than half of it
-        lab.network.cut(donor.signer.peer, joiner.signer.peer)
-        await anyio.sleep(2.0)
-        assert not joiner.node.ready.is_set()
-        assert any(event == "sync_failed" for event, _ in joiner.events)
-        lab.network.heal(donor.signer.peer, joiner.signer.peer)
-        here, whole = joiner.node.catch_up.snapshots.under_way
-        assert whole / 3 < here < whole == NUMEL
-        await lab.until(lambda: joiner.node.ready.is_set())
-        assert joiner.node.catch_up.snapshots.under_way == (0, 0), "it is taken, and nothing is held of it"
-        assert joiner.transport.traffic.total.received <= 1.2 * NUMEL
-
-    run_lab(terms("sparseloco", lease=12.0, shrink_after=600.0), script, schema=one_tensor(NUMEL // 4), spread=0.02)
+@scene(lambda: small_terms("sparseloco", lease=12.0, shrink_after=600.0), schema=one_tensor(NUMEL // 4), spread=0.02)
+async def test_a_join_that_is_cut_off_goes_on_where_it_was(lab):
+    donor = lab.add()
+    await lab.rounds(1)
+    donor.idle = True
+    await anyio.sleep(2 * lab.step)
+    joiner = lab.add()
+    lab.network.set_uplink(donor.signer.peer, 1.6 * MBIT)
+    await anyio.sleep(6.0)  # more than half of it
+    lab.network.cut(donor.signer.peer, joiner.signer.peer)
+    await anyio.sleep(2.0)
+    assert not joiner.node.ready.is_set()
+    assert joiner.happened("sync_failed")
+    lab.network.heal(donor.signer.peer, joiner.signer.peer)
+    here, whole = joiner.node.catch_up.snapshots.under_way
+    assert whole / 3 < here < whole == NUMEL
+    await lab.until(lambda: joiner.node.ready.is_set())
+    assert joiner.node.catch_up.snapshots.under_way == (0, 0), "it is taken, and nothing is held of it"
+    assert joiner.transport.traffic.total.received <= 1.2 * NUMEL
 
 
-def test_a_snapshot_that_nobody_fetches_any_more_is_dropped(run_lab, terms):
-    async def script(lab):
-        donor = lab.add()
-        await lab.rounds(1)
-        lab.add()
-        await lab.all_members()
-        assert donor.node.catch_up.donor.snapshots
-        await anyio.sleep(IDLE - 5.0)
-        assert donor.node.catch_up.donor.snapshots
-        await anyio.sleep(10.0 + 3 * lab.step)
-        assert donor.node.catch_up.donor.snapshots == ()  # each is an anchor more in memory
-
-    run_lab(terms("sparseloco"), script, make_model=tiny_model)
-
-
-def test_the_longer_of_two_branches_fetches_nothing_of_the_shorter(run_lab, terms):
-    async def script(lab):
-        shorter = lab.add()
-        longer = lab.add(founder=True)
-        lab.network.cut(shorter.signer.peer, longer.signer.peer)
-        await lab.until(lambda: shorter.rounds >= 2)
-        shorter.idle = True
-        await lab.until(lambda: longer.rounds >= shorter.rounds + 3)
-        longer.idle = True
-        await anyio.sleep(2.0)
-        before = longer.transport.traffic.total.received
-        lab.network.heal(shorter.signer.peer, longer.signer.peer)
-        longer.node.driver.state.catch_up.ask(shorter.signer.peer)
-        await anyio.sleep(2.0)
-        assert longer.transport.traffic.total.received - before <= 0.1 * NUMEL
-        await lab.until(lambda: shorter.node.replica.digest == longer.node.replica.digest)
-        assert any(event == "resynced" for event, _ in shorter.events)
-
-    run_lab(terms("sparseloco"), script, schema=one_tensor(NUMEL // 4))
+@scene(schema=one_tensor(NUMEL // 4))
+async def test_the_longer_of_two_branches_fetches_nothing_of_the_shorter(lab):
+    shorter = lab.add()
+    longer = lab.add(founder=True)
+    lab.network.cut(shorter.signer.peer, longer.signer.peer)
+    await lab.until(lambda: shorter.rounds >= 2)
+    shorter.idle = True
+    await lab.until(lambda: longer.rounds >= shorter.rounds + 3)
+    longer.idle = True
+    await anyio.sleep(2.0)
+    before = longer.transport.traffic.total.received
+    lab.network.heal(shorter.signer.peer, longer.signer.peer)
+    longer.node.driver.state.catch_up.ask(shorter.signer.peer)
+    await anyio.sleep(2.0)
+    assert longer.transport.traffic.total.received - before <= 0.1 * NUMEL
+    await lab.until(lambda: shorter.node.replica.digest == longer.node.replica.digest)
+    assert shorter.happened("resynced")
 
 
-def test_a_commit_that_came_by_itself_while_it_was_asked_for_leaves_no_plan_behind(run_lab, terms):
-    async def script(lab):
-        for _ in range(2):
-            lab.add()
-        await lab.all_members()
-        await lab.rounds(1)
-        one, other = (member.node for member in lab.members)
-        commits = list(other.driver.machine.state.recent.values())
-        assert any(commit.record.contributors for commit in commits)
-        assert await one.catch_up.replay(other.driver.me, commits)
-        assert [round_ for round_, _ in one.driver.state.inbox.plans if round_ <= one.driver.head.round] == []
-
-    run_lab(terms("diloco"), script)
+@scene("diloco", peers=2, rounds=1)
+async def test_a_commit_that_came_by_itself_while_it_was_asked_for_leaves_no_plan_behind(lab):
+    one, other = (member.node for member in lab.members)
+    commits = list(other.driver.machine.state.recent.values())
+    assert any(commit.record.contributors for commit in commits)
+    assert await one.catch_up.replay(other.driver.me, commits)
+    assert [round_ for round_, _ in one.driver.state.inbox.plans if round_ <= one.driver.head.round] == []
 
 
 def test_an_answer_of_more_commits_than_anybody_keeps_is_refused_before_they_are_read():

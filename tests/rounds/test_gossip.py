@@ -1,3 +1,5 @@
+"""Gossip on real nodes: who meets whom in which step, what both take over, and what of it is told."""
+
 from __future__ import annotations
 
 import itertools
@@ -9,13 +11,38 @@ import torch
 
 from decentral.dissemination import broadcast
 from decentral.errors import PayloadError
+from decentral.manifest import preset_manifest
+from decentral.optimizers import make_outer
 from decentral.replica.contribution import Contribution
 from decentral.rounds.gossip import PAIR, UNDECIDED
-from decentral.rounds.partners import AHEAD, matching, partner_of
+from decentral.rounds.partners import AHEAD, LATEST, Punctuality, matching, partner_of
 from decentral.transport.memory import Weight
 from decentral.wire.frames import Frame
 from decentral.wire.keys import peer_name
-from tests.kit.nodes import tiny_model
+from tests.kit.nodes import run_in_lab, scene, small_terms, tiny_model
+
+
+def together(member):
+    return [swap for swap in member.swaps if swap.partner is not None]
+
+
+async def swap_on(lab, count: int, limit: float = 300.0) -> None:
+    """Until all have so many swaps more than whoever has the most now."""
+    goal = max(len(member.swaps) for member in lab.alive()) + count
+    await lab.until(lambda: all(len(member.swaps) >= goal for member in lab.alive()), limit)
+
+
+async def meet(lab, count: int = 1, limit: float = 300.0) -> None:
+    """Until each has swapped so many times more with a partner."""
+    goals = [(member, len(together(member)) + count) for member in lab.alive()]
+    await lab.until(lambda: all(len(together(member)) >= goal for member, goal in goals), limit)
+
+
+def patient(**limits: float):
+    return small_terms("noloco", **{"lease": 60.0, "shrink_after": 600.0, **limits})
+
+
+# ---- who meets whom ----
 
 
 def test_a_matching_covers_every_member_once_and_changes_with_the_step():
@@ -37,203 +64,184 @@ def test_with_an_odd_number_one_member_is_left_over_and_everybody_agrees_who():
             assert partner is None or partner_of(b"run", step, members, partner) == peer
 
 
-def test_a_pair_applies_the_same_mean_and_conserves_the_average(run_lab, terms):
-    async def script(lab):
-        for _ in range(2):
-            lab.add()
-        await lab.all_members()
-        for member in lab.members:
-            member.pull = 0.0
-        a, b = (member.node.replica for member in lab.members)
-        await lab.until(lambda: all(len(m.swaps) >= 2 for m in lab.members))
-        a.anchors[0], b.anchors[0] = lab.members[0].target(0), lab.members[1].target(0)
-        for replica in (a, b):
-            replica.states[0] = {"momentum": torch.zeros_like(replica.anchors[0])}
-        before = (a.anchors[0] + b.anchors[0]) / 2
-        count = max(len(m.swaps) for m in lab.members) + 3
-        await lab.until(lambda: all(len(m.swaps) >= count for m in lab.members))
-        await lab.until(lambda: len(lab.members[0].swaps) == len(lab.members[1].swaps))
-        torch.testing.assert_close((a.anchors[0] + b.anchors[0]) / 2, before, rtol=1e-4, atol=1e-4)
-
-    run_lab(terms("noloco"), script)
+@scene("noloco", peers=3)
+async def test_a_late_joiner_gossips_from_a_donors_parameters(lab):
+    await swap_on(lab, 4)
+    joiner = lab.add()
+    await lab.all_members()
+    await lab.until(lambda: together(joiner))
+    assert joiner.node.gossip.step >= 4
 
 
-@pytest.mark.parametrize("num_peers", [3, 4])
-def test_gossip_contracts_the_disagreement_and_reaches_the_mean_of_the_targets(run_lab, terms, num_peers):
-    async def script(lab):
-        for _ in range(num_peers):
-            lab.add()
-        await lab.all_members()
-        await lab.until(lambda: all(len(m.swaps) >= 25 for m in lab.members))
-        anchors = [m.node.replica.anchors[0] for m in lab.members]
-        mean, goal = sum(anchors) / num_peers, sum(m.target(0) for m in lab.members) / num_peers
-        assert (mean - goal).norm() < 0.5 * goal.norm()
-        swapped = [s for m in lab.members for s in m.swaps[-10:] if s.disagreement is not None]
-        assert swapped
-        assert max(s.disagreement for s in swapped) < 2.0
-
-    run_lab(terms("noloco"), script)
-
-
-def test_a_partner_that_dies_costs_a_step_alone_and_no_hang(run_lab, terms):
-    async def script(lab):
-        for _ in range(4):
-            lab.add()
-        await lab.all_members()
-        await lab.until(lambda: all(len(m.swaps) >= 3 for m in lab.members))
-        lab.members[1].kill()
-        goal = max(len(m.swaps) for m in lab.alive()) + 6
-        await lab.until(lambda: all(len(m.swaps) >= goal for m in lab.alive()))
-        await lab.all_members()
-
-    run_lab(terms("noloco"), script)
-
-
-def test_a_gossip_run_ends_with_one_merge_that_all_peers_hold_alike(run_lab, terms):
-    async def script(lab):
-        for _ in range(4):
-            lab.add()
-        await lab.all_members()
-        await lab.until(lambda: all(len(m.swaps) >= 4 for m in lab.members))
-        for member in lab.members:
-            member.idle = True
-        await lab.until(lambda: all(m.node.driver.head.final for m in lab.members))
-        assert len({m.node.replica.digest for m in lab.members}) == 1
-        assert len(lab.members[0].log[-1].record.frames) == 4
-
-    run_lab(terms("noloco"), script)
-
-
-def test_a_late_joiner_gossips_from_a_donors_parameters(run_lab, terms):
-    async def script(lab):
-        for _ in range(3):
-            lab.add()
-        await lab.all_members()
-        await lab.until(lambda: all(len(m.swaps) >= 4 for m in lab.members))
-        joiner = lab.add()
-        await lab.all_members()
-        await lab.until(lambda: any(s.partner is not None for s in joiner.swaps))
-        assert joiner.node.gossip.step >= 4
-
-    run_lab(terms("noloco"), script)
-
-
-def test_a_member_that_fell_behind_jumps_to_the_step_of_the_others_instead_of_waiting_at_each(run_lab, terms):
-    async def script(lab):
-        for _ in range(3):
-            lab.add()
-        await lab.all_members()
-        await lab.until(lambda: all(len(m.swaps) >= 3 for m in lab.members))
-        slow = lab.members[2].node.gossip
-        lab.members[0].node.gossip.partners.step += 40
-        lab.members[1].node.gossip.partners.step += 40
-        await lab.until(lambda: slow.step >= 40, limit=100)
-        count = len(lab.members[2].swaps)
-        await lab.until(lambda: any(s.partner is not None for s in lab.members[2].swaps[count:]), limit=100)
-
-    run_lab(terms("noloco"), script)
+@scene("noloco", peers=3)
+async def test_a_member_that_fell_behind_jumps_to_the_step_of_the_others_instead_of_waiting_at_each(lab):
+    await swap_on(lab, 3)
+    *others, slow = lab.members
+    for member in others:
+        member.node.gossip.partners.step += 40
+    await lab.until(lambda: slow.node.gossip.step >= 40, limit=100)
+    count = len(together(slow))
+    await lab.until(lambda: len(together(slow)) > count, limit=100)
 
 
 @pytest.mark.parametrize("beyond", [0, 2**64 - 3])
-def test_a_frame_for_a_step_that_the_run_has_not_moves_nobody(run_lab, terms, beyond):
+@scene("noloco", peers=2)
+async def test_a_frame_for_a_step_that_the_run_has_not_moves_nobody(lab, beyond):
     """Of two peers one said that it was at step 2**64 - 3: the other went there, and ended three steps later."""
-
-    async def script(lab):
-        for _ in range(2):
-            lab.add()
-        await lab.all_members()
-        await lab.until(lambda: all(len(member.swaps) > 1 for member in lab.members))
-        told, liar = lab.members
-        mine = Contribution(0, b"", torch.zeros(1), torch.zeros(1), 1, 1, states=(torch.zeros(1),))
-        said = told.node.gossip._header(told.node.driver.head, mine)
-        header = replace(said, sender=liar.signer.peer, round=max(beyond, lab.manifest.run.rounds))
-        before = told.node.gossip.step
-        with pytest.raises(PayloadError, match=f"of a run of {lab.manifest.run.rounds}"):
-            told.node.gossip.partners.take(Frame(header, b""), torch.zeros(1), told.node.driver.head)
-        await lab.until(lambda: all(len(member.swaps) > 4 for member in lab.members))
-        assert before < told.node.gossip.step < before + 10
-
-    run_lab(terms("noloco"), script)
+    await swap_on(lab, 2)
+    told, liar = lab.members
+    mine = Contribution(0, b"", torch.zeros(1), torch.zeros(1), 1, 1, states=(torch.zeros(1),))
+    said = told.node.gossip._header(told.node.driver.head, mine)
+    header = replace(said, sender=liar.signer.peer, round=max(beyond, lab.manifest.run.rounds))
+    before = told.node.gossip.step
+    with pytest.raises(PayloadError, match=f"of a run of {lab.manifest.run.rounds}"):
+        told.node.gossip.partners.take(Frame(header, b""), torch.zeros(1), told.node.driver.head)
+    await swap_on(lab, 3)
+    assert before < told.node.gossip.step < before + 10
 
 
-def test_partners_that_could_not_reach_each_other_for_a_while_swap_again(run_lab, terms):
+@scene(patient, peers=2)
+async def test_partners_that_could_not_reach_each_other_for_a_while_swap_again(lab):
     """A failed send marked the partner as away, and no message of rounds ever said that it was back."""
-
-    async def script(lab):
-        one, other = lab.add(), lab.add()
-        await lab.all_members()
-        await lab.until(lambda: one.swaps and one.swaps[-1].partner is not None)
-        lab.cut([one], [other])
-        await lab.until(lambda: all(member.swaps[-1].partner is None for member in (one, other)))
-        lab.heal([one], [other])
-        await lab.until(lambda: all(member.swaps[-1].partner is not None for member in (one, other)), limit=60.0)
-
-    run_lab(terms("noloco", lease=60.0, shrink_after=600.0), script)
+    one, other = lab.members
+    await lab.until(lambda: one.swaps and one.swaps[-1].partner is not None)
+    lab.cut([one], [other])
+    await lab.until(lambda: all(member.swaps[-1].partner is None for member in (one, other)))
+    lab.heal([one], [other])
+    await lab.until(lambda: all(member.swaps[-1].partner is not None for member in (one, other)), limit=60.0)
 
 
-def test_a_member_that_went_on_alone_goes_back_to_the_step_of_the_others(run_lab, terms):
+@scene(patient, peers=4)
+async def test_a_member_that_went_on_alone_goes_back_to_the_step_of_the_others(lab):
     """It would wait a deadline at every step for one that does not come, until the others have made as many steps."""
+    await meet(lab)
+    *others, alone = lab.members
+    lab.cut([alone], others)
+    await lab.until(lambda: alone.swaps[-1].partner is None)
+    alone.node.gossip.partners.step += 400
+    lab.heal([alone], others)
+    ahead = len(alone.swaps)
+    await lab.until(lambda: any(swap.partner is not None for swap in alone.swaps[ahead:]), limit=60.0)
+    steps = [member.node.gossip.step for member in lab.members]
+    assert max(steps) - min(steps) <= AHEAD
+    paired = [swap.step for swap in together(alone)]
+    assert len(paired) == len(set(paired)), "no number is shared twice"
+
+
+@scene(lambda: patient(lease=6.0), peers=4, make_model=tiny_model)
+async def test_a_peer_cut_off_from_all_does_not_go_back_on_what_it_remembers_of_them(lab):
+    await swap_on(lab, 4)
+    *others, alone = lab.members
+    lab.cut([alone], others)
+    begun = len(alone.swaps)
+    await lab.until(lambda: len(alone.swaps) >= begun + 2 * AHEAD, limit=600.0)
+    steps = [swap.step for swap in alone.swaps[begun:]]
+    assert steps == sorted(set(steps))
+
+
+@scene(lambda: small_terms("noloco").changed(outer={"fragments": 2}), peers=2)
+async def test_a_jump_never_swaps_one_fragment_for_another(lab):
+    await meet(lab)
+    begun = len(lab.members[0].swaps)
+    await lab.until(lambda: len(lab.members[0].swaps) > begun)
+    lab.members[0].node.gossip.partners.step += 40  # between two steps; the other makes one more, and then jumps by 39
+    await meet(lab, 4, limit=100)
+    for member in lab.members:
+        numels = [fragment.numel for fragment in member.node.start.schema.fragments]
+        assert all(swap.after_N.numel() == numels[swap.step % 2] for swap in member.swaps)
+
+
+@scene(lambda: small_terms("late_merge").changed(outer={"first": 0.2, "growth": 12}), peers=2, make_model=tiny_model)
+async def test_pairs_meet_in_the_steps_that_the_method_names_and_in_no_other_and_say_so(lab):
+    method = make_outer("late_merge", lab.manifest.outer.hyper)
+    begun = max(len(member.swaps) for member in lab.members) + 2
+    await lab.until(lambda: all(len(member.swaps) >= begun + 14 for member in lab.members))
+    for member in lab.members:
+        swaps = member.swaps[begun:]
+        assert [swap.matched for swap in swaps] == [method.meets(swap.step) for swap in swaps]
+        told = {swap.step: swap.partner is not None for swap in swaps}
+        assert told == {step: method.meets(step) for step in told}
+        assert 0 < sum(told.values()) < len(told)
+
+
+# ---- what both take over ----
+
+
+@scene("noloco", peers=2)
+async def test_a_pair_applies_the_same_mean_and_conserves_the_average(lab):
+    for member in lab.members:
+        member.pull = 0.0
+    a, b = (member.node.replica for member in lab.members)
+    await swap_on(lab, 2)
+    a.anchors[0], b.anchors[0] = lab.members[0].target(0), lab.members[1].target(0)
+    for replica in (a, b):
+        replica.states[0] = {"momentum": torch.zeros_like(replica.anchors[0])}
+    before = (a.anchors[0] + b.anchors[0]) / 2
+    await swap_on(lab, 3)
+    await lab.until(lambda: len(lab.members[0].swaps) == len(lab.members[1].swaps))
+    torch.testing.assert_close((a.anchors[0] + b.anchors[0]) / 2, before, rtol=1e-4, atol=1e-4)
+
+
+ONE_VECTOR = ("gasloc", "a2cid2", "ad_psgd", "variance_corrected")
+
+
+@pytest.mark.parametrize(
+    ("preset", "near"),
+    [
+        ("noloco", 0.5),
+        ("ad_psgd", 0.2),
+        pytest.param("gasloc", 0.2, marks=pytest.mark.long),
+        pytest.param("a2cid2", 0.2, marks=pytest.mark.long),
+        pytest.param("variance_corrected", 0.2, marks=pytest.mark.long),
+    ],
+)
+@scene(peers=3, make_model=tiny_model)
+async def test_three_peers_of_whom_one_dies_go_on_agree_better_and_end_with_one_model(lab, preset, near):
+    await meet(lab, 4)
+    lab.members[2].kill()
+    await lab.all_members()
+    left = lab.alive()
+    await meet(lab, 25)
+    anchors = [member.node.replica.anchors[0] for member in left]
+    mean, goal = sum(anchors) / 2, sum(member.target(0) for member in left) / 2
+    assert (mean - goal).norm() < near * goal.norm()  # a correction of variance spreads goals, too
+    late = max(swap.disagreement for member in left for swap in together(member)[-5:])
+    early = max(swap.disagreement for member in left for swap in together(member)[:3])
+    assert late < (early if preset in ONE_VECTOR else 2.0)
+    for member in left:
+        member.idle = True
+    await lab.until(lambda: all(member.node.driver.head.final for member in left))
+    assert len({member.node.replica.digest for member in left}) == 1
+    assert len(left[0].log[-1].record.frames) == 2
+
+
+def test_one_vector_is_half_the_bytes_of_noloco_in_a_real_swap():
+    sizes = {"gasloc": set(), "noloco": set()}
 
     async def script(lab):
-        for _ in range(4):
-            lab.add()
-        await lab.all_members()
-        await lab.until(lambda: all(any(s.partner is not None for s in m.swaps) for m in lab.members))
-        alone = lab.members[3]
-        lab.cut([alone], lab.members[:3])
-        await lab.until(lambda: alone.swaps[-1].partner is None)
-        alone.node.gossip.partners.step += 400
-        lab.heal([alone], lab.members[:3])
-        ahead = len(alone.swaps)
-        await lab.until(lambda: any(s.partner is not None for s in alone.swaps[ahead:]), limit=60.0)
-        steps = [member.node.gossip.step for member in lab.members]
-        assert max(steps) - min(steps) <= AHEAD
-        paired = [s.step for s in alone.swaps if s.partner is not None]
-        assert len(paired) == len(set(paired)), "no number is shared twice"
+        seen = sizes[lab.manifest.outer.method]
+        await lab.start(2)
+        partners = lab.members[0].node.gossip.partners
+        take = partners.take
 
-    run_lab(terms("noloco", lease=60.0, shrink_after=600.0), script)
+        def noted(frame, decoded, head):
+            seen.add((len(frame.body), len(decoded)))
+            return take(frame, decoded, head)
 
+        partners.take = noted
+        await meet(lab, 4)
 
-def test_a_peer_cut_off_from_all_does_not_go_back_on_what_it_remembers_of_them(run_lab, terms):
-    async def script(lab):
-        for _ in range(4):
-            lab.add()
-        await lab.all_members()
-        await lab.until(lambda: all(len(m.swaps) >= 4 for m in lab.members))
-        alone = lab.members[3]
-        lab.cut([alone], lab.members[:3])
-        begun = len(alone.swaps)
-        await lab.until(lambda: len(alone.swaps) >= begun + 2 * AHEAD, limit=600.0)
-        steps = [swap.step for swap in alone.swaps[begun:]]
-        assert steps == sorted(set(steps))
-
-    run_lab(terms("noloco", lease=6.0, shrink_after=600.0), script)
+    for preset in sizes:
+        run_in_lab(small_terms(preset), script)
+    assert {numel for _, numel in sizes["noloco"]} == {2 * numel for _, numel in sizes["gasloc"]}
+    assert max(nbytes for nbytes, _ in sizes["gasloc"]) < 0.6 * min(nbytes for nbytes, _ in sizes["noloco"])
 
 
-def test_a_jump_never_swaps_one_fragment_for_another(run_lab, terms):
-    async def script(lab):
-        for _ in range(2):
-            lab.add()
-        await lab.all_members()
-        await lab.until(lambda: all(any(s.partner is not None for s in m.swaps) for m in lab.members))
-        begun = len(lab.members[0].swaps)
-        await lab.until(lambda: len(lab.members[0].swaps) > begun)
-        lab.members[
-            0
-        ].node.gossip.partners.step += 40  # between two steps; the other makes one more, and then jumps by 39
-        before = [len(m.swaps) for m in lab.members]
-        await lab.until(
-            lambda: all(
-                sum(s.partner is not None for s in m.swaps[n:]) >= 4 for m, n in zip(lab.members, before, strict=True)
-            ),
-            limit=100,
-        )
-        for member in lab.members:
-            numels = [fragment.numel for fragment in member.node.start.schema.fragments]
-            assert all(swap.after_N.numel() == numels[swap.step % 2] for swap in member.swaps)
+def test_a_preset_of_a_method_that_owes_nothing_has_no_feedback():
+    assert all(preset_manifest(method).compressor.feedback == "none" for method in ONE_VECTOR)
 
-    halves = terms("noloco")
-    run_lab(halves.model_copy(update={"outer": halves.outer.model_copy(update={"fragments": 2})}), script)
+
+# ---- what is told ----
 
 
 def told_alike(one, other):
@@ -243,20 +251,20 @@ def told_alike(one, other):
     return [with_partner[0][step] == with_partner[1][step] for step in sorted(both)]
 
 
-def test_a_thin_uplink_makes_no_pair_by_half(run_lab, terms):
+def leader_and_follower(lab):
+    return sorted(lab.members, key=lambda member: member.signer.peer)
+
+
+@scene(lambda: patient(deadline_ceiling=60.0), make_model=tiny_model)
+async def test_a_thin_uplink_makes_no_pair_by_half(lab):
     """The commit stood behind the frame's last megabyte for longer than it was asked about: one took the step alone."""
-
-    async def script(lab):
-        lab.network.weights = {broadcast.PUSH: Weight(1000.0)}
-        one, other = lab.add(), lab.add()
-        await lab.all_members()
-        leader = min(one.signer.peer, other.signer.peer)
-        lab.network.set_uplink(leader, 115_000.0)  # a megabyte, as much as is under way, takes 9 s
-        await lab.until(lambda: all(len(member.swaps) >= 5 for member in (one, other)), limit=900.0)
-        assert all(told_alike(one, other))
-        assert any(swap.partner is not None for swap in one.swaps[2:])
-
-    run_lab(terms("noloco", deadline_ceiling=60.0, lease=60.0, shrink_after=600.0), script, make_model=tiny_model)
+    lab.network.weights = {broadcast.PUSH: Weight(1000.0)}
+    await lab.start(2)
+    one, other = leader_and_follower(lab)
+    lab.network.set_uplink(one.signer.peer, 115_000.0)  # a megabyte, as much as is under way, takes 9 s
+    await lab.until(lambda: all(len(member.swaps) >= 5 for member in (one, other)), limit=900.0)
+    assert all(told_alike(one, other))
+    assert any(swap.partner is not None for swap in one.swaps[2:])
 
 
 class _Deaf:
@@ -270,75 +278,99 @@ class _Deaf:
         await anyio.sleep_forever()
 
 
-def test_an_answer_that_is_lost_is_asked_for_again_while_the_first_question_hangs(run_lab, terms):
-    async def script(lab):
-        one, other = lab.add(), lab.add()
-        await lab.all_members()
-        leader = min((one, other), key=lambda member: member.signer.peer)
-        whole, count = leader.transport.open, itertools.count()
+def deafen(member, every: int) -> None:
+    """Of its questions about pairs each ``every``-th, the first one first, has no answer."""
+    whole, count = member.transport.open, itertools.count()
 
-        async def every_other_is_deaf(peer, protocol):
-            stream = await whole(peer, protocol)
-            return _Deaf(stream) if protocol == PAIR and next(count) % 2 == 0 else stream
+    async def deaf(peer, protocol):
+        stream = await whole(peer, protocol)
+        return _Deaf(stream) if protocol == PAIR and next(count) % every == 0 else stream
 
-        leader.transport.open = every_other_is_deaf
-        begun = len(leader.swaps) + 1
-        await lab.until(lambda: all(len(member.swaps) >= begun + 4 for member in (one, other)))
-        assert all(told_alike(one, other)[begun:])
-        assert all(swap.partner is not None for swap in leader.swaps[begun:])
-        assert not any(name == "undecided" for name, _ in leader.events)
-
-    run_lab(terms("noloco"), script, make_model=tiny_model)
+    member.transport.open = deaf
 
 
-def test_a_leader_that_never_hears_whether_the_pair_was_made_says_so(run_lab, terms):
+@scene("noloco", peers=2, make_model=tiny_model)
+async def test_an_answer_that_is_lost_is_asked_for_again_while_the_first_question_hangs(lab):
+    leader, follower = leader_and_follower(lab)
+    deafen(leader, every=2)
+    begun = len(leader.swaps) + 1
+    await lab.until(lambda: all(len(member.swaps) >= begun + 4 for member in lab.members))
+    assert all(told_alike(leader, follower)[begun:])
+    assert all(swap.partner is not None for swap in leader.swaps[begun:])
+    assert not leader.happened("undecided")
+
+
+@scene("noloco", peers=2, make_model=tiny_model)
+async def test_a_leader_that_never_hears_whether_the_pair_was_made_says_so(lab):
     """It cannot be known (Gray 1978); that it is not known is told, where only the disagreement had shown it."""
-
-    async def script(lab):
-        one, other = lab.add(), lab.add()
-        await lab.all_members()
-        leader, follower = sorted((one, other), key=lambda member: member.signer.peer)
-        whole = leader.transport.open
-
-        async def deaf(peer, protocol):
-            stream = await whole(peer, protocol)
-            return _Deaf(stream) if protocol == PAIR else stream
-
-        leader.transport.open = deaf
-        await lab.until(lambda: any(name == "undecided" for name, _ in leader.events), limit=60.0)
-        fields = next(fields for name, fields in leader.events if name == "undecided")
-        assert fields == {"round": fields["round"], "peer": peer_name(follower.signer.peer), "seconds": UNDECIDED}
-
-    run_lab(terms("noloco"), script, make_model=tiny_model)
+    leader, follower = leader_and_follower(lab)
+    deafen(leader, every=1)
+    await lab.until(lambda: leader.happened("undecided"), limit=60.0)
+    (fields, *_) = leader.happened("undecided")
+    assert fields == {"round": fields["round"], "peer": peer_name(follower.signer.peer), "seconds": UNDECIDED}
 
 
-def test_a_partner_that_dropped_the_frame_says_no_instead_of_wait(run_lab, terms):
+@scene("noloco", peers=2, make_model=tiny_model)
+async def test_a_partner_that_dropped_the_frame_says_no_instead_of_wait(lab):
     """It was too far ahead when it came. Then both waited out the eight seconds for which a commit is asked about."""
-
-    async def script(lab):
-        one, other = lab.add(), lab.add()
-        await lab.all_members()
-        follower = max((one, other), key=lambda member: member.signer.peer)
-        follower.node.gossip.partners.take = lambda frame, decoded, head: None
-        counts = [len(member.swaps) for member in (one, other)]
-        began = anyio.current_time()
-        await lab.until(lambda: all(len(m.swaps) > n + 3 for m, n in zip((one, other), counts, strict=True)))
-        assert anyio.current_time() - began < 3 * UNDECIDED
-        assert all(told_alike(one, other)[max(counts) + 1 :])
-
-    run_lab(terms("noloco"), script, make_model=tiny_model)
+    leader, follower = leader_and_follower(lab)
+    follower.node.gossip.partners.take = lambda frame, decoded, head: None
+    counts = [len(member.swaps) for member in (leader, follower)]
+    began = anyio.current_time()
+    await lab.until(lambda: all(len(m.swaps) > n + 3 for m, n in zip((leader, follower), counts, strict=True)))
+    assert anyio.current_time() - began < 3 * UNDECIDED
+    assert all(told_alike(leader, follower)[max(counts) + 1 :])
 
 
-def test_a_step_says_whether_pairs_meet_in_it_and_one_in_which_nobody_does_is_taken_alone(run_lab, terms):
-    async def script(lab):
-        members = [lab.add() for _ in range(2)]
-        await lab.all_members()
-        begun = max(len(member.swaps) for member in members) + 1
-        await lab.until(lambda: all(sum(s.matched for s in m.swaps[begun:]) >= 2 for m in members))
-        for member in members:
-            method, swaps = member.node.replica.method, member.swaps[begun:]
-            assert [s.matched for s in swaps] == [method.meets(s.step) for s in swaps]
-            assert any(not s.matched for s in swaps)
-            assert all(s.partner is None for s in swaps if not s.matched)
+# ---- how long a peer waits for its partner of a step ----
 
-    run_lab(terms("late_merge"), script)
+A, B = b"a" * 32, b"b" * 32
+FLOOR, CEILING = 2.0, 60.0
+
+
+def waits_after(delays: list[float]) -> float:
+    """The wait at the end of steps whose partners came so many seconds after this peer."""
+    found, now = Punctuality(FLOOR, CEILING), 0.0
+    for step, delay in enumerate(delays):
+        now += 100.0
+        if delay < 0:
+            found.came(step, A, now + delay, is_over=False)
+        found.began(step, A, now)
+        if delay >= 0:
+            found.came(step, A, now + delay, is_over=delay > FLOOR)
+    return found.patience()
+
+
+@pytest.mark.parametrize(
+    ("delays", "wait"),
+    [
+        ([], CEILING),  # until something is known
+        ([0.0] * 3, CEILING),
+        ([12.0] * 4, 12.0 + FLOOR),  # counted by pairs that were made alone, it stayed at the floor, as did the pairs
+        ([-9.0] * 6, FLOOR),
+        ([-4.0, 4.0, -3.0, 3.0], 6.0 * 3.5),  # the spread counts on both sides: else half of the delays would be 0
+        ([90.0] * 8, CEILING),
+    ],
+)
+def test_a_partner_that_came_late_is_waited_for_next_time_within_a_floor_and_a_ceiling(delays, wait):
+    assert waits_after(delays) == wait
+
+
+def test_only_the_partner_of_a_step_is_late_for_it_and_once():
+    found = Punctuality(FLOOR, CEILING)
+    for step in range(20):
+        found.began(step, A, 100.0 * step)
+        found.came(step, B, 100.0 * step + 50.0, is_over=True)
+        found.came(step, A, 100.0 * step + 1.0, is_over=True)
+        found.came(step, A, 100.0 * step + 59.0, is_over=True)
+    assert found.patience() == 1.0 + FLOOR
+
+
+def test_what_is_kept_of_steps_is_bounded():
+    found = Punctuality(FLOOR, CEILING)
+    for step in range(1000):
+        found.began(step, A, float(step))
+        found.came(step + 1, B, float(step), is_over=False)
+        found.came(step - 500, B, float(step), is_over=True)
+    assert len(found._begun) <= LATEST
+    assert len(found._early) <= 2

@@ -1,63 +1,23 @@
-"""Slices of a reduce as its owners find them."""
+"""One step of the machine at a time, whom to catch up with, and what goes on beside rounds."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import anyio
 import pytest
-import torch
 import trio
-import trio.testing
 
 from decentral.errors import DiskError
-from decentral.replica.contents import NO_TAIL
-from decentral.replica.contribution import Contribution
-from decentral.replica.reduction import Slices
 from decentral.rounds.catch_up import CatchUp
 from decentral.rounds.local_state import CatchUpRequests, Steps, Tasks
 from decentral.swarm.contacts import Contacts
-from decentral.wire.messages import ReducePlan
-from tests.replica.test_replica import SIGNERS, START, A, B, contributor, sparse_replica
-
-
-def test_a_slice_that_was_being_decoded_when_its_round_ended_is_none_of_the_next_rounds():
-    """Plans are numbered anew in every round: a peer's old slice would stand for the one that is still to come."""
-    plan = ReducePlan(0, 1, 0, 0, (contributor(A), contributor(B)), ((A, 0, 4), (B, 4, 8)))
-    made = Contribution(0, START.hash, torch.zeros(8), torch.ones(8), 1, 1)
-    frame = made.slice_frame(0, plan, START, sparse_replica(), SIGNERS[1])
-    slices = Slices(NO_TAIL)
-    slices.forget()  # the round is over
-    slices.add(frame, torch.ones(4))
-    assert list(slices.of(plan, 0)[0]) == [B]
-    assert slices.of(replace(plan, round=2), 0) == ({}, {})
-
-
-@pytest.mark.parametrize("lie", [{"summary": b"a lie"}, {"tokens": 7}, {"based": 9}], ids=lambda lie: next(iter(lie)))
-def test_a_slice_is_no_contribution_to_a_plan_that_says_of_it_what_its_sender_did_not_sign(lie):
-    """Else a leader chooses what a contribution counts, in every method that weighs by summary or age."""
-    plan = ReducePlan(0, 1, 0, 0, (contributor(A), contributor(B)), ((A, 0, 4), (B, 4, 8)))
-    made = Contribution(0, START.hash, torch.zeros(8), torch.ones(8), 1, 1)
-    slices = Slices(NO_TAIL)
-    slices.add(made.slice_frame(0, plan, START, sparse_replica(), SIGNERS[1]), torch.ones(4))
-    assert list(slices.of(plan, 0)[0]) == [B]
-    lied = replace(plan, contributors=(contributor(A), replace(contributor(B), **lie)))
-    assert slices.of(lied, 0) == ({}, {})
-
-
-# ---- test steps ----
-#
-# One step of the machine at a time, and whom to catch up with.
 
 NEAR, FAR = bytes(32), bytes([1] * 32)
+pytestmark = pytest.mark.usefixtures("virtual_time")
 
 
-def play(script):
-    trio.run(script, clock=trio.testing.MockClock(autojump_threshold=0))
-
-
-def test_what_a_step_asks_for_is_done_before_the_next_is_taken():
+async def test_what_a_step_asks_for_is_done_before_the_next_is_taken():
     order = []
 
     async def carry_out(effects):
@@ -65,135 +25,109 @@ def test_what_a_step_asks_for_is_done_before_the_next_is_taken():
             await trio.sleep(1.0)
             order.append(effect)
 
-    async def script():
-        steps = Steps(carry_out)
-        async with trio.open_nursery() as nursery:
-            for name in "ab":
-                nursery.start_soon(steps.take, lambda now, name=name: [f"{name}1", f"{name}2"])
-
-    play(script)
+    steps = Steps(carry_out)
+    async with trio.open_nursery() as nursery:
+        for name in "ab":
+            nursery.start_soon(steps.take, lambda now, name=name: [f"{name}1", f"{name}2"])
     assert order in (["a1", "a2", "b1", "b2"], ["b1", "b2", "a1", "a2"])
 
 
-def test_a_caller_that_goes_away_leaves_no_step_half_done():
+async def test_a_caller_that_goes_away_leaves_no_step_half_done():
     done = []
 
     async def carry_out(effects):
         await trio.sleep(1.0)
         done.extend(effects)
 
-    async def script():
-        with trio.move_on_after(0.5):
-            await Steps(carry_out).take(lambda now: ["all of it"])
-
-    play(script)
+    with trio.move_on_after(0.5):
+        await Steps(carry_out).take(lambda now: ["all of it"])
     assert done == ["all of it"]
 
 
 @pytest.mark.parametrize("error", [DiskError("no space left"), IndexError("no space left")])
-def test_a_step_that_failed_is_raised_to_its_caller_and_to_whoever_checks_later(error):
+async def test_a_step_that_failed_is_raised_to_its_caller_and_to_whoever_checks_later(error):
     async def carry_out(effects):
         raise error
 
-    async def script():
-        steps = Steps(carry_out)
+    steps = Steps(carry_out)
+    steps.check()
+    with pytest.raises(type(error), match="no space left"):
+        await steps.take(lambda now: ["write"])
+    with pytest.raises(type(error), match="no space left"):
         steps.check()
-        with pytest.raises(type(error), match="no space left"):
-            await steps.take(lambda now: ["write"])
-        with pytest.raises(type(error), match="no space left"):
-            steps.check()
-
-    play(script)
 
 
 async def fails():
     raise IndexError("tuple index out of range")
 
 
-def test_a_mistake_in_what_goes_on_beside_is_told_and_ends_nothing_else():
+async def test_a_mistake_in_what_goes_on_beside_is_told_and_ends_nothing_else():
     """A peer's bytes led to one, and ended the process."""
-    told, done = [], []
+    told = []
+    tasks = Tasks(lambda event, fields: told.append((event, fields)))
 
-    async def script():
-        tasks = Tasks(lambda event, fields: told.append((event, fields)))
-        async with trio.open_nursery() as nursery:
-            await nursery.start(beside, tasks)
-            assert tasks.spawn(fails)
-            await trio.sleep(1.0)
-            done.append(True)
-            nursery.cancel_scope.cancel()
-
-    async def beside(tasks, *, task_status):
+    async def beside(*, task_status):
         async with anyio.create_task_group() as group:
             tasks.begin(group)
             task_status.started()
             await trio.sleep_forever()
 
-    play(script)
-    assert done
-    assert told == [("unexpected", {"what": "fails", "why": "IndexError: tuple index out of range"})]
+    async with trio.open_nursery() as nursery:
+        await nursery.start(beside)
+        assert tasks.spawn(fails)
+        await trio.sleep(1.0)
+        assert told == [("unexpected", {"what": "fails", "why": "IndexError: tuple index out of range"})]
+        nursery.cancel_scope.cancel()
 
 
-def test_a_mistake_in_catching_up_with_one_leaves_the_next():
+async def test_a_mistake_in_catching_up_with_one_leaves_the_next():
     told, asked = [], []
 
     async def catch_up_with(peer):
         asked.append(peer)
         await fails()
 
-    async def script():
-        catch_up = CatchUp.__new__(CatchUp)
-        requests = CatchUpRequests(20.0)
-        catch_up.state = SimpleNamespace(catch_up=requests, on_event=lambda event, fields: told.append(event))
-        catch_up._catch_up = catch_up_with
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(catch_up.run)
-            for peer in (NEAR, FAR):
-                requests.ask(peer)
-                await trio.sleep(1.0)
-            nursery.cancel_scope.cancel()
-
-    play(script)
+    catch_up = CatchUp.__new__(CatchUp)
+    requests = CatchUpRequests(20.0)
+    catch_up.state = SimpleNamespace(catch_up=requests, on_event=lambda event, fields: told.append(event))
+    catch_up._catch_up = catch_up_with
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(catch_up.run)
+        for peer in (NEAR, FAR):
+            requests.ask(peer)
+            await trio.sleep(1.0)
+        nursery.cancel_scope.cancel()
     assert (asked, told) == ([NEAR, FAR], ["unexpected"] * 2)
 
 
-def test_a_contact_that_meets_a_mistake_is_over_and_the_next_is_made():
+async def test_a_contact_that_meets_a_mistake_is_over_and_the_next_is_made():
     made = []
 
     async def contact(peer):
         made.append(peer)
         await fails()
 
-    async def script():
-        contacts = Contacts()
-        for peer in (NEAR, FAR):
-            await contacts.make(peer, contact)
-
-    play(script)
+    contacts = Contacts()
+    for peer in (NEAR, FAR):
+        await contacts.make(peer, contact)
     assert made == [NEAR, FAR]
 
 
-def test_of_two_peers_to_catch_up_with_the_last_asked_is_taken_and_the_other_forgotten():
-    async def script():
-        requests = CatchUpRequests(20.0)
-        requests.ask(NEAR)
-        requests.ask(FAR)
-        assert await requests.next() == FAR
-        with trio.move_on_after(1.0) as wait:
-            await requests.next()
-        assert wait.cancelled_caught
-
-    play(script)
+async def test_of_two_peers_to_catch_up_with_the_last_asked_is_taken_and_the_other_forgotten():
+    requests = CatchUpRequests(20.0)
+    requests.ask(NEAR)
+    requests.ask(FAR)
+    assert await requests.next() == FAR
+    with trio.move_on_after(1.0) as wait:
+        await requests.next()
+    assert wait.cancelled_caught
 
 
-def test_what_was_asked_meanwhile_is_dropped_when_there_is_nothing_left_to_catch_up_with():
-    async def script():
-        requests = CatchUpRequests(20.0)
-        requests.ask(NEAR)
-        requests.drop()
-        assert await requests.next() is None
-
-    play(script)
+async def test_what_was_asked_meanwhile_is_dropped_when_there_is_nothing_left_to_catch_up_with():
+    requests = CatchUpRequests(20.0)
+    requests.ask(NEAR)
+    requests.drop()
+    assert await requests.next() is None
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
@@ -218,7 +152,7 @@ def test_nothing_is_begun_beside_rounds_that_end(backend):
     anyio.run(script, backend=backend)
 
 
-def test_who_led_nowhere_is_passed_over_each_time_for_twice_as_long_until_it_leads_on():
+async def test_who_led_nowhere_is_passed_over_each_time_for_twice_as_long_until_it_leads_on():
     async def asked_again_after(requests: CatchUpRequests) -> float:
         began = trio.current_time()
         while True:
@@ -227,16 +161,13 @@ def test_who_led_nowhere_is_passed_over_each_time_for_twice_as_long_until_it_lea
                 await requests.next()
                 return trio.current_time() - began
 
-    async def script():
-        requests = CatchUpRequests(5.0)
-        waits = []
-        for _ in range(5):
-            requests.led_nowhere(NEAR)
-            requests.ask(FAR)
-            assert await requests.next() == FAR
-            waits.append(await asked_again_after(requests))
-        assert waits == [1.0, 2.0, 4.0, 5.0, 5.0]
-        requests.led_on(NEAR)
-        assert await asked_again_after(requests) == 0.0
-
-    play(script)
+    requests = CatchUpRequests(5.0)
+    waits = []
+    for _ in range(5):
+        requests.led_nowhere(NEAR)
+        requests.ask(FAR)
+        assert await requests.next() == FAR
+        waits.append(await asked_again_after(requests))
+    assert waits == [1.0, 2.0, 4.0, 5.0, 5.0]
+    requests.led_on(NEAR)
+    assert await asked_again_after(requests) == 0.0

@@ -33,8 +33,8 @@ from decentral.rounds import metrics
 from decentral.training.live_side import LiveSide
 from decentral.training.schedule import SyncSchedule
 from tests.kit.gossip_learners import Learner
-from tests.kit.nodes import Lab, Member
-from tests.kit.tables import PRESETS
+from tests.kit.nodes import Lab, Member, run_in_lab, scene, small_terms
+from tests.kit.tables import PRESETS, SYNCHRONOUS_WIRES, covering, long_but
 
 ALIKE = (NORM_DISPERSION, MEAN_COSINE)
 Told = list[list[Figures]]
@@ -51,7 +51,6 @@ def wide() -> torch.nn.Module:
 
 
 def swarm(
-    run_lab: Any,
     manifest: Manifest,
     *,
     rounds: int = 4,
@@ -71,7 +70,7 @@ def swarm(
         seen = [len(one) for one in told]
         await lab.until(lambda: all(len(one) >= n + rounds for one, n in zip(told, seen, strict=True)))
 
-    run_lab(manifest, script, make_model=make_model, spread=spread)
+    run_in_lab(manifest, script, make_model=make_model, spread=spread)
     return members, told
 
 
@@ -86,10 +85,10 @@ def by_step(told: Told) -> list[list[Figures]]:
 # ---- every method ----
 
 
-@pytest.mark.parametrize("preset", PRESETS)
-def test_every_method_has_figures_that_are_finite_and_alike_on_all_peers_that_agree(run_lab, terms, preset, caplog):
-    manifest = terms(preset)
-    _, told = swarm(run_lab, manifest, rounds=2)
+@pytest.mark.parametrize("preset", long_but((*covering(SYNCHRONOUS_WIRES), "noloco", "gasloc"), PRESETS))
+def test_every_method_has_figures_that_are_finite_and_alike_on_all_peers_that_agree(preset, caplog):
+    manifest = small_terms(preset)
+    members, told = swarm(manifest, rounds=2 if manifest.exchange.kind != "pair" else 6)
     for figures in itertools.chain(*told):
         assert figures.values
         assert set(figures.values) <= set(NAMES)
@@ -103,12 +102,13 @@ def test_every_method_has_figures_that_are_finite_and_alike_on_all_peers_that_ag
             assert {one.contributors for one in others} == {first.contributors}
             for name in ALIKE:
                 assert {one.values.get(name) for one in others} == {first.values.get(name)}
+    if preset in ("noloco", "gasloc"):
+        check_distances(members, told)
     assert not caplog.records, "nothing went wrong in making them"
 
 
-@pytest.mark.parametrize("preset", ["noloco", "gasloc"])
-def test_a_pair_tells_how_far_its_replicas_are_from_one_another(run_lab, terms, preset):
-    members, told = swarm(run_lab, terms(preset), rounds=6)
+def check_distances(members: list[Member], told: Told) -> None:
+    """A pair tells how far its replicas are from one another."""
     for member, figures in zip(members, told, strict=True):
         by_number = {one.step + 1: one.disagreement for one in member.swaps if one.disagreement is not None}
         told_of = {one.outer_step: one.values[REPLICA_DISTANCE] for one in figures if REPLICA_DISTANCE in one.values}
@@ -117,7 +117,7 @@ def test_a_pair_tells_how_far_its_replicas_are_from_one_another(run_lab, terms, 
         assert all(REPLICA_VARIANCE in one.values for one in figures if REPLICA_DISTANCE in one.values)
 
 
-def test_the_figures_are_those_of_the_tensors_that_the_frames_decode_to(run_lab, terms, monkeypatch):
+def test_the_figures_are_those_of_the_tensors_that_the_frames_decode_to(monkeypatch):
     """Sparse ones with a debt, as every peer measured them, against all that was sent, made dense."""
     dense: dict[bytes, torch.Tensor] = {}
     measure = FrameContents.measure
@@ -127,7 +127,7 @@ def test_the_figures_are_those_of_the_tensors_that_the_frames_decode_to(run_lab,
         return measure(self, frame)
 
     monkeypatch.setattr(FrameContents, "measure", measured)
-    members, told = swarm(run_lab, terms("sparseloco"), make_model=wide, rounds=5)
+    members, told = swarm(small_terms("sparseloco"), make_model=wide, rounds=5)
     records = {commit.record.outer_step + 1: commit.record for commit in members[0].log}
     looked_at = 0
     for figures in told[0]:
@@ -142,8 +142,8 @@ def test_the_figures_are_those_of_the_tensors_that_the_frames_decode_to(run_lab,
     assert looked_at >= 3
 
 
-def test_an_owner_of_a_reduce_tells_of_its_part(run_lab, terms):
-    _, told = swarm(run_lab, terms("diloco"), make_model=wide)
+def test_an_owner_of_a_reduce_tells_of_its_part():
+    _, told = swarm(small_terms("diloco"), make_model=wide)
     assert all(one.of_part for one in itertools.chain(*told))
     met = [figures for figures in by_step(told) if all(one.contributors == 3 for one in figures)]
     assert met
@@ -155,12 +155,14 @@ def test_an_owner_of_a_reduce_tells_of_its_part(run_lab, terms):
 # ---- what is wrong is said ----
 
 
-def heard(run_lab: Any, manifest: Manifest, rounds: int, **given: Any) -> list[list[dict[str, Any]]]:
+def heard(
+    manifest: Manifest, rounds: int, kinds: Sequence[type[Member]], make_model: Any = blocks, spread: float = 1.0
+) -> list[list[dict[str, Any]]]:
     """By member the fields of its warnings, each with its sentence."""
     found = list[list[dict[str, Any]]]()
 
     async def script(lab: Lab) -> None:
-        members = [lab.add(kind=kind) for kind in given["kinds"]]
+        members = [lab.add(kind=kind) for kind in kinds]
         for member in members:
             found.append([])
             notices = Notices()
@@ -175,7 +177,7 @@ def heard(run_lab: Any, manifest: Manifest, rounds: int, **given: Any) -> list[l
         else:
             await lab.rounds(rounds)
 
-    run_lab(manifest, script, make_model=given.get("make_model", blocks), spread=given.get("spread", 1.0))
+    run_in_lab(manifest, script, make_model=make_model, spread=spread)
     return found
 
 
@@ -186,44 +188,11 @@ class Far(Member):
         return 40 * super().target(fragment)
 
 
-def plain(terms: Any, preset: str) -> Manifest:
-    return terms(preset).changed(outer={"norm_clip": None}, compressor={"chain": "none", "feedback": "none"})
-
-
-def test_a_planted_outlier_is_said_to_have_other_settings_by_every_peer_alike(run_lab, terms):
-    kinds = (Member, Member, Far)
-    told = heard(run_lab, plain(terms, "sparseloco"), ROUNDS + 6, kinds=kinds, spread=0.1)
-    for warnings in told:
-        (one, *_) = [one for one in warnings if one["figure"] == NORM_DISPERSION]
-        assert one["event"] == "out_of_band"
-        assert "one of them has another learning rate" in one["sentence"]
-    values = {(one["outer_step"], one["value"]) for one in itertools.chain(*told) if one["figure"] == NORM_DISPERSION}
-    assert len({step for step, _ in values}) == len(values), "who warns of the same round has the same value"
-
-
-def test_peers_that_want_opposite_things_are_said_to_undo_one_anothers_steps(run_lab, terms):
-    """Each at its own optimum: what one wins the next one loses."""
-    told = heard(run_lab, plain(terms, "sparseloco"), 20, kinds=(Member,) * 3, spread=0.1)
-    for warnings in told:
-        assert any("undo one another" in one["sentence"] for one in warnings if one["figure"] == MEAN_COSINE)
-
-
 class Same(Member):
+    """Wants what all others want."""
+
     def target(self, fragment: int) -> torch.Tensor:
         return torch.ones(self.lab.schema.fragments[fragment].numel)
-
-
-def test_peers_that_all_do_the_same_are_said_to_bring_nothing(run_lab, terms):
-    told = heard(run_lab, plain(terms, "sparseloco"), ROUNDS + 6, kinds=(Same,) * 3)
-    assert all(any("more peers bring nothing" in one["sentence"] for one in warnings) for warnings in told)
-
-
-def test_replicas_that_drift_apart_are_said_to_be_driven_by_training(run_lab, terms):
-    """Four that want something else each, and meet in pairs."""
-    told = heard(run_lab, terms("noloco"), 12, kinds=(Member,) * 4)
-    for warnings in told:
-        (one, *_) = [one for one in warnings if one["figure"] == REPLICA_VARIANCE]
-        assert "pairs pull them together less than training drives them apart" in one["sentence"]
 
 
 class Steady(Member):
@@ -234,13 +203,57 @@ class Steady(Member):
         return anchor + torch.linspace(1, 2, anchor.numel())
 
 
-def test_a_debt_that_is_never_paid_is_said_to_be_the_compressors(run_lab, terms):
+def plain() -> Manifest:
+    dense = {"chain": "none", "feedback": "none"}
+    return small_terms("sparseloco").changed(outer={"norm_clip": None}, compressor=dense)
+
+
+def stingy() -> Manifest:
     """One value of 4,096 in each round: after so many rounds all but nothing was sent."""
-    manifest = terms("sparseloco").changed(compressor={"chain": "topk(k=1, chunk=4096)", "feedback": "ef(beta=1.0)"})
-    told = heard(run_lab, manifest, 38, kinds=(Steady,) * 2, make_model=lambda: torch.nn.Linear(64, 64))
+    return small_terms("sparseloco").changed(compressor={"chain": "topk(k=1, chunk=4096)", "feedback": "ef(beta=1.0)"})
+
+
+@pytest.mark.parametrize(
+    ("manifest", "rounds", "kinds", "given", "figure", "sentence"),
+    [
+        (
+            plain,
+            ROUNDS + 6,
+            (Member, Member, Far),
+            {"spread": 0.1},
+            NORM_DISPERSION,
+            "one of them has another learning rate",
+        ),
+        (plain, 20, (Member,) * 3, {"spread": 0.1}, MEAN_COSINE, "undo one another"),
+        (plain, ROUNDS + 6, (Same,) * 3, {}, MEAN_COSINE, "more peers bring nothing"),
+        (
+            lambda: small_terms("noloco"),
+            12,
+            (Member,) * 4,
+            {},
+            REPLICA_VARIANCE,
+            "pairs pull them together less than training drives them apart",
+        ),
+        (
+            stingy,
+            38,
+            (Steady,) * 2,
+            {"make_model": lambda: torch.nn.Linear(64, 64)},
+            DEBT_RATIO,
+            "the compressor sends too little for its error feedback",
+        ),
+    ],
+    ids=["an outlier", "each at its own optimum", "all do the same", "replicas drift apart", "a debt is never paid"],
+)
+def test_what_is_wrong_is_said_by_every_peer_alike(manifest, rounds, kinds, given, figure, sentence):
+    told = heard(manifest(), rounds, kinds, **given)
     for warnings in told:
-        (one, *_) = [one for one in warnings if one["figure"] == DEBT_RATIO]
-        assert "the compressor sends too little for its error feedback" in one["sentence"]
+        of_figure = [one for one in warnings if one["figure"] == figure]
+        assert any(sentence in one["sentence"] for one in of_figure)
+        assert of_figure[0]["event"] == "out_of_band"
+    if figure == NORM_DISPERSION:
+        values = {(one["outer_step"], one["value"]) for one in itertools.chain(*told) if one["figure"] == figure}
+        assert len({step for step, _ in values}) == len(values), "who warns of the same round has the same value"
 
 
 class LossTold(Speaking, DiLoCo):
@@ -266,10 +279,9 @@ class Telling(Learner):
         live.loss = self.losses[number]
 
 
-@pytest.mark.parametrize("exchange", ["gather", "reduce"])
-def test_losses_that_a_methods_summaries_tell_are_compared_alike_on_every_peer(run_lab, terms, exchange):
-    manifest = terms("diloco").changed(exchange={"kind": exchange})
-    told = heard(run_lab, manifest, 8, kinds=(Telling,) * 3)
+@pytest.mark.parametrize("exchange", [pytest.param("gather", marks=pytest.mark.long), "reduce"])
+def test_losses_that_a_methods_summaries_tell_are_compared_alike_on_every_peer(exchange):
+    told = heard(small_terms("diloco").changed(exchange={"kind": exchange}), 8, (Telling,) * 3)
     for warnings in told:
         (one, *_) = [one for one in warnings if one["figure"] == LOSS_DISPERSION]
         assert one["sentence"].startswith("the peers' losses differ by 57% of their mean")
@@ -282,34 +294,26 @@ def breaks(*given: Any) -> Any:
     raise RuntimeError("a bug of ours")
 
 
-def test_a_figure_that_raises_is_written_to_the_log_once_and_ends_no_round(run_lab, terms, monkeypatch, caplog):
+@scene(peers=[Learner] * 2)
+async def test_a_figure_that_raises_is_written_to_the_log_once_and_ends_no_round(lab, monkeypatch, caplog):
     monkeypatch.setattr(metrics, "compare", breaks)
-
-    async def script(lab: Lab) -> None:
-        for _ in range(2):
-            lab.add(kind=Learner)
-        await lab.all_members()
-        await lab.rounds(4)
-        lab.check_equal()
-
-    run_lab(terms("sparseloco"), script)
+    await lab.rounds(4)
+    lab.check_equal()
     assert [record.levelname for record in caplog.records] == ["ERROR"] * 2, "one for each peer"
     assert "training is not affected" in caplog.text
 
 
 @pytest.mark.parametrize("preset", ["diloco", "noloco"])
-def test_the_anchors_are_the_same_bits_whether_anybody_looks(run_lab, terms, monkeypatch, preset):
+def test_the_anchors_are_the_same_bits_whether_anybody_looks(monkeypatch, preset):
     digests = []
+
+    async def script(lab: Lab) -> None:
+        await lab.start([Learner] * 2)
+        await lab.until(lambda: all(member.node.outer_steps >= 6 for member in lab.members))
+        digests.append([member.digests for member in lab.members])
+
     for blind in (False, True):
         if blind:
             monkeypatch.setattr(metrics.RoundMetrics, "_tell", lambda self, make: None)
-
-        async def script(lab: Lab) -> None:
-            for _ in range(2):
-                lab.add(kind=Learner)
-            await lab.all_members()
-            await lab.until(lambda: all(member.node.outer_steps >= 6 for member in lab.members))
-            digests.append([member.digests for member in lab.members])
-
-        run_lab(terms(preset), script, make_model=blocks)
+        run_in_lab(small_terms(preset), script, make_model=blocks)
     assert digests[0] == digests[1]

@@ -5,20 +5,18 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import anyio.lowlevel
 import pytest
 
-from decentral.consensus.chain import Branch
 from decentral.replica import pair_step, replica
 from decentral.replica.contents import FrameContents
 from decentral.replica.contribution import Outbox
 from decentral.rounds import commits, gossip
 from tests.kit import nodes
 from tests.kit.gossip_learners import Learner
-from tests.kit.nodes import tiny_model
-from tests.kit.partitions import SPARSE, exact_terms, following, partition, settle
+from tests.kit.nodes import scene, small_terms, tiny_model
+from tests.kit.partitions import SPARSE, contributing, exact_terms, next_commit, partition, settle
 
 LONG = [
     (replica, "digest"),
@@ -26,7 +24,6 @@ LONG = [
     (gossip, "seal"),
     (Outbox, "_decode_change"),
     (FrameContents, "nonzero"),
-    (commits, "residual_after"),
     (commits, "residual_after"),
     (commits.Adoption, "_move"),
 ]
@@ -73,57 +70,41 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watch]:
     assert not seen.on_the_loop
 
 
-def test_steps_of_pairs_and_of_one_alone(run_lab, terms, watch):
-    async def script(lab):
-        for _ in range(3):
-            lab.add()
-        await lab.all_members()
-        await lab.until(lambda: all(len(member.swaps) >= 8 for member in lab.members))
-        partners = {swapped.partner for member in lab.members for swapped in member.swaps}
-        assert None in partners
-        assert len(partners) > 1
-        assert {"_step", "digest", "seal"} <= watch.made
-
-    run_lab(terms("noloco"), script, make_model=tiny_model)
+@scene("noloco", peers=3, make_model=tiny_model)
+async def test_steps_of_pairs_and_of_one_alone(lab, watch):
+    await lab.until(lambda: all(len(member.swaps) >= 8 for member in lab.members))
+    partners = {swapped.partner for member in lab.members for swapped in member.swaps}
+    assert None in partners
+    assert len(partners) > 1
+    assert {"_step", "digest", "seal"} <= watch.made
 
 
-def test_a_snapshot_and_a_branch_that_is_taken_over(run_lab, terms, watch):
-    async def script(lab):
-        _, lost = await partition(lab, [Learner] * 3, 1, "many")
-        await settle(lab)
-        assert lost[0].happened("healed")
-        lab.add(kind=Learner)
-        await lab.all_members()
-        assert {"digest", "_decode_change", "_move"} <= watch.made
-
-    run_lab(exact_terms(terms, SPARSE), script, make_model=tiny_model)
+@scene(lambda: exact_terms(small_terms, SPARSE), make_model=tiny_model)
+async def test_a_snapshot_and_a_branch_that_is_taken_over(lab, watch):
+    _, lost = await partition(lab, [Learner] * 3, 1, "many")
+    await settle(lab)
+    assert lost[0].happened("healed")
+    lab.add(kind=Learner)
+    await lab.all_members()
+    assert {"digest", "_decode_change", "_move"} <= watch.made
 
 
 @pytest.mark.parametrize("exchange", ["gather", "reduce"])
-def test_what_a_commit_names_of_a_previous_life(run_lab, terms, watch, exchange):
-    async def script(lab):
-        member = lab.add(kind=Learner)
-        lab.add(kind=Learner)
-        await lab.until(lambda: len(member.node.driver.head.members) == 2 and member.node.driver.state.contributed > 2)
-        driver, seen = member.node.driver, len(member.all_updates)
-        await lab.until(lambda: driver.pending is not None and (driver.pending.slices or driver.pending.encoded))
-        driver.state.pending = None  # as in a process that was started again
-        await lab.until(lambda: any(update.taken_N is not None for update in member.all_updates[seen:]))
-        assert ("nonzero" if exchange == "gather" else "residual_after") in watch.made
-
-    run_lab(exact_terms(terms, SPARSE, exchange), script, make_model=tiny_model)
+@scene(lambda exchange: exact_terms(small_terms, SPARSE, exchange), make_model=tiny_model)
+async def test_what_a_commit_names_of_a_previous_life(lab, watch, exchange):
+    member = await contributing(lab, 2)
+    driver, seen = member.node.driver, len(member.all_updates)
+    await lab.until(lambda: driver.pending is not None and (driver.pending.slices or driver.pending.encoded))
+    driver.state.pending = None  # as in a process that was started again
+    await lab.until(lambda: any(update.taken_N is not None for update in member.all_updates[seen:]))
+    assert ("nonzero" if exchange == "gather" else "residual_after") in watch.made
 
 
-def test_what_an_owner_owes_on_a_branch(run_lab, terms, watch):
-    async def script(lab):
-        member = lab.add(kind=Learner)
-        lab.add(kind=Learner)
-        await lab.until(lambda: len(member.node.driver.head.members) == 2 and member.node.driver.state.contributed > 2)
-        driver = member.node.driver
-        newest = next(commit.record for commit in reversed(member.log) if commit.record.partition)
-        reduced = replace(newest, **following(driver.head))
-        head = replace(driver.head.extended(reduced), anchor=driver.head.anchor)
-        await driver.adoption.adopt(head, {}, Branch(driver.head, (head,), (reduced,)))
-        assert "residual_after" in watch.made
-
-    run_lab(exact_terms(terms, SPARSE, "reduce"), script, make_model=tiny_model)
+@scene(lambda: exact_terms(small_terms, SPARSE, "reduce"), make_model=tiny_model)
+async def test_what_an_owner_owes_on_a_branch(lab, watch):
+    member = await contributing(lab, 2)
+    driver = member.node.driver
+    newest = next(commit.record for commit in reversed(member.log) if commit.record.partition)
+    head, branch = next_commit(driver, newest)
+    await driver.adoption.adopt(head, {}, branch)
+    assert "residual_after" in watch.made

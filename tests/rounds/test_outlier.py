@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ import torch
 from decentral.replica.measures import outliers
 from decentral.wire.keys import peer_name
 from tests.kit.gossip_learners import Learner
-from tests.kit.nodes import Lab
+from tests.kit.nodes import Lab, run_in_lab, small_terms
 
 WIDE = 128  # so that each of three owns a part of a reduce: they are cut at multiples of 4096
 GOAL = 0.2 * torch.randn(WIDE, WIDE, generator=torch.Generator().manual_seed(3))
@@ -59,27 +58,25 @@ def model() -> torch.nn.Module:
     return layer
 
 
-def run(run_lab: Any, terms: Any, preset: str, kinds: list[type[Student]], clip: str | None) -> list[Student]:
+def run(preset: str, kinds: list[type[Student]], clip: str | None, rounds: int = 30) -> list[Student]:
     seen: list[Student] = []
 
     async def script(lab: Lab) -> None:
-        for kind in kinds:
-            lab.add(kind=kind)
-        await lab.all_members()
-        await lab.rounds(30)
+        await lab.start(kinds, rounds)
         lab.check_equal()
         seen.extend(lab.members)
 
-    manifest = terms(preset).changed(outer={"norm_clip": clip}, compressor={"chain": "none", "feedback": "none"})
-    run_lab(manifest, script, make_model=model)
+    dense = {"chain": "none", "feedback": "none"}
+    run_in_lab(small_terms(preset).changed(outer={"norm_clip": clip}, compressor=dense), script, make_model=model)
     return seen
 
 
-@pytest.mark.parametrize("preset", ["sparseloco", pytest.param("diloco", marks=pytest.mark.long)])
-def test_a_wrong_learning_rate_is_named_by_every_peer_and_clipped_costs_less_than_a_tenth(run_lab, terms, preset):
-    clean = run(run_lab, terms, preset, [Student, Student, Student], None)[0]
-    clipped = run(run_lab, terms, preset, [Student, Student, Wrong], "median")
-    ruined = run(run_lab, terms, preset, [Student, Student, Wrong], None)[0]
+@pytest.mark.parametrize("preset", ["sparseloco", "diloco"])
+@pytest.mark.long
+def test_a_wrong_learning_rate_is_named_by_every_peer_and_clipped_costs_less_than_a_tenth(preset):
+    clean = run(preset, [Student, Student, Student], None)[0]
+    clipped = run(preset, [Student, Student, Wrong], "median")
+    ruined = run(preset, [Student, Student, Wrong], None)[0]
     assert not clean.happened("outlier")
     for student in clipped:
         told = student.happened("outlier")
@@ -99,15 +96,23 @@ class Twin(Student):
         self.generator = torch.Generator().manual_seed(7)
 
 
-@pytest.mark.parametrize("preset", ["sparseloco", "diloco"])
-def test_two_peers_with_the_same_data_order_are_named_by_every_peer(run_lab, terms, preset):
-    students = run(run_lab, terms, preset, [Student, Twin, Twin], None)
-    names = sorted(peer_name(student.signer.peer) for student in students[1:])
+@pytest.mark.parametrize(
+    ("preset", "event", "kinds"),
+    [
+        ("sparseloco", "outlier", [Student, Student, Wrong]),
+        ("diloco", "twins", [Student, Twin, Twin]),
+        pytest.param("diloco", "outlier", [Student, Student, Wrong], marks=pytest.mark.long),
+        pytest.param("sparseloco", "twins", [Student, Twin, Twin], marks=pytest.mark.long),
+    ],
+)
+def test_a_wrong_learning_rate_and_two_with_the_same_data_order_are_named_by_every_peer(preset, event, kinds):
+    students = run(preset, kinds, None, rounds=10)
+    names = {peer_name(student.signer.peer) for student in students if type(student) is not Student}
     for student in students:
-        told = student.happened("twins")
-        assert [sorted(event["peers"]) for event in told] == [names] * len(told)
-        assert told[0]["cosine"] > 0.99
-        assert told[0]["round"] <= 12
+        told = student.happened(event)
+        assert [set(one.get("peers", [one.get("peer")])) for one in told] == [names] * len(told)
+        assert told[0].get("times", 5.0) > 4
+        assert told[0].get("cosine", 1.0) > 0.99
 
 
 @pytest.mark.parametrize("claimed", [16, 2**32 - 1])

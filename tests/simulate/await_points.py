@@ -21,9 +21,10 @@ import anyio
 from trio.abc import Instrument
 from trio.lowlevel import Task, add_instrument, remove_instrument
 
-from decentral.simulate.scenario import LIMITS, PROFILES, Scenario, toy_manifest
+from decentral.simulate.scenario import PROFILES, Scenario
 from decentral.simulate.simulation import simulate
 from decentral.simulate.troubles import Afflicted
+from tests.simulate.draws import LIMITS, toy_manifest
 
 PEERS = 3
 EXHAUSTED = ("gather", "reduce", "streaming")

@@ -1,8 +1,9 @@
-"""The scenario of a seed: in every eighth, terms that no preset names, as far as a manifest accepts them.
+"""The scenario of a seed: an algorithm, a size, weather and terms, all drawn; a few inner steps, deadlines of seconds.
 
-Methods come in turn, all of them; everything else of a run's terms is left to chance: the method's keys, what
-compresses and what is owed, what carries it, the rule by which contributions become one vector, what they weigh,
-fragments, overlap and pace. Whatever a manifest accepts has to keep every guarantee.
+In every eighth, terms that no preset names, as far as a manifest accepts them: methods come in turn, all of them, and
+everything else of a run's terms is left to chance: the method's keys, what compresses and what is owed, what carries
+it, the rule by which contributions become one vector, what they weigh, fragments, overlap and pace. Whatever a
+manifest accepts has to keep every guarantee.
 """
 
 from __future__ import annotations
@@ -15,13 +16,37 @@ from typing import Any
 
 from decentral.errors import ConfigError
 from decentral.manifest import Manifest, check_methods, preset_manifest
-from decentral.simulate.scenario import SHORTER, Scenario, drawn
+from decentral.optimizers import make_outer, presets
+from decentral.simulate.lessons import LessonName
+from decentral.simulate.scenario import PROFILES, Scenario
 from tests.kit.tables import AGGREGATIONS, COMPRESSORS, METHODS, PRESETS, words_of
 
+Tables = Mapping[str, Mapping[str, Any]]  # Any: values of every key of a manifest
+_EXACT = {"chain": "topk(k=128, chunk=4096)", "feedback": "ef(beta=1)"}  # 3 of 96: most of it is debt for a while
+_UNCLIPPED = {"norm_clip": None}  # what is given is counted to the last bit, and a clip takes some of it
+_PLAIN = {"chain": "none", "feedback": "none"}
+_GOSSIPS = sorted(name for name, preset in presets().items() if preset.exchange == "pair")
+_KINDS: dict[str, tuple[str, Tables]] = {  # preset, and what is changed of it
+    "gather": ("sparseloco", {"outer": _UNCLIPPED, "compressor": _EXACT}),
+    "reduce": ("diloco", {"outer": {"learning_rate": 1.0, "momentum": 0.0, **_UNCLIPPED}, "compressor": _PLAIN}),
+    "streaming": ("streaming", {"inner": {"steps": 6}, "outer": {"fragments": 3, "overlap": 1}}),
+    "pair": (_GOSSIPS[0], {}),  # and the others in turn, see toy_manifest
+    "float": ("sparseloco", {}),  # gather, with values that an order of sums shows in
+}
+KINDS = tuple(_KINDS)
+OTHERS_EVERY = 4  # seeds of which one has a method of ``others``
+SHORTER: dict[str, dict[str, float]] = {  # so that what takes a run a day comes to pass in 20 rounds
+    **{name: {"grace": 0.5} for name in ("cgad", "decoupled", "delayed_nesterov", "fedbuff")},
+    "edit": {"warmup": 12},
+    "late_merge": {"first": 0.3, "growth": 12},
+    "a_edit": {"warmup": 12, "seconds": 3.0},
+    "heloco": {"grace": 0.5, "keep": 0.45},  # a cosine that marks do not have: at 0.5 rounding would decide
+}
+CLAIMS = (0.0, 300.0, 3_000.0, 30_000.0)  # with frames of a few kB: who sends by way of others, and who owns how much
+LIMITS = {"deadline_floor": 1.0, "deadline_ceiling": 8.0, "min_peers": 1}
 EVERY, TURN = 8, 6  # seeds of which one is drawn here, and which: none that has a method in its turn
 FEEDBACK = ("none", "ef(beta=0.95)", "ef(beta=1.0)", "dgc(momentum=0.5)", "ef21", "econtrol(eta=0.01)")
 PACES: tuple[Mapping[str, Any], ...] = ({"pace": "speed"}, {"pace": "clock", "seconds": 1.0})
-Tables = Mapping[str, Mapping[str, Any]]  # Any: values of every key of a manifest
 
 
 def scenario(seed: int, rounds: int, *, committees: bool = False) -> Scenario:
@@ -70,3 +95,59 @@ def _parts(preset: str, generator: random.Random) -> Iterator[Tables]:
 def _keys(spelling: str) -> Mapping[str, Any]:
     """The method's own, as a manifest spells them."""
     return {"learning_rate" if key == "lr" else key: value for key, value in words_of(spelling)[1].items()}
+
+
+# ---- usual terms ----
+
+
+def drawn(seed: int, rounds: int = 20) -> Scenario:
+    """Algorithm, size and weather are all drawn; terms are those of presets."""
+    generator = random.Random(seed)
+    kind = generator.choice(["gather", "gather", "reduce", "streaming", "float", "gather", "reduce", "pair"])
+    if seed % OTHERS_EVERY == 0:
+        kind = others()[seed // OTHERS_EVERY % len(others())]
+    profile = generator.choice([PROFILES["home"], PROFILES["storm"], PROFILES["storm"], PROFILES["spot"]])
+    hosts = generator.choice([2, 2, 3, 3, 3, 3, 3, 3, 4, 5])
+    split = generator.choice([1.0, 4.0, 4.0, 15.0])
+    weather = replace(
+        profile,
+        crashes=profile.crashes * generator.choice([0.04, 0.1, 0.1, 0.2, 0.2, 0.4, 1.0]),
+        sleeps=profile.sleeps * generator.choice([0.1, 0.1, 0.3, 1.0]),
+        delay=profile.delay * generator.choice([0.1, 0.1, 0.5, 2.0]),
+        away=generator.choice([1.0, 3.0, 8.0]),
+        partition_for=split,
+        partitions=profile.partitions * min(1.0, 2.0 / split),  # else the network would be split most of the time
+    )
+    patience = {"shrink_after": generator.choice([15.0, 90.0]), "lease": generator.choice([3.0, 12.0, 12.0, 12.0])}
+    manifest = toy_manifest(kind, seed, {**LIMITS, **patience})
+    lesson: LessonName = "marks" if _leaves_marks(kind) else "noise"
+    calm_start = generator.random() < 0.8
+    return Scenario(manifest, weather, seed, hosts, rounds, calm_start=calm_start, lesson=lesson, claims=CLAIMS)
+
+
+def toy_manifest(kind: str, seed: int, limits: Mapping[str, float] = LIMITS) -> Manifest:
+    """The terms of a run of one of ``KINDS`` or ``others``: a few inner steps per round, deadlines of seconds."""
+    run = {"rounds": 1_000_000, "salt": f"s{seed}", "seed": seed}
+    preset, tables = _KINDS.get(kind) or (kind, _of_other(kind))
+    if kind == "pair":
+        preset = _GOSSIPS[seed // 11 % len(_GOSSIPS)]  # so that few seeds have all
+        tables = {"outer": SHORTER.get(preset, {})}
+    return preset_manifest(preset, run=run, swarm=limits, **{"inner": {"steps": 4}, **tables})
+
+
+def _of_other(kind: str) -> Tables:
+    outer = SHORTER.get(kind, {})
+    return {"outer": {**outer, **_UNCLIPPED}, "compressor": _EXACT} if _leaves_marks(kind) else {"outer": outer}
+
+
+def others() -> tuple[str, ...]:
+    """Our methods in which all peers agree, beside those of ``KINDS``."""
+    known = {preset for preset, _ in _KINDS.values()}
+    return tuple(sorted(name for name, preset in presets().items() if preset.exchange != "pair" and name not in known))
+
+
+def _leaves_marks(kind: str) -> bool:
+    """Return whether what is given is counted to the last bit."""
+    if kind not in others():
+        return kind in ("gather", "reduce")
+    return presets()[kind].exchange == "gather" and not make_outer(kind, {}).summary.rebuilds

@@ -19,10 +19,11 @@ from functools import partial
 import anyio
 
 from decentral.simulate.process import Host
-from decentral.simulate.scenario import KINDS, LIMITS, PROFILES, Scenario, toy_manifest
+from decentral.simulate.scenario import PROFILES, Scenario
 from decentral.simulate.simulation import simulate
 from decentral.simulate.troubles import Afflicted
 from decentral.simulate.virtual_time import suspend
+from tests.simulate.draws import KINDS, LIMITS, toy_manifest
 
 LEASE, SHRINK_AFTER = 2.0, 8.0
 NIGHT = (8 * SHRINK_AFTER, 12 * SHRINK_AFTER)  # s

@@ -86,13 +86,13 @@ def quiet(lab, kind):
     ("preset", "n"),
     [
         ("sparseloco", 3),
-        ("sparseloco", 5),
-        ("sparseloco", 8),
         ("diloco", 3),
-        ("diloco", 8),
         ("noloco", 5),
-        ("noloco", 8),
         ("gasloc", 5),
+        pytest.param("sparseloco", 5, marks=pytest.mark.long),
+        pytest.param("sparseloco", 8, marks=pytest.mark.long),
+        pytest.param("diloco", 8, marks=pytest.mark.long),
+        pytest.param("noloco", 8, marks=pytest.mark.long),
     ],
 )
 def test_the_model_gives_the_messages_and_bytes_that_real_peers_send(run_lab, terms, tally, preset, n):

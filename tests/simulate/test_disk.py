@@ -35,7 +35,7 @@ def test_a_file_whose_name_was_not_synced_may_be_gone(disk, tmp_path):
 def test_data_that_was_not_synced_may_be_old_new_torn_or_zero(disk, tmp_path):
     disk.write(tmp_path / "file", [b"old"])
     disk.sync_folder(tmp_path)
-    disk.become(disk.settled())
+    disk.become(disk.all_kept())
     disk.write(tmp_path / "file", [b"new!"], 3)
     contents = {dict(tree)["file"] for tree in left_by(disk, "sync file")}
     assert contents == {b"old", b"oldn", b"oldne", b"oldnew", b"oldnew!", b"old\0\0\0\0"}
@@ -51,7 +51,7 @@ def test_sectors_of_one_write_may_arrive_without_the_first(disk, tmp_path):
 
 def test_a_rename_may_reach_the_disk_before_the_data_or_not_at_all(disk, tmp_path):
     disk.replace_file(tmp_path / "file", [b"old"])
-    disk.become(disk.settled())
+    disk.become(disk.all_kept())
     disk.replace_file(tmp_path / "file", [b"new"])
     assert left_by(disk) == {(("file", b"new"),)}
     unsynced = left_by(disk, "sync file", "sync folder")
@@ -65,7 +65,7 @@ def test_unsynced_names_are_lost_one_by_one(disk, tmp_path):
     for name in "abc":
         disk.write(tmp_path / name, [])
     disk.sync_folder(tmp_path)
-    disk.become(disk.settled())
+    disk.become(disk.all_kept())
     for name in "abc":
         disk.remove(tmp_path / name)
     assert len(left_by(disk)) == 8
@@ -75,7 +75,7 @@ def test_a_folder_is_removed_file_by_file(disk, tmp_path):
     disk.make_folders(tmp_path / "folder")
     disk.write(tmp_path / "folder" / "file", [b"data"])
     disk.sync_folder(tmp_path / "folder")
-    disk.become(disk.settled())
+    disk.become(disk.all_kept())
     disk.remove(tmp_path / "folder")
     disk.remove(tmp_path / "never there")
     assert left_by(disk) == {(), (("folder", ()),), (("folder", (("file", b"data"),)),)}
@@ -84,7 +84,7 @@ def test_a_folder_is_removed_file_by_file(disk, tmp_path):
 
 def test_a_cut_that_was_not_synced_may_not_have_happened(disk, tmp_path):
     disk.replace_file(tmp_path / "file", [b"long"])
-    disk.become(disk.settled())
+    disk.become(disk.all_kept())
     disk.truncate(tmp_path / "file", 1)
     assert left_by(disk) == {(("file", b"l"),)}
     assert left_by(disk, "sync file") == {(("file", b"l"),), (("file", b"long"),)}
@@ -126,6 +126,6 @@ def test_too_many_states_are_drawn_alike_every_time_and_hold_both_ends(disk, tmp
     assert first == again
     last = {state.tree for state in first if state.done == len(disk.log)}
     assert () in last
-    assert disk.settled() in last
+    assert disk.all_kept() in last
     assert len(last) <= 52
     assert len(last) > 20

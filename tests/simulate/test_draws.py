@@ -10,11 +10,10 @@ import torch
 
 from decentral.manifest import Manifest, check_methods, preset_manifest
 from decentral.simulate.checker import check
-from decentral.simulate.scenario import SHORTER
 from decentral.simulate.simulation import simulate
 from decentral.simulate.trace import Trace
 from tests.kit.tables import PRESETS
-from tests.simulate.draws import EVERY, TURN, scenario
+from tests.simulate.draws import EVERY, SHORTER, TURN, scenario
 
 SEEDS = range(TURN, TURN + 4 * len(PRESETS) * EVERY, EVERY)
 

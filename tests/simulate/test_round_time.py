@@ -94,8 +94,8 @@ def test_where_the_line_carries_no_more_a_short_run_keeps_its_preset():
 
 SEVERAL = [  # preset, its line, peers, H, parameters, and what is changed: of each kind of exchange, and with overlap
     ("sparseloco", "20mbit", 4, 10, 60_000_000, {}),
-    ("diloco", "100mbit", 4, 6, 20_000_000, {}),
-    ("diloco", "1gbit", 3, 5, 20_000_000, {}),
+    pytest.param("diloco", "100mbit", 4, 6, 20_000_000, {}, marks=pytest.mark.long),
+    pytest.param("diloco", "1gbit", 3, 5, 20_000_000, {}, marks=pytest.mark.long),
     ("muloco", "20mbit", 3, 10, 5_000_000, {}),
     ("noloco", "100mbit", 4, 10, 2_000_000, {}),
     ("streaming", "100mbit", 3, 12, 15_000_000, {}),
@@ -136,7 +136,9 @@ def test_what_is_chosen_for_each_line_computes_as_much_in_a_simulated_swarm(link
     assert found["utilisation"] >= TARGET
 
 
-@pytest.mark.parametrize(("preset", "seconds"), [("co2", 12.0), ("eager", 12.0), ("delayed", 14.8)])
+@pytest.mark.parametrize(
+    ("preset", "seconds"), [("co2", 12.0), ("delayed", 14.8), pytest.param("eager", 12.0, marks=pytest.mark.long)]
+)
 def test_training_stands_still_for_a_round_of_delayed_and_for_none_of_co2(preset: str, seconds: float) -> None:
     """Twelve inner steps of a second; a round takes 2.8 s."""
     asked = {"peers": 3, "profile": "even", "link": parse_rate("100mbit"), "seed": 1, "step_seconds": 1.0}

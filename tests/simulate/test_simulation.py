@@ -12,11 +12,13 @@ from decentral.manifest import preset_manifest
 from decentral.quantities import parse_rate
 from decentral.replica.codec import codec_of
 from decentral.simulate.lessons import stand_in_for
-from decentral.simulate.scenario import PROFILES, drawn
 from decentral.simulate.simulation import forecast, simulate
 from decentral.training.round_time import body_nbytes
+from tests.simulate.draws import drawn
+from tests.simulate.scenes import CALM, befalls
 
 
+@pytest.mark.long
 def test_peers_on_home_links_take_part_though_frames_take_long():
     """Watchdogs counted the bytes of the small tensors, and took every link for dead."""
     manifest = preset_manifest(
@@ -40,6 +42,7 @@ def test_a_forecast_is_of_as_many_rounds_as_were_asked_for(preset):
     told = forecast(manifest, **asked, rounds=4, on_progress=heard.append)
     assert told["rounds"] == 4
     assert told["commits"] <= 4
+    assert "loss" not in told, "nobody learns, unless told to"
     assert heard == sorted(heard)
     assert heard[0] < 0.5
     assert heard[-1] == 1.0
@@ -53,24 +56,17 @@ def test_one_seed_is_one_forecast_whatever_was_drawn_before():
     assert stand_in_for(manifest, 1_000_000, 4, "learn") == first
 
 
-class _OneCrash:
-    """Host 1 crashes in the third round and is back in the next one."""
-
-    def __init__(self, world):
-        self.world = world
-
-    async def run(self):
-        while self.world.furthest < 3:
-            await anyio.sleep(0.1)
-        self.world.hosts[1].crash()
-        await self.world.hosts[1].ended.wait()
-        self.world.start(self.world.hosts[1])
-        await anyio.sleep_forever()
-
-
 def test_what_a_peer_spent_in_the_life_before_a_crash_is_counted():
-    calm = replace(PROFILES["lab"], crashes=0.0, speed_spread=0.0, jitter_spread=0.0)
-    outcome = simulate(replace(drawn(2, 6), profile=calm, hosts=2, calm_start=True), _OneCrash)
+    async def crashes_in_the_third_round(world):
+        while world.furthest < 3:
+            await anyio.sleep(0.1)
+        world.hosts[1].crash()
+        await world.hosts[1].ended.wait()
+        world.start(world.hosts[1])
+
+    even = replace(CALM, speed_spread=0.0, jitter_spread=0.0)
+    terms = replace(drawn(2, 6), profile=even, hosts=2, calm_start=True)
+    outcome = simulate(terms, befalls(crashes_in_the_third_round))
     whole, crashed = sorted((entry.host, entry.fields) for entry in outcome.trace.of("spent"))
     assert crashed[1]["awake"] > 0.8 * whole[1]["awake"]
     assert crashed[1]["sent"] > 0.6 * whole[1]["sent"]
@@ -90,6 +86,7 @@ def test_a_reduce_sends_two_bodies_but_for_what_stays_at_home():
     assert sent_in_a_round("diloco", "100mbit", 6, 5_000_000) == pytest.approx(2 * 5 / 6, rel=0.03)
 
 
+@pytest.mark.long
 def test_nobody_asks_for_a_frame_that_comes_on_a_line_full_of_others():
     """The last of seven copies began when the others had gone, so more than a quarter of them came twice."""
     assert sent_in_a_round("sparseloco", "5mbit", 8, 30_000_000) == pytest.approx(7, rel=0.03)

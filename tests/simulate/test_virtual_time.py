@@ -108,7 +108,7 @@ class Program:
 
 
 def test_a_program_makes_the_same_steps_in_every_run_of_a_seed():
-    for seed in range(100):
+    for seed in range(40):
         assert outcome(seed) == outcome(seed), seed
     assert len({str(outcome(seed)) for seed in range(10)}) == 10
 

@@ -1,4 +1,4 @@
-"""tests/state/test_checkpoint.py"""
+"""Checkpoints: whole or passed over, whatever the disk does; and what a state is made of."""
 
 import copy
 import errno
@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from decentral.errors import ConfigError, DiskError
-from decentral.simulate.disk import RecordingDisk, crash_states
+from decentral.simulate.disk import crash_states
 from decentral.state import checkpoint
 from decentral.state.checkpoint import (
     META,
@@ -30,18 +30,23 @@ from decentral.state.checkpoint import (
     storable,
     unflatten,
 )
-from tests.kit.disks import FailingDisk
+from tests.kit.disks import FailingDisk, recording_disk
+
+
+def tensors_of(seed):
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        "anchor/0": torch.randn(5, generator=generator),
+        "half": torch.randn(2, 2, generator=generator).bfloat16(),
+        "step": torch.tensor(float(seed)),
+        "empty": torch.empty(0, 3),
+    }
 
 
 def same(left, right):
     return left.keys() == right.keys() and all(
         left[k].dtype == right[k].dtype and torch.equal(left[k], right[k]) for k in left
     )
-
-
-def recording(root):
-    root.mkdir()
-    return RecordingDisk(root, keep_log=True)
 
 
 def rounds_in(directory):
@@ -58,22 +63,24 @@ def refusal_of(action):
 
 
 @pytest.fixture
-def two_checkpoints(tmp_path, tensors_of):
+def two_checkpoints(tmp_path):
     for number in (1, 2):
         save(tmp_path / "checkpoints", f"round-{number}", tensors_of(number), {"round": number})
     return tmp_path / "checkpoints"
 
 
-def test_a_checkpoint_comes_back_bit_for_bit(tmp_path, tensors_of):
+def test_a_checkpoint_comes_back_bit_for_bit(tmp_path):
+    """Its tensors as safetensors reads them, too, its document as a person does."""
+    assert load_newest(tmp_path / "c") is None
     meta = {"round": 7, "lr": 0.1, "nested": [{"a": None}, "ü", -0.0, 2**60]}
     path = save(tmp_path / "c", "round-7", tensors_of(7), meta)
     found = load_newest(tmp_path / "c")
     assert same(found.tensors, tensors_of(7))
     assert (found.meta, found.path, found.passed_over) == (meta, path, ())
-
-
-def test_safetensors_itself_reads_our_tensor_file(two_checkpoints, tensors_of):
-    assert same(load_file(load_newest(two_checkpoints).path / TENSORS), tensors_of(2))
+    assert same(load_file(path / TENSORS), tensors_of(7))
+    stored = json.loads((path / META).read_text())["document"]
+    assert stored["meta"] == meta
+    assert set(stored["hashes"]) == {"", "anchor/0", "half", "step", "empty"}
 
 
 def test_tensors_that_share_memory_or_are_not_contiguous_are_stored(tmp_path):
@@ -85,12 +92,7 @@ def test_tensors_that_share_memory_or_are_not_contiguous_are_stored(tmp_path):
     assert load_newest(tmp_path).tensors["a"][0] == 0
 
 
-def test_nothing_stored_is_none_and_not_an_error(tmp_path):
-    assert load_newest(tmp_path / "never") is None
-    assert load_newest(tmp_path) is None
-
-
-def test_the_last_three_are_kept(tmp_path, tensors_of):
+def test_the_last_three_are_kept(tmp_path):
     for number in range(5):
         save(tmp_path, f"round-{number}", tensors_of(number), {"round": number})
     assert sorted(path.name for path in tmp_path.iterdir()) == [
@@ -100,7 +102,7 @@ def test_the_last_three_are_kept(tmp_path, tensors_of):
     ]
 
 
-def test_what_a_crash_left_half_written_is_swept_away(two_checkpoints, tensors_of):
+def test_what_a_crash_left_half_written_is_swept_away(two_checkpoints):
     shutil.copytree(load_newest(two_checkpoints).path, two_checkpoints / ".tmp-00000002-round-3")
     assert rounds_in(two_checkpoints) == 2
     save(two_checkpoints, "round-3", tensors_of(3), {"round": 3})
@@ -121,7 +123,7 @@ def test_every_truncation_is_passed_over_for_the_next_valid_one(two_checkpoints,
 
 
 @pytest.mark.parametrize("name", [TENSORS, META])
-@pytest.mark.parametrize("flip", [0x01, 0x80, 0xFF])
+@pytest.mark.parametrize("flip", [0x01, pytest.param(0x80, marks=pytest.mark.long)])
 def test_every_flipped_byte_is_passed_over_for_the_next_valid_one(two_checkpoints, name, flip):
     file = load_newest(two_checkpoints).path / name
     whole = file.read_bytes()
@@ -130,37 +132,17 @@ def test_every_flipped_byte_is_passed_over_for_the_next_valid_one(two_checkpoint
         assert rounds_in(two_checkpoints) == 1, f"flipping byte {place} by {flip:#x} went unseen"
 
 
-@pytest.mark.parametrize("extra", [b"\0", b"\n", b"x" * 1000])
 @pytest.mark.parametrize("name", [TENSORS, META])
-def test_bytes_added_at_the_end_are_noticed(two_checkpoints, name, extra):
-    file = load_newest(two_checkpoints).path / name
-    file.write_bytes(file.read_bytes() + extra)
-    assert rounds_in(two_checkpoints) == 1
-
-
-@pytest.mark.parametrize("name", [TENSORS, META])
-def test_a_file_that_is_missing_or_is_a_folder_is_passed_over(two_checkpoints, name):
-    file = load_newest(two_checkpoints).path / name
-    file.unlink()
-    assert rounds_in(two_checkpoints) == 1
-    file.mkdir()
-    assert rounds_in(two_checkpoints) == 1
-
-
-def test_files_of_two_valid_checkpoints_do_not_mix(two_checkpoints):
+def test_a_file_with_more_at_its_end_of_another_checkpoint_or_missing_is_passed_over(two_checkpoints, name):
+    """What is wrong within a document is in tests/corpus."""
     older, newer = sorted(two_checkpoints.iterdir())
-    shutil.copy(older / TENSORS, newer / TENSORS)
+    whole = (newer / name).read_bytes()
+    for data in (whole + b"\0", whole + b"\n", whole + b"x" * 1000, (older / name).read_bytes()):
+        (newer / name).write_bytes(data)
+        assert rounds_in(two_checkpoints) == 1
+    (newer / name).unlink()
     assert rounds_in(two_checkpoints) == 1
-
-
-def test_a_document_of_a_later_version_says_so(two_checkpoints):
-    file = load_newest(two_checkpoints).path / META
-    file.write_text(file.read_text().replace('"format":1', '"format":2'))
-    assert "format 2" in load_newest(two_checkpoints).passed_over[0][1]
-
-
-def test_a_document_nested_too_deep_is_passed_over(two_checkpoints):
-    (load_newest(two_checkpoints).path / META).write_text('{"document":' + "[" * 100_000)
+    (newer / name).mkdir()
     assert rounds_in(two_checkpoints) == 1
 
 
@@ -199,13 +181,13 @@ def test_what_cannot_be_stored_is_refused_before_anything_is_written(tmp_path, n
     assert not (tmp_path / "c").exists()
 
 
-def test_no_crash_leaves_a_torn_checkpoint_or_loses_a_finished_one(tmp_path, tensors_of):
-    disk = recording(tmp_path / "disk")
+def test_no_crash_leaves_a_torn_checkpoint_or_loses_a_finished_one(tmp_path):
+    disk = recording_disk(tmp_path / "disk")
     finished = [0]
     for number in range(1, 6):  # the last two also drop an old one
         save(disk.root / "checkpoints", f"round-{number}", tensors_of(number), {"round": number}, disk)
         finished.append(len(disk.log))
-    left, seen = recording(tmp_path / "left"), set()
+    left, seen = recording_disk(tmp_path / "left"), set()
     for state in crash_states(disk.log, limit=32, cuts=4):
         left.become(state.tree)
         safe = sum(state.done >= mark for mark in finished) - 1
@@ -217,11 +199,11 @@ def test_no_crash_leaves_a_torn_checkpoint_or_loses_a_finished_one(tmp_path, ten
     assert seen == {0, 1, 2, 3, 4, 5}
 
 
-def test_the_same_enumeration_catches_a_writer_without_fsync(tmp_path, tensors_of):
-    disk = recording(tmp_path / "disk")
+def test_the_same_enumeration_catches_a_writer_without_fsync(tmp_path):
+    disk = recording_disk(tmp_path / "disk")
     save(disk.root / "checkpoints", "round-1", tensors_of(1), {"round": 1}, disk)
     log = [operation for operation in disk.log if not operation.call.startswith("sync")]
-    left, torn, lost = recording(tmp_path / "left"), 0, 0
+    left, torn, lost = recording_disk(tmp_path / "left"), 0, 0
     for state in crash_states(log):
         left.become(state.tree)
         try:
@@ -232,8 +214,8 @@ def test_the_same_enumeration_catches_a_writer_without_fsync(tmp_path, tensors_o
     assert lost
 
 
-@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EACCES, errno.EIO, errno.EROFS])
-def test_whichever_operation_the_disk_refuses_the_state_is_as_before(two_checkpoints, tensors_of, error):
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EROFS])
+def test_whichever_operation_the_disk_refuses_the_state_is_as_before(two_checkpoints, error):
     for first in itertools.count(1):
         disk = FailingDisk(two_checkpoints.parent, first, error)
         refusal = refusal_of(lambda d=disk: save(two_checkpoints, "round-3", tensors_of(3), {"round": 3}, d))
@@ -264,12 +246,6 @@ def test_a_directory_that_cannot_be_made_is_a_disk_error(tmp_path):
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(DiskError, match="writing checkpoint a to"):
         save(tmp_path / "file" / "checkpoints", "a", {}, {})
-
-
-def test_the_meta_file_is_json_that_a_person_can_read(two_checkpoints):
-    stored = json.loads((load_newest(two_checkpoints).path / META).read_text())
-    assert stored["document"]["meta"] == {"round": 2}
-    assert set(stored["document"]["hashes"]) == {"", "anchor/0", "half", "step", "empty"}
 
 
 def equal(left, right):
@@ -433,10 +409,7 @@ def test_a_state_of_values_alone_is_stored_as_it_is(make_schedule):
 )
 def test_every_kind_of_value_survives_json(tree):
     assert equal(through_json(tree), tree)
-
-
-def test_numpy_scalars_become_plain_numbers():
-    assert through_json({"lr": numpy.float64(0.5)}) == {"lr": 0.5}
+    assert through_json({"lr": numpy.float64(0.5)}) == {"lr": 0.5}, "a scalar of numpy becomes a plain number"
 
 
 def test_flatten_copies_so_training_may_go_on():
@@ -452,21 +425,10 @@ def test_flatten_copies_so_training_may_go_on():
 def test_a_value_without_a_plain_form_is_named_by_its_place():
     with pytest.raises(ConfigError, match=r"inner\['groups'\]\[1\] is a object: only numbers"):
         flatten({"groups": [1, object()]}, "inner")
-
-
-def test_a_state_that_contains_itself_is_refused():
-    loop = []
+    loop: list[object] = []
     loop.append(loop)
     with pytest.raises(ConfigError, match="nested deeper"):
         flatten(loop, "inner")
-
-
-@pytest.mark.parametrize(
-    "document", [{"tensor": "gone"}, {"what": 1}, {}, {"dict": 3}, {"float": "abc"}, {"a": 1, "b": 2}]
-)
-def test_a_foreign_document_is_a_config_error(document):
-    with pytest.raises(ConfigError, match="stored state does not decode"):
-        unflatten(document, {})
 
 
 def test_the_random_generators_go_on_where_they_were():

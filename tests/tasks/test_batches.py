@@ -1,4 +1,4 @@
-"""tests/tasks/test_batches.py"""
+"""Batches of a run's text by peer and step, and what members draw of one data set, together and each on its own."""
 
 from __future__ import annotations
 
@@ -42,23 +42,13 @@ def test_golden_windows_so_that_versions_agree():
     assert window_start(-1, b"", 2**40, 1) == 0
 
 
-def test_the_loader_gives_the_batches_of_the_steps_from_any_start():
-    for start in (0, 1, 7):
-        loader = batch_loader(TRAIN, first_step=start, **ARGS)
-        for step, batch in enumerate(first(loader, 3), start):
-            assert equal(batch, batch_at(TRAIN, step=step, **ARGS))
-
-
-def test_an_accelerated_loader_gives_the_same_batches():
-    loader = Accelerator(cpu=True).prepare(batch_loader(TRAIN, first_step=2, **ARGS))
-    for step, batch in enumerate(first(loader, 3), 2):
+@pytest.mark.parametrize("accelerated", [False, True])
+@pytest.mark.parametrize("start", [0, 1, 7])
+def test_the_loader_gives_the_batches_of_the_steps_from_any_start_and_draws_nothing(start: int, accelerated: bool):
+    before, loader = torch.get_rng_state(), batch_loader(TRAIN, first_step=start, **ARGS)
+    for step, batch in enumerate(first(Accelerator(cpu=True).prepare(loader) if accelerated else loader, 3), start):
         assert equal(batch, batch_at(TRAIN, step=step, **ARGS))
-
-
-def test_loading_leaves_the_global_generator_alone():
-    before = torch.get_rng_state()
-    first(batch_loader(TRAIN, **ARGS), 2)
-    assert torch.equal(torch.get_rng_state(), before)
+    assert accelerated or torch.equal(torch.get_rng_state(), before)
 
 
 def test_windows_cover_the_corpus_evenly_to_both_ends():
@@ -74,12 +64,10 @@ def test_a_corpus_shorter_than_a_window_is_one_line():
     assert batch_at(TRAIN[:17], step=0, **ARGS)["input_ids"].shape == (4, 16)
 
 
-# ---- test shards ----
-#
-# What members of a run draw of one data set, together and each on its own.
+# ---- shards ----
 
 RUN = b"run" * 10
-GOLDEN_of_shards = [117, 283, 81, 634, 801, 688]
+SHUFFLED = [117, 283, 81, 634, 801, 688]
 
 
 class Member:
@@ -108,8 +96,8 @@ def test_a_shuffle_has_every_index_once(length):
 
 
 def test_a_shuffle_is_the_same_everywhere_and_another_one_for_another_seed():
-    assert [Shuffle(1000, 5)[place] for place in range(6)] == GOLDEN_of_shards
-    assert [Shuffle(1000, 6)[place] for place in range(6)] != GOLDEN_of_shards
+    assert [Shuffle(1000, 5)[place] for place in range(6)] == SHUFFLED
+    assert [Shuffle(1000, 6)[place] for place in range(6)] != SHUFFLED
 
 
 def test_a_shuffle_leaves_no_order_behind():

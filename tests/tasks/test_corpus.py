@@ -1,4 +1,4 @@
-"""tests/tasks/test_corpus.py"""
+"""Texts that a run is trained on, and the tokenizer of bytes that an export has."""
 
 import sysconfig
 from pathlib import Path

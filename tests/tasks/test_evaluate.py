@@ -1,4 +1,4 @@
-"""tests/tasks/test_evaluate.py"""
+"""Bits per byte of a held-out text, and what is said of the text at ``--data``."""
 
 import hashlib
 import math
@@ -74,9 +74,7 @@ def test_a_slice_shorter_than_a_window_is_one_line():
         held_out_windows(HELD_OUT, context=3001, num_windows=1)
 
 
-# ---- test survey ----
-#
-# What is said of the text at ``--data``, and whether it is what the terms say.
+# ---- the text at ``--data``, and whether it is what the terms say ----
 
 LINE = b"the quick brown fox. "
 

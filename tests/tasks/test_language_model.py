@@ -1,4 +1,4 @@
-"""tests/tasks/test_language_model.py"""
+"""The built-in language model, with experts and without: its bits, its balance, and what is exported of it."""
 
 from __future__ import annotations
 
@@ -17,82 +17,15 @@ from decentral.manifest.files import summary
 from decentral.optimizers.owners import experts_of
 from decentral.parameters import schema_of
 from decentral.tasks.language_model import BALANCE_WEIGHT, build_language_model
-from decentral.tasks.sizing import DEMO_MODEL, LanguageModelConfig, parameters_of
+from decentral.tasks.sizing import DEMO_MODEL, LanguageModelConfig
 
 SMALL = LanguageModelConfig(hidden=16, layers=2, heads=2, context=32)
-
-
-def bits(model):
-    return [(name, p.detach().clone()) for name, p in model.named_parameters()]
-
-
-def same(left, right):
-    return all(n == m and torch.equal(a, b) for (n, a), (m, b) in zip(left, right, strict=True))
-
-
-def test_the_same_seed_gives_the_same_bits_whatever_was_drawn_before():
-    one = build_language_model(SMALL, seed=7)
-    torch.rand(3)
-    assert same(bits(one), bits(build_language_model(SMALL, seed=7)))
-    assert not same(bits(one), bits(build_language_model(SMALL, seed=8)))
-
-
-def test_building_leaves_the_global_generator_alone():
-    before = torch.get_rng_state()
-    build_language_model(SMALL, seed=7)
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_a_fresh_model_knows_nothing_and_learns_a_repeated_byte():
-    model = build_language_model(SMALL, seed=0)
-    batch = torch.full((2, 32), 65)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    losses = []
-    for _ in range(20):
-        loss = model(input_ids=batch, labels=batch).loss
-        losses.append(float(loss.detach()))
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert 4 < losses[0] < 6  # ln 256 is 5.5; a tied embedding already favours the byte it sees
-    assert losses[-1] < 1
-
-
-def test_the_demo_model_has_half_a_million_to_one_and_a_half_million_parameters():
-    model = build_language_model(LanguageModelConfig(**DEMO_MODEL), seed=0)
-    assert 500_000 <= sum(p.numel() for p in model.parameters()) <= 1_500_000
-
-
-def test_the_blocks_of_the_model_stride_over_fragments():
-    schema = schema_of(build_language_model(SMALL, seed=0), 3)
-    layers = [{p.name.split(".")[2] for p in f.parameters if ".layers." in p.name} for f in schema.fragments]
-    assert layers == [{"0"}, {"1"}, set()]
-    assert any("embed_tokens" in p.name for p in schema.fragments[-1].parameters)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "match"),
-    [
-        ({"hidden": 0}, "hidden = 0"),
-        ({"layers": -1}, "layers = -1"),
-        ({"hidden": 18, "heads": 4}, "multiple of 2 .* = 8"),
-    ],
-)
-def test_sizes_that_cannot_work_are_one_line(wrong, match):
-    with pytest.raises(ConfigError, match=match):
-        LanguageModelConfig(**{"hidden": 16, "heads": 2, **wrong})
-
-
-# ---- test mixture ----
-#
-# The mixture of experts: where bytes go, what the balance costs, where methods find experts, what is exported.
-
 EXPERTS = 8
-SMALL_of_mixture = LanguageModelConfig(hidden=16, layers=2, heads=2, context=32, experts=EXPERTS)
+MIXTURE = LanguageModelConfig(hidden=16, layers=2, heads=2, context=32, experts=EXPERTS)
 WIDE = {"hidden": 48, "layers": 2, "heads": 2, "context": 32}
 
 
-def built(config: LanguageModelConfig = SMALL_of_mixture) -> Any:
+def built(config: LanguageModelConfig = MIXTURE) -> Any:
     return build_language_model(config, seed=0)
 
 
@@ -120,6 +53,67 @@ def learning_loss(model: Any, batch: Tensor) -> Tensor:
     return cross_entropy(logits.reshape(-1, 256), batch[:, 1:].reshape(-1))
 
 
+def bits(model):
+    return [(name, p.detach().clone()) for name, p in model.named_parameters()]
+
+
+def same(left, right):
+    return all(n == m and torch.equal(a, b) for (n, a), (m, b) in zip(left, right, strict=True))
+
+
+def test_the_same_seed_gives_the_same_bits_whatever_was_drawn_before_and_draws_nothing_itself():
+    one = build_language_model(SMALL, seed=7)
+    torch.rand(3)
+    before = torch.get_rng_state()
+    assert same(bits(one), bits(build_language_model(SMALL, seed=7)))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not same(bits(one), bits(build_language_model(SMALL, seed=8)))
+
+
+@pytest.mark.parametrize("config", [SMALL, MIXTURE], ids=["dense", "mixture"])
+def test_a_fresh_model_knows_nothing_and_learns_a_repeated_byte(config: LanguageModelConfig):
+    model, batch, losses = built(config), torch.full((2, 32), 65), list[float]()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(20):
+        losses.append(float(learning_loss(model, batch).detach()))
+        optimizer.zero_grad()
+        model(input_ids=batch, labels=batch).loss.backward()
+        optimizer.step()
+    assert 4 < losses[0] < 6  # ln 256 is 5.5; a tied embedding already favours the byte it sees
+    assert losses[-1] < 1
+
+
+def test_the_demo_model_has_half_a_million_to_one_and_a_half_million_parameters():
+    model = build_language_model(LanguageModelConfig(**DEMO_MODEL), seed=0)
+    assert 500_000 <= sum(p.numel() for p in model.parameters()) <= 1_500_000
+
+
+def test_the_blocks_of_the_model_stride_over_fragments():
+    schema = schema_of(build_language_model(SMALL, seed=0), 3)
+    layers = [{p.name.split(".")[2] for p in f.parameters if ".layers." in p.name} for f in schema.fragments]
+    assert layers == [{"0"}, {"1"}, set()]
+    assert any("embed_tokens" in p.name for p in schema.fragments[-1].parameters)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "match"),
+    [
+        ({"hidden": 0}, "hidden = 0"),
+        ({"layers": -1}, "layers = -1"),
+        ({"hidden": 18, "heads": 4}, "multiple of 2 .* = 8"),
+        ({"experts": 1}, "model.experts = 1: each byte goes to 2"),
+        ({"experts": 4, "experts_per_token": 5}, "each byte goes to 5"),
+        ({"experts_per_token": 0}, "experts_per_token = 0: must be at least 1"),
+    ],
+)
+def test_sizes_that_cannot_work_are_one_line(wrong: dict[str, int], match: str):
+    with pytest.raises(ConfigError, match=match):
+        LanguageModelConfig(**{"hidden": 16, "heads": 2, **wrong})
+
+
+# ---- the mixture: where bytes go, what the balance costs, and where methods find experts ----
+
+
 def test_the_same_bytes_go_the_same_way_whatever_was_drawn_before():
     model, batch = built().train(), text()
     before = model(input_ids=batch, labels=batch)
@@ -145,14 +139,6 @@ def test_the_training_loss_holds_a_hundredth_of_the_balance_by_switchs_equations
     wanted = float(learning_loss(model, batch).detach()) + 0.01 * balance(likelihoods(model, batch), k)
     assert float(loss.detach()) == pytest.approx(wanted, abs=1e-5)
     assert BALANCE_WEIGHT == 0.01
-
-
-@pytest.mark.parametrize("k", [1, 2])
-def test_the_balance_is_k_where_the_router_knows_no_difference(k: int):
-    model = built(LanguageModelConfig(hidden=16, layers=2, heads=2, experts=EXPERTS, experts_per_token=k))
-    for block in model.model.layers:
-        torch.nn.init.zeros_(block.mlp.gate.weight)
-    assert float(model(input_ids=text(), labels=text()).aux_loss.detach()) == pytest.approx(k, abs=1e-5)
 
 
 def test_the_balance_spreads_the_load_of_a_router_that_begins_with_favourites():
@@ -212,39 +198,11 @@ def test_matrices_are_drawn_alike_and_those_into_the_residual_smaller():
     assert bool((block.self_attn.q_norm.weight == 1).all())
 
 
-def test_the_parameters_are_counted_without_a_model():
-    for config in (SMALL_of_mixture, LanguageModelConfig(**WIDE)):
-        assert parameters_of(config) == sum(one.numel() for one in built(config).parameters())
-
-
-def test_a_mixture_learns_a_repeated_byte():
-    model, batch = built(), torch.full((2, 32), 65)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for _ in range(20):
-        optimizer.zero_grad()
-        model(input_ids=batch, labels=batch).loss.backward()
-        optimizer.step()
-    assert float(learning_loss(model, batch).detach()) < 1
-
-
 def test_what_transformers_saves_and_opens_says_the_same(tmp_path):
     model = built()
     model.save_pretrained(tmp_path)
     opened = AutoModelForCausalLM.from_pretrained(tmp_path, local_files_only=True)
     assert torch.equal(model(input_ids=text()).logits, opened(input_ids=text()).logits)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "match"),
-    [
-        ({"experts": 1}, "model.experts = 1: each byte goes to 2"),
-        ({"experts": 4, "experts_per_token": 5}, "each byte goes to 5"),
-        ({"experts_per_token": 0}, "experts_per_token = 0: must be at least 1"),
-    ],
-)
-def test_a_mixture_that_cannot_be_is_one_line(wrong: dict[str, int], match: str):
-    with pytest.raises(ConfigError, match=match):
-        LanguageModelConfig(**{"hidden": 16, "heads": 2, **wrong})
 
 
 @pytest.mark.parametrize("terms", [{"experts_per_token": 2}, {"experts": 2, "experts_per_token": 3}, {"experts": 1}])

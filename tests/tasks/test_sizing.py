@@ -1,4 +1,4 @@
-"""tests/tasks/test_sizing.py"""
+"""The model and the terms of a demo, and the built-in language model in a size that was asked for."""
 
 import subprocess
 import sys
@@ -58,9 +58,7 @@ def test_reading_the_presets_does_not_load_torch():
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
 
 
-# ---- test sizing ----
-#
-# The built-in language model in a size that was asked for.
+# ---- sizes ----
 
 
 @pytest.mark.parametrize("asked", [100_000, 635_776, 10**6, 3 * 10**7, 125 * 10**6, 10**9, 7 * 10**9])

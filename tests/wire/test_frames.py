@@ -37,7 +37,7 @@ def exactly(frame: Frame):
 
 
 @given(headers(), st.binary(max_size=200))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_parsing_and_writing_again_gives_the_same_bytes(head: Header, body: bytes) -> None:
     frame = seal(head, body, SIGNER)
     data = frame.data

@@ -200,7 +200,7 @@ def record(**changes: object) -> m.Record:
 
 
 @given(MESSAGES)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_decoding_and_encoding_again_gives_the_same_value_and_bytes(message: m.Message) -> None:
     data = m.encode(message)
     assert m.decode(data) == message
@@ -208,7 +208,7 @@ def test_decoding_and_encoding_again_gives_the_same_value_and_bytes(message: m.M
 
 
 @given(MESSAGES, st.data())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_mutated_messages_give_payload_error_or_a_message_with_those_very_bytes(message: m.Message, data) -> None:
     hostile = bytearray(m.encode(message))
     for _ in range(data.draw(st.integers(1, 4))):

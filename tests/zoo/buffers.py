@@ -60,7 +60,7 @@ def moco(script: Script) -> None:
     script.train(model, optimizer, loss, begins=begins)
 
 
-@loop(KIND, "rosinality/glow-pytorch model.py")
+@loop(KIND, "rosinality/glow-pytorch model.py", long=True)
 def glow(script: Script) -> None:
     """A flow whose actnorm sets itself by the first batch it sees, and remembers that in a flag."""
 
@@ -108,7 +108,7 @@ def glow(script: Script) -> None:
     script.train(model, optimizer, lambda: model(images()).mean(), begins=begins)
 
 
-@loop(KIND, "christiancosgrove/pytorch-spectral-normalization-gan")
+@loop(KIND, "christiancosgrove/pytorch-spectral-normalization-gan", long=True)
 def spectral_norm_gan(script: Script) -> None:
     """The power iteration's vectors are buffers of a parametrization."""
     from torch.nn.utils.parametrizations import spectral_norm
@@ -186,7 +186,7 @@ def growing_memory(script: Script) -> None:
     remembers(script, torch.zeros(0, 4))
 
 
-@loop(KIND, "a memory bank in a buffer that begins with one row")
+@loop(KIND, "a memory bank in a buffer that begins with one row", long=True)
 def growing_memory_of_one(script: Script) -> None:
     remembers(script, torch.zeros(1, 4))
 
@@ -271,7 +271,7 @@ def sparse_adjacency(script: Script) -> None:
     graph(script, persistent=True)
 
 
-@loop(KIND, "the same as it is told to be", learns=True)
+@loop(KIND, "the same as it is told to be", learns=True, long=True)
 def sparse_adjacency_of_its_own(script: Script) -> None:
     graph(script, persistent=False)
 

@@ -11,7 +11,7 @@ from tests.zoo.harness import Script, loop, mlp, regression
 KIND = "clocks of the loop"
 
 
-@loop(KIND, "harvardnlp/annotated-transformer run_epoch", learns=True)
+@loop(KIND, "harvardnlp/annotated-transformer run_epoch", learns=True, long=True)
 def noam(script: Script) -> None:
     """A LambdaLR by steps; the optimizer steps at every other batch, the schedule at each."""
 
@@ -88,7 +88,7 @@ def one_cycle(script: Script) -> None:
                 script.losses.append(loss.item())
 
 
-@loop(KIND, "loshchilov/SGDR in timm's way: step(epoch + i / iters)", learns=True)
+@loop(KIND, "loshchilov/SGDR in timm's way: step(epoch + i / iters)", learns=True, long=True)
 def warm_restarts(script: Script) -> None:
     """Fractions of an epoch; the average outside has a decay that warms up with its own count."""
     model = mlp(8, 16, 1)

@@ -13,7 +13,7 @@ from tests.zoo.harness import Script, loop, mlp, regression
 KIND = "foreign param_groups, gradients, modules"
 
 
-@loop(KIND, "huggingface/transformers Adafactor with relative_step", learns=True)
+@loop(KIND, "huggingface/transformers Adafactor with relative_step", learns=True, long=True)
 def adafactor(script: Script) -> None:
     """Its rate is None in its groups, and AdafactorSchedule reads it off."""
     from transformers.optimization import Adafactor, AdafactorSchedule
@@ -52,7 +52,7 @@ class LARS(torch.optim.Optimizer):
                 p.add_(mu, alpha=-g["lr"])
 
 
-@loop(KIND, "facebookresearch/barlowtwins and vicreg, LARS", learns=True)
+@loop(KIND, "facebookresearch/barlowtwins and vicreg, LARS", learns=True, long=True)
 def barlow_lars(script: Script) -> None:
     def exclude_bias_and_norm(p: Tensor) -> bool:
         return p.ndim == 1
@@ -130,7 +130,7 @@ loop(
 )(skip_gram)
 
 
-@loop(KIND, "huggingface/peft LoRA on a frozen base", learns=True)
+@loop(KIND, "huggingface/peft LoRA on a frozen base", learns=True, long=True)
 def peft_lora(script: Script) -> None:
     from peft import LoraConfig, get_peft_model
     from transformers import GPT2Config, GPT2LMHeadModel
@@ -147,7 +147,7 @@ def peft_lora(script: Script) -> None:
     script.train(model, optimizer, loss)
 
 
-@loop(KIND, "torch.compile of the model, by the eager backend", learns=True)
+@loop(KIND, "torch.compile of the model, by the eager backend", learns=True, long=True)
 def compiled(script: Script) -> None:
     model = torch.compile(mlp(8, 16, 1), backend="eager")
     regression(script, model, torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True))
@@ -197,7 +197,7 @@ def fourier_operator(script: Script) -> None:
     regression(script, model, torch.optim.Adam(model.parameters(), lr=1e-2))
 
 
-@loop(KIND, "pytorch tutorial on model ensembling with vmap", learns=True)
+@loop(KIND, "pytorch tutorial on model ensembling with vmap", learns=True, long=True)
 def deep_ensemble(script: Script) -> None:
     """The members' parameters are stacked and in no module; join has them in a ParameterDict."""
     from torch.func import functional_call, stack_module_state
@@ -310,7 +310,7 @@ class SophiaG(torch.optim.Optimizer):
                 p.addcmul_(state["exp_avg"].sign(), ratio, value=-group["lr"])
 
 
-@loop(KIND, "Liuhong99/Sophia train_sophiag.py", learns=True)
+@loop(KIND, "Liuhong99/Sophia train_sophiag.py", learns=True, long=True)
 def sophia(script: Script) -> None:
     """``step(bs=...)``, and every k-th time a backward pass of drawn labels that no step follows."""
     model = mlp(8, 16, 4)

@@ -39,6 +39,7 @@ class Loop:
     refused: str  # words of the ConfigError; empty: it runs
     warned: str  # words of a warning, where the loop ends by itself before the run is over
     learns: bool  # the losses that it tells fall
+    long: bool  # another one of its kind is tried by `make test`, too
     terms: dict[str, dict[str, Any]]
     options: dict[str, Any] = field(default_factory=dict)  # of join
 
@@ -56,6 +57,7 @@ def loop(
     warned: str = "",
     as_told: dict[str, Any] | None = None,
     learns: bool = False,
+    long: bool = False,
     **terms: dict[str, Any],
 ) -> Callable[[Callable[[Script], None]], Callable[[Script], None]]:
     """Put a loop into the table. ``terms``: tables of the manifest that are not the zoo's usual ones; ``name``: that of
@@ -67,9 +69,9 @@ def loop(
     def put(run: Callable[[Script], None]) -> Callable[[Script], None]:
         row = name or run.__name__
         assert row not in LOOPS
-        LOOPS[row] = Loop(run, kind, wrote, refused, warned, learns, terms)
+        LOOPS[row] = Loop(run, kind, wrote, refused, warned, learns, long, terms)
         if as_told is not None:
-            LOOPS[row + AS_TOLD] = Loop(run, kind, wrote, "", "", learns, terms, as_told)
+            LOOPS[row + AS_TOLD] = Loop(run, kind, wrote, "", "", learns, long, terms, as_told)
         return run
 
     return put

@@ -20,7 +20,7 @@ def misfit(model: nn.Module, x: Tensor) -> Tensor:
     return (model(x) - x.sum(1, keepdim=True)).square().mean()
 
 
-@loop(KIND, "pytorch/examples dcgan main.py")
+@loop(KIND, "pytorch/examples dcgan main.py", long=True)
 def dcgan(script: Script) -> None:
     """Two optimizers by turns; BatchNorm; weights set by hand before."""
     netG = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(True), nn.Linear(16, 8), nn.Tanh())
@@ -71,7 +71,7 @@ def pix2pix(script: Script) -> None:
             optimizer_G.step()
 
 
-@loop(KIND, "martinarjovsky/WassersteinGAN main.py")
+@loop(KIND, "martinarjovsky/WassersteinGAN main.py", long=True)
 def wgan(script: Script) -> None:
     """A hundred critic steps before each of the first generator's; weights are clamped by ``.data``."""
     netG, netD = mlp(4, 16, 8), mlp(8, 16, 1)
@@ -203,7 +203,7 @@ def sam_in_two_steps(script: Script) -> None:
             optimizer.second_step()
 
 
-@loop(KIND, "the same, join being given optimizer.base_optimizer", learns=True)
+@loop(KIND, "the same, join being given optimizer.base_optimizer", learns=True, long=True)
 def sam_by_its_base(script: Script) -> None:
     model = mlp(8, 16, 1)
     optimizer = SAM(model.parameters(), torch.optim.SGD, lr=0.02, momentum=0.9)
@@ -218,7 +218,7 @@ def sam_by_its_base(script: Script) -> None:
             script.losses.append(loss.item())
 
 
-@loop(KIND, "gabrielhuang/reptile-pytorch train_omniglot.py", learns=True)
+@loop(KIND, "gabrielhuang/reptile-pytorch train_omniglot.py", learns=True, long=True)
 def reptile(script: Script) -> None:
     """A clone learns the task; how far it went is the gradient of the one that is joined."""
     meta_net = mlp(1, 16, 1)

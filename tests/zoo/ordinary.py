@@ -109,7 +109,7 @@ def nanogpt(script: Script) -> None:
             iter_num += 1
 
 
-@loop(KIND, "huggingface/transformers run_clm_no_trainer.py", learns=True)
+@loop(KIND, "huggingface/transformers run_clm_no_trainer.py", learns=True, long=True)
 def run_clm_no_trainer(script: Script) -> None:
     """accelerate prepares all; epochs over a loader; its scheduler; ``accumulate``."""
     from accelerate import Accelerator
@@ -161,7 +161,7 @@ class BasicBlock(nn.Module):
         return F.relu(found + self.shortcut(x))
 
 
-@loop(KIND, "kuangliu/pytorch-cifar main.py", learns=True)
+@loop(KIND, "kuangliu/pytorch-cifar main.py", learns=True, long=True)
 def cifar_resnet(script: Script) -> None:
     """Train and test by turns, BatchNorm in both modes, SGD with momentum, cosine by epoch."""
     net = nn.Sequential(BasicBlock(3, 4), BasicBlock(4, 8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
@@ -256,7 +256,7 @@ def word_language_model(script: Script) -> None:
                 p.data.add_(p.grad, alpha=-lr)
 
 
-@loop(KIND, "salesforce/awd-lstm-lm main.py", learns=True)
+@loop(KIND, "salesforce/awd-lstm-lm main.py", learns=True, long=True)
 def awd_lstm(script: Script) -> None:
     """A hidden state that goes on, a rate scaled by the length of each piece, and put back after the step."""
     model = nn.ModuleDict({"encoder": nn.Embedding(16, 8), "rnn": nn.LSTM(8, 8), "decoder": nn.Linear(8, 16)})
@@ -281,7 +281,7 @@ def awd_lstm(script: Script) -> None:
             script.losses.append(raw_loss.item())
 
 
-@loop(KIND, "rtqichen/torchdiffeq ode_demo.py", learns=True)
+@loop(KIND, "rtqichen/torchdiffeq ode_demo.py", learns=True, long=True)
 def neural_ode(script: Script) -> None:
     """The adjoint method: gradients are made in a backward of its own, and added to the parameters'."""
 

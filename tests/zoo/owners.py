@@ -98,7 +98,7 @@ def fp16_optimizer(script: Script) -> None:
     script.train(model, optimizer, lambda: pulled_apart(script, model, torch.bfloat16))
 
 
-@loop(KIND, "torch.optim.swa_utils, as its documentation writes it", learns=True)
+@loop(KIND, "torch.optim.swa_utils, as its documentation writes it", learns=True, long=True)
 def swa(script: Script) -> None:
     """An averaged model beside the one that is joined, a schedule of its own, and update_bn at the end."""
     from torch.optim.swa_utils import SWALR, AveragedModel, update_bn
@@ -157,7 +157,7 @@ class AdamW8bit(torch.optim.Optimizer):
                 p.sub_(group["lr"] * first / (second.clamp(min=0).sqrt() + 1e-2))
 
 
-@loop(KIND, "bitsandbytes AdamW8bit, written out", learns=True)
+@loop(KIND, "bitsandbytes AdamW8bit, written out", learns=True, long=True)
 def adamw_of_eight_bits(script: Script) -> None:
     model = mlp(8, 16, 1)
     regression(script, model, AdamW8bit(model.parameters(), lr=2e-2))

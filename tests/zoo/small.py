@@ -24,7 +24,7 @@ def a_tensor_for_each_item(script: Script) -> None:
     script.train(factors, optimizer, loss)
 
 
-@loop(KIND, "ethanjperez/film, a pair of vectors for each task", learns=True, outer={"preset": "local_sgd"})
+@loop(KIND, "ethanjperez/film, a pair of vectors for each task", learns=True, outer={"preset": "local_sgd"}, long=True)
 def film_of_many_tasks(script: Script) -> None:
     """Two vectors for each of 300 tasks, of which a batch touches one: most gradients are None."""
     model = nn.ModuleDict({"body": nn.Linear(8, 8), "head": nn.Linear(8, 1)})

@@ -43,7 +43,9 @@ def pinn_in_float64(script: Script) -> None:
 
 for preset in ("sparseloco", "muloco"):  # which compress, and orthogonalise
     row = f"pinn_in_float64_by_{preset}"
-    loop(KIND, "the same, by another method", name=row, learns=True, outer={"preset": preset})(pinn_in_float64)
+    loop(KIND, "the same, by another method", name=row, learns=True, long=True, outer={"preset": preset})(
+        pinn_in_float64
+    )
 
 
 @loop(KIND, "set_default_dtype(bfloat16) around all, as llama's reference code has it", learns=True)
@@ -53,7 +55,7 @@ def default_dtype_bfloat16(script: Script) -> None:
     regression(script, model, torch.optim.SGD(model.parameters(), lr=5e-2))
 
 
-@loop(KIND, "Lightning-AI's seed_everything and deterministic=True, anomaly detection", learns=True)
+@loop(KIND, "Lightning-AI's seed_everything and deterministic=True, anomaly detection", learns=True, long=True)
 def deterministic(script: Script) -> None:
     torch.use_deterministic_algorithms(True)
     torch.autograd.set_detect_anomaly(True)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError
+from tests.kit.tables import long_but
 from tests.zoo import (
     buffers,
     clocks,
@@ -30,7 +31,7 @@ from tests.zoo.harness import LOOPS, ROUNDS, Outcome, Script, trained_together
 KINDS = {one.KIND for one in (buffers, clocks, foreign, moments, ordinary, owners, resized, small, switches, untrained)}
 
 
-@pytest.mark.parametrize("name", LOOPS)
+@pytest.mark.parametrize("name", long_but([name for name, row in LOOPS.items() if not row.long], list(LOOPS)))
 def test_a_loop_as_people_write_it_runs_or_is_refused_by_name(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

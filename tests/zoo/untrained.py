@@ -59,7 +59,7 @@ class Replay:
         return [torch.stack(column) for column in zip(*random.sample(self.rows, count), strict=True)]
 
 
-@loop(KIND, "vwxyzjn/cleanrl dqn.py", learns=True)
+@loop(KIND, "vwxyzjn/cleanrl dqn.py", learns=True, long=True)
 def dqn(script: Script) -> None:
     """The target network lies beside what is joined; it is loaded every few steps; not every step trains."""
     q_network, target_network = mlp(4, 16, 2), mlp(4, 16, 2)
@@ -157,7 +157,7 @@ def ddpm_with_litema(script: Script) -> None:
     script.train(module, opt, lambda: denoising(script, module.model), ends=average)
 
 
-@loop(KIND, "openai/guided-diffusion train_util.py, the average inside the model", learns=True)
+@loop(KIND, "openai/guided-diffusion train_util.py, the average inside the model", learns=True, long=True)
 def ddpm_with_ema_inside(script: Script) -> None:
     class Diffusion(nn.Module):
         def __init__(self) -> None:
@@ -175,7 +175,7 @@ def ddpm_with_ema_inside(script: Script) -> None:
     script.train(model, opt, lambda: denoising(script, model.net), ends=average)
 
 
-@loop(KIND, "rosinality/vq-vae-2-pytorch vqvae.py", learns=True)
+@loop(KIND, "rosinality/vq-vae-2-pytorch vqvae.py", learns=True, long=True)
 def vqvae(script: Script) -> None:
     """A codebook that no gradient trains: buffers, moved inside the forward pass."""
 

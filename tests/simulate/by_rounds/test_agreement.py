@@ -21,7 +21,7 @@ def found(preset: str, by: By, profile: str, peers: int, seed: int, rounds: int 
 
 
 @pytest.mark.parametrize("preset", ["sparseloco", "diloco", "noloco", "streaming"])
-@pytest.mark.parametrize("peers", [2, 4])
+@pytest.mark.parametrize("peers", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_on_even_machines_rounds_take_and_send_as_much(preset: str, peers: int) -> None:
     messages, rounds = (found(preset, by, "even", peers, 1, rounds=6) for by in BOTH)
     assert rounds["seconds_per_round"] == pytest.approx(messages["seconds_per_round"], rel=0.02)

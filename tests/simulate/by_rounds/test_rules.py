@@ -15,9 +15,10 @@ from decentral.manifest import preset_manifest
 from decentral.simulate.by_rounds.air import LeaderView, proposal_time
 from decentral.simulate.by_rounds.forecast import is_by_rounds
 from decentral.simulate.by_rounds.machine import NEVER, absences
-from decentral.simulate.scenario import PROFILES, Scenario, toy_manifest
+from decentral.simulate.scenario import PROFILES, Scenario
 from decentral.simulate.simulation import forecast, simulate
 from decentral.simulate.trace import Entry
+from tests.simulate.draws import toy_manifest
 
 RUN = {"rounds": 100, "salt": "rules"}
 

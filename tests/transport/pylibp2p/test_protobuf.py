@@ -7,9 +7,11 @@ import pytest
 from google.protobuf.message import DecodeError
 from hypothesis import example, given
 from hypothesis import strategies as st
+from libp2p.identity.identify.pb.identify_pb2 import Identify
+from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage, StopMessage
+from libp2p.relay.circuit_v2.pb.dcutr_pb2 import HolePunch
 
 from decentral.errors import PayloadError
-from decentral.transport import pylibp2p  # noqa: F401  before libp2p: it keeps these definitions apart from hivemind's
 from decentral.transport.daemon.control import peer_to_id
 from decentral.transport.holepunch import PunchMessage, punch_message, read_punch
 from decentral.transport.protocols.circuit import (
@@ -25,10 +27,6 @@ from decentral.transport.protocols.circuit import (
 from decentral.transport.protocols.identify import ask, tell
 from decentral.transport.protocols.messages import bytes_fields, multiaddr_to_bytes, read_varint, varint
 from decentral.wire.keys import PeerId, Signer, peer_name
-
-from libp2p.identity.identify.pb.identify_pb2 import Identify  # isort: skip
-from libp2p.relay.circuit_v2.pb.circuit_pb2 import HopMessage, StopMessage  # isort: skip
-from libp2p.relay.circuit_v2.pb.dcutr_pb2 import HolePunch  # isort: skip
 
 HERE, THERE = "/ip4/45.67.0.9/tcp/4001", "/ip6/2a02:45:67::9/tcp/4001"
 numbers = st.integers(0, 2**64 - 1)

@@ -91,14 +91,6 @@ async def test_a_reader_that_is_slow_still_gets_the_tail_of_one_who_was_reset():
         assert data == body
 
 
-async def test_who_does_not_read_holds_the_sender_back():
-    async with joined_pair() as (a, _, _):
-        taken = []
-        with anyio.move_on_after(1000):
-            await a.send(bytes(64 * MIB), taken.append)
-        assert sum(taken) < 2 * MIB
-
-
 async def test_one_who_ignores_the_end_of_the_other_does_not_keep_the_pair():
     async with joined_pair() as (a, b, over):
         await b.send(b"!", ignore)

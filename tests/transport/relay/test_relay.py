@@ -119,22 +119,21 @@ async def test_who_does_not_read_holds_the_sender_back_and_the_relay_holds_littl
         assert at.relay.connections == 4
 
 
-async def test_connections_above_a_bound_are_refused_and_room_is_made_when_one_ends():
-    at, a, b = relay(connections_per_pair=2), native(), Taker()
-    async with connected(a, at), b, by_hand(at, a, b, 2) as (ends, _):
-        assert await status(at, a, connect_to(b.peer)) == HopStatus.RESOURCE_LIMIT_EXCEEDED
-        with pytest.raises(PeerUnreachable, match="201"):
-            await pass_through(await a.open(at.peer, HOP), b.peer)
-        ends[0].reset()
-        await until(lambda: at.relay.connections == 1)
-        assert await status(at, a, connect_to(b.peer)) == HopStatus.OK
-
-
-@pytest.mark.parametrize("limits", [{"connections": 1}, {"connections_per_peer": 1}])
-async def test_connections_are_bounded_in_all_and_for_one_peer(limits):
+@pytest.mark.parametrize(
+    ("limits", "count", "who"),
+    [({"connections_per_pair": 2}, 2, 0), ({"connections": 1}, 1, 1), ({"connections_per_peer": 1}, 1, 1)],
+)
+async def test_connections_above_a_bound_are_refused_and_room_is_made_when_one_ends(limits, count, who):
     at, a, other, b = relay(**limits), native(), native(), Taker()
-    async with connected(a, at), b, other, by_hand(at, a, b):
-        assert await status(at, other, connect_to(b.peer)) == HopStatus.RESOURCE_LIMIT_EXCEEDED
+    async with connected(a, at), other, b, by_hand(at, a, b, count) as (ends, _):
+        asks = (a, other)[who]
+        await asks.connect(at.peer, at.addresses())
+        assert await status(at, asks, connect_to(b.peer)) == HopStatus.RESOURCE_LIMIT_EXCEEDED
+        with pytest.raises(PeerUnreachable, match="201"):
+            await pass_through(await asks.open(at.peer, HOP), b.peer)
+        ends[0].reset()
+        await until(lambda: at.relay.connections == count - 1)
+        assert await status(at, asks, connect_to(b.peer)) == HopStatus.OK
 
 
 async def test_a_peer_that_floods_it_with_questions_keeps_nobody_else_out():

@@ -1,5 +1,5 @@
-"""Attacks by name: what hostile peers send in place of the change that they trained, for tests and
-experiments on aggregation rules.
+"""Attacks by name: what hostile peers send in place of the change that they trained, for experiments on aggregation
+rules.
 
 The attacker knows everything: what honest peers will send, as receivers decode it, and the rule in use. Most attacks
 craft a vector of it; what is sent then goes through the run's compressor, as everybody's does. Others train as honest
@@ -26,32 +26,6 @@ from decentral import plugins
 from decentral.errors import ConfigError
 from decentral.optimizers.base import key
 from decentral.plugins import Plugins
-
-__all__ = [
-    "ALIE",
-    "IPM",
-    "Attack",
-    "Copycat",
-    "GaussianNoise",
-    "LabelFlip",
-    "Mimic",
-    "OptimisedALIE",
-    "OptimisedIPM",
-    "Rule",
-    "Scale",
-    "SignFlip",
-    "Withheld",
-    "alike",
-    "attack_names",
-    "describe_attacks",
-    "distance_from_honest",
-    "index_overlap",
-    "line_search",
-    "make_attack",
-    "reversal",
-    "shift",
-]
-
 
 # Shape suffixes: N = elements of one fragment, flat; K = honest contributors, F = hostile ones, B = labels of a batch.
 
