@@ -15,6 +15,7 @@ from decentral.errors import NonFiniteError
 from decentral.optimizers import OuterMethod, RoundInfo
 from decentral.parameters import schema_of
 from decentral.replica.apply import outer_step, round_info
+from decentral.replica.contribution import encode_whole
 from decentral.replica.replica import Replica
 from decentral.state.snapshot import outer_name
 from tests.kit.learners import EXACT, Learners, codec_of, held, replica_of
@@ -94,7 +95,7 @@ def test_a_peer_that_resumes_between_its_contribution_and_the_commit_goes_on_wit
     resumed = replica_of(outer, torch.zeros(NUMEL), run.codec)
     resumed.load(load(save(held(run.peers[0]))))
     made = offered.made[0]
-    again = resumed.encode(0, made.gradient_N, made.states)
+    again = encode_whole(resumed, 0, made.gradient_N, made.states)
     assert bytes(again.body) == bytes(made.encoded.body)
     resumed.install(outer_step(resumed, offered.record, offered.frames))
     resumed.feedback[0] = again.feedback

@@ -16,6 +16,7 @@ from decentral.compressors.base import add_flat
 from decentral.optimizers import make_aggregation
 from decentral.replica.apply import outer_step
 from decentral.replica.codec import Codec
+from decentral.replica.contribution import encode_whole
 from decentral.wire.frames import seal
 from tests.kit.learners import Learners, Offered
 from tests.kit.replicas import NUMEL, SIGNERS
@@ -129,7 +130,7 @@ def test_a_peer_that_resumes_sends_what_it_would_have_sent(feedback: str) -> Non
     replica = run.peers[0].replica
     resumed = run.begun(0).replica
     resumed.load(load(save({**replica.shared_tensors(), **replica.own_tensors()})))
-    again = resumed.encode(0, made.gradient_N, me=SIGNERS[0].peer)
+    again = encode_whole(resumed, 0, made.gradient_N, me=SIGNERS[0].peer)
     assert bytes(again.body) == bytes(made.encoded.body)
     assert not any(name.endswith("/sent") for name in replica.own_tensors()), "it is kept once, for all"
 
