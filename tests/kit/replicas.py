@@ -18,7 +18,7 @@ from decentral.node.node import make_replica
 from decentral.optimizers import RoundInfo
 from decentral.optimizers.diloco import DiLoCo
 from decentral.parameters import schema_of
-from decentral.replica.apply import outer_step
+from decentral.replica.apply import outer_step, slice_state_weights, slice_weights
 from decentral.replica.codec import Codec, range_shapes
 from decentral.replica.contribution import Contribution, encode_whole, header_after
 from decentral.replica.reduction import Reduction
@@ -157,8 +157,8 @@ class Swarm:
     def _result(self, n: int, reduction: Reduction) -> tuple[Frame, dict[str, Tensor]]:
         peer, (start, stop), plan = self.peers[n], reduction.range, reduction.plan
         owed_N = peer.residual(0)
-        weights = peer.weights(plan.contributors, self.head.outer_step)
-        beside = peer.state_weights(plan.contributors, self.head.outer_step, weights)
+        weights = slice_weights(peer, plan.contributors, self.head.outer_step)
+        beside = slice_state_weights(peer, plan.contributors, self.head.outer_step, weights)
         made = reduction.result(peer.codec, weights, None if owed_N is None else owed_N[start:stop], beside=beside)
         parts, me = len(plan.partition), SIGNERS[n]
         header = header_after(self.head, FrameKind.RESULT, 0, me.peer, reduction.part, parts, plan.number)
