@@ -48,6 +48,16 @@ def terms(tmp_path: Path) -> list[str]:
 
 
 @pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A person's folders, in which they type; no system answers there."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
 def running_peer(tmp_path: Path) -> Path:
     """The directory of a peer that runs: this very process."""
     folder = tmp_path / "decentral-run"

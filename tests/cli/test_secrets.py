@@ -21,16 +21,6 @@ BARE, WHOLE = str(Invite(bytes(32), ())), str(Invite(bytes(32), (), TOKEN))
 UNITS = Path("config/systemd/user")  # below the folder that is typed in
 
 
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A person's folders, in which they type; no system answers there."""
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def file_with(text: str, mode: int = 0o600) -> str:
     """How a file of here is named that holds the text."""
     path = Path("secret file")

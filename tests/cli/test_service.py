@@ -18,15 +18,6 @@ INVITE = str(Invite(bytes(32), ()))
 
 
 @pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A person's folders, in which they type."""
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
 def asked(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A systemctl that notes what it is asked, and says that all is well."""
     folder = home / "bin"
@@ -35,7 +26,7 @@ def asked(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         f'#!/bin/sh\necho "$@" >> {shlex.quote(str(home / "asked"))}\necho active running\n'
     )
     (folder / "systemctl").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.setenv("PATH", f"{folder}:{os.defpath}")
     return home / "asked"
 
 
@@ -61,10 +52,7 @@ def test_a_peer_is_installed_started_listed_and_removed(run: Run, home: Path, as
     assert (home / "night").is_dir(), "what it has learnt stays"
 
 
-def test_where_the_system_does_not_answer_what_is_left_to_do_is_said(
-    run: Run, home: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(home))
+def test_where_the_system_does_not_answer_what_is_left_to_do_is_said(run: Run, home: Path) -> None:
     result = run("service", "install", "--", "relay", "--max-rate", "50mbit")
     assert result.exit_code == 0
     assert "there is no systemctl here; run where it does: systemctl --user daemon-reload && " in result.stdout
@@ -88,22 +76,23 @@ def test_showing_changes_nothing(run: Run, home: Path) -> None:
     assert list(home.iterdir()) == []
 
 
-def test_what_rounds_need_may_be_written_where_it_is_offloaded_to(run: Run, home: Path) -> None:
-    """The unit made that folder read-only."""
-    shown = run("service", "install", "--show", "--", "join", INVITE, "--out", "night", "--offload", "large").stdout
-    written = [line.partition("=")[2] for line in shown.splitlines() if line.startswith("ReadWritePaths=")]
-    assert [Path(line.strip('"')).name for line in written] == ["night", "large"]
+@pytest.mark.parametrize(
+    ("options", "folders"),
+    [
+        (["--out", "night", "--offload", "large"], ["night", "large"]),  # the unit made that folder read-only
+        (["--out", "../other/run"], ["../other/run"]),
+    ],
+)
+def test_a_unit_may_write_to_the_folders_of_its_peer_as_systemd_takes_their_names(
+    run: Run, home: Path, options: list[str], folders: list[str]
+) -> None:
+    shown = run("service", "install", "--show", "--", "join", INVITE, *options).stdout
+    written = [line.partition("=")[2].strip('"') for line in shown.splitlines() if line.startswith("ReadWritePaths=")]
+    assert written == [str((home / folder).resolve()) for folder in folders]
 
 
 def a_plan(*words: str, here: str = "/home/a b") -> ServicePlan:
     return ServicePlan("peer", words, Path(here), (Path(here) / "run",), python="/usr/bin/python3")
-
-
-def test_a_folder_above_is_named_as_systemd_takes_it(run: Run, home: Path) -> None:
-    shown = run("service", "install", "--show", "--", "start", "run.toml", "--out", "../other/run").stdout
-    (line,) = [line for line in shown.splitlines() if line.startswith("ReadWritePaths=")]
-    assert ".." not in line
-    assert line.endswith("other/run")
 
 
 def test_a_unit_leaves_by_itself_comes_last_and_writes_to_its_folder_only() -> None:

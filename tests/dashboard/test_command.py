@@ -29,7 +29,7 @@ def answer_of(address: str) -> int:
     return answer.status
 
 
-@pytest.mark.parametrize("there", [True, False])
+@pytest.mark.parametrize("there", [pytest.param(True, marks=pytest.mark.long), False])
 def test_the_command_prints_the_address_and_ends_by_ctrl_c(folder: Folder, there: bool) -> None:
     out = folder.path if there else folder.path / "later"
     command = [sys.executable, "-m", "decentral", "dashboard", "--out", str(out), "--port", "0"]

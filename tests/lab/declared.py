@@ -1,13 +1,15 @@
-"""A small study of digits, and who runs cells in this process."""
+"""A small study of digits, who runs cells in this process, and a small model of text."""
 
 from __future__ import annotations
 
+import functools
 import json
 
 from decentral.lab.cells import Cell, Curve, Point
 from decentral.lab.plan import Plan
 from decentral.lab.running import Outcome, run_cell
 from decentral.lab.terms import parse_study
+from decentral.tasks.corpus import Corpus, load_corpus
 
 TEXT = """
 [study]
@@ -84,3 +86,14 @@ def of(outcome: Outcome) -> str:
     told = outcome.to_json()
     del told["totals"]["seconds"]
     return json.dumps(told)
+
+
+# ---- replicas that learn text ----
+
+PEERS = 3
+SIZE = {"hidden": 16, "layers": 1, "heads": 2, "context": 16}
+
+
+@functools.cache
+def corpus() -> Corpus:
+    return load_corpus()

@@ -15,7 +15,7 @@ from decentral.manifest.terms import INNER_OPTIMIZERS
 from decentral.trial.course import Course
 from decentral.trial.replicas import TrialPeer, TrialWorld, trial_peers
 from tests.kit.tables import long_but
-from tests.lab.test_course import PEERS, SIZE, corpus
+from tests.lab.declared import PEERS, SIZE, corpus
 
 STEPS, ROUNDS = 10, 2
 WITH_GRADIENTS = sorted(name for name, one in INNER_OPTIMIZERS.items() if not one.forward_only)

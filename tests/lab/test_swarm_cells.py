@@ -9,7 +9,7 @@ import pytest
 from decentral.lab.cells import Cell
 from decentral.lab.running import run_cell
 from decentral.manifest import preset_manifest
-from tests.lab.test_course import SIZE
+from tests.lab.declared import SIZE
 
 run = pytest.importorskip("experiments.swarm_cells.run", reason="not part of a source distribution")
 

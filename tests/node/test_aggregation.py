@@ -64,7 +64,10 @@ def honest(chain: str, exchange: str = "gather") -> float:
 
 
 def of_rules(*rows: tuple[dict[str, Any], dict[str, str], str]) -> list[Any]:  # Any: as tables.long_but
-    return [pytest.param(*row, id=f"{row[0]['rule']} {row[2]}") for row in rows]
+    """Of rules that are measured alike one is in ``make test``."""
+    long = ("rfa", "nnm")
+    marks = {name: [pytest.mark.long] for name in long}
+    return [pytest.param(*row, id=f"{row[0]['rule']} {row[2]}", marks=marks.get(row[0]["rule"], [])) for row in rows]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from decentral.transport.requests import serve_requests
 from decentral.wire.frames import parse
 from decentral.wire.messages import PRIVATE, FrameRef, Record, vote_text
 from tests.kit.nodes import run_in_lab, scene, small_terms, tiny_model
-from tests.kit.tables import ALONG_DIRECTIONS, DOSED_WIRES, SYNCHRONOUS, SYNCHRONOUS_WIRES, long_but
+from tests.kit.tables import ALONG_DIRECTIONS, DOSED_WIRES, SYNCHRONOUS, SYNCHRONOUS_WIRES, covering, long_but
 
 ME, A, B = b"me", b"a", b"b"
 
@@ -84,7 +84,7 @@ QUICK: dict[str, dict[str, dict[str, float | str]]] = {  # what shows in 12 roun
 MOVED_BY_FRAMES = [name for name in SYNCHRONOUS if name not in ALONG_DIRECTIONS]
 
 
-@pytest.mark.parametrize("preset", long_but(SYNCHRONOUS_WIRES, MOVED_BY_FRAMES))
+@pytest.mark.parametrize("preset", long_but(covering(SYNCHRONOUS_WIRES), MOVED_BY_FRAMES))
 @scene(lambda preset: small_terms(preset).changed(**QUICK.get(preset, {})), peers=3)
 async def test_the_anchor_moves_towards_the_mean_of_the_targets(lab, preset):
     mean = sum(member.target(0) for member in lab.members) / 3

@@ -33,6 +33,7 @@ def test_importing_the_package_and_asking_any_command_for_help_loads_nothing_hea
 def test_every_public_name_exists_and_is_documented() -> None:
     for name in decentral.__all__:
         value = getattr(decentral, name)
+        assert name in dir(decentral)
         if name == "__version__":
             assert isinstance(value, str)
             continue

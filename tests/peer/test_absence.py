@@ -78,14 +78,10 @@ def test_nan_ends_the_loop_with_the_same_sentence_whether_the_round_is_waited_fo
     manifest = run_terms(preset, run={"rounds": 1000}, outer={"overlap": overlap})
     problem, sentence = Problem(0), r"NaN or Inf in the pseudo-gradient of \S*weight; nothing"
 
-    def train() -> None:
-        with alone(tmp_path, manifest, problem) as peer:
-            train(peer, problem, rounds=2)
-            poison(problem)
-            train(peer, problem)
-
-    with pytest.raises(NonFiniteError, match=sentence):
-        train()
+    with pytest.raises(NonFiniteError, match=sentence), alone(tmp_path, manifest, problem) as peer:  # noqa: PT012
+        train(peer, problem, rounds=2)
+        poison(problem)
+        train(peer, problem)
 
 
 @pytest.mark.parametrize("preset", long_but(FEW, LEARNT))
@@ -150,30 +146,24 @@ def test_ctrl_c_during_a_swap_saves_what_came_of_it(tmp_path):
     """The pair was made after the checkpoint, which held the same progress again."""
     problem = Problem(0)
     manifest = run_terms("noloco", run={"rounds": 1000}, inner={"steps": 2})
-    peer = alone(tmp_path, manifest, problem)
 
-    def train() -> None:
-        with peer:
-            train(peer, problem, rounds=2)
-            begin = peer.swarm.begin
+    class Interrupted:
+        """Ctrl-C while the outcome is waited for."""
 
-            class Interrupted:
-                """Ctrl-C while the outcome is waited for."""
+        def __init__(self, outcome: Any) -> None:
+            self.outcome, self.waits = outcome, 0
 
-                def __init__(self, outcome: Any) -> None:
-                    self.outcome, self.waits = outcome, 0
+        def result(self, within: float | None = None) -> Any:
+            self.waits += 1
+            if self.waits == 1:
+                raise KeyboardInterrupt
+            return self.outcome.result(within)
 
-                def result(self, within: float | None = None) -> Any:
-                    self.waits += 1
-                    if self.waits == 1:
-                        raise KeyboardInterrupt
-                    return self.outcome.result(within)
-
-            peer.swarm.begin = lambda *args: Interrupted(begin(*args))  # type: ignore[method-assign]
-            train(peer, problem)
-
-    with pytest.raises(KeyboardInterrupt):
-        train()
+    with pytest.raises(KeyboardInterrupt), alone(tmp_path, manifest, problem) as peer:  # noqa: PT012
+        train(peer, problem, rounds=2)
+        begin = peer.swarm.begin
+        peer.swarm.begin = lambda *args: Interrupted(begin(*args))  # type: ignore[method-assign]
+        train(peer, problem)
     saved = load_newest(tmp_path / "checkpoints")
     assert saved is not None
     assert saved.meta["gossip_step"] == peer.round == 3

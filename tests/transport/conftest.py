@@ -51,10 +51,11 @@ class World:
 
 LONG = (
     *("memory on trio", "throttled on asyncio", "native on asyncio", "py-libp2p on trio"),
-    *("native to daemon", "daemon to py-libp2p", "py-libp2p to daemon", "native to py-libp2p", "py-libp2p to native"),
+    *("daemon to native", "native to daemon", "daemon to py-libp2p", "py-libp2p to daemon", "py-libp2p to native"),
 )
 WORLDS = (
-    *("memory on asyncio", "throttled on trio", "daemon", "native on trio", "py-libp2p on asyncio", "daemon to native"),
+    *("memory on asyncio", "throttled on trio", "daemon", "native on trio", "py-libp2p on asyncio"),
+    "native to py-libp2p",
     *(pytest.param(name, marks=pytest.mark.long) for name in LONG),
 )
 if importlib.util.find_spec("libp2p") is None:  # an extra, which is not asked for on Windows and macOS
