@@ -151,7 +151,7 @@ class ExchangeContestant:
         met somebody.
         """
         made = self._take(self.node.driver.head, gossip.step)
-        swapped = await gossip.exchange(0, made.gradient_N, 1, 1, states=made.states)
+        swapped = await gossip.exchange(made)
         self._met, self._digest = (1, "alone") if swapped.partner is None else (2, "met")
         began = time.monotonic()
         self._schedule.merge_swap(self._model, 0, swapped.after_N)

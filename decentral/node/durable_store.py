@@ -23,9 +23,10 @@ from decentral.consensus.chain import Head, Past, check_succession, contribution
 from decentral.consensus.paxos import Acceptor
 from decentral.errors import DiskError, ManifestMismatch, PayloadError
 from decentral.parameters import FrozenSpec
+from decentral.replica.apply import outer_step
 from decentral.replica.contents import is_of_sender
 from decentral.replica.contribution import forget_sent
-from decentral.replica.replica import Replica, is_feedback
+from decentral.replica.replica import Replica, is_feedback, residual_after
 from decentral.rounds.local_state import Ledger
 from decentral.state.checkpoint import keep_frozen, load_metas, load_newest, save
 from decentral.state.durable import DISK, TEMPORARY, Disk, disk_errors
@@ -253,13 +254,14 @@ class DurableStore:
             if (frames := self._frames_to_follow(head, record)) is None:
                 continue
             if moves_anchor(record):
-                replica.install(replica.outer_step(record, frames))
+                replica.install(outer_step(replica, record, frames))
             replica.senders.keep_only(record.next_members)
             if me in {ref.peer for ref in contributions(record)}:
                 named = True
-                replica.feedback[record.fragment] = forget_sent(replica, record, frames, me).feedback or {}
+                replica.feedback[record.fragment] = forget_sent(replica, record, frames, me)[0]
             else:  # its results may be named all the same
-                replica.owe_after(record, me, {}, replica.residual(record.fragment))
+                owed_N, numel = replica.residual(record.fragment), replica.numel(record.fragment)
+                replica.owe(record.fragment, residual_after(owed_N, record, me, {}, numel))
             anchor = replica.digest if moves_anchor(record) else record.base
             head = replace(head.extended(record), anchor=anchor)
         return head, named

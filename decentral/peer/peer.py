@@ -514,7 +514,7 @@ class Peer:
     def _before_inner_step(self) -> None:
         """Runs at the beginning of an ``optimizer.step``."""
         if self._begun is not None:
-            self._begun.loop.schedule.stepping()
+            self._begun.loop.schedule.live.before_step()
         self._model.averages.resume()  # the step goes by what trains, and a method may have looked at what is learnt
 
     def _after_inner_step(self) -> None:

@@ -5,21 +5,25 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from decentral.compressors import Nothing
+from decentral.compressors.feedback import State, send_more
 from decentral.consensus.chain import Head
+from decentral.errors import NonFiniteError
 from decentral.optimizers.mean import MOST
+from decentral.parameters import first_non_finite
+from decentral.replica.apply import slice_weights
 from decentral.replica.codec import Codec, Encoded, FixedShapes, numel, range_shapes
 from decentral.replica.measures import Sample
-from decentral.replica.replica import Replica, in_own_units
-from decentral.tensors.device import PROCESSOR, on_device_of, to_device
+from decentral.replica.replica import OWED, Replica, in_own_units
+from decentral.tensors.device import PROCESSOR, all_beside, on_device_of, to_device
 from decentral.tensors.memory import fresh_zeros
-from decentral.tensors.ops import difference
+from decentral.tensors.ops import difference, is_finite
 from decentral.wire.frames import Frame, FrameKind, Header, claims_of, seal
 from decentral.wire.keys import PeerId, Signer
 from decentral.wire.messages import Offer, Record, ReducePlan
@@ -89,7 +93,7 @@ class Contribution:
     def check_finite(self, replica: Replica) -> None:
         """Raise NonFiniteError, which names the parameter, for NaN or Inf in what is sent."""
         if not self.is_finite:
-            replica.check_finite(self.fragment, self.gradient_N)
+            check_finite(replica, self.fragment, self.gradient_N)
             self.is_finite = True
 
     def commitment(self, head: Head) -> bytes:
@@ -150,13 +154,13 @@ class Contribution:
         owner, start, stop = plan.partition[part]
         passed_on = 0.0
         if owner != signer.peer and replica.residual(self.fragment) is not None:
-            weights = replica.weights(plan.contributors, head.outer_step)
+            weights = slice_weights(replica, plan.contributors, head.outer_step)
             passed_on = in_own_units(plan.contributors, weights, signer.peer)
             if replica.method.summary.measures and passed_on > MOST * len(weights):
                 passed_on = 0.0  # here weights go by stated norms: a lie would have all others hand on too much
             if not passed_on:
                 self.keeps_residual.add((plan.round, plan.number))
-        made = replica.encode_range(self.fragment, self.gradient_N, start, stop, passed_on, self.states)
+        made = encode_range(replica, self.fragment, self.gradient_N, start, stop, passed_on, self.states)
         parts = len(plan.partition)
         header = header_after(head, FrameKind.SLICE, self.fragment, signer.peer, part, parts, plan.number)
         header = self._with_claims(header, head)
@@ -165,13 +169,55 @@ class Contribution:
         return frame
 
 
-@dataclass(frozen=True, slots=True)
-class Booking:
-    """The books of this peer after a commit; None: as before. Nothing of it counts until the commit is applied."""
+def encode_whole(
+    replica: Replica, fragment: int, gradient_N: Tensor, states: Sequence[Tensor] = (), me: PeerId = b""
+) -> Encoded:
+    """Return the body of a gather frame and the feedback to book with its commit. NonFiniteError names the parameter.
 
-    feedback: dict[str, Tensor] | None = None  # the residual of what it contributed
-    owed_N: Tensor | None = None  # the residual of what it summed for others
-    sent_N: Tensor | None = None  # bool: where a previous incarnation sent something, which the commit took
+    ``me``: whose frame it is, where receivers remember their senders.
+    """
+    assert me or not replica.senders.names, "a sender reads from what receivers keep of it"
+    remembered = all_beside({**replica.feedback[fragment], **replica.senders.of(fragment, me)}, gradient_N)
+    try:
+        return replica.codec.encode(gradient_N, remembered, replica.shapes(fragment), states)
+    except NonFiniteError:
+        check_finite(replica, fragment, gradient_N)
+        raise
+
+
+def encode_range(
+    replica: Replica,
+    fragment: int,
+    gradient_N: Tensor,
+    start: int,
+    stop: int,
+    passed_on: float = 0.0,
+    states: Sequence[Tensor] = (),
+) -> Encoded:
+    """Return the body of one slice of a reduce and its share of the feedback.
+
+    ``passed_on``: how often what this peer owes of the range as an owner goes into it; 0 where it owns it still.
+    """
+    if not is_finite(gradient_N[start:stop]):
+        check_finite(replica, fragment, gradient_N)
+    books, slice_N = replica.feedback[fragment], gradient_N[start:stop]
+    part: State = {name: on_device_of(books[name][start:stop], gradient_N) for name in books if name != OWED}
+    owed_N = books.get(OWED)
+    if passed_on and owed_N is not None:
+        more_N = on_device_of(owed_N[start:stop], slice_N) * passed_on
+        slice_N, part = send_more(replica.codec.feedback, slice_N, part, more_N)
+    cut = [state_N[start:stop] for state_N in states]
+    return replica.codec.encode(slice_N, part, range_shapes(start, stop), cut)
+
+
+def check_finite(replica: Replica, fragment: int, gradient_N: Tensor) -> None:
+    """Raise NonFiniteError, which names the parameter, for NaN or Inf."""
+    culprit = first_non_finite(gradient_N, replica.schema.fragments[fragment])
+    if culprit is not None:
+        raise NonFiniteError(
+            f"NaN or Inf in the pseudo-gradient of {culprit}; nothing was sent: "
+            "lower the learning rate or clip the gradients, then start again from the last commit"
+        )
 
 
 def header_after(
@@ -217,18 +263,21 @@ def range_of(record_or_plan: Record | ReducePlan, part: int) -> FixedShapes:
 # becomes zero, and stays elsewhere, as sparse methods owe it.
 
 
-def forget_sent(replica: Replica, record: Record, frames: Mapping[bytes, Frame], me: PeerId) -> Booking:
-    """Return what ``me`` books with a commit that names a frame of its lost process. Pure: the caller books.
+def forget_sent(
+    replica: Replica, record: Record, frames: Mapping[bytes, Frame], me: PeerId
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Return the feedback of ``me`` after a commit that names a frame of its lost process, and where that sent
+    something, bool (N,). Pure: the caller books.
 
     All of it goes of a reduce, whose frames are the owners', where receivers remember, and of summaries.
     """
     f, mine = record.fragment, [frames[ref.frame] for ref in record.frames if ref.peer == me]
     unseen = bool(record.contributors) or bool(replica.senders.names) or replica.method.summary.rebuilds
     if unseen or any(frame.header.kind == FrameKind.MERGE for frame in mine):
-        return Booking({}, sent_N=torch.ones(replica.numel(f), dtype=torch.bool, device="cpu"))
+        return {}, torch.ones(replica.numel(f), dtype=torch.bool, device="cpu")
     sent_N = replica.contents.nonzero(mine, replica.numel(f))
     kept = {name: one_N.masked_fill(on_device_of(sent_N, one_N), 0.0) for name, one_N in replica.feedback[f].items()}
-    return Booking(kept, sent_N=sent_N)
+    return kept, sent_N
 
 
 # ---- what was given to the last rounds ----

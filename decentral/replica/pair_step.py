@@ -12,7 +12,6 @@ and nf4, and further apart than at the beginning with sign, with topk and with e
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -20,82 +19,80 @@ from torch import Tensor
 
 from decentral.optimizers import Channel, RoundInfo
 from decentral.parameters import digest
+from decentral.replica.contribution import Contribution
 from decentral.replica.replica import Replica
-from decentral.replica.weights import make_step
+from decentral.replica.weights import Unusable, make_step
+from decentral.wire.keys import PeerId
 
 # Shape suffixes: N = elements of one fragment, C = channels, K = peers of the pair that came; flat float32.
 
 
 @dataclass(frozen=True, slots=True)
-class Half:
-    """The half of a swap that one peer sends."""
-
-    body: bytes | memoryview
-    sent_CN: Tensor  # as the partner decodes it
-    feedback: dict[str, Tensor]  # to book if, and only if, the pair is made
-    change_N: Tensor  # as it was before compression
-
-
-@dataclass(frozen=True, slots=True)
 class GossipStep:
-    """The outcome of a step on one fragment, not yet installed."""
+    """The outcome of a gossip step on one fragment; the last fields are known once it is booked."""
 
+    fragment: int
+    step: int
     before_N: Tensor
     after_N: Tensor
     state: dict[str, Tensor]
     feedback: dict[str, Tensor]
     digest: bytes  # of after_N
-    disagreement: float | None  # of the replicas, rms of (ours - theirs) over rms of ours; None: taken alone
-    unmoved: str = ""  # why nothing moved; "": it did
+    disagreement: float | None = None  # of the replicas, rms of (ours - theirs) over rms of ours; None: taken alone
+    unmoved: str = ""  # why nothing moved, and what was learnt for it is given up; "": it did
+    partner: PeerId | None = None  # None: taken alone
+    matched: bool = True  # whether this peer was to meet one; False: nobody meets, or their number is odd
+    buffers_B: Tensor | None = None  # what the live buffers become; None: they stay
 
 
-def half_of(replica: Replica, fragment: int, change_N: Tensor, states: Sequence[Tensor]) -> Half:
-    """Make our half of a swap. Raises NonFiniteError when the change holds NaN or Inf."""
-    shapes, codec, channels = replica.shapes(fragment), replica.codec, 1 + len(states)
-    encoded = codec.encode(_first(replica, fragment, change_N), replica.feedback[fragment], shapes, states)
-    sent_CN = codec.decompress(encoded.payloads, channels).view(channels, -1)
-    return Half(encoded.body, sent_CN, encoded.feedback, change_N)
+def encode_half(replica: Replica, mine: Contribution) -> Tensor:
+    """Encode what a peer sends of its contribution; return it as the partner decodes it, (C, N).
+
+    Raises NonFiniteError when the change holds NaN or Inf.
+    """
+    f, codec, channels = mine.fragment, replica.codec, 1 + len(mine.states)
+    first_N = _first(replica, f, mine.gradient_N)
+    mine.encoded = codec.encode(first_N, replica.feedback[f], replica.shapes(f), mine.states)
+    return codec.decompress(mine.encoded.payloads, channels).view(channels, -1)
 
 
-def step_together(replica: Replica, fragment: int, step: int, half: Half, theirs_CN: Tensor) -> GossipStep:
-    """Make the step of a pair; addition of two commutes bit for bit, so both sides get the same mean."""
+def step_together(replica: Replica, step: int, mine: Contribution, mine_CN: Tensor, theirs_CN: Tensor) -> GossipStep:
+    """Make the step of a pair; addition of two commutes bit for bit, so both sides get the same mean.
+
+    ``mine_CN``: of `encode_half`, whose feedback is booked if, and only if, the pair is made.
+    """
+    assert mine.encoded is not None
     due = replica.due(step)
-    pairs = list(zip(due, half.sent_CN, theirs_CN.view(len(due), -1), strict=True))
+    pairs = list(zip(due, mine_CN, theirs_CN.view(len(due), -1), strict=True))
     received = {one.name: _combine_pair(one, torch.stack([mine_N, theirs_N])) for one, mine_N, theirs_N in pairs}
     if due[0].is_replica:
-        received["change"] = half.change_N
+        received["change"] = mine.gradient_N
     apart = [_disagreement(mine_N, theirs_N) for one, mine_N, theirs_N in pairs if one.is_replica]
-    return _step(replica, fragment, step, received, half.feedback, apart[0] if apart else None)
+    return _step(replica, mine.fragment, step, received, mine.encoded.feedback, apart[0] if apart else None)
 
 
-def step_alone(replica: Replica, fragment: int, step: int, change_N: Tensor, states: Sequence[Tensor]) -> GossipStep:
+def step_alone(replica: Replica, step: int, mine: Contribution) -> GossipStep:
     """Make the step of a peer whose pair was not made: nothing needs compressing, so it takes all it owes, too."""
-    due = replica.due(step)
-    whole_N, feedback = replica.codec.all_of(change_N, replica.feedback[fragment], replica.shapes(fragment))
-    rows = zip(due, (_first(replica, fragment, whole_N), *states), strict=True)
+    due, fragment = replica.due(step), mine.fragment
+    whole_N, feedback = replica.codec.all_of(mine.gradient_N, replica.feedback[fragment], replica.shapes(fragment))
+    rows = zip(due, (_first(replica, fragment, whole_N), *mine.states), strict=True)
     received = {channel.name: _combine_pair(channel, sent_N[None]) for channel, sent_N in rows}
     if due[0].is_replica:
         received["change"] = whole_N
     return _step(replica, fragment, step, received, feedback, None)
 
 
-def install(replica: Replica, fragment: int, taken: GossipStep) -> None:
+def install(replica: Replica, taken: GossipStep) -> None:
     """Make a gossip step this replica's state."""
+    fragment = taken.fragment
     replica.anchors[fragment], replica.states[fragment] = taken.after_N, taken.state
     replica.feedback[fragment], replica.digests[fragment] = taken.feedback, taken.digest
 
 
-def stay(
-    replica: Replica,
-    fragment: int,
-    why: str,
-    state: dict[str, Tensor] | None = None,
-    disagreement: float | None = None,
-) -> GossipStep:
-    """Make the step of a peer whose replica stays as it is. ``state``: the method's after it; None: that stays, too."""
-    slow_N, books = replica.anchors[fragment], replica.feedback[fragment]
-    state = replica.states[fragment] if state is None else state
-    return GossipStep(slow_N, slow_N, state, books, replica.digests[fragment], disagreement, why)
+def stay(replica: Replica, fragment: int, step: int, why: str, disagreement: float | None = None) -> GossipStep:
+    """Make the step of a peer whose replica stays as it is."""
+    slow_N, books, state = replica.anchors[fragment], replica.feedback[fragment], replica.states[fragment]
+    return GossipStep(fragment, step, slow_N, slow_N, state, books, replica.digests[fragment], disagreement, why)
 
 
 def _first(replica: Replica, fragment: int, change_N: Tensor) -> Tensor:
@@ -129,7 +126,8 @@ def _step(
     of_model = replica.schema.fragments[fragment]
     info = RoundInfo(step // len(replica.anchors), shapes=of_model.shapes, names=of_model.names)
     old = replica.states[fragment]
-    made = make_step(lambda: replica.method.outer_step(before_N, received, old, info), before_N, old)
-    if made.why:  # what came cannot be used, and neither can what would be owed after it
-        return stay(replica, fragment, made.why, made.state, disagreement)
-    return GossipStep(before_N, made.after_N, made.state, feedback, digest(made.after_N), disagreement)
+    try:
+        after_N, state = make_step(lambda: replica.method.outer_step(before_N, received, old, info), before_N, old)
+    except Unusable as error:  # what came cannot be used, and neither can what would be owed after it
+        return stay(replica, fragment, step, str(error), disagreement)
+    return GossipStep(fragment, step, before_N, after_N, state, feedback, digest(after_N), disagreement)

@@ -10,45 +10,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from decentral.compressors.feedback import State, send_more
-from decentral.consensus.chain import contributions
-from decentral.errors import ConfigError, NonFiniteError, PayloadError
-from decentral.optimizers import CHANGE, Aggregation, Channel, Contributor, OuterMethod, RoundInfo, make_aggregation
-from decentral.optimizers.base import Part
-from decentral.optimizers.mean import Adder, LazyMean, mean_of
-from decentral.parameters import Schema, combine_digests, digest, first_non_finite
-from decentral.replica.apply import (
-    NOTHING_KEPT,
-    GatherReader,
-    KeptOfSenders,
-    OpenedRecord,
-    Reception,
-    nonzero_in_sample,
-)
-from decentral.replica.codec import Codec, Encoded, FixedShapes, range_shapes
+from decentral.compressors.feedback import State
+from decentral.errors import ConfigError, PayloadError
+from decentral.optimizers import Aggregation, Channel, OuterMethod, make_aggregation
+from decentral.parameters import Schema, combine_digests, digest
+from decentral.replica.codec import Codec, FixedShapes
 from decentral.replica.contents import NO_TAIL, FrameContents, Kept, Senders, Tail
-from decentral.replica.measures import Sample
-from decentral.replica.weights import (
-    NOBODY,
-    OVERFLOW,
-    Unusable,
-    Weighed,
-    contributors_of,
-    make_step,
-    outside_of,
-    state_weights_of,
-    weights_of,
-)
+from decentral.replica.measures import Measure, Sample
 from decentral.state.snapshot import BUFFERS, anchor_name, outer_name
-from decentral.tensors.device import all_beside, on_device_of
 from decentral.tensors.memory import fresh, fresh_zeros
-from decentral.tensors.ops import is_finite
-from decentral.wire.frames import Frame, FrameKind
 from decentral.wire.keys import PeerId
 from decentral.wire.messages import FrameRef, Record
 
@@ -63,10 +37,14 @@ class OuterStep:
     state: dict[str, Tensor]
     digest: bytes  # of after_N
     buffers_B: Tensor | None = None  # after it; None: as before
-    told: KeptOfSenders = NOTHING_KEPT  # what every receiver keeps of the contributors
+    kept: Mapping[PeerId, State] = field(default_factory=dict)  # what every receiver keeps of the contributors
+    measures: Mapping[PeerId, Measure] = field(default_factory=dict)  # of their estimates, where receivers remember
     channels: frozenset[str] = frozenset()  # of which something came
     came_S: Tensor | None = None  # where in the fragment's sample the change came, bool; None: it did not
     unmoved: str = ""  # why nothing moved, alike on every peer; "": it did
+    feedback: dict[str, Tensor] | None = None  # of what this peer contributed, after it; None: as before
+    owed_N: Tensor | None = None  # of what it summed for others; None: as before
+    taken_N: Tensor | None = None  # bool: where a previous incarnation sent something, which the record took
 
 
 class Replica:
@@ -92,8 +70,6 @@ class Replica:
         self.feedback: list[dict[str, Tensor]] = [{} for _ in self.anchors]  # this peer's own, as sender and owner
         self.senders = Senders(codec.feedback.receiver, [anchor.numel() for anchor in self.anchors])
         self.contents = FrameContents(schema, codec, merge_codec, tail)
-        self.gathering = GatherReader(self.contents, self.senders, self.rule)
-        self.reception = Reception(schema, method, codec, self.gathering)
         self.samples = [Sample(anchor.numel()) for anchor in self.anchors]
         self.digests: list[bytes] = [digest(anchor) for anchor in self.anchors]
         self.tail, self.buffers_B = tail, fresh(0) if buffers_B is None else buffers_B
@@ -136,203 +112,25 @@ class Replica:
         step = outer_step // len(self.anchors)
         return tuple(channel for channel in self.method.channels() if channel.is_due(step))
 
-    def encode(self, fragment: int, gradient_N: Tensor, states: Sequence[Tensor] = (), me: PeerId = b"") -> Encoded:
-        """The body of a gather frame and the feedback to book with its commit. NonFiniteError names the parameter.
-
-        ``me``: whose frame it is, where receivers remember their senders.
-        """
-        assert me or not self.senders.names, "a sender reads from what receivers keep of it"
-        remembered = all_beside({**self.feedback[fragment], **self.senders.of(fragment, me)}, gradient_N)
-        try:
-            return self.codec.encode(gradient_N, remembered, self.shapes(fragment), states)
-        except NonFiniteError:
-            self.check_finite(fragment, gradient_N)
-            raise
-
-    def encode_range(
-        self,
-        fragment: int,
-        gradient_N: Tensor,
-        start: int,
-        stop: int,
-        passed_on: float = 0.0,
-        states: Sequence[Tensor] = (),
-    ) -> Encoded:
-        """The body of one slice of a reduce and its share of the feedback.
-
-        ``passed_on``: how often what this peer owes of the range as an owner goes into it; 0 where it owns it still.
-        """
-        if not is_finite(gradient_N[start:stop]):
-            self.check_finite(fragment, gradient_N)
-        books, slice_N = self.feedback[fragment], gradient_N[start:stop]
-        part: State = {name: on_device_of(books[name][start:stop], gradient_N) for name in books if name != OWED}
-        owed_N = books.get(OWED)
-        if passed_on and owed_N is not None:
-            slice_N, part = send_more(
-                self.codec.feedback, slice_N, part, on_device_of(owed_N[start:stop], slice_N) * passed_on
-            )
-        cut = [state_N[start:stop] for state_N in states]
-        return self.codec.encode(slice_N, part, range_shapes(start, stop), cut)
-
     def residual(self, fragment: int) -> Tensor | None:
         """Return what this peer owes as an owner of a reduce, over the whole fragment."""
         return self.feedback[fragment].get(OWED)
-
-    def owe_after(
-        self, record: Record, me: PeerId, made: Mapping[bytes, Tensor], since: Tensor | None, keeps: bool = False
-    ) -> None:
-        """Book as an owner what ``record`` leaves of what was owed ``since``: see `residual_after`."""
-        self.owe(record.fragment, residual_after(since, record, me, made, self.numel(record.fragment), keeps))
 
     def owe(self, fragment: int, owed_N: Tensor | None) -> None:
         """Book what this peer owes as an owner; None: as before."""
         if owed_N is not None:
             self.feedback[fragment] = {**self.feedback[fragment], OWED: owed_N}
 
-    def outer_step(
-        self, record: Record, frames: Mapping[bytes, Frame], decoded: Mapping[bytes, Tensor] | None = None
-    ) -> OuterStep:
-        """Return what ``record`` makes of this replica. Pure: install it once the record is durable.
-
-        ``decoded``: what results are known to hold, by their frames' hashes.
-        Raises PayloadError when a frame does not decode; frames are checked when they arrive, so that is a bug or
-        a damaged disk, and nothing has changed.
-        """
-        f = record.fragment
-        if any(frames[ref.frame].header.kind == FrameKind.MERGE for ref in record.frames):
-            return self._merge(record, frames)
-        opened, buffers_B = self._open_record(record, frames, decoded or {})
-        found = weights_of(self.method, self.weighting, opened.told, self.states[f])
-        of_states = self._state_weights(opened.told, record.outer_step, found.weights)
-        info = self.info(record, found.weights, opened.told)
-        if found.why == NOBODY:
-            return self._nobody_counts(f, info, opened.kept)
-        if why := found.why or next((one.why for one in of_states if one.why not in ("", NOBODY)), ""):
-            return self._stay(f, why, opened.kept)
-        try:
-            step = self._step(opened, info, [found.weights, *(one.weights for one in of_states)])
-        except Unusable as error:
-            return self._stay(f, str(error), opened.kept)
-        except NonFiniteError:  # finite contributions whose mean is not
-            return self._stay(f, OVERFLOW, opened.kept)
-        return replace(step, buffers_B=buffers_B)
-
-    def _open_record(
-        self, record: Record, frames: Mapping[bytes, Frame], decoded: Mapping[bytes, Tensor]
-    ) -> tuple[OpenedRecord, Tensor | None]:
-        """The record with what its frames hold, and the buffers after it."""
-        bodies, buffers_B = self.tail.read_record(record, frames, self.buffers_B)
-        named = [frames[ref.frame] for ref in record.frames]
-        kept = NOTHING_KEPT if record.contributors else self.gathering.sender_states(named)
-        told = self._contributors(contributions(record), record.outer_step, self._norms(record, named, kept))
-        return OpenedRecord(record, named, bodies, decoded, told, kept), buffers_B
-
-    def _step(self, opened: OpenedRecord, info: RoundInfo, weights: Sequence[Sequence[float]]) -> OuterStep:
-        """Ask the method for the step along what came. Raises Unusable and NonFiniteError: then nothing moves."""
-        f, due = opened.record.fragment, self.due(opened.record.outer_step)
-        anchor_N, state, sample = self.anchors[f], self.states[f], self.samples[f]
-        received = self.reception.combine_channels(opened, due, weights, sample)
-        change = received.get(CHANGE.name)
-        made = make_step(lambda: self.method.outer_step(anchor_N, received, state, info), anchor_N, state)
-        if isinstance(change, LazyMean) and change.error is not None:
-            raise change.error  # the method may have been given it as it read the mean
-        if made.why:
-            raise Unusable(made.why)
-        came_S = None if change is None else nonzero_in_sample(change, sample)
-        names = frozenset(received)
-        return OuterStep(f, anchor_N, made.after_N, made.state, digest(made.after_N), None, opened.kept, names, came_S)
-
-    def _nobody_counts(self, f: int, info: RoundInfo, kept: KeptOfSenders) -> OuterStep:
-        anchor_N, state = self.anchors[f], self.states[f]
-        made = make_step(lambda: (anchor_N, self.method.nobody_counts(state, info)), anchor_N, state)
-        return self._stay(f, made.why or NOBODY, kept, made.state)
-
-    def _stay(
-        self, f: int, why: str, kept: KeptOfSenders = NOTHING_KEPT, state: dict[str, Tensor] | None = None
-    ) -> OuterStep:
-        anchor_N, state = self.anchors[f], self.states[f] if state is None else state
-        return OuterStep(f, anchor_N, anchor_N, state, self.digests[f], told=kept, unmoved=why)
-
-    def _norms(self, record: Record, named: Sequence[Frame], kept: KeptOfSenders) -> list[float] | None:
-        """Measure the changes in a gather, for a method that goes by norms: no peer need be believed that states its
-        own.
-        """
-        if record.contributors or not self.method.summary.measures:
-            return None
-        return [measure.norm for measure in kept.measures.values() or map(self.contents.measure, named)]
-
-    def weights(
-        self, contributors: Sequence[FrameRef], outer_step: int, parts: Sequence[float] | None = None
-    ) -> list[float]:
-        """Give what each of a record's contributors counts in outer step ``outer_step`` of the run, counted from 0.
-
-        ``parts``: the norms of their slices, for the owner that sums them; others go by what contributors say.
-        """
-        f, measured = outer_step % len(self.anchors), parts if self.method.summary.measures else None
-        told = contributors_of(contributors, outer_step, len(self.anchors), parts=measured)
-        return weights_of(self.method, self.weighting, told, self.states[f]).weights
-
-    def state_weights(
-        self, contributors: Sequence[FrameRef], outer_step: int, weights: Sequence[float]
-    ) -> list[list[float]]:
-        """Return the weight of each in the mean of each further channel that is due; ``weights``: in that of the
-        changes.
-        """
-        told = self._contributors(contributors, outer_step)
-        return [one.weights for one in self._state_weights(told, outer_step, weights)]
-
-    def outside(self, contributors: Sequence[FrameRef], outer_step: int) -> list[Part]:
-        """Where in the fragment the change of each counts nothing: see the method. Raises Unusable."""
-        layout = self.schema.fragments[outer_step % len(self.anchors)].layout
-        return outside_of(self.method, self._contributors(contributors, outer_step), layout)
-
-    def _state_weights(self, told: Sequence[Contributor], outer_step: int, weights: Sequence[float]) -> list[Weighed]:
-        state, channels = self.states[outer_step % len(self.anchors)], len(self.due(outer_step)) - 1
-        return state_weights_of(self.method, told, weights, state, channels)
-
-    def info(self, record: Record, weights: Sequence[float], told: Sequence[Contributor] | None = None) -> RoundInfo:
-        """Return what the method may know of the record's round; ``told``: of its contributors, where that is made."""
-        step, fragment = record.outer_step, self.schema.fragments[record.fragment]
-        told = tuple(self._contributors(contributions(record), step) if told is None else told)
-        return RoundInfo(
-            step // len(self.anchors), told, tuple(weights), fragment.shapes, fragment.names, len(record.members)
-        )
-
-    def _contributors(
-        self, contributors: Sequence[FrameRef], outer_step: int, norms: Sequence[float] | None = None
-    ) -> list[Contributor]:
-        return contributors_of(contributors, outer_step, len(self.anchors), norms)
-
     def install(self, step: OuterStep) -> None:
-        """Make an outer step this replica's state."""
+        """Make an outer step this replica's state, and its books this peer's."""
         self.anchors[step.fragment] = step.after_N
         self.states[step.fragment] = step.state
         self.digests[step.fragment] = step.digest
-        self.senders.book(step.fragment, step.told.states)
+        self.senders.book(step.fragment, step.kept)
         self.buffers_B = self.buffers_B if step.buffers_B is None else step.buffers_B
-
-    def check_finite(self, fragment: int, gradient_N: Tensor) -> None:
-        """Raise NonFiniteError, which names the parameter, for NaN or Inf."""
-        culprit = first_non_finite(gradient_N, self.schema.fragments[fragment])
-        if culprit is not None:
-            raise NonFiniteError(
-                f"NaN or Inf in the pseudo-gradient of {culprit}; nothing was sent: "
-                "lower the learning rate or clip the gradients, then start again from the last commit"
-            )
-
-    def _merge(self, record: Record, frames: Mapping[bytes, Frame]) -> OuterStep:
-        """The one full average at the end of a gossip run.
-
-        Source: "On the Surprising Effectiveness of a Single Global Merging in Decentralized Learning", 2025,
-        arXiv:2507.06542.
-        """
-        f = record.fragment
-        _, buffers_B = self.tail.read_record(record, frames, self.buffers_B)
-        adders: list[Adder] = [
-            (ref.peer, partial(self.contents.add, frames[ref.frame], 0, 1.0), 1.0) for ref in record.frames
-        ]
-        after_N = mean_of(fresh_zeros(self.numel(f)), adders)
-        return OuterStep(f, self.anchors[f], after_N, self.states[f], digest(after_N), buffers_B)
+        if step.feedback is not None:
+            self.feedback[step.fragment] = step.feedback
+        self.owe(step.fragment, step.owed_N)
 
     # ---- what a checkpoint or a snapshot holds ----
 
@@ -350,11 +148,6 @@ class Replica:
         """The feedback, debts for instance: this peer's alone."""
         return own_names(self.feedback)
 
-    @property
-    def _own_names(self) -> tuple[str, ...]:
-        """The names of what this peer alone keeps."""
-        return (*(name for name in self.codec.feedback.sender if name not in self.senders.names), OWED)
-
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over ``shared_tensors`` and, when they are there, ``own_tensors``; all or nothing.
 
@@ -367,7 +160,8 @@ class Replica:
         anchors = [read_tensor(tensors, anchor_name(f), anchor) for f, anchor in enumerate(self.anchors)]
         states = read_states(tensors, self.states)
         buffers_B = read_tensor(tensors, BUFFERS, self.buffers_B) if self.schema.buffers else self.buffers_B
-        feedback = read_feedback(tensors, self._own_names, len(anchors))
+        own = (*self.codec.own_names, OWED)
+        feedback = read_feedback(tensors, own, len(anchors))
         senders = self.senders.read_tensors(tensors)
         return Loaded(anchors, states, feedback, senders, buffers_B, [digest(anchor) for anchor in anchors])
 

@@ -7,18 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from decentral.errors import is_out_of_memory
-from decentral.optimizers import Aggregation, Contributor, OuterMethod
+from decentral.optimizers import Aggregation, Contributor
 from decentral.optimizers.aggregation.base import Sent
-from decentral.optimizers.base import MAX_SUMMARY_NBYTES, Layout, Part, State, numel_of
-from decentral.optimizers.mean import contribution_weights
+from decentral.optimizers.base import MAX_SUMMARY_NBYTES
 from decentral.tensors.memory import values_of
 from decentral.tensors.ops import float32, is_finite
 from decentral.wire.messages import FrameRef
@@ -26,20 +23,15 @@ from decentral.wire.messages import FrameRef
 __all__ = [
     "NOBODY",
     "OVERFLOW",
-    "Stepped",
     "Unusable",
-    "Weighed",
     "attempt",
     "call",
     "contributors_of",
     "make_step",
     "make_summary",
     "make_weights",
-    "outside_of",
     "row_of",
     "scales_of",
-    "state_weights_of",
-    "weights_of",
 ]
 
 # ---- what a method returned ----
@@ -59,47 +51,38 @@ _OF_ONE_MACHINE = (OSError, ImportError)  # a file or a package that is not ther
 _NO_THREAD = "can't start new thread"
 
 
-@dataclass(frozen=True, slots=True)
-class Weighed:
-    """The weight of each contributor, and why nothing moves where nobody counts."""
-
-    weights: list[float]  # float32
-    why: str = ""
+class Unusable(ValueError):
+    """An answer that cannot be used: nothing moves, on every peer alike, and this says why. It leaves no replica."""
 
 
-@dataclass(frozen=True, slots=True)
-class Stepped:
-    """The result of an outer step, and why nothing moves where it cannot be used: then it is what was before."""
-
-    after_N: Tensor
-    state: dict[str, Tensor]
-    why: str = ""
-
-
-def make_weights(make: Callable[[], Sequence[float]], count: int) -> Weighed:
-    """The weights of ``count`` contributors; all 0 unless each is a float32 from 0 on, and their sum, too."""
+def make_weights(make: Callable[[], Sequence[float]], count: int) -> tuple[list[float], str]:
+    """Return the weights of ``count`` contributors, and why nothing moves where nobody counts: all are 0 unless each is
+    a float32 from 0 on, and their sum, too.
+    """
     given, why = call("weights", make)
     if why:
-        return Weighed([0.0] * count, why)
+        return [0.0] * count, why
     found, error = attempt(lambda: _as_float32(given))
     if found is None:
-        return Weighed([0.0] * count, f"weights gave no float32 numbers ({error})")
+        return [0.0] * count, f"weights gave no float32 numbers ({error})"
     if len(found) != count:
-        return Weighed([0.0] * count, f"weights gave {len(found)} numbers for {count} contributors")
+        return [0.0] * count, f"weights gave {len(found)} numbers for {count} contributors"
     if not all(weight >= 0 and math.isfinite(weight) for weight in found):
-        return Weighed([0.0] * count, "weights gave numbers below 0, NaN or Inf")
-    return Weighed(found, "" if any(found) else NOBODY)
+        return [0.0] * count, "weights gave numbers below 0, NaN or Inf"
+    return found, "" if any(found) else NOBODY
 
 
 def make_step(
     make: Callable[[], tuple[Tensor, Mapping[str, Tensor]]], before_N: Tensor, state: Mapping[str, Tensor]
-) -> Stepped:
-    """The next anchor and state, of the same names, shapes and dtypes as before, and finite; else those before."""
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return the next anchor and state. Unusable unless they have the names, shapes and dtypes of those before, and are
+    finite.
+    """
     made, why = call("outer_step", make)
     why = why or _wrong_with(made, before_N, state)
     if made is None or why:
-        return Stepped(before_N, dict(state), why)
-    return Stepped(values_of(made[0]), {name: values_of(tensor) for name, tensor in made[1].items()})
+        raise Unusable(why)
+    return values_of(made[0]), {name: values_of(tensor) for name, tensor in made[1].items()}
 
 
 def make_summary(make: Callable[[], bytes]) -> tuple[bytes, str]:
@@ -168,10 +151,6 @@ def _wrong_with_one(name: str, new: object, old: Tensor) -> str:
 # process.
 
 
-class Unusable(ValueError):
-    """An answer that cannot be used: nothing moves, on every peer alike, and this says why. It leaves no replica."""
-
-
 def scales_of(rule: Aggregation, sent: Sent) -> list[float]:
     """Return the scale of each contribution. Unusable unless each is a number, and within float32 times its weight.
 
@@ -229,26 +208,3 @@ def contributors_of(
         Contributor(ref.peer, ref.tokens, ref.steps, age, ref.summary, norm, part)
         for ref, age, norm, part in zip(contributors, ages, norms or unknown, parts or unknown, strict=True)
     ]
-
-
-def weights_of(method: OuterMethod, weighting: str, told: Sequence[Contributor], state: State) -> Weighed:
-    """Return the weight of each in the mean of the changes. ``weighting``: equal, or tokens."""
-    given = contribution_weights(weighting, [one.tokens for one in told])
-    return make_weights(lambda: method.weights(told, given, state), len(told))
-
-
-def state_weights_of(
-    method: OuterMethod, told: Sequence[Contributor], weights: Sequence[float], state: State, channels: int
-) -> list[Weighed]:
-    """Return the weight of each in the mean of each of so many further channels."""
-    asked = [partial(method.summary.state_weights, place, told, weights, state) for place in range(channels)]
-    return [make_weights(ask, len(told)) for ask in asked]
-
-
-def outside_of(method: OuterMethod, told: Sequence[Contributor], layout: Layout) -> list[Part]:
-    """Where the change of each counts nothing. Raises Unusable where the method says nothing that fits."""
-    numel, outside = numel_of(layout), method.summary.outside
-    found, why = call("outside", lambda: [[(int(a), int(b)) for a, b in outside(one, layout)] for one in told])
-    if found is None or any(not 0 <= start <= stop <= numel for part in found for start, stop in part):
-        raise Unusable(why or "outside gave ranges that are not in the fragment")
-    return list(found)

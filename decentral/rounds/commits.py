@@ -1,7 +1,7 @@
 """Work that follows a commit: its outer step, the books of this peer's progress, another branch taken over.
 
 *What happens to a peer's residual when its frame came too late.* It stays as it was. What compression loses of a
-contribution is booked with the commit that names its frame, and never before (``Bookkeeping.settle``). A commit that
+contribution is booked with the commit that names its frame, and never before (``Bookkeeping.complete``). A commit that
 does not name it books nothing: the contribution in flight is dropped, the residual is the one of the round before, and
 the progress is still in the live parameters, of which the next contribution is measured. So it is sent later, once.
 Only a peer that was passed by for longer than the method bears (``Quorum.staleness``) gives both up, and says so: see
@@ -26,7 +26,8 @@ from torch import Tensor
 
 from decentral.compressors.feedback import SENT
 from decentral.consensus.chain import Branch, Head, contributions, moves_anchor, rank_of
-from decentral.replica.contribution import Booking, Contribution, Reclaimed, forget_sent
+from decentral.replica.apply import outer_step
+from decentral.replica.contribution import Contribution, Reclaimed, forget_sent
 from decentral.replica.replica import OWED, Loaded, OuterStep, Replica, residual_after
 from decentral.rounds.frame_io import FrameIO
 from decentral.rounds.local_state import CommittedUpdate, Decision, LocalState, Steps
@@ -72,7 +73,7 @@ class StepAhead:
             self._making = making if begun else None
 
     async def step(self, record: Record, frames: Mapping[Digest, Frame]) -> OuterStep:
-        """Return the outer step that the record makes. Raises what `Replica.outer_step` does."""
+        """Return the outer step that the record makes. Raises what `outer_step` does."""
         making, self._making = self._making, None
         if making is not None and making.of == record.hash:
             await making.over.wait()
@@ -92,7 +93,7 @@ class StepAhead:
 
     async def _of(self, record: Record, frames: Mapping[Digest, Frame]) -> OuterStep:
         state = self._state
-        return await state.offload(state.replica.outer_step, record, frames, state.sums.results.by_frame())
+        return await state.offload(outer_step, state.replica, record, frames, state.sums.results.by_frame())
 
     def _fits(self, making: _Making, fragment: int) -> bool:
         """Tell whether it was made of what the replica holds now."""
@@ -108,9 +109,6 @@ class StepAhead:
 # this peer's progress may be in the anchor already, and goes: a crash may lose steps, and none may count twice.
 
 
-NOTHING_TO_BOOK = Booking()
-
-
 class Bookkeeping:
     """The books of this peer: contributions, with the commits that name them."""
 
@@ -118,48 +116,44 @@ class Bookkeeping:
         self.state = state
         self.me, self.replica, self.outbox = state.me, state.replica, state.outbox
 
-    async def make_booking(self, record: Record, frames: Mapping[bytes, Frame]) -> Booking:
-        """Return the booking of ``record``; made off the event loop where it is as long as the fragment."""
+    async def complete(self, step: OuterStep, record: Record, frames: Mapping[bytes, Frame]) -> OuterStep:
+        """Return the step of ``record`` with this peer's books after it; off the event loop where they are as long as
+        the fragment.
+        """
         mine, owed_N = self._find_named(record), self.replica.residual(record.fragment)
         lost = mine is None and any(ref.peer == self.me for ref in contributions(record))
         if lost or record.partition:
-            return await self.state.offload(self._make_booking, record, frames, mine, owed_N, lost)
-        return Booking(None if mine is None else mine.feedback_after(record))
+            return await self.state.offload(self._complete, step, record, frames, mine, owed_N, lost)
+        return step if mine is None else replace(step, feedback=mine.feedback_after(record))
 
-    def _make_booking(
+    def _complete(
         self,
+        step: OuterStep,
         record: Record,
         frames: Mapping[bytes, Frame],
         mine: Contribution | None,
         owed_N: Tensor | None,
         lost: bool,
-    ) -> Booking:
-        """Make the booking; ``lost``: the record names a contribution of a previous incarnation."""
-        left = forget_sent(self.replica, record, frames, self.me) if lost else None
-        feedback = mine.feedback_after(record) if mine is not None else None if left is None else left.feedback
+    ) -> OuterStep:
+        """Add the books; ``lost``: the record names a contribution of a previous incarnation."""
+        feedback, taken_N = forget_sent(self.replica, record, frames, self.me) if lost else (None, None)
+        if mine is not None:
+            feedback = mine.feedback_after(record)
         keeps = mine is not None and (record.round, record.plan) in mine.keeps_residual
         after_N = residual_after(
             owed_N, record, self.me, self.state.sums.residuals, self.replica.numel(record.fragment), keeps
         )
-        return Booking(feedback, after_N, None if left is None else left.sent_N)
+        return replace(step, feedback=feedback, owed_N=after_N, taken_N=taken_N)
 
-    def settle(self, record: Record, booking: Booking) -> Contribution | None:
-        """Book the ``booking``: the record names our contribution or our results, or both stay as they are.
-
-        Returns the contribution if it is the one in flight.
-        """
-        if not moves_anchor(record):
-            return None
-        mine, f = self._find_named(record), record.fragment
+    def settle(self, record: Record, step: OuterStep) -> Contribution | None:
+        """Note a step that is installed: nothing is in flight any more. Returns what was, if the record names it."""
+        mine = self._find_named(record)
         self.state.pending, self.state.inherits = None, False
         if mine is not None:
             self.state.contributed += 1
             self.outbox.add(record, mine)
-        if booking.feedback is not None:
-            self.replica.feedback[f] = booking.feedback
-        if booking.sent_N is not None:
+        if step.taken_N is not None:
             self.forget_given()
-        self.replica.owe(f, booking.owed_N)
         return mine
 
     def _find_named(self, record: Record) -> Contribution | None:
@@ -207,12 +201,11 @@ class Commits:
         before_N = after_N = buffers_B = None
         inner: Mapping[str, Tensor] = {}
         channels: frozenset[str] = frozenset()
-        unmoved, step, booking = False, None, NOTHING_TO_BOOK
+        unmoved, step, named, taken_N = False, None, None, None
         began = anyio.current_time()
         if moves_anchor(record):
-            step = await self.ahead.step(record, frames)
-            booking = await self.bookkeeping.make_booking(record, frames)
-            before_N, after_N = step.before_N, step.after_N
+            step = await self.bookkeeping.complete(await self.ahead.step(record, frames), record, frames)
+            before_N, after_N, taken_N = step.before_N, step.after_N, step.taken_N
             state.replica.install(step)
             unmoved = bool(step.unmoved)
             if unmoved:
@@ -222,7 +215,8 @@ class Commits:
             inner, channels = step.state if state.replica.method.inner else {}, step.channels
         decision = self._decision(commit, sending, anyio.current_time() - began)
         state.tasks.spawn(self.metrics.name_peers, record, frames, self.metrics.measured(record, step))
-        named = self.bookkeeping.settle(record, booking)
+        if step is not None:
+            named = self.bookkeeping.settle(record, step)
         self.metrics.at_round(record, frames, step, named)
         self.bookkeeping.forget_leavers(record)
         self.frames.pushes.end_round(record)
@@ -231,9 +225,7 @@ class Commits:
         self.frames.tidy(record.round)
         anchor = state.replica.digest if moves_anchor(record) else record.base
         moved = (record.fragment, before_N, after_N, named, anchor)
-        update = CommittedUpdate(
-            record, record.hash, *moved, buffers_B=buffers_B, taken_N=booking.sent_N, decision=decision
-        )
+        update = CommittedUpdate(record, record.hash, *moved, buffers_B=buffers_B, taken_N=taken_N, decision=decision)
         state.on_update(replace(update, state=inner, channels=channels, unmoved=unmoved))
         return anchor
 

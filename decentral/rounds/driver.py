@@ -22,7 +22,7 @@ from decentral.consensus.round_state import CatchUpWith, Decide, Effect, Fetch, 
 from decentral.flow.waiting import Repeats
 from decentral.replica.codec import Encoded
 from decentral.replica.contents import MAKERS
-from decentral.replica.contribution import Contribution
+from decentral.replica.contribution import Contribution, encode_whole
 from decentral.rounds.commits import Adoption, Commits
 from decentral.rounds.frame_io import SEND_TIMEOUT, FrameIO
 from decentral.rounds.local_state import (
@@ -69,8 +69,9 @@ class Offering:
 
     async def _encode(self, made: Contribution) -> Encoded:
         replica, me = self.state.replica, self.state.me
+        # In the thread ``gradient_N`` is asked for, too: what is sent may not be made yet.
         encoded = await self.state.offload(
-            lambda: replica.encode(made.fragment, made.gradient_N, made.states, me)  # what is sent may not be made yet
+            lambda: encode_whole(replica, made.fragment, made.gradient_N, made.states, me)
         )
         made.let_go()
         return encoded

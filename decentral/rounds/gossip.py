@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import anyio
@@ -21,7 +21,8 @@ from decentral.consensus.chain import NOTHING, Head
 from decentral.consensus.timing import allowance
 from decentral.dissemination import broadcast
 from decentral.errors import PayloadError, TransportError
-from decentral.replica.pair_step import GossipStep, half_of, install, stay, step_alone, step_together
+from decentral.replica.contribution import Contribution
+from decentral.replica.pair_step import GossipStep, encode_half, install, stay, step_alone, step_together
 from decentral.rounds.driver import Driver
 from decentral.rounds.partners import AHEAD, HELD_UP, Partners, partner_of
 from decentral.transport import Stream
@@ -32,21 +33,6 @@ from decentral.wire.keys import PeerId, peer_name
 # Shape suffix: N = elements of one fragment, flat float32.
 
 # ---- steps of one peer ----
-
-
-@dataclass(frozen=True, slots=True)
-class Swapped:
-    """The outcome of one gossip step on one fragment."""
-
-    step: int
-    before_N: Tensor
-    after_N: Tensor
-    partner: PeerId | None  # None: taken alone
-    disagreement: float | None  # rms of (ours - theirs) over rms of ours
-    buffers_B: Tensor | None = None  # what the live buffers become; None: they stay
-    unmoved: bool = False  # the step could not be used: what was learnt for it is given up
-    meets: bool = True  # whether pairs meet in this step; False: everybody takes it alone
-    matched: bool = True  # whether this peer was to meet one; False: nobody meets, or their number is odd
 
 
 class Gossip:
@@ -68,52 +54,43 @@ class Gossip:
         """Go on from the replica of a peer that is at ``step``."""
         self.partners.step = step
 
-    async def exchange(
-        self,
-        fragment: int,
-        change_N: Tensor,
-        steps: int,
-        tokens: int,
-        tail: bytes = b"",
-        states: tuple[Tensor, ...] = (),
-    ) -> Swapped:
+    async def exchange(self, mine: Contribution) -> GossipStep:
         """Make one gossip step: swap with this step's partner if it comes in time, else step alone.
 
-        ``change_N`` and ``states``: the method's channels that are due. ``tail``: this peer's buffers, where fragment
-        0 carries them.
+        ``mine``: this peer's channels that are due, and its buffers where fragment 0 carries them.
         """
         self.is_swapping = True
         try:
-            return await self._exchange(fragment, change_N, steps, tokens, tail, states)
+            return await self._exchange(mine)
         finally:
             self.is_swapping = False
 
-    async def _exchange(
-        self, fragment: int, change_N: Tensor, steps: int, tokens: int, tail: bytes, states: tuple[Tensor, ...]
-    ) -> Swapped:
+    async def _exchange(self, mine: Contribution) -> GossipStep:
         state, head, step = self.state, self.state.head, self.step
-        half = theirs = swap = None
+        mine_CN = theirs = swap = None
         partner = self._partner(head)
         if partner is not None and state.machine.state.presence.present(partner):
-            half = await state.offload(half_of, state.replica, fragment, change_N, states)
-            if half.feedback:
+            mine_CN = await state.offload(encode_half, state.replica, mine)
+            assert mine.encoded is not None
+            if mine.encoded.feedback:
                 await state.offload(state.ledger.swap_begins)
-            header = self._header(head, fragment, steps, tokens, len(states))
-            swap = Swap(step, await state.offload(seal, header, half.body, state.signer, tail), partner)
+            sealed = await state.offload(seal, self._header(head, mine), mine.encoded.body, state.signer, mine.tail)
+            swap = Swap(step, sealed, partner)
             theirs = await self.swapping.swap(swap)
-        if tail:
-            self._merge_buffers(tail, None if swap is None else swap.theirs)
-        if half is None or theirs is None:
-            alone = await self._take_step(partial(step_alone, state.replica, fragment, step, change_N, states))
-            return self._book(fragment, None, alone, matched=partner is not None)
+        if mine.tail:
+            self._merge_buffers(mine.tail, None if swap is None else swap.theirs)
+        if mine_CN is None or theirs is None:
+            alone = await self._take_step(partial(step_alone, state.replica, step, mine))
+            return self._book(replace(alone, matched=partner is not None))
         self._settled = step + 1
-        together = await self._take_step(partial(step_together, state.replica, fragment, step, half, theirs))
-        self.driver.metrics.at_pair(step, fragment, half, theirs, together)
-        return self._book(fragment, partner, together)
+        together = await self._take_step(partial(step_together, state.replica, step, mine, mine_CN, theirs))
+        self.driver.metrics.at_pair(mine, mine_CN, theirs, together)
+        return self._book(replace(together, partner=partner))
 
     def _partner(self, head: Head) -> PeerId | None:
         """Return the peer to meet; None: nobody meets in this step, or one is left over and it is this one."""
-        if not self.state.is_member or not self._meets(self.step):
+        meets = self.state.replica.method.meets(self.step // self.partners.num_fragments)
+        if not self.state.is_member or not meets:
             return None
         partner = partner_of(head.run, self.step, head.members, self.state.me)
         if partner is not None:  # a send that failed in an earlier step: no message of rounds undoes it
@@ -140,22 +117,19 @@ class Gossip:
         if back:
             self.swapping.forget_from(self.step)
 
-    def _meets(self, step: int) -> bool:
-        """Tell whether the method lets pairs meet in a step of the run."""
-        return self.state.replica.method.meets(step // self.partners.num_fragments)
-
-    def _book(self, fragment: int, partner: PeerId | None, taken: GossipStep, *, matched: bool = True) -> Swapped:
-        replica, step = self.state.replica, self.step
+    def _book(self, taken: GossipStep) -> GossipStep:
+        replica, fragment = self.state.replica, taken.fragment
         if replica.anchors[fragment] is not taken.before_N:
-            taken = stay(replica, fragment, "the replica was merged with all others meanwhile")
+            why = "the replica was merged with all others meanwhile"
+            stayed = stay(replica, fragment, taken.step, why)
+            taken = replace(stayed, partner=taken.partner, matched=taken.matched)
         if taken.unmoved:
-            self.state.on_event("unmoved", {"round": step, "method": replica.method.name, "why": taken.unmoved})
-        install(replica, fragment, taken)
+            fields = {"round": taken.step, "method": replica.method.name, "why": taken.unmoved}
+            self.state.on_event("unmoved", fields)
+        install(replica, taken)
         self.partners.step += 1
         self._fall_in()  # here, not when the next step begins: the caller reads from ``step`` which fragment that is of
-        buffers_B = replica.shared_buffers(fragment)
-        moved = (taken.before_N, taken.after_N, partner, taken.disagreement, buffers_B)
-        return Swapped(step, *moved, unmoved=bool(taken.unmoved), meets=self._meets(step), matched=matched)
+        return replace(taken, buffers_B=replica.shared_buffers(fragment))
 
     def _merge_buffers(self, tail: bytes, theirs: Frame | None) -> None:
         """Merge the buffers of both, to the same on both sides; a peer that steps alone has its own."""
@@ -165,10 +139,11 @@ class Gossip:
             told[theirs.header.sender] = theirs_B
         replica.buffers_B = replica.tail.merge([told[peer] for peer in sorted(told)])
 
-    def _header(self, head: Head, fragment: int, steps: int, tokens: int, states: int) -> Header:
+    def _header(self, head: Head, mine: Contribution) -> Header:
         return Header(
-            kind=FrameKind.SWAP, run=head.run, epoch=head.epoch, round=self.step, fragment=fragment, part=0, parts=1,
-            plan=0, base=NOTHING, sender=self.state.me, steps=steps, tokens=tokens, states=states,
+            kind=FrameKind.SWAP, run=head.run, epoch=head.epoch, round=self.step, fragment=mine.fragment, part=0,
+            parts=1, plan=0, base=NOTHING, sender=self.state.me, steps=mine.steps, tokens=mine.tokens,
+            states=len(mine.states),
         )  # fmt: skip
 
 
@@ -197,15 +172,7 @@ class Swap:
     frame: Frame
     partner: PeerId
     theirs: Frame | None = None  # the partner's, once both have committed
-
-
-@dataclass(slots=True)
-class _Question:
-    """The question whether the follower commits."""
-
-    to: PeerId
-    body: bytes
-    answer: bytes = WAIT
+    answer: bytes = WAIT  # of the follower, asked whether it commits
     unheard: int = 0  # times that it was asked and did not answer
 
 
@@ -301,30 +268,30 @@ class Swapping:
 
     async def _ask(self, swap: Swap, theirs: Frame) -> bool:
         """Ask the follower to commit until it answers: only it knows whether it did, however silent it seems."""
-        question = _Question(swap.partner, _COMMIT.pack(swap.step, swap.frame.hash, theirs.hash))
+        question = _COMMIT.pack(swap.step, swap.frame.hash, theirs.hash)
         began = anyio.current_time()
         with anyio.move_on_after(UNDECIDED, shield=True):  # once asked, a deadline must not leave the pair half applied
             async with anyio.create_task_group() as group:
                 while True:
-                    group.start_soon(self._answer, question, group.cancel_scope)
+                    group.start_soon(self._hear, swap, question, group.cancel_scope)
                     await anyio.sleep(ASK_AGAIN)
-        if question.unheard and question.answer == WAIT:
+        if swap.unheard and swap.answer == WAIT:
             seconds = round(anyio.current_time() - began, 1)
             self.state.on_event("undecided", {"round": swap.step, "peer": peer_name(swap.partner), "seconds": seconds})
-        return question.answer == YES
+        return swap.answer == YES
 
-    async def _answer(self, question: _Question, until: anyio.CancelScope) -> None:
+    async def _hear(self, swap: Swap, question: bytes, until: anyio.CancelScope) -> None:
         """Ask once more; what the follower says ends ``until``."""
-        question.unheard += 1
+        swap.unheard += 1
         try:
-            answer = await request(self.transport, question.to, PAIR, question.body, limit=1, timeout=UNDECIDED)
+            answer = await request(self.transport, swap.partner, PAIR, question, limit=1, timeout=UNDECIDED)
         except TransportError:
             return  # it may have heard that
         except PayloadError:
             answer = NO
-        question.unheard -= 1
+        swap.unheard -= 1
         if answer != WAIT:
-            question.answer = answer
+            swap.answer = answer
             until.cancel()
 
     async def _on_commit(self, peer: PeerId, data: bytes) -> bytes:

@@ -26,7 +26,7 @@ from decentral.replica.measures import (
     compare_two,
     ratio,
 )
-from decentral.replica.pair_step import GossipStep, Half
+from decentral.replica.pair_step import GossipStep
 from decentral.replica.replica import OuterStep
 from decentral.replica.weights import contributors_of
 from decentral.rounds.local_state import LocalState
@@ -50,7 +50,7 @@ class RoundMetrics:
 
     def measured(self, record: Record, step: OuterStep | None) -> Mapping[PeerId, Measure] | None:
         """Return what the round measured itself: of estimates, or of the slices of a part of ours; None: nothing."""
-        told = {} if step is None else step.told.measures
+        told = {} if step is None else step.measures
         return told or self.state.sums.measured.get((record.round, record.plan))
 
     async def name_peers(
@@ -73,9 +73,9 @@ class RoundMetrics:
         if step is not None and not self.state.gossips:  # whose one commit merges replicas
             self._tell(lambda: self._figures(record, frames, step, mine))
 
-    def at_pair(self, step: int, fragment: int, half: Half, theirs_CN: Tensor, taken: GossipStep) -> None:
+    def at_pair(self, mine: Contribution, mine_CN: Tensor, theirs_CN: Tensor, taken: GossipStep) -> None:
         """Tell the figures of a gossip step that a pair took, before it is booked."""
-        self._tell(lambda: self._pair_figures(step, fragment, half, theirs_CN, taken))
+        self._tell(lambda: self._pair_figures(mine, mine_CN, theirs_CN, taken))
 
     # ---- figures ----
 
@@ -94,16 +94,16 @@ class RoundMetrics:
         values |= self._of_fragment(step.fragment, self.state.replica.feedback[step.fragment], learnt_S)
         return Figures(record.outer_step + 1, len(measures), self._coverage.rounds, bool(record.contributors), values)
 
-    def _pair_figures(self, step: int, fragment: int, half: Half, theirs_CN: Tensor, taken: GossipStep) -> Figures:
-        due = self.state.replica.due(step)
-        values = compare_two(due, half.sent_CN, theirs_CN, self._coverage.samples[fragment])
+    def _pair_figures(self, mine: Contribution, mine_CN: Tensor, theirs_CN: Tensor, taken: GossipStep) -> Figures:
+        due, fragment = self.state.replica.due(taken.step), taken.fragment
+        values = compare_two(due, mine_CN, theirs_CN, self._coverage.samples[fragment])
         if not due[0].is_replica:
-            changes = [sent_CN.view(len(due), -1)[0] for sent_CN in (half.sent_CN, theirs_CN)]
+            changes = [sent_CN.view(len(due), -1)[0] for sent_CN in (mine_CN, theirs_CN)]
             self._coverage.add(fragment, *map(self._coverage.samples[fragment].nonzero, changes))
         values |= self._of_fragment(
-            fragment, taken.feedback, self._coverage.samples[fragment].of(half.change_N)
+            fragment, taken.feedback, self._coverage.samples[fragment].of(mine.gradient_N)
         ) | self._distances.add(taken.disagreement)
-        return Figures(step + 1, 2, self._coverage.rounds, False, values)
+        return Figures(taken.step + 1, 2, self._coverage.rounds, False, values)
 
     def _of_fragment(self, fragment: int, books: Mapping[str, Tensor], learnt_S: Tensor | None) -> dict[str, float]:
         """Return the residual over what was learnt, and the share that was never sent."""

@@ -15,10 +15,11 @@ from decentral.dissemination.reassembly import PAUSE
 from decentral.dissemination.reduce import in_order, parts_of
 from decentral.optimizers.aggregation.base import Sent
 from decentral.optimizers.base import Part
+from decentral.replica.apply import outside_of, slice_state_weights, slice_weights
 from decentral.replica.contribution import Contribution, header_after, range_of
 from decentral.replica.measures import Measure
 from decentral.replica.reduction import Reduction
-from decentral.replica.weights import Unusable, scales_of
+from decentral.replica.weights import Unusable, contributors_of, scales_of
 from decentral.rounds.frame_io import FrameIO
 from decentral.rounds.local_state import LocalState
 from decentral.wire.frames import Frame, FrameKind, seal
@@ -96,11 +97,11 @@ class Reducer:
         }
         state.sums.measured[(plan.round, plan.number)] = measured
         norms = [measured[ref.peer].norm for ref in plan.contributors]
-        weights = replica.weights(plan.contributors, head.outer_step, norms)
+        weights = slice_weights(replica, plan.contributors, head.outer_step, norms)
         scales, outside = self._slice_scales(reduction, norms, weights), self._outside(reduction, head)
         if reduction.unmoved:
             scales = [0.0] * len(scales)
-        of_states = replica.state_weights(plan.contributors, head.outer_step, weights)
+        of_states = slice_state_weights(replica, plan.contributors, head.outer_step, weights)
         made = reduction.result(
             replica.codec, weights, None if owed_N is None else owed_N[start:stop], scales, of_states, outside
         )
@@ -124,7 +125,8 @@ class Reducer:
 
     def _outside(self, reduction: Reduction, head: Head) -> list[Part]:
         try:
-            return self.replica.outside(reduction.plan.contributors, head.outer_step)
+            told = contributors_of(reduction.plan.contributors, head.outer_step, len(self.replica.anchors))
+            return outside_of(self.replica, head.outer_step, told)
         except Unusable as error:
             reduction.unmoved = str(error)
             return []

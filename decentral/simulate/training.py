@@ -13,7 +13,7 @@ from torch import Tensor
 from decentral.compressors.feedback import DEBT
 from decentral.node.node import Node
 from decentral.replica.contribution import Contribution
-from decentral.rounds.gossip import Swapped
+from decentral.replica.pair_step import GossipStep
 from decentral.rounds.local_state import CommittedUpdate
 from decentral.simulate.equations import state_name
 from decentral.simulate.lessons import Lesson
@@ -113,7 +113,7 @@ class TraceEvents:
         payloads = replica.codec.encode(change_N, owed, shapes).payloads
         return replica.codec.decompress(payloads), replica.codec.all_of(change_N, owed, shapes)[0]
 
-    def swap_ended(self, outcome: Swapped) -> None:
+    def swap_ended(self, outcome: GossipStep) -> None:
         """A gossip step."""
         assert self._sent is not None, "it began"
         change_N = self._sent[0 if outcome.partner else 1]
@@ -205,7 +205,7 @@ class Trainer:
 
     def _step(self) -> None:
         self.num_steps += 1
-        steps = self.lesson.step(self.model.fragments, self.num_steps, self.schedule.stepping)
+        steps = self.lesson.step(self.model.fragments, self.num_steps, self.schedule.live.before_step)
         for live_N, step_N in zip(self.model.fragments, steps, strict=True):
             live_N -= step_N
         self.schedule.stepped()

@@ -93,7 +93,7 @@ class LiveModel:
         stepping = [one for one in optimizers if not self.averages.swaps(one)]
         self._copies = Copies(stepping if self._shards is None else ())
         self.undo_guard = UndoGuard(stepping if self._shards is None else (), self.trained, self._copies)
-        self._places = [self._locate(fragment.names) for fragment in self.schema.fragments]
+        self._places = [small_places(self._parameters, fragment.names) for fragment in self.schema.fragments]
         whole = on_device and self._shards is None
         self.place = place_of(self.trained.values()) if whole else PROCESSOR  # of what `read` gives
 
@@ -164,7 +164,7 @@ class LiveModel:
     def _write(self, fragment: int, flat_N: Tensor) -> None:
         self.averages.show()
         if self._shards is not None:
-            self._reshard()
+            reshard(self._bare)
             self._shards.write(flat_N, self.schema.fragments[fragment], self._parameters)
             return
         written = [self._parameters[spec.name] for spec in self.schema.fragments[fragment].parameters]
@@ -215,12 +215,6 @@ class LiveModel:
         assert found is not None
         return found
 
-    def _reshard(self) -> None:
-        """Let no module keep a whole copy of parameters that are written next: the root does after an evaluation."""
-        for module in self._bare.modules():
-            if (reshard := getattr(module, "reshard", None)) is not None:
-                reshard()
-
     def _here(self) -> dict[str, Tensor]:
         """Return the parameters as this process holds them: whole."""
         return {name: local_part(parameter) for name, parameter in self._parameters.items()}
@@ -229,12 +223,8 @@ class LiveModel:
         """Say where the parameters of a fragment lie now, if they are many and small."""
         known = self._places[fragment]
         if known is not None and not known.hold:
-            self._places[fragment] = known = self._locate(self.schema.fragments[fragment].names)
+            self._places[fragment] = known = small_places(self._parameters, self.schema.fragments[fragment].names)
         return known
-
-    def _locate(self, names: Sequence[str]) -> Places | None:
-        held = [self._parameters[name] for name in names]
-        return None if any(map(is_sharded, held)) else Places.of(held)
 
     # ---- evaluation ----
 
@@ -268,13 +258,13 @@ class LiveModel:
                     self._hold(anchors, buffers_B, are_shared=are_shared)
                 yield
         finally:
-            self._reshard()
+            reshard(self._bare)
             with torch.no_grad(), _unsafe_preserve_version_counter(unseen):
                 for tensor, value in zip(held, before, strict=True):
                     tensor.copy_(value)
 
     def _hold(self, anchors: Sequence[Tensor] | None, buffers_B: Tensor | None, *, are_shared: bool) -> None:
-        self._reshard()
+        reshard(self._bare)
         for fragment in self.schema.fragments:
             flat_N = fresh(0) if anchors is None else anchors[fragment.index]
             if self._shards is not None:
@@ -359,6 +349,19 @@ class LiveModel:
     def _warn(self, sentence: str) -> None:
         if self.team.is_main:
             logger.warning("%s", sentence)
+
+
+def small_places(parameters: Mapping[str, Tensor], names: Sequence[str]) -> Places | None:
+    """Return where parameters lie, if they are many and small, and whole here."""
+    held = [parameters[name] for name in names]
+    return None if any(map(is_sharded, held)) else Places.of(held)
+
+
+def reshard(bare: nn.Module) -> None:
+    """Let no module keep a whole copy of parameters that are written next: the root does after an evaluation."""
+    for module in bare.modules():
+        if (reshard_one := getattr(module, "reshard", None)) is not None:
+            reshard_one()
 
 
 @contextmanager

@@ -27,8 +27,9 @@ from decentral.errors import DecentralError, NonFiniteError
 from decentral.manifest import Manifest
 from decentral.node.node import Node
 from decentral.replica.contribution import Contribution
+from decentral.replica.pair_step import GossipStep
 from decentral.replica.replica import OWED
-from decentral.rounds.gossip import UNDECIDED, Gossip, Swapped
+from decentral.rounds.gossip import UNDECIDED, Gossip
 from decentral.rounds.local_state import CommittedUpdate
 from decentral.training.live_side import Parameters
 from decentral.training.processes import hold_interrupts
@@ -85,7 +86,7 @@ class LoopEvents(Protocol):
         """Hear that the loop stands still for a gossip step."""
         ...
 
-    def swap_ended(self, outcome: Swapped) -> None:
+    def swap_ended(self, outcome: GossipStep) -> None:
         """Hear that a gossip step was taken, and is in the live model."""
         ...
 
@@ -508,7 +509,7 @@ class GossipSteps:
     def __init__(self, parts: LoopParts, merger: Merger, gossip: Gossip) -> None:
         self._parts, self._merger, self._gossip = parts, merger, gossip
         self._model, self._schedule, self._swarm = parts.model, parts.schedule, parts.swarm
-        self._swap: tuple[int, PendingResult[Swapped]] | None = None  # fragment and outcome of the step in progress
+        self._swap: PendingResult[GossipStep] | None = None  # outcome of the step in progress
 
     async def boundary(self, step_seconds: float | None) -> set[int]:
         """Swap with a partner when H inner steps are made; after the last swap, merge all replicas."""
@@ -533,8 +534,7 @@ class GossipSteps:
 
     async def _exchange(self, mine: Contribution) -> None:
         self._parts.events.swap_begins(mine)
-        sent = (mine.fragment, mine.gradient_N, mine.steps, mine.tokens, mine.tail, mine.states)
-        self._swap = (mine.fragment, self._swarm.begin(self._gossip.exchange, *sent))
+        self._swap = self._swarm.begin(self._gossip.exchange, mine)
         await self._end_swap()
 
     async def _end_swap(self, within: float | None = None) -> None:
@@ -544,14 +544,14 @@ class GossipSteps:
         """
         if self._swap is None:
             return
-        fragment, outcome = self._swap
+        outcome = self._swap
         with self._parts.control.waiting() if within is None else nullcontext():
             swapped = await outcome.result(within)
         paired_at = None if swapped.partner is None else swapped.step + 1
         looking = self._parts.looking(paired_at, wanted=within is None)
         with looking, hold_interrupts(), self._parts.holding():  # whole, whenever Ctrl-C comes: see `Merger`
             self._swap = None
-            self._schedule.merge_swap(self._model, fragment, swapped.after_N, unmoved=swapped.unmoved)
+            self._schedule.merge_swap(self._model, swapped.fragment, swapped.after_N, unmoved=bool(swapped.unmoved))
             self._parts.take_buffers(swapped.buffers_B)
         self._parts.events.swap_ended(swapped)
 

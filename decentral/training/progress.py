@@ -41,6 +41,7 @@ __all__ = [
     "change_to_send",
     "go_elsewhere",
     "measure_share",
+    "pseudo_gradient",
     "read_live",
     "read_update",
     "share_of",
@@ -267,6 +268,11 @@ def carry_and_keep(rows: Sequence[Tensor], sent_N: Tensor, anchor_N: Tensor) -> 
 def as_written(anchor_N: Tensor, rounding_N: Tensor | None) -> Tensor:
     """Return what the live model held after an anchor was written to it; ``rounding_N``: by how much it rounds it."""
     return anchor_N if rounding_N is None else anchor_N + on_device_of(rounding_N, anchor_N)
+
+
+def pseudo_gradient(progress: Progress, anchor_N: Tensor, local_N: Tensor) -> Tensor:
+    """Return what was written of ``anchor_N``, less what the live model holds now."""
+    return as_written(on_device_of(anchor_N, local_N), progress.rounding_N) - local_N
 
 
 def _memory_state(rows: Sequence[Tensor]) -> Sequence[tuple[int, int]]:

@@ -16,7 +16,7 @@ from decentral.consensus.chain import contributions, moves_anchor
 from decentral.errors import ConfigError
 from decentral.observe.diagnostics import Look
 from decentral.replica.contribution import Contribution
-from decentral.rounds.gossip import Swapped
+from decentral.replica.pair_step import GossipStep
 from decentral.rounds.local_state import CommittedUpdate, Decision
 from decentral.training.live_model import LiveModel
 from decentral.training.progress import Away
@@ -277,7 +277,7 @@ class Reporter:
         """Count time in which the training thread waits for a gossip step."""
         self.counters.waits(True)
 
-    def swap_ended(self, outcome: Swapped) -> None:
+    def swap_ended(self, outcome: GossipStep) -> None:
         """Report a gossip step."""
         self.counters.waits(False)
         partner = None if outcome.partner is None else peer_name(outcome.partner)

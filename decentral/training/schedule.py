@@ -35,6 +35,7 @@ from decentral.training.progress import (
     change_to_send,
     go_elsewhere,
     measure_share,
+    pseudo_gradient,
     read_live,
     read_update,
     states_due,
@@ -115,10 +116,6 @@ class SyncSchedule:
         ready = self.since > 0 and self.sent_at is None
         return ready and pressed is not None and pressed[0] == self.seen and pressed[1] <= step_seconds
 
-    def stepping(self) -> None:
-        """Note that an inner step begins: the gradients are made."""
-        self.live.before_step()
-
     def stepped(self) -> None:
         """Count an inner step."""
         self.held += self.sent_at is None and self._is_over
@@ -147,10 +144,6 @@ class SyncSchedule:
         return written
 
     # ---- sending ----
-
-    def gradient(self, fragment: int, anchor_N: Tensor, local_N: Tensor) -> Tensor:
-        """Return the pseudo-gradient of a fragment: what was written, less what the live model holds now."""
-        return as_written(on_device_of(anchor_N, local_N), self.progress[fragment].rounding_N) - local_N
 
     def take(
         self, model: Parameters, fragment: int, anchor_N: Tensor, based_on: Digest, per_step: int, *, outer_step: int
@@ -237,7 +230,8 @@ class SyncSchedule:
     ) -> None:
         """Put fragments to the anchor, their progress dropped with the ``debts`` of some. Nothing may be in flight."""
         for f in fragments:
-            progress, lost_N = self.progress[f], self.gradient(f, anchors[f], read_live(model, f, self.progress[f]))
+            progress = self.progress[f]
+            lost_N = pseudo_gradient(progress, anchors[f], read_live(model, f, progress))
             if debts is not None and f in debts:
                 lost_N = lost_N + on_device_of(debts[f], lost_N)
             self.absences.append(Away(f, progress.missed, progress.behind, 0, lost_N))

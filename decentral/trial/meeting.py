@@ -16,13 +16,14 @@ from decentral.consensus.chain import Head
 from decentral.dissemination.reduce import partition
 from decentral.optimizers.aggregation.base import Sent
 from decentral.optimizers.base import Part
+from decentral.replica.apply import outer_step, outside_of, slice_state_weights, slice_weights
 from decentral.replica.codec import range_shapes
-from decentral.replica.contribution import Contribution, header_after
+from decentral.replica.contribution import Contribution, encode_range, encode_whole, header_after
 from decentral.replica.measures import Measure
-from decentral.replica.pair_step import GossipStep, Half, half_of, install, step_alone, step_together
+from decentral.replica.pair_step import GossipStep, encode_half, install, step_alone, step_together
 from decentral.replica.reduction import Reduction
-from decentral.replica.replica import OuterStep
-from decentral.replica.weights import Unusable, scales_of
+from decentral.replica.replica import OuterStep, residual_after
+from decentral.replica.weights import Unusable, contributors_of, scales_of
 from decentral.rounds.local_state import CommittedUpdate
 from decentral.rounds.partners import partner_of
 from decentral.trial.replicas import TrialPeer, TrialWorld
@@ -72,14 +73,14 @@ def first_head(peers: Sequence[TrialPeer]) -> Head:
 def body_of(peer: TrialPeer, made: Contribution) -> int:
     """Return the bytes of the body of a gather's contribution, which is encoded once."""
     if made.encoded is None:
-        made.encoded = peer.replica.encode(made.fragment, made.gradient_N, made.states, peer.signer.peer)
+        made.encoded = encode_whole(peer.replica, made.fragment, made.gradient_N, made.states, peer.signer.peer)
     return len(made.encoded.body)
 
 
 def slice_of(peer: TrialPeer, made: Contribution) -> int:
     """Return the bytes of the slices of a reduce, as one body: made again once the round is decided, for its plan."""
     numel = peer.replica.numel(made.fragment)
-    return len(peer.replica.encode_range(made.fragment, made.gradient_N, 0, numel, states=made.states).body)
+    return len(encode_range(peer.replica, made.fragment, made.gradient_N, 0, numel, states=made.states).body)
 
 
 def gather(head: Head, peers: Sequence[TrialPeer], offered: Offered) -> Met:
@@ -92,7 +93,7 @@ def gather(head: Head, peers: Sequence[TrialPeer], offered: Offered) -> Met:
         reader.contents.unpacked.add(frame, () if encoded is None else encoded.payloads)
     refs = [_ref(head, peers[rank], made, frames[rank].hash) for rank, made in offered.items()]
     record = _record(head, next(iter(offered.values())).fragment, refs)
-    step = reader.outer_step(record, {frame.hash: frame for frame in frames.values()})
+    step = outer_step(reader, record, {frame.hash: frame for frame in frames.values()})
     reader.contents.unpacked.forget_before(record.round)
     return Met(_decide(head, peers, record, step, offered, {}), step, nbytes)
 
@@ -106,7 +107,7 @@ def reduce(head: Head, peers: Sequence[TrialPeer], offered: Offered) -> Met:
     found = list(results(plan, head, fragment, peers, slices))
     record = _record(head, fragment, [one.ref for one in found], plan)
     frames, holds = {one.frame.hash: one.frame for one in found}, {one.frame.hash: one.holds for one in found}
-    step = peers[0].replica.outer_step(record, frames, holds)
+    step = outer_step(peers[0].replica, record, frames, holds)
     left = {one.frame.hash: one.left for one in found if one.left is not None}
     nbytes = {rank: sum(len(frame.body) for frame in frames) for rank, frames in slices.items()}
     return Met(_decide(head, peers, record, step, offered, left), step, nbytes)
@@ -140,7 +141,8 @@ def _decide(
         if mine is not None:
             peer.replica.feedback[record.fragment] = mine.feedback_after(record)
         keeps = mine is not None and (record.round, record.plan) in mine.keeps_residual
-        peer.replica.owe_after(record, peer.signer.peer, left, owed_N, keeps)
+        numel = peer.replica.numel(record.fragment)
+        peer.replica.owe(record.fragment, residual_after(owed_N, record, peer.signer.peer, left, numel, keeps))
         peer.replica.install(step)
         peer.replica.senders.keep_only(record.next_members)
         moved = (record.fragment, step.before_N, step.after_N, mine)
@@ -211,18 +213,18 @@ def _result(
     replica, (_, start, stop) = owner.replica, plan.partition[part]
     reduction = Reduction(plan, part, {f.header.sender: _decode(owner, f, stop - start) for f in frames})
     norms, owed_N = _norms(reduction), replica.residual(fragment)
-    weights = replica.weights(plan.contributors, head.outer_step, norms)
-    beside = replica.state_weights(plan.contributors, head.outer_step, weights)
+    weights = slice_weights(replica, plan.contributors, head.outer_step, norms)
+    of_states = slice_state_weights(replica, plan.contributors, head.outer_step, weights)
     made = reduction.result(
         replica.codec,
         weights,
         None if owed_N is None else owed_N[start:stop],
         _scales(owner, norms, weights),
-        beside,
+        of_states,
         _outside(owner, plan, head),
     )
     header = header_after(head, FrameKind.RESULT, fragment, owner.signer.peer, part, len(plan.partition), plan.number)
-    frame = seal(replace(header, states=len(beside)), made.body, owner.signer)
+    frame = seal(replace(header, states=len(of_states)), made.body, owner.signer)
     return Result(frame, replica.codec.decompress(made.payloads, frame.header.channels), made.feedback.get(DEBT))
 
 
@@ -248,7 +250,8 @@ def _scales(owner: TrialPeer, norms: Sequence[float], weights: Sequence[float]) 
 
 def _outside(owner: TrialPeer, plan: ReducePlan, head: Head) -> list[Part]:
     try:
-        return owner.replica.outside(plan.contributors, head.outer_step)
+        told = contributors_of(plan.contributors, head.outer_step, len(owner.replica.anchors))
+        return outside_of(owner.replica, head.outer_step, told)
     except Unusable:
         return []
 
@@ -263,7 +266,7 @@ class _Offered:
     """A peer that stands still for its step."""
 
     made: Contribution
-    half: Half | None  # what it sends; None: it has no partner
+    half_CN: Tensor | None  # what it sends, as its partner decodes it; None: it has no partner
     at: float
 
 
@@ -281,10 +284,8 @@ class Gossiping:
         made = peer.take(self._head, peer.outer_step)
         if made is None:
             return False
-        half = None
-        if len(self._group(peer.rank)) == 2:
-            half = half_of(peer.replica, made.fragment, made.gradient_N, made.states)
-        self._offers[peer.rank] = _Offered(made, half, now)
+        half_CN = encode_half(peer.replica, made) if len(self._group(peer.rank)) == 2 else None
+        self._offers[peer.rank] = _Offered(made, half_CN, now)
         return True
 
     @property
@@ -325,17 +326,19 @@ class Gossiping:
         return begun + max(self._seconds(rank, len(group)) for rank in group)
 
     def _seconds(self, rank: int, taking_part: int) -> float:
-        half = self._offers[rank].half
-        return 0.0 if half is None else self._world.seconds_of_round(rank, len(half.body), "pair", taking_part)
+        encoded = self._offers[rank].made.encoded
+        return 0.0 if encoded is None else self._world.seconds_of_round(rank, len(encoded.body), "pair", taking_part)
 
     def _swap(self, group: Sequence[int]) -> list[TrialPeer]:
         members, offered = [self._peers[rank] for rank in group], [self._offers.pop(rank) for rank in group]
-        step, halves = members[0].outer_step, [one.half for one in offered if one.half is not None]
+        step, made = members[0].outer_step, [one.made for one in offered]
+        halves = [one.half_CN for one in offered if one.half_CN is not None]
         if len(halves) == 2:
-            step_as_pair(members, offered[0].made.fragment, halves, step)
+            step_as_pair(members, made, halves, step)
         else:
-            step_apart(members[0], offered[0].made, step)
-        self._sent[step] = self._sent.get(step, 0.0) + sum(len(half.body) for half in halves)
+            step_apart(members[0], made[0], step)
+        sent = sum(len(one.encoded.body) for one in made if one.encoded is not None)
+        self._sent[step] = self._sent.get(step, 0.0) + sent
         return members
 
 
@@ -346,24 +349,22 @@ class Gossiping:
 
 def step_apart(peer: TrialPeer, made: Contribution, step: int) -> None:
     """Take gossip step ``step`` of a peer without a partner."""
-    alone = step_alone(peer.replica, made.fragment, step, made.gradient_N, made.states)
-    _take_over(peer, made.fragment, alone)
+    _take_over(peer, step_alone(peer.replica, step, made))
 
 
-def step_as_pair(peers: Sequence[TrialPeer], fragment: int, halves: Sequence[Half], step: int) -> None:
+def step_as_pair(peers: Sequence[TrialPeer], made: Sequence[Contribution], halves: Sequence[Tensor], step: int) -> None:
     """Take gossip step ``step`` of two peers, by what each sends."""
-    theirs = [half.sent_CN for half in reversed(halves)]
     steps = [
-        step_together(peer.replica, fragment, step, half, other_CN)
-        for peer, half, other_CN in zip(peers, halves, theirs, strict=True)
+        step_together(peer.replica, step, mine, mine_CN, theirs_CN)
+        for peer, mine, mine_CN, theirs_CN in zip(peers, made, halves, reversed(halves), strict=True)
     ]
     for peer, one in zip(peers, steps, strict=True):
-        _take_over(peer, fragment, one)
+        _take_over(peer, one)
 
 
-def _take_over(peer: TrialPeer, fragment: int, step: GossipStep) -> None:
-    install(peer.replica, fragment, step)
-    peer.schedule.merge_swap(peer.live, fragment, step.after_N, unmoved=bool(step.unmoved))
+def _take_over(peer: TrialPeer, step: GossipStep) -> None:
+    install(peer.replica, step)
+    peer.schedule.merge_swap(peer.live, step.fragment, step.after_N, unmoved=bool(step.unmoved))
     peer.schedule.absences.clear()
     peer.live.averages.resume()
     peer.outer_step += 1

@@ -68,7 +68,7 @@ class TrialPeer:
 
     def stepping(self) -> None:
         """Let the method look at what is learnt before an inner step; what trains is in its place again afterwards."""
-        self.schedule.stepping()
+        self.schedule.live.before_step()
         self.live.averages.resume()
 
     def stepped(self, seconds: float) -> None:

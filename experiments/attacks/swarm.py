@@ -19,6 +19,7 @@ from decentral.consensus.chain import Head
 from decentral.optimizers import Aggregation, make_outer
 from decentral.optimizers.aggregation.base import Sent
 from decentral.parameters import schema_of
+from decentral.replica.apply import outer_step
 from decentral.replica.codec import Codec, Encoded
 from decentral.replica.contribution import Contribution
 from decentral.replica.replica import OuterStep, Replica
@@ -128,7 +129,7 @@ class Swarm:
             frames[frame.hash] = frame
             refs.append(FrameRef(frame.header.sender, frame.hash, 0, 1, 1, contribution.base_step(self.head), b""))
         record = self._record(tuple(refs))
-        step = self.replica.outer_step(record, frames)
+        step = outer_step(self.replica, record, frames)
         self.replica.install(step)
         for n in made:
             self.feedback[n] = made[n].feedback

@@ -14,6 +14,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from decentral.replica.apply import outer_step
+from decentral.replica.contribution import encode_whole
+
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import torch
@@ -46,7 +49,7 @@ def measured(preset: str, numel: int, peers: int) -> tuple[float, float]:
     looking, steps, looks = RoundMetrics(state), list[float](), list[float]()
     made = [_made(replica, head, signer, numel) for signer in signers]
     for one, signer in zip(made, signers, strict=True):
-        one.encoded = replica.encode(0, one.gradient_N, one.states, signer.peer)
+        one.encoded = encode_whole(replica, 0, one.gradient_N, one.states, signer.peer)
     frames = [one.frame(head, signer) for one, signer in zip(made, signers, strict=True)]
     for frame in frames:  # as when they came
         replica.contents.measure(frame)
@@ -58,7 +61,7 @@ def measured(preset: str, numel: int, peers: int) -> tuple[float, float]:
     replica.feedback[0] = made[0].encoded.feedback
     for _ in range(ROUNDS):
         began = time.perf_counter()
-        step = replica.outer_step(record, by_hash)
+        step = outer_step(replica, record, by_hash)
         between = time.perf_counter()
         looking.at_round(record, by_hash, step, made[0])
         steps.append(1e3 * (between - began))

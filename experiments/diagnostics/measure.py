@@ -91,11 +91,11 @@ def look_at_pairs(course: Looked) -> None:
     """Of rank 0's pairs: what `step_together` is given and gives."""
     distances, step_together = Distances(), meeting.step_together
 
-    def looked(replica: Any, fragment: int, step: int, half: Any, theirs_CN: Tensor) -> Any:
-        taken = step_together(replica, fragment, step, half, theirs_CN)
+    def looked(replica: Any, step: int, mine: Contribution, mine_CN: Tensor, theirs_CN: Tensor) -> Any:
+        taken = step_together(replica, step, mine, mine_CN, theirs_CN)
         if replica is course.peers[0].replica:
             due = replica.due(step)
-            values = compare_two(due, half.sent_CN, theirs_CN, course.coverage.samples[fragment])
+            values = compare_two(due, mine_CN, theirs_CN, course.coverage.samples[mine.fragment])
             values |= distances.add(taken.disagreement)
             course.figures.append(Figures(step + 1, 2, 0, False, values))
         return taken

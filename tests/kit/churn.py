@@ -14,6 +14,7 @@ import torch
 from decentral.consensus.chain import contributions
 from decentral.manifest import Manifest
 from decentral.peer import Peer
+from decentral.replica.apply import slice_weights
 from decentral.replica.replica import Replica
 from decentral.state.journal import Journal
 from decentral.wire.messages import Commit, Record, decode
@@ -100,7 +101,7 @@ class Churn(Swarm):
         found = []
         for record in records_of(self.folder / "peer0"):
             refs = contributions(record)
-            weights = self.replica.weights(refs, record.outer_step)
+            weights = slice_weights(self.replica, refs, record.outer_step)
             norms = [struct.unpack("<d", ref.summary)[0] for ref in refs]
             found.append({ref.peer: told for ref, told in zip(refs, zip(norms, weights, strict=True), strict=True)})
         return found

@@ -8,7 +8,7 @@ import anyio
 import torch
 
 from decentral.replica.contribution import Contribution, range_of
-from decentral.rounds.gossip import Swapped
+from decentral.replica.pair_step import GossipStep
 from decentral.rounds.local_state import CommittedUpdate
 from decentral.simulate.lessons import Descent
 from decentral.training.live_model import LiveModel
@@ -48,7 +48,7 @@ class Learner(Member):
 
     def step(self) -> None:
         wanted = [UNIT * torch.randint(-2, 3, moved.shape, generator=self.generator) for moved in self.moved]
-        taken = self.inner.step([-change for change in wanted], self.schedule.stepping)
+        taken = self.inner.step([-change for change in wanted], self.schedule.live.before_step)
         for fragment, (moved, step) in enumerate(zip(self.moved, taken, strict=True)):
             self.model.write(fragment, self.model.read(fragment) - step)
             self.moved[fragment] = moved - step
@@ -102,7 +102,7 @@ class Learner(Member):
 
     def swap_begins(self, mine: Contribution) -> None: ...
 
-    def swap_ended(self, outcome: Swapped) -> None: ...
+    def swap_ended(self, outcome: GossipStep) -> None: ...
 
     def starts_over(self, why: str) -> None: ...
 

@@ -15,8 +15,9 @@ from decentral.compressors import parse_compressor
 from decentral.consensus.chain import Head
 from decentral.optimizers.diloco import DiLoCo
 from decentral.parameters import schema_of
+from decentral.replica.apply import outer_step
 from decentral.replica.codec import Codec
-from decentral.replica.contribution import header_after
+from decentral.replica.contribution import encode_whole, header_after
 from decentral.replica.replica import Replica
 from decentral.wire.frames import FrameKind, seal
 from decentral.wire.keys import Signer
@@ -56,11 +57,11 @@ def make_history(rounds: int, width: int = 4) -> History:
         head = history.heads[-1]
         gradients = [_gradient(4 * width, number, who) for who in range(len(SIGNERS))]
         headers = [header_after(head, FrameKind.CONTRIBUTION, 0, s.peer, steps=1, tokens=1) for s in SIGNERS]
-        bodies = [replica.encode(0, gradient).body for gradient in gradients]
+        bodies = [encode_whole(replica, 0, gradient).body for gradient in gradients]
         frames = [seal(h, body, s) for h, body, s in zip(headers, bodies, SIGNERS, strict=True)]
         refs = tuple(FrameRef(frame.header.sender, frame.hash, 0, 1, 1) for frame in frames)
         record = make_record(head, refs)
-        replica.install(replica.outer_step(record, {frame.hash: frame for frame in frames}))
+        replica.install(outer_step(replica, record, {frame.hash: frame for frame in frames}))
         history.heads.append(replace(head.extended(record), anchor=replica.digest))
         history.commits.append(Commit(record, _certificate(record)))
         history.frames.append([frame.data for frame in frames])

@@ -12,9 +12,10 @@ from decentral.compressors import parse_compressor, parse_feedback
 from decentral.consensus.chain import Head
 from decentral.optimizers import Aggregation, OuterMethod
 from decentral.parameters import schema_of
+from decentral.replica.apply import outer_step
 from decentral.replica.codec import Codec
-from decentral.replica.contribution import Contribution
-from decentral.replica.pair_step import GossipStep, half_of, install, step_alone, step_together
+from decentral.replica.contribution import Contribution, encode_whole
+from decentral.replica.pair_step import GossipStep, encode_half, install, step_alone, step_together
 from decentral.replica.replica import OuterStep, Replica
 from decentral.rounds.local_state import CommittedUpdate
 from decentral.simulate.lessons import Descent
@@ -79,7 +80,7 @@ class Learner:
 
     def learn(self, step_N: Tensor) -> None:
         """One inner step, by ``step_N`` unless the method wants another."""
-        (taken_N,) = self.inner.step([-step_N], self.schedule.stepping)
+        (taken_N,) = self.inner.step([-step_N], self.schedule.live.before_step)
         self.model.write(0, self.live_N - taken_N)
         self.schedule.stepped()
 
@@ -150,7 +151,7 @@ class Learners:
     def commit(self, offered: Offered) -> None:
         """Pure at first, so that what a peer refuses changes nobody."""
         record = offered.record
-        steps = [peer.replica.outer_step(record, offered.frames) for peer in self.peers]
+        steps = [outer_step(peer.replica, record, offered.frames) for peer in self.peers]
         for n, (peer, step) in enumerate(zip(self.peers, steps, strict=True)):
             mine = offered.made.get(n)
             peer.replica.install(step)
@@ -166,7 +167,7 @@ class Learners:
         peer, head = self.peers[n], self.head
         made = peer.schedule.take(peer.model, 0, peer.anchor_N, head.hash, 1, outer_step=head.outer_step)
         assert made is not None
-        made.encoded = peer.replica.encode(0, made.gradient_N, made.states, SIGNERS[n].peer)
+        made.encoded = encode_whole(peer.replica, 0, made.gradient_N, made.states, SIGNERS[n].peer)
         made.summary = made.summary if summary is None else summary
         return made
 
@@ -191,7 +192,7 @@ class Learners:
             steps |= self._pair(present[i : i + 2], taken)
         for n, step in steps.items():
             peer = self.peers[n]
-            install(peer.replica, 0, step)
+            install(peer.replica, step)
             peer.schedule.merge_swap(peer.model, 0, step.after_N, unmoved=bool(step.unmoved))
         self.head = replace(self.head, round=self.head.round + 1, outer_step=self.head.outer_step + 1)
 
@@ -205,9 +206,11 @@ class Learners:
         step, replicas = self.head.outer_step, [self.peers[n].replica for n in group]
         made = [taken[n] for n in group]
         if len(group) == 1:
-            return {group[0]: step_alone(replicas[0], 0, step, made[0].gradient_N, made[0].states)}
-        halves = [half_of(r, 0, one.gradient_N, one.states) for r, one in zip(replicas, made, strict=True)]
+            return {group[0]: step_alone(replicas[0], step, made[0])}
+        halves = [encode_half(replica, one) for replica, one in zip(replicas, made, strict=True)]
         return {
-            n: step_together(r, 0, step, mine, theirs.sent_CN)
-            for n, r, mine, theirs in zip(group, replicas, halves, reversed(halves), strict=True)
+            n: step_together(replica, step, mine, mine_CN, theirs_CN)
+            for n, replica, mine, mine_CN, theirs_CN in zip(
+                group, replicas, made, halves, reversed(halves), strict=True
+            )
         }

@@ -20,7 +20,8 @@ from decentral.node.node import Node, Start
 from decentral.optimizers import NO_MOMENTS
 from decentral.parameters import Schema, schema_of
 from decentral.replica.contribution import Contribution
-from decentral.rounds.gossip import Gossip, Swapped
+from decentral.replica.pair_step import GossipStep
+from decentral.rounds.gossip import Gossip
 from decentral.rounds.local_state import CommittedUpdate, Ledger
 from decentral.simulate.virtual_time import run_in_virtual_time
 from decentral.transport.memory import MemoryNetwork
@@ -93,7 +94,7 @@ class Member(Teller):
         self.idle = False
         self.pull = 0.3
         self.failure: BaseExceptionGroup[DiskError] | None = None
-        self.swaps: list[Swapped] = []
+        self.swaps: list[GossipStep] = []
 
     def _on_event(self, event: str, fields: dict[str, Any]) -> None:
         assert event != "unexpected", f"{fields['what']} failed: {fields['why']}"
@@ -124,7 +125,8 @@ class Member(Teller):
             method, local = self.node.replica.method, anchor + self.pull * (self.target(fragment) - anchor)
             states = tuple(method.states_sent(anchor, NO_MOMENTS, fragment).values())
             change = method.contribute(anchor, local)
-            self.swaps.append(await gossip.exchange(fragment, change, 1, 1, self.tail(fragment), states))
+            mine = Contribution(fragment, b"", local, change, 1, 1, tail=self.tail(fragment), states=states)
+            self.swaps.append(await gossip.exchange(mine))
         while not driver.head.final:
             if driver.pending is None:
                 slow = self.node.replica.anchors[0]

@@ -18,10 +18,11 @@ from decentral.node.node import make_replica
 from decentral.optimizers import RoundInfo
 from decentral.optimizers.diloco import DiLoCo
 from decentral.parameters import schema_of
+from decentral.replica.apply import outer_step, slice_state_weights, slice_weights
 from decentral.replica.codec import Codec, range_shapes
-from decentral.replica.contribution import Contribution, header_after
+from decentral.replica.contribution import Contribution, encode_whole, header_after
 from decentral.replica.reduction import Reduction
-from decentral.replica.replica import OuterStep, Replica
+from decentral.replica.replica import OuterStep, Replica, residual_after
 from decentral.wire.frames import Frame, FrameKind, seal
 from decentral.wire.keys import Signer
 from decentral.wire.messages import FrameRef, Record, ReducePlan
@@ -92,7 +93,7 @@ class Swarm:
         """The same of contributions as peers made them."""
         frames = {}
         for n, made in offered.items():
-            made.encoded = self.peers[n].encode(0, made.gradient_N, made.states, SIGNERS[n].peer)
+            made.encoded = encode_whole(self.peers[n], 0, made.gradient_N, made.states, SIGNERS[n].peer)
             frames[n] = made.frame(self.head, SIGNERS[n])
         record = self._record(tuple(self._ref(n, offered[n], frame.hash) for n, frame in frames.items()))
         self._book(record, offered, {})
@@ -156,8 +157,8 @@ class Swarm:
     def _result(self, n: int, reduction: Reduction) -> tuple[Frame, dict[str, Tensor]]:
         peer, (start, stop), plan = self.peers[n], reduction.range, reduction.plan
         owed_N = peer.residual(0)
-        weights = peer.weights(plan.contributors, self.head.outer_step)
-        beside = peer.state_weights(plan.contributors, self.head.outer_step, weights)
+        weights = slice_weights(peer, plan.contributors, self.head.outer_step)
+        beside = slice_state_weights(peer, plan.contributors, self.head.outer_step, weights)
         made = reduction.result(peer.codec, weights, None if owed_N is None else owed_N[start:stop], beside=beside)
         parts, me = len(plan.partition), SIGNERS[n]
         header = header_after(self.head, FrameKind.RESULT, 0, me.peer, reduction.part, parts, plan.number)
@@ -182,7 +183,7 @@ class Swarm:
             owed_N = peer.residual(0)
             if n in offered:
                 peer.feedback[0] = offered[n].feedback_after(record)
-            peer.owe_after(record, SIGNERS[n].peer, left, owed_N)
+            peer.owe(0, residual_after(owed_N, record, SIGNERS[n].peer, left, peer.numel(0)))
 
     def _apply(self, record: Record, frames: Sequence[Frame]) -> Met:
         """A reduce decodes results when they come, as `Results` remembers."""
@@ -190,7 +191,7 @@ class Swarm:
         for frame in frames if record.partition else ():
             _, start, stop = record.partition[frame.header.part]
             decoded[frame.hash] = self._decoded(frame, start, stop)
-        steps = [peer.outer_step(record, {frame.hash: frame for frame in frames}, decoded) for peer in self.peers]
+        steps = [outer_step(peer, record, {frame.hash: frame for frame in frames}, decoded) for peer in self.peers]
         for peer, step in zip(self.peers, steps, strict=True):
             peer.install(step)
         first, *others = (heard.received["change"] for heard in self.heard)

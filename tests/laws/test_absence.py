@@ -52,7 +52,9 @@ class Pupil:
         for live_N, wanted_N in zip(self.model.fragments, goal_N, strict=True):
             noise_N = torch.randn(NUMEL, generator=self.generator)
             steps.append(INNER_RATE * (live_N - wanted_N + NOISE * noise_N))
-        for live_N, step_N in zip(self.model.fragments, self.inner.step(steps, self.schedule.stepping), strict=True):
+        for live_N, step_N in zip(
+            self.model.fragments, self.inner.step(steps, self.schedule.live.before_step), strict=True
+        ):
             live_N -= step_N
         self.schedule.stepped()
 

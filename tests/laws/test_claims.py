@@ -16,6 +16,7 @@ from decentral.consensus.chain import Head
 from decentral.optimizers import Aggregation, OuterMethod
 from decentral.optimizers.local_sgd import LocalSGD
 from decentral.parameters import schema_of
+from decentral.replica.apply import outer_step, slice_weights
 from decentral.replica.codec import range_shapes
 from decentral.replica.contents import Tail
 from decentral.replica.contribution import header_after
@@ -59,7 +60,7 @@ def test_one_of_five_that_lies_of_itself_counts_for_four_at_most(outer: OuterMet
     refs = [said(outer, signer) for signer in FIVE]
     for n, (lie, claims) in itertools.product(range(5), LIES.items()):
         told = [replace(ref, **claims) if k == n else ref for k, ref in enumerate(refs)]
-        weights = replica.weights(told, 0, [LENGTH / 2] * 5)  # as who sums a quarter of what each sent
+        weights = slice_weights(replica, told, 0, [LENGTH / 2] * 5)  # as who sums a quarter of what each sent
         others = [weight for k, weight in enumerate(weights) if k != n]
         assert 0 <= weights[n] <= 4.0 * min(others), lie
         assert min(others) > 0, lie
@@ -103,7 +104,7 @@ def test_buffers_of_1e30_from_one_of_five_move_the_shared_ones_no_further_than_t
     for n in range(5):
         told = [tail.merge(HONEST)] * 4 if kind == FrameKind.RESULT else list(HONEST)
         told.insert(n, torch.full((tail.numel,), 1e30))
-        after_B = replica.outer_step(*round_of(told, kind, head)).buffers_B
+        after_B = outer_step(replica, *round_of(told, kind, head)).buffers_B
         assert after_B is not None
         assert (after_B >= 9.0).all()
         assert (after_B <= 21.0 if policy == "first" else after_B <= 15.0).all()

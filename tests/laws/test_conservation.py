@@ -9,7 +9,8 @@ from torch import Tensor
 from decentral.compressors import Compressor, parse_compressor
 from decentral.errors import ConfigError
 from decentral.manifest import Manifest, check_methods, preset_manifest
-from decentral.replica.pair_step import half_of, install, step_alone, step_together
+from decentral.replica.contribution import Contribution
+from decentral.replica.pair_step import encode_half, install, step_alone, step_together
 from decentral.rounds.partners import matching
 from tests.kit.replicas import NUMEL, SIGNERS, Swarm, changed_books, mean, peer_of
 
@@ -117,17 +118,17 @@ def _gossip(manifest: Manifest) -> None:
 def _take(manifest, replicas, changes) -> None:
     """One step of a pair, or of who is left over; without momentum and at beta = 1 the sum moves by what is applied."""
     mechanism, before = replicas[0].codec.feedback, [dict(replica.feedback[0]) for replica in replicas]
-    slow = [(replica.anchors[0],) for replica in replicas]
-    halves = [
-        half_of(replica, 0, change_N, slow[n])
-        for n, (replica, change_N) in enumerate(zip(replicas, changes, strict=True))
+    made = [
+        Contribution(0, b"", change_N, change_N, 1, 1, states=(replica.anchors[0],))
+        for replica, change_N in zip(replicas, changes, strict=True)
     ]
+    halves = [encode_half(replica, mine) for replica, mine in zip(replicas, made, strict=True)]
     if len(replicas) == 1:
-        steps = [step_alone(replicas[0], 0, 0, changes[0], slow[0])]
+        steps = [step_alone(replicas[0], 0, made[0])]
     else:
         steps = [
-            step_together(replica, 0, 0, half, other.sent_CN)
-            for replica, half, other in zip(replicas, halves, reversed(halves), strict=True)
+            step_together(replica, 0, mine, mine_CN, theirs_CN)
+            for replica, mine, mine_CN, theirs_CN in zip(replicas, made, halves, reversed(halves), strict=True)
         ]
     moved = sum(step.after_N.double() - step.before_N.double() for step in steps)
     given = [
@@ -136,7 +137,7 @@ def _take(manifest, replicas, changes) -> None:
     ]
     check_equal(moved, sum(given), max(float(step.after_N.abs().max()) for step in steps), len(replicas))
     for replica, step in zip(replicas, steps, strict=True):
-        install(replica, 0, step)
+        install(replica, step)
 
 
 def test_contributions_whose_sum_is_beyond_float32_move_the_anchor_alike_however_they_are_exchanged():

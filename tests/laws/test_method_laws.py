@@ -14,6 +14,8 @@ from torch import Tensor
 from decentral.errors import NonFiniteError
 from decentral.optimizers import OuterMethod, RoundInfo
 from decentral.parameters import schema_of
+from decentral.replica.apply import outer_step, round_info
+from decentral.replica.contribution import encode_whole
 from decentral.replica.replica import Replica
 from decentral.state.snapshot import outer_name
 from tests.kit.learners import EXACT, Learners, codec_of, held, replica_of
@@ -93,9 +95,9 @@ def test_a_peer_that_resumes_between_its_contribution_and_the_commit_goes_on_wit
     resumed = replica_of(outer, torch.zeros(NUMEL), run.codec)
     resumed.load(load(save(held(run.peers[0]))))
     made = offered.made[0]
-    again = resumed.encode(0, made.gradient_N, made.states)
+    again = encode_whole(resumed, 0, made.gradient_N, made.states)
     assert bytes(again.body) == bytes(made.encoded.body)
-    resumed.install(resumed.outer_step(offered.record, offered.frames))
+    resumed.install(outer_step(resumed, offered.record, offered.frames))
     resumed.feedback[0] = again.feedback
     run.commit(offered)
     assert alike(dict(resumed.shared_tensors()) | dict(resumed.own_tensors()), held(run.peers[0]))
@@ -267,5 +269,5 @@ def test_a_method_is_told_the_outer_step_of_its_fragment_counted_from_0():
     anchors = [torch.zeros(fragment.numel) for fragment in schema.fragments]
     replica = Replica(schema, anchors, method_of("diloco"), EXACT, EXACT)
     record = Learners(method_of("diloco"), 1, randn(0)).offer((0,)).record
-    told = [replica.info(dataclasses.replace(record, outer_step=n, fragment=n % 2), [1.0]).step for n in range(6)]
-    assert told == [0, 0, 1, 1, 2, 2]
+    records = [dataclasses.replace(record, outer_step=n, fragment=n % 2) for n in range(6)]
+    assert [round_info(replica, one, [1.0]).step for one in records] == [0, 0, 1, 1, 2, 2]

@@ -14,6 +14,7 @@ from decentral.compressors.chain import SparsifierBase
 from decentral.optimizers import make_aggregation, presets
 from decentral.optimizers.sparseloco import SparseLoCo
 from decentral.parameters import schema_of
+from decentral.replica.apply import outer_step
 from decentral.replica.codec import Codec
 from decentral.replica.replica import Replica
 from decentral.wire.frames import Frame, FrameKind, Header, seal
@@ -110,7 +111,7 @@ def test_no_round_is_committed_without_what_one_reads(
         for frame in frames.values() if is_kept else ():
             shapes = replica.codec.cut(SCHEMA.fragments[0])
             assert replica.contents.unpacked.add(frame, replica.codec.unpack(frame.body, shapes))
-        replica.outer_step(record, frames)
+        outer_step(replica, record, frames)
 
     commit()
     found = functions(compressor, RECEIVING)

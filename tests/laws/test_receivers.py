@@ -14,7 +14,9 @@ from torch import Tensor
 from decentral.compressors import parse_compressor, parse_feedback
 from decentral.compressors.base import add_flat
 from decentral.optimizers import make_aggregation
+from decentral.replica.apply import outer_step
 from decentral.replica.codec import Codec
+from decentral.replica.contribution import encode_whole
 from decentral.wire.frames import seal
 from tests.kit.learners import Learners, Offered
 from tests.kit.replicas import NUMEL, SIGNERS
@@ -128,7 +130,7 @@ def test_a_peer_that_resumes_sends_what_it_would_have_sent(feedback: str) -> Non
     replica = run.peers[0].replica
     resumed = run.begun(0).replica
     resumed.load(load(save({**replica.shared_tensors(), **replica.own_tensors()})))
-    again = resumed.encode(0, made.gradient_N, me=SIGNERS[0].peer)
+    again = encode_whole(resumed, 0, made.gradient_N, me=SIGNERS[0].peer)
     assert bytes(again.body) == bytes(made.encoded.body)
     assert not any(name.endswith("/sent") for name in replica.own_tensors()), "it is kept once, for all"
 
@@ -143,10 +145,10 @@ def test_an_outer_step_is_pure(feedback: str, rule: str) -> None:
     run.learn({n: 0.01 * randn(n) for n in ALL})
     offered, replica = run.offer(ALL), run.peers[0].replica
     before = {name: tensor.clone() for name, tensor in replica.shared_tensors().items()}
-    first, second = (replica.outer_step(offered.record, offered.frames) for _ in range(2))
+    first, second = (outer_step(replica, offered.record, offered.frames) for _ in range(2))
     assert first.digest == second.digest
-    for peer, state in first.told.states.items():
-        assert torch.equal(state["sent"], second.told.states[peer]["sent"])
+    for peer, state in first.kept.items():
+        assert torch.equal(state["sent"], second.kept[peer]["sent"])
     after = replica.shared_tensors()
     assert set(after) == set(before)
     assert all(torch.equal(before[name], after[name]) for name in before)
@@ -163,9 +165,9 @@ def test_norms_that_clip_are_those_of_the_estimates(size: float, wanted: float) 
     run.meet((0, 1))
     run.learn({0: -1.1 * gradient_N, 1: -1.1 * gradient_N, 2: -size * gradient_N})
     offered, replica = run.offer(ALL), run.peers[0].replica
-    step = replica.outer_step(offered.record, offered.frames)
+    step = outer_step(replica, offered.record, offered.frames)
     torch.testing.assert_close(step.before_N - step.after_N, wanted * gradient_N, rtol=1e-3, atol=1e-3)
-    norms = {peer: measure.norm for peer, measure in step.told.measures.items()}
+    norms = {peer: measure.norm for peer, measure in step.measures.items()}
     assert norms[SIGNERS[2].peer] == pytest.approx(size * float(gradient_N.norm()), rel=1e-3), "and so it is judged"
 
 
@@ -179,7 +181,7 @@ def test_one_who_sends_beyond_float32_in_all_is_taken_for_new_in_each_round_and_
         run.learn({n: -0.01 * randn(10 * number + n) for n in ALL})
         offered = _with_frame(run, run.offer(ALL), 2, huge_N)
         before_N = run.peers[0].anchor_N
-        step = run.peers[1].replica.outer_step(offered.record, offered.frames)
+        step = outer_step(run.peers[1].replica, offered.record, offered.frames)
         run.commit(offered)
         assert not step.unmoved
         assert 0 < float((run.peers[0].anchor_N - before_N).norm()) < 0.02 * NUMEL**0.5

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from decentral.optimizers import OuterMethod, make_outer
 from decentral.replica.replica import OuterStep, Replica
+from tests.kit import learners
 from tests.kit.learners import Learners, codec_of
 from tests.kit.replicas import NUMEL
 from tests.kit.tables import PRESETS, SYNCHRONOUS
@@ -53,13 +54,13 @@ def anchors_of(run: Learners) -> list[Tensor]:
 def assert_nothing_is_applied(run: Learners, go: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """The commit is durable by then, so that no process ends: nothing moves, on every peer alike, and all are told."""
     told, before = [], anchors_of(run)
-    outer_step = Replica.outer_step
+    outer_step = learners.outer_step
 
-    def listening(self: Replica, *args: Any, **more: Any) -> OuterStep:
-        told.append(outer_step(self, *args, **more))
+    def listening(replica: Replica, *args: Any, **more: Any) -> OuterStep:
+        told.append(outer_step(replica, *args, **more))
         return told[-1]
 
-    monkeypatch.setattr(Replica, "outer_step", listening)
+    monkeypatch.setattr(learners, "outer_step", listening)
     go()
     assert all(torch.equal(one_N, two_N) for one_N, two_N in zip(before, anchors_of(run), strict=True))
     assert {step.unmoved for step in told} <= {"outer_step raised Stop: "}

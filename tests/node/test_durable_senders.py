@@ -12,9 +12,10 @@ from decentral.consensus.chain import Head
 from decentral.node.durable_store import DurableStore
 from decentral.optimizers.diloco import DiLoCo
 from decentral.parameters import schema_of
+from decentral.replica.apply import outer_step
 from decentral.replica.codec import Codec
 from decentral.replica.contents import sender_name
-from decentral.replica.contribution import header_after
+from decentral.replica.contribution import encode_whole, header_after
 from decentral.replica.replica import Replica
 from decentral.wire.frames import FrameKind, seal
 from decentral.wire.messages import Certificate, Commit, FrameRef
@@ -45,13 +46,13 @@ class Run:
         head, frames = self.heads[-1], []
         for n in contributors:
             gradient = torch.randn(NUMEL, generator=torch.Generator().manual_seed(100 * head.round + n))
-            made = self.replica.encode(0, gradient, me=SIGNERS[n].peer)
+            made = encode_whole(self.replica, 0, gradient, me=SIGNERS[n].peer)
             header = header_after(head, FrameKind.CONTRIBUTION, 0, SIGNERS[n].peer, steps=1, tokens=1)
             frames.append(seal(header, made.body, SIGNERS[n]))
         refs = tuple(FrameRef(frame.header.sender, frame.hash, 0, 1, 1) for frame in frames)
         record = replace(make_record(head, refs), next_members=next_members)
         self.store.append(Commit(record, Certificate(0, ())), [frame.data for frame in frames])
-        self.replica.install(self.replica.outer_step(record, {frame.hash: frame for frame in frames}))
+        self.replica.install(outer_step(self.replica, record, {frame.hash: frame for frame in frames}))
         self.replica.senders.keep_only(next_members)
         self.heads.append(replace(head.extended(record), anchor=self.replica.digest))
         self.held.append(dict(self.replica.shared_tensors()))

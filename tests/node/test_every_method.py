@@ -16,6 +16,7 @@ from decentral.consensus.round_state import RoundState
 from decentral.manifest import Manifest
 from decentral.observe.health import Notices
 from decentral.optimizers import make_outer, presets
+from decentral.replica.apply import round_info
 from decentral.replica.contribution import Contribution
 from decentral.replica.replica import OWED
 from decentral.replica.weights import NOBODY
@@ -100,7 +101,7 @@ async def test_a_method_with_channels_or_turns_of_its_own_knows_the_outer_step_o
 ) -> None:
     records = [commit.record for commit in lab.members[0].log if commit.record.frames]
     replica = lab.members[0].node.replica
-    infos = [replica.info(record, [1.0] * len(record.contributors or record.frames)) for record in records]
+    infos = [round_info(replica, record, [1.0] * len(record.contributors or record.frames)) for record in records]
     assert [info.step for info in infos] == list(range(len(infos)))
     assert {one.age for info in infos for one in info.contributors} == {0}
     lab.check_equal()

@@ -15,7 +15,7 @@ from decentral.dissemination.broadcast import PUSH
 from decentral.errors import PayloadError, TransportError
 from decentral.flow.budget import Budget, Limits
 from decentral.node.node import RunMembers
-from decentral.replica.contribution import Contribution
+from decentral.replica.contribution import Contribution, encode_whole
 from decentral.rounds.frame_io import CONTROL, FEW_AT_ONCE, PREPARES_AT_ONCE
 from decentral.rounds.snapshots import CHUNK, INDEX, STATE
 from decentral.state.snapshot import CHUNK_NBYTES
@@ -143,7 +143,7 @@ def contribution(signer: Signer, victim, change: float) -> Frame:
     node = victim.node
     head, replica = node.driver.head, node.replica
     change_N = torch.full((replica.numel(0),), change)
-    encoded = replica.encode(0, change_N, (), signer.peer)
+    encoded = encode_whole(replica, 0, change_N, (), signer.peer)
     made = Contribution(0, head.hash, replica.anchors[0], change_N, 30, 1, encoded=encoded, tail=victim.tail(0))
     return made.frame(head, signer)
 

@@ -17,7 +17,7 @@ from decentral.optimizers.base import OuterMethod, numel_of
 from decentral.optimizers.owners import experts_of
 from decentral.optimizers.partial_updates import PartialUpdates
 from decentral.optimizers.spes import SPES
-from decentral.replica.contribution import Contribution
+from decentral.replica.contribution import Contribution, encode_whole
 from decentral.replica.reduction import Reduction
 from decentral.wire.messages import FrameRef, ReducePlan
 from tests.kit.blocks import InTurns
@@ -38,7 +38,7 @@ class WithLiar(Learners):
         made = super()._taken(n, summary)
         if n == 0:
             made.sent_N = made.gradient_N + self.lie_N
-            made.encoded = self.peers[0].replica.encode(0, made.gradient_N, made.states, SIGNERS[0].peer)
+            made.encoded = encode_whole(self.peers[0].replica, 0, made.gradient_N, made.states, SIGNERS[0].peer)
         return made
 
 

@@ -10,6 +10,7 @@ from decentral.manifest import preset_manifest
 from decentral.optimizers import NO_MOMENTS, Contributor, RoundInfo
 from decentral.optimizers.shared_moments import MTDAO, DESLoc
 from decentral.parameters import schema_of
+from decentral.replica.apply import slice_state_weights, slice_weights
 from decentral.replica.reduction import Reduction
 from decentral.replica.replica import Replica
 from decentral.training.inner_optimizers import QHADOPT
@@ -164,9 +165,9 @@ def test_the_owner_of_a_part_counts_who_has_moments_as_a_gather_does():
         refs.append(FrameRef(peer, bytes(32), 0, 1, 1, 0, method.says(LiveSide(), 0, sent[peer])))
     plan = ReducePlan(0, 1, 0, 0, tuple(refs), ((A, 0, NUMEL),))
     replica = replica_of(method, randn(0))
-    weights = replica.weights(refs, 0)
+    weights = slice_weights(replica, refs, 0)
     slices = {peer: torch.cat(vectors) for peer, vectors in sent.items()}
-    made = Reduction(plan, 0, slices).result(EXACT, weights, beside=replica.state_weights(refs, 0, weights))
+    made = Reduction(plan, 0, slices).result(EXACT, weights, beside=slice_state_weights(replica, refs, 0, weights))
     change_N, first_N, second_N = EXACT.decompress(made.payloads).view(3, -1)
     assert torch.equal(change_N, (sent[A][0] + sent[B][0]) / 2)
     assert torch.equal(first_N, sent[A][1])

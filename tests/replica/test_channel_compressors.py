@@ -16,9 +16,10 @@ from decentral.manifest import Manifest, preset_manifest
 from decentral.node.node import largest_offer, make_replica
 from decentral.optimizers import CHANGE, Channel, compressor_beside, make_outer
 from decentral.parameters import Schema, schema_of
+from decentral.replica.apply import outer_step
 from decentral.replica.codec import Codec, Shapes, codec_of
 from decentral.replica.contents import NO_TAIL, FrameContents, Unpacked
-from decentral.replica.contribution import Contribution, Outbox
+from decentral.replica.contribution import Contribution, Outbox, encode_range
 from decentral.replica.replica import Replica
 from decentral.rounds.inbox import Inbox
 from decentral.wire import body
@@ -173,7 +174,7 @@ def test_an_owners_results_keep_the_states_compressor(feedback: str):
 def test_a_replica_tells_states_by_their_own_compressor_in_slices_too():
     codec = codec_with(SPARSE, "bf16", "ef(beta=0.95)")
     replica = Replica(small(), [torch.zeros(4096)], make_outer("des_loc", {}), codec, codec_with("none"))
-    made = replica.encode_range(0, randn(0, 4096), 1000, 2000, states=[randn(1, 4096), randn(2, 4096)])
+    made = encode_range(replica, 0, randn(0, 4096), 1000, 2000, states=[randn(1, 4096), randn(2, 4096)])
     change_N, *states = codec.decode(made.body, ((1000,),) * 3, 3).view(3, -1)
     assert int((change_N != 0).sum()) <= 64
     for number, state_N in enumerate(states, 1):
@@ -204,7 +205,7 @@ def test_a_result_that_is_read_for_the_outer_step_has_states_by_their_own_compre
     named = (replace(taken.frames[0], frame=frame.hash),)
     having = tuple(replace(ref, summary=b"\x03") for ref in taken.frames)  # both moments
     reduced = replace(taken, plan=1, partition=((signer.peer, 0, 4096),), contributors=having, frames=named)
-    step = replica.outer_step(reduced, {frame.hash: frame})
+    step = outer_step(replica, reduced, {frame.hash: frame})
     assert 0 < int((step.after_N != 0).sum()) <= 64
     torch.testing.assert_close(step.state["exp_avg"], randn(1, 4096), rtol=2**-8, atol=0)
 

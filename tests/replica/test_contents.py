@@ -7,6 +7,7 @@ import torch
 
 from decentral.errors import PayloadError
 from decentral.replica.contents import Senders, is_of_sender, sender_name
+from decentral.replica.contribution import encode_whole
 from tests.kit.replicas import remembering_replica
 
 A, B = bytes([1] * 32), bytes([2] * 32)
@@ -86,7 +87,7 @@ def test_state_of_senders_sorts_behind_all_other_tensors_of_a_snapshot():
 def test_a_sender_reads_what_was_sent_of_it_from_what_receivers_keep():
     replica, gradient = remembering_replica(), torch.arange(16.0)
     replica.senders.book(0, {A: {"sent": torch.ones(16)}})
-    made = replica.encode(0, gradient, me=A)
+    made = encode_whole(replica, 0, gradient, me=A)
     assert torch.equal(replica.codec.decompress(made.payloads), gradient - 1)
     assert made.feedback == {}, "what receivers keep is booked by them, once"
-    assert torch.equal(replica.codec.decompress(replica.encode(0, gradient, me=B).payloads), gradient)
+    assert torch.equal(replica.codec.decompress(encode_whole(replica, 0, gradient, me=B).payloads), gradient)

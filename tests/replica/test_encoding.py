@@ -9,6 +9,7 @@ from decentral.errors import NonFiniteError
 from decentral.optimizers.diloco import DiLoCo
 from decentral.parameters import Fragment, ParameterSpec, schema_of
 from decentral.replica.codec import Codec
+from decentral.replica.contribution import encode_range, encode_whole
 from decentral.replica.replica import Replica
 from decentral.tensors import threads
 
@@ -51,7 +52,7 @@ def test_a_nan_is_refused_by_the_name_of_its_parameter_and_changes_nothing(how: 
     gradient = torch.ones(11)
     gradient[9] = float("nan")
     with pytest.raises(NonFiniteError, match=r"pseudo-gradient of head\.weight; nothing was sent"):
-        replica.encode(0, gradient) if how == "whole" else replica.encode_range(0, gradient, 0, 11)
+        encode_whole(replica, 0, gradient) if how == "whole" else encode_range(replica, 0, gradient, 0, 11)
     assert replica.feedback == [{}]
 
 

@@ -20,7 +20,7 @@ from decentral.optimizers.mean import LazyMean
 from decentral.optimizers.shared_moments import DESLoc
 from decentral.optimizers.sparseloco import SparseLoCo
 from decentral.optimizers.steps import sgd
-from decentral.replica.apply import GatherReader
+from decentral.replica.apply import GatherReader, outer_step
 from decentral.replica.measures import Sample
 from decentral.replica.replica import OuterStep, Replica
 from decentral.replica.weights import OVERFLOW
@@ -71,7 +71,7 @@ def arrived(given: Replica, record: Record, frames: dict[bytes, Frame]) -> Outer
     """The step of a replica that has kept what the frames hold."""
     for frame in frames.values():
         given.contents.payloads(frame)
-    return given.outer_step(record, frames)
+    return outer_step(given, record, frames)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_both_ways_have_the_same_bits(
     try:
         kept, forgetful = kept_and_forgetful(method, spelling, chain)
         record, frames = round_of(kept.codec, [randn(n) * (n + 1) for n in range(8)])
-        one, other = arrived(kept, record, frames), forgetful.outer_step(record, frames)
+        one, other = arrived(kept, record, frames), outer_step(forgetful, record, frames)
     finally:
         torch.set_num_threads(before)
     assert one.digest == other.digest
@@ -109,7 +109,7 @@ def test_a_method_with_a_state_has_the_same_bits_too(means: list[LazyMean], meth
     kept, forgetful = kept_and_forgetful(method)
     states = [torch.ones(NUMEL)] * (len(kept.due(0)) - 1)
     record, frames = round_of(kept.codec, [randn(n) for n in range(3)], states)
-    one, other = arrived(kept, record, frames), forgetful.outer_step(record, frames)
+    one, other = arrived(kept, record, frames), outer_step(forgetful, record, frames)
     assert one.digest == other.digest
     assert all(torch.equal(one.state[name], other.state[name]) for name in other.state)
     assert one.channels == other.channels
@@ -160,7 +160,7 @@ def test_a_mean_that_cannot_be_made_is_no_error_of_the_method(
     monkeypatch.setattr(GatherReader, "scales", lambda self, frames, *others: [1e38] * len(frames))
     kept, forgetful = kept_and_forgetful(method, chain="none")
     record, frames = round_of(kept.codec, [torch.full((NUMEL,), 1e38)] * 2)
-    one, other = arrived(kept, record, frames), forgetful.outer_step(record, frames)
+    one, other = arrived(kept, record, frames), outer_step(forgetful, record, frames)
     assert one.unmoved == other.unmoved == OVERFLOW
     assert one.digest == other.digest == kept.digests[0]
 
@@ -184,7 +184,7 @@ def test_a_method_that_knows_of_tensors_alone_takes_it_for_one() -> None:
     kept, forgetful = kept_and_forgetful(Plain())
     for number in range(2):
         record, frames = round_of(kept.codec, [randn(n + 9 * number) for n in range(3)], number=number)
-        steps = [arrived(kept, record, frames), forgetful.outer_step(record, frames)]
+        steps = [arrived(kept, record, frames), outer_step(forgetful, record, frames)]
         assert not steps[0].unmoved
         assert steps[0].digest == steps[1].digest
         assert type(steps[0].state["last"]) is Tensor, "no frame is held by what is kept"
@@ -210,7 +210,7 @@ def test_an_outer_step_of_ones_own_is_asked_though_an_ancestor_has_another() -> 
     """It was on those peers only that had no room for what came: a fork."""
     kept, forgetful = kept_and_forgetful(Careful())
     record, frames = round_of(kept.codec, [randn(n) for n in range(3)])
-    one, other = arrived(kept, record, frames), forgetful.outer_step(record, frames)
+    one, other = arrived(kept, record, frames), outer_step(forgetful, record, frames)
     assert one.digest == other.digest
     assert float((one.after_N - one.before_N).abs().max()) <= 0.0101
 

@@ -13,7 +13,8 @@ from decentral.compressors import parse_compressor
 from decentral.optimizers import CHANGE, Channel, OuterMethod, make_outer
 from decentral.parameters import schema_of
 from decentral.replica.codec import Codec
-from decentral.replica.pair_step import half_of, step_alone, step_together
+from decentral.replica.contribution import Contribution
+from decentral.replica.pair_step import encode_half, step_alone, step_together
 from decentral.replica.replica import Replica
 
 NUMEL = 200
@@ -53,12 +54,17 @@ def drawn(seed: int) -> Tensor:
     return torch.randn(NUMEL, generator=torch.Generator().manual_seed(seed))
 
 
+def made_of(change_N: Tensor, states: tuple[Tensor, ...] = ()) -> Contribution:
+    return Contribution(0, b"", change_N, change_N, 1, 1, states=states)
+
+
 def met(method: OuterMethod, changes: list[Tensor], states: list[tuple[Tensor, ...]], chain: str = "none"):
     peers = [replica_of(method, seed, chain) for seed in range(2)]
-    halves = [half_of(peer, 0, change, told) for peer, change, told in zip(peers, changes, states, strict=True)]
+    made = list(map(made_of, changes, states))
+    halves = list(map(encode_half, peers, made))
     return [
-        step_together(peer, 0, 0, half, other.sent_CN.flatten())
-        for peer, half, other in zip(peers, halves, reversed(halves), strict=True)
+        step_together(peer, 0, mine, mine_CN, theirs_CN.flatten())
+        for peer, mine, mine_CN, theirs_CN in zip(peers, made, halves, reversed(halves), strict=True)
     ]
 
 
@@ -74,8 +80,9 @@ def test_of_a_method_with_one_vector_it_is_that_of_where_both_would_go_alone():
 
 def test_of_equal_replicas_that_learnt_the_same_it_is_0():
     one = replica_of(make_outer("ad_psgd", {}), 0)
-    half = half_of(one, 0, drawn(2), ())
-    assert step_together(one, 0, 0, half, half.sent_CN.flatten()).disagreement == 0.0
+    mine = made_of(drawn(2))
+    mine_CN = encode_half(one, mine)
+    assert step_together(one, 0, mine, mine_CN, mine_CN.flatten()).disagreement == 0.0
 
 
 def test_it_is_of_the_parameters_whatever_channel_is_behind_them():
@@ -89,13 +96,14 @@ def test_channels_with_a_compressor_of_their_own_reach_the_partner_by_it():
     peers = [replica_of(MomentLast(), seed) for seed in range(2)]
     for peer in peers:
         peer.codec = Codec(sparse, beside=own)
-    halves = [half_of(peer, 0, drawn(2 + n), (drawn(n), drawn(5 + n))) for n, peer in enumerate(peers)]
-    for n, half in enumerate(halves):
-        came_CN = peers[0].codec.decode(half.body, ((NUMEL,),) * 3, 3).view(3, -1)
-        assert torch.equal(came_CN, half.sent_CN)
+    made = [made_of(drawn(2 + n), (drawn(n), drawn(5 + n))) for n in range(2)]
+    halves = list(map(encode_half, peers, made))
+    for n, (mine, mine_CN) in enumerate(zip(made, halves, strict=True)):
+        came_CN = peers[0].codec.decode(mine.encoded.body, ((NUMEL,),) * 3, 3).view(3, -1)
+        assert torch.equal(came_CN, mine_CN)
         assert int((came_CN[0] != 0).sum()) <= 4 * 4
         torch.testing.assert_close(came_CN[1:], torch.stack([drawn(n), drawn(5 + n)]), rtol=2**-8, atol=0)
-    first = step_together(peers[0], 0, 0, halves[0], halves[1].sent_CN.flatten())
+    first = step_together(peers[0], 0, made[0], halves[0], halves[1].flatten())
     assert first.disagreement == pytest.approx(rms(drawn(0), drawn(1)), rel=1e-2)
 
 
@@ -118,6 +126,6 @@ def test_no_compressor_touches_what_a_peer_learnt_where_the_change_stays_at_home
 
 def test_a_peer_alone_steps_from_its_own_change():
     one = replica_of(make_outer("ad_psgd", {}), 0, "fp16")
-    step = step_alone(one, 0, 0, drawn(2), ())
+    step = step_alone(one, 0, made_of(drawn(2)))
     assert torch.equal(step.after_N, drawn(0) - drawn(2))
     assert step.disagreement is None

@@ -13,9 +13,10 @@ from decentral.manifest import preset_manifest
 from decentral.node.node import make_replica
 from decentral.optimizers.diloco import DiLoCo
 from decentral.parameters import schema_of
+from decentral.replica.apply import slice_weights
 from decentral.replica.codec import Codec
 from decentral.replica.contents import NO_TAIL
-from decentral.replica.contribution import Contribution
+from decentral.replica.contribution import Contribution, encode_range
 from decentral.replica.reduction import Reduction, Slices
 from decentral.replica.replica import OWED, Replica, in_own_units, residual_after
 from decentral.wire.keys import Signer
@@ -76,7 +77,7 @@ def test_a_gather_and_a_peer_that_never_owed_change_nothing():
 def test_what_is_passed_on_is_in_the_mean_as_much_as_was_owed_of_it(weighting: str, units: float):
     replica = sparse_replica(weighting)
     contributors = (contributor(A, 1), contributor(B, 3))
-    weights = replica.weights(contributors, 0)
+    weights = slice_weights(replica, contributors, 0)
     assert in_own_units(contributors, weights, A) == units
     replica.feedback[0] = {OWED: torch.tensor([0.0, 0.0, 5.0, 0.0, 0.0, 0.0, 3.0, 0.0])}
     made = Contribution(0, START.hash, torch.zeros(8), torch.zeros(8), 1, 1)
@@ -111,7 +112,7 @@ def test_momentum_does_not_repeat_what_an_owner_hands_on():
     replica = make_replica(manifest, schema, [torch.zeros(64)])
     owed_N = torch.arange(1.0, 65.0)
     replica.feedback[0] = {OWED: owed_N}
-    made = replica.encode_range(0, torch.zeros(64), 0, 64, passed_on=2.0)
+    made = encode_range(replica, 0, torch.zeros(64), 0, 64, passed_on=2.0)
     assert not made.feedback["velocity"].any()
     sent_N = replica.codec.decode(made.body, ((64,),))
     assert torch.equal(sent_N + made.feedback["debt"], 2.0 * owed_N)

@@ -17,7 +17,8 @@ from decentral.consensus.chain import Branch
 from decentral.errors import DiskError
 from decentral.flow.waiting import in_thread, inline
 from decentral.replica.pair_step import GossipStep
-from decentral.replica.replica import OuterStep, Replica
+from decentral.replica.replica import OuterStep
+from decentral.rounds import commits
 from decentral.rounds.commits import StepAhead
 from decentral.rounds.driver import Driver
 from decentral.rounds.local_state import Tasks
@@ -145,7 +146,7 @@ async def test_a_pair_whose_replica_was_merged_meanwhile_leaves_it(lab):
 
 @scene(make_model=tiny_model)
 async def test_each_outer_step_is_made_once_and_the_leaders_before_the_commit(lab, monkeypatch):
-    told, step, decide = [], Replica.outer_step, Driver._decide
+    told, step, decide = [], commits.outer_step, Driver._decide
 
     def noted(replica, record, frames, decoded=None):
         told.append(("made", id(replica), record.hash))
@@ -155,7 +156,7 @@ async def test_each_outer_step_is_made_once_and_the_leaders_before_the_commit(la
         told.append(("decided", id(driver.state.replica), commit.record.hash))
         await decide(driver, commit)
 
-    monkeypatch.setattr(Replica, "outer_step", noted)
+    monkeypatch.setattr(commits, "outer_step", noted)
     monkeypatch.setattr(Driver, "_decide", decided)
     await lab.start([Learner] * 3, rounds=4)
     lab.check_equal()
@@ -176,13 +177,14 @@ class Bench:
     """A peer's state, as far as a step ahead looks at it."""
 
     def __init__(self) -> None:
-        self.replica = SimpleNamespace(anchors=[torch.zeros(2)], states=[{}], outer_step=self.outer_step)
+        self.replica = SimpleNamespace(anchors=[torch.zeros(2)], states=[{}])
         self.sums = SimpleNamespace(results=SimpleNamespace(by_frame=dict))
         self.offload, self.tasks = inline, Tasks(lambda event, fields: None)
         self.made: list[bytes] = []
         self.error: Exception | None = None
 
-    def outer_step(self, record, frames, decoded):
+    def outer_step(self, replica, record, frames, decoded):
+        assert replica is self.replica
         self.made.append(record.hash)
         if self.error is not None:
             raise self.error
@@ -199,8 +201,9 @@ def ahead_of(*records: bytes):
 
     def as_test(script):
         @functools.wraps(script)
-        def test() -> None:
+        def test(monkeypatch) -> None:
             bench = Bench()
+            monkeypatch.setattr(commits, "outer_step", bench.outer_step)
 
             async def main() -> None:
                 async with anyio.create_task_group() as group:
@@ -210,7 +213,7 @@ def ahead_of(*records: bytes):
             trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
             assert sorted(bench.made) == sorted(records)
 
-        del test.__wrapped__
+        del test.__wrapped__  # pytest is to see ``monkeypatch``
         return test
 
     return as_test
@@ -254,13 +257,14 @@ async def test_rounds_that_end_make_nothing_ahead_and_wait_for_nothing(bench, ah
     assert step.after_N.tolist() == [1.0, 1.0]
 
 
-def test_a_step_that_begins_as_the_swarms_side_is_cancelled_is_made_and_nothing_waits_on():
+def test_a_step_that_begins_as_the_swarms_side_is_cancelled_is_made_and_nothing_waits_on(monkeypatch):
     """A peer that was shut down while it voted spun for ever: the rounds' group was not cancelled, what it is in was.
 
     On a thread that is a daemon: a task that spins in a shield cannot be cancelled, and would take the tests with it.
     """
     bench, decided = Bench(), []
     bench.offload = in_thread
+    monkeypatch.setattr(commits, "outer_step", bench.outer_step)
 
     async def rounds(under_way: anyio.Event, written: anyio.Event, over: anyio.Event) -> None:
         async with anyio.create_task_group() as group:

@@ -13,6 +13,7 @@ from decentral.dissemination import broadcast
 from decentral.errors import PayloadError
 from decentral.manifest import preset_manifest
 from decentral.optimizers import make_outer
+from decentral.replica.contribution import Contribution
 from decentral.rounds.gossip import PAIR, UNDECIDED
 from decentral.rounds.partners import AHEAD, LATEST, Punctuality, matching, partner_of
 from decentral.transport.memory import Weight
@@ -89,7 +90,8 @@ async def test_a_frame_for_a_step_that_the_run_has_not_moves_nobody(lab, beyond)
     """Of two peers one said that it was at step 2**64 - 3: the other went there, and ended three steps later."""
     await swap_on(lab, 2)
     told, liar = lab.members
-    said = told.node.gossip._header(told.node.driver.head, 0, 1, 1, 1)
+    mine = Contribution(0, b"", torch.zeros(1), torch.zeros(1), 1, 1, states=(torch.zeros(1),))
+    said = told.node.gossip._header(told.node.driver.head, mine)
     header = replace(said, sender=liar.signer.peer, round=max(beyond, lab.manifest.run.rounds))
     before = told.node.gossip.step
     with pytest.raises(PayloadError, match=f"of a run of {lab.manifest.run.rounds}"):
@@ -155,8 +157,9 @@ async def test_pairs_meet_in_the_steps_that_the_method_names_and_in_no_other_and
     begun = max(len(member.swaps) for member in lab.members) + 2
     await lab.until(lambda: all(len(member.swaps) >= begun + 14 for member in lab.members))
     for member in lab.members:
-        assert [swap.meets for swap in member.swaps] == [method.meets(swap.step) for swap in member.swaps]
-        told = {swap.step: swap.partner is not None for swap in member.swaps[begun:]}
+        swaps = member.swaps[begun:]
+        assert [swap.matched for swap in swaps] == [method.meets(swap.step) for swap in swaps]
+        told = {swap.step: swap.partner is not None for swap in swaps}
         assert told == {step: method.meets(step) for step in told}
         assert 0 < sum(told.values()) < len(told)
 

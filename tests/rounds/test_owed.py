@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from decentral.consensus.chain import Branch
+from decentral.replica.contribution import Contribution
 from decentral.replica.replica import OWED
 from decentral.rounds.gossip import Gossip
 from decentral.wire.messages import FrameRef
@@ -78,7 +79,8 @@ class Even(Member):
             await anyio.sleep(self.lab.step)
             change = torch.randn(self.changed.shape, generator=generator)
             self.changed += change
-            self.swaps.append(await gossip.exchange(0, change, 1, 1, states=(gossip.state.replica.anchors[0],)))
+            mine = Contribution(0, b"", replica.anchors[0] - change, change, 1, 1, states=(replica.anchors[0],))
+            self.swaps.append(await gossip.exchange(mine))
 
 
 @pytest.mark.parametrize("feedback", ["ef(beta=1.0)", "dgc(momentum=0.0)"])

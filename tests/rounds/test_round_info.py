@@ -8,6 +8,7 @@ from decentral.consensus.chain import Head
 from decentral.manifest import preset_manifest
 from decentral.node.node import make_replica
 from decentral.parameters import schema_of
+from decentral.replica.apply import round_info
 from decentral.replica.replica import Replica
 from decentral.wire.keys import Signer
 from decentral.wire.messages import FrameRef, Record
@@ -31,15 +32,15 @@ def record(outer_step: int, fragment: int, based: int) -> Record:
 
 def test_the_first_record_of_a_fragment_is_its_step_0_and_who_began_then_is_of_age_0():
     given = replica(fragments=1)
-    first = given.info(record(0, 0, based=0), [1.0])
+    first = round_info(given, record(0, 0, based=0), [1.0])
     assert (first.step, first.contributors[0].age) == (0, 0)
-    late = given.info(record(5, 0, based=3), [1.0])
+    late = round_info(given, record(5, 0, based=3), [1.0])
     assert (late.step, late.contributors[0].age) == (5, 2)
 
 
 def test_steps_and_ages_are_counted_by_fragment():
     given = replica(fragments=2)
-    told = given.info(record(5, 1, based=1), [1.0])
+    told = round_info(given, record(5, 1, based=1), [1.0])
     assert (told.step, told.contributors[0].age) == (2, 2)
 
 

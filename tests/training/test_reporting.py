@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from decentral.peer.status import state_of
-from decentral.rounds.gossip import Swapped
+from decentral.replica.pair_step import GossipStep
 from decentral.rounds.local_state import Decision
 from decentral.training.reporting import NOTABLE_WAIT, Reporter
 from decentral.wire.keys import peer_name
@@ -36,7 +36,8 @@ class Told:
     def swap(self, step: int, partner: bytes | None = OTHER, *, matched: bool = True, seconds: float = 0.0) -> None:
         self.now += seconds
         x_N = torch.zeros(2)
-        self.reporter.swap_ended(Swapped(step, x_N, x_N, partner, None, matched=matched))
+        taken = GossipStep(0, step, x_N, x_N, {}, {}, b"", partner=partner, matched=matched)
+        self.reporter.swap_ended(taken)
 
 
 def test_the_short_wait_of_every_round_is_training_and_a_long_one_is_waiting() -> None:

@@ -17,6 +17,7 @@ from decentral.optimizers.shared_moments import DESLoc
 from decentral.optimizers.streaming import StreamingDiLoCo
 from decentral.replica.contribution import Contribution
 from decentral.rounds.local_state import CommittedUpdate
+from decentral.training.progress import pseudo_gradient
 from decentral.training.schedule import (
     SLOWEST,
     Pace,
@@ -326,19 +327,21 @@ def test_progress_in_bfloat16_is_what_was_learnt_whether_a_commit_takes_it_or_pa
     one, anchor_N, after_N = rounded()
     one.model.write(0, one.live_N - 0.5)
     one.train(4)
-    moved_N = one.pace.gradient(0, anchor_N, one.live_N)
+    moved_N = pseudo_gradient(one.pace.progress[0], anchor_N, one.live_N)
     one.commit(one.send(1, anchor_N) if named else None, after_N, anchor_N)
-    left_N = one.pace.gradient(0, after_N, one.live_N)
+    left_N = pseudo_gradient(one.pace.progress[0], after_N, one.live_N)
     torch.testing.assert_close(left_N, torch.zeros(1000) if named else moved_N, rtol=0, atol=1e-6)
 
 
 def test_a_restart_goes_on_with_the_count_and_the_rounding():
     one, anchor_N, _ = rounded()
     one.train(3)
-    moved_N, again = one.pace.gradient(0, anchor_N, one.live_N), Scene().pace
+    moved_N, again = pseudo_gradient(one.pace.progress[0], anchor_N, one.live_N), Scene().pace
     held, memory = {"anchor/0": anchor_N, **tensors_of(one.pace)}, memory_of(one.pace)
     resume(again, one.model, held, memory, [anchor_N + 1.0], outer_steps=1)
-    torch.testing.assert_close(again.gradient(0, anchor_N + 1.0, one.live_N), moved_N, rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        pseudo_gradient(again.progress[0], anchor_N + 1.0, one.live_N), moved_N, rtol=0, atol=1e-6
+    )
     assert (again.since, again.progress[0].steps, again.progress[0].missed) == (3, 3, 1)
 
 
@@ -359,7 +362,7 @@ def usual_then_missed(one: Scene) -> Contribution:
 def test_a_peer_that_was_held_back_for_a_round_sends_no_more_than_one_although_no_round_passed_it_by():
     one = Scene()
     one.train(12)
-    moved_N = one.pace.gradient(0, ZEROS, one.live_N)
+    moved_N = pseudo_gradient(one.pace.progress[0], ZEROS, one.live_N)
     made = one.send(10)
     same(made.gradient_N, moved_N / 3)
     assert made.tokens == 40
@@ -375,7 +378,7 @@ def test_what_an_adopted_branch_took_without_counting_is_told_like_that_of_a_com
     """Another branch left it where it was, and nothing is told."""
     one = Scene()
     one.train(12)
-    moved_N = one.pace.gradient(0, ZEROS, one.live_N)
+    moved_N = pseudo_gradient(one.pace.progress[0], ZEROS, one.live_N)
     made = one.send()
     before_N, steps = (ZEROS - moved_N, -12) if took else (ZEROS, 0)
     adopted = CommittedUpdate(None, b"1" * 32, 0, before_N, ZEROS, None, reclaimed_steps=steps, took=took)

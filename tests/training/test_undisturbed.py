@@ -71,7 +71,7 @@ def test_a_step_of_a_pair_is_written_whole_though_ctrl_c_comes_in_the_middle() -
         done.append("model")
 
     async def result(within: float | None) -> object:
-        return SimpleNamespace(partner=None, step=0, after_N=None, unmoved=False, buffers_B=None)
+        return SimpleNamespace(fragment=0, partner=None, step=0, after_N=None, unmoved=False, buffers_B=None)
 
     parts = SimpleNamespace(
         model=None,
@@ -83,7 +83,7 @@ def test_a_step_of_a_pair_is_written_whole_though_ctrl_c_comes_in_the_middle() -
         take_buffers=lambda buffers: done.append("buffers"),
     )
     steps = GossipSteps(parts, None, None)  # type: ignore[arg-type]
-    steps._swap = (0, SimpleNamespace(result=result))  # type: ignore[assignment]
+    steps._swap = SimpleNamespace(result=result)  # type: ignore[assignment]
     with pytest.raises(KeyboardInterrupt):
         run_blocking(steps._end_swap())
     assert done == ["model", "buffers"]
@@ -95,5 +95,5 @@ def test_a_swap_that_nobody_knows_the_end_of_leaves_the_checkpoint_before() -> N
         raise TimeoutError
 
     steps = GossipSteps(SimpleNamespace(model=None, swarm=None, schedule=None), None, None)  # type: ignore[arg-type]
-    steps._swap = (0, SimpleNamespace(result=result))  # type: ignore[assignment]
+    steps._swap = SimpleNamespace(result=result)  # type: ignore[assignment]
     assert not run_blocking(steps.settle())
