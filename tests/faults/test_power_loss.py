@@ -14,8 +14,19 @@ import pytest
 from decentral.errors import DiskError
 from decentral.simulate.disk import Call, Names, Operation, RecordingDisk, scan
 from tests.kit.disks import FailingDisk, Killed, KillingDisk
+from tests.kit.history import History, make_history
 from tests.kit.life import Acknowledged, Life, found_in, goes_on
-from tests.kit.power_loss import GO_ON_EVERY, broken_promises
+from tests.kit.power_loss import GO_ON_EVERY, ROUNDS, Recorded, broken_promises
+
+
+@pytest.fixture(scope="module")
+def history() -> History:
+    return make_history(ROUNDS + 1)
+
+
+@pytest.fixture(scope="module")
+def recorded(history, tmp_path_factory) -> Recorded:
+    return Recorded(history, tmp_path_factory.mktemp("life"))
 
 
 def test_no_power_cut_loses_what_was_acknowledged_or_tears_anything(recorded, tmp_path):

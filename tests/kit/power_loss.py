@@ -5,22 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import pytest
-
 from decentral.errors import DecentralError
 from decentral.simulate.disk import Operation, RecordingDisk, crash_states
-from tests.kit.history import History, make_history
+from tests.kit.history import History
 from tests.kit.life import Acknowledged, Life, Word, found_in, goes_on
 
 ROUNDS = 9  # five checkpoints, and a commit after the journal was shortened
-
-
 GO_ON_EVERY = 16  # restarts between two that also write on and restart again
-
-
-@pytest.fixture(scope="module")
-def history() -> History:
-    return make_history(ROUNDS + 1)
 
 
 class Recorded:
@@ -40,11 +31,6 @@ class Recorded:
             if mark <= done:
                 promised.hear(word, round_)
         return promised
-
-
-@pytest.fixture(scope="module")
-def recorded(history, tmp_path_factory) -> Recorded:
-    return Recorded(history, tmp_path_factory.mktemp("life"))
 
 
 def broken_promises(recorded: Recorded, log: Sequence[Operation], folder: Path, **bounds: int) -> Iterator[str]:
