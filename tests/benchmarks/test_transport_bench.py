@@ -13,6 +13,7 @@ from decentral.transport import pylibp2p
 from decentral.transport.choice import kinds_here
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", kinds_here())
 def test_a_stream_and_requests_are_timed_and_nothing_is_left_running(kind):
     result = CliRunner().invoke(

@@ -17,6 +17,7 @@ from tests.kit.site import looked
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="the system stops no process by a signal")
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_stopped_peer_is_frozen_for_all_who_look_and_well_again_when_it_goes_on(
     family: Family, terms: list[str], tmp_path: Path, run: Run

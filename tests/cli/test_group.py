@@ -123,6 +123,7 @@ main(["start", "run.toml", "--solo", "--out", "run"])
 """
 
 
+@pytest.mark.long
 def test_a_model_that_does_not_fit_the_machines_memory_is_exit_code_40(tmp_path: Path) -> None:
     manifest = preset_manifest("diloco", model={"hidden": 8192, "layers": 4, "heads": 4, "context": 16})
     (tmp_path / "run.toml").write_text(manifest.to_toml())

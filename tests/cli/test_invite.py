@@ -26,6 +26,7 @@ def test_the_line_that_invites_asks_for_the_text_of_the_run(tmp_path: Path, run:
     assert shlex.split(line)[-2:] == ["--data", "PATH/TO/red foxes"]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_a_peer_joins_by_words_that_were_said_a_follower_too_and_a_wrong_word_is_refused(
     family: Family, terms: list[str], tmp_path: Path, run: Run

@@ -34,7 +34,8 @@ def command(*words: str, cwd: Path, encoding: str = "utf-8", shell: str = '"$@"'
     return subprocess.run(line, cwd=cwd, env={**os.environ, **alike}, capture_output=True, timeout=240, check=False)
 
 
-@pytest.mark.parametrize("encoding", ["ascii", pytest.param("cp1252", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
 def test_a_name_that_the_screen_cannot_show_ends_no_command(encoding: str, tmp_path: Path) -> None:
     (tmp_path / ODD).mkdir()
     (tmp_path / ODD / "tëxt.txt").write_text("some words of text that peers train on\n" * 4000, encoding="utf-8")

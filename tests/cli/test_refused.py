@@ -502,6 +502,7 @@ def test_a_manifest_that_cannot_work_is_answered_in_one_line(
     assert faults(before, tree(tmp_path), result, 10, says) == []
 
 
+@pytest.mark.long
 def test_a_start_that_another_was_faster_than_leaves_what_that_one_has_just_made(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -520,6 +521,7 @@ def test_a_start_that_another_was_faster_than_leaves_what_that_one_has_just_made
     assert (out / "identity.key").read_text() == "of the other"
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_a_start_whose_peers_do_not_come_leaves_only_a_folder_in_which_it_can_be_started_again(
     run: Run, tmp_path: Path

@@ -150,6 +150,7 @@ async def filled(process: psutil.Process, address: str, room: int) -> int:
     return nbytes
 
 
+@pytest.mark.long
 def test_the_memory_it_is_given_is_kept_when_all_connections_are_there_and_nobody_reads(tmp_path: Path) -> None:
     room = RelayLimits.within(110 * 10**6, places=8).connections
     assert room > 10

@@ -78,6 +78,7 @@ def test_the_command_prints_its_summary_as_json_only_on_stdout(run: Run, tmp_pat
     assert (tmp_path / "out/run.toml").exists()
 
 
+@pytest.mark.long
 def test_a_baseline_can_be_paused_goes_on_and_tells_its_losses(tmp_path: Path, text: Path) -> None:
     out, trained = tmp_path / "out", threading.Thread(target=lambda: train(small(run={"rounds": 10**6}), out, text))
     trained.start()

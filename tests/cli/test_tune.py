@@ -67,10 +67,9 @@ def test_the_terms_of_a_run_of_text_keep_all_but_how_peers_learn_together(run: R
     assert "name your copy of it with --data" in run("tune", "run.toml").stderr
 
 
+@pytest.mark.long
 @pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
-@pytest.mark.parametrize(
-    "ends", ["SIGINT", *(pytest.param(name, marks=pytest.mark.long) for name in ("SIGKILL", "SIGTERM"))]
-)
+@pytest.mark.parametrize("ends", ["SIGINT", "SIGKILL", "SIGTERM"])
 def test_a_search_that_is_ended_leaves_no_trial_behind(tmp_path: Path, ends: str) -> None:
     (tmp_path / "train.py").write_text(
         "import os\nfrom tests.kit.own_problems import build as plain\n\n"

@@ -131,10 +131,8 @@ def test_what_the_package_adds_obeys_every_law(packages):
     assert outside.laws(packages, "--outer", "outer_lion")
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["own_loop.py", *(pytest.param(name, marks=pytest.mark.long) for name in ("trainer.py", "fit_lightning.py"))],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["own_loop.py", "trainer.py", "fit_lightning.py"])
 def test_an_example_that_is_interrupted_after_its_invite_goes_on_with_its_run(name, packages, tmp_path):
     """Each makes its terms itself, and so draws another salt."""
     runs = list[str]()

@@ -32,6 +32,7 @@ def started(folder: Path) -> subprocess.Popen[str]:
     return process
 
 
+@pytest.mark.long
 def test_a_killed_study_goes_on_without_running_a_cell_twice(tmp_path: Path) -> None:
     process = started(tmp_path)
     workers = psutil.Process(process.pid).children(recursive=True)

@@ -74,6 +74,7 @@ def test_what_goes_wrong_in_the_users_code_comes_out_of_the_search(processes: in
         tune(broken, rounds=4, inner_steps=1, presets=["local_sgd"], processes=processes)
 
 
+@pytest.mark.long
 def test_a_method_of_fragments_has_as_many_inner_steps_as_a_peer_alone_and_the_models_fragments() -> None:
     terms = preset_manifest("diloco", steps=36, model={"layers": 24})
     (one,), _ = candidates_of(Aim(terms=terms, rounds=4, peers=2, presets=("streaming",)), 10**7, 0.1)

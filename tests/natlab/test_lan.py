@@ -148,6 +148,7 @@ CODE = SpokenCode(("acid", "cargo", "mural", "tulip"), 4711)
 INVITE = str(Invite(bytes(32), (), "a-secret-token"))
 
 
+@pytest.mark.long
 def test_words_are_exchanged_at_home_and_nobody_next_door_hears_of_it(lab: Lab, away: Any) -> None:
     home, next_door = lab.household("home", PORT_PRESERVING), lab.household("next door", PORT_PRESERVING)
     alice, bob, eve = home.host("alice"), home.host("bob"), next_door.host("eve")

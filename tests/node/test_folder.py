@@ -83,6 +83,7 @@ def test_a_folder_whose_peer_was_killed_is_free_though_a_child_of_it_lives(tmp_p
             os.kill(child, signal.SIGKILL)
 
 
+@pytest.mark.long
 def test_a_command_that_has_begun_keeps_it_while_its_peer_comes_and_goes(tmp_path):
     with begun(tmp_path):
         with occupy(tmp_path):

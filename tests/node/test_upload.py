@@ -102,6 +102,7 @@ def events(member) -> list[str]:
     return [event for event, _ in member.events if event.startswith("upload")]
 
 
+@pytest.mark.long
 @scene(make_model=tiny_model)
 async def test_a_peer_that_used_up_its_day_rests_and_follows_and_contributes_again_the_next(lab, tmp_path):
     for _ in range(3):

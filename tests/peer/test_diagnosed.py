@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from decentral.cli import main
@@ -11,6 +12,7 @@ from decentral.replica.figures import DEBT_RATIO, MEAN_COSINE, NEVER_SENT, NORM_
 from tests.kit.problems import Problem, Swarm, run_terms, told
 
 
+@pytest.mark.long
 def test_three_peers_one_of_which_learns_too_fast_are_told_so_wherever_they_look(tmp_path: Path) -> None:
     problems = [Problem(number, lr=rate) for number, rate in enumerate((0.02, 0.02, 0.6))]
     swarm = Swarm(run_terms("sparseloco", run={"rounds": 10}), tmp_path, *problems, require_peers=0).run()

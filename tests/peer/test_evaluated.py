@@ -74,6 +74,7 @@ def test_a_peer_evaluates_around_commits_which_are_the_same_to_the_bit_as_withou
     assert len({*two.digests.values(), *plain.digests.values()}) == 1
 
 
+@pytest.mark.long
 def test_beside_overlap_it_evaluates_and_does_not_judge(tmp_path: Path) -> None:
     """A commit leaves no anchor there, and looks that are none were taken for a run that is behind."""
     two = Two(run_terms("streaming", run={"rounds": 4}, swarm=PATIENT), tmp_path)

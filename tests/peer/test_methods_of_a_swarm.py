@@ -23,6 +23,7 @@ from tests.kit.churn import FULL, KEPT, MOMENTS, ROUNDS, churn, records_of
 from tests.kit.problems import Problem, Swarm, adam, run_terms, until
 
 
+@pytest.mark.long
 def test_moments_are_averaged_and_a_joiner_begins_with_the_means(tmp_path):
     swarm = churn("des_loc", tmp_path)
     swarm.check(0, 1, 3)
@@ -144,6 +145,7 @@ def test_a_slow_peer_holds_up_no_round_and_what_it_brings_late_counts(tmp_path):
     assert 0 < max(ages) <= 8
 
 
+@pytest.mark.long
 def test_a_slow_peer_makes_fewer_steps_instead_of_holding_up_the_others_or_being_late(tmp_path):
     rounds, beside = 8, 0.02  # s beside each inner step
     slower = 5  # times what a step and that take on the very machine: a busy one makes it slower by as much

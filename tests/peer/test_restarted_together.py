@@ -85,8 +85,8 @@ def two(tmp_path: Path) -> Iterator[Two]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("times", [1, pytest.param(6, marks=pytest.mark.long)])
-def test_two_that_are_killed_and_restarted_together_find_each_other_at_once(two: Two, times: int):
+@pytest.mark.long
+def test_two_that_are_killed_and_restarted_together_find_each_other_at_once(two: Two):
     two.start(0)
     two.runs.append(two.hear(0, "listens", PATIENCE)[0])
     two.start(1)
@@ -95,7 +95,7 @@ def test_two_that_are_killed_and_restarted_together_find_each_other_at_once(two:
         two.hear(number, "found", SOON)
     listened = None
     took = []
-    for restart in range(times):
+    for restart in range(6):
         deadline = time.monotonic() + SOON
         while not all(read_addresses(folder).others for folder in two.folders):
             assert time.monotonic() < deadline, "a moment after they met, each has noted where the other is"

@@ -176,6 +176,7 @@ def anchors_left(out: Path, rounds: int) -> list[object]:
         return [anchor() for anchor in begun if anchor() is not None]
 
 
+@pytest.mark.long
 def test_after_a_few_rounds_nothing_is_left_of_the_anchor_that_a_peer_began_with_or_resumed_from(
     tmp_path: Path,
 ) -> None:

@@ -118,7 +118,7 @@ ME, OTHER = b"m" * 32, b"o" * 32
 
 
 def shown(live: dict[bytes, Any], said_goodbye: bool, *, done: bool = False) -> Any:
-    directory = SimpleNamespace(live=lambda: live, said_goodbye=lambda peer: said_goodbye)
+    directory = SimpleNamespace(live=lambda: live, left_politely=lambda peer: said_goodbye)
     directory.answer_seconds, directory.heard = {}, lambda peer: None
     paths, driver = SimpleNamespace(get=lambda peer: None, look_soon=lambda: None), SimpleNamespace(me=ME)
     node = SimpleNamespace(directory=directory, driver=driver, gossip=None, paths=paths, outer_steps=3)

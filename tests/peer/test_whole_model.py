@@ -57,6 +57,7 @@ class Experts(nn.Module):
         return inputs @ torch.cat(list(self.experts)).view(6, -1).mean(dim=1)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("preset", long_but(["diloco"], ["diloco", "sparseloco"]))
 def test_very_many_small_parameters_are_trained_together(preset: str, tmp_path: Path) -> None:
     swarm = pair(terms(preset), Experts, tmp_path)

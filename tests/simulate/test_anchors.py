@@ -78,6 +78,7 @@ def test_a_leader_that_died_before_it_could_say_that_it_waits_is_an_excuse():
     assert len(problems((1.0, -1, "cut", cut(LEADER, FOLLOWER)), told=False)) == 1, "a living one says that it waits"
 
 
+@pytest.mark.long
 def test_peers_that_nothing_befalls_meet_in_nearly_every_step():
     """They drifted apart by more seconds than they waited, and met by chance."""
     calm = replace(PROFILES["lab"], crashes=0.0)

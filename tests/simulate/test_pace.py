@@ -64,6 +64,7 @@ def seconds_a_round(outcome: Outcome) -> float:
     return (ended - began) / (len(last) - 1)
 
 
+@pytest.mark.long
 def test_with_a_pace_of_speed_a_slow_peer_makes_fewer_steps_and_is_in_every_round():
     paced = records(run(3, pace="speed"))
     assert len(paced) == ROUNDS // 2
@@ -88,6 +89,7 @@ def test_the_loss_is_not_worse_than_without_it_and_better_than_where_it_is_waite
     assert paced < waiting
 
 
+@pytest.mark.long
 def test_by_the_clock_rounds_take_the_seconds_and_each_peer_makes_what_fits():
     timed = run(3, pace="clock", seconds=4.0)
     assert 4.0 <= seconds_a_round(timed) < 5.5

@@ -30,6 +30,7 @@ def test_a_launchers_command_line_says_how_many_processes_were_asked_for(typed: 
     assert _count_processes(typed.split()) == wanted
 
 
+@pytest.mark.long
 def test_one_process_that_accelerate_started_instead_of_two_is_warned(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("from decentral.training.processes import warn_if_alone\nprint(warn_if_alone())\n")

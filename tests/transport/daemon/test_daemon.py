@@ -290,6 +290,7 @@ async def test_a_public_daemon_carries_large_frames_from_one_of_its_first_starts
     assert len(asked) <= 6, "a busy machine may make one start of three do it again; with all cores it takes thirty"
 
 
+@pytest.mark.long
 async def test_a_public_daemon_that_would_carry_little_as_a_relay_is_started_again(daemons, monkeypatch):
     answers = [True, True, True, True, False]
 
@@ -366,6 +367,7 @@ async def test_who_comes_up_is_reached_at_once_although_it_was_dialled_in_vain_b
             assert await request(a, b.peer, ECHO, b"!", limit=1, timeout=5) == b"!"
 
 
+@pytest.mark.long
 async def test_a_stream_to_who_is_gone_fails_at_once_and_comes_about_when_it_is_back(daemons, port):
     """Nobody waits for a machine that is off: it takes the whole of a dial's time to say nothing."""
     a, signer = daemons.transport(), Signer.generate()

@@ -68,6 +68,7 @@ async def until_reached(transport, peer, addresses):
             await anyio.sleep(0.1)
 
 
+@pytest.mark.long
 async def test_a_place_is_asked_for_again_when_the_relay_was_away(daemons, monkeypatch):
     identity = daemons.identity()
     monkeypatch.setattr("decentral.transport.native.dialling.LEAST_NBYTES", 0)  # it may carry little
@@ -81,6 +82,7 @@ async def test_a_place_is_asked_for_again_when_the_relay_was_away(daemons, monke
             await until(lambda: not through_relays(hidden))
 
 
+@pytest.mark.long
 async def test_a_relay_that_carries_too_little_is_passed_over(daemons, monkeypatch, caplog):
     monkeypatch.setattr("decentral.transport.native.dialling.LEAST_NBYTES", 1 << 62)
     async with (

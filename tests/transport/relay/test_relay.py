@@ -136,6 +136,7 @@ async def test_connections_above_a_bound_are_refused_and_room_is_made_when_one_e
         assert await status(at, asks, connect_to(b.peer)) == HopStatus.OK
 
 
+@pytest.mark.long
 async def test_a_peer_that_floods_it_with_questions_keeps_nobody_else_out():
     at, flooder, b = relay(), native(), native(announce=NOWHERE)
 
@@ -290,6 +291,7 @@ async def test_peers_take_their_places_again_when_it_was_away(kind, daemons, mon
                 assert await request(dials, hidden.peer, ECHO, b"back", limit=100, timeout=10) == b"back"
 
 
+@pytest.mark.long
 async def test_the_rate_it_is_given_is_kept_over_sockets():
     at, a, b = relay(rate=2e6), native(), Taker()
 
