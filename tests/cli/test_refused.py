@@ -422,6 +422,7 @@ def world(made: Path, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     monkeypatch.chdir(made)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # Python keeps that of a module of one's own beside it
     return made
 
 

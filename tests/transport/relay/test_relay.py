@@ -305,7 +305,7 @@ async def test_the_rate_it_is_given_is_kept_over_sockets():
         for end in ends:
             group.start_soon(end.send, BODY)
         began, before = anyio.current_time(), at.relay.counts.nbytes
-        await anyio.sleep(2)
+        await anyio.sleep(5)
         rate = (at.relay.counts.nbytes - before) / (anyio.current_time() - began)
         assert 1e6 < rate < 1.05 * 2e6  # a busy machine may make it slower, nothing makes it faster
         group.cancel_scope.cancel()
