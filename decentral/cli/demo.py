@@ -1,4 +1,4 @@
-"""``decentral demo``: peers as real processes with real daemons on loopback, one killed, one late, beside a baseline.
+"""``decentral demo``: peers as real processes on loopback, one killed, one late, beside a baseline.
 
 Nothing is simulated: the demo types the commands a person would type, reads the files a person would read, and ends
 with a table. Whatever happens, no process outlives it.

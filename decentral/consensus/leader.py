@@ -242,7 +242,7 @@ def _open_ballot(state: RoundState, ballot: int, now: float) -> Ballot:
         return leading
     promised = state.acceptor.promise(ballot)
     assert promised is not None, "the ballot in charge is never below the promised one"
-    state.become(promised)
+    state.persist(promised)
     leading.promises[state.me] = promise(promised, state.head.run, state.head.epoch, ballot, state.signer)
     state.broadcast(m.Prepare(state.head.epoch, promised.round, ballot))
     return leading

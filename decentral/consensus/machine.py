@@ -2,7 +2,8 @@
 
 *Who decides that a round is committed.* No single peer does. One round is one single-decree Paxos over the record that
 names its frames: the leader of a ballot proposes a record (`leader`), every voter that holds all frames named in it
-accepts it durably and signs (`voter`), and the record with the signatures of a majority is the commit (`learner`).
+accepts it durably and signs (`voter`), and the record with the signatures of a majority is the commit: the leader
+counts them (`Ballot.elect` in `paxos`), everybody checks them (`learner`).
 
 *Why two peers cannot decide differently.* Any two majorities share a voter. Before a later ballot proposes anything,
 its leader asks a majority what it accepted, and must carry on the record that may have been chosen
@@ -13,9 +14,10 @@ said aloud: when a majority is given up, the few who are left go on, and branche
 *Where to look when a round hangs.* Everything is level triggered: each event updates the state, and ``_progress`` then
 asks what can be done now, so lost, late and repeated messages cost time and nothing else. Nothing is proposed: see
 ``_frames_ready`` in `leader` (who is waited for) and ``ballot_in_charge`` in `voter` (who should lead). No votes come:
-see ``vote`` in `voter`, of which each ``return`` is a reason. A commit is here and not applied: see ``finish`` in
-`learner` (a named frame is missing). The effects are carried out in `decentral.rounds.driver`; a peer that is behind or
-on another branch is the work of `decentral.rounds.catch_up`.
+see ``vote`` in `voter`, of which each ``return`` is a reason, and ``may_vote`` in `round_state`. A commit is here and
+not applied: see ``finish`` in `learner` (a named frame is missing); decided and not applied, which holds up all that
+follows: the disk or the outer step (`decentral.rounds.commits`). The effects are carried out in
+`decentral.rounds.driver`; a peer that is behind or on another branch is the work of `decentral.rounds.catch_up`.
 
 Per round and peer: one offer to every member and one vote, ``119 N`` bytes; the leader sends every member a proposal of
 ``153 N`` and a commit of ``201 N`` bytes, ``354 N**2`` in all. Beyond 21 members a committee votes: offers are to

@@ -438,7 +438,7 @@ class RoundState:
 
     def forget_what_it_accepted(self) -> None:
         """Go on without the accepted record: nobody stands behind it, and nobody has its frames."""
-        self.become(Acceptor(self.acceptor.round, self.acceptor.promised))
+        self.persist(Acceptor(self.acceptor.round, self.acceptor.promised))
         self.proposal = None
 
     @property
@@ -487,7 +487,7 @@ class RoundState:
             ref = m.FrameRef(header.sender, frame, header.part, header.steps, header.tokens, self.head.outer_step)
             self.results.setdefault((header.plan, header.part, header.sender), ref)
 
-    def become(self, acceptor: Acceptor) -> None:
+    def persist(self, acceptor: Acceptor) -> None:
         """Promise or accept; durable before anything that is said after it."""
         self.acceptor = acceptor
         self.effects.append(Persist(acceptor))

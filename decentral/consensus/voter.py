@@ -120,7 +120,7 @@ def answer_prepares(state: RoundState, now: float) -> None:
         state.taken_early[due[ballot]] = state.taken_early.get(due[ballot], 0) + 1
     state.prepares = {sender: p for sender, p in state.prepares.items() if p.ballot not in due}
     if promised is not None:
-        state.become(promised)
+        state.persist(promised)
     # A promise of a higher ballot says as much of what was accepted before. Without it two that came back were
     # bound to what nobody voted for until their ballots had passed that of the third, which had long been alone.
     answer = state.acceptor
@@ -197,7 +197,7 @@ def vote(state: RoundState, now: float) -> None:
     accepted = state.acceptor.accept(proposal.ballot, proposal.record, proposal.signature)
     if accepted is None:
         return
-    state.become(accepted)
+    state.persist(accepted)
     state.stall(now)
     _send_vote(state, sender, sign_vote(state, proposal))
 

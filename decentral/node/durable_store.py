@@ -26,7 +26,7 @@ from decentral.parameters import FrozenSpec
 from decentral.replica.apply import outer_step
 from decentral.replica.contents import is_of_sender
 from decentral.replica.contribution import forget_sent
-from decentral.replica.replica import Replica, is_feedback, residual_after
+from decentral.replica.replica import Replica, is_feedback, owed_after
 from decentral.rounds.local_state import Ledger
 from decentral.state.checkpoint import keep_frozen, load_metas, load_newest, save
 from decentral.state.durable import DISK, TEMPORARY, Disk, disk_errors
@@ -260,8 +260,8 @@ class DurableStore:
                 named = True
                 replica.feedback[record.fragment] = forget_sent(replica, record, frames, me)[0]
             else:  # its results may be named all the same
-                owed_N, numel = replica.residual(record.fragment), replica.numel(record.fragment)
-                replica.owe(record.fragment, residual_after(owed_N, record, me, {}, numel))
+                owed_N, numel = replica.owed_as_owner(record.fragment), replica.numel(record.fragment)
+                replica.owe(record.fragment, owed_after(owed_N, record, me, {}, numel))
             anchor = replica.digest if moves_anchor(record) else record.base
             head = replace(head.extended(record), anchor=anchor)
         return head, named

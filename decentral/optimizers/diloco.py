@@ -8,9 +8,9 @@ progress stays, and momentum that would carry it past the optimum is dropped; re
 
 What differs from the paper. The mean is over those who contributed to the round, with equal weights or by tokens
 (`contribution_weights`), where the paper weighs by shard size when shards differ; the preset sends int8 and not
-float32, and an unset lr follows the number of contributors (`outer_learning_rate`), where the paper has 0.7 for any. A
-peer that a commit leaves out carries its progress on to the new anchor (`merge`); in the paper's ablation of dropped
-uploads it goes on from its own parameters.
+float32 and clips whole norms to the median of the peers', and an unset lr follows the number of contributors
+(`outer_learning_rate`), where the paper has 0.7 for any. A peer that a commit leaves out carries its progress on to the
+new anchor (`merge`); in the paper's ablation of dropped uploads it goes on from its own parameters.
 
 Source: Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023,
 arXiv:2311.08105, whose outer lr is 0.7; by number of peers as in Charles et al., "Communication-Efficient Language

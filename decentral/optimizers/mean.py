@@ -24,7 +24,7 @@ from torch import Tensor
 
 from decentral.errors import ConfigError, NonFiniteError
 from decentral.tensors.memory import Lazy, fresh, fresh_zeros
-from decentral.tensors.ops import divide, float32, is_finite, lie_alike, minus_quotient
+from decentral.tensors.ops import are_flat_alike, divide, float32, is_finite, minus_quotient
 from decentral.tensors.threads import lumps, spread
 
 __all__ = [
@@ -38,14 +38,14 @@ __all__ = [
     "Part",
     "Seen",
     "Span",
+    "add_except",
     "contribution_weights",
     "in_order",
     "mask",
     "mean_of",
     "mean_pseudo_gradient",
-    "minus_mean",
     "scaled",
-    "within",
+    "step_by_bands",
 ]
 
 _LARGEST = torch.finfo(torch.float32).max
@@ -132,12 +132,12 @@ def mask(adders: Sequence[Adder], outside: Sequence[Part]) -> list[Adder]:
     if not any(outside):
         return list(adders)
     return [
-        (peer, partial(within, add, part) if part else add, weight)
+        (peer, partial(add_except, add, part) if part else add, weight)
         for (peer, add, weight), part in zip(adders, outside, strict=True)
     ]
 
 
-def within(add: Callable[..., None], outside: Part, total_N: Tensor, weight: float) -> None:
+def add_except(add: Callable[..., None], outside: Part, total_N: Tensor, weight: float) -> None:
     """``add(total_N, weight=weight)`` that changes nothing ``outside``: who does not own a part has no say in it."""
     before = [total_N[start:stop].clone() for start, stop in outside]
     add(total_N, weight=weight)
@@ -197,7 +197,7 @@ class _Band:
     is_large: bool  # whether the tensor is opened by itself
 
 
-def minus_mean(anchor_N: Tensor, sizes: Sizes, adders: BandAdders, rate: float, seen: Seen) -> Tensor | None:
+def step_by_bands(anchor_N: Tensor, sizes: Sizes, adders: BandAdders, rate: float, seen: Seen) -> Tensor | None:
     """The next anchor, new; None where a sum, or what comes of it, is beyond float32.
 
     ``seen`` is shown the sums, from several threads.
@@ -285,7 +285,7 @@ def _by_thread(bands: Sequence[_Band]) -> list[list[_Band]]:
 
 @dataclass(frozen=True, slots=True)
 class Bands:
-    """The contributions to a mean as `minus_mean` adds them."""
+    """The contributions to a mean as `step_by_bands` adds them."""
 
     sizes: Sizes
     adders: BandAdders
@@ -306,14 +306,14 @@ class LazyMean(Lazy):
         """Return ``anchor - mean * rate``, the only new vector as long as the fragment; None: go by the values, as
         somebody has read them, or as the rate, a sum or the step is beyond float32.
         """
-        if self.is_made or not lie_alike(anchor_N) or not abs(rate) <= _LARGEST:
+        if self.is_made or not are_flat_alike(anchor_N) or not abs(rate) <= _LARGEST:
             return None
         notes, bands = dict[int, Tensor](), self._bands
 
         def look(start: int, total_n: Tensor) -> None:
             notes[start] = bands.look(start, total_n)
 
-        made_N = self._noting_errors(lambda: minus_mean(anchor_N, bands.sizes, bands.adders, rate, look))
+        made_N = self._noting_errors(lambda: step_by_bands(anchor_N, bands.sizes, bands.adders, rate, look))
         if made_N is not None:
             self.noted = torch.cat([notes[start] for start in sorted(notes)])
         return made_N

@@ -55,7 +55,7 @@ class Contribution:
     base_N: Tensor | None = None  # the parameters that it was begun from, as written
     is_difference: bool = False  # what is sent is ``base_N - local_N``, bit for bit
     is_finite: bool = False  # gradient_N is known to hold neither NaN nor Inf: nobody need look again
-    keeps_residual: set[tuple[int, int]] = field(default_factory=set)  # (round, plan); see ``residual_after``
+    keeps_owed: set[tuple[int, int]] = field(default_factory=set)  # (round, plan); see ``owed_after``
 
     def __post_init__(self) -> None:
         self.trained = self.trained or self.steps
@@ -153,13 +153,13 @@ class Contribution:
         """Make the frame of one part of ``plan``; the residual that it leaves is remembered."""
         owner, start, stop = plan.partition[part]
         passed_on = 0.0
-        if owner != signer.peer and replica.residual(self.fragment) is not None:
+        if owner != signer.peer and replica.owed_as_owner(self.fragment) is not None:
             weights = slice_weights(replica, plan.contributors, head.outer_step)
             passed_on = in_own_units(plan.contributors, weights, signer.peer)
             if replica.method.summary.measures and passed_on > MOST * len(weights):
                 passed_on = 0.0  # here weights go by stated norms: a lie would have all others hand on too much
             if not passed_on:
-                self.keeps_residual.add((plan.round, plan.number))
+                self.keeps_owed.add((plan.round, plan.number))
         made = encode_range(replica, self.fragment, self.gradient_N, start, stop, passed_on, self.states)
         parts = len(plan.partition)
         header = header_after(head, FrameKind.SLICE, self.fragment, signer.peer, part, parts, plan.number)

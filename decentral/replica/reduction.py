@@ -238,14 +238,14 @@ class Sums:
 
     def __init__(self, tail: Tail) -> None:
         self.slices, self.results = Slices(tail), Results()
-        self.residuals: dict[Digest, Tensor] = {}  # by results made here, what compressing each of them lost
+        self.left: dict[Digest, Tensor] = {}  # by results made here, what compressing each of them lost
         self.measured: dict[tuple[int, int], dict[PeerId, Measure]] = {}  # (round, plan) -> slices of a part of ours
 
     def forget(self) -> None:
         """Forget all: the round is over."""
         self.slices.forget()
         self.results.forget()
-        self.residuals, self.measured = {}, {}
+        self.left, self.measured = {}, {}
 
     def overlong(self, record: Record, own_N: Tensor, me: PeerId) -> frozenset[PeerId]:
         """Return the owners whose results, as ``record`` names them, are far longer than ``own_N`` in their range.

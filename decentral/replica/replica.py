@@ -112,7 +112,7 @@ class Replica:
         step = outer_step // len(self.anchors)
         return tuple(channel for channel in self.method.channels() if channel.is_due(step))
 
-    def residual(self, fragment: int) -> Tensor | None:
+    def owed_as_owner(self, fragment: int) -> Tensor | None:
         """Return what this peer owes as an owner of a reduce, over the whole fragment."""
         return self.feedback[fragment].get(OWED)
 
@@ -204,7 +204,7 @@ def in_own_units(contributors: Sequence[FrameRef], weights: Sequence[float], me:
     return total / own if own > LEAST_SHARE * total else 0.0
 
 
-def residual_after(
+def owed_after(
     owed_N: Tensor | None, record: Record, me: PeerId, made: Mapping[bytes, Tensor], numel: int, keeps: bool = False
 ) -> Tensor | None:
     """Return what ``me`` owes as an owner once ``record`` is applied, new; None when that is nothing new.

@@ -1,14 +1,15 @@
 """Work that follows a commit: its outer step, the books of this peer's progress, another branch taken over.
 
-*What happens to a peer's residual when its frame came too late.* It stays as it was. What compression loses of a
-contribution is booked with the commit that names its frame, and never before (``Bookkeeping.complete``). A commit that
-does not name it books nothing: the contribution in flight is dropped, the residual is the one of the round before, and
-the progress is still in the live parameters, of which the next contribution is measured. So it is sent later, once.
-Only a peer that was passed by for longer than the method bears (``Quorum.staleness``) gives both up, and says so: see
-``anchors_without_debt`` in `decentral.training.outer_loop`.
+*What happens to a peer's debt (its residual) when its frame came too late.* It stays as it was. What compression loses
+of a contribution is booked with the commit that names its frame, and never before (``Bookkeeping.complete``). A commit
+that does not name it books nothing: the contribution in flight is dropped, the debt is the one of the round before, and
+the progress is still in the live parameters, of which the next contribution is measured. So it is sent later, once: as
+much of it as H steps and the peer's usual norm allow. After more rounds than the method bears (``Quorum.staleness``),
+as many steps as those, or four times the usual norm, both are given up, and the peer says so: ``share_of`` in
+`decentral.training.progress`, ``anchors_without_debt`` in `decentral.training.outer_loop`.
 After a commit that moves no anchor the same contribution is offered again.
 
-A frame that a previous incarnation sent may be named too, and its residual died with that process: see
+A frame that a previous incarnation sent may be named too, and its debt died with that process: see
 `decentral.replica.contribution` (``forget_sent``). Rounds that are given up for another branch are reclaimed: see
 ``Adoption``.
 """
@@ -28,7 +29,7 @@ from decentral.compressors.feedback import SENT
 from decentral.consensus.chain import Branch, Head, contributions, moves_anchor, rank_of
 from decentral.replica.apply import outer_step
 from decentral.replica.contribution import Contribution, Reclaimed, forget_sent
-from decentral.replica.replica import OWED, Loaded, OuterStep, Replica, residual_after
+from decentral.replica.replica import OWED, Loaded, OuterStep, Replica, owed_after
 from decentral.rounds.frame_io import FrameIO
 from decentral.rounds.local_state import CommittedUpdate, Decision, LocalState, Steps
 from decentral.rounds.metrics import RoundMetrics
@@ -120,7 +121,7 @@ class Bookkeeping:
         """Return the step of ``record`` with this peer's books after it; off the event loop where they are as long as
         the fragment.
         """
-        mine, owed_N = self._find_named(record), self.replica.residual(record.fragment)
+        mine, owed_N = self._find_named(record), self.replica.owed_as_owner(record.fragment)
         lost = mine is None and any(ref.peer == self.me for ref in contributions(record))
         if lost or record.partition:
             return await self.state.offload(self._complete, step, record, frames, mine, owed_N, lost)
@@ -139,10 +140,8 @@ class Bookkeeping:
         feedback, taken_N = forget_sent(self.replica, record, frames, self.me) if lost else (None, None)
         if mine is not None:
             feedback = mine.feedback_after(record)
-        keeps = mine is not None and (record.round, record.plan) in mine.keeps_residual
-        after_N = residual_after(
-            owed_N, record, self.me, self.state.sums.residuals, self.replica.numel(record.fragment), keeps
-        )
+        keeps = mine is not None and (record.round, record.plan) in mine.keeps_owed
+        after_N = owed_after(owed_N, record, self.me, self.state.sums.left, self.replica.numel(record.fragment), keeps)
         return replace(step, feedback=feedback, owed_N=after_N, taken_N=taken_N)
 
     def settle(self, record: Record, step: OuterStep) -> Contribution | None:
@@ -313,7 +312,7 @@ class Adoption:
         return {**self.replica.shared_tensors(), **self.replica.own_tensors()}
 
     def _take_over(self, loaded: Loaded | None) -> None:
-        """Install what a snapshot holds; it has nothing of this peer's residuals."""
+        """Install what a snapshot holds; it has nothing of what this peer owes."""
         if loaded is not None:
             self.replica.take_over(replace(loaded, feedback=self.replica.feedback))
 
@@ -402,7 +401,7 @@ class Adoption:
     def _book_after(
         self, branch: Branch, taken: Mapping[int, Contribution | None], f: int, own: dict[str, Tensor]
     ) -> dict[str, Tensor]:
-        """Return the residuals of a fragment on ``branch``, where they are ``own`` now.
+        """Return the debts of a fragment on ``branch``, where they are ``own`` now.
 
         What the branch took is booked as its commit would have: progress and debt apart. Taking all that was sent from
         the progress leaves the same sum, until a crash drops one of the two.
@@ -417,16 +416,14 @@ class Adoption:
         return mine.encoded.feedback
 
     def _book_as_owner(self, branch: Branch, f: int, own: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return the residuals after what a branch that follows on our chain took. On another branch contributors send
+        """Return the debts after what a branch that follows on our chain took. On another branch contributors send
         again all that they gave to the rounds given up: nothing is owed as their owner any more.
         """
         if branch.shared is None or branch.shared.hash != self.state.head.hash:
             return {name: own[name] for name in own if name != OWED} if OWED in own else own
         for record in branch.records:
             if record.fragment == f:
-                owed_N = residual_after(
-                    own.get(OWED), record, self.me, self.state.sums.residuals, self.replica.numel(f)
-                )
+                owed_N = owed_after(own.get(OWED), record, self.me, self.state.sums.left, self.replica.numel(f))
                 own = own if owed_N is None else {**own, OWED: owed_N}
         return own
 

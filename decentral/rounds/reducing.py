@@ -66,7 +66,7 @@ class Reducer:
         self._tell_unmoved(reduction)
         if self.state.head.hash == head.hash:
             if left_N is not None:
-                self.state.sums.residuals[frame.hash] = left_N
+                self.state.sums.left[frame.hash] = left_N
             self.state.sums.results.add(frame, decoded)
             await self.frames.hold(frame)
             await self.frames.pushes.push(frame, head.members)
@@ -91,7 +91,7 @@ class Reducer:
         """Make the frame for everybody; return it, what it decodes to, and the residual that it leaves, if any."""
         plan, state, replica = reduction.plan, self.state, self.replica
         fragment = head.fragment(state.terms.num_fragments)
-        owed_N, (start, stop) = replica.residual(fragment), reduction.range
+        owed_N, (start, stop) = replica.owed_as_owner(fragment), reduction.range
         measured = {
             peer: Measure.of((slice_N[: stop - start],), stop - start) for peer, slice_N in reduction.slices.items()
         }

@@ -24,6 +24,7 @@ __all__ = [
     "LANES",
     "WIDTH",
     "Places",
+    "are_flat_alike",
     "as_rows",
     "carry_and_copy",
     "carry_over",
@@ -37,7 +38,6 @@ __all__ = [
     "float32",
     "is_finite",
     "is_rising",
-    "lie_alike",
     "minus_quotient",
     "minus_times",
     "philox_4x32",
@@ -114,7 +114,7 @@ def _is_rising(index, limit):  # type: ignore[no-untyped-def]
 LANES = 64  # sums of squares side by side: with 32 to 128 they cost the pass nothing, with 8 two thirds more
 
 
-def lie_alike(*tensors: Tensor) -> bool:
+def are_flat_alike(*tensors: Tensor) -> bool:
     """Tell whether all are float32 on the processor, of one shape, and lie in a row."""
     return all(
         one.device.type == "cpu"
@@ -147,7 +147,7 @@ _IN_CACHE = 4096  # values
 
 def difference(left: Tensor, right: Tensor) -> Tensor:
     """``left - right``, new."""
-    if not lie_alike(left, right):
+    if not are_flat_alike(left, right):
         return left - right
     return _fill_new(_difference, left, right)
 
@@ -156,7 +156,7 @@ def difference_and_norm(left: Tensor, right: Tensor) -> tuple[Tensor, float]:
     """``left - right``, new, and its Euclidean norm, in one pass: finite if, and only if, all of it is, for float64
     holds every sum of squares. The norm's last bits depend on the number of threads.
     """
-    if not lie_alike(left, right):
+    if not are_flat_alike(left, right):
         made = left - right
         return made, float(torch.linalg.vector_norm(made, dtype=torch.float64))
     made = fresh_like(left)
@@ -166,7 +166,7 @@ def difference_and_norm(left: Tensor, right: Tensor) -> tuple[Tensor, float]:
 
 def minus_times(left: Tensor, right: Tensor, factor: float) -> Tensor:
     """``left - right * factor``, new; the product is rounded first."""
-    if not lie_alike(left, right):
+    if not are_flat_alike(left, right):
         return left - right * factor
     return _fill_new(_minus_times, left, right, np.float32(factor))
 
@@ -179,7 +179,7 @@ def with_momentum(
     ``m <- m*mu + change``, then Nesterov's ``anchor - (m*mu + change)*lr``, or the heavy ball's ``anchor - m*lr``.
     """
     lr, mu = factors
-    if not lie_alike(anchor, change, momentum):
+    if not are_flat_alike(anchor, change, momentum):
         buffer = momentum * mu + change
         return anchor - (buffer * mu + change if nesterov else buffer) * lr, buffer
     made, kept = fresh_like(anchor), fresh_like(anchor)
@@ -192,14 +192,14 @@ def with_momentum(
 
 def carry_over(live: Tensor, contributed: Tensor, anchor: Tensor) -> Tensor:
     """``anchor + (live - contributed)``, and ``anchor`` bit for bit where the two are equal; new."""
-    if not lie_alike(live, contributed, anchor):
+    if not are_flat_alike(live, contributed, anchor):
         return torch.where(live == contributed, anchor, anchor + (live - contributed))
     return _fill_new(_carry_into, live, contributed, anchor)
 
 
 def divide(total: Tensor, divisor: float) -> bool:
     """``total /= divisor`` in place; returns whether all of it is finite then."""
-    if not lie_alike(total):
+    if not are_flat_alike(total):
         total /= torch.full_like(total.view(-1)[:1], divisor)  # a tensor: CUDA turns /number into *(1/number)
         return bool(torch.isfinite(total).all())
     arrays = (flat(total), flat(total).view(np.uint32))
@@ -211,7 +211,7 @@ def minus_quotient(left: Tensor, total: Tensor, made: Tensor, divisor: float, fa
 
     Of flat float32 tensors on the processor, on the calling thread: it is for pieces that its cache holds.
     """
-    assert lie_alike(left, total, made), "flat float32 on the processor"
+    assert are_flat_alike(left, total, made), "flat float32 on the processor"
     numbers = np.float32(divisor), np.float32(factor)
     return bool(_minus_quotient(flat(left), flat(total), flat(made), flat(made).view(np.uint32), *numbers))
 
@@ -329,7 +329,7 @@ def as_rows(tensors: Iterable[Tensor]) -> Rows | None:
     is changed where it lies would be changed twice.
     """
     given = [tensor.detach() for tensor in tensors]
-    if not all(map(lie_alike, given)):
+    if not all(map(are_flat_alike, given)):
         return None
     ends = sorted((one.data_ptr(), one.data_ptr() + one.nbytes) for one in given if one.numel())
     if any(stop > start for (_, stop), (start, _) in pairwise(ends)):
@@ -372,7 +372,7 @@ def _mark_changed(rows: Rows) -> None:
 def _over_rows(rows: Rows, beside: Sequence[Tensor], kernel: Callable[..., Any]) -> list[float]:
     """Return the kernel's results by piece of the rows and of the vectors beside them, cut alike for the threads."""
     numel = sum(row.numel() for row in rows)
-    assert all(lie_alike(one) and one.numel() == numel for one in beside), "vectors as long as the rows together"
+    assert all(are_flat_alike(one) and one.numel() == numel for one in beside), "vectors as long as the rows together"
     jobs = _jobs([flat(row) for row in rows], [flat(one) for one in beside], numel)
     found = spread(lambda cuts: [float(kernel(*cut)) for cut in cuts], jobs, numel)
     return [one for job in found for one in job]
@@ -478,7 +478,7 @@ class Places:
         """None where one does not lie so, or they are few or large: then torch copies them as fast."""
         if len(tensors) <= _MANY or sum(one.numel() for one in tensors) > _SMALL * len(tensors):
             return None
-        return cls(tensors) if all(map(lie_alike, tensors)) else None
+        return cls(tensors) if all(map(are_flat_alike, tensors)) else None
 
     @property
     def hold(self) -> bool:
@@ -494,7 +494,7 @@ class Places:
     def write(self, flat_N: Tensor) -> None:
         """Overwrite all of them."""
         assert flat_N.shape == (self._end[-1],), "as long as all of them"
-        assert lie_alike(flat_N), "flat float32 on the processor"
+        assert are_flat_alike(flat_N), "flat float32 on the processor"
         _write(self._address, self._end, flat(flat_N))
         _mark_changed(self._tensors)
 

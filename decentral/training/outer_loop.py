@@ -777,6 +777,6 @@ async def anchors_without_debt(node: Node, seen: Digest, fragments: Sequence[int
         if (debt_N := feedback[fragment].get(DEBT)) is not None:
             debts[fragment] = debt_N
         # as an owner of a reduce: the progress of others, which nobody else has
-        owed_N = node.replica.residual(fragment)
+        owed_N = node.replica.owed_as_owner(fragment)
         feedback[fragment] = {} if owed_N is None else {OWED: owed_N}
     return FreshStart(list(node.replica.anchors), node.replica.shared_buffers(0), debts)

@@ -1,8 +1,8 @@
 """The transport that a peer runs on: what was asked for, else the daemon where hivemind is installed, else native.
 
-The daemon has the DHT; the native one runs wherever Python does, takes less processor time, and punches holes with one
-relay where the daemon needs several; py-libp2p does so, too, and is an extra. Extras, and other packages, add theirs by
-entry points, which are loaded only when they are asked for. They speak to each other.
+The daemon, an extra, has the DHT; the native one runs wherever Python does, takes less processor time, and punches
+holes with one relay where the daemon needs several; py-libp2p does so, too. It and those of other packages come by
+entry points, which are loaded only when they are asked for. All speak to each other.
 """
 
 from __future__ import annotations
@@ -85,6 +85,8 @@ def make_transport(
 
 def check_there(kind: str | None) -> None:
     """Raise UsageError for a transport whose package is not installed."""
+    if kind == "daemon" and not _has_daemon():
+        raise UsageError("transport = 'daemon' needs hivemind's go-libp2p; pip install 'decentral[daemon]'")
     if kind is not None and kind not in OURS:
         _load(kind).check_installed()
 

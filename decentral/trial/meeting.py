@@ -22,7 +22,7 @@ from decentral.replica.contribution import Contribution, encode_range, encode_wh
 from decentral.replica.measures import Measure
 from decentral.replica.pair_step import GossipStep, encode_half, install, step_alone, step_together
 from decentral.replica.reduction import Reduction
-from decentral.replica.replica import OuterStep, residual_after
+from decentral.replica.replica import OuterStep, owed_after
 from decentral.replica.weights import Unusable, contributors_of, scales_of
 from decentral.rounds.local_state import CommittedUpdate
 from decentral.rounds.partners import partner_of
@@ -137,12 +137,12 @@ def _decide(
 ) -> Head:
     """Book the record with every peer, as `decentral.rounds.commits` does; the head after it."""
     for peer in peers:
-        mine, owed_N = offered.get(peer.rank), peer.replica.residual(record.fragment)
+        mine, owed_N = offered.get(peer.rank), peer.replica.owed_as_owner(record.fragment)
         if mine is not None:
             peer.replica.feedback[record.fragment] = mine.feedback_after(record)
-        keeps = mine is not None and (record.round, record.plan) in mine.keeps_residual
+        keeps = mine is not None and (record.round, record.plan) in mine.keeps_owed
         numel = peer.replica.numel(record.fragment)
-        peer.replica.owe(record.fragment, residual_after(owed_N, record, peer.signer.peer, left, numel, keeps))
+        peer.replica.owe(record.fragment, owed_after(owed_N, record, peer.signer.peer, left, numel, keeps))
         peer.replica.install(step)
         peer.replica.senders.keep_only(record.next_members)
         moved = (record.fragment, step.before_N, step.after_N, mine)
@@ -212,7 +212,7 @@ def _result(
     """Reduce as ``Reducer`` in `decentral.rounds.reducing`, which waits for slices besides."""
     replica, (_, start, stop) = owner.replica, plan.partition[part]
     reduction = Reduction(plan, part, {f.header.sender: _decode(owner, f, stop - start) for f in frames})
-    norms, owed_N = _norms(reduction), replica.residual(fragment)
+    norms, owed_N = _norms(reduction), replica.owed_as_owner(fragment)
     weights = slice_weights(replica, plan.contributors, head.outer_step, norms)
     of_states = slice_state_weights(replica, plan.contributors, head.outer_step, weights)
     made = reduction.result(

@@ -200,7 +200,7 @@ def test_a_voter_of_a_higher_ballot_shows_its_promise_to_the_leader_of_a_lower_o
     swarm = make_swarm(3)
     order = swarm.leaders()
     ahead, leader = swarm.machine(order[0]), order[1]
-    ahead.state.become(Acceptor(1, 6))
+    ahead.state.persist(Acceptor(1, 6))
     effects = ahead.receive(leader, m.Prepare(0, 1, 1), 0.2)
     (shown,) = [e.message for e in effects if isinstance(e, Send) and isinstance(e.message, m.Promise)]
     assert (shown.ballot, shown.accepted_ballot) == (6, -1)

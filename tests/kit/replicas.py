@@ -22,7 +22,7 @@ from decentral.replica.apply import outer_step, slice_state_weights, slice_weigh
 from decentral.replica.codec import Codec, range_shapes
 from decentral.replica.contribution import Contribution, encode_whole, header_after
 from decentral.replica.reduction import Reduction
-from decentral.replica.replica import OuterStep, Replica, residual_after
+from decentral.replica.replica import OuterStep, Replica, owed_after
 from decentral.wire.frames import Frame, FrameKind, seal
 from decentral.wire.keys import Signer
 from decentral.wire.messages import FrameRef, Record, ReducePlan
@@ -116,7 +116,7 @@ class Swarm:
 
     def owed(self) -> Tensor:
         """What all owners owe, in units of the mean."""
-        owed = [peer.residual(0) for peer in self.peers]
+        owed = [peer.owed_as_owner(0) for peer in self.peers]
         return sum((one.double() for one in owed if one is not None), torch.zeros(NUMEL, dtype=torch.float64))
 
     def books(self) -> Books:
@@ -156,7 +156,7 @@ class Swarm:
 
     def _result(self, n: int, reduction: Reduction) -> tuple[Frame, dict[str, Tensor]]:
         peer, (start, stop), plan = self.peers[n], reduction.range, reduction.plan
-        owed_N = peer.residual(0)
+        owed_N = peer.owed_as_owner(0)
         weights = slice_weights(peer, plan.contributors, self.head.outer_step)
         beside = slice_state_weights(peer, plan.contributors, self.head.outer_step, weights)
         made = reduction.result(peer.codec, weights, None if owed_N is None else owed_N[start:stop], beside=beside)
@@ -180,10 +180,10 @@ class Swarm:
     def _book(self, record: Record, offered: Mapping[int, Contribution], left: Mapping[bytes, Tensor]) -> None:
         """As `Bookkeeping._settle` does."""
         for n, peer in enumerate(self.peers):
-            owed_N = peer.residual(0)
+            owed_N = peer.owed_as_owner(0)
             if n in offered:
                 peer.feedback[0] = offered[n].feedback_after(record)
-            peer.owe(0, residual_after(owed_N, record, SIGNERS[n].peer, left, peer.numel(0)))
+            peer.owe(0, owed_after(owed_N, record, SIGNERS[n].peer, left, peer.numel(0)))
 
     def _apply(self, record: Record, frames: Sequence[Frame]) -> Met:
         """A reduce decodes results when they come, as `Results` remembers."""

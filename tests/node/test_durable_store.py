@@ -274,7 +274,7 @@ def test_results_that_an_earlier_life_made_leave_nothing_to_owe(history, tmp_pat
     replica.feedback[0] = {OWED: torch.ones(16)}
     head, named = store.replay(start, replica, ME)
     assert (head.round, named) == (1, False)
-    assert replica.residual(0).tolist() == [0.0] * 8 + [1.0] * 8
+    assert replica.owed_as_owner(0).tolist() == [0.0] * 8 + [1.0] * 8
     store.close()
 
 

@@ -320,7 +320,7 @@ async def test_who_counts_nothing_keeps_what_it_owes_of_elements_that_another_ow
     first = wild.node.driver.state.contributed
     await lab.until(lambda: wild.node.driver.state.contributed >= first + 2)
     assert all(record.partition[0][0] == owner for record in (commit.record for commit in wild.log[-2:]))
-    assert torch.equal(replica.residual(0), owed_N)
+    assert torch.equal(replica.owed_as_owner(0), owed_N)
 
 
 # ---- rounds that go by time ----

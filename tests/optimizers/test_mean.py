@@ -10,7 +10,7 @@ from torch import Tensor
 
 from decentral.compressors import Payload, accumulate, parse_compressor
 from decentral.compressors.base import AddBand
-from decentral.optimizers.mean import mean_of, minus_mean
+from decentral.optimizers.mean import mean_of, step_by_bands
 from decentral.tensors.threads import on_threads
 
 SHAPES = [(7,), (1100, 1024), (64, 64), (2100, 1024), (2000, 600), (3, 5)]
@@ -43,7 +43,7 @@ def test_band_by_band_gives_the_bits_of_the_whole(threads: int):
     )
     seen: dict[int, int] = {}
     with on_threads(threads):
-        made_N = minus_mean(
+        made_N = step_by_bands(
             anchor_N,
             [(math.prod(shape), TOPK.band(shape)) for shape in SHAPES],
             [(peer, opener(row), weight) for peer, row, weight in zip(peers, rows, WEIGHTS, strict=True)],
@@ -63,4 +63,4 @@ def test_what_is_beyond_float32_in_any_band_gives_nothing():
         [TOPK.compress_one(torch.full(shape, -3e38 if number == 3 else 1.0)) for number, shape in enumerate(SHAPES)]
     ]
     sizes = [(math.prod(shape), TOPK.band(shape)) for shape in SHAPES]
-    assert minus_mean(anchor_N, sizes, [(b"a", opener(rows[0]), 1.0)], 1.0, lambda start, total_n: None) is None
+    assert step_by_bands(anchor_N, sizes, [(b"a", opener(rows[0]), 1.0)], 1.0, lambda start, total_n: None) is None

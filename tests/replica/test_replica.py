@@ -18,7 +18,7 @@ from decentral.replica.codec import Codec
 from decentral.replica.contents import NO_TAIL
 from decentral.replica.contribution import Contribution, encode_range
 from decentral.replica.reduction import Reduction, Slices
-from decentral.replica.replica import OWED, Replica, in_own_units, residual_after
+from decentral.replica.replica import OWED, Replica, in_own_units, owed_after
 from decentral.wire.keys import Signer
 from decentral.wire.messages import FrameRef, Record, ReducePlan
 
@@ -60,7 +60,7 @@ LEFT = {FRAME_A: torch.full((4,), 2.0)}
 )
 def test_what_an_owner_owes_is_booked_with_its_results_in_a_new_tensor(contributors, left, owed):
     old = torch.ones(8)
-    found = residual_after(old, record(*map(contributor, contributors)), A, left, 8)
+    found = owed_after(old, record(*map(contributor, contributors)), A, left, 8)
     assert found.tolist() == owed
     found.fill_(7.0)
     assert torch.equal(old, torch.ones(8))
@@ -69,8 +69,8 @@ def test_what_an_owner_owes_is_booked_with_its_results_in_a_new_tensor(contribut
 
 def test_a_gather_and_a_peer_that_never_owed_change_nothing():
     gathered = replace(record(), frames=(FrameRef(A, FRAME_A, 0, 1, 1),), partition=())
-    assert residual_after(torch.ones(8), gathered, A, {}, 8) is None
-    assert residual_after(None, record(contributor(A)), A, {}, 8) is None
+    assert owed_after(torch.ones(8), gathered, A, {}, 8) is None
+    assert owed_after(None, record(contributor(A)), A, {}, 8) is None
 
 
 @pytest.mark.parametrize(("weighting", "units"), [("equal", 2.0), ("tokens", 4.0)])
@@ -100,9 +100,9 @@ def test_a_checkpoint_holds_what_an_owner_owes():
     replica, other = sparse_replica(), sparse_replica()
     replica.feedback[0] = {"debt": torch.ones(8), OWED: torch.full((8,), 2.0)}
     other.load({**replica.shared_tensors(), **replica.own_tensors()})
-    assert torch.equal(other.residual(0), torch.full((8,), 2.0))
+    assert torch.equal(other.owed_as_owner(0), torch.full((8,), 2.0))
     other.load(other.shared_tensors())
-    assert other.residual(0) is None
+    assert other.owed_as_owner(0) is None
 
 
 def test_momentum_does_not_repeat_what_an_owner_hands_on():

@@ -24,7 +24,7 @@ LONG = [
     (gossip, "seal"),
     (Outbox, "_decode_change"),
     (FrameContents, "nonzero"),
-    (commits, "residual_after"),
+    (commits, "owed_after"),
     (commits.Adoption, "_move"),
 ]
 BEFORE_THE_LOOP = "__init__"  # of a replica, which no peer has yet
@@ -97,7 +97,7 @@ async def test_what_a_commit_names_of_a_previous_life(lab, watch, exchange):
     await lab.until(lambda: driver.pending is not None and (driver.pending.slices or driver.pending.encoded))
     driver.state.pending = None  # as in a process that was started again
     await lab.until(lambda: any(update.taken_N is not None for update in member.all_updates[seen:]))
-    assert ("nonzero" if exchange == "gather" else "residual_after") in watch.made
+    assert ("nonzero" if exchange == "gather" else "owed_after") in watch.made
 
 
 @scene(lambda: exact_terms(small_terms, SPARSE, "reduce"), make_model=tiny_model)
@@ -107,4 +107,4 @@ async def test_what_an_owner_owes_on_a_branch(lab, watch):
     newest = next(commit.record for commit in reversed(member.log) if commit.record.partition)
     head, branch = next_commit(driver, newest)
     await driver.adoption.adopt(head, {}, branch)
-    assert "residual_after" in watch.made
+    assert "owed_after" in watch.made

@@ -19,7 +19,7 @@ SPARSE = {"chain": "topk(k=3, chunk=64)", "feedback": "ef(beta=1.0)"}
 
 
 def owed_by_owners(lab) -> torch.Tensor:
-    owed = [member.node.replica.residual(0) for member in lab.members]
+    owed = [member.node.replica.owed_as_owner(0) for member in lab.members]
     return sum((one for one in owed if one is not None), torch.zeros(lab.schema.fragments[0].numel))
 
 
@@ -61,12 +61,12 @@ async def test_a_snapshot_takes_of_what_an_owner_owes_what_its_records_took_and_
     made, theirs = FrameRef(driver.me, b"m" * 32, 0, 1, 1), FrameRef(other, b"t" * 32, 0, 1, 1)
     head, branch = next_commit(driver, frames=(made,), contributors=(theirs,), partition=((driver.me, 0, numel),))
     replica.feedback[0] = {OWED: torch.ones(numel)}
-    driver.state.sums.residuals = {made.frame: torch.full((numel,), 2.0)}
+    driver.state.sums.left = {made.frame: torch.full((numel,), 2.0)}
     await driver.adoption.adopt(head, {}, branch)
-    assert torch.equal(replica.residual(0), torch.full((numel,), 2.0))
+    assert torch.equal(replica.owed_as_owner(0), torch.full((numel,), 2.0))
     rival = heavier(head, b"r")
     await driver.adoption.adopt(rival, {}, Branch(start, (rival,)))
-    assert replica.residual(0) is None
+    assert replica.owed_as_owner(0) is None
 
 
 class Even(Member):

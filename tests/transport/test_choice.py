@@ -74,10 +74,11 @@ def test_a_transport_whose_package_is_missing_says_what_to_install(
     with pytest.raises(UsageError, match=r"pip install 'decentral\[libp2p\]'"):
         make_transport("py-libp2p", identity, None)
     run = tmp_path / "out"
-    done = CliRunner().invoke(main, ["start", "run.toml", "--transport", "py-libp2p", "--out", str(run)])
-    assert done.exit_code == 2
-    assert done.stderr.strip().endswith("pip install 'decentral[libp2p]'")
-    assert not run.exists()
+    for kind, extra in (("py-libp2p", "libp2p"), ("daemon", "daemon")):
+        done = CliRunner().invoke(main, ["start", "run.toml", "--transport", kind, "--out", str(run)])
+        assert done.exit_code == 2
+        assert done.stderr.strip().endswith(f"pip install 'decentral[{extra}]'")
+        assert not run.exists()
 
 
 def test_everything_a_peer_needs_is_there_without_hivemind_and_libp2p_comes_only_when_asked_for(tmp_path: Path) -> None:
