@@ -22,6 +22,7 @@ from decentral.replica.replica import Replica
 from decentral.wire.frames import FrameKind, seal
 from decentral.wire.keys import Signer
 from decentral.wire.messages import Certificate, Commit, FrameRef, Record, vote_text
+from tests.kit.liars import record_after
 
 RUN = bytes(range(32))
 SIGNERS = sorted(
@@ -60,7 +61,7 @@ def make_history(rounds: int, width: int = 4) -> History:
         bodies = [encode_whole(replica, 0, gradient).body for gradient in gradients]
         frames = [seal(h, body, s) for h, body, s in zip(headers, bodies, SIGNERS, strict=True)]
         refs = tuple(FrameRef(frame.header.sender, frame.hash, 0, 1, 1) for frame in frames)
-        record = make_record(head, refs)
+        record = record_after(head, frames=refs)
         replica.install(outer_step(replica, record, {frame.hash: frame for frame in frames}))
         history.heads.append(replace(head.extended(record), anchor=replica.digest))
         history.commits.append(Commit(record, _certificate(record)))
@@ -70,27 +71,6 @@ def make_history(rounds: int, width: int = 4) -> History:
 
 def _gradient(numel: int, number: int, who: int) -> Tensor:
     return torch.randn(numel, generator=torch.Generator().manual_seed(100 * number + who))
-
-
-def make_record(head: Head, refs: tuple[FrameRef, ...]) -> Record:
-    """The record that follows ``head`` and names these frames."""
-    assert head.anchor is not None
-    return Record(
-        run=RUN,
-        epoch=head.epoch,
-        round=head.round + 1,
-        outer_step=head.outer_step,
-        fragment=0,
-        plan=0,
-        previous=head.hash,
-        base=head.anchor,
-        members=head.members,
-        frames=refs,
-        contributors=(),
-        partition=(),
-        next_members=head.members,
-        final=False,
-    )
 
 
 def _certificate(record: Record) -> Certificate:

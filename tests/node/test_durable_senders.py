@@ -19,7 +19,8 @@ from decentral.replica.contribution import encode_whole, header_after
 from decentral.replica.replica import Replica
 from decentral.wire.frames import FrameKind, seal
 from decentral.wire.messages import Certificate, Commit, FrameRef
-from tests.kit.history import ME, RUN, SIGNERS, make_record
+from tests.kit.history import ME, RUN, SIGNERS
+from tests.kit.liars import record_after
 
 Tensors = dict[str, torch.Tensor]
 OTHER = SIGNERS[1].peer
@@ -50,7 +51,7 @@ class Run:
             header = header_after(head, FrameKind.CONTRIBUTION, 0, SIGNERS[n].peer, steps=1, tokens=1)
             frames.append(seal(header, made.body, SIGNERS[n]))
         refs = tuple(FrameRef(frame.header.sender, frame.hash, 0, 1, 1) for frame in frames)
-        record = replace(make_record(head, refs), next_members=next_members)
+        record = replace(record_after(head, frames=refs), next_members=next_members)
         self.store.append(Commit(record, Certificate(0, ())), [frame.data for frame in frames])
         self.replica.install(outer_step(self.replica, record, {frame.hash: frame for frame in frames}))
         self.replica.senders.keep_only(next_members)

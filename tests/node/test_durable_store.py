@@ -18,7 +18,8 @@ from decentral.simulate.disk import RecordingDisk
 from decentral.state.durable import DISK, Disk
 from decentral.wire.frames import FrameKind, seal
 from decentral.wire.messages import Commit, FrameRef
-from tests.kit.history import ME, RUN, SIGNERS, History, make_history, make_record
+from tests.kit.history import ME, RUN, SIGNERS, History, make_history
+from tests.kit.liars import record_after
 from tests.kit.life import CHECKPOINT_EVERY, Life, found_in
 from tests.kit.machines import START, record, ref, signer_of
 
@@ -135,7 +136,7 @@ def test_the_last_vote_is_known_without_a_checkpoint_unless_it_was_in_another_ru
 def test_commits_of_a_branch_that_was_given_up_do_not_hide_those_after_it(history, tmp_path):
     life = lived_in(history, tmp_path)
     life.save()
-    other = make_record(replace(history.heads[0], hash=bytes(32)), ())
+    other = record_after(replace(history.heads[0], hash=bytes(32)))
     life.store.append(Commit(other, history.commits[0].certificate), [])
     life.go_on(3)
     life.close()
@@ -265,7 +266,7 @@ def test_results_that_an_earlier_life_made_leave_nothing_to_owe(history, tmp_pat
               for header, signer in zip(headers, SIGNERS, strict=True)]  # fmt: skip
     refs = tuple(FrameRef(frame.header.sender, frame.hash, part, 1, 1) for part, frame in enumerate(frames))
     reduced = replace(
-        make_record(start, refs),
+        record_after(start, frames=refs),
         contributors=(FrameRef(other.peer, bytes(32), 0, 1, 1),),
         partition=((me.peer, 0, 8), (other.peer, 8, 16)),
     )
