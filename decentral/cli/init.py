@@ -110,14 +110,9 @@ def init_command(
         click.echo(json.dumps(told | ({} if found is None else found.to_dict())))
         return
     rounds = manifest.run.rounds if found is None else found.fit.rounds
-    for said in (
-        why,
-        of_rate(preset, manifest, rounds, scale),
-        of_loss(manifest),
-        presets()[preset].behind,
-    ):
-        if said:
-            click.echo(said)
+    rate = of_rate(preset, manifest, rounds, scale)
+    for said in filter(None, (why, rate, of_loss(manifest), presets()[preset].behind)):
+        click.echo(said)
     click.echo(f"{file}: run {manifest.run.name}, {preset}; {next_step(manifest, file, data)}")
 
 
