@@ -78,7 +78,7 @@ def _way_out(hint: str) -> str:
 
 def nearest(word: str, names: Collection[str]) -> str:
     """The end of a message about an unknown name: what was meant, or all there is."""
-    close = difflib.get_close_matches(word, list(names), n=1, cutoff=0.4)
+    close = difflib.get_close_matches(word, list(names), n=1, cutoff=0.55)
     return f"did you mean {close[0]}?" if close else f"known: {', '.join(names) or 'nothing'}"
 
 

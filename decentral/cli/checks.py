@@ -235,6 +235,7 @@ def _distance(relay: str) -> Finding:
 #
 # From them: who can dial this machine, how fast it is, and what to do.
 
+_PORT = 4001  # to be opened; what a peer listens on else is another one at each start
 _SKEW_SECONDS = 30.0  # nothing here needs clocks to agree; logs are read side by side
 
 
@@ -263,11 +264,11 @@ def reachable(listen: Sequence[str], relays: Sequence[str], invite: str | None) 
 def verdict(found: Reachability, *, relays_known: bool, asked: str = "") -> Finding:
     """Say what was found out, and what to do where it is not enough; ``asked`` names whom, and is empty for nobody."""
     seen = ", ".join(sorted({view.seen for view in found.views if view.seen}))
-    ports = ", ".join(sorted({address.rpartition("/")[2] for address in found.listen}))
     relayed = (
         "others reach it through relays" if relays_known else "name a relay with --relay (decentral relay runs one)"
     )
-    forward = f"; for a way in, forward TCP port {ports} on the router and give --listen /ip4/0.0.0.0/tcp/{ports}"
+    give = f"and give --listen /ip4/0.0.0.0/tcp/{_PORT}"
+    forward = f"; for a way in, forward a TCP port on the router, such as {_PORT}, {give}"
     hidden = "ok" if relays_known else "warn"
     match found.kind:
         case "public":
@@ -280,7 +281,11 @@ def verdict(found: Reachability, *, relays_known: bool, asked: str = "") -> Find
         case "symmetric nat":
             return Finding(hidden, "reached", f"behind a symmetric NAT, seen at {seen}: {relayed}{forward}")
         case "firewall":
-            return Finding(hidden, "reached", f"behind a firewall, seen at {seen}: open TCP port {ports}, or {relayed}")
+            return Finding(
+                hidden,
+                "reached",
+                f"behind a firewall, seen at {seen}: open a TCP port, such as {_PORT}, {give}, or {relayed}",
+            )
         case _:
             return Finding(
                 "warn", "reached", f"nobody could say whether others can dial this machine: {_why(found, asked)}"

@@ -186,7 +186,8 @@ def report_failure(error: BaseException, *, directory: Path | None, traceback: b
     if code == UNEXPECTED and not isinstance(error, DecentralError):
         line += f"; {_where_the_trace_is(error, directory, shown=traceback)}"
     with suppress(OSError):  # stderr may go to the disk that is full: the code says it, too
-        click.echo(f"error: {line}", err=True)
+        is_error = not isinstance(error, click.Abort | KeyboardInterrupt)  # a wish else
+        click.echo(f"error: {line}" if is_error else line, err=True)
     return code
 
 

@@ -1,7 +1,10 @@
 """``identity``: the key that names a peer. Show it, keep a copy, put one in place."""
 
 import json
+import os
+import stat
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -48,7 +51,9 @@ def export(context: click.Context, directory: Path) -> None:
     \b
     $ decentral identity export --out decentral-run > my-peer.key
     """
-    click.echo(_identity(remember(context, directory)).export_text())
+    text = _identity(remember(context, directory)).export_text()
+    _hide_from_others()
+    click.echo(text)
 
 
 @identity_command.command("import")
@@ -68,6 +73,14 @@ def import_(context: click.Context, file: Path, directory: Path) -> None:
     with undo_on_error(directory, Before.of(directory)):
         identity = Identity.import_text(_text(file), directory / KEY_FILE)
     click.echo(f"{directory}: the peer is {identity.name} from its first start on")
+
+
+def _hide_from_others() -> None:
+    """Take from others the right to read the file that stdout was sent to, before a key is in it."""
+    with suppress(OSError, ValueError, AttributeError):  # no file, or not this user's own
+        descriptor = sys.stdout.fileno()
+        if stat.S_ISREG(mode := os.fstat(descriptor).st_mode):
+            os.fchmod(descriptor, stat.S_IMODE(mode) & 0o700)
 
 
 def _identity(directory: Path) -> "Identity":

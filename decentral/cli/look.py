@@ -239,7 +239,8 @@ def logs_command(
     from decentral.observe.lines import there
 
     if not there(remember(context, directory) / EVENTS_FILE):
-        raise UsageError(f"{directory}: no peer has run here; name the directory it was started with by --out")
+        read_peer(directory)  # UsageError where none has run
+        raise UsageError(f"{directory}: no events are kept there; a baseline (start --solo) writes none")
     shape = json.dumps if as_json else event_line
     if since is not None and context.get_parameter_source("last") is not click.core.ParameterSource.COMMANDLINE:
         last = sys.maxsize
@@ -250,8 +251,17 @@ def logs_command(
     for row in rows:
         click.echo(shape(row))
     if not rows:
-        wanted = "" if event is None else f" called {event!r}"
-        click.echo(f"no event{wanted} {'yet' if since is None else 'in that time'}", err=True)
+        click.echo(_no_event(directory, event, "yet" if since is None else "in that time"), err=True)
+
+
+def _no_event(directory: Path, event: str | None, when: str) -> str:
+    """Say that none came; of one that has a name, which names did."""
+    if event is None:
+        return f"no event {when}"
+    from decentral.observe.events import read_events
+
+    names = sorted({str(row.get("event")) for row in read_events(directory)})
+    return f"no event called {event!r} {when}" + (f"; there are {', '.join(names)}" if names else "")
 
 
 def _without(event: str | None) -> tuple[str, ...]:
@@ -439,8 +449,10 @@ def doctor_command(
     """
     from decentral.cli.checks import examine
     from decentral.cli.invite import invite_of
+    from decentral.peer.network_setup import check_relays
     from decentral.swarm.invite import Invite
 
+    check_relays(relays)
     line: str | None = None
     if invite:
         line, relays = invite_of(invite, relays)

@@ -31,9 +31,15 @@ def is_main() -> bool:
 
 
 def look_over(
-    directory: Path, listen: Sequence[str] | None, relays: Sequence[str], data: Path | None
+    directory: Path,
+    listen: Sequence[str] | None,
+    relays: Sequence[str],
+    offload: Path | None,
+    data: Path | None,
 ) -> "Survey | None":
-    """Return what ``--data`` names. Raises UsageError, ListenError, DiskError or DataError; nothing was written."""
+    """Return what ``--data`` names. Raises UsageError, ConfigError, ListenError, DiskError or DataError; nothing was
+    written.
+    """
     from decentral.observe.status import check_free
     from decentral.peer.network_setup import check_relays
     from decentral.tasks.evaluate import survey
@@ -45,6 +51,10 @@ def look_over(
     if listen:
         check_listen(listen)
     check_relays(relays)
+    if offload is not None:
+        from decentral.tensors.memory import offload_to  # torch
+
+        offload_to(offload)
     return None if data is None else survey(data)
 
 

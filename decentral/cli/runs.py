@@ -76,6 +76,8 @@ def start_command(context: click.Context, /, file: Path, directory: Path, **give
         check_token(given["admit"])
     if options.pace is not None and not options.solo:
         raise UsageError("--pace is for a baseline; add --solo")
+    if options.solo and given["require_peers"]:
+        raise UsageError("--solo meets nobody and --require-peers waits for others; give one of them")
     if given["alone"] and given["require_peers"] > 1:
         raise UsageError("--alone waits for nobody and --require-peers for others; give one of them")
     if not file.exists():
@@ -157,7 +159,8 @@ def join_command(
 def _look_over(options: JobOptions) -> Survey | None:
     from decentral.cli.preflight import look_over
 
-    return look_over(options.out, options.join.get("listen"), options.join.get("relays", ()), options.data)
+    join = options.join
+    return look_over(options.out, join.get("listen"), join.get("relays", ()), join.get("offload"), options.data)
 
 
 def _train(
@@ -178,7 +181,8 @@ def _train(
             stack.enter_context(undo_on_error(directory, before))
         code = _run_job(manifest, this_text, options, late=late)
     if code is not None:
-        click.echo(f"ended; everything is kept in {directory}: the same command goes on from there", err=True)
+        kept = f"everything is kept in {directory}: the same command goes on from there"
+        click.echo(f"ended; {'a baseline keeps no model: it begins again' if options.solo else kept}", err=True)
         context.exit(code)
 
 

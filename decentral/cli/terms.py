@@ -76,6 +76,8 @@ def terms_of(
     tables: dict[str, dict[str, object]] = {"model": dict(sizes)} if sizes else {}
     if overrides["task"] == "custom" and overrides.get("clip") is not None:
         raise UsageError("--clip is for causal-lm; with --task custom your script clips, or does not")
+    if overrides["task"] == "custom" and overrides.get("experts") is not None:
+        raise UsageError("--experts is for causal-lm; with --task custom your script's model has the experts")
     for option, value in overrides.items():
         if value is not None:
             table, key = KEYS[option]

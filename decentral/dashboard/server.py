@@ -4,6 +4,7 @@ readers.
 
 from __future__ import annotations
 
+import errno
 import hmac
 import ipaddress
 import json
@@ -463,6 +464,7 @@ def listen(directory: Path, place: Place, *, version: str, replay: bool = False,
     except OSError as error:
         bound.close()
         where = f"{settled.host}:{settled.port}"
-        raise UsageError(f"the page cannot listen at {where} ({error.strerror}); choose another --port") from error
+        other = "--host, one of this machine" if error.errno == errno.EADDRNOTAVAIL else "--port"
+        raise UsageError(f"the page cannot listen at {where} ({error.strerror}); choose another {other}") from error
     got = Place(host=settled.host, port=bound.getsockname()[1], token=settled.token)
     return Listening(Page(directory, version=version, replay=replay, period=period), got, bound)

@@ -393,16 +393,18 @@ def _read(path: Path) -> tuple[object, Status]:
         values = json.loads(path.read_text(encoding="utf-8"))
         return values.get("version"), Status.from_mapping(values)
     except FileNotFoundError:
-        raise UsageError(
-            f"{path.parent}: no peer has run here; name the directory it was started with by --out{_elsewhere()}"
-        ) from None
+        way_out = f"name the directory it was started with by --out{_elsewhere(path.parent)}"
+        raise UsageError(f"{path.parent}: no peer has run here; {way_out}") from None
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise UsageError(f"{path}: not readable ({error}); the peer replaces it while it runs, ask again") from error
 
 
-def _elsewhere() -> str:
-    """Name the newest folders here in which peers ran: a script's is called after its run."""
-    found = sorted(Path().glob(f"*/{STATUS_FILE}"), key=lambda file: file.stat().st_mtime, reverse=True)
+def _elsewhere(directory: Path) -> str:
+    """Name the newest folders in which peers ran, of those in it, as in a demo's, or here: a script's is called after
+    its run.
+    """
+    within = list(directory.glob(f"*/{STATUS_FILE}")) or Path().glob(f"*/{STATUS_FILE}")
+    found = sorted(within, key=lambda file: file.stat().st_mtime, reverse=True)
     return ": " + ", ".join(shlex.quote(str(file.parent)) for file in found[:_MOST_TOLD]) if found else ""
 
 

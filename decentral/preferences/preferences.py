@@ -190,9 +190,9 @@ _READ: Mapping[str, Callable[[str], Any]] = {
     "threads": _or_none(_threads),
     "max-memory": _or_none(_memory),
     "max-compute": _or_none(parse_share),
-    "schedule": Hours.parse,
-    "on-battery": _choice(train="train", pause="pause"),
-    "only-when-idle": _choice(on=True, off=False),
+    "schedule": lambda text: ALWAYS if text.strip().lower() == "none" else Hours.parse(text),
+    "on-battery": _choice(train="train", pause="pause", none="train"),
+    "only-when-idle": _choice(on=True, off=False, none=False),
 }
 SETTINGS = tuple(_READ)
 

@@ -89,7 +89,7 @@ def _check_wire(wire: int, theirs: str) -> None:
     if wire != WIRE_VERSION:
         raise VersionError(
             f"the peer speaks wire version {wire} (decentral {theirs}), this is {WIRE_VERSION} (decentral "
-            f"{version('decentral')}); install the same version: pip install decentral=={theirs}"
+            f"{version('decentral')}); install decentral {theirs}, or ask who gave you the invite for theirs"
         )
 
 

@@ -118,10 +118,11 @@ def _read(path: Path) -> bytes:
         mode = os.fstat(descriptor).st_mode
         if not stat.S_ISREG(mode):
             raise ConfigError(f"{path}: not a file; name another identity file")
-        if os.name == "posix" and mode & 0o077:
+        data = os.read(descriptor, _FILE_NBYTES + 1)
+        if os.name == "posix" and mode & 0o077 and data.startswith(_PREFIX):  # what is no key is told as that
             mend = f"chmod 600 {shlex.quote(str(path))}"
             raise ConfigError(f"{path}: others may read this key (mode {stat.S_IMODE(mode):o}); run: {mend}")
-        return os.read(descriptor, _FILE_NBYTES + 1)
+        return data
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror}); name another identity file") from error
     finally:

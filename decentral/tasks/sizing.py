@@ -80,9 +80,12 @@ def config_of_size(num_parameters: int) -> LanguageModelConfig:
     """Return the config nearest to so many parameters, within 15 % of them. Raises ConfigError when none is."""
     found = min(_candidates(num_parameters), key=lambda config: _cost(config, num_parameters))
     if abs(parameters_of(found) / num_parameters - 1) > TOLERANCE:
+        sizes = sorted({parameters_of(config) for config in _candidates(num_parameters)})
+        below = [size for size in sizes if size <= num_parameters][-1:]
+        above = [size for size in sizes if size > num_parameters][:1]
         raise ConfigError(
-            f"model of {num_parameters:,} parameters: the built-in language model has from "
-            f"{_smallest():,} to some {_largest() / 1e9:.0f}B; take a size between them, or --task custom"
+            f"model of {num_parameters:,} parameters: the built-in language model has none of that size; take "
+            f"{' or '.join(map(str, below + above))}, or --task custom"
         )
     return found
 
@@ -120,14 +123,6 @@ def _cost(config: LanguageModelConfig, num_parameters: int) -> float:
     off_size = abs(math.log2(parameters_of(config) / num_parameters))
     off_aspect = abs(math.log2(config.hidden / config.layers / ASPECT))
     return OFF_SIZE * off_size + OFF_ASPECT * off_aspect
-
-
-def _smallest() -> int:
-    return parameters_of(LanguageModelConfig(hidden=SMALL_HEAD, layers=1, heads=1))
-
-
-def _largest() -> int:
-    return parameters_of(LanguageModelConfig(hidden=WIDEST, layers=DEEPEST, heads=WIDEST // HEAD))
 
 
 # ---- the demo's numbers ----

@@ -45,7 +45,8 @@ def offload_to(folder: Path | None) -> None:
         try:
             _map(folder, mmap.PAGESIZE)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"offload {folder}: {error}; name a folder on a disk that can be written to") from None
+            why = getattr(error, "strerror", None) or error
+            raise ConfigError(f"offload {folder}: {why}; name a folder on a disk that can be written to") from None
     _folder = folder
     _free.clear()
 

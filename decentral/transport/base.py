@@ -442,9 +442,10 @@ def _check_free(address: str, host: str, port: int) -> None:
     except OSError as error:
         if ipaddress.ip_address(host).is_unspecified and error.errno in ABSENT:
             return  # "all interfaces" of a family this machine does not have
-        raise ListenError(
-            f"cannot listen on {address}: {error.strerror}; end what holds it, or give another address or port 0"
-        ) from None
+        is_elsewhere = error.errno in ABSENT
+        busy = "end what holds it, or give another address or port 0"
+        way_out = "give an address that this machine has" if is_elsewhere else busy
+        raise ListenError(f"cannot listen on {address}: {error.strerror}; {way_out}") from None
 
 
 def _pin(address: str, bound: list[str]) -> str:

@@ -1,7 +1,10 @@
 """Help, lists and looks: what each command says of itself, and what those say that look at a peer or steer it."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -228,6 +231,16 @@ def test_waiting_for_a_peer_that_does_not_leave_ends(run: Run, running_peer: Pat
 def test_an_invite_of_a_running_peer_is_printed_as_a_line(run: Run, running_peer: Path) -> None:
     assert run("invite", "--out", running_peer).stdout == "decentral join decentral1:abc\n"
     assert run("invite", "--out", running_peer, "--json").stdout == '{"invite": "decentral1:abc"}\n'
+
+
+def test_a_key_that_is_redirected_to_a_file_is_its_owners_alone(tmp_path: Path) -> None:
+    Identity.load_or_create(tmp_path / "identity.key")
+    with (tmp_path / "my.key").open("w") as target:
+        os.fchmod(target.fileno(), 0o644)
+        typed = [sys.executable, "-m", "decentral", "identity", "export", "--out", str(tmp_path)]
+        subprocess.run(typed, stdout=target, check=True)
+    assert (tmp_path / "my.key").stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "my.key").read_text().startswith("decentral-key1:")
 
 
 def test_an_identity_travels_by_one_line(run: Run, tmp_path: Path) -> None:

@@ -154,10 +154,10 @@ def test_the_other_processes_of_a_peer_are_not_refused_in_its_folder(tmp_path, m
     parent = psutil.Process(os.getppid())
     write_status(tmp_path, Status(), ProcessInfo(parent.pid, parent.create_time()))
     with pytest.raises(FolderInUse):
-        look_over(tmp_path, (), (), None)
+        look_over(tmp_path, (), (), None, None)
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv("RANK", "1")
-    look_over(tmp_path, (), (), None)
+    look_over(tmp_path, (), (), None, None)
 
 
 def test_where_the_file_system_has_no_locks_a_peer_goes_on_with_a_warning(tmp_path, monkeypatch, caplog):

@@ -382,3 +382,20 @@ def test_what_is_written_is_read_again(tmp_path: Path) -> None:
         write_settings(tmp_path, kept)
         assert read_settings(tmp_path) == kept
         assert json.loads((tmp_path / SETTINGS_FILE).read_text())["version"] == 1
+
+
+@pytest.mark.parametrize("key", SETTINGS)
+def test_none_lifts_every_limit(key: str) -> None:
+    strict = Preferences(
+        schedule=Hours.parse("22:00-07:00"),
+        on_battery="pause",
+        only_when_idle=True,
+        max_memory=10**9,
+        threads=1,
+        max_compute=0.5,
+        max_upload=1e6,
+        max_download=1e6,
+        daily_upload=10**9,
+    )
+    name = key.replace("-", "_")
+    assert getattr(strict, name) != getattr(Preferences(), name) == getattr(with_setting(strict, key, "none"), name)

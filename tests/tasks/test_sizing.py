@@ -83,7 +83,9 @@ def _built(config: LanguageModelConfig) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def test_sizes_that_it_cannot_have_are_refused_with_those_that_it_can() -> None:
-    for asked in (1000, 10**14):
-        with pytest.raises(ConfigError, match=r"the built-in language model has from 21,600 to some 825B; take"):
-            config_of_size(asked)
+@pytest.mark.parametrize(
+    ("asked", "nearest"), [(1000, "21600"), (30_000, "21600 or 34976"), (10**14, r"\d{12}")], ids=str
+)
+def test_sizes_that_it_cannot_have_are_refused_with_those_beside_them(asked: int, nearest: str) -> None:
+    with pytest.raises(ConfigError, match=rf"none of that size; take {nearest}, or --task custom"):
+        config_of_size(asked)
