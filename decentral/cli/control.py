@@ -20,7 +20,7 @@ _POLL_SECONDS = 0.2
 @as_json
 @click.pass_context
 def pause_command(context: click.Context, directory: Path, seconds: float | None, as_json: bool) -> None:
-    """Stay in the swarm without contributing, until decentral resume. Nothing is lost.
+    """Stay in the swarm without contributing, until resume. Nothing is lost.
 
     A peer of decentral start or join stops training meanwhile. A script with a loop of its own, and a peer of several
     processes, train on: only what they would contribute is held back. The answer says which it is.
@@ -37,7 +37,7 @@ def pause_command(context: click.Context, directory: Path, seconds: float | None
 @as_json
 @click.pass_context
 def resume_command(context: click.Context, directory: Path, as_json: bool) -> None:
-    """Contribute again after a pause, and train on if training had stopped.
+    """Contribute again after a pause. Training goes on if it had stopped.
 
     \b
     $ decentral resume --out decentral-run
@@ -51,7 +51,7 @@ def resume_command(context: click.Context, directory: Path, as_json: bool) -> No
 @as_json
 @click.pass_context
 def finish_command(context: click.Context, directory: Path, wait: float, as_json: bool) -> None:
-    """Leave once the round that is made now is committed, with what this peer did for it; at once at rest.
+    """Leave once the round that is made now is committed. What this peer did for it counts; at rest it leaves at once.
 
     \b
     $ decentral finish --out decentral-run
@@ -65,7 +65,7 @@ def finish_command(context: click.Context, directory: Path, wait: float, as_json
 @as_json
 @click.pass_context
 def leave_command(context: click.Context, directory: Path, wait: float, as_json: bool) -> None:
-    """Leave the swarm at the next step: say goodbye, keep a checkpoint; finish waits for the round.
+    """Leave the swarm at the next step; finish waits for the round. It says goodbye and keeps a checkpoint.
 
     \b
     $ decentral leave --out decentral-run --wait 10
@@ -79,7 +79,7 @@ def leave_command(context: click.Context, directory: Path, wait: float, as_json:
 @as_json
 @click.pass_context
 def schedule_command(context: click.Context, hours: str, directory: Path, as_json: bool) -> None:
-    """Train only in these hours of the day, local time, or always; a restart keeps them.
+    """Train only in these hours of the day, or always. They are local time; a restart keeps them.
 
     \b
     $ decentral schedule 22:00-07:00 --out decentral-run
@@ -94,7 +94,7 @@ def schedule_command(context: click.Context, hours: str, directory: Path, as_jso
 @as_json
 @click.pass_context
 def set_command(context: click.Context, key: str, value: str, directory: Path, as_json: bool) -> None:
-    """Change a limit of a peer, while it runs or for its next start: none lifts it. A restart keeps it.
+    """Change a limit of a peer, now or for its next start. None lifts it. A restart keeps it.
 
     SETTING is one of max-upload, max-download, daily-upload, threads, max-memory, max-compute, schedule, on-battery and
     only-when-idle, as the options of decentral start and join. What is set stands above such an option until the

@@ -69,7 +69,7 @@ _OPTIONS = with_options(
 @_OPTIONS
 @click.pass_context
 def follow_command(context: click.Context, /, invite: tuple[str, ...], directory: Path, **options: Any) -> None:
-    """Receive a run's anchors as safetensors, for evaluation or serving, and contribute nothing.
+    """Receive a run's models as files, and contribute nothing. They are its anchors, in safetensors.
 
     It needs no data and no script. It is no member of the run: nobody waits for it. The words of decentral invite
     --words do instead of an invite, and so do -, @FILE and DECENTRAL_INVITE, as with join.

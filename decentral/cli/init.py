@@ -73,7 +73,7 @@ def init_command(
     as_json: bool,
     **overrides: Any,
 ) -> None:
-    """Write a manifest: the terms all peers of a run agree on, with a comment at every key.
+    """Write the terms that all peers of a run agree on. Each key of the manifest has a comment.
 
     \b
     $ decentral init run.toml --preset sparseloco

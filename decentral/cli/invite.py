@@ -35,7 +35,7 @@ from decentral.errors import UsageError
 def invite_command(
     context: click.Context, directory: Path, words: bool, relays: tuple[str, ...], lan: bool, as_json: bool
 ) -> None:
-    """Print the line that lets others join the run of the peer here; with --words, what you can say instead.
+    """Print the line by which others join, or words to say instead. It is for the run of the peer here.
 
     \b
     $ decentral invite --words --out decentral-run

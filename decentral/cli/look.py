@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 @as_json
 @click.pass_context
 def status_command(context: click.Context, directory: Path, prometheus: bool, as_json: bool) -> None:
-    """Say in one sentence how the peer is, and what it cost since it started.
+    """Say in one sentence how the peer is, and what it has cost.
 
     Ends with code 1 when the peer is gone without a word, killed or crashed, or frozen; in JSON, "alive" tells whether
     its process is there, "frozen_seconds" for how long it has written nothing.
@@ -230,7 +230,7 @@ def logs_command(
     follow: bool,
     as_json: bool,
 ) -> None:
-    """Show the last events of the peer; what a loop has logged with --event metrics only.
+    """Show the last events of the peer. What a loop has logged is there with --event metrics only.
 
     \b
     $ decentral logs --out decentral-run --last 5 --event commit
@@ -326,7 +326,7 @@ _MOST_RUNS = 8  # their columns still fit a wide terminal
 )
 @as_json
 def compare_command(directories: tuple[Path, ...], figure: Path, as_json: bool) -> None:
-    """Set the runs of two or more run directories side by side: what each reached, and what it cost.
+    """Set two or more runs side by side: what each reached. What it cost is told, too.
 
     One peer's directory stands for its run: any of its peers. Runs may go on meanwhile.
 
@@ -439,7 +439,8 @@ def doctor_command(
     relays: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Check what a peer needs here: versions, device, disk, transport, and whether others can dial this machine.
+    """Check what a peer needs here, and whether others can dial it. Versions, device, disk and transport are looked at,
+    too.
 
     The words of decentral invite --words do instead of an invite: they are used up then, and it prints the invite.
     -, @FILE and DECENTRAL_INVITE do, too, as with join.
@@ -493,7 +494,7 @@ def _what_they_gave(invite: str) -> str:
 @click.option("--doctor/--no-doctor", default=True, show_default=True, help="Ask decentral doctor, too: some seconds.")
 @click.pass_context
 def support_command(context: click.Context, directory: Path, target: Path, doctor: bool) -> None:
-    """Write one zip for whoever helps: versions, doctor, terms, status, the last events and numbers.
+    """Write one zip for whoever helps. It has versions, doctor, terms, status, the last events and numbers.
 
     No key, no token, no invite, no model, no data; addresses and your home folder are replaced by words. Look into it
     before you send it.

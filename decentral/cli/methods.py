@@ -40,7 +40,7 @@ def aggregation_command(as_json: bool) -> None:
 @click.command("compressors")
 @as_json
 def compressors_command(as_json: bool) -> None:
-    """List the compressors a manifest can name, with the bits each value costs.
+    """List the compressors that a manifest can name. Each has its bits per value.
 
     \b
     $ decentral compressors --json

@@ -63,7 +63,7 @@ def generate_command(
     base: Path | None,
     as_json: bool,
 ) -> None:
-    """Have a run's newest checkpoint, or a model folder, go on with a text.
+    """Have a run's model go on with a text. It is the newest checkpoint's, or that of a model folder.
 
     DIRECTORY is what --out of the run was, or what export wrote. A peer may run there meanwhile.
 
@@ -147,7 +147,8 @@ def evaluate_command(
     base: Path | None,
     as_json: bool,
 ) -> None:
-    """Tell how well a run's newest checkpoint, or a model folder, foretells a text: bits per byte.
+    """Tell how well a run's model foretells a text. It is the newest checkpoint's, or that of a model
+    folder.
 
     It is the anchor that is evaluated, the model all peers share. What is held out is the end of the text, as large a
     part as the run keeps from training.
@@ -194,7 +195,7 @@ def _text(trained: TrainedModel, data: Path | None, whole: bool) -> tuple[Tensor
 @as_json
 @click.pass_context
 def export_command(context: click.Context, directory: Path, to: Path, packed: bool, as_json: bool) -> None:
-    """Write the newest checkpoint's model as safetensors, as transformers opens it where it is one of theirs.
+    """Write the newest checkpoint's model as safetensors. Transformers opens it where it is one of theirs.
 
     A folder that was written with --packed is turned into a model by the same command: name it as DIRECTORY.
 

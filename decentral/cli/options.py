@@ -4,7 +4,7 @@ import functools
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self, cast
@@ -32,6 +32,35 @@ directory_of_a_peer: Decorator = click.option(
     show_default=True,
     help="Run directory of the peer.",
 )
+
+
+class GroupedOptions(click.Command):
+    """A command with so many options that its help has them under headings."""
+
+    def __init__(self, *args: Any, headings: Mapping[str, Sequence[str]], **extra: Any) -> None:  # Any: click's own
+        """``headings``: names of parameters by their heading; those in none stand first."""
+        super().__init__(*args, **extra)
+        self._headings = {name: heading for heading, names in headings.items() for name in names}
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options under their headings, in the order in which headings were given."""
+        sections: dict[str, list[tuple[str, str]]] = {name: [] for name in ("Options", *self._headings.values())}
+        for parameter in self.get_params(ctx):
+            if isinstance(parameter, click.Option) and (record := parameter.get_help_record(ctx)):
+                sections[self._headings.get(str(parameter.name), "Options")].append(record)
+        for heading, records in sections.items():
+            with formatter.section(heading):
+                formatter.write_dl(records)
+
+
+HEADINGS = {  # of start and join, most used first
+    "With whom": ("require_peers", "give_up_at", "alone", "admit", "keep_serving", "solo", "pace"),
+    "Network": ("listen", "relays", "lan", "transport", "max_upload", "max_download", "daily_upload"),
+    "This machine": (
+        *("schedule", "on_battery", "only_when_idle", "max_memory", "threads", "max_compute", "offload", "on_nan"),
+    ),
+    "What others see": ("dashboard", "metrics", "as_json"),
+}
 
 
 def remember(context: click.Context, directory: Path) -> Path:
@@ -218,14 +247,15 @@ WAYS: tuple[Decorator, ...] = (  # how others are reached
     option_of_join("transport", type=click.Choice(["daemon", "native", "py-libp2p"]), callback=_check_installed),
 )
 CAPS: tuple[Decorator, ...] = (  # how fast
-    option_of_join("max_upload", type=Rate(), metavar="RATE"),
-    option_of_join("max_download", type=Rate(), metavar="RATE"),
+    option_of_join("max_upload", type=Rate(), metavar="RATE", show_default="no limit"),
+    option_of_join("max_download", type=Rate(), metavar="RATE", show_default="no limit"),
 )
 WHEN: tuple[Decorator, ...] = (  # and with how much of the machine; all of it can be set while the peer runs
     click.option(
         "--schedule",
         type=HoursOfDay(),
         default="always",
+        show_default=True,
         metavar="HOURS",
         help="Train only in these hours, local time, such as 22:00-07:00; several with commas between.",
     ),
@@ -245,13 +275,21 @@ WHEN: tuple[Decorator, ...] = (  # and with how much of the machine; all of it c
         "--max-memory",
         type=Size(least=LEAST_MEMORY),
         metavar="SIZE",
+        show_default="no limit",
         help="Leave, with code 40, when this process holds more, as 8GB; 100MB or more.",
     ),
-    click.option("--threads", type=click.IntRange(1, 1024), metavar="N", help="Compute with so many threads."),
+    click.option(
+        "--threads",
+        type=click.IntRange(1, 1024),
+        metavar="N",
+        show_default="as torch chooses",
+        help="Compute with so many threads.",
+    ),
     click.option(
         "--max-compute",
         type=Share(),
         metavar="SHARE",
+        show_default="100%",
         help="Compute for such a share of the time, as 70%, and rest after each step: less power, heat and noise.",
     ),
 )
@@ -278,20 +316,21 @@ options_of_a_peer = with_options(
         help="Run directory; a run found there is resumed.",
     ),
     *WAYS,
-    option_of_join("require_peers", type=click.IntRange(min=0), metavar="N"),
+    option_of_join("require_peers", type=click.IntRange(min=0), metavar="N", show_default=True),
     option_of_join(
         "join_timeout",
         kept_as="give_up_at",
         type=click.FloatRange(min=0, min_open=True),
         callback=lambda context, parameter, seconds: moment_in(seconds),
         metavar="S",
+        show_default="never",
         also="S seconds from the command's start; the exit code is 20 then.",
     ),
     option_of_join("keep_serving", is_flag=True),
     *CAPS,
     *WHEN,
-    option_of_join("daily_upload", type=Size(), metavar="SIZE"),
-    option_of_join("offload", type=click.Path(file_okay=False, path_type=Path)),
+    option_of_join("daily_upload", type=Size(), metavar="SIZE", show_default="no limit"),
+    option_of_join("offload", type=click.Path(file_okay=False, path_type=Path), show_default="memory"),
     option_of_join("on_nan", type=click.Choice(["stop", "restart"]), show_default=True),
     with_page,
     with_metrics,

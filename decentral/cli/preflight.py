@@ -34,7 +34,7 @@ def look_over(
     directory: Path,
     listen: Sequence[str] | None,
     relays: Sequence[str],
-    offload: Path | None,
+    offload: str | Path | None,
     data: Path | None,
 ) -> "Survey | None":
     """Return what ``--data`` names. Raises UsageError, ConfigError, ListenError, DiskError or DataError; nothing was
@@ -54,7 +54,7 @@ def look_over(
     if offload is not None:
         from decentral.tensors.memory import offload_to  # torch
 
-        offload_to(offload)
+        offload_to(Path(offload))
     return None if data is None else survey(data)
 
 

@@ -18,7 +18,9 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from decentral.cli.options import (
+    HEADINGS,
     INVITE,
+    GroupedOptions,
     JobOptions,
     as_json,
     options_of_a_peer,
@@ -37,7 +39,7 @@ if TYPE_CHECKING:
     from decentral.tasks.evaluate import Survey
 
 
-@click.command("start")
+@click.command("start", cls=GroupedOptions, headings=HEADINGS)
 @click.argument("file", metavar="RUN.toml", type=click.Path(path_type=Path, dir_okay=False))
 @options_of_a_peer
 @with_admit(
@@ -61,7 +63,7 @@ if TYPE_CHECKING:
 )
 @click.pass_context
 def start_command(context: click.Context, /, file: Path, directory: Path, **given: Any) -> None:
-    """Be the first peer of a run; prints the line with which others join.
+    """Be the first peer of a run, and print the line to join by.
 
     \b
     $ decentral start run.toml --out decentral-run
@@ -87,7 +89,7 @@ def start_command(context: click.Context, /, file: Path, directory: Path, **give
     _train(context, manifest, _look_over(options), options)
 
 
-@click.command("join")
+@click.command("join", cls=GroupedOptions, headings=HEADINGS)
 @click.argument("invite", type=INVITE, envvar="DECENTRAL_INVITE")
 @click.argument("arguments", metavar="[-- ARGS...]", nargs=-1, type=click.UNPROCESSED)
 @options_of_a_peer
@@ -109,7 +111,7 @@ def join_command(
     arguments: tuple[str, ...],
     **given: Any,
 ) -> None:
-    """Be another peer of a run: all that is needed is its invite, or the words of decentral invite --words.
+    """Be another peer of a run. All that is needed is its invite, or the words of decentral invite --words.
 
     INVITE may be - (it is asked for, or a line of stdin), @FILE, or left out where DECENTRAL_INVITE has it: an invite
     with a token is for nobody else's eyes, and a command line is for all users of the machine.
@@ -259,7 +261,8 @@ def _show_invite(display: Display, options: JobOptions, corpus: str, invite: str
 @as_json
 @click.pass_context
 def demo_command(context: click.Context, /, directory: Path, as_json: bool, **options: Any) -> None:
-    """Train with four peers on this machine, kill one, add one, compare with training alone.
+    """Train with four peers on this machine, and kill one of them. Another joins late; a peer that trains alone is
+    compared.
 
     \b
     $ decentral demo --peers 3 --minutes 1

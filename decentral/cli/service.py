@@ -28,7 +28,7 @@ _name = click.option("--name", default="peer", show_default=True, help="What the
 
 @click.group("service")
 def service_command() -> None:
-    """Have this system run a peer or a relay: after a restart, in the background, last in every queue.
+    """Have this system run a peer or a relay, after a restart, too. It runs in the background, last in every queue.
 
     \b
     $ decentral service install -- join @FILE --out decentral-run --schedule 22:00-07:00

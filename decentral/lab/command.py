@@ -57,7 +57,7 @@ def _print_example(context: click.Context, parameter: click.Parameter, wanted: b
 )
 @as_json
 def lab_command(study: Path, out: Path | None, workers: int | None, device: str, as_json: bool) -> None:
-    """Compare methods as a study declares: search, reported seeds, verdicts, bytes, hours.
+    """Compare methods as a study declares. It searches, reports seeds, and tells verdicts, bytes and hours.
 
     Runs that are in the folder are never made again, so that an ended study goes on where it was.
 
@@ -183,7 +183,7 @@ class StudyLine:
 def tune_command(
     source: str, data: Path | None, file: Path | None, force: bool, as_json: bool, link: float, **given: Any
 ) -> None:
-    """Find the method and the outer rate for your own model: a few are tried on it here, beside a peer alone.
+    """Find the method and the outer rate for your own model. A few are tried on it here, beside a peer alone.
 
     FUNCTION(number) builds one peer's training: it returns the model, its optimizer, a function that makes one inner
     step, and one that returns the loss on data that nobody trains on. The number says whose data is read.

@@ -60,7 +60,7 @@ def simulate_command(
     learn: bool,
     as_json: bool,
 ) -> None:
-    """Run the real protocol on simulated machines and links, hours in seconds; or reckon what it would take.
+    """Run the real protocol on simulated machines. Hours take seconds; or reckon what it would take.
 
     \b
     $ decentral simulate run.toml --peers 8 --profile home

@@ -18,7 +18,7 @@ from decentral.errors import UsageError
 @directory_of_a_peer
 @click.pass_context
 def watch_command(context: click.Context, directory: Path) -> None:
-    """Show a peer and its swarm in this terminal, as over ssh; pause, resume and leave by key.
+    """Show a peer and its swarm in this terminal. Keys pause, resume and leave.
 
     DIR may also hold several peers, as a demo's does. q closes the view and nothing else, ? tells the keys.
 

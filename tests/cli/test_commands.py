@@ -13,6 +13,7 @@ import click
 import pytest
 
 from decentral.cli import COMMANDS
+from decentral.cli.options import HEADINGS
 from decentral.observe.events import EventLog
 from decentral.observe.requests import Request, take_requests
 from decentral.observe.status import ProcessInfo, read_status, write_status
@@ -231,6 +232,21 @@ def test_waiting_for_a_peer_that_does_not_leave_ends(run: Run, running_peer: Pat
 def test_an_invite_of_a_running_peer_is_printed_as_a_line(run: Run, running_peer: Path) -> None:
     assert run("invite", "--out", running_peer).stdout == "decentral join decentral1:abc\n"
     assert run("invite", "--out", running_peer, "--json").stdout == '{"invite": "decentral1:abc"}\n'
+
+
+def test_a_terminal_of_80_columns_has_each_command_whole_on_its_line(run: Run) -> None:
+    assert "..." not in run("--help", terminal_width=80).stdout.partition("Options:")[2]
+
+
+@pytest.mark.parametrize("name", ["start", "join"])
+def test_the_options_of_a_peer_stand_under_headings_each_once(run: Run, name: str) -> None:
+    text = run(name, "--help").stdout
+    headings = re.findall(r"^(\w[^:\n]*):$", text, re.MULTILINE)
+    assert headings == ["Options", *HEADINGS]
+    options = [option for option in EVERY_COMMAND[name].params if isinstance(option, click.Option)]
+    assert [len(re.findall(rf"^  {option.opts[0]}\b", text, re.MULTILINE)) for option in options] == [1] * len(options)
+    known = {option.name for option in EVERY_COMMAND["start"].params}
+    assert {one for names in HEADINGS.values() for one in names} <= known, "a heading for an option that there is not"
 
 
 def test_a_key_that_is_redirected_to_a_file_is_its_owners_alone(tmp_path: Path) -> None:
