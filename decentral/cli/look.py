@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -211,6 +212,7 @@ def _way(member: Mapping[str, Any]) -> str:
 
 _LOOK_SECONDS = 0.25  # between two looks at what is new
 _LOGGED = "metrics"  # events of peer.log
+Lines = Callable[[dict[str, Any]], list[str]]  # of an event: none, one or two
 
 
 @click.command("logs")
@@ -230,26 +232,27 @@ def logs_command(
     follow: bool,
     as_json: bool,
 ) -> None:
-    """Show the last events of the peer. What a loop has logged is there with --event metrics only.
+    """Tell what happened to the peer, in sentences. --json has the events whole; what a loop has logged is there with
+    --event metrics only.
 
     \b
     $ decentral logs --out decentral-run --last 5 --event commit
     """
-    from decentral.observe.events import EVENTS_FILE, event_line, read_events
+    from decentral.observe.events import EVENTS_FILE, read_events
     from decentral.observe.lines import there
 
     if not there(remember(context, directory) / EVENTS_FILE):
         read_peer(directory)  # UsageError where none has run
         raise UsageError(f"{directory}: no events are kept there; a baseline (start --solo) writes none")
-    shape = json.dumps if as_json else event_line
+    shape = _as_json if as_json else _sentences()
     if since is not None and context.get_parameter_source("last") is not click.core.ParameterSource.COMMANDLINE:
         last = sys.maxsize
     begin = 0.0 if since is None else time.time() - since
     if follow:
         context.exit(_follow(directory, last, event, begin, shape))
     rows = list(read_events(directory, last=last, event=event, since=begin, without=_without(event)))
-    for row in rows:
-        click.echo(shape(row))
+    for line in chain.from_iterable(map(shape, rows)):
+        click.echo(line)
     if not rows:
         click.echo(_no_event(directory, event, "yet" if since is None else "in that time"), err=True)
 
@@ -271,7 +274,28 @@ def _without(event: str | None) -> tuple[str, ...]:
     return () if event == _LOGGED else (_LOGGED,)
 
 
-def _follow(directory: Path, last: int, event: str | None, begin: float, shape: Callable[[dict[str, Any]], str]) -> int:
+def _as_json(row: dict[str, Any]) -> list[str]:
+    return [json.dumps(row)]
+
+
+def _sentences() -> Lines:
+    """Return what tells events in their order, with the day where it is not today."""
+    from decentral.observe.events import plain_words
+    from decentral.observe.story import Story
+
+    story, today = Story(), time.strftime("%Y-%m-%d")
+
+    def lines(row: dict[str, Any]) -> list[str]:
+        at = time.localtime(float(row.get("t") or 0))
+        day = time.strftime("%Y-%m-%d", at)
+        stamp = time.strftime("%H:%M:%S", at) if day == today else f"{day} {time.strftime('%H:%M:%S', at)}"
+        told = [plain_words(row)] if row.get("event") == _LOGGED else story.tell(row)
+        return [f"{stamp} {sentence}" for sentence in told]
+
+    return lines
+
+
+def _follow(directory: Path, last: int, event: str | None, begin: float, shape: Lines) -> int:
     """Print events as they come, until the peer ends; returns the exit code, Ctrl-C's when that ended it before."""
     from decentral.observe.events import follow_events
 
@@ -285,8 +309,8 @@ def _follow(directory: Path, last: int, event: str | None, begin: float, shape: 
             idle=lambda: _idle(nobody),
             ended=lambda: _has_ended(directory),
         ):
-            if float(row.get("t") or 0) >= begin:
-                click.echo(shape(row))
+            for line in shape(row) if float(row.get("t") or 0) >= begin else ():
+                click.echo(line)
     except KeyboardInterrupt:
         return INTERRUPTED
     click.echo(f"the peer has ended: {read_peer(directory)[0].health}", err=True)

@@ -8,12 +8,10 @@ does not have the shape that it should is passed over.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from decentral.observe.diagnostics import back_sentence, warning
-from decentral.observe.events import event_line
-from decentral.observe.health import alone_sentence, in_time, left_out_sentence, list_names, short_name
+from decentral.observe.story import Story, number, steps_made, str_list, without
 from decentral.replica.figures import NAMES
 
 ROUNDS = 300  # on the strip
@@ -37,20 +35,18 @@ class History:
         self.last_outer: dict[str, Any] = {}
         self.num_events = self.num_metrics = 0
         self._last_mono: float | None = None
-        self._members: list[str] = []  # of the round in progress: a commit names those of the next
+        self._story = Story()
         self._seconds = _Clock()
 
     def event(self, row: Mapping[str, Any]) -> None:
         """Take a row of ``events.jsonl``."""
         self.num_events += 1
         if row.get("event") == "commit":
-            self._round(row, str_list(row.get("contributors")), self._members or str_list(row.get("members")))
-        if row.get("event") in ("commit", "membership"):
-            self._next_members(row, str_list(row.get("members")))
+            self._round(row, str_list(row.get("contributors")), self._story.members or str_list(row.get("members")))
         elif row.get("event") == "pair":
             partner = row.get("partner")
             self._round(row, [partner] if isinstance(partner, str) else [], [])  # who else met is not told
-        elif (said := sentence_of(row)) is not None:
+        for said in self._story.tell_beside(row):
             self._say(row, said)
         if row.get("event") == "healed" and isinstance(parted := row.get("parted"), int):
             self._drop_after(parted)
@@ -78,7 +74,7 @@ class History:
                 "t": number(row.get("t")),
                 "seconds": number(row.get("seconds")) or self._since_last(mono),
                 "contributors": contributors,
-                "late": [] if row.get("truncated") else _without(members, contributors),
+                "late": [] if row.get("truncated") else without(members, contributors),
                 **{key: row.get(key) for key in _COPIED if key in row},
                 **({"disagreement": number(row.get("disagreement"))} if "disagreement" in row else {}),
                 **_details(row),
@@ -90,13 +86,6 @@ class History:
         """Drop the rounds after so many outer steps: they are none of the run's any more."""
         while self.rounds and self.rounds[-1]["step"] > step:
             self.rounds.pop()
-
-    def _next_members(self, row: Mapping[str, Any], members: list[str]) -> None:
-        """Note the members of the next round, and say who came or went with that."""
-        before, self._members = self._members, members
-        said = members_sentence(_without(members, before), _without(before, members))
-        if before and said and not row.get("truncated"):
-            self._say(row, said)
 
     def _say(self, row: Mapping[str, Any], text: str) -> None:
         short = text if len(text) <= LONGEST else text[: LONGEST - 1] + "…"
@@ -137,15 +126,6 @@ def _details(row: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def steps_made(row: Mapping[str, Any]) -> int | None:
-    """Return the outer steps made with an event, as gossip steps are counted from 0; None where it is of no round."""
-    if row.get("event") == "commit" and isinstance(row.get("outer_step"), int):
-        return int(row["outer_step"])
-    if row.get("event") == "pair" and isinstance(row.get("step"), int):
-        return int(row["step"]) + 1
-    return None
-
-
 def split_of(seconds: float, waited: float, sending: float, applying: float) -> dict[str, float]:
     """Split a round by what training did. Of the time in which it stood still, sending and the outer step account for
     their own; where it goes on meanwhile, they hold up nothing.
@@ -155,21 +135,6 @@ def split_of(seconds: float, waited: float, sending: float, applying: float) -> 
     applies = min(applying, waited - sends)
     parts = {"computing": seconds - waited, "sending": sends, "waiting": waited - sends - applies, "applying": applies}
     return {name: round(part, 3) for name, part in parts.items()}
-
-
-def _without(names: Sequence[str], others: Collection[str]) -> list[str]:
-    known = set(others)
-    return [name for name in names if name not in known]
-
-
-def number(value: object) -> float | None:
-    """Return a number, or None for what is none."""
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def str_list(value: object) -> list[str]:
-    """Return the strings of a list."""
-    return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
 
 
 # ---- columns of numbers, of bounded length ----
@@ -212,81 +177,3 @@ class Series:
         if self._newest is not None and (not rows or rows[-1] != self._newest):
             rows.append(self._newest)
         return {name: [row[at] for row in rows] for at, name in enumerate(self._columns)}
-
-
-# ---- events as sentences ----
-#
-# What rounds show anyway has none.
-
-_SHOWN_ELSEWHERE = ("commit", "pair", "metrics", "membership")
-_SECRET = ("invite",)  # whoever has it may join, and this page may be looked at by more
-
-
-def sentence_of(row: Mapping[str, Any]) -> str | None:
-    """Return what an event means; None where it is not worth a line."""
-    event = row.get("event")
-    if not isinstance(event, str) or event in _SHOWN_ELSEWHERE:
-        return None
-    try:
-        return _SENTENCE_OF[event](row)
-    except (KeyError, TypeError, ValueError):  # unknown here, or of another version
-        return _plain_words({key: value for key, value in row.items() if key not in _SECRET})
-
-
-def members_sentence(came: Sequence[str], went: Sequence[str]) -> str:
-    """Name the members that came and those that went; empty when nobody did."""
-    parts = []
-    if came:
-        parts.append(f"{list_names(came)} {'was' if len(came) == 1 else 'were'} let in")
-    if went:
-        parts.append(f"the run goes on without {list_names(went)}")
-    return "; ".join(parts)
-
-
-def _plain_words(row: dict[str, Any]) -> str:
-    """Return the event's word and fields, without its time."""
-    try:
-        return " ".join(event_line({**row, "t": 0}).split()[1:])
-    except (TypeError, ValueError):
-        return str(row.get("event"))
-
-
-def _peer_named(row: Mapping[str, Any], key: str = "peer") -> str:
-    return short_name(str(row[key]))
-
-
-def _join_sentence(row: Mapping[str, Any]) -> str:
-    how = "resumed" if row.get("resumed") else "joined"
-    return f"{how} at round {int(row['round'])}: the model is checked, training goes on from it"
-
-
-def _band_sentence(row: Mapping[str, Any]) -> str:
-    figure, value, step = str(row["figure"]), float(row["value"]), int(row["outer_step"])
-    if row["event"] == "back_in_band":
-        return back_sentence(figure, value, step)
-    return warning(figure, value, str(row["why"]), step)
-
-
-_SENTENCE_OF: dict[str, Callable[[Mapping[str, Any]], str]] = {
-    "joined": _join_sentence,
-    "alone": lambda row: alone_sentence([str(name) for name in row["peers"]], left=bool(row["left"])),
-    "synced": lambda row: f"the model came from {_peer_named(row)}",
-    "sync_failed": lambda row: f"{_peer_named(row)} could not give its model: {row['why']}",
-    "shrunk": lambda row: (
-        "the run went on without this peer, which was away"
-        if row.get("away")
-        else f"the run goes on without {len(row['given_up'])} silent peers, half of it or more"
-    ),
-    "left_out": lambda row: left_out_sentence(str(row["leader"] or ""), int(row["outer_step"])),
-    "stalled": lambda row: f"round {int(row['outer_step'])} is stalled: {row['why']}",
-    "stall_over": lambda row: f"rounds are made again, after {in_time(float(row['seconds']))} without one",
-    "resynced": lambda row: "this peer was behind, and took over the others' state whole",
-    "unmoved": lambda row: f"a round moved nothing: {row['why']}",
-    "restarted": lambda row: f"the live model was put back to the anchor: {row['why']}",
-    "lan": lambda row: f"local network: {row['off']}" if row.get("off") else "looks for others on the local network",
-    "lan_met": lambda row: f"{_peer_named(row)} was met on the local network",
-    "out_of_band": _band_sentence,
-    "back_in_band": _band_sentence,
-    "flooded": lambda row: f"{_peer_named(row)} sends more {row['what']} than it may; what is too much is passed over",
-    "dropped": lambda row: f"{row['what']} failed: {row['why']}; the round goes on without it",
-}

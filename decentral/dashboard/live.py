@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from decentral.dashboard.history import History, number, steps_made
+from decentral.dashboard.history import History
 from decentral.dashboard.view import View, events_of, learning_of, now_of, rounds_of
 from decentral.errors import DecentralError, UsageError
 from decentral.observe.events import EVENTS_FILE, FileTail, read_events
 from decentral.observe.health import as_seen
 from decentral.observe.metrics import METRICS_FILE, read_metrics
 from decentral.observe.status import STATUS_FILE, Status, is_running, read_status
+from decentral.observe.story import number, steps_made
 
 # ---- a folder as it grows ----
 #

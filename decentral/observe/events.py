@@ -8,7 +8,7 @@ import json
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from itertools import takewhile
 from pathlib import Path
@@ -82,11 +82,10 @@ def is_asked_for(row: dict[str, Any], event: str | None, without: Collection[str
     return event in (None, name) and name not in without
 
 
-def event_line(row: dict[str, Any]) -> str:
-    """Return an event as a line for people: local time, the word, the fields."""
-    stamp = time.strftime("%H:%M:%S", time.localtime(float(row.get("t") or 0)))
-    fields = " ".join(f"{key}={_short(value)}" for key, value in row.items() if key not in _STAMPS)
-    return f"{stamp} {row.get('event', '?'):<12} {fields}".rstrip()
+def plain_words(row: Mapping[str, Any]) -> str:
+    """Return an event's word and fields, for people where no sentence tells it."""
+    fields = [f"{key}={_short(value)}" for key, value in row.items() if key not in _STAMPS]
+    return " ".join([str(row.get("event", "?")), *fields])
 
 
 def _short(value: object) -> str:

@@ -319,9 +319,9 @@ class Notices:
         """Remember and return the sentence of an event that is worth one. ``me``: the peer that speaks."""
         if event in ("out_of_band", "back_in_band"):
             return self._hear_of_band(fields, is_out=event == "out_of_band")
-        if event not in _SENTENCES_OF_NOTICES:
+        if event not in NOTICES:
             return None
-        who, sentence = _SENTENCES_OF_NOTICES[event](fields, me)
+        who, sentence = NOTICES[event](fields, me)
         self._said[who] = (int(fields["round"]), sentence)
         return sentence
 
@@ -377,4 +377,4 @@ def _unsaid(fields: Mapping[str, Any], me: str) -> tuple[tuple[str, ...], str]:
     return ("unsaid",), f"your contribution to round {round_} went without a summary: {method}: {why}; ask its author"
 
 
-_SENTENCES_OF_NOTICES = {"outlier": _outlier, "twins": _twins, "unmoved": _no_move, "unsaid": _unsaid}
+NOTICES = {"outlier": _outlier, "twins": _twins, "unmoved": _no_move, "unsaid": _unsaid}

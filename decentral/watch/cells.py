@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from rich.cells import cell_len
 from rich.text import Text
 
-from decentral.dashboard.history import number
 from decentral.observe.health import TEXT_OF_UNIT, in_units
 from decentral.observe.status import QUANTITIES, Unit
+from decentral.observe.story import number
 
 NOT_KNOWN = "not known"
 _LONGEST = 1000  # characters of one value: signs without a width would never be cut

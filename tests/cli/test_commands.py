@@ -64,7 +64,7 @@ CHEAP_EXAMPLES = [
     ("compressors", ["topk"]),
     ("status", ["healthy: round 41, you contributed to 40 of the last 41, 0.2 MB sent per round"]),
     ("peers", ["12D3KooWother"]),
-    ("logs", ["commit"]),
+    ("logs", ["round 3: you alone"]),
     ("pause", ["asked: the peer will pause"]),
     ("resume", ["asked: the peer trains on"]),
 ]
@@ -103,7 +103,7 @@ def test_a_preset_that_was_not_better_than_a_peer_alone_is_told_of(run: Run, mon
 def log_commits(directory: Path, *rounds: int) -> None:
     log = EventLog(directory)
     for number in rounds:
-        log("commit", round=number)
+        log("commit", outer_step=number, contributors=["me"], members=["me"], contributed=True)
     log.close()
 
 
@@ -123,7 +123,7 @@ def test_what_a_loop_logs_every_step_does_not_push_out_what_happened(run: Run, r
     for step in range(30):
         log("metrics", inner_step=step, loss=1.0)
     log.close()
-    assert re.findall(r"commit|metrics", run("logs").stdout) == ["commit"]
+    assert re.findall(r"round 3|metrics", run("logs").stdout) == ["round 3"]
     assert len(run("logs", "--event", "metrics").stdout.splitlines()) == 20
 
 

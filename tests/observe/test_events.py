@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from decentral.observe.events import EVENTS_FILE, EventLog, event_line, follow_events, read_events
+from decentral.observe.events import EVENTS_FILE, EventLog, follow_events, plain_words, read_events
 from decentral.observe.lines import pack_put_aside, put_aside
 from decentral.observe.metrics import MetricsLog, read_metrics
 
@@ -52,12 +52,9 @@ def test_a_directory_without_events_has_none(tmp_path: Path) -> None:
     assert list(read_events(tmp_path)) == []
 
 
-def test_a_line_for_people_is_short_and_has_no_stamps_twice() -> None:
-    line = event_line({"v": 1, "t": 0.0, "mono": 1.0, "event": "commit", "round": 3, "loss": 1.23456789, "x": "y" * 99})
-    assert "commit" in line
-    assert "round=3 loss=1.235" in line
-    assert "..." in line
-    assert "mono" not in line
+def test_an_event_in_plain_words_is_short_and_has_no_stamps() -> None:
+    row = {"v": 1, "t": 0.0, "mono": 1.0, "event": "new", "round": 3, "loss": 1.23456789, "x": "y" * 99}
+    assert plain_words(row) == f"new round=3 loss=1.235 x={'y' * 61}..."
 
 
 def test_metrics_tell_inner_from_outer_steps(tmp_path: Path) -> None:

@@ -1,0 +1,89 @@
+"""Events as sentences: each that the docs have, and rounds by who was in them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from decentral.observe.events import plain_words
+from decentral.observe.story import Story, sentence_of
+from tests.kit.site import ME, OTHER, THIRD
+
+ROOT = Path(__file__).parents[2]
+NO_SENTENCE = {"commit", "membership", "pair", "metrics"}  # rounds, and what a loop logs
+FIELDS: dict[str, Any] = {  # a value of each field that an event has, by its name
+    **dict.fromkeys(("round", "step", "outer_step", "missed", "steps", "counted", "asked", "named", "records"), 3),
+    **dict.fromkeys(("why", "what", "method", "name"), "because"),
+    **dict.fromkeys(("peer", "leader"), OTHER),
+    **{name: [OTHER, THIRD] for name in ("peers", "given_up", "members")},
+    **dict.fromkeys(("seconds", "away", "norm", "median", "times", "cosine", "value", "low", "high"), 2.5),
+    **dict.fromkeys(("bytes", "sent", "limit"), 5_000_000),
+    "figure": "mean_cosine",
+    "left": True,
+    "on": ["192.168.1.2"],
+    "off": None,
+    "resumed": False,
+}
+
+
+def documented() -> dict[str, list[str]]:
+    """The fields of every event that docs/run-directory.md has."""
+    text = (
+        (ROOT / "docs/run-directory.md")
+        .read_text(encoding="utf-8")
+        .partition("## Events")[2]
+        .partition("## Metrics")[0]
+    )
+    found = {}
+    for names, fields in re.findall(r"^\| (`[^|]+`) \| ([^|]*) \|", text, re.MULTILINE):
+        for name in re.findall(r"`(\w+)`", names):
+            found[name] = [field.strip() for field in fields.split(",")]
+    found |= {name: fields.split(", ") for name, fields in re.findall(r"`(outlier|twins)` \(([^)]+)\)", text)}
+    return found
+
+
+@pytest.mark.parametrize("event", sorted(documented().keys() - NO_SENTENCE))
+def test_every_event_that_the_docs_have_is_told_in_a_sentence(event: str) -> None:
+    row = {"event": event} | {field: FIELDS[field] for field in documented()[event] if field in FIELDS}
+    said = sentence_of(row)
+    assert said not in (None, plain_words(row))
+    assert "None" not in str(said)
+
+
+def commit(contributors: list[str], members: list[str], *, mine: bool, **more: Any) -> dict[str, Any]:
+    row = {"event": "commit", "outer_step": 64, "round": 71, "seconds": 2.71}
+    return row | {"contributors": contributors, "members": members, "contributed": mine} | more
+
+
+ALL = [ME, OTHER, THIRD]
+ROUNDS = [
+    (commit([ME], [ME], mine=True), "round 64: you alone, 2.7 s"),
+    (commit(ALL, ALL, mine=True), "round 64: all three, you too, 2.7 s"),
+    (commit([ME, OTHER], ALL, mine=True), f"round 64: two of three, you too, without …{THIRD[-6:]}, 2.7 s"),
+    (commit([OTHER, THIRD], ALL, mine=False), "round 64: two of three, without you, 2.7 s"),
+    (commit([OTHER], ALL, mine=False), "round 64: one of three, without you and 1 more, 2.7 s"),
+    (commit([], [], mine=True, truncated=True), "round 64: you too, 2.7 s"),
+    ({"event": "pair", "step": 4, "partner": OTHER, "seconds": 1.0}, f"round 5: with …{OTHER[-6:]}, 1.0 s"),
+    ({"event": "pair", "step": 4, "partner": None}, "round 5: alone, as no partner came"),
+]
+
+
+@pytest.mark.parametrize(("row", "said"), ROUNDS)
+def test_a_round_is_told_by_who_was_in_it_and_how_long_it_took(row: dict[str, Any], said: str) -> None:
+    assert Story().tell(row) == [said]
+
+
+def test_who_comes_with_a_commit_was_not_missed_in_its_round() -> None:
+    story = Story()
+    story.tell(commit([ME, OTHER], [ME, OTHER], mine=True))
+    assert story.tell(commit([ME, OTHER], ALL, mine=True)) == [
+        "round 64: both, you too, 2.7 s",
+        f"…{THIRD[-6:]} was let in",
+    ]
+
+
+def test_an_invite_is_in_no_sentence() -> None:
+    assert "decentral1:" not in str(sentence_of({"event": "of another version", "invite": "decentral1:AAAA"}))
