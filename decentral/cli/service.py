@@ -21,7 +21,7 @@ from typing import Any
 import click
 
 from decentral.cli.options import GivenSecret, as_json, secrets_of
-from decentral.errors import ConfigError, DiskError, UsageError
+from decentral.errors import ConfigError, DecentralError, DiskError, UsageError
 
 _name = click.option("--name", default="peer", show_default=True, help="What the service is called.")
 
@@ -108,6 +108,7 @@ class ServicePlan:
     words: tuple[str, ...]  # after "decentral", as typed
     here: Path  # absolute: where they were typed, so that relative paths in them mean the same
     writes: tuple[Path, ...]  # absolute
+    memory: int | None = None  # bytes, of a relay that keeps no run; None: as much as the machine has
     python: str = sys.executable
     secrets: tuple[tuple[Path, str], ...] = field(default=(), repr=False)  # files that words name by @, and their text
 
@@ -139,8 +140,12 @@ def plan(root: click.Context, name: str, words: tuple[str, ...], here: Path) -> 
         from decentral.swarm.invite import Invite  # here: help texts need none of the wire
 
         Invite.parse(made.params["invite"])
+    if words[0] == "start":
+        from decentral.manifest import load_manifest
+
+        load_manifest(here / made.params["file"])
     told, kept = _move_secrets_to_files(name, words, made)
-    return ServicePlan(name, told, here, _writes(words[0], made.params, here), secrets=kept)
+    return ServicePlan(name, told, here, _writes(words[0], made.params, here), _memory(made.params), secrets=kept)
 
 
 def _move_secrets_to_files(
@@ -185,6 +190,11 @@ def _writes(command: str, values: dict[str, Any], here: Path) -> tuple[Path, ...
     return tuple(sorted({_without_dots(here / values["identity"]).parent, _without_dots(here / values["keep_in"])}))
 
 
+def _memory(values: dict[str, Any]) -> int | None:
+    """Return what a relay's process may hold at the most: its own bound and a fifth more, for what is no place."""
+    return None if "max_memory" not in values or values.get("kept") else int(1.2 * (values["max_memory"] or 0)) or None
+
+
 def _without_dots(path: Path) -> Path:
     """Without `..`, which systemd takes no path with."""
     return Path(os.path.normpath(path))
@@ -221,10 +231,7 @@ def _lines(plan: ServicePlan) -> Iterator[str]:
         "RestartSec=30",
         f"RestartPreventExitStatus={' '.join(map(str, FOR_GOOD))}",
         "",
-        "# Whatever else runs here comes first.",
-        "Nice=10",
-        "CPUWeight=20",
-        "IOSchedulingClass=idle",
+        *_place_in_queues(plan),
         "",
         "# It may write to its own folders and to nothing else.",
         "PrivateUsers=yes",
@@ -245,6 +252,14 @@ def _lines(plan: ServicePlan) -> Iterator[str]:
         "[Install]",
         "WantedBy=default.target",
     )
+
+
+def _place_in_queues(plan: ServicePlan) -> tuple[str, ...]:
+    """A peer trains in time that is left over; for a relay others wait, who send through it."""
+    if plan.words[0] != "relay":
+        return ("# Whatever else runs here comes first.", "Nice=10", "CPUWeight=20", "IOSchedulingClass=idle")
+    memory = () if plan.memory is None else (f"MemoryMax={plan.memory}",)
+    return ("# It carries what others wait for, within bounds.", *memory, "LimitNOFILE=4096")
 
 
 def quote(word: str) -> str:
@@ -286,9 +301,7 @@ def agent(plan: ServicePlan) -> bytes:
             "KeepAlive": {"SuccessfulExit": False},
             "ThrottleInterval": 30,
             "ExitTimeOut": STOP_SECONDS,
-            "ProcessType": "Background",
-            "Nice": 10,
-            "LowPriorityIO": True,
+            **({} if plan.words[0] == "relay" else {"ProcessType": "Background", "Nice": 10, "LowPriorityIO": True}),
             "Umask": 0o077,
             "StandardOutPath": log,
             "StandardErrorPath": log,
@@ -371,10 +384,12 @@ def remove(name: str) -> Iterator[str]:
     path = place(name)
     if not path.exists():
         raise UsageError(f"{path}: there is no such service; decentral service status lists them")
-    yield from _carry_out(_end(path))
-    path.unlink()
-    for kept in path.parent.glob(f"{label(name)}.*.secret"):
-        kept.unlink()
+    try:
+        yield from _carry_out(_end(path))
+    finally:  # what the system does not stop begins no more, at least
+        path.unlink()
+        for kept in path.parent.glob(f"{label(name)}.*.secret"):
+            kept.unlink()
     if path.suffix == ".service":
         with suppress(ConfigError):
             _ask(["systemctl", "--user", "daemon-reload"])
@@ -413,13 +428,13 @@ def _end(path: Path) -> list[list[str]]:
 
 
 def _carry_out(commands: list[list[str]]) -> Iterator[str]:
-    """Run them; where the system does not answer, say what is left to do."""
+    """Run them. DecentralError where the system does not answer, with what is left to do."""
     for number, command in enumerate(commands):
         try:
             _ask(command)
         except ConfigError as error:
-            yield f"{error}; run where it does: {' && '.join(' '.join(left) for left in commands[number:])}"
-            return
+            left = " && ".join(" ".join(command) for command in commands[number:])
+            raise DecentralError(f"{error}; run where it does: {left}") from error
     yield f"{' '.join(commands[-1])}: done"
 
 

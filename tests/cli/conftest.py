@@ -1,5 +1,7 @@
 """Commands as they are typed, a peer that runs, and the processes of others."""
 
+import os
+import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,26 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def asked(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A systemctl that notes what it is asked, and says that all is well."""
+    folder = home / "bin"
+    folder.mkdir()
+    (folder / "systemctl").write_text(
+        f'#!/bin/sh\necho "$@" >> {shlex.quote(str(home / "asked"))}\necho active running\n'
+    )
+    (folder / "systemctl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.defpath}")
+    return home / "asked"
+
+
+@pytest.fixture
+def served(home: Path, asked: Path) -> Path:
+    """A person's folders where services are started, and terms of a run."""
+    (home / "run.toml").write_text(preset_manifest("diloco").to_toml())
+    return home
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ SECRETS = [
     ("command", "option", "variable", "text", "way"), [(*secret, way) for *secret, ways in SECRETS for way in ways]
 )
 def test_a_service_has_its_secret_in_a_file_of_its_owner_however_it_was_given(
-    home: Path, command: tuple[str, ...], option: str | None, variable: str, text: str, way: str
+    served: Path, command: tuple[str, ...], option: str | None, variable: str, text: str, way: str
 ) -> None:
     """It stood in the unit, and so on the command line of the service."""
     written = {"asked for": "-", "a file": file_with(text)}.get(way, text)
@@ -60,7 +60,7 @@ def test_a_service_has_its_secret_in_a_file_of_its_owner_however_it_was_given(
     assert kept.read_text() == f"{text}\n"
     assert kept.stat().st_mode & 0o777 == 0o600
     (started,) = [line for line in unit.splitlines() if line.startswith("ExecStart=")]
-    assert f"@{home / kept}" in started
+    assert f"@{served / kept}" in started
     assert text not in unit
     assert " - " not in started
     assert "secret file" not in started
@@ -69,16 +69,16 @@ def test_a_service_has_its_secret_in_a_file_of_its_owner_however_it_was_given(
     assert list(UNITS.iterdir()) == []
 
 
-def test_what_the_service_is_told_means_what_was_given(home: Path) -> None:
+def test_what_the_service_is_told_means_what_was_given(served: Path) -> None:
     words = ["start", "run.toml", "--admit", TOKEN, "--out", "night"]
     assert CliRunner().invoke(main, ["service", "install", "--", *words]).exit_code == 0
-    kept = f"@{home / UNITS / 'decentral-peer.1.secret'}"
+    kept = f"@{served / UNITS / 'decentral-peer.1.secret'}"
     again = ["service", "install", "--name", "again", "--", "start", "run.toml", "--admit", kept]
     assert CliRunner().invoke(main, again).exit_code == 0
     assert (UNITS / "decentral-again.1.secret").read_text() == f"{TOKEN}\n"
 
 
-def test_an_invite_without_a_token_is_no_secret(home: Path) -> None:
+def test_an_invite_without_a_token_is_no_secret(served: Path) -> None:
     result = CliRunner().invoke(main, ["service", "install", "--", "join", BARE])
     assert f"join {BARE}\n" in (UNITS / "decentral-peer.service").read_text()
     assert "warning" not in result.stderr
@@ -90,13 +90,13 @@ def test_an_invite_without_a_token_is_no_secret(home: Path) -> None:
     assert (UNITS / "decentral-b.1.secret").read_text() == f"{BARE}\n"
 
 
-def test_two_runs_that_a_relay_keeps_are_not_mixed_up(home: Path) -> None:
+def test_two_runs_that_a_relay_keeps_are_not_mixed_up(served: Path) -> None:
     other = str(Invite(bytes([1]) * 32, (), TOKEN))
     asks = ["service", "install", "--", "relay", "--keep", "-", "--keep", BARE, "--keep", "-"]
     assert CliRunner().invoke(main, asks, input=f"{WHOLE}\n{other}\n").exit_code == 0
     files = [UNITS / f"decentral-peer.{number}.secret" for number in (1, 2)]
     assert [path.read_text().strip() for path in files] == [WHOLE, other]
-    told = f"relay --keep @{home / files[0]} --keep {BARE} --keep @{home / files[1]}\n"
+    told = f"relay --keep @{served / files[0]} --keep {BARE} --keep @{served / files[1]}\n"
     assert told in (UNITS / "decentral-peer.service").read_text()
 
 
@@ -110,7 +110,7 @@ def test_showing_a_service_shows_no_secret_and_writes_none(home: Path) -> None:
 # ---- what is said of it ----
 
 
-def test_what_is_typed_goes_on_to_work_and_is_warned_of_in_one_line(home: Path) -> None:
+def test_what_is_typed_goes_on_to_work_and_is_warned_of_in_one_line(served: Path) -> None:
     asks = ["service", "install", "--show", "--", "start", "run.toml", "--admit", TOKEN]
     (line,) = CliRunner().invoke(main, asks).stderr.splitlines()
     assert line == (
@@ -121,14 +121,14 @@ def test_what_is_typed_goes_on_to_work_and_is_warned_of_in_one_line(home: Path) 
     assert line.startswith("warning: INVITE: all users of this machine can read the token")
 
 
-def test_a_file_that_others_may_read_is_warned_of(home: Path) -> None:
+def test_a_file_that_others_may_read_is_warned_of(served: Path) -> None:
     asks = ["service", "install", "--show", "--", "start", "run.toml", "--admit", file_with(TOKEN, 0o644)]
     (line,) = CliRunner().invoke(main, asks).stderr.splitlines()
     assert "others of this machine may read the token in it; chmod 600 'secret file'" in line
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no pseudo terminals")
-def test_on_a_terminal_it_is_asked_for_and_not_shown(home: Path) -> None:
+def test_on_a_terminal_it_is_asked_for_and_not_shown(served: Path) -> None:
     child, terminal = pty.fork()
     if child == 0:
         words = ["service", "install", "--", "start", "run.toml", "--admit", "-"]

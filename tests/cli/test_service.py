@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import plistlib
 import shlex
 from pathlib import Path
@@ -15,19 +14,6 @@ from decentral.swarm.invite import Invite
 from tests.cli.conftest import Run
 
 INVITE = str(Invite(bytes(32), ()))
-
-
-@pytest.fixture
-def asked(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A systemctl that notes what it is asked, and says that all is well."""
-    folder = home / "bin"
-    folder.mkdir()
-    (folder / "systemctl").write_text(
-        f'#!/bin/sh\necho "$@" >> {shlex.quote(str(home / "asked"))}\necho active running\n'
-    )
-    (folder / "systemctl").chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:{os.defpath}")
-    return home / "asked"
 
 
 def settings(text: str) -> dict[str, str]:
@@ -54,8 +40,8 @@ def test_a_peer_is_installed_started_listed_and_removed(run: Run, home: Path, as
 
 def test_where_the_system_does_not_answer_what_is_left_to_do_is_said(run: Run, home: Path) -> None:
     result = run("service", "install", "--", "relay", "--max-rate", "50mbit")
-    assert result.exit_code == 0
-    assert "there is no systemctl here; run where it does: systemctl --user daemon-reload && " in result.stdout
+    assert result.exit_code == 1, "nothing was started"
+    assert "there is no systemctl here; run where it does: systemctl --user daemon-reload && " in result.stderr
     assert settings((home / "config/systemd/user/decentral-peer.service").read_text())["ExecStart"].endswith(
         "relay --max-rate 50mbit"
     )
@@ -102,6 +88,21 @@ def test_a_unit_leaves_by_itself_comes_last_and_writes_to_its_folder_only() -> N
     assert (told["ProtectSystem"], told["ProtectHome"], told["PrivateTmp"]) == ("strict", "read-only", "yes")
     assert told["ReadWritePaths"] == '"/home/a b/run"'
     assert {"2", "11", "12", "21"} <= set(told["RestartPreventExitStatus"].split())
+
+
+def test_a_relay_comes_not_last_and_has_the_limits_that_its_page_names(run: Run, home: Path) -> None:
+    """Peers that meet through it would wait for whatever else the machine does."""
+    told = settings(run("service", "install", "--show", "--", "relay", "--max-memory", "200MB").stdout)
+    assert not {"Nice", "CPUWeight", "IOSchedulingClass"} & set(told)
+    assert (told["MemoryMax"], told["LimitNOFILE"]) == ("240000000", "4096")
+    keeps = settings(run("service", "install", "--show", "--", "relay", "--keep", INVITE).stdout)
+    assert "MemoryMax" not in keeps, "a process with torch for each run would be in it"
+
+
+def test_a_peer_whose_terms_there_are_not_is_refused_before_anything_is_written(run: Run, home: Path) -> None:
+    refused = run("service", "install", "--", "start", "absent.toml")
+    assert (refused.exit_code, "absent.toml" in refused.stderr) == (10, True)
+    assert list(home.iterdir()) == []
 
 
 def test_a_run_below_the_temporary_folder_is_not_hidden_from_its_service() -> None:
