@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+import tomllib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -23,6 +24,7 @@ from decentral.observe.story import number, steps_made
 #
 # Reads what is new since the last look, never a whole file twice.
 
+MANIFEST_FILE = "run.toml"
 PARTS = ("now", "rounds", "learning", "events")
 
 
@@ -42,6 +44,7 @@ class LiveFolder:
     def _begin(self) -> None:
         self.history, self._rates = History(), PeerRates()
         self._events, self._metrics = FileTail(self._directory / EVENTS_FILE), FileTail(self._directory / METRICS_FILE)
+        self._what = ""
         self._made = (-1, -1)  # events and metrics that the parts below were made of
         self._parts: dict[str, View] = {}
 
@@ -82,8 +85,9 @@ class LiveFolder:
         alive = is_running(status)
         health = as_seen(status, self._clock(), self._monotonic()).health
         now = now_of(status, self.history, health=health, alive=alive)
+        self._what = self._what or what_is_learnt(self._directory, status)
         rates = self._rates.see(status) if alive else {}
-        return {**now, "peers": [{**peer, **rates.get(peer["peer"], {})} for peer in now["peers"]]}
+        return {**now, "what": self._what, "peers": [{**peer, **rates.get(peer["peer"], {})} for peer in now["peers"]]}
 
     def close(self) -> None:
         """Close the files."""
@@ -106,6 +110,18 @@ def rows_of(lines: Iterator[bytes]) -> Iterator[dict[str, Any]]:
             continue
         if isinstance(row, dict):
             yield row
+
+
+def what_is_learnt(directory: Path, status: Status) -> str:
+    """Say what a run trains, by the terms in the folder of its peer; empty where they are not there or not read."""
+    try:
+        terms = tomllib.loads((directory / MANIFEST_FILE).read_text(encoding="utf-8"))
+        task, corpus = str(terms["model"]["task"]), str(terms["data"]["corpus"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    kind = "A language model" if task == "causal-lm" else "A script's own model"
+    size = f" of {status.num_parameters / 1e6:.3g} million parameters" if status.num_parameters else ""
+    return f"{kind}{size}, on {'the standard library' if corpus == 'stdlib' else corpus}"
 
 
 # ---- bytes per second with each peer ----
@@ -190,7 +206,12 @@ class Replay:
         status = _as_of(self._last, wanted, commit, history)
         now = now_of(status, history, health=status.health, alive=False)
         return {
-            "now": {**now, "me": {**now["me"], **_NOT_KEPT}, "peers": [{**peer, **_MEMBER} for peer in now["peers"]]},
+            "now": {
+                **now,
+                "what": what_is_learnt(self._directory, status),
+                "me": {**now["me"], **_NOT_KEPT},
+                "peers": [{**peer, **_MEMBER} for peer in now["peers"]],
+            },
             "rounds": rounds_of(history),
             "learning": learning_of(history),
             "events": events_of(history),
@@ -239,7 +260,6 @@ def _sentence_of_replay(round_: int, last: Status, commit: Mapping[str, Any], hi
 #
 # It may be one itself, or hold several side by side, as a demo's does.
 
-MANIFEST_FILE = "run.toml"
 MOST_FOLDERS = 64  # folders on one page
 
 

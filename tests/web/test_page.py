@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from decentral.cli.demo_processes import Family
+from decentral.observe.status import ProcessInfo, write_status
 from tests.dashboard.conftest import Serve, folder, serve
 from tests.kit.site import GOLDEN, ME, OTHER, THIRD, Folder
 from tests.web.conftest import Look
@@ -146,3 +148,68 @@ def test_what_breaks_off_is_said_and_taken_up_again(folder: Folder, look: Looks,
     with listen(folder.path, Place(port=port), version="1", period=0.05).serve_on_thread():
         expect(page.locator("#link")).to_have_text("connected", timeout=60_000)
         expect(page.locator("#health-text")).to_have_text("round 1")
+
+
+MEMBERS = (
+    *({"peer": ME, "self": True, "live": True}, {"peer": OTHER, "live": True, "round": 2, "seen": 0.8}),
+    {"peer": THIRD, "live": True, "round": 1, "seen": 1.5},
+)
+
+
+def first_cells(page: Page) -> list[str]:
+    return [str(cell)[:8].strip() for cell in page.locator("#peers tbody td:first-child").all_inner_texts()]
+
+
+def test_a_peer_that_has_ended_is_shown_as_it_was(folder: Folder, serve: Serve, look: Looks) -> None:
+    """It said "live, 866 ms ago" for ever."""
+    folder.round(ME, OTHER, members=(ME, OTHER, THIRD))
+    folder.write(state="done", members=MEMBERS, updated=1_795_000_000.0)
+    write_status(folder.path, folder.status, ProcessInfo(pid=2**22, created=1.0))
+    page = look().page
+    page.goto(f"http://127.0.0.1:{serve(folder.path).port}/")
+    expect(page.locator("#link")).to_have_text(re.compile(r"^ended, as of \d\d:\d\d:\d\d$"))
+    expect(page.locator("#peers .tag").first).to_have_text("was live")
+    expect(page.locator("#peers")).not_to_contain_text("ago")
+
+
+def test_the_table_has_this_peer_first_then_who_is_missing_and_is_sorted_by_a_click(
+    folder: Folder, serve: Serve, look: Looks
+) -> None:
+    folder.round(ME, OTHER, members=(ME, OTHER, THIRD))
+    folder.write(members=MEMBERS)
+    one = look()
+    page = one.page
+    page.goto(f"http://127.0.0.1:{serve(folder.path).port}/")
+    expect(page.locator("#peers tbody tr")).to_have_count(3)
+    you, other, third = (f"…{name[-6:]}" for name in (ME, OTHER, THIRD))
+    assert first_cells(page) == [you, third, other]
+    expect(page.locator("#peers thead")).not_to_contain_text("Uplink")  # nobody's is known
+    page.get_by_role("button", name="Round", exact=True).click()
+    assert first_cells(page) == [you, third, other]
+    page.get_by_role("button", name="Round", exact=True).click()
+    assert first_cells(page) == [other, third, you]
+    assert one.serious() == []
+
+
+def test_what_a_sentence_says_to_type_is_copied_by_a_button(folder: Folder, serve: Serve, look: Looks) -> None:
+    folder.write(notices=("your update is 9 times as large as theirs; decentral leave --out decentral-run",))
+    page = look().page
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    page.goto(f"http://127.0.0.1:{serve(folder.path).port}/")
+    button = page.locator("#notices .copy")
+    button.click()
+    expect(button).to_have_text("copied")
+    assert page.evaluate("navigator.clipboard.readText()") == "decentral leave --out decentral-run"
+
+
+def test_one_unit_of_loss_and_older_events_behind_a_word(folder: Folder, serve: Serve, look: Looks) -> None:
+    for number in range(20):
+        folder.events("catch_up_failed", why=f"reason {number}")
+    folder.metrics.inner(10, loss=math.log(4.0))
+    folder.write(loss=math.log(4.0), held_out_loss=math.log(8.0))
+    page = look().page
+    page.goto(f"http://127.0.0.1:{serve(folder.path).port}/")
+    expect(page.locator("#me")).to_contain_text("training 2.000, held-out 3.000, bits per byte")
+    expect(page.locator("#learning")).to_contain_text("Training loss of this peer, bits per byte: 2.000")
+    expect(page.locator("#events summary")).to_have_text("4 older")
+    expect(page.locator("#events > ul li")).to_have_count(16)

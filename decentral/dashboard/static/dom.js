@@ -19,6 +19,20 @@ export function fill(node, ...children) {
   node.replaceChildren(...children.flat(Infinity).filter((child) => child !== null && child !== undefined));
 }
 
+// A sentence with what it says to type as something to copy: "decentral status --out DIR".
+const COMMAND = /(decentral [a-z]+(?: --?[a-z][\w-]*(?: [^\s;,:()]+)?)*)/;
+export const withCommands = (text) => text.split(COMMAND).map((part, at) => (at % 2 ? command(part) : part));
+
+function command(text) {
+  const copy = async () => {
+    await navigator.clipboard?.writeText(text);
+    setText(button, "copied");
+  };
+  const button = el("button", { type: "button", class: "copy", "aria-label": `Copy: ${text}` }, "copy");
+  button.addEventListener("click", copy);
+  return [el("code", {}, text), navigator.clipboard ? [" ", button] : []];
+}
+
 // Only where it differs: a screen reader would say it again, and a selection would be lost.
 export function setText(node, text) {
   if (node.textContent !== text) node.textContent = text;

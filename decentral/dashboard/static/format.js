@@ -23,10 +23,13 @@ export function span(seconds) {
   return `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
 }
 
+// The built-in model's losses come in nats per token, which is a byte; those of a loop of one's own are shown as they are.
+export const perNat = (me) => (me.own_loop ? 1 : Math.LOG2E);
+
 export const number = (value, digits = 4) => (known(value) ? value.toFixed(digits) : NOT_KNOWN);
 export const count = (value) => (known(value) ? value.toLocaleString("en") : NOT_KNOWN);
 export const clock = (seconds) => (known(seconds) ? new Date(1000 * seconds).toLocaleTimeString("en-GB") : "");
-export const plural = (many, one) => `${many} ${one}${many === 1 ? "" : "s"}`;
+export const plural = (shown, one, many = shown) => `${shown} ${one}${many === 1 ? "" : "s"}`;
 
 const UNITS = { count, bytes, "bytes/s": rate, "bit/s": bits, s: span, nats: number };
 export const inUnit = (value, unit) => (unit ? UNITS[unit](value) : value || NOT_KNOWN);

@@ -1,11 +1,11 @@
 // Charts, by uPlot: held-out loss and training loss over what they cost, and how the peers' updates agree.
 
 import { byId, el, fill } from "./dom.js";
-import { bytes, count, number, span } from "./format.js";
+import { bytes, count, number, perNat, span } from "./format.js";
 
 const OVER = { round: "round", tokens: "tokens of this peer", bytes_sent: "sent by this peer", seconds: "time", step: "inner step", diagnosed_round: "round" };
 const charts = new Map(); // key -> Chart
-let latest = null, figures = [];
+let latest = null, figures = [], owner = { own_loop: true };
 
 export function showLearning(part) {
   latest = part;
@@ -13,13 +13,20 @@ export function showLearning(part) {
   const host = byId("learning");
   draw(host, "held-out", "Held-out loss, bits per byte", part.held_out, over, "bits_per_byte", "not evaluated yet");
   const available = part.training[over] ? over : "step";
-  draw(host, "training", "Training loss of this peer", part.training, available, "loss", "no step yet");
+  const loss = part.training.loss.map((value) => (value === null ? null : value * perNat(owner)));
+  draw(host, "training", `Training loss of this peer${owner.own_loop ? "" : ", bits per byte"}`, { ...part.training, loss }, available, "loss", "no step yet");
   for (const [name, title] of Object.entries(part.titles)) {
     if (part.diagnostics[name].some((value) => value !== null)) draw(byId("diagnostics"), name, title, part.diagnostics, "diagnosed_round", name, "", true);
   }
 }
 
 export function showFigures(now) {
+  if (owner.own_loop !== now.me.own_loop) {
+    owner = now.me;
+    charts.get("training")?.drop();
+    charts.delete("training");
+    if (latest) showLearning(latest);
+  }
   figures = now.diagnostics ?? [];
   for (const figure of figures) charts.get(figure.name)?.say(figure.out ? "out of its band" : "");
   if (!charts.has("none") && !figures.length && !byId("diagnostics").children.length) fill(byId("diagnostics"), el("p", { class: "quiet" }, "no round told of it yet"));
@@ -62,6 +69,7 @@ class Chart {
   size() { return { width: Math.max(120, this.canvas.clientWidth), height: this.small ? 110 : 220 }; }
   say(text) { this.note.textContent = text; }
   remake() { this.plot?.destroy(); this.plot = null; }
+  drop() { this.remake(); this.figure.remove(); }
 
   show(xs, ys, x, empty) {
     this.value.textContent = ys.length ? number(ys.at(-1), 3) : empty;

@@ -1,6 +1,7 @@
 // Gets the parts, from a stream or for one round of a replay, and gives each to what shows it.
 
 import { byId, el, fill, setText } from "./dom.js";
+import { bytes, clock, plural, span } from "./format.js";
 import { showBytes } from "./bytes.js";
 import { showEvents } from "./events.js";
 import { redraw, showFigures, showLearning } from "./learning.js";
@@ -33,10 +34,13 @@ const show = {
     if (!now.me) return;
     setText(byId("run-name"), now.run.name || "decentral");
     setText(byId("run-what"), now.run.algorithm);
+    setText(byId("run-line"), runLine(now));
     document.title = `${now.word} · ${now.run.name || "decentral"}`;
     showPeer(now);
     showSwarm(now.peers, now.more_peers);
-    showTable(now.peers, now.gossips, now.more_peers);
+    showTable(now);
+    if (!now.alive && !slider) link("", `ended, as of ${clock(now.updated)}`);
+    else if (stream?.readyState === EventSource.OPEN) link("live", "connected");
     showOpenRound(now.open);
     showFigures(now);
     showBytes(now);
@@ -49,6 +53,14 @@ const show = {
   learning: showLearning,
   events: showEvents,
 };
+
+// What is learnt, how far it is and when it ends, and what this peer gave.
+function runLine({ run, me, what }) {
+  const far = run.rounds === null ? `round ${run.round}` : `round ${run.round} of ${run.rounds}`;
+  const end = run.seconds_left ? `about ${span(run.seconds_left)} left` : null;
+  const gave = me.inner_steps ? `you gave ${plural(me.inner_steps.toLocaleString("en"), "step", me.inner_steps)}, ${bytes(me.bytes_sent)} sent` : null;
+  return [what, far, end, gave].filter(Boolean).join(" · ");
+}
 
 function take(parts) {
   for (const [part, value] of Object.entries(parts)) show[part]?.(value);

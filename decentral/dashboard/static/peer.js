@@ -1,17 +1,23 @@
 // The sentence of health, and what this peer says of itself.
 
-import { byId, el, fill, meter, setText } from "./dom.js";
-import { bytes, bits, count, inUnit, number, rate, span, NOT_KNOWN } from "./format.js";
+import { byId, el, fill, meter, setText, withCommands } from "./dom.js";
+import { bytes, bits, count, inUnit, number, perNat, rate, span, NOT_KNOWN } from "./format.js";
 
+const TINY = 1e6; // bytes of a round
 const APART = { frozen: "frozen", behind: "behind the others", out: "left out of the run" };
+
+let shown = null; // of the sentence and the notices
 
 export function showHealth(now) {
   const section = byId("health");
   section.dataset.is = now.mood ?? "";
   setText(byId("health-word"), now.word);
-  setText(byId("health-text"), sentence(now));
   const notices = now.me?.notices ?? [];
-  fill(byId("notices"), notices.length ? el("ul", {}, notices.map((notice) => el("li", {}, notice))) : null);
+  const said = [sentence(now), ...notices].join("\n");
+  if (said === shown) return; // a command that is being copied stays
+  shown = said;
+  fill(byId("health-text"), withCommands(sentence(now)));
+  fill(byId("notices"), notices.length ? el("ul", {}, notices.map((notice) => el("li", {}, withCommands(notice)))) : null);
 }
 
 function sentence(now) {
@@ -28,14 +34,19 @@ const ROWS = {
   sent_per_second: ({ me }) => speed(me.sent_per_second, me.max_upload),
   received_per_second: ({ me }) => speed(me.received_per_second, me.max_download),
   daily_upload: ({ me }) => (me.daily_upload ? [`${bytes(me.sent_today)} of ${bytes(me.daily_upload)} sent`, meter(me.sent_today / me.daily_upload, "plain", "share of today's upload that is used")] : null),
-  uplink_bits: ({ me }) => (me.uplink_bits ? `${bits(me.uplink_bits)}, from the transfers made` : NOT_KNOWN),
+  uplink_bits: ({ me }) => (me.uplink_bits ? `${uplink(me.uplink_bits, me)}, from the transfers made` : NOT_KNOWN),
   loss: ({ me }) => losses(me),
   reachability: ({ me }) => reached(me),
 };
 
+// What takes no time to send says little of the line.
+export const uplink = (perSecond, me) => `${me.bytes_per_round < TINY ? "at least " : ""}${bits(perSecond)}`;
+
 export function showPeer(now) {
+  const { me } = now;
   const rows = now.rows.map(({ label, name, unit }) => [label, name in ROWS ? ROWS[name](now) : inUnit(now.me[name], unit)]);
-  fill(byId("me"), el("dl", {}, rows.filter(([, value]) => value !== null).map(([label, value]) => [el("dt", {}, label), el("dd", {}, [value].flat())])));
+  const told = rows.filter(([, value]) => value !== null && !(me.state === "replay" && value === NOT_KNOWN));
+  fill(byId("me"), el("dl", {}, told.map(([label, value]) => [el("dt", {}, label), el("dd", {}, [value].flat())])));
 }
 
 function why(me, now) {
@@ -61,9 +72,9 @@ function speed(now, cap) {
 
 function losses(me) {
   const parts = [];
-  if (me.loss !== null) parts.push(`training ${number(me.loss)}`);
-  if (me.held_out_loss !== null) parts.push(`held-out ${number(me.held_out_loss)}`);
-  return parts.length ? parts.join(", ") + (me.own_loop ? "" : ", nats per token") : NOT_KNOWN;
+  if (me.loss !== null) parts.push(`training ${number(me.loss * perNat(me), 3)}`);
+  if (me.held_out_loss !== null) parts.push(`held-out ${number(me.held_out_loss * perNat(me), 3)}`);
+  return parts.length ? parts.join(", ") + (me.own_loop ? "" : ", bits per byte") : NOT_KNOWN;
 }
 
 function reached(me) {

@@ -1,7 +1,8 @@
 // The swarm as this peer sees it: a graph of its own paths, and the same as a table.
 
 import { byId, el, fill, svg } from "./dom.js";
-import { bits, bytes, rate, span, NOT_KNOWN } from "./format.js";
+import { bytes, clock, rate, span, NOT_KNOWN } from "./format.js";
+import { uplink } from "./peer.js";
 
 const SHOWN = 40; // peers in the graph; the table has all
 const WIDTH = 520, HEIGHT = 300;
@@ -55,30 +56,50 @@ function legend() {
 }
 
 const PRESENCE = { live: "ok", left: "", gone: "bad" };
+const order = { by: null, down: false }; // of the table; null: you first, then who is missing
+const missing = (peer) => (peer.self ? 0 : peer.in_last_round === false ? 1 : isGone(peer) ? 2 : 3);
 
-export function showTable(peers, gossips, more) {
-  const head = ["Peer", "Is", "Round", gossips ? "Met last" : "In last round", "Path", "Answers in", "Uplink", "Sent to", "Received from", "Last seen"];
-  const numeric = new Set([2, 5, 6, 7, 8, 9]);
-  const row = (peer) => [
-    el("span", { class: "mono", title: peer.peer }, peer.short + (peer.self ? " (you)" : "")),
-    el("span", { class: "tag", "data-is": PRESENCE[peer.presence] ?? "" }, peer.presence),
-    peer.round ?? "?",
-    peer.in_last_round === null ? (gossips ? "no" : "no round yet") : peer.in_last_round ? "yes" : "no",
-    peer.self ? "" : path(peer),
-    peer.self ? "" : span(peer.answers_in),
-    peer.self ? "" : peer.uplink_bits ? bits(peer.uplink_bits) : NOT_KNOWN,
-    peer.self ? "" : moved(peer.bytes_sent, peer.sent_per_second),
-    peer.self ? "" : moved(peer.bytes_received, peer.received_per_second),
-    peer.self ? "" : typeof peer.seen === "number" ? `${span(peer.seen)} ago` : NOT_KNOWN,
-  ];
-  const cell = (tag, at, content) => el(tag, { class: numeric.has(at) ? "n" : null, scope: tag === "th" ? "col" : null }, content);
-  const body = peers.map((peer) => el("tr", {}, row(peer).map((content, at) => cell("td", at, content))));
-  fill(byId("peers"), el("table", {}, el("thead", {}, el("tr", {}, head.map((name, at) => cell("th", at, name)))), el("tbody", {}, body)), more ? el("p", { class: "quiet" }, `and ${more} more: decentral peers lists all`) : null);
+// Columns: heading, what is shown, what it is sorted by (a number where the column is one).
+const COLUMNS = (now) => [
+  ["Peer", (peer) => el("span", { class: "mono", title: peer.peer }, peer.short + (peer.self ? " (you)" : "")), (peer) => peer.short],
+  ["Is", (peer) => el("span", { class: "tag", "data-is": now.alive ? PRESENCE[peer.presence] ?? "" : "" }, now.alive || now.me.state === "replay" ? peer.presence : `was ${peer.presence}`), (peer) => peer.presence],
+  ["Round", (peer) => peer.round ?? NOT_KNOWN, (peer) => peer.round ?? -1],
+  [now.gossips ? "Met last" : "In last round", (peer) => (peer.in_last_round === null ? (now.gossips ? "no" : "no round yet") : peer.in_last_round ? "yes" : "no"), (peer) => String(peer.in_last_round)],
+  ["Path", (peer) => (peer.self ? "" : path(peer)), (peer) => peer.path ?? ""],
+  ["Answers in", (peer) => (peer.self ? "" : span(peer.answers_in)), (peer) => peer.answers_in ?? -1],
+  ["Uplink", (peer) => (peer.self ? "" : peer.uplink_bits ? uplink(peer.uplink_bits, now.me) : NOT_KNOWN), (peer) => peer.uplink_bits ?? -1],
+  ["Sent to", (peer) => (peer.self ? "" : moved(peer.bytes_sent, peer.sent_per_second)), (peer) => peer.bytes_sent ?? -1],
+  ["Received from", (peer) => (peer.self ? "" : moved(peer.bytes_received, peer.received_per_second)), (peer) => peer.bytes_received ?? -1],
+  ["Last seen", (peer) => (peer.self ? "" : typeof peer.seen !== "number" ? NOT_KNOWN : now.alive ? `${span(peer.seen)} ago` : clock(now.updated - peer.seen)), (peer) => peer.seen ?? -1],
+];
+
+export function showTable(now) {
+  const { peers, more_peers: more } = now;
+  const told = (shows) => peers.some((peer) => ![NOT_KNOWN, ""].includes(shows(peer)));
+  const columns = COLUMNS(now).filter(([, shows]) => !peers.length || told(shows)); // of a replay much is in no file
+  const by = columns.find(([name]) => name === order.by);
+  const rows = [...peers].sort((one, other) => (by ? (order.down ? -1 : 1) * compare(by[2](one), by[2](other)) : missing(one) - missing(other)));
+  const numeric = ([, , value]) => (peers.length && typeof value(peers[0]) === "number" ? "n" : null);
+  const head = columns.map((column) => el("th", { class: numeric(column), scope: "col", "aria-sort": order.by === column[0] ? (order.down ? "descending" : "ascending") : null }, heading(column[0], now)));
+  const body = rows.map((peer) => el("tr", {}, columns.map((column) => el("td", { class: numeric(column) }, column[1](peer)))));
+  fill(byId("peers"), el("table", {}, el("thead", {}, el("tr", {}, head)), el("tbody", {}, body)), more ? el("p", { class: "quiet" }, `and ${more} more: decentral peers lists all`) : null);
+}
+
+const compare = (one, other) => (typeof one === "number" ? one - other : String(one).localeCompare(String(other)));
+
+function heading(name, now) {
+  const button = el("button", { type: "button", class: "sort", "data-column": name }, name);
+  button.addEventListener("click", () => {
+    [order.by, order.down] = order.by !== name ? [name, false] : order.down ? [null, false] : [name, true];
+    showTable(now);
+    document.querySelector(`.sort[data-column="${name}"]`)?.focus();
+  });
+  return button;
 }
 
 function path(peer) {
   const relayed = peer.relayed_share ? `, ${Math.round(100 * peer.relayed_share)} % relayed` : "";
-  return (peer.path ?? NOT_KNOWN) + relayed;
+  return peer.path ? peer.path + relayed : NOT_KNOWN;
 }
 
 const moved = (total, now) => (typeof total !== "number" ? NOT_KNOWN : bytes(total) + (typeof now === "number" ? `, ${rate(now)}` : ""));
