@@ -110,10 +110,8 @@ class _Decoder(nn.Module):
         self.layers = nn.ModuleList(_Block(config) for _ in range(config.num_hidden_layers))
         self.norm = _Norm(config)
         width = config.hidden_size // config.num_attention_heads
-        inverse_K = 1.0 / (
-            config.rope_parameters["rope_theta"] ** (torch.arange(0, width, 2, dtype=torch.float32) / width)
-        )
-        self.register_buffer("inverse_K", inverse_K, persistent=False)
+        share_K = torch.arange(0, width, 2, dtype=torch.float32) / width
+        self.register_buffer("inverse_K", 1.0 / config.rope_parameters["rope_theta"] ** share_K, persistent=False)
 
     def forward(self, tokens_BT: Tensor) -> tuple[Tensor, list[Tensor]]:
         hidden_BTD = self.embed_tokens(tokens_BT)
