@@ -8,19 +8,28 @@ import dataclasses
 import difflib
 import math
 import re
+import shlex
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, entry_points, requires
 from typing import Any
 
 from decentral.errors import ConfigError
 
-__all__ = ["Plugins", "added", "make", "nearest"]
+__all__ = ["Plugins", "added", "make", "nearest", "to_install"]
 
 
 def added(group: str) -> dict[str, EntryPoint]:
     """Return the entry points of a group by name, our own extras' among them; none is imported by that."""
     return {point.name: point for point in sorted(entry_points(group=group), key=lambda point: point.name)}
+
+
+def to_install(extra: str) -> str:
+    """Return the command that installs what an extra of ours needs: its packages, as an index may not have ours."""
+    mark = re.compile(rf"""extra == ['"]{extra}['"]""")
+    told = (text.partition(";") for text in requires("decentral") or ())
+    wanted = [shlex.quote(package.strip()) for package, _, marker in told if mark.search(marker)]
+    return f"pip install {' '.join(wanted)}"
 
 
 @dataclass(frozen=True, slots=True)

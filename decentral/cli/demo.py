@@ -31,7 +31,7 @@ from decentral.cli.training_context import WINDOWS
 from decentral.errors import DecentralError, RoundFailed, UsageError
 from decentral.manifest import Manifest, fresh_salt, preset_manifest
 from decentral.manifest.presets import suit
-from decentral.observe.metrics import NO_FIGURE, can_draw, read_metrics
+from decentral.observe.metrics import can_draw, no_figure, read_metrics
 from decentral.observe.report import (
     FIGURE_FILE,
     SUMMARY_FILE,
@@ -149,7 +149,7 @@ def _report(options: DemoOptions, result: DemoResult, *, as_json: bool) -> None:
     if can_draw():
         draw_figure(options.out / FIGURE_FILE, result.curves, title=title)
     else:
-        figure = NO_FIGURE
+        figure = no_figure()
     if as_json:
         click.echo(json.dumps(asdict(result.summary)))
         return

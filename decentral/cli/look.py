@@ -359,7 +359,7 @@ def compare_command(directories: tuple[Path, ...], figure: Path, as_json: bool) 
     """
     from decentral.manifest import differing
     from decentral.observe.compare import common_kind, draw, names_of, read_run
-    from decentral.observe.metrics import NO_FIGURE, can_draw
+    from decentral.observe.metrics import can_draw, no_figure
 
     if not 2 <= len(directories) <= _MOST_RUNS:
         raise click.UsageError(f"you named {len(directories)}; name 2 to {_MOST_RUNS} run directories")
@@ -378,7 +378,7 @@ def compare_command(directories: tuple[Path, ...], figure: Path, as_json: bool) 
     rows = {"": names, **_rows(runs, kind)}
     rows |= {key: ["unset" if value is None else str(value) for value in values] for key, values in terms.items()}
     click.echo(_align(rows))
-    click.echo(f"\n{kind} over steps and cost: {figure}" if drawn else f"\n{NO_FIGURE}")
+    click.echo(f"\n{kind} over steps and cost: {figure}" if drawn else f"\n{no_figure()}")
 
 
 def _numbers(run: SeenRun, kind: str) -> dict[str, object]:

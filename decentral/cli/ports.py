@@ -38,11 +38,11 @@ class Page(Protocol):
 
 
 def _load_page() -> Page:
-    from decentral.plugins import added  # 0.03 s, which only those pay that ask for it
+    from decentral.plugins import added, to_install  # 0.03 s, which only those pay that ask for it
 
     point = added(PAGES).get("dashboard")
     if point is None:
-        raise UsageError("no page is installed; pip install 'decentral[dashboard]'")
+        raise UsageError(f"no page is installed; {to_install('dashboard')}")
     page: Page = point.load()
     return page
 

@@ -22,13 +22,14 @@ from decentral.integrations.callbacks import Entered, Run, World, check_goes_on,
 from decentral.observe.metrics import swarm_numbers
 from decentral.peer import Peer
 from decentral.peer.settings import PeerOptions, check_names
+from decentral.plugins import to_install
 from decentral.training.clocks import OwnClock
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
     from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 except ImportError as error:
-    raise ConfigError("decentral.integrations.lightning needs Lightning; pip install 'decentral[lightning]'") from error
+    raise ConfigError(f"decentral.integrations.lightning needs Lightning; {to_install('lightning')}") from error
 
 T = TypeVar("T")
 

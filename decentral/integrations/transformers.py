@@ -35,6 +35,7 @@ from decentral.integrations.callbacks import (
 from decentral.observe.metrics import swarm_numbers
 from decentral.peer import Peer
 from decentral.peer.settings import PeerOptions, check_names
+from decentral.plugins import to_install
 from decentral.training.clocks import Scheduler
 
 try:
@@ -42,7 +43,7 @@ try:
     from transformers.trainer_callback import CallbackHandler, ExportableState
 except ImportError as error:
     raise ConfigError(
-        "decentral.integrations.transformers needs transformers; pip install 'decentral[transformers]'"
+        f"decentral.integrations.transformers needs transformers; {to_install('transformers')}"
     ) from error
 
 T = TypeVar("T")

@@ -24,7 +24,7 @@ from decentral.manifest import Manifest, check_methods, preset_manifest
 from decentral.manifest.table import Count, NotNegative, Positive, Table, Word, check_model, one_line
 from decentral.manifest.terms import INNER_OPTIMIZERS, Inner
 from decentral.optimizers import make_outer, presets
-from decentral.plugins import nearest
+from decentral.plugins import nearest, to_install
 
 __all__ = [
     "PEERS",
@@ -421,7 +421,7 @@ def check_installed(study: Study) -> None:
     wanted |= {"sklearn": "scikit-learn"} if study.study.task == "digits" else {}
     for module, name in wanted.items():
         if importlib.util.find_spec(module) is None:
-            raise ConfigError(f"a study needs {name}; pip install 'decentral[lab]', which has it")
+            raise ConfigError(f"a study needs {name}; {to_install('lab')}, which has it")
 
 
 def check_device(study: Study, device: str) -> None:

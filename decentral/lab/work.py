@@ -22,6 +22,7 @@ from torch.nn.functional import cross_entropy, embedding, scaled_dot_product_att
 
 from decentral.errors import ConfigError
 from decentral.manifest import Manifest
+from decentral.plugins import to_install
 from decentral.tasks.batches import window_start
 from decentral.tasks.corpus import Corpus, load_corpus
 from decentral.tasks.evaluate import bits_per_byte
@@ -316,7 +317,7 @@ def _load_digits() -> tuple[np.ndarray, np.ndarray]:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise ConfigError(
-            "task digits needs scikit-learn, which has them; pip install 'decentral[lab]', or take another task"
+            f"task digits needs scikit-learn, which has them; {to_install('lab')}, or take another task"
         ) from error
     images, labels = load_digits(return_X_y=True)
     return images, labels

@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector
 from decentral.observe.diagnostics import BANDS, WORDS
 from decentral.observe.lines import JsonLines, read_json_lines
 from decentral.observe.status import QUANTITIES, STATES, Status, number_of
+from decentral.plugins import to_install
 from decentral.replica.figures import NAMES
 
 METRICS_FILE = "metrics.jsonl"
@@ -169,7 +170,10 @@ def swarm_numbers(status: Status) -> dict[str, float]:
 #
 # Their library is an extra: it takes 96 MB, and a peer draws nothing.
 
-NO_FIGURE = "no figure was drawn: that takes matplotlib; pip install 'decentral[figures]'"
+
+def no_figure() -> str:
+    """Say that none was drawn, and what that takes."""
+    return f"no figure was drawn: that takes matplotlib; {to_install('figures')}"
 
 
 def can_draw() -> bool:

@@ -106,7 +106,9 @@ def simulate_command(
 def _check_installed() -> None:
     """Raise UsageError where the package of the extra is missing."""
     if importlib.util.find_spec("trio") is None:
-        raise UsageError("simulated swarms need trio; pip install 'decentral[simulate]'")
+        from decentral.plugins import to_install  # 0.03 s, which only those pay who need it
+
+        raise UsageError(f"simulated swarms need trio; {to_install('simulate')}")
 
 
 def _fewer(found: dict[str, object]) -> str:

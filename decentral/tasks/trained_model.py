@@ -22,6 +22,7 @@ from torch import Tensor
 
 from decentral.errors import ConfigError, DiskError, UsageError
 from decentral.manifest import Manifest, load_manifest
+from decentral.plugins import to_install
 from decentral.state.checkpoint import ADAPTER, ADAPTER_CONFIG, Checkpoint, load_newest
 from decentral.state.export import CONFIG, MODEL, PACKED, config_of, export, is_of_adapters, whole_model
 from decentral.tasks.corpus import byte_tokenizer
@@ -153,7 +154,7 @@ def _filled(module: Any, tensors: Mapping[str, Tensor], path: Path) -> Any:  # A
 def check_transformers(holder: Path) -> None:
     """UsageError where transformers, which takes what ``holder`` holds to be opened, is not installed."""
     if importlib.util.find_spec("transformers") is None:
-        raise UsageError(f"{holder} takes transformers to open; pip install 'decentral[transformers]'")
+        raise UsageError(f"{holder} takes transformers to open; {to_install('transformers')}")
 
 
 def _is_causal(config: dict[str, Any]) -> bool:
@@ -253,7 +254,7 @@ def adapters_of_run(checkpoints: Path, base: Path | None) -> tuple[Any, Path]:
 def adapters_of_folder(adapters: Path, base: Path | None) -> tuple[Any, Path]:
     """Return the adapters of a folder, as peft saves them, on their base, and the base's folder."""
     if importlib.util.find_spec("peft") is None:
-        raise UsageError(f"{adapters} holds adapters, which take peft to open; pip install 'decentral[lora]'")
+        raise UsageError(f"{adapters} holds adapters, which take peft to open; {to_install('lora')}")
     from peft import PeftModel
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging

@@ -86,7 +86,9 @@ def make_transport(
 def check_there(kind: str | None) -> None:
     """Raise UsageError for a transport whose package is not installed."""
     if kind == "daemon" and not _has_daemon():
-        raise UsageError("transport = 'daemon' needs hivemind's go-libp2p; pip install 'decentral[daemon]'")
+        from decentral.plugins import to_install  # 0.03 s, which only those pay who need it
+
+        raise UsageError(f"transport = 'daemon' needs hivemind's go-libp2p; {to_install('daemon')}")
     if kind is not None and kind not in OURS:
         _load(kind).check_installed()
 

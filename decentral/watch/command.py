@@ -39,7 +39,9 @@ def watch_command(context: click.Context, directory: Path) -> None:
 def _check_textual_there() -> None:
     """UsageError where the package is missing."""
     if importlib.util.find_spec("textual") is None:
-        raise UsageError("the view needs textual; pip install 'decentral[watch]'")
+        from decentral.plugins import to_install  # 0.03 s, which only those pay who need it
+
+        raise UsageError(f"the view needs textual; {to_install('watch')}")
 
 
 def _check_terminal() -> None:

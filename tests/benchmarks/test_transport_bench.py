@@ -45,7 +45,7 @@ def test_a_transport_whose_package_is_missing_is_left_out_and_refused_by_name(mo
     assert kinds_here() == others
     result = CliRunner().invoke(main, ["bench", "transport", "--only", "py-libp2p"])
     assert result.exit_code == 2
-    assert "pip install 'decentral[libp2p]'" in result.output
+    assert "pip install libp2p==0.8.1" in result.output
 
 
 def test_the_lines_for_people_name_the_unit_of_each_figure():

@@ -112,6 +112,6 @@ def test_without_matplotlib_there_is_a_table_and_a_word_instead_of_the_figure(ru
         )
         told = run("compare", "one", "two")
         assert told.exit_code == 0, told.stderr
-        assert "pip install 'decentral[figures]'" in told.stdout
+        assert "pip install 'matplotlib>=3.9'" in told.stdout
         assert json.loads(run("compare", "one", "two", "--json").stdout)["figure"] is None
     assert not (tmp_path / "compare.png").exists()

@@ -105,7 +105,7 @@ def test_without_transformers_the_built_in_model_is_opened_and_another_names_the
     for name in ("theirs", "their-model"):
         refused = run("generate", name, "--prompt", "a", "--tokenizer", "model")
         assert refused.exit_code == 2
-        assert refused.stderr == f"error: {name} takes transformers to open; pip install 'decentral[transformers]'\n"
+        assert refused.stderr == f"error: {name} takes transformers to open; pip install 'transformers>=5.3'\n"
 
 
 def test_a_scripts_transformers_model_needs_its_tokenizer(run: Run, tmp_path: Path) -> None:

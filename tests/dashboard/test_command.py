@@ -49,7 +49,7 @@ def test_without_the_extra_one_line_says_how_to_get_it(command: list[str], monke
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "uvicorn" else real(name))
     result = CliRunner().invoke(main, command)
     assert result.exit_code == 2
-    assert result.stderr == "error: the page needs uvicorn; pip install 'decentral[dashboard]'\n"
+    assert result.stderr == "error: the page needs uvicorn; pip install 'starlette>=0.46' 'uvicorn>=0.34'\n"
 
 
 def test_the_page_beside_a_peer_ends_with_it_and_a_second_one_takes_another_port(folder: Folder) -> None:

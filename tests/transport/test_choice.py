@@ -71,13 +71,13 @@ def test_a_transport_whose_package_is_missing_says_what_to_install(
     identity: Identity, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UsageError, match=r"pip install 'decentral\[libp2p\]'"):
+    with pytest.raises(UsageError, match=r"pip install libp2p==0.8.1"):
         make_transport("py-libp2p", identity, None)
     run = tmp_path / "out"
-    for kind, extra in (("py-libp2p", "libp2p"), ("daemon", "daemon")):
+    for kind, package in (("py-libp2p", "libp2p==0.8.1"), ("daemon", "'hivemind>=1.1.12'")):
         done = CliRunner().invoke(main, ["start", "run.toml", "--transport", kind, "--out", str(run)])
         assert done.exit_code == 2
-        assert done.stderr.strip().endswith(f"pip install 'decentral[{extra}]'")
+        assert done.stderr.strip().endswith(f"pip install {package}")
         assert not run.exists()
 
 

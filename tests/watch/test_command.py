@@ -27,7 +27,7 @@ def test_without_the_extra_one_line_says_how_to_get_it(monkeypatch: pytest.Monke
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "textual" else real(name))
     result = CliRunner().invoke(main, ["watch"])
     assert result.exit_code == 2
-    assert result.stderr == "error: the view needs textual; pip install 'decentral[watch]'\n"
+    assert result.stderr == "error: the view needs textual; pip install 'textual>=8.0'\n"
 
 
 def read_until(terminal: int, words: bytes) -> bytes:

@@ -24,6 +24,7 @@ import anyio
 import anyio.abc
 
 from decentral.errors import ConfigError, ListenError, TransportError
+from decentral.plugins import to_install
 from decentral.wire.keys import PeerId
 
 _READY = b"Peer ID:"
@@ -42,7 +43,7 @@ def package_folder() -> Path:
     spec = importlib.util.find_spec("hivemind")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         return Path(folder)
-    raise ConfigError("hivemind, which brings the libp2p daemon, is not installed: pip install 'decentral[daemon]'")
+    raise ConfigError(f"hivemind, which brings the libp2p daemon, is not installed: {to_install('daemon')}")
 
 
 def find_daemon() -> Path:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from decentral.errors import UsageError
+from decentral.plugins import to_install
 
 if TYPE_CHECKING:
     from decentral.transport.base import Transport
@@ -23,7 +24,7 @@ if importlib.util.find_spec(_PACKAGE) is not None:
 def check_installed() -> None:
     """Raise UsageError where the package is missing."""
     if importlib.util.find_spec(_PACKAGE) is None:
-        raise UsageError("transport 'py-libp2p': the package libp2p is not here; pip install 'decentral[libp2p]'")
+        raise UsageError(f"transport 'py-libp2p': the package libp2p is not here; {to_install('libp2p')}")
 
 
 def make_transport(
