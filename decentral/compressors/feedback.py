@@ -1,6 +1,6 @@
 """Error feedback: how what a compressor loses is sent later, by pure functions of explicit state.
 
-The seam is `Feedback`. `parse_feedback` reads a spelling from a manifest, ``str()`` writes it.
+The seam is `Feedback`.
 
 A sender turns its gradient and its state into payloads and the next state. A receiver turns what it decoded of one
 sender's payloads, and what it keeps of that sender, into its estimate of that sender's gradient and what to keep next;
@@ -17,7 +17,6 @@ side; when it is no member any more, both start anew with {}.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
@@ -35,7 +34,6 @@ from decentral.compressors.base import (
 )
 from decentral.errors import ConfigError
 from decentral.parameters import split
-from decentral.plugins import Plugins, make
 from decentral.tensors.memory import fresh_like
 from decentral.tensors.threads import elements_here, spread
 
@@ -53,8 +51,6 @@ __all__ = [
     "Sending",
     "State",
     "add_up",
-    "describe_feedback",
-    "parse_feedback",
     "send_more",
     "slot",
 ]
@@ -351,38 +347,3 @@ class DGC(Spelled):
     def receive(self, arrived_N: Tensor, state: State) -> Receiving:
         """Take the gradient for what arrived."""
         return Receiving(arrived_N, {})
-
-
-# ---- mechanisms by their spelling ----
-#
-# ``ef(beta=0.95)`` and back. Other packages add mechanisms through the entry point group "decentral.feedback".
-
-_OURS = (NoFeedback, ErrorFeedback, EF21, EControl, DGC)
-_METHODS = Plugins("feedback", "decentral.feedback", MappingProxyType({m.name: m for m in _OURS}))
-_LONGEST_SPELLING = 256
-
-
-def parse_feedback(spelling: str) -> Feedback:
-    """Return the mechanism of a spelling; ConfigError, with the nearest name, when there is none."""
-    if len(spelling) > _LONGEST_SPELLING:
-        raise ConfigError(f"feedback of {len(spelling)} characters: at most {_LONGEST_SPELLING} are read")
-    made: Feedback = make(spelling, _METHODS, "ef(beta=0.95)")
-    return made
-
-
-def describe_feedback() -> list[dict[str, object]]:
-    """Return a row per mechanism: name, spelling with defaults, what is kept on each side (layout), source."""
-    rows: list[dict[str, object]] = []
-    for name in _METHODS.names():
-        made: Feedback = _METHODS.make(name, {})
-        source = getattr(getattr(made, "about", None), "source", "not described")
-        rows.append(
-            {
-                "name": name,
-                "spelling": str(made),
-                "sender keeps": ", ".join(made.sender) or "nothing",
-                "receivers keep": ", ".join(f"{name} of each sender" for name in made.receiver) or "nothing",
-                "source": source,
-            }
-        )
-    return rows
