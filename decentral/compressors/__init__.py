@@ -24,16 +24,16 @@ from decentral.compressors.base import (
 )
 from decentral.compressors.blockwise import E3M0, FP8, NF4, Int4, Int8, Sign
 from decentral.compressors.chain import Chain
-from decentral.compressors.codebook8 import Codebook8
+from decentral.compressors.codebooks import Codebook8, SparseLoCo2
 from decentral.compressors.dct import DCT
 from decentral.compressors.feedback import DGC, EF21, EControl, ErrorFeedback, Feedback, NoFeedback
 from decentral.compressors.half import BFloat16, Float16
 from decentral.compressors.lowrank import LowRank
 from decentral.compressors.randk import RandK
+from decentral.compressors.signmag2 import SignMag2
 from decentral.compressors.stochastic import QSGD, Natural
 from decentral.compressors.threshold import Threshold
 from decentral.compressors.topk import TopK
-from decentral.compressors.two_bits import SignMag2, SparseLoCo2
 from decentral.errors import ConfigError
 from decentral.plugins import Plugins, make
 
