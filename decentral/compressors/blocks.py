@@ -17,22 +17,13 @@ from decentral.tensors.device import slabs
 from decentral.tensors.memory import fresh_like
 
 __all__ = [
-    "LARGEST_SCALE",
     "UNUSED",
     "Code",
     "Tabled",
-    "add_looked_up",
-    "all_used",
     "check_block",
     "largest_scale",
-    "look_up",
-    "num_blocks",
-    "over",
-    "peaks",
-    "positive",
     "quantise",
-    "short_scale",
-    "spread",
+    "scale_blocks",
     "table",
     "to_blocks",
 ]
@@ -46,7 +37,6 @@ __all__ = [
 # the scale up costs less than 1/128 of its size; below 2**-126, where float32 has denormals, 2**-133, so that there the
 # values of a block may be lost whole.
 
-LARGEST_SCALE = torch.finfo(torch.bfloat16).max  # 3.39e38; float32 ends at 3.40e38
 _LARGEST_BLOCK = 65536  # a short tensor is filled up to a whole block, so a block must not be huge
 _LONG_BITS = 0xFFFF  # the mantissa bits float32 has and bfloat16 has not
 
@@ -57,7 +47,7 @@ def check_block(method: object, block: int) -> None:
         raise ConfigError(f"{method}: a block has 1 to {_LARGEST_BLOCK} values; 256 and 4096 are usual")
 
 
-def num_blocks(numel: int, block: int) -> int:
+def _num_blocks(numel: int, block: int) -> int:
     """Return how many blocks cover ``numel`` values, the last one possibly short."""
     return -(-numel // block)
 
@@ -70,17 +60,17 @@ def to_blocks(flat_N: Tensor, block: int) -> Tensor:
     return flat_N.reshape(-1, block)
 
 
-def peaks(flat_N: Tensor, block: int) -> Tensor:
+def _peaks(flat_N: Tensor, block: int) -> Tensor:
     """Return the largest magnitude of every block, float32 (num_blocks,)."""
     return to_blocks(flat_N, block).abs().amax(dim=1)
 
 
-def spread(scale_B: Tensor, flat_N: Tensor, block: int) -> Tensor:
+def _spread(scale_B: Tensor, flat_N: Tensor, block: int) -> Tensor:
     """Return ``flat_N`` with each block multiplied by its float32 scale."""
     return (to_blocks(flat_N, block) * scale_B[:, None]).flatten()[: flat_N.numel()]
 
 
-def over(size_B: Tensor, top: float) -> Tensor:
+def _over(size_B: Tensor, top: float) -> Tensor:
     """Return the true quotient on every device, by way of float64: by a number, CUDA divides as it multiplies by its
     reciprocal, and kernels divide to the last bit but one. A size that is a short scale times ``top`` must not be
     rounded up to the next scale. No quotient by a short number lies so near to halfway that float64 misses it.
@@ -88,7 +78,7 @@ def over(size_B: Tensor, top: float) -> Tensor:
     return (size_B.double() / top).float()
 
 
-def short_scale(size_B: Tensor, largest: float = LARGEST_SCALE) -> Tensor:
+def _short_scale(size_B: Tensor, largest: float) -> Tensor:
     """Return sizes >= 0 rounded up to 8 significant bits (denormals: multiples of 2**-133), float32, at most
     ``largest``.
     """
@@ -102,9 +92,13 @@ def largest_scale(top: float) -> float:
     return math.ldexp(math.floor(mantissa * 256) / 256, exponent)
 
 
-def positive(scale_B: Tensor) -> Tensor:
-    """Return scales to divide by: 1 for a block of zeros."""
-    return torch.where(scale_B > 0, scale_B, torch.ones_like(scale_B))
+def scale_blocks(value_N: Tensor, block: int, top: int = 1) -> tuple[Tensor, Tensor]:
+    """Return values over the scales of their blocks (B, block), at most ``top`` in magnitude but for what scales are
+    rounded by, and the scales (B,); a block of zeros is divided by 1.
+    """
+    scale_B = _short_scale(_over(_peaks(value_N, block), top), largest_scale(top))
+    divisor_B = torch.where(scale_B > 0, scale_B, torch.ones_like(scale_B))
+    return to_blocks(value_N, block) / divisor_B[:, None], scale_B
 
 
 # ---- codes that mean a level ----
@@ -153,7 +147,7 @@ class Tabled(Method):
         numel = math.prod(shape)
         return (
             PartSpec("codes", torch.uint8, (numel,), Symbols(self.code.bits)),
-            PartSpec("scales", self.scale_dtype, (num_blocks(numel, self.block),), Floats()),
+            PartSpec("scales", self.scale_dtype, (_num_blocks(numel, self.block),), Floats()),
         )
 
     def compress_one(self, tensor: Tensor) -> Payload:
@@ -206,7 +200,7 @@ class _Levels(Decoded):
         if _on_processor(code_N):
             return look_up(code_N, level_256, scale_B, self.method.block).reshape(self.payload.shape)
         level_N = level_256.index_select(0, code_N.int())
-        return spread(scale_B, level_N, self.method.block).reshape(self.payload.shape)
+        return _spread(scale_B, level_N, self.method.block).reshape(self.payload.shape)
 
     def add(self, start: int, total_n: Tensor, weight: float) -> None:
         if not _on_processor(total_n):
