@@ -50,7 +50,6 @@ __all__ = [
     "Receiving",
     "Sending",
     "State",
-    "add_up",
     "send_more",
     "slot",
 ]
@@ -235,20 +234,22 @@ class EF21(Spelled):
     def send(self, compressor: Compressor, gradient_N: Tensor, state: State, shapes: Shapes) -> Sending:
         """Compress the change since what was sent."""
         sent_N = slot(state, SENT, gradient_N)
-        payloads = compress_flat(compressor, gradient_N.detach() - sent_N, shapes)
-        sent_N = sent_N.clone()
-        add_flat(compressor, sent_N, payloads)
+        payloads, sent_N = _send_change(compressor, gradient_N.detach() - sent_N, sent_N, shapes)
         return Sending(payloads, {SENT: sent_N})
 
     def receive(self, arrived_N: Tensor, state: State) -> Receiving:
-        """Return the sum of all that this sender sent so far."""
-        return add_up(arrived_N, state)
+        """Return the sum of all that this sender sent so far; estimate and state do not share memory."""
+        sent_N = slot(state, SENT, arrived_N) + arrived_N
+        return Receiving(sent_N, {SENT: sent_N.clone()})
 
 
-def add_up(arrived_N: Tensor, state: State) -> Receiving:
-    """Do the receiver's side of mechanisms that send changes; estimate and state do not share memory."""
-    sent_N = slot(state, SENT, arrived_N) + arrived_N
-    return Receiving(sent_N, {SENT: sent_N.clone()})
+def _send_change(
+    compressor: Compressor, change_N: Tensor, sent_N: Tensor, shapes: Shapes
+) -> tuple[tuple[Payload, ...], Tensor]:
+    """Compress a change; return with it what receivers hold once it is added to ``sent_N``."""
+    payloads, sent_N = compress_flat(compressor, change_N, shapes), sent_N.clone()
+    add_flat(compressor, sent_N, payloads)
+    return payloads, sent_N
 
 
 # ---- econtrol: changes and a little debt ----
@@ -269,7 +270,7 @@ def add_up(arrived_N: Tensor, state: State) -> Receiving:
 
 
 @dataclass(frozen=True, slots=True)
-class EControl(Spelled):
+class EControl(EF21):
     """``eta`` of the debt is asked for in every round."""
 
     name: ClassVar[str] = "econtrol"
@@ -279,7 +280,6 @@ class EControl(Spelled):
         source='Gao et al., "EControl", 2023, arXiv:2311.05645',
     )
     sender: ClassVar[tuple[str, ...]] = (DEBT, SENT)
-    receiver: ClassVar[tuple[str, ...]] = (SENT,)
     eta: float = 0.001
 
     def __post_init__(self) -> None:
@@ -290,14 +290,8 @@ class EControl(Spelled):
         """Compress the change since what was sent and a share of the debt."""
         debt_N, sent_N = slot(state, DEBT, gradient_N), slot(state, SENT, gradient_N)
         change_N = gradient_N.detach() - sent_N
-        payloads = compress_flat(compressor, change_N + debt_N * self.eta, shapes)
-        sent_N = sent_N.clone()
-        add_flat(compressor, sent_N, payloads)
+        payloads, sent_N = _send_change(compressor, change_N + debt_N * self.eta, sent_N, shapes)
         return Sending(payloads, {DEBT: debt_N + (gradient_N.detach() - sent_N), SENT: sent_N})
-
-    def receive(self, arrived_N: Tensor, state: State) -> Receiving:
-        """Return the sum of all that this sender sent so far."""
-        return add_up(arrived_N, state)
 
 
 # ---- dgc: momentum before sparsification ----
