@@ -19,12 +19,13 @@ from decentral.optimizers.base import (
     Live,
     OuterMethod,
     Preset,
-    Quorum,
     RoundInfo,
     Speaking,
     Summary,
+    Timing,
     compressor_beside,
     key,
+    rate,
 )
 from decentral.optimizers.mean import mean_pseudo_gradient
 from decentral.optimizers.registry import describe_keys, describe_optimizers, make_outer, methods_with, presets
@@ -40,10 +41,10 @@ __all__ = [
     "Live",
     "OuterMethod",
     "Preset",
-    "Quorum",
     "RoundInfo",
     "Speaking",
     "Summary",
+    "Timing",
     "aggregation_names",
     "blend",
     "carry",
@@ -58,4 +59,5 @@ __all__ = [
     "mean_pseudo_gradient",
     "methods_with",
     "presets",
+    "rate",
 ]

@@ -99,7 +99,7 @@ def _family(method: OuterMethod) -> str:
     """Return what people who choose a method sort by."""
     if method.topology == "pair":
         return "gossip"
-    return "asynchronous" if method.quorum.peers else "synchronous"
+    return "asynchronous" if method.timing.quorum else "synchronous"
 
 
 def _state_of(method: OuterMethod) -> float:
