@@ -26,13 +26,14 @@ from decentral.compressors.blockwise import E3M0, FP8, NF4, Int4, Int8, Sign
 from decentral.compressors.chain import Chain
 from decentral.compressors.codebooks import Codebook8, SparseLoCo2
 from decentral.compressors.dct import DCT
-from decentral.compressors.feedback import DGC, EF21, EControl, ErrorFeedback, Feedback, NoFeedback
+from decentral.compressors.ef21 import EF21, EControl
+from decentral.compressors.feedback import ErrorFeedback, Feedback, NoFeedback
 from decentral.compressors.half import BFloat16, Float16
 from decentral.compressors.lowrank import LowRank
 from decentral.compressors.randk import RandK
 from decentral.compressors.signmag2 import SignMag2
 from decentral.compressors.stochastic import QSGD, Natural
-from decentral.compressors.threshold import Threshold
+from decentral.compressors.threshold import DGC, Threshold
 from decentral.compressors.topk import TopK
 from decentral.errors import ConfigError
 from decentral.plugins import Plugins, make
