@@ -105,7 +105,7 @@ class SyncSchedule:
     @property
     def _is_over(self) -> bool:
         """True when the progress is enough for a contribution."""
-        return self.since > 0 and self.method.is_due(self.since, self.seconds, self.paced or self.interval)
+        return self.since > 0 and self.method.timing.is_due(self.since, self.seconds, self.paced or self.interval)
 
     def due_early(self, pressed: tuple[Digest, float] | None, step_seconds: float) -> bool:
         """Tell whether to contribute what there is, as the round after the next inner step would go on without it.
