@@ -142,6 +142,7 @@ class Node:
             signer=signer,
             head=start.head or Head.genesis(manifest.digest, start.schema.digest, replica.digest, signer.peer),
             acceptor=start.acceptor,
+            away=start.away,
             terms=make_terms(manifest, replica, uplinks, grain, self.clock, voting),
             replica=replica,
             inbox=inbox,
@@ -159,7 +160,6 @@ class Node:
         )
         listeners = Listeners(on_update=on_update, on_event=on_event, on_figures=on_figures)
         self.driver = Driver(parts, swarm, listeners)
-        self.driver.away = start.away
         uplinks.received = self.driver.frames.arrivals.rate_of
         self._now = clock
         self.paths = Paths(transport)
@@ -168,7 +168,7 @@ class Node:
         self.state = "looking"
         self.ready = anyio.Event()
         self.uplink, self.daily_upload = uplink, daily_upload
-        self.resting = Suspension(self.driver, on_event, offload)
+        self.resting = Suspension(self.driver.membership, on_event, offload)
         self.company = Company()
         self.waits = False  # training has not begun here, for want of others
         self._began = 0.0
@@ -223,7 +223,7 @@ class Node:
     async def leave(self) -> None:
         """Say farewell, so that nobody waits for this peer."""
         self.state = "leaving"
-        await self.driver.goodbye()
+        await self.driver.membership.say_goodbye()
         await self.directory.goodbye()
 
     # ---- joining ----
@@ -266,7 +266,7 @@ class Node:
         self._began = self._now() - hello.age
         fetched = await self.catch_up.snapshots.fetch(peer)
         self.replica.take_over(await self.driver.state.offload(self.replica.read, fetched.tensors))
-        self.driver.begin_at(fetched.head, self.start.acceptor)
+        self.driver.state.begin_at(fetched.head, self.start.acceptor)
         if self.gossip is not None:
             self.gossip.follow(fetched.gossip_step)
         self.on_event("synced", {"peer": peer_name(peer), "round": fetched.head.round})

@@ -133,7 +133,7 @@ class Following:
     @property
     def peer(self) -> bytes:
         """This follower's name, as bytes."""
-        return self._swarm.node.driver.me
+        return self._swarm.node.driver.state.me
 
     @property
     def head(self) -> Head:

@@ -271,8 +271,8 @@ class Startup:
         if kept is not None:
             node.replica.load(kept.found.tensors)
         if kept is not None or start.founder:  # a founder's first checkpoint is the model as it is built
-            head, named = store.replay(node.driver.head, node.replica, node.driver.me)
-            node.driver.begin_at(head, start.acceptor, store.past(head, start.acceptor))
+            head, named = store.replay(node.driver.head, node.replica, node.driver.state.me)
+            node.driver.state.begin_at(head, start.acceptor, store.past(head, start.acceptor))
             if kept is not None:
                 kept.head, kept.at_anchor = head, named or kept.found.adopted
                 kept.anchors, kept.buffers_B = list(node.replica.anchors), node.replica.buffers_B

@@ -45,6 +45,7 @@ class OwnParts:
     signer: Signer
     head: Head
     acceptor: Acceptor | None = None
+    away: float = 0.0  # s since this peer's disk was written last, where it begins from that
     terms: RoundTerms
     replica: Replica
     inbox: Inbox
@@ -117,6 +118,13 @@ class LocalState:
     def is_member(self) -> bool:
         """Tell whether this peer votes in the round in progress."""
         return self.me in self.head.members
+
+    @property
+    def given_up(self) -> frozenset[PeerId]:
+        """Return the peers without whom the chain went on although they were half of it or more; they may go on
+        elsewhere.
+        """
+        return self.machine.state.given_up if self.running else frozenset()
 
     def is_newcomer(self, peer: PeerId) -> bool:
         """Tell whether a peer that is no member has asked to be let in."""

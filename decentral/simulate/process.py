@@ -190,8 +190,8 @@ class SimulatedProcess:
     def _resume(self, found: Resumed) -> None:
         node = self.node
         node.replica.load(found.tensors)
-        head, named = self.store.replay(found.head, node.replica, node.driver.me)
-        node.driver.begin_at(head, node.start.acceptor, self.store.past(head, node.start.acceptor))
+        head, named = self.store.replay(found.head, node.replica, node.driver.state.me)
+        node.driver.state.begin_at(head, node.start.acceptor, self.store.past(head, node.start.acceptor))
         self.schedule.seen = head.hash
         if named or found.adopted:
             stand_at(self.schedule, self.model, node.replica.anchors, found.tensors)

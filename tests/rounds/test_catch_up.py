@@ -339,7 +339,7 @@ async def test_a_commit_that_came_by_itself_while_it_was_asked_for_leaves_no_pla
     one, other = (member.node for member in lab.members)
     commits = list(other.driver.machine.state.recent.values())
     assert any(commit.record.contributors for commit in commits)
-    assert await one.catch_up.replay(other.driver.me, commits)
+    assert await one.catch_up.replay(other.driver.state.me, commits)
     assert [round_ for round_, _ in one.driver.state.inbox.plans if round_ <= one.driver.head.round] == []
 
 
