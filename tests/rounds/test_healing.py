@@ -231,5 +231,5 @@ async def test_whoever_stands_on_a_chain_that_is_refused_is_silent_on_this_one(l
     await anyio.sleep(5.0)
     one, *others = (member.node.driver for member in lab.members)
     commits = list(one.machine.state.recent.values())
-    lab.members[0].node.catch_up._tell_refused(others[0].me, commits)
-    assert one.watch._parted == {other.me for other in others}
+    lab.members[0].node.catch_up._tell_refused(others[0].state.me, commits)
+    assert one.watch._parted == {other.state.me for other in others}
