@@ -38,14 +38,13 @@ from decentral.optimizers import make_outer
 from decentral.parameters import Schema
 from decentral.replica.codec import Codec, codec_of
 from decentral.replica.contents import MAKERS, Readings, Tail
-from decentral.replica.figures import Figures
 from decentral.replica.replica import Replica
 from decentral.rounds.catch_up import CatchUp
 from decentral.rounds.driver import Driver
 from decentral.rounds.frame_io import CONTROL
 from decentral.rounds.gossip import PAIR, Gossip
 from decentral.rounds.inbox import Inbox
-from decentral.rounds.local_state import CommittedUpdate, Ledger, Listeners, OwnParts, SwarmAccess
+from decentral.rounds.local_state import CommittedUpdate, Ledger, Listeners, OwnParts, RoundObserver, SwarmAccess
 from decentral.rounds.partners import Partners, Punctuality
 from decentral.swarm.admission import ADMISSION, Admission, AdmittingTransport
 from decentral.swarm.contacts import LEASE, LEASE_LIST, LEASES
@@ -96,7 +95,7 @@ class Node:
         ledger: Ledger,
         on_update: Callable[[CommittedUpdate], None],
         on_event: Callable[[str, dict[str, object]], None],
-        on_figures: Callable[[Figures], None] = lambda figures: None,
+        observe: Callable[[Replica], RoundObserver] | None = None,
         offload: Offload = in_thread,
         uplink: Callable[[], float | None] = lambda: None,
         daily_upload: DailyUpload | None = None,
@@ -107,10 +106,11 @@ class Node:
         readings: Readings | None = None,
         clock: Callable[[], float] = anyio.current_time,
     ) -> None:
-        """``on_figures`` is told what rounds say of the swarm; ``uplink`` tells the bytes per second that this peer was
-        seen to send, for its lease; ``private`` that others reach it through relays only; ``admission`` who may ask for
-        the terms, where the run admits by token; ``grain`` how finely a reduce is cut; ``voting`` whose votes
-        count, the same for all; ``readings`` is of a simulation; ``clock`` counts seconds in which the machine sleeps.
+        """``observe`` makes what looks at the rounds of this replica, if anything does; ``uplink`` tells the bytes per
+        second that this peer was seen to send, for its lease; ``private`` that others reach it through relays only;
+        ``admission`` who may ask for the terms, where the run admits by token; ``grain`` how finely a reduce is cut;
+        ``voting`` whose votes count, the same for all; ``readings`` is of a simulation; ``clock`` counts seconds in
+        which the machine sleeps.
         """
         manifest = start.manifest
         self.manifest, self.transport, self.signer = manifest, transport, signer
@@ -158,7 +158,8 @@ class Node:
             lines_of=uplinks.lines_of,
             clock=clock,
         )
-        listeners = Listeners(on_update=on_update, on_event=on_event, on_figures=on_figures)
+        observers = () if observe is None else (observe(replica),)
+        listeners = Listeners(on_update=on_update, on_event=on_event, observers=observers)
         self.driver = Driver(parts, swarm, listeners)
         uplinks.received = self.driver.frames.arrivals.rate_of
         self._now = clock

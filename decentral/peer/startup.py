@@ -23,6 +23,7 @@ from decentral.node.durable_store import Resumed
 from decentral.node.folder import Addresses, keep_addresses, keep_terms, keep_token, read_addresses
 from decentral.node.node import Node, Start, throttle
 from decentral.node.upload import PAUSED, DailyUpload, check_limit
+from decentral.observe.contributions import RoundMetrics
 from decentral.observe.diagnostics import Look
 from decentral.optimizers.base import State
 from decentral.peer.network_setup import NetworkSetup, enter
@@ -238,7 +239,7 @@ class Startup:
                 ledger=part.store.ledger(),
                 on_update=on_update,
                 on_event=part.announce,
-                on_figures=part.diagnostics.add_round,
+                observe=lambda replica: RoundMetrics(replica, part.announce, part.diagnostics.add_round),
                 uplink=lambda: transport.uplink,
                 daily_upload=self._daily_upload,
                 private=part.network.is_private,

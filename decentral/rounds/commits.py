@@ -32,7 +32,6 @@ from decentral.replica.contribution import Contribution, Reclaimed, forget_sent
 from decentral.replica.replica import OWED, Loaded, OuterStep, Replica, owed_after
 from decentral.rounds.frame_io import FrameIO
 from decentral.rounds.local_state import CommittedUpdate, Decision, LocalState, Steps
-from decentral.rounds.metrics import RoundMetrics
 from decentral.tensors.device import on_device_of
 from decentral.wire.frames import Frame
 from decentral.wire.keys import Digest, peer_name
@@ -186,8 +185,8 @@ class Bookkeeping:
 class Commits:
     """The work that follows a commit: durable first, then installed, booked and told."""
 
-    def __init__(self, state: LocalState, frames: FrameIO, metrics: RoundMetrics) -> None:
-        self.state, self.frames, self.metrics = state, frames, metrics
+    def __init__(self, state: LocalState, frames: FrameIO) -> None:
+        self.state, self.frames = state, frames
         self.ahead, self.bookkeeping = StepAhead(state), Bookkeeping(state)
 
     async def apply(self, commit: Commit) -> Digest:
@@ -213,10 +212,9 @@ class Commits:
             buffers_B = state.replica.shared_buffers(record.fragment)
             inner, channels = step.state if state.replica.method.inner else {}, step.channels
         decision = self._decision(commit, sending, anyio.current_time() - began)
-        state.tasks.spawn(self.metrics.name_peers, record, frames, self.metrics.measured(record, step))
         if step is not None:
             named = self.bookkeeping.settle(record, step)
-        self.metrics.at_round(record, frames, step, named)
+        self._show(record, frames, step, named)
         self.bookkeeping.forget_leavers(record)
         self.frames.pushes.end_round(record)
         self._tell_shrunk(record)
@@ -227,6 +225,17 @@ class Commits:
         update = CommittedUpdate(record, record.hash, *moved, buffers_B=buffers_B, taken_N=taken_N, decision=decision)
         state.on_update(replace(update, state=inner, channels=channels, unmoved=unmoved))
         return anchor
+
+    def _show(
+        self, record: Record, frames: Mapping[Digest, Frame], step: OuterStep | None, named: Contribution | None
+    ) -> None:
+        """Show a commit to observers, with what the round measured itself: estimates, or slices of a part of ours."""
+        state = self.state
+        known = (None if step is None else step.measures) or state.sums.measured.get((record.round, record.plan))
+        for observer in state.observers:
+            state.tasks.spawn(observer.name_contributors, record, frames, known)
+            if step is not None:
+                observer.see_commit(record, frames, step, named, known)
 
     def _decision(self, commit: Commit, sending: float | None, applying: float) -> Decision:
         """Describe a commit. The order of leaders is that of the round it ends: the machine stands at the next one."""

@@ -3,7 +3,7 @@
 ``Driver._carry_out`` shows the whole of a round: each effect of `decentral.consensus.round_state`, and the part that
 does it. The parts act on one `LocalState`: Offering (this peer's contribution), FrameIO (frames and messages), Reducer
 (the parts of a reduce), Commits (the outer step, books, news), Adoption (another branch), Membership (this peer's place
-among the others), PeerWatch (peers that are silent, or elsewhere), RoundMetrics (figures). When a round hangs,
+among the others), PeerWatch (peers that are silent, or elsewhere). When a round hangs,
 `decentral.consensus.machine` says where to look; a step that failed here is in ``Steps.failure``, and ends the peer at
 the next tick.
 """
@@ -34,7 +34,6 @@ from decentral.rounds.local_state import (
     SwarmAccess,
     tell_unexpected,
 )
-from decentral.rounds.metrics import RoundMetrics
 from decentral.rounds.peer_watch import PeerWatch
 from decentral.rounds.reducing import Reducer
 from decentral.wire.frames import FrameKind
@@ -175,8 +174,7 @@ class Driver:
         self.frames = FrameIO(self.state, swarm, self.steps, self.watch)
         self.membership = Membership(self.state, swarm, self.steps, self.frames)
         self.reducer, self.offering = Reducer(self.state, self.frames), Offering(self.state, self.frames)
-        self.metrics = RoundMetrics(self.state)
-        self.commits = Commits(self.state, self.frames, self.metrics)
+        self.commits = Commits(self.state, self.frames)
         self.adoption = Adoption(self.state, self.steps, self.frames, self.commits.bookkeeping)
         self.allowed = 0.0  # s that what was offered for the round may be under way
         self.pressed: tuple[Digest, float] | None = None  # head after which the others wait for this peer, seconds left

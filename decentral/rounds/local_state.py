@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import anyio
 import anyio.abc
@@ -20,9 +21,10 @@ from decentral.dissemination.pull import FrameStore
 from decentral.errors import DecentralError
 from decentral.flow.waiting import Offload, in_thread
 from decentral.replica.contribution import Contribution, Outbox
-from decentral.replica.figures import Figures
+from decentral.replica.measures import Measure
+from decentral.replica.pair_step import GossipStep
 from decentral.replica.reduction import Sums
-from decentral.replica.replica import Replica
+from decentral.replica.replica import OuterStep, Replica
 from decentral.rounds.inbox import Inbox
 from decentral.rounds.partners import Partners
 from decentral.swarm.directory import Directory
@@ -31,7 +33,7 @@ from decentral.wire.frames import HEADER_NBYTES, Frame
 from decentral.wire.keys import Digest, PeerId, Signer, peer_name
 from decentral.wire.messages import Commit, Record
 
-# Shape suffixes: N = elements of one fragment, B = elements of all shared buffers; flat float32.
+# Shape suffixes: N = elements of one fragment, B = elements of all shared buffers, C = channels; flat float32.
 
 # ---- the state and its parts ----
 
@@ -73,7 +75,29 @@ class Listeners:
 
     on_update: Callable[[CommittedUpdate], None]
     on_event: Callable[[str, dict[str, object]], None]
-    on_figures: Callable[[Figures], None] = lambda figures: None  # before the update of the same round
+    observers: tuple[RoundObserver, ...] = ()
+
+
+class RoundObserver(Protocol):
+    """An onlooker, which changes nothing. ``known``: what the round itself measured; None: nothing."""
+
+    def see_commit(
+        self,
+        record: Record,
+        frames: Mapping[bytes, Frame],
+        step: OuterStep,
+        mine: Contribution | None,
+        known: Mapping[PeerId, Measure] | None,
+    ) -> None:
+        """Look at a step that is installed and booked, before its update is told. ``mine``: if it is named."""
+
+    async def name_contributors(
+        self, record: Record, frames: Mapping[bytes, Frame], known: Mapping[PeerId, Measure] | None
+    ) -> None:
+        """Look at the contributors of a commit, beside the rounds."""
+
+    def see_pair(self, mine: Contribution, mine_CN: Tensor, theirs_CN: Tensor, taken: GossipStep) -> None:
+        """Look at a gossip step that a pair took, before it is booked."""
 
 
 class LocalState:
@@ -88,7 +112,7 @@ class LocalState:
         self.replica, self.inbox, self.ledger = parts.replica, parts.inbox, parts.ledger
         self.partners, self.offload = parts.partners, parts.offload
         self.on_update, self.on_event = listeners.on_update, listeners.on_event
-        self.on_figures = listeners.on_figures
+        self.observers = listeners.observers
         self.tasks = Tasks(listeners.on_event)
         self.catch_up = CatchUpRequests(AGAIN_AT_MOST)
         self.store = FrameStore(parts.reserve - parts.replica.contents.unpacked.capacity)

@@ -24,6 +24,7 @@ from decentral.errors import DecentralError, DiskError
 from decentral.manifest import Manifest
 from decentral.node.durable_store import DurableStore, Resumed
 from decentral.node.node import Node, Start
+from decentral.observe.contributions import RoundMetrics
 from decentral.optimizers import make_outer
 from decentral.replica.contents import Readings
 from decentral.rounds.local_state import CommittedUpdate, Ledger
@@ -126,6 +127,7 @@ class SimulatedProcess:
             ledger=Ledger(self._append, self._save_acceptor, self._keep, self._adopt, self._swap_begins),
             on_update=self._on_update,
             on_event=self._on_event,
+            observe=lambda replica: RoundMetrics(replica, self._on_event, offload=_interleave),
             offload=_interleave,
             uplink=lambda: machine.claim,
             grain=site.grain,
