@@ -20,7 +20,6 @@ from decentral.consensus.chain import VOTING, Head, Voting
 from decentral.consensus.paxos import Acceptor
 from decentral.consensus.round_state import RoundTerms, RunClock
 from decentral.dissemination.broadcast import UNKNOWN_RATE, Line, Lines, even_out
-from decentral.dissemination.reduce import USUAL_GRAIN, Grain, partition, shares
 from decentral.errors import (
     ConfigError,
     ManifestMismatch,
@@ -46,6 +45,7 @@ from decentral.rounds.gossip import PAIR, Gossip
 from decentral.rounds.inbox import Inbox
 from decentral.rounds.local_state import CommittedUpdate, Ledger, Listeners, OwnParts, RoundObserver, SwarmAccess
 from decentral.rounds.partners import Partners, Punctuality
+from decentral.rounds.reduce import USUAL_GRAIN, Grain, partition, shares
 from decentral.swarm.admission import ADMISSION, Admission, AdmittingTransport
 from decentral.swarm.contacts import LEASE, LEASE_LIST, LEASES
 from decentral.swarm.directory import Directory

@@ -35,7 +35,7 @@ from decentral.rounds.local_state import (
     tell_unexpected,
 )
 from decentral.rounds.peer_watch import PeerWatch
-from decentral.rounds.reducing import Reducer
+from decentral.rounds.reduce import Reducer
 from decentral.wire.frames import FrameKind
 from decentral.wire.keys import Digest
 from decentral.wire.messages import Behind, Commit, JoinRequest, Record, join_text

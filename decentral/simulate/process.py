@@ -19,7 +19,6 @@ import anyio.lowlevel
 from torch import Tensor
 
 from decentral.consensus.chain import VOTING, Head, Voting
-from decentral.dissemination.reduce import Grain
 from decentral.errors import DecentralError, DiskError
 from decentral.manifest import Manifest
 from decentral.node.durable_store import DurableStore, Resumed
@@ -28,6 +27,7 @@ from decentral.observe.contributions import RoundMetrics
 from decentral.optimizers import make_outer
 from decentral.replica.contents import Readings
 from decentral.rounds.local_state import CommittedUpdate, Ledger
+from decentral.rounds.reduce import Grain
 from decentral.simulate.disk import RecordingDisk
 from decentral.simulate.lessons import LessonName, first_anchors, lesson_named, toy_schema
 from decentral.simulate.trace import Trace
