@@ -196,35 +196,45 @@ class Commits:
         frames = {ref.frame: state.find_stored(ref.frame) for ref in record.frames}
         data = [frames[ref.frame].data for ref in record.frames]
         await state.offload(state.ledger.append, commit, data)
-        before_N = after_N = buffers_B = None
-        inner: Mapping[str, Tensor] = {}
-        channels: frozenset[str] = frozenset()
-        unmoved, step, named, taken_N = False, None, None, None
-        began = anyio.current_time()
+        step, began = None, anyio.current_time()
         if moves_anchor(record):
             step = await self.bookkeeping.complete(await self.ahead.step(record, frames), record, frames)
-            before_N, after_N, taken_N = step.before_N, step.after_N, step.taken_N
             state.replica.install(step)
-            unmoved = bool(step.unmoved)
-            if unmoved:
+            if step.unmoved:
                 fields = {"round": record.round, "method": state.replica.method.name, "why": step.unmoved}
                 state.on_event("unmoved", fields)
-            buffers_B = state.replica.shared_buffers(record.fragment)
-            inner, channels = step.state if state.replica.method.inner else {}, step.channels
         decision = self._decision(commit, sending, anyio.current_time() - began)
-        if step is not None:
-            named = self.bookkeeping.settle(record, step)
+        named = None if step is None else self.bookkeeping.settle(record, step)
         self._show(record, frames, step, named)
         self.bookkeeping.forget_leavers(record)
         self.frames.pushes.end_round(record)
         self._tell_shrunk(record)
         state.note_members(record.members, decision.leader, anyio.current_time())
         self.frames.tidy(record.round)
-        anchor = state.replica.digest if moves_anchor(record) else record.base
-        moved = (record.fragment, before_N, after_N, named, anchor)
-        update = CommittedUpdate(record, record.hash, *moved, buffers_B=buffers_B, taken_N=taken_N, decision=decision)
-        state.on_update(replace(update, state=inner, channels=channels, unmoved=unmoved))
-        return anchor
+        update = self._update(record, step, named, decision)
+        state.on_update(update)
+        return update.anchor
+
+    def _update(
+        self, record: Record, step: OuterStep | None, named: Contribution | None, decision: Decision
+    ) -> CommittedUpdate:
+        """Return a commit as the training side sees it; without a step only the membership changed."""
+        replica, where = self.state.replica, (record, record.hash, record.fragment)
+        if step is None:
+            return CommittedUpdate(*where, None, None, None, record.base, decision=decision)
+        return CommittedUpdate(
+            *where,
+            step.before_N,
+            step.after_N,
+            named,
+            replica.digest,
+            buffers_B=replica.shared_buffers(record.fragment),
+            state=step.state if replica.method.inner else {},
+            channels=step.channels,
+            unmoved=bool(step.unmoved),
+            taken_N=step.taken_N,
+            decision=decision,
+        )
 
     def _show(
         self, record: Record, frames: Mapping[Digest, Frame], step: OuterStep | None, named: Contribution | None

@@ -109,10 +109,8 @@ class Offering:
         effects = state.machine.hold(frame.hash, frame.header, now)
         effects += state.machine.offer(pending.offer(head, frame.hash, len(frame.body)), now)
         state.tasks.spawn(self.frames.pushes.push, frame, head.members)
-        if pending.kind == FrameKind.CONTRIBUTION:
-            state.tasks.spawn(
-                state.offload, state.replica.contents.measure, frame
-            )  # meanwhile: the outer step may need it
+        if pending.kind == FrameKind.CONTRIBUTION:  # measured meanwhile, as the outer step may need it
+            state.tasks.spawn(state.offload, state.replica.contents.measure, frame)
         return effects
 
 
