@@ -42,7 +42,6 @@ from decentral.rounds.catch_up import CatchUp
 from decentral.rounds.driver import Driver
 from decentral.rounds.frame_io import CONTROL
 from decentral.rounds.gossip import PAIR, Gossip
-from decentral.rounds.inbox import Inbox
 from decentral.rounds.local_state import CommittedUpdate, Ledger, Listeners, OwnParts, RoundObserver, SwarmAccess
 from decentral.rounds.partners import Partners, Punctuality
 from decentral.rounds.reduce import USUAL_GRAIN, Grain, partition, shares
@@ -120,24 +119,9 @@ class Node:
         self.directory.own.update(state=PRIVATE if private else 0)
         self.replica = make_replica(manifest, start.schema, start.anchors, start.buffers_B)
         replica = self.replica
-        channels = len(replica.method.channels())
         self.clock = RunClock(manifest.run.minutes)
-        inbox = Inbox(
-            start.schema,
-            replica.codec,
-            replica.merge_codec,
-            offload,
-            replica.tail,
-            channels,
-            replica.contents.unpacked,
-            readings,
-        )
         uplinks = Uplinks(self.directory, manifest.exchange.kind == "reduce")
-        partners = None
-        if not replica.agrees:
-            limits, step, steps = manifest.swarm, start.gossip_step, manifest.run.rounds
-            punctuality = Punctuality(limits.deadline_floor, limits.deadline_ceiling)
-            partners = Partners(steps, manifest.outer.fragments, lambda step: len(replica.due(step)), punctuality, step)
+        partners = None if replica.agrees else make_partners(manifest, replica, start.gossip_step)
         parts = OwnParts(
             signer=signer,
             head=start.head or Head.genesis(manifest.digest, start.schema.digest, replica.digest, signer.peer),
@@ -145,10 +129,10 @@ class Node:
             away=start.away,
             terms=make_terms(manifest, replica, uplinks, grain, self.clock, voting),
             replica=replica,
-            inbox=inbox,
             ledger=ledger,
             partners=partners,
             offload=offload,
+            readings=readings,
         )
         swarm = SwarmAccess(
             transport=transport,
@@ -363,6 +347,13 @@ def largest_offer(replica: Replica, gossips: bool, fragments: int, tails: int = 
     whole = [replica.shapes(f) * channels for f in range(fragments)]
     shapes = [*whole, *(((replica.numel(f),),) * channels for f in range(fragments))]
     return max(codec.max_body_nbytes(one, channels) for one in shapes) + tails * replica.tail.nbytes(0)
+
+
+def make_partners(manifest: Manifest, replica: Replica, step: int) -> Partners:
+    """Return the partners of a peer that gossips and stands at ``step``."""
+    swarm, fragments = manifest.swarm, manifest.outer.fragments
+    punctuality = Punctuality(swarm.deadline_floor, swarm.deadline_ceiling)
+    return Partners(manifest.run.rounds, fragments, lambda step: len(replica.due(step)), punctuality, step)
 
 
 def make_terms(

@@ -169,7 +169,7 @@ class Driver:
         self.state, self.swarm = LocalState(parts, listeners), swarm
         self.steps = Steps(self._carry_out)
         self.watch = PeerWatch(self.state, swarm)
-        self.frames = FrameIO(self.state, swarm, self.steps, self.watch)
+        self.frames = FrameIO(self.state, swarm, self.steps, self.watch, parts.readings)
         self.membership = Membership(self.state, swarm, self.steps, self.frames)
         self.reducer, self.offering = Reducer(self.state, self.frames), Offering(self.state, self.frames)
         self.commits = Commits(self.state, self.frames)
@@ -192,7 +192,7 @@ class Driver:
 
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Take part until cancelled."""
-        self.state.begin(anyio.current_time())
+        self.state.begin(anyio.current_time(), self.frames.limit)
         if self.state.resumed:
             self._awake_after(self._away)
         try:
@@ -278,10 +278,10 @@ class Driver:
                     await self._persist(effect.acceptor)
                 case Fetch():
                     if effect.record is not None and effect.record.contributors:
-                        state.inbox.expect(effect.record)
+                        self.frames.inbox.expect(effect.record)
                     state.tasks.spawn(self.frames.fetcher.fetch, effect, state.head.round + 1)
                 case SendSlices():
-                    state.inbox.expect(effect.plan)
+                    self.frames.inbox.expect(effect.plan)
                     state.tasks.spawn(self.reducer.reduce, effect.plan, state.head)
                 case Decide():
                     await self._decide(effect.commit)

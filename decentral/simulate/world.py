@@ -246,7 +246,7 @@ def _left_over(driver: Driver) -> int:
     """Count what is still held for rounds that are over, and bytes of frames beyond what the store may take."""
     past = driver.head.round
     frames = sum(1 for header in driver.machine.state.held.values() if header.round <= past)
-    plans = sum(1 for round_, _ in driver.state.inbox.plans if round_ <= past)
+    plans = sum(1 for round_, _ in driver.frames.inbox.plans if round_ <= past)
     return frames + plans + max(0, driver.state.store.nbytes - driver.state.store.capacity)
 
 

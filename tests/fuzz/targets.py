@@ -37,7 +37,7 @@ from decentral.redundancy import pieces
 from decentral.redundancy.pieces import Label
 from decentral.replica.codec import Codec, Shapes, numel
 from decentral.rounds.catch_up import split_commits, split_oldest
-from decentral.rounds.inbox import Inbox
+from decentral.rounds.frame_io import Inbox
 from decentral.state.checkpoint import META, TENSORS, read_checkpoint, unflatten
 from decentral.state.export import unpack_file
 from decentral.state.journal import HEAD_NBYTES, Journal
