@@ -11,10 +11,9 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from decentral.observe.diagnostics import back_sentence, warning
+from decentral.observe.diagnostics import NAMES, back_sentence, warning
 from decentral.observe.events import event_line
 from decentral.observe.health import alone_sentence, in_time, left_out_sentence, list_names, short_name
-from decentral.replica.figures import NAMES
 
 ROUNDS = 300  # on the strip
 SENTENCES = 60
