@@ -76,7 +76,7 @@ class Ours:
     def add_to(self, total_N: Tensor, sent: bytes, shapes: Shapes) -> None:
         """Hash, signature, then the body."""
         frame = parse(sent, lambda header: self.codec.max_body_nbytes(shapes))
-        self.codec.add_to(total_N, frame.body, shapes)
+        self.codec.add(total_N, self.codec.unpack(frame.body, shapes))
 
     def entropy_bound_bits(self, sent: bytes, shapes: Shapes) -> float:
         """By the statistics of this very frame."""

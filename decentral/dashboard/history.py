@@ -11,8 +11,8 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
+from decentral.observe.diagnostics import NAMES
 from decentral.observe.story import Story, number, steps_made, str_list, without
-from decentral.replica.figures import NAMES
 
 ROUNDS = 300  # on the strip
 SENTENCES = 60

@@ -69,7 +69,7 @@ class Follower(Node):
         """``given``: what a Node takes, less ledger and on_update. Any: they are checked there."""
         super().__init__(start, ledger=NOTHING_KEPT, on_update=self._on_update, **given)
         self.every, self._on_anchor = every, on_anchor
-        self.driver.stopping = True  # it never asks to be let in
+        self.driver.membership.stopping = True  # it never asks to be let in
         self.has_met_others = False  # since this process began
         self.source: PeerId | None = None  # whose replica it has, in gossip
         self._told: Anchor | None = None
@@ -118,7 +118,7 @@ class Follower(Node):
 
     def _own_order(self, peer: PeerId) -> bytes:
         """Every follower begins with another peer."""
-        return hashlib.blake2b(self.driver.me + peer, digest_size=16).digest()
+        return hashlib.blake2b(self.driver.state.me + peer, digest_size=16).digest()
 
     def _on_update(self, update: CommittedUpdate) -> None:
         """Each commit, while none after it is applied: no N-th anchor is missed though many come at once."""

@@ -20,7 +20,6 @@ from decentral.consensus.chain import VOTING, Head, Voting
 from decentral.consensus.paxos import Acceptor
 from decentral.consensus.round_state import RoundTerms, RunClock
 from decentral.dissemination.broadcast import UNKNOWN_RATE, Line, Lines, even_out
-from decentral.dissemination.reduce import USUAL_GRAIN, Grain, partition, shares
 from decentral.errors import (
     ConfigError,
     ManifestMismatch,
@@ -38,15 +37,14 @@ from decentral.optimizers import make_outer
 from decentral.parameters import Schema
 from decentral.replica.codec import Codec, codec_of
 from decentral.replica.contents import MAKERS, Readings, Tail
-from decentral.replica.figures import Figures
 from decentral.replica.replica import Replica
 from decentral.rounds.catch_up import CatchUp
 from decentral.rounds.driver import Driver
 from decentral.rounds.frame_io import CONTROL
 from decentral.rounds.gossip import PAIR, Gossip
-from decentral.rounds.inbox import Inbox
-from decentral.rounds.local_state import CommittedUpdate, Ledger, Listeners, OwnParts, SwarmAccess
+from decentral.rounds.local_state import CommittedUpdate, Ledger, Listeners, OwnParts, RoundObserver, SwarmAccess
 from decentral.rounds.partners import Partners, Punctuality
+from decentral.rounds.reduce import USUAL_GRAIN, Grain, partition, shares
 from decentral.swarm.admission import ADMISSION, Admission, AdmittingTransport
 from decentral.swarm.contacts import LEASE, LEASE_LIST, LEASES
 from decentral.swarm.directory import Directory
@@ -96,7 +94,7 @@ class Node:
         ledger: Ledger,
         on_update: Callable[[CommittedUpdate], None],
         on_event: Callable[[str, dict[str, object]], None],
-        on_figures: Callable[[Figures], None] = lambda figures: None,
+        observe: Callable[[Replica], RoundObserver] | None = None,
         offload: Offload = in_thread,
         uplink: Callable[[], float | None] = lambda: None,
         daily_upload: DailyUpload | None = None,
@@ -107,10 +105,11 @@ class Node:
         readings: Readings | None = None,
         clock: Callable[[], float] = anyio.current_time,
     ) -> None:
-        """``on_figures`` is told what rounds say of the swarm; ``uplink`` tells the bytes per second that this peer was
-        seen to send, for its lease; ``private`` that others reach it through relays only; ``admission`` who may ask for
-        the terms, where the run admits by token; ``grain`` how finely a reduce is cut; ``voting`` whose votes
-        count, the same for all; ``readings`` is of a simulation; ``clock`` counts seconds in which the machine sleeps.
+        """``observe`` makes what looks at the rounds of this replica, if anything does; ``uplink`` tells the bytes per
+        second that this peer was seen to send, for its lease; ``private`` that others reach it through relays only;
+        ``admission`` who may ask for the terms, where the run admits by token; ``grain`` how finely a reduce is cut;
+        ``voting`` whose votes count, the same for all; ``readings`` is of a simulation; ``clock`` counts seconds in
+        which the machine sleeps.
         """
         manifest = start.manifest
         self.manifest, self.transport, self.signer = manifest, transport, signer
@@ -120,34 +119,20 @@ class Node:
         self.directory.own.update(state=PRIVATE if private else 0)
         self.replica = make_replica(manifest, start.schema, start.anchors, start.buffers_B)
         replica = self.replica
-        channels = len(replica.method.channels())
         self.clock = RunClock(manifest.run.minutes)
-        inbox = Inbox(
-            start.schema,
-            replica.codec,
-            replica.merge_codec,
-            offload,
-            replica.tail,
-            channels,
-            replica.contents.unpacked,
-            readings,
-        )
         uplinks = Uplinks(self.directory, manifest.exchange.kind == "reduce")
-        partners = None
-        if not replica.agrees:
-            limits, step, steps = manifest.swarm, start.gossip_step, manifest.run.rounds
-            punctuality = Punctuality(limits.deadline_floor, limits.deadline_ceiling)
-            partners = Partners(steps, manifest.outer.fragments, lambda step: len(replica.due(step)), punctuality, step)
+        partners = None if replica.agrees else make_partners(manifest, replica, start.gossip_step)
         parts = OwnParts(
             signer=signer,
             head=start.head or Head.genesis(manifest.digest, start.schema.digest, replica.digest, signer.peer),
             acceptor=start.acceptor,
+            away=start.away,
             terms=make_terms(manifest, replica, uplinks, grain, self.clock, voting),
             replica=replica,
-            inbox=inbox,
             ledger=ledger,
             partners=partners,
             offload=offload,
+            readings=readings,
         )
         swarm = SwarmAccess(
             transport=transport,
@@ -157,9 +142,9 @@ class Node:
             lines_of=uplinks.lines_of,
             clock=clock,
         )
-        listeners = Listeners(on_update=on_update, on_event=on_event, on_figures=on_figures)
+        observers = () if observe is None else (observe(replica),)
+        listeners = Listeners(on_update=on_update, on_event=on_event, observers=observers)
         self.driver = Driver(parts, swarm, listeners)
-        self.driver.away = start.away
         uplinks.received = self.driver.frames.arrivals.rate_of
         self._now = clock
         self.paths = Paths(transport)
@@ -168,7 +153,7 @@ class Node:
         self.state = "looking"
         self.ready = anyio.Event()
         self.uplink, self.daily_upload = uplink, daily_upload
-        self.resting = Suspension(self.driver, on_event, offload)
+        self.resting = Suspension(self.driver.membership, on_event, offload)
         self.company = Company()
         self.waits = False  # training has not begun here, for want of others
         self._began = 0.0
@@ -223,7 +208,7 @@ class Node:
     async def leave(self) -> None:
         """Say farewell, so that nobody waits for this peer."""
         self.state = "leaving"
-        await self.driver.goodbye()
+        await self.driver.membership.say_goodbye()
         await self.directory.goodbye()
 
     # ---- joining ----
@@ -266,7 +251,7 @@ class Node:
         self._began = self._now() - hello.age
         fetched = await self.catch_up.snapshots.fetch(peer)
         self.replica.take_over(await self.driver.state.offload(self.replica.read, fetched.tensors))
-        self.driver.begin_at(fetched.head, self.start.acceptor)
+        self.driver.state.begin_at(fetched.head, self.start.acceptor)
         if self.gossip is not None:
             self.gossip.follow(fetched.gossip_step)
         self.on_event("synced", {"peer": peer_name(peer), "round": fetched.head.round})
@@ -362,6 +347,13 @@ def largest_offer(replica: Replica, gossips: bool, fragments: int, tails: int = 
     whole = [replica.shapes(f) * channels for f in range(fragments)]
     shapes = [*whole, *(((replica.numel(f),),) * channels for f in range(fragments))]
     return max(codec.max_body_nbytes(one, channels) for one in shapes) + tails * replica.tail.nbytes(0)
+
+
+def make_partners(manifest: Manifest, replica: Replica, step: int) -> Partners:
+    """Return the partners of a peer that gossips and stands at ``step``."""
+    swarm, fragments = manifest.swarm, manifest.outer.fragments
+    punctuality = Punctuality(swarm.deadline_floor, swarm.deadline_ceiling)
+    return Partners(manifest.run.rounds, fragments, lambda step: len(replica.due(step)), punctuality, step)
 
 
 def make_terms(

@@ -11,7 +11,7 @@ import anyio
 
 from decentral.errors import ConfigError, DiskError
 from decentral.flow.waiting import Offload
-from decentral.rounds.driver import Driver
+from decentral.rounds.driver import Membership
 from decentral.state.durable import DISK, Disk, disk_errors
 from decentral.transport import Traffic
 
@@ -116,11 +116,13 @@ LOOK_EVERY = 0.25  # s between looks at what was sent today
 class Suspension:
     """The reasons of one peer; none: it takes part."""
 
-    def __init__(self, driver: Driver, on_event: Callable[[str, dict[str, object]], None], offload: Offload) -> None:
+    def __init__(
+        self, membership: Membership, on_event: Callable[[str, dict[str, object]], None], offload: Offload
+    ) -> None:
         self.reasons: set[str] = set()
         self._turn = anyio.Lock()
         self._told = False  # a farewell, since this peer was let in
-        self._driver, self._on_event, self._offload = driver, on_event, offload
+        self._membership, self._on_event, self._offload = membership, on_event, offload
 
     async def begin(self, why: str) -> None:
         """Rest."""
@@ -139,10 +141,13 @@ class Suspension:
         """
         async with self._turn:
             rests = bool(self.reasons)
-            if rests == self._told or not self._driver.state.running:
+            if rests == self._told or not self._membership.state.running:
                 return
             self._told = rests
-            await (self._driver.goodbye() if rests else self._driver.come_back())
+            if rests:
+                await self._membership.say_goodbye()
+            else:
+                self._membership.come_back()
 
     async def keep_to(self, daily: DailyUpload, traffic: Traffic) -> None:
         """Rest while the day's upload is used up, and have the count survive this process. Runs until cancelled."""

@@ -1,6 +1,7 @@
 """A peer as it shows itself: events and metrics on disk, a status to ask for, one sentence of health.
 
-Nothing here talks to the swarm or loads torch; the peer reports, this folder writes it down and says it in words.
+The peer reports, this folder writes it down and says it in words. Nothing here talks to the swarm, and nothing but
+``contributions``, which looks at the rounds themselves, loads torch.
 """
 
 from decentral.observe.events import EventLog, read_events

@@ -20,11 +20,10 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from decentral.observe.diagnostics import BANDS, WORDS
+from decentral.observe.diagnostics import BANDS, NAMES, WORDS
 from decentral.observe.lines import JsonLines, read_json_lines
 from decentral.observe.status import QUANTITIES, STATES, Status, number_of
 from decentral.plugins import to_install
-from decentral.replica.figures import NAMES
 
 METRICS_FILE = "metrics.jsonl"
 Scope = Literal["inner", "outer"]

@@ -178,10 +178,10 @@ class Standing:
 
     def place(self, node: Node) -> ShardPlace:
         """Return where this peer stands now; one that no commit has let in yet counts itself."""
-        members = tuple(sorted({*node.driver.head.members, node.driver.me}))
+        members = tuple(sorted({*node.driver.head.members, node.driver.state.me}))
         if members != self._members:
             self._members = members
-            rank, count = members.index(node.driver.me), len(members)
+            rank, count = members.index(node.driver.state.me), len(members)
             self._place = ShardPlace(rank, count, self._steps * _contributions(node, count))
         return self._place
 

@@ -29,6 +29,7 @@ from decentral.manifest import Manifest
 from decentral.node.folder import keep_terms, keep_token, occupy, read_terms
 from decentral.node.follower import Anchor, Follower, FollowerState, check_size, keep_state, read_state
 from decentral.node.node import Start, throttle
+from decentral.observe.contributions import RoundMetrics
 from decentral.observe.events import EventLog
 from decentral.observe.status import check_free
 from decentral.peer.joining import ask_first_peer
@@ -133,7 +134,7 @@ class Following:
     @property
     def peer(self) -> bytes:
         """This follower's name, as bytes."""
-        return self._swarm.node.driver.me
+        return self._swarm.node.driver.state.me
 
     @property
     def head(self) -> Head:
@@ -324,6 +325,7 @@ class FollowerStartup:
                     signer=identity.signer,
                     transport=transport,
                     on_event=on_event,
+                    observe=lambda replica: RoundMetrics(replica, on_event),
                     uplink=lambda: transport.uplink,
                     private=network.is_private,
                     admission=admission,

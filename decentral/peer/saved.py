@@ -19,7 +19,7 @@ from decentral.node.durable_store import DurableStore, Resumed
 from decentral.node.node import Node
 from decentral.parameters import Schema
 from decentral.redundancy.giver import WayOut, pack_state, unpack_state
-from decentral.redundancy.labels import Seals
+from decentral.redundancy.pieces import Seals
 from decentral.redundancy.recovery import Recovered, Recovery, RedundancyService
 from decentral.state.checkpoint import flatten, unflatten
 from decentral.state.snapshot import live_buffer_name

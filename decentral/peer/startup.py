@@ -23,6 +23,7 @@ from decentral.node.durable_store import Resumed
 from decentral.node.folder import Addresses, keep_addresses, keep_terms, keep_token, read_addresses
 from decentral.node.node import Node, Start, throttle
 from decentral.node.upload import PAUSED, DailyUpload, check_limit
+from decentral.observe.contributions import RoundMetrics
 from decentral.observe.diagnostics import Look
 from decentral.optimizers.base import State
 from decentral.peer.network_setup import NetworkSetup, enter
@@ -238,7 +239,7 @@ class Startup:
                 ledger=part.store.ledger(),
                 on_update=on_update,
                 on_event=part.announce,
-                on_figures=part.diagnostics.add_round,
+                observe=lambda replica: RoundMetrics(replica, part.announce, part.diagnostics.add_round),
                 uplink=lambda: transport.uplink,
                 daily_upload=self._daily_upload,
                 private=part.network.is_private,
@@ -271,8 +272,8 @@ class Startup:
         if kept is not None:
             node.replica.load(kept.found.tensors)
         if kept is not None or start.founder:  # a founder's first checkpoint is the model as it is built
-            head, named = store.replay(node.driver.head, node.replica, node.driver.me)
-            node.driver.begin_at(head, start.acceptor, store.past(head, start.acceptor))
+            head, named = store.replay(node.driver.head, node.replica, node.driver.state.me)
+            node.driver.state.begin_at(head, start.acceptor, store.past(head, start.acceptor))
             if kept is not None:
                 kept.head, kept.at_anchor = head, named or kept.found.adopted
                 kept.anchors, kept.buffers_B = list(node.replica.anchors), node.replica.buffers_B

@@ -66,7 +66,7 @@ def status_of(shown: Shown) -> Status:
     others_stand_at = node.driver.watch.others_stand_at
     return Status(
         state=state_of(shown),
-        peer=peer_name(node.driver.me),
+        peer=peer_name(node.driver.state.me),
         run=shown.manifest.run.name,
         run_id=shown.manifest.digest.hex(),
         algorithm=shown.manifest.outer.method,
@@ -75,7 +75,7 @@ def status_of(shown: Shown) -> Status:
         epoch=head.epoch,
         inner_steps=shown.inner_steps,
         members=tuple(_member(shown, member) for member in head.members),
-        given_up=tuple(peer_name(member) for member in sorted(node.driver.given_up)),
+        given_up=tuple(peer_name(member) for member in sorted(node.driver.state.given_up)),
         waiting_for=_absent_offerers(node) if reporter.stands_still else (),
         stalled_seconds=stalled_seconds,
         stalled_by=stalled_by,
@@ -157,7 +157,7 @@ def state_of(shown: Shown) -> str:
 def _member(shown: Shown, member: bytes) -> dict[str, object]:
     node = shown.node
     lease = node.directory.live().get(member)
-    here = member == node.driver.me
+    here = member == node.driver.state.me
     count = shown.transport.traffic.of(member)
     return {
         "peer": peer_name(member),
@@ -281,7 +281,7 @@ class StallWatch:
             self._emit("stalled", {"round": height + 1, "outer_step": node.outer_steps + 1, "why": why})
         elif not why and self._stalled is not None:
             began, self._stalled = self._stalled[1], None
-            if node.driver.stopping:
+            if node.driver.membership.stopping:
                 return seconds, why  # it is waited for no more, and nothing has ended
             self._emit(
                 "stall_over", {"round": height, "outer_step": node.outer_steps, "seconds": round(now - began, 3)}
@@ -289,7 +289,12 @@ class StallWatch:
         return seconds, why
 
     def _find_stall(self, node: Node, reporter: Counters, now: float, rates: tuple[float, float]) -> tuple[float, str]:
-        if not node.ready.is_set() or node.driver.head.final or reporter.wanted_members or node.driver.stopping:
+        if (
+            not node.ready.is_set()
+            or node.driver.head.final
+            or reporter.wanted_members
+            or node.driver.membership.stopping
+        ):
             return 0.0, ""
         if node.gossip is not None:
             return _alone_too_long(reporter)

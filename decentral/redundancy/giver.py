@@ -23,7 +23,7 @@ from decentral.errors import PayloadError, TransportError
 from decentral.flow.waiting import Offload
 from decentral.manifest import Redundancy
 from decentral.redundancy.keeper import FULL, KEEP, STRIPE, TAKEN
-from decentral.redundancy.labels import SALT_NBYTES, Label, Seals
+from decentral.redundancy.pieces import SALT_NBYTES, Label, Seals
 from decentral.transport import Transport
 from decentral.transport.requests import request
 from decentral.wire.keys import PeerId, peer_name

@@ -17,7 +17,7 @@ import anyio
 
 from decentral.errors import PayloadError
 from decentral.manifest import Redundancy
-from decentral.redundancy.labels import CHUNK_NBYTES, LABEL_NBYTES, SEAL_NBYTES, Label
+from decentral.redundancy.pieces import CHUNK_NBYTES, LABEL_NBYTES, SEAL_NBYTES, Label
 from decentral.transport import Transport
 from decentral.transport.requests import serve_requests
 from decentral.wire.keys import PeerId

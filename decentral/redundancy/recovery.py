@@ -17,7 +17,7 @@ from decentral.flow.waiting import Offload
 from decentral.manifest import Redundancy
 from decentral.redundancy.giver import Giver, WayOut
 from decentral.redundancy.keeper import KEPT, PIECES_PER_OWNER, STRIPE, Keeper
-from decentral.redundancy.labels import LABEL_NBYTES, SEAL_NBYTES, Label, Seals
+from decentral.redundancy.pieces import LABEL_NBYTES, SEAL_NBYTES, Label, Seals
 from decentral.transport import Transport
 from decentral.transport.requests import request
 from decentral.wire.keys import PeerId, peer_name

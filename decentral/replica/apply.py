@@ -252,7 +252,7 @@ class GatherReader:
             (frame.header.sender, partial(self.contents.band_adders, change, scale), weight)
             for frame, change, scale, weight in zip(frames, changes, scales, weights, strict=True)
         ]
-        sizes = [(math.prod(one.shape), self.contents.codec.band(one.shape)) for one in changes[0]]
+        sizes = [(math.prod(one.shape), self.contents.codec.compressor.band(one.shape)) for one in changes[0]]
         return Bands(sizes, adders, lambda start, total_n: sample.of_part(total_n, start) != 0)
 
     def scales(

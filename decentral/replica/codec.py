@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from decentral.compressors import Compressor, Nothing, Payload, Uncompressed, parse_compressor, parse_feedback
-from decentral.compressors.base import AddBand, add_flat, compress_flat, needs_matrices
+from decentral.compressors.base import add_flat, compress_flat, needs_matrices
 from decentral.compressors.feedback import ErrorFeedback, Feedback, NoFeedback, State
 from decentral.errors import PayloadError
 from decentral.manifest import Manifest
@@ -170,18 +170,6 @@ class Codec:
             raise PayloadError(f"body of {numel(shapes)} values where {total_N.numel()} are added; drop it")
         add_flat(self.compressor, total_N, payloads, weight)
 
-    def band(self, shape: tuple[int, ...]) -> int:
-        """Values of a tensor of this shape that ``opened`` adds at a time, but for the last."""
-        return self.compressor.band(shape)
-
-    def band_adders(self, payloads: Sequence[Payload]) -> list[AddBand]:
-        """Return a function for each payload that adds such bands of it. Raises PayloadError."""
-        return [decoded.add for decoded in self.compressor.decompress(payloads)]
-
-    def add_to(self, total_N: Tensor, data: bytes | memoryview, shapes: Shapes, weight: float = 1.0) -> None:
-        """``add`` what the bytes hold. Raises PayloadError."""
-        self.add(total_N, self.unpack(data, shapes), weight)
-
     def warm_up(self) -> None:
         """Compile what encoding and decoding need, so that the first round does not wait for it: some seconds on a
         machine that never did, half a second later.
@@ -192,7 +180,7 @@ class Codec:
         shapes = ((_SMALL, _SMALL), (_SMALL,))
         ramp_N = torch.linspace(-1, 1, numel(shapes), dtype=torch.float32, device="cpu")
         encoded = self.encode(ramp_N, {}, shapes)
-        self.add_to(self.decode(encoded.body, shapes), encoded.body, shapes)
+        self.add(self.decode(encoded.body, shapes), self.unpack(encoded.body, shapes))
         if self.beside is not None:
             self.of(1).warm_up()
 

@@ -374,7 +374,7 @@ class FrameContents:
         """Return functions that add some tensors of a contribution's change, of those that ``payloads`` holds, in
         bands.
         """
-        return [_scale_add(add, scale) for add in self.codec.band_adders(payloads[these])]
+        return [_scale_add(decoded.add, scale) for decoded in self.codec.compressor.decompress(payloads[these])]
 
     def _shapes(self, frame: Frame) -> FixedShapes:
         return self.codec.cut(self.schema.fragments[frame.header.fragment])

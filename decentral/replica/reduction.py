@@ -134,7 +134,7 @@ def _add(row_N: Tensor, scale: float, total_N: Tensor, weight: float) -> None:
 #
 # A mean is no longer than the longest of what it is of. Nobody but its owner has that, but a contributor has its own
 # slice of the same range, and the others' are about as long: whole updates of a clean run stayed within 1.11 times the
-# median, and three times the learning rate made 2.7 (`decentral.replica.measures`).
+# median, and three times the learning rate made 2.7 (`decentral.observe.contributions`).
 
 LONGEST = 8.0  # times this peer's own slice, for as many inner steps as are usual
 

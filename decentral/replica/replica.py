@@ -48,7 +48,7 @@ class OuterStep:
 
 
 class Replica:
-    """Anchor and outer state of one peer, fragment by fragment."""
+    """Anchor, outer state and debts of one peer, fragment by fragment; they are replaced, and never written to."""
 
     def __init__(
         self,

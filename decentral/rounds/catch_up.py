@@ -437,7 +437,7 @@ class CatchUp:
         """
         state, record = self.state, commit.record
         if record.contributors:
-            state.inbox.expect(record)
+            self.driver.frames.inbox.expect(record)
         ahead = [p for p, lease in self.directory.live().items() if lease.round >= record.round and p != holder]
         holders = (holder, *ahead)
         missing = [ref for ref in record.frames if ref.frame not in state.store]

@@ -32,7 +32,6 @@ from decentral.replica.contribution import Contribution, Reclaimed, forget_sent
 from decentral.replica.replica import OWED, Loaded, OuterStep, Replica, owed_after
 from decentral.rounds.frame_io import FrameIO
 from decentral.rounds.local_state import CommittedUpdate, Decision, LocalState, Steps
-from decentral.rounds.metrics import RoundMetrics
 from decentral.tensors.device import on_device_of
 from decentral.wire.frames import Frame
 from decentral.wire.keys import Digest, peer_name
@@ -186,8 +185,8 @@ class Bookkeeping:
 class Commits:
     """The work that follows a commit: durable first, then installed, booked and told."""
 
-    def __init__(self, state: LocalState, frames: FrameIO, metrics: RoundMetrics) -> None:
-        self.state, self.frames, self.metrics = state, frames, metrics
+    def __init__(self, state: LocalState, frames: FrameIO) -> None:
+        self.state, self.frames = state, frames
         self.ahead, self.bookkeeping = StepAhead(state), Bookkeeping(state)
 
     async def apply(self, commit: Commit) -> Digest:
@@ -197,36 +196,56 @@ class Commits:
         frames = {ref.frame: state.find_stored(ref.frame) for ref in record.frames}
         data = [frames[ref.frame].data for ref in record.frames]
         await state.offload(state.ledger.append, commit, data)
-        before_N = after_N = buffers_B = None
-        inner: Mapping[str, Tensor] = {}
-        channels: frozenset[str] = frozenset()
-        unmoved, step, named, taken_N = False, None, None, None
-        began = anyio.current_time()
+        step, began = None, anyio.current_time()
         if moves_anchor(record):
             step = await self.bookkeeping.complete(await self.ahead.step(record, frames), record, frames)
-            before_N, after_N, taken_N = step.before_N, step.after_N, step.taken_N
             state.replica.install(step)
-            unmoved = bool(step.unmoved)
-            if unmoved:
+            if step.unmoved:
                 fields = {"round": record.round, "method": state.replica.method.name, "why": step.unmoved}
                 state.on_event("unmoved", fields)
-            buffers_B = state.replica.shared_buffers(record.fragment)
-            inner, channels = step.state if state.replica.method.inner else {}, step.channels
         decision = self._decision(commit, sending, anyio.current_time() - began)
-        state.tasks.spawn(self.metrics.name_peers, record, frames, self.metrics.measured(record, step))
-        if step is not None:
-            named = self.bookkeeping.settle(record, step)
-        self.metrics.at_round(record, frames, step, named)
+        named = None if step is None else self.bookkeeping.settle(record, step)
+        self._show(record, frames, step, named)
         self.bookkeeping.forget_leavers(record)
         self.frames.pushes.end_round(record)
         self._tell_shrunk(record)
         state.note_members(record.members, decision.leader, anyio.current_time())
         self.frames.tidy(record.round)
-        anchor = state.replica.digest if moves_anchor(record) else record.base
-        moved = (record.fragment, before_N, after_N, named, anchor)
-        update = CommittedUpdate(record, record.hash, *moved, buffers_B=buffers_B, taken_N=taken_N, decision=decision)
-        state.on_update(replace(update, state=inner, channels=channels, unmoved=unmoved))
-        return anchor
+        update = self._update(record, step, named, decision)
+        state.on_update(update)
+        return update.anchor
+
+    def _update(
+        self, record: Record, step: OuterStep | None, named: Contribution | None, decision: Decision
+    ) -> CommittedUpdate:
+        """Return a commit as the training side sees it; without a step only the membership changed."""
+        replica, where = self.state.replica, (record, record.hash, record.fragment)
+        if step is None:
+            return CommittedUpdate(*where, None, None, None, record.base, decision=decision)
+        return CommittedUpdate(
+            *where,
+            step.before_N,
+            step.after_N,
+            named,
+            replica.digest,
+            buffers_B=replica.shared_buffers(record.fragment),
+            state=step.state if replica.method.inner else {},
+            channels=step.channels,
+            unmoved=bool(step.unmoved),
+            taken_N=step.taken_N,
+            decision=decision,
+        )
+
+    def _show(
+        self, record: Record, frames: Mapping[Digest, Frame], step: OuterStep | None, named: Contribution | None
+    ) -> None:
+        """Show a commit to observers, with what the round measured itself: estimates, or slices of a part of ours."""
+        state = self.state
+        known = (None if step is None else step.measures) or state.sums.measured.get((record.round, record.plan))
+        for observer in state.observers:
+            state.tasks.spawn(observer.name_contributors, record, frames, known)
+            if step is not None:
+                observer.see_commit(record, frames, step, named, known)
 
     def _decision(self, commit: Commit, sending: float | None, applying: float) -> Decision:
         """Describe a commit. The order of leaders is that of the round it ends: the machine stands at the next one."""

@@ -2,9 +2,10 @@
 
 ``Driver._carry_out`` shows the whole of a round: each effect of `decentral.consensus.round_state`, and the part that
 does it. The parts act on one `LocalState`: Offering (this peer's contribution), FrameIO (frames and messages), Reducer
-(the parts of a reduce), Commits (the outer step, books, news), Adoption (another branch), PeerWatch (peers that are
-silent, or elsewhere), RoundMetrics (figures). When a round hangs, `decentral.consensus.machine` says where to look;
-a step that failed here is in ``Steps.failure``, and ends the peer at the next tick.
+(the parts of a reduce), Commits (the outer step, books, news), Adoption (another branch), Membership (this peer's place
+among the others), PeerWatch (peers that are silent, or elsewhere). When a round hangs,
+`decentral.consensus.machine` says where to look; a step that failed here is in ``Steps.failure``, and ends the peer at
+the next tick.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import replace
 import anyio
 import anyio.abc
 
-from decentral.consensus.chain import Head, Past, moves_anchor
+from decentral.consensus.chain import Head, moves_anchor
 from decentral.consensus.machine import TICK, RoundMachine
 from decentral.consensus.paxos import Acceptor
 from decentral.consensus.round_state import CatchUpWith, Decide, Effect, Fetch, Mistake, Persist, Send, SendSlices
@@ -33,11 +34,10 @@ from decentral.rounds.local_state import (
     SwarmAccess,
     tell_unexpected,
 )
-from decentral.rounds.metrics import RoundMetrics
 from decentral.rounds.peer_watch import PeerWatch
-from decentral.rounds.reducing import Reducer
+from decentral.rounds.reduce import Reducer
 from decentral.wire.frames import FrameKind
-from decentral.wire.keys import Digest, PeerId
+from decentral.wire.keys import Digest
 from decentral.wire.messages import Behind, Commit, JoinRequest, Record, join_text
 
 JOIN_EVERY = 1.0  # s until a peer is asked for the second time to let this one in; then twice as long each time
@@ -109,37 +109,76 @@ class Offering:
         effects = state.machine.hold(frame.hash, frame.header, now)
         effects += state.machine.offer(pending.offer(head, frame.hash, len(frame.body)), now)
         state.tasks.spawn(self.frames.pushes.push, frame, head.members)
-        if pending.kind == FrameKind.CONTRIBUTION:
-            state.tasks.spawn(
-                state.offload, state.replica.contents.measure, frame
-            )  # meanwhile: the outer step may need it
+        if pending.kind == FrameKind.CONTRIBUTION:  # measured meanwhile, as the outer step may need it
+            state.tasks.spawn(state.offload, state.replica.contents.measure, frame)
         return effects
 
 
+class Membership:
+    """This peer's place among the members: asked for, given up with a farewell, taken back."""
+
+    def __init__(self, state: LocalState, swarm: SwarmAccess, steps: Steps, frames: FrameIO) -> None:
+        self.state, self.directory, self.steps, self.frames = state, swarm.directory, steps, frames
+        self.stopping = False
+        self._asked, self._requests = -math.inf, Repeats(JOIN_EVERY, JOIN_LONGEST)
+
+    def ask_if_outside(self, now: float) -> None:
+        """Ask those who are here to let this peer in, unless it is a member or does not want to be one."""
+        head = self.state.head
+        is_outside = not self.state.is_member and not self.stopping and head.anchor is not None
+        if is_outside and now - self._asked >= JOIN_EVERY:
+            self._asked = now
+            self.directory.greet(head.members)
+            request = self._request(head)
+            for peer in self._requests.due(request, self.directory.live(), now):
+                self.state.tasks.spawn(self.frames.send, peer, request)
+
+    async def say_goodbye(self) -> None:
+        """Tell everybody that this peer leaves, so that nobody waits for it; ``come_back`` takes it back."""
+        state = self.state
+        self.stopping, state.left_out = True, None
+        with anyio.move_on_after(SEND_TIMEOUT / 2):
+            async with self.steps.lock:  # what a step decides on is durable, and said, before this is
+                farewell, members = state.machine.leave(), state.head.members
+            async with anyio.create_task_group() as group:
+                for peer in members:
+                    if peer != state.me:
+                        group.start_soon(self.frames.send, peer, farewell)
+
+    def come_back(self) -> None:
+        """Vote again, and ask to be let in where this peer was left out meanwhile."""
+        state = self.state
+        self.stopping = False
+        state.machine.stay()
+        for peer in state.head.members:
+            if peer != state.me:
+                state.tasks.spawn(self.frames.send, peer, self._request(state.head))
+
+    def _request(self, head: Head) -> JoinRequest:
+        signature = self.state.signer.sign(join_text(head.run, head.round, head.hash))
+        return JoinRequest(head.round, head.hash, signature)
+
+
 class Driver:
-    """The rounds of one peer. ``run`` it in a task; ``contribute`` from the training side."""
+    """The loop of one peer's rounds: gives the machine time and contributions, and carries out what it asks for.
+
+    ``run`` it in a task; ``contribute`` from the training side.
+    """
 
     def __init__(self, parts: OwnParts, swarm: SwarmAccess, listeners: Listeners) -> None:
         self.state, self.swarm = LocalState(parts, listeners), swarm
         self.steps = Steps(self._carry_out)
         self.watch = PeerWatch(self.state, swarm)
-        self.frames = FrameIO(self.state, swarm, self.steps, self.watch)
+        self.frames = FrameIO(self.state, swarm, self.steps, self.watch, parts.readings)
+        self.membership = Membership(self.state, swarm, self.steps, self.frames)
         self.reducer, self.offering = Reducer(self.state, self.frames), Offering(self.state, self.frames)
-        self.metrics = RoundMetrics(self.state)
-        self.commits = Commits(self.state, self.frames, self.metrics)
+        self.commits = Commits(self.state, self.frames)
         self.adoption = Adoption(self.state, self.steps, self.frames, self.commits.bookkeeping)
         self.allowed = 0.0  # s that what was offered for the round may be under way
         self.pressed: tuple[Digest, float] | None = None  # head after which the others wait for this peer, seconds left
         self.full_times: tuple[float, ...] = ()  # s that others take for a full contribution
         self._judged = -math.inf  # when both were made last
-        self._requests = Repeats(JOIN_EVERY, JOIN_LONGEST)
-        self.stopping = False
-        self.away = 0.0  # s since this peer's disk was written last, where it begins from that
-
-    @property
-    def me(self) -> PeerId:
-        """Return this peer's identity."""
-        return self.state.me
+        self._away = parts.away
 
     @property
     def machine(self) -> RoundMachine:
@@ -151,32 +190,11 @@ class Driver:
         """Return the head of this peer's chain."""
         return self.state.head
 
-    @property
-    def pending(self) -> Contribution | None:
-        """Return the contribution in flight."""
-        return self.state.pending
-
-    @property
-    def is_member(self) -> bool:
-        """Tell whether this peer votes in the round in progress."""
-        return self.state.is_member
-
-    @property
-    def given_up(self) -> frozenset[PeerId]:
-        """Return the peers without whom the chain went on although they were half of it or more; they may go on
-        elsewhere.
-        """
-        return self.machine.state.given_up if self.state.running else frozenset()
-
-    def begin_at(self, head: Head, acceptor: Acceptor | None = None, past: Past | None = None) -> None:
-        """Stand at ``head`` when the rounds begin, as in ``LocalState.begin_at``."""
-        self.state.begin_at(head, acceptor, past)
-
     async def run(self, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         """Take part until cancelled."""
-        self.state.begin(anyio.current_time())
+        self.state.begin(anyio.current_time(), self.frames.limit)
         if self.state.resumed:
-            self.awake_after(self.away)
+            self._awake_after(self._away)
         try:
             async with anyio.create_task_group() as group:
                 self.state.tasks.begin(group)
@@ -186,7 +204,7 @@ class Driver:
             self.state.tasks.end()
 
     async def _tick_forever(self) -> None:
-        looked = asked = -math.inf
+        looked = -math.inf
         while True:
             now = anyio.current_time()
             self.steps.check()
@@ -194,9 +212,7 @@ class Driver:
             if now - looked >= min(LOOK_EVERY, self.watch.lease / 20):
                 looked = now
                 await self._look_around(now)
-            if self._is_outside() and now - asked >= JOIN_EVERY:
-                asked = now
-                self._ask_to_be_let_in(now)
+            self.membership.ask_if_outside(now)
             left = self.state.machine.time_left(now)
             self.pressed = None if left is None else (self.state.head.hash, left)
             await anyio.sleep(TICK)
@@ -205,7 +221,7 @@ class Driver:
         """Look at all that goes by leases, which change in seconds: at every tick, this was 29 % of a simulation."""
         state = self.state
         if slept := self.watch.slept(now):
-            self.awake_after(slept)
+            self._awake_after(slept)
         self.watch.look_who_answers(now)
         seen = self.watch.absent(now)
         await self.steps.take(
@@ -220,21 +236,11 @@ class Driver:
         self.watch.look_for_other_chains(now)
         self.watch.look_who_remembers(now)
 
-    def awake_after(self, away: float) -> None:
+    def _awake_after(self, away: float) -> None:
         """Listen before voting again: this peer was away for so many seconds, asleep or down."""
         excused = away > self.swarm.shrink_after
         self.machine.listen_first(anyio.current_time(), excused=excused, away=away)
         self.state.on_event("awake", {"away": round(away, 1), "round": self.head.round})
-
-    def _is_outside(self) -> bool:
-        return not self.state.is_member and not self.stopping and self.state.head.anchor is not None
-
-    def _ask_to_be_let_in(self, now: float) -> None:
-        head = self.state.head
-        self.swarm.directory.greet(head.members)
-        request = self._request(head)
-        for peer in self._requests.due(request, self.swarm.directory.live(), now):
-            self.state.tasks.spawn(self.frames.send, peer, request)
 
     # ---- taking part ----
 
@@ -260,29 +266,6 @@ class Driver:
         await self._carry_out(await self.offering.offer())
         self.allowed = self.state.machine.state.allowed()
 
-    async def goodbye(self) -> None:
-        """Tell everybody that this peer leaves, so that nobody waits for it; ``come_back`` takes it back."""
-        self.stopping, self.state.left_out = True, None
-        with anyio.move_on_after(SEND_TIMEOUT / 2):
-            async with self.steps.lock:  # what a step decides on is durable, and said, before this is
-                farewell, members = self.machine.leave(), self.head.members
-            async with anyio.create_task_group() as group:
-                for peer in members:
-                    if peer != self.me:
-                        group.start_soon(self.frames.send, peer, farewell)
-
-    async def come_back(self) -> None:
-        """Vote again, and ask to be let in where this peer was left out meanwhile."""
-        self.stopping = False
-        self.machine.stay()
-        for peer in self.head.members:
-            if peer != self.me:
-                self.state.tasks.spawn(self.frames.send, peer, self._request(self.head))
-
-    def _request(self, head: Head) -> JoinRequest:
-        signature = self.state.signer.sign(join_text(head.run, head.round, head.hash))
-        return JoinRequest(head.round, head.hash, signature)
-
     # ---- what the machine asks for ----
 
     async def _carry_out(self, effects: list[Effect]) -> None:
@@ -295,10 +278,10 @@ class Driver:
                     await self._persist(effect.acceptor)
                 case Fetch():
                     if effect.record is not None and effect.record.contributors:
-                        state.inbox.expect(effect.record)
+                        self.frames.inbox.expect(effect.record)
                     state.tasks.spawn(self.frames.fetcher.fetch, effect, state.head.round + 1)
                 case SendSlices():
-                    state.inbox.expect(effect.plan)
+                    self.frames.inbox.expect(effect.plan)
                     state.tasks.spawn(self.reducer.reduce, effect.plan, state.head)
                 case Decide():
                     await self._decide(effect.commit)
@@ -333,5 +316,5 @@ class Driver:
         followers.
         """
         for peer in dict.fromkeys((*record.next_members, *self.swarm.directory.live())):
-            if peer != self.me:
+            if peer != self.state.me:
                 self.state.tasks.spawn(self.frames.send, peer, Behind(record.round))

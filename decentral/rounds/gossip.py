@@ -84,7 +84,8 @@ class Gossip:
             return self._book(replace(alone, matched=partner is not None))
         self._settled = step + 1
         together = await self._take_step(partial(step_together, state.replica, step, mine, mine_CN, theirs))
-        self.driver.metrics.at_pair(mine, mine_CN, theirs, together)
+        for observer in state.observers:
+            observer.see_pair(mine, mine_CN, theirs, together)
         return self._book(replace(together, partner=partner))
 
     def _partner(self, head: Head) -> PeerId | None:

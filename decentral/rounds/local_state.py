@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import anyio
 import anyio.abc
@@ -19,19 +20,20 @@ from decentral.dissemination.broadcast import LinesOf, all_equal
 from decentral.dissemination.pull import FrameStore
 from decentral.errors import DecentralError
 from decentral.flow.waiting import Offload, in_thread
+from decentral.replica.contents import Readings
 from decentral.replica.contribution import Contribution, Outbox
-from decentral.replica.figures import Figures
+from decentral.replica.measures import Measure
+from decentral.replica.pair_step import GossipStep
 from decentral.replica.reduction import Sums
-from decentral.replica.replica import Replica
-from decentral.rounds.inbox import Inbox
+from decentral.replica.replica import OuterStep, Replica
 from decentral.rounds.partners import Partners
 from decentral.swarm.directory import Directory
 from decentral.transport import Transport
-from decentral.wire.frames import HEADER_NBYTES, Frame
+from decentral.wire.frames import Frame
 from decentral.wire.keys import Digest, PeerId, Signer, peer_name
 from decentral.wire.messages import Commit, Record
 
-# Shape suffixes: N = elements of one fragment, B = elements of all shared buffers; flat float32.
+# Shape suffixes: N = elements of one fragment, B = elements of all shared buffers, C = channels; flat float32.
 
 # ---- the state and its parts ----
 
@@ -45,12 +47,13 @@ class OwnParts:
     signer: Signer
     head: Head
     acceptor: Acceptor | None = None
+    away: float = 0.0  # s since this peer's disk was written last, where it begins from that
     terms: RoundTerms
     replica: Replica
-    inbox: Inbox
     ledger: Ledger
     partners: Partners | None = None  # where peers gossip
     offload: Offload = in_thread
+    readings: Readings | None = None  # of other peers of this process, in a simulation
     reserve: int = 1 << 28  # bytes of frames kept and unpacked, and of what may be owed again
 
 
@@ -72,7 +75,29 @@ class Listeners:
 
     on_update: Callable[[CommittedUpdate], None]
     on_event: Callable[[str, dict[str, object]], None]
-    on_figures: Callable[[Figures], None] = lambda figures: None  # before the update of the same round
+    observers: tuple[RoundObserver, ...] = ()
+
+
+class RoundObserver(Protocol):
+    """An onlooker, which changes nothing. ``known``: what the round itself measured; None: nothing."""
+
+    def see_commit(
+        self,
+        record: Record,
+        frames: Mapping[bytes, Frame],
+        step: OuterStep,
+        mine: Contribution | None,
+        known: Mapping[PeerId, Measure] | None,
+    ) -> None:
+        """Look at a step that is installed and booked, before its update is told. ``mine``: if it is named."""
+
+    async def name_contributors(
+        self, record: Record, frames: Mapping[bytes, Frame], known: Mapping[PeerId, Measure] | None
+    ) -> None:
+        """Look at the contributors of a commit, beside the rounds."""
+
+    def see_pair(self, mine: Contribution, mine_CN: Tensor, theirs_CN: Tensor, taken: GossipStep) -> None:
+        """Look at a gossip step that a pair took, before it is booked."""
 
 
 class LocalState:
@@ -81,18 +106,17 @@ class LocalState:
     """
 
     machine: RoundMachine  # made when the rounds begin, at the head that is known by then
+    frame_limit: int  # bytes; known by then, too
 
     def __init__(self, parts: OwnParts, listeners: Listeners) -> None:
         self.signer, self.me, self.terms = parts.signer, parts.signer.peer, parts.terms
-        self.replica, self.inbox, self.ledger = parts.replica, parts.inbox, parts.ledger
+        self.replica, self.ledger = parts.replica, parts.ledger
         self.partners, self.offload = parts.partners, parts.offload
         self.on_update, self.on_event = listeners.on_update, listeners.on_event
-        self.on_figures = listeners.on_figures
+        self.observers = listeners.observers
         self.tasks = Tasks(listeners.on_event)
         self.catch_up = CatchUpRequests(AGAIN_AT_MOST)
         self.store = FrameStore(parts.reserve - parts.replica.contents.unpacked.capacity)
-        self.inbox.admits = lambda peer: self.is_newcomer(peer) and not self.store.has_of(peer)
-        self.frame_limit = HEADER_NBYTES + parts.inbox.limit()
         self.outbox = Outbox(parts.replica.codec, parts.reserve)
         self.pending: Contribution | None = None
         self.contributed = 0
@@ -118,6 +142,13 @@ class LocalState:
         """Tell whether this peer votes in the round in progress."""
         return self.me in self.head.members
 
+    @property
+    def given_up(self) -> frozenset[PeerId]:
+        """Return the peers without whom the chain went on although they were half of it or more; they may go on
+        elsewhere.
+        """
+        return self.machine.state.given_up if self.running else frozenset()
+
     def is_newcomer(self, peer: PeerId) -> bool:
         """Tell whether a peer that is no member has asked to be let in."""
         return self.running and peer in self.machine.state.joiners
@@ -136,8 +167,9 @@ class LocalState:
         self._start = (head, acceptor, past or Past())
         self.resumed = self.inherits = self.reclaimed = past is not None
 
-    def begin(self, now: float) -> None:
-        """Make the machine, at the head that is known by now."""
+    def begin(self, now: float, frame_limit: int) -> None:
+        """Make the machine, at the head that is known by now, and room for frames of so many bytes."""
+        self.frame_limit = frame_limit
         head, acceptor, past = self._start
         self.terms = replace(self.terms, overlong=self._overlong)
         self.machine = RoundMachine(self.signer, head, self.terms, now, acceptor)
@@ -187,7 +219,6 @@ class LocalState:
         """Drop what belongs to rounds up to ``round_`` and is of no use to those who missed them."""
         self.store.forget_before(round_ - KEEP_ROUNDS)
         self.make_room()
-        self.inbox.forget_before(round_ + 1)
         self.replica.contents.unpacked.forget_before(round_ + 1)
         self.sums.forget()
 

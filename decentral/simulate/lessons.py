@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from decentral.dissemination import broadcast
-from decentral.dissemination.reduce import Grain, partition
 from decentral.manifest import Manifest
 from decentral.manifest.terms import INNER_OPTIMIZERS, Inner
 from decentral.optimizers import InnerOptimizer
 from decentral.optimizers.base import Derivative
 from decentral.parameters import Fragment, ParameterSpec, Schema
 from decentral.replica.codec import Codec, codec_of
+from decentral.rounds.reduce import Grain, partition
 from decentral.rounds.snapshots import ANY_FORM, PACKED
 from decentral.training.copies import Averages
 from decentral.training.inner import built, forward_only, inner_step

@@ -19,14 +19,15 @@ import anyio.lowlevel
 from torch import Tensor
 
 from decentral.consensus.chain import VOTING, Head, Voting
-from decentral.dissemination.reduce import Grain
 from decentral.errors import DecentralError, DiskError
 from decentral.manifest import Manifest
 from decentral.node.durable_store import DurableStore, Resumed
 from decentral.node.node import Node, Start
+from decentral.observe.contributions import RoundMetrics
 from decentral.optimizers import make_outer
 from decentral.replica.contents import Readings
 from decentral.rounds.local_state import CommittedUpdate, Ledger
+from decentral.rounds.reduce import Grain
 from decentral.simulate.disk import RecordingDisk
 from decentral.simulate.lessons import LessonName, first_anchors, lesson_named, toy_schema
 from decentral.simulate.trace import Trace
@@ -126,6 +127,7 @@ class SimulatedProcess:
             ledger=Ledger(self._append, self._save_acceptor, self._keep, self._adopt, self._swap_begins),
             on_update=self._on_update,
             on_event=self._on_event,
+            observe=lambda replica: RoundMetrics(replica, self._on_event, offload=_interleave),
             offload=_interleave,
             uplink=lambda: machine.claim,
             grain=site.grain,
@@ -190,8 +192,8 @@ class SimulatedProcess:
     def _resume(self, found: Resumed) -> None:
         node = self.node
         node.replica.load(found.tensors)
-        head, named = self.store.replay(found.head, node.replica, node.driver.me)
-        node.driver.begin_at(head, node.start.acceptor, self.store.past(head, node.start.acceptor))
+        head, named = self.store.replay(found.head, node.replica, node.driver.state.me)
+        node.driver.state.begin_at(head, node.start.acceptor, self.store.past(head, node.start.acceptor))
         self.schedule.seen = head.hash
         if named or found.adopted:
             stand_at(self.schedule, self.model, node.replica.anchors, found.tensors)

@@ -219,7 +219,7 @@ class World:
         processes = [host.process for host in self.hosts]
         heads = {process.node.driver.head.hash for process in processes if process is not None}
         drivers = [process.node.driver for process in processes if process is not None and process.trainer is not None]
-        quiet = all(d.pending is None and d.head.anchor is not None for d in drivers)
+        quiet = all(d.state.pending is None and d.head.anchor is not None for d in drivers)
         quiet = quiet and all(d.machine.state.decided is None for d in drivers)
         quiet = quiet and not any(p.node.gossip.is_swapping for p in processes if p is not None and p.node.gossip)
         merged = all(p.trainer.loop.is_up_to_date for p in processes if p is not None and p.trainer is not None)
@@ -246,7 +246,7 @@ def _left_over(driver: Driver) -> int:
     """Count what is still held for rounds that are over, and bytes of frames beyond what the store may take."""
     past = driver.head.round
     frames = sum(1 for header in driver.machine.state.held.values() if header.round <= past)
-    plans = sum(1 for round_, _ in driver.state.inbox.plans if round_ <= past)
+    plans = sum(1 for round_, _ in driver.frames.inbox.plans if round_ <= past)
     return frames + plans + max(0, driver.state.store.nbytes - driver.state.store.capacity)
 
 

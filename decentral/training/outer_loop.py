@@ -402,7 +402,7 @@ class _Rounds:
         this peer was away for too long and starts from the anchor: the fragments written so are added to ``changed``.
         """
         head = self._swarm.node.driver.head
-        if head.anchor is None or head.hash != self._schedule.seen or not self._swarm.node.driver.is_member:
+        if head.anchor is None or head.hash != self._schedule.seen or not self._swarm.node.driver.state.is_member:
             return None
         fragment = head.fragment(self._parts.manifest.outer.fragments)
         contribution = self._parts.take(fragment, head.hash, head.outer_step)
@@ -575,7 +575,7 @@ class GossipSteps:
 
     async def _offer_merge(self, node: Node) -> None:
         head, replica = node.driver.head, node.replica
-        if node.driver.pending is not None or head.final:
+        if node.driver.state.pending is not None or head.final:
             return
         fragment = head.fragment(self._parts.manifest.outer.fragments)
         slow_N, tail = replica.anchors[fragment], self._parts.tail(fragment)
@@ -770,7 +770,7 @@ async def anchors_without_debt(node: Node, seen: Digest, fragments: Sequence[int
 
     To be run on the swarm's loop, where no commit can come in between, with nothing of this peer's in flight.
     """
-    if node.driver.head.hash != seen or node.driver.pending is not None:
+    if node.driver.head.hash != seen or node.driver.state.pending is not None:
         return None
     feedback, debts = node.replica.feedback, {}
     for fragment in fragments:

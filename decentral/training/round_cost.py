@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from decentral.consensus.chain import SEATS
-from decentral.dissemination.reduce import partition
 from decentral.rounds.gossip import COMMIT_NBYTES
+from decentral.rounds.reduce import partition
 from decentral.transport.requests import PREFIX_NBYTES
 from decentral.wire.frames import HEADER_NBYTES
 from decentral.wire.keys import SIGNATURE_NBYTES, PeerId

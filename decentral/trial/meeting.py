@@ -13,7 +13,6 @@ from torch import Tensor
 
 from decentral.compressors.feedback import DEBT
 from decentral.consensus.chain import Head
-from decentral.dissemination.reduce import partition
 from decentral.optimizers.aggregation.base import Sent
 from decentral.optimizers.base import Part
 from decentral.replica.apply import outer_step, outside_of, slice_state_weights, slice_weights
@@ -26,6 +25,7 @@ from decentral.replica.replica import OuterStep, owed_after
 from decentral.replica.weights import Unusable, contributors_of, scales_of
 from decentral.rounds.local_state import CommittedUpdate
 from decentral.rounds.partners import partner_of
+from decentral.rounds.reduce import partition
 from decentral.trial.replicas import TrialPeer, TrialWorld
 from decentral.wire.frames import Frame, FrameKind, seal
 from decentral.wire.messages import FrameRef, Record, ReducePlan
@@ -209,7 +209,7 @@ def results(
 def _result(
     plan: ReducePlan, part: int, head: Head, fragment: int, owner: TrialPeer, frames: Sequence[Frame]
 ) -> Result:
-    """Reduce as ``Reducer`` in `decentral.rounds.reducing`, which waits for slices besides."""
+    """Reduce as ``Reducer`` in `decentral.rounds.reduce`, which waits for slices besides."""
     replica, (_, start, stop) = owner.replica, plan.partition[part]
     reduction = Reduction(plan, part, {f.header.sender: _decode(owner, f, stop - start) for f in frames})
     norms, owed_N = _norms(reduction), replica.owed_as_owner(fragment)

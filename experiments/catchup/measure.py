@@ -94,7 +94,12 @@ class Peer:
             while True:
                 await anyio.sleep(self.swarm.step)
                 driver, head = self.node.driver, self.node.driver.head
-                if self.swarm.idle or head.anchor is None or driver.pending is not None or not driver.is_member:
+                if (
+                    self.swarm.idle
+                    or head.anchor is None
+                    or driver.state.pending is not None
+                    or not driver.state.is_member
+                ):
                     continue
                 anchor = self.node.replica.anchors[0]
                 gradient = torch.randn(anchor.numel(), generator=generator)
@@ -143,7 +148,7 @@ async def join(swarm: Swarm, options: argparse.Namespace, nursery: trio.Nursery)
     size = 4 * swarm.schema.fragments[0].numel
     bound = size / (min(sum(options.uplinks), options.downlink) * MBIT)
     commits = swarm.peers[0].node.driver.head.round - first.round
-    await swarm.until(lambda: joiner.node.driver.is_member)
+    await swarm.until(lambda: joiner.node.driver.state.is_member)
     print(
         f"join: {size / 1e6:.1f} MB, up {options.uplinks}, down {options.downlink:g} Mbit/s, "
         f"{1e3 * options.latency:g} ms: {took:.2f} s, {took / bound:.3f} x bound, "

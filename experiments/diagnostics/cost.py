@@ -11,7 +11,6 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 from decentral.replica.apply import outer_step
@@ -24,9 +23,9 @@ import torch
 from decentral.consensus.chain import Head
 from decentral.manifest import preset_manifest
 from decentral.node.node import make_replica
+from decentral.observe.contributions import RoundMetrics
 from decentral.parameters import schema_of
 from decentral.replica.contribution import Contribution
-from decentral.rounds.metrics import RoundMetrics
 from decentral.wire.keys import Signer
 from decentral.wire.messages import FrameRef, Record
 
@@ -45,8 +44,7 @@ def measured(preset: str, numel: int, peers: int) -> tuple[float, float]:
     signers = sorted((Signer(bytes([n]) * 32) for n in range(peers)), key=lambda one: one.peer)
     head = Head.genesis(bytes(32), bytes(32), replica.digest, signers[0].peer)
     head = replace(head, members=tuple(one.peer for one in signers))
-    state: Any = SimpleNamespace(replica=replica, measured={}, gossips=False, on_figures=lambda figures: None)
-    looking, steps, looks = RoundMetrics(state), list[float](), list[float]()
+    looking, steps, looks = RoundMetrics(replica, lambda event, fields: None), list[float](), list[float]()
     made = [_made(replica, head, signer, numel) for signer in signers]
     for one, signer in zip(made, signers, strict=True):
         one.encoded = encode_whole(replica, 0, one.gradient_N, one.states, signer.peer)
@@ -63,7 +61,7 @@ def measured(preset: str, numel: int, peers: int) -> tuple[float, float]:
         began = time.perf_counter()
         step = outer_step(replica, record, by_hash)
         between = time.perf_counter()
-        looking.at_round(record, by_hash, step, made[0])
+        looking.see_commit(record, by_hash, step, made[0], None)
         steps.append(1e3 * (between - began))
         looks.append(1e3 * (time.perf_counter() - between))
         replica.install(step)

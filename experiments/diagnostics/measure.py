@@ -1,4 +1,4 @@
-"""What the figures of `decentral.replica.measures` are in runs that are well, and in runs that are not.
+"""What the figures of `decentral.observe.contributions` are in runs that are well, and in runs that are not.
 
 A laboratory's swarm in one process: the demo's inner optimizer and batch, a language model of 0.1 to 0.2 million
 parameters, the preset's method, compressor and feedback. One line of JSON for each run: of each figure the smallest,
@@ -30,10 +30,10 @@ from torch import Tensor
 from decentral.lab.lockstep import lockstep_of
 from decentral.lab.work import Language
 from decentral.manifest import Manifest, preset_manifest
-from decentral.observe.diagnostics import BandWatch
+from decentral.observe.contributions import Coverage, Distances, compare, compare_two, ratio
+from decentral.observe.diagnostics import DEBT_RATIO, NEVER_SENT, BandWatch, Figures
 from decentral.replica.contribution import Contribution
-from decentral.replica.figures import DEBT_RATIO, NEVER_SENT, Figures
-from decentral.replica.measures import Coverage, Distances, Measure, compare, compare_two, ratio
+from decentral.replica.measures import Measure
 from decentral.tasks.corpus import load_corpus
 from decentral.tasks.sizing import demo_tables
 from decentral.trial import meeting
@@ -53,7 +53,7 @@ class Twins(Language):
 
 
 class Looked(Course):
-    """A course that is looked at as `decentral.rounds.metrics` does."""
+    """A course that is looked at as `decentral.observe.contributions` does."""
 
     def begin(self) -> None:
         """Look from now on."""

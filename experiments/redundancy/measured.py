@@ -19,10 +19,9 @@ import torch
 
 from decentral.flow.waiting import in_thread
 from decentral.manifest import Redundancy
-from decentral.redundancy.erasure import join_pieces, pieces_of
 from decentral.redundancy.giver import Giver, WayOut, pack_state, unpack_state
 from decentral.redundancy.keeper import Keeper
-from decentral.redundancy.labels import CHUNK_NBYTES, Label, Seals
+from decentral.redundancy.pieces import CHUNK_NBYTES, Label, Seals, join_pieces, pieces_of
 from decentral.redundancy.recovery import Recovery
 from decentral.state.checkpoint import flatten
 from decentral.swarm.identity import Identity

@@ -36,7 +36,7 @@ async def lie(kind: str, node: Node) -> None:
     """Ten times a second, to all others."""
     while True:
         head = node.driver.head
-        if head.anchor is not None and head.outer_step >= HONEST_ROUNDS and node.driver.is_member:
+        if head.anchor is not None and head.outer_step >= HONEST_ROUNDS and node.driver.state.is_member:
             for peer in head.members:
                 if peer != node.signer.peer:
                     with suppress(TransportError):

@@ -150,7 +150,7 @@ def test_a_commit_that_all_signed_and_whose_frame_is_nowhere_is_put_back(run_lab
         await swarm_of(lab, 4)
         for member in lab.members:
             member.idle = True
-        await lab.until(lambda: all(m.node.driver.pending is None for m in lab.members))
+        await lab.until(lambda: all(m.node.driver.state.pending is None for m in lab.members))
         await lab.until(lambda: len({m.node.driver.head.hash for m in lab.members}) == 1)
         head = await at_a_head(lab.members[0])
         last = lab.members[-1]

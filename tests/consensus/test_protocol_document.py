@@ -25,7 +25,7 @@ ALSO = (
     "decentral.dissemination.broadcast",
     "decentral.dissemination.pull",
     "decentral.wire.pieces",
-    "decentral.redundancy.labels",
+    "decentral.redundancy.pieces",
     "decentral.redundancy.keeper",
     "decentral.redundancy.giver",
     "decentral.redundancy.recovery",

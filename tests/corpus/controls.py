@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterator
 from dataclasses import replace
 
-from decentral.redundancy.labels import CHUNK_NBYTES, MOST_STRIPES, SEAL_NBYTES, Label
+from decentral.redundancy.pieces import CHUNK_NBYTES, MOST_STRIPES, SEAL_NBYTES, Label
 from decentral.swarm.invite import Invite
 from decentral.swarm.leases import write_leases
 from decentral.transport.paths import ANSWERED, NOT_TRIED, DialbackAnswer, Question

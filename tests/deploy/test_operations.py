@@ -14,9 +14,9 @@ from click import Context
 
 from decentral.cli import main
 from decentral.cli.relaying import relay_numbers
+from decentral.observe.diagnostics import NAMES
 from decentral.observe.metrics import exposition, peer_numbers
 from decentral.observe.status import Status
-from decentral.replica.figures import NAMES
 from decentral.transport.native.transport import NativeOptions, NativeTransport
 from decentral.transport.protocols.circuit import RelayLimits
 from decentral.wire.keys import Signer

@@ -11,12 +11,12 @@ from decentral.cli.group import TRACEBACK_FILE
 from decentral.cli.identity import KEY_FILE
 from decentral.node.folder import ADDRESSES_FILE, MANIFEST_FILE
 from decentral.node.upload import UPLOAD_FILE
+from decentral.observe.diagnostics import NAMES
 from decentral.observe.events import EVENTS_FILE
 from decentral.observe.lines import KEPT_FILES, MAX_FILE_NBYTES, PACKED_SUFFIX
 from decentral.observe.metrics import METRICS_FILE
 from decentral.observe.report import SUMMARY_FILE
 from decentral.observe.status import QUANTITIES, STATUS_FILE
-from decentral.replica.figures import NAMES
 from decentral.state.checkpoint import FROZEN
 from decentral.training.progress import Away
 from tests.kit.families import documented_files

@@ -113,7 +113,7 @@ async def train(node: Node, seed: int) -> None:
     while True:
         await anyio.sleep(PAUSE)
         head = driver.head
-        if head.anchor is None or head.final or driver.pending is not None or not driver.is_member:
+        if head.anchor is None or head.final or driver.state.pending is not None or not driver.state.is_member:
             continue
         fragment = head.fragment(len(schema.fragments))
         anchor = node.replica.anchors[fragment]

@@ -33,11 +33,11 @@ from decentral.errors import ConfigError, DiskError, InviteError, PayloadError, 
 from decentral.manifest import parse_manifest
 from decentral.manifest.presets import check_methods
 from decentral.parameters import Fragment, ParameterSpec, Schema
-from decentral.redundancy import labels
-from decentral.redundancy.labels import Label
+from decentral.redundancy import pieces
+from decentral.redundancy.pieces import Label
 from decentral.replica.codec import Codec, Shapes, numel
 from decentral.rounds.catch_up import split_commits, split_oldest
-from decentral.rounds.inbox import Inbox
+from decentral.rounds.frame_io import Inbox
 from decentral.state.checkpoint import META, TENSORS, read_checkpoint, unflatten
 from decentral.state.export import unpack_file
 from decentral.state.journal import HEAD_NBYTES, Journal
@@ -224,12 +224,12 @@ def read_body(codec: Codec, shapes: Shapes, data: bytes) -> torch.Tensor:
         decoded = codec.decode(data, shapes)
     except PayloadError:
         with contextlib.suppress(PayloadError):
-            codec.add_to(total, data, shapes)
-            raise AssertionError("add_to takes what decode refuses") from None
+            codec.add(total, codec.unpack(data, shapes))
+            raise AssertionError("add takes what decode refuses") from None
         assert len(shapes) > 1 or not total.any(), "a refused body was added in part"
         raise
     check_decoded(decoded, shapes)
-    codec.add_to(total, data, shapes)
+    codec.add(total, codec.unpack(data, shapes))
     assert torch.equal(total, decoded + 0.0)
     return decoded
 
@@ -479,9 +479,9 @@ def _kept_label(data: bytes) -> object:
     """What stands on a piece that a keeper is given, or gives back: how much it asks for is bounded."""
     label = Label.read(data)
     assert label.to_bytes() == data
-    assert 0 < label.chunk_nbytes <= labels.CHUNK_NBYTES
+    assert 0 < label.chunk_nbytes <= pieces.CHUNK_NBYTES
     assert label.state_nbytes <= label.stripes * label.stripe_nbytes < label.state_nbytes + label.stripes * 8 * 32
-    assert label.piece_nbytes <= labels.MOST_STRIPES * (labels.CHUNK_NBYTES + labels.SEAL_NBYTES)
+    assert label.piece_nbytes <= pieces.MOST_STRIPES * (pieces.CHUNK_NBYTES + pieces.SEAL_NBYTES)
     return label
 
 

@@ -86,7 +86,7 @@ class Churn(Swarm):
         assert self.killed.wait(90)
         until(lambda: all(self.after[n] and max(self.after[n]) >= HOLD_AT for n in (0, 1)), within=90.0)
         with self.enters(3) as peer:
-            self.late_peer = peer.swarm.node.driver.me
+            self.late_peer = peer.swarm.node.driver.state.me
             self.meets(peer)
             self.late.step()
             shared = peer.swarm.node.replica.states[0]

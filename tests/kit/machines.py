@@ -24,8 +24,8 @@ from decentral.consensus.round_state import (
     Send,
     SendSlices,
 )
-from decentral.dissemination.reduce import partition
 from decentral.errors import PayloadError
+from decentral.rounds.reduce import partition
 from decentral.wire.frames import FrameKind, Header, claims_of
 from decentral.wire.keys import PeerId, Signer
 from decentral.wire.messages import (

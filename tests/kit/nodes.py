@@ -128,7 +128,7 @@ class Member(Teller):
             mine = Contribution(fragment, b"", local, change, 1, 1, tail=self.tail(fragment), states=states)
             self.swaps.append(await gossip.exchange(mine))
         while not driver.head.final:
-            if driver.pending is None:
+            if driver.state.pending is None:
                 slow = self.node.replica.anchors[0]
                 encoded = self.node.replica.merge_codec.encode(slow, None, self.node.replica.shapes(0))
                 kind = {"kind": FrameKind.MERGE, "encoded": encoded, "tail": self.tail(0)}
@@ -143,7 +143,13 @@ class Member(Teller):
         while True:
             await anyio.sleep(self.lab.step)
             head = driver.head
-            if self.idle or head.anchor is None or head.final or driver.pending is not None or not driver.is_member:
+            if (
+                self.idle
+                or head.anchor is None
+                or head.final
+                or driver.state.pending is not None
+                or not driver.state.is_member
+            ):
                 continue
             self.steps += 1
             fragment = head.fragment(self.lab.manifest.outer.fragments)
@@ -220,7 +226,7 @@ class Lab:
         """Nobody trains, and nothing is in flight."""
         for member in self.alive():
             member.idle = True
-        await self.until(lambda: all(member.node.driver.pending is None for member in self.alive()))
+        await self.until(lambda: all(member.node.driver.state.pending is None for member in self.alive()))
 
     async def one_head(self) -> None:
         """All stand where all others do."""

@@ -40,7 +40,7 @@ async def partition(lab, kinds, split: int, heavier: str):
     lab.cut(few, many)
     fork = max(member.rounds for member in lab.members)
     heavy, light = (many, few) if heavier == "many" else (few, many)
-    assert not lab.members[0].node.driver.given_up
+    assert not lab.members[0].node.driver.state.given_up
     await lab.until(lambda: all(m.rounds >= fork + 2 for m in lab.members) and weight(heavy) > 1.2 * weight(light))
     check_shrunk(few, many)
     lab.heal(few, many)
@@ -49,12 +49,12 @@ async def partition(lab, kinds, split: int, heavier: str):
 
 def check_shrunk(few, many):
     """The smaller side says that it gave up a majority, in its chain as in its events; the larger side did not."""
-    assert not any(member.happened("shrunk") or member.node.driver.given_up for member in many)
+    assert not any(member.happened("shrunk") or member.node.driver.state.given_up for member in many)
     gone = {member.signer.peer for member in many}
     for member in few:
         (shrunk,) = member.happened("shrunk")
         assert set(shrunk["given_up"]) == {peer_name(peer) for peer in gone}
-        assert member.node.driver.given_up == gone
+        assert member.node.driver.state.given_up == gone
         dropped = [set(c.record.members) - set(c.record.next_members) for c in member.log]
         assert gone in dropped, "recorded in the chain"
 
@@ -70,7 +70,7 @@ async def settle(lab):
 
 def check_progress(lab, chain):
     """Every inner step of every peer is in the anchor once, or its peer's to give: in its debt or its live model."""
-    assert not any(member.node.driver.given_up for member in lab.members), "healed: nobody is given up any more"
+    assert not any(member.node.driver.state.given_up for member in lab.members), "healed: nobody is given up any more"
     assert len({member.node.replica.digest for member in lab.members}) == 1
     for member in lab.members:
         found = accounted_for(member, given_by(member, chain))

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from decentral.compressors import parse_compressor, parse_feedback
 from decentral.consensus.chain import Head
-from decentral.dissemination.reduce import parts_of
 from decentral.manifest import Manifest
 from decentral.node.node import make_replica
 from decentral.optimizers import RoundInfo
@@ -23,6 +22,7 @@ from decentral.replica.codec import Codec, range_shapes
 from decentral.replica.contribution import Contribution, encode_whole, header_after
 from decentral.replica.reduction import Reduction
 from decentral.replica.replica import OuterStep, Replica, owed_after
+from decentral.rounds.reduce import parts_of
 from decentral.wire.frames import Frame, FrameKind, seal
 from decentral.wire.keys import Signer
 from decentral.wire.messages import FrameRef, Record, ReducePlan

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from decentral.manifest import preset_manifest
 from decentral.manifest.presets import Scale, suit
-from decentral.replica.measures import Measure, Scrutiny
+from decentral.observe.contributions import Scrutiny
+from decentral.replica.measures import Measure
 from decentral.trial.own_model import Build, OwnCourse
 from experiments.defaults.problems import problem
 from tests.kit.tables import long_but

@@ -43,7 +43,8 @@ def test_the_order_of_arrival_changes_no_bit_of_the_aggregate(compressor: Compre
     tensors = [torch.randn(numel, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
     bodies = [codec.encode(tensor, {}, shapes).body for tensor in tensors]
     adders = [
-        (bytes([peer]), partial(codec.add_to, data=data, shapes=shapes), 1.0 + peer) for peer, data in enumerate(bodies)
+        (bytes([peer]), partial(codec.add, payloads=codec.unpack(data, shapes)), 1.0 + peer)
+        for peer, data in enumerate(bodies)
     ]
     means = [mean_of(torch.zeros(numel), order) for order in itertools.permutations(adders)]
     assert all(torch.equal(mean, means[0]) for mean in means)

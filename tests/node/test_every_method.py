@@ -238,7 +238,7 @@ class Cutting(Member):
             shorter = tuple((owner, start, stop - 1) for owner, start, stop in partition)
             return make(state, now, frames, contributors, shorter, plan)
 
-        with acting_as(self.node.driver.me, leader, make_record=cut):
+        with acting_as(self.node.driver.state.me, leader, make_record=cut):
             await super()._train()
 
 

@@ -265,7 +265,7 @@ async def test_a_peer_that_switched_branches_serves_the_new_one_only(lab):
 async def test_the_debt_is_booked_with_the_commit_and_not_before(lab):
     member = lab.add()
     await lab.all_members()
-    await lab.until(lambda: member.node.driver.pending is not None or member.rounds > 0)
+    await lab.until(lambda: member.node.driver.state.pending is not None or member.rounds > 0)
     await lab.rounds(1)
     update = next(a for a in member.all_updates if a.contribution is not None)
     sent = member.node.replica.codec.decode(update.contribution.encoded.body, member.node.replica.shapes(0))

@@ -82,11 +82,11 @@ async def test_after_a_death_and_a_join_all_hold_the_same_of_every_sender(
 @scene(lambda feedback: remembering(feedback), peers=3, rounds=3, make_model=tiny_model, spread=0.02)
 async def test_who_leaves_and_comes_back_starts_anew_on_every_peer(lab: Lab, feedback: str) -> None:
     members, leaver = lab.members, lab.members[2]
-    await leaver.node.driver.goodbye()
+    await leaver.node.driver.membership.say_goodbye()
     await lab.until(lambda: all(leaver.signer.peer not in m.node.driver.head.members for m in members[:2]))
     await lab.until(lambda: all(m.node.driver.head.anchor is not None for m in members[:2]))
     assert not any(leaver.signer.peer.hex() in name for m in members[:2] for name in kept_by(m))
-    await leaver.node.driver.come_back()
+    leaver.node.driver.membership.come_back()
     await lab.all_members()
     await lab.rounds(4)
     await rest(lab)
@@ -103,16 +103,16 @@ async def test_what_is_in_flight_of_who_was_left_out_is_encoded_anew(lab: Lab, f
     for member in members[:2]:
         member.idle = True  # nothing is committed but memberships
     driver, replica = away.node.driver, away.node.replica
-    await lab.until(lambda: driver.pending is not None)
+    await lab.until(lambda: driver.state.pending is not None)
     away.idle = True
-    pending, shapes = driver.pending, replica.shapes(0)
+    pending, shapes = driver.state.pending, replica.shapes(0)
     lab.cut([away], members[:2])
     await lab.until(lambda: all(away.signer.peer not in m.node.driver.head.members for m in members[:2]))
     lab.heal([away], members[:2])
-    await lab.until(lambda: not driver.is_member)
-    assert driver.pending is pending
+    await lab.until(lambda: not driver.state.is_member)
+    assert driver.state.pending is pending
     anew = replica.codec.encode(pending.gradient_N, replica.feedback[0], shapes)
-    await lab.until(lambda: driver.pending is None)
+    await lab.until(lambda: driver.state.pending is None)
     await rest(lab)
     sent = kept_by(members[0])[sender_name(0, away.signer.peer, "sent")]
     assert torch.equal(sent, replica.codec.decompress(anew.payloads))

@@ -71,7 +71,7 @@ async def anchors_of_run(
         await until(lambda: len(nodes) == peers and all(len(n.driver.head.members) == peers for n in nodes))
         for step in range(STEPS):
             await until(lambda step=step: all(ready(node, step) for node in nodes))
-            for number, node in enumerate(sorted(nodes, key=lambda n: n.driver.me)):
+            for number, node in enumerate(sorted(nodes, key=lambda n: n.driver.state.me)):
                 await node.driver.contribute(contribution(node, number))
         await until(
             lambda: len(found.get(STEPS - 1, ())) == 1 and all(n.driver.head.outer_step == STEPS for n in nodes)

@@ -241,7 +241,7 @@ async def test_a_pause_before_the_rounds_run_is_told_when_it_is_asked_for_again(
     resting = newcomer.node.resting
     await resting.begin(PAUSED)
     assert resting.reasons
-    assert not newcomer.node.driver.stopping
+    assert not newcomer.node.driver.membership.stopping
     await lab.all_members()
     await resting.begin(PAUSED)  # as startup does
     assert newcomer.node.driver.machine.state.has_left

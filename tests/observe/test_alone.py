@@ -7,9 +7,21 @@ from pathlib import Path
 
 import pytest
 
-from decentral.observe.diagnostics import BANDS, DOZEN, KEPT, ROUNDS, Alone, Diagnostics, Gains, Look, likely_cause
+from decentral.observe.diagnostics import (
+    BANDS,
+    BEHIND_ALONE,
+    DOZEN,
+    KEPT,
+    ROUNDS,
+    STILL_GAINED,
+    Alone,
+    Diagnostics,
+    Figures,
+    Gains,
+    Look,
+    likely_cause,
+)
 from decentral.observe.health import Notices
-from decentral.replica.figures import BEHIND_ALONE, STILL_GAINED, Figures
 from experiments.defaults.traces import _length, evaluated, warned_at
 
 TRACES = Path(__file__).parents[2] / "experiments/defaults/traces.jsonl"

@@ -10,11 +10,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from decentral.cli.train import progress_of_status
-from decentral.observe.diagnostics import BANDS, ROUNDS, BandWatch, Crossing, Diagnostics, in_words
-from decentral.observe.health import SAID_FOR, Notices, health_sentence
-from decentral.observe.metrics import peer_exposition
-from decentral.observe.status import Status
-from decentral.replica.figures import (
+from decentral.observe.diagnostics import (
+    BANDS,
     BEHIND_ALONE,
     DEBT_RATIO,
     LOSS_DISPERSION,
@@ -24,9 +21,17 @@ from decentral.replica.figures import (
     NORM_DISPERSION,
     REPLICA_DISTANCE,
     REPLICA_VARIANCE,
+    ROUNDS,
     STILL_GAINED,
+    BandWatch,
+    Crossing,
+    Diagnostics,
     Figures,
+    in_words,
 )
+from decentral.observe.health import SAID_FOR, Notices, health_sentence
+from decentral.observe.metrics import peer_exposition
+from decentral.observe.status import Status
 
 USUAL = {
     NORM_DISPERSION: 0.05,

@@ -137,7 +137,7 @@ def test_three_peers_of_a_swarm_train_their_own_experts_and_hold_the_same(run_la
         await lab.rounds(6)
         for member in lab.members:
             member.idle = True
-        await lab.until(lambda: all(m.node.driver.pending is None for m in lab.members))
+        await lab.until(lambda: all(m.node.driver.state.pending is None for m in lab.members))
         await lab.until(lambda: len({m.node.driver.head.hash for m in lab.members}) == 1)
         check_alike(lab.members)
         await lab.until(lambda: all(m.is_up_to_date for m in lab.members))

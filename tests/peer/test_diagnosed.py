@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from decentral.cli import main
-from decentral.replica.figures import DEBT_RATIO, MEAN_COSINE, NEVER_SENT, NORM_DISPERSION
+from decentral.observe.diagnostics import DEBT_RATIO, MEAN_COSINE, NEVER_SENT, NORM_DISPERSION
 from tests.kit.problems import Problem, Swarm, run_terms, told
 
 

@@ -12,12 +12,11 @@ import torch
 
 from decentral.errors import ConfigError
 from decentral.manifest import Manifest
-from decentral.observe.diagnostics import BANDS, ROUNDS
+from decentral.observe.diagnostics import BANDS, BEHIND_ALONE, ROUNDS
 from decentral.observe.health import health_sentence
 from decentral.observe.status import read_status
 from decentral.peer.joining import check_processes
 from decentral.peer.participation import cause_of_being_behind
-from decentral.replica.figures import BEHIND_ALONE
 from decentral.training import reporting
 from tests.kit.problems import Problem, Swarm, alone, run_terms, run_together, told
 

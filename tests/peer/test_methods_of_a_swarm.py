@@ -115,7 +115,7 @@ class Uneven(Swarm):
         self.loop, self.names = loop, dict[int, bytes]()
 
     def trains(self, number: int, peer: Peer) -> None:
-        self.names[number] = peer.swarm.node.driver.me
+        self.names[number] = peer.swarm.node.driver.state.me
         while not peer.done:
             self.loop(number, peer, self.problems[number])
 

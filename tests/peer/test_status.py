@@ -99,7 +99,7 @@ def test_gossip_in_which_nobody_pairs_with_a_peer_is_a_hang_although_its_steps_g
         ready=SimpleNamespace(is_set=lambda: True),
         gossip=object(),
         outer_steps=0,
-        driver=SimpleNamespace(head=SimpleNamespace(final=False, round=1), stopping=False),
+        driver=SimpleNamespace(head=SimpleNamespace(final=False, round=1), membership=SimpleNamespace(stopping=False)),
     )
     stalls = StallWatch(lambda kind, fields: None)
     for partner in (B, *[None] * (STEPS_ALONE - 1)):
@@ -120,7 +120,10 @@ ME, OTHER = b"m" * 32, b"o" * 32
 def shown(live: dict[bytes, Any], said_goodbye: bool, *, done: bool = False) -> Any:
     directory = SimpleNamespace(live=lambda: live, left_politely=lambda peer: said_goodbye)
     directory.answer_seconds, directory.heard = {}, lambda peer: None
-    paths, driver = SimpleNamespace(get=lambda peer: None, look_soon=lambda: None), SimpleNamespace(me=ME)
+    paths, driver = (
+        SimpleNamespace(get=lambda peer: None, look_soon=lambda: None),
+        SimpleNamespace(state=SimpleNamespace(me=ME)),
+    )
     node = SimpleNamespace(directory=directory, driver=driver, gossip=None, paths=paths, outer_steps=3)
     driver.machine = SimpleNamespace(state=SimpleNamespace(history=SimpleNamespace(outer_steps_at=lambda round_: 2)))
     traffic = SimpleNamespace(of=lambda peer: SimpleNamespace(sent=0, received=0))

@@ -217,7 +217,7 @@ def test_who_a_record_drops_says_by_whom_and_in_which_round_until_it_is_a_member
         where = {"round": head.round + 1, "epoch": head.epoch + 1, "outer_step": head.outer_step}
         assert told == {**where, "leader": peer_name(leader)}
         assert not members[0].told("left_out")
-        await lab.until(lambda: dropped.node.driver.is_member)
+        await lab.until(lambda: dropped.node.driver.state.is_member)
         assert dropped.status().left_out_seconds is None
         await lab.rounds(2)
         assert dropped.says().startswith("healthy:")
@@ -228,8 +228,8 @@ def test_who_a_record_drops_says_by_whom_and_in_which_round_until_it_is_a_member
 def test_who_said_farewell_was_not_left_out(run_lab: RunLab, terms: Terms) -> None:
     async def script(lab: Lab) -> None:
         members = await swarm_of(lab, 3)
-        rests = members[2].node.driver
-        await rests.goodbye()
+        rests = members[2].node.driver.membership
+        await rests.say_goodbye()
         await lab.until(lambda: all(len(member.node.driver.head.members) == 2 for member in members))
         assert not members[2].told("left_out")
         assert members[2].status().left_out_seconds is None
@@ -254,7 +254,7 @@ def test_who_does_not_keep_up_says_where_the_others_are_until_it_has_caught_up(r
         assert not is_well(Status(health=slow.says()))
         assert members[0].says().startswith("healthy:")
         works_again()
-        await lab.until(lambda: slow.node.driver.is_member and slow.rounds + 1 >= members[0].rounds)
+        await lab.until(lambda: slow.node.driver.state.is_member and slow.rounds + 1 >= members[0].rounds)
         await lab.until(lambda: slow.status().others_round is None)
 
     run_lab(terms("sparseloco"), script, make_model=tiny_model)

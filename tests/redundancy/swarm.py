@@ -10,7 +10,7 @@ from decentral.flow.waiting import inline
 from decentral.manifest import Redundancy
 from decentral.redundancy.giver import GivenState, Giver, WayOut
 from decentral.redundancy.keeper import Keeper
-from decentral.redundancy.labels import CHUNK_NBYTES, Seals
+from decentral.redundancy.pieces import CHUNK_NBYTES, Seals
 from decentral.redundancy.recovery import Recovery
 from decentral.transport.memory import MemoryNetwork, MemoryTransport
 from decentral.transport.requests import request

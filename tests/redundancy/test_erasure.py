@@ -7,7 +7,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from decentral.redundancy.erasure import MOST_PIECES, join_pieces, pieces_of
+from decentral.redundancy.pieces import FIELD_SIZE, join_pieces, pieces_of
 
 
 def rows(needed: int, nbytes: int = 64, seed: int = 0) -> np.ndarray:
@@ -24,8 +24,8 @@ def test_any_k_of_n_pieces_give_the_rows_back(needed: int, count: int) -> None:
 
 def test_as_many_pieces_as_the_field_has_elements_can_be_made_and_joined() -> None:
     row_KW = rows(40, 8)
-    piece_nW = pieces_of(row_KW, MOST_PIECES)
-    last = {number: piece_nW[number] for number in range(MOST_PIECES - 40, MOST_PIECES)}
+    piece_nW = pieces_of(row_KW, FIELD_SIZE)
+    last = {number: piece_nW[number] for number in range(FIELD_SIZE - 40, FIELD_SIZE)}
     assert np.array_equal(join_pieces(last, 40), row_KW)
 
 

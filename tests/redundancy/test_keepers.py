@@ -11,7 +11,7 @@ from decentral.errors import ConfigError, TransportError
 from decentral.manifest import preset_manifest
 from decentral.redundancy.giver import choose_keepers
 from decentral.redundancy.keeper import FULL, KEEP, KEPT, KEPT_FOR, REFUSED, STRIPE, TAKEN
-from decentral.redundancy.labels import LABEL_NBYTES, SEAL_NBYTES, Label, Seals
+from decentral.redundancy.pieces import LABEL_NBYTES, SEAL_NBYTES, Label, Seals
 from tests.redundancy.swarm import NEWER, RUN, SIGNERS, STATE, Swarm, terms
 
 pytestmark = pytest.mark.usefixtures("virtual_time")

@@ -11,7 +11,7 @@ import torch
 
 from decentral.errors import PayloadError
 from decentral.redundancy.giver import pack_state, unpack_state
-from decentral.redundancy.labels import CHUNK_NBYTES, LABEL_NBYTES, MOST_STRIPES, SEAL_NBYTES, Label, Seals
+from decentral.redundancy.pieces import CHUNK_NBYTES, LABEL_NBYTES, MOST_STRIPES, SEAL_NBYTES, Label, Seals
 from decentral.wire.keys import Signer
 
 OWNER, RUN, SALT = Signer(bytes([1] * 32)), bytes([0xAA] * 32), bytes(range(16))

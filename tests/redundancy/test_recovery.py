@@ -6,7 +6,7 @@ import pytest
 import trio
 
 from decentral.redundancy.keeper import KEPT
-from decentral.redundancy.labels import Seals
+from decentral.redundancy.pieces import Seals
 from decentral.transport.requests import serve_requests
 from tests.redundancy.swarm import NEWER, RUN, SIGNERS, STATE, Swarm, terms
 

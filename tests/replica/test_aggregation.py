@@ -13,7 +13,7 @@ from decentral.optimizers.shared_moments import DESLoc
 from decentral.replica.apply import outer_step, reader_of
 from decentral.replica.codec import Codec
 from decentral.replica.reduction import Reduction
-from decentral.rounds.inbox import Inbox
+from decentral.rounds.frame_io import Inbox
 from decentral.tensors.ops import float32
 from decentral.wire.messages import FrameRef, ReducePlan
 from tests.kit.aggregated import NUMEL, PEERS, SCHEMA, SPARSE, randn, replica, round_of

@@ -21,7 +21,7 @@ from decentral.replica.codec import Codec, Shapes, codec_of
 from decentral.replica.contents import NO_TAIL, FrameContents, Unpacked
 from decentral.replica.contribution import Contribution, Outbox, encode_range
 from decentral.replica.replica import Replica
-from decentral.rounds.inbox import Inbox
+from decentral.rounds.frame_io import Inbox
 from decentral.wire import body
 from decentral.wire.frames import Frame, FrameKind, seal
 from decentral.wire.keys import Signer

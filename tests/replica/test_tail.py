@@ -15,7 +15,7 @@ from decentral.errors import NonFiniteError, PayloadError
 from decentral.parameters import BufferSpec
 from decentral.replica.codec import Codec, range_shapes
 from decentral.replica.contents import NO_TAIL, Tail, carriers
-from decentral.rounds.inbox import Inbox
+from decentral.rounds.frame_io import Inbox
 from decentral.wire.frames import HEADER_NBYTES, Frame, FrameKind, parse, seal
 from decentral.wire.keys import Signer
 from decentral.wire.messages import FrameRef, Record

@@ -269,13 +269,13 @@ async def test_a_snapshot_is_taken_of_who_showed_its_chain_and_not_of_who_was_as
 @scene(lambda: small_terms("diloco", shrink_after=600.0), peers=3, rounds=1, schema=one_tensor(6 * 4096))
 async def test_a_snapshot_is_fetched_when_replaying_would_cost_more(lab):
     away, others = await fall_behind(lab, 20)
-    state = away.node.driver.state
-    state.inbox.plans[state.head.round + 1, 0] = ()  # of the round that it missed first
+    state, inbox = away.node.driver.state, away.node.driver.frames.inbox
+    inbox.plans[state.head.round + 1, 0] = ()  # of the round that it missed first
     book, plans = state.on_update, []
 
     def booked(update):
         if update.record is None:
-            plans.append(list(state.inbox.plans))
+            plans.append(list(inbox.plans))
         book(update)
 
     state.on_update = booked
@@ -339,8 +339,8 @@ async def test_a_commit_that_came_by_itself_while_it_was_asked_for_leaves_no_pla
     one, other = (member.node for member in lab.members)
     commits = list(other.driver.machine.state.recent.values())
     assert any(commit.record.contributors for commit in commits)
-    assert await one.catch_up.replay(other.driver.me, commits)
-    assert [round_ for round_, _ in one.driver.state.inbox.plans if round_ <= one.driver.head.round] == []
+    assert await one.catch_up.replay(other.driver.state.me, commits)
+    assert [round_ for round_, _ in one.driver.frames.inbox.plans if round_ <= one.driver.head.round] == []
 
 
 def test_an_answer_of_more_commits_than_anybody_keeps_is_refused_before_they_are_read():

@@ -110,15 +110,15 @@ async def in_flight(lab, kind=None):
     member, other = lab.add(kind=kind), lab.add()
     other.idle = True
     driver = member.node.driver
-    await lab.until(lambda: driver.pending is not None and len(driver.head.members) == 2)
-    return member, next(iter(references([driver.me], driver.machine.state.round.offers)))
+    await lab.until(lambda: driver.state.pending is not None and len(driver.head.members) == 2)
+    return member, next(iter(references([driver.state.me], driver.machine.state.round.offers)))
 
 
 @scene(lambda: exact_terms(small_terms, SPARSE), make_model=tiny_model)
 async def test_a_branch_that_took_the_contribution_in_flight_is_booked_as_its_commit_would_have_been(lab):
     """What was sent of the debt was taken from the progress: the sum was right, until a crash dropped one of them."""
     member, mine = await in_flight(lab)
-    driver, pending = member.node.driver, member.node.driver.pending
+    driver, pending = member.node.driver, member.node.driver.state.pending
     driver.state.replica.feedback[0] = {"debt": torch.ones(lab.schema.fragments[0].numel)}
     head, branch = next_commit(driver, frames=(mine,))
     before_N, seen = driver.state.replica.anchors[0], len(member.all_updates)
@@ -144,7 +144,7 @@ def in_time():
 async def test_a_branch_that_took_a_lengthened_change_takes_from_the_progress_what_was_learnt(lab):
     """It took more than there was, and the rest was learnt backwards."""
     member, mine = await in_flight(lab, Slow)
-    driver, pending = member.node.driver, member.node.driver.pending
+    driver, pending = member.node.driver, member.node.driver.state.pending
     head, branch = next_commit(driver, frames=(mine,))
     before_N, seen = driver.state.replica.anchors[0], len(member.all_updates)
     learnt_N = before_N - member.model.read(0)
@@ -188,7 +188,7 @@ async def test_a_fork_before_which_the_other_remembers_nothing_is_found_between_
     theirs._heads = OrderedDict((r, head) for r, head in theirs._heads.items() if r >= fork)
     assert theirs.newest_of(ours.locator()) is None
     lab.heal(lab.members[:1], lab.members[1:])
-    branch = await one.catch_up._branch_to(other.driver.me, other.driver.head)
+    branch = await one.catch_up._branch_to(other.driver.state.me, other.driver.head)
     assert branch.shared is not None
     assert branch.shared.round == fork
     assert branch.heads[-1].hash == other.driver.head.hash
@@ -231,5 +231,5 @@ async def test_whoever_stands_on_a_chain_that_is_refused_is_silent_on_this_one(l
     await anyio.sleep(5.0)
     one, *others = (member.node.driver for member in lab.members)
     commits = list(one.machine.state.recent.values())
-    lab.members[0].node.catch_up._tell_refused(others[0].me, commits)
-    assert one.watch._parted == {other.me for other in others}
+    lab.members[0].node.catch_up._tell_refused(others[0].state.me, commits)
+    assert one.watch._parted == {other.state.me for other in others}

@@ -11,7 +11,7 @@ from decentral.compressors import parse_compressor
 from decentral.errors import PayloadError
 from decentral.replica.codec import Codec
 from decentral.replica.contents import Unpacked
-from decentral.rounds.inbox import Inbox
+from decentral.rounds.frame_io import Inbox
 from decentral.wire.frames import Frame, FrameKind, seal
 from decentral.wire.keys import Signer
 from tests.fuzz.targets import HEAD, SCHEMA, SIGNERS, THE_PLAN

@@ -94,7 +94,9 @@ async def test_a_snapshot_and_a_branch_that_is_taken_over(lab, watch):
 async def test_what_a_commit_names_of_a_previous_life(lab, watch, exchange):
     member = await contributing(lab, 2)
     driver, seen = member.node.driver, len(member.all_updates)
-    await lab.until(lambda: driver.pending is not None and (driver.pending.slices or driver.pending.encoded))
+    await lab.until(
+        lambda: driver.state.pending is not None and (driver.state.pending.slices or driver.state.pending.encoded)
+    )
     driver.state.pending = None  # as in a process that was started again
     await lab.until(lambda: any(update.taken_N is not None for update in member.all_updates[seen:]))
     assert ("nonzero" if exchange == "gather" else "owed_after") in watch.made

@@ -58,8 +58,8 @@ async def test_a_snapshot_takes_of_what_an_owner_owes_what_its_records_took_and_
     driver, replica, numel = member.node.driver, member.node.replica, lab.schema.fragments[0].numel
     start = driver.machine.state.history.newest_of(reversed(driver.machine.state.history.locator()))
     other = lab.members[1].signer.peer
-    made, theirs = FrameRef(driver.me, b"m" * 32, 0, 1, 1), FrameRef(other, b"t" * 32, 0, 1, 1)
-    head, branch = next_commit(driver, frames=(made,), contributors=(theirs,), partition=((driver.me, 0, numel),))
+    made, theirs = FrameRef(driver.state.me, b"m" * 32, 0, 1, 1), FrameRef(other, b"t" * 32, 0, 1, 1)
+    head, branch = next_commit(driver, frames=(made,), contributors=(theirs,), partition=((driver.state.me, 0, numel),))
     replica.feedback[0] = {OWED: torch.ones(numel)}
     driver.state.sums.left = {made.frame: torch.full((numel,), 2.0)}
     await driver.adoption.adopt(head, {}, branch)

@@ -48,9 +48,9 @@ async def test_a_newcomer_asks_more_and_more_rarely_and_is_let_in_all_the_same(
     newcomer = lab.add()
     lab.cut([newcomer], members[1:])
     await anyio.sleep(SECONDS)
-    assert not newcomer.node.driver.is_member
+    assert not newcomer.node.driver.state.is_member
     lab.heal(members[:1], members[1:])
-    await lab.until(lambda: newcomer.node.driver.is_member, limit=2 * JOIN_LONGEST)
+    await lab.until(lambda: newcomer.node.driver.state.is_member, limit=2 * JOIN_LONGEST)
     before = [now for now in asked if now < asked[0] + SECONDS]
     assert 5 <= len(before) <= 4 + SECONDS / JOIN_LONGEST + 1
     waits = [later - now for now, later in pairwise(before)]
@@ -101,12 +101,12 @@ async def test_progress_that_is_too_old_is_not_offered_and_a_summary_is_in_the_r
         return Contribution(0, driver.head.hash, anchor_N - learnt_N, learnt_N, 1, 1, **said)
 
     assert not await driver.contribute(made(begun_from=head.outer_step - 3))
-    assert driver.pending is None
+    assert driver.state.pending is None
     assert await driver.contribute(made(summary=b"norm"))
     await lab.until(lambda: all(d.head.outer_step > head.outer_step for d in drivers))
     for each in drivers:
         (told,) = contributions(each.machine.state.recent[head.round + 1].record)
-        assert (told.peer, told.based, told.summary) == (driver.me, head.outer_step, b"norm")
+        assert (told.peer, told.based, told.summary) == (driver.state.me, head.outer_step, b"norm")
 
 
 # ---- who is slow, and who is left alone ----
@@ -211,14 +211,14 @@ async def test_frames_that_a_commit_passes_by_do_not_slow_the_next_round(
     member.idle = True
     await lab.until(lambda: member.node.driver.state.running)
     driver = member.node.driver
-    header = header_after(replace(driver.head, anchor=bytes(32)), FrameKind.CONTRIBUTION, 0, driver.me)
+    header = header_after(replace(driver.head, anchor=bytes(32)), FrameKind.CONTRIBUTION, 0, driver.state.me)
     named, late, next_one = (
         seal(replace(header, round=round_, tokens=n), b"", signer_of(0)) for n, round_ in enumerate((5, 5, 6))
     )
     for frame in (named, late, next_one):
         lab.group.start_soon(driver.frames.pushes.push, frame, (A,))
     await anyio.sleep(1)
-    frames = (ref(driver.me, named.hash),)
+    frames = (ref(driver.state.me, named.hash),)
     driver.frames.pushes.end_round(replace(record(START, {A: 1}), round=5, frames=frames))
     await anyio.sleep(1)
     assert ended == [late.data]
@@ -231,7 +231,7 @@ async def test_what_found_no_room_is_read_again_when_it_is_offered_again(lab: La
     first = lab.add()
     first.node.replica.contents.unpacked.capacity = 1
     await anyio.sleep(6)  # alone it offers, and may not commit: a membership without it goes first
-    assert first.node.driver.pending is not None
+    assert first.node.driver.state.pending is not None
     lab.add().node.replica.contents.unpacked.capacity = 1
     await lab.all_members()
     await lab.rounds(2)

@@ -126,7 +126,7 @@ def test_who_starts_over_is_told_of_its_debt_with_its_progress(run_lab: Any, ter
         member = lab.add(kind=Debtor)
         await lab.rounds(2)
         member.idle = True
-        await lab.until(lambda: member.is_up_to_date and member.node.driver.pending is None)
+        await lab.until(lambda: member.is_up_to_date and member.node.driver.state.pending is None)
         debt_N = torch.full_like(member.moved[0], 7.0)
         member.node.replica.feedback[0] = {"debt": debt_N}
         ahead_N = member.node.replica.anchors[0] - member.model.read(0)
@@ -178,7 +178,7 @@ def test_a_peer_that_starts_over_drops_its_debt_and_keeps_what_it_owes_as_an_own
         await lab.rounds(1)
         member.idle = True
         node = member.node
-        await lab.until(lambda: node.driver.pending is None)
+        await lab.until(lambda: node.driver.state.pending is None)
         owed_N = torch.ones(lab.schema.fragments[0].numel)
         node.replica.feedback[0] = {"debt": owed_N * 2, OWED: owed_N}
         assert await anchors_without_debt(node, bytes(32), [0]) is None, "the chain is elsewhere"

@@ -17,9 +17,9 @@ from decentral.consensus.chain import SEATS
 from decentral.consensus.round_state import FETCH_AFTER, RESEND_AFTER
 from decentral.consensus.timing import SLACK, Unsent, allowance
 from decentral.dissemination.broadcast import Line, Lines
-from decentral.dissemination.reduce import USUAL_GRAIN, shares
 from decentral.manifest import Manifest
 from decentral.node.node import LEAST
+from decentral.rounds.reduce import USUAL_GRAIN, shares
 from decentral.simulate import cost
 from decentral.simulate.by_rounds.air import Air, LeaderView, Proposed, Seconds, apply_times, commit_time, proposal_time
 from decentral.simulate.by_rounds.machine import Deadlines, MachineModel, Offering, RoundWork

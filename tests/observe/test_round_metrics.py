@@ -12,13 +12,11 @@ from typing import Any
 import pytest
 import torch
 
+from decentral.flow.waiting import inline
 from decentral.manifest import Manifest
-from decentral.observe.diagnostics import ROUNDS, Diagnostics
-from decentral.observe.health import Notices
-from decentral.optimizers.base import Contributor, Live, Speaking
-from decentral.optimizers.diloco import DiLoCo
-from decentral.replica.contents import FrameContents
-from decentral.replica.figures import (
+from decentral.observe import contributions
+from decentral.observe.contributions import RoundMetrics
+from decentral.observe.diagnostics import (
     DEBT_RATIO,
     LOSS_DISPERSION,
     MEAN_COSINE,
@@ -27,9 +25,14 @@ from decentral.replica.figures import (
     NORM_DISPERSION,
     REPLICA_DISTANCE,
     REPLICA_VARIANCE,
+    ROUNDS,
+    Diagnostics,
     Figures,
 )
-from decentral.rounds import metrics
+from decentral.observe.health import Notices
+from decentral.optimizers.base import Contributor, Live, Speaking
+from decentral.optimizers.diloco import DiLoCo
+from decentral.replica.contents import FrameContents
 from decentral.training.live_side import LiveSide
 from decentral.training.schedule import SyncSchedule
 from tests.kit.gossip_learners import Learner
@@ -50,6 +53,12 @@ def wide() -> torch.nn.Module:
     return torch.nn.Linear(128, 128)
 
 
+def watch(member: Member, on_figures: Callable[[Figures], None] = lambda figures: None) -> None:
+    """Have the rounds of a member looked at, as those of a peer are."""
+    observer = RoundMetrics(member.node.replica, lambda event, fields: None, on_figures, inline)
+    member.node.driver.state.observers = (observer,)
+
+
 def swarm(
     manifest: Manifest,
     *,
@@ -65,7 +74,7 @@ def swarm(
         members.extend(lab.add(kind=kind) for kind in kinds)
         for member in members:
             told.append([])
-            member.node.driver.state.on_figures = told[-1].append
+            watch(member, told[-1].append)
         await lab.all_members()
         seen = [len(one) for one in told]
         await lab.until(lambda: all(len(one) >= n + rounds for one, n in zip(told, seen, strict=True)))
@@ -170,7 +179,7 @@ def heard(
             def hear(event: str, fields: dict[str, Any], here: Any = found[-1], notices: Notices = notices) -> None:
                 here.append({"event": event, "sentence": notices.hear(event, fields, "me"), **fields})
 
-            member.node.driver.state.on_figures = Diagnostics(hear).add_round
+            watch(member, Diagnostics(hear).add_round)
         await lab.all_members()
         if manifest.exchange.kind == "pair":
             await lab.until(lambda: all(len(member.swaps) >= rounds for member in members))
@@ -296,24 +305,32 @@ def breaks(*given: Any) -> Any:
 
 @scene(peers=[Learner] * 2)
 async def test_a_figure_that_raises_is_written_to_the_log_once_and_ends_no_round(lab, monkeypatch, caplog):
-    monkeypatch.setattr(metrics, "compare", breaks)
+    monkeypatch.setattr(contributions, "compare", breaks)
+    for member in lab.members:
+        watch(member)
     await lab.rounds(4)
     lab.check_equal()
     assert [record.levelname for record in caplog.records] == ["ERROR"] * 2, "one for each peer"
     assert "training is not affected" in caplog.text
 
 
+class Watched(Learner):
+    """Its rounds are looked at."""
+
+    def __init__(self, lab: Lab, number: int, founder: bool) -> None:
+        super().__init__(lab, number, founder)
+        watch(self)
+
+
 @pytest.mark.parametrize("preset", ["diloco", "noloco"])
-def test_the_anchors_are_the_same_bits_whether_anybody_looks(monkeypatch, preset):
+def test_the_anchors_are_the_same_bits_whether_anybody_looks(preset):
     digests = []
+    for kind in (Learner, Watched):
 
-    async def script(lab: Lab) -> None:
-        await lab.start([Learner] * 2)
-        await lab.until(lambda: all(member.node.outer_steps >= 6 for member in lab.members))
-        digests.append([member.digests for member in lab.members])
+        async def script(lab: Lab, kind: type[Learner] = kind) -> None:
+            await lab.start([kind] * 2)
+            await lab.until(lambda: all(member.node.outer_steps >= 6 for member in lab.members))
+            digests.append([member.digests for member in lab.members])
 
-    for blind in (False, True):
-        if blind:
-            monkeypatch.setattr(metrics.RoundMetrics, "_tell", lambda self, make: None)
         run_in_lab(small_terms(preset), script, make_model=blocks)
     assert digests[0] == digests[1]

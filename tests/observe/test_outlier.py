@@ -7,7 +7,8 @@ from itertools import pairwise
 import pytest
 import torch
 
-from decentral.replica.measures import outliers
+from decentral.flow.waiting import inline
+from decentral.observe.contributions import RoundMetrics, outliers
 from decentral.wire.keys import peer_name
 from tests.kit.gossip_learners import Learner
 from tests.kit.nodes import Lab, run_in_lab, small_terms
@@ -28,6 +29,7 @@ class Student(Learner):
 
     def __init__(self, lab: Lab, number: int, founder: bool) -> None:
         super().__init__(lab, number, founder)
+        self.node.driver.state.observers = (RoundMetrics(self.node.replica, self._on_event, offload=inline),)
         self.parameters = self.model.trained
         self.optimizer = torch.optim.AdamW(self.parameters.values(), lr=self.rate, weight_decay=0.0)
 

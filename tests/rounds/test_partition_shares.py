@@ -7,7 +7,7 @@ import random
 import pytest
 
 from decentral.dissemination.broadcast import Line, even_out, spread
-from decentral.dissemination.reduce import MOST_PARTS, MOST_PIECES, Grain, partition, shares
+from decentral.rounds.reduce import MOST_PARTS, MOST_PIECES, Grain, partition, shares
 
 
 def finish(uplinks, owned):

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from decentral.replica.measures import TOLD_AGAIN, TWIN_ROUNDS, Measure, Scrutiny
+from decentral.observe.contributions import TOLD_AGAIN, TWIN_ROUNDS, Scrutiny
+from decentral.replica.measures import Measure
 from decentral.wire.keys import peer_name
 from decentral.wire.messages import FrameRef, Record
 

@@ -13,16 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from decentral.optimizers import CHANGE, Channel, Contributor, Speaking
-from decentral.optimizers.diloco import DiLoCo
-from decentral.replica.figures import LOSS_DISPERSION, MEAN_COSINE, NORM_DISPERSION, REPLICA_DISTANCE, REPLICA_VARIANCE
-from decentral.replica.measures import (
+from decentral.observe.contributions import (
     LAST_PAIRS,
-    MOST_PLACES,
     Coverage,
     Distances,
-    Measure,
-    Sample,
     compare,
     compare_losses,
     compare_two,
@@ -30,6 +24,16 @@ from decentral.replica.measures import (
     mean_cosine,
     ratio,
 )
+from decentral.observe.diagnostics import (
+    LOSS_DISPERSION,
+    MEAN_COSINE,
+    NORM_DISPERSION,
+    REPLICA_DISTANCE,
+    REPLICA_VARIANCE,
+)
+from decentral.optimizers import CHANGE, Channel, Contributor, Speaking
+from decentral.optimizers.diloco import DiLoCo
+from decentral.replica.measures import MOST_PLACES, Measure, Sample
 
 LONG = 4 * MOST_PLACES + 5
 

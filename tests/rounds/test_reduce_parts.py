@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from decentral.dissemination.reduce import Grain, in_order, partition, parts_of
 from decentral.replica.reduction import Results
+from decentral.rounds.reduce import Grain, in_order, partition, parts_of
 from decentral.wire.frames import FrameKind, Header, seal
 from decentral.wire.keys import Signer
 from decentral.wire.messages import FrameRef, ReducePlan
