@@ -81,7 +81,7 @@ def test_a_study_without_what_it_needs_names_the_extra(
     monkeypatch: pytest.MonkeyPatch, module: str, package: str
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)  # as if it was not installed
-    with pytest.raises(ConfigError, match=rf"a study needs {package}; pip install 'matplotlib>=3.9' 'scikit-learn>=1.5' 'scipy>=1.13'"):
+    with pytest.raises(ConfigError, match=rf"a study needs {package}; pip install .*scikit-learn>=1.5.*scipy"):
         check_installed(parse_study(TEXT))
 
 
