@@ -1,13 +1,17 @@
-"""A peer's participation, on the one of its processes that talks to the swarm: its parts, and how it ends."""
+"""A peer's participation, on the one of its processes that talks to the swarm: its parts, its end and its limits."""
 
 from __future__ import annotations
 
 import logging
 import shlex
-import threading
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
 
 from decentral.compressors import parse_compressor
 from decentral.compressors.base import relative_error
@@ -15,23 +19,26 @@ from decentral.errors import DecentralError, NoPeersError
 from decentral.manifest import Manifest
 from decentral.node.durable_store import DurableStore
 from decentral.node.node import Node
+from decentral.node.upload import DailyUpload, check_limit
 from decentral.observe.diagnostics import Diagnostics, Look, likely_cause
 from decentral.peer.network_setup import NetworkSetup
 from decentral.peer.saved import LOOK_EVERY, WriteBehind
 from decentral.peer.settings import Settings
 from decentral.peer.shown import Announcer
+from decentral.preferences.preferences import Duty, Preferences
 from decentral.redundancy.recovery import RedundancyService
 from decentral.swarm.directory import ways_in
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
 from decentral.tasks.batches import seed_of
+from decentral.tensors.threads import ThreadsWanted
 from decentral.training.inner import Stage
 from decentral.training.live_model import LiveModel
-from decentral.training.outer_loop import OuterLoop
+from decentral.training.outer_loop import LoopControl, OuterLoop
 from decentral.training.processes import TO_MEET
 from decentral.training.reporting import LoggedLooks, Looks, Reporter
 from decentral.training.swarm_side import SwarmThread, run_blocking
-from decentral.transport.throttle import ThrottledTransport
+from decentral.transport.throttle import Caps, ThrottledTransport
 from decentral.wire.keys import peer_name
 
 T = TypeVar("T")
@@ -127,6 +134,15 @@ class Participation:
         reachable = "swarm" in self.made and not self.is_offline
         addresses = ways_in(self.swarm.node.directory) if reachable else ()
         return str(Invite(self.settings.manifest.digest, addresses, token)) if addresses else ""
+
+    def log(self, metrics: Mapping[str, float | Tensor], inner_steps: int) -> None:
+        """Report values that the loop logged after so many inner steps. ConfigError for what is not one number."""
+        self.reporter.metrics(metrics, inner_steps)
+        loss = self.reporter.counters.loss
+        if "loss" in metrics and self.looks is not None:
+            self.looks.heard(loss)
+        if self.has_begun:
+            self.loop.schedule.live.loss = loss
 
     def close(self, *, politely: bool = False) -> None:
         """End the swarm's side, saying goodbye when ``politely``, and close the files. A second time does nothing."""
@@ -235,7 +251,7 @@ def warn_of_no_checkpoint(part: Participation, why: str) -> None:
     )
 
 
-def end_of_run(part: Participation, asked_to_leave: threading.Event) -> None:
+def end_of_run(part: Participation, control: LoopControl) -> None:
     """Say how to have the model of a run that is over, and, where that was wished, stay for peers that come late."""
     out = shlex.quote(str(part.settings.called))
     anew = "; a new run takes another folder, --out or join(out=...)" if part.was_over and part.founds else ""
@@ -244,7 +260,7 @@ def end_of_run(part: Participation, asked_to_leave: threading.Event) -> None:
         until = "until Ctrl-C, or decentral leave --out"
         logger.info("its last state can be had here %s %s", until, out, extra=PLAIN)
         with suppress(KeyboardInterrupt):
-            while not asked_to_leave.wait(LOOK_EVERY) and part.swarm.alive:
+            while not control.asked_to_leave.wait(LOOK_EVERY) and part.swarm.alive:
                 pass
 
 
@@ -252,3 +268,50 @@ def end_before_the_run(part: Participation) -> None:
     """Warn that the loop ended while the run goes on: often it is of a script that counts its own steps."""
     made = f"{part.swarm.node.outer_steps} of {part.settings.manifest.run.rounds} rounds"
     logger.warning("left after %s; the run goes on without this peer; loop until peer.done", made, extra=PLAIN)
+
+
+# ---- a peer's limits ----
+#
+# It sends, receives and computes with so much at most, while that changes.
+
+
+class PeerLimits:
+    """The limits of a peer: as ``join`` was told at first. Any thread may change them."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.daily_upload = DailyUpload(settings.out, settings.daily_upload)
+        self.caps = settings.caps
+        self._duty = Duty(time.monotonic, settle_device)
+        self._threads = ThreadsWanted()
+
+    def change(self, wanted: Preferences, part: Participation | None) -> None:
+        """Hold to other ones. Raises ConfigError for a rate that is too little; nothing is changed then.
+
+        ``part`` is what takes part, once there is a swarm side.
+        """
+        caps, limit = Caps(up=wanted.max_upload, down=wanted.max_download), check_limit(wanted.daily_upload)
+        self.caps, self.daily_upload.limit = caps, limit
+        self._threads.want(wanted.threads)
+        self._duty.share = wanted.max_compute or 1.0
+        self.hold(part)
+
+    def hold(self, part: Participation | None) -> None:
+        """Make the transport keep to them."""
+        if part is not None:
+            part.swarm.tell(part.links.cap, self.caps)
+
+    def seconds_to_rest(self) -> float:
+        """Seconds to rest for, once an inner step is over; before anything else is waited for."""
+        return self._duty.seconds_to_rest()
+
+    def rest(self, seconds: float, wait: Callable[[float], object]) -> None:
+        """``wait`` so long, if at all; the next step begins then."""
+        if seconds:
+            wait(seconds)
+        self._duty.goes_on()
+
+
+def settle_device() -> None:
+    """Wait until an accelerator has done what it was given; a processor has."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()

@@ -22,15 +22,13 @@ from decentral.manifest.presets import default_scale
 from decentral.node.durable_store import Resumed
 from decentral.node.folder import Addresses, keep_addresses, keep_terms, keep_token, read_addresses
 from decentral.node.node import Node, Start, throttle
-from decentral.node.upload import PAUSED, DailyUpload, check_limit
+from decentral.node.upload import PAUSED
 from decentral.observe.diagnostics import Look
 from decentral.optimizers.base import State
 from decentral.peer.network_setup import NetworkSetup, enter
-from decentral.peer.participation import Participation, save_now
+from decentral.peer.participation import Participation, PeerLimits, save_now
 from decentral.peer.saved import Checkpointer, OwnState, OwnStateKept, Saver, recover_state, redundancy_of
-from decentral.peer.settings import Settings
 from decentral.peer.status import StallWatch
-from decentral.preferences.preferences import Duty, Preferences
 from decentral.quantities import time_left
 from decentral.rounds.local_state import CommittedUpdate
 from decentral.state.snapshot import BUFFERS
@@ -38,7 +36,6 @@ from decentral.swarm.admission import Admission
 from decentral.swarm.directory import Directory, ways_back
 from decentral.swarm.hello import check_version
 from decentral.swarm.lan import Lan
-from decentral.tensors.threads import ThreadsWanted
 from decentral.training.clocks import StepCount
 from decentral.training.inner import differences, differences_sentence
 from decentral.training.live_side import LiveSide, Moments
@@ -47,7 +44,6 @@ from decentral.training.reporting import Looks
 from decentral.training.schedule import SyncSchedule, make_schedule, note_replayed, recall_unadopted, resume, stand_at
 from decentral.training.swarm_side import AcrossThreads, SwarmThread, run_blocking
 from decentral.transport.memory import MemoryNetwork
-from decentral.transport.throttle import Caps
 
 _NOTED_EVERY = 1.0  # s between two looks at the addresses to keep: what a crash forgets
 
@@ -369,53 +365,6 @@ async def _standing(swarm: SwarmThread[Node]) -> tuple[Head, list[Tensor], Tenso
     included = swarm.updates.drain()
     replica = swarm.node.replica
     return swarm.node.driver.head, list(replica.anchors), replica.buffers_B, included
-
-
-# ---- a peer's limits ----
-#
-# It sends, receives and computes with so much at most, while that changes.
-
-
-class PeerLimits:
-    """The limits of a peer: as ``join`` was told at first. Any thread may change them."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.daily_upload = DailyUpload(settings.out, settings.daily_upload)
-        self.caps = settings.caps
-        self._duty = Duty(time.monotonic, settle_device)
-        self._threads = ThreadsWanted()
-
-    def change(self, wanted: Preferences, part: Participation | None) -> None:
-        """Hold to other ones. Raises ConfigError for a rate that is too little; nothing is changed then.
-
-        ``part`` is what takes part, once there is a swarm side.
-        """
-        caps, limit = Caps(up=wanted.max_upload, down=wanted.max_download), check_limit(wanted.daily_upload)
-        self.caps, self.daily_upload.limit = caps, limit
-        self._threads.want(wanted.threads)
-        self._duty.share = wanted.max_compute or 1.0
-        self.hold(part)
-
-    def hold(self, part: Participation | None) -> None:
-        """Make the transport keep to them."""
-        if part is not None:
-            part.swarm.tell(part.links.cap, self.caps)
-
-    def seconds_to_rest(self) -> float:
-        """Seconds to rest for, once an inner step is over; before anything else is waited for."""
-        return self._duty.seconds_to_rest()
-
-    def rest(self, seconds: float, wait: Callable[[float], object]) -> None:
-        """``wait`` so long, if at all; the next step begins then."""
-        if seconds:
-            wait(seconds)
-        self._duty.goes_on()
-
-
-def settle_device() -> None:
-    """Wait until an accelerator has done what it was given; a processor has."""
-    if torch.accelerator.is_available():
-        torch.accelerator.synchronize()
 
 
 async def note_addresses(directory: Directory, out: Path, network: NetworkSetup, noted: Addresses) -> None:

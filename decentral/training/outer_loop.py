@@ -13,10 +13,12 @@ boundary, each on one screen, in the order of the algorithm:
 
 from __future__ import annotations
 
+import threading
+from _thread import start_new_thread
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from torch import Tensor
@@ -125,6 +127,21 @@ class LoopControl:
     may_be_cut: bool = False  # the loop waits where Ctrl-C may end the waiting, as what is waited for goes on
     was_cut: bool = False  # by an error that was nobody's here: see `Merger.next_update`
     finishes_after: float | None = None  # outer steps, beyond which the peer leaves; inf: asked before it had any
+    asked_to_leave: threading.Event = field(default_factory=threading.Event)  # ends what is waited for elsewhere
+
+    def leave(self) -> None:
+        """Wait for nothing any more, and end at the next boundary."""
+        self.leaving = True
+        self.asked_to_leave.set()
+
+    def leave_soon(self) -> None:
+        """`leave`, inside the handler of a signal, which may have come while this thread holds the event's lock."""
+        self.leaving = True
+        start_new_thread(self.asked_to_leave.set, ())
+
+    def hurry(self) -> None:
+        """Wait for nothing in this step."""
+        self.interrupted = True
 
     @property
     def hurries(self) -> bool:

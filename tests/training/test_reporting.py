@@ -9,6 +9,7 @@ import torch
 from decentral.peer.status import state_of
 from decentral.replica.pair_step import GossipStep
 from decentral.rounds.local_state import Decision
+from decentral.training.outer_loop import LoopControl
 from decentral.training.reporting import NOTABLE_WAIT, Reporter
 from decentral.wire.keys import peer_name
 from tests.kit.updates import update
@@ -43,14 +44,17 @@ class Told:
 def test_the_short_wait_of_every_round_is_training_and_a_long_one_is_waiting() -> None:
     one = Told(now=100.0)
     directory, ready = SimpleNamespace(live=lambda: {OTHER: None}), SimpleNamespace(is_set=lambda: True)
-    node = SimpleNamespace(state="training", resting=SimpleNamespace(reasons=()), ready=ready, directory=directory)
-    shown: Any = SimpleNamespace(done=False, paused=False, node=node, reporter=one.counters)
+    node: Any = SimpleNamespace(state="training", resting=SimpleNamespace(reasons=()), ready=ready, directory=directory)
+
+    def state() -> str:
+        return state_of(node, one.counters, LoopControl(), done=False)
+
     one.reporter.waits(True)
-    assert state_of(shown) == "training"
+    assert state() == "training"
     one.now += NOTABLE_WAIT + 0.1
-    assert state_of(shown) == "waiting"
+    assert state() == "waiting"
     one.reporter.waits(False)
-    assert state_of(shown) == "training"
+    assert state() == "training"
     assert one.counters.waited == pytest.approx(NOTABLE_WAIT + 0.1)
 
 
