@@ -192,8 +192,7 @@ class Boundary:
         """Tell, on the main process, whether the wait is over, for whatever reason."""
         loop, swarm = part.loop, part.swarm
         run_blocking(loop.end_if_over())
-        asked = self._control.asked_to_leave.is_set()
-        begins = enough(swarm.node.driver.head) or loop.done or asked or not swarm.alive
+        begins = enough(swarm.node.driver.head) or loop.done or self._control.leaving or not swarm.alive
         part.reporter.counters.waits_for(0 if begins else count)
         swarm.node.waits = not begins
         return begins
@@ -263,7 +262,7 @@ class StepHooks:
     def __init__(
         self, peer: Tracked, settings: Settings, boundary: Boundary, control: LoopControl, limits: PeerLimits
     ) -> None:
-        self.signals = StopSignals(control.leave_soon, control.hurry, self._is_held)
+        self.signals = StopSignals(control.leave, control.hurry, self._is_held)
         self.on_round: list[Callable[[RoundEnded], object]] = []
         self._peer, self._settings, self._model = peer, settings, settings.model
         self._boundary, self._control, self._limits = boundary, control, limits
@@ -301,7 +300,7 @@ class StepHooks:
     def _before_inner_step(self) -> None:
         """Runs at the beginning of an ``optimizer.step``."""
         if self._part is not None:
-            self._part.loop.schedule.live.before_step()
+            self._part.loop.schedule.calls.before_step()
         self._model.averages.resume()  # the step goes by what trains, and a method may have looked at what is learnt
 
     def _after_inner_step(self) -> None:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -27,10 +26,10 @@ from decentral.peer.settings import Settings
 from decentral.peer.shown import Announcer
 from decentral.preferences.preferences import Duty, Preferences
 from decentral.redundancy.recovery import RedundancyService
-from decentral.swarm.directory import ways_in
+from decentral.swarm.directory import invite_line
 from decentral.swarm.identity import Identity
-from decentral.swarm.invite import Invite
 from decentral.tasks.batches import seed_of
+from decentral.tensors.ops import is_finite
 from decentral.tensors.threads import ThreadsWanted
 from decentral.training.inner import Stage
 from decentral.training.live_model import LiveModel
@@ -41,33 +40,16 @@ from decentral.training.swarm_side import SwarmThread, run_blocking
 from decentral.transport.throttle import Caps, ThrottledTransport
 from decentral.wire.keys import peer_name
 
-T = TypeVar("T")
-
 LAST_TRIES = 3  # at the last checkpoint: one more commit may come between looking for it and copying
-
-
-class Part(Generic[T]):
-    """An attribute for a part that `Startup` makes: to ask for it before is a mistake of ours."""
-
-    def __set_name__(self, holder: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, holder: Participation, kind: type) -> T:
-        part: T | None = holder.made.get(self._name)
-        assert part is not None, f"{self._name}: Startup has not made it yet"
-        return part
-
-    def __set__(self, holder: Participation, part: T) -> None:
-        holder.made[self._name] = part
 
 
 class Participation:
     """The parts of a peer on its main process, each there from the moment in which `Startup` has made it."""
 
-    network = Part[NetworkSetup]()  # how it is reached; before the swarm side is up
-    swarm = Part[SwarmThread[Node]]()  # from before it joins
-    links = Part[ThrottledTransport]()  # hold to the caps, from before the swarm side is up
-    loop = Part[OuterLoop]()  # the training side, once it stands at an anchor
+    network: NetworkSetup  # how it is reached; before the swarm side is up
+    swarm: SwarmThread[Node]  # from before it joins
+    links: ThrottledTransport  # hold to the caps, from before the swarm side is up
+    loop: OuterLoop  # the training side, once it stands at an anchor
 
     def __init__(self, settings: Settings, announce: Announcer, token: str | None) -> None:
         self.settings, self.announce, self.token = settings, announce, token
@@ -86,7 +68,6 @@ class Participation:
         self.behind = WriteBehind()  # checkpoints
         self.redundancy: RedundancyService | None = None  # where the terms ask for it
         self.was_over = False  # the folder held the run's last commit when this peer began: nothing is trained
-        self.made: dict[str, Any] = {}  # the parts by their names. Any: as various as those are
         self._is_closed = False
 
     def judge(self, look: Look) -> None:
@@ -108,12 +89,12 @@ class Participation:
     @property
     def is_up(self) -> bool:
         """True once there is a swarm side, with its node: another thread may ask while it is made."""
-        return "swarm" in self.made and self.swarm.has_node
+        return "swarm" in vars(self) and self.swarm.has_node
 
     @property
     def has_begun(self) -> bool:
         """True once there is an outer loop."""
-        return "loop" in self.made
+        return "loop" in vars(self)
 
     @property
     def acts_before_inner_steps(self) -> bool:
@@ -131,9 +112,8 @@ class Participation:
         return self._invite(None)
 
     def _invite(self, token: str | None) -> str:
-        reachable = "swarm" in self.made and not self.is_offline
-        addresses = ways_in(self.swarm.node.directory) if reachable else ()
-        return str(Invite(self.settings.manifest.digest, addresses, token)) if addresses else ""
+        reachable = "swarm" in vars(self) and not self.is_offline
+        return invite_line(self.swarm.node.directory, self.settings.manifest.digest, token) if reachable else ""
 
     def log(self, metrics: Mapping[str, float | Tensor], inner_steps: int) -> None:
         """Report values that the loop logged after so many inner steps. ConfigError for what is not one number."""
@@ -149,7 +129,7 @@ class Participation:
         if self._is_closed:
             return
         self._is_closed = True
-        if "swarm" in self.made:
+        if "swarm" in vars(self):
             self.swarm.stop(politely=politely)
         with suppress(DecentralError):  # a last checkpoint was waited for before, where there was to be one
             self.behind.wait()
@@ -222,7 +202,8 @@ def save_last(part: Participation) -> bool:
         if not run_blocking(part.loop.settle()):
             why = "a partner did not say whether it took its half of the last step" if gossips else why
             break
-        if not part.settings.model.is_finite():
+        model = part.settings.model
+        if not all(is_finite(model.read(fragment.index)) for fragment in model.schema.fragments):
             why = "the model holds NaN or Inf"
             break
         if save_now(part):

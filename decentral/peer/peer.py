@@ -177,7 +177,13 @@ class Peer:
 
     def anchor(self) -> list[Tensor]:
         """Return the newest committed anchor, fragment by fragment: flat float32, shared and not to be written to."""
-        return list(self._up.swarm.node.replica.anchors) if self._up is not None else self._model.read_alone()
+        if self._up is not None:
+            return list(self._up.swarm.node.replica.anchors)
+        if self._model.is_sharded:
+            raise ConfigError("peer.anchor(): of a sharded model the main process has it, inside the with block")
+        held = self._model.read_all()
+        self._model.averages.resume()
+        return held
 
     def agreed(self) -> dict[str, Tensor]:
         """The model that the run has agreed on, as a state dict: a copy on the processor, by the names that parameters
@@ -315,7 +321,7 @@ class Peer:
     @property
     def in_flight(self) -> bool:
         """True while a contribution of this peer waits for its commit and training goes on."""
-        return self._begun is not None and self._begun.loop.schedule.sent_at is not None
+        return self._begun is not None and self._begun.loop.schedule.timing.sent_at is not None
 
     @property
     def paused(self) -> bool:

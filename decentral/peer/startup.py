@@ -81,6 +81,7 @@ class Startup:
         self._limits, self._daily_upload, self._lan = limits, limits.daily_upload, lan
         self._checkpointer = Checkpointer(part.store, part.settings.states)
         self._checkpoint: _Checkpoint | None = None
+        self._invited_by = () if part.settings.invite is None else part.settings.invite.addresses
         self._before = read_addresses(part.settings.out)
         self._outer_steps = 0  # in the live model, when it begins
 
@@ -192,16 +193,11 @@ class Startup:
     # ---- the swarm ----
 
     @property
-    def _invite_addresses(self) -> tuple[str, ...]:
-        """The addresses in the invite; none without an invite."""
-        return self._settings.invite.addresses if self._settings.invite is not None else ()
-
-    @property
     def _ways(self) -> tuple[str, ...]:
         """The invite's addresses, and those of the peers that were there last: a first peer has no invite, and when it
         comes back at another address the others have only its old one.
         """
-        return tuple(dict.fromkeys((*self._invite_addresses, *self._before.others)))
+        return tuple(dict.fromkeys((*self._invited_by, *self._before.others)))
 
     def _enter(self) -> NetworkSetup:
         """Find the way to the others; a network with nobody in it where the run is over and nobody is served."""
@@ -213,7 +209,7 @@ class Startup:
             identity,
             given["listen"],
             relays=given["relays"],
-            invited_by=self._invite_addresses,
+            invited_by=self._invited_by,
             before=self._before.listen,
         )
 
@@ -298,7 +294,8 @@ class Startup:
             slept = Resumed(head, dict(own.tensors), dict(own.meta), (), adopted=True)
             return self._go_on(_Checkpoint(slept, slept.meta, head, True, anchors, buffers_B=buffers_B)), included
         schedule, self._outer_steps = make_schedule(self._manifest, head.hash, self._live_side()), head.outer_step
-        self._put(schedule, anchors)
+        for fragment, anchor_N in enumerate(anchors):
+            schedule.put(self._model, fragment, anchor_N)
         self._model.buffers.write(buffers_B, whole=True)
         return schedule, included
 
@@ -325,10 +322,6 @@ class Startup:
         moments = Moments(self._model, self._settings.optimizers.parts)
         return LiveSide(self._model, moments, self._part.identity.peer, self._model.schema)
 
-    def _put(self, schedule: SyncSchedule, anchors: list[Tensor]) -> None:
-        for fragment, anchor_N in enumerate(anchors):
-            schedule.put(self._model, fragment, anchor_N)
-
     def _lost_its_buffers(self, kept: _Checkpoint, buffers_B: Tensor) -> bool:
         """Tell whether a resumed peer goes on with shared buffers, not its live ones; never where each has its own."""
         if not self._part.swarm.node.replica.tail.numel:
@@ -338,7 +331,7 @@ class Startup:
     def _make_loop(self, schedule: SyncSchedule) -> OuterLoop:
         given, part = self._settings.options, self._part
         buffers = self._manifest.model.buffers or "average"
-        told = part.reporter.counters.holds_for_checkpoint, part.announce
+        told = part.reporter.counters.taking_seconds.append, part.announce
         saver = Saver(part.swarm, self._checkpointer, self._model, self._count, buffers, part.behind, *told)
         if part.redundancy is not None:
             saver = replace(saver, after=OwnStateKept(part.swarm, part.redundancy, part.announce).after)

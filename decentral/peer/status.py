@@ -23,7 +23,7 @@ from decentral.peer.participation import Participation
 from decentral.peer.settings import Settings
 from decentral.peer.shown import Announcer
 from decentral.training.outer_loop import LoopControl
-from decentral.training.reporting import Counters
+from decentral.training.reporting import Counters, usual
 from decentral.wire.keys import Digest, PeerId, peer_name
 from decentral.wire.messages import PRIVATE, Lease, Record
 
@@ -98,8 +98,8 @@ def status_of(part: Participation, stalls: StallWatch, control: LoopControl, *, 
         left_out_by="" if left_out is None or left_out.leader is None else peer_name(left_out.leader),
         others_round=None if others_stand_at is None else _outer_steps(node, others_stand_at),
         usual_round_seconds=reporter.usual_round,
-        held_seconds=reporter.usual_hold,
-        checkpoint_held_seconds=reporter.usual_checkpoint_hold,
+        held_seconds=usual(reporter.held_seconds),
+        checkpoint_held_seconds=usual(reporter.taking_seconds),
         wanted_members=reporter.wanted_members,
         gone=tuple(peer_name(member) for member in sorted(node.company.gone)),
         gone_left=node.company.left,
@@ -108,7 +108,7 @@ def status_of(part: Participation, stalls: StallWatch, control: LoopControl, *, 
         bytes_sent=sent,
         bytes_received=received,
         bytes_measuring=measuring.sent,
-        bytes_per_round=reporter.sent_per_round(sent),
+        bytes_per_round=reporter.traffic.per_round(sent, reporter.num_outcomes),
         model_here=fetched[0],
         model_nbytes=fetched[1],
         sent_per_second=up,
@@ -144,7 +144,7 @@ def _rates(part: Participation) -> tuple[int, int, float, float]:
     """Return bytes sent and received without those that measured lines, and both per second."""
     total, measuring = part.swarm.transport.traffic.total, part.swarm.node.speed.count
     sent, received = total.sent - measuring.sent, total.received - measuring.received
-    return sent, received, *part.reporter.counters.rates(sent, received)
+    return sent, received, *part.reporter.counters.traffic.per_second(sent, received)
 
 
 def state_of(node: Node, reporter: Counters, control: LoopControl, *, done: bool) -> str:

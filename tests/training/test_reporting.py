@@ -10,7 +10,7 @@ from decentral.peer.status import state_of
 from decentral.replica.pair_step import GossipStep
 from decentral.rounds.local_state import Decision
 from decentral.training.outer_loop import LoopControl
-from decentral.training.reporting import NOTABLE_WAIT, Reporter
+from decentral.training.reporting import NOTABLE_WAIT, Reporter, usual
 from decentral.wire.keys import peer_name
 from tests.kit.updates import update
 
@@ -111,11 +111,13 @@ def test_bytes_per_round_are_those_of_the_rounds_that_are_told_of() -> None:
         sent += 5_000 if number < 100 else 1_000
         one.round()
         if number % 3 == 0 or number == 99:  # rounds may be faster than anybody looks
-            per_round = one.counters.sent_per_round(sent)
+            per_round = one.counters.traffic.per_round(sent, one.counters.num_outcomes)
         if number == 99:
             assert per_round == 5_000
     assert per_round == 1_000
-    assert one.counters.sent_per_round(sent + 700) == 1_000, "what the round in progress sends counts with it"
+    assert one.counters.traffic.per_round(sent + 700, one.counters.num_outcomes) == 1_000, (
+        "what the round in progress sends counts with it"
+    )
 
 
 def test_the_wait_for_company_is_no_part_of_the_first_round() -> None:
@@ -161,10 +163,10 @@ def test_a_round_tells_its_seconds_how_many_of_them_training_stood_still_and_how
 
 def test_a_round_tells_how_long_copying_held_the_training_thread() -> None:
     one = Told()
-    assert one.counters.usual_hold is None
+    assert usual(one.counters.held_seconds) is None
     for holds in ((0.25, 0.5), (0.125,), ()):
         for seconds in holds:
             one.reporter.holds(seconds)
         one.round()
     assert [fields["held"] for fields in one.fields] == [0.75, 0.125, 0.0]
-    assert one.counters.usual_hold == 0.125
+    assert usual(one.counters.held_seconds) == 0.125
