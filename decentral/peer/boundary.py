@@ -132,18 +132,18 @@ class Boundary:
         part.behind.check()
         loop.schedule.stepped()
         if control.finishes_after == math.inf:
-            control.finishes_after = self.round(part)
+            control.finishes_after = self.outer_steps(part)
         try:
             changed = run_blocking(loop.step_boundary())
         except (LoopEnded, CancelledError):  # the swarm's side ends just now, and its error says more
             raise swarm.reason() from None
-        if (last := control.finishes_after) is not None and self.round(part) > last and not loop.done:
+        if (last := control.finishes_after) is not None and self.outer_steps(part) > last and not loop.done:
             control.leave()
         if not (swarm.alive or loop.done or self.done):
             raise swarm.reason()
         return changed
 
-    def round(self, part: Participation | None) -> int:
+    def outer_steps(self, part: Participation | None) -> int:
         """Count the outer steps of the anchor; where the peer has several processes, those of the last boundary."""
         if part is None or self._model.team.orders is not None:
             return self.count.round
@@ -276,7 +276,7 @@ class StepHooks:
         begins = self._before_inner_step if part is not None and part.acts_before_inner_steps else None
         looks = self._before_any_step, self._model.joined.check_tensors
         parts = self._settings.optimizers.parts
-        self._part, self._steps = part, InnerSteps(parts, self._after_inner_step, begins, *looks, after=self._is_over)
+        self._part, self._steps = part, InnerSteps(parts, self._after_inner_step, begins, *looks, after=self._end_step)
         return self._steps.hook(self._model.trained)
 
     @property
@@ -326,7 +326,7 @@ class StepHooks:
             self._model.averages.resume()  # a loop may catch it, and go on
             raise
 
-    def _is_over(self) -> None:
+    def _end_step(self) -> None:
         """Handle what came within the step, now that all is done that belongs to it."""
         self._control.interrupted = False
         self.signals.step_ends()

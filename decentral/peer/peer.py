@@ -116,7 +116,7 @@ class Peer:
         """Outer steps that this peer's anchor has behind it; where it has several processes, on all of them those that
         the live model had at the last step boundary.
         """
-        return self._boundary.round(self._up)
+        return self._boundary.outer_steps(self._up)
 
     @property
     def progress(self) -> float:

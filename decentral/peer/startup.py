@@ -18,6 +18,7 @@ from decentral.compressors.base import is_sparse
 from decentral.consensus.chain import Head
 from decentral.errors import ConfigError, DiskError
 from decentral.flow.waiting import in_thread, seconds_asleep_or_not
+from decentral.manifest import Manifest
 from decentral.manifest.presets import default_scale
 from decentral.node.durable_store import Resumed
 from decentral.node.folder import Addresses, keep_addresses, keep_terms, keep_token, read_addresses
@@ -120,7 +121,7 @@ class Startup:
                 " and ".join(idle),
             )
         if not resumed and self._settings.invite is None:
-            self._tell_of_size()
+            warn_of_size(self._manifest, self._model.schema.numel)
         found = differences(self._manifest.inner, self._settings.optimizers.parts)
         if found:  # after the checkpoint's were restored
             logging.getLogger("decentral").warning(differences_sentence(found))
@@ -132,20 +133,6 @@ class Startup:
         losses = {"held_out_loss": look.after, "held_out_before": look.before}
         self._part.reporter.metrics(losses, self._count.value)
         self._part.judge(look)
-
-    def _tell_of_size(self) -> None:
-        """Warn of dense frames for everybody that a usual line does not carry in time: init did not know the model."""
-        terms, numel = self._manifest, self._model.schema.numel
-        scale = default_scale(parameters=numel)
-        if terms.model.task != "custom" or terms.exchange.kind != "gather" or scale.carries_dense:
-            return
-        if is_sparse(parse_compressor(terms.compressor.chain)):
-            return
-        logging.getLogger("decentral").warning(
-            "your model has %s parameters, and a round sends all of them to each of the others: on lines of %g Mbit/s "
-            "with %d peers that is %.0f s; decentral init --task custom --model-size %dM writes terms for it",
-            f"{numel:,}", 8e-6 * scale.rate, scale.peers, numel * (scale.peers - 1) / scale.rate, round(numel / 1e6),
-        )  # fmt: skip
 
     # ---- the folder ----
 
@@ -164,10 +151,10 @@ class Startup:
         }
         if found is None:
             if self._settings.invite is None:
-                self._check_terms(founding=True)
+                check_terms(self._manifest, founding=True)
             return Start(founder=self._settings.invite is None, bootstrap=self._ways, **common), False
         if self._settings.invite is None:
-            self._check_terms(founding=False)
+            check_terms(self._manifest, founding=False)
         for name, why in found.passed_over:
             self._part.announce("checkpoint_passed_over", {"name": name, "why": why})
         memory = self._checkpointer.restore(found, self._model)
@@ -178,17 +165,6 @@ class Startup:
         self._part.was_over = kept_whole or ended or store.leads_to_the_end(found.head)
         common |= {"age": float(memory["age"]), "gossip_step": int(memory["gossip_step"]), "away": store.away()}
         return Start(founder=False, head=found.head, bootstrap=self._ways, **common), kept_whole
-
-    def _check_terms(self, *, founding: bool) -> None:
-        """ConfigError for terms that ruin a run which nobody has begun yet; one that exists is warned of."""
-        from decentral.trial.check import check_learns  # the laboratory, which most peers never need
-
-        try:
-            check_learns(self._manifest)
-        except ConfigError as error:
-            if founding:
-                raise
-            logging.getLogger("decentral").warning("%s; this run goes on, a new one would be refused", error)
 
     # ---- the swarm ----
 
@@ -351,6 +327,32 @@ class Startup:
                 looks=part.looks,
             )
         )
+
+
+def check_terms(manifest: Manifest, *, founding: bool) -> None:
+    """ConfigError for terms that ruin a run which nobody has begun yet; one that exists is warned of."""
+    from decentral.trial.check import check_learns  # the laboratory, which most peers never need
+
+    try:
+        check_learns(manifest)
+    except ConfigError as error:
+        if founding:
+            raise
+        logging.getLogger("decentral").warning("%s; this run goes on, a new one would be refused", error)
+
+
+def warn_of_size(terms: Manifest, numel: int) -> None:
+    """Warn of dense frames for everybody that a usual line does not carry in time: init did not know the model."""
+    scale = default_scale(parameters=numel)
+    if terms.model.task != "custom" or terms.exchange.kind != "gather" or scale.carries_dense:
+        return
+    if is_sparse(parse_compressor(terms.compressor.chain)):
+        return
+    logging.getLogger("decentral").warning(
+        "your model has %s parameters, and a round sends all of them to each of the others: on lines of %g Mbit/s "
+        "with %d peers that is %.0f s; decentral init --task custom --model-size %dM writes terms for it",
+        f"{numel:,}", 8e-6 * scale.rate, scale.peers, numel * (scale.peers - 1) / scale.rate, round(numel / 1e6),
+    )  # fmt: skip
 
 
 async def _standing(swarm: SwarmThread[Node]) -> tuple[Head, list[Tensor], Tensor, list[CommittedUpdate]]:
