@@ -5,13 +5,13 @@ from typing import Any
 
 import click
 
-from decentral.cli.options import CAPS, INVITE, WAYS, Decorator, option_of_join, remember, with_admit
+from decentral.cli.options import CAPS, INVITE, WAYS, option_of_join, remember, with_admit, with_options
 from decentral.cli.quantities import Size
 from decentral.quantities import moment_in, time_left
 
 DEFAULT = Path("decentral-follow")
 
-_OPTIONS: tuple[Decorator, ...] = (
+_OPTIONS = with_options(
     click.option(
         "--out",
         "directory",
@@ -64,18 +64,9 @@ _OPTIONS: tuple[Decorator, ...] = (
 )
 
 
-def _with(options: tuple[Decorator, ...]) -> Decorator:
-    def add(command: object) -> object:
-        for option in reversed(options):
-            command = option(command)  # type: ignore[arg-type]
-        return command
-
-    return add  # type: ignore[return-value]
-
-
 @click.command("follow")
 @click.argument("invite", nargs=-1, required=True, type=INVITE, envvar="DECENTRAL_INVITE")
-@_with(_OPTIONS)
+@_OPTIONS
 @click.pass_context
 def follow_command(context: click.Context, /, invite: tuple[str, ...], directory: Path, **options: Any) -> None:
     """Receive a run's anchors as safetensors, for evaluation or serving, and contribute nothing.

@@ -80,7 +80,7 @@ def init_command(
     $ decentral init lines.toml --link 20mbit --peers 8 --model-size 30M --step-time 0.4s
     """
     from decentral.cli.preflight import write_text
-    from decentral.cli.terms import model_sizes, next_step, of_rate, scale_assumed, terms_of, why_default
+    from decentral.cli.terms import model_sizes, next_step, of_loss, of_rate, scale_assumed, terms_of, why_default
     from decentral.manifest.presets import default_preset
     from decentral.optimizers import presets
     from decentral.trial.check import check_learns
@@ -110,9 +110,9 @@ def init_command(
         click.echo(json.dumps(told | ({} if found is None else found.to_dict())))
         return
     rounds = manifest.run.rounds if found is None else found.fit.rounds
-    for said in (why, of_rate(preset, manifest, rounds, scale), presets()[preset].behind):
-        if said:
-            click.echo(said)
+    rate = of_rate(preset, manifest, rounds, scale)
+    for said in filter(None, (why, rate, of_loss(manifest), presets()[preset].behind)):
+        click.echo(said)
     click.echo(f"{file}: run {manifest.run.name}, {preset}; {next_step(manifest, file, data)}")
 
 

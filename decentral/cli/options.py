@@ -1,5 +1,6 @@
 """Options that several commands share, spelled once, and how one peer takes part by them. Imports no torch."""
 
+import functools
 import os
 import shlex
 import sys
@@ -256,51 +257,51 @@ WHEN: tuple[Decorator, ...] = (  # and with how much of the machine; all of it c
 )
 
 
-def options_of_a_peer(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add them to a command."""
-    options: list[Decorator] = [
-        click.option(
-            "--data",
-            type=click.Path(path_type=Path),
-            metavar="PATH",
-            help="Text to train on, a file or a folder; the standard library's source when not given.",
-        ),
-        click.option(
-            "--out",
-            "directory",
-            type=click.Path(path_type=Path, file_okay=False),
-            default=DEFAULT_DIRECTORY,
-            show_default=True,
-            help="Run directory; a run found there is resumed.",
-        ),
-        *WAYS,
-        option_of_join("require_peers", type=click.IntRange(min=0), metavar="N"),
-        option_of_join(
-            "join_timeout",
-            kept_as="give_up_at",
-            type=click.FloatRange(min=0, min_open=True),
-            callback=lambda context, parameter, seconds: moment_in(seconds),
-            metavar="S",
-            also="S seconds from the command's start; the exit code is 20 then.",
-        ),
-        option_of_join("keep_serving", is_flag=True),
-        *CAPS,
-        *WHEN,
-        option_of_join("daily_upload", type=Size(), metavar="SIZE"),
-        option_of_join("offload", type=click.Path(file_okay=False, path_type=Path)),
-        option_of_join("on_nan", type=click.Choice(["stop", "restart"]), show_default=True),
-        with_page,
-        with_metrics,
-        click.option(
-            "--json",
-            "as_json",
-            is_flag=True,
-            help="At the end, print summary.json on stdout, and nothing else there: the invite goes to stderr.",
-        ),
-    ]
-    for option in reversed(options):
-        command = option(command)
-    return command
+def with_options(*options: Decorator) -> Decorator:
+    """Add them to a command, in their order."""
+    return lambda command: functools.reduce(lambda wrapped, option: option(wrapped), reversed(options), command)
+
+
+options_of_a_peer = with_options(
+    click.option(
+        "--data",
+        type=click.Path(path_type=Path),
+        metavar="PATH",
+        help="Text to train on, a file or a folder; the standard library's source when not given.",
+    ),
+    click.option(
+        "--out",
+        "directory",
+        type=click.Path(path_type=Path, file_okay=False),
+        default=DEFAULT_DIRECTORY,
+        show_default=True,
+        help="Run directory; a run found there is resumed.",
+    ),
+    *WAYS,
+    option_of_join("require_peers", type=click.IntRange(min=0), metavar="N"),
+    option_of_join(
+        "join_timeout",
+        kept_as="give_up_at",
+        type=click.FloatRange(min=0, min_open=True),
+        callback=lambda context, parameter, seconds: moment_in(seconds),
+        metavar="S",
+        also="S seconds from the command's start; the exit code is 20 then.",
+    ),
+    option_of_join("keep_serving", is_flag=True),
+    *CAPS,
+    *WHEN,
+    option_of_join("daily_upload", type=Size(), metavar="SIZE"),
+    option_of_join("offload", type=click.Path(file_okay=False, path_type=Path)),
+    option_of_join("on_nan", type=click.Choice(["stop", "restart"]), show_default=True),
+    with_page,
+    with_metrics,
+    click.option(
+        "--json",
+        "as_json",
+        is_flag=True,
+        help="At the end, print summary.json on stdout, and nothing else there: the invite goes to stderr.",
+    ),
+)
 
 
 # ---- the same, as an object ----

@@ -90,6 +90,18 @@ def terms_of(
     return manifest
 
 
+def of_loss(manifest: Manifest) -> str:
+    """The sentence about what a sparsifier drops for good where nothing is owed; empty elsewhere."""
+    from decentral.compressors import parse_compressor  # torch
+    from decentral.compressors.base import is_sparse, relative_error
+
+    compressor = parse_compressor(manifest.compressor.chain)
+    if manifest.compressor.feedback != "none" or not is_sparse(compressor):
+        return ""
+    lost = f"{relative_error(compressor):.0%} of a contribution, in norm,"
+    return f"compressor.feedback = none: {lost} is dropped for good; the preset sparseloco sends it later."
+
+
 def scale_assumed(overrides: Mapping[str, object], sizes: Sizes, model_size: int | None, peers: int | None) -> Scale:
     """How large a round would be, by what was said of the model and the peers."""
     if overrides["task"] == "custom":

@@ -131,6 +131,8 @@ def _print_forecast(found: dict[str, object], profile: str, peers: int) -> None:
     ):
         if name in found:
             click.echo(f"{name:16} {found[name]}")
+    if "unmoved" in found:
+        click.echo(f"{'unmoved':16} {found['unmoved']} rounds moved nothing: {found['why_unmoved']}")
     if "loss" in found:
         alone = (
             f"{found['loss_alone']} for a median peer alone as long, which makes {found['steps_alone']:,} inner steps"

@@ -241,6 +241,12 @@ def test_a_simulation_of_the_terms_agrees(run: Run) -> None:
 # ---- what is written ----
 
 
+@pytest.mark.parametrize(("chain", "lost"), [("topk(k=64, chunk=4096) >> signmag2", "94%"), ("int4(block=256)", "")])
+def test_a_compressor_that_drops_values_for_good_is_named(run: Run, chain: str, lost: str) -> None:
+    told = run("init", "run.toml", "--preset", "diloco", "--compressor", chain).stdout
+    assert ("dropped for good" in told, lost in told) == (bool(lost), True)
+
+
 @pytest.mark.parametrize("preset", [name for name in PRESETS if not make_outer(name, {}).begins_apart])
 def test_a_manifest_of_every_preset_is_written_with_comments_and_loads(run: Run, tmp_path: Path, preset: str) -> None:
     assert run("init", "run.toml", "--preset", preset).exit_code == 0

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from decentral.manifest import preset_manifest
+from decentral.optimizers.sparseloco import SparseLoCo
 from decentral.quantities import parse_rate
 from decentral.replica.codec import codec_of
 from decentral.simulate.lessons import stand_in_for
@@ -46,6 +47,17 @@ def test_a_forecast_is_of_as_many_rounds_as_were_asked_for(preset):
     assert heard == sorted(heard)
     assert heard[0] < 0.5
     assert heard[-1] == 1.0
+
+
+def test_a_method_that_raises_is_told_as_rounds_that_moved_nothing(monkeypatch):
+    def fail(*given):
+        raise RuntimeError("no such step")
+
+    monkeypatch.setattr(SparseLoCo, "outer_step", fail)
+    terms = preset_manifest("sparseloco", run={"rounds": 20, "salt": "raises"}, inner={"steps": 3})
+    found = forecast(terms, peers=2, profile="lab", seed=1, rounds=2, step_seconds=0.1, parameters=10_000)
+    assert found["commits"] == found["unmoved"] >= 2
+    assert "no such step" in found["why_unmoved"]
 
 
 def test_one_seed_is_one_forecast_whatever_was_drawn_before():
