@@ -51,7 +51,7 @@ def cards_by_name(context: click.Context, parameter: click.Parameter, given: tup
 
 def presets_that_begin(context: click.Context, parameter: click.Parameter, begun: str) -> list[str]:
     """For a shell that completes; methods of other packages are among them."""
-    from decentral.optimizers.registry import presets
+    from decentral.optimizers import presets
 
     return [name for name in presets() if name.startswith(begun)]
 

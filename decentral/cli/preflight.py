@@ -60,6 +60,15 @@ def check_trained_here(manifest: "Manifest") -> None:
     check_fragments(manifest)
 
 
+def check_first_weights(folder: Path | None, directory: Path, manifest: "Manifest") -> None:
+    """UsageError or ConfigError for a ``--from`` that the run cannot begin from; a run that goes on needs none."""
+    from decentral.tasks.language_model import check_begins
+    from decentral.tasks.sizing import LanguageModelConfig
+
+    if folder is not None and not (directory / "checkpoints").exists():
+        check_begins(folder, LanguageModelConfig.of(manifest.model))
+
+
 def check_place(directory: Path) -> None:
     """DiskError unless files can be made in ``directory``, which need not be there yet."""
     place = next(path for path in (directory, *directory.absolute().parents) if os.path.exists(path))

@@ -67,7 +67,7 @@ def start_command(context: click.Context, /, file: Path, directory: Path, **give
     $ decentral start run.toml --out decentral-run
     decentral join INVITE
     """
-    from decentral.cli.preflight import check_trained_here
+    from decentral.cli.preflight import check_first_weights, check_trained_here
     from decentral.manifest import load_manifest
     from decentral.swarm.admission import check_token
 
@@ -82,7 +82,9 @@ def start_command(context: click.Context, /, file: Path, directory: Path, **give
         raise ConfigError(f"{file}: no such manifest; write one with: decentral init {shlex.quote(str(file))}")
     manifest = load_manifest(file)
     check_trained_here(manifest)
-    _train(context, manifest, _look_over(options), options)
+    text = _look_over(options)
+    check_first_weights(options.begins_from, options.out, manifest)
+    _train(context, manifest, text, options)
 
 
 @click.command("join")

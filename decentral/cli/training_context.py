@@ -28,7 +28,7 @@ from decentral.training.inner import build_inner, warm_up
 
 @dataclass(slots=True)
 class TrainingContext:
-    """The tools and counters of a training loop. ``Any`` where accelerate and transformers ship no types."""
+    """The tools and counters of a training loop. ``Any`` where accelerate ships no types."""
 
     manifest: Manifest
     out: Path

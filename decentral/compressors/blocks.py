@@ -1,4 +1,4 @@
-"""Kernels of the quantisers: blocks that share a scale, codes that mean a level, and bins that become codebooks."""
+"""Blocks of values that share a scale, and codes that mean a level of it: what most quantisers are made of."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -17,24 +17,13 @@ from decentral.tensors.device import slabs
 from decentral.tensors.memory import fresh_like
 
 __all__ = [
-    "LARGEST_SCALE",
     "UNUSED",
-    "Binned",
     "Code",
     "Tabled",
-    "add_looked_up",
-    "all_used",
     "check_block",
     "largest_scale",
-    "look_up",
-    "num_blocks",
-    "over",
-    "peaks",
-    "positive",
-    "put_in_bins",
     "quantise",
-    "short_scale",
-    "spread",
+    "scale_blocks",
     "table",
     "to_blocks",
 ]
@@ -48,7 +37,6 @@ __all__ = [
 # the scale up costs less than 1/128 of its size; below 2**-126, where float32 has denormals, 2**-133, so that there the
 # values of a block may be lost whole.
 
-LARGEST_SCALE = torch.finfo(torch.bfloat16).max  # 3.39e38; float32 ends at 3.40e38
 _LARGEST_BLOCK = 65536  # a short tensor is filled up to a whole block, so a block must not be huge
 _LONG_BITS = 0xFFFF  # the mantissa bits float32 has and bfloat16 has not
 
@@ -59,7 +47,7 @@ def check_block(method: object, block: int) -> None:
         raise ConfigError(f"{method}: a block has 1 to {_LARGEST_BLOCK} values; 256 and 4096 are usual")
 
 
-def num_blocks(numel: int, block: int) -> int:
+def _num_blocks(numel: int, block: int) -> int:
     """Return how many blocks cover ``numel`` values, the last one possibly short."""
     return -(-numel // block)
 
@@ -72,17 +60,17 @@ def to_blocks(flat_N: Tensor, block: int) -> Tensor:
     return flat_N.reshape(-1, block)
 
 
-def peaks(flat_N: Tensor, block: int) -> Tensor:
+def _peaks(flat_N: Tensor, block: int) -> Tensor:
     """Return the largest magnitude of every block, float32 (num_blocks,)."""
     return to_blocks(flat_N, block).abs().amax(dim=1)
 
 
-def spread(scale_B: Tensor, flat_N: Tensor, block: int) -> Tensor:
+def _spread(scale_B: Tensor, flat_N: Tensor, block: int) -> Tensor:
     """Return ``flat_N`` with each block multiplied by its float32 scale."""
     return (to_blocks(flat_N, block) * scale_B[:, None]).flatten()[: flat_N.numel()]
 
 
-def over(size_B: Tensor, top: float) -> Tensor:
+def _over(size_B: Tensor, top: float) -> Tensor:
     """Return the true quotient on every device, by way of float64: by a number, CUDA divides as it multiplies by its
     reciprocal, and kernels divide to the last bit but one. A size that is a short scale times ``top`` must not be
     rounded up to the next scale. No quotient by a short number lies so near to halfway that float64 misses it.
@@ -90,7 +78,7 @@ def over(size_B: Tensor, top: float) -> Tensor:
     return (size_B.double() / top).float()
 
 
-def short_scale(size_B: Tensor, largest: float = LARGEST_SCALE) -> Tensor:
+def _short_scale(size_B: Tensor, largest: float) -> Tensor:
     """Return sizes >= 0 rounded up to 8 significant bits (denormals: multiples of 2**-133), float32, at most
     ``largest``.
     """
@@ -104,9 +92,13 @@ def largest_scale(top: float) -> float:
     return math.ldexp(math.floor(mantissa * 256) / 256, exponent)
 
 
-def positive(scale_B: Tensor) -> Tensor:
-    """Return scales to divide by: 1 for a block of zeros."""
-    return torch.where(scale_B > 0, scale_B, torch.ones_like(scale_B))
+def scale_blocks(value_N: Tensor, block: int, top: int = 1) -> tuple[Tensor, Tensor]:
+    """Return values over the scales of their blocks (B, block), at most ``top`` in magnitude but for what scales are
+    rounded by, and the scales (B,); a block of zeros is divided by 1.
+    """
+    scale_B = _short_scale(_over(_peaks(value_N, block), top), largest_scale(top))
+    divisor_B = torch.where(scale_B > 0, scale_B, torch.ones_like(scale_B))
+    return to_blocks(value_N, block) / divisor_B[:, None], scale_B
 
 
 # ---- codes that mean a level ----
@@ -155,7 +147,7 @@ class Tabled(Method):
         numel = math.prod(shape)
         return (
             PartSpec("codes", torch.uint8, (numel,), Symbols(self.code.bits)),
-            PartSpec("scales", self.scale_dtype, (num_blocks(numel, self.block),), Floats()),
+            PartSpec("scales", self.scale_dtype, (_num_blocks(numel, self.block),), Floats()),
         )
 
     def compress_one(self, tensor: Tensor) -> Payload:
@@ -208,7 +200,7 @@ class _Levels(Decoded):
         if _on_processor(code_N):
             return look_up(code_N, level_256, scale_B, self.method.block).reshape(self.payload.shape)
         level_N = level_256.index_select(0, code_N.int())
-        return spread(scale_B, level_N, self.method.block).reshape(self.payload.shape)
+        return _spread(scale_B, level_N, self.method.block).reshape(self.payload.shape)
 
     def add(self, start: int, total_n: Tensor, weight: float) -> None:
         if not _on_processor(total_n):
@@ -329,64 +321,3 @@ def _add_looked_up(codes, levels, scales, block, weight, total):  # type: ignore
         code, value, scale = codes[start : start + size], total[start : start + size], scales[b]
         for i in range(size):
             value[i] += weight * (levels[code[i]] * scale)
-
-
-# ---- bins for codebooks ----
-#
-# The range of a tensor's values cut into equal bins, each decoded to the mean of its members.
-#
-# The mean minimises the squared error of a bin, so what is lost is never more than the tensor's variance; bins without
-# a member decode to 0.
-#
-# Shape suffixes: N = values, n = values of a slab, K = bins.
-
-_GROUPS = 4096  # of a device's sums: neighbours that add to one place would wait for each other
-_LARGEST_MEAN = 64  # of the magnitudes of places, in bins: sigma is at most 43 of them
-
-
-@dataclass(frozen=True, slots=True)
-class Binned:
-    """Values in their bins. A place is a distance from the mean of all values, in bins; all but codes in float64."""
-
-    code_N: Tensor  # uint8
-    mean: Tensor
-    width: Tensor  # of a bin; 1 when all values are equal
-    place_K: Tensor  # the mean of each bin's members; 0 where there are none
-    count_K: Tensor  # int64: how many these are
-
-
-def put_in_bins(value_N: Tensor, bins: int, window: float, code_of: Callable[[Tensor], Tensor]) -> Binned:
-    """Put every value in the bin that ``code_of(places)`` says; ``bins`` of them span ``window`` sigmas.
-
-    Sigma is that of a sample: N - 1 in the denominator. Bins are summed as integers: parallel sums of floats differ
-    from run to run on CUDA, and equal tensors must give equal bits.
-    """
-    mean, width = _centre(value_N, bins, window)
-    unit = 2.0 ** -min(40, 62 - (_LARGEST_MEAN * value_N.numel()).bit_length())  # sums of N places stay below 2**62
-    code_N = torch.empty(value_N.numel(), dtype=torch.uint8, device=value_N.device)
-    groups = 1 if value_N.device.type == "cpu" else _GROUPS
-    sum_GK = torch.zeros(groups, bins, dtype=torch.int64, device=value_N.device)
-    count_GK = torch.zeros_like(sum_GK)
-    for start, stop in slabs(value_N):
-        place_n = (value_N[start:stop].double() - mean) / width
-        code_n = code_of(place_n).clamp_(0, bins - 1).long()
-        whole_n = (place_n / unit).round_().long()
-        code_N[start:stop] = code_n
-        if groups > 1:
-            code_n += bins * (torch.arange(stop - start, device=value_N.device, dtype=torch.int64) % groups)
-        sum_GK.view(-1).index_add_(0, code_n, whole_n)
-        count_GK.view(-1).index_add_(0, code_n, torch.ones_like(whole_n))
-    sum_K, count_K = sum_GK.sum(dim=0), count_GK.sum(dim=0)
-    return Binned(code_N, mean, width, sum_K.double() * unit / count_K.clamp(min=1), count_K)
-
-
-def _centre(value_N: Tensor, bins: int, window: float) -> tuple[Tensor, Tensor]:
-    """Return the mean and the width of a bin; float64, as the square of 1e38 has to fit."""
-    mean, square = value_N.new_zeros((), dtype=torch.float64), value_N.new_zeros((), dtype=torch.float64)
-    for start, stop in slabs(value_N):
-        mean += value_N[start:stop].sum(dtype=torch.float64)
-    mean /= max(1, value_N.numel())
-    for start, stop in slabs(value_N):
-        square += (value_N[start:stop].double() - mean).square_().sum()
-    width = square.sqrt() * (window / bins / math.sqrt(max(1, value_N.numel() - 1)))
-    return mean, torch.where(width > 0, width, torch.ones_like(width))

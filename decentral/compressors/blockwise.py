@@ -14,11 +14,8 @@ from decentral.compressors.blocks import (
     Code,
     Tabled,
     largest_scale,
-    over,
-    peaks,
-    positive,
     quantise,
-    short_scale,
+    scale_blocks,
     table,
     to_blocks,
 )
@@ -72,8 +69,7 @@ class Linear(Tabled):
 
 @one_kernel
 def _nearest_linear(value_N: Tensor, block: int, top: int) -> tuple[Tensor, Tensor]:
-    scale_B = short_scale(over(peaks(value_N, block), top), largest_scale(top))
-    size_BL = to_blocks(value_N, block) / positive(scale_B)[:, None]
+    size_BL, scale_B = scale_blocks(value_N, block, top)
     code_BL = size_BL.round().clamp(-top, top).add(top + 1).to(torch.uint8)
     return code_BL.flatten()[: value_N.numel()], scale_B
 
@@ -190,10 +186,9 @@ class FP8(Tabled):
 
 @one_kernel
 def _nearest_fp8(value_N: Tensor, block: int) -> tuple[Tensor, Tensor]:
-    scale_B = short_scale(over(peaks(value_N, block), _FP8_TOP), largest_scale(_FP8_TOP))
-    scaled_BL = to_blocks(value_N, block) / positive(scale_B)[:, None]
-    scaled_BL = scaled_BL.clamp(-_FP8_TOP, _FP8_TOP)  # beyond it the conversion gives NaN
-    code_N = scaled_BL.to(torch.float8_e4m3fn).view(torch.uint8).flatten()[: value_N.numel()]
+    size_BL, scale_B = scale_blocks(value_N, block, _FP8_TOP)
+    size_BL = size_BL.clamp(-_FP8_TOP, _FP8_TOP)  # beyond it the conversion gives NaN
+    code_N = size_BL.to(torch.float8_e4m3fn).view(torch.uint8).flatten()[: value_N.numel()]
     return code_N.masked_fill(code_N == _FP8_MINUS_ZERO, 0), scale_B
 
 
@@ -236,9 +231,8 @@ class E3M0(Tabled):
 @one_kernel
 def _nearest_e3m0(value_N: Tensor, block: int) -> tuple[Tensor, Tensor]:
     """Return codes of sizes in [0, 1]: float32's own exponent field does the logarithm."""
-    scale_B = short_scale(peaks(value_N, block))
-    value_BL = to_blocks(value_N, block)
-    size_BL = value_BL.abs() / positive(scale_B)[:, None]
+    value_BL, scale_B = scale_blocks(value_N, block)
+    size_BL = value_BL.abs()
     exponent_BL = (size_BL * (4 / 3)).view(torch.int32) >> 23  # 127 for [0.75, 1.5), one less per halving
     code_BL = (exponent_BL - 120).clamp_(1, 7).to(torch.uint8)
     code_BL = code_BL | (value_BL < 0).to(torch.uint8) << 3
@@ -295,8 +289,7 @@ class NF4(Tabled):
 
 @one_kernel
 def _nearest_nf4(value_N: Tensor, block: int) -> tuple[Tensor, Tensor]:
-    scale_B = short_scale(peaks(value_N, block))
-    size_BL = to_blocks(value_N, block) / positive(scale_B)[:, None]
+    size_BL, scale_B = scale_blocks(value_N, block)
     if torch.compiler.is_compiling():  # comparisons in registers; bucketize would be a kernel of its own
         code_BL = torch.zeros_like(size_BL, dtype=torch.uint8)
         for halfway in _NF4_HALFWAY:

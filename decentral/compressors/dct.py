@@ -30,7 +30,7 @@ from torch import Tensor
 from decentral.coding import Rising
 from decentral.compressors.base import About, Decoded, PartSpec, Selected, Shape, check_input, require_rising
 from decentral.compressors.chain import SparsifierBase
-from decentral.compressors.topk import Region, as_matrix, bands, cut, largest_of_rows, paste, regions
+from decentral.compressors.chunks import Region, as_matrix, bands, cut, largest_of_rows, paste, regions
 from decentral.errors import ConfigError
 
 __all__ = ["DCT", "basis", "from_spectrum", "halvings", "to_spectrum"]

@@ -1,6 +1,7 @@
 """Error feedback: how what a compressor loses is sent later, by pure functions of explicit state.
 
-The seam is `Feedback`. `parse_feedback` reads a spelling from a manifest, ``str()`` writes it.
+The seam is `Feedback`. The plainest mechanisms are here; those that send changes are in `ef21`, and `dgc` stands beside
+the selection that it was made for (`threshold`).
 
 A sender turns its gradient and its state into payloads and the next state. A receiver turns what it decoded of one
 sender's payloads, and what it keeps of that sender, into its estimate of that sender's gradient and what to keep next;
@@ -17,7 +18,6 @@ side; when it is no member any more, both start anew with {}.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
@@ -35,26 +35,19 @@ from decentral.compressors.base import (
 )
 from decentral.errors import ConfigError
 from decentral.parameters import split
-from decentral.plugins import Plugins, make
 from decentral.tensors.memory import fresh_like
 from decentral.tensors.threads import elements_here, spread
 
 __all__ = [
     "DEBT",
-    "DGC",
-    "EF21",
     "SENT",
     "VELOCITY",
-    "EControl",
     "ErrorFeedback",
     "Feedback",
     "NoFeedback",
     "Receiving",
     "Sending",
     "State",
-    "add_up",
-    "describe_feedback",
-    "parse_feedback",
     "send_more",
     "slot",
 ]
@@ -206,183 +199,3 @@ def _send(compressor: Compressor, gradient: Tensor, owed: Tensor, debt: Tensor |
     (payload,) = compressor.compress([owed])
     accumulate(compressor, owed, payload, -1.0)
     return payload
-
-
-# ---- ef21: changes of the gradient ----
-#
-# Only the compressed change is sent, and both sides add the changes up.
-#
-# c = C(g - sent) ; sent = sent + c ; receiver, of each sender: sent = sent + c ; estimate = sent.
-#
-# ``sent`` is what receivers hold of this peer's gradient, the same bits on both sides. What is compressed shrinks as
-# the gradient settles, so a biased compressor converges to the optimum with a constant step, where C(g) alone stalls or
-# diverges, however far the peers' gradients lie apart. There is no decay and no constant to choose. The state begins at
-# zero on both sides.
-#
-# Source: Richtarik, Sokolov, Fatkhullin, "EF21: A New, Simpler, Theoretically Better, and Practically Faster Error
-# Feedback", 2021, arXiv:2106.05203.
-
-
-@dataclass(frozen=True, slots=True)
-class EF21(Spelled):
-    """Both sides remember what was sent so far."""
-
-    name: ClassVar[str] = "ef21"
-    about: ClassVar[About] = About(
-        layout="sender: sent; receivers: sent",
-        biased=False,
-        source='Richtarik et al., "EF21", 2021, arXiv:2106.05203',
-    )
-    sender: ClassVar[tuple[str, ...]] = (SENT,)
-    receiver: ClassVar[tuple[str, ...]] = (SENT,)
-
-    def send(self, compressor: Compressor, gradient_N: Tensor, state: State, shapes: Shapes) -> Sending:
-        """Compress the change since what was sent."""
-        sent_N = slot(state, SENT, gradient_N)
-        payloads = compress_flat(compressor, gradient_N.detach() - sent_N, shapes)
-        sent_N = sent_N.clone()
-        add_flat(compressor, sent_N, payloads)
-        return Sending(payloads, {SENT: sent_N})
-
-    def receive(self, arrived_N: Tensor, state: State) -> Receiving:
-        """Return the sum of all that this sender sent so far."""
-        return add_up(arrived_N, state)
-
-
-def add_up(arrived_N: Tensor, state: State) -> Receiving:
-    """Do the receiver's side of mechanisms that send changes; estimate and state do not share memory."""
-    sent_N = slot(state, SENT, arrived_N) + arrived_N
-    return Receiving(sent_N, {SENT: sent_N.clone()})
-
-
-# ---- econtrol: changes and a little debt ----
-#
-# EF21 that also repays its error, a little each round.
-#
-# d = C(eta * debt + (g - sent)) ; sent = sent + d ; debt = debt + (g - sent) ; receiver, of each sender: sent = sent +
-# d.
-#
-# EF21 follows the gradient but never sends what it missed on the way; EF sends all of it at once, which amplifies
-# noise. ``eta`` sets how much of the debt is asked for; 0 is EF21. It must stay below the compressor's contraction:
-# behind topk of 64 in 4096, on a constant with half as much noise, the estimate's error is 0.65 of the constant at
-# 0.001, 0.95 at 0.01, 1.4 at 0.03, and at 0.1 it diverges; with 256 in 4096 it is 0.50, 0.56, 0.63 and 0.80. No bound
-# on how the peers' gradients differ is needed.
-#
-# Source: Gao, Islamov, Stich, "EControl: Fast Distributed Optimization with Compression and Error Control", 2023,
-# arXiv:2311.05645.
-
-
-@dataclass(frozen=True, slots=True)
-class EControl(Spelled):
-    """``eta`` of the debt is asked for in every round."""
-
-    name: ClassVar[str] = "econtrol"
-    about: ClassVar[About] = About(
-        layout="sender: debt, sent; receivers: sent",
-        biased=False,
-        source='Gao et al., "EControl", 2023, arXiv:2311.05645',
-    )
-    sender: ClassVar[tuple[str, ...]] = (DEBT, SENT)
-    receiver: ClassVar[tuple[str, ...]] = (SENT,)
-    eta: float = 0.001
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.eta <= 1:
-            raise ConfigError(f"{self}: the share of the debt must be in [0, 1]; 0.001 is usual")
-
-    def send(self, compressor: Compressor, gradient_N: Tensor, state: State, shapes: Shapes) -> Sending:
-        """Compress the change since what was sent and a share of the debt."""
-        debt_N, sent_N = slot(state, DEBT, gradient_N), slot(state, SENT, gradient_N)
-        change_N = gradient_N.detach() - sent_N
-        payloads = compress_flat(compressor, change_N + debt_N * self.eta, shapes)
-        sent_N = sent_N.clone()
-        add_flat(compressor, sent_N, payloads)
-        return Sending(payloads, {DEBT: debt_N + (gradient_N.detach() - sent_N), SENT: sent_N})
-
-    def receive(self, arrived_N: Tensor, state: State) -> Receiving:
-        """Return the sum of all that this sender sent so far."""
-        return add_up(arrived_N, state)
-
-
-# ---- dgc: momentum before sparsification ----
-#
-# The momentum is forgotten where something was sent.
-#
-# u = momentum * u + g ; v = v + u ; send C(v) ; v = v - C(v), and u = 0 where C(v) is not 0.
-#
-# An entry that waits for its turn gathers velocity, not only gradients: with plain error feedback under a momentum
-# optimizer it would arrive without the momentum it had earned. Where it was sent, the old velocity is masked, or stale
-# directions would be applied again (momentum factor masking). The momentum is here, so the outer optimizer wants none.
-# The paper zeroes v where something was sent; subtracting is the same for exact values, and keeps a quantiser's error.
-# For compressors that send every entry all velocity is masked, and what is left is error feedback with beta = 1.
-#
-# The paper's clipping by N**-0.5 and its warm-up of the sparsity, 75 to 99.9 % over four epochs, are not done here.
-#
-# Source: Lin et al., "Deep Gradient Compression", 2017, arXiv:1712.01887.
-
-
-@dataclass(frozen=True, slots=True)
-class DGC(Spelled):
-    """Momentum correction with factor masking."""
-
-    name: ClassVar[str] = "dgc"
-    about: ClassVar[About] = About(
-        layout="sender: velocity, debt",
-        biased=False,
-        source='Lin et al., "Deep Gradient Compression", 2017, arXiv:1712.01887',
-    )
-    sender: ClassVar[tuple[str, ...]] = (VELOCITY, DEBT)
-    receiver: ClassVar[tuple[str, ...]] = ()
-    momentum: float = 0.9
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.momentum < 1:
-            raise ConfigError(f"{self}: momentum must be in [0, 1); 0.9 is usual, 0 is error feedback with beta=1")
-
-    def send(self, compressor: Compressor, gradient_N: Tensor, state: State, shapes: Shapes) -> Sending:
-        """Compress all velocity that was not sent yet."""
-        velocity_N = slot(state, VELOCITY, gradient_N) * self.momentum + gradient_N.detach()
-        owed_N = slot(state, DEBT, gradient_N) + velocity_N
-        payloads = compress_flat(compressor, owed_N, shapes)
-        sent_N = torch.zeros_like(owed_N)
-        add_flat(compressor, sent_N, payloads)
-        return Sending(payloads, {VELOCITY: velocity_N.masked_fill_(sent_N != 0, 0.0), DEBT: owed_N - sent_N})
-
-    def receive(self, arrived_N: Tensor, state: State) -> Receiving:
-        """Take the gradient for what arrived."""
-        return Receiving(arrived_N, {})
-
-
-# ---- mechanisms by their spelling ----
-#
-# ``ef(beta=0.95)`` and back. Other packages add mechanisms through the entry point group "decentral.feedback".
-
-_OURS = (NoFeedback, ErrorFeedback, EF21, EControl, DGC)
-_METHODS = Plugins("feedback", "decentral.feedback", MappingProxyType({m.name: m for m in _OURS}))
-_LONGEST_SPELLING = 256
-
-
-def parse_feedback(spelling: str) -> Feedback:
-    """Return the mechanism of a spelling; ConfigError, with the nearest name, when there is none."""
-    if len(spelling) > _LONGEST_SPELLING:
-        raise ConfigError(f"feedback of {len(spelling)} characters: at most {_LONGEST_SPELLING} are read")
-    made: Feedback = make(spelling, _METHODS, "ef(beta=0.95)")
-    return made
-
-
-def describe_feedback() -> list[dict[str, object]]:
-    """Return a row per mechanism: name, spelling with defaults, what is kept on each side (layout), source."""
-    rows: list[dict[str, object]] = []
-    for name in _METHODS.names():
-        made: Feedback = _METHODS.make(name, {})
-        source = getattr(getattr(made, "about", None), "source", "not described")
-        rows.append(
-            {
-                "name": name,
-                "spelling": str(made),
-                "sender keeps": ", ".join(made.sender) or "nothing",
-                "receivers keep": ", ".join(f"{name} of each sender" for name in made.receiver) or "nothing",
-                "source": source,
-            }
-        )
-    return rows

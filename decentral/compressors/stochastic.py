@@ -29,11 +29,7 @@ from decentral.compressors.blocks import (
     Code,
     Tabled,
     check_block,
-    largest_scale,
-    over,
-    peaks,
-    positive,
-    short_scale,
+    scale_blocks,
     table,
     to_blocks,
 )
@@ -234,9 +230,9 @@ class QSGD(Tabled):
 
 @one_kernel
 def _up_or_down(value_N: Tensor, drawn: Tensor, block: int, levels: int) -> tuple[Tensor, Tensor]:
-    scale_B = short_scale(over(peaks(value_N, block), levels), largest_scale(levels))
-    value_BL, uniform_BL = to_blocks(value_N, block), to_blocks(uniform(drawn, value_N), block)
-    size_BL = (value_BL.abs() / positive(scale_B)[:, None]).clamp(max=levels)
+    value_BL, scale_B = scale_blocks(value_N, block, levels)
+    uniform_BL = to_blocks(uniform(drawn, value_N), block)
+    size_BL = value_BL.abs().clamp(max=levels)
     level_BL = size_BL.floor()
     level_BL = level_BL + (uniform_BL < size_BL - level_BL)
     code_BL = torch.where(value_BL < 0, levels - level_BL, levels + level_BL).to(torch.uint8)

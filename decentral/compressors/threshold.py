@@ -1,21 +1,4 @@
-"""Keep the largest entries of the whole tensor: one threshold for all of it, guessed from a sample.
-
-Parts: indices int32 (1, K) into the flattened tensor, rising strictly; then the K kept values, float32 when used alone,
-as rows of 64 neighbours and a rest, so that a quantiser with scales per row follows the tensor's large and small
-regions. K = max(1, round(N * k / 4096)), so the shape alone bounds the message. An index takes 7.4 bits as a coded gap
-at k=64 when large entries lie evenly, less when they crowd, and at most log2(N).
-Where `topk` keeps k of every chunk, this follows the energy: a region that learns nothing sends nothing.
-
-On the processor, the magnitudes of a ``sample`` of the entries give a threshold that a few more than K should reach;
-one pass writes those down, and the exact K are taken from them. A guess that too few reach costs another pass. So
-``sample`` changes the time, never the result: of equal magnitudes the first are kept. Other devices select with torch,
-and which of equal magnitudes is kept is their choice.
-
-The paper keeps 0.1 % (k = 4); the default is topk's 1.6 %. Its momentum is ``dgc``, among the feedbacks.
-
-Source: Lin et al., "Deep Gradient Compression", 2017, arXiv:1712.01887 (a threshold from 0.1 to 1 % of the entries,
-then an exact selection among what reached it).
-"""
+"""Deep gradient compression: the largest entries of the whole tensor are sent, after a momentum for each entry."""
 
 import math
 from dataclasses import dataclass
@@ -29,21 +12,47 @@ from torch import Tensor
 from decentral.coding import Rising
 from decentral.compressors.base import (
     About,
+    Compressor,
     Decoded,
     PartSpec,
     Scattered,
     Selected,
     Shape,
+    Shapes,
+    Spelled,
+    add_flat,
     check_input,
+    compress_flat,
     require_rising,
 )
 from decentral.compressors.chain import SparsifierBase, joined
+from decentral.compressors.feedback import DEBT, VELOCITY, Receiving, Sending, State, slot
 from decentral.errors import ConfigError
 from decentral.tensors.compiled import compiled
 
-__all__ = ["Threshold"]
+__all__ = ["DGC", "Threshold"]
 
-# Shape suffixes: N = values, K = entries kept.
+# Shape suffixes: N = values, of a tensor or of the fragment, K = entries kept.
+
+# ---- threshold: the largest entries of the whole tensor ----
+#
+# One threshold for all of it, guessed from a sample.
+#
+# Parts: indices int32 (1, K) into the flattened tensor, rising strictly; then the K kept values, float32 when used
+# alone, as rows of 64 neighbours and a rest, so that a quantiser with scales per row follows the tensor's large and
+# small regions. K = max(1, round(N * k / 4096)), so the shape alone bounds the message. An index takes 7.4 bits as a
+# coded gap at k=64 when large entries lie evenly, less when they crowd, and at most log2(N). Where `topk` keeps k of
+# every chunk, this follows the energy: a region that learns nothing sends nothing.
+#
+# On the processor, the magnitudes of a ``sample`` of the entries give a threshold that a few more than K should reach;
+# one pass writes those down, and the exact K are taken from them. A guess that too few reach costs another pass. So
+# ``sample`` changes the time, never the result: of equal magnitudes the first are kept. Other devices select with
+# torch, and which of equal magnitudes is kept is their choice.
+#
+# The paper keeps 0.1 % (k = 4); the default is topk's 1.6 %.
+#
+# Source: Lin et al., "Deep Gradient Compression", 2017, arXiv:1712.01887 (a threshold from 0.1 to 1 % of the entries,
+# then an exact selection among what reached it).
 
 _OF = 4096  # k is counted among so many entries, as in topk
 _ROW = 64  # kept values in a row
@@ -163,3 +172,52 @@ def _best(size, place, n, kept):  # type: ignore[no-untyped-def]
             size[at], place[at] = size[i], place[i]
             at += 1
     return threshold
+
+
+# ---- dgc: momentum before sparsification ----
+#
+# The momentum is forgotten where something was sent.
+#
+# u = momentum * u + g ; v = v + u ; send C(v) ; v = v - C(v), and u = 0 where C(v) is not 0.
+#
+# An entry that waits for its turn gathers velocity, not only gradients: with plain error feedback under a momentum
+# optimizer it would arrive without the momentum it had earned. Where it was sent, the old velocity is masked, or stale
+# directions would be applied again (momentum factor masking). The momentum is here, so the outer optimizer wants none.
+# The paper zeroes v where something was sent; subtracting is the same for exact values, and keeps a quantiser's error.
+# For compressors that send every entry all velocity is masked, and what is left is error feedback with beta = 1.
+#
+# The paper's clipping by N**-0.5 and its warm-up of the sparsity, 75 to 99.9 % over four epochs, are not done here.
+#
+# Source: Lin et al., "Deep Gradient Compression", 2017, arXiv:1712.01887.
+
+
+@dataclass(frozen=True, slots=True)
+class DGC(Spelled):
+    """Momentum correction with factor masking."""
+
+    name: ClassVar[str] = "dgc"
+    about: ClassVar[About] = About(
+        layout="sender: velocity, debt",
+        biased=False,
+        source='Lin et al., "Deep Gradient Compression", 2017, arXiv:1712.01887',
+    )
+    sender: ClassVar[tuple[str, ...]] = (VELOCITY, DEBT)
+    receiver: ClassVar[tuple[str, ...]] = ()
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise ConfigError(f"{self}: momentum must be in [0, 1); 0.9 is usual, 0 is error feedback with beta=1")
+
+    def send(self, compressor: Compressor, gradient_N: Tensor, state: State, shapes: Shapes) -> Sending:
+        """Compress all velocity that was not sent yet."""
+        velocity_N = slot(state, VELOCITY, gradient_N) * self.momentum + gradient_N.detach()
+        owed_N = slot(state, DEBT, gradient_N) + velocity_N
+        payloads = compress_flat(compressor, owed_N, shapes)
+        sent_N = torch.zeros_like(owed_N)
+        add_flat(compressor, sent_N, payloads)
+        return Sending(payloads, {VELOCITY: velocity_N.masked_fill_(sent_N != 0, 0.0), DEBT: owed_N - sent_N})
+
+    def receive(self, arrived_N: Tensor, state: State) -> Receiving:
+        """Take the gradient for what arrived."""
+        return Receiving(arrived_N, {})

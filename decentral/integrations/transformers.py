@@ -1,4 +1,4 @@
-"""A peer of a run inside the ``Trainer`` of transformers.
+"""A peer of a run inside the ``Trainer`` of transformers. pip install 'decentral[transformers]'
 
     Trainer(model, args, train_dataset=data, callbacks=[DecentralCallback("run.toml")]).train()
 
@@ -18,10 +18,9 @@ from typing import Any, Self, TypeVar, Unpack
 import torch
 from torch import nn
 from torch.utils.data import IterableDataset
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_callback import CallbackHandler, ExportableState
 
 import decentral
+from decentral.errors import ConfigError
 from decentral.integrations.callbacks import (
     Entered,
     Run,
@@ -37,6 +36,14 @@ from decentral.observe.metrics import swarm_numbers
 from decentral.peer import Peer
 from decentral.peer.settings import PeerOptions, check_names
 from decentral.training.clocks import Scheduler
+
+try:
+    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+    from transformers.trainer_callback import CallbackHandler, ExportableState
+except ImportError as error:
+    raise ConfigError(
+        "decentral.integrations.transformers needs transformers; pip install 'decentral[transformers]'"
+    ) from error
 
 T = TypeVar("T")
 

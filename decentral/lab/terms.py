@@ -352,8 +352,8 @@ class Settings:
 def is_paced(manifest: Manifest) -> bool:
     """Return whether rounds may be of other than H inner steps of every peer, so that it takes more of them."""
     method = make_outer(manifest.outer.method, manifest.outer.hyper)
-    paced = method.by_time or manifest.inner.pace not in (None, "equal")
-    return paced or method.quorum.peers > 0
+    paced = method.timing.is_by_time or manifest.inner.pace not in (None, "equal")
+    return paced or method.timing.quorum > 0
 
 
 def _set(tables: Tables, key: str, value: Any, allowed: tuple[str, ...]) -> None:  # Any: of every TOML type

@@ -24,6 +24,8 @@ from decentral.errors import ConfigError
 from decentral.manifest import Manifest
 from decentral.tasks.batches import window_start
 from decentral.tasks.corpus import Corpus, load_corpus
+from decentral.tasks.evaluate import bits_per_byte
+from decentral.tasks.language_model import build_language_model
 from decentral.tasks.sizing import LanguageModelConfig
 from decentral.training.inner import build_inner, inner_step, warm_up
 
@@ -45,8 +47,8 @@ __all__ = [
 #
 # A step of a model of 0.1 M parameters is mostly Python when replicas take turns. Here 64 of them share one graph:
 # their weights are views of stacked tensors, so their optimizers are as ever, and the gradient of the sum of their
-# losses is each one's own. What is computed is what ``transformers``' Llama computes, to float32 rounding; a test
-# compares them.
+# losses is each one's own. What is computed is what the built-in Llama computes, to float32 rounding; a test compares
+# them.
 
 # Shape suffixes: R = replicas, B = windows of a batch, T = tokens of one, D = width, H = heads, K = width of a head.
 
@@ -57,7 +59,7 @@ class StackedLlama:
     """Gradients of all ``modules`` in one pass. Their parameters share storage from now on."""
 
     def __init__(self, modules: Sequence[nn.Module], tokens: Tokens) -> None:
-        self._config: Any = modules[0].config  # Any: transformers ships no types
+        self._config: Any = modules[0].config  # Any: its attributes have no types
         self._tokens = tokens
         self._named = [dict(module.named_parameters()) for module in modules]
         self.stacked = {name: _share([named[name] for named in self._named]) for name in self._named[0]}
@@ -361,8 +363,6 @@ class Language:
 
     def model(self, number: int = 0) -> nn.Module:
         """Do what ``Work.model`` says."""
-        from decentral.tasks.language_model import build_language_model  # transformers, which digits need not wait for
-
         built: nn.Module = build_language_model(self._config, seed=self._manifest.run.seed + number)
         return built.to(self._device)
 
@@ -395,8 +395,6 @@ class Language:
 
     def held_out(self, module: nn.Module) -> float:
         """Do what ``Work.held_out`` says; in bits per byte."""
-        from decentral.tasks.evaluate import bits_per_byte  # as above
-
         held: Any = module
         return bits_per_byte(
             held, self._corpus.held_out, context=self._config.context, num_windows=self._windows, batch_size=64

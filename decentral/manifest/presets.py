@@ -181,7 +181,7 @@ def check_methods(manifest: Manifest) -> None:
             f'inner.optimizer = "{manifest.inner.optimizer_name}" does not fit outer.method {manifest.outer.method}: '
             "it makes no gradients, which the method reads and turns; use an inner optimizer that goes by gradients"
         )
-    if method.by_time:
+    if method.timing.is_by_time:
         _check_no_pace(manifest)
     if gossips:
         _check_pair(manifest)

@@ -44,7 +44,6 @@ __all__ = [
     "Own",
     "Part",
     "Preset",
-    "Quorum",
     "RoundInfo",
     "Shared",
     "Span",
@@ -324,15 +323,49 @@ class Preset:
     behind: str = ""  # a sentence for who takes it, where it was not better than a peer alone: docs/optimizers.md
 
 
-# ---- a method, in three contracts ----
+# ---- a method, in two contracts ----
 #
-# `OuterMethod` has the defaults of all three: a method states what it does otherwise, DiLoCo one function and a state.
+# `OuterMethod` has the defaults of both: a method states what it does otherwise, DiLoCo one function and a state.
 
 # Shape suffixes: N = elements of one fragment, flat float32; K = contributors, or the peers of a pair that came.
 
 State = Mapping[str, Tensor]
 ALONE = RoundInfo()  # of a step that no record names
 MAX_SUMMARY_NBYTES = 64  # beside an offer
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """When a contribution is due, how many of them a round waits for, and how late one may be."""
+
+    quorum: int = 0  # contributions that a round waits for; 0: all that are present, within the deadline
+    grace: float = 0.0  # s after the quorum in which further ones are still taken
+    staleness: int = 2  # outer steps of a fragment that may pass a peer by before its progress is dropped
+    seconds: float = math.inf  # of training after which a contribution is due, though H steps are not over
+    least_steps: int = 1  # that such a one has behind it
+
+    @property
+    def is_by_time(self) -> bool:
+        """True where contributions are due by other than inner steps."""
+        return self.seconds < math.inf
+
+    def is_due(self, steps: int, seconds: float, most: int) -> bool:
+        """Return whether to contribute, ``steps`` inner steps and ``seconds`` of training since the last time;
+        ``most``: H, or a fragment's share of it.
+        """
+        return steps >= most or (seconds >= self.seconds and steps >= self.least_steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """The parameters that a round speaks of, and the rounds behind what peers learnt of them: an absence goes by it."""
+
+    places: Callable[[int], Tensor] | None = None  # of so many parameters those that are drawn, bool (N,); None: all
+    rounds: int = 1  # behind it where none was missed
+    most_rounds: int = 1  # and in any step
+
+
+ALL_DRAWN = Drawn()
 
 
 class Shared:
@@ -373,6 +406,24 @@ class Shared:
     def proposal(self, anchor: Tensor, change: Tensor, state: State) -> Tensor:
         """Return what a gossip method sends whose first channel is a replica, made of this peer's own change."""
         return change
+
+    @property
+    def timing(self) -> Timing:
+        """When contributions are due, and how rounds wait for them."""
+        return Timing()
+
+    def drawn(self, step: int) -> Drawn:
+        """Return the parameters that contributions to outer step ``step`` of a fragment speak of.
+
+        The first channel has nothing of the others, and what a peer learnt of them stays in its live model.
+        """
+        return ALL_DRAWN
+
+    def meets(self, step: int) -> bool:
+        """Return whether pairs of a gossip method swap in outer step ``step`` of a fragment; else each peer steps
+        alone.
+        """
+        return True
 
 
 class Local:
@@ -428,57 +479,6 @@ class Local:
 
     def progress_lost(self, live: Live, fragment: int) -> None:
         """Drop what inner steps did since a commit last took some of it: it is given up, or counted otherwise."""
-
-
-@dataclass(frozen=True, slots=True)
-class Quorum:
-    """How many contributions a round waits for, and how late one may be."""
-
-    peers: int = 0  # 0: all that are present, within the deadline
-    grace: float = 0.0  # s after the quorum in which further ones are still taken
-    staleness: int = 2  # outer steps of a fragment that may pass a peer by before its progress is dropped
-
-
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """The parameters that a round speaks of, and the rounds behind what peers learnt of them: an absence goes by it."""
-
-    places: Callable[[int], Tensor] | None = None  # of so many parameters those that are drawn, bool (N,); None: all
-    rounds: int = 1  # behind it where none was missed
-    most_rounds: int = 1  # and in any step
-
-
-ALL_DRAWN = Drawn()
-
-
-class Timing:
-    """The rounds: when a contribution is due, whom a round waits for, and which parameters it speaks of."""
-
-    __slots__ = ()
-
-    @property
-    def quorum(self) -> Quorum:
-        """The contributions that a round waits for."""
-        return Quorum()
-
-    def is_due(self, steps: int, seconds: float, most: int) -> bool:
-        """Return whether to contribute, ``steps`` inner steps and ``seconds`` of training since the last time;
-        ``most``: H, or a fragment's share of it. True from some step on, and from ``most`` on at the latest.
-        """
-        return steps >= most
-
-    def drawn(self, step: int) -> Drawn:
-        """Return the parameters that contributions to outer step ``step`` of a fragment speak of.
-
-        The first channel has nothing of the others, and what a peer learnt of them stays in its live model.
-        """
-        return ALL_DRAWN
-
-    def meets(self, step: int) -> bool:
-        """Return whether pairs of a gossip method swap in outer step ``step`` of a fragment; else each peer steps
-        alone.
-        """
-        return True
 
 
 # ---- what a peer says beside an offer ----
@@ -553,7 +553,7 @@ _AT_TRAINING = (  # hooks that are given tensors of one peer's training, or make
 )
 
 
-class OuterMethod(Shared, Local, Timing):
+class OuterMethod(Shared, Local):
     """Defaults of a method in which all peers agree on one anchor, and average what each contributes.
 
     ``str()`` is how errors speak of it: "diloco(momentum=1.5)".
@@ -577,10 +577,9 @@ class OuterMethod(Shared, Local, Timing):
     source: ClassVar[str] = "not described"  # authors, title, year, arXiv
     preset: ClassVar[Preset | None] = None
     inner: ClassVar[bool] = False  # it touches a peer's training; true by itself with hooks around inner steps
-    acts_before_steps: ClassVar[bool] = False  # as the next three: set by what the class states
+    acts_before_steps: ClassVar[bool] = False  # as the next two: set by what the class states
     acts_after_commits: ClassVar[bool] = False
     draws: ClassVar[bool] = False  # rounds speak of some parameters
-    by_time: ClassVar[bool] = False  # contributions are due by other than inner steps
     by_gradients: ClassVar[bool] = False  # it reads or turns the gradients that inner steps go by
     begins_apart: ClassVar[bool] = False  # it is for replicas that begin apart: in studies, as no run's do
     topology: ClassVar[Literal["all", "pair"]] = "all"  # pair: gossip; each peer has a replica of its own
@@ -595,7 +594,7 @@ class OuterMethod(Shared, Local, Timing):
         states = {name for one in cls.__mro__ if one not in defaults for name in vars(one)}
         cls.acts_before_steps = "before_inner_step" in states
         cls.acts_after_commits = not states.isdisjoint(("adopt", "after_commit"))
-        cls.draws, cls.by_time = "drawn" in states, "is_due" in states
+        cls.draws = "drawn" in states
         cls.inner = cls.inner or not states.isdisjoint(("before_inner_step", "after_inner_step"))
         if "on_device" not in vars(cls):
             cls.on_device = cls.topology == "all" and states.isdisjoint(_AT_TRAINING)

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from decentral.optimizers.aggregation.base import mean_share
-from decentral.optimizers.base import Contributor, OuterMethod, Preset, Quorum, RoundInfo, State, key, rate
+from decentral.optimizers.base import Contributor, OuterMethod, Preset, RoundInfo, State, Timing, key, rate
 from decentral.optimizers.steps import cos, exp, power, root
 
 __all__ = ["CGAD"]
@@ -57,9 +57,9 @@ class CGAD(OuterMethod):
     grace: float = key(1.0, "seconds after those in which further ones are still taken", within="[0, 3600]")
 
     @property
-    def quorum(self) -> Quorum:
+    def timing(self) -> Timing:
         """Some contributions, and a little more time for others."""
-        return Quorum(self.wait_for, self.grace, self.cutoff - 1)  # below the age at which nothing counts
+        return Timing(self.wait_for, self.grace, self.cutoff - 1)  # below the age at which nothing counts
 
     def init(self, anchor: Tensor) -> dict[str, Tensor]:
         """No moments, no steps."""

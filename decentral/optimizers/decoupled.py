@@ -36,12 +36,12 @@ from decentral.optimizers.base import (
     Contributor,
     OuterMethod,
     Preset,
-    Quorum,
     RoundInfo,
     State,
     key,
     rate,
 )
+from decentral.optimizers.fedbuff import Buffered
 from decentral.optimizers.mean import contribution_weights
 from decentral.optimizers.steps import nesterov
 
@@ -54,7 +54,7 @@ _CANCELLED = 1e-6  # length of a mean of directions that is rounding of float32
 
 
 @dataclass(frozen=True, slots=True)
-class DecoupledDiLoCo(OuterMethod):
+class DecoupledDiLoCo(Buffered):
     """Nesterov on the radial-directional mean; state {"momentum": (N,)}."""
 
     name: ClassVar[str] = "decoupled"
@@ -75,11 +75,6 @@ class DecoupledDiLoCo(OuterMethod):
         OuterMethod.__post_init__(self)
         if self.mean not in ("radial", "plain"):
             raise ConfigError(f'{self}: mean must be "radial" or "plain"; radial is the paper\'s')
-
-    @property
-    def quorum(self) -> Quorum:
-        """Some contributions, and a little more time for others."""
-        return Quorum(self.wait_for, self.grace, self.staleness)
 
     def channels(self) -> tuple[Channel, ...]:
         """The change of each contributor."""

@@ -23,13 +23,14 @@ import torch
 from torch import Tensor
 
 from decentral.errors import ConfigError
-from decentral.optimizers.base import OuterMethod, Preset, Quorum, RoundInfo, State, key, rate
+from decentral.optimizers.base import OuterMethod, Preset, RoundInfo, State, key, rate
+from decentral.optimizers.fedbuff import Buffered
 
 __all__ = ["DelayedNesterov"]
 
 
 @dataclass(frozen=True, slots=True)
-class DelayedNesterov(OuterMethod):
+class DelayedNesterov(Buffered):
     """State {"momentum": (N,), "waiting": (N,)}: the momentum, and the changes that it has not seen yet."""
 
     name: ClassVar[str] = "delayed_nesterov"
@@ -54,11 +55,6 @@ class DelayedNesterov(OuterMethod):
         OuterMethod.__post_init__(self)
         if not 0 <= self.spread <= 1 / self.delay:
             raise ConfigError(f"{self}: spread must be in [0, 1/delay]; 0 is usual")
-
-    @property
-    def quorum(self) -> Quorum:
-        """Some contributions, and a little more time for others."""
-        return Quorum(self.wait_for, self.grace, self.staleness)
 
     def init(self, anchor: Tensor) -> dict[str, Tensor]:
         """No momentum, and nothing that it has not seen."""

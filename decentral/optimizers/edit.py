@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from decentral.optimizers.aggregation.base import LARGEST_NORM, NOTHING_LEARNT, is_outlier, norm, with_learnt
-from decentral.optimizers.base import Contributor, Live, Preset, RoundInfo, Speaking, State, key, rate
+from decentral.optimizers.base import Contributor, Live, Preset, RoundInfo, Speaking, State, Timing, key, rate
 from decentral.optimizers.mean import MOST
 from decentral.optimizers.steps import exp, nesterov
 
@@ -169,9 +169,10 @@ class AEDiT(EDiT):
         1, "inner steps that a contribution has at least, whatever the time; 100 is the authors'", within="[1, inf)"
     )
 
-    def is_due(self, steps: int, seconds: float, most: int) -> bool:
+    @property
+    def timing(self) -> Timing:
         """After the time, or the steps; never with fewer than ``least``."""
-        return steps >= most or (seconds >= self.seconds and steps >= self.least)
+        return Timing(seconds=self.seconds, least_steps=self.least)
 
 
 # ---- norms of contributions ----

@@ -22,14 +22,28 @@ from typing import ClassVar
 from torch import Tensor
 
 from decentral.optimizers.aggregation.base import aged_share, mean_share
-from decentral.optimizers.base import Contributor, OuterMethod, Preset, Quorum, RoundInfo, State, key, rate
+from decentral.optimizers.base import Contributor, OuterMethod, Preset, RoundInfo, State, Timing, key, rate
 from decentral.optimizers.steps import sgd
 
 __all__ = ["FedBuff"]
 
 
+class Buffered(OuterMethod):
+    """A method whose rounds wait for some contributions and a little longer for others, and take what comes late."""
+
+    __slots__ = ()
+    wait_for: int
+    grace: float
+    staleness: int
+
+    @property
+    def timing(self) -> Timing:
+        """As its keys say."""
+        return Timing(self.wait_for, self.grace, self.staleness)
+
+
 @dataclass(frozen=True, slots=True)
-class FedBuff(OuterMethod):
+class FedBuff(Buffered):
     """A step along the mean of a buffer; no state."""
 
     name: ClassVar[str] = "fedbuff"
@@ -45,11 +59,6 @@ class FedBuff(OuterMethod):
     wait_for: int = key(2, "K: contributions that a round waits for", within="[1, inf)")
     grace: float = key(1.0, "seconds after those in which further ones are still taken", within="[0, 3600]")
     staleness: int = key(8, "outer steps by which a contribution may be late", within="[0, inf)")
-
-    @property
-    def quorum(self) -> Quorum:
-        """The buffer, and a little more time for others."""
-        return Quorum(self.wait_for, self.grace, self.staleness)
 
     def weights(self, contributors: Sequence[Contributor], given: Sequence[float], state: State) -> Sequence[float]:
         """Return what is given, and less for a peer that is late."""

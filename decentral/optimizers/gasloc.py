@@ -20,25 +20,24 @@ arXiv:2606.11081.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from decentral.optimizers.base import PROPOSED, Channel, OuterMethod, Preset, RoundInfo, State, key, rate
-from decentral.optimizers.pair_averaging import check_pull, pull_to_mean
+from decentral.optimizers.base import OuterMethod, Preset, RoundInfo, State, key, rate
+from decentral.optimizers.pair_averaging import Proposing, check_pull, pull_to_mean
 
 __all__ = ["GASLoC"]
 
 
 @dataclass(frozen=True, slots=True)
-class GASLoC(OuterMethod):
+class GASLoC(Proposing):
     """The pair step; state {"before": (N,)}: p of the round before, one per replica and never shared."""
 
     name: ClassVar[str] = "gasloc"
     equation: ClassVar[str] = "p = x - lr*D ; x <- p - pull*(p - mean(p)) + momentum*(p - p_before)"
     source: ClassVar[str] = 'Cagnasso et al., "Unifying Local Communications and Local Updates", 2026, arXiv:2606.11081'
-    topology: ClassVar[Literal["all", "pair"]] = "pair"
     preset: ClassVar[Preset] = Preset(
         hyper={"learning_rate": 0.7, "momentum": 0.5, "pull": 1.0}, compressor="fp16", exchange="pair"
     )
@@ -53,15 +52,6 @@ class GASLoC(OuterMethod):
     def init(self, anchor: Tensor) -> dict[str, Tensor]:
         """Before the first step p is where the replica began, so that this step has momentum as Nesterov's has."""
         return {"before": anchor.detach().clone()}
-
-    def channels(self) -> tuple[Channel, ...]:
-        """p, and the change stays at home."""
-        return (PROPOSED,)
-
-    def proposal(self, anchor: Tensor, change: Tensor, state: State) -> Tensor:
-        """p."""
-        with torch.no_grad():
-            return anchor - change * self.lr
 
     def outer_step(
         self, anchor: Tensor, received: State, state: State, info: RoundInfo

@@ -28,7 +28,8 @@ from torch import Tensor
 
 from decentral.optimizers.aggregation.base import aged_share, norm
 from decentral.optimizers.aggregation.gram import cosine, direction, factor, ranges, weighted_sum
-from decentral.optimizers.base import CHANGE, Channel, OuterMethod, Preset, Quorum, RoundInfo, State, key, rate
+from decentral.optimizers.base import CHANGE, Channel, Preset, RoundInfo, State, key, rate
+from decentral.optimizers.fedbuff import Buffered
 
 __all__ = ["HeLoCo"]
 
@@ -36,7 +37,7 @@ __all__ = ["HeLoCo"]
 
 
 @dataclass(frozen=True, slots=True)
-class HeLoCo(OuterMethod):
+class HeLoCo(Buffered):
     """Nesterov with a moving average, on corrected changes; state {"momentum": (N,)}."""
 
     name: ClassVar[str] = "heloco"
@@ -62,11 +63,6 @@ class HeLoCo(OuterMethod):
     wait_for: int = key(2, "contributions that a round waits for", within="[1, inf)")
     grace: float = key(1.0, "seconds after those in which further ones are still taken", within="[0, 3600]")
     staleness: int = key(8, "outer steps by which a contribution may be late", within="[0, inf)")
-
-    @property
-    def quorum(self) -> Quorum:
-        """Some contributions, and a little more time for others."""
-        return Quorum(self.wait_for, self.grace, self.staleness)
 
     def channels(self) -> tuple[Channel, ...]:
         """The change of each contributor."""

@@ -11,7 +11,7 @@ from decentral.errors import ConfigError
 from decentral.optimizers.base import PROPOSED, Channel, OuterMethod, Preset, RoundInfo, State, key, rate
 from decentral.optimizers.steps import exp
 
-__all__ = ["ADPSGD", "A2CiD2", "LateMerge", "check_pull", "most_twin_pull", "pull_to_mean"]
+__all__ = ["ADPSGD", "A2CiD2", "LateMerge", "Proposing", "check_pull", "most_twin_pull", "pull_to_mean"]
 
 # ---- pull towards the pair's mean ----
 #
@@ -45,6 +45,26 @@ def check_pull(method: object, pull: str, momentum: str) -> None:
         )
 
 
+# ---- one vector, where a replica would go alone ----
+
+
+class Proposing(OuterMethod):
+    """Gossip in which a pair tell each other y = x - lr*D, where each would go alone; D stays at home."""
+
+    __slots__ = ()
+    topology: ClassVar[Literal["all", "pair"]] = "pair"
+    lr: float
+
+    def channels(self) -> tuple[Channel, ...]:
+        """Return y alone."""
+        return (PROPOSED,)
+
+    def proposal(self, anchor: Tensor, change: Tensor, state: State) -> Tensor:
+        """Return y."""
+        with torch.no_grad():
+            return anchor - change * self.lr
+
+
 # ---- AD-PSGD ----
 #
 # A peer averages with one partner, and does nothing else.
@@ -68,24 +88,14 @@ def check_pull(method: object, pull: str, momentum: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class ADPSGD(OuterMethod):
+class ADPSGD(Proposing):
     """The pair's mean; no state."""
 
     name: ClassVar[str] = "ad_psgd"
     equation: ClassVar[str] = "x <- mean of the pair's (x - lr*D)"
     source: ClassVar[str] = 'Lian et al., "Asynchronous Decentralized Parallel SGD", 2018, arXiv:1710.06952'
-    topology: ClassVar[Literal["all", "pair"]] = "pair"
     preset: ClassVar[Preset] = Preset(hyper={"learning_rate": 1.0}, compressor="fp16", exchange="pair")
     lr: float = rate(1.0)
-
-    def channels(self) -> tuple[Channel, ...]:
-        """y, and the change stays at home."""
-        return (PROPOSED,)
-
-    def proposal(self, anchor: Tensor, change: Tensor, state: State) -> Tensor:
-        """y."""
-        with torch.no_grad():
-            return anchor - change * self.lr
 
     def outer_step(
         self, anchor: Tensor, received: State, state: State, info: RoundInfo
@@ -172,13 +182,12 @@ class LateMerge(ADPSGD):
 
 
 @dataclass(frozen=True, slots=True)
-class A2CiD2(OuterMethod):
+class A2CiD2(Proposing):
     """The mixing and the pair step; state {"twin": (N,)}, one per replica and never shared."""
 
     name: ClassVar[str] = "a2cid2"
     equation: ClassVar[str] = "x, y <- mixed(x - lr*D, y - lr*D) ; x <- mean(x) ; y <- y - r*(x - mean(x))"
     source: ClassVar[str] = 'Nabli et al., "A2CiD2", 2023, arXiv:2306.08289'
-    topology: ClassVar[Literal["all", "pair"]] = "pair"
     preset: ClassVar[Preset] = Preset(
         hyper={"learning_rate": 1.0, "chi1": 16.0, "chi2": 1.0}, compressor="fp16", exchange="pair"
     )
@@ -210,15 +219,10 @@ class A2CiD2(OuterMethod):
         """Both begin as one."""
         return {"twin": anchor.detach().clone()}
 
-    def channels(self) -> tuple[Channel, ...]:
-        """The mixed x, and the change stays at home."""
-        return (PROPOSED,)
-
     def proposal(self, anchor: Tensor, change: Tensor, state: State) -> Tensor:
         """The mixed x."""
         with torch.no_grad():
-            x_N = anchor - change * self.lr
-            return x_N - self._mixing(anchor, state)
+            return Proposing.proposal(self, anchor, change, state) - self._mixing(anchor, state)
 
     def outer_step(
         self, anchor: Tensor, received: State, state: State, info: RoundInfo

@@ -6,11 +6,9 @@ in no mean of them. Moments have a compressor of their own, which must keep 95 %
 sparse, with feedback.
 """
 
-from __future__ import annotations
-
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -31,83 +29,83 @@ from decentral.optimizers.base import (
 )
 from decentral.optimizers.steps import sgd
 
-__all__ = [
-    "MOMENTS",
-    "MTDAO",
-    "DESLoc",
-    "adopted",
-    "average_moments",
-    "moments_sent",
-    "no_means",
-    "which_it_has",
-    "who_has_it",
-]
+__all__ = ["MTDAO", "DESLoc"]
 
-# ---- hooks of methods that average moments ----
-#
-# The methods put them into their classes: ``adopt = adopted``.
+_MOMENTS = "bf16"  # the range of float32: fp16 would flush most of a variance to zero
 
-MOMENTS = "bf16"  # the range of float32: fp16 would flush most of a variance to zero
-SECOND = "exp_avg_sq"  # a variance
+# ---- methods that average moments ----
+
+_SECOND = "exp_avg_sq"  # a variance
 
 # Shape suffix: N = elements of one fragment, flat float32.
 
 
-class _Averages(Protocol):
+class AveragingMoments(Speaking):
+    """Plain averaging at lr = 1, and of the moments that ``periods`` names; state: the last mean of each, by name."""
+
+    __slots__ = ()
+    inner: ClassVar[bool] = True
+    lr: float
+    moments: str  # a compressor
+
     @property
-    def lr(self) -> float: ...
+    def periods(self) -> Mapping[str, int]:
+        """Return, by torch's name, the rounds from one average of a moment to the next."""
+        raise NotImplementedError
 
+    def __post_init__(self) -> None:
+        OuterMethod.__post_init__(self)
+        parse_compressor(self.moments)
 
-def moments_sent(method: OuterMethod, anchor_N: Tensor, live: Live, fragment: int) -> dict[str, Tensor]:
-    """Return the moments that the inner optimizer has."""
-    found = {channel.name: live.read_moment(channel.name, fragment) for channel in method.channels()[1:]}
-    return {name: moment_N for name, moment_N in found.items() if moment_N is not None}
+    def channels(self) -> tuple[Channel, ...]:
+        """Return the change, and the moments."""
+        return CHANGE, *(Channel(name, every, compressor=self.moments) for name, every in self.periods.items())
 
+    def states_sent(self, anchor_N: Tensor, live: Live, fragment: int) -> dict[str, Tensor]:
+        """Return the moments that the inner optimizer has."""
+        found = {name: live.read_moment(name, fragment) for name in self.periods}
+        return {name: moment_N for name, moment_N in found.items() if moment_N is not None}
 
-def which_it_has(method: OuterMethod, live: Live, fragment: int, sent: Sequence[Tensor]) -> bytes:
-    """A summary, of the channels: a bit for each moment that is due. One of zeros stands for none."""
-    moments = sent[1:]
-    return bytes([sum(1 << place for place, moment_N in enumerate(moments) if moment_N.any())]) if moments else b""
+    def says(self, live: Live, fragment: int, sent: Sequence[Tensor]) -> bytes:
+        """Return a bit for each moment that is due. One of zeros stands for none."""
+        moments = sent[1:]
+        return bytes([sum(1 << place for place, moment_N in enumerate(moments) if moment_N.any())]) if moments else b""
 
+    def state_weights(
+        self, place: int, contributors: Sequence[Contributor], weights: Sequence[float], state: State
+    ) -> Sequence[float]:
+        """Count a peer that has no moment yet in no mean of it, rather than let it pull that to zero."""
+        return [
+            weight if one.summary and one.summary[0] >> place & 1 else 0.0
+            for one, weight in zip(contributors, weights, strict=True)
+        ]
 
-def who_has_it(
-    method: OuterMethod, place: int, contributors: Sequence[Contributor], weights: Sequence[float], state: State
-) -> list[float]:
-    """Count a peer that has no moment yet in no mean of it, rather than let it pull that to zero."""
-    return [
-        weight if one.summary and one.summary[0] >> place & 1 else 0.0
-        for one, weight in zip(contributors, weights, strict=True)
-    ]
+    def init(self, anchor: Tensor) -> dict[str, Tensor]:
+        """Return zeros, which stand for none, before the first mean."""
+        return {name: torch.zeros_like(anchor) for name in self.periods}
 
+    def outer_step(
+        self, anchor: Tensor, received: State, state: State, info: RoundInfo
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Take the mean of the parameters, and of the moments that are due, the others as they were."""
+        return sgd(anchor, received["change"], self.lr), _last_means(received, state)
 
-def no_means(method: OuterMethod, anchor: Tensor) -> dict[str, Tensor]:
-    """Before the first mean: zeros stand for none."""
-    return {channel.name: torch.zeros_like(anchor) for channel in method.channels()[1:]}
-
-
-def average_moments(
-    method: _Averages, anchor: Tensor, received: State, state: State, info: RoundInfo
-) -> tuple[Tensor, dict[str, Tensor]]:
-    """The mean of the parameters, and of the moments that are due, the others as they were."""
-    return sgd(anchor, received["change"], method.lr), _last_means(received, state)
-
-
-def adopted(method: OuterMethod, state: State, live: Live, fragment: int, fresh: Collection[str]) -> bool:
-    """Put the means that are new into the inner optimizer, all or none: it is asked again after every step, and before
-    its first one it has no place for them, as one that has other moments never has for some.
-    """
-    means = [(name, state[name]) for name in fresh if name in state and state[name].any()]
-    if any(live.read_moment(name, fragment) is None for name, _ in means):
-        return False
-    return all(live.write_moment(name, fragment, mean_N) for name, mean_N in means)
+    def adopt(self, state: State, live: Live, fragment: int, fresh: Collection[str]) -> bool:
+        """Put the means that are new into the inner optimizer, all or none: it is asked again after every step, and
+        before its first one it has no place for them, as one that has other moments never has for some.
+        """
+        means = [(name, state[name]) for name in fresh if name in state and state[name].any()]
+        if any(live.read_moment(name, fragment) is None for name, _ in means):
+            return False
+        return all(live.write_moment(name, fragment, mean_N) for name, mean_N in means)
 
 
 def _last_means(received: State, state: State) -> dict[str, Tensor]:
     """The state with the means that came; rounding of what was sent must not make a variance negative."""
     with torch.no_grad():
         kept = {name: received.get(name, mean_N).clone() for name, mean_N in state.items()}
-        if SECOND in received and SECOND in kept:
-            kept[SECOND].clamp_min_(0.0)
+        if _SECOND in received and _SECOND in kept:
+            kept[_SECOND].clamp_min_(0.0)
         return kept
 
 
@@ -130,7 +128,7 @@ def _last_means(received: State, state: State) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True, slots=True)
-class DESLoc(Speaking):
+class DESLoc(AveragingMoments):
     """Plain averaging at lr = 1; state {"exp_avg": (N,), "exp_avg_sq": (N,)}: the last means of Adam's moments."""
 
     name: ClassVar[str] = "des_loc"
@@ -139,27 +137,15 @@ class DESLoc(Speaking):
     )
     source: ClassVar[str] = 'Iacob et al., "DES-LOC", 2025, arXiv:2505.22549'
     preset: ClassVar[Preset] = Preset(hyper={"learning_rate": 1.0}, compressor="bf16", exchange="reduce")
-    inner: ClassVar[bool] = True
     lr: float = rate(1.0)
     first_moment: int = key(3, "rounds from one average of Adam's first moment to the next", within="[1, inf)")
     second_moment: int = key(6, "rounds from one average of Adam's second moment to the next", within="[1, inf)")
-    moments: str = key(MOMENTS, "what compresses the moments, whatever the change is sent with; loses 5 % at most")
+    moments: str = key(_MOMENTS, "what compresses the moments, whatever the change is sent with; loses 5 % at most")
 
-    def __post_init__(self) -> None:
-        OuterMethod.__post_init__(self)
-        parse_compressor(self.moments)
-
-    def channels(self) -> tuple[Channel, ...]:
-        """The change, and both moments, by torch's names."""
-        periods = {"exp_avg": self.first_moment, "exp_avg_sq": self.second_moment}
-        return CHANGE, *(Channel(name, every, compressor=self.moments) for name, every in periods.items())
-
-    states_sent = moments_sent
-    says = which_it_has
-    state_weights = who_has_it
-    init = no_means
-    outer_step = average_moments
-    adopt = adopted
+    @property
+    def periods(self) -> Mapping[str, int]:
+        """Return those of its keys."""
+        return {"exp_avg": self.first_moment, "exp_avg_sq": self.second_moment}
 
 
 # ---- MT-DAO ----
@@ -183,7 +169,7 @@ class DESLoc(Speaking):
 
 
 @dataclass(frozen=True, slots=True)
-class MTDAO(Speaking):
+class MTDAO(AveragingMoments):
     """Plain averaging at lr = 1; state {"exp_avg": (N,), "exp_avg_sq": (N,)}: the last means of u and v."""
 
     name: ClassVar[str] = "mt_dao"
@@ -195,24 +181,12 @@ class MTDAO(Speaking):
         exchange="reduce",
         inner={"optimizer": "qh_adopt", "steps": 32},
     )
-    inner: ClassVar[bool] = True
     lr: float = rate(1.0)
     slow: int = key(1, "rounds from one average of the slow momentum u to the next", within="[1, inf)")
     variance: int = key(1, "rounds from one average of the second moment v to the next", within="[1, inf)")
-    moments: str = key(MOMENTS, "what compresses the moments, whatever the change is sent with; loses 5 % at most")
+    moments: str = key(_MOMENTS, "what compresses the moments, whatever the change is sent with; loses 5 % at most")
 
-    def __post_init__(self) -> None:
-        OuterMethod.__post_init__(self)
-        parse_compressor(self.moments)
-
-    def channels(self) -> tuple[Channel, ...]:
-        """The change, and both moments, by torch's names."""
-        periods = {"exp_avg": self.slow, "exp_avg_sq": self.variance}
-        return CHANGE, *(Channel(name, every, compressor=self.moments) for name, every in periods.items())
-
-    states_sent = moments_sent
-    says = which_it_has
-    state_weights = who_has_it
-    init = no_means
-    outer_step = average_moments
-    adopt = adopted
+    @property
+    def periods(self) -> Mapping[str, int]:
+        """Return those of its keys."""
+        return {"exp_avg": self.slow, "exp_avg_sq": self.variance}

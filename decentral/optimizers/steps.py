@@ -1,4 +1,4 @@
-"""Steps, checks of keys, merges and draws that several methods take, as pure functions of tensors.
+"""Steps, merges and draws that several methods take, as pure functions of tensors.
 
 Every operation is elementwise IEEE arithmetic without fused multiply-add: ``a + b * c`` is written as a product and a
 sum, because ``add(alpha=...)`` may or may not fuse, and then peers would differ in the last bit.
@@ -22,8 +22,6 @@ __all__ = [
     "Taken",
     "blend",
     "carry",
-    "check_momentum",
-    "check_rate",
     "cos",
     "draw_one_of_each",
     "exp",
@@ -154,21 +152,6 @@ def only_drawn(drawn_N: Tensor, base_N: Tensor, local_N: Tensor) -> tuple[Tensor
     stays progress; and how much longer a change of all would be.
     """
     return torch.where(drawn_N, local_N, base_N), math.sqrt(len(local_N) / max(1, int(drawn_N.sum())))
-
-
-# ---- checks of keys ----
-
-
-def check_rate(method: object, lr: float) -> None:
-    """ConfigError unless the outer learning rate is positive and finite."""
-    if not 0 < lr < float("inf"):
-        raise ConfigError(f"{method}: lr must be above 0 and finite; 0.4 to 1.0 is usual")
-
-
-def check_momentum(method: object, momentum: float) -> None:
-    """ConfigError unless the momentum is in [0, 1)."""
-    if not 0 <= momentum < 1:
-        raise ConfigError(f"{method}: momentum must be in [0, 1); 0.9 is usual, 0 is none")
 
 
 # ---- exponential, cosine and powers ----

@@ -23,14 +23,14 @@ Source: Tian et al., "Vanishing Variance Problem in Fully Decentralized Neural-N
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from decentral.optimizers.aggregation.base import mean_and_variance
-from decentral.optimizers.base import PROPOSED, Channel, OuterMethod, Preset, RoundInfo, State, key, rate
-from decentral.optimizers.pair_averaging import pull_to_mean
+from decentral.optimizers.base import Preset, RoundInfo, State, key, rate
+from decentral.optimizers.pair_averaging import Proposing, pull_to_mean
 from decentral.parameters import split
 
 __all__ = ["VarianceCorrected"]
@@ -39,28 +39,18 @@ _EPS = 1e-4  # the authors' code
 
 
 @dataclass(frozen=True, slots=True)
-class VarianceCorrected(OuterMethod):
+class VarianceCorrected(Proposing):
     """The pair's mean, spread out again; no state."""
 
     name: ClassVar[str] = "variance_corrected"
     equation: ClassVar[str] = "w = mean of the pair's (x - lr*D) ; x <- mean(w) + (w - mean(w))*sqrt(mean(Var)/Var(w))"
     source: ClassVar[str] = 'Tian et al., "Vanishing Variance Problem", 2024, arXiv:2404.04616'
-    topology: ClassVar[Literal["all", "pair"]] = "pair"
     begins_apart: ClassVar[bool] = True
     preset: ClassVar[Preset] = Preset(hyper={"learning_rate": 1.0}, compressor="fp16", exchange="pair")
     lr: float = rate(1.0)
     strength: float = key(
         1.0, "of the variance that an average lost, what is given back; 0 is ad_psgd", within="[0, 1]"
     )
-
-    def channels(self) -> tuple[Channel, ...]:
-        """y, and the change stays at home."""
-        return (PROPOSED,)
-
-    def proposal(self, anchor: Tensor, change: Tensor, state: State) -> Tensor:
-        """y."""
-        with torch.no_grad():
-            return anchor - change * self.lr
 
     def outer_step(
         self, anchor: Tensor, received: State, state: State, info: RoundInfo

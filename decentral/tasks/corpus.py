@@ -204,7 +204,7 @@ def tokenizer_files(config: Mapping[str, Any]) -> dict[str, str]:
         "model_max_length": config.get("max_position_embeddings"),
         "clean_up_tokenization_spaces": False,
     }
-    return {"tokenizer.json": _json_text(_tokenizer()), "tokenizer_config.json": _json_text(about)}
+    return {"tokenizer.json": _json_text(byte_tokenizer()), "tokenizer_config.json": _json_text(about)}
 
 
 def alphabet() -> list[str]:
@@ -214,7 +214,8 @@ def alphabet() -> list[str]:
     return [moved.get(byte, chr(byte)) for byte in range(NUM_BYTES)]
 
 
-def _tokenizer() -> dict[str, Any]:
+def byte_tokenizer() -> dict[str, Any]:  # Any: JSON
+    """Return what ``tokenizer.json`` says where the tokens are bytes."""
     by_byte = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
     vocab = {character: byte for byte, character in enumerate(alphabet())}
     return {

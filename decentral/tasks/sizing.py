@@ -1,8 +1,8 @@
 """The shape of the built-in language model, and the one with about so many parameters; numbers that go with it.
 
-Arithmetic; nothing is built. Heads are 64 wide, or 32 in models too small for two of those; blocks are as many as make
-a model about as deep for its width as published ones are: hidden / layers of 64 in GPT-3's 125M and 2.7B of 80, Llama's
-7B 128.
+Arithmetic, and the ``config.json`` of such a model; nothing is built. Heads are 64 wide, or 32 in models too small for
+two of those; blocks are as many as make a model about as deep for its width as published ones are: hidden / layers of
+64 in GPT-3's 125M and 2.7B of 80, Llama's 7B 128.
 
 Source of the shapes: Brown et al., "Language Models are Few-Shot Learners", 2020, table 2.1, arXiv:2005.14165; Touvron
 et al., "LLaMA", 2023, table 2, arXiv:2302.13971.
@@ -10,8 +10,11 @@ et al., "LLaMA", 2023, table 2, arXiv:2302.13971.
 
 from __future__ import annotations
 
+import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Final
 
 from decentral.errors import ConfigError
@@ -128,6 +131,86 @@ def _smallest() -> int:
 
 def _largest() -> int:
     return parameters_of(LanguageModelConfig(hidden=WIDEST, layers=DEEPEST, heads=WIDEST // HEAD))
+
+
+# ---- its config.json ----
+#
+# As ``transformers`` writes and reads it. The model is built of what it says.
+
+LLAMA = "llama"
+BALANCE_WEIGHT = 0.01  # of a mixture: see language_model
+SIZES = {  # of the manifest's [model], and how transformers' configurations call them
+    "hidden": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "context": "max_position_embeddings",
+    "experts": "num_experts",
+    "experts_per_token": "num_experts_per_tok",
+}
+
+
+class ModelConfig(SimpleNamespace):
+    """A model's ``config.json`` as attributes."""
+
+    def to_json_string(self) -> str:
+        """Write it."""
+        return json.dumps(vars(self))
+
+
+def folder_config(config: LanguageModelConfig) -> dict[str, Any]:  # Any: JSON
+    """Return the ``config.json`` of such a model: all that its meaning hangs on, and no default of somebody's."""
+    shared = {
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": None,
+        "eos_token_id": None,
+        "hidden_act": "silu",
+        "hidden_size": config.hidden,
+        "initializer_range": 0.02,
+        "max_position_embeddings": config.context,
+        "num_attention_heads": config.heads,
+        "num_hidden_layers": config.layers,
+        "num_key_value_heads": config.heads,
+        "pad_token_id": None,
+        "rope_parameters": {"rope_theta": 10_000.0, "rope_type": "default"},
+        "tie_word_embeddings": config.tie_embeddings,
+        "use_cache": False,
+        "vocab_size": VOCAB,
+    }
+    if config.experts is None:
+        return shared | {
+            "architectures": ["LlamaForCausalLM"],
+            "head_dim": config.hidden // config.heads,
+            "intermediate_size": config.intermediate,
+            "mlp_bias": False,
+            "model_type": LLAMA,
+            "pretraining_tp": 1,
+            "rms_norm_eps": 1e-6,
+        }
+    return shared | {
+        "architectures": ["OlmoeForCausalLM"],
+        "clip_qkv": None,
+        "intermediate_size": config.expert_width,
+        "model_type": "olmoe",
+        "norm_topk_prob": config.experts_per_token > 1,
+        "num_experts": config.experts,
+        "num_experts_per_tok": config.experts_per_token,
+        "output_router_logits": True,
+        "rms_norm_eps": 1e-5,
+        "router_aux_loss_coef": BALANCE_WEIGHT,
+    }
+
+
+def built_in(document: Mapping[str, Any]) -> LanguageModelConfig | None:
+    """Return the size of the built-in model that a ``config.json`` is of; None where it is of another model."""
+    sizes = {ours: document[theirs] for ours, theirs in SIZES.items() if theirs in document}
+    try:
+        found = LanguageModelConfig(**sizes, tie_embeddings=document["tie_word_embeddings"])
+    except (KeyError, TypeError, ConfigError):
+        return None
+    told = {name: value for name, value in document.items() if name != "transformers_version"}
+    as_text = {json.dumps(one, sort_keys=True) for one in (told, folder_config(found))}  # 16.0 is no 16
+    return found if len(as_text) == 1 else None
 
 
 # ---- the demo's numbers ----

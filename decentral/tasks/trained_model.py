@@ -1,6 +1,7 @@
 """A causal language model to be looked at: the anchor of a run directory's newest checkpoint, or a model folder.
 
-Nothing is fetched and no code of the folder runs: weights come from safetensors, architectures from transformers.
+Nothing is fetched and no code of the folder runs: weights come from safetensors. The built-in model is built here, any
+other by transformers.
 """
 
 from __future__ import annotations
@@ -9,19 +10,23 @@ import importlib.util
 import json
 import shlex
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from decentral.errors import ConfigError, DiskError, UsageError
 from decentral.manifest import Manifest, load_manifest
 from decentral.state.checkpoint import ADAPTER, ADAPTER_CONFIG, Checkpoint, load_newest
 from decentral.state.export import CONFIG, MODEL, PACKED, config_of, export, is_of_adapters, whole_model
-from decentral.tasks.language_model import put_in
+from decentral.tasks.corpus import byte_tokenizer
+from decentral.tasks.language_model import LanguageModel, put_in
+from decentral.tasks.sizing import built_in
 
 CHECKPOINTS, TERMS = "checkpoints", "run.toml"
 
@@ -113,22 +118,42 @@ def _on_base(module: Any, base: Path, tokenizer: Path | None, source: str) -> Tr
 
 
 def _built(checkpoint: Checkpoint, directory: Path) -> Any:  # Any: as in TrainedModel
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     config = config_of(checkpoint)
     if config is None or not _is_causal(config):
         raise UsageError(
             f"{directory} holds a model that only its script can build, and no causal language model of transformers; "
             f"decentral export {shlex.quote(str(directory))} --to FOLDER gives its tensors"
         )
-    kind = config.pop("model_type")
     with torch.random.fork_rng(devices=[]):  # weights are drawn, and overwritten
-        module = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **config), dtype=torch.float32)
+        module = _unfilled(config, directory)
+    return _filled(module, whole_model(checkpoint, directory), checkpoint.path)
+
+
+def _unfilled(config: dict[str, Any], directory: Path) -> Any:  # Any: as in TrainedModel
+    """Build what a configuration describes, with weights that say nothing."""
+    own = built_in(config)
+    if own is not None:
+        return LanguageModel(own)
+    check_transformers(directory)
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    described = AutoConfig.for_model(config.pop("model_type"), **config)
+    return AutoModelForCausalLM.from_config(described, dtype=torch.float32)
+
+
+def _filled(module: Any, tensors: Mapping[str, Tensor], path: Path) -> Any:  # Any: as in TrainedModel
+    """Give a model the weights that were kept in ``path``. DiskError where they are another's."""
     try:
-        put_in(module, whole_model(checkpoint, directory))
+        put_in(module, tensors)
     except ConfigError as error:
-        raise DiskError(f"{checkpoint.path} does not fit its own configuration: {error}") from error
+        raise DiskError(f"{path} does not fit its own configuration: {error}") from error
     return module
+
+
+def check_transformers(holder: Path) -> None:
+    """UsageError where transformers, which takes what ``holder`` holds to be opened, is not installed."""
+    if importlib.util.find_spec("transformers") is None:
+        raise UsageError(f"{holder} takes transformers to open; pip install 'decentral[transformers]'")
 
 
 def _is_causal(config: dict[str, Any]) -> bool:
@@ -136,22 +161,49 @@ def _is_causal(config: dict[str, Any]) -> bool:
 
 
 def _of_folder(directory: Path, tokenizer: Path | None) -> TrainedModel:
+    own = built_in(_json_of(directory / CONFIG))
+    if own is None:
+        check_transformers(directory)
+    reads = _tokenizer_of(directory if tokenizer is None else tokenizer)
+    if own is None:
+        return _ready(_of_transformers(directory), reads, str(directory), None)
+    try:
+        tensors = load_file(directory / MODEL)
+    except (OSError, SafetensorError) as error:
+        raise DiskError(f"{directory / MODEL} cannot be read ({error}); export it again") from error
+    with torch.random.fork_rng(devices=[]):  # as above
+        module = LanguageModel(own)
+    return _ready(_filled(module, tensors, directory / MODEL), reads, str(directory), None)
+
+
+def _json_of(path: Path) -> dict[str, Any]:  # Any: JSON
+    """Read an object from a file; empty where there is none."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _of_transformers(directory: Path) -> Any:  # Any: as in TrainedModel
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    reads = _tokenizer_of(directory if tokenizer is None else tokenizer)
     try:
-        module = AutoModelForCausalLM.from_pretrained(
+        return AutoModelForCausalLM.from_pretrained(
             directory, local_files_only=True, use_safetensors=True, dtype=torch.float32
         )
     except (ValueError, KeyError, OSError) as error:
         why = str(error).split("\n", 1)[0]
         raise UsageError(f"{directory} is no causal language model that transformers opens: {why}") from error
-    return _ready(module, reads, str(directory), None)
 
 
 def _tokenizer_of(folder: Path) -> Tokenizer:
+    """Open a folder's tokenizer; that of bytes, which ``export`` writes, is known by its file."""
+    if _json_of(folder / "tokenizer.json") == byte_tokenizer():
+        return Bytes()
+    check_transformers(folder)
     from transformers import AutoTokenizer
 
     try:

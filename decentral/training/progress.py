@@ -277,7 +277,7 @@ def measure_share(
     """
     drawn = method.drawn(step)
     rounds, most = drawn.rounds, drawn.most_rounds
-    overdue, stale, fraction = _overdue(method, step, progress, rounds * whole), method.quorum.staleness, 1.0
+    overdue, stale, fraction = _overdue(method, step, progress, rounds * whole), method.timing.staleness, 1.0
     if math.isfinite(update.norm):
         fraction = share_of(progress, update.norm, whole=whole, held=held, overdue=overdue, stale=stale, rounds=rounds)
     undrawn = 0 if update.is_all else min(progress.behind, (most - 1) * whole)
@@ -295,7 +295,7 @@ def measure_share(
 def _overdue(method: OuterMethod, step: int, progress: Progress, usual: int) -> int:
     """Count rounds that passed the parameters by, one of all among them; ``usual``: inner steps behind as a rule."""
     before = progress.overdue if progress.behind > usual else 0
-    looked_at = range(max(0, step - progress.missed), step)[: method.quorum.staleness + 1]
+    looked_at = range(max(0, step - progress.missed), step)[: method.timing.staleness + 1]
     if progress.missed and (before or not looked_at or any(method.drawn(s).places is None for s in looked_at)):
         return before + progress.missed
     return before

@@ -70,7 +70,7 @@ class SyncTiming:
     @property
     def due(self) -> bool:
         """True when the method wants a contribution of the progress, too."""
-        return self.may_send and self.method.is_due(self.since, self.seconds, self.paced or self.interval)
+        return self.may_send and self.method.timing.is_due(self.since, self.seconds, self.paced or self.interval)
 
     def may_merge(self, update: CommittedUpdate) -> bool:
         """Tell whether the time of the oldest commit that is not merged yet has come."""

@@ -170,12 +170,12 @@ class Course:
         """Return when the round in progress will be decided, as far as offers tell by now."""
         if self._pairs is not None:
             return self._pairs.next_at
-        quorum = self.peers[0].schedule.method.quorum
+        timing = self.peers[0].schedule.method.timing
         arrivals = sorted(there for _, there in self._offers.values())
         if len(arrivals) == len(self.peers):
             return max(self.now, arrivals[-1])
-        if quorum.peers and len(arrivals) >= quorum.peers:
-            return max(self.now, arrivals[quorum.peers - 1] + quorum.grace)
+        if timing.quorum and len(arrivals) >= timing.quorum:
+            return max(self.now, arrivals[timing.quorum - 1] + timing.grace)
         return NEVER
 
     def _decide(self) -> Iterator[Reached]:

@@ -12,8 +12,7 @@ from torch import Tensor
 from decentral import ConfigError
 from decentral.coding import Floats, Symbols
 from decentral.compressors.base import About, Method, PartSpec, Payload, check_input, check_parts, require
-from decentral.optimizers import OuterMethod, key
-from decentral.optimizers.steps import check_momentum, check_rate
+from decentral.optimizers import OuterMethod, key, rate
 
 # Shape suffix: N = elements of the tensor, or of the fragment.
 
@@ -69,15 +68,9 @@ class OuterLion(OuterMethod):
     name: ClassVar[str] = "outer_lion"
     equation: ClassVar[str] = "x <- x - lr*sign(blend*m + (1-blend)*g) ; m <- mu*m + (1-mu)*g"
     source: ClassVar[str] = 'Chen et al., "Symbolic Discovery of Optimization Algorithms", 2023, arXiv:2302.06675'
-    lr: float = 0.01
-    momentum: float = key(0.95, "of the moving average")
-    blend: float = key(0.9, "weight of the moving average in a step")
-
-    def __post_init__(self) -> None:
-        check_rate(self, self.lr)
-        check_momentum(self, self.momentum)
-        if not 0 <= self.blend < 1:
-            raise ConfigError(f"{self}: blend, the weight of the momentum, must be in [0, 1); 0.9 is usual")
+    lr: float = rate(0.01)
+    momentum: float = key(0.95, "of the moving average", within="[0, 1)")
+    blend: float = key(0.9, "weight of the moving average in a step", within="[0, 1)")
 
     def init(self, anchor: Tensor) -> dict[str, Tensor]:
         """No momentum yet."""

@@ -23,8 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from decentral.compressors import parse_compressor
-from decentral.compressors.feedback import parse_feedback
+from decentral.compressors import parse_compressor, parse_feedback
 from decentral.replica.codec import Codec
 from decentral.wire import body
 

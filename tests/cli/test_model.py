@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,24 @@ def test_all_of_a_text_is_what_is_trained_on_and_what_is_held_out_of_it(tmp_path
     kept(tmp_path / "run", small_model(), "causal-lm")
     text_N, _ = _text(open_trained(tmp_path / "run"), path, whole=True)
     assert bytes(text_N.tolist()) == path.read_bytes()
+
+
+def test_without_transformers_the_built_in_model_is_opened_and_another_names_the_extra(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept(tmp_path / "run", small_model(), "causal-lm")
+    sizes = {"n_positions": 16, "n_embd": 16, "n_layer": 1, "n_head": 2}
+    kept(tmp_path / "theirs", GPT2LMHeadModel(GPT2Config(vocab_size=256, **sizes)), "custom")
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    for name, to in (("run", "model"), ("theirs", "their-model")):
+        assert run("export", name, "--to", to).exit_code == 0
+    for name in ("run", "model"):
+        assert run("evaluate", name, "--data", text_file(tmp_path)).exit_code == 0
+        assert run("generate", name, "--prompt", "a", "--tokens", 2).exit_code == 0
+    for name in ("theirs", "their-model"):
+        refused = run("generate", name, "--prompt", "a", "--tokenizer", "model")
+        assert refused.exit_code == 2
+        assert refused.stderr == f"error: {name} takes transformers to open; pip install 'decentral[transformers]'\n"
 
 
 def test_a_scripts_transformers_model_needs_its_tokenizer(run: Run, tmp_path: Path) -> None:

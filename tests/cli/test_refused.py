@@ -23,6 +23,7 @@ from decentral.observe.status import ProcessInfo, Status, read_status, write_sta
 from decentral.state.export import export
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
+from decentral.tasks.corpus import tokenizer_files
 from tests.cli.conftest import Run, every_command
 from tests.kit import own_problems
 from tests.kit.exports import kept, small_model
@@ -108,6 +109,9 @@ COMMANDS: dict[str, list[Row]] = {
         ("streams.toml --out new", 10, "outer.fragments = 5: the 3 blocks of model.layers"),
         ("run.toml --out other", 11, ""),
         ("run.toml --solo --out other", 11, ""),
+        ("run.toml --from photos --out new", 2, "--from photos: no model.safetensors there"),
+        ("run.toml --from packed --out new", 2, "--from packed is packed; unpack it with"),
+        ("run.toml --from half --out new", 2, "--from half: model.safetensors cannot be read"),
         ("run.toml --data foxes --out new", 30, ""),
         ("foxes.toml --out new", 30, "the run trains on foxes; name your copy of it with --data PATH"),
         ("foxes.toml --data wolves --out new", 30, ""),
@@ -214,6 +218,7 @@ COMMANDS: dict[str, list[Row]] = {
         ("model --prompt ", 2, "an empty text has no token to go on from"),
     ],
     "evaluate": [
+        ("half --data foxes", 50, "half/model.safetensors cannot be read"),
         ("new", 2, ""),
         ("packed", 2, "unpack it with decentral export packed --to FOLDER"),
         ("novels", 30, 'the run trains on "novels"'),
@@ -388,6 +393,9 @@ def write_models(world: Path) -> None:
     terms = world / "novels/run.toml"
     terms.write_text(terms.read_text().replace('corpus = "stdlib"', 'corpus = "novels"'))
     export(world / "model/checkpoints", world / "packed", packed=True)
+    export(world / "model/checkpoints", world / "half", tokenizer_files)
+    weights = world / "half/model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
 
 
 def make_world(world: Path) -> Path:

@@ -14,7 +14,9 @@ from decentral.compressors import (
     parse_feedback,
 )
 from decentral.compressors.base import add_flat
-from decentral.compressors.feedback import DGC, EF21, EControl, ErrorFeedback, NoFeedback
+from decentral.compressors.ef21 import EF21, EControl
+from decentral.compressors.feedback import ErrorFeedback, NoFeedback
+from decentral.compressors.threshold import DGC
 from decentral.errors import ConfigError
 from tests.kit.owing import compress_with_debt
 

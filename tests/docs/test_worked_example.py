@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
+from decentral.compressors import parse_compressor
 from decentral.compressors.feedback import ErrorFeedback
-from decentral.compressors.registry import parse_compressor
 from decentral.wire import body
 
 PAGE = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text(encoding="utf-8")

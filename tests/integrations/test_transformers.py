@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import json
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -122,6 +124,13 @@ def test_the_best_model_of_the_past_is_not_taken_for_what_was_trained(tmp_path, 
     kept = load_newest(tmp_path / "run" / "checkpoints")
     assert kept.meta["inner_steps"] == 5
     assert torch.equal(kept.tensors["live/0"][: weight.numel()], trained[0].flatten())
+
+
+def test_without_transformers_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    monkeypatch.delitem(sys.modules, "decentral.integrations.transformers")
+    with pytest.raises(ConfigError, match=r"pip install 'decentral\[transformers\]'"):
+        importlib.import_module("decentral.integrations.transformers")
 
 
 def test_a_model_that_is_sharded_over_processes_is_refused(tmp_path, tiny_gpt2, make_trainer, monkeypatch):

@@ -22,7 +22,7 @@ def on_the_wire(name: str) -> tuple[object, ...]:
     method, preset = make_outer(name, {}), presets()[name]
     states = tuple((channel.every > 1, channel.combine) for channel in method.channels()[1:])
     takes_turns = (preset.fragments > 1, preset.overlap > 0)
-    return (preset.exchange, preset.feedback != "none", states, takes_turns, method.inner, method.quorum.peers > 0)
+    return (preset.exchange, preset.feedback != "none", states, takes_turns, method.inner, method.timing.quorum > 0)
 
 
 # One method of each kind that real daemons, threads and folders can tell apart: laws are over all of them.

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from decentral.compressors import Compressor
-from decentral.compressors.topk import as_matrix, cut, regions
+from decentral.compressors.chunks import as_matrix, cut, regions
 
 PerValue = Callable[[Compressor, Tensor], Tensor]
 Groups = Callable[[Compressor, Tensor], list[Tensor]]

@@ -226,7 +226,7 @@ def test_a_peer_that_was_never_away_is_not_bounded(method: str):
 @pytest.mark.parametrize("method", [name for name in SYNCHRONOUS if name not in {*ALONG_DIRECTIONS, *DRAWING}])
 @pytest.mark.parametrize("beyond", [-1, 0, 1])
 def test_within_the_bound_progress_counts_as_one_contribution_and_beyond_it_as_none(method: str, beyond: int):
-    run, absence = Run(terms(method)), method_of(method).quorum.staleness + beyond
+    run, absence = Run(terms(method)), method_of(method).timing.staleness + beyond
     for number in range((LEAVES + absence + 1) * run.num_fragments):
         gone = LEAVES <= number // run.num_fragments < LEAVES + absence
         run.round(number, [0, 1] if gone else [0, 1, 2])

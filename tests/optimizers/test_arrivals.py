@@ -47,8 +47,8 @@ def gaussian(seed: int, numel: int = NUMEL) -> Tensor:
     ],
 )
 def test_a_round_waits_for_some_and_a_grace_period_and_takes_what_is_late(spelling: str, quorum: tuple[float, ...]):
-    asked = method_of(spelling).quorum
-    assert (asked.peers, asked.grace, asked.staleness) == quorum
+    asked = method_of(spelling).timing
+    assert (asked.quorum, asked.grace, asked.staleness) == quorum
 
 
 @pytest.mark.parametrize("method", [CGAD(), HeLoCo(), DecoupledDiLoCo(), FedBuff()], ids=lambda method: method.name)

@@ -32,7 +32,7 @@ def gaussian(seed: int) -> torch.Tensor:
      (100, 0.0, True), (1000, 0.0, True)],
 )  # fmt: skip
 def test_it_is_due_after_the_time_or_the_steps_and_never_with_fewer_than_the_least(steps, seconds, due):
-    assert AEDiT(seconds=60.0, least=5).is_due(steps, seconds, 100) == due
+    assert AEDiT(seconds=60.0, least=5).timing.is_due(steps, seconds, 100) == due
 
 
 # ---- weights and detector ----

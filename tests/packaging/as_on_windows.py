@@ -46,7 +46,7 @@ SIGNALS = (
 OTHERS = (
     *("accelerate", "anyio", "anyio._backends._asyncio", "click", "cryptography.hazmat.primitives.asymmetric.ed25519"),
     *("numba", "prometheus_client", "psutil", "pydantic", "rich.console", "rich.live", "safetensors.torch", "torch"),
-    *("transformers.models.llama.modeling_llama", "trio", "zeroconf.asyncio", "zstandard", "torch.utils.data"),
+    *("trio", "zeroconf.asyncio", "zstandard", "torch.utils.data"),
 )
 RESERVED = set('<>:"|?*')
 

@@ -35,6 +35,7 @@ BESIDE = [  # an extra, packages that come with it alone, and other extras that 
     ("figures", ("matplotlib",), ("dev", "lab")),
     ("daemon", ("hivemind",), ("dev",)),
     ("simulate", ("trio",), ("dev",)),
+    ("transformers", ("transformers", "tokenizers"), ("dev",)),
     ("watch", ("textual",), ("dev",)),
 ]
 

@@ -30,6 +30,14 @@ def test_importing_the_package_and_asking_any_command_for_help_loads_nothing_hea
     assert not loaded_by(program) & HEAVY
 
 
+def test_training_the_built_in_model_loads_nothing_of_an_extra() -> None:
+    loaded = loaded_by(
+        "import decentral.cli.train, decentral.cli.demo, decentral.cli.model, decentral.tasks.trained_model"
+    )
+    assert "torch" in loaded
+    assert not loaded & {"transformers", "tokenizers", "matplotlib", "sklearn", "hivemind", "trio"}
+
+
 def test_every_public_name_exists_and_is_documented() -> None:
     for name in decentral.__all__:
         value = getattr(decentral, name)

@@ -21,7 +21,19 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-EXTRAS = ("daemon", "dashboard", "figures", "lightning", "lora", "lab", "simulate", "watch", "libp2p", "all")
+EXTRAS = (
+    "daemon",
+    "dashboard",
+    "figures",
+    "lightning",
+    "lora",
+    "lab",
+    "simulate",
+    "transformers",
+    "watch",
+    "libp2p",
+    "all",
+)
 LOOPBACK = ("--listen", "/ip4/127.0.0.1/tcp/0", "--no-lan")
 BUILD = "import sys; from hatchling import build; print(build.build_wheel(sys.argv[1]))"
 

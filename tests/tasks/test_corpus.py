@@ -8,22 +8,24 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from decentral.errors import DataError
+from decentral.state.export import export
 from decentral.tasks import corpus as corpus_module
 from decentral.tasks.corpus import MIN_NBYTES, alphabet, load_corpus, tokenizer_files
 from decentral.tasks.language_model import build_language_model
 from decentral.tasks.sizing import LanguageModelConfig
-
-CONFIG = {"vocab_size": 256, "max_position_embeddings": 64}
+from tests.kit.exports import kept
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """An exported model with its tokenizer."""
-    model = build_language_model(LanguageModelConfig(hidden=16, layers=1, heads=2, context=64), seed=0)
-    model.save_pretrained(tmp_path)
-    for name, text in tokenizer_files(CONFIG).items():
-        (tmp_path / name).write_text(text, encoding="utf-8")
-    return tmp_path
+    kept(
+        tmp_path / "run",
+        build_language_model(LanguageModelConfig(hidden=16, layers=1, heads=2, context=64), seed=0),
+        "causal-lm",
+    )
+    export(tmp_path / "run" / "checkpoints", tmp_path / "model", tokenizer_files)
+    return tmp_path / "model"
 
 
 @pytest.mark.parametrize(

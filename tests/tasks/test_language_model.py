@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
 
@@ -9,15 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from transformers import AutoModelForCausalLM
 
 from decentral.errors import ConfigError
 from decentral.manifest import parse_manifest, preset_manifest
 from decentral.manifest.files import summary
 from decentral.optimizers.owners import experts_of
 from decentral.parameters import schema_of
-from decentral.tasks.language_model import BALANCE_WEIGHT, build_language_model
-from decentral.tasks.sizing import DEMO_MODEL, LanguageModelConfig
+from decentral.tasks.language_model import build_language_model
+from decentral.tasks.sizing import BALANCE_WEIGHT, DEMO_MODEL, LanguageModelConfig, built_in, folder_config
 
 SMALL = LanguageModelConfig(hidden=16, layers=2, heads=2, context=32)
 EXPERTS = 8
@@ -198,11 +198,53 @@ def test_matrices_are_drawn_alike_and_those_into_the_residual_smaller():
     assert bool((block.self_attn.q_norm.weight == 1).all())
 
 
-def test_what_transformers_saves_and_opens_says_the_same(tmp_path):
-    model = built()
-    model.save_pretrained(tmp_path)
-    opened = AutoModelForCausalLM.from_pretrained(tmp_path, local_files_only=True)
-    assert torch.equal(model(input_ids=text()).logits, opened(input_ids=text()).logits)
+# ---- the model of transformers that it is ----
+
+KINDS = {
+    "dense": SMALL,
+    "with a head of its own": LanguageModelConfig(**WIDE, tie_embeddings=False),
+    **{
+        f"{k} of {EXPERTS} experts": LanguageModelConfig(**WIDE, experts=EXPERTS, experts_per_token=k)
+        for k in (1, 2, 3)
+    },
+}
+
+
+def theirs(config: LanguageModelConfig) -> Any:
+    """The model that transformers builds by our config.json, with the weights of ours."""
+    transformers = pytest.importorskip("transformers")
+    document = folder_config(config)
+    (kind,) = document["architectures"]
+    described = transformers.AutoConfig.for_model(document.pop("model_type"), **document)
+    model = getattr(transformers, kind)._from_config(described, attn_implementation="sdpa")
+    model.load_state_dict(built(config).state_dict())
+    return model
+
+
+@pytest.mark.parametrize("config", KINDS.values(), ids=KINDS)
+def test_names_outputs_and_gradients_are_those_of_transformers(config: LanguageModelConfig) -> None:
+    models, batch = (built(config), theirs(config)), text()
+    named, their_named = (dict(model.named_parameters()) for model in models)
+    assert [*named] == [*their_named]
+    ours, other = (model(input_ids=batch, labels=batch) for model in models)
+    near = {"rtol": 1e-5, "atol": 1e-6}
+    torch.testing.assert_close(ours.logits, other.logits, **near)
+    torch.testing.assert_close(ours.loss, other.loss, **near)
+    ours.loss.backward()
+    other.loss.backward()
+    for name, parameter in named.items():
+        torch.testing.assert_close(parameter.grad, their_named[name].grad, **near)
+
+
+@pytest.mark.parametrize("config", KINDS.values(), ids=KINDS)
+def test_config_json_is_what_transformers_writes_and_says_which_model_is_ours(config: LanguageModelConfig) -> None:
+    written = json.loads(theirs(config).config.to_json_string())
+    assert written.pop("dtype", None) in (None, "float32")
+    assert written["transformers_version"]
+    assert built_in(written) == config
+    for key, other in {"rope_parameters": {}, "hidden_size": 16.0, "vocab_size": 257, "dtype": "bfloat16"}.items():
+        assert built_in(written | {key: other}) is None
+    assert built_in({}) is None
 
 
 @pytest.mark.parametrize("terms", [{"experts_per_token": 2}, {"experts": 2, "experts_per_token": 3}, {"experts": 1}])

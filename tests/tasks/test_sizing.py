@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from decentral.compressors import parse_compressor
 from decentral.errors import ConfigError
@@ -14,7 +13,7 @@ from decentral.manifest import preset_manifest
 from decentral.manifest.presets import check_methods
 from decentral.optimizers import presets
 from decentral.parameters import schema_of
-from decentral.tasks.language_model import build_language_model, transformers_config
+from decentral.tasks.language_model import LanguageModel, build_language_model
 from decentral.tasks.sizing import (
     DEMO_INNER,
     DEMO_MODEL,
@@ -79,7 +78,7 @@ def test_experts_and_a_head_of_its_own_are_counted_as_they_are_built(given: dict
 def _built(config: LanguageModelConfig) -> int:
     """Parameters of the model itself, which takes no memory on torch's device ``meta``."""
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(transformers_config(config))
+        model = LanguageModel(config)
     return sum(parameter.numel() for parameter in model.parameters())
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from decentral.benchmarks.compressors import peak_extra_bytes
-from decentral.compressors import blocks, parse_compressor, random, two_bits
+from decentral.compressors import blocks, parse_compressor, random, signmag2
 from decentral.compressors.blockwise import Linear
 from decentral.tensors import device
 from decentral.tensors.device import (
@@ -61,8 +61,8 @@ def elsewhere(spelling: str, value_N: Tensor) -> None:
     if isinstance(quantiser, Linear):
         blocks.Tabled.compress_one(quantiser, value_N)
     elif spelling == "signmag2":
-        mean_R2 = two_bits.best_means_anywhere(value_N.view(-1, 64))
-        two_bits.code_rows_anywhere(value_N.view(-1, 64), mean_R2.mean(dim=1).float())
+        mean_R2 = signmag2.best_means_anywhere(value_N.view(-1, 64))
+        signmag2.code_rows_anywhere(value_N.view(-1, 64), mean_R2.mean(dim=1).float())
     else:
         quantiser.compress_one(value_N)
 
@@ -142,11 +142,11 @@ def test_codes_of_a_long_tensor_are_those_of_the_processor_but_for_the_last_bit_
 @pytest.mark.parametrize("device", DEVICES)
 def test_two_levels_of_many_rows_are_those_of_the_processor(device: str):
     value_RC = torch.randn(1 << 15, 64, generator=torch.Generator().manual_seed(0))
-    here_R2, there_R2 = two_bits.best_means(value_RC), two_bits.best_means_anywhere(value_RC.to(device)).cpu()
+    here_R2, there_R2 = signmag2.best_means(value_RC), signmag2.best_means_anywhere(value_RC.to(device)).cpu()
     assert (~torch.isclose(here_R2, there_R2, rtol=1e-12)).float().mean() < 1e-3  # sums of other orders split elsewhere
     half_R = here_R2.mean(dim=1).float()
-    there_RC = two_bits.code_rows_anywhere(value_RC.to(device), half_R.to(device)).cpu()
-    assert torch.equal(two_bits.code_rows(value_RC, half_R), there_RC)
+    there_RC = signmag2.code_rows_anywhere(value_RC.to(device), half_R.to(device)).cpu()
+    assert torch.equal(signmag2.code_rows(value_RC, half_R), there_RC)
 
 
 # ---- test place ----

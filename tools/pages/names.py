@@ -14,8 +14,7 @@ _CALLBACKS = tuple(
 )
 # What a method, a compressor or a rule of one's own is made of: public, though not of `decentral` itself.
 OF_METHODS = {
-    "decentral.optimizers": ("OuterMethod", "Channel", "CHANGE", "key"),
-    "decentral.optimizers.steps": ("check_momentum", "check_rate"),
+    "decentral.optimizers": ("OuterMethod", "Channel", "CHANGE", "key", "rate"),
     "decentral.optimizers.aggregation.base": ("Aggregation", "Sent", "total"),
     "decentral.compressors.base": ("About", "Method", "PartSpec", "Payload", "check_input", "check_parts", "require"),
     "decentral.coding": ("Floats", "Symbols"),

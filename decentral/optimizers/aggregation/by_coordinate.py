@@ -48,6 +48,15 @@ def mean_in_order(value_KS: Tensor) -> Tensor:
     return total_S / torch.full_like(total_S[:1], float(len(value_KS)))
 
 
+class _ByCoordinate(Aggregation):
+    __slots__ = ()
+
+    @property
+    def needs(self) -> Needs:
+        """Every value of everybody."""
+        return "rows"
+
+
 # ---- the median of each coordinate ----
 #
 # g_k = median over i of x_ik ;  the mean of the middle two where they are even in number
@@ -57,17 +66,12 @@ def mean_in_order(value_KS: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Median(Aggregation):
+class Median(_ByCoordinate):
     """The middle of each coordinate."""
 
     name: ClassVar[str] = "median"
     equation: ClassVar[str] = "g_k = median of x_ik"
     source: ClassVar[str] = 'Yin et al., "Byzantine-Robust Distributed Learning", 2018, arXiv:1803.01498'
-
-    @property
-    def needs(self) -> Needs:
-        """Every value of everybody."""
-        return "rows"
 
     def combine(self, row_KN: Tensor) -> Tensor:
         """Sorted, and the middle taken."""
@@ -84,7 +88,7 @@ class Median(Aggregation):
 
 
 @dataclass(frozen=True, slots=True)
-class TrimmedMean(Aggregation):
+class TrimmedMean(_ByCoordinate):
     """The mean of each coordinate's inner values."""
 
     name: ClassVar[str] = "trimmed_mean"
@@ -94,11 +98,6 @@ class TrimmedMean(Aggregation):
 
     def __post_init__(self) -> None:
         check_f(self, self.f)
-
-    @property
-    def needs(self) -> Needs:
-        """Every value of everybody."""
-        return "rows"
 
     @property
     def least(self) -> int:
@@ -120,7 +119,7 @@ class TrimmedMean(Aggregation):
 
 
 @dataclass(frozen=True, slots=True)
-class Meamed(Aggregation):
+class Meamed(_ByCoordinate):
     """The mean around each coordinate's median."""
 
     name: ClassVar[str] = "meamed"
@@ -130,11 +129,6 @@ class Meamed(Aggregation):
 
     def __post_init__(self) -> None:
         check_f(self, self.f)
-
-    @property
-    def needs(self) -> Needs:
-        """Every value of everybody."""
-        return "rows"
 
     @property
     def least(self) -> int:

@@ -1,4 +1,19 @@
-"""Two bits a value: sign and one of two magnitudes of its row, or SparseLoCo's published grid of four levels."""
+"""Sign and magnitude bit: the bit says whether a magnitude is a small or a large one of its row.
+
+Parts: codes uint8 below 4 (N,), bit 0 magnitude, bit 1 sign; peaks uint8 (1,), the exponent of the largest level plus
+100; levels uint8 (rows,) of the large magnitudes; steps uint8 (rows,) from there down to the small ones. At most 2 +
+16/columns bits per value; behind topk 64 of 4096, entropy coded, 1.9: a large magnitude is one of four. Rows are the
+last dimension: behind topk, one row is one chunk. The levels are the means of the small and of the large magnitudes,
+split where the squared error is least (exact: all splits of the sorted magnitudes are tried); each value then takes
+the nearer level. A level is a sixteenth of a power of two, counted down from the largest level of all rows: off by at
+most 2.2 %, which leaves the code's error at 0.062 of the norm on Gaussian top-64-of-4096 (0.061 with exact levels);
+4.3 % at the end of float32, above 1.9 * 2**127. Fifteen to sixteen powers of two below the largest (t of the printed
+bound), and below 2**-115, a magnitude counts as zero, so a row of such is lost whole, and error feedback keeps it.
+
+Source: Sarfi et al., "SparseLoCo", 2025, arXiv:2508.15706 sends 2-bit values with one uniform grid per tensor; on
+top-k output only two of its four bins are populated. The split is Lloyd's ("Least squares quantization in PCM",
+1982).
+"""
 
 import functools
 import math
@@ -10,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decentral.coding import Floats, Symbols
+from decentral.coding import Symbols
 from decentral.compressors.base import (
     About,
     Decoded,
@@ -20,48 +35,17 @@ from decentral.compressors.base import (
     Payload,
     Shape,
     check_dtype,
-    check_input,
-    check_parts,
     check_shapes,
     non_finite,
     require,
 )
-from decentral.compressors.blocks import put_in_bins
 from decentral.tensors.compiled import compiled
 from decentral.tensors.device import one_kernel
 from decentral.tensors.ops import is_finite
 
-__all__ = [
-    "NUM_PEAKS",
-    "SignMag2",
-    "SparseLoCo2",
-    "best_means",
-    "code_rows",
-    "counts_on",
-    "decode_rows",
-    "encode_levels",
-    "level_sizes",
-]
+__all__ = ["SignMag2", "best_means", "code_rows", "decode_rows"]
 
 # Shape suffixes: R = rows, C = columns (values per row), N = R * C values, S = splits of a row, M = tensors.
-
-# ---- signmag2: sign and magnitude bit ----
-#
-# The bit says whether a magnitude is a small or a large one of its row.
-#
-# Parts: codes uint8 below 4 (N,), bit 0 magnitude, bit 1 sign; peaks uint8 (1,), the exponent of the largest level plus
-# 100; levels uint8 (rows,) of the large magnitudes; steps uint8 (rows,) from there down to the small ones. At most 2 +
-# 16/columns bits per value; behind topk 64 of 4096, entropy coded, 1.9: a large magnitude is one of four. Rows are the
-# last dimension: behind topk, one row is one chunk. The levels are the means of the small and of the large magnitudes,
-# split where the squared error is least (exact: all splits of the sorted magnitudes are tried); each value then takes
-# the nearer level. A level is a sixteenth of a power of two, counted down from the largest level of all rows: off by at
-# most 2.2 %, which leaves the code's error at 0.062 of the norm on Gaussian top-64-of-4096 (0.061 with exact levels);
-# 4.3 % at the end of float32, above 1.9 * 2**127. Fifteen to sixteen powers of two below the largest (t of the printed
-# bound), and below 2**-115, a magnitude counts as zero, so a row of such is lost whole, and error feedback keeps it.
-#
-# Source: Sarfi et al., "SparseLoCo", 2025, arXiv:2508.15706 sends 2-bit values with one uniform grid per tensor; on
-# top-k output only two of its four bins are populated. The split is Lloyd's ("Least squares quantization in PCM",
-# 1982).
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +81,8 @@ class SignMag2(Method):
 
     def _compress_rows(self, value_RC: Tensor, counts: list[int]) -> list[tuple[Tensor, ...]]:
         """Return the parts of matrices that lie one behind the other, of so many rows each."""
-        level_R2, peak_M, peak_R = encode_levels(best_means(value_RC), counts)
-        halfway_R = level_sizes(peak_R, level_R2).mul(0.5).sum(dim=1)  # halved first: the sum could overflow
+        level_R2, peak_M, peak_R = _encode_levels(best_means(value_RC), counts)
+        halfway_R = _level_sizes(peak_R, level_R2).mul(0.5).sum(dim=1)  # halved first: the sum could overflow
         code_RC = code_rows(value_RC, halfway_R)
         large_R, step_R = level_R2[:, 1].to(torch.uint8), (level_R2[:, 1] - level_R2[:, 0]).to(torch.uint8)
         codes = [code_rC.flatten() for code_rC in code_RC.split_with_sizes(counts)]
@@ -115,8 +99,8 @@ class SignMag2(Method):
             counts = [shapes[i][0] for i in here]
             code_N, peak_M, large_R, step_R = (torch.cat([payloads[i].parts[n] for i in here]) for n in range(4))
             self._check(code_N, peak_M, large_R, step_R)
-            peak_R = peak_M.repeat_interleave(counts_on(tuple(counts), peak_M.device), output_size=sum(counts))
-            size_R2 = level_sizes(peak_R, torch.stack([large_R - step_R, large_R], dim=1))
+            peak_R = peak_M.repeat_interleave(_counts_on(tuple(counts), peak_M.device), output_size=sum(counts))
+            size_R2 = _level_sizes(peak_R, torch.stack([large_R - step_R, large_R], dim=1))
             value_RC = decode_rows(code_N.view(sum(counts), columns), size_R2)
             for i, rows in zip(here, value_RC.split_with_sizes(counts), strict=True):
                 decoded[i] = Dense(rows.reshape(payloads[i].shape))
@@ -126,7 +110,7 @@ class SignMag2(Method):
         """Raise PayloadError unless the parts, which have their shapes, keep their rules."""
         require(code_N.amax() < 4 if code_N.numel() else True, self, "codes must be below 4")
         require((step_R <= large_R).all(), self, "a small level lies below zero")
-        require((peak_M < NUM_PEAKS).all(), self, "a peak is beyond float32")
+        require((peak_M < _NUM_PEAKS).all(), self, "a peak is beyond float32")
 
 
 @functools.lru_cache(maxsize=4096)  # asked for at every step of a round
@@ -152,6 +136,61 @@ def _matrix(shape: Shape) -> tuple[int, int]:
     """Return (rows, columns): the last dimension against all others; no rows when there are no values."""
     columns = shape[-1] if shape else 1
     return (math.prod(shape[:-1]), columns) if columns else (0, 0)
+
+
+# ---- magnitudes in one byte ----
+#
+# Sixteenths of a power of two, counted down from the largest of a tensor.
+#
+# Level 0 is zero; level 255 is just below the next power of two above the tensor's largest magnitude, whose exponent,
+# plus 100, is the peak (1,). Fifteen powers of two below 2**exponent, a magnitude counts as zero. A level is off by at
+# most 2.2 % (4.3 % at the end of float32) and has 8 significant bits, so that products with it are exact on every
+# device.
+
+_PER_OCTAVE = 16
+_LOWEST_PEAK, _HIGHEST_PEAK = -100, 127  # exponents: from the lowest, the smallest level is still a normal float32
+_NUM_PEAKS = _HIGHEST_PEAK - _LOWEST_PEAK + 1
+
+
+def _encode_levels(mean_R2: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return levels int32 (R, 2) in 0..255 of float64 magnitudes of tensors that lie one behind the other, of so many
+    rows each; and the peaks int32 that they count down from, of each tensor (M,) and of each row (R,).
+    """
+    octave_R2 = torch.log2(mean_R2)  # -inf for zero
+    count_M = _counts_on(tuple(counts), mean_R2.device)
+    owner_M = torch.arange(len(counts), dtype=torch.int64, device=mean_R2.device)
+    owner_R = owner_M.repeat_interleave(count_M, output_size=len(mean_R2))
+    highest_M = octave_R2.new_full((len(counts),), _LOWEST_PEAK)  # of one without rows, and the least there is
+    highest_M = highest_M.scatter_reduce(0, owner_R, octave_R2.amax(dim=1), "amax")
+    peak_M = (highest_M + 0.5 / _PER_OCTAVE).floor_().clamp_(_LOWEST_PEAK, _HIGHEST_PEAK)
+    level_R2 = (octave_R2 - peak_M[owner_R][:, None]).mul_(_PER_OCTAVE).round_()
+    level_R2 = level_R2.clamp_(-256, _PER_OCTAVE - 1).add_(256 - _PER_OCTAVE).clamp_(min=0).int()
+    place_M = (peak_M - _LOWEST_PEAK).int()
+    return level_R2, place_M, place_M[owner_R]
+
+
+def _level_sizes(peak_R: Tensor, level_R2: Tensor) -> Tensor:
+    """Return the float32 magnitudes (R, 2) of levels, each below the peak of its row."""
+    return _size_table(peak_R.device)[peak_R.long()[:, None], level_R2.long()]
+
+
+@functools.lru_cache(maxsize=256)
+def _counts_on(counts: tuple[int, ...], device: torch.device) -> Tensor:
+    """Return whole numbers on a device, which has them from the last round."""
+    return torch.tensor(counts, dtype=torch.int64, device=device)
+
+
+@functools.cache
+def _size_table(device: torch.device) -> Tensor:
+    """Return float32 (_NUM_PEAKS, 256); exponents from their bits, because pow is not exact on CUDA."""
+    mantissas = [round(128 * 2 ** (n / _PER_OCTAVE)) / 128 for n in range(_PER_OCTAVE)]
+    mantissa_16 = torch.tensor(mantissas, dtype=torch.float32, device="cpu")
+    sixteenth_256 = torch.arange(256, dtype=torch.int32, device="cpu") - (256 - _PER_OCTAVE)
+    peak_P1 = torch.arange(_LOWEST_PEAK, _HIGHEST_PEAK + 1, dtype=torch.int32, device="cpu")[:, None]
+    power_P256 = ((sixteenth_256 >> 4) + peak_P1 + 127 << 23).view(torch.float32)
+    size_P256 = mantissa_16[sixteenth_256 & 15] * power_P256
+    size_P256[:, 0] = 0
+    return size_P256.to(device)
 
 
 # ---- two magnitudes for each row ----
@@ -277,119 +316,3 @@ def _decode_rows(codes, sizes, values):  # type: ignore[no-untyped-def]
         level[0], level[1], level[2], level[3] = sizes[r, 0], sizes[r, 1], -sizes[r, 0], -sizes[r, 1]
         for c in range(codes.shape[1]):
             values[r, c] = level[codes[r, c] & np.uint8(3)]
-
-
-# ---- magnitudes in one byte ----
-#
-# Sixteenths of a power of two, counted down from the largest of a tensor.
-#
-# Level 0 is zero; level 255 is just below the next power of two above the tensor's largest magnitude, whose exponent,
-# plus 100, is the peak (1,). Fifteen powers of two below 2**exponent, a magnitude counts as zero. A level is off by at
-# most 2.2 % (4.3 % at the end of float32) and has 8 significant bits, so that products with it are exact on every
-# device.
-
-_PER_OCTAVE = 16
-_LOWEST_PEAK, _HIGHEST_PEAK = -100, 127  # exponents: from the lowest, the smallest level is still a normal float32
-NUM_PEAKS = _HIGHEST_PEAK - _LOWEST_PEAK + 1
-
-
-def encode_levels(mean_R2: Tensor, counts: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return levels int32 (R, 2) in 0..255 of float64 magnitudes of tensors that lie one behind the other, of so many
-    rows each; and the peaks int32 that they count down from, of each tensor (M,) and of each row (R,).
-    """
-    octave_R2 = torch.log2(mean_R2)  # -inf for zero
-    count_M = counts_on(tuple(counts), mean_R2.device)
-    owner_M = torch.arange(len(counts), dtype=torch.int64, device=mean_R2.device)
-    owner_R = owner_M.repeat_interleave(count_M, output_size=len(mean_R2))
-    highest_M = octave_R2.new_full((len(counts),), _LOWEST_PEAK)  # of one without rows, and the least there is
-    highest_M = highest_M.scatter_reduce(0, owner_R, octave_R2.amax(dim=1), "amax")
-    peak_M = (highest_M + 0.5 / _PER_OCTAVE).floor_().clamp_(_LOWEST_PEAK, _HIGHEST_PEAK)
-    level_R2 = (octave_R2 - peak_M[owner_R][:, None]).mul_(_PER_OCTAVE).round_()
-    level_R2 = level_R2.clamp_(-256, _PER_OCTAVE - 1).add_(256 - _PER_OCTAVE).clamp_(min=0).int()
-    place_M = (peak_M - _LOWEST_PEAK).int()
-    return level_R2, place_M, place_M[owner_R]
-
-
-def level_sizes(peak_R: Tensor, level_R2: Tensor) -> Tensor:
-    """Return the float32 magnitudes (R, 2) of levels, each below the peak of its row."""
-    return _size_table(peak_R.device)[peak_R.long()[:, None], level_R2.long()]
-
-
-@functools.lru_cache(maxsize=256)
-def counts_on(counts: tuple[int, ...], device: torch.device) -> Tensor:
-    """Return whole numbers on a device, which has them from the last round."""
-    return torch.tensor(counts, dtype=torch.int64, device=device)
-
-
-@functools.cache
-def _size_table(device: torch.device) -> Tensor:
-    """Return float32 (NUM_PEAKS, 256); exponents from their bits, because pow is not exact on CUDA."""
-    mantissas = [round(128 * 2 ** (n / _PER_OCTAVE)) / 128 for n in range(_PER_OCTAVE)]
-    mantissa_16 = torch.tensor(mantissas, dtype=torch.float32, device="cpu")
-    sixteenth_256 = torch.arange(256, dtype=torch.int32, device="cpu") - (256 - _PER_OCTAVE)
-    peak_P1 = torch.arange(_LOWEST_PEAK, _HIGHEST_PEAK + 1, dtype=torch.int32, device="cpu")[:, None]
-    power_P256 = ((sixteenth_256 >> 4) + peak_P1 + 127 << 23).view(torch.float32)
-    size_P256 = mantissa_16[sixteenth_256 & 15] * power_P256
-    size_P256[:, 0] = 0
-    return size_P256.to(device)
-
-
-# ---- sparseloco2: one uniform grid per tensor ----
-#
-# Exactly as SparseLoCo's code has it, decoded to its bins' means.
-#
-# Parts: codes uint8 below 4 (N,), rising with the value; levels float32 (4,). At most 2 + 128/N bits per value. shift =
-# mean(v); scale = 6 * std(v) / 4; code = clamp(round((v - shift) / scale + 2), 0, 3), ties to even; level = shift +
-# mean of the code's members, less shift. The published code sends shift and the four means apart; their sum, rounded to
-# float32, decodes to the same bits; where that overflows, at 3.4e38, it is the largest float. What is lost is at most
-# the variance, |error|**2 <= N std**2, but for rounding: shift and mean are rounded apart, which is more than std where
-# values differ in their last bits only.
-#
-# Here for comparison with published runs; use signmag2. The edges of the bins lie 2.25 and 0.75 sigmas below the mean
-# and 0.75 above it. What topk keeps is bimodal, with magnitudes around one sigma, and so only two of the four bins are
-# populated: two bits buy the sign. On Gaussian top-64-of-4096 the error is 0.113 of the norm over many chunks where
-# signmag2's is 0.063, and entropy coding finds that the second bit says nothing: 1.02 bits against 1.93. One grid per
-# tensor also sends all values of chunks with small values to one bin; and bin 0 reaches less far than bin 3, so the
-# tensor -x does not decode to minus what x decodes to.
-#
-# Source: Sarfi et al., "Communication Efficient LLM Pre-training with SparseLoCo", 2025, arXiv:2508.15706, and the
-# authors' code (sparseloco.py), with n_bins=4 as Templar sets it.
-
-_BINS = 4
-_WINDOW = 6.0  # sigmas
-_LARGEST = torch.finfo(torch.float32).max
-
-
-@dataclass(frozen=True, slots=True)
-class SparseLoCo2(Method):
-    """SparseLoCo's published 2-bit quantiser."""
-
-    name: ClassVar[str] = "sparseloco2"
-    about: ClassVar[About] = About(
-        layout="codes 2 bits (N), levels float32 (4)",
-        biased=True,
-        source='Sarfi et al., "SparseLoCo", 2025, arXiv:2508.15706',
-        bound="|error| <= sqrt(N) * (sigma + 2**-23 * |mean| + 2**-149)",
-    )
-
-    def layout(self, shape: Shape) -> tuple[PartSpec, ...]:
-        """Return codes, then levels."""
-        return (
-            PartSpec("codes", torch.uint8, (math.prod(shape),), Symbols(2)),
-            PartSpec("levels", torch.float32, (_BINS,), Floats()),
-        )
-
-    def compress_one(self, tensor: Tensor) -> Payload:
-        """Sort the values into four bins, then take the bins' means."""
-        value_N = check_input(tensor).flatten()
-        found = put_in_bins(value_N, _BINS, _WINDOW, lambda place_n: (place_n + _BINS // 2).round_())
-        mean_4 = (found.place_K * found.width).float()
-        level_4 = (mean_4 + found.mean.float()).clamp_(-_LARGEST, _LARGEST)  # rounded apart, 3.4e38 would be Inf
-        return Payload(tuple(tensor.shape), (found.code_N, level_4))
-
-    def decompress_one(self, payload: Payload) -> Tensor:
-        """Return levels[code]."""
-        check_parts(self, payload, self.layout(payload.shape))
-        code_N, level_4 = payload.parts
-        require(torch.isfinite(level_4).all(), self, "every level must be finite")
-        return level_4.index_select(0, code_N.int()).reshape(payload.shape)

@@ -1,11 +1,11 @@
-"""SignMag2 and SparseLoCo2: what two bits lose, and the published formula."""
+"""What sign and magnitude bit lose."""
 
 import math
 
 import pytest
 import torch
 
-from decentral.compressors import Payload, SignMag2, SparseLoCo2, TopK, two_bits
+from decentral.compressors import Payload, SignMag2, TopK, signmag2
 
 
 def sent(tensor: torch.Tensor) -> torch.Tensor:
@@ -81,64 +81,10 @@ def test_the_outermost_levels_are_finite_and_normal(peak):
 @pytest.mark.parametrize("steps", [1e6, 2], ids=["distinct", "many-equal-and-zero"])
 def test_the_processors_way_is_that_of_any_device(shape, steps):
     value = (torch.randn(shape, generator=torch.Generator().manual_seed(0)) * steps).round() / steps
-    means = two_bits.best_means_anywhere(value)
-    assert torch.allclose(two_bits.best_means(value), means, rtol=1e-12)
+    means = signmag2.best_means_anywhere(value)
+    assert torch.allclose(signmag2.best_means(value), means, rtol=1e-12)
     halfway, sizes = means.float().mean(1), means.float()
-    codes = two_bits.code_rows(value, halfway)
+    codes = signmag2.code_rows(value, halfway)
     assert torch.equal(codes, (value.abs() > halfway[:, None]).to(torch.uint8) + 2 * (value < 0))
     small_or_large = sizes.gather(1, (codes & 1).long())
-    assert torch.equal(two_bits.decode_rows(codes, sizes), torch.where(value < 0, -small_or_large, small_or_large))
-
-
-def gaussian(*shape: int) -> torch.Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(0))
-
-
-def kept(chunks: int) -> torch.Tensor:
-    """What top-64-of-4096 keeps of Gaussian chunks."""
-    chunk = gaussian(chunks, 4096)
-    return chunk.gather(1, chunk.abs().topk(64, dim=1).indices)
-
-
-def reference(value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The formula of the paper's code, in float64."""
-    value = value.double().flatten()
-    shift = value.mean()
-    scale = 6 * ((value - shift).norm() / math.sqrt(value.numel() - 1)) / 4
-    code = ((value - shift) / scale + 2).round().clamp(0, 3).long()
-    lookup = torch.stack([(value - shift)[code == b].mean() if (code == b).any() else shift * 0 for b in range(4)])
-    return code, lookup[code] + shift
-
-
-@pytest.mark.parametrize("value", [gaussian(5000), kept(10), gaussian(5000) + 3, gaussian(7) ** 3], ids=range(4))
-def test_codes_and_decoded_values_are_those_of_the_published_formula(value: torch.Tensor):
-    payload = SparseLoCo2().compress_one(value)
-    code, decoded = reference(value)
-    assert torch.equal(payload.parts[0].long(), code)
-    assert torch.allclose(SparseLoCo2().decompress_one(payload).flatten().double(), decoded, rtol=0, atol=1e-6)
-
-
-def test_behind_topk_two_of_four_bins_are_empty():
-    codes = SparseLoCo2().compress_one(kept(16)).parts[0]
-    assert codes.unique().tolist() == [1, 3]
-
-
-def test_behind_topk_it_loses_0_113_of_the_norm_where_signmag2_loses_0_063():
-    value = kept(256)
-    errors = [m.decompress_one(m.compress_one(value)) - value for m in (SparseLoCo2(), SignMag2())]
-    shares = [float(error.norm() / value.norm()) for error in errors]
-    assert shares == [pytest.approx(0.113, abs=0.001), pytest.approx(0.063, abs=0.001)]
-
-
-def test_chunks_of_small_values_lose_nearly_everything_beside_chunks_of_large_ones():
-    value = kept(10)
-    value[5:] *= 0.01
-    lost = {m: m.decompress_one(m.compress_one(value))[5:] - value[5:] for m in (SparseLoCo2(), SignMag2())}
-    shares = {method: float(rest.norm() / value[5:].norm()) for method, rest in lost.items()}
-    assert shares[SparseLoCo2()] > 0.9
-    assert shares[SignMag2()] < 0.07
-
-
-def test_equal_values_and_a_single_one_arrive_exactly():
-    for tensor in (torch.full((50,), 0.25), torch.tensor([-3.5])):
-        assert torch.equal(SparseLoCo2().decompress_one(SparseLoCo2().compress_one(tensor)), tensor)
+    assert torch.equal(signmag2.decode_rows(codes, sizes), torch.where(value < 0, -small_or_large, small_or_large))
