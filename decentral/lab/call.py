@@ -68,18 +68,24 @@ def study(
     ``compressor`` may be objects; give a dict of them by name where two would have one. ``aims`` are the other keys of
     ``[study]``: base, margin, points, windows, alpha.
     """
-    named = methods.items() if isinstance(methods, Mapping) else ((None, one) for one in methods)
+    listed = [methods] if isinstance(methods, str) else methods
+    named = listed.items() if isinstance(listed, Mapping) else ((None, one) for one in listed)
     entries = [_method(one, called) for called, one in named]
     declared: dict[str, Any] = {"name": name, "task": _task(task), "peers": peers, **aims}
-    declared |= {"learning_rates": list(learning_rates), "seeds": list(seeds), "search_seeds": list(search_seeds)}
+    declared |= {"learning_rates": _list(learning_rates), "seeds": _list(seeds), "search_seeds": _list(search_seeds)}
     declared |= {key: value for key, value in (("rounds", rounds), ("tokens", tokens)) if value is not None}
     tables: dict[str, Any] = {"study": declared, "method": entries}
     tables["reference"] = [{"name": one, "kind": one} if isinstance(one, str) else dict(one) for one in references]
     for key, each in (("control", controls), ("link", links), ("compare", compare)):
         tables[key] = [dict(one) for one in each]
     for key, keys in (("model", model), ("data", data), ("inner", inner), ("grid", grid)):
-        tables[key] = dict(keys or {})
+        tables[key] = keys or {}
     return Declared(study_of(tables), _as_toml(tables))
+
+
+def _list(given: object) -> object:
+    """Give a file's check what a file would have, and all else as it is."""
+    return list(given) if isinstance(given, tuple | range) else given
 
 
 def _task(task: Any) -> str:  # Any: as above

@@ -145,7 +145,7 @@ def presets(*, ours: bool = False) -> dict[str, Preset]:
 
 
 def _preset_of(method: OuterMethod) -> Preset:
-    """Return what it states; else each contribution goes whole, to a partner or to everybody, so that any equation fits."""
+    """Return what it states; else contributions go whole, to a partner or to everybody: so that any equation fits."""
     return method.preset or Preset(compressor="none", exchange="pair" if method.topology == "pair" else "gather")
 
 

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors.torch import load_file
 
+from decentral.cli import main
 from decentral.observe.status import Status, read_status
 from decentral.state.export import export
 from decentral.swarm.invite import Invite
@@ -121,6 +123,17 @@ def test_two_trainers_of_lightning_end_with_the_same_anchor(first, tmp_path):
 def test_a_package_of_ones_own_adds_a_compressor_and_a_method(first, packages, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(packages))
     check_agreed(first.swarm_of_two("own_package/train.py", tmp_path, "--rounds", "5"), 5)
+
+
+def test_a_method_of_the_package_is_a_preset_like_any_other(packages, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(packages))
+    made = CliRunner().invoke(main, ["init", str(tmp_path / "run.toml"), "--preset", "outer_lion"])
+    assert made.exit_code == 0, made.output
+    assert 'method = "outer_lion"' in (tmp_path / "run.toml").read_text()
+    assert "outer_lion" in CliRunner().invoke(main, ["optimizers"]).stdout
+    assert (
+        "did you mean outer_lion?" in CliRunner().invoke(main, ["init", "--preset", "outer_lio", "other.toml"]).stderr
+    )
 
 
 @pytest.mark.long

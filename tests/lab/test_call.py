@@ -157,6 +157,24 @@ def test_a_class_that_asks_for_them_gets_the_terms_and_the_peers() -> None:
 
 
 @pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"methods": "dilco"}, "dilco: preset 'dilco' does not exist; did you mean diloco"),
+        ({"methods": [Line]}, "is no outer method"),
+        ({"learning_rates": 0.1}, "study.learning_rates = 0.1"),
+        ({"inner": 3}, "inner = 3"),
+        ({"task": 3}, "task int has no model"),
+        ({"bas": "x"}, "unknown key study.bas; did you mean base"),
+    ],
+)
+def test_a_call_that_cannot_be_meant_is_told_in_one_line(given: dict[str, object], told: str) -> None:
+    whole = {"methods": ["diloco"], "task": Line, **SMALL} | given
+    with pytest.raises(ConfigError, match=told) as caught:
+        lab.study(whole.pop("methods"), **whole)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("was", "now", "told"),
     [
         (f"{HERE}:Line", f"{HERE}:Lines", "does not load"),
