@@ -123,6 +123,7 @@ def status_of(shown: Shown) -> Status:
         addresses=shown.transport.addresses(),
         reachability=shown.part.network.kind,
         relays=shown.part.network.relays,
+        silent_relays=shown.part.network.watch.silent,
     )
 
 

@@ -49,7 +49,7 @@ class Seen(Member):
         part: Any = SimpleNamespace(swarm=swarm, reporter=self.reporter, invite_to_write="")
         part.links = SimpleNamespace(caps=SimpleNamespace(up=None, down=None))
         part.diagnostics = Diagnostics(lambda event, fields: None)
-        part.network = SimpleNamespace(kind="", relays=())
+        part.network = SimpleNamespace(kind="", relays=(), watch=SimpleNamespace(silent=()))
         part.network.is_private = False
         asked: dict[str, Any] = {"notices": (), "inner_steps": 0, "done": False, "paused": False, "leaving": False}
         return status_of(Shown(manifest=self.lab.manifest, part=part, stalls=self.stalls, **asked))
