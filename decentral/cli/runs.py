@@ -231,7 +231,7 @@ def first_screen(manifest: Manifest, text: str, options: JobOptions) -> list[str
     run, numel = manifest.run, parameters_of(LanguageModelConfig.of(manifest.model))
     limit = f", {run.minutes:g} minutes at most" if run.minutes is not None else ""
     rows = {
-        "learns": f"a language model of {numel / 1e6:.1f} million parameters",
+        "learns": f"a language model of {numel:,} parameters",
         "run": f"{run.name} ({manifest.run_id}), {_whose(options)}",
         "lasts": f"{run.rounds} rounds of {manifest.inner.steps} training steps{limit}",
         "takes": _takes(options.preferences),

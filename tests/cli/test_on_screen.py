@@ -62,7 +62,7 @@ def test_the_invite_is_whole_in_the_scrollback_while_the_view_is_live_and_after_
 def test_a_relay_that_does_not_answer_is_told_of_within_20_s_on_the_screen_in_the_status_and_beside_the_invite(
     terms: Path, family: Family, run: Run
 ) -> None:
-    typed = ["start", "run.toml", "--data", "text", "--alone", *NET, "--relay", NOBODY]
+    typed = ["start", "run.toml", "--data", "text", "--alone", *NET, "--relay", NOBODY, "--out", str(terms / "out")]
     peer = family.start("peer", terms / "out", [str(terms / word) if word in FILES else word for word in typed])
     until(lambda: (terms / "out/status.json").exists() and bool(read_status(terms / "out").invite))
     began = time.monotonic()
