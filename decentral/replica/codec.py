@@ -12,6 +12,7 @@ import atexit
 import math
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import accumulate as accumulated
 from typing import TypeVar
@@ -201,8 +202,8 @@ class Codec:
 # compiled: whoever needs a function meanwhile waits at numba's lock, and compiles it by itself.
 
 
-class WarmUp(threading.Thread):
-    """``Codec.warm_up`` on a thread of its own, from now on; ``is_over`` once everything is compiled."""
+class WarmUp(threading.Thread, event.Listener):  # type: ignore[misc]  # numba has no types
+    """``Codec.warm_up`` on a thread of its own, from now on."""
 
     def __init__(self, codec: Codec) -> None:
         super().__init__(name="warm-up", daemon=True)
@@ -216,39 +217,26 @@ class WarmUp(threading.Thread):
     def run(self) -> None:
         """Compile, until the process ends."""
         atexit.register(self._give_up)
-        try:
-            with event.install_listener("numba:compile", _Ends(self)):
-                self._codec.warm_up()
-        except _GivenUp:
-            pass
-        finally:
-            atexit.unregister(self._give_up)
+        with suppress(_GivenUp), event.install_listener("numba:compile", self):
+            self._codec.warm_up()
+        atexit.unregister(self._give_up)
 
     def _give_up(self) -> None:
         """End before the next function: the compiler must not run while the interpreter is taken down under it."""
         self._is_given_up = True
         self.join()
 
-    def check(self) -> None:
-        """Raise on this thread once the process ends."""
+    def on_start(self, event: object) -> None:
+        """Compile no further function where the process ends."""
         if self._is_given_up and threading.current_thread() is self:
             raise _GivenUp
+
+    def on_end(self, event: object) -> None:
+        """Do nothing: numba tells of a function's end, too."""
 
 
 class _GivenUp(Exception):
     """Nobody needs the rest."""
-
-
-class _Ends(event.Listener):  # type: ignore[misc]  # numba has no types
-    def __init__(self, warm_up: WarmUp) -> None:
-        self._warm_up = warm_up
-
-    def on_start(self, event: object) -> None:
-        """Compile no further function where the process ends."""
-        self._warm_up.check()
-
-    def on_end(self, event: object) -> None:
-        """Do nothing: numba tells of a function's end, too."""
 
 
 def _on_processor(payloads: Sequence[Payload]) -> tuple[Payload, ...]:
