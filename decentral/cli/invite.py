@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from decentral.cli.options import as_json, directory_of_a_peer, remember
-from decentral.errors import UsageError
+from decentral.errors import InviteError, UsageError
 
 if TYPE_CHECKING:
     from decentral.observe.status import Status
@@ -64,8 +65,10 @@ def whom_it_reaches(status: Status) -> str:
     """Say whom the invite of a peer reaches, and which of its relays do not answer."""
     from decentral.swarm.invite import Invite, reach
 
-    silent = (f"relay {relay} does not answer" for relay in status.silent_relays)
-    return "; ".join((reach(Invite.parse(status.invite).addresses), *silent))
+    whom = "not known"
+    with suppress(InviteError):  # of another version
+        whom = reach(Invite.parse(status.invite).addresses)
+    return "; ".join((whom, *(f"relay {relay} does not answer" for relay in status.silent_relays)))
 
 
 def _brings(directory: Path) -> str:
