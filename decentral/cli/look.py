@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from decentral.cli.group import INTERRUPTED
+from decentral.cli.invite import whom_it_reaches
 from decentral.cli.options import INVITE, as_json, cards_by_name, directory_of_a_peer, remember
 from decentral.cli.progress import read_peer
 from decentral.cli.quantities import Duration
@@ -59,6 +60,7 @@ def status_command(context: click.Context, directory: Path, prometheus: bool, as
         _print_status(status, alive=alive)
         if status.invite:
             click.echo(f"invite    {_invite_here(status.invite, directory)}")
+            click.echo(f"reaches   {whom_it_reaches(status)}")
     if is_lost(status) or status.frozen_seconds:
         context.exit(1)
 

@@ -59,7 +59,7 @@ HEADINGS = {  # of start and join, most used first
     "This machine": (
         *("schedule", "on_battery", "only_when_idle", "max_memory", "threads", "max_compute", "offload", "on_nan"),
     ),
-    "What others see": ("dashboard", "metrics", "as_json"),
+    "What is shown": ("verbose", "dashboard", "metrics", "as_json"),
 }
 
 
@@ -332,6 +332,7 @@ options_of_a_peer = with_options(
     option_of_join("daily_upload", type=Size(), metavar="SIZE", show_default="no limit"),
     option_of_join("offload", type=click.Path(file_okay=False, path_type=Path), show_default="memory"),
     option_of_join("on_nan", type=click.Choice(["stop", "restart"]), show_default=True),
+    click.option("-v", "--verbose", is_flag=True, help="Show the run's terms, too, as its manifest has them."),
     with_page,
     with_metrics,
     click.option(
@@ -364,6 +365,7 @@ class JobOptions:
     dashboard: bool = False  # the page beside it
     metrics: tuple[str, int] | None = None  # address and port at which Prometheus asks
     as_json: bool = False  # summary.json on stdout, and nothing else there
+    verbose: bool = False  # the terms are shown as the manifest has them
 
     @classmethod
     def of(cls, out: Path, given: Mapping[str, Any], invite: str | None = None) -> Self:  # Any: as click gives them

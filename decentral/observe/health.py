@@ -28,6 +28,11 @@ _LATE_SHARE = 0.5  # below this share of recent rounds a volunteer should look a
 
 def health_sentence(status: Status) -> str:
     """Say in one line how the peer is, and when something is wrong what to do."""
+    silent = status.silent_relays if status.state in (*_TAKING_PART, "starting") else ()
+    return "; ".join((_sentence(status), *(f"relay {relay} does not answer" for relay in silent)))
+
+
+def _sentence(status: Status) -> str:
     if status.problem:
         return f"attention: {status.problem}"
     if status.left_out_seconds is not None and status.state in _TAKING_PART:

@@ -183,6 +183,7 @@ class Status:
     addresses: tuple[str, ...] = ()
     reachability: str = ""  # public, nat, symmetric nat, firewall, local, unknown; empty before it was looked at
     relays: tuple[str, ...] = ()  # where others may reach this peer through
+    silent_relays: tuple[str, ...] = ()  # HOST:PORT of those that do not answer
     notices: tuple[str, ...] = ()  # sentences on peers whose updates stand out, the newest first
     diagnostics: Mapping[str, float] = field(default_factory=dict)  # figures of the newest round that had any, by name
     diagnosed_round: int = 0  # outer steps made with that round; 0: none had any

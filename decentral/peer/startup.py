@@ -213,6 +213,7 @@ class Startup:
                 private=part.network.is_private,
                 admission=admission,
                 clock=seconds_asleep_or_not,
+                compiles_aside=True,
             )
             part.redundancy = redundancy_of(node)
             self._take_up(start, node)
@@ -224,6 +225,7 @@ class Startup:
             async with anyio.create_task_group() as group:
                 group.start_soon(note_addresses, directory, out, part.network, before)
                 group.start_soon(stalls.watch, part)
+                group.start_soon(part.network.watch.run, transport)
                 if part.redundancy is not None:
                     group.start_soon(part.redundancy.run)
                 if lan is not None:

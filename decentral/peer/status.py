@@ -137,6 +137,7 @@ def status_of(part: Participation, stalls: StallWatch, control: LoopControl, *, 
         addresses=transport.addresses(),
         reachability=part.network.kind,
         relays=part.network.relays,
+        silent_relays=part.network.watch.silent,
     )
 
 

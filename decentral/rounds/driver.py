@@ -11,6 +11,7 @@ the next tick.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import anyio
@@ -120,13 +121,16 @@ class Membership:
     def __init__(self, state: LocalState, swarm: SwarmAccess, steps: Steps, frames: FrameIO) -> None:
         self.state, self.directory, self.steps, self.frames = state, swarm.directory, steps, frames
         self.stopping = False
+        self.is_ready: Callable[[], bool] = lambda: (
+            True
+        )  # to contribute: the others would wait for a member that is not
         self._asked, self._requests = -math.inf, Repeats(JOIN_EVERY, JOIN_LONGEST)
 
     def ask_if_outside(self, now: float) -> None:
         """Ask those who are here to let this peer in, unless it is a member or does not want to be one."""
         head = self.state.head
         is_outside = not self.state.is_member and not self.stopping and head.anchor is not None
-        if is_outside and now - self._asked >= JOIN_EVERY:
+        if is_outside and self.is_ready() and now - self._asked >= JOIN_EVERY:
             self._asked = now
             self.directory.greet(head.members)
             request = self._request(head)

@@ -50,7 +50,7 @@ class Seen(Member):
         part: Any = SimpleNamespace(swarm=swarm, reporter=self.reporter, invite_to_write="")
         part.links = SimpleNamespace(caps=SimpleNamespace(up=None, down=None))
         part.diagnostics = Diagnostics(lambda event, fields: None)
-        part.network = SimpleNamespace(kind="", relays=())
+        part.network = SimpleNamespace(kind="", relays=(), watch=SimpleNamespace(silent=()))
         part.network.is_private = False
         part.announce = SimpleNamespace(notices=Notices())
         return status_of(part, self.stalls, LoopControl(), inner_steps=0, done=False)

@@ -79,7 +79,8 @@ function losses(me) {
 
 function reached(me) {
   const list = [...(me.addresses ?? []), ...(me.relays ?? []).map((relay) => `through ${relay}`)];
-  const how = me.reachability || NOT_KNOWN;
+  const silent = (me.silent_relays ?? []).map((relay) => `, relay ${relay} does not answer`).join("");
+  const how = (me.reachability || NOT_KNOWN) + silent;
   if (!list.length) return how;
   return el("details", { "data-keep": "addresses" }, el("summary", {}, `${how}, ${count(list.length)} address${list.length === 1 ? "" : "es"}`), el("ul", { class: "mono" }, list.map((one) => el("li", {}, one))));
 }
