@@ -116,7 +116,7 @@ def train_alone(manifest: Manifest, options: JobOptions, display: Display, stop:
         return controls.look(_status_alone(context, halted.is_set(), done=over.is_set()))
 
     def goes_on() -> bool:
-        context.running.wait()
+        context.wait_while_paused()
         wanted = context.num_steps < num_steps if pace is None else pace.may_step(context.num_steps, halted)
         return wanted and not halted.is_set()
 
@@ -148,7 +148,7 @@ def _train_until_done(context: TrainingContext, peer: Peer) -> None:
     identity = Identity.load_or_create(context.out / "identity.key").peer
     recent = RecentLoss(context.manifest.inner.steps)
     for batch in _batches(context, identity, context.num_steps):
-        context.running.wait()
+        context.wait_while_paused()
         if peer.done:
             return
         recent.add(_inner_step(context, batch))
