@@ -57,7 +57,8 @@ HEADINGS = {  # of start and join, most used first
     "With whom": ("require_peers", "give_up_at", "alone", "admit", "keep_serving", "solo", "pace"),
     "Network": ("listen", "relays", "lan", "transport", "max_upload", "max_download", "daily_upload"),
     "This machine": (
-        *("schedule", "on_battery", "only_when_idle", "max_memory", "threads", "max_compute", "offload", "on_nan"),
+        *("schedule", "on_battery", "only_when_idle", "max_memory", "threads", "max_compute", "max_writes", "offload"),
+        "on_nan",
     ),
     "What others see": ("dashboard", "metrics", "as_json"),
 }
@@ -330,6 +331,7 @@ options_of_a_peer = with_options(
     *CAPS,
     *WHEN,
     option_of_join("daily_upload", type=Size(), metavar="SIZE", show_default="no limit"),
+    option_of_join("max_writes", type=Size(), metavar="SIZE", show_default=True),
     option_of_join("offload", type=click.Path(file_okay=False, path_type=Path), show_default="memory"),
     option_of_join("on_nan", type=click.Choice(["stop", "restart"]), show_default=True),
     with_page,

@@ -19,6 +19,7 @@ View = dict[str, Any]  # JSON
 
 _BESIDE = (  # fields that are told beside those that have rows
     *("rounds_seen", "own_loop", "bytes_measuring", "bytes_per_round", "max_download", "sent_today", "addresses"),
+    *("max_writes", "given_rounds", "given_seconds", "given_bytes", "given_share"),
     *("relays", "next_sync_seconds", "usual_round_seconds", "stalled_seconds", "stalled_by", "notices", "problem"),
 )
 _OWN = dict.fromkeys((*(name for _, name in (*PAGE_ROWS, *WATCH_ROWS)), *_BESIDE))  # each once

@@ -38,6 +38,7 @@ from decentral.peer.participation import (
     save_after_error,
     save_last,
     save_now,
+    say_thanks,
     warn_of_no_checkpoint,
 )
 from decentral.peer.settings import Settings
@@ -351,6 +352,8 @@ class Peer:
     def pause(self) -> None:
         """Train on without contributing until ``resume``; the others do not wait for this peer meanwhile."""
         self._control.paused = True
+        if self._part is not None:
+            self._part.giving.pauses()
         if self._up is not None:
             self._up.swarm.tell(self._up.swarm.node.resting.begin, PAUSED)
 
@@ -493,6 +496,8 @@ class Peer:
                 self._parting = "done" if over else "left"
             elif save and polite:  # there is no last checkpoint
                 self._last_status = replace(self._last_status, state="leaving")
+            if polite:
+                say_thanks(part, self.inner_steps)
             part.close(politely=True)
 
     def _leave_soon(self) -> None:
@@ -544,6 +549,7 @@ class Peer:
         loop, swarm = self._part.loop, self._part.swarm
         self._part.behind.check()
         loop.schedule.stepped()
+        self._part.giving.stepped(paused=self._control.paused)
         if self._control.finishes_after == math.inf:
             self._control.finishes_after = self.round
         try:

@@ -205,6 +205,15 @@ class PeerOptions(TypedDict, total=False):
             rule="it is a number of commits, 1 at least",
         ),
     ]
+    max_writes: Annotated[
+        int | str | None,
+        Option(
+            "2GB",
+            "Write no more than this a day to the disk, as far as checkpoints can wait for that, an hour at most; "
+            "votes, commits and their frames are always written.",
+            unit="bytes, or a string as this",
+        ),
+    ]
     tokens_per_step: Annotated[
         int,
         Option(
@@ -404,6 +413,7 @@ class Settings:
     give_up_at: float | None  # monotonic s, when it stops looking for others
     caps: "Caps"
     daily_upload: int | None  # bytes
+    max_writes: int | None  # bytes a day
     admit: str | None = field(repr=False)  # the admission token, as given; what the folder keeps is not in it
 
 

@@ -26,6 +26,7 @@ from decentral.node.upload import PAUSED, DailyUpload, check_limit
 from decentral.observe.contributions import RoundMetrics
 from decentral.observe.diagnostics import Look
 from decentral.optimizers.base import State
+from decentral.peer.given import Given
 from decentral.peer.network_setup import NetworkSetup, enter
 from decentral.peer.participation import Participation, save_now
 from decentral.peer.saved import Checkpointer, OwnState, OwnStateKept, Saver, recover_state, redundancy_of
@@ -176,6 +177,8 @@ class Startup:
             self._part.announce("checkpoint_passed_over", {"name": name, "why": why})
         memory = self._checkpointer.restore(found, self._model)
         self._count.recall(int(memory["inner_steps"]), memory.get("clock", ()))
+        self._part.giving.before = Given.from_mapping(memory.get("given"))
+        self._part.writes.recall(memory.get("written", ()))
         self._checkpoint = _Checkpoint(found, memory, found.head)
         kept_whole = found.head.final and not found.adopted and bool(memory.get("over"))
         ended = found.head.final and found.adopted
@@ -288,6 +291,7 @@ class Startup:
     def _restore_own(self, own: OwnState) -> None:
         self._checkpointer.restore_own(own.tensors, own.meta, self._model)
         self._count.recall(int(own.meta["inner_steps"]), own.meta.get("clock", ()))
+        self._part.giving.before = Given.from_mapping(own.meta.get("given"))
 
     # ---- the live model ----
 
@@ -343,7 +347,7 @@ class Startup:
     def _make_loop(self, schedule: SyncSchedule) -> OuterLoop:
         given, part = self._settings.options, self._part
         buffers = self._manifest.model.buffers or "average"
-        told = part.reporter.counters.holds_for_checkpoint, part.announce
+        told = part.reporter.counters.holds_for_checkpoint, part.announce, part.giving, part.writes
         saver = Saver(part.swarm, self._checkpointer, self._model, self._count, buffers, part.behind, *told)
         if part.redundancy is not None:
             saver = replace(saver, after=OwnStateKept(part.swarm, part.redundancy, part.announce).after)
@@ -360,6 +364,7 @@ class Startup:
                 control=self._control,
                 clock=time.monotonic,
                 save=saver.save,
+                may_save=part.writes.may_save,
                 looks=part.looks,
             )
         )

@@ -17,6 +17,7 @@ from decentral.manifest import Manifest
 from decentral.node.node import Node
 from decentral.observe.health import in_units, list_names
 from decentral.observe.status import Status
+from decentral.peer.given import share_given
 from decentral.peer.participation import Participation
 from decentral.training.reporting import Counters
 from decentral.transport import Transport
@@ -64,6 +65,7 @@ def status_of(shown: Shown) -> Status:
     now, head, left_out = anyio.current_time(), node.driver.head, node.driver.state.left_out
     stalled_seconds, stalled_by = shown.stalls.look(node, reporter, now, (up, down))
     others_stand_at = node.driver.watch.others_stand_at
+    given = shown.part.giving.now()
     return Status(
         state=state_of(shown),
         peer=peer_name(node.driver.state.me),
@@ -103,6 +105,13 @@ def status_of(shown: Shown) -> Status:
         max_download=shown.part.links.caps.down,
         daily_upload=None if node.daily_upload is None else node.daily_upload.limit,
         sent_today=0 if node.daily_upload is None else node.daily_upload.sent,
+        written_today=shown.part.writes.today,
+        max_writes=shown.part.writes.limit,
+        given_rounds=given.rounds,
+        given_tokens=given.tokens,
+        given_seconds=given.seconds,
+        given_bytes=given.sent,
+        given_share=share_given(given.rounds, head.contributions),
         uplink_bits=lease_bits(node.uplink()),
         next_sync_seconds=reporter.next_round_in,
         seconds_left=_left(shown),

@@ -41,7 +41,7 @@ class Counters:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._outcomes: deque[tuple[int, bool]] = deque(maxlen=SEEN)  # outer steps made, whether it contributed
-        self._num_outcomes = 0  # ever
+        self._num_outcomes = self.num_contributed = 0  # ever
         self._sent_after: deque[tuple[int, int]] = deque([(0, 0)])  # so many outcomes: bytes sent until then
         self._traffic: deque[tuple[float, int, int]] = deque(maxlen=256)
         self._waiting = False
@@ -90,6 +90,7 @@ class Counters:
         no round of the run, and sent again.
         """
         stay = [one for one in list(self._outcomes) if one[0] <= outer_step]
+        self.num_contributed -= sum(self.outcomes) - sum(contributed for _, contributed in stay)
         self._outcomes = deque(stay, maxlen=SEEN)  # another one, as another thread may be reading
 
     def count_round(self, contributed: bool | None, step: int) -> None:
@@ -99,6 +100,7 @@ class Counters:
             self._outcomes.append((step, contributed))
             self._contributed_at = now if contributed else self._contributed_at
             self._num_outcomes += 1
+            self.num_contributed += contributed
         self._rounds.append((now - self._round_began, contributed is not False))
         self._round_began = now
 
