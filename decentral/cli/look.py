@@ -156,7 +156,9 @@ def _updates_line(seen: _Seen) -> str:
 
 _LINES: Mapping[str, Callable[[_Seen], str]] = {  # of fields that take more than their number; empty: no line
     "run": _run_line,
-    "peer": lambda seen: f"{seen.status.peer or '?'}, {seen.text('inner_steps')} inner steps",
+    "peer": lambda seen: (
+        f"{seen.status.peer or '?'}{_called(seen.status.name)}, {seen.text('inner_steps')} inner steps"
+    ),
     "loss": _loss_line,
     "seconds_left": lambda seen: (
         f"{seen.text('seconds_left')}, as it goes now" if seen.alive and seen.status.seconds_left else ""
@@ -204,9 +206,15 @@ def peers_command(context: click.Context, directory: Path, as_json: bool) -> Non
     for member in status.members:
         you = "  (you)" if member.get("peer") == status.peer else ""
         traffic = f"{in_units(member.get('bytes_sent', 0))} to, {in_units(member.get('bytes_received', 0))} from"
-        click.echo(f"{member.get('peer', '?')}  {presence(member)}  {_after(member)}  {traffic}{_way(member)}{you}")
+        who = f"{member.get('peer', '?')}{_called(member.get('name'))}"
+        click.echo(f"{who}  {presence(member)}  {_after(member)}  {traffic}{_way(member)}{you}")
     if not status.members:
         click.echo("nobody yet: no member of the run is known here", err=True)
+
+
+def _called(name: object) -> str:
+    """Say what a peer calls itself, behind its key: anybody may take any name."""
+    return f" ({name})" if name else ""
 
 
 def _after(member: Mapping[str, Any]) -> str:

@@ -60,7 +60,7 @@ HEADINGS = {  # of start and join, most used first
         *("schedule", "on_battery", "only_when_idle", "max_memory", "threads", "max_compute", "max_writes", "offload"),
         "on_nan",
     ),
-    "What others see": ("dashboard", "metrics", "as_json"),
+    "What others see": ("name", "dashboard", "metrics", "as_json"),
 }
 
 
@@ -223,6 +223,14 @@ def _check_installed(context: click.Context, parameter: click.Parameter, kind: s
     return kind
 
 
+def _check_name(context: click.Context, parameter: click.Parameter, name: str | None) -> str | None:
+    """Refuse one that cannot travel, before anything is read or made."""
+    option = OPTIONS["name"]
+    if not option.fits(name):
+        raise click.BadParameter(f"{name!r:.40}: {option.rule}")
+    return name
+
+
 def option_of_join(name: str, *, flag: str = "", kept_as: str = "", also: str = "", **click_has: Any) -> Decorator:
     """Offer an option of ``join`` on the command line: its default and its meaning are those of `JoinOptions`.
 
@@ -316,6 +324,7 @@ options_of_a_peer = with_options(
         show_default=True,
         help="Run directory; a run found there is resumed.",
     ),
+    option_of_join("name", metavar="NAME", callback=_check_name, show_default="none"),
     *WAYS,
     option_of_join("require_peers", type=click.IntRange(min=0), metavar="N", show_default=True),
     option_of_join(

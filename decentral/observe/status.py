@@ -75,6 +75,7 @@ class Status:
 
     state: str = "starting"  # one of STATES
     peer: str = ""  # libp2p name, 12D3KooW...
+    name: str = ""  # what its person calls it
     run: str = ""  # name of the run
     run_id: str = ""  # hex digest of the manifest
     algorithm: str = ""

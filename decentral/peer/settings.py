@@ -53,6 +53,14 @@ def _are_lines(given: object) -> bool:
     return isinstance(given, Sequence) and not isinstance(given, str) and all(isinstance(one, str) for one in given)
 
 
+def _is_name(given: object) -> bool:
+    if given is None or not isinstance(given, str):
+        return given is None
+    from decentral.swarm.leases import is_name  # help texts need none of the wire
+
+    return is_name(given)
+
+
 def _is_accelerator(given: object) -> bool:
     asked = ("unwrap_model", "is_main_process", "num_processes")
     return given is None or all(hasattr(given, name) for name in asked)
@@ -139,6 +147,16 @@ class PeerOptions(TypedDict, total=False):
             "run. A checkpoint of this run found there is resumed.",
             fits=_is_path,
             rule=_A_PATH,
+        ),
+    ]
+    name: Annotated[
+        str | None,
+        Option(
+            None,
+            "What others see this peer called, beside its key's letters: up to 16 letters, digits, dots, underscores "
+            "and hyphens. Anybody may take any name.",
+            fits=_is_name,
+            rule="a name is 1 to 16 letters, digits, dots, underscores and hyphens",
         ),
     ]
     listen: Annotated[

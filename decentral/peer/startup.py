@@ -249,6 +249,8 @@ class Startup:
                 admission=admission,
                 clock=seconds_asleep_or_not,
             )
+            if (name := self._settings.options["name"]) is not None:
+                node.directory.own.call(name)
             part.redundancy = redundancy_of(node)
             self._take_up(start, node)
             return node

@@ -19,6 +19,7 @@ from decentral.observe.health import in_units, list_names
 from decentral.observe.status import Status
 from decentral.peer.given import share_given
 from decentral.peer.participation import Participation
+from decentral.swarm.leases import name_in
 from decentral.training.reporting import Counters
 from decentral.transport import Transport
 from decentral.wire.keys import Digest, PeerId, peer_name
@@ -69,6 +70,7 @@ def status_of(shown: Shown) -> Status:
     return Status(
         state=state_of(shown),
         peer=peer_name(node.driver.state.me),
+        name=shown.part.settings.options["name"] or "",
         run=shown.manifest.run.name,
         run_id=shown.manifest.digest.hex(),
         algorithm=shown.manifest.outer.method,
@@ -170,6 +172,7 @@ def _member(shown: Shown, member: bytes) -> dict[str, object]:
     count = shown.transport.traffic.of(member)
     return {
         "peer": peer_name(member),
+        "name": _name_of(shown, lease, here=here),
         "self": here,
         "live": here or lease is not None,
         "left": not here and lease is None and (shown.done or node.directory.left_politely(member)),
@@ -178,6 +181,13 @@ def _member(shown: Shown, member: bytes) -> dict[str, object]:
         "bytes_received": count.received,
         **({} if here else _way(shown, member)),
     }
+
+
+def _name_of(shown: Shown, lease: Lease | None, *, here: bool) -> str:
+    """Return what a member calls itself; empty: nothing, or it is gone."""
+    if here:
+        return shown.part.settings.options["name"] or ""
+    return "" if lease is None else name_in(lease)
 
 
 def _round_of(node: Node, lease: Lease | None) -> int | None:
