@@ -127,16 +127,25 @@ def shown(live: dict[bytes, Any], said_goodbye: bool, *, done: bool = False) -> 
     node = SimpleNamespace(directory=directory, driver=driver, gossip=None, paths=paths, outer_steps=3)
     driver.machine = SimpleNamespace(state=SimpleNamespace(history=SimpleNamespace(outer_steps_at=lambda round_: 2)))
     traffic = SimpleNamespace(of=lambda peer: SimpleNamespace(sent=0, received=0))
-    return SimpleNamespace(done=done, node=node, transport=SimpleNamespace(traffic=traffic))
+    part = SimpleNamespace(settings=SimpleNamespace(options={"name": "Ben"}))
+    return SimpleNamespace(done=done, node=node, transport=SimpleNamespace(traffic=traffic), part=part)
 
 
 def test_a_member_that_said_goodbye_has_left_and_is_not_gone() -> None:
     """Until the record that drops it, it is a member still, and looked like one that was killed."""
-    lease = SimpleNamespace(round=2, state=0, uplink=0)
+    lease = SimpleNamespace(round=2, state=0, uplink=0, version="0.1.0/Anna")
     assert presence(_member(shown({OTHER: lease}, said_goodbye=False), OTHER)) == "live"
     assert presence(_member(shown({}, said_goodbye=False), OTHER)) == "gone"
     assert presence(_member(shown({}, said_goodbye=True), OTHER)) == "left"
     assert presence(_member(shown({}, said_goodbye=False), ME)) == "live"
+
+
+def test_members_are_told_with_the_names_that_they_have_while_they_are_here() -> None:
+    lease = SimpleNamespace(round=2, state=0, uplink=0, version="0.1.0/Anna")
+    there = shown({OTHER: lease}, said_goodbye=False)
+    there.part.network = SimpleNamespace(is_private=False)
+    assert [_member(there, peer)["name"] for peer in (ME, OTHER)] == ["Ben", "Anna"]
+    assert _member(shown({}, said_goodbye=False), OTHER)["name"] == ""
 
 
 def test_when_the_run_is_over_nobody_is_gone() -> None:

@@ -18,6 +18,8 @@ from decentral.manifest import Manifest
 from decentral.observe.diagnostics import Diagnostics
 from decentral.observe.health import health_sentence, is_well
 from decentral.observe.status import Status
+from decentral.peer.given import Giving
+from decentral.peer.saved import WriteBudget
 from decentral.peer.status import Shown, StallWatch, status_of
 from decentral.rounds.local_state import CommittedUpdate
 from decentral.training.reporting import Reporter
@@ -51,6 +53,8 @@ class Seen(Member):
         part.diagnostics = Diagnostics(lambda event, fields: None)
         part.network = SimpleNamespace(kind="", relays=())
         part.network.is_private = False
+        part.settings = SimpleNamespace(options={"name": None})
+        part.giving, part.writes = Giving(self.reporter.counters, 0, lambda: 0), WriteBudget(None, lambda: 0)
         asked: dict[str, Any] = {"notices": (), "inner_steps": 0, "done": False, "paused": False, "leaving": False}
         return status_of(Shown(manifest=self.lab.manifest, part=part, stalls=self.stalls, **asked))
 
