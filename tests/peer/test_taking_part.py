@@ -16,12 +16,13 @@ from decentral.consensus.chain import VOTING
 from decentral.flow.waiting import inline
 from decentral.manifest import Manifest
 from decentral.observe.diagnostics import Diagnostics
-from decentral.observe.health import health_sentence, is_well
+from decentral.observe.health import Notices, health_sentence, is_well
 from decentral.observe.status import Status
 from decentral.peer.given import Giving
 from decentral.peer.saved import WriteBudget
-from decentral.peer.status import Shown, StallWatch, status_of
+from decentral.peer.status import StallWatch, status_of
 from decentral.rounds.local_state import CommittedUpdate
+from decentral.training.outer_loop import LoopControl
 from decentral.training.reporting import Reporter
 from decentral.wire.keys import PeerId, peer_name
 from decentral.wire.messages import FrameRef, Message, Promise, Proposal, Vote
@@ -55,8 +56,8 @@ class Seen(Member):
         part.network.is_private = False
         part.settings = SimpleNamespace(options={"name": None})
         part.giving, part.writes = Giving(self.reporter.counters, 0, lambda: 0), WriteBudget(None, lambda: 0)
-        asked: dict[str, Any] = {"notices": (), "inner_steps": 0, "done": False, "paused": False, "leaving": False}
-        return status_of(Shown(manifest=self.lab.manifest, part=part, stalls=self.stalls, **asked))
+        part.announce = SimpleNamespace(notices=Notices())
+        return status_of(part, self.stalls, LoopControl(), inner_steps=0, done=False)
 
     def says(self) -> str:
         """The sentence of its health."""
