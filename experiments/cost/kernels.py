@@ -94,10 +94,9 @@ def main() -> None:
     given = [torch.randn(numel, generator=torch.Generator().manual_seed(seed)) for seed in range(3)]
     for name, ours, theirs in pairs(*given):
         ours()  # which compiles
-        best = [
-            min(times) for times in zip(*([milliseconds(ours), milliseconds(theirs)] for _ in range(asked.repeats)))
-        ]
-        print(f"{name:26} {best[0]:8.1f} {best[1]:8.1f} {best[1] / best[0]:6.1f} x", flush=True)
+        turns = [(milliseconds(ours), milliseconds(theirs)) for _ in range(asked.repeats)]
+        least, other = min(one for one, _ in turns), min(one for _, one in turns)
+        print(f"{name:26} {least:8.1f} {other:8.1f} {other / least:6.1f} x", flush=True)
 
 
 if __name__ == "__main__":
