@@ -300,9 +300,10 @@ def quantity_text(status: Status, name: str) -> str:
     return "" if value is None else TEXT_OF_UNIT[QUANTITIES[name].unit](value)
 
 
-def short_name(peer: str) -> str:
-    """Return the end of a libp2p name: all of them start alike."""
-    return peer if len(peer) <= 8 else "…" + peer[-6:]
+def short_name(peer: str, called: object = "") -> str:
+    """Return the end of a libp2p name, as all of them start alike, and what that peer is ``called``."""
+    letters = peer if len(peer) <= 8 else "…" + peer[-6:]
+    return f"{called} {letters}" if called else letters
 
 
 # ---- sentences about peers ----
