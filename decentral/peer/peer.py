@@ -6,6 +6,7 @@ in `decentral.training.outer_loop`; both act on a `Participation`, which only th
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import threading
@@ -22,7 +23,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from decentral.consensus.chain import Head
-from decentral.errors import ConfigError, DecentralError, NoPeersError
+from decentral.errors import ConfigError, DecentralError, DiskError, NoPeersError
 from decentral.node.folder import occupy, read_terms
 from decentral.node.node import Node
 from decentral.node.upload import PAUSED
@@ -463,12 +464,23 @@ class Peer:
             was_cut = self._steps.stage == "at_boundary" and self._control.was_cut
             save = end_as_one(self._model, kind, "between" if was_cut else self._steps.stage)
             if self._part is not None:
-                with self._model.team.as_one():
-                    self._end(self._part, kind, error, save=save)
-                if kind is NoPeersError:  # as asked for, and no crash: it can be started again
-                    self._last_status = replace(self._last_status, state="left")
+                try:
+                    with self._model.team.as_one():
+                        self._end(self._part, kind, error, save=save)
+                except DiskError as failed:  # of the last checkpoint
+                    self._note_stop(failed)
+                    raise
+                if isinstance(error, NoPeersError | DiskError):
+                    self._note_stop(error)
         if kind is None and self._signals.code is not None:
             raise SystemExit(self._signals.code)
+
+    def _note_stop(self, error: DecentralError) -> None:
+        """Say that it has left, which can be started again: it waited as long as was asked for, or a disk is full."""
+        problem = str(error) if isinstance(error, DiskError) else ""
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.ENOSPC, errno.EDQUOT):
+            problem = "the disk is full; free some space"
+        self._last_status = replace(self._last_status, state="left", problem=problem)
 
     def _end(
         self, part: Participation, kind: type[BaseException] | None, error: BaseException | None, *, save: bool

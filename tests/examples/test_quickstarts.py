@@ -1,0 +1,167 @@
+"""docs/quickstarts/, literally: what stands before and after is run as it is, in a swarm of two over loopback."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from decentral.cli.demo_processes import DemoProcess, Family
+from decentral.observe.status import read_status
+from tests.docs.commands import FENCE
+from tests.examples.two_peers import NET, ROOT
+from tests.kit.families import NET as NET_TYPED
+from tests.kit.families import PATIENCE, family, until
+
+__all__ = ["family"]
+
+PAGES = sorted((ROOT / "docs/quickstarts").glob("*.md"))
+NEW = "# new"
+HELD_TO_LOOPBACK = f"""
+import runpy, sys
+from decentral.peer.settings import handed_over
+
+del sys.argv[0]
+with handed_over({NET | {"transport": "native"}!r}):
+    runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return [text for kind, text in FENCE.findall(page.read_text(encoding="utf-8")) if kind == language]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_what_is_not_marked_as_new_stood_there_before(page: Path) -> None:
+    before, after = (text.splitlines() for text in blocks(page, "python"))
+    old = iter([line.strip() for line in before])
+    kept = [line.strip() for line in after if line.strip() and NEW not in line]
+    assert [line for line in kept if line not in old] == []
+    assert len(after) - len(kept) <= 25
+
+
+def seen(said: str, screen: str) -> list[str]:
+    """The lines of ``screen`` that were not said in their order; numbers and names of peers are others each time."""
+    lines, missing = iter(said.splitlines()), []
+    for line in screen.splitlines():
+        pattern = re.sub(r"\d+(\\\.\d+)?", r"[\\d.]+", re.escape(line)).replace(r"\.\.\.", ".*")
+        if not any(re.search(pattern, one) for one in lines):
+            missing.append(line)
+    return missing
+
+
+def adapters(folder: Path) -> None:
+    """The model folder and the text that the page takes for granted."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from decentral.tasks.corpus import tokenizer_files
+    from decentral.tasks.sizing import VOCAB
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=VOCAB, max_position_embeddings=64, **sizes))
+    model.save_pretrained(folder / "base")
+    for name, text in tokenizer_files(model.config.to_dict()).items():
+        (folder / "base" / name).write_text(text, encoding="utf-8")
+    (folder / "text.txt").write_text("".join(f"{n} and {n + 1} and " for n in range(400)))
+
+
+NEEDS: Mapping[str, tuple[str, Callable[[Path], None]]] = {  # a package, and files
+    "lora": ("peft", adapters),
+    "lightning": ("lightning", lambda folder: None),
+    "trainer": ("transformers", lambda folder: None),
+    "fsdp": ("accelerate", lambda folder: None),
+}
+
+
+def first_peer(page: Path) -> list[str]:
+    typed = blocks(page, "")[0].splitlines()[0]
+    if typed == "python train.py":
+        return [sys.executable, "-u", "-c", HELD_TO_LOOPBACK, "train.py"]
+    assert typed == "torchrun --standalone --nproc_per_node 2 train.py"
+    Path("held.py").write_text(HELD_TO_LOOPBACK)
+    return [sys.executable, "-m", "torch.distributed.run", *typed.split()[1:-1], "held.py", "train.py"]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("page", [page for page in PAGES if page.stem != "notebook"], ids=lambda page: page.stem)
+def test_before_and_after_run_as_they_stand_and_show_what_the_page_says(
+    family: Family, page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package, prepare = NEEDS.get(page.stem, ("torch", lambda folder: None))
+    pytest.importorskip(package)
+    prepare(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")
+    monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
+    before, after = blocks(page, "python")
+    alone = subprocess.run([sys.executable, "-c", before], capture_output=True, text=True, timeout=PATIENCE)
+    assert alone.returncode == 0, alone.stderr
+
+    Path("train.py").write_text(after)
+    one = family.start_command("one", Path("said-one"), first_peer(page))
+    until(lambda: bool(invites(one)) or not one.running)
+    typed = blocks(page, "")[0].splitlines()[1].split()
+    assert typed[:3] == ["decentral", "join", "INVITE"]
+    other = family.start("other", Path("said-other"), ["join", invites(one)[0], *typed[3:], *NET_TYPED])
+    assert family.wait([one, other], PATIENCE), all_said(one)
+    assert [peer.process.returncode for peer in (one, other)] == [0, 0], all_said(one) + all_said(other)
+    ends = [read_status(path.parent) for path in tmp_path.glob("*/status.json")]
+    assert len(ends) == 2
+    assert ends[0].anchor_digest == ends[1].anchor_digest != ""
+    assert all(end.rounds_contributed > 0 for end in ends)
+    print(all_said(one))
+    (screen,) = blocks(page, "text")
+    assert seen(all_said(one), screen) == []
+
+
+def all_said(peer: DemoProcess) -> str:
+    return "".join((peer.directory / f"{name}.txt").read_text() for name in ("stderr", "stdout"))
+
+
+def invites(peer: DemoProcess) -> list[str]:
+    return re.findall(r"decentral join (decentral1:\S+)", all_said(peer))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.filterwarnings("ignore")  # of the notebook's own machinery
+def test_two_notebooks_of_the_cells_of_the_page_end_with_the_same_model(
+    family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    page = next(page for page in PAGES if page.stem == "notebook")
+    before, after = blocks(page, "python")
+    held = (
+        f"from decentral.peer.settings import handed_over\nhanded_over({NET | {'transport': 'native'}!r}).__enter__()"
+    )
+    for name in ("one", "other"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "one")
+    one = family.start_command("one", Path("said"), [sys.executable, "-u", "-c", f"{held}\n{after}"])
+    invite = one.first_line(PATIENCE)
+    for cells in ([before], [held, after.replace("INVITE = None", f"INVITE = {json.dumps(invite)}")]):
+        notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+        where = {"metadata": {"path": str(tmp_path / "other")}}
+        nbclient.NotebookClient(notebook, timeout=100, resources=where).execute()
+    assert one.process.wait(PATIENCE) == 0, all_said(one)
+    ends = [read_status(path.parent) for path in tmp_path.glob("*/*/status.json")]
+    assert len(ends) == 2
+    assert ends[0].anchor_digest == ends[1].anchor_digest != ""
+    (screen,) = blocks(page, "text")
+    assert os.linesep
+    assert (
+        seen("\n".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", ())), screen)
+        == []
+    )
