@@ -66,7 +66,7 @@ class ExchangeContestant:
         self._model = LiveModel(module, 1, None)
         self.node = self._node(manifest)
         self._schedule, self._held, self._digest = make_schedule(manifest, b""), 0.0, ""
-        self._schedule.overlap = int(seat.overlap)
+        self._schedule.timing.overlap = int(seat.overlap)
         self._awaited = -1  # the outer step that has what was offered last; -1: nothing was
         self._met = 0  # of a pair: 2, of one alone: 1
         self._news, self._updates = Changes(), list[CommittedUpdate]()

@@ -146,9 +146,8 @@ def join_command(
     admit = given.pop("admit")
     if admit is not None:
         check_token(admit)
-    if invite is not None and invite.startswith("-"):  # behind --, where no invite stands: the script's
-        invite, arguments = None, (invite, *arguments)
-    if invite is None:
+    if invite is None or invite.startswith("-"):  # that is the script's, from behind a --
+        arguments = arguments if invite is None else (invite, *arguments)
         invite = _kept_invite(directory)
     invite, arguments = as_one_text(invite, arguments)
     left = time_left(given["give_up_at"])

@@ -28,8 +28,8 @@ from decentral.observe.screen import Display
 from decentral.observe.status import QUANTITIES, Status, is_running, number_of, read_status
 from decentral.parameters import gather, schema_of
 from decentral.peer import Peer, join
+from decentral.peer.participation import settle_device
 from decentral.peer.settings import JoinOptions
-from decentral.peer.startup import settle_device
 from decentral.preferences.controls import Controls
 from decentral.preferences.preferences import Duty, Preferences
 from decentral.quantities import time_left

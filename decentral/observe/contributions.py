@@ -104,7 +104,8 @@ class RoundMetrics:
     ) -> Figures:
         measures = self._measures(record, frames, known)
         method = self._replica.method
-        values = {} if method.summary.divides else compare(measures)
+        steps = [ref.steps for ref in contributions(record)]
+        values = {} if method.summary.divides else compare(measures, steps)
         values |= compare_losses(
             method, contributors_of(contributions(record), record.outer_step, len(self._coverage.samples))
         )
@@ -171,10 +172,14 @@ def _pair_frames(record: Record, frames: Mapping[bytes, Frame]) -> list[tuple[Pe
 # same frames have the same bits.
 
 
-def compare(measures: Sequence[Measure]) -> dict[str, float]:
-    """Return the figures of contributions, as far as there are any: one alone differs from nobody."""
+def compare(measures: Sequence[Measure], steps: Sequence[int]) -> dict[str, float]:
+    """Return the figures of contributions, as far as there are any: one alone differs from nobody.
+
+    ``steps``: inner steps behind each. Who made less than half of the most is as short as that: it has just come.
+    """
+    least = max(steps, default=0) / 2
     found = {
-        NORM_DISPERSION: dispersion([one.norm for one in measures]),
+        NORM_DISPERSION: dispersion([one.norm for one, count in zip(measures, steps, strict=False) if count >= least]),
         MEAN_COSINE: mean_cosine([one.sketch_S for one in measures]),
     }
     return {name: value for name, value in found.items() if value is not None}

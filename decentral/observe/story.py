@@ -22,6 +22,7 @@ from decentral.observe.health import (
 )
 
 _SECRET = ("invite",)  # whoever has it may join, and a page or a log may be looked at by more
+_ROUNDS_TO_BEGIN = 5  # that a newcomer may miss: it takes the model first, and a round's steps
 _WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
 
@@ -30,6 +31,7 @@ class Story:
 
     def __init__(self) -> None:
         self.members: list[str] = []  # of the round in progress: a commit names those of the next
+        self._new: dict[str, int] = {}  # of them, who was let in and has not contributed yet: rounds since
 
     def tell(self, row: Mapping[str, Any]) -> list[str]:
         """Return the sentences of the next event: of a round itself, and of who came or went with it."""
@@ -50,12 +52,28 @@ class Story:
             said = sentence_of(row)
             return [] if said is None else [said]
         before, self.members = self.members, str_list(row.get("members"))
+        self._take_newcomers(row, before)
         said = members_sentence(without(self.members, before), without(before, self.members))
         return [said] if before and said and not row.get("truncated") else []
 
+    def _take_newcomers(self, row: Mapping[str, Any], before: Sequence[str]) -> None:
+        """Note who was let in, and forget who has contributed, left, or had rounds enough."""
+        came = set(str_list(row.get("contributors")))
+        waited = {name: rounds + 1 for name, rounds in self._new.items() if rounds < _ROUNDS_TO_BEGIN}
+        fresh = dict.fromkeys(without(self.members, before), 0) if before else {}
+        self._new = {
+            name: rounds for name, rounds in (waited | fresh).items() if name in self.members and name not in came
+        }
+
+    def expected(self, row: Mapping[str, Any]) -> list[str]:
+        """Return the members that a round was to have: of those who have just come only who made it already."""
+        came = set(str_list(row.get("contributors")))
+        members = self.members or str_list(row.get("members"))
+        return [name for name in members if name in came or name not in self._new]
+
     def _words_of_commit(self, row: Mapping[str, Any]) -> str:
-        came, members = str_list(row.get("contributors")), self.members or str_list(row.get("members"))
-        late, mine = without(members, came), bool(row.get("contributed"))
+        members, mine = self.expected(row), bool(row.get("contributed"))
+        late = without(members, str_list(row.get("contributors")))
         if row.get("truncated"):  # lists were cut
             return "you too" if mine else "without you"
         if not late:

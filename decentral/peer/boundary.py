@@ -1,4 +1,4 @@
-"""A peer's processes at a step boundary: what all of them know alike, by the word of the main one.
+"""A peer's step boundaries, inside ``optimizer.step``: what happens there, and what all its processes know alike.
 
 Only the main process talks to the swarm. At every boundary it packs what it knows into a few whole numbers, which go
 to the others with the fragments that were written; from then on shards, schedules and ``peer.done`` are alike on all.
@@ -7,8 +7,10 @@ to the others with the fragments that were written; from then on shards, schedul
 from __future__ import annotations
 
 import logging
-import threading
+import math
 from collections.abc import Callable, Iterable
+from concurrent.futures import CancelledError
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from struct import pack, unpack
 from typing import NamedTuple, Self
@@ -17,15 +19,17 @@ from decentral.consensus.chain import Head
 from decentral.errors import NoPeersError
 from decentral.manifest import Manifest
 from decentral.node.node import Node
-from decentral.peer.participation import Participation
+from decentral.peer.participation import Participation, PeerLimits
 from decentral.peer.saved import LOOK_EVERY
 from decentral.peer.settings import Settings
+from decentral.peer.shown import Tracked, Trackers
 from decentral.quantities import time_left
+from decentral.signals import StopSignals
 from decentral.tasks.batches import ShardPlace
 from decentral.training.clocks import RoundEnded, RunSchedule, Scheduler, StepCount, move_on
-from decentral.training.live_model import LiveModel
+from decentral.training.inner import InnerSteps, Stage
 from decentral.training.outer_loop import LoopControl
-from decentral.training.swarm_side import run_blocking
+from decentral.training.swarm_side import LoopEnded, run_blocking
 from decentral.wire.keys import PeerId
 
 _DIGEST = ">8I"  # 32 bytes as whole numbers
@@ -79,7 +83,10 @@ class Word:
 
 
 class Boundary:
-    """The last step boundary: the word that was given there, whether training is over, and the count of steps."""
+    """The step boundaries of one peer: the main process acts there, and its word brings the others in step.
+
+    Beside it: the ``word`` of the last one, whether training is over (``done``), and the ``count`` of inner steps.
+    """
 
     def __init__(self, settings: Settings, control: LoopControl) -> None:
         manifest = settings.manifest
@@ -119,6 +126,29 @@ class Boundary:
         anchor = node.replica.digest if moved else self.word.anchor
         return Word(forgets, part.seed, place, self.count.numbers(), newest, anchor)
 
+    def act(self, part: Participation) -> set[int]:
+        """Merge, contribute and wait, on the main process after an inner step; return the fragments written."""
+        loop, swarm, control = part.loop, part.swarm, self._control
+        part.behind.check()
+        loop.schedule.stepped()
+        if control.finishes_after == math.inf:
+            control.finishes_after = self.outer_steps(part)
+        try:
+            changed = run_blocking(loop.step_boundary())
+        except (LoopEnded, CancelledError):  # the swarm's side ends just now, and its error says more
+            raise swarm.reason() from None
+        if (last := control.finishes_after) is not None and self.outer_steps(part) > last and not loop.done:
+            control.leave()
+        if not (swarm.alive or loop.done or self.done):
+            raise swarm.reason()
+        return changed
+
+    def outer_steps(self, part: Participation | None) -> int:
+        """Count the outer steps of the anchor; where the peer has several processes, those of the last boundary."""
+        if part is None or self._model.team.orders is not None:
+            return self.count.round
+        return part.swarm.node.outer_steps
+
     def round_ended(self, before: int) -> RoundEnded | None:
         """Describe the rounds that came into the model after outer step ``before``; None: none came."""
         now, newest = self.count.round, self.word.newest
@@ -134,6 +164,38 @@ class Boundary:
             bytes_received=newest.bytes_received,
             done=self.done,
         )
+
+    # ---- waiting for other members, before the first step ----
+
+    def wait_for_company(self, part: Participation | None) -> None:
+        """Wait until the run has a second member; not at all if it ever had one."""
+        self.wait_for_members(part, 2, lambda head: head.epoch > 0)
+
+    def wait_for_members(self, part: Participation | None, count: int, enough: Callable[[Head], bool]) -> None:
+        """Wait, on every process at once, until the chain's head has ``enough`` members: ``count``, for people.
+
+        ``part`` is there on the main process. Raises NoPeersError.
+        """
+        with self._model.team.as_one():
+            while not self._model.share((), part is not None and self._may_begin(part, count, enough), ())[0]:
+                if part is not None and time_left(part.settings.give_up_at) == 0.0:
+                    here = len(part.swarm.node.driver.head.members)
+                    raise NoPeersError(
+                        f"{here} of {count} peers within the time given to join_timeout; start the others, then "
+                        f"this one again in {part.settings.called}, where it goes on as the same peer, or wait for "
+                        "fewer of them"
+                    )
+                self._control.asked_to_leave.wait(LOOK_EVERY)
+        self.share(part, ())
+
+    def _may_begin(self, part: Participation, count: int, enough: Callable[[Head], bool]) -> bool:
+        """Tell, on the main process, whether the wait is over, for whatever reason."""
+        loop, swarm = part.loop, part.swarm
+        run_blocking(loop.end_if_over())
+        begins = enough(swarm.node.driver.head) or loop.done or self._control.leaving or not swarm.alive
+        part.reporter.counters.waits_for(0 if begins else count)
+        swarm.node.waits = not begins
+        return begins
 
 
 class Schedules:
@@ -191,41 +253,80 @@ def _contributions(node: Node, count: int) -> int:
     return node.driver.head.contributions if node.gossip is None else node.gossip.step * count
 
 
-# ---- waiting for other members, before the first step ----
+# ---- inside a step of the loop ----
 
 
-def wait_for_members(
-    model: LiveModel,
-    part: Participation | None,
-    asked_to_leave: threading.Event,
-    *,
-    count: int,
-    enough: Callable[[Head], bool],
-    give_up_at: float | None,
-) -> None:
-    """Wait, on every process at once, until the chain's head has ``enough`` members: ``count``, for people.
+class StepHooks:
+    """The work of a peer inside every ``optimizer.step`` of the loop, on each of its processes; signals wait for it."""
 
-    ``part`` is there on the main process. Raises NoPeersError.
-    """
-    with model.team.as_one():
-        while not model.share((), part is not None and _may_begin(part, asked_to_leave, count, enough), ())[0]:
-            if part is not None and time_left(give_up_at) == 0.0:
-                here = len(part.swarm.node.driver.head.members)
-                raise NoPeersError(
-                    f"{here} of {count} peers within the time given to join_timeout; start the others, then "
-                    f"this one again in {part.settings.called}, where it goes on as the same peer, or wait for "
-                    "fewer of them"
-                )
-            asked_to_leave.wait(LOOK_EVERY)
+    def __init__(
+        self, peer: Tracked, settings: Settings, boundary: Boundary, control: LoopControl, limits: PeerLimits
+    ) -> None:
+        self.signals = StopSignals(control.leave, control.hurry, self._is_held)
+        self.on_round: list[Callable[[RoundEnded], object]] = []
+        self._peer, self._settings, self._model = peer, settings, settings.model
+        self._boundary, self._control, self._limits = boundary, control, limits
+        self._trackers = Trackers(settings.options["accelerator"])
+        self._part: Participation | None = None
+        self._steps: InnerSteps | None = None  # while they are hooked
+        self._has_stepped = False
 
+    def hook(self, part: Participation | None) -> AbstractContextManager[object]:
+        """Do it until the returned context ends; ``part`` is there on the main process."""
+        begins = self._before_inner_step if part is not None and part.acts_before_inner_steps else None
+        looks = self._before_any_step, self._model.joined.check_tensors
+        parts = self._settings.optimizers.parts
+        self._part, self._steps = part, InnerSteps(parts, self._after_inner_step, begins, *looks, after=self._end_step)
+        return self._steps.hook(self._model.trained)
 
-def _may_begin(
-    part: Participation, asked_to_leave: threading.Event, count: int, enough: Callable[[Head], bool]
-) -> bool:
-    """Tell, on the main process, whether the wait is over, for whatever reason."""
-    loop, swarm = part.loop, part.swarm
-    run_blocking(loop.end_if_over())
-    begins = enough(swarm.node.driver.head) or loop.done or asked_to_leave.is_set() or not swarm.alive
-    part.reporter.counters.waits_for(0 if begins else count)
-    swarm.node.waits = not begins
-    return begins
+    @property
+    def stage(self) -> Stage:
+        """Where in an inner step the loop is, see `InnerSteps`."""
+        return "between" if self._steps is None else self._steps.stage
+
+    def _is_held(self) -> bool:
+        return self.stage != "between" and not self._control.may_be_cut
+
+    def _before_any_step(self) -> None:
+        """Runs at the beginning of any optimizer's step; the first waits for a second member, until a round is made."""
+        self._control.interrupted = False
+        self.signals.step_begins(done=self._boundary.done)
+        has_begun = self._has_stepped or self._boundary.count.round or self._boundary.done
+        self._has_stepped = True
+        if not (has_begun or self._settings.options["alone"] or self._settings.options["require_peers"]):
+            self._boundary.wait_for_company(self._part)
+        self._model.joined.before_step()
+
+    def _before_inner_step(self) -> None:
+        """Runs at the beginning of an ``optimizer.step``."""
+        if self._part is not None:
+            self._part.loop.schedule.calls.before_step()
+        self._model.averages.resume()  # the step goes by what trains, and a method may have looked at what is learnt
+
+    def _after_inner_step(self) -> None:
+        """Runs inside ``optimizer.step``, of the last one if there are several."""
+        count, team = self._boundary.count, self._model.team
+        count.stepped()
+        self._control.was_cut = False
+        if team.orders is not None:
+            team.orders.steps = count.value
+        rest, before = self._limits.seconds_to_rest(), count.round
+        try:
+            with team.as_one():
+                changed = set() if self._part is None else self._boundary.act(self._part)
+            self._boundary.share(self._part, changed)
+            if self._steps is not None:
+                self._steps.stage = "between"  # all of it is done: what follows is the user's code
+            self._trackers.after_step(self._peer)
+            if (ended := self._boundary.round_ended(before)) is not None:
+                for call in self.on_round:
+                    call(ended)
+            self._limits.rest(rest, self._control.asked_to_leave.wait)
+        except BaseException:
+            self._model.averages.resume()  # a loop may catch it, and go on
+            raise
+
+    def _end_step(self) -> None:
+        """Handle what came within the step, now that all is done that belongs to it."""
+        self._control.interrupted = False
+        self.signals.step_ends()

@@ -37,7 +37,7 @@ from decentral.peer.network_setup import NetworkSetup, check_relays, enter
 from decentral.peer.settings import check_value
 from decentral.quantities import moment_in, rate_of, size_of, time_left
 from decentral.swarm.admission import Admission
-from decentral.swarm.directory import ways_in, ways_to_others
+from decentral.swarm.directory import invite_line, ways_to_others
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite, whole_invite
 from decentral.swarm.lan import Lan
@@ -151,25 +151,18 @@ class Following:
         """The peers that are heard of; none once its swarm side has ended."""
         if self._swarm.alive:
             with suppress(RuntimeError, CancelledError):  # the loop ended between the question and the answer
-                return self._swarm.call(self._ask_live)
+                return self._swarm.call(_ask_live, self._swarm.node)
         return frozenset()
-
-    async def _ask_live(self) -> frozenset[bytes]:
-        return frozenset(self._swarm.node.directory.live())
 
     @property
     def invite(self) -> str:
         """A line that lets others join by way of this follower; empty while nobody could reach it."""
-        return self._line(self._invite.token)
+        return "" if self._offline else invite_line(self._swarm.node.directory, self._invite.run, self._invite.token)
 
     @property
     def invite_to_write(self) -> str:
         """The same without the admission token: for files and logs."""
-        return self._line(None)
-
-    def _line(self, token: str | None) -> str:
-        addresses = ways_in(self._swarm.node.directory) if not self._offline else ()
-        return str(Invite(self._invite.run, addresses, token)) if addresses else ""
+        return "" if self._offline else invite_line(self._swarm.node.directory, self._invite.run, None)
 
     def leave(self) -> None:
         """End: the iterator stops, and so does ``serve``. From any thread, or a signal's handler."""
@@ -207,6 +200,10 @@ class Following:
                 self._save(newest, least=0.0)
         finally:
             self._swarm.stop(politely=True)
+
+
+async def _ask_live(node: Follower) -> frozenset[bytes]:
+    return frozenset(node.directory.live())
 
 
 def follow(

@@ -346,12 +346,7 @@ def ask_first_peer(
 
 
 async def _fetch(
-    invite: Invite,
-    folder: Path,
-    listen: Sequence[str] | None,
-    join_timeout: float | None,
-    asked: str | None,
-    lan: bool,
+    invite: Invite, folder: Path, listen: Sequence[str] | None, join_timeout: float | None, asked: str | None, lan: bool
 ) -> Hello:
     identity = Identity.load_or_create(folder / "identity.key")
     transport = make_transport(asked, identity, listen)

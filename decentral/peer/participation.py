@@ -1,13 +1,16 @@
-"""A peer's participation, on the one of its processes that talks to the swarm: its parts, and how it ends."""
+"""A peer's participation, on the one of its processes that talks to the swarm: its parts, its end and its limits."""
 
 from __future__ import annotations
 
 import logging
 import shlex
-import threading
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
 
 from decentral.compressors import parse_compressor
 from decentral.compressors.base import relative_error
@@ -15,53 +18,39 @@ from decentral.errors import DecentralError, NoPeersError
 from decentral.manifest import Manifest
 from decentral.node.durable_store import DurableStore
 from decentral.node.node import Node
+from decentral.node.upload import DailyUpload, check_limit
 from decentral.observe.diagnostics import Diagnostics, Look, likely_cause
 from decentral.observe.health import over_sentence
 from decentral.peer.network_setup import NetworkSetup
 from decentral.peer.saved import LOOK_EVERY, WriteBehind
 from decentral.peer.settings import Settings
 from decentral.peer.shown import Announcer
+from decentral.preferences.preferences import Duty, Preferences
 from decentral.redundancy.recovery import RedundancyService
-from decentral.swarm.directory import ways_in
+from decentral.swarm.directory import invite_line
 from decentral.swarm.identity import Identity
-from decentral.swarm.invite import Invite
 from decentral.tasks.batches import seed_of
+from decentral.tensors.ops import is_finite
+from decentral.tensors.threads import ThreadsWanted
 from decentral.training.inner import Stage
 from decentral.training.live_model import LiveModel
-from decentral.training.outer_loop import OuterLoop
+from decentral.training.outer_loop import LoopControl, OuterLoop
 from decentral.training.processes import TO_MEET
 from decentral.training.reporting import LoggedLooks, Looks, Reporter
 from decentral.training.swarm_side import SwarmThread, run_blocking
-from decentral.transport.throttle import ThrottledTransport
+from decentral.transport.throttle import Caps, ThrottledTransport
 from decentral.wire.keys import peer_name
 
-T = TypeVar("T")
-
 LAST_TRIES = 3  # at the last checkpoint: one more commit may come between looking for it and copying
-
-
-class Part(Generic[T]):
-    """An attribute for a part that `Startup` makes: to ask for it before is a mistake of ours."""
-
-    def __set_name__(self, holder: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, holder: Participation, kind: type) -> T:
-        part: T | None = holder.made.get(self._name)
-        assert part is not None, f"{self._name}: Startup has not made it yet"
-        return part
-
-    def __set__(self, holder: Participation, part: T) -> None:
-        holder.made[self._name] = part
 
 
 class Participation:
     """The parts of a peer on its main process, each there from the moment in which `Startup` has made it."""
 
-    network = Part[NetworkSetup]()  # how it is reached; before the swarm side is up
-    swarm = Part[SwarmThread[Node]]()  # from before it joins
-    links = Part[ThrottledTransport]()  # hold to the caps, from before the swarm side is up
-    loop = Part[OuterLoop]()  # the training side, once it stands at an anchor
+    network: NetworkSetup  # how it is reached; before the swarm side is up
+    swarm: SwarmThread[Node]  # from before it joins
+    links: ThrottledTransport  # hold to the caps, from before the swarm side is up
+    loop: OuterLoop  # the training side, once it stands at an anchor
 
     def __init__(self, settings: Settings, announce: Announcer, token: str | None) -> None:
         self.settings, self.announce, self.token = settings, announce, token
@@ -80,7 +69,6 @@ class Participation:
         self.behind = WriteBehind()  # checkpoints
         self.redundancy: RedundancyService | None = None  # where the terms ask for it
         self.was_over = False  # the folder held the run's last commit when this peer began: nothing is trained
-        self.made: dict[str, Any] = {}  # the parts by their names. Any: as various as those are
         self._is_closed = False
 
     def judge(self, look: Look) -> None:
@@ -102,12 +90,12 @@ class Participation:
     @property
     def is_up(self) -> bool:
         """True once there is a swarm side, with its node: another thread may ask while it is made."""
-        return "swarm" in self.made and self.swarm.has_node
+        return "swarm" in vars(self) and self.swarm.has_node
 
     @property
     def has_begun(self) -> bool:
         """True once there is an outer loop."""
-        return "loop" in self.made
+        return "loop" in vars(self)
 
     @property
     def acts_before_inner_steps(self) -> bool:
@@ -125,16 +113,24 @@ class Participation:
         return self._invite(None)
 
     def _invite(self, token: str | None) -> str:
-        reachable = "swarm" in self.made and not self.is_offline
-        addresses = ways_in(self.swarm.node.directory) if reachable else ()
-        return str(Invite(self.settings.manifest.digest, addresses, token)) if addresses else ""
+        reachable = "swarm" in vars(self) and not self.is_offline
+        return invite_line(self.swarm.node.directory, self.settings.manifest.digest, token) if reachable else ""
+
+    def log(self, metrics: Mapping[str, float | Tensor], inner_steps: int) -> None:
+        """Report values that the loop logged after so many inner steps. ConfigError for what is not one number."""
+        self.reporter.metrics(metrics, inner_steps)
+        loss = self.reporter.counters.loss
+        if "loss" in metrics and self.looks is not None:
+            self.looks.heard(loss)
+        if self.has_begun:
+            self.loop.schedule.live.loss = loss
 
     def close(self, *, politely: bool = False) -> None:
         """End the swarm's side, saying goodbye when ``politely``, and close the files. A second time does nothing."""
         if self._is_closed:
             return
         self._is_closed = True
-        if "swarm" in self.made:
+        if "swarm" in vars(self):
             self.swarm.stop(politely=politely)
         with suppress(DecentralError):  # a last checkpoint was waited for before, where there was to be one
             self.behind.wait()
@@ -207,7 +203,8 @@ def save_last(part: Participation) -> bool:
         if not run_blocking(part.loop.settle()):
             why = "a partner did not say whether it took its half of the last step" if gossips else why
             break
-        if not part.settings.model.is_finite():
+        model = part.settings.model
+        if not all(is_finite(model.read(fragment.index)) for fragment in model.schema.fragments):
             why = "the model holds NaN or Inf"
             break
         if save_now(part):
@@ -236,7 +233,7 @@ def warn_of_no_checkpoint(part: Participation, why: str) -> None:
     )
 
 
-def end_of_run(part: Participation, asked_to_leave: threading.Event) -> None:
+def end_of_run(part: Participation, control: LoopControl) -> None:
     """Say how to have the model of a run that is over, and, where that was wished, stay for peers that come late."""
     out = shlex.quote(str(part.settings.called))
     logger.info("%s", over_sentence(part.settings.called, again=part.was_over and part.founds), extra=PLAIN)
@@ -244,7 +241,7 @@ def end_of_run(part: Participation, asked_to_leave: threading.Event) -> None:
         until = "until Ctrl-C, or decentral leave --out"
         logger.info("its last state can be had here %s %s", until, out, extra=PLAIN)
         with suppress(KeyboardInterrupt):
-            while not asked_to_leave.wait(LOOK_EVERY) and part.swarm.alive:
+            while not control.asked_to_leave.wait(LOOK_EVERY) and part.swarm.alive:
                 pass
 
 
@@ -252,3 +249,50 @@ def end_before_the_run(part: Participation) -> None:
     """Warn that the loop ended while the run goes on: often it is of a script that counts its own steps."""
     made = f"{part.swarm.node.outer_steps} of {part.settings.manifest.run.rounds} rounds"
     logger.warning("left after %s; the run goes on without this peer; loop until peer.done", made, extra=PLAIN)
+
+
+# ---- a peer's limits ----
+#
+# It sends, receives and computes with so much at most, while that changes.
+
+
+class PeerLimits:
+    """The limits of a peer: as ``join`` was told at first. Any thread may change them."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.daily_upload = DailyUpload(settings.out, settings.daily_upload)
+        self.caps = settings.caps
+        self._duty = Duty(time.monotonic, settle_device)
+        self._threads = ThreadsWanted()
+
+    def change(self, wanted: Preferences, part: Participation | None) -> None:
+        """Hold to other ones. Raises ConfigError for a rate that is too little; nothing is changed then.
+
+        ``part`` is what takes part, once there is a swarm side.
+        """
+        caps, limit = Caps(up=wanted.max_upload, down=wanted.max_download), check_limit(wanted.daily_upload)
+        self.caps, self.daily_upload.limit = caps, limit
+        self._threads.want(wanted.threads)
+        self._duty.share = wanted.max_compute or 1.0
+        self.hold(part)
+
+    def hold(self, part: Participation | None) -> None:
+        """Make the transport keep to them."""
+        if part is not None:
+            part.swarm.tell(part.links.cap, self.caps)
+
+    def seconds_to_rest(self) -> float:
+        """Seconds to rest for, once an inner step is over; before anything else is waited for."""
+        return self._duty.seconds_to_rest()
+
+    def rest(self, seconds: float, wait: Callable[[float], object]) -> None:
+        """``wait`` so long, if at all; the next step begins then."""
+        if seconds:
+            wait(seconds)
+        self._duty.goes_on()
+
+
+def settle_device() -> None:
+    """Wait until an accelerator has done what it was given; a processor has."""
+    if torch.accelerator.is_available():
+        torch.accelerator.synchronize()

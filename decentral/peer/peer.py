@@ -1,20 +1,15 @@
 """A peer beside a training loop: what the loop and the command line see of it.
 
-Its hook runs inside every ``optimizer.step``. How it begins is in `decentral.peer.startup`, what happens at a boundary
-in `decentral.training.outer_loop`; both act on a `Participation`, which only the main process of a peer has.
+How it begins is in `decentral.peer.startup`, and its work inside every ``optimizer.step`` in `decentral.peer.boundary`;
+both act on a `Participation`, which only the main process of a peer has, and which ends with the ``with`` block.
 """
 
 from __future__ import annotations
 
-import errno
 import logging
 import math
-import threading
-from _thread import start_new_thread
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import CancelledError
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Self, TypeVar, overload
 
@@ -22,17 +17,17 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
-from decentral.consensus.chain import Head
 from decentral.errors import ConfigError, DecentralError, DiskError, NoPeersError
 from decentral.node.folder import occupy, read_terms
 from decentral.node.node import Node
 from decentral.node.upload import PAUSED
 from decentral.observe.status import Status
-from decentral.peer.boundary import Boundary, wait_for_members
+from decentral.peer.boundary import Boundary, StepHooks
 from decentral.peer.network_setup import check_relays
 from decentral.peer.participation import (
     POLITE,
     Participation,
+    PeerLimits,
     end_as_one,
     end_before_the_run,
     end_of_run,
@@ -42,20 +37,18 @@ from decentral.peer.participation import (
     warn_of_no_checkpoint,
 )
 from decentral.peer.settings import Settings
-from decentral.peer.shown import Announcer, Trackers, shown
-from decentral.peer.startup import PeerLimits, Startup
-from decentral.peer.status import Shown, StallWatch, status_of
+from decentral.peer.shown import Announcer, shown
+from decentral.peer.startup import Startup
+from decentral.peer.status import NewestStatus
 from decentral.preferences.preferences import Preferences
-from decentral.signals import StopSignals
 from decentral.swarm.invite import load_token
 from decentral.swarm.lan import Lan
 from decentral.tasks.batches import Indexed, ShardPlace, shard
 from decentral.training.clocks import RoundEnded, RunSchedule, cosine
-from decentral.training.inner import InnerSteps
 from decentral.training.inner_states import Together
 from decentral.training.outer_loop import LoopControl
 from decentral.training.processes import warn_if_alone
-from decentral.training.swarm_side import LoopEnded, SwarmThread, run_blocking
+from decentral.training.swarm_side import SwarmThread
 
 T = TypeVar("T")
 OnRound = TypeVar("OnRound", bound=Callable[[RoundEnded], object])
@@ -68,28 +61,16 @@ class Peer:
         check_relays(settings.options["relays"])
         self.settings, self.manifest, self.out = settings, settings.manifest, settings.out
         self._run = self.manifest.digest  # the main process's in the block: on each a script may draw another salt
-        self._has_entered = self._has_stepped = False
+        self._has_entered = False
         self._model = settings.model
         self._announce = Announcer(settings.options["observer"])
-        self._stalls = StallWatch(self._announce)
         self._lan = Lan(self._announce) if settings.options["lan"] else None
         self._limits = PeerLimits(settings)
-        self._control, self._asked_to_leave = LoopControl(), threading.Event()
-        self._signals = StopSignals(self._leave_soon, self._hurry, self._is_held)
-        self._steps: InnerSteps | None = None  # inside the block
+        self._control = LoopControl()
         self._boundary = Boundary(settings, self._control)
-        self._count = self._boundary.count
-        self._trackers = Trackers(settings.options["accelerator"])
-        self._on_round: list[Callable[[RoundEnded], object]] = []
-        self._part: Participation | None = None
-        self._parting = ""  # what the status says once all is over
-        self._last_status = Status(
-            run=self.manifest.run.name,
-            run_id=self.manifest.digest.hex(),
-            algorithm=self.manifest.outer.method,
-            own_loop=True,
-            trains_while_paused=True,
-        )
+        self._hooks = StepHooks(self, settings, self._boundary, self._control, self._limits)
+        self._status = NewestStatus(settings, self._announce, self._control, self._boundary)
+        self._part: Participation | None = None  # on the main process, inside the block
 
     @property
     def done(self) -> bool:
@@ -123,7 +104,7 @@ class Peer:
     @property
     def inner_steps(self) -> int:
         """Inner steps of this peer, over all its lives."""
-        return self._count.value
+        return self._boundary.count.value
 
     @property
     def was_over(self) -> bool:
@@ -135,9 +116,7 @@ class Peer:
         """Outer steps that this peer's anchor has behind it; where it has several processes, on all of them those that
         the live model had at the last step boundary.
         """
-        if self._up is None or self._model.team.orders is not None:
-            return self._count.round
-        return self._up.swarm.node.outer_steps
+        return self._boundary.outer_steps(self._up)
 
     @property
     def progress(self) -> float:
@@ -146,7 +125,7 @@ class Peer:
         As of the last step boundary, alike on all processes of the peer; 0 before the ``with`` block. A run that
         ``minutes`` end does not come to 1.
         """
-        return self._count.progress
+        return self._boundary.count.progress
 
     def schedule(self, optimizer: torch.optim.Optimizer, factor: Callable[[float], float] = cosine) -> RunSchedule:
         """A schedule that belongs to the run: every rate is ``factor(peer.progress)`` times what it was at first.
@@ -169,7 +148,7 @@ class Peer:
                 "such as lambda progress: 1 - progress"
             )
         (bare,) = Together.of([optimizer], "optimizer", "peer.schedule").parts
-        return self._boundary.schedules.add(RunSchedule(bare, factor, self._count))
+        return self._boundary.schedules.add(RunSchedule(bare, factor, self._boundary.count))
 
     def on_round(self, call: OnRound) -> OnRound:
         """Call it whenever a round has come into the model, with a `RoundEnded`; returns it, so that it can decorate.
@@ -177,7 +156,7 @@ class Peer:
         On the training thread, inside ``optimizer.step``, on every process of the peer, and once for all rounds that
         come at once. What it raises is raised by that ``step``.
         """
-        self._on_round.append(call)
+        self._hooks.on_round.append(call)
         return call
 
     @property
@@ -198,7 +177,13 @@ class Peer:
 
     def anchor(self) -> list[Tensor]:
         """Return the newest committed anchor, fragment by fragment: flat float32, shared and not to be written to."""
-        return list(self._up.swarm.node.replica.anchors) if self._up is not None else self._model.read_alone()
+        if self._up is not None:
+            return list(self._up.swarm.node.replica.anchors)
+        if self._model.is_sharded:
+            raise ConfigError("peer.anchor(): of a sharded model the main process has it, inside the with block")
+        held = self._model.read_all()
+        self._model.averages.resume()
+        return held
 
     def agreed(self) -> dict[str, Tensor]:
         """The model that the run has agreed on, as a state dict: a copy on the processor, by the names that parameters
@@ -286,44 +271,15 @@ class Peer:
         """
         self._check_entered("log")
         if self._part is not None:
-            self._part.reporter.metrics(metrics, self._count.value)
-            if "loss" in metrics and self._part.looks is not None:
-                self._part.looks.heard(self._part.reporter.counters.loss)
-            if self._part.has_begun:
-                self._part.loop.schedule.live.loss = self._part.reporter.counters.loss
+            self._part.log(metrics, self.inner_steps)
 
     def status(self) -> Status:
         """Tell what this peer is doing now; what it did last, once its swarm side has ended."""
-        if self._up is not None and self._up.swarm.alive:
-            with suppress(RuntimeError, CancelledError):  # the loop ended between the question and the answer
-                found = self._up.swarm.call(self._ask_status, self._up)
-                if found.inner_steps >= self._last_status.inner_steps:  # two threads ask: an older answer may come late
-                    self._last_status = found
-        return self._last_status
-
-    async def _ask_status(self, part: Participation) -> Status:
-        notices = self._announce.notices.now(part.swarm.node.driver.head.round)
-        asked = {"paused": self.paused, "leaving": self._control.leaving, "done": self._boundary.done}
-        return status_of(
-            Shown(
-                manifest=self.manifest,
-                part=part,
-                stalls=self._stalls,
-                notices=notices,
-                inner_steps=self.inner_steps,
-                **asked,
-            )
-        )
-
-    def _last_word(self) -> Status:
-        """Return the status, and at the end how it ended."""
-        status = self.status()
-        return replace(status, state=self._parting) if self._parting else status
+        return self._status.ask(self._up)
 
     def leave(self) -> None:
         """End at the next step boundary: ``done`` becomes true."""
-        self._control.leaving = True
-        self._asked_to_leave.set()
+        self._control.leave()
 
     def wait_for_company(self) -> None:
         """Wait until the run has a second member; not at all if it ever had one.
@@ -331,23 +287,7 @@ class Peer:
         It takes as long as it takes, or ``join_timeout`` of ``join``: NoPeersError. ``leave()`` ends the wait, and so
         does the end of the run: ``done`` is true then. Call it before the first step, on every process of the peer.
         """
-        self._wait_for_members(2, lambda head: head.epoch > 0, self.settings.give_up_at)
-
-    def _before_any_step(self) -> None:
-        """Runs at the beginning of any optimizer's step; the first waits for a second member, until a round is made."""
-        self._control.interrupted = False
-        self._signals.step_begins(done=self._boundary.done)
-        options, waits = self.settings.options, not (self._has_stepped or self._count.round or self._boundary.done)
-        self._has_stepped = True
-        if waits and not (options["alone"] or options["require_peers"]):
-            self.wait_for_company()
-        self._model.joined.before_step()
-
-    def _wait_for_members(self, count: int, enough: Callable[[Head], bool], give_up_at: float | None) -> None:
-        wait_for_members(
-            self._model, self._part, self._asked_to_leave, count=count, enough=enough, give_up_at=give_up_at
-        )
-        self._share(())
+        self._boundary.wait_for_company(self._part)
 
     def pause(self) -> None:
         """Train on without contributing until ``resume``; the others do not wait for this peer meanwhile."""
@@ -375,13 +315,13 @@ class Peer:
         """Write a checkpoint, between two steps, on every process of the peer; False while a commit arrives, too."""
         with self._model.team.as_one():
             saved = self._begun is not None and not self._begun.was_over and save_now(self._begun)
-        self._share(())
+        self._boundary.share(self._part, ())
         return saved
 
     @property
     def in_flight(self) -> bool:
         """True while a contribution of this peer waits for its commit and training goes on."""
-        return self._begun is not None and self._begun.loop.schedule.sent_at is not None
+        return self._begun is not None and self._begun.loop.schedule.timing.sent_at is not None
 
     @property
     def paused(self) -> bool:
@@ -402,21 +342,16 @@ class Peer:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            stack.enter_context(self._signals)
+            stack.enter_context(self._hooks.signals)
             self._model.team.on_main(lambda: self._begin(stack))
-            self._share(range(len(self._model.schema.fragments)))
+            self._boundary.share(self._part, range(len(self._model.schema.fragments)))
             self._run = self._model.team.tell(self._run)
-            hooked = self._part is not None and self._part.acts_before_inner_steps
-            begins = self._before_inner_step if hooked else None
-            parts, looks = self.settings.optimizers.parts, (self._before_any_step, self._model.joined.check_tensors)
-            steps = InnerSteps(parts, self._after_inner_step, begins, *looks, after=self._step_is_over)
-            self._steps = steps
             stack.enter_context(self._model.undo_guard.watching())
-            stack.enter_context(steps.hook(self._model.trained))
+            stack.enter_context(self._hooks.hook(self._part))
             self._has_entered = True
-            self._signals.politely()
-            if self.settings.options["require_peers"] and not self._boundary.done:
-                self._require_peers(self.settings.options["require_peers"])
+            self._hooks.signals.politely()
+            if (count := self.settings.options["require_peers"]) and not self._boundary.done:
+                self._require_peers(count)
             self._entered = stack.pop_all()
         return self
 
@@ -426,13 +361,13 @@ class Peer:
         read_terms(self.out, self.manifest.digest)
         token = load_token(self.out, self.settings.admit)
         if self.settings.options["commands"] or not self.settings.options["quiet"]:
-            stack.enter_context(shown(self.settings, self._last_word, self))
+            stack.enter_context(shown(self.settings, lambda: self._status.ask_for_people(self._up), self))
         if self._model.team.size == 1 and (sentence := warn_if_alone()):
             logging.getLogger("decentral").warning(sentence)
         stack.push(self._note_refusal)  # before the status is written for the last time
         part = self._part = Participation(self.settings, self._announce, token)
         stack.callback(part.close)
-        Startup(part, self._control, self._count, self._limits, self._lan, self._stalls).begin()
+        Startup(part, self._control, self._boundary.count, self._limits, self._lan, self._status.stalls).begin()
         self._limits.hold(part)  # somebody may have changed them meanwhile
 
     def _note_refusal(
@@ -440,47 +375,38 @@ class Peer:
     ) -> None:
         """Say of what is refused at the start that it has left: it is no process that was killed."""
         if isinstance(error, DecentralError) and not self._has_entered:
-            self._parting = "left"
+            self._status.parting = "left"
 
     def _require_peers(self, count: int) -> None:
         me = self._part.identity.peer if self._part is not None else b""
-        give_up_at = self.settings.give_up_at
         try:
-            self._wait_for_members(count, lambda h: len(h.members) >= count and me in h.members, give_up_at)
+            self._boundary.wait_for_members(self._part, count, lambda h: len(h.members) >= count and me in h.members)
         except BaseException as error:
             if self._part is not None:
-                last = self.status()
+                self.status()
                 self._part.close()
                 if isinstance(error, NoPeersError):  # as asked for, and no crash: it can be started again
-                    self._last_status = replace(last, state="left")
+                    self._status.ends_as("left")
             raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._steps is not None
         with self._entered:
             self._entered.callback(self._model.averages.stay)
-            was_cut = self._steps.stage == "at_boundary" and self._control.was_cut
-            save = end_as_one(self._model, kind, "between" if was_cut else self._steps.stage)
+            was_cut = self._hooks.stage == "at_boundary" and self._control.was_cut
+            save = end_as_one(self._model, kind, "between" if was_cut else self._hooks.stage)
             if self._part is not None:
                 try:
                     with self._model.team.as_one():
                         self._end(self._part, kind, error, save=save)
                 except DiskError as failed:  # of the last checkpoint
-                    self._note_stop(failed)
+                    self._status.ends_by(failed)
                     raise
                 if isinstance(error, NoPeersError | DiskError):
-                    self._note_stop(error)
-        if kind is None and self._signals.code is not None:
-            raise SystemExit(self._signals.code)
-
-    def _note_stop(self, error: DecentralError) -> None:
-        """Say that it has left, which can be started again: it waited as long as was asked for, or a disk is full."""
-        problem = str(error) if isinstance(error, DiskError) else ""
-        if isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.ENOSPC, errno.EDQUOT):
-            problem = "the disk is full; free some space"
-        self._last_status = replace(self._last_status, state="left", problem=problem)
+                    self._status.ends_by(error)
+        if kind is None and self._hooks.signals.code is not None:
+            raise SystemExit(self._hooks.signals.code)
 
     def _end(
         self, part: Participation, kind: type[BaseException] | None, error: BaseException | None, *, save: bool
@@ -491,88 +417,18 @@ class Peer:
         try:
             if save:
                 kept = part.was_over or (save_last(part) if kind in POLITE else save_after_error(part))
-            elif self._steps is not None and self._steps.stage == "inside":
+            elif self._hooks.stage == "inside":
                 warn_of_no_checkpoint(part, "the training loop ended inside optimizer.step")
             self._model.team.fail(error)
             self._model.team.let_go(interrupted=kind is KeyboardInterrupt)
             if whole and over:
-                end_of_run(part, self._asked_to_leave)
+                end_of_run(part, self._control)
             elif whole and not self._control.leaving:
                 end_before_the_run(part)
         finally:
             self.status()  # no step is made any more: what it says now of this peer is its last state
             if kept and polite:
-                self._parting = "done" if over else "left"
+                self._status.parting = "done" if over else "left"
             elif save and polite:  # there is no last checkpoint
-                self._last_status = replace(self._last_status, state="leaving")
+                self._status.ends_as("leaving")
             part.close(politely=True)
-
-    def _leave_soon(self) -> None:
-        """`leave`, inside the handler of a signal, which may have come while this thread holds the event's lock."""
-        self._control.leaving = True
-        start_new_thread(self._asked_to_leave.set, ())
-
-    def _hurry(self) -> None:
-        self._control.interrupted = True
-
-    def _is_held(self) -> bool:
-        return self._steps is not None and self._steps.stage != "between" and not self._control.may_be_cut
-
-    def _step_is_over(self) -> None:
-        """All that belongs to an optimizer's step is done: what came within it is handled now."""
-        self._control.interrupted = False
-        self._signals.step_ends()
-
-    def _before_inner_step(self) -> None:
-        """Runs at the beginning of an ``optimizer.step``."""
-        if self._begun is not None:
-            self._begun.loop.schedule.live.before_step()
-        self._model.averages.resume()  # the step goes by what trains, and a method may have looked at what is learnt
-
-    def _after_inner_step(self) -> None:
-        """Runs inside ``optimizer.step``, of the last one if there are several, on every process of the peer."""
-        self._count.stepped()
-        self._control.was_cut = False
-        if self._model.team.orders is not None:
-            self._model.team.orders.steps = self._count.value
-        rest, before = self._limits.seconds_to_rest(), self._count.round
-        try:
-            with self._model.team.as_one():
-                changed = self._at_boundary()
-            self._share(changed)
-            if self._steps is not None:
-                self._steps.stage = "between"  # all of it is done: what follows is the user's code
-            self._trackers.after_step(self)
-            self._tell_round(before)
-            self._limits.rest(rest, self._asked_to_leave.wait)
-        except BaseException:
-            self._model.averages.resume()  # a loop may catch it, and go on
-            raise
-
-    def _at_boundary(self) -> set[int]:
-        """Act for the main process after an inner step; returns the fragments that were written."""
-        if self._part is None:
-            return set()
-        loop, swarm = self._part.loop, self._part.swarm
-        self._part.behind.check()
-        loop.schedule.stepped()
-        if self._control.finishes_after == math.inf:
-            self._control.finishes_after = self.round
-        try:
-            changed = run_blocking(loop.step_boundary())
-        except (LoopEnded, CancelledError):  # the swarm's side ends just now, and its error says more
-            raise swarm.reason() from None
-        if (last := self._control.finishes_after) is not None and self.round > last and not loop.done:
-            self.leave()
-        if not (swarm.alive or loop.done or self._boundary.done):
-            raise swarm.reason()
-        return changed
-
-    def _share(self, changed: Iterable[int]) -> None:
-        self._boundary.share(self._part, changed)
-
-    def _tell_round(self, before: int) -> None:
-        """Call what ``on_round`` was given, where outer steps came since ``before``."""
-        if (ended := self._boundary.round_ended(before)) is not None:
-            for call in self._on_round:
-                call(ended)

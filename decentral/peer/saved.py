@@ -26,7 +26,7 @@ from decentral.state.snapshot import live_buffer_name
 from decentral.swarm.hello import model_difference
 from decentral.training.clocks import StepCount
 from decentral.training.inner_states import InnerStates
-from decentral.training.live_model import LiveModel
+from decentral.training.live_model import LiveModel, description_of
 from decentral.training.live_side import OWN
 from decentral.training.schedule import SyncSchedule, memory_of, tensors_of
 from decentral.training.swarm_side import SwarmThread
@@ -80,7 +80,7 @@ class Checkpointer:
         # After the model was read: an optimizer that learns an average is then at it, and its state is of it.
         tensors, document = flatten(self._states.keep(), "training")
         meta = {**memory, "training": document, "schema": model.schema.digest.hex()}
-        meta |= {"parameters": model.schema.to_json(), "model": model.description()}
+        meta |= {"parameters": model.schema.to_json(), "model": description_of(model.bare, model.trained)}
         self._store.keep_frozen(model.schema.frozen, model.frozen_parts, model.whole_frozen)
         return Taken(head, {**replica, **live, **tensors}, meta, swaps)
 

@@ -18,20 +18,19 @@ from decentral.compressors.base import is_sparse
 from decentral.consensus.chain import Head
 from decentral.errors import ConfigError, DiskError
 from decentral.flow.waiting import in_thread, seconds_asleep_or_not
+from decentral.manifest import Manifest
 from decentral.manifest.presets import default_scale
 from decentral.node.durable_store import Resumed
 from decentral.node.folder import Addresses, keep_addresses, keep_terms, keep_token, read_addresses
 from decentral.node.node import Node, Start, throttle
-from decentral.node.upload import PAUSED, DailyUpload, check_limit
+from decentral.node.upload import PAUSED
 from decentral.observe.contributions import RoundMetrics
 from decentral.observe.diagnostics import Look
 from decentral.optimizers.base import State
 from decentral.peer.network_setup import NetworkSetup, enter
-from decentral.peer.participation import Participation, save_now
+from decentral.peer.participation import Participation, PeerLimits, save_now
 from decentral.peer.saved import Checkpointer, OwnState, OwnStateKept, Saver, recover_state, redundancy_of
-from decentral.peer.settings import Settings
 from decentral.peer.status import StallWatch
-from decentral.preferences.preferences import Duty, Preferences
 from decentral.quantities import time_left
 from decentral.rounds.local_state import CommittedUpdate
 from decentral.state.snapshot import BUFFERS
@@ -39,7 +38,6 @@ from decentral.swarm.admission import Admission
 from decentral.swarm.directory import Directory, ways_back
 from decentral.swarm.hello import check_version
 from decentral.swarm.lan import Lan
-from decentral.tensors.threads import ThreadsWanted
 from decentral.training.clocks import StepCount
 from decentral.training.inner import differences, differences_sentence
 from decentral.training.live_side import LiveSide, Moments
@@ -48,7 +46,6 @@ from decentral.training.reporting import Looks
 from decentral.training.schedule import SyncSchedule, make_schedule, note_replayed, recall_unadopted, resume, stand_at
 from decentral.training.swarm_side import AcrossThreads, SwarmThread, run_blocking
 from decentral.transport.memory import MemoryNetwork
-from decentral.transport.throttle import Caps
 
 _NOTED_EVERY = 1.0  # s between two looks at the addresses to keep: what a crash forgets
 
@@ -86,6 +83,7 @@ class Startup:
         self._limits, self._daily_upload, self._lan = limits, limits.daily_upload, lan
         self._checkpointer = Checkpointer(part.store, part.settings.states)
         self._checkpoint: _Checkpoint | None = None
+        self._invited_by = () if part.settings.invite is None else part.settings.invite.addresses
         self._before = read_addresses(part.settings.out)
         self._outer_steps = 0  # in the live model, when it begins
 
@@ -124,7 +122,7 @@ class Startup:
                 " and ".join(idle),
             )
         if not resumed and self._settings.invite is None:
-            self._tell_of_size()
+            warn_of_size(self._manifest, self._model.schema.numel)
         found = differences(self._manifest.inner, self._settings.optimizers.parts)
         if found:  # after the checkpoint's were restored
             logging.getLogger("decentral").warning(differences_sentence(found))
@@ -136,20 +134,6 @@ class Startup:
         losses = {"held_out_loss": look.after, "held_out_before": look.before}
         self._part.reporter.metrics(losses, self._count.value)
         self._part.judge(look)
-
-    def _tell_of_size(self) -> None:
-        """Warn of dense frames for everybody that a usual line does not carry in time: init did not know the model."""
-        terms, numel = self._manifest, self._model.schema.numel
-        scale = default_scale(parameters=numel)
-        if terms.model.task != "custom" or terms.exchange.kind != "gather" or scale.carries_dense:
-            return
-        if is_sparse(parse_compressor(terms.compressor.chain)):
-            return
-        logging.getLogger("decentral").warning(
-            "your model has %s parameters, and a round sends all of them to each of the others: on lines of %g Mbit/s "
-            "with %d peers that is %.0f s; decentral init --task custom --model-size %dM writes terms for it",
-            f"{numel:,}", 8e-6 * scale.rate, scale.peers, numel * (scale.peers - 1) / scale.rate, round(numel / 1e6),
-        )  # fmt: skip
 
     # ---- the folder ----
 
@@ -168,10 +152,10 @@ class Startup:
         }
         if found is None:
             if self._settings.invite is None:
-                self._check_terms(founding=True)
+                check_terms(self._manifest, founding=True)
             return Start(founder=self._settings.invite is None, bootstrap=self._ways, **common), False
         if self._settings.invite is None:
-            self._check_terms(founding=False)
+            check_terms(self._manifest, founding=False)
         for name, why in found.passed_over:
             self._part.announce("checkpoint_passed_over", {"name": name, "why": why})
         memory = self._checkpointer.restore(found, self._model)
@@ -183,30 +167,14 @@ class Startup:
         common |= {"age": float(memory["age"]), "gossip_step": int(memory["gossip_step"]), "away": store.away()}
         return Start(founder=False, head=found.head, bootstrap=self._ways, **common), kept_whole
 
-    def _check_terms(self, *, founding: bool) -> None:
-        """ConfigError for terms that ruin a run which nobody has begun yet; one that exists is warned of."""
-        from decentral.trial.check import check_learns  # the laboratory, which most peers never need
-
-        try:
-            check_learns(self._manifest)
-        except ConfigError as error:
-            if founding:
-                raise
-            logging.getLogger("decentral").warning("%s; this run goes on, a new one would be refused", error)
-
     # ---- the swarm ----
-
-    @property
-    def _invite_addresses(self) -> tuple[str, ...]:
-        """The addresses in the invite; none without an invite."""
-        return self._settings.invite.addresses if self._settings.invite is not None else ()
 
     @property
     def _ways(self) -> tuple[str, ...]:
         """The invite's addresses, and those of the peers that were there last: a first peer has no invite, and when it
         comes back at another address the others have only its old one.
         """
-        return tuple(dict.fromkeys((*self._invite_addresses, *self._before.others)))
+        return tuple(dict.fromkeys((*self._invited_by, *self._before.others)))
 
     def _enter(self) -> NetworkSetup:
         """Find the way to the others; a network with nobody in it where the run is over and nobody is served."""
@@ -218,7 +186,7 @@ class Startup:
             identity,
             given["listen"],
             relays=given["relays"],
-            invited_by=self._invite_addresses,
+            invited_by=self._invited_by,
             before=self._before.listen,
         )
 
@@ -303,7 +271,8 @@ class Startup:
             slept = Resumed(head, dict(own.tensors), dict(own.meta), (), adopted=True)
             return self._go_on(_Checkpoint(slept, slept.meta, head, True, anchors, buffers_B=buffers_B)), included
         schedule, self._outer_steps = make_schedule(self._manifest, head.hash, self._live_side()), head.outer_step
-        self._put(schedule, anchors)
+        for fragment, anchor_N in enumerate(anchors):
+            schedule.put(self._model, fragment, anchor_N)
         self._model.buffers.write(buffers_B, whole=True)
         return schedule, included
 
@@ -330,10 +299,6 @@ class Startup:
         moments = Moments(self._model, self._settings.optimizers.parts)
         return LiveSide(self._model, moments, self._part.identity.peer, self._model.schema)
 
-    def _put(self, schedule: SyncSchedule, anchors: list[Tensor]) -> None:
-        for fragment, anchor_N in enumerate(anchors):
-            schedule.put(self._model, fragment, anchor_N)
-
     def _lost_its_buffers(self, kept: _Checkpoint, buffers_B: Tensor) -> bool:
         """Tell whether a resumed peer goes on with shared buffers, not its live ones; never where each has its own."""
         if not self._part.swarm.node.replica.tail.numel:
@@ -343,7 +308,7 @@ class Startup:
     def _make_loop(self, schedule: SyncSchedule) -> OuterLoop:
         given, part = self._settings.options, self._part
         buffers = self._manifest.model.buffers or "average"
-        told = part.reporter.counters.holds_for_checkpoint, part.announce
+        told = part.reporter.counters.taking_seconds.append, part.announce
         saver = Saver(part.swarm, self._checkpointer, self._model, self._count, buffers, part.behind, *told)
         if part.redundancy is not None:
             saver = replace(saver, after=OwnStateKept(part.swarm, part.redundancy, part.announce).after)
@@ -365,58 +330,37 @@ class Startup:
         )
 
 
+def check_terms(manifest: Manifest, *, founding: bool) -> None:
+    """ConfigError for terms that ruin a run which nobody has begun yet; one that exists is warned of."""
+    from decentral.trial.check import check_learns  # the laboratory, which most peers never need
+
+    try:
+        check_learns(manifest)
+    except ConfigError as error:
+        if founding:
+            raise
+        logging.getLogger("decentral").warning("%s; this run goes on, a new one would be refused", error)
+
+
+def warn_of_size(terms: Manifest, numel: int) -> None:
+    """Warn of dense frames for everybody that a usual line does not carry in time: init did not know the model."""
+    scale = default_scale(parameters=numel)
+    if terms.model.task != "custom" or terms.exchange.kind != "gather" or scale.carries_dense:
+        return
+    if is_sparse(parse_compressor(terms.compressor.chain)):
+        return
+    logging.getLogger("decentral").warning(
+        "your model has %s parameters, and a round sends all of them to each of the others: on lines of %g Mbit/s "
+        "with %d peers that is %.0f s; decentral init --task custom --model-size %dM writes terms for it",
+        f"{numel:,}", 8e-6 * scale.rate, scale.peers, numel * (scale.peers - 1) / scale.rate, round(numel / 1e6),
+    )  # fmt: skip
+
+
 async def _standing(swarm: SwarmThread[Node]) -> tuple[Head, list[Tensor], Tensor, list[CommittedUpdate]]:
     """Return where the chain stands, its anchors and buffers, and the updates on their way that those include."""
     included = swarm.updates.drain()
     replica = swarm.node.replica
     return swarm.node.driver.head, list(replica.anchors), replica.buffers_B, included
-
-
-# ---- a peer's limits ----
-#
-# It sends, receives and computes with so much at most, while that changes.
-
-
-class PeerLimits:
-    """The limits of a peer: as ``join`` was told at first. Any thread may change them."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.daily_upload = DailyUpload(settings.out, settings.daily_upload)
-        self.caps = settings.caps
-        self._duty = Duty(time.monotonic, settle_device)
-        self._threads = ThreadsWanted()
-
-    def change(self, wanted: Preferences, part: Participation | None) -> None:
-        """Hold to other ones. Raises ConfigError for a rate that is too little; nothing is changed then.
-
-        ``part`` is what takes part, once there is a swarm side.
-        """
-        caps, limit = Caps(up=wanted.max_upload, down=wanted.max_download), check_limit(wanted.daily_upload)
-        self.caps, self.daily_upload.limit = caps, limit
-        self._threads.want(wanted.threads)
-        self._duty.share = wanted.max_compute or 1.0
-        self.hold(part)
-
-    def hold(self, part: Participation | None) -> None:
-        """Make the transport keep to them."""
-        if part is not None:
-            part.swarm.tell(part.links.cap, self.caps)
-
-    def seconds_to_rest(self) -> float:
-        """Seconds to rest for, once an inner step is over; before anything else is waited for."""
-        return self._duty.seconds_to_rest()
-
-    def rest(self, seconds: float, wait: Callable[[float], object]) -> None:
-        """``wait`` so long, if at all; the next step begins then."""
-        if seconds:
-            wait(seconds)
-        self._duty.goes_on()
-
-
-def settle_device() -> None:
-    """Wait until an accelerator has done what it was given; a processor has."""
-    if torch.accelerator.is_available():
-        torch.accelerator.synchronize()
 
 
 async def note_addresses(directory: Directory, out: Path, network: NetworkSetup, noted: Addresses) -> None:

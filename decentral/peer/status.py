@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from concurrent.futures import CancelledError
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import anyio
@@ -12,69 +15,89 @@ import anyio
 from decentral.consensus.chain import majority
 from decentral.consensus.paxos import Ballot
 from decentral.consensus.round_state import RoundState
+from decentral.errors import DecentralError, DiskError
 from decentral.flow.pacing import lease_bits
-from decentral.manifest import Manifest
 from decentral.node.node import Node
 from decentral.observe.health import in_units, list_names
 from decentral.observe.status import Status
+from decentral.peer.boundary import Boundary
 from decentral.peer.participation import Participation
-from decentral.training.reporting import Counters
-from decentral.transport import Transport
+from decentral.peer.settings import Settings
+from decentral.peer.shown import Announcer
+from decentral.training.outer_loop import LoopControl
+from decentral.training.reporting import Counters, usual
 from decentral.wire.keys import Digest, PeerId, peer_name
 from decentral.wire.messages import PRIVATE, Lease, Record
 
 logger = logging.getLogger("decentral.peer")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
-    """A peer as it is now."""
+class NewestStatus:
+    """The status of one peer: asked of its swarm side while that runs, and then the last that this gave."""
 
-    manifest: Manifest
-    part: Participation
-    stalls: StallWatch
-    notices: tuple[str, ...]
-    inner_steps: int
-    done: bool
-    paused: bool
-    leaving: bool
+    def __init__(self, settings: Settings, announce: Announcer, control: LoopControl, boundary: Boundary) -> None:
+        self.stalls = StallWatch(announce)
+        self.parting = ""  # how it ended, once all is over
+        self._control, self._boundary = control, boundary
+        self._last = Status(
+            run=settings.manifest.run.name,
+            run_id=settings.manifest.digest.hex(),
+            algorithm=settings.manifest.outer.method,
+            own_loop=True,
+            trains_while_paused=True,
+        )
 
-    @property
-    def node(self) -> Node:
-        """Return its swarm side."""
-        return self.part.swarm.node
+    def ask(self, part: Participation | None) -> Status:
+        """Return it; ``part``, once there is a swarm side. On any thread."""
+        if part is not None and part.swarm.alive:
+            with suppress(RuntimeError, CancelledError):  # the loop ended between the question and the answer
+                found = part.swarm.call(self._make, part)
+                if found.inner_steps >= self._last.inner_steps:  # two threads ask: an older answer may come late
+                    self._last = found
+        return self._last
 
-    @property
-    def reporter(self) -> Counters:
-        """Return its counters."""
-        return self.part.reporter.counters
+    def ask_for_people(self, part: Participation | None) -> Status:
+        """Return the same, and at the end how it ended."""
+        status = self.ask(part)
+        return replace(status, state=self.parting) if self.parting else status
 
-    @property
-    def transport(self) -> Transport:
-        """Return its transport."""
-        return self.part.swarm.transport
+    def ends_as(self, state: str) -> None:
+        """Have the last one say that."""
+        self._last = replace(self._last, state=state)
+
+    def ends_by(self, error: DecentralError) -> None:
+        """Have it say that it has left, and can be started again: it waited as was asked, or its disk ended it."""
+        problem = str(error) if isinstance(error, DiskError) else ""
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.ENOSPC, errno.EDQUOT):
+            problem = "the disk is full; free some space"
+        self._last = replace(self._last, state="left", problem=problem)
+
+    async def _make(self, part: Participation) -> Status:
+        count, done = self._boundary.count.value, self._boundary.done
+        return status_of(part, self.stalls, self._control, inner_steps=count, done=done)
 
 
-def status_of(shown: Shown) -> Status:
+def status_of(part: Participation, stalls: StallWatch, control: LoopControl, *, inner_steps: int, done: bool) -> Status:
     """Return everything that a status tells."""
-    node, reporter, traffic = shown.node, shown.reporter, shown.transport.traffic
+    node, reporter, transport = part.swarm.node, part.reporter.counters, part.swarm.transport
+    manifest, diagnosed = node.manifest, part.diagnostics.of_newest_round
     measuring = node.speed.count
-    sent, received, up, down = _rates(shown.part)
+    sent, received, up, down = _rates(part)
     outcomes, fetched = reporter.outcomes, node.catch_up.snapshots.under_way
     now, head, left_out = anyio.current_time(), node.driver.head, node.driver.state.left_out
-    stalled_seconds, stalled_by = shown.stalls.look(node, reporter, now, (up, down))
+    stalled_seconds, stalled_by = stalls.look(node, reporter, now, (up, down))
     others_stand_at = node.driver.watch.others_stand_at
     return Status(
-        state=state_of(shown),
+        state=state_of(node, reporter, control, done=done),
         peer=peer_name(node.driver.state.me),
-        run=shown.manifest.run.name,
-        run_id=shown.manifest.digest.hex(),
-        algorithm=shown.manifest.outer.method,
+        run=manifest.run.name,
+        run_id=manifest.digest.hex(),
+        algorithm=manifest.outer.method,
         round=node.outer_steps,
-        rounds=shown.manifest.run.rounds,
+        rounds=manifest.run.rounds,
         epoch=head.epoch,
-        inner_steps=shown.inner_steps,
-        members=tuple(_member(shown, member) for member in head.members),
+        inner_steps=inner_steps,
+        members=tuple(_member(part, member, done=done) for member in head.members),
         given_up=tuple(peer_name(member) for member in sorted(node.driver.state.given_up)),
         waiting_for=_absent_offerers(node) if reporter.stands_still else (),
         stalled_seconds=stalled_seconds,
@@ -84,8 +107,8 @@ def status_of(shown: Shown) -> Status:
         left_out_by="" if left_out is None or left_out.leader is None else peer_name(left_out.leader),
         others_round=None if others_stand_at is None else _outer_steps(node, others_stand_at),
         usual_round_seconds=reporter.usual_round,
-        held_seconds=reporter.usual_hold,
-        checkpoint_held_seconds=reporter.usual_checkpoint_hold,
+        held_seconds=usual(reporter.held_seconds),
+        checkpoint_held_seconds=usual(reporter.taking_seconds),
         wanted_members=reporter.wanted_members,
         gone=tuple(peer_name(member) for member in sorted(node.company.gone)),
         gone_left=node.company.left,
@@ -94,35 +117,35 @@ def status_of(shown: Shown) -> Status:
         bytes_sent=sent,
         bytes_received=received,
         bytes_measuring=measuring.sent,
-        bytes_per_round=reporter.sent_per_round(sent),
+        bytes_per_round=reporter.traffic.per_round(sent, reporter.num_outcomes),
         model_here=fetched[0],
         model_nbytes=fetched[1],
         sent_per_second=up,
         received_per_second=down,
-        max_upload=shown.part.links.caps.up,
-        max_download=shown.part.links.caps.down,
+        max_upload=part.links.caps.up,
+        max_download=part.links.caps.down,
         daily_upload=None if node.daily_upload is None else node.daily_upload.limit,
         sent_today=0 if node.daily_upload is None else node.daily_upload.sent,
         uplink_bits=lease_bits(node.uplink()),
         next_sync_seconds=reporter.next_round_in,
-        seconds_left=_left(shown),
+        seconds_left=_left(node, reporter),
         loss=reporter.loss,
-        notices=shown.notices,
-        diagnostics=shown.part.diagnostics.values,
-        diagnosed_round=shown.part.diagnostics.of_newest_round.outer_step,
-        diagnosed_part=shown.part.diagnostics.of_newest_round.of_part,
-        out_of_band=shown.part.diagnostics.out,
+        notices=part.announce.notices.now(head.round),
+        diagnostics=part.diagnostics.values,
+        diagnosed_round=diagnosed.outer_step,
+        diagnosed_part=diagnosed.of_part,
+        out_of_band=part.diagnostics.out,
         held_out_loss=reporter.held_out_loss,
         num_parameters=sum(anchor_N.numel() for anchor_N in node.replica.anchors),
         open_round=_open_round(node),
-        kinds={_kind(protocol): [count.sent, count.received] for protocol, count in traffic.kinds.items()},
+        kinds={_kind(protocol): [count.sent, count.received] for protocol, count in transport.traffic.kinds.items()},
         own_loop=True,
         trains_while_paused=True,
         anchor_digest=node.replica.digest.hex(),
-        invite=shown.part.invite_to_write,
-        addresses=shown.transport.addresses(),
-        reachability=shown.part.network.kind,
-        relays=shown.part.network.relays,
+        invite=part.invite_to_write,
+        addresses=transport.addresses(),
+        reachability=part.network.kind,
+        relays=part.network.relays,
     )
 
 
@@ -130,19 +153,18 @@ def _rates(part: Participation) -> tuple[int, int, float, float]:
     """Return bytes sent and received without those that measured lines, and both per second."""
     total, measuring = part.swarm.transport.traffic.total, part.swarm.node.speed.count
     sent, received = total.sent - measuring.sent, total.received - measuring.received
-    return sent, received, *part.reporter.counters.rates(sent, received)
+    return sent, received, *part.reporter.counters.traffic.per_second(sent, received)
 
 
-def state_of(shown: Shown) -> str:
+def state_of(node: Node, reporter: Counters, control: LoopControl, *, done: bool) -> str:
     """Return in one word what the peer does."""
-    node, reporter = shown.node, shown.reporter
-    if shown.done:
-        return "leaving" if shown.leaving else "done"
+    if done:
+        return "leaving" if control.leaving else "done"
     if node.state in ("leaving", "syncing"):
         return str(node.state)
     if not node.ready.is_set():
         return "starting"
-    if shown.paused:
+    if control.paused:
         return "paused"
     if reporter.wanted_members:
         return "waiting"
@@ -154,20 +176,20 @@ def state_of(shown: Shown) -> str:
     return "looking" if alone else "training"
 
 
-def _member(shown: Shown, member: bytes) -> dict[str, object]:
-    node = shown.node
+def _member(part: Participation, member: bytes, *, done: bool) -> dict[str, object]:
+    node = part.swarm.node
     lease = node.directory.live().get(member)
     here = member == node.driver.state.me
-    count = shown.transport.traffic.of(member)
+    count = part.swarm.transport.traffic.of(member)
     return {
         "peer": peer_name(member),
         "self": here,
         "live": here or lease is not None,
-        "left": not here and lease is None and (shown.done or node.directory.left_politely(member)),
+        "left": not here and lease is None and (done or node.directory.left_politely(member)),
         "round": node.outer_steps if here else _round_of(node, lease),
         "bytes_sent": count.sent,
         "bytes_received": count.received,
-        **({} if here else _way(shown, member)),
+        **({} if here else _way(part, member)),
     }
 
 
@@ -182,13 +204,13 @@ def _outer_steps(node: Node, height: int) -> int:
     return node.driver.machine.state.history.outer_steps_at(height)
 
 
-def _way(shown: Shown, member: bytes) -> dict[str, object]:
+def _way(part: Participation, member: bytes) -> dict[str, object]:
     """Return how a member is reached; directly although both are private is punched."""
-    node = shown.node
+    node = part.swarm.node
     path, lease = node.paths.get(member), node.directory.live().get(member)
     if path is None and lease is not None:
         node.paths.look_soon()  # the next status has it
-    hidden = lease is not None and bool(lease.state & PRIVATE) and shown.part.network.is_private
+    hidden = lease is not None and bool(lease.state & PRIVATE) and part.network.is_private
     names = {None: None, False: "relayed", True: "punched" if hidden else "direct"}
     return {
         "path": names[None if path is None else path.direct],
@@ -230,13 +252,13 @@ def _absent_offerers(node: Node) -> tuple[str, ...]:
     return tuple(peer_name(p) for p in absent)
 
 
-def _left(shown: Shown) -> float | None:
+def _left(node: Node, reporter: Counters) -> float | None:
     """Return the seconds until the last round, or until the run's time is up; None: neither is known."""
-    run, known = shown.manifest.run, []
-    if (usual := shown.reporter.own_round) is not None:
-        known.append(max(0, run.rounds - shown.node.outer_steps) * usual)
+    run, known = node.manifest.run, []
+    if (usual := reporter.own_round) is not None:
+        known.append(max(0, run.rounds - node.outer_steps) * usual)
     if run.minutes is not None:
-        known.append(max(0.0, 60 * run.minutes - shown.node.age))
+        known.append(max(0.0, 60 * run.minutes - node.age))
     return min(known, default=None)
 
 

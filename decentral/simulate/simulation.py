@@ -60,7 +60,7 @@ class Outcome:
             "commits": len(named),
             "contributors": round(statistics.fmean(named), 2) if named else 0.0,
             **self._count_pairs(),
-            **self._moved_nothing(),
+            **self._count_unmoved(),
             "divergence": self.verdict.divergence,
             "lost_updates": self.verdict.lost_updates,
             "duplicated_updates": self.verdict.duplicated_updates,
@@ -129,7 +129,7 @@ class Outcome:
         alone = partners.count(None)
         return {"pairs": (len(partners) - alone + 1) // 2, "unpaired": alone}  # both of a pair tell of it
 
-    def _moved_nothing(self) -> dict[str, Any]:
+    def _count_unmoved(self) -> dict[str, Any]:
         """The rounds that moved nothing, by any peer's word, and why the first did; {} if all moved."""
         told = [entry.fields for entry in self._until_the_calm("node_unmoved")]
         return {"unmoved": len({one["round"] for one in told}), "why_unmoved": told[0]["why"]} if told else {}

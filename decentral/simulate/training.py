@@ -176,7 +176,7 @@ class Trainer:
     def rest(self) -> None:
         """Make no inner step any more."""
         self._control.paused = True
-        self.schedule.overlap = 0  # no inner step comes that a merge could wait for
+        self.schedule.timing.overlap = 0  # no inner step comes that a merge could wait for
 
     async def run(self) -> None:
         """Train until the run is over, or until stopped."""
@@ -205,7 +205,7 @@ class Trainer:
 
     def _step(self) -> None:
         self.num_steps += 1
-        steps = self.lesson.step(self.model.fragments, self.num_steps, self.schedule.live.before_step)
+        steps = self.lesson.step(self.model.fragments, self.num_steps, self.schedule.calls.before_step)
         for live_N, step_N in zip(self.model.fragments, steps, strict=True):
             live_N -= step_N
         self.schedule.stepped()

@@ -23,7 +23,7 @@ import anyio.abc
 from decentral.errors import PayloadError
 from decentral.swarm.contacts import PARTING, Contacts, LeaseMessages
 from decentral.swarm.dht import share
-from decentral.swarm.invite import MAX_ADDRESSES
+from decentral.swarm.invite import MAX_ADDRESSES, Invite
 from decentral.swarm.leases import LeaseTable, OwnLease
 from decentral.transport import Transport
 from decentral.wire.keys import Digest, PeerId, Signer, peer_from_name
@@ -212,6 +212,12 @@ def ways_in(directory: Directory) -> tuple[str, ...]:
     own = directory.transport.addresses()
     others = ways_to_others(directory) if own else ()
     return (*own[: MAX_ADDRESSES - len(others)], *others)
+
+
+def invite_line(directory: Directory, run: Digest, token: str | None) -> str:
+    """Return the line that lets others join ``run`` by way of this peer; empty while nobody could reach it."""
+    addresses = ways_in(directory)
+    return str(Invite(run, addresses, token)) if addresses else ""
 
 
 def ways_to_others(directory: Directory) -> tuple[str, ...]:

@@ -165,8 +165,8 @@ class _Attention(nn.Module):
         self.q_norm, self.k_norm = (nn.Identity() if config.model_type == LLAMA else _Norm(config) for _ in range(2))
 
     def forward(self, hidden_BTD: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-        query_BHTK = _turned(self._by_heads(self.q_norm(self.q_proj(hidden_BTD))), turn)
-        key_BHTK = _turned(self._by_heads(self.k_norm(self.k_proj(hidden_BTD))), turn)
+        query_BHTK = _turn_pairs(self._by_heads(self.q_norm(self.q_proj(hidden_BTD))), turn)
+        key_BHTK = _turn_pairs(self._by_heads(self.k_norm(self.k_proj(hidden_BTD))), turn)
         value_BHTK = self._by_heads(self.v_proj(hidden_BTD))
         mixed_BHTK = scaled_dot_product_attention(query_BHTK, key_BHTK, value_BHTK, is_causal=True)
         out_BTD: Tensor = self.o_proj(mixed_BHTK.transpose(1, 2).flatten(2))
@@ -176,7 +176,7 @@ class _Attention(nn.Module):
         return projected_BTD.view(*projected_BTD.shape[:2], self._heads, -1).transpose(1, 2)
 
 
-def _turned(heads_BHTK: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+def _turn_pairs(heads_BHTK: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
     first, second = heads_BHTK.chunk(2, dim=-1)
     return heads_BHTK * turn[0] + torch.cat((-second, first), dim=-1) * turn[1]
 

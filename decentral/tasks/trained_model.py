@@ -126,11 +126,11 @@ def _built(checkpoint: Checkpoint, directory: Path) -> Any:  # Any: as in Traine
             f"decentral export {shlex.quote(str(directory))} --to FOLDER gives its tensors"
         )
     with torch.random.fork_rng(devices=[]):  # weights are drawn, and overwritten
-        module = _unfilled(config, directory)
-    return _filled(module, whole_model(checkpoint, directory), checkpoint.path)
+        module = _make_empty(config, directory)
+    return _fill(module, whole_model(checkpoint, directory), checkpoint.path)
 
 
-def _unfilled(config: dict[str, Any], directory: Path) -> Any:  # Any: as in TrainedModel
+def _make_empty(config: dict[str, Any], directory: Path) -> Any:  # Any: as in TrainedModel
     """Build what a configuration describes, with weights that say nothing."""
     own = built_in(config)
     if own is not None:
@@ -142,7 +142,7 @@ def _unfilled(config: dict[str, Any], directory: Path) -> Any:  # Any: as in Tra
     return AutoModelForCausalLM.from_config(described, dtype=torch.float32)
 
 
-def _filled(module: Any, tensors: Mapping[str, Tensor], path: Path) -> Any:  # Any: as in TrainedModel
+def _fill(module: Any, tensors: Mapping[str, Tensor], path: Path) -> Any:  # Any: as in TrainedModel
     """Give a model the weights that were kept in ``path``. DiskError where they are another's."""
     try:
         put_in(module, tensors)
@@ -174,7 +174,7 @@ def _of_folder(directory: Path, tokenizer: Path | None) -> TrainedModel:
         raise DiskError(f"{directory / MODEL} cannot be read ({error}); export it again") from error
     with torch.random.fork_rng(devices=[]):  # as above
         module = LanguageModel(own)
-    return _ready(_filled(module, tensors, directory / MODEL), reads, str(directory), None)
+    return _ready(_fill(module, tensors, directory / MODEL), reads, str(directory), None)
 
 
 def _json_of(path: Path) -> dict[str, Any]:  # Any: JSON

@@ -23,20 +23,6 @@ from decentral.parameters.schema import local_part
 from decentral.training.inner_optimizers import ADOPT, GPA, QHADOPT, SPSA, ScheduleFree, step_forward
 from decentral.training.inner_states import HOOKS
 
-__all__ = [
-    "InnerSteps",
-    "build_inner",
-    "built",
-    "check_covers",
-    "differences",
-    "differences_sentence",
-    "forward_only",
-    "inner_step",
-    "make_hookable",
-    "read_inner_settings",
-    "warm_up",
-]
-
 # ---- building what a manifest names ----
 #
 # Muon is torch's, for the matrices inside, with AdamW beside it for embeddings, head and vectors. Its rate is scaled by

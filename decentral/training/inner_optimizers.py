@@ -16,20 +16,6 @@ from decentral.errors import ConfigError
 from decentral.optimizers.base import Derivative
 from decentral.optimizers.just_one_byte import MOST_NUMBER, Direction, byte_of, level_of
 
-__all__ = [
-    "ADOPT",
-    "GPA",
-    "QHADOPT",
-    "SPSA",
-    "Averaging",
-    "Group",
-    "PerParameter",
-    "ScheduleFree",
-    "adopt_direction",
-    "step_along",
-    "step_forward",
-]
-
 # ---- one parameter after the other ----
 #
 # All but SPSA step each parameter by itself, elementwise, in its own dtype.

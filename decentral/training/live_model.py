@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -41,10 +41,10 @@ from decentral.state.checkpoint import adapter_description, random_state, set_ra
 from decentral.state.snapshot import live_buffer_name
 from decentral.tensors.device import PROCESSOR, place_of, to_device
 from decentral.tensors.memory import fresh
-from decentral.tensors.ops import Places, as_rows, is_finite
+from decentral.tensors.ops import Places, as_rows
 from decentral.training.copies import Averages, Copies, UndoGuard
 from decentral.training.joined import Joined, find_copies
-from decentral.training.processes import Accelerator, Order, Processes, Shards, Team, hold_interrupts
+from decentral.training.processes import Accelerator, Order, Orders, Processes, Shards, Team, hold_interrupts
 
 # Shape suffixes: N = elements of one fragment, on ``place``; B = elements of all buffers, on the CPU; flat float32.
 
@@ -76,7 +76,7 @@ class LiveModel:
         """
         self.team, self.averages = Team(accelerator), Averages(optimizers)
         bare = model if accelerator is None else accelerator.unwrap_model(model)
-        self._bare = bare
+        self.bare = bare
         self._parameters = parameters_of(bare)
         by_loop, copies = (
             (parameters_named(moved, bare), "")
@@ -85,21 +85,26 @@ class LiveModel:
         )
         frozen = {name: p for name, p in self._parameters.items() if not (p.requires_grad or name in by_loop)}
         self._frozen = parts_of(frozen)
-        self._shards = self._share_out(bare, by_loop)
+        self.is_sharded = is_in_parts(bare, self._parameters, by_loop, self.team)
         self.schema: Schema = schema_of(bare, num_fragments, by_loop)
-        self._trained = {spec.name for fragment in self.schema.fragments for spec in fragment.parameters}
-        self.joined = Joined(bare, self.schema, sharded=self._shards is not None, copies=copies)
+        self.joined = Joined(bare, self.schema, sharded=self.is_sharded, copies=copies)
         self.buffers = LiveBuffers(bare, self.schema, by_loop, averaged=buffers == "average", warn=self._warn)
-        stepping = [one for one in optimizers if not self.averages.swaps(one)]
-        self._copies = Copies(stepping if self._shards is None else ())
-        self.undo_guard = UndoGuard(stepping if self._shards is None else (), self.trained, self._copies)
-        self._places = [small_places(self._parameters, fragment.names) for fragment in self.schema.fragments]
-        whole = on_device and self._shards is None
-        self.place = place_of(self.trained.values()) if whole else PROCESSOR  # of what `read` gives
+        self._fragments: ShardedFragments | WholeFragments
+        if self.is_sharded and self.team.orders is not None:
+            held = [self._frozen[spec.name] for spec in self.schema.frozen]
+            self._fragments = ShardedFragments(
+                bare, self._parameters, self.schema, held, self.averages, self.team.orders
+            )
+        else:
+            stepping = [one for one in optimizers if not self.averages.swaps(one)]
+            place = place_of(self.trained.values()) if on_device else PROCESSOR
+            self._fragments = WholeFragments(self._parameters, self.schema, stepping, self.averages, place)
+        self.undo_guard = self._fragments.undo_guard
 
-    def description(self) -> dict[str, Any] | None:
-        """Say how ``export`` can build the model again; None for one that only its script can build."""
-        return description_of(self._bare, self._trained)
+    @property
+    def trained(self) -> dict[str, Tensor]:
+        """The parameters that fragments are made of, by name."""
+        return {name: self._parameters[name] for fragment in self.schema.fragments for name in fragment.names}
 
     def by_name(self, anchors: list[Tensor], buffers_B: Tensor | None) -> dict[str, Tensor]:
         """Copies of these fragments and buffers by the model's names, as the model has them, on the processor."""
@@ -108,17 +113,6 @@ class LiveModel:
         # A buffer that the module has no more is as the run has it.
         return {name: tensor.to(mine.get(name, tensor).dtype, copy=True) for name, tensor in named.items()}
 
-    @property
-    def trained(self) -> dict[str, Tensor]:
-        """The parameters that fragments are made of, by name."""
-        specs = (spec for fragment in self.schema.fragments for spec in fragment.parameters)
-        return {spec.name: self._parameters[spec.name] for spec in specs}
-
-    @property
-    def is_sharded(self) -> bool:
-        """True where each process of this peer holds only a part of the parameters."""
-        return self._shards is not None
-
     def check_trained(self) -> None:
         """Raise ConfigError where the model is not the one that joined any more: see `Joined`."""
         self.joined.check()
@@ -126,53 +120,16 @@ class LiveModel:
     # ---- reading and writing ----
 
     def read(self, fragment: int) -> Tensor:
-        """Copy one fragment, to ``place``."""
-        with self._hold_interrupts():
-            self._order(Order.READ, fragment)
-            return self._read(fragment)
-
-    def _read(self, fragment: int) -> Tensor:
-        self.averages.show()
-        if self._shards is not None:
-            return self._shards.read(self._parameters, self.schema.fragments[fragment])
-        if (places := self._small(fragment)) is not None:
-            return places.read()
-        return gather(self._here(), self.schema.fragments[fragment], self.place)
+        """Copy one fragment, to where copies of fragments may lie."""
+        return self._fragments.read(fragment)
 
     def read_all(self) -> list[Tensor]:
         """Copy every fragment, to the processor."""
         return [to_device(self.read(f), PROCESSOR) for f in range(len(self.schema.fragments))]
 
-    def is_finite(self) -> bool:
-        """Tell whether no trained parameter holds NaN or Inf; asked on the main process."""
-        return all(is_finite(self.read(f)) for f in range(len(self.schema.fragments)))
-
-    def read_alone(self) -> list[Tensor]:
-        """Copy every fragment, between two steps; ConfigError where other processes have parts of them."""
-        if self.is_sharded:
-            raise ConfigError("peer.anchor(): of a sharded model the main process has it, inside the with block")
-        held = self.read_all()
-        self.averages.resume()
-        return held
-
     def write(self, fragment: int, flat_N: Tensor) -> None:
         """Overwrite one fragment in place; optimizer state and gradients are not touched."""
-        with self._hold_interrupts():
-            self._order(Order.WRITE, fragment)
-            self._write(fragment, flat_N)
-
-    def _write(self, fragment: int, flat_N: Tensor) -> None:
-        self.averages.show()
-        if self._shards is not None:
-            reshard(self._bare)
-            self._shards.write(flat_N, self.schema.fragments[fragment], self._parameters)
-            return
-        written = [self._parameters[spec.name] for spec in self.schema.fragments[fragment].parameters]
-        with self.undo_guard.writing(written), self._copies.following(written):
-            if (places := self._small(fragment)) is not None:
-                places.write(flat_N)
-            else:
-                scatter(flat_N, self.schema.fragments[fragment], self._here())
+        self._fragments.write(fragment, flat_N)
 
     def read_buffers(self) -> Tensor:
         """Copy all buffers (B,)."""
@@ -185,22 +142,11 @@ class LiveModel:
     def keeps(self, fragment: int) -> bool:
         """Tell whether reading gives the very bits that were written: not where parameters have less than float32."""
         wide = (torch.float32, torch.float64)
-        return self._places[fragment] is not None or all(
-            self._parameters[spec.name].dtype in wide for spec in self.schema.fragments[fragment].parameters
-        )
+        return all(self._parameters[name].dtype in wide for name in self.schema.fragments[fragment].names)
 
     def in_place(self, fragment: int) -> Sequence[Tensor] | None:
-        """Return the parameters of one fragment where they lie, as `Parameters` says.
-
-        None of a model that is sharded, not in float32, or not on the processor; of small tensors, which are copied
-        sooner than passed over one by one; and where a write has to reach more than the parameters.
-        """
-        apart = self._shards is not None or self._places[fragment] is not None
-        if apart or self._copies.any or not self.undo_guard.over:
-            return None
-        self.averages.show()
-        here = self._here()
-        return as_rows(here[spec.name] for spec in self.schema.fragments[fragment].parameters)
+        """Return the parameters of one fragment where they lie, as `Parameters` says."""
+        return self._fragments.in_place(fragment)
 
     def frozen_parts(self) -> dict[str, Tensor]:
         """Return the parameters that were not trained at the join, to be read only; sharded: `whole_frozen`."""
@@ -208,23 +154,7 @@ class LiveModel:
 
     def whole_frozen(self, name: str, tensor: Tensor) -> Tensor:
         """Collect all of a tensor that ``frozen_parts`` gave."""
-        if self._shards is None:
-            return local_part(tensor)
-        self._order(Order.FROZEN, [spec.name for spec in self.schema.frozen].index(name))
-        found = self._shards.whole(tensor)
-        assert found is not None
-        return found
-
-    def _here(self) -> dict[str, Tensor]:
-        """Return the parameters as this process holds them: whole."""
-        return {name: local_part(parameter) for name, parameter in self._parameters.items()}
-
-    def _small(self, fragment: int) -> Places | None:
-        """Say where the parameters of a fragment lie now, if they are many and small."""
-        known = self._places[fragment]
-        if known is not None and not known.hold:
-            self._places[fragment] = known = small_places(self._parameters, self.schema.fragments[fragment].names)
-        return known
+        return self._fragments.whole_frozen([spec.name for spec in self.schema.frozen].index(name), tensor)
 
     # ---- evaluation ----
 
@@ -234,7 +164,7 @@ class LiveModel:
         generators are as before afterwards. For where a boundary reads or writes the model anyway, see `Averages`.
         """
         self.averages.show()
-        with in_evaluation(self._bare):
+        with in_evaluation(self.bare):
             yield
 
     @contextmanager
@@ -253,24 +183,22 @@ class LiveModel:
         # As values come back, a backward pass may go on with them, and nobody saw a change: as fully_shard has it.
         unseen = () if self.is_sharded else tuple(self._parameters.values())
         try:
-            with in_evaluation(self._bare):
+            with in_evaluation(self.bare):
                 with _unsafe_preserve_version_counter(unseen):
                     self._hold(anchors, buffers_B, are_shared=are_shared)
                 yield
         finally:
-            reshard(self._bare)
+            reshard(self.bare)
             with torch.no_grad(), _unsafe_preserve_version_counter(unseen):
                 for tensor, value in zip(held, before, strict=True):
                     tensor.copy_(value)
 
     def _hold(self, anchors: Sequence[Tensor] | None, buffers_B: Tensor | None, *, are_shared: bool) -> None:
-        reshard(self._bare)
+        reshard(self.bare)
         for fragment in self.schema.fragments:
             flat_N = fresh(0) if anchors is None else anchors[fragment.index]
-            if self._shards is not None:
-                self._shards.write(flat_N, fragment, self._parameters)
-            else:
-                scatter(self.team.from_main(flat_N, fragment.numel), fragment, self._here())
+            flat_N = flat_N if self.is_sharded else self.team.from_main(flat_N, fragment.numel)
+            self._fragments.lend(fragment.index, flat_N)
         if are_shared and self.schema.buffers:
             self.buffers.lend(lambda: self.team.from_main(buffers_B, self.schema.buffer_numel))
 
@@ -302,53 +230,171 @@ class LiveModel:
         from accelerate.utils import broadcast
 
         device, is_main = self.team.device, self.team.is_main
-        for fragment in changed if self._shards is None else ():
-            flat_N = broadcast(self._read(fragment).to(device), from_process=0)
+        for fragment in () if self.is_sharded else changed:
+            flat_N = broadcast(self.read(fragment).to(device), from_process=0)
             if not is_main:
-                self._write(fragment, flat_N.cpu())
+                self.write(fragment, flat_N.cpu())
         if self.schema.buffers and 0 in changed:
             flat_B = broadcast(self.read_buffers().to(device), from_process=0)
             if not is_main:
                 self.buffers.write(flat_B.cpu(), whole=True)
 
-    def _share_out(self, bare: nn.Module, by_loop: Iterable[str]) -> Shards | None:
-        """Make the reader and writer of a model that is sharded; None where this process holds all of it."""
-        if any(type(module).__name__ == "FullyShardedDataParallel" for module in bare.modules()):
-            raise ConfigError(
-                "join: FSDP of version 1 hides the parameters' names and shapes, which all peers must have alike; "
-                "use version 2 (accelerate: fsdp_version: 2; torch: fully_shard)"
-            )
-        sharded = [parameter for parameter in self._parameters.values() if is_sharded(parameter)]
-        in_parts = next((name for name in by_loop if is_sharded(self._parameters[name])), None)
-        if in_parts is not None:
-            raise ConfigError(
-                f"join(moved=...): {in_parts} is sharded, and what goes the way of buffers is whole on the main "
-                "process; leave it out of fully_shard (ignored_params)"
-            )
-        if not sharded or (self.team.size == 1 and len(boxes_of(sharded[0])) == 1):
-            return None
-        if self.team.orders is None:
-            raise ConfigError(
-                "join: the model is sharded over several processes, and this one knows of no other; pass "
-                "join(accelerator=...)"
-            )
-        shards = Shards(self.team.orders.processes)
-        what = {Order.READ: self._read, Order.WRITE: lambda fragment: self._write(fragment, fresh(0))}
-        frozen = {Order.FROZEN: lambda number: shards.whole(self._frozen[self.schema.frozen[number].name])}
-        self.team.orders.means({**what, **frozen})
-        return shards
-
-    def _hold_interrupts(self) -> AbstractContextManager[None]:
-        """Hold Ctrl-C back where several processes act together, which is not left halfway."""
-        return hold_interrupts() if self._shards is not None else nullcontext()
-
-    def _order(self, order: Order, number: int) -> None:
-        if self._shards is not None and self.team.orders is not None:
-            self.team.orders.give(order, number)
-
     def _warn(self, sentence: str) -> None:
         if self.team.is_main:
             logger.warning("%s", sentence)
+
+
+# ---- the fragments of a model ----
+
+
+class WholeFragments:
+    """The fragments of a model that this process has whole; copies that optimizers keep of them are written along."""
+
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor],
+        schema: Schema,
+        optimizers: Sequence[torch.optim.Optimizer],
+        averages: Averages,
+        place: torch.device,
+    ) -> None:
+        """``place``: of what ``read`` gives."""
+        self._parameters, self._fragments, self._averages, self._place = parameters, schema.fragments, averages, place
+        self._copies = Copies(optimizers)
+        trained = {name: parameters[name] for fragment in schema.fragments for name in fragment.names}
+        self.undo_guard = UndoGuard(optimizers, trained, self._copies)
+        self._places = [small_places(parameters, fragment.names) for fragment in schema.fragments]
+
+    def read(self, fragment: int) -> Tensor:
+        """Copy one."""
+        self._averages.show()
+        if (places := self._small(fragment)) is not None:
+            return places.read()
+        return gather(self._here(), self._fragments[fragment], self._place)
+
+    def write(self, fragment: int, flat_N: Tensor) -> None:
+        """Overwrite one, and the copies of it."""
+        self._averages.show()
+        written = [self._parameters[name] for name in self._fragments[fragment].names]
+        with self.undo_guard.writing(written), self._copies.following(written):
+            if (places := self._small(fragment)) is not None:
+                places.write(flat_N)
+            else:
+                self.lend(fragment, flat_N)
+
+    def lend(self, fragment: int, flat_N: Tensor) -> None:
+        """Overwrite one for a moment, of which no optimizer knows."""
+        scatter(flat_N, self._fragments[fragment], self._here())
+
+    def in_place(self, fragment: int) -> Sequence[Tensor] | None:
+        """Return the parameters of one where they lie; None of a model that is not in float32, or not on the processor;
+        of small tensors, which are copied sooner than passed over one by one; and where a write has to reach more.
+        """
+        if self._places[fragment] is not None or self._copies.any or not self.undo_guard.over:
+            return None
+        self._averages.show()
+        here = self._here()
+        return as_rows(here[name] for name in self._fragments[fragment].names)
+
+    def whole_frozen(self, number: int, tensor: Tensor) -> Tensor:
+        """Return the values of a parameter that is not trained."""
+        return local_part(tensor)
+
+    def _here(self) -> dict[str, Tensor]:
+        """Return the parameters as this process holds them: whole."""
+        return {name: local_part(parameter) for name, parameter in self._parameters.items()}
+
+    def _small(self, fragment: int) -> Places | None:
+        """Say where the parameters of a fragment lie now, if they are many and small."""
+        known = self._places[fragment]
+        if known is not None and not known.hold:
+            self._places[fragment] = known = small_places(self._parameters, self._fragments[fragment].names)
+        return known
+
+
+class ShardedFragments:
+    """The fragments of a model of which each process has a part: all act whenever the main one reads or writes."""
+
+    def __init__(
+        self,
+        bare: nn.Module,
+        parameters: Mapping[str, Tensor],
+        schema: Schema,
+        frozen: Sequence[Tensor],
+        averages: Averages,
+        orders: Orders,
+    ) -> None:
+        self._bare, self._parameters, self._fragments, self._averages = bare, parameters, schema.fragments, averages
+        self._orders, self._shards = orders, Shards(orders.processes)
+        self.undo_guard = UndoGuard((), {}, Copies())
+        orders.means(
+            {
+                Order.READ: self._read,
+                Order.WRITE: lambda fragment: self._write(fragment, fresh(0)),
+                Order.FROZEN: lambda number: self._shards.whole(frozen[number]),
+            }
+        )
+
+    def read(self, fragment: int) -> Tensor:
+        """Collect one, on the main process."""
+        with hold_interrupts():  # several processes act together, which is not left halfway
+            self._orders.give(Order.READ, fragment)
+            return self._read(fragment)
+
+    def write(self, fragment: int, flat_N: Tensor) -> None:
+        """Spread one from the main process."""
+        with hold_interrupts():
+            self._orders.give(Order.WRITE, fragment)
+            self._write(fragment, flat_N)
+
+    def lend(self, fragment: int, flat_N: Tensor) -> None:
+        """Overwrite one for a moment, on all processes, which all call it."""
+        self._shards.write(flat_N, self._fragments[fragment], self._parameters)
+
+    def in_place(self, fragment: int) -> None:
+        """None."""
+
+    def whole_frozen(self, number: int, tensor: Tensor) -> Tensor:
+        """Collect a parameter that is not trained, the schema's ``number``-th, on the main process."""
+        self._orders.give(Order.FROZEN, number)
+        found = self._shards.whole(tensor)
+        assert found is not None
+        return found
+
+    def _read(self, fragment: int) -> Tensor:
+        self._averages.show()
+        return self._shards.read(self._parameters, self._fragments[fragment])
+
+    def _write(self, fragment: int, flat_N: Tensor) -> None:
+        self._averages.show()
+        reshard(self._bare)
+        self.lend(fragment, flat_N)
+
+
+def is_in_parts(bare: nn.Module, parameters: Mapping[str, Tensor], by_loop: Iterable[str], team: Team) -> bool:
+    """Tell whether each process of this peer holds only a part of the parameters. ConfigError where they cannot act as
+    one.
+    """
+    if any(type(module).__name__ == "FullyShardedDataParallel" for module in bare.modules()):
+        raise ConfigError(
+            "join: FSDP of version 1 hides the parameters' names and shapes, which all peers must have alike; "
+            "use version 2 (accelerate: fsdp_version: 2; torch: fully_shard)"
+        )
+    sharded = [parameter for parameter in parameters.values() if is_sharded(parameter)]
+    in_parts = next((name for name in by_loop if is_sharded(parameters[name])), None)
+    if in_parts is not None:
+        raise ConfigError(
+            f"join(moved=...): {in_parts} is sharded, and what goes the way of buffers is whole on the main "
+            "process; leave it out of fully_shard (ignored_params)"
+        )
+    if not sharded or (team.size == 1 and len(boxes_of(sharded[0])) == 1):
+        return False
+    if team.orders is None:
+        raise ConfigError(
+            "join: the model is sharded over several processes, and this one knows of no other; pass "
+            "join(accelerator=...)"
+        )
+    return True
 
 
 def small_places(parameters: Mapping[str, Tensor], names: Sequence[str]) -> Places | None:

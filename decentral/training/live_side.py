@@ -76,24 +76,16 @@ class LiveSide:
         self.peer, self._schema = peer, schema
         self.loss: float | None = None  # see Live; written by whoever hears of it
         self._model, self._inner = model or _NoParameters(), inner
-        self._method = OuterMethod()
         self._steps: Callable[[int], int] = lambda fragment: 0
         self._counted: Callable[[int], int] = self._steps
         self._own: list[Own] = [{}]
-        self._sent: dict[int, Own] = {}  # by fragment, as they were when the contribution in flight was taken
 
     def begin(
-        self,
-        method: OuterMethod,
-        num_fragments: int,
-        steps: Callable[[int], int],
-        counted: Callable[[int], int] | None = None,
+        self, num_fragments: int, steps: Callable[[int], int], counted: Callable[[int], int] | None = None
     ) -> None:
-        """Begin beside a schedule of ``method``; ``steps``, ``counted``: see Live. None: all count."""
-        self._method, self._steps, self._counted = method, steps, counted or steps
+        """Begin beside a schedule; ``steps``, ``counted``: see Live. None: all count."""
+        self._steps, self._counted = steps, counted or steps
         self._own = [{} for _ in range(num_fragments)]
-
-    # ---- what the method may touch ----
 
     def layout(self, fragment: int) -> Layout:
         """Return the layout of a fragment."""
@@ -140,51 +132,6 @@ class LiveSide:
         """Add to it."""
         self._inner.add_to_gradient(fragment, added_N)
 
-    # ---- when the method is asked ----
-
-    def before_step(self) -> None:
-        """Tell the method that the gradients of an inner step are made."""
-        for fragment in range(len(self._own)):
-            self._method.before_inner_step(self, fragment)
-
-    def after_step(self) -> None:
-        """Tell it that an inner step was made."""
-        for fragment in range(len(self._own)):
-            self._method.after_inner_step(self, fragment)
-
-    def after_take(self, fragment: int) -> None:
-        """Keep the method's own tensors as they are now that a contribution of a fragment is taken."""
-        self._sent[fragment] = dict(self._own[fragment])
-
-    def after_merge(self, update: CommittedUpdate) -> None:
-        """Tell the method that a commit is in the live model."""
-        named, record = update.contribution is not None, update.record
-        if update.taken_N is not None or (named and update.unmoved):
-            # A previous incarnation sent it, and its ``own`` is gone; or nothing moved.
-            self.after_loss(update.fragment)
-            return
-        sent = self._sent.pop(update.fragment, None)
-        took = named or update.took  # by a record, or by a branch that is adopted, whose peers nobody knows
-        peers = () if record is None else tuple(ref.peer for ref in contributions(record))
-        self._method.after_commit(self, update.fragment, update.state, sent if took else None, peers)
-
-    def after_others(self, fragment: int, state: State) -> None:
-        """Tell it that commits which took nothing of this peer's are in; ``state``: the shared one after them."""
-        self._sent.pop(fragment, None)
-        self._method.after_commit(self, fragment, state, None, ())
-
-    def after_swap(self, fragment: int, *, unmoved: bool = False) -> None:
-        """Tell it that a gossip step took this peer's contribution; ``unmoved``: in vain, as it could not be used."""
-        if unmoved:
-            self.after_loss(fragment)
-            return
-        self._method.after_commit(self, fragment, {}, self._sent.pop(fragment, {}), ())
-
-    def after_loss(self, fragment: int) -> None:
-        """Tell it that progress of a fragment is dropped."""
-        self._sent.pop(fragment, None)
-        self._method.progress_lost(self, fragment)
-
     # ---- over a restart ----
 
     def tensors(self) -> dict[str, Tensor]:
@@ -197,6 +144,60 @@ class LiveSide:
             start = f"{OWN}{f}/"
             own.clear()
             own.update({name.removeprefix(start): one for name, one in tensors.items() if name.startswith(start)})
+
+
+# ---- when the method is asked ----
+
+
+class MethodCalls:
+    """Calls the method of one peer: around inner steps, at contributions, and at what becomes of them."""
+
+    def __init__(self, method: OuterMethod, live: LiveSide, num_fragments: int) -> None:
+        self._method, self._live, self._fragments = method, live, range(num_fragments)
+        self._sent: dict[int, Own] = {}  # by fragment, as they were when the contribution in flight was taken
+
+    def before_step(self) -> None:
+        """Tell the method that the gradients of an inner step are made."""
+        for fragment in self._fragments:
+            self._method.before_inner_step(self._live, fragment)
+
+    def after_step(self) -> None:
+        """Tell it that an inner step was made."""
+        for fragment in self._fragments:
+            self._method.after_inner_step(self._live, fragment)
+
+    def after_take(self, fragment: int) -> None:
+        """Keep the method's own tensors as they are now that a contribution of a fragment is taken."""
+        self._sent[fragment] = dict(self._live.own(fragment))
+
+    def after_merge(self, update: CommittedUpdate) -> None:
+        """Tell the method that a commit is in the live model."""
+        named, record = update.contribution is not None, update.record
+        if update.taken_N is not None or (named and update.unmoved):
+            # A previous incarnation sent it, and its ``own`` is gone; or nothing moved.
+            self.after_loss(update.fragment)
+            return
+        sent = self._sent.pop(update.fragment, None)
+        took = named or update.took  # by a record, or by a branch that is adopted, whose peers nobody knows
+        peers = () if record is None else tuple(ref.peer for ref in contributions(record))
+        self._method.after_commit(self._live, update.fragment, update.state, sent if took else None, peers)
+
+    def after_others(self, fragment: int, state: State) -> None:
+        """Tell it that commits which took nothing of this peer's are in; ``state``: the shared one after them."""
+        self._sent.pop(fragment, None)
+        self._method.after_commit(self._live, fragment, state, None, ())
+
+    def after_swap(self, fragment: int, *, unmoved: bool = False) -> None:
+        """Tell it that a gossip step took this peer's contribution; ``unmoved``: in vain, as it could not be used."""
+        if unmoved:
+            self.after_loss(fragment)
+            return
+        self._method.after_commit(self._live, fragment, {}, self._sent.pop(fragment, {}), ())
+
+    def after_loss(self, fragment: int) -> None:
+        """Tell it that progress of a fragment is dropped."""
+        self._sent.pop(fragment, None)
+        self._method.progress_lost(self._live, fragment)
 
 
 # ---- moments and gradients ----

@@ -8,15 +8,17 @@ boundary, each on one screen, in the order of the algorithm:
     `OverlappedRounds`         H steps      the same                  trains on               ``overlap`` steps later
     `GossipSteps`              H steps      swapped with a partner    until the pair decides  at once; all at the end
 
-`SyncSchedule` counts the inner steps, makes a contribution (``take``) and merges a commit (``merge``).
+`SyncSchedule` says when a contribution is due, makes it (``take``), and merges a commit (``merge``).
 """
 
 from __future__ import annotations
 
+import threading
+from _thread import start_new_thread
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from torch import Tensor
@@ -125,6 +127,17 @@ class LoopControl:
     may_be_cut: bool = False  # the loop waits where Ctrl-C may end the waiting, as what is waited for goes on
     was_cut: bool = False  # by an error that was nobody's here: see `Merger.next_update`
     finishes_after: float | None = None  # outer steps, beyond which the peer leaves; inf: asked before it had any
+    asked_to_leave: threading.Event = field(default_factory=threading.Event)  # ends what is waited for elsewhere
+
+    def leave(self) -> None:
+        """Wait for nothing any more, and end at the next boundary."""
+        self.leaving = True
+        # The handler of a signal calls it, too, which may have come while this thread holds the event's lock.
+        start_new_thread(self.asked_to_leave.set, ())
+
+    def hurry(self) -> None:
+        """Wait for nothing in this step."""
+        self.interrupted = True
 
     @property
     def hurries(self) -> bool:
@@ -246,7 +259,7 @@ class OuterLoop:
         self._family: GossipSteps | SynchronousRounds | OverlappedRounds
         if gossip is not None:
             self._family = GossipSteps(parts, self._merger, gossip)
-        elif parts.schedule.overlap:
+        elif parts.schedule.timing.overlap:
             self._family = OverlappedRounds(parts, self._merger)
         else:
             self._family = SynchronousRounds(parts, self._merger)
@@ -287,14 +300,14 @@ class OuterLoop:
         Raises NonFiniteError, which names the parameter, unless the live model is to be put back to the anchor then.
         """
         step_seconds = None if self._left_at is None else self._parts.clock() - self._left_at
-        self._parts.schedule.add_seconds(step_seconds or 0.0)
+        self._parts.schedule.timing.seconds += step_seconds or 0.0
         try:
             changed = await self._family.boundary(step_seconds)
             self._merger.report_absences()
             self._save_if_due()
             return changed | self._parts.schedule.collect_written() | await self.end_if_over()
         except NonFiniteError as error:
-            self._parts.schedule.withdraw()
+            self._parts.schedule.timing.withdraw()
             if self._parts.on_nan == "stop" or self._merger.restarts == RESTARTS:
                 raise
             return await self._restart_after_nan(error)
@@ -380,8 +393,8 @@ class _Rounds:
 
     def __init__(self, parts: LoopParts, merger: Merger) -> None:
         self._parts, self._merger = parts, merger
-        self._schedule, self._swarm = parts.schedule, parts.swarm
-        self._pace = Pace(parts.manifest.inner, parts.schedule.interval, parts.schedule.overlap + 1)
+        self._schedule, self._timing, self._swarm = parts.schedule, parts.schedule.timing, parts.swarm
+        self._pace = Pace(parts.manifest.inner, self._timing.interval, self._timing.overlap + 1)
         self._offered: PendingResult[bool] | None = None  # of what is in flight, where training goes on meanwhile
         self._has_left = False  # was asked to before this boundary
 
@@ -391,8 +404,8 @@ class _Rounds:
         Asked to leave in this step, a peer offers what is due, and `settle` sees to the rest: one step more would come
         before that in its next life.
         """
-        self._schedule.paced = self._pace.steps(self._swarm.node.driver.full_times)
-        due = self._schedule.due or self._schedule.due_early(self._swarm.node.driver.pressed, step_seconds or 0.0)
+        self._timing.paced = self._pace.steps(self._swarm.node.driver.full_times)
+        due = self._timing.due or self._schedule.due_early(self._swarm.node.driver.pressed, step_seconds or 0.0)
         may_offer = not (self._parts.holds_back or self._merger.done or self._has_left)
         self._has_left = self._parts.control.leaving
         return due and may_offer
@@ -417,14 +430,14 @@ class _Rounds:
         A commit of this peer's waits in the queue for its ``overlap``, and the chain is ahead of the live model
         meanwhile: no checkpoint can be made of the two.
         """
-        self._schedule.overlap = 0  # no inner step comes that a merge could wait for
+        self._timing.overlap = 0  # no inner step comes that a merge could wait for
         began, is_in_step = self._parts.clock(), False
         while True:
             await self._withdraw_if_refused()
             await self._merger.merge_waiting(0.0, looks=False)
             head, waited = self._swarm.node.driver.head, self._parts.clock() - began
             is_in_step = head.anchor is not None and head.hash == self._schedule.seen
-            is_decided = self._schedule.sent_at is None or self._merger.done or waited >= DECIDED
+            is_decided = self._timing.sent_at is None or self._merger.done or waited >= DECIDED
             if (is_in_step and is_decided) or waited >= APPLIED or not self._swarm.alive:
                 return is_in_step
             await self._merger.merge_waiting(LOOK_EVERY, looks=False)
@@ -439,7 +452,7 @@ class _Rounds:
         except (DecentralError, CancelledError):
             fits = False
         if not fits:
-            self._schedule.withdraw()
+            self._timing.withdraw()
 
 
 class SynchronousRounds(_Rounds):
@@ -470,7 +483,7 @@ class SynchronousRounds(_Rounds):
         with self._parts.control.waiting():
             fits = await offered.result()
         if not fits:
-            self._schedule.withdraw()
+            self._timing.withdraw()
         return fits
 
     def _patience(self) -> float:
@@ -530,7 +543,7 @@ class GossipSteps:
 
     def _is_due(self, node: Node) -> bool:
         over = self._merger.done or self._parts.control.leaving or node.driver.head.final
-        return self._schedule.due and not self._parts.holds_back and not over
+        return self._schedule.timing.due and not self._parts.holds_back and not over
 
     async def _exchange(self, mine: Contribution) -> None:
         self._parts.events.swap_begins(mine)
@@ -620,7 +633,7 @@ class Merger:
         changed: set[int] = set()
         while True:
             changed |= await self.merge_waiting(LOOK_EVERY if until is not None else 0.0)
-            in_flight = self._schedule.sent_at is not None and not self.done and self._swarm.alive
+            in_flight = self._schedule.timing.sent_at is not None and not self.done and self._swarm.alive
             late = until is None or self._parts.clock() >= until
             if late or not in_flight or self._parts.control.hurries:
                 return changed
@@ -660,7 +673,7 @@ class Merger:
         of a worker that was killed, leaves nothing undone, as Ctrl-C does not.
         """
         try:
-            return await self._swarm.next_update(within, self._schedule.may_merge)
+            return await self._swarm.next_update(within, self._schedule.timing.may_merge)
         except Exception as error:
             self._parts.control.was_cut = not isinstance(error, DecentralError)
             raise

@@ -20,33 +20,8 @@ from decentral.optimizers.base import Live
 from decentral.optimizers.steps import Taken, only_drawn
 from decentral.tensors.device import on_device_of
 from decentral.tensors.memory import values_of
-from decentral.tensors.ops import (
-    carry_and_copy,
-    copy_and_difference,
-    copy_and_norm,
-    difference,
-    difference_and_norm,
-)
+from decentral.tensors.ops import carry_and_copy, copy_and_difference, copy_and_norm, difference, difference_and_norm
 from decentral.training.live_side import Parameters
-
-__all__ = [
-    "NORM",
-    "ROUNDS",
-    "Away",
-    "LocalUpdate",
-    "Progress",
-    "Share",
-    "as_written",
-    "carry_and_keep",
-    "change_to_send",
-    "go_elsewhere",
-    "measure_share",
-    "pseudo_gradient",
-    "read_live",
-    "read_update",
-    "share_of",
-    "states_due",
-]
 
 # Shape suffix: N = elements of one fragment, flat float32; live ones lie where the model's copies do.
 

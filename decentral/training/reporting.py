@@ -7,7 +7,7 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -22,8 +22,6 @@ from decentral.training.live_model import LiveModel
 from decentral.training.progress import Away
 from decentral.wire.keys import PeerId, peer_name
 
-__all__ = ["Counters", "Reporter"]
-
 logger = logging.getLogger("decentral.peer")
 
 SEEN = 100  # rounds over which "you contributed to 40 of the last 41" is counted
@@ -33,7 +31,7 @@ NOTABLE_WAIT = 2.0  # s; every round without overlap waits for its commit, and o
 
 
 class Counters:
-    """Times, outcomes and bytes of one peer's rounds, as a status wants them.
+    """Times and outcomes of one peer's rounds, as a status wants them.
 
     Written by the training thread, read by the thread that makes a status.
     """
@@ -41,9 +39,8 @@ class Counters:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._outcomes: deque[tuple[int, bool]] = deque(maxlen=SEEN)  # outer steps made, whether it contributed
-        self._num_outcomes = 0  # ever
-        self._sent_after: deque[tuple[int, int]] = deque([(0, 0)])  # so many outcomes: bytes sent until then
-        self._traffic: deque[tuple[float, int, int]] = deque(maxlen=256)
+        self.num_outcomes = 0  # ever
+        self.traffic = TrafficRates(clock)
         self._waiting = False
         self.wanted_members = 0  # for whom training waits before it begins; 0: it does not
         self.loss: float | None = None
@@ -54,8 +51,8 @@ class Counters:
         self._wait_began = 0.0
         self._waited_before = 0.0  # until the last round ended
         self._held = 0.0  # s since then in which parameters were copied out and in
-        self._held_seconds: deque[float] = deque(maxlen=USUAL)  # of the last rounds
-        self._taking_seconds: deque[float] = deque(maxlen=USUAL)  # of the last checkpoints, too
+        self.held_seconds: deque[float] = deque(maxlen=USUAL)  # of the last rounds
+        self.taking_seconds: deque[float] = deque(maxlen=USUAL)  # in which training stood still for a checkpoint
 
     # ---- written ----
 
@@ -71,10 +68,6 @@ class Counters:
     def holds(self, seconds: float) -> None:
         """Count seconds in which parameters were copied."""
         self._held += seconds
-
-    def holds_for_checkpoint(self, seconds: float) -> None:
-        """Count seconds in which training stood still until all that a checkpoint holds was copied."""
-        self._taking_seconds.append(seconds)
 
     def waits_for(self, members: int) -> None:
         """Note for how many members training waits before it begins; 0: it does not, or not any more.
@@ -98,7 +91,7 @@ class Counters:
         if contributed is not None:
             self._outcomes.append((step, contributed))
             self._contributed_at = now if contributed else self._contributed_at
-            self._num_outcomes += 1
+            self.num_outcomes += 1
         self._rounds.append((now - self._round_began, contributed is not False))
         self._round_began = now
 
@@ -113,7 +106,7 @@ class Counters:
         now = self._clock()
         waited = self.waited + (now - self._wait_began if self._waiting else 0.0)
         since, self._waited_before = waited - self._waited_before, waited
-        self._held_seconds.append(self._held)
+        self.held_seconds.append(self._held)
         held, self._held = self._held, 0.0
         return {"seconds": round(now - self._round_began, 3), "waited": round(since, 3), "held": round(held, 4)}
 
@@ -139,29 +132,16 @@ class Counters:
         """Seconds that a round usually takes; None before the first has ended. Of those that this peer did not miss, as
         those that it catches up with pass in no time; of all, if it missed all.
         """
-        rounds = list(self._rounds)  # another thread asks while the next one ends
-        seconds = self._own_seconds or [one for one, _ in rounds]
-        return statistics.median(seconds) if seconds else None
+        return usual(self._own_seconds or [one for one, _ in list(self._rounds)])
 
     @property
     def own_round(self) -> float | None:
         """The same, of those that it did not miss alone; None while there is none."""
-        seconds = self._own_seconds
-        return statistics.median(seconds) if seconds else None
+        return usual(self._own_seconds)
 
     @property
     def _own_seconds(self) -> list[float]:
         return [seconds for seconds, own in list(self._rounds) if own]
-
-    @property
-    def usual_hold(self) -> float | None:
-        """Seconds of a round in which the training thread copies parameters; None before the first has ended."""
-        return statistics.median(self._held_seconds) if self._held_seconds else None
-
-    @property
-    def usual_checkpoint_hold(self) -> float | None:
-        """Seconds that a checkpoint holds the training thread; None before the first."""
-        return statistics.median(self._taking_seconds) if self._taking_seconds else None
 
     @property
     def since_round(self) -> float:
@@ -179,23 +159,38 @@ class Counters:
         seconds = self._own_seconds
         return max(0.0, self._round_began + seconds[-1] - self._clock()) if seconds else None
 
-    def sent_per_round(self, sent: int) -> float:
-        """Return mean bytes of the rounds in ``outcomes``; ``sent``: until now; to be asked every few rounds."""
-        marks, now = self._sent_after, self._num_outcomes
-        if marks[-1][0] != now:
-            marks.append((now, sent))
-        while len(marks) > 2 and now - marks[1][0] >= SEEN:
+
+def usual(seconds: Iterable[float]) -> float | None:
+    """Return the median; None where there is none. Another thread may note the next one meanwhile."""
+    held = list(seconds)
+    return statistics.median(held) if held else None
+
+
+class TrafficRates:
+    """Bytes of one peer per second, and per round, by what it had exchanged whenever a status was made."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._seen: deque[tuple[float, int, int]] = deque(maxlen=256)  # s; bytes sent and received until then
+        self._sent_after: deque[tuple[int, int]] = deque([(0, 0)])  # so many rounds: bytes sent until then
+
+    def per_round(self, sent: int, rounds: int) -> float:
+        """Return the mean of bytes sent over the last ``SEEN`` rounds, of so many ever; to be asked every few."""
+        marks = self._sent_after
+        if marks[-1][0] != rounds:
+            marks.append((rounds, sent))
+        while len(marks) > 2 and rounds - marks[1][0] >= SEEN:
             marks.popleft()
         (first, sent_then), (last, sent_last) = marks[0], marks[-1]
         return (sent_last - sent_then) / max(1, last - first)
 
-    def rates(self, sent: int, received: int) -> tuple[float, float]:
-        """Return bytes per second lately, out and in; ``sent`` and ``received``: until now."""
+    def per_second(self, sent: int, received: int) -> tuple[float, float]:
+        """Return those sent and received lately; ``sent`` and ``received``: until now."""
         now = self._clock()
-        self._traffic.append((now, sent, received))
-        while len(self._traffic) > 2 and now - self._traffic[0][0] > RATE_WINDOW:
-            self._traffic.popleft()
-        then, sent_then, received_then = self._traffic[0]
+        self._seen.append((now, sent, received))
+        while len(self._seen) > 2 and now - self._seen[0][0] > RATE_WINDOW:
+            self._seen.popleft()
+        then, sent_then, received_then = self._seen[0]
         elapsed = max(now - then, 1e-3)
         return (sent - sent_then) / elapsed, (received - received_then) / elapsed
 
@@ -204,10 +199,7 @@ class Reporter:
     """Reports what happens to one peer at its step boundaries, as events and log lines, and counts it."""
 
     def __init__(
-        self,
-        emit: Callable[[str, dict[str, object]], None],
-        me: PeerId,
-        clock: Callable[[], float] = time.monotonic,
+        self, emit: Callable[[str, dict[str, object]], None], me: PeerId, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._emit, self._me = emit, me
         self.counters = Counters(clock)

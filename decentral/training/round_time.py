@@ -28,20 +28,6 @@ from decentral.training import round_cost
 from decentral.training.round_cost import Cost
 from decentral.transport.memory import WINDOW
 
-__all__ = [
-    "LATENCY",
-    "TARGET",
-    "WAYS",
-    "Circumstances",
-    "Fit",
-    "RoundTime",
-    "body_nbytes",
-    "body_of",
-    "fitting",
-    "steps_for",
-    "time_of_round",
-]
-
 LATENCY = 0.040  # s one way, of every line
 SAMPLE = 1 << 22  # values that are encoded; a larger model is so many times as large
 WAYS = 3  # one-way delays of a message on a stream of its own: open, confirm, say

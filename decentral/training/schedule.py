@@ -6,7 +6,7 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from decentral.state.snapshot import anchor_name
 from decentral.tensors.device import less, on_device_of
 from decentral.tensors.memory import Lazy, values_of
 from decentral.tensors.ops import carry_rows
-from decentral.training.live_side import LiveSide, Parameters
+from decentral.training.live_side import LiveSide, MethodCalls, Parameters
 from decentral.training.progress import (
     Away,
     LocalUpdate,
@@ -42,10 +42,65 @@ from decentral.training.progress import (
 )
 from decentral.wire.keys import Digest
 
-# ---- the schedule ----
+# ---- when ----
 #
-# It counts inner steps. Every ``H / P`` of them one fragment is due; what a commit brings is merged at a step boundary,
-# our own contribution ``overlap`` steps after it was sent, everybody else's at once.
+# Every ``H / P`` inner steps one fragment is due; what a commit brings is merged at a step boundary, our own
+# contribution ``overlap`` steps after it was sent, everybody else's at once.
+
+
+@dataclass(slots=True)
+class SyncTiming:
+    """When one peer contributes and merges: by its inner steps, and seconds, since the last contribution."""
+
+    interval: int  # inner steps between two contributions: H / number of fragments
+    overlap: int  # tau: inner steps between sending a contribution and merging the commit that names it
+    method: OuterMethod
+    since: int = 0  # inner steps since the last contribution, of any fragment, that a commit named
+    paced: int = 0  # of them, after which this peer contributes; 0: the interval
+    seconds: float = 0.0  # of training since then; waiting for rounds is not counted
+    held: int = 0  # of the steps those made while a contribution was due and could not be sent
+    sent_at: int | None = None  # value of ``since`` when the contribution in flight was taken
+    seconds_sent: float = 0.0  # value of ``seconds`` then
+
+    @property
+    def may_send(self) -> bool:
+        """True when there is progress, and none is in flight."""
+        return self.since > 0 and self.sent_at is None
+
+    @property
+    def due(self) -> bool:
+        """True when the method wants a contribution of the progress, too."""
+        return self.may_send and self.method.timing.is_due(self.since, self.seconds, self.paced or self.interval)
+
+    def may_merge(self, update: CommittedUpdate) -> bool:
+        """Tell whether the time of the oldest commit that is not merged yet has come."""
+        return update.contribution is None or self.sent_at is None or self.since - self.sent_at >= self.overlap
+
+    def count_step(self) -> None:
+        """Count an inner step."""
+        self.held += self.due
+        self.since += 1
+
+    def send(self) -> None:
+        """Note that a contribution is in flight from now on."""
+        self.sent_at, self.seconds_sent = self.since, self.seconds
+
+    def withdraw(self) -> None:
+        """Note that no commit will name the contribution in flight."""
+        self.sent_at = None
+
+    def go_past_ours(self) -> None:
+        """Count from where the contribution in flight was taken, as a commit names it."""
+        if self.sent_at is not None:
+            self.since -= self.sent_at
+            self.seconds -= self.seconds_sent
+
+    def restart(self) -> None:
+        """Count from here."""
+        self.since, self.held, self.seconds = 0, 0, 0.0
+
+
+# ---- what is sent, and how a commit is merged ----
 #
 # Progress is measured from the value that was *written* into the live model, not from the anchor: a model in bfloat16
 # rounds what is written, and a rounding that is counted as progress moved a run in which nobody trained.
@@ -53,42 +108,42 @@ from decentral.wire.keys import Digest
 # Shape suffix: N = elements of one fragment, flat float32; live ones lie where the model's copies do.
 
 
-@dataclass(slots=True)
 class SyncSchedule:
-    """Step counters of one peer, and how a commit comes into its live model."""
+    """The progress of one peer's live model, taken for contributions by its ``timing`` and carried past commits."""
 
-    interval: int  # inner steps between two contributions: H / number of fragments
-    overlap: int  # tau: inner steps between sending a contribution and merging the commit that names it
-    method: OuterMethod  # what is sent, and how a commit is merged
-    seen: Digest  # hash of the newest record that is merged into the live model
-    num_fragments: int = 1
-    since: int = 0  # inner steps since the last contribution, of any fragment, that a commit named
-    paced: int = 0  # of them, after which this peer contributes; 0: the interval
-    lengthens: bool = False  # whether what fewer steps made is sent as long as all steps would have made it
-    seconds: float = 0.0  # of training since then; waiting for rounds is not counted
-    held: int = 0  # of them those made while a contribution was due and could not be sent
-    sent_at: int | None = None  # value of ``since`` when the contribution in flight was taken
-    seconds_sent: float = 0.0  # value of ``seconds`` then
-    live: LiveSide = field(default_factory=LiveSide)  # this peer's training, as the method may see it
-    num_merged: int = 0  # commits, and steps of pairs
-    progress: list[Progress] = field(default_factory=list)
-    unadopted: dict[int, list[str]] = field(default_factory=dict)  # by fragment, channels that training lacks
-    absences: list[Away] = field(default_factory=list)  # what they cost, for the caller to report and to clear
-    _share: Share | None = None  # of the contribution in flight
-    _merged: LocalUpdate | None = None  # kept by a merge for a contribution at the same boundary
-    _may_keep: bool = field(init=False)  # else a merge may not be the last that moves what is taken
-    _written: set[int] = field(default_factory=set)  # fragments that a contribution or a restart wrote
-
-    def __post_init__(self) -> None:
-        self.progress = self.progress or [Progress() for _ in range(self.num_fragments)]
-        touches = self.method.inner or self.method.draws or self.method.acts_after_commits
-        self._may_keep = self.num_fragments == 1 and not touches
-        self.set_live(self.live)
+    def __init__(
+        self,
+        interval: int,
+        overlap: int,
+        method: OuterMethod,
+        seen: Digest,
+        num_fragments: int = 1,
+        *,
+        lengthens: bool = False,
+        live: LiveSide | None = None,
+    ) -> None:
+        """``interval``, ``overlap``: see `SyncTiming`. ``lengthens``: whether what fewer steps made is sent as long as
+        all steps would have made it. ``live``: this peer's training, as the method may see it.
+        """
+        self.timing = SyncTiming(interval, overlap, method)
+        self.method, self.num_fragments = method, num_fragments
+        self.seen = seen  # hash of the newest record that is merged into the live model
+        self.progress = [Progress() for _ in range(num_fragments)]
+        self.num_merged = 0  # commits, and steps of pairs
+        self.unadopted: dict[int, list[str]] = {}  # by fragment, channels that training lacks
+        self.absences: list[Away] = []  # what they cost, for the caller to report and to clear
+        self._lengthens = lengthens
+        self._written: set[int] = set()  # fragments that a contribution or a restart wrote
+        self._share: Share | None = None  # of the contribution in flight
+        self._merged: LocalUpdate | None = None  # kept by a merge for a contribution at the same boundary
+        # Else a merge may not be the last that moves what is taken.
+        self._may_keep = num_fragments == 1 and not (method.inner or method.draws or method.acts_after_commits)
+        self.set_live(live or LiveSide())
 
     def set_live(self, live: LiveSide) -> None:
         """Let the method see and change this peer's training by way of ``live`` from now on."""
-        live.begin(self.method, self.num_fragments, lambda fragment: self.progress[fragment].steps, self._stands_for)
-        self.live = live
+        live.begin(self.num_fragments, lambda fragment: self.progress[fragment].steps, self._stands_for)
+        self.live, self.calls = live, MethodCalls(self.method, live, self.num_fragments)
 
     def _stands_for(self, fragment: int) -> int:
         """Count the inner steps that count: all, but for what an absence leaves of the contribution in flight."""
@@ -97,46 +152,27 @@ class SyncSchedule:
             return share.steps
         return self.progress[fragment].steps
 
-    @property
-    def due(self) -> bool:
-        """True when the method wants a contribution of the progress, and none is in flight."""
-        return self.sent_at is None and self._is_over
-
-    @property
-    def _is_over(self) -> bool:
-        """True when the progress is enough for a contribution."""
-        return self.since > 0 and self.method.timing.is_due(self.since, self.seconds, self.paced or self.interval)
+    def stepped(self) -> None:
+        """Count an inner step."""
+        self.timing.count_step()
+        self._merged = None
+        for progress in self.progress:
+            progress.steps += 1
+        self.calls.after_step()
 
     def due_early(self, pressed: tuple[Digest, float] | None, step_seconds: float) -> bool:
         """Tell whether to contribute what there is, as the round after the next inner step would go on without it.
 
-        ``pressed``: the head after which others wait, and the seconds left. At least one inner step is needed, and a
-        round whose beginning is not merged yet presses nobody.
+        ``pressed``: the head after which others wait, and the seconds left. A round whose beginning is not merged yet
+        presses nobody.
         """
-        ready = self.since > 0 and self.sent_at is None
-        return ready and pressed is not None and pressed[0] == self.seen and pressed[1] <= step_seconds
-
-    def stepped(self) -> None:
-        """Count an inner step."""
-        self.held += self.sent_at is None and self._is_over
-        self.since += 1
-        self._merged = None
-        for progress in self.progress:
-            progress.steps += 1
-        self.live.after_step()
-
-    def add_seconds(self, seconds: float) -> None:
-        """Count the time between two boundaries."""
-        self.seconds += seconds
+        waits = pressed is not None and pressed[0] == self.seen and pressed[1] <= step_seconds
+        return waits and self.timing.may_send
 
     @property
     def was_away(self) -> bool:
         """True when contributions were held back for a round or more."""
-        return self.held >= self.interval * self.num_fragments
-
-    def withdraw(self) -> None:
-        """Note that no commit will name the contribution in flight."""
-        self.sent_at = None
+        return self.timing.held >= self.timing.interval * self.num_fragments
 
     def collect_written(self) -> set[int]:
         """Return the fragments that contributions wrote since the last call: other ranks must have them, too."""
@@ -156,17 +192,18 @@ class SyncSchedule:
         method has training go on elsewhere while the contribution is in flight.
         """
         progress, step = self.progress[fragment], outer_step // self.num_fragments
-        whole, late = self.interval * self.num_fragments, self.overlap > 0
+        timing = self.timing
+        whole, late = timing.interval * self.num_fragments, timing.overlap > 0
         merged, self._merged = self._merged, None
         update = read_update(self.method, model, fragment, progress, step, anchor_N, merged=merged, late=late)
-        share = measure_share(self.method, step, fragment, progress, update, whole=whole, held=self.held)
+        share = measure_share(self.method, step, fragment, progress, update, whole=whole, held=timing.held)
         if share.fraction == 0.0:
             return None
-        self._share, self.sent_at, self.seconds_sent = share, self.since, self.seconds
-        in_time = self.lengthens and not progress.missed
-        longer = lengthening(self.interval, self.paced, progress.steps / self.num_fragments) if in_time else 1.0
+        timing.send()
+        self._share, in_time = share, self._lengthens and not progress.missed
+        longer = lengthening(timing.interval, timing.paced, progress.steps / self.num_fragments) if in_time else 1.0
         sent_N, progress_N = change_to_send(self.method, update, share.fraction * longer)
-        made = Contribution(fragment, based_on, update.local_N, sent_N, self.since, share.steps * per_step)
+        made = Contribution(fragment, based_on, update.local_N, sent_N, timing.since, share.steps * per_step)
         made.base_N, made.progress_N, made.trained = update.base_N, progress_N, progress.steps
         made.is_difference = progress_N is None
         made.is_finite = progress_N is None and math.isfinite(update.norm)
@@ -179,8 +216,9 @@ class SyncSchedule:
     ) -> None:
         """Add what the method adds to a contribution, and train on where it wants that meanwhile."""
         fragment = made.fragment
-        wanted_N = self.method.meanwhile(self.live, fragment, update.base_N, update.live_N) if self.overlap else None
-        self.live.after_take(fragment)
+        late = self.timing.overlap > 0
+        wanted_N = self.method.meanwhile(self.live, fragment, update.base_N, update.live_N) if late else None
+        self.calls.after_take(fragment)
         made.states = states_due(self.method, step, anchor_N, self.live, fragment)
         if self.method.summary is not SILENT:
             made.summary, made.unsaid = make_summary(
@@ -190,10 +228,6 @@ class SyncSchedule:
             self._written.add(fragment)
 
     # ---- merging ----
-
-    def may_merge(self, update: CommittedUpdate) -> bool:
-        """Tell whether the time of the oldest commit that is not merged yet has come."""
-        return update.contribution is None or self.sent_at is None or self.since - self.sent_at >= self.overlap
 
     def merge(self, update: CommittedUpdate, model: Parameters) -> bool:
         """Bring one commit into the live model; returns whether parameters changed."""
@@ -209,7 +243,7 @@ class SyncSchedule:
             self.put(model, update.fragment, wanted_N)
         else:
             self.progress[update.fragment].rounding_N = None  # what is changed where it lies is float32
-        self.live.after_merge(update)
+        self.calls.after_merge(update)
         self.num_merged += 1
         return True
 
@@ -237,15 +271,15 @@ class SyncSchedule:
             self.absences.append(Away(f, progress.missed, progress.behind, 0, lost_N))
             progress.drop()
             self.put(model, f, anchors[f])
-            self.live.after_loss(f)
-        self.since, self.held, self.seconds = 0, 0, 0.0
+            self.calls.after_loss(f)
+        self.timing.restart()
 
     def merge_swap(self, model: Parameters, fragment: int, after_N: Tensor, *, unmoved: bool = False) -> None:
         """Bring in a gossip step, which took the contribution in flight and left ``after_N``; ``unmoved``: in vain."""
-        self.since, self.seconds = 0, 0.0
         self._account(self.progress[fragment], self.progress[fragment].steps)
         self.put(model, fragment, after_N)
-        self.live.after_swap(fragment, unmoved=unmoved)
+        self.timing.restart()
+        self.calls.after_swap(fragment, unmoved=unmoved)
         self.num_merged += 1
 
     def away_too_long(self, because_of: int) -> list[int]:
@@ -269,10 +303,8 @@ class SyncSchedule:
         """Go past a commit that names our contribution: what was learnt since it was sent stays."""
         progress = self.progress[f]
         # Without an inner step since it was sent nothing stays but what a detour or a draw left aside.
-        stood_still = self.since == self.sent_at and not (progress.is_elsewhere or self.method.draws)
-        if self.sent_at is not None:
-            self.since -= self.sent_at
-            self.seconds -= self.seconds_sent
+        stood_still = self.timing.since == self.timing.sent_at and not (progress.is_elsewhere or self.method.draws)
+        self.timing.go_past_ours()
         away = None if self._share is None else self._share.away
         self._account(progress, mine.trained)
         rounding_N, local_N = progress.rounding_N, mine.local_N
@@ -299,7 +331,7 @@ class SyncSchedule:
         if rows is None:
             live_N = read_live(model, f, progress)
             return carry(live_N, on_device_of(sent_N, live_N), on_device_of(anchor_N, live_N))
-        if self.due and self._may_keep:
+        if self.timing.due and self._may_keep:
             self._merged = carry_and_keep(rows, sent_N, anchor_N)
         else:
             carry_rows(rows, sent_N, anchor_N)
@@ -307,7 +339,7 @@ class SyncSchedule:
 
     def _account(self, progress: Progress, trained: int) -> None:
         """Note that a commit took the contribution in flight, with the ``trained`` inner steps behind it."""
-        self.held, self.sent_at = 0, None
+        self.timing.held, self.timing.sent_at = 0, None
         progress.steps, progress.missed = max(0, progress.steps - trained), 0
         self._settle_share(progress)
 
@@ -319,11 +351,11 @@ class SyncSchedule:
             self._share = None
 
     def _note_missed(self, update: CommittedUpdate) -> None:
-        progress = self.progress[update.fragment]
-        self.sent_at = None
+        progress, timing = self.progress[update.fragment], self.timing
+        timing.withdraw()
         if update.took:
             self._settle_share(progress)
-        self.since = max(0, self.since + update.reclaimed_steps // self.num_fragments)
+        timing.since = max(0, timing.since + update.reclaimed_steps // self.num_fragments)
         progress.steps = max(0, progress.steps + update.reclaimed_steps)
         progress.missed += update.rounds if progress.behind else 0
 
@@ -332,7 +364,7 @@ def make_schedule(manifest: Manifest, seen: bytes, live: LiveSide | None = None)
     """Make the schedule of a peer, from the record ``seen`` on."""
     outer, inner = manifest.outer, manifest.inner
     method, interval = make_outer(outer.method, outer.hyper), inner.steps // outer.fragments
-    lengthens, live = inner.pace == "speed", live or LiveSide()
+    lengthens = inner.pace == "speed"
     return SyncSchedule(interval, outer.overlap, method, seen, outer.fragments, lengthens=lengthens, live=live)
 
 
@@ -347,9 +379,9 @@ DETOURS = (("detour/{}/left", "left_N"), ("detour/{}/begun", "begun_N"))  # name
 def memory_of(schedule: SyncSchedule) -> dict[str, Any]:
     """Return the numbers that a checkpoint keeps, as JSON."""
     return {
-        "since": schedule.since,
-        "held": schedule.held,
-        "seconds": schedule.seconds,
+        "since": schedule.timing.since,
+        "held": schedule.timing.held,
+        "seconds": schedule.timing.seconds,
         "fragments": [progress.memory() for progress in schedule.progress],
         "unadopted": {str(fragment): names for fragment, names in schedule.unadopted.items()},
     }
@@ -389,12 +421,12 @@ def resume(
         before_N = tensors[anchor_name(f)]
         if not torch.equal(before_N, anchor_N):
             _carry_over(schedule, model, f, before_N, anchor_N, outer_steps)
-            schedule.live.after_others(f, states[f] if states else {})
+            schedule.calls.after_others(f, states[f] if states else {})
 
 
 def _recall(schedule: SyncSchedule, tensors: Mapping[str, Tensor], memory: Mapping[str, Any]) -> None:
-    schedule.since, schedule.held = int(memory["since"]), int(memory["held"])
-    schedule.seconds = float(memory.get("seconds", 0.0))  # an older checkpoint has none
+    schedule.timing.since, schedule.timing.held = int(memory["since"]), int(memory["held"])
+    schedule.timing.seconds = float(memory.get("seconds", 0.0))  # an older checkpoint has none
     each = enumerate(memory["fragments"])
     schedule.progress = [Progress.recall(one, tensors.get(ROUNDING.format(f))) for f, one in each]
     recall_unadopted(schedule, memory)
@@ -443,7 +475,7 @@ def stand_at(
     schedule.live.recall(tensors)
     for f, anchor_N in enumerate(anchors):
         schedule.put(model, f, anchor_N)
-        schedule.live.after_loss(f)
+        schedule.calls.after_loss(f)
 
 
 # ---- inner steps by speed ----

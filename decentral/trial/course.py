@@ -143,9 +143,9 @@ class Course:
         peer.merge_waiting()
         self._ready[peer.rank] = self.now + self._pace(peer.rank)
         if self._pairs is not None:
-            if peer.schedule.due and self._pairs.offers(peer, self.now):
+            if peer.schedule.timing.due and self._pairs.offers(peer, self.now):
                 self._ready[peer.rank] = NEVER
-        elif peer.schedule.due and peer.schedule.seen == self.head.hash:
+        elif peer.schedule.timing.due and peer.schedule.seen == self.head.hash:
             self._offer(peer)
         peer.live.averages.resume()
 
@@ -154,7 +154,7 @@ class Course:
         if made is None:
             return
         self._offers[peer.rank] = (made, self.now + self._seconds_to_all(peer, made))
-        if not peer.schedule.overlap:
+        if not peer.schedule.timing.overlap:
             self._ready[peer.rank] = NEVER
 
     def _seconds_to_all(self, peer: TrialPeer, made: Contribution) -> float:

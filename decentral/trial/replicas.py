@@ -68,13 +68,13 @@ class TrialPeer:
 
     def stepping(self) -> None:
         """Let the method look at what is learnt before an inner step; what trains is in its place again afterwards."""
-        self.schedule.live.before_step()
+        self.schedule.calls.before_step()
         self.live.averages.resume()
 
     def stepped(self, seconds: float) -> None:
         """Count an inner step that was made, by its own optimizers or for it."""
         self.schedule.stepped()
-        self.schedule.add_seconds(seconds)
+        self.schedule.timing.seconds += seconds
         self.steps += 1
         for parameter in self._parameters:
             parameter.grad = None
@@ -106,7 +106,7 @@ class TrialPeer:
 
     def merge_waiting(self) -> None:
         """Bring into the live model every commit whose time has come."""
-        while self.backlog and self.schedule.may_merge(self.backlog[0]):
+        while self.backlog and self.schedule.timing.may_merge(self.backlog[0]):
             update = self.backlog.pop(0)
             if self.schedule.merge(update, self.live) and self.schedule.method.inner and update.state:
                 before = self._to_adopt.get(update.fragment, ({}, frozenset()))[1]

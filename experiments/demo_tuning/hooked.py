@@ -33,7 +33,7 @@ from decentral.tasks.language_model import build_language_model
 from decentral.tasks.sizing import LanguageModelConfig, demo_tables
 from decentral.training.inner import build_inner, warm_up
 from decentral.training.live_model import LiveModel
-from decentral.training.live_side import LiveSide, Moments
+from decentral.training.live_side import LiveSide, MethodCalls, Moments
 
 
 class Trainer:
@@ -47,7 +47,8 @@ class Trainer:
         self.model = LiveModel(self.bare, 1, None, self.optimizers)
         self.live = LiveSide(self.model, Moments(self.model, self.optimizers), self.peer, self.model.schema)
         self.method = make_outer(manifest.outer.method, manifest.outer.hyper)
-        self.live.begin(self.method, 1, lambda fragment: manifest.inner.steps)
+        self.live.begin(1, lambda fragment: manifest.inner.steps)
+        self.calls = MethodCalls(self.method, self.live, 1)
         self.done = 0
 
     def train(self, train: Tensor, steps: int, *, alone: bool) -> None:
@@ -58,12 +59,12 @@ class Trainer:
             ).loss.backward()
             torch.nn.utils.clip_grad_norm_(self.bare.parameters(), self.manifest.inner.clip)
             if not alone:
-                self.live.before_step()
+                self.calls.before_step()
             for optimizer, schedule in zip(self.optimizers, self.schedules, strict=True):
                 optimizer.step()
                 schedule.step()
             if not alone:
-                self.live.after_step()
+                self.calls.after_step()
             self.bare.zero_grad()
             self.done += 1
 

@@ -34,7 +34,7 @@ def losses(method: OuterMethod, late: int, seed: int, rate: float) -> list[float
     middle_N = torch.stack(best).mean(0)
     run, flying, found = Learners(method, 3, middle_N + 1.0), None, []
     for peer in run.peers:
-        peer.schedule.overlap, peer.schedule.interval = late, STEPS
+        peer.schedule.timing.overlap, peer.schedule.timing.interval = late, STEPS
     for _ in range(max(SHOWN)):
         for step in range(STEPS):
             if flying is not None and step == late:

@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from decentral.state.checkpoint import name_in_adapter_file
 from decentral.state.export import export, unpack
-from decentral.training.live_model import LiveModel
+from decentral.training.live_model import LiveModel, description_of
 from tests.cli.conftest import Run
 from tests.kit.exports import kept, small_model
 
@@ -101,9 +101,9 @@ def test_adapters_are_exported_alone_as_peft_opens_them(run: Run, tmp_path: Path
 
 def test_adapters_beside_what_else_is_trained_are_left_to_the_script() -> None:
     model = Adapted()
-    assert LiveModel(model, 1, None).description() is not None
+    assert description_of(model, LiveModel(model, 1, None).trained) is not None
     model.more = nn.Linear(2, 2)
-    assert LiveModel(model, 1, None).description() is None
+    assert description_of(model, LiveModel(model, 1, None).trained) is None
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from decentral.state.checkpoint import save
 from decentral.state.snapshot import anchor_name
 from decentral.tasks.language_model import build_language_model
 from decentral.tasks.sizing import LanguageModelConfig
-from decentral.training.live_model import LiveModel
+from decentral.training.live_model import LiveModel, description_of
 
 
 def kept(folder: Path, model: nn.Module, task: str) -> None:
@@ -20,7 +20,7 @@ def kept(folder: Path, model: nn.Module, task: str) -> None:
     tensors = {anchor_name(f): flat for f, flat in enumerate(live.read_all())} | live.buffers.copies()
     folder.mkdir()
     (folder / "run.toml").write_text(preset_manifest("sparseloco", model={"task": task}).to_toml())
-    meta = {"parameters": live.schema.to_json(), "model": live.description(), "buffers": "own"}
+    meta = {"parameters": live.schema.to_json(), "model": description_of(live.bare, live.trained), "buffers": "own"}
     save(folder / "checkpoints", "round-1", tensors, meta)
 
 

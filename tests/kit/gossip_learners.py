@@ -48,7 +48,7 @@ class Learner(Member):
 
     def step(self) -> None:
         wanted = [UNIT * torch.randint(-2, 3, moved.shape, generator=self.generator) for moved in self.moved]
-        taken = self.inner.step([-change for change in wanted], self.schedule.live.before_step)
+        taken = self.inner.step([-change for change in wanted], self.schedule.calls.before_step)
         for fragment, (moved, step) in enumerate(zip(self.moved, taken, strict=True)):
             self.model.write(fragment, self.model.read(fragment) - step)
             self.moved[fragment] = moved - step

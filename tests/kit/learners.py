@@ -80,7 +80,7 @@ class Learner:
 
     def learn(self, step_N: Tensor) -> None:
         """One inner step, by ``step_N`` unless the method wants another."""
-        (taken_N,) = self.inner.step([-step_N], self.schedule.live.before_step)
+        (taken_N,) = self.inner.step([-step_N], self.schedule.calls.before_step)
         self.model.write(0, self.live_N - taken_N)
         self.schedule.stepped()
 

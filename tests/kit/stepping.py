@@ -61,7 +61,7 @@ def told_of(method: OuterMethod, n: int, change: Tensor, number: int) -> Contrib
     """The ``n``-th peer and what it says of its change."""
     zeros = [torch.zeros_like(change) for channel in method.channels()[1:] if channel.is_due(number)]
     live = LiveSide(peer=bytes([n]) * 32)
-    live.begin(method, 1, lambda fragment: 1)
+    live.begin(1, lambda fragment: 1)
     return Contributor(live.peer, summary=method.summary.says(live, 0, [change, *zeros]))
 
 

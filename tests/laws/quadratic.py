@@ -24,7 +24,7 @@ from decentral.optimizers.mean import Adder, mean_of
 from decentral.parameters import schema_of
 from decentral.simulate.lessons import Descent as InnerDescent
 from decentral.simulate.training import FlatModel
-from decentral.training.live_side import LiveSide
+from decentral.training.live_side import LiveSide, MethodCalls
 
 # Shape suffixes: N = coordinates, K = peers; flat float32.
 
@@ -70,15 +70,16 @@ class Side:
         self.method, self.peer = method, bytes([number]) * 32
         self.model, self.inner = FlatModel([anchor_N]), InnerDescent()
         self.live = LiveSide(self.model, self.inner, self.peer, SCHEMA)
-        self.live.begin(method, 1, lambda fragment: STEPS)
+        self.live.begin(1, lambda fragment: STEPS)
+        self.calls = MethodCalls(method, self.live, 1)
 
     def learnt(self, anchor_N: Tensor, trained_N: Tensor) -> Tensor:
         """Where it is after inner steps that would have brought it to ``trained_N``."""
         self.model.write(0, anchor_N)
-        (taken_N,) = self.inner.step([anchor_N - trained_N], self.live.before_step)
+        (taken_N,) = self.inner.step([anchor_N - trained_N], self.calls.before_step)
         self.model.write(0, anchor_N - taken_N)
-        self.live.after_step()
-        self.live.after_take(0)
+        self.calls.after_step()
+        self.calls.after_take(0)
         return self.model.read(0)
 
     def committed(self, state: Mapping[str, Tensor], peers: tuple[bytes, ...]) -> None:

@@ -53,7 +53,7 @@ class Pupil:
             noise_N = torch.randn(NUMEL, generator=self.generator)
             steps.append(INNER_RATE * (live_N - wanted_N + NOISE * noise_N))
         for live_N, step_N in zip(
-            self.model.fragments, self.inner.step(steps, self.schedule.live.before_step), strict=True
+            self.model.fragments, self.inner.step(steps, self.schedule.calls.before_step), strict=True
         ):
             live_N -= step_N
         self.schedule.stepped()

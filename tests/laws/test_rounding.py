@@ -52,7 +52,7 @@ class Run(Learners):
         """One inner step, of ``step_N`` or ``as_far_N``; how far the live parameters went."""
         peer = self.peers[n]
         before_N = peer.live_N
-        (taken_N,) = peer.inner.step([-step_N], peer.schedule.live.before_step)
+        (taken_N,) = peer.inner.step([-step_N], peer.schedule.calls.before_step)
         peer.model.write(0, before_N - taken_N if as_far_N is None else before_N + as_far_N)
         peer.schedule.stepped()
         return peer.live_N - before_N

@@ -60,14 +60,21 @@ def dense_cosine(updates: list[Tensor]) -> float:
 def test_the_mean_cosine_is_that_of_all_pairs_give_or_take_what_sketches_blur(count: int, shared: float) -> None:
     common, seeds = random(20_000, 0), range(1, count + 1)
     updates = [shared * common + 0.5 * seed * random(20_000, seed) for seed in seeds]
-    found = compare(measures(updates))
+    found = compare(measures(updates), [30] * len(updates))
     assert found[MEAN_COSINE] == pytest.approx(dense_cosine(updates), abs=0.12 / (count - 1) ** 0.5)
 
 
 def test_updates_that_are_equal_have_cosine_one_and_opposite_ones_minus_one_whatever_their_length() -> None:
     update = random(5000, 1)
-    assert compare(measures([update, 3 * update, 0.1 * update]))[MEAN_COSINE] == pytest.approx(1.0, abs=1e-6)
-    assert compare(measures([update, -2 * update]))[MEAN_COSINE] == pytest.approx(-1.0, abs=1e-6)
+    assert compare(measures([update, 3 * update, 0.1 * update]), [30] * 3)[MEAN_COSINE] == pytest.approx(1.0, abs=1e-6)
+    assert compare(measures([update, -2 * update]), [30] * 2)[MEAN_COSINE] == pytest.approx(-1.0, abs=1e-6)
+
+
+def test_who_has_just_come_is_no_reason_why_updates_differ_in_length() -> None:
+    """Of twelve that joined, each was said to have another learning rate."""
+    one, two = random(5000, 1), random(5000, 2)
+    found = compare(measures([one, two, 0.05 * one]), [30, 28, 3])
+    assert found[NORM_DISPERSION] < 0.1 < compare(measures([one, two, 0.05 * one]), [30, 28, 30])[NORM_DISPERSION]
 
 
 @pytest.mark.parametrize("norms", [(1.0, 1.0, 1.0), (1.0, 2.0, 4.0, 7.9), (0.0, 1.0), (1e-30, 3e30, 2e30)])
@@ -90,14 +97,14 @@ def test_updates_without_a_direction_are_left_out_of_the_cosine() -> None:
 
 def test_values_near_the_end_of_float32_have_finite_figures() -> None:
     """A frame may hold them: it is NaN and Inf that are refused. Their sketch is Inf, and tells no direction."""
-    found = compare(measures([torch.full((5000,), 3e38), random(5000, 1), random(5000, 2)]))
+    found = compare(measures([torch.full((5000,), 3e38), random(5000, 1), random(5000, 2)]), [30] * 3)
     assert found[NORM_DISPERSION] == pytest.approx(2**0.5)
-    assert found[MEAN_COSINE] == compare(measures([random(5000, 1), random(5000, 2)]))[MEAN_COSINE]
+    assert found[MEAN_COSINE] == compare(measures([random(5000, 1), random(5000, 2)]), [30] * 2)[MEAN_COSINE]
 
 
 def test_one_peer_alone_differs_from_nobody() -> None:
-    assert compare(measures([random(100, 1)])) == {}
-    assert compare([]) == {}
+    assert compare(measures([random(100, 1)]), [30]) == {}
+    assert compare([], []) == {}
 
 
 # ---- a sample for all ----

@@ -85,5 +85,22 @@ def test_who_comes_with_a_commit_was_not_missed_in_its_round() -> None:
     ]
 
 
+def test_a_newcomer_is_not_late_before_it_has_had_time_to_begin() -> None:
+    """It was called late for as long as it took the model."""
+    story = Story()
+    for _ in range(2):
+        story.tell(commit([ME, OTHER], [ME, OTHER], mine=True))
+    story.tell(commit([ME, OTHER], ALL, mine=True))
+    said = [
+        story.tell_round(row)
+        for row in [commit([ME, OTHER], ALL, mine=True)]
+        for _ in range(7)
+        if not story.tell_beside(row)
+    ]
+    assert said[:5] == ["round 64: both, you too, 2.7 s"] * 5
+    assert said[-1] == f"round 64: two of three, you too, without …{THIRD[-6:]}, 2.7 s"
+    assert story.tell(commit(ALL, ALL, mine=True)) == ["round 64: all three, you too, 2.7 s"]
+
+
 def test_an_invite_is_in_no_sentence() -> None:
     assert "decentral1:" not in str(sentence_of({"event": "of another version", "invite": "decentral1:AAAA"}))

@@ -37,7 +37,7 @@ def towards(n: int, live_N: Tensor) -> Tensor:
 def begun(peers: int, method: OuterMethod | None = None, overlap: int = H) -> Learners:
     run = Learners(method or Eager(LR, MU), peers, randn(0))
     for peer in run.peers:
-        peer.schedule.overlap, peer.schedule.interval = overlap, H
+        peer.schedule.timing.overlap, peer.schedule.timing.interval = overlap, H
         peer.schedule.live.own(0)["peers"] = torch.tensor([float(peers)])  # as after a commit
     return run
 
@@ -148,7 +148,7 @@ def test_a_contribution_that_no_commit_takes_is_progress_as_before(fate: str):
     learn(run, 1)
     learnt_N += run.peers[2].live_N - began_N
     if fate == "withdrawn":
-        run.peers[2].schedule.withdraw()
+        run.peers[2].schedule.timing.withdraw()
     else:
         offered.made.pop(2)
         left = tuple(ref for ref in offered.record.frames if ref.peer != run.peers[2].schedule.live.peer)
@@ -207,7 +207,7 @@ def test_rounding_of_a_detour_in_bfloat16_is_no_progress():
         assert made is not None
         assert not made.gradient_N.any()
         assert not torch.equal(model.read(0), written_N)
-        schedule.withdraw()
+        schedule.timing.withdraw()
 
 
 def test_nor_is_it_where_a_restart_takes_the_detour_out_again():
@@ -233,7 +233,7 @@ def test_a_restart_from_the_anchor_leaves_no_detour():
     learn(run)
     run.offer(PEERS)
     peer = run.peers[0]
-    peer.schedule.withdraw()
+    peer.schedule.timing.withdraw()
     peer.schedule.restart(peer.model, [peer.anchor_N], [0])
     assert torch.equal(peer.live_N, peer.anchor_N)
     peer.schedule.stepped()

@@ -153,7 +153,7 @@ def test_an_inner_step_follows_the_gradient_along_a_direction_and_no_further():
 def test_a_round_moves_the_anchor_by_every_peers_derivatives_over_the_root_of_their_number():
     run, wanted_N = Learners(JustOneByte(lr=0.5), 3, randn(0)), randn(0).double()
     for number, steps in ((0, 3), (1, 1), (2, 5)):
-        run.peers[number].schedule.interval = steps  # all of them count
+        run.peers[number].schedule.timing.interval = steps  # all of them count
         for step in range(steps):
             run.learn({number: -0.1 * randn(10 * number + step)})
     for number in range(3):
@@ -234,7 +234,7 @@ def test_after_an_absence_the_newest_are_told_as_many_as_inner_steps_count(misse
     """All were told of an absence that counted as one round's steps."""
     run = Learners(JustOneByte(), 1, randn(0))
     peer = run.peers[0]
-    peer.schedule.interval = 4 if missed else 12
+    peer.schedule.timing.interval = 4 if missed else 12
     for number in range(12):
         run.learn({0: 0.001 * randn(number)})
     peer.schedule.progress[0].missed = missed

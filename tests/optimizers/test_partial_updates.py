@@ -51,7 +51,7 @@ def test_only_its_own_slice_of_a_peer_moves_whatever_the_inner_optimizer_does():
     before_N = live.read(0)
     for _ in range(3):
         model(torch.ones(2, 8)).square().sum().backward()
-        schedule.live.before_step()
+        schedule.calls.before_step()
         optimizer.step()
         schedule.stepped()
     moved = live.read(0) != before_N

@@ -41,7 +41,7 @@ class Quadratics:
 def trained(method: str, rounds: int, present: tuple[int, ...] = PEERS) -> Learners:
     run, task = Learners(method_of(method), 3, torch.zeros(NUMEL)), Quadratics()
     for peer in run.peers:
-        peer.schedule.interval = STEPS
+        peer.schedule.timing.interval = STEPS
     for _ in range(rounds):
         for _ in range(STEPS):
             run.learn({n: -RATE * task.gradient(n, run.peers[n].live_N) for n in PEERS})
@@ -124,7 +124,7 @@ def test_a_contribution_that_is_refused_changes_nothing_of_a_peers_own():
     run.learn({n: 0.01 * randn(n) for n in PEERS})
     before = dict(run.peers[0].schedule.live.own(0))
     run.offer(PEERS)
-    run.peers[0].schedule.withdraw()
+    run.peers[0].schedule.timing.withdraw()
     after = run.peers[0].schedule.live.own(0)
     assert set(after) == set(before)
     assert all(torch.equal(after[name], one) for name, one in before.items())

@@ -145,8 +145,7 @@ def test_who_has_no_moments_counts_in_no_mean_of_them_and_in_that_of_the_changes
     """A newcomer, or an inner optimizer that is no Adam, pulled everybody's moments to zero."""
     run = Learners(DESLoc(first_moment=1, second_moment=1), 3, randn(0))
     for peer in run.peers[1:] if given == "some" else run.peers:
-        peer.schedule.live = LiveSide(peer.model)
-        peer.schedule.live.begin(run.method, 1, lambda fragment: 1)
+        peer.schedule.set_live(LiveSide(peer.model))
     before = dict(run.peers[0].replica.states[0])
     run.learn({n: randn(10 + n) for n in range(3)})
     local = torch.stack([peer.live_N for peer in run.peers])

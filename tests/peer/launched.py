@@ -242,20 +242,32 @@ def train(
 
 
 def looked(accelerator: Any, peer: Any, model: nn.Module, optimizer: Any) -> dict[str, Any]:
-    """What the model holds beside what is agreed, while that is in it, and afterwards; asked of all processes."""
-    before = held(accelerator, model, optimizer)
-    with peer.evaluating():
-        inside = held(accelerator, model, optimizer)
-        model(torch.randn(8, WIDTH).to(next(model.parameters()).dtype))  # which puts shards together
-    after = held(accelerator, model, optimizer)
-    agreed = ""
-    if accelerator.is_main_process:
-        from decentral.parameters import digest
+    """What the model holds beside what is agreed, while that is in it, and afterwards; asked of all processes.
 
-        bare, named = accelerator.unwrap_model(model), peer.agreed()
-        wanted = [name.replace("_orig_mod.", "") for name, one in bare.named_parameters() if one.requires_grad]
-        agreed = digest(torch.cat([named[name].float().flatten() for name in wanted])).hex()
-    return {"before": before["ranks"], "inside": inside["ranks"], "after": after["ranks"], "agreed": agreed}
+    Once more where a commit came meanwhile.
+    """
+    from accelerate.utils import gather_object
+
+    while True:
+        agreed = agreed_by(accelerator, peer, model)
+        before = held(accelerator, model, optimizer)
+        with peer.evaluating():
+            inside = held(accelerator, model, optimizer)
+            model(torch.randn(8, WIDTH).to(next(model.parameters()).dtype))  # which puts shards together
+        after = held(accelerator, model, optimizer)
+        if all(gather_object([agreed == agreed_by(accelerator, peer, model)])):
+            return {"before": before["ranks"], "inside": inside["ranks"], "after": after["ranks"], "agreed": agreed}
+
+
+def agreed_by(accelerator: Any, peer: Any, model: nn.Module) -> str:
+    """The digest of what is trained of it, on the main process; empty on the others."""
+    if not accelerator.is_main_process:
+        return ""
+    from decentral.parameters import digest
+
+    bare, named = accelerator.unwrap_model(model), peer.agreed()
+    wanted = [name.replace("_orig_mod.", "") for name, one in bare.named_parameters() if one.requires_grad]
+    return digest(torch.cat([named[name].float().flatten() for name in wanted])).hex()
 
 
 def held(accelerator: Any, model: nn.Module, optimizer: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from decentral.errors import VersionError
-from decentral.peer.peer import Peer
+from decentral.peer.boundary import Boundary
 from decentral.training.outer_loop import LoopControl
 from decentral.training.swarm_side import LoopEnded
 
@@ -27,4 +27,4 @@ def test_a_boundary_raises_what_ended_the_swarms_side(how: BaseException) -> Non
         behind=SimpleNamespace(check=nothing),
     )
     with pytest.raises(VersionError):
-        Peer._at_boundary(SimpleNamespace(_part=part, _control=LoopControl()))  # type: ignore[arg-type]
+        Boundary.act(SimpleNamespace(_control=LoopControl()), part)  # type: ignore[arg-type]

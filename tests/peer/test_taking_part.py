@@ -16,10 +16,11 @@ from decentral.consensus.chain import VOTING
 from decentral.flow.waiting import inline
 from decentral.manifest import Manifest
 from decentral.observe.diagnostics import Diagnostics
-from decentral.observe.health import health_sentence, is_well
+from decentral.observe.health import Notices, health_sentence, is_well
 from decentral.observe.status import Status
-from decentral.peer.status import Shown, StallWatch, status_of
+from decentral.peer.status import StallWatch, status_of
 from decentral.rounds.local_state import CommittedUpdate
+from decentral.training.outer_loop import LoopControl
 from decentral.training.reporting import Reporter
 from decentral.wire.keys import PeerId, peer_name
 from decentral.wire.messages import FrameRef, Message, Promise, Proposal, Vote
@@ -51,8 +52,8 @@ class Seen(Member):
         part.diagnostics = Diagnostics(lambda event, fields: None)
         part.network = SimpleNamespace(kind="", relays=())
         part.network.is_private = False
-        asked: dict[str, Any] = {"notices": (), "inner_steps": 0, "done": False, "paused": False, "leaving": False}
-        return status_of(Shown(manifest=self.lab.manifest, part=part, stalls=self.stalls, **asked))
+        part.announce = SimpleNamespace(notices=Notices())
+        return status_of(part, self.stalls, LoopControl(), inner_steps=0, done=False)
 
     def says(self) -> str:
         """The sentence of its health."""

@@ -32,10 +32,13 @@ def same(one: Tensor, other: Tensor, tolerance: float = 1e-5) -> None:
 class Scene:
     """The anchor is zero before each commit, and after it, where a test does not say otherwise."""
 
-    def __init__(self, method: OuterMethod | None = None, *, interval: int = 4, overlap: int = 0, **given: Any) -> None:
+    def __init__(
+        self, method: OuterMethod | None = None, *, interval: int = 4, overlap: int = 0, paced: int = 0, **given: Any
+    ) -> None:
         torch.manual_seed(0)  # else what was drawn before decides how long an update is, and whether it counts
         self.model = LiveModel(torch.nn.Linear(3, 2), 1, None)
         self.pace = SyncSchedule(interval, overlap, method or DiLoCo(), SEEN, **given)
+        self.pace.timing.paced = paced
         self.commits = 0
 
     @property
@@ -50,7 +53,7 @@ class Scene:
         """As the outer loop: a step, and then its boundary."""
         for _ in range(steps):
             self.pace.stepped()
-            self.pace.add_seconds(seconds)
+            self.pace.timing.seconds += seconds
 
     def take(self, tokens: int = 1, anchor_N: Tensor = ZEROS) -> Contribution | None:
         return self.pace.take(self.model, 0, anchor_N, SEEN, tokens, outer_step=0)

@@ -199,7 +199,7 @@ def test_commits_that_passed_a_peer_by_while_it_was_down_leave_no_gradients_of_t
     again = SyncSchedule(4, 0, Scaffold(), bytes(32), live=LiveSide(model))
     resume(again, model, held, memory, [kept_N + replayed], 1, [{"control": torch.ones(3)}])
     assert set(again.live.own(0)) == ({"turn"} if replayed else {"sum", "steps", "turn"})
-    assert (again.since, again.progress[0].steps) == (1, 1), "the progress itself is carried on"
+    assert (again.timing.since, again.progress[0].steps) == (1, 1), "the progress itself is carried on"
 
 
 def test_after_a_restart_the_method_is_told_the_shared_state_that_the_replayed_commits_left():

@@ -74,7 +74,7 @@ class Patient(Learner):
 
     def round_ended(self, update: CommittedUpdate, *, of_pairs: bool = False) -> None:
         if update.contribution is not None:
-            self.carried.append(self.schedule.since)
+            self.carried.append(self.schedule.timing.since)
 
 
 def test_a_commit_of_ours_stays_in_the_queue_for_the_overlap(run_lab: Any, terms: Any) -> None:
@@ -103,8 +103,8 @@ def test_what_lies_before_the_first_boundary_is_no_training(run_lab: Any, terms:
                 schedule.stepped()
                 await loop.step_boundary()
             group.cancel_scope.cancel()
-        assert (schedule.since, schedule.seconds) == (3, 5.0)
-        assert not schedule.due
+        assert (schedule.timing.since, schedule.timing.seconds) == (3, 5.0)
+        assert not schedule.timing.due
 
     run_lab(exact_terms(terms, DENSE), script, make_model=tiny_model)
 
@@ -131,7 +131,7 @@ def test_who_starts_over_is_told_of_its_debt_with_its_progress(run_lab: Any, ter
         member.node.replica.feedback[0] = {"debt": debt_N}
         ahead_N = member.node.replica.anchors[0] - member.model.read(0)
         member.schedule.progress[0].missed, member.schedule.progress[0].steps = 100, 100
-        member.schedule.since = member.interval
+        member.schedule.timing.since = member.interval
         member.idle = False
         member.step = lambda: None  # it learns nothing more
         await lab.until(lambda: bool(member.told))

@@ -54,13 +54,13 @@ def course(live: LiveModel, method: DiLoCo, overlap: int, passed_by: Sequence[in
     for number in range(8 * 4):
         learn(live, number)
         pace.stepped()
-        if offered is not None and pace.since - (pace.sent_at or 0) >= overlap:
+        if offered is not None and pace.timing.since - (pace.timing.sent_at or 0) >= overlap:
             after_N = anchor_N - torch.randn(SIZE, generator=generator) * 1e-2
             mine = None if number // 4 in passed_by else offered
             pace.merge(CommittedUpdate(record(), bytes([number]) * 32, 0, anchor_N, after_N, mine), live)
             anchor_N, offered = after_N, None
             seen.append(live.read(0))
-        if pace.due:
+        if pace.timing.due:
             offered = pace.take(live, 0, anchor_N, pace.seen, 1, outer_step=number // 4)
             if offered is None:  # too much passed it by
                 pace.restart(live, [anchor_N], [0])

@@ -9,7 +9,8 @@ import torch
 from decentral.peer.status import state_of
 from decentral.replica.pair_step import GossipStep
 from decentral.rounds.local_state import Decision
-from decentral.training.reporting import NOTABLE_WAIT, Reporter
+from decentral.training.outer_loop import LoopControl
+from decentral.training.reporting import NOTABLE_WAIT, Reporter, usual
 from decentral.wire.keys import peer_name
 from tests.kit.updates import update
 
@@ -43,14 +44,17 @@ class Told:
 def test_the_short_wait_of_every_round_is_training_and_a_long_one_is_waiting() -> None:
     one = Told(now=100.0)
     directory, ready = SimpleNamespace(live=lambda: {OTHER: None}), SimpleNamespace(is_set=lambda: True)
-    node = SimpleNamespace(state="training", resting=SimpleNamespace(reasons=()), ready=ready, directory=directory)
-    shown: Any = SimpleNamespace(done=False, paused=False, node=node, reporter=one.counters)
+    node: Any = SimpleNamespace(state="training", resting=SimpleNamespace(reasons=()), ready=ready, directory=directory)
+
+    def state() -> str:
+        return state_of(node, one.counters, LoopControl(), done=False)
+
     one.reporter.waits(True)
-    assert state_of(shown) == "training"
+    assert state() == "training"
     one.now += NOTABLE_WAIT + 0.1
-    assert state_of(shown) == "waiting"
+    assert state() == "waiting"
     one.reporter.waits(False)
-    assert state_of(shown) == "training"
+    assert state() == "training"
     assert one.counters.waited == pytest.approx(NOTABLE_WAIT + 0.1)
 
 
@@ -107,11 +111,13 @@ def test_bytes_per_round_are_those_of_the_rounds_that_are_told_of() -> None:
         sent += 5_000 if number < 100 else 1_000
         one.round()
         if number % 3 == 0 or number == 99:  # rounds may be faster than anybody looks
-            per_round = one.counters.sent_per_round(sent)
+            per_round = one.counters.traffic.per_round(sent, one.counters.num_outcomes)
         if number == 99:
             assert per_round == 5_000
     assert per_round == 1_000
-    assert one.counters.sent_per_round(sent + 700) == 1_000, "what the round in progress sends counts with it"
+    assert one.counters.traffic.per_round(sent + 700, one.counters.num_outcomes) == 1_000, (
+        "what the round in progress sends counts with it"
+    )
 
 
 def test_the_wait_for_company_is_no_part_of_the_first_round() -> None:
@@ -157,10 +163,10 @@ def test_a_round_tells_its_seconds_how_many_of_them_training_stood_still_and_how
 
 def test_a_round_tells_how_long_copying_held_the_training_thread() -> None:
     one = Told()
-    assert one.counters.usual_hold is None
+    assert usual(one.counters.held_seconds) is None
     for holds in ((0.25, 0.5), (0.125,), ()):
         for seconds in holds:
             one.reporter.holds(seconds)
         one.round()
     assert [fields["held"] for fields in one.fields] == [0.75, 0.125, 0.0]
-    assert one.counters.usual_hold == 0.125
+    assert usual(one.counters.held_seconds) == 0.125

@@ -86,11 +86,11 @@ def test_a_schedule_is_due_after_the_paced_steps():
     schedule = Scene().pace
     for due in (False, True):
         schedule.stepped()
-        assert schedule.due == due
-        schedule.paced = 2
-    assert schedule.due
-    schedule.paced = 0
-    assert not schedule.due
+        assert schedule.timing.due == due
+        schedule.timing.paced = 2
+    assert schedule.timing.due
+    schedule.timing.paced = 0
+    assert not schedule.timing.due
 
 
 @pytest.mark.parametrize(("steps", "times"), [(8, 1.0), (4, 2.0), (2, 4.0), (1, 8.0)])
@@ -98,7 +98,7 @@ def test_a_short_contribution_is_lengthened_to_all_steps_and_says_how_many_it_ma
     """Weighed by its tokens every inner step of the run counts alike: H sum(change_i) / sum(steps_i)."""
     one = Scene()
     one.pace = make_schedule(preset_manifest("diloco", inner={"steps": 8, "pace": "speed"}), SEEN)
-    one.pace.paced = steps
+    one.pace.timing.paced = steps
     one.train(steps)
     made = one.send(10, one.live_N + 0.5)
     same(made.gradient_N, torch.full((8,), 0.5 * times))
@@ -110,9 +110,9 @@ def test_a_short_contribution_is_lengthened_to_all_steps_and_says_how_many_it_ma
 def test_lengthening_is_bounded_and_only_for_who_is_in_time_and_of_a_method_that_lengthens():
     one, plain = Scene(interval=64, lengthens=True), Scene(paced=1)
     one.train(1)
-    one.pace.paced = 1
+    one.pace.timing.paced = 1
     same(one.send(1, one.live_N + 1.0).gradient_N, torch.full((8,), float(SLOWEST)))
-    one.pace.withdraw()
+    one.pace.timing.withdraw()
     one.pace.progress[0].missed = 1
     same(one.send(1, one.live_N + 1.0).gradient_N, torch.ones(8))
     plain.train(1)
@@ -125,7 +125,7 @@ def test_in_the_first_cycle_of_fragments_only_a_slow_peer_is_lengthened_and_by_h
     terms = preset_manifest("streaming", inner={"steps": 16, "pace": "speed"}, outer={"fragments": 4, "overlap": 1})
     one = Scene()
     one.pace = make_schedule(terms, SEEN)
-    one.pace.paced = paced
+    one.pace.timing.paced = paced
     one.train(paced or 4)
     same(one.send(1, one.live_N + 0.5).gradient_N, torch.full((8,), 0.5 * times))
 
@@ -133,10 +133,10 @@ def test_in_the_first_cycle_of_fragments_only_a_slow_peer_is_lengthened_and_by_h
 def test_a_peer_that_made_more_than_its_pace_while_it_waited_is_lengthened_to_all_steps_and_no_further():
     one = Scene(interval=8, lengthens=True)
     for steps, times in ((4, 2.0), (6, 8 / 6), (12, 1.0)):
-        one.train(steps - one.pace.since)
-        one.pace.paced = 4
+        one.train(steps - one.pace.timing.since)
+        one.pace.timing.paced = 4
         same(one.send(1, one.live_N + 1.0).gradient_N, torch.full((8,), times))
-        one.pace.withdraw()
+        one.pace.timing.withdraw()
 
 
 # ---- terms of a pace ----
@@ -186,12 +186,12 @@ def test_a_pace_that_cannot_be_meant_is_refused(inner, message):
 def test_a_fragment_is_due_every_interval_and_not_while_one_is_in_flight():
     one = Scene()
     one.train(3)
-    assert not one.pace.due
+    assert not one.pace.timing.due
     one.train(1)
-    assert one.pace.due
+    assert one.pace.timing.due
     one.send()
     one.train(10)
-    assert not one.pace.due
+    assert not one.pace.timing.due
 
 
 @pytest.mark.parametrize("steps", [4, 2])  # two: a deadline came
@@ -200,7 +200,7 @@ def test_a_named_contribution_without_overlap_leaves_exactly_the_anchor(steps: i
     one.train(steps)
     one.commit(one.send(), after_N)
     assert torch.equal(one.live_N, after_N)
-    assert (one.pace.since, one.pace.seen, one.pace.due) == (0, b"\1" * 32, False)
+    assert (one.pace.timing.since, one.pace.seen, one.pace.timing.due) == (0, b"\1" * 32, False)
 
 
 def test_our_own_commit_waits_for_the_overlap_others_do_not_and_steps_of_meanwhile_are_carried():
@@ -209,14 +209,14 @@ def test_our_own_commit_waits_for_the_overlap_others_do_not_and_steps_of_meanwhi
     local_N = one.live_N
     ours = one.update(one.send(), after_N)
     one.train(2)
-    assert not one.pace.may_merge(ours)
-    assert one.pace.may_merge(one.update(None))
+    assert not one.pace.timing.may_merge(ours)
+    assert one.pace.timing.may_merge(one.update(None))
     one.train(1)
-    assert one.pace.may_merge(ours)
+    assert one.pace.timing.may_merge(ours)
     one.model.write(0, local_N + 1.0)
     one.pace.merge(ours, one.model)
     same(one.live_N, after_N + 1.0)
-    assert one.pace.since == 3
+    assert one.pace.timing.since == 3
 
 
 def test_a_commit_that_passes_us_by_keeps_our_progress_and_leaves_it_due():
@@ -226,8 +226,8 @@ def test_a_commit_that_passes_us_by_keeps_our_progress_and_leaves_it_due():
     one.send()
     one.commit(None, torch.ones(8))
     same(one.live_N, live_N + 1.0)
-    assert one.pace.since == 4
-    assert one.pace.due
+    assert one.pace.timing.since == 4
+    assert one.pace.timing.due
 
 
 def test_streaming_mixes_local_and_anchor_by_alpha():
@@ -254,8 +254,8 @@ def test_rounds_that_were_given_up_are_due_again_as_steps_and_as_progress():
     given_up = CommittedUpdate(None, b"4" * 32, 0, owed_N, torch.ones(8), None, reclaimed_steps=8)
     assert one.pace.merge(given_up, one.model)
     same(one.live_N, torch.ones(8) + live_N - owed_N)
-    assert one.pace.since == 9
-    assert one.pace.due
+    assert one.pace.timing.since == 9
+    assert one.pace.timing.due
 
 
 def test_the_deadline_makes_a_slow_peer_contribute_what_it_has_but_never_twice_and_never_nothing():
@@ -263,7 +263,7 @@ def test_the_deadline_makes_a_slow_peer_contribute_what_it_has_but_never_twice_a
     pace, soon = one.pace, (one.pace.seen, 1.0)
     assert not pace.due_early(soon, 2.0), "not one inner step yet"
     one.train(1)
-    assert not pace.due
+    assert not pace.timing.due
     assert not pace.due_early(None, 2.0)
     assert not pace.due_early((b"n" * 32, 1.0), 2.0), "a round that is not merged here yet"
     assert not pace.due_early(soon, 0.5), "there is time for another step"
@@ -280,7 +280,7 @@ def test_tokens_are_counted_for_the_steps_behind_a_fragment_and_steps_since_the_
         assert (made.steps, made.tokens) == (4, 40 if turn == 0 else 80), "8 steps lie between two rounds of a fragment"
         one.commit(made)
         one.train(4)
-        one.pace.since = 0  # the other fragment's turn, taken alike
+        one.pace.timing.since = 0  # the other fragment's turn, taken alike
 
 
 # ---- models that keep less than was learnt ----
@@ -342,7 +342,7 @@ def test_a_restart_goes_on_with_the_count_and_the_rounding():
     torch.testing.assert_close(
         pseudo_gradient(again.progress[0], anchor_N + 1.0, one.live_N), moved_N, rtol=0, atol=1e-6
     )
-    assert (again.since, again.progress[0].steps, again.progress[0].missed) == (3, 3, 1)
+    assert (again.timing.since, again.progress[0].steps, again.progress[0].missed) == (3, 3, 1)
 
 
 # ---- a peer that was held back, or away ----
@@ -396,7 +396,7 @@ def test_steps_of_a_fast_peer_while_its_contribution_is_in_flight_count_in_full(
         made = one.send()
         one.train(20)  # the others are slow
         one.commit(made)
-        assert one.pace.due
+        assert one.pace.timing.due
         assert one.pace.progress[0].steps == 20
         made = one.send()
         assert made.trained == 20
@@ -409,7 +409,7 @@ def test_an_outlying_norm_after_an_absence_is_dropped_where_the_usual_one_is_kno
     usual_then_missed(one)
     one.learn(100.0)
     assert one.take() is None
-    assert one.pace.sent_at is None
+    assert one.pace.timing.sent_at is None
     one.pace.restart(one.model, [ZEROS], one.pace.away_too_long(0))
     assert torch.equal(one.live_N, ZEROS)
     assert [away.counted for away in one.pace.absences] == [0]
@@ -497,9 +497,9 @@ def by_time(seconds: float = 10.0) -> Scene:
 @pytest.mark.parametrize(("each", "steps"), [(1.0, 10), (4.0, 3), (0.5, 20), (0.01, 20)])
 def test_slow_and_fast_peers_contribute_at_one_time_with_the_steps_they_made(each: float, steps: int):
     one = by_time()
-    while not one.pace.due:
+    while not one.pace.timing.due:
         one.train(1, each)
-    assert one.pace.since == steps
+    assert one.pace.timing.since == steps
 
 
 def test_a_commit_that_names_the_contribution_begins_the_time_anew_from_where_it_was_sent():
@@ -508,29 +508,29 @@ def test_a_commit_that_names_the_contribution_begins_the_time_anew_from_where_it
     made = one.send()
     one.train(3, 1.0)  # while the round is in flight
     one.commit(made, torch.ones(8))
-    assert (one.pace.since, one.pace.seconds) == (3, 3.0)
+    assert (one.pace.timing.since, one.pace.timing.seconds) == (3, 3.0)
     one.train(6, 1.0)
-    assert not one.pace.due
+    assert not one.pace.timing.due
     one.train(1, 1.0)
-    assert one.pace.due
+    assert one.pace.timing.due
     one.send()
     one.commit(None)
-    assert one.pace.due, "a round passed it by"
+    assert one.pace.timing.due, "a round passed it by"
     one.pace.restart(one.model, [ZEROS], [0])
-    assert one.pace.seconds == 0.0, "it starts over"
+    assert one.pace.timing.seconds == 0.0, "it starts over"
 
 
 def test_time_without_a_step_is_no_contribution_nor_are_steps_before_it_is_due_an_absence():
     one = by_time()
-    one.pace.add_seconds(1000.0)
-    assert not one.pace.due
+    one.pace.timing.seconds += 1000.0
+    assert not one.pace.timing.due
     one.pace.stepped()
-    assert one.pace.due
+    assert one.pace.timing.due
     other = by_time(seconds=5.0)
     other.train(5, 1.0)
-    assert other.pace.held == 0
+    assert other.pace.timing.held == 0
     other.train(3, 1.0)
-    assert other.pace.held == 3
+    assert other.pace.timing.held == 3
 
 
 def test_a_checkpoint_keeps_the_time_and_one_from_before_has_none():
@@ -538,15 +538,15 @@ def test_a_checkpoint_keeps_the_time_and_one_from_before_has_none():
     one.train(8, 1.0)
     memory = json.loads(json.dumps(memory_of(one.pace)))
     resume(resumed.pace, resumed.model, {"anchor/0": ZEROS}, memory, [ZEROS], 0)
-    assert (resumed.pace.since, resumed.pace.seconds) == (8, 8.0)
+    assert (resumed.pace.timing.since, resumed.pace.timing.seconds) == (8, 8.0)
     del memory["seconds"]
     resume(old.pace, old.model, {"anchor/0": ZEROS}, memory, [ZEROS], 0)
-    assert (old.pace.since, old.pace.seconds) == (8, 0.0)
+    assert (old.pace.timing.since, old.pace.timing.seconds) == (8, 0.0)
 
 
 def test_a_method_that_counts_steps_does_not_look_at_the_time():
     one = Scene(interval=20)
     one.train(19, 1000.0)
-    assert not one.pace.due
+    assert not one.pace.timing.due
     one.train(1)
-    assert one.pace.due
+    assert one.pace.timing.due
