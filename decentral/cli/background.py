@@ -17,25 +17,32 @@ from pathlib import Path
 
 import click
 
-from decentral.cli.options import GroupedOptions, secrets_of
+from decentral.cli.options import GroupedOptions, JobOptions, secrets_of
 from decentral.cli.service import install, place, plan_of, put_in_place, remove, systemd_answers
 from decentral.errors import ConfigError, DiskError
 from decentral.observe.status import is_running, read_status
 from decentral.state.durable import make_private_folders
+from decentral.swarm.invite import Invite
+from decentral.swarm.words import looks_spoken
 
 LOG = "background.log"
 _LOOK_SECONDS = 0.2
 _MOST_TOLD = 2000  # bytes of the log of a process that failed
 
 
-def go_to_background(context: click.Context, out: Path) -> None:
-    """Have the command of ``context`` run on in ``out``, without this terminal; say where to look, and end with 0.
+def go_to_background(context: click.Context, options: JobOptions) -> None:
+    """Have the command of ``context`` run on in its folder, without this terminal; say where to look, and end with 0.
 
     Where it fails before it has begun, its last words and its code are this command's. Raises DiskError.
     """
-    words = [str(context.info_name), *(word for word in GroupedOptions.typed(context) if word != "--background")]
-    # A script may write where it likes, which a service of ours may not.
-    if systemd_answers() and context.params.get("script") is None:
+    words = [str(context.info_name), *GroupedOptions.typed(context)]
+    words.remove("--background")
+    out, invite = options.out, options.invite or ""
+    is_spoken = looks_spoken(invite)
+    if invite and not is_spoken:
+        Invite.parse(invite)
+    # Words are good for one start, and a service is started again; a script may write where no service of ours may.
+    if not is_spoken and context.params.get("script") is None and systemd_answers():
         _serve(context, words, out)
     else:
         _detach(context, words, out)

@@ -150,14 +150,14 @@ def join_command(
         arguments = arguments if invite is None else (invite, *arguments)
         invite = _kept_invite(directory)
     invite, arguments = as_one_text(invite, arguments)
+    if background:  # words are exchanged there: they are good for once
+        _leave_to_background(context, JobOptions.of(directory, given, invite))
+        return
     left = time_left(given["give_up_at"])
     invite, given["relays"] = invite_of([invite], given["relays"], lan=given["lan"], seconds=left)
     invite = whole_invite(invite, directory, admit)
     parsed = Invite.parse(invite)  # before anything is made or started
     options = JobOptions.of(directory, given, invite)
-    if background:
-        _leave_to_background(context, options)
-        return
     if script is not None:
         run_script(context, script, arguments, options)
         return
@@ -200,7 +200,7 @@ def _leave_to_background(context: click.Context, options: JobOptions) -> None:
 
     remember(context, options.out)
     _look_over(options)
-    go_to_background(context, options.out)
+    go_to_background(context, options)
 
 
 def _look_over(options: JobOptions) -> Survey | None:

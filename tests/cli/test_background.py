@@ -23,7 +23,7 @@ from decentral.observe.status import read_status
 from decentral.swarm.invite import Invite
 from tests.chaos.disks import small_disk
 from tests.cli.conftest import Run
-from tests.kit.families import INVITE, NOBODY, PATIENCE, status_of, until, write_terms
+from tests.kit.families import INVITE, NET, NOBODY, PATIENCE, status_of, until, write_terms
 
 
 @pytest.mark.long
@@ -110,6 +110,18 @@ def test_what_fails_in_the_background_fails_here_and_leaves_nothing(run: Run, ho
     assert result.exit_code == 30
     assert result.stderr.splitlines()[-1].startswith('error: data.corpus = "stdlib"')
     assert not (home / "new").exists()
+
+
+@pytest.mark.parametrize("words", [["acid cargo mural tulip 4711"], ["acid", "cargo", "mural", "tulip", "4711"]])
+def test_words_that_are_good_for_one_start_are_exchanged_by_the_process_that_goes_on(
+    run: Run, home: Path, asked: Path, words: list[str]
+) -> None:
+    """Nobody is there to invite: the process says so, and nothing is left."""
+    result = run("join", *words, *NET, "--join-timeout", "0.5", "--out", "new", "--background")
+    assert result.exit_code == 20, result.stderr
+    assert result.stderr.splitlines()[-1].startswith("error: words: nobody invites at 4711")
+    assert not (home / "new").exists()
+    assert not asked.exists(), "no service"
 
 
 def test_where_systemd_answers_it_is_a_service_called_after_its_folder(run: Run, home: Path, asked: Path) -> None:
