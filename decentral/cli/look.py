@@ -33,14 +33,15 @@ if TYPE_CHECKING:
 
 @click.command("status")
 @directory_of_a_peer
+@click.option("-v", "--verbose", is_flag=True, help="With the epoch of the members, and figures of the newest round.")
 @click.option("--prometheus", is_flag=True, help="Numbers in Prometheus' text format, for a textfile collector.")
 @as_json
 @click.pass_context
-def status_command(context: click.Context, directory: Path, prometheus: bool, as_json: bool) -> None:
+def status_command(context: click.Context, directory: Path, verbose: bool, prometheus: bool, as_json: bool) -> None:
     """Say in one sentence how the peer is, and what it has cost.
 
-    Ends with code 1 when the peer is gone without a word, killed or crashed, or frozen; in JSON, "alive" tells whether
-    its process is there, "frozen_seconds" for how long it has written nothing.
+    Ends with code 1 when the peer is gone without a word, killed or crashed, was stopped by its disk, or is frozen; in
+    JSON, "alive" tells whether its process is there, "frozen_seconds" for how long it has written nothing.
 
     \b
     $ decentral status --out decentral-run
@@ -57,11 +58,11 @@ def status_command(context: click.Context, directory: Path, prometheus: bool, as
     elif as_json:
         click.echo(json.dumps({**asdict(status), "alive": alive}))
     else:
-        _print_status(status, alive=alive)
+        _print_status(status, alive=alive, verbose=verbose)
         if status.invite:
             click.echo(f"invite    {_invite_here(status.invite, directory)}")
             click.echo(f"reaches   {whom_it_reaches(status)}")
-    if is_lost(status) or status.frozen_seconds:
+    if is_lost(status) or status.frozen_seconds or (status.problem and not alive):
         context.exit(1)
 
 
@@ -85,13 +86,14 @@ class _Seen:
     status: Status
     alive: bool
     text: Callable[[str], str]
+    verbose: bool = False
 
 
-def _print_status(status: Status, *, alive: bool) -> None:
+def _print_status(status: Status, *, alive: bool, verbose: bool) -> None:
     from decentral.observe.health import quantity_text
     from decentral.observe.status import STATUS_LINES
 
-    seen = _Seen(status, alive, partial(quantity_text, status))
+    seen = _Seen(status, alive, partial(quantity_text, status), verbose)
     click.echo(status.health)
     for label, name in STATUS_LINES:
         if line := _LINES[name](seen) if name in _LINES else seen.text(name):
@@ -100,7 +102,8 @@ def _print_status(status: Status, *, alive: bool) -> None:
 
 def _run_line(seen: _Seen) -> str:
     status, rounds = seen.status, "" if seen.status.rounds is None else f" of {seen.status.rounds}"
-    return f"{status.run or '?'} ({status.algorithm or '?'}), round {status.round}{rounds}, epoch {status.epoch}"
+    epoch = f", epoch {status.epoch}" if seen.verbose else ""
+    return f"{status.run or '?'} ({status.algorithm or '?'}), round {status.round}{rounds}{epoch}"
 
 
 def _loss_line(seen: _Seen) -> str:
@@ -149,7 +152,7 @@ def _updates_line(seen: _Seen) -> str:
     from decentral.observe.diagnostics import in_words
 
     status = seen.status
-    if not status.diagnostics:
+    if not status.diagnostics or not (seen.verbose or status.out_of_band):
         return ""
     part = ", of the part that this peer sums" if status.diagnosed_part else ""
     out = f"; out of band: {', '.join(status.out_of_band)}" if status.out_of_band else ""

@@ -42,6 +42,17 @@ class GroupedOptions(click.Command):
         super().__init__(*args, **extra)
         self._headings = {name: heading for heading, names in headings.items() for name in names}
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Keep the words as they were typed, for who starts the command again elsewhere."""
+        ctx.meta[f"{__name__}.typed"] = tuple(args)
+        return super().parse_args(ctx, args)
+
+    @staticmethod
+    def typed(context: click.Context) -> tuple[str, ...]:
+        """Return what was typed behind the command's name."""
+        words: tuple[str, ...] = context.meta[f"{__name__}.typed"]
+        return words
+
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options under their headings, in the order in which headings were given."""
         sections: dict[str, list[tuple[str, str]]] = {name: [] for name in ("Options", *self._headings.values())}

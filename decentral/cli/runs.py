@@ -40,6 +40,13 @@ if TYPE_CHECKING:
     from decentral.tasks.evaluate import Survey
 
 
+_background = click.option(
+    "--background",
+    is_flag=True,
+    help="Go on without this terminal: as a service where systemd is, else as a process with a log in --out.",
+)
+
+
 @click.command("start", cls=GroupedOptions, headings=HEADINGS)
 @click.argument("file", metavar="RUN.toml", type=click.Path(path_type=Path, dir_okay=False))
 @options_of_a_peer
@@ -54,6 +61,7 @@ if TYPE_CHECKING:
     metavar="DIR",
     help="Model folder whose weights the run begins from, as export writes it; its sizes are the manifest's.",
 )
+@_background
 @click.option("--alone", is_flag=True, help="Train at once; the first peer waits for a second one else.")
 @click.option("--solo", is_flag=True, help="Train alone for as many inner steps as the run has: the baseline.")
 @click.option(
@@ -63,7 +71,7 @@ if TYPE_CHECKING:
     help="With --solo: keep in step with the peer that runs in DIR, and end where it ends.",
 )
 @click.pass_context
-def start_command(context: click.Context, /, file: Path, directory: Path, **given: Any) -> None:
+def start_command(context: click.Context, /, file: Path, directory: Path, background: bool, **given: Any) -> None:
     """Be the first peer of a run, and print the line to join by.
 
     \b
@@ -89,14 +97,18 @@ def start_command(context: click.Context, /, file: Path, directory: Path, **give
     check_trained_here(manifest)
     text = _look_over(options)
     check_first_weights(options.begins_from, options.out, manifest)
+    if background:
+        _leave_to_background(context, options)
+        return
     _train(context, manifest, text, options)
 
 
 @click.command("join", cls=GroupedOptions, headings=HEADINGS)
-@click.argument("invite", type=INVITE, envvar="DECENTRAL_INVITE")
+@click.argument("invite", type=INVITE, envvar="DECENTRAL_INVITE", required=False)
 @click.argument("arguments", metavar="[-- ARGS...]", nargs=-1, type=click.UNPROCESSED)
 @options_of_a_peer
 @with_admit("The token that the run wants, where the invite has none.")
+@_background
 @click.option(
     "--script",
     type=click.Path(path_type=Path, dir_okay=False),
@@ -108,13 +120,15 @@ def start_command(context: click.Context, /, file: Path, directory: Path, **give
 def join_command(
     context: click.Context,
     /,
-    invite: str,
+    invite: str | None,
     directory: Path,
+    background: bool,
     script: Path | None,
     arguments: tuple[str, ...],
     **given: Any,
 ) -> None:
-    """Be another peer of a run. All that is needed is its invite, or the words of decentral invite --words.
+    """Be another peer of a run. All that is needed is its invite, or the words of decentral invite --words; and nothing
+    at all where --out holds the run already.
 
     INVITE may be - (it is asked for, or a line of stdin), @FILE, or left out where DECENTRAL_INVITE has it: an invite
     with a token is for nobody else's eyes, and a command line is for all users of the machine.
@@ -125,6 +139,7 @@ def join_command(
     """
     from decentral.cli.invite import as_one_text, invite_of
     from decentral.cli.preflight import check_trained_here
+    from decentral.node.folder import read_terms
     from decentral.observe.screen import HINT_SECONDS, hint_after
     from decentral.swarm.admission import check_token
     from decentral.swarm.invite import Invite, whole_invite
@@ -132,7 +147,13 @@ def join_command(
     admit = given.pop("admit")
     if admit is not None:
         check_token(admit)
+    if invite is None or invite.startswith("-"):  # that is the script's, from behind a --
+        arguments = arguments if invite is None else (invite, *arguments)
+        invite = _kept_invite(directory)
     invite, arguments = as_one_text(invite, arguments)
+    if background:  # words are exchanged there: they are good for once
+        _leave_to_background(context, JobOptions.of(directory, given, invite))
+        return
     left = time_left(given["give_up_at"])
     invite, given["relays"] = invite_of([invite], given["relays"], lan=given["lan"], seconds=left)
     invite = whole_invite(invite, directory, admit)
@@ -147,7 +168,8 @@ def join_command(
 
     remember(context, directory)
     text = _look_over(options)
-    click.echo("looking for the run's peers ...", err=True)
+    if read_terms(directory, parsed.run, "those of the invite") is None:
+        click.echo("looking for the run's peers ...", err=True)
     with hint_after(HINT_SECONDS, NOBODY.format("--join-timeout S")):
         manifest, over = ask_terms(
             parsed,
@@ -159,6 +181,27 @@ def join_command(
         )
     check_trained_here(manifest)
     _train(context, manifest, text, options, late=over)
+
+
+def _kept_invite(directory: Path) -> str:
+    """Return the way back to the run that the folder holds. UsageError where it holds none."""
+    from decentral.node.folder import way_back
+
+    if (invite := way_back(directory)) is None:
+        raise UsageError(
+            f"missing argument 'INVITE', and {directory} holds no run to come back to; ask a peer of the run for what "
+            "its decentral invite prints, or name the folder of an earlier join with --out"
+        )
+    return str(invite)
+
+
+def _leave_to_background(context: click.Context, options: JobOptions) -> None:
+    """Have the command go on elsewhere, once what was typed is looked over."""
+    from decentral.cli.background import go_to_background
+
+    remember(context, options.out)
+    _look_over(options)
+    go_to_background(context, options)
 
 
 def _look_over(options: JobOptions) -> Survey | None:
@@ -178,6 +221,8 @@ def _train(
 
     directory = remember(context, options.out)
     read_terms(directory, manifest.digest)
+    if _tell_of_the_end(options):
+        return
     this_text = check_agreed(manifest.data, text)
     with ExitStack() as stack:
         if is_main():
@@ -189,6 +234,21 @@ def _train(
         kept = f"everything is kept in {directory}: the same command goes on from there"
         click.echo(f"ended; {'a baseline keeps no model: it begins again' if options.solo else kept}", err=True)
         context.exit(code)
+
+
+def _tell_of_the_end(options: JobOptions) -> bool:
+    """Say of a run that ended in this folder that it is over, and whether it is: nothing is trained, nobody asked."""
+    from decentral.node.folder import is_over
+    from decentral.observe.health import over_sentence
+    from decentral.observe.report import read_summary
+
+    summary = read_summary(options.out)
+    if options.solo or options.join.get("keep_serving") or summary is None or not is_over(options.out):
+        return False
+    click.echo(over_sentence(options.out, again=options.invite is None), err=True)
+    if options.as_json:
+        click.echo(json.dumps(summary))
+    return True
 
 
 def _run_job(manifest: Manifest, text: str, options: JobOptions, *, late: bool) -> int | None:

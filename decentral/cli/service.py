@@ -137,13 +137,22 @@ def plan(root: click.Context, name: str, words: tuple[str, ...], here: Path) -> 
     assert command is not None
     made = command.make_context(words[0], list(words[1:]), parent=root)
     if words[0] == "join":
-        from decentral.swarm.invite import Invite  # here: help texts need none of the wire
+        from decentral.node.folder import way_back  # here: help texts need none of the wire
+        from decentral.swarm.invite import Invite
 
-        Invite.parse(made.params["invite"])
+        if (invite := made.params["invite"]) is not None:
+            Invite.parse(invite)
+        elif way_back(here / made.params["directory"]) is None:
+            raise UsageError("join: no INVITE, and its --out holds no run to come back to; write the invite after it")
     if words[0] == "start":
         from decentral.manifest import load_manifest
 
         load_manifest(here / made.params["file"])
+    return plan_of(made, name, words, here)
+
+
+def plan_of(made: click.Context, name: str, words: tuple[str, ...], here: Path) -> ServicePlan:
+    """Return what a command line that was checked comes to as a service."""
     told, kept = _move_secrets_to_files(name, words, made)
     return ServicePlan(name, told, here, _writes(words[0], made.params, here), _memory(made.params), secrets=kept)
 
@@ -160,11 +169,11 @@ def _move_secrets_to_files(
             continue
         path = secret_file(name, len(kept) + 1)
         kept.append((path, given.text))
-        _put_in_place(told, given, f"@{path}")
+        put_in_place(told, given, f"@{path}")
     return tuple(told), tuple(kept)
 
 
-def _put_in_place(words: list[str], given: GivenSecret, file: str) -> None:
+def put_in_place(words: list[str], given: GivenSecret, file: str) -> None:
     """Let ``file`` stand where the secret stands, or first if that is in the environment, which no service has."""
     assigned = f"{given.option}={given.written}"
     for at, (before, word) in enumerate(itertools.pairwise(words) if given.typed else (), 1):
@@ -401,6 +410,15 @@ def list_services() -> list[str]:
     pattern = place("*")
     prefix = label("")
     return sorted(path.stem.removeprefix(prefix) for path in pattern.parent.glob(pattern.name))
+
+
+def systemd_answers() -> bool:
+    """Tell whether the system runs services for this user by systemd."""
+    try:
+        _ask(["systemctl", "--user", "show-environment"])
+    except ConfigError:
+        return False
+    return True
 
 
 def state(name: str) -> str:

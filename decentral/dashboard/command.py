@@ -60,6 +60,7 @@ def dashboard_command(
     $ decentral dashboard --out demo-run
     """
     check_installed()
+    from decentral.dashboard.live import peers_in
     from decentral.dashboard.server import Place, listen
 
     place = Place(host=host, port=port, token=token)
@@ -67,12 +68,24 @@ def dashboard_command(
         replay or remember(context, directory), place, version=decentral.__version__, replay=replay is not None
     )
     click.echo(listening.place.address)
-    waits = "" if replay is not None or directory.is_dir() else f"; {directory} is not there yet, it waits for a peer"
-    click.echo(f"the page is up, Ctrl-C ends it{waits}", err=True)
+    click.echo("the page is up, Ctrl-C ends it", err=True)
+    if replay is None and not peers_in(directory):
+        click.echo(f"it waits for a peer: {_nobody_in(directory)}", err=True)
     try:
         listening.serve()
     except KeyboardInterrupt:
         context.exit(INTERRUPTED)
+
+
+def _nobody_in(directory: Path) -> str:
+    """Say that no peer has run there yet, and where some have."""
+    from decentral.observe.status import read_status
+
+    try:
+        read_status(directory)
+    except UsageError as error:
+        return str(error)
+    return f"{directory}: no peer has run here"  # one begins just now
 
 
 @contextmanager

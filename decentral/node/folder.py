@@ -24,7 +24,7 @@ from decentral.observe.requests import drop_requests
 from decentral.observe.status import STATUS_FILE, ProcessInfo, Status, check_free, read_status, write_status
 from decentral.state.checkpoint import load_metas
 from decentral.state.durable import DISK, disk_errors, make_private_folders
-from decentral.swarm.invite import TOKEN_FILE
+from decentral.swarm.invite import MAX_ADDRESSES, TOKEN_FILE, Invite
 
 # ---- the run of a folder ----
 
@@ -56,6 +56,12 @@ def terms_here(out: Path, manifest: Manifest) -> Manifest:
         if kept is not None and manifest.goes_on(kept):
             return kept
     return manifest
+
+
+def is_over(out: Path) -> bool:
+    """Tell whether the newest checkpoint of ``out`` is of its run's last commit, whole: nothing is left to be asked."""
+    newest = load_metas(out / "checkpoints")[-1:]
+    return bool(newest) and bool(newest[0].get("over")) and Head.from_dict(newest[0]["head"]).final
 
 
 def keep_terms(out: Path, manifest: Manifest) -> None:
@@ -118,6 +124,17 @@ def keep_addresses(out: Path, addresses: Addresses) -> None:
     path = out / ADDRESSES_FILE
     with disk_errors(f"writing {path}"):
         DISK.replace_file(path, [json.dumps(asdict(addresses)).encode()])
+
+
+def way_back(out: Path) -> Invite | None:
+    """Make an invite of what ``out`` keeps of its run and of others who were in it; None where it keeps no run.
+
+    Without its token, which `decentral.swarm.invite.whole_invite` adds.
+    """
+    if not (out / MANIFEST_FILE).exists():
+        return None
+    others = [address for address in read_addresses(out).others if address.startswith("/")]
+    return Invite(load_manifest(out / MANIFEST_FILE).digest, tuple(others[:MAX_ADDRESSES]))
 
 
 def _texts(found: object) -> tuple[str, ...]:

@@ -5,9 +5,11 @@ A pure function of its status, as is the short line of a round. Who reads one lo
 
 from __future__ import annotations
 
+import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 from decentral.observe.diagnostics import back_sentence, warning
@@ -21,7 +23,7 @@ _TAKING_PART = ("training", "waiting", "looking")
 MOODS: Mapping[str, Literal["ok", "warn", "bad"]] = {  # of first words of sentences; bad: it takes no part
     **dict.fromkeys(("healthy", "done"), "ok"),
     **dict.fromkeys(("late", "shrunk", "alone", "looking", "waiting"), "warn"),
-    **dict.fromkeys(("attention", "stalled", "gone", "frozen", "behind", "out"), "bad"),
+    **dict.fromkeys(("attention", "stalled", "stopped", "gone", "frozen", "behind", "out"), "bad"),
 }
 _LATE_SHARE = 0.5  # below this share of recent rounds a volunteer should look at the link
 
@@ -33,6 +35,8 @@ def health_sentence(status: Status) -> str:
 
 
 def _sentence(status: Status) -> str:
+    if status.problem and status.state == "left":
+        return f"stopped: {status.problem}; {_AGAIN}"
     if status.problem:
         return f"attention: {status.problem}"
     if status.left_out_seconds is not None and status.state in _TAKING_PART:
@@ -90,6 +94,12 @@ def _freeze_sentence(status: Status, *, stopped: bool) -> str:
         f"frozen: nothing was written for {in_time(status.frozen_seconds)}, in round {status.round} ({status.state}), "
         f"though process {status.pid} is there; {why}"
     )
+
+
+def over_sentence(out: Path, *, again: bool) -> str:
+    """Say how to have the model of a run that is over; ``again``: to who starts it anew there."""
+    anew = "; a new run takes another folder, --out or join(out=...)" if again else ""
+    return f"This run is over: decentral export {shlex.quote(str(out))} --to model/{anew}"
 
 
 def round_line(status: Status) -> str:

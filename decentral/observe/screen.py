@@ -228,7 +228,7 @@ def _cell(status: Status, name: str) -> str | None:
 
 def _round_cell(status: Status) -> str:
     rounds = "" if status.rounds is None else f" of {status.rounds}"
-    return f"{status.round}{rounds}, epoch {status.epoch}"
+    return f"{status.round}{rounds}"
 
 
 def _model_cell(status: Status) -> str | None:

@@ -364,17 +364,34 @@ def write_status(directory: Path, status: Status, process: ProcessInfo, *, every
         written_every=every,
         library=_library(),
     )
-    text = json.dumps({"version": STATUS_VERSION, **json_value(asdict(stamped))}, indent=1)
+    text = json.dumps({"version": STATUS_VERSION, **json_value(asdict(stamped))}, indent=1) + "\n"
     temporary = directory / f".{STATUS_FILE}.{process.pid}"
     try:
         temporary.unlink(missing_ok=True)  # left by a killed process: its mode would stay
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
-            file.write(text + "\n")
+            file.write(text)
         temporary.replace(directory / STATUS_FILE)
     except OSError as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
+        if status.state in ENDED and _overwrite(directory / STATUS_FILE, text):
+            return
         raise DiskError(f"{directory}: status cannot be written ({error.strerror}); free some space") from error
+
+
+def _overwrite(path: Path, text: str) -> bool:
+    """Put a last word where the one before stands, if it has room there: a full disk has none for a second file."""
+    written = text.encode()
+    try:
+        with path.open("r+b") as file:
+            stat = os.fstat(file.fileno())
+            if len(written) > max(stat.st_size, 512 * getattr(stat, "st_blocks", 0)):
+                return False
+            file.write(written)
+            file.truncate()
+    except OSError:
+        return False
+    return True
 
 
 @functools.cache

@@ -20,6 +20,7 @@ from decentral.node.durable_store import DurableStore
 from decentral.node.node import Node
 from decentral.node.upload import DailyUpload, check_limit
 from decentral.observe.diagnostics import Diagnostics, Look, likely_cause
+from decentral.observe.health import over_sentence
 from decentral.peer.given import Giving, share_given, thanks
 from decentral.peer.network_setup import NetworkSetup
 from decentral.peer.saved import LOOK_EVERY, WriteBehind, WriteBudget
@@ -241,8 +242,7 @@ def warn_of_no_checkpoint(part: Participation, why: str) -> None:
 def end_of_run(part: Participation, control: LoopControl) -> None:
     """Say how to have the model of a run that is over, and, where that was wished, stay for peers that come late."""
     out = shlex.quote(str(part.settings.called))
-    anew = "; a new run takes another folder, --out or join(out=...)" if part.was_over and part.founds else ""
-    logger.info("This run is over: decentral export %s --to model/%s", out, anew, extra=PLAIN)
+    logger.info("%s", over_sentence(part.settings.called, again=part.was_over and part.founds), extra=PLAIN)
     if part.settings.options["keep_serving"]:
         until = "until Ctrl-C, or decentral leave --out"
         logger.info("its last state can be had here %s %s", until, out, extra=PLAIN)

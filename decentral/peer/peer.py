@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
-from decentral.errors import ConfigError, DecentralError, NoPeersError
+from decentral.errors import ConfigError, DecentralError, DiskError, NoPeersError
 from decentral.node.folder import occupy, read_terms
 from decentral.node.node import Node
 from decentral.node.upload import PAUSED
@@ -400,10 +400,14 @@ class Peer:
             was_cut = self._hooks.stage == "at_boundary" and self._control.was_cut
             save = end_as_one(self._model, kind, "between" if was_cut else self._hooks.stage)
             if self._part is not None:
-                with self._model.team.as_one():
-                    self._end(self._part, kind, error, save=save)
-                if kind is NoPeersError:  # as asked for, and no crash: it can be started again
-                    self._status.ends_as("left")
+                try:
+                    with self._model.team.as_one():
+                        self._end(self._part, kind, error, save=save)
+                except DiskError as failed:  # of the last checkpoint
+                    self._status.ends_by(failed)
+                    raise
+                if isinstance(error, NoPeersError | DiskError):
+                    self._status.ends_by(error)
         if kind is None and self._hooks.signals.code is not None:
             raise SystemExit(self._hooks.signals.code)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError
@@ -14,6 +15,7 @@ import anyio
 from decentral.consensus.chain import majority
 from decentral.consensus.paxos import Ballot
 from decentral.consensus.round_state import RoundState
+from decentral.errors import DecentralError, DiskError
 from decentral.flow.pacing import lease_bits
 from decentral.node.node import Node
 from decentral.observe.health import in_units, list_names
@@ -64,6 +66,13 @@ class NewestStatus:
     def ends_as(self, state: str) -> None:
         """Have the last one say that."""
         self._last = replace(self._last, state=state)
+
+    def ends_by(self, error: DecentralError) -> None:
+        """Have it say that it has left, and can be started again: it waited as was asked, or its disk ended it."""
+        problem = str(error) if isinstance(error, DiskError) else ""
+        if isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.ENOSPC, errno.EDQUOT):
+            problem = "the disk is full; free some space"
+        self._last = replace(self._last, state="left", problem=problem)
 
     async def _make(self, part: Participation) -> Status:
         count, done = self._boundary.count.value, self._boundary.done

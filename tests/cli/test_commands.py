@@ -15,6 +15,7 @@ import pytest
 from decentral.cli import COMMANDS
 from decentral.cli.options import HEADINGS
 from decentral.observe.events import EventLog
+from decentral.observe.health import health_sentence
 from decentral.observe.requests import Request, take_requests
 from decentral.observe.status import ProcessInfo, read_status, write_status
 from decentral.optimizers.slowmo import SlowMo
@@ -150,11 +151,6 @@ SHOWN = [  # a word that is not there at first, what the peer tells, and what is
         ],
     ),
     (
-        "updates",
-        NEWEST,
-        ["updates   norms differ by 90%, mean cosine 0.050, owed 3 x a round's update, 25% never sent (round 41)\n"],
-    ),
-    (
         "out of band",
         {**NEWEST, "diagnosed_part": True, "out_of_band": ("norm_dispersion",)},
         ["(round 41, of the part that this peer sums); out of band: norm_dispersion\n"],
@@ -177,6 +173,17 @@ def test_the_status_shows_what_a_peer_tells_of_itself_and_nothing_where_it_does_
     assert [line for line in lines if line not in shown] == []
 
 
+def test_the_epoch_and_the_figures_of_a_round_are_shown_to_who_asks_for_more(run: Run, running_peer: Path) -> None:
+    write_status(running_peer, replace(read_status(running_peer), **NEWEST), ProcessInfo())
+    assert not {word for word in ("epoch", "updates") if word in run("status").stdout}
+    shown = run("status", "-v").stdout
+    assert "round 41 of 60, epoch 0\n" in shown
+    assert (
+        "updates   norms differ by 90%, mean cosine 0.050, owed 3 x a round's update, 25% never sent (round 41)\n"
+        in shown
+    )
+
+
 def test_the_status_is_told_to_prometheus_or_in_json_with_every_field(run: Run, running_peer: Path) -> None:
     told = run("status", "--prometheus")
     assert told.exit_code == 0
@@ -197,8 +204,13 @@ def test_the_status_of_a_peer_that_died_says_so_and_how_to_go_on(run: Run, runni
     told = run("status", "--json")
     assert told.exit_code == 1
     assert json.loads(told.stdout)["alive"] is False
+    full = replace(read_status(running_peer), state="left", problem="writing x failed (No space left on device)")
+    write_status(running_peer, replace(full, health=health_sentence(full)), DEAD)
+    result = run("status")
+    assert result.exit_code == 1
+    assert result.stdout.startswith("stopped: writing x failed (No space left on device); start it again with")
     for state in ("left", "done"):  # who ended well is no failure
-        write_status(running_peer, replace(read_status(running_peer), state=state), DEAD)
+        write_status(running_peer, replace(read_status(running_peer), state=state, problem=""), DEAD)
         told = run("status", "--json")
         assert (told.exit_code, json.loads(told.stdout)["alive"]) == (0, False)
 

@@ -30,7 +30,7 @@ def test_commands_are_found_where_they_are():
 
 
 @pytest.mark.parametrize(
-    "typed", ["joins INVITE", "join INVITE --max-up 3", "pause --for ever", "join", "status here", "set max-upload"]
+    "typed", ["joins INVITE", "join INVITE --max-up 3", "pause --for ever", "start", "status here", "set max-upload"]
 )
 def test_a_command_that_cannot_be_meant_is_noticed(typed: str):
     with pytest.raises((click.ClickException, AssertionError)):
