@@ -1,7 +1,7 @@
 """Methods by name, or by their spelling: ours, and those that other packages add through an entry point group.
 
 An entry point names a frozen dataclass whose fields all have defaults. It is imported only when it is asked for, and
-cannot replace a method of ours.
+cannot replace a method of ours. A study in a notebook brings classes of its own to its process, by the same rules.
 """
 
 import dataclasses
@@ -10,7 +10,7 @@ import math
 import re
 import shlex
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points, requires
 from typing import Any
 
@@ -39,14 +39,30 @@ class Plugins:
     kind: str  # for messages: "compressor"
     group: str  # of entry points
     ours: Mapping[str, Callable[..., Any]]  # Any: each kind has its own protocol
+    brought: dict[str, Callable[..., Any]] = field(default_factory=dict)  # to this process alone
 
     def names(self) -> list[str]:
         """All known names, sorted; imports nothing."""
-        return sorted({*self.ours, *added(self.group)})
+        return sorted({*self.ours, *self.brought, *added(self.group)})
+
+    def bring(self, maker: type) -> None:
+        """Know a class by its ``name`` in this process, as if a package added it; a later one of that name replaces it.
+
+        ConfigError for the name of one of ours, and for what is no frozen dataclass.
+        """
+        name = getattr(maker, "name", None)
+        if not isinstance(name, str) or not name.isidentifier():
+            raise ConfigError(f"{self.kind} {maker.__name__} has no name; write name: ClassVar[str] = 'a_word' in it")
+        if self.ours.get(name, maker) is not maker:
+            raise ConfigError(f"{self.kind} {maker.__name__}: {name} is the name of one of ours; choose another")
+        if not _is_frozen(maker):
+            raise ConfigError(f"{self.kind} {name}: write @dataclass(frozen=True) above class {maker.__name__}")
+        if name not in self.ours:
+            self.brought[name] = maker
 
     def make(self, name: str, arguments: Mapping[str, float | str | None]) -> Any:
         """The method of a name; ConfigError, with the nearest name, on an unknown name or argument."""
-        maker = self.ours.get(name) or self._load(name)
+        maker = self.ours.get(name) or self.brought.get(name) or self._load(name)
         fields = dataclasses.fields(maker)  # type: ignore[arg-type]  # checked
         wanted, defaults = {one.name: one.type for one in fields}, {one.name: one.default for one in fields}
         given = dict(arguments)
@@ -75,9 +91,14 @@ class Plugins:
             loaded = point.load()
         except (ImportError, AttributeError) as error:
             raise ConfigError(f"{self.kind} {name}: its package does not load ({error}); reinstall it") from error
-        if not (isinstance(loaded, type) and dataclasses.is_dataclass(loaded) and loaded.__hash__ is not None):
+        if not _is_frozen(loaded):
             raise ConfigError(f"{self.kind} {name}: its entry point is no dataclass that is frozen; ask its author")
-        return loaded
+        made: Callable[..., Any] = loaded
+        return made
+
+
+def _is_frozen(found: object) -> bool:
+    return isinstance(found, type) and dataclasses.is_dataclass(found) and found.__hash__ is not None
 
 
 def _way_out(hint: str) -> str:

@@ -20,7 +20,7 @@ DEFAULT_PEERS = 8
 @click.option(
     "--preset",
     shell_complete=presets_that_begin,
-    help="Which algorithm's defaults to write; unless given, what suits the line and the model.",
+    help="Which algorithm's defaults to write, another package's too; unless given, what suits the line and the model.",
 )
 @click.option(
     "--link", type=Rate(), help="Everybody's line, each way, as 20mbit: choose preset and inner steps for it."

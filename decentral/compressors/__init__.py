@@ -67,6 +67,7 @@ __all__ = [
     "TopK",
     "Uncompressed",
     "accumulate",
+    "bring",
     "describe_compressors",
     "describe_feedback",
     "parse_compressor",
@@ -113,6 +114,11 @@ def parse_compressor(spelling: str) -> Compressor:
         raise ConfigError(f'compressor "{spelling}": one >> joins two methods; write sparsifier >> quantiser')
     methods = [_check(make(_by_todays_name(word), _METHODS, "int8(block=4096)"), word) for word in words]
     return methods[0] if len(methods) == 1 else Chain(methods[0], methods[1])  # type: ignore[arg-type]  # it checks
+
+
+def bring(compressor: type[Method]) -> None:
+    """Know a compressor by its name in this process, as if a package added it. ConfigError where it cannot be."""
+    _METHODS.bring(compressor)
 
 
 def _check(made: object, spelling: str) -> Method:

@@ -18,10 +18,9 @@ from decentral.manifest import Manifest
 from decentral.manifest.table import canonical
 from decentral.trial.replicas import ExchangeKind, TrialWorld
 
-__all__ = ["FORMAT", "Cell", "Curve", "Flips", "Kind", "Line", "Looks", "Point", "Task"]
+__all__ = ["FORMAT", "Cell", "Curve", "Flips", "Kind", "Line", "Looks", "Point"]
 
 Kind = Literal["swarm", "data-parallel", "alone"]
-Task = Literal["language", "language-uneven", "digits", "mixture"]
 Flips = Literal["update", "momentum"]
 
 FORMAT: Final = 2  # raised whenever the same cell would have other numbers, or its record another form
@@ -32,7 +31,7 @@ class Cell:
     """A run, and all that is behind its id."""
 
     kind: Kind
-    task: Task
+    task: str  # by name: see decentral.lab.own
     peers: int
     terms: str  # the manifest's canonical JSON; of a reference only [run], [model], [data] and [inner] count
     steps: int  # inner ones of a peer, after which the run is over; mean over peers where they differ
@@ -44,7 +43,7 @@ class Cell:
     alpha: float | None = None  # of digits: how evenly peers have each of them
 
     @classmethod
-    def of(cls, kind: Kind, task: Task, peers: int, manifest: Manifest, **more: Any) -> Cell:  # Any: the fields above
+    def of(cls, kind: Kind, task: str, peers: int, manifest: Manifest, **more: Any) -> Cell:  # Any: the fields above
         """A cell of these terms."""
         return cls(kind, task, peers, canonical(manifest).decode("ascii"), **more)
 

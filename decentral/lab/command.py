@@ -5,17 +5,14 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
-import os
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from types import ModuleType
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -26,9 +23,6 @@ from decentral.errors import DecentralError, UsageError
 
 if TYPE_CHECKING:
     from decentral.lab.comparing import Found
-    from decentral.lab.laboratory import Store
-    from decentral.lab.plan import Plan
-    from decentral.lab.running import Outcome
     from decentral.lab.tuning import Tuned
     from decentral.manifest import Manifest
 
@@ -42,7 +36,7 @@ def _print_example(context: click.Context, parameter: click.Parameter, wanted: b
 
 
 @click.command("lab")
-@click.argument("study", metavar="STUDY.toml", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("study", metavar="STUDY.toml", type=click.Path(path_type=Path))
 @click.option(
     "--example", is_flag=True, is_eager=True, expose_value=False, callback=_print_example, help="Print a study."
 )
@@ -59,54 +53,24 @@ def _print_example(context: click.Context, parameter: click.Parameter, wanted: b
 def lab_command(study: Path, out: Path | None, workers: int | None, device: str, as_json: bool) -> None:
     """Compare methods as a study declares. It searches, reports seeds, and tells verdicts, bytes and hours.
 
-    Runs that are in the folder are never made again, so that an ended study goes on where it was.
+    Runs that are in the folder are never made again, so that an ended study goes on where it was. A folder with a
+    study and its cells may be named in the place of STUDY.toml.
 
     \b
     $ decentral lab study.toml --out results
+    $ decentral lab results
     """
-    from decentral.lab.laboratory import Store
-    from decentral.lab.plan import Plan
-    from decentral.lab.results import collect, write_report
-    from decentral.lab.terms import check_device, check_installed, load_study
+    from decentral.lab.call import Declared
+    from decentral.lab.laboratory import STUDY
+    from decentral.lab.terms import load_study
 
-    declared = load_study(study)
-    check_installed(declared)
-    check_device(declared, device)
-    plan, store = Plan(declared), Store(out or Path("decentral-lab") / declared.study.name)
-    store.begin(study.read_text(encoding="utf-8-sig"))
-    try:
-        there = store.known()
-        known = _run_cells(plan, store, there, workers or _usual_workers(device), device)
-        found = collect(plan, known)
-        write_report(store, found)
-    finally:
-        store.end()
-    _print_study(found, store.folder, len(known) - len(there), as_json)
-
-
-def _usual_workers(device: str) -> int:
-    """Return the number of processors, or 1 where models share a card.
-
-    There each process has a context and models of its own, and a cell that ran out of memory is kept as failed.
-    """
-    return (os.cpu_count() or 1) if device == "cpu" else 1
-
-
-def _run_cells(plan: Plan, store: Store, there: dict[str, Outcome], workers: int, device: str) -> dict[str, Outcome]:
-    """All cells that are missing."""
-    from decentral.lab.laboratory import Progress, Workers, run_study
-    from decentral.lab.running import run_cell
-
-    line = StudyLine(sys.stderr, plan.done(there))
-
-    def on_progress(progress: Progress) -> None:
-        line(progress.done, progress.of, progress.told)
-
-    try:
-        with stop_signals(), Workers(workers, partial(run_cell, device=device)) as processes:
-            return run_study(plan, store, processes, on_progress)
-    finally:
-        line.end()
+    if study.is_dir():  # of a study that is kept beside its cells
+        out, study = out or study, study / STUDY
+    declared = Declared(load_study(study), study.read_text(encoding="utf-8-sig"))
+    folder = out or Path("decentral-lab") / declared.study.study.name
+    with stop_signals():
+        table = declared.run(out=folder, workers=workers, device=device, stream=sys.stderr)
+    _print_study(table.found, folder, table.ran, as_json)
 
 
 def _print_study(found: Found, folder: Path, ran: int, as_json: bool) -> None:
@@ -123,38 +87,6 @@ def _print_study(found: Found, folder: Path, ran: int, as_json: bool) -> None:
         click.echo(f"{ran} cells were run; all is in {folder}")
     if troubles:
         raise click.exceptions.Exit(1)
-
-
-# ---- the line that tells how far it is ----
-
-_CLEAR = "\r\x1b[2K"  # to the beginning of the line, and empty it
-
-
-class StudyLine:
-    """Call it with what is done, of how many, and what is told of the last one. The time left is as it went so far."""
-
-    def __init__(self, stream: IO[str], there: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._stream, self._clock, self._there = stream, clock, there
-        self._began, self._is_terminal = clock(), stream.isatty()
-
-    def __call__(self, done: int, of: int, told: str) -> None:
-        """Write the line after one more cell."""
-        line = f"{done} of {of} cells, {self._left(done, of)} left; {told}"
-        self._stream.write(f"{_CLEAR}{line}" if self._is_terminal else f"{line}\n")
-        self._stream.flush()
-
-    def end(self) -> None:
-        """Clear what a terminal shows."""
-        if self._is_terminal:
-            self._stream.write(_CLEAR)
-            self._stream.flush()
-
-    def _left(self, done: int, of: int) -> str:
-        made = done - self._there
-        if made < 1:
-            return "no telling how long"
-        seconds = round((self._clock() - self._began) / made * (of - done))
-        return f"about {seconds} s" if seconds < 120 else f"about {seconds // 60} min"
 
 
 # ---- tune: one's own model by a handful of terms, of which the best are written ----

@@ -16,6 +16,7 @@ from decentral.lab.running import Outcome
 
 __all__ = [
     "CONFIDENCE",
+    "KINDS",
     "AtHours",
     "Compared",
     "Found",
@@ -26,6 +27,7 @@ __all__ = [
     "Verdict",
     "compare",
     "compare_by_seed",
+    "distances",
     "equivalence_p",
     "interval",
     "of_base",
@@ -39,6 +41,9 @@ __all__ = [
 # ---- rows: a method at one point of the grid ----
 #
 # With its run on every seed.
+
+
+KINDS: Final = ("alone", "data-parallel")  # of references, in the order of the tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +122,7 @@ class Found:
     rows: tuple[Row, ...]
     compare: tuple[tuple[str, str], ...] = ()  # pairs of names, beside what is compared with the base
     searched: tuple[Row, ...] = field(default=())  # one for each setting that was tried, with the search's seeds
+    references: Mapping[str, str] = field(default_factory=dict)  # the first of each kind: alone, data-parallel
 
     @property
     def points(self) -> list[Mapping[str, object]]:
@@ -136,6 +142,16 @@ def of_base(row: Row, rows: Sequence[Row], base: str) -> Row | None:
     """The row that ``row`` is compared with: the base's at its point, and of its link where it has several."""
     same = [one for one in rows if one.name == base and one.point == row.point]
     return next((one for one in same if one.link == row.link), same[0] if same else None)
+
+
+# ---- a row against training without an outer method ----
+
+
+def distances(row: Row, found: Found, kind: str) -> dict[int, float]:
+    """Return by seed its loss less that of the study's first reference of a kind; empty where there is none."""
+    reference = of_base(row, found.rows, found.references.get(kind, ""))
+    other = {} if reference is None else reference.losses
+    return {seed: loss - other[seed] for seed, loss in row.losses.items() if seed in other}
 
 
 # ---- a row against its base ----

@@ -16,7 +16,9 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
+
+import torch
 
 from decentral.errors import UsageError
 from decentral.lab.cells import Cell
@@ -24,7 +26,7 @@ from decentral.lab.plan import Plan
 from decentral.lab.running import Outcome, failure
 from decentral.state.durable import DISK, Disk, disk_errors
 
-__all__ = ["Progress", "Store", "Workers", "end_with_parent", "run_study"]
+__all__ = ["Here", "Memory", "Progress", "Runner", "Store", "Workers", "end_with_parent", "run_study"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class Progress:
 
 
 def run_study(
-    plan: Plan, store: Store, workers: Workers, on_progress: Callable[[Progress], None] = lambda progress: None
+    plan: Plan, store: Store | Memory, workers: Runner, on_progress: Callable[[Progress], None] = lambda progress: None
 ) -> dict[str, Outcome]:
     """Run what is missing; what all the study's cells came to, and others that the folder holds. DiskError."""
     known = store.known()
@@ -62,6 +64,31 @@ def run_study(
             store.keep(cell, outcome)
             known[cell.id] = outcome
             on_progress(Progress.after(plan.done(known), size, cell, outcome))
+
+
+Run = Callable[[Cell], Outcome]
+
+
+class Runner(Protocol):
+    """Give cells, take outcomes."""
+
+    @property
+    def running(self) -> list[str]:
+        """Ids of the cells that are being run."""
+        ...
+
+    @property
+    def idle(self) -> int:
+        """Cells that can be given now."""
+        ...
+
+    def give(self, cell: Cell) -> None:
+        """Have it run."""
+        ...
+
+    def take(self) -> list[tuple[Cell, Outcome]]:
+        """Wait until one is over."""
+        ...
 
 
 # ---- cells that are there ----
@@ -140,6 +167,21 @@ class Store:
             self._disk.replace_file(path, [text.encode("utf-8")])
 
 
+class Memory:
+    """A store of a study that leaves nothing behind."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Outcome] = {}
+
+    def known(self) -> dict[str, Outcome]:
+        """Return the outcomes that are there, by id."""
+        return dict(self._known)
+
+    def keep(self, cell: Cell, outcome: Outcome) -> None:
+        """Add one."""
+        self._known[cell.id] = outcome
+
+
 def _read_record(line: bytes) -> tuple[str, Outcome] | None:
     try:
         record: dict[str, Any] = json.loads(line)
@@ -161,12 +203,44 @@ def _try_lock(descriptor: int) -> bool:
     return True
 
 
+# ---- this process, which runs cells itself ----
+
+
+class Here:
+    """A runner of one cell after the other, in one thread of torch as workers have: sums in several round otherwise."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._given: list[Cell] = []
+
+    @property
+    def running(self) -> list[str]:
+        """Ids of the cells that were given."""
+        return [cell.id for cell in self._given]
+
+    @property
+    def idle(self) -> int:
+        """Cells that can be given now."""
+        return 1 - len(self._given)
+
+    def give(self, cell: Cell) -> None:
+        """Keep it until it is taken."""
+        self._given.append(cell)
+
+    def take(self) -> list[tuple[Cell, Outcome]]:
+        """Run the cell."""
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            return [(cell := self._given.pop(), self._run(cell))]
+        finally:
+            torch.set_num_threads(threads)
+
+
 # ---- processes that run cells ----
 #
 # One thread each. One that dies takes its cell with it, and nothing else. They end with whoever started them, however
 # that one ends: each watches its parent.
-
-Run = Callable[[Cell], Outcome]
 
 _END_SECONDS = 5.0  # from the end of its line to that of the process, at most
 
@@ -264,8 +338,6 @@ def _serve(line: Connection, run: Run) -> None:
     """Run cells for as long as the worker lives."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=end_with_parent, daemon=True).start()
-    import torch
-
     torch.set_num_threads(1)
     with contextlib.suppress(EOFError, OSError):
         while True:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from decentral.lab.cells import Cell, Flips
+from decentral.lab.own import is_own, version_of_method
 from decentral.lab.running import Outcome, text_of
 from decentral.lab.terms import (
     Link,
@@ -215,16 +216,20 @@ class Plan:
     def _new(self, contestant: Contestant, place: Place, seed: int, link: Link | None, flips: Flips | None) -> Cell:
         aims, entry = self.study.study, self._entry(contestant)
         kind, peers = kind_of(entry), self._settings.peers(contestant.point)
-        shares = aims.task in ("language-uneven", "digits")  # what rank 0 has of the data depends on how many share it
+        is_text = not is_own(aims.task) and aims.task != "digits"
+        shares = (
+            aims.task == "language-uneven" or not is_text
+        )  # what rank 0 has of the data depends on how many share it
+        manifest = self._settings.manifest(place, seed)
         return Cell.of(
             kind,
             aims.task,
             1 if kind == "alone" and not shares else peers,
-            self._settings.manifest(place, seed),
+            manifest,
             steps=self._settings.steps(place),
             points=aims.points,
-            windows=aims.windows if aims.task != "digits" else 0,
-            text=self._text,
+            windows=aims.windows if is_text else 0,
+            text=self._text + (version_of_method(manifest.outer.method) if kind == "swarm" else ""),
             flips=flips,
             line=None if link is None else link.line,
             alpha=(aims.alpha or 1.0) if aims.task == "digits" else None,

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 
 from decentral.lab.cells import Cell
-from decentral.lab.comparing import Found, Row, Run
+from decentral.lab.comparing import KINDS, Found, Row, Run, distances
 from decentral.lab.laboratory import Store
+from decentral.lab.own import unit_of
 from decentral.lab.plan import Contestant, Plan, Reported
 from decentral.lab.running import Outcome
 from decentral.lab.tables import tables_md
@@ -29,8 +30,6 @@ __all__ = ["FIGURES", "collect", "curves_csv", "draw", "results_csv", "write_rep
 
 Known = Mapping[str, Outcome]  # by cell id
 
-_UNITS = {"digits": "nats per digit"}
-
 
 def collect(plan: Plan, known: Known) -> Found:
     """All that is known of a study."""
@@ -40,13 +39,14 @@ def collect(plan: Plan, known: Known) -> Found:
     return Found(
         aims.name,
         _title(plan.study),
-        _UNITS.get(aims.task, "bits per byte"),
+        unit_of(aims.task),
         plan.study.base,
         aims.margin,
         tuple(link.name for link in plan.study.link),
         tuple(rows),
         tuple((one.a, one.b) for one in plan.study.compare),
         tuple(searched),
+        {one.kind: one.name for one in reversed(plan.study.reference)},
     )
 
 
@@ -131,6 +131,7 @@ _CELL_HEADS = ("phase", "name", "role", "point", "link", "settings", "seed", "ce
 def results_csv(found: Found) -> str:
     """A line for each cell."""
     heads = [*_CELL_HEADS, "reason", "loss", "loss_of_mean", "tokens", "nbytes", "peak_nbytes", "machine_seconds"]
+    heads += [f"to_{kind.replace('-', '_')}" for kind in KINDS]
     heads += [f"hours_{link}" for link in found.links]
     return _csv(heads, (_cell_line(found, *told) for told in _runs(found)))
 
@@ -142,7 +143,8 @@ def _cell_line(found: Found, phase: str, row: Row, seed: int, run: Run) -> list[
     if curve is not None and last is not None:
         spent = [_number(last.loss), _number(last.loss_of_mean), last.tokens, last.nbytes, curve.peak_nbytes]
     hours = [run.hours[link][-1] if link in run.hours else "" for link in found.links]
-    return [*_cell_fields(phase, row, seed, run), outcome.reason, *spent, round(outcome.seconds, 3), *hours]
+    apart = [_number(distances(row, found, kind).get(seed)) for kind in KINDS] if phase == "report" else ["", ""]
+    return [*_cell_fields(phase, row, seed, run), outcome.reason, *spent, round(outcome.seconds, 3), *apart, *hours]
 
 
 def curves_csv(found: Found) -> str:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from decentral.errors import DecentralError, NonFiniteError
 from decentral.lab.cells import Cell, Curve, Flips, Looks, Point
 from decentral.lab.lockstep import lockstep_of
+from decentral.lab.own import Brought, OwnWork, is_own, version_of_task
 from decentral.lab.work import Digits, Language, Work, corpus_of
 from decentral.manifest import Manifest
 from decentral.optimizers import OuterMethod, RoundInfo, make_outer
@@ -87,9 +88,14 @@ def failure(reason: str) -> Outcome:
     return Outcome("failed", " ".join(reason.split())[:300])
 
 
-def run_cell(cell: Cell, device: str = "cpu") -> Outcome:
-    """Run it, here and now; ``device`` as torch spells it. Digits are trained on the processor."""
+def run_cell(cell: Cell, device: str = "cpu", brought: Brought | None = None) -> Outcome:
+    """Run it, here and now; ``device`` as torch spells it. Digits are trained on the processor.
+
+    ``brought``: what a researcher's process was given, where this is another one.
+    """
     began = time.monotonic()
+    if brought is not None:
+        brought.use()
     try:
         curve = _curve(cell, device)
     except NonFiniteError as error:
@@ -111,6 +117,8 @@ def work_of(cell: Cell, device: str = "cpu") -> Work:
     if cell.task == "digits":
         assert cell.alpha is not None, "studies of digits have one"
         return Digits(cell.manifest, cell.peers, cell.alpha)
+    if is_own(cell.task):
+        return OwnWork(cell.task, cell.manifest, cell.peers, device)
     uneven = cell.task == "language-uneven"
     corpus = corpus_of(None, cell.manifest.data.held_out)
     return Language(cell.manifest, corpus, cell.peers, uneven=uneven, windows=cell.windows, device=device)
@@ -120,6 +128,8 @@ def text_of(task: str) -> str:
     """Return the text that is trained on, by name and version: another version is another text."""
     if task == "digits":
         return f"digits of scikit-learn {version('scikit-learn')}"
+    if is_own(task):
+        return version_of_task(task)
     return f"standard library of Python {platform.python_version()}"
 
 

@@ -5,7 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from decentral.lab.comparing import CONFIDENCE, Compared, Found, Pair, Row, compare, interval, of_base, pairs, problems
+from decentral.lab.comparing import (
+    CONFIDENCE,
+    KINDS,
+    Compared,
+    Found,
+    Pair,
+    Row,
+    compare,
+    distances,
+    interval,
+    of_base,
+    pairs,
+    problems,
+)
 
 __all__ = ["as_json", "pairs_json", "tables_md"]
 
@@ -49,20 +62,24 @@ def _meaning(found: Found) -> str:
         f"Loss: {found.unit}, mean of the seeds and half of its {CONFIDENCE:.0%} interval. Against `{found.base}`: the "
         f"mean of the differences on each seed, in % of its loss, with Student's {CONFIDENCE:.0%} interval. tied: it "
         f"lies within {found.margin:.2%} (TOST at 5 %); better, worse: it does not hold 0; undecided: neither. "
-        "No correction for the number of rows. Bytes: that one peer sent of the small model; peak: at one inner step."
+        "No correction for the number of rows. To alone, to data-parallel: the loss less that of one peer which trains "
+        "as many steps alone, and less that of synchronous data-parallel training on the same tokens, by seed; below 0 "
+        "is better. Bytes: that one peer sent of the small model; peak: at one inner step."
     )
 
 
 def _table(found: Found, rows: Sequence[Row]) -> str:
     gossips = any(_of_mean(row) for row in rows)
     heads = ["", "settings", "loss", *(["loss of the mean model"] if gossips else []), f"against {found.base}, %"]
-    heads += ["verdict", "tokens", "bytes", "peak", *(f"hours, {link}" for link in found.links)]
+    heads += ["verdict", *(f"to {kind}" for kind in KINDS), "tokens", "bytes", "peak"]
+    heads += [f"hours, {link}" for link in found.links]
     lines = [heads, ["---"] * len(heads)]
     for row in rows:
         against = compare(row, of_base(row, rows, found.base), found.margin)
         cells = [_name(row), row.words, _spread(list(row.losses.values()))]
         cells += [_spread(_of_mean(row)) or "-"] if gossips else []
-        cells += [*_against(row, against, found.base), *_spent(row), *(_hours(row, link) for link in found.links)]
+        cells += [*_against(row, against, found.base), *(_distance(row, found, kind) for kind in KINDS)]
+        cells += [*_spent(row), *(_hours(row, link) for link in found.links)]
         lines.append(cells)
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
@@ -92,12 +109,19 @@ def _name(row: Row) -> str:
     return row.label if row.role == "method" else f"{row.label} ({row.role})"
 
 
-def _spread(values: Sequence[float]) -> str:
+def _spread(values: Sequence[float], sign: str = "") -> str:
     if not values:
         return ""
     found = interval(values)
     half = found.high - found.mean
-    return f"{found.mean:.4f}" + (f" ± {half:.4f}" if math.isfinite(half) else "")
+    return f"{found.mean:{sign}.4f}" + (f" ± {half:.4f}" if math.isfinite(half) else "")
+
+
+def _distance(row: Row, found: Found, kind: str) -> str:
+    """Empty for the reference itself, and where a loss is missing."""
+    if kind not in found.references:
+        return "no such reference"
+    return "" if row.name == found.references[kind] else _spread(list(distances(row, found, kind).values()), "+")
 
 
 def _against(row: Row, against: Compared | None, base: str) -> list[str]:
@@ -149,15 +173,18 @@ def _of_mean(row: Row) -> list[float]:
 
 def as_json(found: Found) -> list[dict[str, object]]:
     """The rows of the tables."""
-    return [_row_json(row, compare(row, of_base(row, found.rows, found.base), found.margin)) for row in found.rows]
+    return [_row_json(row, found) for row in found.rows]
 
 
-def _row_json(row: Row, against: Compared | None) -> dict[str, object]:
+def _row_json(row: Row, found: Found) -> dict[str, object]:
     told: dict[str, object] = {"name": row.name, "role": row.role, "point": dict(row.point), "link": row.link}
     told |= {"settings": dict(row.settings), "losses": row.losses, "trouble": row.troubles}
     told |= {"nbytes": [run.nbytes for run in row.curves]}
     told["hours"] = {link: hours[-1] for run in row.curves[:1] for link, hours in run.hours.items()}
-    return told | _comparison_json(against)
+    for kind in KINDS:  # None: there is nothing to be apart from
+        apart = list(distances(row, found, kind).values())
+        told[f"to_{kind.replace('-', '_')}"] = interval(apart).mean if apart else None
+    return told | _comparison_json(compare(row, of_base(row, found.rows, found.base), found.margin))
 
 
 def _comparison_json(against: Compared | None) -> dict[str, object]:

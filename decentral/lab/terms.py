@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from decentral.errors import ConfigError, UsageError
-from decentral.lab.cells import Flips, Kind, Line, Task
+from decentral.lab.cells import Flips, Kind, Line
+from decentral.lab.own import check_task, is_own, method_name
 from decentral.manifest import Manifest, check_methods, preset_manifest
 from decentral.manifest.table import Count, NotNegative, Positive, Table, Word, check_model, one_line
 from decentral.manifest.terms import INNER_OPTIMIZERS, Inner
@@ -46,6 +48,7 @@ __all__ = [
     "kind_of",
     "load_study",
     "parse_study",
+    "study_of",
 ]
 
 Keys = dict[str, Any]  # Any: values of every TOML type
@@ -53,11 +56,26 @@ Lists = dict[str, Annotated[list[str | bool | int | float], Field(min_length=1, 
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 
 
+def _said_in_a_line(check: Callable[[str], str]) -> Callable[[Any], Any]:  # Any: whatever the file has there
+    """Turn its ConfigError into what pydantic tells with the place."""
+
+    def checked(value: Any) -> Any:  # Any: as above
+        try:
+            return check(value) if isinstance(value, str) else value
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+
+    return checked
+
+
 class Aims(Table):
     """[study]: the question."""
 
     name: Word = Field(description="what people call the study")
-    task: Task = Field(default="language", description="language, language-uneven, digits or mixture")
+    task: Annotated[str, AfterValidator(_said_in_a_line(check_task))] = Field(
+        default="language",
+        description="language, language-uneven, digits, mixture, package.module:Class, or what a package adds",
+    )
     peers: Annotated[int, Field(ge=1, le=256)] = Field(default=4, description="replicas that train")
     rounds: Count | None = Field(
         default=None, description="rounds of inner.steps of [inner] each, by which all train: set this or tokens"
@@ -111,7 +129,9 @@ class Method(Table):
     """[[method]]: a preset of ours, and what is changed in it."""
 
     name: Word = Field(description="in tables and figures")
-    preset: Word = Field(description="decentral optimizers lists them")
+    preset: Annotated[Word, BeforeValidator(_said_in_a_line(method_name))] = Field(
+        description="decentral optimizers lists them; or package.module:Class"
+    )
     model: Keys = Field(default={}, description="its own keys of [model]")
     inner: Keys = Field(default={}, description="its own keys of [inner]")
     outer: Keys = Field(default={}, description="its own keys of [outer]")
@@ -319,7 +339,7 @@ class Settings:
         """Return the tables that change in the preset."""
         study, own = self.study, entry.model_dump()
         tables: Tables = {name: dict(getattr(study, name)) for name in _OF_ALL}
-        if study.study.task == "digits":
+        if study.study.task == "digits" or is_own(study.study.task):
             tables["model"] = {"task": "custom", "layers": 1, "context": 1} | tables["model"]
             preset = presets().get(entry.preset) if isinstance(entry, Method) else None
             tables["inner"] = {"clip": 1.0, **({} if preset is None else preset.inner)} | tables["inner"]
@@ -342,7 +362,7 @@ class Settings:
             return aims.rounds * int(self.study.inner.get("steps", Inner().steps))
         assert aims.tokens is not None, "one of the two is set"
         sizes = preset_manifest(_CARRIER, model=tables["model"], data=tables["data"])
-        context = 1 if aims.task == "digits" else sizes.model.context
+        context = 1 if sizes.model.task == "custom" else sizes.model.context
         steps = aims.tokens // (sizes.data.batch_size * context)
         if not steps:
             raise ConfigError(f"study.tokens = {aims.tokens} is less than one inner step sees; raise it")
@@ -378,6 +398,7 @@ def load_study(path: Path) -> Study:
         ) from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 text (byte {error.start}); a study is a TOML file") from error
+    sys.path.append(str(path.resolve().parent))  # last: classes that it names may be in its neighbours
     return parse_study(text, str(path))
 
 
@@ -387,6 +408,11 @@ def parse_study(text: str, source: str = "study") -> Study:
         tables = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{source}: not TOML: {one_line(error)}; correct that place") from None
+    return study_of(tables, source)
+
+
+def study_of(tables: Mapping[str, object], source: str = "study") -> Study:
+    """The study of these tables, as ``parse_study``."""
     study = check_model(Study, tables, source)
     try:
         _check_settings(study)

@@ -373,12 +373,12 @@ def _twins(fields: Mapping[str, Any], me: str) -> tuple[tuple[str, ...], str]:
 
 
 def _no_move(fields: Mapping[str, Any], me: str) -> tuple[tuple[str, ...], str]:
-    method, why, round_ = fields["method"], fields["why"], fields["round"]
+    method, why, round_ = fields["method"], fields["why"], fields.get("outer_step", fields["round"])
     return ("",), f"round {round_} moved nothing: {method}: {why}; what was contributed to it is gone"
 
 
 def _unsaid(fields: Mapping[str, Any], me: str) -> tuple[tuple[str, ...], str]:
-    method, why, round_ = fields["method"], fields["why"], fields["round"]
+    method, why, round_ = fields["method"], fields["why"], fields.get("outer_step", fields["round"])
     return ("unsaid",), f"your contribution to round {round_} went without a summary: {method}: {why}; ask its author"
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
@@ -64,6 +65,7 @@ __all__ = [
     "Timing",
     "aggregation_names",
     "blend",
+    "bring",
     "carry",
     "compressor_beside",
     "describe_aggregation_keys",
@@ -123,9 +125,28 @@ def methods_with(key: str) -> list[str]:
     return [name for name in sorted(_methods().ours) if key in [own for own, _, _ in describe_keys(name)]]
 
 
-def presets() -> dict[str, Preset]:
-    """The presets of our methods, by name."""
-    return {name: method.preset for name, method in _methods().ours.items() if method.preset}  # type: ignore[attr-defined]
+def bring(method: type[OuterMethod]) -> None:
+    """Know a method by its name in this process, as if a package added it. ConfigError where it cannot be."""
+    _methods().bring(method)
+
+
+def presets(*, ours: bool = False) -> dict[str, Preset]:
+    """The presets by name, of our methods and of those that others add; ``ours``: no other package is loaded for it.
+
+    A method of others that states none has a plain one. What does not load has none; ``make_outer`` says why.
+    """
+    known = _methods()
+    found = {name: method.preset for name, method in known.ours.items() if method.preset}  # type: ignore[attr-defined]
+    for name in () if ours else known.names():
+        if name not in known.ours:
+            with suppress(ConfigError):
+                found[name] = _preset_of(make_outer(name, {}))
+    return found
+
+
+def _preset_of(method: OuterMethod) -> Preset:
+    """Return what it states; else contributions go whole, to a partner or to everybody: so that any equation fits."""
+    return method.preset or Preset(compressor="none", exchange="pair" if method.topology == "pair" else "gather")
 
 
 def describe_optimizers() -> list[dict[str, object]]:
@@ -143,7 +164,7 @@ def _describe(name: str, method: OuterMethod) -> dict[str, object]:
         "keys": keys_of(method),
     }
     row |= {"channels": [channel.name for channel in method.channels()], "state_per_parameter": _state_of(method)}
-    preset = method.preset
+    preset = presets().get(name)
     if preset is not None:
         row["sent_bits_per_parameter"] = round(_bits_of(method, preset), 3)
         row |= {"compressor": preset.compressor, "feedback": preset.feedback, "exchange": preset.exchange}

@@ -65,8 +65,8 @@ class Offering:
     def tell_unsaid(self, made: Contribution) -> None:
         """Tell where what the method says of a contribution cannot go beside its offer."""
         if made.unsaid:
-            fields = {"round": self.state.head.round + 1, "method": self.state.replica.method.name, "why": made.unsaid}
-            self.state.on_event("unsaid", fields)
+            at = {"round": self.state.head.round + 1, "outer_step": self.state.head.outer_step + 1}
+            self.state.on_event("unsaid", {**at, "method": self.state.replica.method.name, "why": made.unsaid})
 
     async def _encode(self, made: Contribution) -> Encoded:
         replica, me = self.state.replica, self.state.me

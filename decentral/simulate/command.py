@@ -12,7 +12,7 @@ import click
 
 from decentral.cli.options import as_json
 from decentral.cli.progress import Countdown
-from decentral.cli.quantities import Duration, Rate
+from decentral.cli.quantities import Duration, ModelSize, Rate
 from decentral.errors import UsageError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ PROFILES = ("lab", "home", "spot", "storm", "cliff", "even")
     "--step-seconds", type=click.FloatRange(min=0, min_open=True), help="Of one inner step on the median peer; 1."
 )
 @click.option("--step-time", type=Duration(), help="The same with its unit, as 0.4s.")
-@click.option("--parameters", type=click.IntRange(1), help="Of the model; taken from the manifest when it says so.")
+@click.option("--parameters", type=ModelSize(), help="Of the model, as 30M; taken from the manifest when it says so.")
 @click.option(
     "--by",
     type=click.Choice(["messages", "rounds"]),

@@ -202,7 +202,7 @@ def _essence(manifest: Manifest) -> bytes:
 
 @cache
 def _known() -> frozenset[bytes]:
-    return frozenset(_essence(one) for name in presets() for one in _variants(name))
+    return frozenset(_essence(one) for name in presets(ours=True) for one in _variants(name))
 
 
 def _variants(preset: str) -> list[Manifest]:

@@ -15,7 +15,7 @@ from decentral.cli.progress import Countdown
 from decentral.manifest import preset_manifest
 from tests.cli.conftest import Run
 
-SMALL = ("--parameters", "10000")  # told, they are not counted, which would import torch
+SMALL = ("--parameters", "10k")  # told, they are not counted, which would import torch
 
 
 class Terminal(io.StringIO):

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from click.testing import CliRunner
 from safetensors.torch import load_file
 
+from decentral.cli import main
 from decentral.observe.status import Status, read_status
 from decentral.state.export import export
 from decentral.swarm.invite import Invite
@@ -123,6 +125,17 @@ def test_a_package_of_ones_own_adds_a_compressor_and_a_method(first, packages, t
     check_agreed(first.swarm_of_two("own_package/train.py", tmp_path, "--rounds", "5"), 5)
 
 
+def test_a_method_of_the_package_is_a_preset_like_any_other(packages, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(packages))
+    made = CliRunner().invoke(main, ["init", str(tmp_path / "run.toml"), "--preset", "outer_lion"])
+    assert made.exit_code == 0, made.output
+    assert 'method = "outer_lion"' in (tmp_path / "run.toml").read_text()
+    assert "outer_lion" in CliRunner().invoke(main, ["optimizers"]).stdout
+    assert (
+        "did you mean outer_lion?" in CliRunner().invoke(main, ["init", "--preset", "outer_lio", "other.toml"]).stderr
+    )
+
+
 @pytest.mark.long
 def test_what_the_package_adds_obeys_every_law(packages):
     assert outside.laws(
@@ -162,3 +175,28 @@ def test_the_notebook_runs_from_its_first_cell_to_its_last(tmp_path, monkeypatch
     assert "decentral1:" in printed
     assert "round 20," in printed
     assert any("image/png" in output.get("data", {}) for output in said)
+
+
+def test_a_study_of_ones_own_takes_less_than_thirty_lines_and_gives_its_table(tmp_path):
+    script = EXAMPLES / "own_study.py"
+    assert sum(bool(line.strip()) for line in script.read_text().splitlines()) < 30
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stderr.splitlines() if line.startswith("12 of 12 cells")], "the progress"
+    rows = [line.split(" | ") for line in done.stdout.splitlines() if "learning rate" in line and "|" in line[:2]]
+    assert [row[0] for row in rows] == ["| HeavyBall", "| diloco", "| data-parallel (reference)", "| alone (reference)"]
+    assert all("±" in row[2] for row in rows), "three seeds"
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")  # as above
+def test_the_same_in_a_notebook_shows_a_bar_and_a_table(tmp_path, monkeypatch):
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    monkeypatch.setenv("PYTHONPATH", str(outside.ROOT))
+    text = (EXAMPLES / "own_study.py").read_text().replace("print(table)", "table")
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text)])
+    nbclient.NotebookClient(notebook, timeout=100, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    shown = "".join(output.get("data", {}).get("text/html", "") for output in notebook.cells[0].outputs)
+    assert "12 of 12 cells" in shown
+    assert shown.count("<tr>") == 5

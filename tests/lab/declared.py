@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 
+from decentral.lab import laboratory
 from decentral.lab.cells import Cell, Curve, Point
 from decentral.lab.plan import Plan
 from decentral.lab.running import Outcome, run_cell
@@ -51,28 +52,17 @@ def plan(text: str = TEXT) -> Plan:
     return Plan(parse_study(text))
 
 
-class Here:
-    """Workers that are this process; ``ran`` is in order."""
+class Here(laboratory.Here):
+    """It tells what it ``ran``, in order."""
 
     def __init__(self) -> None:
+        super().__init__(run_cell)
         self.ran: list[str] = []
-        self._given: list[Cell] = []
-
-    @property
-    def running(self) -> list[str]:
-        return [cell.id for cell in self._given]
-
-    @property
-    def idle(self) -> int:
-        return 1 - len(self._given)
-
-    def give(self, cell: Cell) -> None:
-        self._given.append(cell)
 
     def take(self) -> list[tuple[Cell, Outcome]]:
-        cell = self._given.pop()
-        self.ran.append(cell.id)
-        return [(cell, run_cell(cell))]
+        over = super().take()
+        self.ran += [cell.id for cell, _ in over]
+        return over
 
 
 def ended(loss: float | None) -> Outcome:

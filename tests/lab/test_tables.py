@@ -12,10 +12,10 @@ import pytest
 from click.testing import CliRunner
 
 from decentral.cli import main
+from decentral.lab.call import StudyLine
 from decentral.lab.cells import Curve, Point
-from decentral.lab.command import StudyLine
 from decentral.lab.comparing import Found, Row, Run, compare, interval, pairs, problems
-from decentral.lab.laboratory import Store, run_study
+from decentral.lab.laboratory import Progress, Store, run_study
 from decentral.lab.results import frontier, mean_curve
 from decentral.lab.running import Outcome
 from decentral.lab.tables import pairs_json, tables_md
@@ -147,7 +147,7 @@ def test_the_line_tells_what_is_done_and_the_time_that_is_left() -> None:
     at = iter([0.0, 30.0, 600.0])
     stream = io.StringIO()
     line = StudyLine(stream, 5, clock=lambda: next(at))
-    line(6, 8, "a")
-    line(10, 18, "b")
+    line.tell(Progress(6, 8, "a"))
+    line.tell(Progress(10, 18, "b"))
     line.end()
     assert stream.getvalue() == "6 of 8 cells, about 60 s left; a\n10 of 18 cells, about 16 min left; b\n"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from decentral.errors import ConfigError, UsageError
-from decentral.lab.command import _usual_workers
+from decentral.lab.call import usual_workers
 from decentral.lab.plan import Plan
 from decentral.lab.terms import check_device, check_installed, load_study, parse_study
 from tests.lab.declared import TEXT
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 SHIPPED = [ROOT / "decentral/lab/example.toml", *sorted(ROOT.glob("experiments/methods/*.toml"))]
 
 MISTAKES = [
-    ('task = "digits"', 'task = "chess"', "study.task = 'chess'"),
+    ('task = "digits"', 'task = "chess"', "study.task: 'chess' is no task; known: language"),
     ("rounds = 4", "round = 4", "unknown key study.round; did you mean rounds?"),
     ("rounds = 4", "", "rounds and tokens both say how long"),
     ("rounds = 4", "rounds = 4\ntokens = 100", "rounds and tokens both say how long"),
@@ -96,4 +96,4 @@ def test_a_device_that_a_study_cannot_train_on_is_told_in_one_line(task: str, de
 
 
 def test_models_on_a_card_have_one_process_unless_more_are_asked_for() -> None:
-    assert _usual_workers("cuda") == _usual_workers("cuda:1") == 1 <= _usual_workers("cpu")
+    assert usual_workers("cuda") == usual_workers("cuda:1") == 1 <= usual_workers("cpu")

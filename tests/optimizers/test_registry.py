@@ -1,5 +1,6 @@
 import json
 import re
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint, EntryPoints
 
 import pytest
@@ -10,7 +11,7 @@ from decentral.errors import ConfigError
 from decentral.manifest import Manifest
 from decentral.manifest.presets import check_methods, preset_manifest
 from decentral.manifest.table import canonical
-from decentral.optimizers import OuterMethod, describe_optimizers, make_outer, presets
+from decentral.optimizers import OuterMethod, _methods, bring, describe_optimizers, make_outer, presets
 from decentral.optimizers.diloco import DiLoCo, outer_learning_rate
 from decentral.optimizers.noloco import NoLoCo
 from tests.kit.tables import PRESETS
@@ -103,3 +104,25 @@ def test_the_canonical_form_of_a_manifest_names_the_same_method():
 def test_a_key_that_counts_takes_whole_numbers_only(value):
     with pytest.raises(ConfigError, match="must be a whole number"):
         make_outer("decoupled", {"wait_for": value})
+
+
+def test_a_method_of_others_that_states_no_preset_has_a_plain_one(monkeypatch: pytest.MonkeyPatch):
+    class Mine(OuterMethod):
+        name = "mine"
+
+    points = EntryPoints([EntryPoint("broken", "nowhere:Mine", "decentral.optimizers")])
+    monkeypatch.setattr(plugins, "entry_points", lambda **wanted: points.select(**wanted))
+    with pytest.raises(ConfigError, match="write @dataclass"):
+        bring(Mine)
+    frozen = dataclass(frozen=True)(Mine)
+    bring(frozen)
+    try:
+        made = preset_manifest("mine")
+        assert (made.compressor.chain, made.exchange.kind, made.outer.method) == ("none", "gather", "mine")
+        assert "mine" not in presets(ours=True)
+        assert "broken" not in presets()
+    finally:
+        _methods().brought.clear()
+    frozen.name = "diloco"
+    with pytest.raises(ConfigError, match="diloco is the name of one of ours"):
+        bring(frozen)

@@ -12,12 +12,13 @@ _FIRST = ("join", "Peer", "RoundEnded", "RunSchedule", "follow", "Following", "A
 _CALLBACKS = tuple(
     f"decentral.integrations.{framework}.DecentralCallback" for framework in ("transformers", "lightning")
 )
-# What a method, a compressor or a rule of one's own is made of: public, though not of `decentral` itself.
+# What a method, a compressor or a rule of one's own is made of, and compared by: public, though not in `decentral`.
 OF_METHODS = {
     "decentral.optimizers": ("OuterMethod", "Channel", "CHANGE", "key", "rate"),
     "decentral.optimizers.aggregation.base": ("Aggregation", "Sent", "total"),
     "decentral.compressors.base": ("About", "Method", "PartSpec", "Payload", "check_input", "check_parts", "require"),
     "decentral.coding": ("Floats", "Symbols"),
+    "decentral.lab": ("study",),
 }
 
 
