@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 import traceback as tracebacks
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -115,6 +116,8 @@ class CommandGroup(click.Group):
     ) -> NoReturn:
         """Run a command and end the process with the exit code that errors.py promises."""
         mend_streams()
+        # Before there are threads: a filter that one sets for its own block is undone by the block of another.
+        warnings.filterwarnings("ignore", r".torch\.jit\.script")  # how hivemind is written is no news to anybody
         invocation = Invocation()
         extra |= {"standalone_mode": False, "obj": invocation}
         try:

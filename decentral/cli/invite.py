@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from decentral.cli.options import as_json, directory_of_a_peer, remember
-from decentral.errors import UsageError
+from decentral.errors import InviteError, UsageError
+
+if TYPE_CHECKING:
+    from decentral.observe.status import Status
 
 
 @click.command("invite")
@@ -40,13 +45,30 @@ def invite_command(
     \b
     $ decentral invite --words --out decentral-run
     """
+    from decentral.observe.status import read_status
+
     invite = _invite_of(remember(context, directory))
     if words:
         _say(invite, relays, lan=lan, as_json=as_json)
         return
     if relays or not lan:
         raise UsageError("--relay and --no-lan are about how words are exchanged; add --words")
-    click.echo(json.dumps({"invite": invite}) if as_json else f"decentral join {invite}{_brings(directory)}")
+    whom = whom_it_reaches(read_status(directory))
+    if as_json:
+        click.echo(json.dumps({"invite": invite, "reaches": whom}))
+        return
+    click.echo(f"decentral join {invite}{_brings(directory)}")
+    click.echo(f"reaches: {whom}", err=True)
+
+
+def whom_it_reaches(status: Status) -> str:
+    """Say whom the invite of a peer reaches, and which of its relays do not answer."""
+    from decentral.swarm.invite import Invite, reach
+
+    whom = "not known"
+    with suppress(InviteError):  # of another version
+        whom = reach(Invite.parse(status.invite).addresses)
+    return "; ".join((whom, *(f"relay {relay} does not answer" for relay in status.silent_relays)))
 
 
 def _brings(directory: Path) -> str:

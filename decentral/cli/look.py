@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from decentral.cli.group import INTERRUPTED
+from decentral.cli.invite import whom_it_reaches
 from decentral.cli.options import INVITE, as_json, cards_by_name, directory_of_a_peer, remember
 from decentral.cli.progress import read_peer
 from decentral.cli.quantities import Duration
@@ -59,6 +60,7 @@ def status_command(context: click.Context, directory: Path, prometheus: bool, as
         _print_status(status, alive=alive)
         if status.invite:
             click.echo(f"invite    {_invite_here(status.invite, directory)}")
+            click.echo(f"reaches   {whom_it_reaches(status)}")
     if is_lost(status) or status.frozen_seconds:
         context.exit(1)
 
@@ -117,6 +119,23 @@ def _limits_line(seen: _Seen) -> str:
     return ", ".join(parts)
 
 
+def _given_line(seen: _Seen) -> str:
+    """Give what this peer gave over all its lives."""
+    status = seen.status
+    tokens = f", {status.given_tokens:,} tokens" if status.given_tokens else ""
+    share = "" if status.given_share is None else f": {100 * status.given_share:.3g} % of the run"
+    gave = f"{status.given_rounds:,} rounds, {status.inner_steps:,} inner steps{tokens}, {seen.text('given_seconds')}"
+    return f"{gave}, {seen.text('given_bytes')} sent, in all its lives{share}" if status.given_seconds else ""
+
+
+def _disk_line(seen: _Seen) -> str:
+    """Give what it wrote today, and the bound."""
+    bound = "" if seen.status.max_writes is None else f" of {seen.text('max_writes')}"
+    over = seen.status.max_writes is not None and seen.status.written_today > seen.status.max_writes
+    why = ": rounds alone write more, and checkpoints wait for up to an hour" if over else ""
+    return f"{seen.text('written_today')}{bound} written today (UTC){why}" if seen.status.written_today else ""
+
+
 def _settings_line(seen: _Seen) -> str:
     """Give what its person wants otherwise than usual, and what of all that is set outlives the process."""
     parts = [", ".join(f"{key} {value}" for key, value in seen.status.preferences.items())]
@@ -139,7 +158,9 @@ def _updates_line(seen: _Seen) -> str:
 
 _LINES: Mapping[str, Callable[[_Seen], str]] = {  # of fields that take more than their number; empty: no line
     "run": _run_line,
-    "peer": lambda seen: f"{seen.status.peer or '?'}, {seen.text('inner_steps')} inner steps",
+    "peer": lambda seen: (
+        f"{seen.status.peer or '?'}{_called(seen.status.name)}, {seen.text('inner_steps')} inner steps"
+    ),
     "loss": _loss_line,
     "seconds_left": lambda seen: (
         f"{seen.text('seconds_left')}, as it goes now" if seen.alive and seen.status.seconds_left else ""
@@ -150,6 +171,8 @@ _LINES: Mapping[str, Callable[[_Seen], str]] = {  # of fields that take more tha
         if seen.status.bytes_measuring
         else ""
     ),
+    "given_rounds": _given_line,
+    "written_today": _disk_line,
     "max_upload": _limits_line,
     "preferences": _settings_line,
     "uplink_bits": lambda seen: (
@@ -185,9 +208,15 @@ def peers_command(context: click.Context, directory: Path, as_json: bool) -> Non
     for member in status.members:
         you = "  (you)" if member.get("peer") == status.peer else ""
         traffic = f"{in_units(member.get('bytes_sent', 0))} to, {in_units(member.get('bytes_received', 0))} from"
-        click.echo(f"{member.get('peer', '?')}  {presence(member)}  {_after(member)}  {traffic}{_way(member)}{you}")
+        who = f"{member.get('peer', '?')}{_called(member.get('name'))}"
+        click.echo(f"{who}  {presence(member)}  {_after(member)}  {traffic}{_way(member)}{you}")
     if not status.members:
         click.echo("nobody yet: no member of the run is known here", err=True)
+
+
+def _called(name: object) -> str:
+    """Say what a peer calls itself, behind its key: anybody may take any name."""
+    return f" ({name})" if name else ""
 
 
 def _after(member: Mapping[str, Any]) -> str:

@@ -57,9 +57,10 @@ HEADINGS = {  # of start and join, most used first
     "With whom": ("require_peers", "give_up_at", "alone", "admit", "keep_serving", "solo", "pace"),
     "Network": ("listen", "relays", "lan", "transport", "max_upload", "max_download", "daily_upload"),
     "This machine": (
-        *("schedule", "on_battery", "only_when_idle", "max_memory", "threads", "max_compute", "offload", "on_nan"),
+        *("schedule", "on_battery", "only_when_idle", "max_memory", "threads", "max_compute", "max_writes", "offload"),
+        "on_nan",
     ),
-    "What others see": ("dashboard", "metrics", "as_json"),
+    "What is shown": ("name", "verbose", "dashboard", "metrics", "as_json"),
 }
 
 
@@ -222,6 +223,14 @@ def _check_installed(context: click.Context, parameter: click.Parameter, kind: s
     return kind
 
 
+def _check_name(context: click.Context, parameter: click.Parameter, name: str | None) -> str | None:
+    """Refuse one that cannot travel, before anything is read or made."""
+    option = OPTIONS["name"]
+    if not option.fits(name):
+        raise click.BadParameter(f"{name!r:.40}: {option.rule}")
+    return name
+
+
 def option_of_join(name: str, *, flag: str = "", kept_as: str = "", also: str = "", **click_has: Any) -> Decorator:
     """Offer an option of ``join`` on the command line: its default and its meaning are those of `JoinOptions`.
 
@@ -315,6 +324,7 @@ options_of_a_peer = with_options(
         show_default=True,
         help="Run directory; a run found there is resumed.",
     ),
+    option_of_join("name", metavar="NAME", callback=_check_name, show_default="none"),
     *WAYS,
     option_of_join("require_peers", type=click.IntRange(min=0), metavar="N", show_default=True),
     option_of_join(
@@ -330,8 +340,10 @@ options_of_a_peer = with_options(
     *CAPS,
     *WHEN,
     option_of_join("daily_upload", type=Size(), metavar="SIZE", show_default="no limit"),
+    option_of_join("max_writes", type=Size(), metavar="SIZE", show_default=True),
     option_of_join("offload", type=click.Path(file_okay=False, path_type=Path), show_default="memory"),
     option_of_join("on_nan", type=click.Choice(["stop", "restart"]), show_default=True),
+    click.option("-v", "--verbose", is_flag=True, help="Show the run's terms, too, as its manifest has them."),
     with_page,
     with_metrics,
     click.option(
@@ -364,6 +376,7 @@ class JobOptions:
     dashboard: bool = False  # the page beside it
     metrics: tuple[str, int] | None = None  # address and port at which Prometheus asks
     as_json: bool = False  # summary.json on stdout, and nothing else there
+    verbose: bool = False  # the terms are shown as the manifest has them
 
     @classmethod
     def of(cls, out: Path, given: Mapping[str, Any], invite: str | None = None) -> Self:  # Any: as click gives them

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from shutil import get_terminal_size
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Self
 
@@ -47,7 +48,8 @@ class Countdown:
         if share <= 0 or now - self._began < _QUIET_SECONDS:
             return
         if self._is_terminal and now - self._shown_at >= _REFRESH_SECONDS:
-            self._write(f"{_CLEAR}{bar(share)} {self._sentence(share, now)}")
+            shown = f"{bar(share)} {self._sentence(share, now)}"
+            self._write(_CLEAR + shown[: get_terminal_size().columns - 1])  # what is broken over two is not cleared
             self._shown_at = now
         elif not self._is_terminal and int(10 * share) > self._tenths:
             self._write(self._sentence(share, now) + "\n")

@@ -8,12 +8,12 @@ import runpy
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from traceback import TracebackException
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -36,6 +36,7 @@ from decentral.signals import ENDING, drop_closed_terminal
 if TYPE_CHECKING:
     from decentral.manifest import Manifest
     from decentral.observe.screen import Display
+    from decentral.preferences.preferences import Preferences
     from decentral.tasks.evaluate import Survey
 
 
@@ -199,9 +200,8 @@ def _run_job(manifest: Manifest, text: str, options: JobOptions, *, late: bool) 
 
     shows = partial(open_display, sys.stderr, stop=f"Ctrl-C, or decentral leave --out {shlex.quote(str(options.out))}")
     if not late:
-        click.echo(f"{describe(manifest)}\n{text}", err=True)
-        if not options.solo:
-            compile_for(manifest, sys.stderr)
+        terms = [describe(manifest)] if options.verbose else []
+        click.echo("\n".join([*terms, *first_screen(manifest, text, options)]), err=True)
     display = LateDisplay(sys.stderr, shows) if late else shows()
     show_invite = partial(_show_invite, display, options, manifest.data.corpus)
     with stop_signals() as stop, log_shown_on(display):
@@ -217,6 +217,60 @@ def _run_job(manifest: Manifest, text: str, options: JobOptions, *, late: bool) 
     return stop.code
 
 
+# ---- the first screen ----
+#
+# Plain words for who gives a machine: with how to stop, which a display says, six lines before the sentence of health.
+
+_WIDTH = 80  # columns of a usual terminal: a longer line would break
+
+
+def first_screen(manifest: Manifest, text: str, options: JobOptions) -> list[str]:
+    """Return what is learnt, whose run it is, how long it lasts, what it takes of this machine, and on which text."""
+    from decentral.tasks.sizing import LanguageModelConfig, parameters_of
+
+    run, numel = manifest.run, parameters_of(LanguageModelConfig.of(manifest.model))
+    limit = f", {run.minutes:g} minutes at most" if run.minutes is not None else ""
+    rows = {
+        "learns": f"a language model of {numel:,} parameters",
+        "run": f"{run.name} ({manifest.run_id}), {_whose(options)}",
+        "lasts": f"{run.rounds} rounds of {manifest.inner.steps} training steps{limit}",
+        "takes": _takes(options.preferences),
+        "text": text.removeprefix("this peer's text is "),
+    }
+    return [_cut(f"{name:<8}{words}") for name, words in rows.items()]
+
+
+def _whose(options: JobOptions) -> str:
+    from decentral.observe.health import short_name
+    from decentral.swarm.invite import Invite
+
+    if options.invite is None:
+        return "of which you are the first peer"
+    names = [address.rpartition("/")[2] for address in Invite.parse(options.invite).addresses]
+    return f"to which {short_name(names[0])} invites you"
+
+
+def _takes(wanted: Preferences) -> str:
+    """Say what it takes of this machine, as far as that is known before it trains."""
+    import torch
+
+    from decentral.observe.health import in_units
+
+    cores = wanted.threads or torch.get_num_threads()
+    share = "" if wanted.max_compute is None else f" at {wanted.max_compute:.0%}"
+    when = "all day" if str(wanted.schedule) == "always" else str(wanted.schedule)
+    memory = "memory as needed" if wanted.max_memory is None else f"{in_units(wanted.max_memory)} of memory"
+    upload = "upload as fast as the line" if wanted.max_upload is None else f"{in_units(wanted.max_upload)}/s up"
+    processor = "the GPU" if torch.cuda.is_available() else f"{cores} core{'s' if cores > 1 else ''}"
+    return f"{processor}{share}, {when}; {memory}; {upload}"
+
+
+def _cut(line: str) -> str:
+    return line if len(line) <= _WIDTH else line[: _WIDTH - 4] + " ..."
+
+
+# ---- the invite ----
+
 _OPEN = (
     "an open run: whoever can dial a peer may join, and many that join and never vote hold up the rounds; "
     "--admit - at the first start asks for a token"
@@ -226,13 +280,14 @@ _OPEN = (
 def _show_invite(display: Display, options: JobOptions, corpus: str, invite: str) -> None:
     from decentral.cli.invite import text_wanted
     from decentral.observe.screen import invite_for
-    from decentral.swarm.invite import Invite, whole_invite
+    from decentral.swarm.invite import Invite, reach, whole_invite
 
     show, stream = (display.say, sys.stderr) if options.as_json else (display.result, sys.stdout)
     brings = text_wanted(corpus)
     whole = whole_invite(invite, options.out)
     shown = invite_for(stream, whole)
     show(f"decentral join {shown}{brings}")
+    display.say(f"reaches: {reach(Invite.parse(whole).addresses)}")
     if options.invite is None and Invite.parse(whole).token is None:
         display.say(_OPEN)
     elif shown != whole:
@@ -273,46 +328,6 @@ def demo_command(context: click.Context, /, directory: Path, as_json: bool, **op
 
     remember(context, directory)
     context.exit(run_demo(DemoOptions(out=directory, **options), as_json=as_json))
-
-
-# ---- machine code for a run's compressor ----
-#
-# Compiled before training begins: once on a machine, for 5 to 20 s.
-
-DENSE_FUNCTIONS = 25  # that int8 needs; what needs fewer is done sooner
-SPARSE_FUNCTIONS = 95  # that topk >> signmag2 needs
-
-
-def compile_for(manifest: Manifest, stream: IO[str]) -> None:
-    """Compile what the run's compressor needs, with a bar; what is compiled already loads in half a second, without."""
-    from decentral.cli.progress import Countdown
-    from decentral.replica.codec import codec_of
-
-    codec = codec_of(manifest)
-    expected = SPARSE_FUNCTIONS if ">>" in manifest.compressor.chain else DENSE_FUNCTIONS
-    countdown = Countdown(stream, what="compiling machine code, once on this machine")
-    with countdown, _counting_compiled(lambda count: countdown(min(1.0, count / expected))):
-        codec.warm_up()
-
-
-@contextmanager
-def _counting_compiled(on_count: Callable[[int], None]) -> Iterator[None]:
-    """Tell how many functions numba has compiled since the block began, after each."""
-    from numba.core import event
-
-    class Counter(event.Listener):  # type: ignore[misc]  # numba has no types
-        count = 0
-
-        def on_start(self, event: object) -> None:
-            """Do nothing: numba tells of a function's beginning, too."""
-
-        def on_end(self, event: object) -> None:
-            """Count a function that is compiled."""
-            self.count += 1
-            on_count(self.count)
-
-    with event.install_listener("numba:compile", Counter()):
-        yield
 
 
 # ---- join INVITE --script train.py ----

@@ -116,7 +116,7 @@ def train_alone(manifest: Manifest, options: JobOptions, display: Display, stop:
         return controls.look(_status_alone(context, halted.is_set(), done=over.is_set()))
 
     def goes_on() -> bool:
-        context.running.wait()
+        context.wait_while_paused()
         wanted = context.num_steps < num_steps if pace is None else pace.may_step(context.num_steps, halted)
         return wanted and not halted.is_set()
 
@@ -148,7 +148,7 @@ def _train_until_done(context: TrainingContext, peer: Peer) -> None:
     identity = Identity.load_or_create(context.out / "identity.key").peer
     recent = RecentLoss(context.manifest.inner.steps)
     for batch in _batches(context, identity, context.num_steps):
-        context.running.wait()
+        context.wait_while_paused()
         if peer.done:
             return
         recent.add(_inner_step(context, batch))
@@ -406,6 +406,7 @@ def conclude(context: TrainingContext, peer: Peer | None, *, evaluate: bool) -> 
     }
     progress = progress_alone(context) if peer is None else progress_of(peer)
     summary |= {"peer": "" if peer is None else peer.status().peer, **progress}
+    summary |= {} if peer is None else _given(peer.status())
     if evaluate:
         anchor = live_fragments(context) if peer is None else peer.anchor()
         bits = record_round(context, anchor, progress, evaluate=True)
@@ -415,6 +416,12 @@ def conclude(context: TrainingContext, peer: Peer | None, *, evaluate: bool) -> 
             peer.log(held_out_loss=bits * math.log(2))  # the last status tells of the last anchor
     write_summary(context.out, summary)
     return summary
+
+
+def _given(status: Status) -> dict[str, object]:
+    """Totals of the peer over all its lives, as its status has them."""
+    names = ("given_rounds", "given_tokens", "given_seconds", "given_bytes", "given_share")
+    return {name: getattr(status, name) for name in names}
 
 
 def live_fragments(context: TrainingContext) -> list[Tensor]:

@@ -22,6 +22,7 @@ from decentral.tasks.corpus import Corpus, load_corpus
 from decentral.tasks.evaluate import bits_per_byte
 from decentral.tasks.language_model import begin_from, build_language_model
 from decentral.tasks.sizing import LanguageModelConfig
+from decentral.tensors.memory import give_back
 from decentral.training.copies import Averages
 from decentral.training.inner import build_inner, warm_up
 
@@ -57,6 +58,12 @@ class TrainingContext:
         """Tokens this peer trains on in one inner step, all its processes together."""
         num_windows = self.manifest.data.batch_size * self.accelerator.num_processes
         return int(num_windows * self.manifest.model.context)
+
+    def wait_while_paused(self) -> None:
+        """Wait until training goes on; meanwhile the machine has the memory of its steps."""
+        if not self.running.is_set():
+            give_back()
+            self.running.wait()
 
 
 def set_up(manifest: Manifest, out: Path, data: Path | None, begins_from: Path | None = None) -> TrainingContext:

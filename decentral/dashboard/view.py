@@ -19,7 +19,9 @@ View = dict[str, Any]  # JSON
 
 _BESIDE = (  # fields that are told beside those that have rows
     *("rounds_seen", "own_loop", "bytes_measuring", "bytes_per_round", "max_download", "sent_today", "addresses"),
-    *("relays", "next_sync_seconds", "usual_round_seconds", "stalled_seconds", "stalled_by", "notices", "problem"),
+    *("max_writes", "given_rounds", "given_seconds", "given_bytes", "given_share"),
+    *("relays", "silent_relays", "next_sync_seconds", "usual_round_seconds", "stalled_seconds", "stalled_by"),
+    *("notices", "problem"),
 )
 _OWN = dict.fromkeys((*(name for _, name in (*PAGE_ROWS, *WATCH_ROWS)), *_BESIDE))  # each once
 _ROWS = [
@@ -67,8 +69,8 @@ def now_of(status: Status, history: History, *, health: str, alive: bool) -> Vie
         },
         "me": {
             **{name: getattr(status, name) for name in _OWN},
-            "short": short_name(status.peer),
-            "waiting_for": [short_name(name) for name in status.waiting_for],
+            "short": short_name(status.peer, status.name),
+            "waiting_for": [short_name(name, _called(status).get(name)) for name in status.waiting_for],
         },
         "rows": _ROWS,  # of this peer's card on the page
         "gossips": last is not None and is_pair(last),
@@ -90,13 +92,18 @@ def peer_of(member: Mapping[str, Any], last: Mapping[str, Any] | None) -> View:
         taken = bool(last["contributors"])
     return {
         "peer": name,
-        "short": short_name(name),
+        "short": short_name(name, member.get("name")),
         "self": bool(member.get("self")),
         "presence": presence(member),
         "in_last_round": taken,
         **{key: member.get(key) for key in ("round", "path", "relayed_share", "answers_in", "uplink_bits", "seen")},
         **{key: member.get(key) for key in ("bytes_sent", "bytes_received")},
     }
+
+
+def _called(status: Status) -> Mapping[str, Any]:
+    """Return what members call themselves, by their keys' names."""
+    return {str(member.get("peer")): member.get("name") for member in status.members}
 
 
 def _shown(status: Status) -> list[Mapping[str, Any]]:
@@ -154,7 +161,8 @@ def _open_round(status: Status) -> View | None:
     """Return the round in progress; None where nobody trains any more."""
     if status.open_round is None or status.state in ENDED:
         return None
-    return {**status.open_round, "leader": short_name(str(status.open_round.get("leader", "?")))}
+    leader = str(status.open_round.get("leader", "?"))
+    return {**status.open_round, "leader": short_name(leader, _called(status).get(leader))}
 
 
 def rounds_of(history: History) -> View:

@@ -57,6 +57,7 @@ class FrameFolder:
     def __init__(self, folder: Path, disk: Disk) -> None:
         self._folder, self._disk = folder, disk
         self._kept: set[Path] = set()  # that this process wrote; what an earlier one wrote may be torn
+        self.written = 0  # bytes, by this process
 
     def keep(self, record: Record, frames: Sequence[bytes]) -> None:
         """Make the frames of a record durable. Those of a vote are not written again for its commit."""
@@ -67,6 +68,7 @@ class FrameFolder:
             missing = {path: data for path, data in files.items() if path not in self._kept}
             self._disk.replace_files(self._folder, missing)
             self._kept.update(missing)
+            self.written += sum(map(len, missing.values()))
 
     def read(self, round_: int, frame: bytes) -> Frame:
         """Read one. Raises PayloadError for a damaged one, OSError for one that is not here."""

@@ -35,7 +35,7 @@ from decentral.manifest import Manifest, rule_of
 from decentral.node.upload import DailyUpload, Suspension
 from decentral.optimizers import make_outer
 from decentral.parameters import Schema
-from decentral.replica.codec import Codec, codec_of
+from decentral.replica.codec import Codec, WarmUp, codec_of
 from decentral.replica.contents import MAKERS, Readings, Tail
 from decentral.replica.replica import Replica
 from decentral.rounds.catch_up import CatchUp
@@ -104,12 +104,13 @@ class Node:
         voting: Voting = VOTING,
         readings: Readings | None = None,
         clock: Callable[[], float] = anyio.current_time,
+        compiles_aside: bool = False,
     ) -> None:
         """``observe`` makes what looks at the rounds of this replica, if anything does; ``uplink`` tells the bytes per
         second that this peer was seen to send, for its lease; ``private`` that others reach it through relays only;
         ``admission`` who may ask for the terms, where the run admits by token; ``grain`` how finely a reduce is cut;
         ``voting`` whose votes count, the same for all; ``readings`` is of a simulation; ``clock`` counts seconds in
-        which the machine sleeps.
+        which the machine sleeps; ``compiles_aside``: this returns before the machine code of its codec is there.
         """
         manifest = start.manifest
         self.manifest, self.transport, self.signer = manifest, transport, signer
@@ -145,6 +146,10 @@ class Node:
         observers = () if observe is None else (observe(replica),)
         listeners = Listeners(on_update=on_update, on_event=on_event, observers=observers)
         self.driver = Driver(parts, swarm, listeners)
+        if compiles_aside:
+            self.driver.membership.is_ready = WarmUp(replica.codec).is_over
+        else:
+            replica.codec.warm_up()
         uplinks.received = self.driver.frames.arrivals.rate_of
         self._now = clock
         self.paths = Paths(transport)
@@ -324,7 +329,6 @@ def make_replica(
     """Anchor, buffers, outer optimizer and codec as the manifest says."""
     outer = manifest.outer
     codec = codec_of(manifest)
-    codec.warm_up()
     return Replica(
         schema,
         anchors,

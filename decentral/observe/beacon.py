@@ -6,6 +6,7 @@ the training.
 """
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +19,18 @@ from decentral.observe.requests import Request, drop_requests, take_requests
 from decentral.observe.screen import Display
 from decentral.observe.status import ProcessInfo, Status, write_status
 
+# A paused peer that wrote once a second would wear a disk by 1.4 GB a day, most of them the file system's own, to say
+# that nothing happens. What a person asks of it is written at once all the same.
+SLOWEST = 10.0  # s between two files of a peer that rests
+_AT_ONCE = (
+    *("state", "problem", "paused_because", "finishing", "preferences", "kept_settings", "max_upload", "max_download"),
+    *("daily_upload", "invite"),
+)
+
 
 class Beacon:
-    """Publish ``read()`` every ``period`` seconds until closed; give each request to ``on_request``.
+    """Publish ``read()`` every ``period`` seconds until closed; give each request to ``on_request``. While the peer is
+    paused or rests, the file is written as often only as it says something else.
 
     Without a directory it only shows, and hears nothing. What was asked before it began was meant for an earlier
     process, and is dropped, unless this one has ``begun`` to hear before (`decentral.node.folder.begun`).
@@ -35,13 +45,15 @@ class Beacon:
         display: Display | None = None,
         period: float = 1.0,
         begun: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._directory = directory
         self._read = read
         self._on_request = on_request
         self._display = display
         self._period = period
-        self._begun = begun
+        self._begun, self._clock = begun, clock
+        self._kept: tuple[Status, float] | None = None  # the newest that was written, and when
         self._process = ProcessInfo()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="beacon", daemon=True)
@@ -85,14 +97,26 @@ class Beacon:
         if not status.problem and (problem := self._disk_problem or self._unheard):
             status = replace(status, problem=problem)
         status = replace(status, health=health_sentence(status))
-        if self._directory is not None:
+        if self._directory is not None and self._is_due(status):
             self._keep(self._directory, status)
         if self._display is not None:
             self._display.show(status)
 
+    def _is_due(self, status: Status) -> bool:
+        """Tell whether this status is worth a file."""
+        if self._kept is None or not _rests(status):
+            return True
+        before, at = self._kept
+        return self._clock() - at >= SLOWEST or any(getattr(before, one) != getattr(status, one) for one in _AT_ONCE)
+
     def _keep(self, directory: Path, status: Status) -> None:
+        every = max(self._period, SLOWEST) if _rests(status) else self._period
         try:
-            write_status(directory, status, self._process, every=self._period)
-            self._disk_problem = ""
+            write_status(directory, status, self._process, every=every)
+            self._disk_problem, self._kept = "", (status, self._clock())
         except DiskError as error:
             self._disk_problem = str(error)
+
+
+def _rests(status: Status) -> bool:
+    return status.state in ("paused", "resting")

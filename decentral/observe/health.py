@@ -28,6 +28,11 @@ _LATE_SHARE = 0.5  # below this share of recent rounds a volunteer should look a
 
 def health_sentence(status: Status) -> str:
     """Say in one line how the peer is, and when something is wrong what to do."""
+    silent = status.silent_relays if status.state in (*_TAKING_PART, "starting") else ()
+    return "; ".join((_sentence(status), *(f"relay {relay} does not answer" for relay in silent)))
+
+
+def _sentence(status: Status) -> str:
     if status.problem:
         return f"attention: {status.problem}"
     if status.left_out_seconds is not None and status.state in _TAKING_PART:
@@ -295,9 +300,10 @@ def quantity_text(status: Status, name: str) -> str:
     return "" if value is None else TEXT_OF_UNIT[QUANTITIES[name].unit](value)
 
 
-def short_name(peer: str) -> str:
-    """Return the end of a libp2p name: all of them start alike."""
-    return peer if len(peer) <= 8 else "…" + peer[-6:]
+def short_name(peer: str, called: object = "") -> str:
+    """Return the end of a libp2p name, as all of them start alike, and what that peer is ``called``."""
+    letters = peer if len(peer) <= 8 else "…" + peer[-6:]
+    return f"{called} {letters}" if called else letters
 
 
 # ---- sentences about peers ----
@@ -368,12 +374,12 @@ def _twins(fields: Mapping[str, Any], me: str) -> tuple[tuple[str, ...], str]:
 
 
 def _no_move(fields: Mapping[str, Any], me: str) -> tuple[tuple[str, ...], str]:
-    method, why, round_ = fields["method"], fields["why"], fields["round"]
+    method, why, round_ = fields["method"], fields["why"], fields.get("outer_step", fields["round"])
     return ("",), f"round {round_} moved nothing: {method}: {why}; what was contributed to it is gone"
 
 
 def _unsaid(fields: Mapping[str, Any], me: str) -> tuple[tuple[str, ...], str]:
-    method, why, round_ = fields["method"], fields["why"], fields["round"]
+    method, why, round_ = fields["method"], fields["why"], fields.get("outer_step", fields["round"])
     return ("unsaid",), f"your contribution to round {round_} went without a summary: {method}: {why}; ask its author"
 
 

@@ -75,6 +75,7 @@ class Status:
 
     state: str = "starting"  # one of STATES
     peer: str = ""  # libp2p name, 12D3KooW...
+    name: str = ""  # what its person calls it
     run: str = ""  # name of the run
     run_id: str = ""  # hex digest of the manifest
     algorithm: str = ""
@@ -166,6 +167,15 @@ class Status:
     max_download: float | None = _quantity(None, "bytes/s")
     daily_upload: int | None = _quantity(None, "bytes")  # a day (UTC); None: no limit
     sent_today: int = _quantity(0, "bytes")  # counted when there is a limit, over restarts
+    written_today: int = _quantity(0, "bytes")  # to the disk, over restarts; UTC
+    max_writes: int | None = _quantity(None, "bytes")  # a day; None: no limit
+    given_rounds: int = _quantity(  # this and those below: over all lives of the peer
+        0, "count", "Commits with a contribution of this peer, over all its lives.", gauge="given_rounds"
+    )
+    given_tokens: int = _quantity(0, "count")  # 0: nobody says how many are behind a step
+    given_seconds: float = _quantity(0.0, "s", "Seconds of training, over all its lives.", gauge="given_seconds")
+    given_bytes: int = _quantity(0, "bytes")  # sent
+    given_share: float | None = None  # of all contributions that the chain counts; None: it counts none
     uplink_bits: int = _quantity(0, "bit/s")  # from the transfers made; 0: none has filled the link yet
     next_sync_seconds: float | None = _quantity(None, "s")  # None: not known yet
     seconds_left: float | None = _quantity(None, "s")  # until the run is over, as it goes now; None: not known yet
@@ -183,6 +193,7 @@ class Status:
     addresses: tuple[str, ...] = ()
     reachability: str = ""  # public, nat, symmetric nat, firewall, local, unknown; empty before it was looked at
     relays: tuple[str, ...] = ()  # where others may reach this peer through
+    silent_relays: tuple[str, ...] = ()  # HOST:PORT of those that do not answer
     notices: tuple[str, ...] = ()  # sentences on peers whose updates stand out, the newest first
     diagnostics: Mapping[str, float] = field(default_factory=dict)  # figures of the newest round that had any, by name
     diagnosed_round: int = 0  # outer steps made with that round; 0: none had any
@@ -253,6 +264,8 @@ STATUS_LINES: Rows = (  # of ``decentral status``
     ("left", "seconds_left"),
     ("traffic", "bytes_sent"),
     ("besides", "bytes_measuring"),
+    ("given", "given_rounds"),
+    ("disk", "written_today"),
     ("limits", "max_upload"),
     ("settings", "preferences"),
     ("uplink", "uplink_bits"),
@@ -290,6 +303,7 @@ PAGE_ROWS: Rows = (  # of this peer's card on the page of ``decentral dashboard`
     ("Sends", "sent_per_second"),
     ("Receives", "received_per_second"),
     ("Today (UTC)", "daily_upload"),
+    ("Disk today (UTC)", "written_today"),
     ("Uplink", "uplink_bits"),
     ("Loss", "loss"),
     ("Reached", "reachability"),

@@ -131,6 +131,7 @@ class Boundary:
         loop, swarm, control = part.loop, part.swarm, self._control
         part.behind.check()
         loop.schedule.stepped()
+        part.giving.stepped(paused=control.paused)
         if control.finishes_after == math.inf:
             control.finishes_after = self.outer_steps(part)
         try:

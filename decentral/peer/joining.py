@@ -172,6 +172,7 @@ def settings_of(
         give_up_at=give_up_at,
         caps=caps,
         daily_upload=daily_upload,
+        max_writes=size_of(options["max_writes"], "max_writes"),
         admit=admit if invite is None else invite.token,
     )
 

@@ -11,12 +11,14 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import anyio
 
-from decentral.errors import ListenError, PayloadError, UsageError, first_of
+from decentral.errors import DecentralError, ListenError, PayloadError, UsageError, first_of
+from decentral.swarm.invite import reach
 from decentral.transport import Transport
 from decentral.transport.base import check_listen, everywhere, pin_ports
 from decentral.transport.choice import Keys, make_transport
@@ -25,6 +27,42 @@ from decentral.transport.reachability import Kind, probe, relays_among
 from decentral.wire.keys import peer_from_name
 
 logger = logging.getLogger("decentral.peer")
+
+_PATIENCE = 8.0  # s for a relay to be dialled: a person hears of one that does not answer within 20
+_AGAIN, _LOOK_EVERY = 5.0, 30.0  # s until all are dialled again, while one is silent and while none is
+
+
+class RelayWatch:
+    """The relays of a peer, dialled again and again; ``silent`` names those that do not answer, as HOST:PORT."""
+
+    def __init__(self, relays: Sequence[str] = ()) -> None:
+        self._relays = relays
+        self.silent: tuple[str, ...] = ()
+
+    async def run(self, transport: Transport) -> None:
+        """Look on until cancelled, and log when one falls silent or answers."""
+        while self._relays:
+            silent = dict[str, bool]()
+            async with anyio.create_task_group() as group:
+                for relay in self._relays:
+                    group.start_soon(self._dial, transport, relay, silent)
+            now = tuple(sorted(place for place, is_silent in silent.items() if is_silent))
+            for place in filter(lambda place: place not in self.silent, now):
+                whom = reach(transport.addresses())
+                logger.warning("relay %s does not answer, looking on; the invite reaches: %s", place, whom)
+            for place in filter(lambda place: place not in now, self.silent):
+                logger.info("relay %s answers", place, extra={"plain": True})
+            self.silent = now
+            await anyio.sleep(_AGAIN if now else _LOOK_EVERY)
+
+    async def _dial(self, transport: Transport, relay: str, silent: dict[str, bool]) -> None:
+        where, _, name = relay.rpartition("/p2p/")
+        host, port = endpoint(where) or ("", 0)
+        silent[f"{host}:{port}"] = True
+        with anyio.move_on_after(_PATIENCE):
+            with suppress(DecentralError):
+                await transport.connect(peer_from_name(name), (relay,))
+                silent[f"{host}:{port}"] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +73,7 @@ class NetworkSetup:
     kind: Kind = "unknown"
     relays: tuple[str, ...] = ()  # where it keeps places
     listen: tuple[str, ...] = ()  # on which it listens, with their ports; none where the transport was given
+    watch: RelayWatch = field(default_factory=RelayWatch)  # of those, and of all that were asked for
 
     @property
     def is_private(self) -> bool:
@@ -83,7 +122,8 @@ def enter(
     logger.debug("reachability: %s, seen by %s", found.kind, found.views)
     where = found.listen if _free(found.listen) else listen
     transport = make_transport(asked, keys, where, role=found.role, relays=chosen)
-    return NetworkSetup(transport, found.kind, chosen, tuple(where or ()))
+    watch = RelayWatch(tuple(dict.fromkeys((*relays, *chosen))))
+    return NetworkSetup(transport, found.kind, chosen, tuple(where or ()), watch)
 
 
 def _free(listen: Sequence[str]) -> bool:

@@ -20,8 +20,9 @@ from decentral.node.durable_store import DurableStore
 from decentral.node.node import Node
 from decentral.node.upload import DailyUpload, check_limit
 from decentral.observe.diagnostics import Diagnostics, Look, likely_cause
+from decentral.peer.given import Giving, share_given, thanks
 from decentral.peer.network_setup import NetworkSetup
-from decentral.peer.saved import LOOK_EVERY, WriteBehind
+from decentral.peer.saved import LOOK_EVERY, WriteBehind, WriteBudget
 from decentral.peer.settings import Settings
 from decentral.peer.shown import Announcer
 from decentral.preferences.preferences import Duty, Preferences
@@ -66,6 +67,8 @@ class Participation:
         logs = settings.manifest.model.task == "custom"
         self.looks: Looks | LoggedLooks | None = LoggedLooks(self.judge) if logs else None
         self.behind = WriteBehind()  # checkpoints
+        self.writes = WriteBudget(settings.max_writes, lambda: self.store.frames.written)
+        self.giving = Giving(self.reporter.counters, settings.options["tokens_per_step"], self._sent)
         self.redundancy: RedundancyService | None = None  # where the terms ask for it
         self.was_over = False  # the folder held the run's last commit when this peer began: nothing is trained
         self._is_closed = False
@@ -110,6 +113,9 @@ class Participation:
     def invite_to_write(self) -> str:
         """The same without the admission token: for files, logs and whoever observes."""
         return self._invite(None)
+
+    def _sent(self) -> int:
+        return self.swarm.transport.traffic.total.sent - self.swarm.node.speed.count.sent if self.is_up else 0
 
     def _invite(self, token: str | None) -> str:
         reachable = "swarm" in vars(self) and not self.is_offline
@@ -249,6 +255,14 @@ def end_before_the_run(part: Participation) -> None:
     """Warn that the loop ended while the run goes on: often it is of a script that counts its own steps."""
     made = f"{part.swarm.node.outer_steps} of {part.settings.manifest.run.rounds} rounds"
     logger.warning("left after %s; the run goes on without this peer; loop until peer.done", made, extra=PLAIN)
+
+
+def say_thanks(part: Participation, inner_steps: int) -> None:
+    """Say what this peer gave, where it made a step in this life."""
+    if part.giving.steps:
+        given = part.giving.now()
+        share = share_given(given.rounds, part.swarm.node.driver.head.contributions)
+        logger.info("%s", thanks(given, inner_steps, share), extra=PLAIN)
 
 
 # ---- a peer's limits ----

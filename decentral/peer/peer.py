@@ -34,6 +34,7 @@ from decentral.peer.participation import (
     save_after_error,
     save_last,
     save_now,
+    say_thanks,
     warn_of_no_checkpoint,
 )
 from decentral.peer.settings import Settings
@@ -292,6 +293,8 @@ class Peer:
     def pause(self) -> None:
         """Train on without contributing until ``resume``; the others do not wait for this peer meanwhile."""
         self._control.paused = True
+        if self._part is not None:
+            self._part.giving.pauses()
         if self._up is not None:
             self._up.swarm.tell(self._up.swarm.node.resting.begin, PAUSED)
 
@@ -427,4 +430,6 @@ class Peer:
                 self._status.parting = "done" if over else "left"
             elif save and polite:  # there is no last checkpoint
                 self._status.ends_as("leaving")
+            if polite:
+                say_thanks(part, self.inner_steps)
             part.close(politely=True)

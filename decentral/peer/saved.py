@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
 from torch import Tensor
 
 from decentral.consensus.chain import Head
@@ -18,6 +19,7 @@ from decentral.flow.waiting import Offload, in_thread
 from decentral.node.durable_store import DurableStore, Resumed
 from decentral.node.node import Node
 from decentral.parameters import Schema
+from decentral.peer.given import Giving
 from decentral.redundancy.giver import WayOut, pack_state, unpack_state
 from decentral.redundancy.pieces import Seals
 from decentral.redundancy.recovery import Recovered, Recovery, RedundancyService
@@ -122,6 +124,8 @@ class Saver:
     behind: WriteBehind
     told: Callable[[float], None]  # s that taking one held the training thread
     announce: Announce
+    giving: Giving
+    writes: WriteBudget
     after: Callable[[Taken], None] = lambda taken: None  # once it is durable, on the thread that wrote it
     clock: Callable[[], float] = time.monotonic
 
@@ -149,11 +153,13 @@ class Saver:
             return None
         memory |= {"inner_steps": self.count.value, "clock": self.count.memory()}
         memory |= {"progress": memory_of(schedule), "buffers": self.buffers}
+        memory |= {"given": self.giving.memory(), "written": self.writes.memory()}
         return self.checkpointer.take(head, {**tensors, **tensors_of(schedule)}, self.model, memory, swaps)
 
     def _write(self, taken: Taken, held: float) -> None:
         began = self.clock()
         self.checkpointer.write(taken)
+        self.writes.saved(taken.nbytes)
         nbytes, seconds = taken.nbytes, round(self.clock() - began, 3)
         at, held = taken.head.round, round(held, 4)
         self.announce("checkpoint", {"round": at, "bytes": nbytes, "held": held, "seconds": seconds})
@@ -181,6 +187,98 @@ async def _consistent_state(node: Node) -> tuple[Head, dict[str, Tensor], dict[s
 def live_name(fragment: int) -> str:
     """Name of a fragment of the live model in a checkpoint."""
     return f"live/{fragment}"
+
+
+# ---- how often: the writes of a day ----
+#
+# A checkpoint of a small model every ten commits can be most of what a peer writes: 1.5 MB/s where rounds take a
+# second, and a disk bears so many bytes in its life. So checkpoints wait while the process has written more than its
+# share of the day's bound. Votes, commits and their frames are written whatever the bound is: by them a process that
+# was lost replays to the last commit. What waits is this peer's own: a crash takes the inner steps, and the inner
+# optimizer back, to the newest checkpoint. Nor does any wait for longer than ``LONGEST``, or while frames pile up that
+# only a checkpoint makes unnecessary.
+
+LONGEST = 3600.0  # s between two checkpoints, whatever the bound is
+MOST_FRAMES = 1 << 28  # bytes written since the last one, before the next is due whatever the bound is
+AT_ONCE = 0.05  # of the bound: it may be written ahead of its time
+DAY = 86_400.0  # s
+
+
+def written_by_process() -> int | None:
+    """Return the bytes that this process had the disk write; None where the system does not tell."""
+    try:
+        return int(psutil.Process().io_counters().write_bytes)
+    except (AttributeError, psutil.Error, OSError):  # macOS, and containers that hide it
+        return None
+
+
+class WriteBudget:
+    """At most ``limit`` bytes a day, as far as checkpoints can wait; None: no limit. Any thread may ask it.
+
+    ``frames``: bytes of frames that this process wrote. ``written``: bytes of all that it wrote; where that is None
+    checkpoints alone are counted.
+    """
+
+    def __init__(
+        self,
+        limit: int | None,
+        frames: Callable[[], int],
+        written: Callable[[], int | None] = written_by_process,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.limit, self._frames, self._written, self._clock, self._wall = limit, frames, written, clock, wall
+        self._of_checkpoints, self._looking = 0, threading.Lock()
+        self._seen, self._seen_at, self._day, self._today = self._count(), clock(), self._now(), 0
+        self._ahead = 0.0 if limit is None else AT_ONCE * limit  # bytes that may be written now; below 0: too many were
+        self._saved_at, self._frames_saved = clock(), 0
+
+    @property
+    def today(self) -> int:
+        """Bytes written since midnight UTC, by this process and those before it in this folder."""
+        self._look()
+        return self._today
+
+    def may_save(self) -> bool:
+        """Tell whether a checkpoint may be written now."""
+        self._look()
+        must = self._clock() - self._saved_at >= LONGEST or self._frames() - self._frames_saved >= MOST_FRAMES
+        return self.limit is None or self._ahead > 0 or must
+
+    def saved(self, nbytes: int) -> None:
+        """Count a checkpoint that is written."""
+        self._of_checkpoints += nbytes
+        self._saved_at, self._frames_saved = self._clock(), self._frames()
+
+    def memory(self) -> list[int]:
+        """Write down the day, and the bytes of it, for the next process."""
+        return [self._day, self.today]
+
+    def recall(self, memory: Sequence[int]) -> None:
+        """Go on from there; empty in a checkpoint that has none."""
+        day, nbytes = memory or (self._day, 0)
+        if day == self._day:
+            self._today += nbytes
+            self._ahead = min(self._ahead, (self.limit or 0) - nbytes)
+
+    def _look(self) -> None:
+        with self._looking:
+            new, now, day = self._count(), self._clock(), self._now()
+            passed, wrote = now - self._seen_at, new - self._seen
+            self._seen, self._seen_at = new, now
+            self._today = wrote + (self._today if day == self._day else 0)
+            self._day = day
+            if self.limit is not None:
+                ahead = self._ahead + self.limit * passed / DAY - wrote
+                self._ahead = max(-float(self.limit), min(AT_ONCE * self.limit, ahead))
+
+    def _count(self) -> int:
+        told = self._written()
+        return self._of_checkpoints if told is None else told
+
+    def _now(self) -> int:
+        return int(self._wall() // DAY)
 
 
 # ---- a thread that writes ----
@@ -241,6 +339,7 @@ OWN_KEYS = (
     "training",
     "progress",
     "buffers",
+    "given",
     "schema",
     "parameters",
 )  # of a checkpoint's document

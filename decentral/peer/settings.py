@@ -53,6 +53,14 @@ def _are_lines(given: object) -> bool:
     return isinstance(given, Sequence) and not isinstance(given, str) and all(isinstance(one, str) for one in given)
 
 
+def _is_name(given: object) -> bool:
+    if given is None or not isinstance(given, str):
+        return given is None
+    from decentral.swarm.leases import is_name  # help texts need none of the wire
+
+    return is_name(given)
+
+
 def _is_accelerator(given: object) -> bool:
     asked = ("unwrap_model", "is_main_process", "num_processes")
     return given is None or all(hasattr(given, name) for name in asked)
@@ -141,6 +149,16 @@ class PeerOptions(TypedDict, total=False):
             rule=_A_PATH,
         ),
     ]
+    name: Annotated[
+        str | None,
+        Option(
+            None,
+            "What others see this peer called, beside its key's letters: up to 16 letters, digits, dots, underscores "
+            "and hyphens. Anybody may take any name.",
+            fits=_is_name,
+            rule="a name is 1 to 16 letters, digits, dots, underscores and hyphens",
+        ),
+    ]
     listen: Annotated[
         Sequence[str] | None,
         Option(
@@ -203,6 +221,15 @@ class PeerOptions(TypedDict, total=False):
             unit="commits, or steps of pairs",
             fits=lambda given: _is_count(given) and bool(given),
             rule="it is a number of commits, 1 at least",
+        ),
+    ]
+    max_writes: Annotated[
+        int | str | None,
+        Option(
+            "2GB",
+            "Write no more than this a day to the disk, as far as checkpoints can wait for that, an hour at most; "
+            "votes, commits and their frames are always written.",
+            unit="bytes, or a string as this",
         ),
     ]
     tokens_per_step: Annotated[
@@ -404,6 +431,7 @@ class Settings:
     give_up_at: float | None  # monotonic s, when it stops looking for others
     caps: "Caps"
     daily_upload: int | None  # bytes
+    max_writes: int | None  # bytes a day
     admit: str | None = field(repr=False)  # the admission token, as given; what the folder keeps is not in it
 
 

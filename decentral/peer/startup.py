@@ -27,6 +27,7 @@ from decentral.node.upload import PAUSED
 from decentral.observe.contributions import RoundMetrics
 from decentral.observe.diagnostics import Look
 from decentral.optimizers.base import State
+from decentral.peer.given import Given
 from decentral.peer.network_setup import NetworkSetup, enter
 from decentral.peer.participation import Participation, PeerLimits, save_now
 from decentral.peer.saved import Checkpointer, OwnState, OwnStateKept, Saver, recover_state, redundancy_of
@@ -160,6 +161,8 @@ class Startup:
             self._part.announce("checkpoint_passed_over", {"name": name, "why": why})
         memory = self._checkpointer.restore(found, self._model)
         self._count.recall(int(memory["inner_steps"]), memory.get("clock", ()))
+        self._part.giving.before = Given.from_mapping(memory.get("given"))
+        self._part.writes.recall(memory.get("written", ()))
         self._checkpoint = _Checkpoint(found, memory, found.head)
         kept_whole = found.head.final and not found.adopted and bool(memory.get("over"))
         ended = found.head.final and found.adopted
@@ -213,7 +216,10 @@ class Startup:
                 private=part.network.is_private,
                 admission=admission,
                 clock=seconds_asleep_or_not,
+                compiles_aside=True,
             )
+            if (name := self._settings.options["name"]) is not None:
+                node.directory.own.call(name)
             part.redundancy = redundancy_of(node)
             self._take_up(start, node)
             return node
@@ -224,6 +230,7 @@ class Startup:
             async with anyio.create_task_group() as group:
                 group.start_soon(note_addresses, directory, out, part.network, before)
                 group.start_soon(stalls.watch, part)
+                group.start_soon(part.network.watch.run, transport)
                 if part.redundancy is not None:
                     group.start_soon(part.redundancy.run)
                 if lan is not None:
@@ -256,6 +263,7 @@ class Startup:
     def _restore_own(self, own: OwnState) -> None:
         self._checkpointer.restore_own(own.tensors, own.meta, self._model)
         self._count.recall(int(own.meta["inner_steps"]), own.meta.get("clock", ()))
+        self._part.giving.before = Given.from_mapping(own.meta.get("given"))
 
     # ---- the live model ----
 
@@ -308,7 +316,7 @@ class Startup:
     def _make_loop(self, schedule: SyncSchedule) -> OuterLoop:
         given, part = self._settings.options, self._part
         buffers = self._manifest.model.buffers or "average"
-        told = part.reporter.counters.taking_seconds.append, part.announce
+        told = part.reporter.counters.taking_seconds.append, part.announce, part.giving, part.writes
         saver = Saver(part.swarm, self._checkpointer, self._model, self._count, buffers, part.behind, *told)
         if part.redundancy is not None:
             saver = replace(saver, after=OwnStateKept(part.swarm, part.redundancy, part.announce).after)
@@ -325,6 +333,7 @@ class Startup:
                 control=self._control,
                 clock=time.monotonic,
                 save=saver.save,
+                may_save=part.writes.may_save,
                 looks=part.looks,
             )
         )

@@ -19,9 +19,11 @@ from decentral.node.node import Node
 from decentral.observe.health import in_units, list_names
 from decentral.observe.status import Status
 from decentral.peer.boundary import Boundary
+from decentral.peer.given import share_given
 from decentral.peer.participation import Participation
 from decentral.peer.settings import Settings
 from decentral.peer.shown import Announcer
+from decentral.swarm.leases import name_in
 from decentral.training.outer_loop import LoopControl
 from decentral.training.reporting import Counters, usual
 from decentral.wire.keys import Digest, PeerId, peer_name
@@ -78,9 +80,11 @@ def status_of(part: Participation, stalls: StallWatch, control: LoopControl, *, 
     now, head, left_out = anyio.current_time(), node.driver.head, node.driver.state.left_out
     stalled_seconds, stalled_by = stalls.look(node, reporter, now, (up, down))
     others_stand_at = node.driver.watch.others_stand_at
+    given = part.giving.now()
     return Status(
         state=state_of(node, reporter, control, done=done),
         peer=peer_name(node.driver.state.me),
+        name=part.settings.options["name"] or "",
         run=manifest.run.name,
         run_id=manifest.digest.hex(),
         algorithm=manifest.outer.method,
@@ -117,6 +121,13 @@ def status_of(part: Participation, stalls: StallWatch, control: LoopControl, *, 
         max_download=part.links.caps.down,
         daily_upload=None if node.daily_upload is None else node.daily_upload.limit,
         sent_today=0 if node.daily_upload is None else node.daily_upload.sent,
+        written_today=part.writes.today,
+        max_writes=part.writes.limit,
+        given_rounds=given.rounds,
+        given_tokens=given.tokens,
+        given_seconds=given.seconds,
+        given_bytes=given.sent,
+        given_share=share_given(given.rounds, head.contributions),
         uplink_bits=lease_bits(node.uplink()),
         next_sync_seconds=reporter.next_round_in,
         seconds_left=_left(node, reporter),
@@ -137,6 +148,7 @@ def status_of(part: Participation, stalls: StallWatch, control: LoopControl, *, 
         addresses=transport.addresses(),
         reachability=part.network.kind,
         relays=part.network.relays,
+        silent_relays=part.network.watch.silent,
     )
 
 
@@ -174,6 +186,7 @@ def _member(part: Participation, member: bytes, *, done: bool) -> dict[str, obje
     count = part.swarm.transport.traffic.of(member)
     return {
         "peer": peer_name(member),
+        "name": _name_of(part, lease, here=here),
         "self": here,
         "live": here or lease is not None,
         "left": not here and lease is None and (done or node.directory.left_politely(member)),
@@ -182,6 +195,13 @@ def _member(part: Participation, member: bytes, *, done: bool) -> dict[str, obje
         "bytes_received": count.received,
         **({} if here else _way(part, member)),
     }
+
+
+def _name_of(part: Participation, lease: Lease | None, *, here: bool) -> str:
+    """Return what a member calls itself; empty: nothing, or it is gone."""
+    if here:
+        return part.settings.options["name"] or ""
+    return "" if lease is None else name_in(lease)
 
 
 def _round_of(node: Node, lease: Lease | None) -> int | None:

@@ -8,13 +8,17 @@ how many they are.
 
 from __future__ import annotations
 
+import atexit
 import math
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import accumulate as accumulated
 from typing import TypeVar
 
 import torch
+from numba.core import event
 from torch import Tensor
 
 from decentral.compressors import Compressor, Nothing, Payload, Uncompressed, parse_compressor, parse_feedback
@@ -190,6 +194,49 @@ class Codec:
             return [(self.compressor, all_of_them)]
         each = len(all_of_them) // channels
         return [(self.compressor, all_of_them[:each]), (self.beside, all_of_them[each:])]
+
+
+# ---- machine code, beside what goes on ----
+#
+# The first time on a machine a sparse run's takes some 20 s, which a person would wait for. Nothing is used half
+# compiled: whoever needs a function meanwhile waits at numba's lock, and compiles it by itself.
+
+
+class WarmUp(threading.Thread, event.Listener):  # type: ignore[misc]  # numba has no types
+    """``Codec.warm_up`` on a thread of its own, from now on."""
+
+    def __init__(self, codec: Codec) -> None:
+        super().__init__(name="warm-up", daemon=True)
+        self._codec, self._is_given_up = codec, False
+        self.start()
+
+    def is_over(self) -> bool:
+        """Tell whether a round would wait for no machine code any more."""
+        return not self.is_alive()
+
+    def run(self) -> None:
+        """Compile, until the process ends."""
+        atexit.register(self._give_up)
+        with suppress(_GivenUp), event.install_listener("numba:compile", self):
+            self._codec.warm_up()
+        atexit.unregister(self._give_up)
+
+    def _give_up(self) -> None:
+        """End before the next function: the compiler must not run while the interpreter is taken down under it."""
+        self._is_given_up = True
+        self.join()
+
+    def on_start(self, event: object) -> None:
+        """Compile no further function where the process ends."""
+        if self._is_given_up and threading.current_thread() is self:
+            raise _GivenUp
+
+    def on_end(self, event: object) -> None:
+        """Do nothing: numba tells of a function's end, too."""
+
+
+class _GivenUp(Exception):
+    """Nobody needs the rest."""
 
 
 def _on_processor(payloads: Sequence[Payload]) -> tuple[Payload, ...]:

@@ -201,8 +201,8 @@ class Commits:
             step = await self.bookkeeping.complete(await self.ahead.step(record, frames), record, frames)
             state.replica.install(step)
             if step.unmoved:
-                fields = {"round": record.round, "method": state.replica.method.name, "why": step.unmoved}
-                state.on_event("unmoved", fields)
+                at = {"round": record.round, "outer_step": record.outer_step + 1}
+                state.on_event("unmoved", {**at, "method": state.replica.method.name, "why": step.unmoved})
         decision = self._decision(commit, sending, anyio.current_time() - began)
         named = None if step is None else self.bookkeeping.settle(record, step)
         self._show(record, frames, step, named)

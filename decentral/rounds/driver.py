@@ -11,6 +11,7 @@ the next tick.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import anyio
@@ -64,8 +65,8 @@ class Offering:
     def tell_unsaid(self, made: Contribution) -> None:
         """Tell where what the method says of a contribution cannot go beside its offer."""
         if made.unsaid:
-            fields = {"round": self.state.head.round + 1, "method": self.state.replica.method.name, "why": made.unsaid}
-            self.state.on_event("unsaid", fields)
+            at = {"round": self.state.head.round + 1, "outer_step": self.state.head.outer_step + 1}
+            self.state.on_event("unsaid", {**at, "method": self.state.replica.method.name, "why": made.unsaid})
 
     async def _encode(self, made: Contribution) -> Encoded:
         replica, me = self.state.replica, self.state.me
@@ -120,13 +121,16 @@ class Membership:
     def __init__(self, state: LocalState, swarm: SwarmAccess, steps: Steps, frames: FrameIO) -> None:
         self.state, self.directory, self.steps, self.frames = state, swarm.directory, steps, frames
         self.stopping = False
+        self.is_ready: Callable[[], bool] = lambda: (
+            True
+        )  # to contribute: the others would wait for a member that is not
         self._asked, self._requests = -math.inf, Repeats(JOIN_EVERY, JOIN_LONGEST)
 
     def ask_if_outside(self, now: float) -> None:
         """Ask those who are here to let this peer in, unless it is a member or does not want to be one."""
         head = self.state.head
         is_outside = not self.state.is_member and not self.stopping and head.anchor is not None
-        if is_outside and now - self._asked >= JOIN_EVERY:
+        if is_outside and self.is_ready() and now - self._asked >= JOIN_EVERY:
             self._asked = now
             self.directory.greet(head.members)
             request = self._request(head)

@@ -125,8 +125,8 @@ class Gossip:
             stayed = stay(replica, fragment, taken.step, why)
             taken = replace(stayed, partner=taken.partner, matched=taken.matched)
         if taken.unmoved:
-            fields = {"round": taken.step, "method": replica.method.name, "why": taken.unmoved}
-            self.state.on_event("unmoved", fields)
+            at = {"round": taken.step, "outer_step": taken.step + 1}
+            self.state.on_event("unmoved", {**at, "method": replica.method.name, "why": taken.unmoved})
         install(replica, taken)
         self.partners.step += 1
         self._fall_in()  # here, not when the next step begins: the caller reads from ``step`` which fragment that is of

@@ -228,12 +228,8 @@ class Reducer:
     def _tell_unmoved(self, reduction: Reduction) -> None:
         if reduction.unmoved:
             why = f"in part {reduction.part}, which this peer sums, {reduction.unmoved}"
-            fields: dict[str, object] = {
-                "round": reduction.plan.round,
-                "method": self.replica.method.name,
-                "why": why,
-            }
-            self.state.on_event("unmoved", fields)
+            at = {"round": reduction.plan.round, "outer_step": self.state.head.outer_step + 1}
+            self.state.on_event("unmoved", {**at, "method": self.replica.method.name, "why": why})
 
     def _decode(self, frame: Frame, plan: ReducePlan) -> Tensor:
         (body, _), channels = self.replica.tail.split(frame), frame.header.channels

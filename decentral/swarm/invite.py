@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import ipaddress
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
@@ -104,6 +106,41 @@ def whole_invite(invite: str, out: Path, given: str | None = None) -> str:
     if found.token not in (None, token):
         raise UsageError(f"the invite has another token than {out} or --admit; ask for an invite of today")
     return str(replace(found, token=token))
+
+
+# ---- whom an invite reaches ----
+#
+# By its addresses alone: whether a port is open, nobody can say from here.
+
+
+def reach(addresses: Sequence[str]) -> str:
+    """Say for people whom a peer at these multiaddrs can be dialled by."""
+    direct = {_host(one): _scope(_host(one)) for one in addresses if "/p2p-circuit" not in one}
+    through = {_place(one): _scope(_host(one)) for one in addresses if "/p2p-circuit" in one}
+    for scope, whom in ((2, "anybody"), (1, "this network only"), (0, "this machine only")):
+        if relays := [place for place, its in through.items() if its == scope]:
+            return f"{whom}, through the relay {relays[0]}"
+        if hosts := [host for host, its in direct.items() if its == scope]:
+            return f"anybody, at {hosts[0]} (if its port is open)" if scope == 2 else f"{whom} ({hosts[0]})"
+    return "nobody yet"
+
+
+def _scope(host: str) -> int:
+    """Return 0 of a host that this machine alone reaches, 1 of one on its network, 2 of a public one or a name."""
+    try:
+        found = ipaddress.ip_address(host)
+    except ValueError:
+        return 2
+    return 0 if found.is_loopback else 2 if found.is_global else 1
+
+
+def _host(address: str) -> str:
+    return address.split("/")[2] if address.count("/") > 1 else ""
+
+
+def _place(address: str) -> str:
+    parts = address.split("/")
+    return f"{parts[2]}:{parts[4]}" if len(parts) > 4 else address
 
 
 def _kind(text: str) -> str:

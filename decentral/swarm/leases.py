@@ -7,6 +7,7 @@ comes in. Only this machine's clock decides, so a peer whose clock is wrong harm
 from __future__ import annotations
 
 import math
+import re
 import struct
 from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
@@ -244,6 +245,26 @@ def read_lease(data: bytes) -> Lease:
     return lease
 
 
+# ---- what people call a peer ----
+#
+# A name travels behind the library's version, of which nothing depends: an older reader takes both for the version.
+# Anybody may take any name, so it is shown beside the key's letters only, and nothing goes by it.
+
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,16}")
+_BEFORE_NAME = 15  # characters of the version
+
+
+def is_name(text: str) -> bool:
+    """Tell whether a peer may be called so: letters, digits, dot, underscore and hyphen, 16 at most."""
+    return _NAME.fullmatch(text) is not None
+
+
+def name_in(lease: Lease) -> str:
+    """Return what the peer of a lease calls itself; empty: nothing, or nothing that is a name."""
+    name = lease.version.partition("/")[2]
+    return name if is_name(name) else ""
+
+
 # ---- this peer's own lease ----
 #
 # Renewed under a growing number, and sooner when there is news.
@@ -281,6 +302,10 @@ class OwnLease:
         if news:
             self._fields |= news
             self._news.set()
+
+    def call(self, name: str) -> None:
+        """Tell others a name of this peer, see `is_name`; before the first lease is sealed."""
+        self._version = f"{_package_version()[:_BEFORE_NAME]}/{name}"
 
     def renew(self) -> None:
         """Count on: what is sealed from now on is newer than all before, and what is known now is no news any more."""

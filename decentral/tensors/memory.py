@@ -9,12 +9,15 @@ Where memory is short, long vectors may lie in files instead (``offload_to``), w
 as there is any to spare.
 """
 
+import ctypes
+import gc
 import mmap
 import os
 import tempfile
 import weakref
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +28,7 @@ from torch import Tensor
 
 from decentral.errors import ConfigError, DiskError
 
-__all__ = ["Lazy", "fresh", "fresh_like", "fresh_zeros", "offload_to", "values_of"]
+__all__ = ["Lazy", "fresh", "fresh_like", "fresh_zeros", "give_back", "offload_to", "values_of"]
 
 _WORTH_IT = 1 << 20  # bytes: below, malloc has it at hand
 _KEPT = 6  # blocks that nobody holds: what one round needs beside what it leaves
@@ -49,6 +52,19 @@ def offload_to(folder: Path | None) -> None:
             raise ConfigError(f"offload {folder}: {why}; name a folder on a disk that can be written to") from None
     _folder = folder
     _free.clear()
+
+
+def give_back() -> None:
+    """Give the system the memory that this process holds and does not use, as a pause begins: nobody takes it soon.
+
+    Blocks that wait for the next round, an accelerator's cache, and what malloc keeps of activations that are gone.
+    """
+    _free.clear()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    with suppress(OSError, AttributeError, TypeError):  # glibc has it, other systems' libraries have not
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def fresh(numel: int) -> Tensor:

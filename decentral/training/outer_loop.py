@@ -171,6 +171,7 @@ class LoopParts:
     control: LoopControl
     clock: Callable[[], float]  # s, monotonic
     save: Callable[[SyncSchedule], bool]  # begin to write a checkpoint; False when this is no moment for one
+    may_save: Callable[[], bool] = lambda: True  # as far as the disk's people allow it
     looks: CommitLooks | None = None
 
     def give_up_look(self) -> None:
@@ -379,7 +380,7 @@ class OuterLoop:
 
     def _save_if_due(self) -> None:
         since = self._parts.schedule.num_merged - self._saved_at
-        if self._merger.must_save or since >= self._parts.checkpoint_every:
+        if self._merger.must_save or (since >= self._parts.checkpoint_every and self._parts.may_save()):
             self.save()
 
 

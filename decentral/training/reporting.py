@@ -39,7 +39,7 @@ class Counters:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._outcomes: deque[tuple[int, bool]] = deque(maxlen=SEEN)  # outer steps made, whether it contributed
-        self.num_outcomes = 0  # ever
+        self.num_outcomes = self.num_contributed = 0  # ever
         self.traffic = TrafficRates(clock)
         self._waiting = False
         self.wanted_members = 0  # for whom training waits before it begins; 0: it does not
@@ -83,6 +83,7 @@ class Counters:
         no round of the run, and sent again.
         """
         stay = [one for one in list(self._outcomes) if one[0] <= outer_step]
+        self.num_contributed -= sum(self.outcomes) - sum(contributed for _, contributed in stay)
         self._outcomes = deque(stay, maxlen=SEEN)  # another one, as another thread may be reading
 
     def count_round(self, contributed: bool | None, step: int) -> None:
@@ -92,6 +93,7 @@ class Counters:
             self._outcomes.append((step, contributed))
             self._contributed_at = now if contributed else self._contributed_at
             self.num_outcomes += 1
+            self.num_contributed += contributed
         self._rounds.append((now - self._round_began, contributed is not False))
         self._round_began = now
 

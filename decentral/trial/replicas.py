@@ -148,6 +148,7 @@ def trial_peer(
     """
     live = LiveModel(module, manifest.outer.fragments, None, optimizers)
     replica = make_replica(manifest, live.schema, live.read_all(), live.read_buffers())
+    replica.codec.warm_up()
     side = LiveSide(live, Moments(live, optimizers), signer.peer, live.schema)
     schedule = make_schedule(manifest, bytes(32), side)
     live.averages.resume()

@@ -128,7 +128,8 @@ def _today(now: View, me: dict[str, Any]) -> Text:
 def _reachability(now: View, me: dict[str, Any]) -> Text:
     relays = me.get("relays") or ()
     through = f", {len(relays)} relay{'' if len(relays) == 1 else 's'}" if relays else ""
-    return Text(shown(me.get("reachability") or NOT_KNOWN) + through)
+    silent = "".join(f", relay {shown(relay)} does not answer" for relay in me.get("silent_relays") or ())
+    return Text(shown(me.get("reachability") or NOT_KNOWN) + through + silent)
 
 
 def _savings(now: View, me: dict[str, Any]) -> Text:

@@ -231,7 +231,10 @@ def test_waiting_for_a_peer_that_does_not_leave_ends(run: Run, running_peer: Pat
 
 def test_an_invite_of_a_running_peer_is_printed_as_a_line(run: Run, running_peer: Path) -> None:
     assert run("invite", "--out", running_peer).stdout == "decentral join decentral1:abc\n"
-    assert run("invite", "--out", running_peer, "--json").stdout == '{"invite": "decentral1:abc"}\n'
+    assert (
+        run("invite", "--out", running_peer, "--json").stdout
+        == '{"invite": "decentral1:abc", "reaches": "not known"}\n'
+    )
 
 
 def test_a_terminal_of_80_columns_has_each_command_whole_on_its_line(run: Run) -> None:

@@ -12,15 +12,17 @@ from pathlib import Path
 import psutil
 import pytest
 
+from decentral.cli.demo_processes import Family
 from decentral.observe.events import EVENTS_FILE, EventLog
 from decentral.observe.lines import pack_put_aside, put_aside
 from decentral.observe.status import ProcessInfo, Status, read_status, write_status
 from tests.cli.conftest import Run
-from tests.kit.families import NET, PATIENCE, write_terms
+from tests.kit.families import NET, NOBODY, PATIENCE, until, write_terms
 from tests.kit.terminals import OnTerminal, Screen
 
 COMMAND = (sys.executable, "-m", "decentral")
 START = ["start", "run.toml", "--data", "text", "--alone", *NET]
+FILES = ("run.toml", "text")  # of the folder of terms
 BRINGS = " --data PATH/TO/foxes"
 
 
@@ -53,6 +55,26 @@ def test_the_invite_is_whole_in_the_scrollback_while_the_view_is_live_and_after_
     lines = [row.rstrip() for row in terminal.screen.lines]
     assert lines.count(line) == 1, "\n".join(lines)
     assert "to stop: " not in "\n".join(lines)  # there is nothing to stop any more
+
+
+@pytest.mark.long
+@pytest.mark.timeout(240)
+def test_a_relay_that_does_not_answer_is_told_of_within_20_s_on_the_screen_in_the_status_and_beside_the_invite(
+    terms: Path, family: Family, run: Run
+) -> None:
+    typed = ["start", "run.toml", "--data", "text", "--alone", *NET, "--relay", NOBODY, "--out", str(terms / "out")]
+    peer = family.start("peer", terms / "out", [str(terms / word) if word in FILES else word for word in typed])
+    until(lambda: (terms / "out/status.json").exists() and bool(read_status(terms / "out").invite))
+    began = time.monotonic()
+    until(lambda: bool(read_status(terms / "out").silent_relays))
+    assert time.monotonic() - began < 20
+    told = "relay 127.0.0.1:1 does not answer"
+    until(lambda: f"warning: {told}" in (peer.directory / "stderr.txt").read_text())
+    assert "reaches: this machine only (127.0.0.1)" in (peer.directory / "stderr.txt").read_text()
+    assert run("invite", "--out", terms / "out").stderr == f"reaches: this machine only (127.0.0.1); {told}\n"
+    lines = run("status", "--out", terms / "out").stdout.splitlines()
+    assert lines[0].endswith(told)
+    assert lines[-1] == f"reaches   this machine only (127.0.0.1); {told}"
 
 
 @pytest.mark.long

@@ -274,6 +274,21 @@ def test_the_beacon_publishes_hears_requests_and_leaves_a_last_word(tmp_path: Pa
     assert read_status(tmp_path).state == "done"
 
 
+def test_a_peer_that_rests_writes_its_status_at_a_slower_pace_and_what_it_is_asked_at_once(tmp_path: Path) -> None:
+    now, round_, more = 0.0, 0, {}  # as the swarm goes on
+
+    def read() -> Status:
+        return Status(state="paused", round=round_, **more)
+
+    beacon, found = Beacon(tmp_path, read, print, clock=lambda: now), []
+    for now in range(1, 22):
+        round_, more = now, {"max_upload": 1e6} if now > 14 else {}
+        beacon.publish()
+        found.append(read_status(tmp_path).round)
+    assert sorted(set(found)) == [1, 11, 15]
+    assert read_status(tmp_path).written_every == 10.0  # so that no reader calls it frozen
+
+
 def test_a_full_disk_is_said_and_does_not_end_the_beacon(tmp_path: Path) -> None:
     stream = io.StringIO()
     gone = tmp_path / "gone"

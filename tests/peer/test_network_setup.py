@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 
 import anyio
 import pytest
+import trio.testing
 
-from decentral.errors import ConfigError, ListenError
+from decentral.errors import ConfigError, ListenError, PeerUnreachable
 from decentral.peer import network_setup
-from decentral.peer.network_setup import check_relays, enter
+from decentral.peer.network_setup import RelayWatch, check_relays, enter
 from decentral.swarm.identity import Identity
 from decentral.transport.memory import MemoryNetwork
 from decentral.transport.reachability import Reachability
@@ -116,3 +118,47 @@ def test_a_notebook_whose_loop_runs_already_may_enter(identity):
         return enter("native", identity, LISTEN).kind
 
     assert anyio.run(cell) == "unknown"
+
+
+# ---- relays that do not answer ----
+
+
+class Wires:
+    """A transport that reaches one relay at first, and nobody through another, whose packets are swallowed."""
+
+    def __init__(self):
+        self.refuses = {RELAY}
+
+    async def connect(self, peer, addresses):
+        if PUBLIC in addresses:
+            await anyio.sleep_forever()
+        await anyio.sleep(0.1)
+        if self.refuses & {*addresses}:
+            raise PeerUnreachable("refused")
+
+    def addresses(self):
+        return (f"/ip4/192.168.1.5/tcp/4001/p2p/{NAME}",)
+
+
+def test_relays_that_do_not_answer_are_named_within_20_s_with_whom_the_invite_reaches(caplog):
+    async def look():
+        wires, watch = Wires(), RelayWatch((RELAY, PUBLIC))
+        async with anyio.create_task_group() as group:
+            group.start_soon(watch.run, wires)
+            await anyio.sleep(20)
+            both = watch.silent
+            wires.refuses.clear()
+            await anyio.sleep(20)
+            group.cancel_scope.cancel()
+        return both, watch.silent
+
+    caplog.set_level(logging.INFO, "decentral.peer")
+    clock = trio.testing.MockClock(autojump_threshold=0)
+    found = anyio.run(look, backend="trio", backend_options={"clock": clock})
+    assert found == (("45.67.0.1:4001", "45.67.0.2:4001"), ("45.67.0.2:4001",))
+    reaches = "the invite reaches: this network only (192.168.1.5)"
+    assert caplog.messages == [
+        f"relay 45.67.0.1:4001 does not answer, looking on; {reaches}",
+        f"relay 45.67.0.2:4001 does not answer, looking on; {reaches}",
+        "relay 45.67.0.1:4001 answers",
+    ]

@@ -117,7 +117,7 @@ def test_gossip_in_which_nobody_pairs_with_a_peer_is_a_hang_although_its_steps_g
 ME, OTHER = b"m" * 32, b"o" * 32
 
 
-def presence_of(member: bytes, live: dict[bytes, Any], said_goodbye: bool, *, done: bool = False) -> str:
+def presence_of(member: bytes, live: dict[bytes, Any], said_goodbye: bool, *, done: bool = False) -> tuple[str, str]:
     directory = SimpleNamespace(live=lambda: live, left_politely=lambda peer: said_goodbye)
     directory.answer_seconds, directory.heard = {}, lambda peer: None
     paths, driver = (
@@ -127,22 +127,27 @@ def presence_of(member: bytes, live: dict[bytes, Any], said_goodbye: bool, *, do
     node = SimpleNamespace(directory=directory, driver=driver, gossip=None, paths=paths, outer_steps=3)
     driver.machine = SimpleNamespace(state=SimpleNamespace(history=SimpleNamespace(outer_steps_at=lambda round_: 2)))
     traffic = SimpleNamespace(of=lambda peer: SimpleNamespace(sent=0, received=0))
-    part: Any = SimpleNamespace(swarm=SimpleNamespace(node=node, transport=SimpleNamespace(traffic=traffic)))
-    return presence(_member(part, member, done=done))
+    part: Any = SimpleNamespace(
+        settings=SimpleNamespace(options={"name": "Ben"}),
+        swarm=SimpleNamespace(node=node, transport=SimpleNamespace(traffic=traffic)),
+    )
+    part.network = SimpleNamespace(is_private=False)
+    told = _member(part, member, done=done)
+    return presence(told), str(told["name"])
 
 
 def test_a_member_that_said_goodbye_has_left_and_is_not_gone() -> None:
     """Until the record that drops it, it is a member still, and looked like one that was killed."""
-    lease = SimpleNamespace(round=2, state=0, uplink=0)
-    assert presence_of(OTHER, {OTHER: lease}, said_goodbye=False) == "live"
-    assert presence_of(OTHER, {}, said_goodbye=False) == "gone"
-    assert presence_of(OTHER, {}, said_goodbye=True) == "left"
-    assert presence_of(ME, {}, said_goodbye=False) == "live"
+    lease = SimpleNamespace(round=2, state=0, uplink=0, version="0.1.0/Anna")
+    assert presence_of(OTHER, {OTHER: lease}, said_goodbye=False) == ("live", "Anna")
+    assert presence_of(OTHER, {}, said_goodbye=False) == ("gone", "")
+    assert presence_of(OTHER, {}, said_goodbye=True) == ("left", "")
+    assert presence_of(ME, {}, said_goodbye=False) == ("live", "Ben")
 
 
 def test_when_the_run_is_over_nobody_is_gone() -> None:
     """The same command again, after the end, got in touch with nobody and called all the others gone."""
-    assert presence_of(OTHER, {}, said_goodbye=False, done=True) == "left"
+    assert presence_of(OTHER, {}, said_goodbye=False, done=True) == ("left", "")
 
 
 def test_the_round_in_progress_tells_its_offers_and_to_its_leader_the_votes() -> None:

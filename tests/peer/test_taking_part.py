@@ -18,6 +18,8 @@ from decentral.manifest import Manifest
 from decentral.observe.diagnostics import Diagnostics
 from decentral.observe.health import Notices, health_sentence, is_well
 from decentral.observe.status import Status
+from decentral.peer.given import Giving
+from decentral.peer.saved import WriteBudget
 from decentral.peer.status import StallWatch, status_of
 from decentral.rounds.local_state import CommittedUpdate
 from decentral.training.outer_loop import LoopControl
@@ -50,8 +52,10 @@ class Seen(Member):
         part: Any = SimpleNamespace(swarm=swarm, reporter=self.reporter, invite_to_write="")
         part.links = SimpleNamespace(caps=SimpleNamespace(up=None, down=None))
         part.diagnostics = Diagnostics(lambda event, fields: None)
-        part.network = SimpleNamespace(kind="", relays=())
+        part.network = SimpleNamespace(kind="", relays=(), watch=SimpleNamespace(silent=()))
         part.network.is_private = False
+        part.settings = SimpleNamespace(options={"name": None})
+        part.giving, part.writes = Giving(self.reporter.counters, 0, lambda: 0), WriteBudget(None, lambda: 0)
         part.announce = SimpleNamespace(notices=Notices())
         return status_of(part, self.stalls, LoopControl(), inner_steps=0, done=False)
 

@@ -133,7 +133,7 @@ class Slow(Learner):
 
     def __init__(self, lab, number, founder):
         super().__init__(lab, number, founder)
-        self.schedule.lengthens = True
+        self.schedule._lengthens = True
 
 
 def in_time():

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decentral.errors import InviteError
-from decentral.swarm.invite import PREFIX, Invite
+from decentral.swarm.invite import PREFIX, Invite, reach
 
 ADDRESS = "/ip4/192.0.2.1/tcp/4001/p2p/12D3KooWBtg3aaRMjxwedh83aGiUkwSxDwUZkzuJcfaqUmo7R3pq"
 INVITE = Invite(bytes(range(32)), (ADDRESS, "/dns4/example.org/udp/4001/quic-v1"), "let-me-in")
@@ -89,3 +89,30 @@ def test_an_invite_that_breaks_a_bound_cannot_be_made(run: bytes, addresses: tup
     with pytest.raises(InviteError, match="invite: ") as caught:
         Invite(run, addresses, token)
     assert str(caught.value).isprintable()
+
+
+LAN, PUBLIC, LOOP, RELAYED, RELAYED_NEARBY = (
+    "/ip4/192.168.1.5/tcp/4001/p2p/N",
+    "/ip4/45.67.0.1/tcp/4001/p2p/N",
+    "/ip4/127.0.0.1/tcp/4001/p2p/N",
+    "/ip4/45.67.0.2/tcp/4001/p2p/R/p2p-circuit/p2p/N",
+    "/ip4/192.168.1.9/tcp/4002/p2p/R/p2p-circuit/p2p/N",
+)
+
+
+@pytest.mark.parametrize(
+    ("addresses", "whom"),
+    [
+        ((), "nobody yet"),
+        ((LOOP, "/ip6/::1/tcp/4001/p2p/N"), "this machine only (127.0.0.1)"),
+        ((LOOP, LAN), "this network only (192.168.1.5)"),
+        (("/ip4/100.64.1.2/tcp/4001/p2p/N",), "this network only (100.64.1.2)"),  # of a provider's own NAT
+        (("/ip6/fd00::2/tcp/4001/p2p/N",), "this network only (fd00::2)"),
+        ((LAN, RELAYED_NEARBY), "this network only, through the relay 192.168.1.9:4002"),
+        ((LAN, PUBLIC), "anybody, at 45.67.0.1 (if its port is open)"),
+        (("/dns4/example.org/tcp/4001/p2p/N",), "anybody, at example.org (if its port is open)"),
+        ((LAN, PUBLIC, RELAYED), "anybody, through the relay 45.67.0.2:4001"),
+    ],
+)
+def test_each_says_whom_it_reaches(addresses: tuple[str, ...], whom: str) -> None:
+    assert reach(addresses) == whom

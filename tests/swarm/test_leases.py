@@ -3,7 +3,16 @@
 import pytest
 
 from decentral.errors import PayloadError
-from decentral.swarm.leases import LeaseTable, read_leases, write_leases
+from decentral.swarm import leases
+from decentral.swarm.leases import (
+    LeaseTable,
+    OwnLease,
+    lease_bytes,
+    name_in,
+    read_lease,
+    read_leases,
+    write_leases,
+)
 from decentral.wire.keys import Signer
 from decentral.wire.messages import Lease, seal_lease
 
@@ -143,3 +152,27 @@ def test_a_lease_of_another_run_is_refused_with_both_named():
 def test_a_list_of_leases_comes_back_with_the_life_that_is_left():
     entries = [(1.5, lease(PEERS[0], 1)), (0.0, lease(PEERS[1], 2, addresses=("/ip4/1.2.3.4/tcp/5",)))]
     assert list(read_leases(write_leases(entries))) == entries
+
+
+@pytest.mark.parametrize(
+    ("version", "name"),
+    [
+        ("0.1.0/Anna", "Anna"),
+        ("0.1.0", ""),  # of who has no name, and of every older version
+        ("0.1.0/", ""),
+        ("0.1.0/a/b", ""),
+        ("0.1.0/<b>Anna</b>", ""),
+        (f"0.1.0/{'a' * 17}", ""),
+    ],
+)
+def test_a_lease_tells_a_name_behind_the_version_and_nothing_that_is_none(version: str, name: str):
+    assert name_in(lease(PEERS[0], 1, version=version)) == name
+
+
+def test_a_name_travels_with_the_lease_of_its_peer_however_long_the_version_is(monkeypatch):
+    monkeypatch.setattr(leases, "version", lambda package: "0.1.0.dev123+g0123456789abcdef")
+    own = OwnLease(PEERS[0], RUN, 15.0, lambda: ())
+    own.call("x" * 16)
+    sealed = read_lease(lease_bytes(own.seal()))
+    assert name_in(sealed) == "x" * 16
+    assert sealed.version == f"0.1.0.dev123+g0/{'x' * 16}"

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from decentral.errors import ConfigError, DiskError
+from decentral.tensors import memory
 from decentral.tensors.device import less
-from decentral.tensors.memory import fresh, fresh_like, fresh_zeros, offload_to
+from decentral.tensors.memory import fresh, fresh_like, fresh_zeros, give_back, offload_to
 
 LONG = (1 << 20) + 7  # values: long enough to be given out again, and a length that no other test asks for
 
@@ -24,6 +25,15 @@ def test_memory_that_nobody_holds_any_more_is_given_out_again():
     again = [fresh(LONG) for _ in range(2)]
     assert where in [one.data_ptr() for one in again]
     assert again[0].data_ptr() != again[1].data_ptr()
+
+
+def test_memory_that_is_given_back_is_no_longer_kept_for_the_next_round():
+    first = fresh(LONG)
+    del first
+    gc.collect()
+    assert any(block.nbytes >= 4 * LONG for block in memory._free)
+    give_back()
+    assert not memory._free
 
 
 FORMS: dict[str, Callable[[torch.Tensor], object]] = {

@@ -1,7 +1,7 @@
 // Gets the parts, from a stream or for one round of a replay, and gives each to what shows it.
 
 import { byId, el, fill, setText } from "./dom.js";
-import { bytes, clock, plural, span } from "./format.js";
+import { bytes, clock, count, plural, span } from "./format.js";
 import { showBytes } from "./bytes.js";
 import { showEvents } from "./events.js";
 import { redraw, showFigures, showLearning } from "./learning.js";
@@ -58,8 +58,16 @@ const show = {
 function runLine({ run, me, what }) {
   const far = run.rounds === null ? `round ${run.round}` : `round ${run.round} of ${run.rounds}`;
   const end = run.seconds_left ? `about ${span(run.seconds_left)} left` : null;
-  const gave = me.inner_steps ? `you gave ${plural(me.inner_steps.toLocaleString("en"), "step", me.inner_steps)}, ${bytes(me.bytes_sent)} sent` : null;
+  const gave = me.inner_steps ? `you gave ${gift(me)}` : null;
   return [what, far, end, gave].filter(Boolean).join(" · ");
+}
+
+// Over all lives of the peer; one of an older version tells the steps alone.
+function gift(me) {
+  const steps = plural(count(me.inner_steps), "step", me.inner_steps);
+  if (!me.given_seconds) return `${steps}, ${bytes(me.bytes_sent)} sent`;
+  const share = typeof me.given_share === "number" ? `: ${Number((100 * me.given_share).toPrecision(3))} % of the run` : "";
+  return `${plural(count(me.given_rounds), "round", me.given_rounds)}, ${steps}, ${span(me.given_seconds)}, ${bytes(me.given_bytes)} sent${share}`;
 }
 
 function take(parts) {

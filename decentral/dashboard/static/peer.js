@@ -34,6 +34,8 @@ const ROWS = {
   sent_per_second: ({ me }) => speed(me.sent_per_second, me.max_upload),
   received_per_second: ({ me }) => speed(me.received_per_second, me.max_download),
   daily_upload: ({ me }) => (me.daily_upload ? [`${bytes(me.sent_today)} of ${bytes(me.daily_upload)} sent`, meter(me.sent_today / me.daily_upload, "plain", "share of today's upload that is used")] : null),
+  written_today: ({ me }) => (me.written_today ? [me.max_writes ? `${bytes(me.written_today)} of ${bytes(me.max_writes)} written` : `${bytes(me.written_today)} written`,
+    me.max_writes ? meter(me.written_today / me.max_writes, "plain", "share of today's writes to the disk") : null] : null),
   uplink_bits: ({ me }) => (me.uplink_bits ? `${uplink(me.uplink_bits, me)}, from the transfers made` : NOT_KNOWN),
   loss: ({ me }) => losses(me),
   reachability: ({ me }) => reached(me),
@@ -79,7 +81,8 @@ function losses(me) {
 
 function reached(me) {
   const list = [...(me.addresses ?? []), ...(me.relays ?? []).map((relay) => `through ${relay}`)];
-  const how = me.reachability || NOT_KNOWN;
+  const silent = (me.silent_relays ?? []).map((relay) => `, relay ${relay} does not answer`).join("");
+  const how = (me.reachability || NOT_KNOWN) + silent;
   if (!list.length) return how;
   return el("details", { "data-keep": "addresses" }, el("summary", {}, `${how}, ${count(list.length)} address${list.length === 1 ? "" : "es"}`), el("ul", { class: "mono" }, list.map((one) => el("li", {}, one))));
 }

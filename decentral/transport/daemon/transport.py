@@ -412,7 +412,8 @@ async def _take_down(control: Any) -> None:
 def quiet_hivemind() -> None:
     """Import hivemind and keep its log lines off stderr: what matters of them comes as our errors and events."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # torch's, about how hivemind is written
+        for kind in (DeprecationWarning, FutureWarning):  # torch's, about how hivemind is written; 2.14 has the other
+            warnings.simplefilter("ignore", kind)
         from hivemind.utils.logging import use_hivemind_log_handler
     use_hivemind_log_handler("nowhere")
     log = logging.getLogger("hivemind")

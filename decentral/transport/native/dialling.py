@@ -262,7 +262,8 @@ class Places:
                 self._kept[relay], pause = self.relays[relay], _FIRST_PAUSE
                 await self._while_it_lasts(relay, place)
             except (DecentralError, TimeoutError) as error:
-                logger.warning("no place at relay %s, next try in %.0f s: %s", peer_name(relay), pause, error)
+                level = logging.WARNING if pause == _FIRST_PAUSE else logging.INFO  # once, not at every try
+                logger.log(level, "no place at relay %s, next try in %.0f s: %s", peer_name(relay), pause, error)
                 self._kept.pop(relay, None)
                 await anyio.sleep(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
