@@ -59,3 +59,8 @@ def test_no_cell_of_the_committed_study_is_missing() -> None:
     assert [row.troubles for row in found.rows if row.role != "control"] == [""] * sum(
         row.role != "control" for row in found.rows
     )
+
+
+def test_the_smoke_study_is_whole_beside_its_file() -> None:
+    folder = Path(__file__).parents[2] / "experiments/methods/smoke"
+    assert Plan(load_study(folder / "study.toml")).due_cells(Store(folder).known()) == []
