@@ -35,7 +35,7 @@ def go_to_background(context: click.Context, options: JobOptions) -> None:
 
     Where it fails before it has begun, its last words and its code are this command's. Raises DiskError.
     """
-    words = [str(context.info_name), *GroupedOptions.typed(context)]
+    words = [str(context.info_name), *GroupedOptions.words_typed(context)]
     words.remove("--background")
     out, invite = options.out, options.invite or ""
     is_spoken = looks_spoken(invite)

@@ -122,7 +122,7 @@ def _limits_line(seen: _Seen) -> str:
     return ", ".join(parts)
 
 
-def _given_line(seen: _Seen) -> str:
+def _line_of_gifts(seen: _Seen) -> str:
     """Give what this peer gave over all its lives."""
     status = seen.status
     tokens = f", {status.given_tokens:,} tokens" if status.given_tokens else ""
@@ -162,7 +162,7 @@ def _updates_line(seen: _Seen) -> str:
 _LINES: Mapping[str, Callable[[_Seen], str]] = {  # of fields that take more than their number; empty: no line
     "run": _run_line,
     "peer": lambda seen: (
-        f"{seen.status.peer or '?'}{_called(seen.status.name)}, {seen.text('inner_steps')} inner steps"
+        f"{seen.status.peer or '?'}{_name_beside(seen.status.name)}, {seen.text('inner_steps')} inner steps"
     ),
     "loss": _loss_line,
     "seconds_left": lambda seen: (
@@ -174,7 +174,7 @@ _LINES: Mapping[str, Callable[[_Seen], str]] = {  # of fields that take more tha
         if seen.status.bytes_measuring
         else ""
     ),
-    "given_rounds": _given_line,
+    "given_rounds": _line_of_gifts,
     "written_today": _disk_line,
     "max_upload": _limits_line,
     "preferences": _settings_line,
@@ -211,13 +211,13 @@ def peers_command(context: click.Context, directory: Path, as_json: bool) -> Non
     for member in status.members:
         you = "  (you)" if member.get("peer") == status.peer else ""
         traffic = f"{in_units(member.get('bytes_sent', 0))} to, {in_units(member.get('bytes_received', 0))} from"
-        who = f"{member.get('peer', '?')}{_called(member.get('name'))}"
+        who = f"{member.get('peer', '?')}{_name_beside(member.get('name'))}"
         click.echo(f"{who}  {presence(member)}  {_after(member)}  {traffic}{_way(member)}{you}")
     if not status.members:
         click.echo("nobody yet: no member of the run is known here", err=True)
 
 
-def _called(name: object) -> str:
+def _name_beside(name: object) -> str:
     """Say what a peer calls itself, behind its key: anybody may take any name."""
     return f" ({name})" if name else ""
 

@@ -48,7 +48,7 @@ class GroupedOptions(click.Command):
         return super().parse_args(ctx, args)
 
     @staticmethod
-    def typed(context: click.Context) -> tuple[str, ...]:
+    def words_typed(context: click.Context) -> tuple[str, ...]:
         """Return what was typed behind the command's name."""
         words: tuple[str, ...] = context.meta[f"{__name__}.typed"]
         return words

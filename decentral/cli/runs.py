@@ -149,7 +149,7 @@ def join_command(
         check_token(admit)
     if invite is None or invite.startswith("-"):  # that is the script's, from behind a --
         arguments = arguments if invite is None else (invite, *arguments)
-        invite = _kept_invite(directory)
+        invite = _find_invite(directory)
     invite, arguments = as_one_text(invite, arguments)
     if background:  # words are exchanged there: they are good for once
         _leave_to_background(context, JobOptions.of(directory, given, invite))
@@ -183,7 +183,7 @@ def join_command(
     _train(context, manifest, text, options, late=over)
 
 
-def _kept_invite(directory: Path) -> str:
+def _find_invite(directory: Path) -> str:
     """Return the way back to the run that the folder holds. UsageError where it holds none."""
     from decentral.node.folder import way_back
 

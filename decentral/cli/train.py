@@ -406,7 +406,7 @@ def conclude(context: TrainingContext, peer: Peer | None, *, evaluate: bool) -> 
     }
     progress = progress_alone(context) if peer is None else progress_of(peer)
     summary |= {"peer": "" if peer is None else peer.status().peer, **progress}
-    summary |= {} if peer is None else _given(peer.status())
+    summary |= {} if peer is None else _totals_of(peer.status())
     if evaluate:
         anchor = live_fragments(context) if peer is None else peer.anchor()
         bits = record_round(context, anchor, progress, evaluate=True)
@@ -418,7 +418,7 @@ def conclude(context: TrainingContext, peer: Peer | None, *, evaluate: bool) -> 
     return summary
 
 
-def _given(status: Status) -> dict[str, object]:
+def _totals_of(status: Status) -> dict[str, object]:
     """Totals of the peer over all its lives, as its status has them."""
     names = ("given_rounds", "given_tokens", "given_seconds", "given_bytes", "given_share")
     return {name: getattr(status, name) for name in names}

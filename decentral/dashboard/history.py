@@ -42,7 +42,7 @@ class History:
         """Take a row of ``events.jsonl``."""
         self.num_events += 1
         if row.get("event") == "commit":
-            self._round(row, str_list(row.get("contributors")), self._story.expected(row))
+            self._round(row, str_list(row.get("contributors")), self._story.expect(row))
         elif row.get("event") == "pair":
             partner = row.get("partner")
             self._round(row, [partner] if isinstance(partner, str) else [], [])  # who else met is not told

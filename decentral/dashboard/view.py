@@ -70,7 +70,7 @@ def now_of(status: Status, history: History, *, health: str, alive: bool) -> Vie
         "me": {
             **{name: getattr(status, name) for name in _OWN},
             "short": short_name(status.peer, status.name),
-            "waiting_for": [short_name(name, _called(status).get(name)) for name in status.waiting_for],
+            "waiting_for": [short_name(name, _names_of(status).get(name)) for name in status.waiting_for],
         },
         "rows": _ROWS,  # of this peer's card on the page
         "gossips": last is not None and is_pair(last),
@@ -101,7 +101,7 @@ def peer_of(member: Mapping[str, Any], last: Mapping[str, Any] | None) -> View:
     }
 
 
-def _called(status: Status) -> Mapping[str, Any]:
+def _names_of(status: Status) -> Mapping[str, Any]:
     """Return what members call themselves, by their keys' names."""
     return {str(member.get("peer")): member.get("name") for member in status.members}
 
@@ -162,7 +162,7 @@ def _open_round(status: Status) -> View | None:
     if status.open_round is None or status.state in ENDED:
         return None
     leader = str(status.open_round.get("leader", "?"))
-    return {**status.open_round, "leader": short_name(leader, _called(status).get(leader))}
+    return {**status.open_round, "leader": short_name(leader, _names_of(status).get(leader))}
 
 
 def rounds_of(history: History) -> View:

@@ -140,7 +140,7 @@ class Declared:
         check_device(self.study, device)
         plan, store = Plan(self.study), Memory() if out is None else Store(Path(out))
         run = partial(run_cell, device=device, brought=own.brought())
-        with _kept(store, self.text), _runner(workers, device, run) as runner:
+        with _keep(store, self.text), _runner(workers, device, run) as runner:
             there = store.known()
             line = _line(stream, plan.done(there))
             try:
@@ -154,7 +154,7 @@ class Declared:
 
 
 @contextmanager
-def _kept(store: Store | Memory, text: str) -> Iterator[None]:
+def _keep(store: Store | Memory, text: str) -> Iterator[None]:
     """A folder that nobody else uses meanwhile."""
     if isinstance(store, Memory):
         yield

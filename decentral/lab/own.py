@@ -33,7 +33,7 @@ from decentral.manifest import Manifest
 from decentral.plugins import added, nearest
 
 __all__ = ["TASKS", "Brought", "OwnWork", "bring_compressor", "bring_method", "bring_task", "brought", "check_task"]
-__all__ += ["digest_of", "is_own", "loaded", "method_name", "unit_of", "version_of_method", "version_of_task"]
+__all__ += ["digest_of", "is_own", "load", "method_name", "unit_of", "version_of_method", "version_of_task"]
 
 TASKS: Final = ("language", "language-uneven", "digits", "mixture")
 _GROUP: Final = "decentral.tasks"
@@ -106,7 +106,7 @@ def bring_task(task: Any, name: str = "") -> str:  # Any: as in Brought
 
 def method_name(preset: str) -> str:
     """Return the name of a preset, or of the method of ``package.module:Class``, which is brought by that."""
-    return bring_method(loaded(preset)) if ":" in preset else preset
+    return bring_method(load(preset)) if ":" in preset else preset
 
 
 # ---- tasks by name ----
@@ -128,15 +128,15 @@ def _task_of(task: str) -> Any:  # Any: as in Brought
     if task in _here.tasks:
         return _here.tasks[task]
     if ":" in task:
-        return loaded(task)
+        return load(task)
     point = added(_GROUP).get(task)
     if point is None:
         hint = nearest(task, [*TASKS, *_here.tasks, *added(_GROUP)])
         raise ConfigError(f"{task[:60]!r} is no task; {hint}; your own is written as package.module:Class")
-    return loaded(point.value)
+    return load(point.value)
 
 
-def loaded(spelling: str) -> Any:  # Any: whatever has that name
+def load(spelling: str) -> Any:  # Any: whatever has that name
     """Import what ``package.module:Class`` names. ConfigError where nothing has that name."""
     module, _, name = spelling.partition(":")
     try:
@@ -172,7 +172,7 @@ class OwnWork:
 
     def model(self, number: int = 0) -> nn.Module:
         """Do what ``Work.model`` says."""
-        with _seeded(self._seed + number):
+        with _with_seed(self._seed + number):
             made: nn.Module = self._task.model()
         return made.to(self._device)
 
@@ -183,7 +183,7 @@ class OwnWork:
 
     def loss(self, module: nn.Module, rank: int, step: int) -> Tensor:
         """Do what ``Work.loss`` says."""
-        with _seeded(self._seed, rank, step):
+        with _with_seed(self._seed, rank, step):
             loss: Tensor = self._task.loss(module, rank, step)
         return loss
 
@@ -191,7 +191,7 @@ class OwnWork:
     def held_out(self, module: nn.Module) -> float:
         """Do what ``Work.held_out`` says; in evaluation mode."""
         trains = module.training
-        with _seeded(0):
+        with _with_seed(0):
             found = float(self._task.held_out(module.eval()))
         module.train(trains)
         return found
@@ -202,7 +202,7 @@ class OwnWork:
 
 
 @contextmanager
-def _seeded(*words: int) -> Iterator[None]:
+def _with_seed(*words: int) -> Iterator[None]:
     """Draw as these numbers say; afterwards the caller's generator is as it was."""
     text = ",".join(map(str, words)).encode("ascii")
     with torch.random.fork_rng(devices=[]):
@@ -231,11 +231,11 @@ def digest_of(thing: object) -> str:
     """Return eight hexadecimal digits."""
     kinds = [kind for kind in _class_of(thing).__mro__ if not kind.__module__.startswith(("decentral", "builtins"))]
     own = {} if isinstance(thing, type | FunctionType | partial) else getattr(thing, "__dict__", {})
-    told = [_told(one) for kind in kinds for one in sorted(vars(kind).items())] + [_told(one) for one in own.items()]
+    told = [_spell(one) for kind in kinds for one in sorted(vars(kind).items())] + [_spell(one) for one in own.items()]
     return hashlib.sha256("\n".join(told).encode()).hexdigest()[:8]
 
 
-def _told(named: tuple[str, object]) -> str:
+def _spell(named: tuple[str, object]) -> str:
     name, value = named
     function = inspect.unwrap(getattr(value, "__func__", getattr(value, "fget", value)))  # type: ignore[arg-type]
     if isinstance(function, FunctionType):

@@ -56,23 +56,23 @@ Lists = dict[str, Annotated[list[str | bool | int | float], Field(min_length=1, 
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 
 
-def _said_in_a_line(check: Callable[[str], str]) -> Callable[[Any], Any]:  # Any: whatever the file has there
+def _in_a_line(check: Callable[[str], str]) -> Callable[[Any], Any]:  # Any: whatever the file has there
     """Turn its ConfigError into what pydantic tells with the place."""
 
-    def checked(value: Any) -> Any:  # Any: as above
+    def check_value(value: Any) -> Any:  # Any: as above
         try:
             return check(value) if isinstance(value, str) else value
         except ConfigError as error:
             raise ValueError(str(error)) from None
 
-    return checked
+    return check_value
 
 
 class Aims(Table):
     """[study]: the question."""
 
     name: Word = Field(description="what people call the study")
-    task: Annotated[str, AfterValidator(_said_in_a_line(check_task))] = Field(
+    task: Annotated[str, AfterValidator(_in_a_line(check_task))] = Field(
         default="language",
         description="language, language-uneven, digits, mixture, package.module:Class, or what a package adds",
     )
@@ -129,7 +129,7 @@ class Method(Table):
     """[[method]]: a preset of ours, and what is changed in it."""
 
     name: Word = Field(description="in tables and figures")
-    preset: Annotated[Word, BeforeValidator(_said_in_a_line(method_name))] = Field(
+    preset: Annotated[Word, BeforeValidator(_in_a_line(method_name))] = Field(
         description="decentral optimizers lists them; or package.module:Class"
     )
     model: Keys = Field(default={}, description="its own keys of [model]")

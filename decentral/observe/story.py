@@ -65,28 +65,28 @@ class Story:
             name: rounds for name, rounds in (waited | fresh).items() if name in self.members and name not in came
         }
 
-    def expected(self, row: Mapping[str, Any]) -> list[str]:
+    def expect(self, row: Mapping[str, Any]) -> list[str]:
         """Return the members that a round was to have: of those who have just come only who made it already."""
         came = set(str_list(row.get("contributors")))
         members = self.members or str_list(row.get("members"))
         return [name for name in members if name in came or name not in self._new]
 
     def _words_of_commit(self, row: Mapping[str, Any]) -> str:
-        members, mine = self.expected(row), bool(row.get("contributed"))
+        members, mine = self.expect(row), bool(row.get("contributed"))
         late = without(members, str_list(row.get("contributors")))
         if row.get("truncated"):  # lists were cut
             return "you too" if mine else "without you"
         if not late:
             if len(members) < 2:
                 return "you alone" if mine else "nobody"
-            return ("both" if len(members) == 2 else f"all {_counted(len(members))}") + (", you too" if mine else "")
-        share = f"{_counted(len(members) - len(late))} of {_counted(len(members))}"
+            return ("both" if len(members) == 2 else f"all {_in_words(len(members))}") + (", you too" if mine else "")
+        share = f"{_in_words(len(members) - len(late))} of {_in_words(len(members))}"
         if mine:
             return f"{share}, you too, without {list_names(late)}"
         return f"{share}, without you" + (f" and {len(late) - 1} more" if len(late) > 1 else "")
 
 
-def _counted(count: int) -> str:
+def _in_words(count: int) -> str:
     return _WORDS[count] if count < len(_WORDS) else str(count)
 
 
@@ -149,7 +149,7 @@ def _peer_of(row: Mapping[str, Any], key: str = "peer") -> str:
     return short_name(str(row[key]))
 
 
-def _joined(row: Mapping[str, Any]) -> str:
+def _join(row: Mapping[str, Any]) -> str:
     how = "resumed" if row.get("resumed") else "joined"
     return f"{how} at round {int(row['round'])}: the model is checked, training goes on from it"
 
@@ -183,7 +183,7 @@ def _differs(row: Mapping[str, Any]) -> str:
 
 
 _SENTENCES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
-    "joined": _joined,
+    "joined": _join,
     "undecided": lambda row: (
         f"{_peer_of(row)} was asked for {in_time(float(row['seconds']))} whether the pair is made, and was not heard: "
         "this peer steps alone"

@@ -159,7 +159,7 @@ class Saver:
     def _write(self, taken: Taken, held: float) -> None:
         began = self.clock()
         self.checkpointer.write(taken)
-        self.writes.saved(taken.nbytes)
+        self.writes.note_save(taken.nbytes)
         nbytes, seconds = taken.nbytes, round(self.clock() - began, 3)
         at, held = taken.head.round, round(held, 4)
         self.announce("checkpoint", {"round": at, "bytes": nbytes, "held": held, "seconds": seconds})
@@ -204,7 +204,7 @@ AT_ONCE = 0.05  # of the bound: it may be written ahead of its time
 DAY = 86_400.0  # s
 
 
-def written_by_process() -> int | None:
+def count_written() -> int | None:
     """Return the bytes that this process had the disk write; None where the system does not tell."""
     try:
         return int(psutil.Process().io_counters().write_bytes)
@@ -223,7 +223,7 @@ class WriteBudget:
         self,
         limit: int | None,
         frames: Callable[[], int],
-        written: Callable[[], int | None] = written_by_process,
+        written: Callable[[], int | None] = count_written,
         *,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
@@ -246,7 +246,7 @@ class WriteBudget:
         must = self._clock() - self._saved_at >= LONGEST or self._frames() - self._frames_saved >= MOST_FRAMES
         return self.limit is None or self._ahead > 0 or must
 
-    def saved(self, nbytes: int) -> None:
+    def note_save(self, nbytes: int) -> None:
         """Count a checkpoint that is written."""
         self._of_checkpoints += nbytes
         self._saved_at, self._frames_saved = self._clock(), self._frames()

@@ -110,7 +110,7 @@ class _Decoder(nn.Module):
         self.layers = nn.ModuleList(_Block(config) for _ in range(config.num_hidden_layers))
         self.norm = _Norm(config)
         width = config.hidden_size // config.num_attention_heads
-        share_K = torch.arange(0, width, 2, dtype=torch.float32) / width
+        share_K = torch.arange(0, width, 2, dtype=torch.float32, device=torch.get_default_device()) / width
         self.register_buffer("inverse_K", 1.0 / config.rope_parameters["rope_theta"] ** share_K, persistent=False)
 
     def forward(self, tokens_BT: Tensor) -> tuple[Tensor, list[Tensor]]:
@@ -125,8 +125,8 @@ class _Decoder(nn.Module):
     @torch.no_grad()
     def _turn(self, hidden_BTD: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines (T, K) of the positions."""
-        position_T = torch.arange(hidden_BTD.shape[1], device=hidden_BTD.device)
-        angle_TK = (position_T[:, None].float() * self.inverse_K.float()).repeat(1, 2)
+        position_T = torch.arange(hidden_BTD.shape[1], dtype=torch.float32, device=hidden_BTD.device)
+        angle_TK = (position_T[:, None] * self.inverse_K.float()).repeat(1, 2)
         return angle_TK.cos().to(hidden_BTD.dtype), angle_TK.sin().to(hidden_BTD.dtype)
 
 
@@ -148,7 +148,7 @@ class _Norm(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.weight, self._eps = nn.Parameter(torch.ones(config.hidden_size)), config.rms_norm_eps
+        self.weight, self._eps = nn.Parameter(_room(config.hidden_size).fill_(1.0)), config.rms_norm_eps
 
     def forward(self, hidden: Tensor) -> Tensor:
         exact = hidden.float()
@@ -238,8 +238,8 @@ class _Experts(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         count, outer, inner = config.num_experts, config.hidden_size, config.intermediate_size
-        self.gate_up_proj = nn.Parameter(torch.empty(count, 2 * inner, outer))
-        self.down_proj = nn.Parameter(torch.empty(count, outer, inner))
+        self.gate_up_proj = nn.Parameter(_room(count, 2 * inner, outer))
+        self.down_proj = nn.Parameter(_room(count, outer, inner))
 
     def forward(self, hidden_ND: Tensor, chosen_NC: Tensor, share_NC: Tensor) -> Tensor:
         out_ND = torch.zeros_like(hidden_ND)
@@ -251,9 +251,14 @@ class _Experts(nn.Module):
         return out_ND
 
 
+def _room(*shape: int) -> Tensor:
+    """Return a tensor that is not filled yet, where modules are made now."""
+    return torch.empty(shape, dtype=torch.float32, device=torch.get_default_device())
+
+
 def balance(routed: Sequence[Tensor], num_chosen: int) -> Tensor:
     """Return E * sum of f_e * P_e, by the routers' logits (N, E) of all blocks."""
-    count_E = likely_E = torch.zeros(routed[0].shape[1], device=routed[0].device)
+    count_E = likely_E = torch.zeros(routed[0].shape[1], dtype=torch.float32, device=routed[0].device)
     for logits_NE in routed:
         likely_NE = torch.softmax(logits_NE, dim=-1)
         count_E = count_E + one_hot(likely_NE.topk(num_chosen).indices, len(count_E)).sum((0, 1))
@@ -320,8 +325,8 @@ def check_begins(folder: Path, config: LanguageModelConfig) -> None:
 
 def _outlines(path: Path) -> dict[str, Tensor]:
     with safe_open(path, "pt") as file:
-        names = file.keys()
-        return {name: torch.empty(file.get_slice(name).get_shape()) for name in names}
+        shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118  no mapping
+    return {name: torch.empty(shape, dtype=torch.float32, device="meta") for name, shape in shapes.items()}
 
 
 def _terms_of(folder: Path) -> str:

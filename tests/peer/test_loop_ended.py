@@ -25,6 +25,7 @@ def test_a_boundary_raises_what_ended_the_swarms_side(how: BaseException) -> Non
         loop=SimpleNamespace(schedule=SimpleNamespace(stepped=nothing), step_boundary=step_boundary),
         swarm=SimpleNamespace(reason=lambda: VersionError("wire version 1, this is 4")),
         behind=SimpleNamespace(check=nothing),
+        giving=SimpleNamespace(stepped=lambda *, paused: None),
     )
     with pytest.raises(VersionError):
         Boundary.act(SimpleNamespace(_control=LoopControl()), part)  # type: ignore[arg-type]

@@ -17,7 +17,7 @@ import torch
 from decentral.errors import DiskError, ManifestMismatch, NoPeersError
 from decentral.manifest import Manifest, preset_manifest
 from decentral.observe.requests import ask
-from decentral.observe.status import ENDED, read_status
+from decentral.observe.status import read_status
 from decentral.peer import Peer, join
 from decentral.peer.participation import Participation
 from decentral.peer.saved import WriteBehind
@@ -372,7 +372,7 @@ def test_a_peer_whose_last_checkpoint_fails_does_not_say_that_all_is_kept(
         monkeypatch.setattr("decentral.peer.participation.save_now", full)
         if not over:
             peer.leave()
-    assert read_status(tmp_path).state not in ENDED
+    assert read_status(tmp_path).health.startswith("stopped: ")
 
 
 def test_who_finishes_with_the_last_round_of_the_run_has_not_left_it(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ class Machine:
             if self.budget.may_save():
                 self.written += CHECKPOINT
                 self.num_saved += 1
-                self.budget.saved(CHECKPOINT)
+                self.budget.note_save(CHECKPOINT)
         return self.num_saved - before
 
 
