@@ -105,19 +105,19 @@ def until_rounds(lines: Iterator[str], number: int) -> Iterator[str]:
 
 def test_logs_are_followed_until_ctrl_c(run: Run, running_peer: Path) -> None:
     log = EventLog(running_peer)
-    log("commit", round=1)
+    log("commit", outer_step=1, contributors=["me"], members=["me"], contributed=True)
     command = [*COMMAND, "logs", "-f", "--out", str(running_peer)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None
-        assert "round=1" in process.stdout.readline()
-        log("commit", round=2)
-        assert "round=2" in process.stdout.readline()
+        assert "round 1: you alone" in process.stdout.readline()
+        log("commit", outer_step=2, contributors=["me"], members=["me"], contributed=True)
+        assert "round 2: you alone" in process.stdout.readline()
         (running_peer / "events.jsonl").rename(running_peer / "events.1.jsonl")
         log.close()
         log = EventLog(running_peer)
-        log("commit", round=3)
-        assert "round=3" in process.stdout.readline()
+        log("commit", outer_step=3, contributors=["me"], members=["me"], contributed=True)
+        assert "round 3: you alone" in process.stdout.readline()
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE) == 130
         assert process.stderr.read() == ""
@@ -127,13 +127,14 @@ def test_logs_are_followed_until_ctrl_c(run: Run, running_peer: Path) -> None:
 @pytest.mark.parametrize("follow", [["--follow"], ["-f", "--json"]])
 def test_logs_of_a_peer_that_has_ended_are_not_followed(run: Run, running_peer: Path, follow: list[str]) -> None:
     log = EventLog(running_peer)
-    log("commit", round=1)
+    log("commit", outer_step=1, contributors=["me"], members=["me"], contributed=True)
     log.close()
     status = Status(state="done", round=1, rounds=1, health="done: 1 rounds, 0.2 MB sent")
     write_status(running_peer, status, ProcessInfo(pid=os.getpid(), created=1.0))  # a number that was reused since
     result = run("logs", *follow)
     assert result.exit_code == 0
-    assert [line for line in result.stdout.splitlines() if "commit" in line] == result.stdout.splitlines() != []
+    (line,) = result.stdout.splitlines()
+    assert "commit" in line if "--json" in follow else line.endswith(" round 1: you alone")
     assert result.stderr == "the peer has ended: done: 1 rounds, 0.2 MB sent\n"
 
 
@@ -163,16 +164,16 @@ def test_logs_are_followed_until_the_peer_ends_and_its_last_words_are_told(runni
     peer = ProcessInfo(child.pid, psutil.Process(child.pid).create_time())
     write_status(running_peer, Status(state="training", health="healthy: round 3"), peer)
     log = EventLog(running_peer)
-    log("commit", round=1)
+    log("commit", outer_step=1, contributors=["me"], members=["me"], contributed=True)
     command = [*COMMAND, "logs", "-f", "--out", str(running_peer)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None
-        assert "round=1" in process.stdout.readline()
-        log("commit", round=2)
+        assert "round 1: you alone" in process.stdout.readline()
+        log("commit", outer_step=2, contributors=["me"], members=["me"], contributed=True)
         log.close()
         write_status(running_peer, Status(state="left", health="left: round 2 was its last"), peer)
         child.communicate()
-        assert "round=2" in process.stdout.readline()
+        assert "round 2: you alone" in process.stdout.readline()
         assert process.wait(PATIENCE) == 0
         assert process.stderr.read() == "the peer has ended: left: round 2 was its last\n"
