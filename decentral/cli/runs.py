@@ -307,7 +307,7 @@ def _whose(options: JobOptions) -> str:
     if options.invite is None:
         return "of which you are the first peer"
     names = [address.rpartition("/")[2] for address in Invite.parse(options.invite).addresses]
-    return f"to which {short_name(names[0])} invites you"
+    return f"to which {short_name(names[0]) if names else 'somebody near'} invites you"  # none: met on this network
 
 
 def _takes(wanted: Preferences) -> str:

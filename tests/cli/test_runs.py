@@ -54,6 +54,11 @@ def test_it_says_what_a_machine_gives() -> None:
     assert lines["takes"].endswith(" at 70%, 12:00-13:30,22:00-07:00; 8.0 GB of memory; 1.0 MB/s up")
 
 
+def test_an_invite_without_an_address_is_of_somebody_near() -> None:
+    options = JobOptions(out=Path("out"), invite=str(Invite(bytes(32), ())))
+    assert any("somebody near" in line for line in first_screen(preset_manifest("diloco"), "a book", options))
+
+
 # ---- machine code ----
 
 # A round that is early, on a machine that never compiled anything; then what was compiled meanwhile.
