@@ -19,7 +19,7 @@ import click
 
 from decentral.cli.options import GroupedOptions, JobOptions, secrets_of
 from decentral.cli.service import install, place, plan_of, put_in_place, remove, systemd_answers
-from decentral.errors import ConfigError, DiskError
+from decentral.errors import ConfigError, DecentralError, DiskError
 from decentral.observe.status import is_running, read_status
 from decentral.state.durable import make_private_folders
 from decentral.swarm.invite import Invite
@@ -56,8 +56,9 @@ def go_to_background(context: click.Context, options: JobOptions) -> None:
 def _serve(context: click.Context, words: Sequence[str], out: Path) -> None:
     name = service_name(out)
     if place(name).exists():  # of an earlier life in this folder, which has ended
-        for _ in remove(name):
-            pass
+        with suppress(DecentralError):  # the system never knew one that it did not start
+            for _ in remove(name):
+                pass
     for line in install(plan_of(context, name, tuple(words), Path.cwd())):
         click.echo(line)
     click.echo(f"decentral service remove --name {name}  keeps the system from starting it again")

@@ -313,12 +313,12 @@ def _as_json(row: dict[str, Any]) -> list[str]:
 def _sentences() -> Lines:
     """Return what tells events in their order, with the day where it is not today."""
     from decentral.observe.events import plain_words
-    from decentral.observe.story import Story
+    from decentral.observe.story import Story, number
 
     story, today = Story(), time.strftime("%Y-%m-%d")
 
     def lines(row: dict[str, Any]) -> list[str]:
-        at = time.localtime(float(row.get("t") or 0))
+        at = time.localtime(number(row.get("t")) or 0)
         day = time.strftime("%Y-%m-%d", at)
         stamp = time.strftime("%H:%M:%S", at) if day == today else f"{day} {time.strftime('%H:%M:%S', at)}"
         told = [plain_words(row)] if row.get("event") == _LOGGED else story.tell(row)
@@ -329,7 +329,7 @@ def _sentences() -> Lines:
 
 def _follow(directory: Path, last: int, event: str | None, begin: float, shape: Lines) -> int:
     """Print events as they come, until the peer ends; returns the exit code, Ctrl-C's when that ended it before."""
-    from decentral.observe.events import follow_events
+    from decentral.observe.events import follow_events, time_of
 
     nobody = threading.Event()
     try:
@@ -341,7 +341,7 @@ def _follow(directory: Path, last: int, event: str | None, begin: float, shape: 
             idle=lambda: _idle(nobody),
             ended=lambda: _has_ended(directory),
         ):
-            for line in shape(row) if float(row.get("t") or 0) >= begin else ():
+            for line in shape(row) if time_of(row) >= begin else ():
                 click.echo(line)
     except KeyboardInterrupt:
         return INTERRUPTED

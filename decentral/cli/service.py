@@ -136,11 +136,13 @@ def plan(root: click.Context, name: str, words: tuple[str, ...], here: Path) -> 
     command = group.get_command(root, words[0])
     assert command is not None
     made = command.make_context(words[0], list(words[1:]), parent=root)
+    if made.params.get("background"):
+        raise UsageError("a service is in the background already; leave --background out")
     if words[0] == "join":
         from decentral.node.folder import way_back  # here: help texts need none of the wire
         from decentral.swarm.invite import Invite
 
-        if (invite := made.params["invite"]) is not None:
+        if (invite := made.params["invite"]) is not None and not invite.startswith("-"):  # that is a script's argument
             Invite.parse(invite)
         elif way_back(here / made.params["directory"]) is None:
             raise UsageError("join: no INVITE, and its --out holds no run to come back to; write the invite after it")

@@ -12,11 +12,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from decentral.observe.diagnostics import NAMES
-from decentral.observe.story import Story, number, steps_made, str_list, without
+from decentral.observe.story import LONGEST, Story, number, steps_made, str_list, without
 
 ROUNDS = 300  # on the strip
 SENTENCES = 60
-LONGEST = 400  # characters of a sentence: others choose what is in it
 _HELD_OUT = ("round", "tokens", "bytes_sent", "seconds", "bits_per_byte")
 _TRAINING = ("step", "tokens", "seconds", "loss")
 _TOLD = ("waited", "ballot", "votes", "sending", "applying")

@@ -119,9 +119,10 @@ def what_is_learnt(directory: Path, status: Status) -> str:
         task, corpus = str(terms["model"]["task"]), str(terms["data"]["corpus"])
     except (OSError, ValueError, KeyError, TypeError):
         return ""
-    kind = "A language model" if task == "causal-lm" else "A script's own model"
-    size = f" of {status.num_parameters / 1e6:.3g} million parameters" if status.num_parameters else ""
-    return f"{kind}{size}, on {'the standard library' if corpus == 'stdlib' else corpus}"
+    size = f" of {status.num_parameters:,} parameters" if status.num_parameters else ""
+    if task != "causal-lm":
+        return f"A script's own model{size}"
+    return f"A language model{size}, on {'the standard library' if corpus == 'stdlib' else corpus}"
 
 
 # ---- bytes per second with each peer ----

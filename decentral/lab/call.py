@@ -68,7 +68,8 @@ def study(
     ``compressor`` may be objects; give a dict of them by name where two would have one. ``aims`` are the other keys of
     ``[study]``: base, margin, points, windows, alpha.
     """
-    listed = [methods] if isinstance(methods, str) else methods
+    own.forget()
+    listed = [methods] if isinstance(methods, str | type | OuterMethod) else methods
     named = listed.items() if isinstance(listed, Mapping) else ((None, one) for one in listed)
     entries = [_method(one, called) for called, one in named]
     declared: dict[str, Any] = {"name": name, "task": _task(task), "peers": peers, **aims}
@@ -120,6 +121,7 @@ class Declared:
 
     study: Study
     text: str = field(repr=False)  # as a file
+    brought: own.Brought = field(default_factory=lambda: own.brought().copy(), repr=False)
 
     def run(
         self,
@@ -136,10 +138,11 @@ class Declared:
         the notebook itself, which no other process can import. 0 is here, too. ``stream``: of the bar; unset: the
         notebook, or stderr.
         """
+        self.brought.use()
         check_installed(self.study)
         check_device(self.study, device)
         plan, store = Plan(self.study), Memory() if out is None else Store(Path(out))
-        run = partial(run_cell, device=device, brought=own.brought())
+        run = partial(run_cell, device=device, brought=self.brought)
         with _keep(store, self.text), _runner(workers, device, run) as runner:
             there = store.known()
             line = _line(stream, plan.done(there))
@@ -252,7 +255,7 @@ def _as_toml(tables: Mapping[str, Any]) -> str:  # Any: as in a study file
     for name, table in tables.items():
         for each in table if isinstance(table, list) else [table] if table else []:
             lines.append(f"[[{name}]]" if isinstance(table, list) else f"[{name}]")
-            lines += [f"{json.dumps(key)} = {_value(value)}" for key, value in each.items()]
+            lines += [f"{json.dumps(key)} = {_value(value)}" for key, value in each.items() if value is not None]
     return "\n".join(lines) + "\n"
 
 

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import hashlib
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from importlib import import_module
-from types import CodeType, FunctionType
+from types import CellType, CodeType, FunctionType
 from typing import Any, Final
 
 import torch
@@ -33,7 +33,7 @@ from decentral.manifest import Manifest
 from decentral.plugins import added, nearest
 
 __all__ = ["TASKS", "Brought", "OwnWork", "bring_compressor", "bring_method", "bring_task", "brought", "check_task"]
-__all__ += ["digest_of", "is_own", "load", "method_name", "unit_of", "version_of_method", "version_of_task"]
+__all__ += ["digest_of", "forget", "is_own", "load", "method_name", "unit_of", "version_of_method", "version_of_task"]
 
 TASKS: Final = ("language", "language-uneven", "digits", "mixture")
 _GROUP: Final = "decentral.tasks"
@@ -51,8 +51,13 @@ class Brought:
     methods: dict[str, type[optimizers.OuterMethod]]
     compressors: dict[str, type[Any]]  # Any: Method of decentral.compressors.base
 
+    def copy(self) -> Brought:
+        """Return the same, which what is brought later does not change."""
+        return Brought(dict(self.tasks), dict(self.methods), dict(self.compressors))
+
     def use(self) -> None:
-        """Know it here, too."""
+        """Know it here, and nothing that another study brought: two may have a class of one name."""
+        forget()
         for name, task in self.tasks.items():
             bring_task(task, name)
         for method in self.methods.values():
@@ -62,12 +67,22 @@ class Brought:
 
     @property
     def of_main(self) -> list[str]:
-        """Return the names of what is defined in a notebook or a script, which no other process can import."""
+        """Return the names of what is defined in a notebook, a script or a function: no other process can import it."""
         found = {**self.tasks, **self.methods, **self.compressors}
-        return [name for name, one in found.items() if _class_of(one).__module__ == "__main__"]
+        return [name for name, one in found.items() if not _is_importable(_class_of(one))]
+
+
+def _is_importable(kind: type) -> bool:
+    return kind.__module__ != "__main__" and "<locals>" not in kind.__qualname__
 
 
 _here = Brought({}, {}, {})
+
+
+def forget() -> None:
+    """Begin a study: it knows what it brings itself."""
+    for known in (_here.tasks, _here.methods, _here.compressors):
+        known.clear()
 
 
 def brought() -> Brought:
@@ -141,7 +156,7 @@ def load(spelling: str) -> Any:  # Any: whatever has that name
     module, _, name = spelling.partition(":")
     try:
         return getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # somebody else's module runs here
         why = " ".join(str(error).split())[:120]
         raise ConfigError(f"{spelling[:80]!r} does not load ({why}); install it, or put it beside the study") from error
 
@@ -229,22 +244,53 @@ def version_of_method(name: str) -> str:
 
 def digest_of(thing: object) -> str:
     """Return eight hexadecimal digits."""
-    kinds = [kind for kind in _class_of(thing).__mro__ if not kind.__module__.startswith(("decentral", "builtins"))]
-    own = {} if isinstance(thing, type | FunctionType | partial) else getattr(thing, "__dict__", {})
+    ours = ("decentral", "builtins")
+    kinds = [kind for kind in _class_of(thing).__mro__ if kind.__module__.partition(".")[0] not in ours]
+    own = {} if isinstance(thing, type | FunctionType | partial) else _values(thing)
     told = [_spell(one) for kind in kinds for one in sorted(vars(kind).items())] + [_spell(one) for one in own.items()]
     return hashlib.sha256("\n".join(told).encode()).hexdigest()[:8]
 
 
+def _values(thing: object) -> dict[str, object]:
+    """Return an object's own values, those in slots, too."""
+    slots = [name for kind in type(thing).__mro__ for name in _names(vars(kind).get("__slots__", ()))]
+    known = {name: getattr(thing, name) for name in slots if hasattr(thing, name)}
+    return known | getattr(thing, "__dict__", {})
+
+
+def _names(slots: str | Iterable[str]) -> tuple[str, ...]:
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
 def _spell(named: tuple[str, object]) -> str:
     name, value = named
+    return name if name.startswith("__") and not callable(value) else f"{name}: {_spell_value(value)}"
+
+
+def _spell_value(value: object) -> str:
+    """Spell what decides a number; of what is none of these the type alone."""
     function = inspect.unwrap(getattr(value, "__func__", getattr(value, "fget", value)))  # type: ignore[arg-type]
     if isinstance(function, FunctionType):
-        return f"{name}: {_code(function.__code__)} {function.__defaults__}"
+        around = [_spell_value(cell.cell_contents) for cell in function.__closure__ or () if _is_filled(cell)]
+        return f"{_code(function.__code__)} {function.__defaults__} {function.__kwdefaults__} {around}"
     if isinstance(value, Tensor):
-        flat_N = value.detach().cpu().flatten().view(torch.uint8)
-        return f"{name}: {hashlib.sha256(flat_N.numpy().tobytes()).hexdigest()}"
-    is_plain = isinstance(value, str | bytes | int | float | tuple) and not name.startswith("__")
-    return f"{name}: {value!r}" if is_plain else name
+        flat_N = value.detach().to_dense().cpu().flatten().contiguous().view(torch.uint8)
+        return hashlib.sha256(flat_N.numpy().tobytes()).hexdigest()
+    if isinstance(value, Mapping):
+        return str([(repr(key), _spell_value(one)) for key, one in value.items()])
+    if isinstance(value, list | tuple):
+        return str([_spell_value(one) for one in value])
+    if is_dataclass(value) and not isinstance(value, type):
+        return str([(one.name, _spell_value(getattr(value, one.name))) for one in fields(value)])
+    is_plain = isinstance(value, str | bytes | int | float | complex | None)
+    return repr(value) if is_plain else _constant(value) if isinstance(value, frozenset | set) else type(value).__name__
+
+
+def _is_filled(cell: CellType) -> bool:
+    try:
+        return not isinstance(cell.cell_contents, type)
+    except ValueError:  # a name that was not bound yet
+        return False
 
 
 def _code(code: CodeType) -> str:
@@ -253,7 +299,7 @@ def _code(code: CodeType) -> str:
 
 
 def _constant(value: object) -> str:
-    return str(sorted(map(repr, value))) if isinstance(value, frozenset) else repr(value)
+    return str(sorted(map(repr, value))) if isinstance(value, frozenset | set) else repr(value)
 
 
 def _class_of(thing: Any) -> type:  # Any: as in Brought

@@ -22,9 +22,10 @@ from decentral.manifest import Manifest, load_manifest
 from decentral.observe.health import health_sentence
 from decentral.observe.requests import drop_requests
 from decentral.observe.status import STATUS_FILE, ProcessInfo, Status, check_free, read_status, write_status
-from decentral.state.checkpoint import load_metas
+from decentral.state.checkpoint import load_metas, load_newest
 from decentral.state.durable import DISK, disk_errors, make_private_folders
 from decentral.swarm.invite import MAX_ADDRESSES, TOKEN_FILE, Invite
+from decentral.wire.messages import MAX_ADDRESS
 
 # ---- the run of a folder ----
 
@@ -61,7 +62,12 @@ def terms_here(out: Path, manifest: Manifest) -> Manifest:
 def is_over(out: Path) -> bool:
     """Tell whether the newest checkpoint of ``out`` is of its run's last commit, whole: nothing is left to be asked."""
     newest = load_metas(out / "checkpoints")[-1:]
-    return bool(newest) and bool(newest[0].get("over")) and Head.from_dict(newest[0]["head"]).final
+    if not newest or not newest[0].get("over") or not Head.from_dict(newest[0]["head"]).final:
+        return False
+    with suppress(DiskError):  # a damaged one comes from the others again
+        found = load_newest(out / "checkpoints")
+        return found is not None and found.meta == newest[0]
+    return False
 
 
 def keep_terms(out: Path, manifest: Manifest) -> None:
@@ -133,8 +139,13 @@ def way_back(out: Path) -> Invite | None:
     """
     if not (out / MANIFEST_FILE).exists():
         return None
-    others = [address for address in read_addresses(out).others if address.startswith("/")]
+    others = [address for address in read_addresses(out).others if _is_address(address)]
     return Invite(load_manifest(out / MANIFEST_FILE).digest, tuple(others[:MAX_ADDRESSES]))
+
+
+def _is_address(text: str) -> bool:
+    """Tell whether an invite can hold it; a damaged one is left out."""
+    return text.startswith("/") and len(text) <= MAX_ADDRESS and all("!" <= sign <= "~" for sign in text)
 
 
 def _texts(found: object) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from decentral.errors import DiskError
 from decentral.observe.health import health_sentence
 from decentral.observe.requests import Request, drop_requests, take_requests
 from decentral.observe.screen import Display
-from decentral.observe.status import ProcessInfo, Status, write_status
+from decentral.observe.status import ENDED, ProcessInfo, Status, write_status
 
 # A paused peer that wrote once a second would wear a disk by 1.4 GB a day, most of them the file system's own, to say
 # that nothing happens. What a person asks of it is written at once all the same.
@@ -94,7 +94,7 @@ class Beacon:
             status = self._read()
         except Exception as error:  # noqa: BLE001  a status that cannot be told must not end the training beside it
             status = Status(problem=f"the status cannot be read ({type(error).__name__}: {error}); training goes on")
-        if not status.problem and (problem := self._disk_problem or self._unheard):
+        if not status.problem and status.state not in ENDED and (problem := self._disk_problem or self._unheard):
             status = replace(status, problem=problem)
         status = replace(status, health=health_sentence(status))
         if self._directory is not None and self._is_due(status):

@@ -175,9 +175,10 @@ def _pair_frames(record: Record, frames: Mapping[bytes, Frame]) -> list[tuple[Pe
 def compare(measures: Sequence[Measure], steps: Sequence[int]) -> dict[str, float]:
     """Return the figures of contributions, as far as there are any: one alone differs from nobody.
 
-    ``steps``: inner steps behind each. Who made less than half of the most is as short as that: it has just come.
+    ``steps``: inner steps behind each, as it says. Who made less than half of the usual number is as short as that: it
+    has just come.
     """
-    least = max(steps, default=0) / 2
+    least = statistics.median_low(steps) / 2 if steps else 0.0
     found = {
         NORM_DISPERSION: dispersion([one.norm for one, count in zip(measures, steps, strict=False) if count >= least]),
         MEAN_COSINE: mean_cosine([one.sketch_S for one in measures]),

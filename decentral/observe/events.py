@@ -71,9 +71,15 @@ def read_events(
     rows = (
         row
         for row in read_json_lines(directory / EVENTS_FILE)
-        if is_asked_for(row, event, without) and float(row.get("t") or 0) >= since
+        if is_asked_for(row, event, without) and time_of(row) >= since
     )
     yield from rows if last is None else deque(rows, maxlen=last)
+
+
+def time_of(row: Mapping[str, Any]) -> float:
+    """Return when it happened; 0 where the row does not say so in a number."""
+    told = row.get("t")
+    return told if isinstance(told, int | float) else 0.0
 
 
 def is_asked_for(row: dict[str, Any], event: str | None, without: Collection[str]) -> bool:
@@ -86,6 +92,11 @@ def plain_words(row: Mapping[str, Any]) -> str:
     """Return an event's word and fields, for people where no sentence tells it."""
     fields = [f"{key}={_short(value)}" for key, value in row.items() if key not in _STAMPS]
     return " ".join([str(row.get("event", "?")), *fields])
+
+
+def printable(line: str) -> str:
+    """Return the line without signs that could steer a terminal: a peer may have chosen a part of the words."""
+    return "".join(sign if sign.isprintable() else "?" for sign in line)
 
 
 def _short(value: object) -> str:

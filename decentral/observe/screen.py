@@ -21,6 +21,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from decentral.observe.events import printable
 from decentral.observe.health import (
     health_sentence,
     health_word,
@@ -344,7 +345,7 @@ class _LogLines(logging.Handler):
         """Say it; a message that cannot be formatted is logging's own business."""
         try:
             for line in f"{_word(record)}{self.format(record)}".splitlines():
-                self._display.say(_printable(line))
+                self._display.say(printable(line))
         except Exception:  # noqa: BLE001  as every handler does: what is logged must never end what logs it
             self.handleError(record)
 
@@ -358,11 +359,6 @@ def _word(record: logging.LogRecord) -> str:
 
 def _is_plain(record: logging.LogRecord) -> bool:
     return bool(getattr(record, "plain", False))
-
-
-def _printable(line: str) -> str:
-    """Return the line without signs that could steer a terminal: a peer may have chosen a part of the words."""
-    return "".join(c if c.isprintable() else "?" for c in line)
 
 
 # ---- a word for who waits ----

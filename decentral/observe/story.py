@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from decentral.observe.diagnostics import back_sentence, warning
-from decentral.observe.events import plain_words
+from decentral.observe.events import plain_words, printable
 from decentral.observe.health import (
     NOTICES,
     alone_sentence,
@@ -21,6 +21,8 @@ from decentral.observe.health import (
     short_name,
 )
 
+LONGEST = 400  # characters of a sentence: others choose what is in it
+_MOST = 1e15  # of a number in an event
 _SECRET = ("invite",)  # whoever has it may join, and a page or a log may be looked at by more
 _ROUNDS_TO_BEGIN = 5  # that a newcomer may miss: it takes the model first, and a round's steps
 _WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
@@ -36,7 +38,7 @@ class Story:
     def tell(self, row: Mapping[str, Any]) -> list[str]:
         """Return the sentences of the next event: of a round itself, and of who came or went with it."""
         made = self.tell_round(row)
-        return ([made] if made else []) + self.tell_beside(row)
+        return [printable(said)[:LONGEST] for said in [*([made] if made else []), *self.tell_beside(row)]]
 
     def tell_round(self, row: Mapping[str, Any]) -> str:
         """Return who was in a round, and how long it took; empty for what is none."""
@@ -110,8 +112,10 @@ def without(names: Sequence[str], others: Collection[str]) -> list[str]:
 
 
 def number(value: object) -> float | None:
-    """Return a number, or None for what is none."""
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+    """Return a finite number, or None for what is none."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    return value if abs(value) < _MOST else None
 
 
 def str_list(value: object) -> list[str]:
@@ -131,7 +135,7 @@ def sentence_of(row: Mapping[str, Any]) -> str | None:
         if event in NOTICES:
             return NOTICES[event](row, "")[1]
         return _SENTENCES[event](row)
-    except (KeyError, TypeError, ValueError):  # unknown here, or of another version
+    except (KeyError, TypeError, ValueError, OverflowError):  # unknown here, or of another version
         return plain_words({key: value for key, value in row.items() if key not in _SECRET})
 
 

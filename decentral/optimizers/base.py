@@ -592,6 +592,8 @@ class OuterMethod(Shared, Local):
         super().__init_subclass__(**given)
         defaults = (*OuterMethod.__mro__, Summary)
         states = {name for one in cls.__mro__ if one not in defaults for name in vars(one)}
+        if gone := sorted(states & {"quorum", "is_due"}):
+            raise ConfigError(f"{cls.__name__}.{gone[0]}: nobody asks it any more; declare `timing` (Timing) instead")
         cls.acts_before_steps = "before_inner_step" in states
         cls.acts_after_commits = not states.isdisjoint(("adopt", "after_commit"))
         cls.draws = "drawn" in states

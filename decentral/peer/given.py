@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 
 from decentral.observe.health import in_time
+from decentral.observe.story import number
 from decentral.training.reporting import Counters
 
 
@@ -26,8 +27,9 @@ class Given:
     def from_mapping(cls, found: object) -> Given:
         """Read what a checkpoint holds; one of an older version holds none."""
         known = found if isinstance(found, Mapping) else {}
-        whole = {name: int(known.get(name, 0)) for name in ("rounds", "tokens", "sent")}
-        return cls(**whole, seconds=float(known.get("seconds", 0.0)))
+        told = {name: number(known.get(name)) or 0 for name in ("rounds", "tokens", "sent", "seconds")}
+        whole = {name: int(told[name]) for name in ("rounds", "tokens", "sent")}
+        return cls(**whole, seconds=float(told["seconds"]))
 
 
 class Giving:

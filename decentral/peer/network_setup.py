@@ -60,7 +60,7 @@ class RelayWatch:
         host, port = endpoint(where) or ("", 0)
         silent[f"{host}:{port}"] = True
         with anyio.move_on_after(_PATIENCE):
-            with suppress(DecentralError):
+            with suppress(DecentralError, OSError):
                 await transport.connect(peer_from_name(name), (relay,))
                 silent[f"{host}:{port}"] = False
 

@@ -208,7 +208,7 @@ def count_written() -> int | None:
     """Return the bytes that this process had the disk write; None where the system does not tell."""
     try:
         return int(psutil.Process().io_counters().write_bytes)
-    except (AttributeError, psutil.Error, OSError):  # macOS, and containers that hide it
+    except (AttributeError, RuntimeError, ValueError, psutil.Error, OSError):  # macOS, and containers that hide it
         return None
 
 
@@ -265,7 +265,7 @@ class WriteBudget:
     def _look(self) -> None:
         with self._looking:
             new, now, day = self._count(), self._clock(), self._now()
-            passed, wrote = now - self._seen_at, new - self._seen
+            passed, wrote = now - self._seen_at, max(0, new - self._seen)
             self._seen, self._seen_at = new, now
             self._today = wrote + (self._today if day == self._day else 0)
             self._day = day

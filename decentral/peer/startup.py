@@ -333,7 +333,8 @@ class Startup:
                 control=self._control,
                 clock=time.monotonic,
                 save=saver.save,
-                may_save=part.writes.may_save,
+                # Steps of pairs are in no journal: after a kill a replica would be as old as its checkpoint.
+                may_save=part.writes.may_save if self._manifest.exchange.kind != "pair" else lambda: True,
                 looks=part.looks,
             )
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import atexit
 import math
+import os
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -19,6 +20,7 @@ from typing import TypeVar
 
 import torch
 from numba.core import event
+from numba.core.compiler_lock import global_compiler_lock
 from torch import Tensor
 
 from decentral.compressors import Compressor, Nothing, Payload, Uncompressed, parse_compressor, parse_feedback
@@ -208,18 +210,25 @@ class WarmUp(threading.Thread, event.Listener):  # type: ignore[misc]  # numba h
     def __init__(self, codec: Codec) -> None:
         super().__init__(name="warm-up", daemon=True)
         self._codec, self._is_given_up = codec, False
+        self._error: BaseException | None = None
         self.start()
 
     def is_over(self) -> bool:
-        """Tell whether a round would wait for no machine code any more."""
+        """Tell whether a round would wait for no machine code any more; raises what a method's own code raised."""
+        if self._error is not None:
+            raise self._error
         return not self.is_alive()
 
     def run(self) -> None:
         """Compile, until the process ends."""
         atexit.register(self._give_up)
-        with suppress(_GivenUp), event.install_listener("numba:compile", self):
-            self._codec.warm_up()
-        atexit.unregister(self._give_up)
+        try:
+            with suppress(_GivenUp), event.install_listener("numba:compile", self):
+                self._codec.warm_up()
+        except BaseException as error:  # noqa: BLE001  told where the peer asks
+            self._error = error
+        finally:
+            atexit.unregister(self._give_up)
 
     def _give_up(self) -> None:
         """End before the next function: the compiler must not run while the interpreter is taken down under it."""
@@ -233,6 +242,17 @@ class WarmUp(threading.Thread, event.Listener):  # type: ignore[misc]  # numba h
 
     def on_end(self, event: object) -> None:
         """Do nothing: numba tells of a function's end, too."""
+
+
+def _release_compiler() -> None:
+    global_compiler_lock.release()
+
+
+# A worker that is forked while the thread compiles would hold numba's lock for ever: a fork waits for the function.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(
+        before=global_compiler_lock.acquire, after_in_parent=_release_compiler, after_in_child=_release_compiler
+    )
 
 
 class _GivenUp(Exception):

@@ -59,7 +59,7 @@ def test_a_terminal_that_closes_is_left_in_good_order(terms: list[str], tmp_path
 def test_the_way_back_is_made_of_what_the_folder_keeps(tmp_path: Path) -> None:
     assert way_back(tmp_path) is None
     write_terms(tmp_path)
-    keep_addresses(tmp_path, Addresses(others=(NOBODY,)))
+    keep_addresses(tmp_path, Addresses(others=("/a b", "/ip4/" + "1" * 600, NOBODY)))
     assert way_back(tmp_path) == Invite(load_manifest(tmp_path / "run.toml").digest, (NOBODY,))
 
 

@@ -16,6 +16,7 @@ from decentral.manifest import preset_manifest
 from decentral.observe.screen import PlainDisplay
 from decentral.observe.status import Status
 from decentral.preferences.preferences import Hours, Preferences
+from decentral.replica.codec import WarmUp
 from decentral.swarm.invite import Invite
 from decentral.wire.keys import Signer, peer_name
 
@@ -85,6 +86,33 @@ assert not warm_up.is_over()
 """
 
 
+FORKS = """
+import os, signal, threading
+from numba import njit
+from numba.core.compiler_lock import global_compiler_lock
+import decentral.replica.codec
+holds, goes = threading.Event(), threading.Event()
+def compile_slowly():
+    with global_compiler_lock:
+        holds.set()
+        goes.wait(0.5)
+threading.Thread(target=compile_slowly).start()
+holds.wait()
+if not (child := os.fork()):
+    signal.alarm(60)
+    njit(lambda x: x + 1)(1)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+class Broken:
+    """A codec of a method whose own code raises."""
+
+    def warm_up(self) -> None:
+        raise ValueError("no such block")
+
+
 def printed(cache: Path, program: str, *arguments: str) -> str:
     env = os.environ | {"NUMBA_CACHE_DIR": str(cache), "PYTHONPATH": str(Path(__file__).parents[2])}
     done = subprocess.run([sys.executable, "-c", program, *arguments], env=env, capture_output=True, text=True)
@@ -96,6 +124,19 @@ def printed(cache: Path, program: str, *arguments: str) -> str:
 @pytest.mark.timeout(300)
 def test_a_round_before_it_is_compiled_waits_and_sends_the_same_bytes(tmp_path: Path) -> None:
     assert printed(tmp_path / "one", EARLY, "sparseloco") == printed(tmp_path / "other", EARLY, "sparseloco")
+
+
+@pytest.mark.timeout(120)
+def test_a_worker_that_is_forked_while_it_compiles_can_compile(tmp_path: Path) -> None:
+    """Numba's lock stayed with a thread that the worker does not have."""
+    assert printed(tmp_path, FORKS) == ""
+
+
+def test_a_method_that_cannot_be_compiled_ends_the_peer_and_asks_nobody_to_wait() -> None:
+    warm_up = WarmUp(Broken())  # type: ignore[arg-type]
+    warm_up.join()
+    with pytest.raises(ValueError, match="no such block"):
+        warm_up.is_over()
 
 
 @pytest.mark.timeout(120)

@@ -99,6 +99,11 @@ def test_a_relay_comes_not_last_and_has_the_limits_that_its_page_names(run: Run,
     assert "MemoryMax" not in keeps, "a process with torch for each run would be in it"
 
 
+def test_a_service_is_in_the_background_already(run: Run, served: Path) -> None:
+    refused = run("service", "install", "--", "start", "run.toml", "--background")
+    assert (refused.exit_code, "leave --background out" in refused.stderr) == (2, True)
+
+
 def test_a_peer_whose_terms_there_are_not_is_refused_before_anything_is_written(run: Run, home: Path) -> None:
     refused = run("service", "install", "--", "start", "absent.toml")
     assert (refused.exit_code, "absent.toml" in refused.stderr) == (10, True)

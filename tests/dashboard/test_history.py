@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from decentral.dashboard.history import LONGEST, ROUNDS, History, Series, split_of
+from decentral.dashboard.history import ROUNDS, History, Series, split_of
+from decentral.observe.story import LONGEST
 from tests.kit.site import ME, OTHER, THIRD
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import tomllib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
 
@@ -107,6 +109,73 @@ def test_a_digest_is_of_code_and_of_what_an_object_holds() -> None:
 
     assert digest_of(task(1.0)) == digest_of(task(1.0)) != digest_of(task(2.0))
     assert digest_of(Line) != digest_of(OfPeers)
+
+
+@dataclass(frozen=True, slots=True)
+class Slotted:
+    size: int
+
+
+def with_keyword(size: int) -> type:
+    class Known:
+        def model(self, *, width: int = size) -> int:
+            return width
+
+    return Known
+
+
+def around(size: int) -> type:
+    class Known:
+        def model(self) -> int:
+            return size
+
+    return Known
+
+
+def holding(value: object) -> object:
+    class Known:
+        pass
+
+    known = Known()
+    known.value = value  # type: ignore[attr-defined]
+    return known
+
+
+PAIRS = [
+    (Slotted(16), Slotted(32)),
+    (with_keyword(8), with_keyword(64)),
+    (around(8), around(64)),
+    (holding([8]), holding([64])),
+    (holding({"layers": 8}), holding({"layers": 64})),
+    (holding(Slotted(8)), holding(Slotted(64))),
+    (holding(torch.ones(2).to_sparse()), holding(torch.zeros(2).to_sparse())),
+]
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=range(len(PAIRS)))
+def test_whatever_decides_a_number_is_in_the_digest(pair: tuple[object, object]) -> None:
+    """A cell of another task was shown in its place."""
+    one, other = pair
+    assert digest_of(one) == digest_of(one) != digest_of(other)
+
+
+def test_two_studies_of_one_process_have_each_their_own_task() -> None:
+    def tasks(value: float) -> object:
+        class Mine(Line):
+            def held_out(self, model: torch.nn.Module) -> torch.Tensor:
+                return torch.tensor(value)
+
+        return Mine()
+
+    first, second = (lab.study(["diloco"], task=tasks(value), **SMALL) for value in (1.0, 2.0))
+    assert {row["loss"] for row in first.run().rows} == {1.0}
+    assert {row["loss"] for row in second.run().rows} == {2.0}
+    plain = lab.study(["diloco"], **SMALL)
+    assert plain.brought.tasks == {}
+
+
+def test_an_aim_that_is_unset_is_in_no_file() -> None:
+    assert tomllib.loads(lab.study(["diloco"], base=None, **SMALL).text)["study"].get("base") is None
 
 
 def test_what_is_of_a_notebook_stays_in_its_process(monkeypatch: pytest.MonkeyPatch) -> None:

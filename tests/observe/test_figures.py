@@ -74,6 +74,7 @@ def test_who_has_just_come_is_no_reason_why_updates_differ_in_length() -> None:
     """Of twelve that joined, each was said to have another learning rate."""
     one, two = random(5000, 1), random(5000, 2)
     found = compare(measures([one, two, 0.05 * one]), [30, 28, 3])
+    assert NORM_DISPERSION in compare(measures([one, two, 5 * one]), [30, 28, 10**9]), "a claim blinds nobody"
     assert found[NORM_DISPERSION] < 0.1 < compare(measures([one, two, 0.05 * one]), [30, 28, 30])[NORM_DISPERSION]
 
 

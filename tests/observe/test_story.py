@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from decentral.observe.events import plain_words
-from decentral.observe.story import Story, sentence_of
+from decentral.observe.story import LONGEST, Story, sentence_of
 from tests.kit.site import ME, OTHER, THIRD
 
 ROOT = Path(__file__).parents[2]
@@ -100,6 +100,22 @@ def test_a_newcomer_is_not_late_before_it_has_had_time_to_begin() -> None:
     assert said[:5] == ["round 64: both, you too, 2.7 s"] * 5
     assert said[-1] == f"round 64: two of three, you too, without …{THIRD[-6:]}, 2.7 s"
     assert story.tell(commit(ALL, ALL, mine=True)) == ["round 64: all three, you too, 2.7 s"]
+
+
+ODD = [
+    {"event": "joined", "round": float("inf")},
+    {"event": "stalled", "outer_step": float("inf"), "why": "?"},
+    {"event": "checkpoint", "bytes": 10**400},
+    {"event": "commit", "outer_step": 1, "seconds": 10**400, "contributors": 3, "members": None},
+    {"event": "sync_failed", "peer": OTHER, "why": "\x1b]0;taken\x07" + "x" * 9000},
+]
+
+
+@pytest.mark.parametrize("row", ODD, ids=lambda row: row["event"])
+def test_a_row_of_another_shape_is_told_plainly_and_steers_no_terminal(row: dict[str, Any]) -> None:
+    for said in Story().tell(row):
+        assert said.isprintable()
+        assert len(said) <= LONGEST
 
 
 def test_an_invite_is_in_no_sentence() -> None:

@@ -126,3 +126,10 @@ def test_a_method_of_others_that_states_no_preset_has_a_plain_one(monkeypatch: p
     frozen.name = "diloco"
     with pytest.raises(ConfigError, match="diloco is the name of one of ours"):
         bring(frozen)
+
+
+@pytest.mark.parametrize("gone", ["quorum", "is_due"])
+def test_a_method_that_states_its_timing_as_methods_once_did_is_refused(gone: str):
+    """Nobody asked them any more, and its peers took part by other timing than its author meant."""
+    with pytest.raises(ConfigError, match=rf"Old\.{gone}: nobody asks it any more; declare `timing`"):
+        type("Old", (OuterMethod,), {gone: lambda self: None})

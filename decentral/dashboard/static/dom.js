@@ -20,7 +20,8 @@ export function fill(node, ...children) {
 }
 
 // A sentence with what it says to type as something to copy: "decentral status --out DIR".
-const COMMAND = /(decentral [a-z]+(?: --?[a-z][\w-]*(?: [^\s;,:()]+)?)*)/;
+// Only what is whole and harmless in a shell: a verb, options, plain values or a quoted one, and then the end of a clause.
+const COMMAND = /(decentral [a-z]+(?: --?[a-z][\w-]*(?: (?:[\w/~-][\w./~-]*[\w/~-]|[\w~]|'[^']*'))?)*)(?=$|[;,:)]|\.$|\. )/;
 export const withCommands = (text) => text.split(COMMAND).map((part, at) => (at % 2 ? command(part) : part));
 
 function command(text) {

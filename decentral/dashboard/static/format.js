@@ -28,6 +28,11 @@ export const perNat = (me) => (me.own_loop ? 1 : Math.LOG2E);
 
 export const number = (value, digits = 4) => (known(value) ? value.toFixed(digits) : NOT_KNOWN);
 export const count = (value) => (known(value) ? value.toLocaleString("en") : NOT_KNOWN);
+export const moment = (seconds) => {
+  const day = (at) => at.toLocaleDateString("en-CA");
+  const then = new Date(1000 * seconds);
+  return known(seconds) ? (day(then) === day(new Date()) ? "" : `${day(then)} `) + clock(seconds) : "";
+};
 export const clock = (seconds) => (known(seconds) ? new Date(1000 * seconds).toLocaleTimeString("en-GB") : "");
 export const plural = (shown, one, many = shown) => `${shown} ${one}${many === 1 ? "" : "s"}`;
 

@@ -1,7 +1,7 @@
 // Gets the parts, from a stream or for one round of a replay, and gives each to what shows it.
 
 import { byId, el, fill, setText } from "./dom.js";
-import { bytes, clock, count, plural, span } from "./format.js";
+import { bytes, count, moment, plural, span } from "./format.js";
 import { showBytes } from "./bytes.js";
 import { showEvents } from "./events.js";
 import { redraw, showFigures, showLearning } from "./learning.js";
@@ -39,7 +39,7 @@ const show = {
     showPeer(now);
     showSwarm(now.peers, now.more_peers);
     showTable(now);
-    if (!now.alive && !slider) link("", `ended, as of ${clock(now.updated)}`);
+    if (!now.alive && !slider) link("", `ended, as of ${moment(now.updated)}`);
     else if (stream?.readyState === EventSource.OPEN) link("live", "connected");
     showOpenRound(now.open);
     showFigures(now);

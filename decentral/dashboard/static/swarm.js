@@ -81,8 +81,10 @@ export function showTable(now) {
   const rows = [...peers].sort((one, other) => (by ? (order.down ? -1 : 1) * compare(by[2](one), by[2](other)) : missing(one) - missing(other)));
   const numeric = ([, , value]) => (peers.length && typeof value(peers[0]) === "number" ? "n" : null);
   const head = columns.map((column) => el("th", { class: numeric(column), scope: "col", "aria-sort": order.by === column[0] ? (order.down ? "descending" : "ascending") : null }, heading(column[0], now)));
+  const focused = document.activeElement?.dataset?.column; // a redraw comes every second
   const body = rows.map((peer) => el("tr", {}, columns.map((column) => el("td", { class: numeric(column) }, column[1](peer)))));
   fill(byId("peers"), el("table", {}, el("thead", {}, el("tr", {}, head)), el("tbody", {}, body)), more ? el("p", { class: "quiet" }, `and ${more} more: decentral peers lists all`) : null);
+  if (focused) document.querySelector(`.sort[data-column="${focused}"]`)?.focus();
 }
 
 const compare = (one, other) => (typeof one === "number" ? one - other : String(one).localeCompare(String(other)));
@@ -92,7 +94,6 @@ function heading(name, now) {
   button.addEventListener("click", () => {
     [order.by, order.down] = order.by !== name ? [name, false] : order.down ? [null, false] : [name, true];
     showTable(now);
-    document.querySelector(`.sort[data-column="${name}"]`)?.focus();
   });
   return button;
 }
