@@ -32,7 +32,7 @@ def test_on_even_machines_rounds_take_and_send_as_much(preset: str, peers: int) 
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("preset", "profile", "peers", "within"),
     [
