@@ -76,6 +76,7 @@ class Status:
     state: str = "starting"  # one of STATES
     peer: str = ""  # libp2p name, 12D3KooW...
     name: str = ""  # what its person calls it
+    names: Mapping[str, str] = field(default_factory=dict)  # what peers that are here, or were, call themselves
     run: str = ""  # name of the run
     run_id: str = ""  # hex digest of the manifest
     algorithm: str = ""
