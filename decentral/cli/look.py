@@ -112,6 +112,14 @@ def _loss_line(seen: _Seen) -> str:
     return losses if seen.status.own_loop or not losses else f"{losses}, nats per token"
 
 
+def _sample_line(seen: _Seen) -> str:
+    """Give what the model says after a few words that it was given."""
+    from decentral.observe.health import sample_of
+
+    said = sample_of(seen.status)
+    return f"{said['text']} (after round {said['round']}, from “{said['prompt']}” on)" if said else ""
+
+
 def _limits_line(seen: _Seen) -> str:
     """Give what the person of this peer allows it."""
     caps = (("up", seen.status.max_upload), ("down", seen.status.max_download))
@@ -164,6 +172,7 @@ _LINES: Mapping[str, Callable[[_Seen], str]] = {  # of fields that take more tha
         f"{seen.status.peer or '?'}{_name_beside(seen.status.name)}, {seen.text('inner_steps')} inner steps"
     ),
     "loss": _loss_line,
+    "sample": _sample_line,
     "seconds_left": lambda seen: (
         f"{seen.text('seconds_left')}, as it goes now" if seen.alive and seen.status.seconds_left else ""
     ),

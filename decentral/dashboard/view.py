@@ -11,7 +11,7 @@ from typing import Any
 
 from decentral.dashboard.history import History
 from decentral.observe.diagnostics import WORDS, in_words
-from decentral.observe.health import MOODS, called_in, short_name, with_names
+from decentral.observe.health import MOODS, called_in, sample_of, short_name, with_names
 from decentral.observe.report import dense_allreduce_nbytes
 from decentral.observe.status import ENDED, PAGE_ROWS, QUANTITIES, WATCH_ROWS, Status, presence
 
@@ -74,6 +74,7 @@ def now_of(status: Status, history: History, *, health: str, alive: bool) -> Vie
             "stalled_by": with_names(status.stalled_by, called),
             "notices": [with_names(notice, called) for notice in status.notices],
         },
+        "sample": sample_of(status),
         "rows": _ROWS,  # of this peer's card on the page
         "gossips": last is not None and is_pair(last),
         "peers": [peer_of(member, last, called) for member in _shown(status)],

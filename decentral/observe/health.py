@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from decentral.observe.diagnostics import back_sentence, warning
+from decentral.observe.events import printable
 from decentral.observe.status import QUANTITIES, Status, Unit, is_lost, is_stopped, number_of, silent_for
 
 _HIDDEN = ("nat", "symmetric nat", "firewall", "unknown")  # as far as anybody could tell
@@ -315,6 +316,16 @@ def quantity_text(status: Status, name: str) -> str:
 def short_name(peer: str) -> str:
     """Return the end of a libp2p name, as all of them start alike: a peer's letters."""
     return peer if len(peer) <= 8 else "…" + peer[-6:]
+
+
+_MOST_SAID = 300  # characters of what a model says
+
+
+def sample_of(status: Status) -> Mapping[str, Any]:
+    """Return what the model says, fit for a screen; empty where nothing is known, or what is no such thing."""
+    if not isinstance(status.sample, Mapping) or not {"prompt", "text", "round"} <= status.sample.keys():
+        return {}
+    return {key: printable(str(value))[:_MOST_SAID] for key, value in status.sample.items()}
 
 
 # ---- names beside letters ----

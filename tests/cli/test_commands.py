@@ -164,6 +164,11 @@ SHOWN = [  # a word that is not there at first, what the peer tells, and what is
         ],
     ),
     (
+        "says",
+        {"sample": {"prompt": "The", "text": "The fox\n\x1b[2J", "round": 41}},
+        ["says      The fox??[2J (after round 41, from “The” on)\n"],
+    ),
+    (
         "out of band",
         {**NEWEST, "diagnosed_part": True, "out_of_band": ("norm_dispersion",)},
         ["(round 41, of the part that this peer sums); out of band: norm_dispersion\n"],

@@ -237,6 +237,16 @@ def test_what_no_file_kept_is_not_known_in_a_replay() -> None:
     assert now["bytes"]["dense"] > now["bytes"]["sent"]
 
 
+@pytest.mark.parametrize("sample", [None, [], {"text": "no more"}, "text"])
+def test_what_the_model_says_is_shown_as_one_line_and_what_is_no_such_thing_not(folder: Folder, sample: Any) -> None:
+    folder.write(sample={"prompt": "The", "text": "The\x1b[2J\u202e" + 9999 * "x", "round": 3})
+    shown = looked(folder.path)["now"]["sample"]
+    assert (shown["prompt"], shown["round"], shown["text"][:10]) == ("The", "3", "The?[2J?xx")
+    assert len(shown["text"]) == 300
+    folder.write(sample=sample)
+    assert looked(folder.path)["now"]["sample"] == {}
+
+
 def test_a_name_is_on_the_page_wherever_its_peer_is_and_one_that_is_none_nowhere(
     folder: Folder, live_folder: Live
 ) -> None:
