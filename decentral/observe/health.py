@@ -28,10 +28,13 @@ MOODS: Mapping[str, Literal["ok", "warn", "bad"]] = {  # of first words of sente
     **dict.fromkeys(("attention", "stalled", "stopped", "gone", "frozen", "behind", "out"), "bad"),
 }
 _LATE_SHARE = 0.5  # below this share of recent rounds a volunteer should look at the link
+_WELL_AGAIN = 0.6  # and is told so until this: who is in every second round is not well and late by turns
 
 
 def health_sentence(status: Status) -> str:
-    """Say in one line how the peer is, and when something is wrong what to do."""
+    """Say in one line how the peer is, and when something is wrong what to do. Its ``health`` is what was said before:
+    the word changes when it will last.
+    """
     silent = status.silent_relays if status.state in (*_TAKING_PART, "starting") else ()
     said = "; ".join((_sentence(status), *(f"relay {relay} does not answer" for relay in silent)))
     return with_names(said, called_in(status))
@@ -239,9 +242,9 @@ def _resting(status: Status) -> str:
 
 
 def _training(status: Status) -> str:
-    word = "healthy"
-    if status.rounds_seen >= 4 and status.rounds_contributed < _LATE_SHARE * status.rounds_seen:
-        word = "late"
+    share = _WELL_AGAIN if status.health.startswith("late:") else _LATE_SHARE
+    is_late = status.rounds_seen >= 4 and status.rounds_contributed < share * status.rounds_seen
+    word = "late" if is_late else "healthy"
     if status.notices:
         word = f"attention: {status.notices[0]}; you train on"
     parts = [f"{word}: round {status.round}", _useful(status)]

@@ -252,6 +252,17 @@ def test_the_newest_notice_is_the_health_of_a_peer_that_trains_and_ends_after_a_
     assert notices.now(9 + SAID_FOR) == ()
 
 
+def test_who_is_in_every_second_round_is_not_healthy_and_late_by_turns() -> None:
+    words, said = [], ""
+    for seen in (*range(4, 40), 100):
+        contributed = 62 if seen == 100 else seen // 2
+        status = Status(state="training", rounds_seen=seen, rounds_contributed=contributed, health=said)
+        said = health_sentence(status)
+        assert health_sentence(replace(status, health=said)) == said, "who reads it says the same"
+        words.append(said.partition(":")[0])
+    assert words == ["healthy"] + 35 * ["late"] + ["healthy"]
+
+
 HOSTILE = ["\x1b[2J", "a" * 10_000, "<b>Anna</b>", "…BBBBBB", "An na", "\uff57\uff49\uff44\uff45", "", 7, None]
 
 
