@@ -371,8 +371,8 @@ def record_round(
     if evaluate or context.judge.affordable(context.watch.seconds):
         bits = context.judge.bits_per_byte(anchor)
         context.held_out_loss = bits * math.log(2)
-        if said := context.judge.sample(context.watch.seconds):
-            context.sample = {**said, "round": progress["round"]}
+    if said := context.judge.sample(anchor, context.watch.seconds):
+        context.sample = {**said, "round": progress["round"]}
     tokens = context.num_steps * context.tokens_per_step
     quality = {} if bits is None else {"bits_per_byte": bits}
     context.metrics.outer(context.num_steps, tokens=tokens, **quality, **progress)

@@ -193,21 +193,26 @@ class AnchorJudge:
     def bits_per_byte(self, anchor: Sequence[Tensor]) -> float:
         """Held-out bits per byte of an anchor given fragment by fragment, flat float32."""
         began = self._clock()
-        for fragment, flat_N in zip(self._schema.fragments, anchor, strict=True):
-            scatter(flat_N, fragment, self._parameters)
+        self._put(anchor)
         held_out: Any = self._held_out
         found = bits_per_byte(self._model, held_out, context=self._context, num_windows=WINDOWS)
         self._spent += self._clock() - began
         return found
 
-    def sample(self, seconds: float) -> dict[str, object]:
-        """Return what the anchor that was evaluated last says after a few held-out words; empty when that would take
-        more than its share of the ``seconds`` so far: then it breaks off, and waits until a whole one has its time.
+    def _put(self, anchor: Sequence[Tensor]) -> None:
+        for fragment, flat_N in zip(self._schema.fragments, anchor, strict=True):
+            scatter(flat_N, fragment, self._parameters)
+
+    def sample(self, anchor: Sequence[Tensor], seconds: float) -> dict[str, object]:
+        """Return what an anchor says after a few held-out words; empty when that would take more than its share of the
+        ``seconds`` so far: then it breaks off, and waits until a whole one has its time.
         """
         left = SAMPLE_SHARE * seconds - self._spent_on_samples
         if left < self._sample_takes:
             return {}
         began, took, drawn = self._clock(), 0.0, list[int]()
+        self._put(anchor)
+        put = self._clock() - began
         generator, training = torch.Generator().manual_seed(0), self._model.training
         prompt_T = torch.tensor(list(self._prompt.encode()), device=next(iter(self._parameters.values())).device)
         self._model.eval()
@@ -224,7 +229,7 @@ class AnchorJudge:
                 break
         self._model.train(training)
         self._spent_on_samples += took
-        self._sample_takes = took * SAMPLE_BYTES / len(drawn)
+        self._sample_takes = put + (took - put) * SAMPLE_BYTES / len(drawn)
         if len(drawn) < SAMPLE_BYTES:
             return {}
         said = Bytes().text_of(drawn).rstrip("\N{REPLACEMENT CHARACTER}")  # the last character may be cut

@@ -214,7 +214,7 @@ def render(status: Status, stop: str | None, *, rows: int) -> Group:
     return Group(
         Text(health_sentence(status), style=_STYLES.get(health_word(status), "cyan")),
         _numbers(status),
-        _members(status, max(1, min(_MAX_MEMBERS_SHOWN, rows - _OTHER_ROWS))),
+        *((_members(status, max(1, min(_MAX_MEMBERS_SHOWN, rows - _OTHER_ROWS))),) if status.members else ()),
         *(() if stop is None else (Text(f"to stop: {stop}", style="dim"),)),
     )
 

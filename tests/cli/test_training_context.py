@@ -77,8 +77,8 @@ def test_judging_may_take_a_twentieth_of_the_time() -> None:
 
 def test_what_a_model_says_is_one_line_of_harmless_signs_and_touches_no_generator() -> None:
     some, before = judge(), torch.get_rng_state()
-    some.bits_per_byte([torch.tensor([0.0])])  # every byte is as likely, escapes and halves of letters too
-    first, second = some.sample(1e6), some.sample(1e6)
+    anchor = [torch.tensor([0.0])]  # every byte is as likely, escapes and halves of letters too
+    first, second = some.sample(anchor, 1e6), some.sample(anchor, 1e6)
     assert first == second, "the same model says the same"
     assert first["prompt"] == "The"
     assert str(first["text"]).startswith("The ")
@@ -89,12 +89,12 @@ def test_what_a_model_says_is_one_line_of_harmless_signs_and_touches_no_generato
 
 def test_saying_something_may_take_a_hundredth_of_the_time_and_breaks_off() -> None:
     now = iter(range(10_000))
-    some = judge(lambda: float(next(now)))  # every token takes a second, so a whole text 64
-    assert some.sample(1_000.0) == {}, "it broke off after 11 of the 10 that it had"
+    some, anchor = judge(lambda: float(next(now))), [torch.zeros(1)]  # every token takes a second, as does putting it
+    assert some.sample(anchor, 1_000.0) == {}, "it broke off after 11 of the 10 that it had"
     assert some._spent_on_samples == 11.0
-    assert some.sample(7_000.0) == {}
-    assert some._spent_on_samples == 11.0, "64 and 11 are more than 70: it was not begun"
-    assert some.sample(7_600.0) != {}
+    assert some.sample(anchor, 7_500.0) == {}
+    assert some._spent_on_samples == 11.0, "65 and 11 are more than 75: it was not begun"
+    assert some.sample(anchor, 7_600.0) != {}
 
 
 @pytest.mark.parametrize(
