@@ -133,7 +133,7 @@ def test_a_name_that_is_markup_is_shown_as_text_and_runs_nothing(folder: Folder,
     expect(one.page.locator("#run-name")).to_have_text(evil)
     expect(one.page.locator("#says q")).to_have_text(f"The {evil}")
     expect(one.page.locator("#peers")).to_contain_text(f"A_name-of-16char ({OTHER[-6:]})")
-    expect(one.page.locator("#graph")).to_contain_text(f"A_name-of-1……{OTHER[-6:]}")
+    expect(one.page.locator("#graph")).to_contain_text(f"A_name-o……{OTHER[-6:]}")
     assert one.page.locator("main script, main img").count() == 0
     assert one.page.evaluate("window.hit") is None
     assert one.complaints == []

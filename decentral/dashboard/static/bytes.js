@@ -3,6 +3,8 @@
 import { byId, el, fill, meter } from "./dom.js";
 import { bytes, count, NOT_KNOWN } from "./format.js";
 
+const SHOWN = 6; // peers, those with the most
+
 export function showBytes(now) {
   const cost = now.bytes, peers = now.peers.filter((peer) => !peer.self);
   const moved = (peer) => (peer.bytes_sent ?? 0) + (peer.bytes_received ?? 0);
@@ -11,10 +13,11 @@ export function showBytes(now) {
     el("div", { class: "pair" }, big(bytes(cost.sent), "sent"), big(bytes(cost.received), "received"), big(times(cost), "fewer than all-reduce")),
     el("p", { class: "quiet" }, against(cost)),
     el("h3", {}, "With each peer"),
-    peers.length ? el("dl", {}, [...peers].sort((a, b) => moved(b) - moved(a)).slice(0, 12).map((peer) => [
+    peers.length ? el("dl", {}, [...peers].sort((a, b) => moved(b) - moved(a)).slice(0, SHOWN).map((peer) => [
       el("dt", { class: "mono" }, peer.short),
       el("dd", {}, typeof peer.bytes_sent === "number" ? [`${bytes(peer.bytes_sent)} to, ${bytes(peer.bytes_received)} from`, meter(moved(peer) / most, "plain", "share of the most")] : NOT_KNOWN),
     ])) : el("p", { class: "quiet" }, "nobody yet"),
+    peers.length > SHOWN ? el("p", { class: "quiet" }, `and ${peers.length - SHOWN} more in the table`) : null,
     el("h3", {}, "By kind of message"),
     kinds(cost.kinds));
 }

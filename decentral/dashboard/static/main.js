@@ -66,7 +66,7 @@ function runLine({ run, me, what }) {
 // What the model says after a few words of held-out text.
 function showSample({ prompt, text, round }) {
   byId("says").hidden = !text;
-  if (text) fill(byId("says"), el("span", { class: "quiet" }, `After round ${round} it says: `), el("q", {}, el("span", { class: "quiet" }, text.startsWith(prompt) ? prompt : ""), text.startsWith(prompt) ? text.slice(prompt.length) : text));
+  if (text) fill(byId("says"), el("span", { class: "quiet" }, `The model after round ${round}: `), el("q", {}, el("span", { class: "quiet" }, text.startsWith(prompt) ? prompt : ""), text.startsWith(prompt) ? text.slice(prompt.length) : text));
 }
 
 // Over all lives of the peer; one of an older version tells the steps alone.

@@ -5,8 +5,9 @@ import { bytes, clock, rate, span, NOT_KNOWN } from "./format.js";
 import { uplink } from "./peer.js";
 
 const SHOWN = 40; // peers in the graph; the table has all
-const WIDTH = 520, HEIGHT = 300, LINE = 14;
-const FITS = 12; // characters of a name beside the circle; the table has it whole
+const WIDTH = 520, HEIGHT = 320;
+const FITS = 9; // characters of a name beside the circle, on a phone too; the table has it whole
+const TIMED = 8; // peers whose answers are told on the lines: more stand on one another
 
 export function showSwarm(peers, more) {
   const others = peers.filter((peer) => !peer.self).slice(0, SHOWN);
@@ -25,14 +26,14 @@ const isGone = (peer) => peer.presence === "left" || peer.presence === "gone";
 
 function place(at, many) {
   const angle = (2 * Math.PI * at) / many - (many === 1 ? 0 : many === 2 ? Math.PI : Math.PI / 2);
-  const x = WIDTH / 2 + 160 * Math.cos(angle), y = HEIGHT / 2 + 108 * Math.sin(angle);
+  const x = WIDTH / 2 + 150 * Math.cos(angle), y = HEIGHT / 2 + 96 * Math.sin(angle);
   return { x, y, side: Math.cos(angle) };
 }
 
 function edge(peer, to, many) {
   const from = { x: WIDTH / 2, y: HEIGHT / 2 };
   const line = svg("line", { class: "edge", x1: from.x, y1: from.y, x2: to.x, y2: to.y, "data-path": peer.path ?? "", "data-gone": isGone(peer) });
-  if (many > 12 || typeof peer.answers_in !== "number") return [line];
+  if (many > TIMED || typeof peer.answers_in !== "number") return [line];
   const x = from.x + 0.52 * (to.x - from.x), y = from.y + 0.52 * (to.y - from.y) - 5;
   return [line, svg("text", { class: "quiet", x, y, "text-anchor": "middle" }, span(peer.answers_in))];
 }
@@ -45,9 +46,10 @@ function node(peer, at, many) {
   const up = at.y < HEIGHT / 2 && !peer.self;
   const x = below ? at.x : at.x + Math.sign(at.side) * 18;
   const lines = peer.self ? ["you"] : peer.called ? [cut(peer.called), peer.letters] : [peer.letters];
-  const y = (below ? at.y + (up ? -20 : 28) : at.y + 4) - (lines.length - 1) * (below ? (up ? LINE : 0) : LINE / 2);
-  const anchor = below ? "middle" : at.side > 0 ? "start" : "end";
-  return [circle, ...lines.map((line, number) => svg("text", { x, y: y + number * LINE, "text-anchor": anchor }, line))];
+  const y = below ? at.y + (up ? -20 : 28) : at.y + 4;
+  const first = (lines.length - 1) * (below ? (up ? -1.15 : 0) : -0.6); // in heights of a line: a phone has larger letters
+  const said = lines.map((line, number) => svg("tspan", { x, dy: `${number ? 1.15 : first}em` }, line));
+  return [circle, svg("text", { x, y, "text-anchor": below ? "middle" : at.side > 0 ? "start" : "end" }, said)];
 }
 
 const cut = (name) => (name.length > FITS ? `${name.slice(0, FITS - 1)}…` : name);
