@@ -8,7 +8,8 @@ import pytest
 
 from decentral.cli.demo_processes import DemoProcess, Family
 from decentral.observe.events import read_events
-from tests.kit.families import LISTEN, PATIENCE, until, write_terms
+from tests.kit.families import LISTEN, write_terms
+from tests.kit.patience import PATIENCE, until
 
 ROUNDS = 20
 

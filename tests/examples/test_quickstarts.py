@@ -111,7 +111,6 @@ def invites(peer: DemoProcess) -> list[str]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore")  # of the notebook's own machinery
 def test_two_notebooks_of_the_cells_of_the_page_end_with_the_same_model(
     family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -132,7 +131,7 @@ def test_two_notebooks_of_the_cells_of_the_page_end_with_the_same_model(
     for cells in ([before], [held, after.replace("INVITE = None", f"INVITE = {json.dumps(invite)}")]):
         notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
         where = {"metadata": {"path": str(tmp_path / "other")}}
-        nbclient.NotebookClient(notebook, timeout=100, resources=where).execute()
+        nbclient.NotebookClient(notebook, timeout=int(PATIENCE), resources=where).execute()
     assert one.process.wait(PATIENCE) == 0, all_said(one)
     ends = [read_status(path.parent) for path in tmp_path.glob("*/*/status.json")]
     assert len(ends) == 2
