@@ -118,7 +118,6 @@ LIES = {
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400)
 def test_in_a_swarm_of_which_some_have_no_seat_it_does_not_either(run_lab, terms):
     one_after_the_other(run_lab, terms("sparseloco"), 24, [*LIES.values(), lie_in_promises], 10.0, check)
 

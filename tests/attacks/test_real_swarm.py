@@ -51,7 +51,6 @@ class Peer:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("lie", ["drops", "ends", "nowhere", "prepares"])
 def test_four_of_five_real_peers_go_on_beside_one_that_lies(tmp_path, lie):
     terms = small_terms("sparseloco", lease=10.0, shrink_after=30.0)

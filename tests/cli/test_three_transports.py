@@ -21,7 +21,6 @@ def anchors(peer: DemoProcess) -> dict[str, str]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400)
 def test_one_peer_on_each_transport_trains_through_a_kill_and_a_join(family: Family, tmp_path: Path) -> None:
     write_terms(tmp_path, swarm={"deadline_ceiling": 10.0, "lease": 10.0, "shrink_after": 20.0})
 

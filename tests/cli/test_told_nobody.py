@@ -118,7 +118,6 @@ def can_be_joined(folder: Path) -> bool:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 def test_nobody_else_reads_the_token_of_a_run(terms: list[str], tmp_path: Path, run: Run) -> None:
     before = os.umask(0o022)
     try:

@@ -206,7 +206,6 @@ peer.on_round(lambda: None)  # wrong
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 def test_a_users_loop_is_typed(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     said = mypy(tmp_path, LOOP, "follow_imports = silent\nignore_missing_imports = true\n")

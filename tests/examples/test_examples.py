@@ -146,6 +146,7 @@ def test_what_the_package_adds_obeys_every_law(packages):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ["own_loop.py", "trainer.py", "fit_lightning.py"])
 def test_an_example_that_is_interrupted_after_its_invite_goes_on_with_its_run(name, packages, tmp_path):
     """Each makes its terms itself, and so draws another salt."""

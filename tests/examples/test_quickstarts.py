@@ -66,7 +66,6 @@ def first_peer(typed: str) -> list[str]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("page", [page for page in PAGES if page.stem != "notebook"], ids=lambda page: page.stem)
 def test_before_and_after_run_as_they_stand_and_show_what_the_page_says(
     family: Family, page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest

@@ -84,7 +84,6 @@ def two(tmp_path: Path) -> Iterator[Two]:
         two.kill()
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.long
 def test_two_that_are_killed_and_restarted_together_find_each_other_at_once(two: Two):
     two.start(0)

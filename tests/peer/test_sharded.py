@@ -156,7 +156,6 @@ def test_ctrl_c_ends_all_processes_and_leaves_a_checkpoint_that_is_whole(tmp_pat
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400)
 def test_a_peer_of_two_processes_whose_disk_is_lost_has_its_sharded_moments_back(tmp_path: Path) -> None:
     """Its state is kept whole and comes back as parts, as from a checkpoint."""
     kept_by_one = {"redundancy": {"keepers": 1, "needed": 1, "seconds": 0.1, "megabytes": 10}}
