@@ -192,7 +192,9 @@ _SENTENCES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
         f"{_peer_of(row)} was asked for {in_time(float(row['seconds']))} whether the pair is made, and was not heard: "
         "this peer steps alone"
     ),
-    "checkpoint": lambda row: f"a checkpoint is kept, {in_units(float(row['bytes']))}",
+    "checkpoint": lambda row: (
+        f"a checkpoint of round {int(row['outer_step'])} is kept, {in_units(float(row['bytes']))}"
+    ),
     "checkpoint_failed": lambda row: f"no checkpoint was made at the end: {row['why']}",
     "checkpoint_passed_over": lambda row: f"checkpoint {row['name']} was passed over: {row['why']}",
     "state_given": lambda row: f"{list_names(row['peers'])} keep a piece each of this peer's own state",

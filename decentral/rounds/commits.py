@@ -260,7 +260,8 @@ class Commits:
         gone = self.state.machine.state.given_up & (set(record.members) - set(record.next_members))
         if gone:
             names = [peer_name(peer) for peer in sorted(gone)]
-            where = {"round": record.round, "epoch": self.state.head.epoch}
+            head = self.state.head
+            where = {"round": record.round, "epoch": head.epoch, "outer_step": head.outer_step}
             fields = {**where, "given_up": names, "away": self.state.me in gone}
             self.state.on_event("shrunk", {**fields, "members": [peer_name(peer) for peer in record.next_members]})
 
@@ -451,15 +452,15 @@ class Adoption:
         old, shared, parted = self.state.head, branch.shared, _step_of_parting(self.state.head, branch)
         self.outbox.forget_after(-1 if shared is None else shared.round)
         self.bookkeeping.forget_given()
-        where = {"record": head.hash.hex(), "anchor": self.replica.digest.hex()}
-        self.state.on_event("resynced", {"round": head.round, "epoch": head.epoch, **where})
+        at: dict[str, object] = {"round": head.round, "epoch": head.epoch, "outer_step": head.outer_step}
+        what = {"record": head.hash.hex(), "anchor": self.replica.digest.hex()}
+        self.state.on_event("resynced", {**at, **what})
         if parted is None:
             return
         self.state.on_event(
             "healed",
             {
-                "round": head.round,
-                "epoch": head.epoch,
+                **at,
                 "parted": None if self.state.gossips else parted,
                 "given_up": None if shared is None else old.outer_step - parted,
                 "kept": sum(one.rounds for one in owed.values()),
