@@ -181,6 +181,12 @@ def _shrunk(row: Mapping[str, Any]) -> str:
     return f"the run goes on without {len(row['given_up'])} silent peers, half of it or more"
 
 
+def _healed(row: Mapping[str, Any]) -> str:
+    said = "the run had parted in two: this peer goes on with the other part"
+    lost = number(row["given_up"])
+    return said if lost is None else f"{said}, and {int(lost)} rounds of its own part are given up"
+
+
 def _differs(row: Mapping[str, Any]) -> str:
     names = ", ".join(key for key in row if key not in ("v", "t", "mono", "event"))
     return f"the loop's optimizer is not as the run's terms say: {names}"
@@ -210,7 +216,7 @@ _SENTENCES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "donor_dropped": lambda row: f"{_peer_of(row)} is not asked for the model any more: {row['why']}",
     "catch_up_failed": lambda row: f"rounds that were missed could not be fetched: {row['why']}; it tries again",
     "resynced": lambda row: "this peer was behind, and took over the others' state whole",
-    "healed": lambda row: "the run had parted in two: this peer goes on with the part that trained more",
+    "healed": _healed,
     "shrunk": _shrunk,
     "refused": lambda row: f"{_peer_of(row)} showed a record that gives up members who are here: it is not taken",
     "unchecked": lambda row: (

@@ -31,7 +31,7 @@ from decentral.replica.apply import outer_step
 from decentral.replica.contribution import Contribution, Reclaimed, forget_sent
 from decentral.replica.replica import OWED, Loaded, OuterStep, Replica, owed_after
 from decentral.rounds.frame_io import FrameIO
-from decentral.rounds.local_state import CommittedUpdate, Decision, LocalState, Steps
+from decentral.rounds.local_state import CommittedUpdate, Decision, LocalState, Steps, WentOn
 from decentral.tensors.device import on_device_of
 from decentral.wire.frames import Frame
 from decentral.wire.keys import Digest, peer_name
@@ -257,8 +257,11 @@ class Commits:
         return Decision(leader, ballot, len(commit.certificate.votes), sending, applying)
 
     def _tell_shrunk(self, record: Record) -> None:
-        gone = self.state.machine.state.given_up & (set(record.members) - set(record.next_members))
+        given_up = self.state.machine.state.given_up
+        gone = given_up & (set(record.members) - set(record.next_members))
         if gone:
+            if gone == given_up:  # else it had gone on without others before
+                self.state.went_on = WentOn(record.outer_step, anyio.current_time())
             names = [peer_name(peer) for peer in sorted(gone)]
             head = self.state.head
             where = {"round": record.round, "epoch": head.epoch, "outer_step": head.outer_step}
