@@ -24,7 +24,7 @@ from decentral.observe.status import ENDED, ProcessInfo, Status, write_status
 SLOWEST = 10.0  # s between two files of a peer that rests
 _AT_ONCE = (
     *("state", "problem", "paused_because", "finishing", "preferences", "kept_settings", "max_upload", "max_download"),
-    *("daily_upload", "invite"),
+    *("daily_upload", "max_writes", "invite"),
 )
 
 

@@ -5,7 +5,6 @@ import json
 import shutil
 import signal
 import threading
-import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -23,6 +22,7 @@ from decentral.observe.screen import PlainDisplay
 from decentral.observe.status import Status, read_status
 from decentral.peer.settings import JoinOptions
 from tests.cli.conftest import Run, small
+from tests.kit.patience import PATIENCE, until
 
 
 def train(manifest: Manifest, out: Path, text: Path, stop: Stop | None = None) -> dict[str, Any]:
@@ -104,31 +104,28 @@ def test_a_baseline_can_be_paused_goes_on_and_tells_its_losses(tmp_path: Path, t
     out, trained = tmp_path / "out", threading.Thread(target=lambda: train(small(run={"rounds": 10**6}), out, text))
     trained.start()
 
-    def until(condition: Callable[[Status], bool]) -> Status:
-        deadline, nobody = time.monotonic() + 60, threading.Event()
-        while not ((out / "status.json").exists() and condition(read_status(out))):
-            assert time.monotonic() < deadline
-            nobody.wait(0.05)
+    def status_once(condition: Callable[[Status], bool]) -> Status:
+        until(lambda: (out / "status.json").exists() and condition(read_status(out)))
         return read_status(out)
 
-    until(lambda status: status.loss is not None and status.held_out_loss is not None)
+    status_once(lambda status: status.loss is not None and status.held_out_loss is not None)
     ask(out, "pause")
-    paused = until(lambda status: status.state == "paused")
-    again = until(lambda status: status.updated > paused.updated + 1.0)
+    paused = status_once(lambda status: status.state == "paused")
+    again = status_once(lambda status: status.updated > paused.updated + 1.0)
     assert again.inner_steps <= paused.inner_steps + 1
     ask(out, "resume")
-    until(lambda status: status.state == "training" and status.inner_steps > again.inner_steps)
+    status_once(lambda status: status.state == "training" and status.inner_steps > again.inner_steps)
     in_ten_hours = datetime.now() + timedelta(hours=10)
     hours = f"{in_ten_hours:%H:%M}-{in_ten_hours + timedelta(hours=1):%H:%M}"
     ask(out, "set", key="schedule", value=hours)
-    closed = until(lambda status: status.state == "paused")
+    closed = status_once(lambda status: status.state == "paused")
     assert closed.preferences == {"schedule": hours}
     assert f"outside its hours until {in_ten_hours:%H:%M}; " in closed.health
     assert closed.health.endswith("it goes on by itself")
     ask(out, "set", key="schedule", value="always")
-    until(lambda status: status.state == "training" and status.inner_steps > closed.inner_steps)
+    status_once(lambda status: status.state == "training" and status.inner_steps > closed.inner_steps)
     ask(out, "leave")
-    trained.join(60)
+    trained.join(PATIENCE)
     assert read_status(out).state == "left"
 
 

@@ -23,6 +23,7 @@ from decentral.observe.screen import (
     render,
 )
 from decentral.observe.status import Status, read_status
+from tests.kit.patience import PATIENCE, until
 
 
 class Opened:
@@ -292,7 +293,7 @@ def test_the_beacon_publishes_hears_requests_and_leaves_a_last_word(tmp_path: Pa
     with Beacon(tmp_path, lambda: status, on_request, display=display, period=0.01):
         assert read_status(tmp_path).health.startswith("healthy: round 1")
         ask(tmp_path, "pause")
-        assert paused.wait(10)
+        assert paused.wait(PATIENCE)
         status = replace(status, state="done")
     assert heard == ["pause"]
     assert read_status(tmp_path).state == "done"
@@ -361,16 +362,9 @@ def test_a_request_that_fails_does_not_end_what_tells_how_the_peer_is(tmp_path: 
             raise RuntimeError("this portal is not running")
         obeyed.set()
 
-    def until(condition) -> None:
-        deadline = 400
-        while not condition() and deadline:
-            deadline -= 1
-            threading.Event().wait(0.02)
-        assert condition()
-
     with Beacon(tmp_path, Status, obey, period=0.02):
         ask(tmp_path, "pause")
         until(lambda: "the request to pause was not obeyed" in read_status(tmp_path).problem)
         ask(tmp_path, "resume")
-        assert obeyed.wait(10)
+        assert obeyed.wait(PATIENCE)
         until(lambda: read_status(tmp_path).problem == "")
