@@ -118,9 +118,9 @@ def status_of(many: int) -> Status:
             "self": not n,
             "live": n != 10,
             "round": ROUNDS - (n == 10),
-            "bytes_sent": 2_000_000 + 90_000 * n,
+            "bytes_sent": (390_000 + 1_000 * n) * ROUNDS // max(1, many - 1),
         }
-        | {"bytes_received": 3_100_000 - 80_000 * n, **(ways[n] if n else {})}
+        | {"bytes_received": (400_000 - 9_000 * n) * ROUNDS, **(ways[n] if n else {})}
         for n, peer in enumerate(peers)
     )
     status = Status(
@@ -170,7 +170,11 @@ def status_of(many: int) -> Status:
             "votes": None,
         }
         | {"proposed": False, "seconds": 19.0},
-        kinds={"frame": [390_000 * ROUNDS, 350_000 * ROUNDS], "control": [9_000 * ROUNDS] * 2, "lease": [300_000] * 2},
+        kinds={
+            "frame": [390_000 * ROUNDS, 340_000 * ROUNDS * (many - 1)],
+            "control": [9_000 * ROUNDS] * 2,
+            "lease": [300_000] * 2,
+        },
         addresses=("/ip4/203.0.113.7/tcp/4001",),
         reachability="public",
     )

@@ -17,21 +17,23 @@ export function showSwarm(peers, more) {
   const places = others.map((_, at) => place(at, others.length));
   others.forEach((peer, at) => drawing.append(...edge(peer, places[at], others.length)));
   others.forEach((peer, at) => drawing.append(...node(peer, places[at], others.length)));
-  if (self) drawing.append(...node(self, { x: WIDTH / 2, y: HEIGHT / 2, side: 0 }, 1));
+  if (self) drawing.append(...node(self, { x: middle(others.length), y: HEIGHT / 2, side: 0 }, 1));
   const hidden = peers.length - others.length - (self ? 1 : 0) + more;
   fill(byId("graph"), peers.length ? drawing : el("p", { class: "quiet" }, "nobody is known here yet"), hidden ? el("p", { class: "quiet" }, `and ${hidden} more`) : null, peers.length ? legend() : null);
 }
 
 const isGone = (peer) => peer.presence === "left" || peer.presence === "gone";
 
+const middle = (many) => WIDTH / 2 - (many === 1 ? 75 : 0); // a pair stands in the middle
+
 function place(at, many) {
   const angle = (2 * Math.PI * at) / many - (many === 1 ? 0 : many === 2 ? Math.PI : Math.PI / 2);
-  const x = WIDTH / 2 + 150 * Math.cos(angle), y = HEIGHT / 2 + 96 * Math.sin(angle);
+  const x = middle(many) + 150 * Math.cos(angle), y = HEIGHT / 2 + 96 * Math.sin(angle);
   return { x, y, side: Math.cos(angle) };
 }
 
 function edge(peer, to, many) {
-  const from = { x: WIDTH / 2, y: HEIGHT / 2 };
+  const from = { x: middle(many), y: HEIGHT / 2 };
   const line = svg("line", { class: "edge", x1: from.x, y1: from.y, x2: to.x, y2: to.y, "data-path": peer.path ?? "", "data-gone": isGone(peer) });
   if (many > TIMED || typeof peer.answers_in !== "number") return [line];
   const x = from.x + 0.52 * (to.x - from.x), y = from.y + 0.52 * (to.y - from.y) - 5;
