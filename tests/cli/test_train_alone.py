@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import signal
 import threading
 from collections.abc import Callable
@@ -13,12 +14,13 @@ import pytest
 
 from decentral.cli.group import Stop
 from decentral.cli.options import JobOptions
-from decentral.cli.train import train_alone
+from decentral.cli.train import train_alone, train_with_swarm
 from decentral.manifest import Manifest
 from decentral.observe.metrics import read_metrics
 from decentral.observe.requests import ask
 from decentral.observe.screen import PlainDisplay
 from decentral.observe.status import Status, read_status
+from decentral.peer.settings import JoinOptions
 from tests.cli.conftest import Run, small
 from tests.kit.patience import PATIENCE, until
 
@@ -53,6 +55,25 @@ def test_the_same_seed_gives_the_same_losses(tmp_path: Path, text: Path) -> None
         train(small(), tmp_path / name, text)
         losses.append([row["loss"] for row in read_metrics(tmp_path / name, "inner")])
     assert losses[0] == losses[1]
+
+
+def test_what_the_model_says_changes_no_bit_of_training(
+    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two runs of one peer, of one key and one seed: their data, and so their models, are the same."""
+    terms, display, digests = small(), PlainDisplay(io.StringIO(), stop="Ctrl-C"), []
+    network: JoinOptions = {"alone": True, "transport": "native", "listen": ("/ip4/127.0.0.1/tcp/0",), "lan": False}
+    for name, share in (("with", 1.0), ("without", -1.0)):
+        out = tmp_path / name
+        out.mkdir()
+        if digests:
+            shutil.copy(tmp_path / "with/identity.key", out)
+        monkeypatch.setattr("decentral.cli.training_context.SAMPLE_SHARE", share)
+        options = JobOptions(out=out, data=text, join=network)
+        digests.append(train_with_swarm(terms, options, display, Stop(), lambda invite: None)["anchor_digest"])
+        said = read_status(out).sample
+        assert (said["round"], said["prompt"]) == (6, "The") if share > 0 else not said
+    assert digests[0] == digests[1]
 
 
 def test_a_signal_ends_training_at_a_step_without_a_last_evaluation(tmp_path: Path, text: Path) -> None:

@@ -242,6 +242,30 @@ def test_the_state_of_every_member_is_told() -> None:
     ]
 
 
+def test_names_stand_beside_letters_in_both_views_and_steer_no_terminal() -> None:
+    one, other = (f"12D3KooW{letter * 6}" for letter in "AB")
+    status = Status(
+        state="waiting",
+        peer=one,
+        members=({"peer": one}, {"peer": other, "live": True}),
+        waiting_for=(other,),
+        names={one: "Ben", other: "Anna", f"12D3KooW{'C' * 6}": "\x1b[2J"},
+    )
+    console, stream = Console(file=io.StringIO(), force_terminal=True, width=120, height=50), io.StringIO()
+    for display in (LiveDisplay(console, stop=STOP), PlainDisplay(stream, stop=STOP)):
+        display.show(status)
+        with log_shown_on(display):
+            LOG.warning("…BBBBBB and …CCCCCC send much")
+        display.close()
+    assert isinstance(console.file, io.StringIO)
+    live, plain = console.file.getvalue(), stream.getvalue()
+    assert "Ben (AAAAAA) (you)" in live
+    for text in (live, plain):
+        assert "round 1 needs Anna (BBBBBB)" in text
+        assert "warning: Anna (BBBBBB) and …CCCCCC send much" in text
+    assert "[2J" not in live + plain
+
+
 def test_no_color_leaves_no_colour(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\x1b[32m" not in live_text(Console(file=io.StringIO(), force_terminal=True, width=120))
