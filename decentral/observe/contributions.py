@@ -264,15 +264,18 @@ class Scrutiny:
     def __init__(self) -> None:
         self._alike: Counter[tuple[PeerId, PeerId]] = Counter()  # rounds in a row, of those that both contributed to
         self._told: dict[tuple[PeerId, ...], int] = {}  # an outlier or a pair -> the round it was last told
+        self._excused: dict[PeerId, int] = {}  # whose length its steps explained -> the round of that
 
     def events(self, record: Record, measures: Mapping[PeerId, Measure]) -> list[Event]:
         """Return what is to be told of the contributors of ``record`` as far as they were measured."""
         refs = [ref for ref in contributions(record) if ref.peer in measures]
-        norms = [measures[ref.peer].norm for ref in refs]
-        far = outliers(norms, [ref.steps for ref in refs])
+        norms, steps = [measures[ref.peer].norm for ref in refs], [ref.steps for ref in refs]
+        far = outliers(norms, steps)
         if far:  # an anchor that was thrown off pulls all honest peers the same way: cosines of 0.94 to 0.99
             self._alike.clear()
-            named = [(refs[i].peer, norms[i]) for i in far if self._is_news((refs[i].peer,), record.round)]
+            explained = set(far) - set(outliers(norms, steps, most=math.inf))
+            told = [i for i in far if i not in explained or not self._excuse(refs[i].peer, record.round)]
+            named = [(refs[i].peer, norms[i]) for i in told if self._is_news((refs[i].peer,), record.round)]
             return [("outlier", _outlier(record, peer, norm, norms)) for peer, norm in named]
         return self._twins(record, sorted(ref.peer for ref in refs), measures)
 
@@ -293,6 +296,13 @@ class Scrutiny:
                 found.append(("twins", {**_where(record), "peers": names, "cosine": how_much}))
         return found
 
+    def _excuse(self, peer: PeerId, round_: int) -> bool:
+        """Excuse an update that is as long as the steps that it claims, once in a while: where no round is made, as
+        when a member dies, a peer trains on, and brings all that in its next. A wrong rate comes with every round.
+        """
+        before, self._excused[peer] = self._excused.get(peer), round_
+        return before is None or round_ - before >= TOLD_AGAIN
+
     def _is_news(self, who: tuple[PeerId, ...], round_: int) -> bool:
         self._told = {key: told for key, told in self._told.items() if round_ - told < TOLD_AGAIN}
         if who in self._told:
@@ -301,9 +311,9 @@ class Scrutiny:
         return True
 
 
-def outliers(norms: Sequence[float], steps: Sequence[int]) -> list[int]:
+def outliers(norms: Sequence[float], steps: Sequence[int], *, most: float = MOST) -> list[int]:
     """Return the places of those far above the lower median, given the inner steps that they claim: an absent peer
-    brings several rounds', and who claims more than ``MOST`` times the usual number is taken for one that claims so
+    brings several rounds', and who claims more than ``most`` times the usual number is taken for one that claims so
     many.
     """
     typical = typical_norm(norms)
@@ -311,7 +321,7 @@ def outliers(norms: Sequence[float], steps: Sequence[int]) -> list[int]:
         return []
     least = typical + OUTLIER_SPREAD * statistics.median(abs(norm - typical) for norm in norms)
     usual = max(1, statistics.median_low(steps))
-    allowed = [OUTLIER_TIMES * typical * min(max(1.0, count / usual), MOST) for count in steps]
+    allowed = [OUTLIER_TIMES * typical * min(max(1.0, count / usual), most) for count in steps]
     return [i for i, norm in enumerate(norms) if norm > max(least, allowed[i])]
 
 

@@ -173,6 +173,15 @@ class Status:
     sent_today: int = _quantity(0, "bytes")  # counted when there is a limit, over restarts
     written_today: int = _quantity(0, "bytes")  # to the disk, over restarts; UTC
     max_writes: int | None = _quantity(None, "bytes")  # a day; None: no limit
+    disk_free: int | None = _quantity(  # None: not known
+        None, "bytes", "Bytes that the disk of its folder has left.", gauge="disk_free_bytes"
+    )
+    checkpoint_nbytes: int | None = _quantity(  # None: this process wrote none
+        None,
+        "bytes",
+        "Bytes of its newest checkpoint, of which three are kept.",
+        gauge="checkpoint_bytes",
+    )
     given_rounds: int = _quantity(  # this and those below: over all lives of the peer
         0, "count", "Commits with a contribution of this peer, over all its lives.", gauge="given_rounds"
     )
@@ -241,6 +250,12 @@ QUANTITIES: Mapping[str, Quantity] = {
         "Members that are here, this one included.",
         gauge="live_members",
         of=lambda at: sum(presence(member) == "live" for member in at.members),
+    ),
+    "write_failed": Quantity(
+        "count",
+        "Whether a write that failed ended it.",
+        gauge="write_failed",
+        of=lambda at: float(at.state == "left" and bool(at.problem)),
     ),
     "contributed": Quantity(
         "count", tracker="contributed", of=lambda at: at.rounds_contributed / at.rounds_seen if at.rounds_seen else None

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import logging
+import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -223,6 +225,14 @@ def count_written() -> int | None:
         return None
 
 
+def count_free(folder: Path) -> int | None:
+    """Return the bytes that may still be written to the disk of ``folder``; None where the system does not tell."""
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return None
+
+
 class WriteBudget:
     """At most ``limit`` bytes a day, as far as checkpoints can wait; None: no limit. Any thread may ask it.
 
@@ -244,6 +254,7 @@ class WriteBudget:
         self._seen, self._seen_at, self._day, self._today = self._count(), clock(), self._now(), 0
         self._ahead = 0.0 if limit is None else AT_ONCE * limit  # bytes that may be written now; below 0: too many were
         self._saved_at, self._frames_saved = clock(), 0
+        self.newest: int | None = None  # bytes of the newest checkpoint; None: this process wrote none
 
     @property
     def today(self) -> int:
@@ -260,6 +271,7 @@ class WriteBudget:
     def note_save(self, nbytes: int) -> None:
         """Count a checkpoint that is written."""
         self._of_checkpoints += nbytes
+        self.newest = nbytes
         self._saved_at, self._frames_saved = self._clock(), self._frames()
 
     def memory(self) -> list[int]:

@@ -23,6 +23,7 @@ from decentral.observe.status import Status
 from decentral.peer.boundary import Boundary
 from decentral.peer.given import share_given
 from decentral.peer.participation import Participation
+from decentral.peer.saved import count_free
 from decentral.peer.settings import Settings
 from decentral.peer.shown import Announcer
 from decentral.swarm.leases import LeaseTable, name_in
@@ -137,6 +138,8 @@ def status_of(part: Participation, stalls: StallWatch, control: LoopControl, *, 
         sent_today=0 if node.daily_upload is None else node.daily_upload.sent,
         written_today=part.writes.today,
         max_writes=part.writes.limit,
+        disk_free=count_free(part.settings.out),
+        checkpoint_nbytes=part.writes.newest,
         given_rounds=given.rounds,
         given_tokens=given.tokens,
         given_seconds=given.seconds,

@@ -47,3 +47,29 @@ def test_a_stopped_peer_is_frozen_for_all_who_look_and_well_again_when_it_goes_o
     until(lambda: run("status", "--out", out).exit_code == 0)
     peer.process.send_signal(signal.SIGINT)
     assert peer.process.wait() == 130
+
+
+@pytest.mark.long
+def test_one_of_two_that_is_stopped_for_a_minute_is_ill_meanwhile_and_contributes_again_by_itself(
+    family: Family, terms: list[str], tmp_path: Path, run: Run
+) -> None:
+    """The other gives it up after a minute, and lets it in again."""
+    founder, out = tmp_path / "first", tmp_path / "second"
+    found = ["start", str(tmp_path / "run.toml"), *terms, "--transport", "native", "--out", str(founder)]
+    first = family.start("first", founder, found)
+    invite = first.first_line(PATIENCE).split()[2]
+    second = family.start("second", out, ["join", invite, *terms, "--transport", "native", "--out", str(out)])
+    until(lambda: (out / "status.json").exists() and status_of(second).rounds_contributed >= 2)
+    second.process.send_signal(signal.SIGSTOP)
+    until(lambda: looked(out)["now"]["word"] == "frozen")
+    assert health_of(out)[0] is False
+    until(lambda: status_of(first).stalled_seconds > 0)
+    until(lambda: len(status_of(first).members) == 1)
+    given = status_of(second).given_rounds
+    second.process.send_signal(signal.SIGCONT)
+    until(lambda: run("status", "--out", out).exit_code == 0)
+    until(lambda: len(status_of(first).members) == 2)
+    until(lambda: status_of(second).given_rounds > given)
+    for peer in (second, first):
+        peer.process.send_signal(signal.SIGINT)
+        assert peer.process.wait() == 130

@@ -32,7 +32,20 @@ def peer(instance: str, up: str, *, done: str = "0x2880") -> list[dict[str, str]
     ]
 
 
+def disk(free: str, checkpoint: str | None) -> list[dict[str, str]]:
+    """What is left on a peer's disk, and what its newest checkpoint takes."""
+    labels = 'job="decentral", instance="a"'
+    told = {"decentral_peer_disk_free_bytes": free, "decentral_peer_checkpoint_bytes": checkpoint}
+    return [series(name, labels, f"{value}x2880") for name, value in told.items() if value is not None]
+
+
+def failed(values: str) -> list[dict[str, str]]:
+    """Whether a write ended it."""
+    return [series("decentral_peer_write_failed", 'job="decentral", instance="a"', values)]
+
+
 ENDED = peer("a", DEAD, done="0x59 1 _x2820")
+ALARMS = ("DecentralPeerDown", "DecentralRelayDown", "DecentralDiskFills", "DecentralWriteFailed")
 CASES = {
     "all are well": ([*peer("a", ALIVE), *peer("b", ALIVE)], "2h", []),
     "one of two dies": ([*peer("a", ALIVE), *peer("b", DEAD)], "70m", ["DecentralPeerDown"]),
@@ -40,6 +53,11 @@ CASES = {
     "it has ended, and said so": (ENDED, "70m", []),
     "it ended unseen": (peer("a", DEAD), "70m", ["DecentralPeerDown"]),
     "it ended unseen two days ago": (peer("a", DEAD), "47h", []),
+    "its disk fills": (disk("20e9", "3e9"), "30m", []),
+    "its disk has no room for five checkpoints": (disk("14e9", "3e9"), "30m", ["DecentralDiskFills"]),
+    "its disk is nearly full before any checkpoint": (disk("9e7", None), "30m", ["DecentralDiskFills"]),
+    "a write failed and it ended": (failed("0x10 1 _x2820"), "70m", ["DecentralWriteFailed"]),
+    "it was started again": (failed("0x10 1 _x20 0x2800"), "70m", []),
     "a relay dies": ([series("up", 'job="decentral-relay", instance="r"', DEAD)], "70m", ["DecentralRelayDown"]),
 }
 
@@ -47,7 +65,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_an_alarm_is_given_where_it_should_be_and_not_where_it_should_not(case: str, tmp_path: Path) -> None:
     inputs, at, names = CASES[case]
-    told = [expected(name, at, names) for name in ("DecentralPeerDown", "DecentralRelayDown")]
+    told = [expected(name, at, names) for name in ALARMS]
     asked = {
         "rule_files": [str(RULES)],
         "evaluation_interval": "1m",

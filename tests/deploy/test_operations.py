@@ -29,7 +29,7 @@ _OURS = re.compile(r"\bdecentral_\w+")
 @pytest.fixture(scope="module")
 def told() -> set[str]:
     """The names of everything that a peer and a relay ever tell."""
-    full = Status(loss=1.0, held_out_loss=1.0, diagnostics=dict.fromkeys(NAMES, 1.0))
+    full = Status(loss=1.0, held_out_loss=1.0, disk_free=1, checkpoint_nbytes=1, diagnostics=dict.fromkeys(NAMES, 1.0))
     relay = NativeTransport(Signer.generate(), options=NativeOptions(relay=RelayLimits())).relay
     assert relay is not None
 

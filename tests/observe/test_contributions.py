@@ -54,6 +54,21 @@ def test_nobody_is_named_where_peers_merely_differ(lengths):
     assert looked_at(Scrutiny(), 1, updates(*lengths)) == []
 
 
+@pytest.mark.parametrize("steps", [(180, 20, 20), (20, 2, 2)], ids=["it trained on", "the others were pressed"])
+def test_who_trained_on_while_a_member_died_is_not_named_for_the_length_of_all_that(steps):
+    """One of four was killed, and the survivors were told that the update of one is 8.82 times as large."""
+    scrutiny = Scrutiny()
+    assert looked_at(scrutiny, 1, updates(8.82, 1.0, 1.0), steps) == []
+    assert looked_at(scrutiny, 2, updates(1.0, 1.0, 1.0), (20, 20, 20)) == []
+
+
+def test_who_claims_so_many_steps_round_after_round_is_named_all_the_same():
+    scrutiny = Scrutiny()
+    told = [looked_at(scrutiny, round_, updates(1.0, 1.0, 9.0, 1.0), (30, 30, 999, 30)) for round_ in range(1, 6)]
+    assert [len(events) for events in told] == [0, 1, 0, 0, 0]
+    assert looked_at(Scrutiny(), 1, updates(1.0, 1.0, 9.0, 1.0), (30, 30, 121, 30)) != []
+
+
 def test_who_brings_the_steps_of_several_rounds_is_allowed_their_length():
     assert looked_at(Scrutiny(), 1, updates(1.0, 1.0, 5.0, 1.0), steps=(30, 30, 90, 30)) == []
     assert looked_at(Scrutiny(), 1, updates(1.0, 1.0, 5.0, 1.0), steps=(30, 30, 31, 30)) != []

@@ -1,8 +1,10 @@
 """Checkpoints wait for the day's writes, and for nothing too long."""
 
+from pathlib import Path
+
 import pytest
 
-from decentral.peer.saved import AT_ONCE, DAY, LONGEST, MOST_FRAMES, WriteBudget
+from decentral.peer.saved import AT_ONCE, DAY, LONGEST, MOST_FRAMES, WriteBudget, count_free
 
 LIMIT = 2 * 10**9  # bytes a day
 CHECKPOINT, COMMIT = 10**7, 64 * 10**4  # bytes
@@ -76,3 +78,12 @@ def test_the_next_process_of_a_day_goes_on_from_what_was_written():
     other_day.budget.recall(first.budget.memory())
     assert other_day.budget.today == 0
     second.budget.recall(())  # of an older version
+
+
+def test_what_an_alarm_of_a_full_disk_goes_by_is_told(tmp_path: Path):
+    machine = Machine(None)
+    assert machine.budget.newest is None
+    machine.trains(1)
+    assert machine.budget.newest == CHECKPOINT
+    assert (count_free(tmp_path) or 0) > 0
+    assert count_free(tmp_path / "gone") is None

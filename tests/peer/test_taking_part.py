@@ -5,6 +5,7 @@ whom, who is behind.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -54,7 +55,7 @@ class Seen(Member):
         part.diagnostics = Diagnostics(lambda event, fields: None)
         part.network = SimpleNamespace(kind="", relays=(), watch=SimpleNamespace(silent=()))
         part.network.is_private = False
-        part.settings = SimpleNamespace(options={"name": None})
+        part.settings = SimpleNamespace(options={"name": None}, out=Path())
         part.giving, part.writes = Giving(self.reporter.counters, 0, lambda: 0), WriteBudget(None, lambda: 0)
         part.announce = SimpleNamespace(notices=Notices())
         return status_of(part, self.stalls, LoopControl(), inner_steps=0, done=False)
