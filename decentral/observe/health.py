@@ -5,6 +5,7 @@ A pure function of its status, as is the short line of a round. Who reads one lo
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from decentral.observe.diagnostics import back_sentence, warning
+from decentral.observe.events import printable
 from decentral.observe.status import QUANTITIES, Status, Unit, is_lost, is_stopped, number_of, silent_for
 
 _HIDDEN = ("nat", "symmetric nat", "firewall", "unknown")  # as far as anybody could tell
@@ -26,12 +28,16 @@ MOODS: Mapping[str, Literal["ok", "warn", "bad"]] = {  # of first words of sente
     **dict.fromkeys(("attention", "stalled", "stopped", "gone", "frozen", "behind", "out"), "bad"),
 }
 _LATE_SHARE = 0.5  # below this share of recent rounds a volunteer should look at the link
+_WELL_AGAIN = 0.6  # and is told so until this: who is in every second round is not well and late by turns
 
 
 def health_sentence(status: Status) -> str:
-    """Say in one line how the peer is, and when something is wrong what to do."""
+    """Say in one line how the peer is, and when something is wrong what to do. Its ``health`` is what was said before:
+    the word changes when it will last.
+    """
     silent = status.silent_relays if status.state in (*_TAKING_PART, "starting") else ()
-    return "; ".join((_sentence(status), *(f"relay {relay} does not answer" for relay in silent)))
+    said = "; ".join((_sentence(status), *(f"relay {relay} does not answer" for relay in silent)))
+    return with_names(said, called_in(status))
 
 
 def _sentence(status: Status) -> str:
@@ -143,13 +149,18 @@ def alone_sentence(names: Sequence[str], *, left: bool) -> str:
 def _looking(status: Status) -> str:
     # Before the first inner step nobody knows whether the loop trains on alone, or waits for a second peer.
     meanwhile = f"training on alone (inner step {status.inner_steps})" if status.inner_steps else ""
+    if status.gone and meanwhile and status.late_rounds is not None and not status.gone_left:
+        meanwhile += (
+            ", which counts as one round at most; "
+            f"if a round is made without this peer, it counts for nothing after {_late(status)}"
+        )
     if status.gone:
         return "; ".join(filter(None, (alone_sentence(status.gone, left=status.gone_left), meanwhile)))
     nobody = ", ".join(filter(None, ("looking: nobody reachable yet", meanwhile)))
     if status.members and status.peer not in {member.get("peer") for member in status.members}:
         return (
-            f"{nobody}; this peer said goodbye in round {status.round}, and what it trains counts when a member has "
-            "let it in again; if they are done, so is the run"
+            f"{nobody}; this peer said goodbye in round {status.round}, and what it trains until a member lets it in "
+            "again counts as one round at most; if they are done, so is the run"
         )
     if status.reachability in _HIDDEN and not status.relays:
         return (
@@ -236,9 +247,9 @@ def _resting(status: Status) -> str:
 
 
 def _training(status: Status) -> str:
-    word = "healthy"
-    if status.rounds_seen >= 4 and status.rounds_contributed < _LATE_SHARE * status.rounds_seen:
-        word = "late"
+    share = _WELL_AGAIN if status.health.startswith("late:") else _LATE_SHARE
+    is_late = status.rounds_seen >= 4 and status.rounds_contributed < share * status.rounds_seen
+    word = "late" if is_late else "healthy"
     if status.notices:
         word = f"attention: {status.notices[0]}; you train on"
     parts = [f"{word}: round {status.round}", _useful(status)]
@@ -263,13 +274,26 @@ _SENTENCES_OF_STATES = {
 
 
 def _shrunk(status: Status) -> str:
-    """Warn a volunteer that this may be the smaller part of a swarm that was cut in two."""
+    """Warn a volunteer that this may be the smaller part of a swarm that was cut in two, whose work is given up."""
     here, gone = len(status.members), len(status.given_up)
-    return (
-        f"shrunk: round {status.round} goes on with {here} of {here + gone} peers, "
-        "the others were silent for too long; if they went on elsewhere, the heavier chain wins when you meet, "
-        "and what you learnt since counts as one round at most"
-    )
+    since = "" if status.given_up_seconds is None else f" for {in_time(status.given_up_seconds)}"
+    said = f"shrunk: round {status.round} goes on with {here} of {here + gone} peers{since}, as the others fell silent"
+    if status.late_rounds is None:
+        return f"{said}; your model meets theirs again, pair by pair"
+    theirs = ("theirs wins", "what yours learns alone")
+    wins, loses = theirs if gone > here else ("the heavier chain wins", "what the lighter learns alone")
+    if status.given_up_rounds > status.late_rounds:
+        counts = f"{loses} is practice by now, and counts for nothing"
+    else:
+        counts = f"{loses} counts as one round at most, and for nothing after about {_late(status)}"
+    return f"{said}; if they stopped, all of it counts; if they went on elsewhere, {wins} when you meet, and {counts}"
+
+
+def _late(status: Status) -> str:
+    """Return how many rounds' steps a peer may bring back at most, and how long those take."""
+    rounds, each = status.late_rounds or 0, status.usual_round_seconds
+    takes = "" if each is None or not rounds else f" ({in_time(rounds * each)})"
+    return f"{rounds} round{'' if rounds == 1 else 's'}{takes}"
 
 
 def _useful(status: Status) -> str:
@@ -310,10 +334,50 @@ def quantity_text(status: Status, name: str) -> str:
     return "" if value is None else TEXT_OF_UNIT[QUANTITIES[name].unit](value)
 
 
-def short_name(peer: str, called: object = "") -> str:
-    """Return the end of a libp2p name, as all of them start alike, and what that peer is ``called``."""
-    letters = peer if len(peer) <= 8 else "…" + peer[-6:]
-    return f"{called} {letters}" if called else letters
+def short_name(peer: str) -> str:
+    """Return the end of a libp2p name, as all of them start alike: a peer's letters."""
+    return peer if len(peer) <= 8 else "…" + peer[-6:]
+
+
+_MOST_SAID = 300  # characters of what a model says
+
+
+def sample_of(status: Status) -> Mapping[str, Any]:
+    """Return what the model says, fit for a screen; empty where nothing is known, or what is no such thing."""
+    if not isinstance(status.sample, Mapping) or not {"prompt", "text", "round"} <= status.sample.keys():
+        return {}
+    return {key: printable(str(value))[:_MOST_SAID] for key, value in status.sample.items()}
+
+
+# ---- names beside letters ----
+#
+# Sentences are made with the letters of keys, whoever speaks. Where people read them, names are put before: so a name
+# that came later, or is another one now, stands in old sentences, too.
+
+_LETTERS = re.compile(r"…\w{6}")
+_MOST_NAMES = 8  # in one sentence: others choose what is in it, and it must stay short
+
+
+def called_in(status: Status) -> Mapping[str, str]:
+    """Return what peers call themselves, by their letters; none of those who have the same letters."""
+    if not isinstance(status.names, Mapping) or not status.names:
+        return {}
+    from decentral.swarm.leases import is_name  # here: most runs have no names, and it loads cryptography
+
+    found: dict[str, str] = {}
+    for peer, name in status.names.items():
+        letters = short_name(peer)
+        found[letters] = name if letters not in found and isinstance(name, str) and is_name(name) else ""
+    return {letters: name for letters, name in found.items() if name}
+
+
+def with_names(text: str, called: Mapping[str, str]) -> str:
+    """Return the text with letters as ``Anna (a3f9xy)`` where their peer is ``called`` so."""
+    return _LETTERS.sub(lambda found: _beside(found.group(), called), text, count=_MOST_NAMES) if called else text
+
+
+def _beside(letters: str, called: Mapping[str, str]) -> str:
+    return f"{called[letters]} ({letters[1:]})" if letters in called else letters
 
 
 # ---- sentences about peers ----

@@ -76,6 +76,7 @@ class Status:
     state: str = "starting"  # one of STATES
     peer: str = ""  # libp2p name, 12D3KooW...
     name: str = ""  # what its person calls it
+    names: Mapping[str, str] = field(default_factory=dict)  # what peers that are here, or were, call themselves
     run: str = ""  # name of the run
     run_id: str = ""  # hex digest of the manifest
     algorithm: str = ""
@@ -97,6 +98,9 @@ class Status:
         of=lambda at: len(at.members),
     )
     given_up: tuple[str, ...] = ()  # names of peers without whom the run went on although they were half of it or more
+    given_up_seconds: float | None = _quantity(None, "s")  # since then; None: since before this process began
+    given_up_rounds: int = 0  # outer steps made since then
+    late_rounds: int | None = None  # rounds' steps beyond which those made alone count for nothing; None: all count
     waiting_for: tuple[str, ...] = ()  # names of the peers a blocked training loop waits for
     stalled_seconds: float = _quantity(  # unusual: many times as long as a round takes
         0.0, "s", "Without a round, where that is unusual; 0: as usual.", gauge="stalled_seconds"
@@ -183,6 +187,7 @@ class Status:
     held_out_loss: float | None = _quantity(  # of the anchor; None: never evaluated
         None, "nats", "Nats per token.", gauge="held_out_loss"
     )
+    sample: Mapping[str, Any] = field(default_factory=dict)  # prompt, text with it, round: what the model says
     own_loop: bool = False  # beside a script's loop, by decentral.join; not one of decentral start or join
     trains_while_paused: bool = False  # a loop of one's own trains on, and holds back contributions only
     anchor_digest: str = ""
@@ -261,6 +266,7 @@ STATUS_LINES: Rows = (  # of ``decentral status``
     ("run", "run"),
     ("peer", "peer"),
     ("loss", "loss"),
+    ("says", "sample"),
     ("left", "seconds_left"),
     ("traffic", "bytes_sent"),
     ("besides", "bytes_measuring"),

@@ -25,11 +25,11 @@ from decentral.peer.given import share_given
 from decentral.peer.participation import Participation
 from decentral.peer.settings import Settings
 from decentral.peer.shown import Announcer
-from decentral.swarm.leases import name_in
+from decentral.swarm.leases import LeaseTable, name_in
 from decentral.training.outer_loop import LoopControl
 from decentral.training.reporting import Counters, usual
 from decentral.wire.keys import Digest, PeerId, peer_name
-from decentral.wire.messages import PRIVATE, Lease, Record
+from decentral.wire.messages import MAX_PEERS, PRIVATE, Lease, Record
 
 logger = logging.getLogger("decentral.peer")
 
@@ -89,11 +89,13 @@ def status_of(part: Participation, stalls: StallWatch, control: LoopControl, *, 
     now, head, left_out = anyio.current_time(), node.driver.head, node.driver.state.left_out
     stalled_seconds, stalled_by = stalls.look(node, reporter, now, (up, down))
     others_stand_at = node.driver.watch.others_stand_at
-    given = part.giving.now()
+    given, me, name = part.giving.now(), peer_name(node.driver.state.me), part.settings.options["name"] or ""
+    went_on = node.driver.state.went_on if node.driver.state.given_up else None
     return Status(
         state=state_of(node, reporter, control, done=done),
-        peer=peer_name(node.driver.state.me),
-        name=part.settings.options["name"] or "",
+        peer=me,
+        name=name,
+        names=_names_known(node.directory.table) | ({me: name} if name else {}),
         run=manifest.run.name,
         run_id=manifest.digest.hex(),
         algorithm=manifest.outer.method,
@@ -103,6 +105,9 @@ def status_of(part: Participation, stalls: StallWatch, control: LoopControl, *, 
         inner_steps=inner_steps,
         members=tuple(_member(part, member, done=done) for member in head.members),
         given_up=tuple(peer_name(member) for member in sorted(node.driver.state.given_up)),
+        given_up_seconds=None if went_on is None else now - went_on.since,
+        given_up_rounds=0 if went_on is None else head.outer_step - went_on.outer_step,
+        late_rounds=None if node.gossip is not None else _late_rounds(node),
         waiting_for=_absent_offerers(node) if reporter.stands_still else (),
         stalled_seconds=stalled_seconds,
         stalled_by=stalled_by,
@@ -206,6 +211,11 @@ def _member(part: Participation, member: bytes, *, done: bool) -> dict[str, obje
     }
 
 
+def _names_known(table: LeaseTable) -> dict[str, str]:
+    """Return what others call themselves, those who are gone as far as room is: sentences tell of them, too."""
+    return {peer_name(lease.peer): name for lease in table.lately()[:MAX_PEERS] if (name := name_in(lease))}
+
+
 def _name_of(part: Participation, lease: Lease | None, *, here: bool) -> str:
     """Return what a member calls itself; empty: nothing, or it is gone."""
     if here:
@@ -222,6 +232,11 @@ def _round_of(node: Node, lease: Lease | None) -> int | None:
 
 def _outer_steps(node: Node, height: int) -> int:
     return node.driver.machine.state.history.outer_steps_at(height)
+
+
+def _late_rounds(node: Node) -> int:
+    """Count the rounds whose inner steps a peer may bring back after others went on without it: see `share_of`."""
+    return node.driver.state.terms.max_staleness + node.manifest.outer.fragments
 
 
 def _way(part: Participation, member: bytes) -> dict[str, object]:

@@ -23,7 +23,8 @@ from decentral.peer import fetch_manifest, join
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
 from decentral.transport.native.transport import NativeTransport
-from tests.kit.problems import LOOPBACK, NET, Problem, Swarm, adam, alone, joined, run_terms, told, train, until
+from tests.kit.patience import until
+from tests.kit.problems import LOOPBACK, NET, Problem, Swarm, adam, alone, joined, run_terms, told, train
 from tests.kit.tables import ALONG_DIRECTIONS, WIRES, covering, long_but
 
 
