@@ -38,8 +38,8 @@ class DecentralCallback(Callback):  # type: ignore[misc]  # its own types are lo
     """Makes the module that a Trainer fits a peer's, from ``fit()`` until it returns.
 
     Args:
-        run: as of ``decentral.join``: path of a ``run.toml``, a Manifest, or an invite line.
-        join: any option of ``decentral.join`` but the loop's own: ``out=``, ``max_upload=``, ``alone=`` and so on.
+        run: as of ``decentral.join``: path of a ``run.toml``, a Manifest, or an invite line; None with ``preset=``.
+        join: any option of ``decentral.join`` but the loop's own: ``preset=``, ``out=``, ``max_upload=`` and so on.
 
     Training stops when the run is over, or somebody asks for it (``decentral leave``). With ``ckpt_path`` module,
     optimizers, schedules and what is owed are those of the peer's own checkpoint, which is written beside each of
@@ -48,7 +48,7 @@ class DecentralCallback(Callback):  # type: ignore[misc]  # its own types are lo
     ``fit()`` raises what ``decentral.join`` does, and ConfigError where processes hold parts of the model (FSDP).
     """
 
-    def __init__(self, run: Run, **join: Unpack[PeerOptions]) -> None:
+    def __init__(self, run: Run = None, **join: Unpack[PeerOptions]) -> None:
         check_names(type(self).__name__, join, list(PeerOptions.__annotations__))
         self._run, self._join = run, join
         self._entered = Entered()

@@ -34,7 +34,7 @@ from decentral.integrations.callbacks import (
 )
 from decentral.observe.metrics import swarm_numbers
 from decentral.peer import Peer
-from decentral.peer.settings import PeerOptions, check_names
+from decentral.peer.settings import FOUNDING, PeerOptions, check_names
 from decentral.plugins import to_install
 from decentral.training.clocks import Scheduler
 
@@ -53,8 +53,8 @@ class DecentralCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     """Makes the model that a Trainer trains a peer's, from ``train()`` until it returns.
 
     Args:
-        run: as of ``decentral.join``: path of a ``run.toml``, a Manifest, or an invite line.
-        join: any option of ``decentral.join`` but the loop's own: ``out=``, ``max_upload=``, ``alone=`` and so on.
+        run: as of ``decentral.join``: path of a ``run.toml``, a Manifest, or an invite line; None with ``preset=``.
+        join: any option of ``decentral.join`` but the loop's own: ``preset=``, ``out=``, ``max_upload=`` and so on.
 
     Training stops when the run is over, or somebody asks for it (``decentral leave``). With ``resume_from_checkpoint``
     model, optimizer, schedule and what is owed are those of the peer's own checkpoint, which is written beside each of
@@ -65,7 +65,7 @@ class DecentralCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
     a ``with`` block around it is left.
     """
 
-    def __init__(self, run: Run, **join: Unpack[PeerOptions]) -> None:
+    def __init__(self, run: Run = None, **join: Unpack[PeerOptions]) -> None:
         check_names(type(self).__name__, join, list(PeerOptions.__annotations__))
         self._run, self._join = run, join
         self._entered = Entered()
@@ -161,9 +161,10 @@ class DecentralCallback(TrainerCallback, ExportableState):  # type: ignore[misc]
         """
         if self.peer is not None:
             self.kept = checkpoint_of(self.peer)
-        folder = self.kept.get("out")
-        run = None if folder is None else str(Path(folder) / "run.toml")
-        join = options_to_keep(self._join) | ({} if folder is None else {"out": folder})
+        folder, run, join = self.kept.get("out"), None, options_to_keep(self._join)
+        if folder is not None:  # it has the terms, also those that a preset founded the run by
+            run = str(Path(folder) / "run.toml")
+            join = {name: value for name, value in join.items() if name not in FOUNDING} | {"out": folder}
         return {
             "args": {"run": run, **join},
             "attributes": {"kept": self.kept},

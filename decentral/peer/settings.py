@@ -106,6 +106,21 @@ class LoopOptions(TypedDict, total=False):
             rule="give the Accelerator that prepared the model, or leave it out",
         ),
     ]
+    scheduler: Annotated[
+        "Scheduler | Sequence[Scheduler] | None",
+        Option(
+            None,
+            "A schedule, or a list of those that the loop steps once after every inner step; saved and resumed with "
+            "the checkpoint. In a newcomer to a run that is some rounds on, and in a peer that missed rounds, it is "
+            "stepped to where the run is (rounds by inner steps of a round), and a warning says so. A schedule that is "
+            "stepped once an epoch does not belong here; `Peer.schedule` makes one that goes by the run's rounds.",
+        ),
+    ]
+
+
+class PeerOptions(TypedDict, total=False):
+    """The options of a peer, whoever begins it: a script, a framework's callback, or the command line."""
+
     preset: Annotated[
         str | None,
         Option(
@@ -124,21 +139,6 @@ class LoopOptions(TypedDict, total=False):
         ),
     ]
     steps: Annotated[int, Option(30, "The length of one round of that run.", unit="inner steps")]
-    scheduler: Annotated[
-        "Scheduler | Sequence[Scheduler] | None",
-        Option(
-            None,
-            "A schedule, or a list of those that the loop steps once after every inner step; saved and resumed with "
-            "the checkpoint. In a newcomer to a run that is some rounds on, and in a peer that missed rounds, it is "
-            "stepped to where the run is (rounds by inner steps of a round), and a warning says so. A schedule that is "
-            "stepped once an epoch does not belong here; `Peer.schedule` makes one that goes by the run's rounds.",
-        ),
-    ]
-
-
-class PeerOptions(TypedDict, total=False):
-    """The options of a peer, whoever begins it: a script, a framework's callback, or the command line."""
-
     out: Annotated[
         str | Path | None,
         Option(
@@ -387,6 +387,7 @@ def options_of(declared: type[JoinOptions] | type[PeerOptions]) -> dict[str, Opt
 
 
 OPTIONS: Mapping[str, Option] = options_of(JoinOptions)
+FOUNDING = ("preset", "rounds", "steps")  # the terms of a run without a file
 
 
 def check_names(caller: str, given: Mapping[str, object], known: Sequence[str]) -> None:

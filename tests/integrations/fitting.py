@@ -49,8 +49,8 @@ class AtStep(Callback):
             self.act()
 
 
-def alone(out: Path, manifest: Manifest) -> DecentralCallback:
-    return DecentralCallback(manifest, **tiny.alone(out))
+def alone(out: Path, manifest: Manifest | None, **given: Any) -> DecentralCallback:
+    return DecentralCallback(manifest, **tiny.alone(out), **given)
 
 
 def data() -> DataLoader[Any]:

@@ -72,4 +72,4 @@ def test_data_with_indices_is_the_frameworks_to_draw(given, why):
 def test_a_callback_passes_on_all_options_of_join_but_those_of_the_loop():
     passed_on = JoinOptions.__annotations__.keys() - LoopOptions.__annotations__.keys()
     assert passed_on == PeerOptions.__annotations__.keys()
-    assert LoopOptions.__annotations__.keys() == {"accelerator", "scheduler", "preset", "rounds", "steps"}
+    assert LoopOptions.__annotations__.keys() == {"accelerator", "scheduler"}

@@ -100,6 +100,12 @@ def test_a_strategy_that_shards_the_model_is_refused(fitting):
         _check_whole(SimpleNamespace(strategy=object()))
 
 
+def test_a_preset_founds_the_run(tmp_path, fitting):
+    trainer = fitting.trainer(tmp_path, fitting.alone(tmp_path / "run", None, preset="diloco", rounds=2, steps=3))
+    trainer.fit(fitting.Line(), fitting.data())
+    assert trainer.global_step == 6
+
+
 def test_without_lightning_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "lightning", None)
     monkeypatch.setitem(sys.modules, "lightning.pytorch", None)

@@ -176,6 +176,15 @@ def test_what_a_checkpoint_restores_takes_part_as_before(tmp_path, make_trainer,
     assert again.state.log_history[-1]["swarm/round"] == 4
 
 
+def test_a_preset_founds_the_run_and_a_checkpoint_leads_back_to_its_folder(tmp_path, tiny_gpt2, make_trainer):
+    callback = alone(tmp_path / "run", None, preset="diloco", rounds=2, steps=3)
+    trainer = make_trainer(tiny_gpt2, callback)
+    trainer.train()
+    assert trainer.state.global_step == 6
+    args = callback.state()["args"]
+    assert (args["run"], args.keys() & {"preset", "rounds", "steps"}) == (str(tmp_path / "run" / "run.toml"), set())
+
+
 def test_somebody_asks_the_peer_to_leave_and_training_stops(tmp_path, tiny_gpt2, make_trainer):
     callback = alone(tmp_path / "run", terms(rounds=100))
     trainer = make_trainer(tiny_gpt2, callback, AtStep(5, lambda: callback.peer.leave()))
