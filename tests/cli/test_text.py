@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import random
+import signal
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -13,13 +16,16 @@ from typing import Any, ClassVar
 import pytest
 
 from decentral.cli import text as text_module
+from decentral.cli.demo_processes import Family
 from decentral.cli.invite import text_wanted
 from decentral.cli.options import JobOptions
 from decentral.cli.runs import first_screen
 from decentral.cli.text import _HttpsAlone, download, text_of_run
+from decentral.dissemination.text import list_chunks, list_digest
 from decentral.errors import DataError, TransportError
 from decentral.manifest import Manifest, load_manifest
 from tests.cli.conftest import Run
+from tests.kit.families import NET, PATIENCE, documented_files, until, write_terms
 
 WORDS = b"the quick brown fox jumps over the lazy dog, and a hen looks on\n" * 3000
 URL = "https://example.org/foxes"
@@ -196,3 +202,40 @@ def test_it_leads_to_https_alone() -> None:
     for elsewhere in ("http://elsewhere.org/", "ftp://elsewhere.org/"):
         with pytest.raises(OSError, match="which is no https"):
             _HttpsAlone().redirect_request(asked, None, 302, "", {}, elsewhere)
+
+
+# ---- two real peers ----
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_who_joins_without_the_text_and_is_killed_on_the_way_ends_with_the_same_model(
+    family: Family, tmp_path: Path
+) -> None:
+    whole = random.Random(1).randbytes(350_000).hex().encode()  # three chunks, which take seconds by the least cap
+    (tmp_path / "foxes").write_bytes(whole)
+    chunks = list_digest(list_chunks([whole]), len(whole))
+    shared = {"nbytes": len(whole), "chunks": chunks}
+    digest = text_module.survey(tmp_path / "foxes").digest
+    write_terms(
+        tmp_path, 2, data={"corpus": "foxes", "batch_size": 2, "digest": digest, "shared": shared}, inner={"steps": 2}
+    )
+    found = ["start", str(tmp_path / "run.toml"), "--data", str(tmp_path / "foxes"), *NET]
+    first = family.start("first", tmp_path / "first", [*found, "--out", str(tmp_path / "first")])
+    line = first.first_line(PATIENCE)
+    assert " --data " not in line
+    out = tmp_path / "second"
+    join, partial = ["join", line.split()[2], *NET, "--out", str(out)], out / "text.partial"
+    slow = family.start("slow", out, [*join, "--max-download", "270kbit"])
+    until(lambda: partial.exists() and any(partial.read_bytes()))
+    slow.process.kill()
+    assert slow.process.wait() == -signal.SIGKILL
+    assert not (out / "text").exists()
+    second = family.start("second", out, join)
+    assert second.process.wait(PATIENCE) == 0
+    assert first.process.wait(PATIENCE) == 0
+    assert (out / "text").read_bytes() == whole
+    assert not partial.exists()
+    ends = [json.loads((peer.directory / "summary.json").read_text())["anchor_digest"] for peer in (first, second)]
+    assert ends[0] == ends[1]
+    assert {path.name for path in out.iterdir()} - {"stdout.txt", "stderr.txt"} <= documented_files()
