@@ -96,9 +96,9 @@ def schedule_command(context: click.Context, hours: str, directory: Path, as_jso
 def set_command(context: click.Context, key: str, value: str, directory: Path, as_json: bool) -> None:
     """Change a limit of a peer, now or for its next start. None lifts it. A restart keeps it.
 
-    SETTING is one of max-upload, max-download, daily-upload, threads, max-memory, max-compute, schedule, on-battery and
-    only-when-idle, as the options of decentral start and join. What is set stands above such an option until the
-    option is given another value.
+    SETTING is one of max-upload, max-download, daily-upload, max-writes, threads, max-memory, max-compute, schedule,
+    on-battery and only-when-idle, as the options of decentral start and join. What is set stands above such an option
+    until the option is given another value.
 
     \b
     $ decentral set max-upload 5mbit

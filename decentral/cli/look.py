@@ -22,7 +22,7 @@ from decentral.cli.invite import whom_it_reaches
 from decentral.cli.options import INVITE, as_json, cards_by_name, directory_of_a_peer, remember
 from decentral.cli.progress import read_peer
 from decentral.cli.quantities import Duration
-from decentral.errors import UsageError
+from decentral.errors import DecentralError, UsageError
 
 if TYPE_CHECKING:
     from decentral.observe.compare import SeenRun
@@ -68,7 +68,6 @@ def status_command(context: click.Context, directory: Path, verbose: bool, prome
 
 def _invite_here(invite: str, directory: Path) -> str:
     """Return the invite whole on a terminal; else without its token, as the output of ``status`` is kept in logs."""
-    from decentral.errors import DecentralError
     from decentral.swarm.invite import whole_invite
 
     whole = invite
@@ -111,6 +110,14 @@ def _loss_line(seen: _Seen) -> str:
     known = (("", seen.text("loss")), ("held-out ", seen.text("held_out_loss")))
     losses = ", ".join(f"{name}{loss}" for name, loss in known if loss)
     return losses if seen.status.own_loop or not losses else f"{losses}, nats per token"
+
+
+def _sample_line(seen: _Seen) -> str:
+    """Give what the model says after a few words that it was given."""
+    from decentral.observe.health import sample_of
+
+    said = sample_of(seen.status)
+    return f"{said['text']} (after round {said['round']}, from “{said['prompt']}” on)" if said else ""
 
 
 def _limits_line(seen: _Seen) -> str:
@@ -165,6 +172,7 @@ _LINES: Mapping[str, Callable[[_Seen], str]] = {  # of fields that take more tha
         f"{seen.status.peer or '?'}{_name_beside(seen.status.name)}, {seen.text('inner_steps')} inner steps"
     ),
     "loss": _loss_line,
+    "sample": _sample_line,
     "seconds_left": lambda seen: (
         f"{seen.text('seconds_left')}, as it goes now" if seen.alive and seen.status.seconds_left else ""
     ),
@@ -276,7 +284,7 @@ def logs_command(
     if not there(remember(context, directory) / EVENTS_FILE):
         read_peer(directory)  # UsageError where none has run
         raise UsageError(f"{directory}: no events are kept there; a baseline (start --solo) writes none")
-    shape = _as_json if as_json else _sentences()
+    shape = _as_json if as_json else _sentences(directory)
     if since is not None and context.get_parameter_source("last") is not click.core.ParameterSource.COMMANDLINE:
         last = sys.maxsize
     begin = 0.0 if since is None else time.time() - since
@@ -310,21 +318,36 @@ def _as_json(row: dict[str, Any]) -> list[str]:
     return [json.dumps(row)]
 
 
-def _sentences() -> Lines:
-    """Return what tells events in their order, with the day where it is not today."""
-    from decentral.observe.events import plain_words
+def _sentences(directory: Path) -> Lines:
+    """Return what tells events in their order, with the day where it is not today, and peers' names as they are now."""
+    from decentral.observe.events import plain_words, time_of
+    from decentral.observe.health import with_names
     from decentral.observe.story import Story, number
 
     story, today = Story(), time.strftime("%Y-%m-%d")
+    called, asked_at = _called_in(directory), time.time()
 
     def lines(row: dict[str, Any]) -> list[str]:
+        nonlocal called, asked_at
+        if time_of(row) > asked_at:  # it came while this goes on: so may a name have
+            called, asked_at = _called_in(directory), time.time()
         at = time.localtime(number(row.get("t")) or 0)
         day = time.strftime("%Y-%m-%d", at)
         stamp = time.strftime("%H:%M:%S", at) if day == today else f"{day} {time.strftime('%H:%M:%S', at)}"
         told = [plain_words(row)] if row.get("event") == _LOGGED else story.tell(row)
-        return [f"{stamp} {sentence}" for sentence in told]
+        return [f"{stamp} {with_names(sentence, called)}" for sentence in told]
 
     return lines
+
+
+def _called_in(directory: Path) -> Mapping[str, str]:
+    """Return what peers call themselves, as the status says; none where it cannot be read."""
+    from decentral.observe.health import called_in
+    from decentral.observe.status import read_status
+
+    with suppress(DecentralError):
+        return called_in(read_status(directory))
+    return {}
 
 
 def _follow(directory: Path, last: int, event: str | None, begin: float, shape: Lines) -> int:
@@ -355,8 +378,6 @@ def _idle(nobody: threading.Event) -> None:
 
 def _has_ended(directory: Path) -> bool:
     """Tell whether its process is gone; False where the status says nothing, or nothing that this version reads."""
-    from decentral.errors import DecentralError
-
     try:
         return not read_peer(directory)[1]
     except DecentralError:

@@ -55,12 +55,21 @@ def _home() -> str:
 def _texts(directory: Path, *, examined: bool) -> Iterator[tuple[str, str]]:
     for name in _AS_THEY_ARE:
         if (directory / name).is_file():
-            yield name, (directory / name).read_text(encoding="utf-8", errors="replace")
+            text = (directory / name).read_text(encoding="utf-8", errors="replace")
+            yield name, _without_sample(text) if name == STATUS_FILE else text
     yield "events.jsonl", _lines(read_events(directory, last=LAST_EVENTS))
     yield "metrics.jsonl", _lines(deque(read_json_lines(directory / METRICS_FILE), maxlen=LAST_NUMBERS))
     yield "folder.txt", "".join(_sizes(directory))
     if examined:
         yield "doctor.json", json.dumps([asdict(finding) for finding in examine(directory, None)], indent=1)
+
+
+def _without_sample(status: str) -> str:
+    """Leave out what the model says: it goes on from words of this peer's text."""
+    with suppress(ValueError):
+        if isinstance(fields := json.loads(status), dict):
+            return json.dumps({key: value for key, value in fields.items() if key != "sample"}, indent=1)
+    return status
 
 
 def _lines(rows: Iterator[dict[str, object]] | deque[dict[str, object]]) -> str:

@@ -6,7 +6,7 @@ leaves ``metrics.jsonl`` and ``summary.json`` behind.
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
@@ -69,6 +69,7 @@ def train_with_swarm(
         peer,
         on_invite,
         controls.look,
+        sample=lambda: context.sample,
         trains_while_paused=steering.trains_while_paused,
         keeps_serving=keep_serving,
     )
@@ -214,6 +215,7 @@ def _status_alone(context: TrainingContext, halted: bool, *, done: bool) -> Stat
         inner_steps=context.num_steps,
         loss=context.loss,
         held_out_loss=context.held_out_loss,
+        sample=context.sample,
     )
 
 
@@ -300,7 +302,7 @@ class SteeringAlone:
 class StatusPublisher:
     """Tells the beacon how the peer is; hands its invite on once; has the last word when the peer has gone.
 
-    ``look`` acts on a status before it is told, and adds to it.
+    ``look`` acts on a status before it is told, and adds to it; ``sample``: what the model says.
     """
 
     def __init__(
@@ -309,16 +311,22 @@ class StatusPublisher:
         on_invite: Callable[[str], None],
         look: Callable[[Status], Status] = lambda status: status,
         *,
+        sample: Callable[[], Mapping[str, object]] = dict,
         trains_while_paused: bool,
         keeps_serving: bool = False,
     ) -> None:
         self._peer, self._on_invite, self._look = peer, on_invite, look
-        self._trains_while_paused, self._keeps_serving = trains_while_paused, keeps_serving
+        self._trains_while_paused, self._keeps_serving, self._sample = trains_while_paused, keeps_serving, sample
         self._ended = ""
 
     def __call__(self) -> Status:
         """The status now; the last one that there was, once the peer's swarm side has ended."""
-        status = replace(self._peer.status(), own_loop=False, trains_while_paused=self._trains_while_paused)
+        status = replace(
+            self._peer.status(),
+            own_loop=False,
+            trains_while_paused=self._trains_while_paused,
+            sample=self._sample(),
+        )
         if self._ended:
             return replace(status, state=self._ended)
         if status.invite and self._on_invite is not _keep_quiet and self._lets_in(status):
@@ -365,6 +373,8 @@ def record_round(
     if evaluate or context.judge.affordable(context.watch.seconds):
         bits = context.judge.bits_per_byte(anchor)
         context.held_out_loss = bits * math.log(2)
+    if said := context.judge.sample(anchor, context.watch.seconds):
+        context.sample = {**said, "round": progress["round"]}
     tokens = context.num_steps * context.tokens_per_step
     quality = {} if bits is None else {"bits_per_byte": bits}
     context.metrics.outer(context.num_steps, tokens=tokens, **quality, **progress)

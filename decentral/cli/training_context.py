@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
@@ -16,12 +16,14 @@ from torch import Tensor, nn
 
 from decentral.cli.preflight import make_directory
 from decentral.manifest import Manifest
+from decentral.observe.events import printable
 from decentral.observe.metrics import MetricsLog
 from decentral.parameters import Schema, scatter, schema_of
 from decentral.tasks.corpus import Corpus, load_corpus
-from decentral.tasks.evaluate import bits_per_byte
+from decentral.tasks.evaluate import bits_per_byte, continue_text, words_before
 from decentral.tasks.language_model import begin_from, build_language_model
 from decentral.tasks.sizing import LanguageModelConfig
+from decentral.tasks.trained_model import Bytes
 from decentral.tensors.memory import give_back
 from decentral.training.copies import Averages
 from decentral.training.inner import build_inner, warm_up
@@ -45,6 +47,7 @@ class TrainingContext:
     num_parameters: int
     loss: float | None = None  # of the last inner step that was read, nats per token
     held_out_loss: float | None = None  # of the last anchor that was evaluated, nats per token
+    sample: Mapping[str, object] = field(default_factory=dict)  # what the model says, as the status has it
     num_steps: int = 0  # inner steps done, those of an earlier process included
     running: Event = field(default_factory=Event)  # cleared while paused
 
@@ -109,6 +112,8 @@ EVALUATION_SHARE = 0.05  # of the time since the start: a small model on a slow 
 # Windows of context bytes, the same after every round and at the end: 16 KB at the demo's size, 0.3 s of one core. With
 # 32 of them for rounds and 512 at the end the figure ended at 2.27 bits where the table said 2.13.
 WINDOWS = 128
+# What the model says is for people alone, so it takes a fifth of that: 64 bytes of the demo's are 0.1 s of a core.
+SAMPLE_SHARE, SAMPLE_BYTES, _TEMPERATURE = 0.01, 64, 0.8
 
 
 class Stopwatch:
@@ -161,13 +166,25 @@ class RecentLoss:
 
 
 class AnchorJudge:
-    """Evaluates an anchor on the held-out slice with a model of its own; the training model is not touched."""
+    """Evaluates an anchor on the held-out slice with a model of its own; neither the training model nor any global
+    generator is touched.
+    """
 
-    def __init__(self, model: nn.Module, schema: Schema, held_out: Tensor, *, context: int) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        schema: Schema,
+        held_out: Tensor,
+        *,
+        context: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._model, self._schema = model, schema
         self._parameters = dict(model.named_parameters())
         self._held_out, self._context = held_out, context
-        self._spent = 0.0  # seconds
+        self._spent, self._clock = 0.0, clock  # seconds
+        self._prompt = words_before(held_out)
+        self._spent_on_samples = self._sample_takes = 0.0  # seconds; the latter: of one, as the last told
 
     def affordable(self, seconds: float) -> bool:
         """Tell whether evaluating has taken less than its share of the ``seconds`` so far."""
@@ -175,10 +192,50 @@ class AnchorJudge:
 
     def bits_per_byte(self, anchor: Sequence[Tensor]) -> float:
         """Held-out bits per byte of an anchor given fragment by fragment, flat float32."""
-        began = time.perf_counter()
-        for fragment, flat_N in zip(self._schema.fragments, anchor, strict=True):
-            scatter(flat_N, fragment, self._parameters)
+        began = self._clock()
+        self._put(anchor)
         held_out: Any = self._held_out
         found = bits_per_byte(self._model, held_out, context=self._context, num_windows=WINDOWS)
-        self._spent += time.perf_counter() - began
+        self._spent += self._clock() - began
         return found
+
+    def _put(self, anchor: Sequence[Tensor]) -> None:
+        for fragment, flat_N in zip(self._schema.fragments, anchor, strict=True):
+            scatter(flat_N, fragment, self._parameters)
+
+    def sample(self, anchor: Sequence[Tensor], seconds: float) -> dict[str, object]:
+        """Return what an anchor says after a few held-out words; empty when that would take more than its share of the
+        ``seconds`` so far: then it breaks off, and waits until a whole one has its time.
+        """
+        left = SAMPLE_SHARE * seconds - self._spent_on_samples
+        if left < self._sample_takes:
+            return {}
+        began, took, drawn = self._clock(), 0.0, list[int]()
+        self._put(anchor)
+        put = self._clock() - began
+        generator, training = torch.Generator().manual_seed(0), self._model.training
+        prompt_T = torch.tensor(list(self._prompt.encode()), device=next(iter(self._parameters.values())).device)
+        self._model.eval()
+        for token in continue_text(
+            self._model,
+            prompt_T,
+            num_tokens=SAMPLE_BYTES,
+            context=self._context,
+            temperature=_TEMPERATURE,
+            generator=generator,
+        ):
+            drawn.append(token)
+            if (took := self._clock() - began) > left:
+                break
+        self._model.train(training)
+        self._spent_on_samples += took
+        self._sample_takes = put + (took - put) * SAMPLE_BYTES / len(drawn)
+        if len(drawn) < SAMPLE_BYTES:
+            return {}
+        said = Bytes().text_of(drawn).rstrip("\N{REPLACEMENT CHARACTER}")  # the last character may be cut
+        return {"prompt": _in_a_line(self._prompt), "text": _in_a_line(self._prompt + said)}
+
+
+def _in_a_line(text: str) -> str:
+    """Return text for any screen: a model may say what a terminal would obey."""
+    return printable(" ".join(text.split()))

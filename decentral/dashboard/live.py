@@ -15,7 +15,7 @@ from decentral.dashboard.history import History
 from decentral.dashboard.view import View, events_of, learning_of, now_of, rounds_of
 from decentral.errors import DecentralError, UsageError
 from decentral.observe.events import EVENTS_FILE, FileTail, read_events
-from decentral.observe.health import as_seen
+from decentral.observe.health import as_seen, called_in
 from decentral.observe.metrics import METRICS_FILE, read_metrics
 from decentral.observe.status import STATUS_FILE, Status, is_running, read_status
 from decentral.observe.story import number, steps_made
@@ -45,7 +45,7 @@ class LiveFolder:
         self.history, self._rates = History(), PeerRates()
         self._events, self._metrics = FileTail(self._directory / EVENTS_FILE), FileTail(self._directory / METRICS_FILE)
         self._what = ""
-        self._made = (-1, -1)  # events and metrics that the parts below were made of
+        self._made: tuple[object, int] = (None, -1)  # events, with names, and metrics that the parts below were made of
         self._parts: dict[str, View] = {}
 
     def look(self) -> Mapping[str, View]:
@@ -63,9 +63,10 @@ class LiveFolder:
             self.history.event(row)
         for row in rows_of(self._metrics.new_lines()):
             self.history.metric(row)
-        events, metrics = self.history.num_events, self.history.num_metrics
+        called = called_in(self._of)
+        events, metrics = (self.history.num_events, called), self.history.num_metrics
         if events != self._made[0]:
-            self._parts |= {"rounds": rounds_of(self.history), "events": events_of(self.history)}
+            self._parts |= {"rounds": rounds_of(self.history, called), "events": events_of(self.history, called)}
         if metrics != self._made[1]:
             self._parts |= {"learning": learning_of(self.history)}
         self._made = (events, metrics)
@@ -171,7 +172,7 @@ def _counts(member: object) -> dict[str, int]:
 # Files are read anew for each round that is asked for, up to that round and no further: nothing of them is held, and a
 # slider that is moved asks for few. Addresses, paths and rates of that time are in no file, so they are not known.
 
-_SAME_ALL_ALONG = ("peer", "run", "run_id", "algorithm", "rounds", "num_parameters", "library")  # all along
+_SAME_ALL_ALONG = ("peer", "names", "run", "run_id", "algorithm", "rounds", "num_parameters", "library")  # all along
 _NOT_KEPT = dict.fromkeys(
     ("sent_per_second", "received_per_second", "max_upload", "max_download", "uplink_bits", "reachability")
 )
@@ -213,9 +214,9 @@ class Replay:
                 "me": {**now["me"], **_NOT_KEPT},
                 "peers": [{**peer, **_MEMBER} for peer in now["peers"]],
             },
-            "rounds": rounds_of(history),
+            "rounds": rounds_of(history, called_in(status)),
             "learning": learning_of(history),
-            "events": events_of(history),
+            "events": events_of(history, called_in(status)),
         }
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from decentral.dashboard.history import History
 from decentral.observe.diagnostics import WORDS, in_words
-from decentral.observe.health import MOODS, short_name
+from decentral.observe.health import MOODS, called_in, sample_of, short_name, with_names
 from decentral.observe.report import dense_allreduce_nbytes
 from decentral.observe.status import ENDED, PAGE_ROWS, QUANTITIES, WATCH_ROWS, Status, presence
 
@@ -51,7 +51,7 @@ _KINDS = {  # protocols as people call what they carry
 def now_of(status: Status, history: History, *, health: str, alive: bool) -> View:
     """Return the peer and its swarm at this moment; ``health``: the sentence, another one when the process is gone."""
     last = history.rounds[-1] if history.rounds else None
-    word = health.partition(":")[0]
+    word, called = health.partition(":")[0], called_in(status)
     return {
         "health": health,
         "word": word,
@@ -69,20 +69,23 @@ def now_of(status: Status, history: History, *, health: str, alive: bool) -> Vie
         },
         "me": {
             **{name: getattr(status, name) for name in _OWN},
-            "short": short_name(status.peer, status.name),
-            "waiting_for": [short_name(name, _names_of(status).get(name)) for name in status.waiting_for],
+            "short": with_names(short_name(status.peer), called),
+            "waiting_for": [with_names(short_name(name), called) for name in status.waiting_for],
+            "stalled_by": with_names(status.stalled_by, called),
+            "notices": [with_names(notice, called) for notice in status.notices],
         },
+        "sample": sample_of(status),
         "rows": _ROWS,  # of this peer's card on the page
         "gossips": last is not None and is_pair(last),
-        "peers": [peer_of(member, last) for member in _shown(status)],
+        "peers": [peer_of(member, last, called) for member in _shown(status)],
         "more_peers": max(0, len(status.members) - PEERS),
-        "open": _open_round(status),
+        "open": _open_round(status, called),
         "diagnostics": _diagnostics(status),
         "bytes": bytes_of(status),
     }
 
 
-def peer_of(member: Mapping[str, Any], last: Mapping[str, Any] | None) -> View:
+def peer_of(member: Mapping[str, Any], last: Mapping[str, Any] | None, called: Mapping[str, str]) -> View:
     """Return a member as this peer sees it."""
     name = str(member.get("peer", "?"))
     taken = None  # no member then, or not told: of gossip steps a peer knows its own
@@ -92,18 +95,15 @@ def peer_of(member: Mapping[str, Any], last: Mapping[str, Any] | None) -> View:
         taken = bool(last["contributors"])
     return {
         "peer": name,
-        "short": short_name(name, member.get("name")),
+        "short": with_names(short_name(name), called),
+        "letters": short_name(name),
+        "called": called.get(short_name(name), ""),
         "self": bool(member.get("self")),
         "presence": presence(member),
         "in_last_round": taken,
         **{key: member.get(key) for key in ("round", "path", "relayed_share", "answers_in", "uplink_bits", "seen")},
         **{key: member.get(key) for key in ("bytes_sent", "bytes_received")},
     }
-
-
-def _names_of(status: Status) -> Mapping[str, Any]:
-    """Return what members call themselves, by their keys' names."""
-    return {str(member.get("peer")): member.get("name") for member in status.members}
 
 
 def _shown(status: Status) -> list[Mapping[str, Any]]:
@@ -157,15 +157,15 @@ def _kinds(status: Status) -> list[View]:
     return sorted(named, key=lambda kind: -(kind["sent"] + kind["received"]))
 
 
-def _open_round(status: Status) -> View | None:
+def _open_round(status: Status, called: Mapping[str, str]) -> View | None:
     """Return the round in progress; None where nobody trains any more."""
     if status.open_round is None or status.state in ENDED:
         return None
     leader = str(status.open_round.get("leader", "?"))
-    return {**status.open_round, "leader": short_name(leader, _names_of(status).get(leader))}
+    return {**status.open_round, "leader": with_names(short_name(leader), called)}
 
 
-def rounds_of(history: History) -> View:
+def rounds_of(history: History, called: Mapping[str, str]) -> View:
     """Return the strip's rounds from the oldest that is kept, and their peers' names, which they have by number."""
     names: dict[str, int] = {}
 
@@ -181,7 +181,7 @@ def rounds_of(history: History) -> View:
         }
         for made in history.rounds
     ]
-    return {"names": [short_name(name) for name in names], "rounds": rounds}
+    return {"names": [with_names(short_name(name), called) for name in names], "rounds": rounds}
 
 
 def learning_of(history: History) -> View:
@@ -194,6 +194,6 @@ def learning_of(history: History) -> View:
     }
 
 
-def events_of(history: History) -> View:
+def events_of(history: History, called: Mapping[str, str]) -> View:
     """Return the sentences, the newest first."""
-    return {"events": list(reversed(history.sentences))}
+    return {"events": [{**one, "text": with_names(one["text"], called)} for one in reversed(history.sentences)]}

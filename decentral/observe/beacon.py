@@ -24,7 +24,7 @@ from decentral.observe.status import ENDED, ProcessInfo, Status, write_status
 SLOWEST = 10.0  # s between two files of a peer that rests
 _AT_ONCE = (
     *("state", "problem", "paused_because", "finishing", "preferences", "kept_settings", "max_upload", "max_download"),
-    *("daily_upload", "invite"),
+    *("daily_upload", "max_writes", "invite"),
 )
 
 
@@ -57,7 +57,7 @@ class Beacon:
         self._process = ProcessInfo()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="beacon", daemon=True)
-        self._disk_problem = self._unheard = ""
+        self._disk_problem = self._unheard = self._said = ""
 
     def __enter__(self) -> Self:
         if self._directory is not None and not self._begun:
@@ -96,7 +96,8 @@ class Beacon:
             status = Status(problem=f"the status cannot be read ({type(error).__name__}: {error}); training goes on")
         if not status.problem and status.state not in ENDED and (problem := self._disk_problem or self._unheard):
             status = replace(status, problem=problem)
-        status = replace(status, health=health_sentence(status))
+        self._said = health_sentence(replace(status, health=self._said))
+        status = replace(status, health=self._said)
         if self._directory is not None and self._is_due(status):
             self._keep(self._directory, status)
         if self._display is not None:

@@ -5,6 +5,7 @@ A pure function of its status, as is the short line of a round. Who reads one lo
 
 from __future__ import annotations
 
+import re
 import shlex
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from decentral.observe.diagnostics import back_sentence, warning
+from decentral.observe.events import printable
 from decentral.observe.status import QUANTITIES, Status, Unit, is_lost, is_stopped, number_of, silent_for
 
 _HIDDEN = ("nat", "symmetric nat", "firewall", "unknown")  # as far as anybody could tell
@@ -26,12 +28,16 @@ MOODS: Mapping[str, Literal["ok", "warn", "bad"]] = {  # of first words of sente
     **dict.fromkeys(("attention", "stalled", "stopped", "gone", "frozen", "behind", "out"), "bad"),
 }
 _LATE_SHARE = 0.5  # below this share of recent rounds a volunteer should look at the link
+_WELL_AGAIN = 0.6  # and is told so until this: who is in every second round is not well and late by turns
 
 
 def health_sentence(status: Status) -> str:
-    """Say in one line how the peer is, and when something is wrong what to do."""
+    """Say in one line how the peer is, and when something is wrong what to do. Its ``health`` is what was said before:
+    the word changes when it will last.
+    """
     silent = status.silent_relays if status.state in (*_TAKING_PART, "starting") else ()
-    return "; ".join((_sentence(status), *(f"relay {relay} does not answer" for relay in silent)))
+    said = "; ".join((_sentence(status), *(f"relay {relay} does not answer" for relay in silent)))
+    return with_names(said, called_in(status))
 
 
 def _sentence(status: Status) -> str:
@@ -236,9 +242,9 @@ def _resting(status: Status) -> str:
 
 
 def _training(status: Status) -> str:
-    word = "healthy"
-    if status.rounds_seen >= 4 and status.rounds_contributed < _LATE_SHARE * status.rounds_seen:
-        word = "late"
+    share = _WELL_AGAIN if status.health.startswith("late:") else _LATE_SHARE
+    is_late = status.rounds_seen >= 4 and status.rounds_contributed < share * status.rounds_seen
+    word = "late" if is_late else "healthy"
     if status.notices:
         word = f"attention: {status.notices[0]}; you train on"
     parts = [f"{word}: round {status.round}", _useful(status)]
@@ -310,10 +316,50 @@ def quantity_text(status: Status, name: str) -> str:
     return "" if value is None else TEXT_OF_UNIT[QUANTITIES[name].unit](value)
 
 
-def short_name(peer: str, called: object = "") -> str:
-    """Return the end of a libp2p name, as all of them start alike, and what that peer is ``called``."""
-    letters = peer if len(peer) <= 8 else "…" + peer[-6:]
-    return f"{called} {letters}" if called else letters
+def short_name(peer: str) -> str:
+    """Return the end of a libp2p name, as all of them start alike: a peer's letters."""
+    return peer if len(peer) <= 8 else "…" + peer[-6:]
+
+
+_MOST_SAID = 300  # characters of what a model says
+
+
+def sample_of(status: Status) -> Mapping[str, Any]:
+    """Return what the model says, fit for a screen; empty where nothing is known, or what is no such thing."""
+    if not isinstance(status.sample, Mapping) or not {"prompt", "text", "round"} <= status.sample.keys():
+        return {}
+    return {key: printable(str(value))[:_MOST_SAID] for key, value in status.sample.items()}
+
+
+# ---- names beside letters ----
+#
+# Sentences are made with the letters of keys, whoever speaks. Where people read them, names are put before: so a name
+# that came later, or is another one now, stands in old sentences, too.
+
+_LETTERS = re.compile(r"…\w{6}")
+_MOST_NAMES = 8  # in one sentence: others choose what is in it, and it must stay short
+
+
+def called_in(status: Status) -> Mapping[str, str]:
+    """Return what peers call themselves, by their letters; none of those who have the same letters."""
+    if not isinstance(status.names, Mapping) or not status.names:
+        return {}
+    from decentral.swarm.leases import is_name  # here: most runs have no names, and it loads cryptography
+
+    found: dict[str, str] = {}
+    for peer, name in status.names.items():
+        letters = short_name(peer)
+        found[letters] = name if letters not in found and isinstance(name, str) and is_name(name) else ""
+    return {letters: name for letters, name in found.items() if name}
+
+
+def with_names(text: str, called: Mapping[str, str]) -> str:
+    """Return the text with letters as ``Anna (a3f9xy)`` where their peer is ``called`` so."""
+    return _LETTERS.sub(lambda found: _beside(found.group(), called), text, count=_MOST_NAMES) if called else text
+
+
+def _beside(letters: str, called: Mapping[str, str]) -> str:
+    return f"{called[letters]} ({letters[1:]})" if letters in called else letters
 
 
 # ---- sentences about peers ----

@@ -23,12 +23,14 @@ from rich.text import Text
 
 from decentral.observe.events import printable
 from decentral.observe.health import (
+    called_in,
     health_sentence,
     health_word,
     in_units,
     quantity_text,
     round_line,
     short_name,
+    with_names,
 )
 from decentral.observe.status import LIVE_CELLS, Status, presence
 from decentral.swarm.invite import Invite
@@ -84,11 +86,12 @@ class PlainDisplay:
         self._round = 0
         self._shown_at = 0.0
         self._told, self._told_at = "", 0.0  # the last line that was not the status'
+        self._called: Mapping[str, str] = {}  # what peers call themselves, by their letters
         self.say(f"to stop: {stop}")
 
     def show(self, status: Status) -> None:
         """Print what is new, if anything is."""
-        word = health_word(status)
+        word, self._called = health_word(status), called_in(status)
         before, state = self._state, (word, status.problem)
         self._state = state
         usual = before is not None and before[0] == "waiting" and word == "healthy"  # so it is in every slow round
@@ -110,6 +113,7 @@ class PlainDisplay:
 
     def say(self, text: str) -> None:
         """Print one line at once."""
+        text = with_names(text, self._called)
         self._told, self._told_at = text.removeprefix("warning: "), self._monotonic()
         self._write(text)
 
@@ -145,6 +149,7 @@ class LiveDisplay:
 
     def say(self, text: str) -> None:
         """Print above the table, without a line break of ours: an invite is selected and copied whole."""
+        text = text if self._last is None else with_names(text, called_in(self._last))
         self._console.print(Text(text), soft_wrap=True)
 
     def result(self, text: str) -> None:
@@ -209,7 +214,7 @@ def render(status: Status, stop: str | None, *, rows: int) -> Group:
     return Group(
         Text(health_sentence(status), style=_STYLES.get(health_word(status), "cyan")),
         _numbers(status),
-        _members(status, max(1, min(_MAX_MEMBERS_SHOWN, rows - _OTHER_ROWS))),
+        *((_members(status, max(1, min(_MAX_MEMBERS_SHOWN, rows - _OTHER_ROWS))),) if status.members else ()),
         *(() if stop is None else (Text(f"to stop: {stop}", style="dim"),)),
     )
 
@@ -254,12 +259,13 @@ def _members(status: Status, num_shown: int) -> Table:
     table = Table(box=None, padding=(0, 2), header_style="dim")
     for column in ("peer", "state", "round", "path"):
         table.add_column(column)
+    called = called_in(status)
     for member in status.members[:num_shown]:
         name = str(member.get("peer", "?"))
         you = " (you)" if name == status.peer else ""
         state = status.state if you else presence(member)
         round_, path = ("-" if member.get(key) is None else str(member[key]) for key in ("round", "path"))
-        table.add_row(short_name(name) + you, state, round_, path)
+        table.add_row(with_names(short_name(name), called) + you, state, round_, path)
     hidden = len(status.members) - num_shown
     if hidden > 0:
         table.add_row(f"and {hidden} more", "", "", "")

@@ -76,6 +76,7 @@ class Status:
     state: str = "starting"  # one of STATES
     peer: str = ""  # libp2p name, 12D3KooW...
     name: str = ""  # what its person calls it
+    names: Mapping[str, str] = field(default_factory=dict)  # what peers that are here, or were, call themselves
     run: str = ""  # name of the run
     run_id: str = ""  # hex digest of the manifest
     algorithm: str = ""
@@ -183,6 +184,7 @@ class Status:
     held_out_loss: float | None = _quantity(  # of the anchor; None: never evaluated
         None, "nats", "Nats per token.", gauge="held_out_loss"
     )
+    sample: Mapping[str, Any] = field(default_factory=dict)  # prompt, text with it, round: what the model says
     own_loop: bool = False  # beside a script's loop, by decentral.join; not one of decentral start or join
     trains_while_paused: bool = False  # a loop of one's own trains on, and holds back contributions only
     anchor_digest: str = ""
@@ -261,6 +263,7 @@ STATUS_LINES: Rows = (  # of ``decentral status``
     ("run", "run"),
     ("peer", "peer"),
     ("loss", "loss"),
+    ("says", "sample"),
     ("left", "seconds_left"),
     ("traffic", "bytes_sent"),
     ("besides", "bytes_measuring"),

@@ -267,7 +267,7 @@ def say_thanks(part: Participation, inner_steps: int) -> None:
 
 # ---- a peer's limits ----
 #
-# It sends, receives and computes with so much at most, while that changes.
+# It sends, receives, writes and computes with so much at most, while that changes.
 
 
 class PeerLimits:
@@ -275,7 +275,7 @@ class PeerLimits:
 
     def __init__(self, settings: Settings) -> None:
         self.daily_upload = DailyUpload(settings.out, settings.daily_upload)
-        self.caps = settings.caps
+        self.caps, self.max_writes = settings.caps, settings.max_writes
         self._duty = Duty(time.monotonic, settle_device)
         self._threads = ThreadsWanted()
 
@@ -285,15 +285,16 @@ class PeerLimits:
         ``part`` is what takes part, once there is a swarm side.
         """
         caps, limit = Caps(up=wanted.max_upload, down=wanted.max_download), check_limit(wanted.daily_upload)
-        self.caps, self.daily_upload.limit = caps, limit
+        self.caps, self.daily_upload.limit, self.max_writes = caps, limit, wanted.max_writes
         self._threads.want(wanted.threads)
         self._duty.share = wanted.max_compute or 1.0
         self.hold(part)
 
     def hold(self, part: Participation | None) -> None:
-        """Make the transport keep to them."""
+        """Make the transport and the checkpoints keep to them."""
         if part is not None:
             part.swarm.tell(part.links.cap, self.caps)
+            part.writes.limit = self.max_writes
 
     def seconds_to_rest(self) -> float:
         """Seconds to rest for, once an inner step is over; before anything else is waited for."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 import time
@@ -204,10 +205,15 @@ AT_ONCE = 0.05  # of the bound: it may be written ahead of its time
 DAY = 86_400.0  # s
 
 
+@functools.cache
+def _this_process() -> psutil.Process:
+    return psutil.Process()  # looks at the clock of its start, and at its parent's: each second is too often
+
+
 def count_written() -> int | None:
     """Return the bytes that this process had the disk write; None where the system does not tell."""
     try:
-        return int(psutil.Process().io_counters().write_bytes)
+        return int(_this_process().io_counters().write_bytes)
     except (AttributeError, RuntimeError, ValueError, psutil.Error, OSError):  # macOS, and containers that hide it
         return None
 
@@ -269,9 +275,9 @@ class WriteBudget:
             self._seen, self._seen_at = new, now
             self._today = wrote + (self._today if day == self._day else 0)
             self._day = day
-            if self.limit is not None:
-                ahead = self._ahead + self.limit * passed / DAY - wrote
-                self._ahead = max(-float(self.limit), min(AT_ONCE * self.limit, ahead))
+            if (limit := self.limit) is not None:  # which may change while the process runs
+                ahead = self._ahead + limit * passed / DAY - wrote
+                self._ahead = max(-float(limit), min(AT_ONCE * limit, ahead))
 
     def _count(self) -> int:
         told = self._written()

@@ -73,8 +73,8 @@ def shown(settings: Settings, status: Callable[[], Status], peer: Steered) -> It
     if not given["quiet"]:
         by_command = f"decentral leave --out {shlex.quote(str(settings.called))}, or " if given["commands"] else ""
         display = PlainDisplay(sys.stderr, stop=f"{by_command}peer.leave()", prefix="decentral: ")
-    caps = settings.caps
-    wanted = Preferences(max_upload=caps.up, max_download=caps.down, daily_upload=settings.daily_upload)
+    caps, daily, writes = settings.caps, settings.daily_upload, settings.max_writes
+    wanted = Preferences(max_upload=caps.up, max_download=caps.down, daily_upload=daily, max_writes=writes)
     controls = Controls(peer, wanted, folder=out if given["commands"] else None)
     folder = out if given["commands"] else None
     with ExitStack() as stack:

@@ -25,11 +25,11 @@ from decentral.peer.given import share_given
 from decentral.peer.participation import Participation
 from decentral.peer.settings import Settings
 from decentral.peer.shown import Announcer
-from decentral.swarm.leases import name_in
+from decentral.swarm.leases import LeaseTable, name_in
 from decentral.training.outer_loop import LoopControl
 from decentral.training.reporting import Counters, usual
 from decentral.wire.keys import Digest, PeerId, peer_name
-from decentral.wire.messages import PRIVATE, Lease, Record
+from decentral.wire.messages import MAX_PEERS, PRIVATE, Lease, Record
 
 logger = logging.getLogger("decentral.peer")
 
@@ -89,11 +89,12 @@ def status_of(part: Participation, stalls: StallWatch, control: LoopControl, *, 
     now, head, left_out = anyio.current_time(), node.driver.head, node.driver.state.left_out
     stalled_seconds, stalled_by = stalls.look(node, reporter, now, (up, down))
     others_stand_at = node.driver.watch.others_stand_at
-    given = part.giving.now()
+    given, me, name = part.giving.now(), peer_name(node.driver.state.me), part.settings.options["name"] or ""
     return Status(
         state=state_of(node, reporter, control, done=done),
-        peer=peer_name(node.driver.state.me),
-        name=part.settings.options["name"] or "",
+        peer=me,
+        name=name,
+        names=_names_known(node.directory.table) | ({me: name} if name else {}),
         run=manifest.run.name,
         run_id=manifest.digest.hex(),
         algorithm=manifest.outer.method,
@@ -204,6 +205,11 @@ def _member(part: Participation, member: bytes, *, done: bool) -> dict[str, obje
         "bytes_received": count.received,
         **({} if here else _way(part, member)),
     }
+
+
+def _names_known(table: LeaseTable) -> dict[str, str]:
+    """Return what others call themselves, those who are gone as far as room is: sentences tell of them, too."""
+    return {peer_name(lease.peer): name for lease in table.lately()[:MAX_PEERS] if (name := name_in(lease))}
 
 
 def _name_of(part: Participation, lease: Lease | None, *, here: bool) -> str:

@@ -101,6 +101,7 @@ class Preferences:
     max_upload: float | None = None
     max_download: float | None = None
     daily_upload: int | None = None
+    max_writes: int | None = None  # a day, to the disk
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +137,7 @@ def with_setting(before: Preferences, key: str, text: str) -> Preferences:
 
 
 def spell(wanted: Preferences) -> dict[str, str]:
-    """Write what differs from the defaults as a person does; rates and the day's upload have fields of their own."""
+    """Write what differs from the defaults as a person does; rates and a day's bytes have fields of their own."""
     said = {
         "schedule": str(wanted.schedule),
         "on-battery": wanted.on_battery,
@@ -187,6 +188,7 @@ _READ: Mapping[str, Callable[[str], Any]] = {
     "max-upload": _or_none(parse_rate),
     "max-download": _or_none(parse_rate),
     "daily-upload": _or_none(parse_size),
+    "max-writes": _or_none(parse_size),
     "threads": _or_none(_threads),
     "max-memory": _or_none(_memory),
     "max-compute": _or_none(parse_share),

@@ -9,17 +9,17 @@ how many they are.
 from __future__ import annotations
 
 import atexit
+import ctypes
 import math
 import os
+import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import accumulate as accumulated
 from typing import TypeVar
 
 import torch
-from numba.core import event
 from numba.core.compiler_lock import global_compiler_lock
 from torch import Tensor
 
@@ -41,6 +41,7 @@ T = TypeVar("T")
 Shapes = Sequence[tuple[int, ...]]
 FixedShapes = tuple[tuple[int, ...], ...]  # of one channel: times the number of channels, those of a body
 _SMALL = 70  # more than a tile
+_UNTIL_AGAIN = 0.1  # s
 _warm: set[str] = set()  # codecs that this process has warmed up
 
 
@@ -204,12 +205,12 @@ class Codec:
 # compiled: whoever needs a function meanwhile waits at numba's lock, and compiles it by itself.
 
 
-class WarmUp(threading.Thread, event.Listener):  # type: ignore[misc]  # numba has no types
+class WarmUp(threading.Thread):
     """``Codec.warm_up`` on a thread of its own, from now on."""
 
     def __init__(self, codec: Codec) -> None:
         super().__init__(name="warm-up", daemon=True)
-        self._codec, self._is_given_up = codec, False
+        self._codec = codec
         self._error: BaseException | None = None
         self.start()
 
@@ -223,25 +224,22 @@ class WarmUp(threading.Thread, event.Listener):  # type: ignore[misc]  # numba h
         """Compile, until the process ends."""
         atexit.register(self._give_up)
         try:
-            with suppress(_GivenUp), event.install_listener("numba:compile", self):
-                self._codec.warm_up()
+            self._codec.warm_up()
+        except _GivenUp:
+            return
         except BaseException as error:  # noqa: BLE001  told where the peer asks
             self._error = error
-        finally:
-            atexit.unregister(self._give_up)
+        atexit.unregister(self._give_up)
 
     def _give_up(self) -> None:
-        """End before the next function: the compiler must not run while the interpreter is taken down under it."""
-        self._is_given_up = True
-        self.join()
-
-    def on_start(self, event: object) -> None:
-        """Compile no further function where the process ends."""
-        if self._is_given_up and threading.current_thread() is self:
-            raise _GivenUp
-
-    def on_end(self, event: object) -> None:
-        """Do nothing: numba tells of a function's end, too."""
+        """End amid a function, which takes seconds: the compiler must not run while the interpreter is taken down
+        under it, and whoever pressed Ctrl-C does not wait for it.
+        """
+        hook = sys.unraisablehook  # where it comes in one of LLVM's calls back, which lets nothing through
+        sys.unraisablehook = lambda ignored: None if ignored.exc_type is _GivenUp else hook(ignored)
+        while self.is_alive():  # once may not do: numba itself may be handling an error of its own
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self.ident or 0), ctypes.py_object(_GivenUp))
+            self.join(_UNTIL_AGAIN)
 
 
 def _release_compiler() -> None:
@@ -255,8 +253,8 @@ if hasattr(os, "register_at_fork"):
     )
 
 
-class _GivenUp(Exception):
-    """Nobody needs the rest."""
+class _GivenUp(SystemExit):
+    """Nobody needs the rest. As a SystemExit it ends a thread without a word, wherever it comes."""
 
 
 def _on_processor(payloads: Sequence[Payload]) -> tuple[Payload, ...]:

@@ -89,6 +89,8 @@ def _sum_loss(model: Any, batch: Tensor) -> float:
 
 # Shape suffixes: T = tokens so far, V = vocabulary.
 
+_LOOKED_AT, _MOST_WORDS = 4096, 20  # bytes of a text, characters
+
 
 def continue_text(
     module: Any,  # transformers' causal interface; it ships no types
@@ -111,6 +113,13 @@ def continue_text(
         drawn = _drawn(logits_V, temperature, generator)
         token_T = torch.cat([token_T, drawn.to(token_T.device)])
         yield int(drawn)
+
+
+def words_before(held_out_N: Tensor) -> str:
+    """Return the first words of a line of a text, for a model to go on from; bytes that are no text are left out."""
+    lines = bytes(held_out_N[:_LOOKED_AT].tolist()).decode(errors="ignore").splitlines()
+    line = next((line for part in lines[1:] if len(line := part.strip()) >= _MOST_WORDS), "The ")  # the first is cut
+    return line[: line.rfind(" ", 0, _MOST_WORDS) + 1] or line[:_MOST_WORDS]
 
 
 def _drawn(logits_V: Tensor, temperature: float, generator: torch.Generator) -> Tensor:

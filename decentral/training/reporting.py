@@ -7,7 +7,7 @@ import math
 import statistics
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -28,6 +28,7 @@ SEEN = 100  # rounds over which "you contributed to 40 of the last 41" is counte
 USUAL = 9  # rounds whose median says how long one takes: a stall or two do not move it
 RATE_WINDOW = 10.0  # s over which bytes per second are measured
 NOTABLE_WAIT = 2.0  # s; every round without overlap waits for its commit, and only a longer wait is worth a word
+_UNUSUAL = 1.5  # times as long as others are
 
 
 class Counters:
@@ -50,6 +51,7 @@ class Counters:
         self.waited = 0.0  # s the training thread stood still for the swarm
         self._wait_began = 0.0
         self._waited_before = 0.0  # until the last round ended
+        self._waits: deque[float] = deque(maxlen=USUAL)  # s of each of the last rounds
         self._held = 0.0  # s since then in which parameters were copied out and in
         self.held_seconds: deque[float] = deque(maxlen=USUAL)  # of the last rounds
         self.taking_seconds: deque[float] = deque(maxlen=USUAL)  # in which training stood still for a checkpoint
@@ -108,6 +110,7 @@ class Counters:
         now = self._clock()
         waited = self.waited + (now - self._wait_began if self._waiting else 0.0)
         since, self._waited_before = waited - self._waited_before, waited
+        self._waits.append(since)
         self.held_seconds.append(self._held)
         held, self._held = self._held, 0.0
         return {"seconds": round(now - self._round_began, 3), "waited": round(since, 3), "held": round(held, 4)}
@@ -121,8 +124,8 @@ class Counters:
 
     @property
     def stands_long(self) -> bool:
-        """True when it has waited for longer than every round without overlap does."""
-        return self._waiting and self._clock() - self._wait_began > NOTABLE_WAIT
+        """True when it has waited for longer than rounds do here."""
+        return self._waiting and is_long(self._clock() - self._wait_began, list(self._waits))
 
     @property
     def outcomes(self) -> list[bool]:
@@ -160,6 +163,14 @@ class Counters:
         """Seconds until the next round ends, should it take as long as the last one."""
         seconds = self._own_seconds
         return max(0.0, self._round_began + seconds[-1] - self._clock()) if seconds else None
+
+
+def is_long(wait: float, waits: Sequence[float]) -> bool:
+    """Tell whether a wait is worth a word, by those of the last rounds: who waits in every round for slower peers is
+    well, and what is said of it must not change twice in each. The longest of them is no measure: it may be a stall.
+    """
+    longest = sorted(waits)[-2:]
+    return wait > max(NOTABLE_WAIT, _UNUSUAL * longest[0] if longest else 0.0)
 
 
 def usual(seconds: Iterable[float]) -> float | None:

@@ -156,6 +156,8 @@ _OWN_ROWS: Mapping[str, Callable[[View, dict[str, Any]], Text]] = {  # of fields
 # One line each, with as many columns as there is room for.
 
 _GAP = 2
+_LETTERS = 7  # cells of who has no name
+_MOST_OF_NAMES = 20  # cells of who has one
 _PATHS = {"direct": "green", "punched": "green", "relayed": "yellow"}
 _IN_LAST_ROUND = {True: ("●", "green"), False: ("○", "yellow")}
 
@@ -173,7 +175,7 @@ def others(now: View, width: int, height: int, first: int = 0) -> Text:
     peers = others_of(now)
     if not peers:
         return Text("nobody yet", style="dim")
-    columns = _columns(width)
+    columns = _columns(width, peers)
     room = max(0, height - 1)
     hidden = len(peers) > room
     rows = peers[first : first + room - hidden]
@@ -212,10 +214,11 @@ def _more(above: int, below: int) -> str:
     return f"{' and '.join(part for part in parts if part)}: up, down"
 
 
-def _columns(width: int) -> list[_Column]:
-    """Return as many columns as fit, in their order."""
+def _columns(width: int, peers: Sequence[View]) -> list[_Column]:
+    """Return as many columns as fit, in their order; the first is as wide as the names, up to a bound."""
     kept: list[_Column] = []
-    for column in _COLUMNS:
+    named = min(_MOST_OF_NAMES, max(cell_len(shown(peer.get("short", "?"))) for peer in peers))
+    for column in (_Column("peer", max(_LETTERS, named), _name), *_COLUMNS):
         if sum(one.width + _GAP for one in kept) + column.width > width:
             break
         kept.append(column)
@@ -228,7 +231,11 @@ def _line_of(cells: list[Text], columns: list[_Column]) -> Text:
 
 
 def _name(peer: View) -> Text:
-    return Text(shown(peer.get("short", "?")))
+    """Give name and letters; of both the name is cut, for anybody may take any."""
+    called, letters = shown(peer.get("called") or ""), shown(peer.get("letters", peer.get("short", "?")))
+    if not called:
+        return Text(letters)
+    return Text.assemble(fit(called, _MOST_OF_NAMES - _LETTERS - 2), f" ({letters.removeprefix('…')})")
 
 
 def _last(peer: View) -> Text:
@@ -259,7 +266,6 @@ def _seen(peer: View) -> Text:
 
 
 _COLUMNS = (
-    _Column("peer", 7, _name),
     _Column("last", 4, _last),
     _Column("path", 7, _path),
     _Column("answers", 7, lambda peer: Text(span(peer.get("answers_in")) or "?"), right=True),

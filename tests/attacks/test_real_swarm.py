@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from tests.kit.nodes import small_terms
+from tests.kit.patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 HONEST = "import sys; from tests.faults.worker import run; run(sys.argv[1:])"
 ROUNDS = 12  # after all are members
-PATIENCE = 100.0  # s: five processes import torch
 
 
 class Peer:
@@ -51,7 +51,6 @@ class Peer:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("lie", ["drops", "ends", "nowhere", "prepares"])
 def test_four_of_five_real_peers_go_on_beside_one_that_lies(tmp_path, lie):
     terms = small_terms("sparseloco", lease=10.0, shrink_after=30.0)

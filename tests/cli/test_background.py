@@ -23,11 +23,11 @@ from decentral.observe.status import read_status
 from decentral.swarm.invite import Invite
 from tests.chaos.disks import small_disk
 from tests.cli.conftest import Run
-from tests.kit.families import INVITE, NET, NOBODY, PATIENCE, status_of, until, write_terms
+from tests.kit.families import INVITE, NET, NOBODY, status_of, write_terms
+from tests.kit.patience import PATIENCE, until
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 def test_a_terminal_that_closes_is_left_in_good_order(terms: list[str], tmp_path: Path) -> None:
     """It is a crash for who has only ever closed windows."""
     out = tmp_path / "first"
@@ -78,7 +78,6 @@ def test_what_stands_behind_two_dashes_is_the_scripts_where_no_invite_was_given(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 def test_a_peer_in_the_background_is_steered_as_any_and_comes_back_without_its_invite(
     family: Family, run: Run, terms: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,7 +136,6 @@ def test_where_systemd_answers_it_is_a_service_called_after_its_folder(run: Run,
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 def test_a_peer_that_a_full_disk_stops_says_so_and_goes_on_when_there_is_room(
     family: Family, run: Run, terms: list[str], tmp_path: Path
 ) -> None:

@@ -17,7 +17,7 @@ from decentral.cli.options import HEADINGS
 from decentral.observe.events import EventLog
 from decentral.observe.health import health_sentence
 from decentral.observe.requests import Request, take_requests
-from decentral.observe.status import ProcessInfo, read_status, write_status
+from decentral.observe.status import ProcessInfo, Status, read_status, write_status
 from decentral.optimizers.slowmo import SlowMo
 from decentral.swarm.identity import Identity
 from tests.cli.conftest import Run, every_command
@@ -128,6 +128,19 @@ def test_what_a_loop_logs_every_step_does_not_push_out_what_happened(run: Run, r
     assert len(run("logs", "--event", "metrics").stdout.splitlines()) == 20
 
 
+def test_logs_name_a_peer_as_it_is_called_now(run: Run, tmp_path: Path) -> None:
+    peer = f"12D3KooW{44 * 'a'}"
+    log = EventLog(tmp_path)
+    log("synced", peer=peer, round=3)
+    log("sync_failed", peer=peer, why="\x1b[2J")
+    log.close()
+    for names, said in (({peer: "Anna"}, "Anna (aaaaaa)"), ({peer: "\x1b[2J"}, "…aaaaaa"), ({}, "…aaaaaa")):
+        write_status(tmp_path, Status(state="done", names=names), ProcessInfo())
+        lines = run("logs", "--out", str(tmp_path)).stdout.splitlines()
+        assert lines[0].endswith(f"the model came from {said}")
+        assert lines[1].endswith(f"{said} could not give its model: ?[2J")
+
+
 # ---- the status ----
 
 FIGURES = {"norm_dispersion": 0.9, "mean_cosine": 0.05, "debt_ratio": 3.0, "never_sent": 0.25}
@@ -149,6 +162,11 @@ SHOWN = [  # a word that is not there at first, what the peer tells, and what is
             "left      30 min, as it goes now\n",
             "besides   1.0 MB sent to peers that measured this line",
         ],
+    ),
+    (
+        "says",
+        {"sample": {"prompt": "The", "text": "The fox\n\x1b[2J", "round": 41}},
+        ["says      The fox??[2J (after round 41, from “The” on)\n"],
     ),
     (
         "out of band",

@@ -18,6 +18,7 @@ from decentral.manifest import check_methods
 from decentral.observe.metrics import MetricsLog
 from decentral.observe.status import ProcessInfo, Status, write_status
 from decentral.optimizers import presets
+from tests.kit.patience import PATIENCE
 
 
 def ended(folder: Path, name: str, *, killed: bool = False) -> DemoProcess:
@@ -78,11 +79,11 @@ def test_a_newcomer_that_finds_the_run_over_is_sent_home_and_not_counted(tmp_pat
     with Family() as family:
         peer = family.start_command("peer-0", tmp_path / "peer-0", [sys.executable, "-c", ""])
         solo = family.start_command("solo", tmp_path / "solo", [sys.executable, "-c", ""])
-        assert family.wait([peer, solo], 60)
+        assert family.wait([peer, solo], PATIENCE)
         forever = [sys.executable, "-c", "import threading; threading.Event().wait()"]
         newcomer = family.start_command("newcomer", tmp_path / "newcomer", forever)
         stream, churn = io.StringIO(), Churn(12, 1e9, None, None, newcomer=newcomer)
-        watch([peer], solo, churn, DemoProgress(stream, 12), stop=Stop(), deadline=time.monotonic() + 60)
+        watch([peer], solo, churn, DemoProgress(stream, 12), stop=Stop(), deadline=time.monotonic() + PATIENCE)
         assert churn.newcomer is None
         assert not newcomer.running
     assert "the newcomer came too late, the run is over" in stream.getvalue()
@@ -101,7 +102,7 @@ def test_a_peer_that_fails_ends_the_demo_with_its_last_words(tmp_path: Path) -> 
         solo = family.start_command("solo", tmp_path / "solo", [sys.executable, "-c", ""])
         progress = DemoProgress(io.StringIO(), 12)
         with pytest.raises(DecentralError, match=r"peer-0 ended with exit code 1: error: no text"):
-            watch([bad], solo, Churn(12, 1e9, None, None), progress, stop=Stop(), deadline=time.monotonic() + 60)
+            watch([bad], solo, Churn(12, 1e9, None, None), progress, stop=Stop(), deadline=time.monotonic() + PATIENCE)
 
 
 def test_a_demo_that_takes_too_long_says_who_is_late(tmp_path: Path) -> None:

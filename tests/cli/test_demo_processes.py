@@ -11,6 +11,7 @@ import pytest
 
 from decentral.cli.demo_processes import DemoProcess, Family
 from decentral.errors import DecentralError, DiskError
+from tests.kit.patience import PATIENCE
 
 FOREVER = "import threading, sys; print('ready', flush=True); threading.Event().wait()"
 STUBBORN = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); " + FOREVER
@@ -23,7 +24,7 @@ PARENT = (
 KILLED = (
     "import sys; from pathlib import Path; from decentral.cli.demo_processes import Family; family = Family(); "
     f"child = family.start_command('a', Path(sys.argv[1]), [sys.executable, '-c', {FOREVER!r}]); "
-    "child.first_line(30); print(child.process.pid, flush=True); child.process.wait()"
+    "child.first_line(240); print(child.process.pid, flush=True); child.process.wait()"
 )
 
 
@@ -41,7 +42,7 @@ def alive(pid: int) -> bool:
 def test_a_child_is_heard_and_ended_with_the_block(tmp_path: Path) -> None:
     with Family() as family:
         child = start(family, tmp_path, FOREVER)
-        assert child.first_line(30) == "ready"
+        assert child.first_line(PATIENCE) == "ready"
         assert child.running
         assert family.strays() == []
     assert not child.running
@@ -52,9 +53,9 @@ def test_a_grandchild_of_a_killed_child_is_counted_and_ended(tmp_path: Path, mon
     monkeypatch.setattr("decentral.cli.demo_processes.STRAY_SECONDS", 0.2)
     with Family() as family:
         child = start(family, tmp_path, PARENT)
-        grandchild = int(child.first_line(30))
+        grandchild = int(child.first_line(PATIENCE))
         child.kill()
-        child.process.wait(10)
+        child.process.wait(PATIENCE)
         assert family.count_strays() == 1
         assert [process.pid for process in family.strays()] == [grandchild]
     assert not alive(grandchild)
@@ -64,14 +65,14 @@ def test_a_child_that_ignores_the_request_to_leave_is_ended(tmp_path: Path, monk
     monkeypatch.setattr("decentral.cli.demo_processes.LEAVE_SECONDS", 0.2)
     with Family() as family:
         child = start(family, tmp_path, STUBBORN)
-        child.first_line(30)
+        child.first_line(PATIENCE)
     assert child.process.returncode == -signal.SIGKILL
 
 
 def test_everything_is_ended_when_the_block_ends_by_an_error(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt), Family() as family:  # noqa: PT012
         child = start(family, tmp_path, FOREVER)
-        child.first_line(30)
+        child.first_line(PATIENCE)
         raise KeyboardInterrupt
     assert not child.running
 
@@ -83,13 +84,13 @@ def test_a_child_ends_with_a_demo_that_is_killed(tmp_path: Path) -> None:
         child = psutil.Process(int(demo.stdout.readline()))
         assert alive(child.pid)
         demo.kill()
-    assert psutil.wait_procs([child], timeout=30)[1] == []
+    assert psutil.wait_procs([child], timeout=PATIENCE)[1] == []
 
 
 def test_children_have_one_torch_thread_and_their_own_process_group(tmp_path: Path) -> None:
     with Family() as family:
         child = start(family, tmp_path, "import os; print(os.environ['OMP_NUM_THREADS'], os.getpgrp())")
-        threads, group = child.first_line(30).split()
+        threads, group = child.first_line(PATIENCE).split()
     assert threads == "1"
     assert int(group) != os.getpgrp()
 
@@ -100,14 +101,14 @@ def test_a_child_that_ends_silently_is_reported_with_its_last_words(tmp_path: Pa
         with pytest.raises(
             DecentralError, match=r"a said nothing.*error: the port is busy \(all of it in .*stderr.txt\)"
         ):
-            child.first_line(30)
+            child.first_line(PATIENCE)
 
 
 def test_waiting_tells_whether_all_have_ended_in_time(tmp_path: Path) -> None:
     with Family() as family:
         quick = start(family, tmp_path, "pass", "quick")
         slow = start(family, tmp_path, FOREVER, "slow")
-        assert family.wait([quick], 30)
+        assert family.wait([quick], PATIENCE)
         assert not family.wait([quick, slow], 0.05)
 
 

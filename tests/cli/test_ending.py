@@ -12,7 +12,8 @@ from decentral.cli.demo_processes import Family
 from decentral.observe.status import read_status
 from decentral.state.checkpoint import load_newest
 from tests.cli.conftest import Run
-from tests.kit.families import INVITE, NET, OVER, PATIENCE, status_of, until, write_terms
+from tests.kit.families import INVITE, NET, OVER, status_of, write_terms
+from tests.kit.patience import PATIENCE, until
 
 
 @pytest.fixture
@@ -46,7 +47,6 @@ def test_a_finished_run_is_told_at_once_when_it_is_started_again_and_keeps_its_s
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 def test_who_comes_late_gets_the_run_from_a_peer_that_keeps_serving(
     family: Family, run: Run, terms: list[str], tmp_path: Path
 ) -> None:
@@ -68,7 +68,6 @@ def test_who_comes_late_gets_the_run_from_a_peer_that_keeps_serving(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 def test_the_first_peer_waits_for_a_second_one_and_hears_who_steers_it(
     family: Family, run: Run, terms: list[str], tmp_path: Path
 ) -> None:
@@ -100,7 +99,6 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "own_loop.py"
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 def test_a_script_of_ones_own_is_joined_with_one_line(family: Family, run: Run, tmp_path: Path) -> None:
     folder = ["--out", str(tmp_path / "first"), "--rounds", "12"]
     with (tmp_path / "first.txt").open("w") as said:

@@ -18,7 +18,8 @@ from decentral.observe.status import read_status
 from decentral.state.delta import apply_delta
 from decentral.swarm.invite import Invite
 from tests.cli.conftest import Run
-from tests.kit.families import INVITE, NET, OVER, PATIENCE, until, write_terms
+from tests.kit.families import INVITE, NET, OVER, write_terms
+from tests.kit.patience import PATIENCE, until
 
 
 def terms_of(folder: Path, rounds: int) -> list[str]:
@@ -48,7 +49,6 @@ def committed(peer: DemoProcess) -> dict[int, str]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 def test_a_follower_writes_anchors_while_its_first_donor_is_killed_and_goes_on_in_its_folder(
     family: Family, tmp_path: Path
 ) -> None:
@@ -95,7 +95,6 @@ def test_a_follower_writes_anchors_while_its_first_donor_is_killed_and_goes_on_i
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 def test_who_comes_when_all_peers_have_gone_gets_the_last_anchor_from_the_relay(
     family: Family, run: Run, tmp_path: Path
 ) -> None:

@@ -11,14 +11,14 @@ import pytest
 from decentral.cli.demo_processes import Family
 from decentral.cli.ports import health_of
 from tests.cli.conftest import Run
-from tests.kit.families import PATIENCE, status_of, until
+from tests.kit.families import status_of
+from tests.kit.patience import PATIENCE, until
 from tests.kit.site import looked
 
 pytestmark = pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="the system stops no process by a signal")
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 def test_a_stopped_peer_is_frozen_for_all_who_look_and_well_again_when_it_goes_on(
     family: Family, terms: list[str], tmp_path: Path, run: Run
 ) -> None:

@@ -14,7 +14,8 @@ from decentral.observe.status import ProcessInfo, Status, read_status, write_sta
 from decentral.swarm.invite import Invite
 from decentral.swarm.words import known_words
 from tests.cli.conftest import Run
-from tests.kit.families import LISTEN, NET, PATIENCE, until
+from tests.kit.families import LISTEN, NET
+from tests.kit.patience import PATIENCE, until
 
 
 def test_the_line_that_invites_asks_for_the_text_of_the_run(tmp_path: Path, run: Run) -> None:
@@ -27,7 +28,6 @@ def test_the_line_that_invites_asks_for_the_text_of_the_run(tmp_path: Path, run:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 def test_a_peer_joins_by_words_that_were_said_a_follower_too_and_a_wrong_word_is_refused(
     family: Family, terms: list[str], tmp_path: Path, run: Run
 ) -> None:

@@ -17,7 +17,8 @@ from decentral.observe.events import EVENTS_FILE, EventLog
 from decentral.observe.lines import pack_put_aside, put_aside
 from decentral.observe.status import ProcessInfo, Status, read_status, write_status
 from tests.cli.conftest import Run
-from tests.kit.families import NET, NOBODY, PATIENCE, until, write_terms
+from tests.kit.families import NET, NOBODY, write_terms
+from tests.kit.patience import PATIENCE, until
 from tests.kit.terminals import OnTerminal, Screen
 
 COMMAND = (sys.executable, "-m", "decentral")
@@ -37,7 +38,6 @@ def rounds_seen(screen: Screen) -> int:
     return max(map(int, re.findall(r"round +(\d+) of", "\n".join(screen.lines))), default=0)
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize(
     ("columns", "rows"), [(60, 20), *(pytest.param(*size, marks=pytest.mark.long) for size in ((80, 24), (200, 50)))]
 )
@@ -58,7 +58,6 @@ def test_the_invite_is_whole_in_the_scrollback_while_the_view_is_live_and_after_
 
 
 @pytest.mark.long
-@pytest.mark.timeout(240)
 def test_a_relay_that_does_not_answer_is_told_of_within_20_s_on_the_screen_in_the_status_and_beside_the_invite(
     terms: Path, family: Family, run: Run
 ) -> None:
@@ -78,7 +77,6 @@ def test_a_relay_that_does_not_answer_is_told_of_within_20_s_on_the_screen_in_th
 
 
 @pytest.mark.long
-@pytest.mark.timeout(240)
 def test_in_a_pipe_a_state_is_said_once_and_a_round_in_one_short_line(terms: Path) -> None:
     with subprocess.Popen(
         [*COMMAND, *START], cwd=terms, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -11,11 +11,12 @@ import pytest
 from decentral.cli.ports import health_of, metrics_beside
 from decentral.errors import ListenError
 from decentral.observe.status import ProcessInfo, Status, write_status
+from tests.kit.patience import PATIENCE
 
 
 def get(address: str) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(address, timeout=10) as answer:
+        with urllib.request.urlopen(address, timeout=PATIENCE) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()

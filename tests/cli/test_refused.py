@@ -548,7 +548,6 @@ def test_a_start_that_another_was_faster_than_leaves_what_that_one_has_just_made
 
 
 @pytest.mark.long
-@pytest.mark.timeout(240)
 def test_a_start_whose_peers_do_not_come_leaves_only_a_folder_in_which_it_can_be_started_again(
     run: Run, tmp_path: Path
 ) -> None:

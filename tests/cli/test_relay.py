@@ -31,6 +31,7 @@ from decentral.transport.protocols.circuit import HOP, RelayLimits, admit, pass_
 from decentral.transport.protocols.yamux import NativeStream
 from decentral.transport.requests import request, serve_requests
 from decentral.wire.keys import Signer, peer_from_name, peer_name
+from tests.kit.patience import PATIENCE
 
 LOOPBACK = "/ip4/127.0.0.1/tcp/0"
 START = [sys.executable, "-c", "from decentral.cli import main; main()", "relay"]
@@ -63,7 +64,7 @@ def metrics_url(folder: Path) -> str:
 
 
 def fetch(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=20) as answer:
+    with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
         assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
         return str(answer.read().decode())
 
@@ -80,7 +81,7 @@ async def talk_through(address: str) -> None:
 
     serve_requests(hidden, "/test/echo", echo, limit=1 << 20)
     async with hidden, other:
-        with anyio.fail_after(60):
+        with anyio.fail_after(PATIENCE):
             while not any("/p2p-circuit" in found for found in hidden.addresses()):
                 await anyio.sleep(0.05)
             await other.connect(hidden.peer, (f"{address}/p2p-circuit/p2p/{peer_name(hidden.peer)}",))
@@ -106,7 +107,7 @@ def test_a_relay_carries_tells_prometheus_and_ends_when_it_is_asked(
         with pytest.raises(urllib.error.HTTPError, match="404"):
             fetch(metrics_url(tmp_path).replace("/metrics", "/other"))
         process.send_signal(number)
-        assert process.wait(20) == code
+        assert process.wait(PATIENCE) == code
     assert "room for 5 places and " in said(tmp_path)
     assert "80 Mbit/s; Ctrl-C ends it" in said(tmp_path)
     assert "none of these addresses is public" in said(tmp_path)

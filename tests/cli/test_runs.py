@@ -84,7 +84,20 @@ warm_up = WarmUp(codec_of(preset_manifest("sparseloco")))
 warm_up.join(1)
 assert not warm_up.is_over()
 """
-
+NEVER_ENDS = """
+import signal
+from decentral.replica.codec import WarmUp
+class Endless:
+    def warm_up(self):
+        while True:
+            try:
+                while True:
+                    pass
+            except Exception:
+                pass
+signal.alarm(60)
+WarmUp(Endless()).join(0.1)
+"""
 
 FORKS = """
 import os, signal, threading
@@ -142,3 +155,8 @@ def test_a_method_that_cannot_be_compiled_ends_the_peer_and_asks_nobody_to_wait(
 @pytest.mark.timeout(120)
 def test_a_process_ends_well_while_it_compiles(tmp_path: Path) -> None:
     assert printed(tmp_path, ENDS) == ""
+
+
+@pytest.mark.timeout(120)
+def test_a_process_ends_amid_a_function_that_takes_long_to_compile(tmp_path: Path) -> None:
+    assert printed(tmp_path, NEVER_ENDS) == ""

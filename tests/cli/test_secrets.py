@@ -15,6 +15,7 @@ from decentral.cli.demo_processes import Family
 from decentral.cli.relaying import Keeping
 from decentral.observe.screen import invite_for
 from decentral.swarm.invite import Invite
+from tests.kit.patience import PATIENCE
 
 TOKEN = "correct-horse-battery"
 BARE, WHOLE = str(Invite(bytes(32), ())), str(Invite(bytes(32), (), TOKEN))
@@ -166,7 +167,7 @@ def test_a_demo_takes_no_secret_of_another_run(tmp_path: Path, monkeypatch: pyte
     program = "import os; print(sorted(name for name in os.environ if name in ('DECENTRAL_ADMIT', 'DECENTRAL_INVITE')))"
     with Family() as family:
         child = family.start_command("one", tmp_path / "one", [sys.executable, "-c", program])
-        assert child.first_line(60.0) == "[]"
+        assert child.first_line(PATIENCE) == "[]"
 
 
 def test_an_invite_is_written_without_its_token_to_what_may_be_a_log(

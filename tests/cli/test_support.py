@@ -16,6 +16,7 @@ from decentral.observe.status import ProcessInfo, read_status, write_status
 from decentral.swarm.invite import Invite
 from tests.cli.conftest import Run
 
+SAID = "words of a private text"
 TOKEN, INVITE = "a-token-of-this-run", str(Invite(bytes(32), ()))
 ADDRESS = "/ip4/203.0.113.7/tcp/4001/p2p/12D3KooWabc"
 
@@ -28,7 +29,8 @@ def folder(running_peer: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (running_peer / "identity.key").write_bytes(b"the very secret key")
     (running_peer / "frozen.safetensors").write_bytes(b"weights")
     (running_peer / "error.txt").write_text(f"File {running_peer}/train.py, line 3: {TOKEN}")
-    write_status(running_peer, replace(read_status(running_peer), invite=INVITE, addresses=(ADDRESS,)), ProcessInfo())
+    more = {"invite": INVITE, "addresses": (ADDRESS,), "sample": {"text": SAID, "prompt": SAID, "round": 3}}
+    write_status(running_peer, replace(read_status(running_peer), **more), ProcessInfo())
     log = EventLog(running_peer)
     log("joined", address=ADDRESS, invite=INVITE)
     log("commit", round=7)

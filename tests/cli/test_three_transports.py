@@ -8,7 +8,8 @@ import pytest
 
 from decentral.cli.demo_processes import DemoProcess, Family
 from decentral.observe.events import read_events
-from tests.kit.families import LISTEN, PATIENCE, until, write_terms
+from tests.kit.families import LISTEN, write_terms
+from tests.kit.patience import PATIENCE, until
 
 ROUNDS = 20
 
@@ -20,7 +21,6 @@ def anchors(peer: DemoProcess) -> dict[str, str]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400)
 def test_one_peer_on_each_transport_trains_through_a_kill_and_a_join(family: Family, tmp_path: Path) -> None:
     write_terms(tmp_path, swarm={"deadline_ceiling": 10.0, "lease": 10.0, "shrink_after": 20.0})
 

@@ -8,8 +8,6 @@ import os
 import shlex
 import subprocess
 import sys
-import threading
-import time
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -24,9 +22,9 @@ from decentral.swarm.invite import TOKEN_FILE, Invite
 from decentral.wire.keys import Signer, peer_name
 from tests.cli.conftest import Run
 from tests.kit.families import LISTEN, write_terms
+from tests.kit.patience import PATIENCE, pause, until
 
 TOKEN = "a-token-that-nobody-else-may-read"
-PATIENCE = 150.0  # s; a peer imports torch in 5, on a machine with a queue of ten in 50
 DECENTRAL = [sys.executable, "-m", "decentral"]
 NET = (*LISTEN, "--no-lan")
 
@@ -101,13 +99,14 @@ def terms(tmp_path: Path) -> list[str]:
     return ["--data", str(tmp_path / "text"), *NET]
 
 
-def until(condition: Callable[[], bool]) -> None:
+def until_untold(condition: Callable[[], bool]) -> None:
     """As soon as the condition holds; meanwhile no command line may tell the token."""
-    deadline, nobody = time.monotonic() + PATIENCE, threading.Event()
-    while not condition():
+
+    def nothing_is_told() -> None:
         assert telling_commands() == []
-        assert time.monotonic() < deadline
-        nobody.wait(0.05)
+        pause()
+
+    until(condition, nothing_is_told)
 
 
 def contributed(folder: Path) -> int:
@@ -119,7 +118,6 @@ def can_be_joined(folder: Path) -> bool:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 def test_nobody_else_reads_the_token_of_a_run(terms: list[str], tmp_path: Path, run: Run) -> None:
     before = os.umask(0o022)
     try:
@@ -127,7 +125,7 @@ def test_nobody_else_reads_the_token_of_a_run(terms: list[str], tmp_path: Path, 
         start = ["start", str(tmp_path / "run.toml"), *terms, "--transport", "daemon", "--out", str(first)]
         with ExitStack() as stack:
             stack.enter_context(running(tmp_path / "first.log", start, DECENTRAL_ADMIT=TOKEN))
-            until(lambda: can_be_joined(first))
+            until_untold(lambda: can_be_joined(first))
             line = shlex.split(run("invite", "--out", first).stdout)[2]
             assert Invite.parse(line).token == TOKEN, "to its owner the invite is shown whole"
             assert line not in run("status", "--out", first).stdout
@@ -135,7 +133,7 @@ def test_nobody_else_reads_the_token_of_a_run(terms: list[str], tmp_path: Path, 
             assert Invite.parse(told).token is None, "what asks how a peer is keeps logs"
             join = ["join", *terms, "--transport", "native", "--json", "--out", str(second)]
             stack.enter_context(running(tmp_path / "second.log", join, DECENTRAL_INVITE=line))
-            until(lambda: min(contributed(first), contributed(second)) >= 2)
+            until_untold(lambda: min(contributed(first), contributed(second)) >= 2)
             for folder in (first, second):
                 result = run("support", "--no-doctor", "--out", folder, "--to", f"{folder.name}.zip")
                 assert result.exit_code == 0, result.stderr
@@ -156,7 +154,6 @@ def test_nobody_else_reads_the_token_of_a_run(terms: list[str], tmp_path: Path, 
 
 
 @pytest.mark.long  # test_secrets.py has the command line of its follower
-@pytest.mark.timeout(300)
 def test_nor_does_the_relay_tell_it_that_keeps_the_run(tmp_path: Path) -> None:
     """The follower of each run got its invite on the command line."""
     gone = f"/ip4/127.0.0.1/tcp/1/p2p/{peer_name(Signer.generate().peer)}"
@@ -168,7 +165,7 @@ def test_nor_does_the_relay_tell_it_that_keeps_the_run(tmp_path: Path) -> None:
         def follows() -> bool:
             return any("follow" in child.cmdline() for child in psutil.Process(relay.pid).children(recursive=True))
 
-        until(lambda: relay.poll() is not None or follows())
+        until_untold(lambda: relay.poll() is not None or follows())
         assert relay.poll() is None, (tmp_path / "relay.log").read_text()
         assert telling_commands() == []
     assert telling_files(tmp_path) == [tmp_path / "invite"]
@@ -201,9 +198,7 @@ def test_a_token_on_a_command_line_is_found(word: str) -> None:
     program = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()', sys.argv[1]])"
     child = subprocess.Popen([sys.executable, "-c", program, word], stdin=subprocess.PIPE)
     try:
-        deadline = time.monotonic() + PATIENCE
-        while len(telling_commands()) < 2:  # of the child, and of what that has started
-            assert time.monotonic() < deadline
+        until(lambda: len(telling_commands()) >= 2)  # of the child, and of what that has started
     finally:
         child.communicate(b"\n")
     assert telling_commands() == []

@@ -2,9 +2,9 @@
 
 import io
 import json
+import shutil
 import signal
 import threading
-import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -14,13 +14,15 @@ import pytest
 
 from decentral.cli.group import Stop
 from decentral.cli.options import JobOptions
-from decentral.cli.train import train_alone
+from decentral.cli.train import train_alone, train_with_swarm
 from decentral.manifest import Manifest
 from decentral.observe.metrics import read_metrics
 from decentral.observe.requests import ask
 from decentral.observe.screen import PlainDisplay
 from decentral.observe.status import Status, read_status
+from decentral.peer.settings import JoinOptions
 from tests.cli.conftest import Run, small
+from tests.kit.patience import PATIENCE, until
 
 
 def train(manifest: Manifest, out: Path, text: Path, stop: Stop | None = None) -> dict[str, Any]:
@@ -55,6 +57,25 @@ def test_the_same_seed_gives_the_same_losses(tmp_path: Path, text: Path) -> None
     assert losses[0] == losses[1]
 
 
+def test_what_the_model_says_changes_no_bit_of_training(
+    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two runs of one peer, of one key and one seed: their data, and so their models, are the same."""
+    terms, display, digests = small(), PlainDisplay(io.StringIO(), stop="Ctrl-C"), []
+    network: JoinOptions = {"alone": True, "transport": "native", "listen": ("/ip4/127.0.0.1/tcp/0",), "lan": False}
+    for name, share in (("with", 1.0), ("without", -1.0)):
+        out = tmp_path / name
+        out.mkdir()
+        if digests:
+            shutil.copy(tmp_path / "with/identity.key", out)
+        monkeypatch.setattr("decentral.cli.training_context.SAMPLE_SHARE", share)
+        options = JobOptions(out=out, data=text, join=network)
+        digests.append(train_with_swarm(terms, options, display, Stop(), lambda invite: None)["anchor_digest"])
+        said = read_status(out).sample
+        assert (said["round"], said["prompt"]) == (6, "The") if share > 0 else not said
+    assert digests[0] == digests[1]
+
+
 def test_a_signal_ends_training_at_a_step_without_a_last_evaluation(tmp_path: Path, text: Path) -> None:
     class StopsAtOnce(Stop):
         def gently(self, on_first: Callable[[], None] | None) -> None:
@@ -83,31 +104,28 @@ def test_a_baseline_can_be_paused_goes_on_and_tells_its_losses(tmp_path: Path, t
     out, trained = tmp_path / "out", threading.Thread(target=lambda: train(small(run={"rounds": 10**6}), out, text))
     trained.start()
 
-    def until(condition: Callable[[Status], bool]) -> Status:
-        deadline, nobody = time.monotonic() + 60, threading.Event()
-        while not ((out / "status.json").exists() and condition(read_status(out))):
-            assert time.monotonic() < deadline
-            nobody.wait(0.05)
+    def status_once(condition: Callable[[Status], bool]) -> Status:
+        until(lambda: (out / "status.json").exists() and condition(read_status(out)))
         return read_status(out)
 
-    until(lambda status: status.loss is not None and status.held_out_loss is not None)
+    status_once(lambda status: status.loss is not None and status.held_out_loss is not None)
     ask(out, "pause")
-    paused = until(lambda status: status.state == "paused")
-    again = until(lambda status: status.updated > paused.updated + 1.0)
+    paused = status_once(lambda status: status.state == "paused")
+    again = status_once(lambda status: status.updated > paused.updated + 1.0)
     assert again.inner_steps <= paused.inner_steps + 1
     ask(out, "resume")
-    until(lambda status: status.state == "training" and status.inner_steps > again.inner_steps)
+    status_once(lambda status: status.state == "training" and status.inner_steps > again.inner_steps)
     in_ten_hours = datetime.now() + timedelta(hours=10)
     hours = f"{in_ten_hours:%H:%M}-{in_ten_hours + timedelta(hours=1):%H:%M}"
     ask(out, "set", key="schedule", value=hours)
-    closed = until(lambda status: status.state == "paused")
+    closed = status_once(lambda status: status.state == "paused")
     assert closed.preferences == {"schedule": hours}
     assert f"outside its hours until {in_ten_hours:%H:%M}; " in closed.health
     assert closed.health.endswith("it goes on by itself")
     ask(out, "set", key="schedule", value="always")
-    until(lambda status: status.state == "training" and status.inner_steps > closed.inner_steps)
+    status_once(lambda status: status.state == "training" and status.inner_steps > closed.inner_steps)
     ask(out, "leave")
-    trained.join(60)
+    trained.join(PATIENCE)
     assert read_status(out).state == "left"
 
 

@@ -1,6 +1,8 @@
 """tests/cli/test_training_context.py"""
 
 import math
+import time
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +11,7 @@ from torch import Tensor, nn
 
 from decentral.cli.training_context import AnchorJudge, RecentLoss, Stopwatch
 from decentral.parameters import schema_of
+from decentral.tasks.evaluate import words_before
 
 
 class Clock:
@@ -53,9 +56,9 @@ class Shout(nn.Module):
         return SimpleNamespace(logits=logits)
 
 
-def judge() -> AnchorJudge:
+def judge(clock: Callable[[], float] = time.perf_counter) -> AnchorJudge:
     model = Shout()
-    return AnchorJudge(model, schema_of(model), torch.zeros(64, dtype=torch.uint8), context=8)
+    return AnchorJudge(model, schema_of(model), torch.zeros(64, dtype=torch.uint8), context=8, clock=clock)
 
 
 def test_an_anchor_is_judged_by_its_own_values() -> None:
@@ -70,6 +73,42 @@ def test_judging_may_take_a_twentieth_of_the_time() -> None:
     some.bits_per_byte([torch.zeros(1)])
     assert not some.affordable(0.0)
     assert some.affordable(1e6)
+
+
+def test_what_a_model_says_is_one_line_of_harmless_signs_and_touches_no_generator() -> None:
+    some, before = judge(), torch.get_rng_state()
+    anchor = [torch.tensor([0.0])]  # every byte is as likely, escapes and halves of letters too
+    first, second = some.sample(anchor, 1e6), some.sample(anchor, 1e6)
+    assert first == second, "the same model says the same"
+    assert first["prompt"] == "The"
+    assert str(first["text"]).startswith("The ")
+    assert str(first["text"]).isprintable()
+    assert torch.equal(torch.get_rng_state(), before)
+    assert some._model.training
+
+
+def test_saying_something_may_take_a_hundredth_of_the_time_and_breaks_off() -> None:
+    now = iter(range(10_000))
+    some, anchor = judge(lambda: float(next(now))), [torch.zeros(1)]  # every token takes a second, as does putting it
+    assert some.sample(anchor, 1_000.0) == {}, "it broke off after 11 of the 10 that it had"
+    assert some._spent_on_samples == 11.0
+    assert some.sample(anchor, 7_500.0) == {}
+    assert some._spent_on_samples == 11.0, "65 and 11 are more than 75: it was not begun"
+    assert some.sample(anchor, 7_600.0) != {}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("cut\n  first words of a line that is long", "first words of a "),
+        ("cut\nshort\n" + 30 * "x", 20 * "x"),
+        ("cut\n" + 12 * "日本", 10 * "日本"),
+        ("no line at all", "The "),
+        ("", "The "),
+    ],
+)
+def test_a_model_goes_on_from_the_first_words_of_a_line(text: str, words: str) -> None:
+    assert words_before(torch.tensor(list(text.encode()), dtype=torch.uint8)) == words
 
 
 def test_the_loss_that_is_shown_is_the_mean_of_a_round() -> None:

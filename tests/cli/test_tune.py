@@ -17,6 +17,7 @@ from decentral.lab.command import Script
 from decentral.manifest import load_manifest
 from tests.cli.conftest import Run
 from tests.kit import own_problems
+from tests.kit.patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]
 SOURCE = Path(own_problems.__file__)
@@ -90,8 +91,8 @@ def test_a_search_that_is_ended_leaves_no_trial_behind(tmp_path: Path, ends: str
                 pids.add(int(built.readline()))
         trials = [psutil.Process(pid) for pid in pids - {process.pid}]
         process.send_signal(getattr(signal, ends))
-        assert process.wait(60) != 0
-        _, left = psutil.wait_procs(trials, timeout=60)
+        assert process.wait(PATIENCE) != 0
+        _, left = psutil.wait_procs(trials, timeout=PATIENCE)
         assert not left
     finally:
         for pid in {process.pid, *pids}:

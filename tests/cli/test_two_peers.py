@@ -12,7 +12,8 @@ import pytest
 from decentral.cli.demo_processes import Family
 from decentral.swarm.invite import PREFIX
 from tests.cli.conftest import Run
-from tests.kit.families import PATIENCE, documented_files, status_of, until
+from tests.kit.families import documented_files, status_of
+from tests.kit.patience import PATIENCE, until
 
 
 @pytest.mark.timeout(300)

@@ -69,5 +69,5 @@ def test_commands_options_and_presets_are_completed(typed: list[str], begun: str
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_each_shell_gets_its_lines_from_the_installed_command(shell: str) -> None:
     environment = os.environ | {"_DECENTRAL_COMPLETE": f"{shell}_source"}
-    given = subprocess.run([DECENTRAL], env=environment, capture_output=True, text=True, check=True, timeout=60)
+    given = subprocess.run([DECENTRAL], env=environment, capture_output=True, text=True, check=True)
     assert f"_DECENTRAL_COMPLETE={shell}_complete" in given.stdout

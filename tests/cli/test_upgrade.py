@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,9 +14,9 @@ import pytest
 
 from decentral.observe.status import Status, is_running, read_status
 from tests.kit.families import NET, write_terms
+from tests.kit.patience import PATIENCE, until
 
 ROOT = Path(__file__).parents[2]
-PATIENCE = 150.0  # s
 # A process of another release: what it says of itself, and whether its bytes are other ones.
 OF_VERSION = """
 import sys
@@ -30,13 +28,6 @@ lease._installed_version = lambda: release
 from decentral.cli import main
 main(sys.argv[3:])
 """
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    deadline, nobody = time.monotonic() + PATIENCE, threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, what
-        nobody.wait(0.2)
 
 
 @dataclass
@@ -92,12 +83,12 @@ def swarm(folder: Path, count: int) -> Iterator[list[Machine]]:
         machines = [first]
         first.start()
         stack.callback(lambda: [one.kill() for one in machines])
-        until(lambda: bool(first.status.invite), first.said)
+        until(lambda: bool(first.status.invite))
         for number in range(1, count):
             out = folder / f"peer{number}"
             machines.append(Machine(out, ["join", first.status.invite, "--out", str(out), *common]))
             machines[-1].start()
-        until(lambda: all(one.trains(1) for one in machines), "".join(one.said for one in machines))
+        until(lambda: all(one.trains(1) for one in machines))
         yield machines
 
 
@@ -110,11 +101,11 @@ def test_a_swarm_whose_peers_are_exchanged_one_by_one_goes_on_and_another_wire_v
         for machine in machines:  # within a wire version
             others, at = [one for one in machines if one is not machine], machine.status.round
             machine.finish()
-            until(lambda others=others, at=at: all(one.trains(at + 2) for one in others), "the others make rounds")
+            until(lambda others=others, at=at: all(one.trains(at + 2) for one in others))
             machine.release = "0.1.9"
             machine.start()
             ahead = max(one.status.round for one in others)
-            until(lambda machine=machine, ahead=ahead: machine.trains(ahead), machine.said)
+            until(lambda machine=machine, ahead=ahead: machine.trains(ahead))
         invite = machines[0].status.invite
         newcomer = tmp_path / "newcomer"
         stranger = Machine(newcomer, ["join", invite, "--out", str(newcomer), *machines[1].words[4:]], "0.2.0", wire=1)
@@ -130,7 +121,7 @@ def test_a_swarm_whose_peers_are_exchanged_one_by_one_goes_on_and_another_wire_v
             assert "install decentral 0.1.9" in sentence
         assert not (newcomer / "checkpoints").exists()
         at = max(one.status.round for one in machines[:2])
-        until(lambda: all(one.trains(at + 2) for one in machines[:2]), "the others go on")
+        until(lambda: all(one.trains(at + 2) for one in machines[:2]))
         last.release, last.wire = "0.1.9", 0  # what it was told to install
         last.start()
-        until(lambda: last.trains(at + 2), last.said)
+        until(lambda: last.trains(at + 2))

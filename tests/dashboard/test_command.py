@@ -15,13 +15,14 @@ from click.testing import CliRunner
 from decentral.cli import main
 from decentral.cli.group import INTERRUPTED
 from decentral.cli.ports import page_beside
+from tests.kit.patience import PATIENCE
 from tests.kit.site import Folder
 
 
 def answer_of(address: str) -> int:
     found = re.search(r"127\.0\.0\.1:(\d+)", address)
     assert found is not None, address
-    connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=20)
+    connection = http.client.HTTPConnection("127.0.0.1", int(found[1]), timeout=PATIENCE)
     connection.request("GET", "/")
     answer = connection.getresponse()
     answer.read()
@@ -38,7 +39,7 @@ def test_the_command_prints_the_address_and_ends_by_ctrl_c(folder: Folder, there
         assert process.stderr is not None
         assert answer_of(process.stdout.readline()) == 200
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == INTERRUPTED
+        assert process.wait(PATIENCE) == INTERRUPTED
         said = process.stderr.read()
         assert said.startswith("the page is up, Ctrl-C ends it\n")
         assert there or f"it waits for a peer: {out}: no peer has run here; name the directory" in said

@@ -235,3 +235,35 @@ def test_what_no_file_kept_is_not_known_in_a_replay() -> None:
     assert {peer["presence"] for peer in now["peers"]} == {"member"}
     assert now["bytes"]["kinds"] == []
     assert now["bytes"]["dense"] > now["bytes"]["sent"]
+
+
+@pytest.mark.parametrize("sample", [None, [], {"text": "no more"}, "text"])
+def test_what_the_model_says_is_shown_as_one_line_and_what_is_no_such_thing_not(folder: Folder, sample: Any) -> None:
+    folder.write(sample={"prompt": "The", "text": "The\x1b[2J\u202e" + 9999 * "x", "round": 3})
+    shown = looked(folder.path)["now"]["sample"]
+    assert (shown["prompt"], shown["round"], shown["text"][:10]) == ("The", "3", "The?[2J?xx")
+    assert len(shown["text"]) == 300
+    folder.write(sample=sample)
+    assert looked(folder.path)["now"]["sample"] == {}
+
+
+def test_a_name_is_on_the_page_wherever_its_peer_is_and_one_that_is_none_nowhere(
+    folder: Folder, live_folder: Live
+) -> None:
+    live, letters = live_folder(folder.path), OTHER[-6:]
+    members = tuple({"peer": name, "self": name == ME, "live": True} for name in (ME, OTHER, THIRD))
+    folder.round(ME, OTHER, members=(ME, OTHER, THIRD), leader=OTHER)
+    folder.events("synced", peer=OTHER, round=1)
+    opened = {"round": 2, "leader": OTHER}
+    beside = {"notices": (f"…{letters} sends much",), "stalled_by": f"waiting for …{letters}"}
+    folder.write(members=members, waiting_for=(OTHER,), open_round=opened, **beside)
+    assert "Anna" not in str(live.look())
+    folder.write(names={OTHER: "Anna", THIRD: "<script>" + 10_000 * "x"})
+    parts, named = live.look(), f"Anna ({letters})"
+    now = parts["now"]
+    assert now["peers"][1]["short"] == now["open"]["leader"] == named
+    assert (now["me"]["waiting_for"], now["me"]["notices"]) == ([named], [f"{named} sends much"])
+    assert now["me"]["stalled_by"] == f"waiting for {named}"
+    assert named in parts["rounds"]["names"]
+    assert parts["events"]["events"][0]["text"] == f"the model came from {named}"
+    assert "script" not in str(parts)

@@ -171,7 +171,6 @@ def mypy(folder: Path, script: str, settings: str) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.timeout(240)
 def test_a_misspelt_name_is_an_error_of_mypy_in_a_users_script(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     said = mypy(tmp_path, "import decentral\n\ndecentral.jion\ndecentral.join\ndecentral.Manifest\n", NO_OTHERS)
@@ -207,7 +206,6 @@ peer.on_round(lambda: None)  # wrong
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 def test_a_users_loop_is_typed(tmp_path: Path) -> None:
     pytest.importorskip("mypy")
     said = mypy(tmp_path, LOOP, "follow_imports = silent\nignore_missing_imports = true\n")

@@ -117,7 +117,6 @@ def searched(page: Path, word: str) -> str | None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 def test_it_builds_strictly_and_loads_nothing_from_another_machine(tmp_path: Path):
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", tmp_path],

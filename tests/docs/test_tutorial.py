@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,11 +14,11 @@ from decentral.cli.demo_processes import DemoProcess, Family
 from decentral.manifest.files import load_manifest
 from decentral.observe.status import read_status
 from tests.docs.commands import FENCE, commands_of
+from tests.kit.patience import PATIENCE, until
 
 PAGE = Path(__file__).parents[2] / "docs/tutorial.md"
 LOOPBACK = ["--listen", "/ip4/127.0.0.1/tcp/0", "--no-lan", "--transport", "native"]
 SMALL = {"hidden": 16, "layers": 1, "heads": 2, "context": 16}
-PATIENCE = 120.0  # seconds; an import of torch takes 5, on a machine with a queue of ten 50
 
 
 class Reader:
@@ -83,13 +81,6 @@ def done(words: list[str], patience: float = PATIENCE) -> str:
     ended = subprocess.run(program(words), capture_output=True, text=True, timeout=patience, check=False)
     assert ended.returncode == 0, f"{words}: {ended.stderr}"
     return ended.stdout
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline, nobody = time.monotonic() + PATIENCE, threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline
-        nobody.wait(0.1)
 
 
 def shrunk(file: Path) -> str:

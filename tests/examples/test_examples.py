@@ -22,6 +22,7 @@ from decentral.swarm.invite import Invite
 from tests.examples import own_package
 from tests.examples.two_peers import EXAMPLES, ROOT, FirstPeers, first_peers, run_example
 from tests.kit import outside
+from tests.kit.patience import PATIENCE
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +82,7 @@ def test_a_peer_of_two_processes_trains_with_one_of_a_single_process(tmp_path):
                 assert process.poll() is None, said.read_text()
                 subprocess.run(["sleep", "0.1"], check=True)
             run_example(EXAMPLES / "fsdp.py", [*given, "--out", str(outs[1])], {"run": found[1], "out": outs[1]})
-            assert process.wait(60) == 0, said.read_text()
+            assert process.wait(PATIENCE) == 0, said.read_text()
         finally:
             process.terminate()
     check_agreed([read_status(out) for out in outs], 8)
@@ -145,6 +146,7 @@ def test_what_the_package_adds_obeys_every_law(packages):
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", ["own_loop.py", "trainer.py", "fit_lightning.py"])
 def test_an_example_that_is_interrupted_after_its_invite_goes_on_with_its_run(name, packages, tmp_path):
     """Each makes its terms itself, and so draws another salt."""
@@ -169,7 +171,7 @@ def test_the_notebook_runs_from_its_first_cell_to_its_last(tmp_path, monkeypatch
     assert not any(cell.get("outputs") for cell in notebook.cells), "it is kept without outputs"
     where = next(cell for cell in notebook.cells if "ALONE = False" in cell.source)
     where.source = where.source.replace("ALONE = False", "ALONE = True")
-    nbclient.NotebookClient(notebook, timeout=100, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    nbclient.NotebookClient(notebook, timeout=int(PATIENCE), resources={"metadata": {"path": str(tmp_path)}}).execute()
     said = [output for cell in notebook.cells for output in cell.get("outputs", ())]
     printed = "".join(output.get("text", "") for output in said if output.output_type == "stream")
     assert "decentral1:" in printed
@@ -196,7 +198,7 @@ def test_the_same_in_a_notebook_shows_a_bar_and_a_table(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(outside.ROOT))
     text = (EXAMPLES / "own_study.py").read_text().replace("print(table)", "table")
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text)])
-    nbclient.NotebookClient(notebook, timeout=100, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    nbclient.NotebookClient(notebook, timeout=int(PATIENCE), resources={"metadata": {"path": str(tmp_path)}}).execute()
     shown = "".join(output.get("data", {}).get("text/html", "") for output in notebook.cells[0].outputs)
     assert "12 of 12 cells" in shown
     assert shown.count("<tr>") == 5

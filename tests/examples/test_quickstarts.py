@@ -66,7 +66,6 @@ def first_peer(typed: str) -> list[str]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize("page", [page for page in PAGES if page.stem != "notebook"], ids=lambda page: page.stem)
 def test_before_and_after_run_as_they_stand_and_show_what_the_page_says(
     family: Family, page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
@@ -111,7 +110,6 @@ def invites(peer: DemoProcess) -> list[str]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("ignore")  # of the notebook's own machinery
 def test_two_notebooks_of_the_cells_of_the_page_end_with_the_same_model(
     family: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -132,7 +130,7 @@ def test_two_notebooks_of_the_cells_of_the_page_end_with_the_same_model(
     for cells in ([before], [held, after.replace("INVITE = None", f"INVITE = {json.dumps(invite)}")]):
         notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
         where = {"metadata": {"path": str(tmp_path / "other")}}
-        nbclient.NotebookClient(notebook, timeout=100, resources=where).execute()
+        nbclient.NotebookClient(notebook, timeout=int(PATIENCE), resources=where).execute()
     assert one.process.wait(PATIENCE) == 0, all_said(one)
     ends = [read_status(path.parent) for path in tmp_path.glob("*/*/status.json")]
     assert len(ends) == 2

@@ -25,6 +25,7 @@ from decentral.peer.settings import handed_over
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 NET = {"listen": ("/ip4/127.0.0.1/tcp/0",), "lan": False}
+HANGS = 240  # s: Lightning's modules alone take four to be taken down, where nothing else runs
 ENDED = "ended: "  # how the first peers' process says that one is done
 
 
@@ -66,7 +67,7 @@ class FirstPeers:
     def interrupt(self) -> None:
         """Ctrl-C: the example ends, and the process with it."""
         self._process.send_signal(signal.SIGINT)
-        self._process.wait(60)
+        self._process.wait(HANGS)
 
     def _until(self, pattern: str) -> str:
         """The first group of the next line that holds the pattern."""

@@ -17,8 +17,7 @@ import pytest
 
 from decentral.manifest import preset_manifest
 from tests.faults.forks import Forks
-
-PATIENCE = 60.0  # s for one step of a script: a shared two-core machine starts a peer in about 5 s
+from tests.kit.patience import PATIENCE, until
 
 
 class Worker:
@@ -121,10 +120,8 @@ class RealSwarm:
         before = self.alive()
         for worker in before:
             worker.tell(die=phase, token=str(self.folder / phase.replace(" ", "-")))
-        end, nobody = time.monotonic() + PATIENCE, threading.Event()
-        while not (dead := [worker for worker in before if worker.process.poll() is not None]):
-            assert time.monotonic() < end, f"{phase}: nobody came there"
-            nobody.wait(0.02)
+        until(lambda: any(worker.process.poll() is not None for worker in before))
+        dead = [worker for worker in before if worker.process.poll() is not None]
         assert [worker.process.returncode for worker in dead] == [-signal.SIGKILL], phase
 
     def settle(self) -> None:
@@ -173,5 +170,5 @@ def real_swarm(tmp_path: Path, forks: Forks) -> Iterator[Callable[[str], RealSwa
         swarm.end()
     daemons = [daemon for swarm in swarms for worker in swarm.workers for daemon in worker.daemons]
     assert daemons
-    _, left = psutil.wait_procs(daemons, timeout=10)
+    _, left = psutil.wait_procs(daemons, timeout=PATIENCE)
     assert not left, f"daemons outlived their peers: {left}"

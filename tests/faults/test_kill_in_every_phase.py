@@ -27,7 +27,6 @@ REDUCE = ["before plan is sent", "after plan is sent", "before push", "after pus
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("preset", "phases"),
     [

@@ -43,7 +43,6 @@ def run_ranks(folder: Path, *command: str) -> Any:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=110,
         check=False,
     )
     assert run.returncode == 0, run.stderr[-2000:]

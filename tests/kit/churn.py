@@ -18,7 +18,8 @@ from decentral.replica.apply import slice_weights
 from decentral.replica.replica import Replica
 from decentral.state.journal import Journal
 from decentral.wire.messages import Commit, Record, decode
-from tests.kit.problems import Problem, Swarm, adam, joined, run_terms, run_together, until
+from tests.kit.patience import PATIENCE, until
+from tests.kit.problems import Problem, Swarm, adam, joined, run_terms, run_together
 
 FULL = 3  # members before one is killed, and again once the late one has joined
 KILL_AT, HOLD_AT, ROUNDS = 3, 6, 14  # outer steps
@@ -50,13 +51,13 @@ class Churn(Swarm):
         self.replica: Replica | None = None
         self.late_peer = b""
 
-    def run(self, timeout: float = 120.0) -> Churn:
+    def run(self, timeout: float = PATIENCE) -> Churn:
         bodies = (lambda: self.peer(0), lambda: self.peer(1), self.kill_one, self.come_late)
         run_together(*bodies, timeout=timeout)
         return self
 
     def meets(self, peer: Peer) -> None:
-        until(lambda: len(peer.status().members) == FULL, within=90.0)
+        until(lambda: len(peer.status().members) == FULL)
 
     def trains(self, number: int, peer: Peer) -> None:
         losses, problem = self.losses.setdefault(number, []), self.problems[number]
@@ -66,25 +67,25 @@ class Churn(Swarm):
             if peer.round == before + 1:
                 self.after[number][peer.round] = moments(problem)
             if peer.round >= KILL_AT:
-                self.killed.wait(60)
+                self.killed.wait(PATIENCE)
             if peer.round >= HOLD_AT:
-                self.complete.wait(60)
+                self.complete.wait(PATIENCE)
         self.replica = peer.swarm.node.replica
 
     def kill_one(self) -> None:
-        assert self.invited.wait(60)
+        assert self.invited.wait(PATIENCE)
         context = multiprocessing.get_context("spawn")
         given = (self.invite, self.folder / "peer2", self.make)
         process = context.Process(target=train_until_killed, args=given, daemon=True)
         process.start()
-        until(lambda: any(rounds and max(rounds) >= KILL_AT for rounds in self.after.values()), within=90.0)
+        until(lambda: any(rounds and max(rounds) >= KILL_AT for rounds in self.after.values()))
         process.kill()
         process.join()
         self.killed.set()
 
     def come_late(self) -> None:
-        assert self.killed.wait(90)
-        until(lambda: all(self.after[n] and max(self.after[n]) >= HOLD_AT for n in (0, 1)), within=90.0)
+        assert self.killed.wait(PATIENCE)
+        until(lambda: all(self.after[n] and max(self.after[n]) >= HOLD_AT for n in (0, 1)))
         with self.enters(3) as peer:
             self.late_peer = peer.swarm.node.driver.state.me
             self.meets(peer)

@@ -15,6 +15,7 @@ import pytest
 
 from decentral.simulate.disk import Operation, RecordingDisk
 from decentral.state.durable import Disk
+from tests.kit.patience import PATIENCE
 
 
 def recording_disk(root: Path) -> RecordingDisk:
@@ -66,7 +67,7 @@ class SlowDisk:
         def slowly(disk: Disk, path: Path, parts: Iterable[Any], at: int | None = None) -> None:
             if path.name == name:
                 self.reached.set()
-                assert self.open.wait(60.0)
+                assert self.open.wait(PATIENCE)
                 if self.is_full:
                     raise OSError(errno.ENOSPC, "no space left on device")
             write(disk, path, parts, at)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +15,11 @@ from decentral.observe.status import Status, read_status
 from decentral.swarm.invite import Invite
 from decentral.wire.keys import Signer, peer_name
 
-PATIENCE = 90.0  # seconds; a peer alone imports torch in 5, on a machine with a queue of ten in 50
 LISTEN = ("--listen", "/ip4/127.0.0.1/tcp/0")
 NET = (*LISTEN, "--transport", "native", "--no-lan")
 NOBODY = f"/ip4/127.0.0.1/tcp/1/p2p/{peer_name(Signer(bytes(32)).peer)}"  # nothing listens there
 OVER = "This run is over: decentral export {} --to model/"
 INVITE = str(Invite(bytes(32), (NOBODY,)))
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Return as soon as the condition holds."""
-    deadline, nobody = time.monotonic() + PATIENCE, threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline
-        nobody.wait(0.1)
 
 
 def status_of(peer: DemoProcess) -> Status:

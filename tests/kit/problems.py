@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,10 +16,10 @@ from decentral.observe.status import Status
 from decentral.peer import Peer, join
 from decentral.swarm.identity import Identity
 from decentral.transport.memory import MemoryNetwork
+from tests.kit.patience import PATIENCE, until
 
 LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 NET: dict[str, Any] = {"listen": LOOPBACK, "transport": "native", "lan": False}
-PATIENCE = 60.0  # s
 
 
 def run_terms(preset: str, **tables: dict[str, Any]) -> Manifest:
@@ -102,17 +101,6 @@ def alone(out: Path, manifest: Manifest, problem: Any, **given: Any) -> Peer:
     return join(manifest, problem.model, problem.optimizer, out=out, **settings)
 
 
-def pause() -> None:
-    threading.Event().wait(0.05)
-
-
-def until(holds: Callable[[], object], meanwhile: Callable[[], object] = pause, within: float = PATIENCE) -> None:
-    deadline = time.monotonic() + within
-    while not holds():
-        assert time.monotonic() < deadline, "it never came"
-        meanwhile()
-
-
 def train(peer: Peer, problem: Any, rounds: int | None = None) -> None:
     """Until the run is over, or ``rounds`` are made."""
     until(lambda: peer.done or (rounds is not None and peer.round >= rounds), problem.step)
@@ -146,7 +134,7 @@ class Swarm:
         self.events: dict[int, list[dict[str, Any]]] = {}
         self.last: dict[int, Status] = {}
 
-    def run(self, timeout: float = 90.0) -> Self:
+    def run(self, timeout: float = PATIENCE) -> Self:
         run_together(*(lambda n=n: self.peer(n) for n in range(len(self.problems))), timeout=timeout)
         return self
 
@@ -193,7 +181,7 @@ class Swarm:
                 peer.log(loss=losses[-1])
 
 
-def run_together(*bodies: Callable[[], None], timeout: float = 90.0) -> None:
+def run_together(*bodies: Callable[[], None], timeout: float = PATIENCE) -> None:
     """Run each body on a thread of its own; the first failure is raised."""
     failures: list[BaseException] = []
 

@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-LIMIT = 60.0  # s; nothing here should take more than a few
+from tests.kit.patience import PATIENCE
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     timeout = pyfuncitem.get_closest_marker("timeout")
 
     async def bounded() -> None:
-        with anyio.fail_after(LIMIT if timeout is None else timeout.args[0]):
+        with anyio.fail_after(PATIENCE if timeout is None else timeout.args[0]):
             await script()
 
     anyio.run(bounded, backend=given.get("backend") or getattr(given.get("world"), "backend", "asyncio"))

@@ -15,6 +15,7 @@ from decentral.dashboard.server import Listening
 from decentral.observe.events import EventLog
 from decentral.observe.metrics import MetricsLog
 from decentral.observe.status import ProcessInfo, Status, write_status
+from tests.kit.patience import PATIENCE
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "run-of-a-demo"  # a peer of a demo that lost one member and got one
 ME, OTHER, THIRD = (f"12D3KooW{name * 6}" for name in "abc")
@@ -66,7 +67,7 @@ class Site:
 
     def ask(self, path: str, method: str = "GET", **headers: str) -> http.client.HTTPResponse:
         """The answer, its body unread."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE)
         connection.request(method, path, headers={name.replace("_", "-"): value for name, value in headers.items()})
         answer = connection.getresponse()
         self.connections[answer] = connection

@@ -11,7 +11,7 @@ from tests.kit.tables import long_but
 from tests.lab.preset_table import EARLY, PAGE, STEPS, alone, terms_of, together, written
 
 FEW = ["demo_sgd"]
-ENDS = ("cgad", "co2", "edit", "masha", "mt_dao", "noloco", "streaming")  # tens of seconds each
+ENDS = ("co2", "edit", "noloco", "streaming")  # a loop of each kind; tens of seconds each
 MOST_BEHIND = 3
 WRITTEN = written()
 CLOSE = 0.03  # of a figure: another machine's last bits make other ones

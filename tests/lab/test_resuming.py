@@ -17,6 +17,7 @@ from decentral.cli import main
 from decentral.lab.cells import Cell
 from decentral.lab.laboratory import Store, Workers, run_study
 from decentral.lab.running import Outcome, failure, run_cell
+from tests.kit.patience import PATIENCE
 from tests.lab.declared import TEXT, Here, ended, of, plan
 
 
@@ -37,8 +38,8 @@ def test_a_killed_study_goes_on_without_running_a_cell_twice(tmp_path: Path) -> 
     process = started(tmp_path)
     workers = psutil.Process(process.pid).children(recursive=True)
     process.kill()
-    process.communicate(timeout=60)
-    _, left = psutil.wait_procs(workers, timeout=60)
+    process.communicate(timeout=PATIENCE)
+    _, left = psutil.wait_procs(workers, timeout=PATIENCE)
     assert not left, "workers end with the one that started them"
 
     lines = (tmp_path / "found/cells.jsonl").read_bytes().splitlines()
@@ -61,11 +62,11 @@ def test_a_study_that_is_stopped_ends_with_the_signals_code_and_leaves_no_proces
     process = started(tmp_path)
     workers = psutil.Process(process.pid).children(recursive=True)
     os.killpg(process.pid, number)  # as a terminal does
-    _, told = process.communicate(timeout=60)
+    _, told = process.communicate(timeout=PATIENCE)
     assert process.returncode == code
     assert "Traceback" not in told
     assert {outcome.status for outcome in Store(tmp_path / "found").known().values()} == {"done"}
-    assert not psutil.wait_procs(workers, timeout=60)[1]
+    assert not psutil.wait_procs(workers, timeout=PATIENCE)[1]
 
 
 def test_a_line_that_was_cut_off_costs_its_own_cell_and_no_other(tmp_path: Path) -> None:

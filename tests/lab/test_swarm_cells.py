@@ -15,7 +15,6 @@ run = pytest.importorskip("experiments.swarm_cells.run", reason="not part of a s
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400)  # three starts of torch on a loaded machine
 @pytest.mark.parametrize("preset", ["diloco", "sparseloco", "noloco"])
 def test_a_swarm_of_processes_has_the_loss_of_its_cell(preset: str, tmp_path: Path) -> None:
     manifest = preset_manifest(

@@ -181,4 +181,4 @@ def test_importing_the_manifest_wire_and_identity_loads_no_torch() -> None:
         "import sys, decentral.manifest, decentral.wire.messages, decentral.wire.frames, decentral.swarm.identity, "
         "decentral.swarm.invite; raise SystemExit('torch' in sys.modules)"
     )
-    assert subprocess.run([sys.executable, "-c", code], timeout=60, check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

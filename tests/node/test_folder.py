@@ -34,6 +34,7 @@ from decentral.observe.requests import ask, ask_running
 from decentral.observe.status import ProcessInfo, Status, read_status, write_status
 from decentral.state.durable import DISK
 from decentral.tensors.threads import ThreadsWanted
+from tests.kit.patience import PATIENCE
 from tests.kit.problems import LOOPBACK, Problem, run_terms
 from tests.kit.processes import held_elsewhere
 
@@ -146,7 +147,7 @@ def test_what_is_asked_of_a_peer_that_begins_is_heard_and_what_was_asked_of_the_
     with begun(tmp_path):
         ask_running(tmp_path, "leave")
         with Beacon(tmp_path, Status, lambda request: heard.put(request.name), period=0.01, begun=True):
-            assert heard.get(timeout=60) == "leave"
+            assert heard.get(timeout=PATIENCE) == "leave"
     assert heard.empty()
 
 

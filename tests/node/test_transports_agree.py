@@ -23,6 +23,7 @@ from decentral.transport.choice import make_transport
 from decentral.transport.memory import MemoryNetwork
 from tests.kit.nodes import small_model
 from tests.kit.offering import contribution_of
+from tests.kit.patience import PATIENCE
 from tests.kit.tables import SYNCHRONOUS_WIRES
 
 STEPS = 4
@@ -97,7 +98,7 @@ def contribution(node: Node, number: int) -> Contribution:
 
 
 async def until(holds: Callable[[], bool]) -> None:
-    with anyio.fail_after(60):
+    with anyio.fail_after(PATIENCE):
         while not holds():
             await anyio.sleep(0.02)
 

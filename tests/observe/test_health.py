@@ -14,6 +14,7 @@ from decentral.observe.health import (
     SAID_FOR,
     Notices,
     as_seen,
+    called_in,
     health_sentence,
     in_time,
     in_units,
@@ -21,6 +22,7 @@ from decentral.observe.health import (
     lost_sentence,
     round_line,
     short_name,
+    with_names,
 )
 from decentral.observe.status import STATES, ProcessInfo, Status, read_status, write_status
 
@@ -248,3 +250,43 @@ def test_the_newest_notice_is_the_health_of_a_peer_that_trains_and_ends_after_a_
     assert health_sentence(status).endswith("0.0 kB sent per round")
     assert notices.now(7 + SAID_FOR) == notices.now(8 + SAID_FOR)[:1]
     assert notices.now(9 + SAID_FOR) == ()
+
+
+def test_who_is_in_every_second_round_is_not_healthy_and_late_by_turns() -> None:
+    words, said = [], ""
+    for seen in (*range(4, 40), 100):
+        contributed = 62 if seen == 100 else seen // 2
+        status = Status(state="training", rounds_seen=seen, rounds_contributed=contributed, health=said)
+        said = health_sentence(status)
+        assert health_sentence(replace(status, health=said)) == said, "who reads it says the same"
+        words.append(said.partition(":")[0])
+    assert words == ["healthy"] + 35 * ["late"] + ["healthy"]
+
+
+HOSTILE = ["\x1b[2J", "a" * 10_000, "<b>Anna</b>", "…BBBBBB", "An na", "\uff57\uff49\uff44\uff45", "", 7, None]
+
+
+def test_a_name_stands_beside_the_letters_of_its_key_in_every_sentence() -> None:
+    status = Status(state="waiting", waiting_for=(B, C, D), names={B: "Anna", D: "x" * 16})
+    assert health_sentence(status) == (
+        f"waiting: round 1 needs Anna (BBBBBB), …CCCCCC, {'x' * 16} (DDDDDD); training goes on after it"
+    )
+    alone = Status(state="looking", gone=(B,), gone_left=True, names={B: "Anna"})
+    assert health_sentence(alone) == "alone: Anna (BBBBBB) left; the invite still lets others in"
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_is_no_name_is_shown_nowhere(name: Any) -> None:
+    status = Status(state="waiting", waiting_for=(B,), names={B: name})
+    assert health_sentence(status) == "waiting: round 1 needs …BBBBBB; training goes on after it"
+
+
+def test_who_made_a_key_with_the_letters_of_another_takes_no_name_from_it_and_gives_it_none() -> None:
+    assert called_in(Status(names={B: "Anna", f"x{B}": "Mallory", f"y{B}": "Anna", C: "Ben"})) == {"…CCCCCC": "Ben"}
+    assert called_in(Status(names="none")) == {}  # type: ignore[arg-type]  # of another version's file
+
+
+def test_a_sentence_that_others_wrote_is_not_made_long_by_names() -> None:
+    told = with_names(100 * "…BBBBBB ", {"…BBBBBB": "x" * 16})
+    assert len(told) < 1000
+    assert told.count("x" * 16) == 8

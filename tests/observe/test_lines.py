@@ -36,6 +36,7 @@ from decentral.observe.lines import (
 from decentral.simulate.disk import RecordingDisk, crash_states
 from decentral.state.durable import Disk
 from tests.kit.disks import Killed
+from tests.kit.patience import PATIENCE
 
 
 def test_what_is_appended_is_read_back_in_order(tmp_path: Path) -> None:
@@ -442,7 +443,7 @@ class Hangs(Disk):
         self.waited: list[bool] = []
 
     def write(self, path, parts, at=None):
-        self.waited.append(self.let.wait(20))
+        self.waited.append(self.let.wait(PATIENCE))
         super().write(path, parts, at)
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.patience import PATIENCE
 from tests.kit.terminals import OnTerminal, Screen
 
 INVITE = "decentral join decentral1:" + "".join(chr(ord("a") + i % 26) for i in range(413))
@@ -37,7 +38,7 @@ def test_what_is_said_stays_whole_above_the_live_view_which_is_there_once_and_fi
     tmp_path: Path, columns: int, rows: int, members: int
 ) -> None:
     with OnTerminal([sys.executable, "-c", PROGRAM, str(members)], columns, rows, cwd=tmp_path) as terminal:
-        assert terminal.finish(60) == 0
+        assert terminal.finish(PATIENCE) == 0
     lines = [line.rstrip() for line in terminal.screen.lines]
     for said in (INVITE, f"warning: {WARNING}", "a library's own line", "the last word"):
         assert lines.count(said) == 1, "\n".join(lines)

@@ -10,6 +10,7 @@ from decentral.observe.status import QUANTITIES
 from decentral.transport.native.transport import NativeOptions, NativeTransport
 from decentral.transport.protocols.circuit import HopStatus, RelayLimits
 from decentral.wire.keys import Signer
+from tests.kit.patience import PATIENCE
 
 PLACES = GaugeMetricFamily("places", "Places held.", 3)
 REFUSED = CounterMetricFamily("refused", "Refusals.", labels=["status"])
@@ -49,7 +50,7 @@ def test_a_request_is_answered_and_its_connection_closed(
         async with listener, anyio.create_task_group() as group:
             group.start_soon(serve_metrics, listener, lambda: [PLACES], lambda: (False, "stalled: in round 7"))
             silent = [await anyio.connect_tcp("127.0.0.1", port) for _ in range(5)]
-            with anyio.fail_after(20):
+            with anyio.fail_after(PATIENCE):
                 async with await anyio.connect_tcp("127.0.0.1", port) as stream:
                     await stream.send(request_)
                     answer = b""

@@ -23,6 +23,7 @@ from decentral.observe.screen import (
     render,
 )
 from decentral.observe.status import Status, read_status
+from tests.kit.patience import PATIENCE, until
 
 
 class Opened:
@@ -241,6 +242,30 @@ def test_the_state_of_every_member_is_told() -> None:
     ]
 
 
+def test_names_stand_beside_letters_in_both_views_and_steer_no_terminal() -> None:
+    one, other = (f"12D3KooW{letter * 6}" for letter in "AB")
+    status = Status(
+        state="waiting",
+        peer=one,
+        members=({"peer": one}, {"peer": other, "live": True}),
+        waiting_for=(other,),
+        names={one: "Ben", other: "Anna", f"12D3KooW{'C' * 6}": "\x1b[2J"},
+    )
+    console, stream = Console(file=io.StringIO(), force_terminal=True, width=120, height=50), io.StringIO()
+    for display in (LiveDisplay(console, stop=STOP), PlainDisplay(stream, stop=STOP)):
+        display.show(status)
+        with log_shown_on(display):
+            LOG.warning("…BBBBBB and …CCCCCC send much")
+        display.close()
+    assert isinstance(console.file, io.StringIO)
+    live, plain = console.file.getvalue(), stream.getvalue()
+    assert "Ben (AAAAAA) (you)" in live
+    for text in (live, plain):
+        assert "round 1 needs Anna (BBBBBB)" in text
+        assert "warning: Anna (BBBBBB) and …CCCCCC send much" in text
+    assert "[2J" not in live + plain
+
+
 def test_no_color_leaves_no_colour(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
     assert "\x1b[32m" not in live_text(Console(file=io.StringIO(), force_terminal=True, width=120))
@@ -268,7 +293,7 @@ def test_the_beacon_publishes_hears_requests_and_leaves_a_last_word(tmp_path: Pa
     with Beacon(tmp_path, lambda: status, on_request, display=display, period=0.01):
         assert read_status(tmp_path).health.startswith("healthy: round 1")
         ask(tmp_path, "pause")
-        assert paused.wait(10)
+        assert paused.wait(PATIENCE)
         status = replace(status, state="done")
     assert heard == ["pause"]
     assert read_status(tmp_path).state == "done"
@@ -337,16 +362,9 @@ def test_a_request_that_fails_does_not_end_what_tells_how_the_peer_is(tmp_path: 
             raise RuntimeError("this portal is not running")
         obeyed.set()
 
-    def until(condition) -> None:
-        deadline = 400
-        while not condition() and deadline:
-            deadline -= 1
-            threading.Event().wait(0.02)
-        assert condition()
-
     with Beacon(tmp_path, Status, obey, period=0.02):
         ask(tmp_path, "pause")
         until(lambda: "the request to pause was not obeyed" in read_status(tmp_path).problem)
         ask(tmp_path, "resume")
-        assert obeyed.wait(10)
+        assert obeyed.wait(PATIENCE)
         until(lambda: read_status(tmp_path).problem == "")

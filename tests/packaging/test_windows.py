@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.patience import PATIENCE
+
 HERE = Path(__file__).parent
 LOOPBACK = ("--listen", "/ip4/127.0.0.1/tcp/0", "--no-lan")
 SMALL = {"hidden": 16, "layers": 1, "heads": 2, "context": 16}
@@ -35,13 +37,12 @@ def running(folder: Path, *words: str) -> Iterator[subprocess.Popen[str]]:
 
 def done(folder: Path, *words: str) -> str:
     with running(folder, *words) as process:
-        out, err = process.communicate(timeout=100)
+        out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err
     return out
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 def test_two_peers_train_resume_and_export_without_what_windows_lacks_or_forbids(tmp_path: Path) -> None:
     done(tmp_path, "init", "run.toml", "--rounds", "3", "--inner-steps", "5")
     lines = (tmp_path / "run.toml").read_text().splitlines()
@@ -52,7 +53,7 @@ def test_two_peers_train_resume_and_export_without_what_windows_lacks_or_forbids
         invite = first.stdout.readline().split()[2]
         second = done(tmp_path, "join", invite, "--out", "second", "--json", *LOOPBACK)
         assert json.loads(second)["round"] == 3
-        first.communicate(timeout=60)
+        first.communicate(timeout=PATIENCE)
         assert first.returncode == 0
     done(tmp_path, "start", "run.toml", "--out", "first", *LOOPBACK)  # what it kept is opened again: the run is over
     done(tmp_path, "export", "first", "--to", "model")

@@ -24,6 +24,7 @@ import decentral
 from decentral.manifest import Manifest, load_manifest
 from decentral.parameters.schema import local_part, whole_of
 from decentral.training.inner import build_inner
+from tests.kit.patience import PATIENCE, pause
 from tests.kit.problems import LOOPBACK, run_terms
 
 ROOT = Path(__file__).parents[2]
@@ -106,7 +107,7 @@ class Launched:
         """Of the processes, by rank, once they take part."""
         return [int(self.wait_for(f"pids-{rank}")) for rank in range(2)]
 
-    def wait_for(self, name: str, within: float = 90.0) -> str:
+    def wait_for(self, name: str, within: float = PATIENCE) -> str:
         """The text of a file that one of the processes writes whole."""
         path, end = self.folder / name, time.monotonic() + within
         while not path.exists():
@@ -115,7 +116,11 @@ class Launched:
             wait(0.05)
         return path.read_text()
 
-    def ends(self, within: float = 90.0) -> int:
+    def still_runs(self) -> None:
+        assert self.process.poll() is None, self.said[-3000:]
+        pause()
+
+    def ends(self, within: float = PATIENCE) -> int:
         """Its exit code."""
         return self.process.wait(within)
 
@@ -132,7 +137,7 @@ def launched(folder: Path, count: int, *tables: dict[str, Any]) -> Iterator[Laun
         yield started
     finally:
         started.process.terminate()  # the launcher ends its processes
-        started.process.wait(40)
+        started.process.wait(PATIENCE)
 
 
 def wait(seconds: float) -> None:

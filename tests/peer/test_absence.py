@@ -15,19 +15,8 @@ from decentral.errors import NonFiniteError
 from decentral.peer import Peer
 from decentral.state.checkpoint import load_newest
 from tests.kit.churn import MOMENTS, moments
-from tests.kit.problems import (
-    Problem,
-    Swarm,
-    adam,
-    alone,
-    contributed,
-    poison,
-    run_terms,
-    run_together,
-    told,
-    train,
-    until,
-)
+from tests.kit.patience import until
+from tests.kit.problems import Problem, Swarm, adam, alone, contributed, poison, run_terms, run_together, told, train
 from tests.kit.tables import PRESETS, SYNCHRONOUS, WIRES, covering, long_but, rows_but
 
 FEW = covering(WIRES)

@@ -12,7 +12,8 @@ from decentral.cli import main
 from decentral.errors import NotAdmitted, UsageError
 from decentral.manifest import Manifest, preset_manifest
 from decentral.swarm.invite import Invite
-from tests.kit.problems import joined, until
+from tests.kit.patience import until
+from tests.kit.problems import joined
 
 TOKEN = "correct-horse-battery"
 

@@ -17,7 +17,8 @@ from decentral.peer import Peer
 from decentral.peer.boundary import NewestRound, Word
 from decentral.tasks.batches import ShardPlace
 from decentral.training.clocks import OwnClock
-from tests.kit.problems import Problem, alone, joined, run_terms, until
+from tests.kit.patience import until
+from tests.kit.problems import Problem, alone, joined, run_terms
 from tests.kit.tables import long_but
 
 ROUNDS, STEPS = 8, 2

@@ -8,7 +8,8 @@ import pytest
 
 import decentral
 from decentral.errors import InviteError, NoPeersError, UsageError
-from tests.kit.problems import NET, Problem, joined, run_terms, train, until
+from tests.kit.patience import until
+from tests.kit.problems import NET, Problem, joined, run_terms, train
 
 
 def test_the_newest_anchor_is_there_without_waiting_for_the_next(tmp_path: Path) -> None:

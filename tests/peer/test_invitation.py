@@ -14,6 +14,7 @@ from decentral.peer.joining import NOBODY, fetch, terms_of
 from decentral.peer.network_setup import run_apart
 from decentral.swarm.invite import Invite
 from decentral.wire.keys import Signer, peer_name
+from tests.kit.patience import PATIENCE
 
 
 def test_an_invite_that_leads_to_nobody_is_refused_at_once_and_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -76,7 +77,7 @@ def test_a_script_that_looks_for_a_run_says_so_and_what_may_be_wrong(
     @contextmanager
     def hinted(seconds: float, text: str) -> Iterator[None]:
         with waited(0.0, text):
-            told.wait(30.0)  # the hint comes from a thread of its own
+            told.wait(PATIENCE)  # the hint comes from a thread of its own
             yield
 
     def said_by(text: str) -> None:

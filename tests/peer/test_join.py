@@ -23,7 +23,8 @@ from decentral.peer import fetch_manifest, join
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite
 from decentral.transport.native.transport import NativeTransport
-from tests.kit.problems import LOOPBACK, NET, Problem, Swarm, adam, alone, joined, run_terms, told, train, until
+from tests.kit.patience import until
+from tests.kit.problems import LOOPBACK, NET, Problem, Swarm, adam, alone, joined, run_terms, told, train
 from tests.kit.tables import ALONG_DIRECTIONS, WIRES, covering, long_but
 
 
@@ -130,10 +131,11 @@ def test_limits_of_a_peer_change_while_it_trains_and_it_finishes_after_a_round(t
     problem, manifest = Problem(0), run_terms("sparseloco", run={"rounds": 1000})
     with joined(manifest, problem, tmp_path) as peer:
         assert read_status(tmp_path).run_id == manifest.digest.hex()
-        for key, value in (("max-upload", "8mbit"), ("daily-upload", "3GB"), ("threads", "1")):
+        for key, value in (("max-upload", "8mbit"), ("daily-upload", "3GB"), ("max-writes", "1GB"), ("threads", "1")):
             ask(tmp_path, "set", key=key, value=value)
         until(lambda: read_status(tmp_path).max_upload == 1e6, problem.step)
         assert read_status(tmp_path).daily_upload == 3 * 10**9
+        until(lambda: read_status(tmp_path).max_writes == 10**9, problem.step)
         until(lambda: read_status(tmp_path).preferences == {"threads": "1"}, problem.step)
         ask(tmp_path, "set", key="max-upload", value="none")
         until(lambda: read_status(tmp_path).max_upload is None, problem.step)

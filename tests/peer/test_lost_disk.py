@@ -16,11 +16,12 @@ from decentral.manifest import Manifest, parse_manifest, preset_manifest
 from decentral.peer import Peer
 from decentral.redundancy.keeper import KEEP, KEPT, Keeper
 from decentral.state.checkpoint import Checkpoint, flatten, load_newest
-from tests.kit.problems import PATIENCE, Problem, Swarm, adam, contributed, run_terms, run_together, told, until
+from tests.kit.patience import PATIENCE, until
+from tests.kit.problems import Problem, Swarm, adam, contributed, run_terms, run_together, told
 
-pytestmark = pytest.mark.timeout(5 * PATIENCE)  # gossip of four peers takes 27 s on an idle machine
+pytestmark = pytest.mark.timeout(3 * PATIENCE)  # gossip of four peers takes 27 s on an idle machine
 KEPT_BY_OTHERS = {"keepers": 3, "needed": 2, "seconds": 0.2, "megabytes": 10}
-PLENTY = 4 * PATIENCE  # s for all that the loser does
+PLENTY = 2 * PATIENCE  # s for all that the loser does
 
 
 class WithKeepers(Swarm):

@@ -20,7 +20,8 @@ from decentral.tasks.batches import batch_at
 from decentral.tasks.language_model import build_language_model
 from decentral.tasks.sizing import LanguageModelConfig
 from tests.kit.churn import FULL, KEPT, MOMENTS, ROUNDS, churn, records_of
-from tests.kit.problems import Problem, Swarm, adam, run_terms, until
+from tests.kit.patience import until
+from tests.kit.problems import Problem, Swarm, adam, run_terms
 
 
 @pytest.mark.long

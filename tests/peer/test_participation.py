@@ -24,7 +24,8 @@ from decentral.peer.saved import WriteBehind
 from decentral.state.checkpoint import load_newest
 from decentral.state.export import export
 from tests.kit.disks import SlowDisk
-from tests.kit.problems import NET, PATIENCE, Problem, Swarm, adam, alone, joined, run_terms, train, until
+from tests.kit.patience import PATIENCE, until
+from tests.kit.problems import NET, Problem, Swarm, adam, alone, joined, run_terms, train
 from tests.kit.tables import long_but
 
 OVER = "This run is over: decentral export {} --to model/"

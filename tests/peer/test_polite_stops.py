@@ -26,7 +26,8 @@ from decentral.training import outer_loop
 from decentral.training.schedule import memory_of, tensors_of
 from decentral.wire.keys import SEED_NBYTES, Signer
 from tests.kit.disks import SlowDisk
-from tests.kit.problems import Problem, alone, run_terms, told, until
+from tests.kit.patience import until
+from tests.kit.problems import Problem, alone, run_terms, told
 from tests.kit.tables import ALONG_DIRECTIONS, SYNCHRONOUS, rows_but
 
 INTERVAL = 4  # inner steps from one contribution to the next

@@ -6,14 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from decentral.manifest import preset_manifest
 
 SCRIPT = Path(__file__).parent / "two_ranks.py"
 
 
-@pytest.mark.timeout(300)
 def test_both_processes_of_a_peer_hold_the_anchor_after_the_last_round(tmp_path):
     runs = {"sparseloco": tmp_path / "a.toml", "noloco": tmp_path / "b.toml", "diloco": tmp_path / "c.toml"}
     for preset, manifest in runs.items():

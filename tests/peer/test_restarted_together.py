@@ -16,13 +16,13 @@ import pytest
 from decentral.manifest import Manifest
 from decentral.node.folder import Addresses, read_addresses
 from decentral.swarm.directory import Directory
+from tests.kit.patience import PATIENCE
 from tests.kit.problems import Problem, joined, run_terms
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload([__name__])  # torch is imported once, and not by each of 14 processes
 LEASE = 60.0  # s
 SOON = 10.0  # s, a sixth of the lease: it takes less than one, and not much more with a queue of ten
-PATIENCE = 240.0  # s for a process to listen; the first imports torch, which a laden machine took 140 for
 NOBODY = threading.Event()  # is set by nobody
 
 
@@ -84,7 +84,6 @@ def two(tmp_path: Path) -> Iterator[Two]:
         two.kill()
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.long
 def test_two_that_are_killed_and_restarted_together_find_each_other_at_once(two: Two):
     two.start(0)

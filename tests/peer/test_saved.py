@@ -45,6 +45,16 @@ def test_checkpoints_write_as_much_in_a_day_as_its_bound_says(tells: bool):
     assert machine.budget.today == 0  # a new day, UTC
 
 
+def test_a_bound_that_is_changed_holds_from_then_on():
+    machine = Machine()
+    machine.trains(int(LONGEST))
+    machine.budget.limit = 10 * LIMIT
+    machine.now += int(LONGEST)
+    assert machine.trains(40) == 40
+    machine.budget.limit = None
+    assert machine.trains(100) == 100
+
+
 def test_without_a_bound_every_checkpoint_that_is_due_is_written():
     assert Machine(None).trains(50) == 50
 

@@ -24,9 +24,8 @@ from decentral.rounds.local_state import CommittedUpdate
 from decentral.tensors import memory
 from decentral.training.live_model import LiveModel
 from decentral.training.swarm_side import SwarmThread
-from tests.kit.problems import Problem, Swarm, alone, run_terms, run_together, train, until
-
-LONG = 150.0  # s, on a busy machine; it takes five
+from tests.kit.patience import PATIENCE, until
+from tests.kit.problems import Problem, Swarm, alone, run_terms, run_together, train
 
 
 def test_what_an_earlier_life_sent_is_no_progress_when_its_commit_comes_while_the_next_one_starts(
@@ -112,16 +111,16 @@ def test_a_first_peer_that_comes_back_at_another_address_finds_its_run(tmp_path:
             for _ in range(2):
                 elsewhere(tmp_path / "peer0")
                 with swarm.enters(0) as peer:
-                    until(lambda at=peer.round, peer=peer: in_company(peer, at + 3), step, LONG)
+                    until(lambda at=peer.round, peer=peer: in_company(peer, at + 3), step)
                     seen.append(tuple(peer.status().addresses))
         finally:
             over.set()
 
     def second() -> None:
         with swarm.enters(1):
-            until(over.is_set, swarm.problems[1].step, LONG)
+            until(over.is_set, swarm.problems[1].step)
 
-    run_together(first, second, timeout=2 * LONG)
+    run_together(first, second, timeout=2 * PATIENCE)
     assert set(seen[0]).isdisjoint(seen[1])
 
 

@@ -172,8 +172,9 @@ def test_finish_is_told_and_shown() -> None:
 
 
 WRITTEN = {
-    **{"max-upload": "5mbit", "max-download": "2.5MB/s", "daily-upload": "20GB", "threads": "3"},
+    **{"max-upload": "5mbit", "max-download": "2.5MB/s", "daily-upload": "20GB", "max-writes": "1GB"},
     **{
+        "threads": "3",
         "max-memory": "8GB",
         "max-compute": "70%",
         "schedule": "22:00-07:00",
@@ -191,7 +192,7 @@ def test_every_setting_changes_what_it_names_and_nothing_else(key: str, value: s
     assert after is not None
     differing = {name for name in Preferences.__slots__ if getattr(before, name) != getattr(after, name)}
     assert differing == {key.replace("-", "_")}
-    own_fields = ("max-upload", "max-download", "daily-upload")  # a status has them anyway
+    own_fields = ("max-upload", "max-download", "daily-upload", "max-writes")  # a status has them anyway
     assert spell(after) == ({} if key in own_fields else {key: value.replace("8GB", "8000MB")})
 
 
@@ -199,7 +200,9 @@ def test_the_settings_of_these_tests_are_all_there_are() -> None:
     assert list(WRITTEN) == list(SETTINGS)
 
 
-@pytest.mark.parametrize("key", ["max-upload", "max-download", "daily-upload", "threads", "max-memory", "max-compute"])
+@pytest.mark.parametrize(
+    "key", ["max-upload", "max-download", "daily-upload", "max-writes", "threads", "max-memory", "max-compute"]
+)
 def test_none_lifts_a_limit(key: str) -> None:
     limited = with_setting(Preferences(), key, WRITTEN[key])
     assert with_setting(limited, key, "none") == Preferences()
@@ -396,6 +399,7 @@ def test_none_lifts_every_limit(key: str) -> None:
         max_upload=1e6,
         max_download=1e6,
         daily_upload=10**9,
+        max_writes=10**9,
     )
     name = key.replace("-", "_")
     assert getattr(strict, name) != getattr(Preferences(), name) == getattr(with_setting(strict, key, "none"), name)

@@ -14,7 +14,7 @@ AT_ONCE = ("any order", "one death after the other", "a founder that dies at fir
     [
         pytest.param(name, seed, marks=[] if name in AT_ONCE and seed == 1 else [pytest.mark.long])
         for name in STORIES
-        for seed in (1, 2, 3)
+        for seed in (1, 2)
     ],
 )
 def test_friends_lose_nothing_by_what_befalls_them(name, seed):

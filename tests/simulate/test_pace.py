@@ -64,7 +64,6 @@ def seconds_a_round(outcome: Outcome) -> float:
     return (ended - began) / (len(last) - 1)
 
 
-@pytest.mark.long
 def test_with_a_pace_of_speed_a_slow_peer_makes_fewer_steps_and_is_in_every_round():
     paced = records(run(3, pace="speed"))
     assert len(paced) == ROUNDS // 2

@@ -120,7 +120,6 @@ def test_arithmetic_and_a_simulated_swarm_agree(preset, link, peers, steps, nume
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("link", [one.up_to for one in classes()])
 def test_what_is_chosen_for_each_line_computes_as_much_in_a_simulated_swarm(link):
     rate = parse_rate(link)

@@ -20,7 +20,7 @@ from tests.simulate.draws import drawn, scenario
 from tests.simulate.scenes import CALM, befalls
 
 ROOT = Path(__file__).parents[2]
-ROUNDS = 30  # the planted bugs of tests/faults are caught within 20; more seeds show more than more rounds of each
+ROUNDS = 20  # the planted bugs of tests/faults are caught within 20; more seeds show more than more rounds of each
 
 
 def seeds(few: list[int], *more: int) -> list[Any]:
@@ -28,18 +28,18 @@ def seeds(few: list[int], *more: int) -> list[Any]:
     return [*few, *(pytest.param(seed, marks=pytest.mark.long) for seed in more if seed not in few)]
 
 
-@pytest.mark.parametrize("seed", seeds([1, 2, 3, 6], *range(1, 81)))
+@pytest.mark.parametrize("seed", seeds([1, 2, 3, 6], *range(1, 61)))
 def test_no_guarantee_is_broken_and_nothing_hangs_in_any_weather(seed):
-    """Some 150 rounds, and 2,300 with the long ones: 30 or so each.
+    """Some 100 rounds, and 1,300 with the long ones: 20 or so each.
 
     A swarm that is away most of the time makes fewer, one that gossips more.
     """
     assert simulate(scenario(seed, ROUNDS)).to_dict()["problems"] == [], run.replay(seed, ROUNDS)
 
 
-@pytest.mark.parametrize("seed", seeds([1], 2, 5, *range(10, 41)))
+@pytest.mark.parametrize("seed", seeds([1], 2, 5, *range(10, 26)))
 def test_no_guarantee_is_broken_where_three_or_five_vote_for_more(seed):
-    """``make simulate ARGS=--committees`` has more. Some 30 rounds, and 500 with the long ones."""
+    """``make simulate ARGS=--committees`` has more. Some 20 rounds, and 300 with the long ones."""
     outcome = simulate(scenario(seed, 20, committees=True))
     assert outcome.scenario.seats < outcome.scenario.hosts
     assert outcome.to_dict()["problems"] == [], run.replay(seed, 20, committees=True)

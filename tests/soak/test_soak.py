@@ -19,7 +19,6 @@ SETTLED = 15  # rounds after which all that a round needs has been taken once
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 def test_memory_and_descriptors_stay_flat_while_rounds_fail_at_50_mbit(tmp_path: Path) -> None:
     if why := why_impossible():
         pytest.skip(why)

@@ -54,7 +54,7 @@ def test_the_sparse_frames_leave_a_fifth_of_the_promised_reduction_for_the_proto
 
 def test_reading_the_presets_does_not_load_torch():
     code = "import sys, decentral.tasks.sizing; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 # ---- sizes ----

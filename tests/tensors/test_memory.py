@@ -2,7 +2,9 @@
 
 import errno
 import gc
+import mmap
 import os
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 from decentral.errors import ConfigError, DiskError
+from decentral.state.durable import DISK
 from decentral.tensors import memory
 from decentral.tensors.device import less
 from decentral.tensors.memory import fresh, fresh_like, fresh_zeros, give_back, offload_to
@@ -34,6 +37,25 @@ def test_memory_that_is_given_back_is_no_longer_kept_for_the_next_round():
     assert any(block.nbytes >= 4 * LONG for block in memory._free)
     give_back()
     assert not memory._free
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asked of Linux alone")
+def test_pages_of_libraries_are_given_back_and_read_again(tmp_path):
+    path, data = tmp_path / "libheavy.so", os.urandom(1 << 20)
+    DISK.write(path, [data])  # with an fsync: pages that wait to be written stay
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as pages:
+        assert pages[:] == data
+        assert resident(path) == 1 << 20
+        give_back()
+        if resident(path):
+            pytest.skip("this kernel, or this file system, keeps them")
+        assert pages[:] == data
+
+
+def resident(path: Path) -> int:
+    """Bytes of a file that this process has in memory."""
+    _, _, rest = Path("/proc/self/smaps").read_text().partition(str(path))
+    return 1024 * int(rest.partition("Rss:")[2].split()[0])
 
 
 FORMS: dict[str, Callable[[torch.Tensor], object]] = {

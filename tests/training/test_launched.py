@@ -40,7 +40,6 @@ def test_one_process_that_accelerate_started_instead_of_two_is_warned(tmp_path: 
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=110,
         check=True,
     )
     assert done.stdout.startswith("accelerate launch was asked for 2 processes, and this is the only one")

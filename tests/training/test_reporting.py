@@ -10,7 +10,7 @@ from decentral.peer.status import state_of
 from decentral.replica.pair_step import GossipStep
 from decentral.rounds.local_state import Decision
 from decentral.training.outer_loop import LoopControl
-from decentral.training.reporting import NOTABLE_WAIT, Reporter, usual
+from decentral.training.reporting import NOTABLE_WAIT, Reporter, is_long, usual
 from decentral.wire.keys import peer_name
 from tests.kit.updates import update
 
@@ -56,6 +56,36 @@ def test_the_short_wait_of_every_round_is_training_and_a_long_one_is_waiting() -
     one.reporter.waits(False)
     assert state() == "training"
     assert one.counters.waited == pytest.approx(NOTABLE_WAIT + 0.1)
+
+
+@pytest.mark.parametrize(
+    ("waits", "wait", "told"),
+    [
+        ([], 1.9, False),
+        ([], 2.1, True),  # of the first round nobody knows how long it takes
+        ([20.0], 29.0, False),
+        ([20.0], 31.0, True),
+        ([0.0, 20.0, 0.0, 20.0], 20.0, False),  # every second round
+        ([20.0, 3600.0, 21.0], 30.0, False),
+        ([20.0, 3600.0, 21.0], 32.0, True),  # a stall of an hour is no measure
+    ],
+)
+def test_a_wait_is_long_by_those_of_the_last_rounds(waits: list[float], wait: float, told: bool) -> None:
+    assert is_long(wait, waits) is told
+
+
+def test_a_peer_that_waits_in_every_round_for_slower_ones_does_not_change_its_word_in_each() -> None:
+    one, words = Told(now=100.0), []
+    for _ in range(6):
+        one.now += 5.0
+        one.reporter.waits(True)
+        one.now += 19.0
+        words.append(one.counters.stands_long)
+        one.now += 1.0
+        one.reporter.waits(False)
+        one.counters.measure_round()
+        one.counters.count_round(True, 1)
+    assert words == [True, False, False, False, False, False]
 
 
 def test_rounds_that_ended_while_a_peer_was_away_are_none_that_it_missed_no_hang_and_none_that_took_long() -> None:

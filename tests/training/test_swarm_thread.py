@@ -18,6 +18,7 @@ from decentral.training.swarm_side import LoopEnded, SwarmThread
 from decentral.transport.daemon.transport import DaemonTransport
 from decentral.transport.memory import MemoryNetwork
 from decentral.wire.keys import Signer
+from tests.kit.patience import PATIENCE
 
 
 class Idle:
@@ -83,7 +84,7 @@ def test_a_start_that_is_interrupted_while_it_joins_leaves_nothing_behind_and_ta
     node = Joining()
     swarm = SwarmThread(MemoryNetwork().transport(Signer(bytes(32))), lambda update: node)
     swarm._thread.start()
-    assert node.looks.wait(60)
+    assert node.looks.wait(PATIENCE)
     began = time.monotonic()
     swarm.stop(politely=True)
     assert not swarm.alive
@@ -94,7 +95,7 @@ def test_one_that_is_interrupted_before_it_has_a_node_never_goes_on_the_network(
     network, goes_on = MemoryNetwork(), threading.Event()
 
     def make(update: object) -> Joining:
-        goes_on.wait(60)
+        goes_on.wait(PATIENCE)
         return Joining()
 
     transport = network.transport(Signer(bytes(32)))
@@ -102,7 +103,7 @@ def test_one_that_is_interrupted_before_it_has_a_node_never_goes_on_the_network(
     swarm._thread.start()
     stopping = threading.Thread(target=lambda: swarm.stop(politely=True))
     stopping.start()
-    assert swarm._given_up.wait(60)
+    assert swarm._given_up.wait(PATIENCE)
     goes_on.set()
     stopping.join(60)
     assert not swarm.alive

@@ -16,10 +16,10 @@ from click.testing import CliRunner
 
 from decentral.cli import main
 from decentral.cli.group import INTERRUPTED, TERMINATED
+from tests.kit.patience import PATIENCE
 from tests.kit.site import Folder
 
 OTHER_SCREEN, BACK = b"\x1b[?1049h", b"\x1b[?1049l"
-PATIENCE = 60  # s for a process to begin on a machine that others use
 
 
 def test_without_the_extra_one_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

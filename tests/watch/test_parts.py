@@ -57,6 +57,21 @@ def test_the_title_tells_which_of_several_folders_it_is_however_long_the_run_is_
     assert line.cell_len == 60
 
 
+@pytest.mark.parametrize("width", [30, 39, 80])
+def test_of_a_name_and_letters_the_name_is_cut(width: int) -> None:
+    called = {"called": "A_name-of-16char", "letters": "…aaaaaa"}
+    lines = others(
+        {"peers": [peer("A_name-of-16char (aaaaaa)", **called), peer("…bbbbbb")]}, width, 3
+    ).plain.splitlines()
+    assert lines[1].startswith("A_name-of-… (aaaaaa)  ●")
+    assert lines[2].startswith("…bbbbbb" + 13 * " " + "  ●")
+    assert all(cell_len(line) <= width for line in lines)
+    short = others({"peers": [peer("Ann (aaaaaa)", called="Ann", letters="…aaaaaa")]}, width, 3).plain.splitlines()
+    assert short[1].startswith("Ann (aaaaaa)  ●")
+    hostile = {"called": "\x1b[2J" + 10_000 * "\u0301", "letters": WIDE}
+    assert cell_len(others({"peers": [peer(WIDE, **hostile)]}, width, 3).plain.splitlines()[1]) <= width
+
+
 def test_bars_are_as_high_as_rounds_took_long_and_one_stall_does_not_flatten_the_others() -> None:
     assert strip(rounds(1.0, 2.0, 4.0), 9, 2).plain == "▂▄█\n●●●"
     assert strip(rounds(*[1.0] * 30, 3600.0), 31, 2).plain == 31 * "█" + "\n" + 31 * "●"

@@ -121,6 +121,8 @@ def test_rounds_are_walked_through_by_arrow_keys(serve: Serve, look: Looks) -> N
 def test_a_name_that_is_markup_is_shown_as_text_and_runs_nothing(folder: Folder, serve: Serve, look: Looks) -> None:
     evil = "<script>window.hit=1</script><img src=x onerror='window.hit=1'>"
     members = [{"peer": name, "self": name == ME, "live": True} for name in (ME, evil, OTHER)]
+    said = {"prompt": "The ", "text": f"The {evil}", "round": 1}
+    folder.write(names={OTHER: "A_name-of-16char", evil: evil}, sample=said)
     folder.write(members=tuple(members), run=evil, notices=(evil,), health=f"attention: {evil}", algorithm=evil)
     folder.events("dropped", what=evil, why=evil)
     folder.round(ME, evil, members=(ME, evil, THIRD))
@@ -129,6 +131,9 @@ def test_a_name_that_is_markup_is_shown_as_text_and_runs_nothing(folder: Folder,
     expect(one.page.locator("#health-text")).to_have_text(evil)
     expect(one.page.locator("#events")).to_contain_text(evil)
     expect(one.page.locator("#run-name")).to_have_text(evil)
+    expect(one.page.locator("#says q")).to_have_text(f"The {evil}")
+    expect(one.page.locator("#peers")).to_contain_text(f"A_name-of-16char ({OTHER[-6:]})")
+    expect(one.page.locator("#graph")).to_contain_text(f"A_name-of-1……{OTHER[-6:]}")
     assert one.page.locator("main script, main img").count() == 0
     assert one.page.evaluate("window.hit") is None
     assert one.complaints == []

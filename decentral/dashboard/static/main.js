@@ -35,6 +35,7 @@ const show = {
     setText(byId("run-name"), now.run.name || "decentral");
     setText(byId("run-what"), now.run.algorithm);
     setText(byId("run-line"), runLine(now));
+    showSample(now.sample);
     document.title = `${now.word} · ${now.run.name || "decentral"}`;
     showPeer(now);
     showSwarm(now.peers, now.more_peers);
@@ -60,6 +61,12 @@ function runLine({ run, me, what }) {
   const end = run.seconds_left ? `about ${span(run.seconds_left)} left` : null;
   const gave = me.inner_steps ? `you gave ${gift(me)}` : null;
   return [what, far, end, gave].filter(Boolean).join(" · ");
+}
+
+// What the model says after a few words of held-out text.
+function showSample({ prompt, text, round }) {
+  byId("says").hidden = !text;
+  if (text) fill(byId("says"), el("span", { class: "quiet" }, `After round ${round} it says: `), el("q", {}, el("span", { class: "quiet" }, text.startsWith(prompt) ? prompt : ""), text.startsWith(prompt) ? text.slice(prompt.length) : text));
 }
 
 // Over all lives of the peer; one of an older version tells the steps alone.

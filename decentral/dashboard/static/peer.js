@@ -55,7 +55,7 @@ function why(me, now) {
   if (!now.alive && !["left", "done", "replay"].includes(me.state)) return "gone: its process does not run any more";
   if (now.word in APART) return `${me.state}, and ${APART[now.word]}`;
   if (me.problem) return `${me.state}: ${me.problem}`;
-  if (me.waiting_for.length) return `${me.state}, because ${me.waiting_for.join(", ")} ${me.waiting_for.length === 1 ? "has" : "have"} not offered yet`;
+  if (me.state === "waiting" && me.waiting_for.length) return `${me.state}, because ${me.waiting_for.join(", ")} ${me.waiting_for.length === 1 ? "has" : "have"} not offered yet`;
   if (me.stalled_by && me.stalled_seconds) return `${me.state}, stalled for ${span(me.stalled_seconds)}: ${me.stalled_by}`;
   if (me.state === "waiting" && now.word === "waiting") return `waiting, because ${sentence(now)}`;
   return me.state;

@@ -5,7 +5,8 @@ import { bytes, clock, rate, span, NOT_KNOWN } from "./format.js";
 import { uplink } from "./peer.js";
 
 const SHOWN = 40; // peers in the graph; the table has all
-const WIDTH = 520, HEIGHT = 300;
+const WIDTH = 520, HEIGHT = 300, LINE = 14;
+const FITS = 12; // characters of a name beside the circle; the table has it whole
 
 export function showSwarm(peers, more) {
   const others = peers.filter((peer) => !peer.self).slice(0, SHOWN);
@@ -43,9 +44,13 @@ function node(peer, at, many) {
   const below = at.side === 0 || Math.abs(at.side) < 0.7;
   const up = at.y < HEIGHT / 2 && !peer.self;
   const x = below ? at.x : at.x + Math.sign(at.side) * 18;
-  const y = below ? at.y + (up ? -20 : 28) : at.y + 4;
-  return [circle, svg("text", { x, y, "text-anchor": below ? "middle" : at.side > 0 ? "start" : "end" }, peer.self ? "you" : peer.short)];
+  const lines = peer.self ? ["you"] : peer.called ? [cut(peer.called), peer.letters] : [peer.letters];
+  const y = (below ? at.y + (up ? -20 : 28) : at.y + 4) - (lines.length - 1) * (below ? (up ? LINE : 0) : LINE / 2);
+  const anchor = below ? "middle" : at.side > 0 ? "start" : "end";
+  return [circle, ...lines.map((line, number) => svg("text", { x, y: y + number * LINE, "text-anchor": anchor }, line))];
 }
+
+const cut = (name) => (name.length > FITS ? `${name.slice(0, FITS - 1)}…` : name);
 
 function legend() {
   const sample = (path) => svg("svg", { viewBox: "0 0 26 12", "aria-hidden": "true" }, svg("line", { class: "edge", x1: 0, y1: 6, x2: 26, y2: 6, "data-path": path }));

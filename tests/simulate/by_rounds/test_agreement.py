@@ -32,24 +32,24 @@ def test_on_even_machines_rounds_take_and_send_as_much(preset: str, peers: int) 
 
 
 @pytest.mark.long
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("preset", "profile", "peers", "within"),
     [
         ("sparseloco", "lab", 8, 0.08),
-        ("diloco", "lab", 8, 0.08),
-        ("streaming", "lab", 8, 0.08),
-        ("noloco", "lab", 8, 0.12),
+        ("diloco", "lab", 4, 0.08),
+        ("streaming", "lab", 4, 0.08),
+        ("noloco", "lab", 4, 0.12),
         ("sparseloco", "spot", 4, 0.25),
-        ("sparseloco", "home", 8, 0.25),
+        ("sparseloco", "home", 4, 0.25),
         ("diloco", "spot", 4, 0.25),
     ],
 )
-def test_where_machines_differ_and_go_away_the_means_of_five_seeds_are_alike(
+def test_where_machines_differ_and_go_away_the_means_of_three_seeds_are_alike(
     preset: str, profile: str, peers: int, within: float
 ) -> None:
     """One seed alone may differ by more: a crash at another moment of a round is another run."""
-    both = [[found(preset, by, profile, peers, seed) for seed in range(5)] for by in BOTH]
+    both = [[found(preset, by, profile, peers, seed) for seed in range(3)] for by in BOTH]
     for figure in ("seconds_per_round", "utilisation", *(() if preset == "noloco" else ("contributors",))):
         messages, rounds = (fmean(one[figure] for one in each) for each in both)
         assert rounds == pytest.approx(messages, rel=within), figure

@@ -30,6 +30,7 @@ from decentral.transport.protocols.messages import peer_to_id, varint
 from decentral.transport.reachability import grants_little
 from decentral.transport.requests import notify, request, serve_requests
 from decentral.wire.keys import Signer, peer_name
+from tests.kit.patience import PATIENCE
 from tests.kit.relays import BODY, ECHO, LOOPBACK, connected, echo, relay, until
 
 
@@ -49,7 +50,7 @@ def watched(pid):
 
 async def answered(a, b, body=b"?"):
     """Ask until the answer comes: while a daemon is away, nobody is reachable."""
-    with anyio.fail_after(30):
+    with anyio.fail_after(PATIENCE):
         while True:
             try:
                 return await request(a, b.peer, ECHO, body, limit=len(body), timeout=10)
@@ -264,7 +265,7 @@ def test_nothing_is_printed_and_neither_torch_nor_hivemind_is_loaded(tmp_path):
         "anyio.run(main)", "anyio.run(main)\nprint('torch' in sys.modules, 'hivemind' in sys.modules)"
     )
     command = [sys.executable, "-W", "default", "-c", code, str(tmp_path / "identity.key"), "False"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False False"
     assert done.stderr == ""
 
@@ -476,7 +477,7 @@ async def test_a_client_that_is_given_up_while_it_attaches_leaves_no_connection(
                 await anyio.sleep_forever()
 
         group.start_soon(attach)
-        with anyio.fail_after(60):
+        with anyio.fail_after(PATIENCE):
             while not daemon.asked:
                 await anyio.sleep(0.01)
             group.cancel_scope.cancel()
