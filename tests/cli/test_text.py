@@ -25,7 +25,8 @@ from decentral.dissemination.text import list_chunks, list_digest
 from decentral.errors import DataError, TransportError
 from decentral.manifest import Manifest, load_manifest
 from tests.cli.conftest import Run
-from tests.kit.families import NET, PATIENCE, documented_files, until, write_terms
+from tests.kit.families import NET, documented_files, write_terms
+from tests.kit.patience import PATIENCE, until
 
 WORDS = b"the quick brown fox jumps over the lazy dog, and a hen looks on\n" * 3000
 URL = "https://example.org/foxes"
