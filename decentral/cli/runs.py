@@ -225,13 +225,14 @@ def _train(
 ) -> None:
     """``late``: the run is over, as who was asked says, so that nothing is said of a beginning."""
     from decentral.cli.preflight import Before, is_main, undo_on_error
-    from decentral.cli.text import text_of_run
+    from decentral.cli.text import check_text, text_of_run
     from decentral.node.folder import begun, read_terms
 
     directory = remember(context, options.out)
     read_terms(directory, manifest.digest)
     if _tell_of_the_end(options):
         return
+    check_text(manifest, text, options)
     with ExitStack() as stack:
         if is_main():
             before = Before.of(directory)

@@ -43,12 +43,33 @@ _wait = Event().wait  # for so many seconds: nobody sets it
 _LOOK_SECONDS = 0.25  # between looks of a peer's other processes, for what the first of them fetches
 
 
+def check_text(manifest: Manifest, own: Survey | None, options: JobOptions) -> None:
+    """Refuse, before anything is made, what `text_of_run` would refuse without asking anybody. Raises DataError."""
+    data, shared = manifest.data, manifest.data.shared
+    if own is not None or shared is None:
+        check_agreed(data, own)
+        return
+    if (options.out / TEXT_FILE).exists():
+        return
+    if options.max_text is not None and shared.nbytes > options.max_text:
+        raise DataError(
+            f"the run's text, {data.corpus}, has {in_units(shared.nbytes)}, and this peer takes "
+            f"{in_units(options.max_text)} at most; nothing was fetched: allow more with --max-text, or name your copy "
+            "with --data PATH"
+        )
+    if shared.url is None and _invite_of(manifest, options) is None:
+        raise DataError(
+            f"the run trains on {data.corpus}, and there is nobody to fetch it from; name it with --data PATH"
+        )
+
+
 def text_of_run(manifest: Manifest, own: Survey | None, options: JobOptions) -> tuple[JobOptions, str]:
     """Return the options with the text that is trained on, and what is to be said of it.
 
     ``own``: what ``--data`` names. Raises DataError where there is none that the terms mean, NoPeersError where nobody
     gives it, DiskError.
     """
+    check_text(manifest, own, options)
     data, shared = manifest.data, manifest.data.shared
     if own is not None or shared is None:
         said = check_agreed(data, own)
@@ -67,22 +88,13 @@ def _travels(label: str, shared: SharedText) -> str:
 
 def _bring(manifest: Manifest, shared: SharedText, options: JobOptions) -> None:
     """Have it in the folder, whoever of this peer's processes fetches it."""
-    label, size = manifest.data.corpus, in_units(shared.nbytes)
-    if options.max_text is not None and shared.nbytes > options.max_text:
-        raise DataError(
-            f"the run's text, {label}, has {size}, and this peer takes {in_units(options.max_text)} at most; nothing "
-            "was fetched: allow more with --max-text, or name your copy with --data PATH"
-        )
     if os.environ.get("LOCAL_RANK", "0") != "0":
         while not (options.out / TEXT_FILE).exists():
             _wait(_LOOK_SECONDS)
         return
-    invite = _invite_of(manifest, options)
-    if shared.url is None and invite is None:
-        raise DataError(f"the run trains on {label}, and there is nobody to fetch it from; name it with --data PATH")
-    click.echo(f"fetching the run's text: {label}, {size}", err=True)
+    click.echo(f"fetching the run's text: {manifest.data.corpus}, {in_units(shared.nbytes)}", err=True)
     with stop_signals(), Countdown(sys.stderr) as progress:
-        _fetch(manifest.data, options, invite, TextProgress(progress, shared.nbytes))
+        _fetch(manifest.data, options, _invite_of(manifest, options), TextProgress(progress, shared.nbytes))
     click.echo(f"the run's text is in {options.out / TEXT_FILE}", err=True)
 
 
