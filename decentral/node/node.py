@@ -263,7 +263,11 @@ class Node:
         self.driver.state.begin_at(fetched.head, self.start.acceptor)
         if self.gossip is not None:
             self.gossip.follow(fetched.gossip_step)
-        self.on_event("synced", {"peer": peer_name(peer), "round": fetched.head.round})
+        self._tell_synced(peer, fetched.head)
+
+    def _tell_synced(self, peer: PeerId, head: Head) -> None:
+        at = {"round": head.round, "outer_step": self.outer_steps if self.gossip is not None else head.outer_step}
+        self.on_event("synced", {"peer": peer_name(peer), **at})
 
     async def follow_others(self) -> bool:
         """In gossip, take over the replica of a peer that is here, as a newcomer does; False when nobody gives one.
@@ -290,7 +294,7 @@ class Node:
             return True  # replicas were merged meanwhile: what came is older
         self.replica.take_over(loaded)
         self.gossip.follow(max(self.gossip.step, fetched.gossip_step))
-        self.on_event("synced", {"peer": peer_name(peer), "round": fetched.head.round})
+        self._tell_synced(peer, fetched.head)
         return True
 
     # ---- being there ----

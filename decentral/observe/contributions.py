@@ -274,9 +274,9 @@ class Scrutiny:
             self._alike.clear()
             named = [(refs[i].peer, norms[i]) for i in far if self._is_news((refs[i].peer,), record.round)]
             return [("outlier", _outlier(record, peer, norm, norms)) for peer, norm in named]
-        return self._twins(record.round, sorted(ref.peer for ref in refs), measures)
+        return self._twins(record, sorted(ref.peer for ref in refs), measures)
 
-    def _twins(self, round_: int, peers: Sequence[PeerId], measures: Mapping[PeerId, Measure]) -> list[Event]:
+    def _twins(self, record: Record, peers: Sequence[PeerId], measures: Mapping[PeerId, Measure]) -> list[Event]:
         if len(peers) < 2:
             return []
         cosine = cosines([measures[peer].sketch_S for peer in peers])
@@ -288,9 +288,9 @@ class Scrutiny:
             del self._alike[pair]
         for (one, other), how_much in alike.items():
             self._alike[one, other] += 1
-            if self._alike[one, other] >= TWIN_ROUNDS and self._is_news((one, other), round_):
+            if self._alike[one, other] >= TWIN_ROUNDS and self._is_news((one, other), record.round):
                 names = [peer_name(one), peer_name(other)]
-                found.append(("twins", {"round": round_, "peers": names, "cosine": how_much}))
+                found.append(("twins", {**_where(record), "peers": names, "cosine": how_much}))
         return found
 
     def _is_news(self, who: tuple[PeerId, ...], round_: int) -> bool:
@@ -338,7 +338,11 @@ def _above(cosine: Tensor, bound: float) -> list[list[int]]:
 def _outlier(record: Record, peer: PeerId, norm: float, norms: Sequence[float]) -> dict[str, object]:
     typical = statistics.median_low(norms)
     said = {"peer": peer_name(peer), "norm": norm, "median": typical, "times": norm / typical}
-    return {"round": record.round, "outer_step": record.outer_step + 1, **said}
+    return {**_where(record), **said}
+
+
+def _where(record: Record) -> dict[str, object]:
+    return {"round": record.round, "outer_step": record.outer_step + 1}
 
 
 # ---- coordinates that nobody has sent yet ----

@@ -149,13 +149,18 @@ def alone_sentence(names: Sequence[str], *, left: bool) -> str:
 def _looking(status: Status) -> str:
     # Before the first inner step nobody knows whether the loop trains on alone, or waits for a second peer.
     meanwhile = f"training on alone (inner step {status.inner_steps})" if status.inner_steps else ""
+    if status.gone and meanwhile and status.late_rounds is not None and not status.gone_left:
+        meanwhile += (
+            ", which counts as one round at most; "
+            f"if a round is made without this peer, it counts for nothing after {_late(status)}"
+        )
     if status.gone:
         return "; ".join(filter(None, (alone_sentence(status.gone, left=status.gone_left), meanwhile)))
     nobody = ", ".join(filter(None, ("looking: nobody reachable yet", meanwhile)))
     if status.members and status.peer not in {member.get("peer") for member in status.members}:
         return (
-            f"{nobody}; this peer said goodbye in round {status.round}, and what it trains counts when a member has "
-            "let it in again; if they are done, so is the run"
+            f"{nobody}; this peer said goodbye in round {status.round}, and what it trains until a member lets it in "
+            "again counts as one round at most; if they are done, so is the run"
         )
     if status.reachability in _HIDDEN and not status.relays:
         return (
@@ -269,13 +274,26 @@ _SENTENCES_OF_STATES = {
 
 
 def _shrunk(status: Status) -> str:
-    """Warn a volunteer that this may be the smaller part of a swarm that was cut in two."""
+    """Warn a volunteer that this may be the smaller part of a swarm that was cut in two, whose work is given up."""
     here, gone = len(status.members), len(status.given_up)
-    return (
-        f"shrunk: round {status.round} goes on with {here} of {here + gone} peers, "
-        "the others were silent for too long; if they went on elsewhere, the heavier chain wins when you meet, "
-        "and what you learnt since counts as one round at most"
-    )
+    since = "" if status.given_up_seconds is None else f" for {in_time(status.given_up_seconds)}"
+    said = f"shrunk: round {status.round} goes on with {here} of {here + gone} peers{since}, as the others fell silent"
+    if status.late_rounds is None:
+        return f"{said}; your model meets theirs again, pair by pair"
+    theirs = ("theirs wins", "what yours learns alone")
+    wins, loses = theirs if gone > here else ("the heavier chain wins", "what the lighter learns alone")
+    if status.given_up_rounds > status.late_rounds:
+        counts = f"{loses} is practice by now, and counts for nothing"
+    else:
+        counts = f"{loses} counts as one round at most, and for nothing after about {_late(status)}"
+    return f"{said}; if they stopped, all of it counts; if they went on elsewhere, {wins} when you meet, and {counts}"
+
+
+def _late(status: Status) -> str:
+    """Return how many rounds' steps a peer may bring back at most, and how long those take."""
+    rounds, each = status.late_rounds or 0, status.usual_round_seconds
+    takes = "" if each is None or not rounds else f" ({in_time(rounds * each)})"
+    return f"{rounds} round{'' if rounds == 1 else 's'}{takes}"
 
 
 def _useful(status: Status) -> str:

@@ -98,6 +98,9 @@ class Status:
         of=lambda at: len(at.members),
     )
     given_up: tuple[str, ...] = ()  # names of peers without whom the run went on although they were half of it or more
+    given_up_seconds: float | None = _quantity(None, "s")  # since then; None: since before this process began
+    given_up_rounds: int = 0  # outer steps made since then
+    late_rounds: int | None = None  # rounds' steps beyond which those made alone count for nothing; None: all count
     waiting_for: tuple[str, ...] = ()  # names of the peers a blocked training loop waits for
     stalled_seconds: float = _quantity(  # unusual: many times as long as a round takes
         0.0, "s", "Without a round, where that is unusual; 0: as usual.", gauge="stalled_seconds"

@@ -181,6 +181,12 @@ def _shrunk(row: Mapping[str, Any]) -> str:
     return f"the run goes on without {len(row['given_up'])} silent peers, half of it or more"
 
 
+def _healed(row: Mapping[str, Any]) -> str:
+    said = "the run had parted in two: this peer goes on with the other part"
+    lost = number(row["given_up"])
+    return said if lost is None else f"{said}, and {int(lost)} rounds of its own part are given up"
+
+
 def _differs(row: Mapping[str, Any]) -> str:
     names = ", ".join(key for key in row if key not in ("v", "t", "mono", "event"))
     return f"the loop's optimizer is not as the run's terms say: {names}"
@@ -192,7 +198,9 @@ _SENTENCES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
         f"{_peer_of(row)} was asked for {in_time(float(row['seconds']))} whether the pair is made, and was not heard: "
         "this peer steps alone"
     ),
-    "checkpoint": lambda row: f"a checkpoint is kept, {in_units(float(row['bytes']))}",
+    "checkpoint": lambda row: (
+        f"a checkpoint of round {int(row['outer_step'])} is kept, {in_units(float(row['bytes']))}"
+    ),
     "checkpoint_failed": lambda row: f"no checkpoint was made at the end: {row['why']}",
     "checkpoint_passed_over": lambda row: f"checkpoint {row['name']} was passed over: {row['why']}",
     "state_given": lambda row: f"{list_names(row['peers'])} keep a piece each of this peer's own state",
@@ -208,7 +216,7 @@ _SENTENCES: Mapping[str, Callable[[Mapping[str, Any]], str]] = {
     "donor_dropped": lambda row: f"{_peer_of(row)} is not asked for the model any more: {row['why']}",
     "catch_up_failed": lambda row: f"rounds that were missed could not be fetched: {row['why']}; it tries again",
     "resynced": lambda row: "this peer was behind, and took over the others' state whole",
-    "healed": lambda row: "the run had parted in two: this peer goes on with the part that trained more",
+    "healed": _healed,
     "shrunk": _shrunk,
     "refused": lambda row: f"{_peer_of(row)} showed a record that gives up members who are here: it is not taken",
     "unchecked": lambda row: (

@@ -233,7 +233,8 @@ def save_after_error(part: Participation) -> bool:
 
 def warn_of_no_checkpoint(part: Participation, why: str) -> None:
     """Tell the user that there is no last checkpoint."""
-    part.announce("checkpoint_failed", {"round": part.swarm.node.outer_steps, "why": why})
+    steps = part.swarm.node.outer_steps
+    part.announce("checkpoint_failed", {"round": steps, "outer_step": steps, "why": why})
     logger.warning(
         "no last checkpoint: %s; the next start in %s goes on from the one before", why, part.settings.called
     )

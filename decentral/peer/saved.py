@@ -61,6 +61,11 @@ class Taken:
         """Bytes of its tensors."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
+    @property
+    def outer_steps(self) -> int:
+        """Outer steps that it has, which people call its round; in gossip this peer's own."""
+        return int(self.meta.get("gossip_step") or self.head.outer_step)
+
 
 class Checkpointer:
     """Takes, writes and restores the training side together with the replica."""
@@ -162,8 +167,8 @@ class Saver:
         self.checkpointer.write(taken)
         self.writes.note_save(taken.nbytes)
         nbytes, seconds = taken.nbytes, round(self.clock() - began, 3)
-        at, held = taken.head.round, round(held, 4)
-        self.announce("checkpoint", {"round": at, "bytes": nbytes, "held": held, "seconds": seconds})
+        at = {"round": taken.head.round, "outer_step": taken.outer_steps}
+        self.announce("checkpoint", {**at, "bytes": nbytes, "held": round(held, 4), "seconds": seconds})
         self.after(taken)
 
 
@@ -388,18 +393,18 @@ class OwnStateKept:
             return
         self._given_at = now
         own = OwnState.of(taken)
-        round_ = int(taken.meta.get("gossip_step") or taken.head.outer_step)
-        self._swarm.tell(self._give, pack_state(own.tensors, own.meta), round_)
+        self._swarm.tell(self._give, pack_state(own.tensors, own.meta), taken.outer_steps)
 
     async def _give(self, state: bytes, round_: int) -> None:
         given = await self._service.giver.give(state, round_)
         if given is None:
             return
+        at = {"round": round_, "outer_step": round_}
         if given.why:
-            self._announce("state_not_given", {"round": round_, "why": given.why})
+            self._announce("state_not_given", {**at, "why": given.why})
             return
         names, seconds = [peer_name(peer) for peer in given.keepers], round(given.seconds, 3)
-        self._announce("state_given", {"round": round_, "peers": names, "bytes": given.nbytes, "seconds": seconds})
+        self._announce("state_given", {**at, "peers": names, "bytes": given.nbytes, "seconds": seconds})
 
 
 def redundancy_of(node: Node, offload: Offload = in_thread) -> RedundancyService | None:
@@ -455,7 +460,8 @@ def _search(swarm: SwarmThread[Node], recovery: Recovery) -> Recovered | None:
 
 def _tell(found: Recovered, seconds: float, announce: Announce) -> None:
     names, nbytes = [peer_name(peer) for peer in found.keepers], len(found.state)
-    announce("state_restored", {"round": found.round, "peers": names, "bytes": nbytes, "seconds": round(seconds, 3)})
+    at = {"round": found.round, "outer_step": found.round}
+    announce("state_restored", {**at, "peers": names, "bytes": nbytes, "seconds": round(seconds, 3)})
     logger.warning(
         "no checkpoint is here; the inner optimizer's state of round %d came back from %d peers, %.1f MB in %.1f s",
         found.round,

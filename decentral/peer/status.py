@@ -90,6 +90,7 @@ def status_of(part: Participation, stalls: StallWatch, control: LoopControl, *, 
     stalled_seconds, stalled_by = stalls.look(node, reporter, now, (up, down))
     others_stand_at = node.driver.watch.others_stand_at
     given, me, name = part.giving.now(), peer_name(node.driver.state.me), part.settings.options["name"] or ""
+    went_on = node.driver.state.went_on if node.driver.state.given_up else None
     return Status(
         state=state_of(node, reporter, control, done=done),
         peer=me,
@@ -104,6 +105,9 @@ def status_of(part: Participation, stalls: StallWatch, control: LoopControl, *, 
         inner_steps=inner_steps,
         members=tuple(_member(part, member, done=done) for member in head.members),
         given_up=tuple(peer_name(member) for member in sorted(node.driver.state.given_up)),
+        given_up_seconds=None if went_on is None else now - went_on.since,
+        given_up_rounds=0 if went_on is None else head.outer_step - went_on.outer_step,
+        late_rounds=None if node.gossip is not None else _late_rounds(node),
         waiting_for=_absent_offerers(node) if reporter.stands_still else (),
         stalled_seconds=stalled_seconds,
         stalled_by=stalled_by,
@@ -228,6 +232,11 @@ def _round_of(node: Node, lease: Lease | None) -> int | None:
 
 def _outer_steps(node: Node, height: int) -> int:
     return node.driver.machine.state.history.outer_steps_at(height)
+
+
+def _late_rounds(node: Node) -> int:
+    """Count the rounds whose inner steps a peer may bring back after others went on without it: see `share_of`."""
+    return node.driver.state.terms.max_staleness + node.manifest.outer.fragments
 
 
 def _way(part: Participation, member: bytes) -> dict[str, object]:

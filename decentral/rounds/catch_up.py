@@ -207,7 +207,8 @@ class Poll:
                 "nobody can check its chain, and of those who answer fewer stand behind it than behind ours; drop it"
             )
         asked, named = len(said), behind_it
-        self.state.on_event("unchecked", {"round": head.round, "asked": asked, "named": named, "records": records})
+        at = {"round": head.round, "outer_step": head.outer_step}
+        self.state.on_event("unchecked", {**at, "asked": asked, "named": named, "records": records})
         return (first if first in group else group[0]), index, head
 
     def _largest_group(self, said: Said) -> list[PeerId]:
@@ -378,7 +379,8 @@ class CatchUp:
         for other in (peer, *there):
             self.driver.watch.note_parted(other)
         dropped = [peer_name(one) for one in sorted(removals(record))]
-        self.state.on_event("refused", {"round": record.round, "peer": peer_name(peer), "gives_up": dropped})
+        at = {"round": record.round, "outer_step": record.outer_step + 1}
+        self.state.on_event("refused", {**at, "peer": peer_name(peer), "gives_up": dropped})
 
     def _others(self, peer: PeerId, head: Head) -> list[PeerId]:
         """Return the peers to ask besides ``peer``: those that say they are ahead first, and members before

@@ -31,7 +31,7 @@ from decentral.replica.apply import outer_step
 from decentral.replica.contribution import Contribution, Reclaimed, forget_sent
 from decentral.replica.replica import OWED, Loaded, OuterStep, Replica, owed_after
 from decentral.rounds.frame_io import FrameIO
-from decentral.rounds.local_state import CommittedUpdate, Decision, LocalState, Steps
+from decentral.rounds.local_state import CommittedUpdate, Decision, LocalState, Steps, WentOn
 from decentral.tensors.device import on_device_of
 from decentral.wire.frames import Frame
 from decentral.wire.keys import Digest, peer_name
@@ -257,10 +257,14 @@ class Commits:
         return Decision(leader, ballot, len(commit.certificate.votes), sending, applying)
 
     def _tell_shrunk(self, record: Record) -> None:
-        gone = self.state.machine.state.given_up & (set(record.members) - set(record.next_members))
+        given_up = self.state.machine.state.given_up
+        gone = given_up & (set(record.members) - set(record.next_members))
         if gone:
+            if gone == given_up:  # else it had gone on without others before
+                self.state.went_on = WentOn(record.outer_step, anyio.current_time())
             names = [peer_name(peer) for peer in sorted(gone)]
-            where = {"round": record.round, "epoch": self.state.head.epoch}
+            head = self.state.head
+            where = {"round": record.round, "epoch": head.epoch, "outer_step": head.outer_step}
             fields = {**where, "given_up": names, "away": self.state.me in gone}
             self.state.on_event("shrunk", {**fields, "members": [peer_name(peer) for peer in record.next_members]})
 
@@ -451,15 +455,15 @@ class Adoption:
         old, shared, parted = self.state.head, branch.shared, _step_of_parting(self.state.head, branch)
         self.outbox.forget_after(-1 if shared is None else shared.round)
         self.bookkeeping.forget_given()
-        where = {"record": head.hash.hex(), "anchor": self.replica.digest.hex()}
-        self.state.on_event("resynced", {"round": head.round, "epoch": head.epoch, **where})
+        at: dict[str, object] = {"round": head.round, "epoch": head.epoch, "outer_step": head.outer_step}
+        what = {"record": head.hash.hex(), "anchor": self.replica.digest.hex()}
+        self.state.on_event("resynced", {**at, **what})
         if parted is None:
             return
         self.state.on_event(
             "healed",
             {
-                "round": head.round,
-                "epoch": head.epoch,
+                **at,
                 "parted": None if self.state.gossips else parted,
                 "given_up": None if shared is None else old.outer_step - parted,
                 "kept": sum(one.rounds for one in owed.values()),

@@ -244,7 +244,9 @@ class Driver:
         """Listen before voting again: this peer was away for so many seconds, asleep or down."""
         excused = away > self.swarm.shrink_after
         self.machine.listen_first(anyio.current_time(), excused=excused, away=away)
-        self.state.on_event("awake", {"away": round(away, 1), "round": self.head.round})
+        self.state.on_event(
+            "awake", {"away": round(away, 1), "round": self.head.round, "outer_step": self.head.outer_step}
+        )
 
     # ---- taking part ----
 

@@ -124,6 +124,7 @@ class LocalState:
         self.inherits = False  # whether a previous incarnation may have sent what no record has named yet
         self.reclaimed = False  # whether progress was given to a branch, too, that was given up and may come back
         self.left_out: LeftOut | None = None  # until this peer is a member again
+        self.went_on: WentOn | None = None  # without those in `given_up`; None: before this process
         self.sums = Sums(parts.replica.tail)
         self._start: tuple[Head, Acceptor | None, Past] = (parts.head, parts.acceptor, Past())
 
@@ -246,6 +247,14 @@ class LeftOut:
     outer_step: int  # made with it
     since: float  # s of the loop's clock
     leader: PeerId | None  # of the ballot that decided it; None: on a branch that was adopted, at that step or before
+
+
+@dataclass(frozen=True, slots=True)
+class WentOn:
+    """The commit since which the run goes on here without half of its voters or more."""
+
+    outer_step: int  # made before it
+    since: float  # s of the loop's clock
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,7 +111,7 @@ class PeerWatch:
         if now - self._asked_since > self.lease:
             round_.forget() if round_.forgetful else round_.forget_what_it_accepted()
             self._asked_since = None
-            self.state.on_event("forgot", {"round": head.round})
+            self.state.on_event("forgot", {"round": head.round, "outer_step": head.outer_step})
 
     def _nobody_stands_further(self) -> bool:
         """Tell whether all members that are not given up are here, and nobody who is here is further than this peer."""

@@ -119,4 +119,4 @@ def test_the_two_counts_of_a_commit_are_told_apart() -> None:
     assert (
         "`outer_step` counts those, as `round` of `decentral status` does, and `round` the records of the chain" in row
     )
-    assert "`round` is the height of the chain in every event but two" in EVENTS
+    assert "`round` is the height of the chain: each record makes it one higher" in EVENTS

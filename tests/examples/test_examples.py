@@ -139,10 +139,8 @@ def test_a_method_of_the_package_is_a_preset_like_any_other(packages, tmp_path, 
 
 @pytest.mark.long
 def test_what_the_package_adds_obeys_every_law(packages):
-    assert outside.laws(
-        packages, "--compressor", "coarse(levels=7)", "--compressor", "topk(k=64, chunk=4096) >> coarse"
-    )
-    assert outside.laws(packages, "--outer", "outer_lion")
+    compressors = ["--compressor", "coarse(levels=7)", "--compressor", "topk(k=64, chunk=4096) >> coarse"]
+    assert outside.laws(packages, *compressors, "--outer", "outer_lion") >= 130
 
 
 @pytest.mark.long

@@ -15,7 +15,8 @@ from decentral.observe.status import read_status
 from tests.docs.commands import FENCE
 from tests.examples.two_peers import NET, ROOT
 from tests.kit.families import NET as NET_TYPED
-from tests.kit.families import PATIENCE, family, until
+from tests.kit.families import family
+from tests.kit.patience import PATIENCE, until
 
 __all__ = ["family"]
 

@@ -29,6 +29,11 @@ from decentral.observe.status import STATES, ProcessInfo, Status, read_status, w
 A, B, C, D = (f"12D3KooW{letter * 6}" for letter in "ABCD")
 
 
+def parted(rounds: int) -> dict[str, Any]:
+    """Of a run that has gone on without its others for so many rounds, and bears the steps of three."""
+    return {"state": "training", "given_up_seconds": 720.0, "given_up_rounds": rounds, "late_rounds": 3}
+
+
 def test_a_healthy_peer_is_told_in_the_promised_words() -> None:
     status = Status(
         state="training",
@@ -60,7 +65,7 @@ def test_a_healthy_peer_is_told_in_the_promised_words() -> None:
         ),
         (
             Status(state="looking", peer=A, inner_steps=7, round=3, members=({"peer": B},)),
-            "this peer said goodbye in round 3, and what it trains counts when a member has let it in again; if they",
+            "and what it trains until a member lets it in again counts as one round at most; if they are done, so",
         ),
         (
             Status(state="looking"),  # the loop may wait for a second peer
@@ -80,7 +85,22 @@ def test_a_healthy_peer_is_told_in_the_promised_words() -> None:
         ),
         (
             Status(state="looking", round=7, members=({}, {}), given_up=(B, C, D)),
-            "shrunk: round 7 goes on with 2 of 5 peers, the others were silent for too long; if they went on elsewhere",
+            "shrunk: round 7 goes on with 2 of 5 peers, as the others fell silent; your model meets theirs again, pair",
+        ),
+        (
+            Status(members=({}, {}), given_up=(B, C, D), usual_round_seconds=40.0, **parted(rounds=2)),
+            "with 2 of 5 peers for 12 min, as the others fell silent; if they stopped, all of it counts; if they went "
+            "on elsewhere, theirs wins when you meet, and what yours learns alone counts as one round at most, and for "
+            "nothing after about 3 rounds (2 min)",
+        ),
+        (
+            Status(members=({},), given_up=(B,), **parted(rounds=4)),
+            "the heavier chain wins when you meet, and what the lighter learns alone is practice by now, and counts",
+        ),
+        (
+            Status(state="looking", inner_steps=9, gone=(B,), late_rounds=3, usual_round_seconds=40.0),
+            "training on alone (inner step 9), which counts as one round at most; if a round is made without this "
+            "peer, it counts for nothing after 3 rounds (2 min)",
         ),
         (Status(state="syncing", given_up=(B,)), "syncing:"),
         (Status(state="training", peer=B, round=7, given_up=(B,)), "healthy: round 7"),  # it was away, not the others

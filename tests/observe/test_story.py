@@ -45,6 +45,16 @@ def documented() -> dict[str, list[str]]:
     return found
 
 
+def test_what_happens_in_a_round_has_the_number_that_people_see() -> None:
+    """Of a checkpoint it was the height of the chain, which no other sentence names."""
+    counted = {name: fields for name, fields in documented().items() if "round" in fields}
+    of_the_chain = {name for name, fields in counted.items() if "outer_step" not in fields}
+    assert of_the_chain == {"joined", "undecided"}, "their round is no height"
+    assert sentence_of({"event": "checkpoint", "round": 9, "outer_step": 7, "bytes": 2_000_000}) == (
+        "a checkpoint of round 7 is kept, 2.0 MB"
+    )
+
+
 @pytest.mark.parametrize("event", sorted(documented().keys() - NO_SENTENCE))
 def test_every_event_that_the_docs_have_is_told_in_a_sentence(event: str) -> None:
     row = {"event": event} | {field: FIELDS[field] for field in documented()[event] if field in FIELDS}

@@ -428,6 +428,7 @@ def test_a_slow_disk_does_not_hold_the_training_thread(tmp_path: Path, disk: Slo
     assert {0, 1} < set(rounds)  # the first is waited for; while the disk stood still none was begun
     assert not {2, 3, 4} & set(rounds)
     assert all(event["bytes"] > live_N.nbytes and event["held"] >= 0.0 for event in told)
+    assert told[-1]["outer_step"] == peer.round
     kept = load_newest(tmp_path / "checkpoints")
     assert kept is not None
     assert torch.equal(kept.tensors["live/0"], problem.flat())  # the last one is waited for

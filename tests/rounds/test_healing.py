@@ -105,6 +105,56 @@ async def test_after_a_partition_nobody_counts_contributions_to_rounds_that_were
         assert healed["parted"] == parted > 0
 
 
+class Told(Learner):
+    """Keeps what its absences cost."""
+
+    def __init__(self, lab, number, founder):
+        super().__init__(lab, number, founder)
+        self.absences = []
+
+    def away(self, away):
+        super().away(away)
+        self.absences.append(away)
+
+
+def steps_alone(swarm):
+    """What counts of the inner steps of two peers that could not see each other for so long."""
+    return scene(lambda **_: exact_terms(small_terms, SPARSE), peers=[Told] * 2, rounds=2, make_model=tiny_model)(swarm)
+
+
+@steps_alone
+async def test_of_two_that_meet_before_either_went_on_all_steps_count_as_one_contribution(lab):
+    lab.cut(*([member] for member in lab.members))
+    await anyio.sleep(2.0)  # they would be given up after 4
+    lab.heal(*([member] for member in lab.members))
+    await lab.rounds(3)
+    assert not any(member.happened("shrunk") for member in lab.members)
+    counted = [away.counted for member in lab.members for away in member.absences]
+    assert all(one > 0 for one in counted), [member.absences for member in lab.members]
+    await settle(lab)
+    check_progress(lab, lab.members[0].log)
+
+
+@pytest.mark.parametrize("rounds", [1, 6])
+@steps_alone
+async def test_of_two_that_went_on_apart_the_lighter_counts_as_one_round_or_not_at_all(lab, rounds):
+    lab.cut(*([member] for member in lab.members))
+    await lab.until(lambda: all(member.happened("shrunk") for member in lab.members))
+    fork = min(member.node.driver.state.went_on.outer_step for member in lab.members)
+    await lab.until(lambda: max(member.rounds for member in lab.members) >= fork + rounds)
+    await lab.rest()
+    lab.heal(*([member] for member in lab.members))
+    await lab.until(lambda: any(member.happened("healed") for member in lab.members))
+    for member in lab.members:
+        member.idle = False
+    await settle(lab)
+    (loser,) = (member for member in lab.members if member.happened("healed"))
+    for away in loser.absences:
+        assert away.counted == (0 if away.missed > 2 or away.steps > 3 * loser.interval else loser.interval), away
+    assert loser.absences[-1].missed >= rounds
+    check_progress(lab, lab.members[0].log)
+
+
 async def in_flight(lab, kind=None):
     """A member whose contribution waits for that of another one, which never comes, and its own offer."""
     member, other = lab.add(kind=kind), lab.add()

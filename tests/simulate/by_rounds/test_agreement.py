@@ -38,7 +38,7 @@ def test_on_even_machines_rounds_take_and_send_as_much(preset: str, peers: int) 
     [
         ("sparseloco", "lab", 8, 0.08),
         ("diloco", "lab", 4, 0.08),
-        ("streaming", "lab", 4, 0.08),
+        ("streaming", "lab", 8, 0.08),
         ("noloco", "lab", 4, 0.12),
         ("sparseloco", "spot", 4, 0.25),
         ("sparseloco", "home", 4, 0.25),
