@@ -53,6 +53,10 @@ DEFAULT_PEERS = 8
     metavar="PATH",
     help="Text that all peers train on, a file or a folder: the terms name it and its digest.",
 )
+@click.option("--share-text", is_flag=True, help="With --data: peers give that text to who joins without it.")
+@click.option(
+    "--text-url", metavar="URL", help="With --data: where that text is, too, by https, for who joins without it."
+)
 @click.option("--overlap", type=click.IntRange(min=0), metavar="TAU", help="Inner steps that hide a round.")
 @click.option("--min-peers", type=click.IntRange(min=1), help="Members below which nothing is committed.")
 @click.option("--compressor", help="What is sent, such as 'topk(k=64, chunk=4096) >> signmag2'.")
@@ -70,6 +74,8 @@ def init_command(
     model_size: int | None,
     force: bool,
     data: Path | None,
+    share_text: bool,
+    text_url: str | None,
     as_json: bool,
     **overrides: Any,
 ) -> None:
@@ -86,7 +92,7 @@ def init_command(
     from decentral.trial.check import check_learns
 
     file = _place(context, file, force, linked=link is not None)
-    overrides = _with_data(overrides, data)
+    overrides = _with_data(overrides, data, text_url, is_shared=share_text)
     sizes = model_sizes(model_size, overrides)
     if link is None:
         _refuse({"--step-time": step_time})
@@ -126,8 +132,16 @@ def _place(context: click.Context, file: Path | None, force: bool, *, linked: bo
     return file
 
 
-def _with_data(overrides: dict[str, Any], data: Path | None) -> dict[str, Any]:  # Any: values of every option
-    """With the text's name and digest. Raises UsageError, DataError."""
+def _with_data(
+    overrides: dict[str, Any],  # Any: values of every option
+    data: Path | None,
+    url: str | None,
+    *,
+    is_shared: bool,
+) -> dict[str, Any]:
+    """With the text's name and digest, and how it travels. Raises UsageError, DataError."""
+    if data is None and (is_shared or url is not None):
+        raise UsageError("--share-text and --text-url are about your text; name it with --data")
     if data is None:
         return overrides
     from decentral.cli.terms import with_text
@@ -137,7 +151,7 @@ def _with_data(overrides: dict[str, Any], data: Path | None) -> dict[str, Any]: 
         raise UsageError("--data is text for causal-lm; with --task custom a script reads its own, name it by --corpus")
     text = survey(data)
     click.echo(f"data    {text}", err=True)
-    return with_text(overrides, text)
+    return with_text(overrides, text, url, is_shared=is_shared)
 
 
 def _refuse(given: Mapping[str, object]) -> None:

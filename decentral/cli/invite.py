@@ -16,6 +16,7 @@ from decentral.cli.options import as_json, directory_of_a_peer, remember
 from decentral.errors import InviteError, UsageError
 
 if TYPE_CHECKING:
+    from decentral.manifest.terms import Data
     from decentral.observe.status import Status
 
 
@@ -79,12 +80,14 @@ def _brings(directory: Path) -> str:
     terms = directory / MANIFEST_FILE
     if not terms.exists() or (manifest := load_manifest(terms)).model.task == "custom":
         return ""
-    return text_wanted(manifest.data.corpus)
+    return text_wanted(manifest.data)
 
 
-def text_wanted(corpus: str) -> str:
-    """Say what else the line that joins a run of this text needs."""
-    return "" if corpus == "stdlib" else " --data " + shlex.quote(f"PATH/TO/{corpus}")
+def text_wanted(data: Data) -> str:
+    """Say what else the line that joins a run of this text needs: nothing, where the text comes by itself."""
+    if data.corpus == "stdlib" or data.shared is not None:
+        return ""
+    return " --data " + shlex.quote(f"PATH/TO/{data.corpus}")
 
 
 def _invite_of(directory: Path) -> str:

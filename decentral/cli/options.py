@@ -68,7 +68,17 @@ HEADINGS = {  # of start and join, most used first
     "With whom": ("require_peers", "give_up_at", "alone", "admit", "keep_serving", "solo", "pace"),
     "Network": ("listen", "relays", "lan", "transport", "max_upload", "max_download", "daily_upload"),
     "This machine": (
-        *("schedule", "on_battery", "only_when_idle", "max_memory", "threads", "max_compute", "max_writes", "offload"),
+        *(
+            "max_text",
+            "schedule",
+            "on_battery",
+            "only_when_idle",
+            "max_memory",
+            "threads",
+            "max_compute",
+            "max_writes",
+            "offload",
+        ),
         "on_nan",
     ),
     "What is shown": ("name", "verbose", "dashboard", "metrics", "as_json"),
@@ -383,6 +393,7 @@ class JobOptions:
     preferences: Preferences = field(default_factory=Preferences)  # what may be set anew while the peer runs
     invite: str | None = field(default=None, repr=False)  # None: this is the first peer
     solo: bool = False  # the baseline, without a swarm
+    max_text: int | None = None  # bytes of the run's text that are fetched at most
     pace: Path | None = None  # a baseline keeps in step with the peer that runs there
     dashboard: bool = False  # the page beside it
     metrics: tuple[str, int] | None = None  # address and port at which Prometheus asks

@@ -22,7 +22,18 @@ _WORTHLESS = (
     *("run.toml", "status.json"),
 )
 # And what it holds from then on: votes bind, progress is somebody's work.
-_WORTH = ("acceptor", "adopted", "checkpoints", "download", "frames", "journal", "metrics.jsonl")
+_WORTH = (
+    "acceptor",
+    "adopted",
+    "checkpoints",
+    "download",
+    "frames",
+    "journal",
+    "metrics.jsonl",
+    "text",
+    "text.begun",
+    "text.partial",
+)
 
 
 def is_main() -> bool:

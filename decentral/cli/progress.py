@@ -39,8 +39,11 @@ class Countdown:
         if self._shown and self._is_terminal:
             self._write(_CLEAR)
 
-    def __call__(self, share: float) -> None:
-        """``share``: from 0 to 1. It never goes back: who is furthest may crash, and what is done is done."""
+    def __call__(self, share: float, sentence: str = "") -> None:
+        """``share``: from 0 to 1. It never goes back: who is furthest may crash, and what is done is done.
+
+        ``sentence``: in the place of how much of the time is left.
+        """
         from decentral.observe.screen import bar  # here: who asks for help loads nothing of observe
 
         now = self._clock()
@@ -48,11 +51,11 @@ class Countdown:
         if share <= 0 or now - self._began < _QUIET_SECONDS:
             return
         if self._is_terminal and now - self._shown_at >= _REFRESH_SECONDS:
-            shown = f"{bar(share)} {self._sentence(share, now)}"
+            shown = f"{bar(share)} {sentence or self._sentence(share, now)}"
             self._write(_CLEAR + shown[: get_terminal_size().columns - 1])  # what is broken over two is not cleared
             self._shown_at = now
         elif not self._is_terminal and int(10 * share) > self._tenths:
-            self._write(self._sentence(share, now) + "\n")
+            self._write((sentence or self._sentence(share, now)) + "\n")
         self._tenths = int(10 * share)
 
     def _sentence(self, share: float, now: float) -> str:

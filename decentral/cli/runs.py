@@ -29,6 +29,7 @@ from decentral.cli.options import (
     with_admit,
 )
 from decentral.cli.ports import page_beside
+from decentral.cli.quantities import Size
 from decentral.errors import ConfigError, DecentralError, UsageError
 from decentral.quantities import time_left
 from decentral.signals import ENDING, drop_closed_terminal
@@ -116,6 +117,14 @@ def start_command(context: click.Context, /, file: Path, directory: Path, backgr
     help="Run this training script: its decentral.join() takes the invite and these options; ARGS are its own.",
 )
 @click.option("--alone", is_flag=True, help="With --script: train at once, without waiting to be let in by another.")
+@click.option(
+    "--max-text",
+    type=Size(),
+    default="1GB",
+    show_default=True,
+    metavar="SIZE",
+    help="Fetch no larger text than this, where --data names none and the run's travels with it.",
+)
 @click.pass_context
 def join_command(
     context: click.Context,
@@ -216,19 +225,20 @@ def _train(
 ) -> None:
     """``late``: the run is over, as who was asked says, so that nothing is said of a beginning."""
     from decentral.cli.preflight import Before, is_main, undo_on_error
+    from decentral.cli.text import check_text, text_of_run
     from decentral.node.folder import begun, read_terms
-    from decentral.tasks.evaluate import check_agreed
 
     directory = remember(context, options.out)
     read_terms(directory, manifest.digest)
     if _tell_of_the_end(options):
         return
-    this_text = check_agreed(manifest.data, text)
+    check_text(manifest, text, options)
     with ExitStack() as stack:
         if is_main():
             before = Before.of(directory)
             stack.enter_context(begun(directory))
             stack.enter_context(undo_on_error(directory, before))
+        options, this_text = text_of_run(manifest, text, options)
         code = _run_job(manifest, this_text, options, late=late)
     if code is not None:
         kept = f"everything is kept in {directory}: the same command goes on from there"
@@ -254,6 +264,7 @@ def _tell_of_the_end(options: JobOptions) -> bool:
 def _run_job(manifest: Manifest, text: str, options: JobOptions, *, late: bool) -> int | None:
     """Train on the text of these words to the end; the exit code of the signal that came before it, if one did."""
     from decentral.cli.group import stop_signals
+    from decentral.cli.invite import text_wanted
     from decentral.cli.train import train_alone, train_with_swarm
     from decentral.manifest import summary as describe
     from decentral.observe.screen import LateDisplay, log_shown_on, open_display
@@ -263,7 +274,7 @@ def _run_job(manifest: Manifest, text: str, options: JobOptions, *, late: bool) 
         terms = [describe(manifest)] if options.verbose else []
         click.echo("\n".join([*terms, *first_screen(manifest, text, options)]), err=True)
     display = LateDisplay(sys.stderr, shows) if late else shows()
-    show_invite = partial(_show_invite, display, options, manifest.data.corpus)
+    show_invite = partial(_show_invite, display, options, text_wanted(manifest.data))
     with stop_signals() as stop, log_shown_on(display):
         try:
             if options.solo:
@@ -337,13 +348,11 @@ _OPEN = (
 )
 
 
-def _show_invite(display: Display, options: JobOptions, corpus: str, invite: str) -> None:
-    from decentral.cli.invite import text_wanted
+def _show_invite(display: Display, options: JobOptions, brings: str, invite: str) -> None:
     from decentral.observe.screen import invite_for
     from decentral.swarm.invite import Invite, reach, whole_invite
 
     show, stream = (display.say, sys.stderr) if options.as_json else (display.result, sys.stdout)
-    brings = text_wanted(corpus)
     whole = whole_invite(invite, options.out)
     shown = invite_for(stream, whole)
     show(f"decentral join {shown}{brings}")

@@ -23,6 +23,7 @@ KEYS = {
     "minutes": ("run", "minutes"),
     "corpus": ("data", "corpus"),
     "digest": ("data", "digest"),
+    "shared": ("data", "shared"),
     "inner_steps": ("inner", "steps"),
     "inner_rate": ("inner", "learning_rate"),
     "decay": ("inner", "weight_decay"),
@@ -38,13 +39,31 @@ Sizes = Mapping[str, int]  # keys of [model]
 _DECAY_OF_TORCH = 0.01  # of a script's AdamW that names none: other terms would be warned of at every start
 
 
-def with_text(overrides: Mapping[str, object], text: "Survey") -> dict[str, object]:
-    """The overrides with the corpus ``text``: its digest, and its name where no label is given. Raises UsageError."""
+def with_text(
+    overrides: Mapping[str, object], text: "Survey", url: str | None = None, *, is_shared: bool = False
+) -> dict[str, object]:
+    """The overrides with the corpus ``text``: its digest, its name where no label is given, and how it comes to who
+    joins without it, if it does. Raises UsageError.
+    """
     named = re.sub(r"[^A-Za-z0-9 ._-]+", "-", text.path.resolve().name)[:128].lstrip(" ._-")
     label = overrides.get("corpus") or named
     if label == "stdlib":
         raise UsageError("--corpus stdlib means the standard library; give the text at --data another label")
-    return {**overrides, "corpus": label or "text", "digest": text.digest}
+    found = {**overrides, "corpus": label or "text", "digest": text.digest}
+    if is_shared or url is not None:
+        found["shared"] = _shared(text, url, is_shared=is_shared)
+    return found
+
+
+def _shared(text: "Survey", url: str | None, *, is_shared: bool) -> dict[str, object]:
+    """The keys of ``[data.shared]``."""
+    from decentral.dissemination.text import list_chunks, list_digest
+    from decentral.tasks.corpus import chunks
+
+    found: dict[str, object] = {"nbytes": text.nbytes}
+    if is_shared:
+        found["chunks"] = list_digest(list_chunks(piece for _, piece in chunks(text.path)), text.nbytes)
+    return found if url is None else {**found, "url": url}
 
 
 def model_sizes(parameters: int | None, overrides: Mapping[str, object]) -> Sizes:

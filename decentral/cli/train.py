@@ -82,6 +82,8 @@ def train_with_swarm(
             stack.enter_context(metrics_beside(options.out, options.metrics, display.say))
         stack.push(teller.take_back)
         stack.enter_context(peer)
+        if context.is_main and (donor := peer.swarm.node.text) is not None:
+            donor.text = context.corpus.text.numpy().data
         stop.gently(steering.leave)
         if options.waits_for_company:
             peer.wait_for_company()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable, Container, Sequence
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import anyio
 
@@ -13,7 +15,6 @@ from decentral.dissemination.broadcast import FETCH, ChunkedBroadcast, Receiver,
 from decentral.dissemination.reassembly import NOTHING_CAME, Arrivals
 from decentral.errors import DecentralError, PayloadError, TransportError
 from decentral.flow.waiting import Changes, Offload
-from decentral.state.snapshot import Assembler
 from decentral.transport import Transport
 from decentral.transport.requests import serve_requests
 from decentral.wire.frames import Frame
@@ -174,7 +175,7 @@ class FrameFetcher:
         return want.of(frame.data)
 
 
-# ---- chunks of a snapshot ----
+# ---- chunks of a snapshot, or of a text ----
 #
 # They come from several donors at once, each asked for as much at a time as its way to here carries.
 #
@@ -196,6 +197,20 @@ LOOK_EVERY = 0.25  # s between looks for new donors, and for chunks that are ove
 _NEVER = float("inf")
 
 Ask = Callable[[PeerId, int], Awaitable[bytes]]
+
+
+class Chunked(Protocol):
+    """A whole that is put together of chunks that come in any order."""
+
+    @property
+    def num_chunks(self) -> int:
+        """Return the number of its chunks."""
+
+    def missing(self) -> list[int]:
+        """Return the numbers of those still to fetch, in order."""
+
+    def add(self, number: int, data: bytes) -> None:
+        """Take a chunk. Raises PayloadError for what is not it, DiskError where it cannot be written."""
 
 
 @dataclass(slots=True)
@@ -289,7 +304,7 @@ class Stripes:
 class _Fetch:
     """The tasks that carry out what Stripes plans."""
 
-    def __init__(self, assembler: Assembler, ask: Ask, dropped: Callable[[PeerId, DecentralError], None]) -> None:
+    def __init__(self, assembler: Chunked, ask: Ask, dropped: Callable[[PeerId, DecentralError], None]) -> None:
         self.assembler, self.ask, self.dropped = assembler, ask, dropped
         self.stripes = Stripes(assembler.missing())
         self.failure: DecentralError | None = None
@@ -332,8 +347,13 @@ class _Fetch:
         self.dropped(peer, error)
 
 
+def in_own_order(me: PeerId, peer: PeerId) -> bytes:
+    """Return the key by which ``me`` sorts whom it may ask: each has another order, so that not all ask the same."""
+    return hashlib.blake2b(me + peer, digest_size=16).digest()
+
+
 async def fetch_chunks(
-    assembler: Assembler,
+    assembler: Chunked,
     ask: Ask,
     donors: Callable[[], Sequence[PeerId]],
     dropped: Callable[[PeerId, DecentralError], None],
@@ -351,6 +371,6 @@ async def fetch_chunks(
         raise fetch.failure
     if assembler.missing():
         raise TransportError(
-            f"{len(assembler.missing())} of {assembler.index.layout.num_chunks} chunks of a snapshot are missing and "
-            "no donor is left; what came is kept for the next attempt"
+            f"{len(assembler.missing())} of {assembler.num_chunks} chunks are missing and no donor is left; what came "
+            "is kept for the next attempt"
         )

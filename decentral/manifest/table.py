@@ -28,6 +28,7 @@ __all__ = [
     "Steps",
     "Table",
     "TextDigest",
+    "Url",
     "Word",
     "canonical",
     "check_model",
@@ -114,6 +115,7 @@ Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,6
 Salt = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9-]{0,64}$")]
 Label = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9 ._:/-]{0,127}$")]
 TextDigest = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
+Url = Annotated[str, StringConstraints(pattern=r"^https://[A-Za-z0-9][A-Za-z0-9._~:/?#!$&()*+,;=%-]{2,1000}$")]
 Spelling = Annotated[
     str,
     StringConstraints(pattern=r"^[A-Za-z0-9_(),.=>+ -]{1,256}$"),

@@ -37,6 +37,7 @@ from decentral.manifest.table import (
     Steps,
     Table,
     TextDigest,
+    Url,
     Word,
     canonical,
     check_model,
@@ -62,6 +63,7 @@ __all__ = [
     "Outer",
     "Redundancy",
     "Run",
+    "SharedText",
     "Swarm",
     "inner_optimizers_with",
 ]
@@ -151,8 +153,34 @@ class Model(Table):
         return self.experts_per_token or EXPERTS_PER_TOKEN
 
 
+LEAST_TEXT_NBYTES = 64 * 2**10  # less is no corpus: windows would repeat within one round
+MOST_TEXT_NBYTES = 2**30  # a corpus lives in memory
+
+
+class SharedText(Table):
+    """The text of all peers, for who joins without it."""
+
+    nbytes: Annotated[int, Field(ge=LEAST_TEXT_NBYTES, le=MOST_TEXT_NBYTES)] = Field(
+        description="of the whole text; it comes to who joins without it: decentral init --share-text"
+    )
+    chunks: TextDigest | None = Field(
+        default=None,
+        description="digest of the list of its chunks, which peers give; unset: they give none",
+        examples=["0" * 64],
+    )
+    url: Url | None = Field(
+        default=None, description="where that text is, too; unset: nowhere", examples=["https://example.org/text"]
+    )
+
+    @model_validator(mode="after")
+    def _comes_from_somewhere(self) -> SharedText:
+        if self.chunks is None and self.url is None:
+            raise ValueError("neither chunks nor url is set, so nobody gives the text; set one, or leave the table out")
+        return self
+
+
 class Data(Table):
-    """The training data. The text itself never leaves a peer."""
+    """The training data. The text itself leaves a peer only where ``shared`` says so."""
 
     corpus: Label = Field(
         default="stdlib", description="stdlib: the standard library's source; else a label for your --data"
@@ -164,11 +192,18 @@ class Data(Table):
     )
     batch_size: Size = Field(default=4, description="sequences per inner step and peer")
     held_out: Annotated[float, Field(gt=0, le=0.5)] = Field(default=0.05, description="fraction kept for evaluation")
+    shared: SharedText | None = Field(
+        default=None,
+        description="bytes of that text, which comes to who joins without it; unset: each peer has a copy",
+        examples=[{"nbytes": 10_000_000}],
+    )
 
     @model_validator(mode="after")
     def _names_a_text(self) -> Data:
         if self.digest is not None and self.corpus == "stdlib":
             raise ValueError('data.digest is of text that a label names; with corpus = "stdlib" leave it out')
+        if self.shared is not None and self.digest is None:
+            raise ValueError("data.shared is of the text that data.digest names; set that, too")
         return self
 
 
@@ -462,7 +497,7 @@ class Run(Table):
 
 _BUILT_IN_ONLY = (
     *(("model", key) for key in ("hidden", "layers", "heads", "context", "experts", "experts_per_token")),
-    *(("data", key) for key in ("batch_size", "held_out")),
+    *(("data", key) for key in ("batch_size", "held_out", "shared")),
     *(("inner", key) for key in ("warmup", "clip")),
 )
 

@@ -30,6 +30,8 @@ from decentral.wire.messages import MAX_ADDRESS
 # ---- the run of a folder ----
 
 MANIFEST_FILE = "run.toml"
+TEXT_FILE = "text"  # the run's, where it was fetched
+PARTIAL_TEXT, URL_TEXT = "text.partial", "text.begun"  # as far as it came: in chunks from peers, from a URL
 
 
 def read_terms(out: Path, run: bytes, whose: str = "these terms") -> Manifest | None:

@@ -20,6 +20,7 @@ from decentral.consensus.chain import VOTING, Head, Voting
 from decentral.consensus.paxos import Acceptor
 from decentral.consensus.round_state import RoundTerms, RunClock
 from decentral.dissemination.broadcast import UNKNOWN_RATE, Line, Lines, even_out
+from decentral.dissemination.text import TextDonor
 from decentral.errors import (
     ConfigError,
     ManifestMismatch,
@@ -167,6 +168,9 @@ class Node:
         transport.budget.answers.uplink = lambda: self.uplink() or transport.meter.bytes_per_second
         self.directory.prefer(members)
         serve_requests(transport, HELLO, self._on_hello, limit=64)
+        shared = manifest.data.shared
+        gives = shared is not None and shared.chunks is not None
+        self.text = TextDonor(transport, shared, offload=offload) if shared is not None and gives else None
         serve_dialback(transport)
         self.speed = serve_speed(transport)
 

@@ -14,8 +14,8 @@ from __future__ import annotations
 import logging
 import os
 import shlex
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -25,18 +25,19 @@ import anyio
 import torch
 from torch import nn
 
+from decentral.dissemination.text import TextFetch
 from decentral.errors import ConfigError, InviteError, NoPeersError, PayloadError, TransportError
 from decentral.manifest import Manifest, check_methods, load_manifest, preset_manifest
 from decentral.manifest.presets import default_scale, suit
-from decentral.manifest.terms import INNER_OPTIMIZERS
+from decentral.manifest.terms import INNER_OPTIMIZERS, SharedText
 from decentral.node.folder import read_terms, terms_here
-from decentral.node.node import RETRY
+from decentral.node.node import RETRY, throttle
 from decentral.observe.screen import HINT_SECONDS, hint_after, say
 from decentral.optimizers import make_outer
 from decentral.peer.network_setup import run_apart
 from decentral.peer.peer import Peer
 from decentral.peer.settings import JoinOptions, Settings, complete, takes_options
-from decentral.quantities import moment_in, rate_of, size_of
+from decentral.quantities import moment_in, rate_of, size_of, time_left
 from decentral.swarm.admission import Admission, check_token
 from decentral.swarm.directory import Directory
 from decentral.swarm.hello import Hello, ask_hello
@@ -53,6 +54,7 @@ from decentral.training.processes import Accelerator, count_launched
 from decentral.transport import Transport
 from decentral.transport.choice import make_transport
 from decentral.transport.throttle import Caps
+from decentral.wire.keys import PeerId
 
 logger = logging.getLogger("decentral.peer")
 
@@ -340,16 +342,27 @@ def ask_first_peer(
     """
     if not invite.addresses:
         raise InviteError("invite: it names the run and nobody who is in it; ask for a fresh one: decentral status")
-    with TemporaryDirectory(prefix="decentral-") as folder:  # who only asks has a name for that
-        hello = run_apart(_fetch, invite, Path(folder), listen, join_timeout, transport, lan)
+    hello = run_apart(_fetch, invite, listen, join_timeout, transport, lan)
     check_methods(hello.manifest)
     return hello
 
 
 async def _fetch(
-    invite: Invite, folder: Path, listen: Sequence[str] | None, join_timeout: float | None, asked: str | None, lan: bool
+    invite: Invite, listen: Sequence[str] | None, join_timeout: float | None, asked: str | None, lan: bool
 ) -> Hello:
-    identity = Identity.load_or_create(folder / "identity.key")
+    async with _at_the_door(invite, listen, asked, lan=lan) as (transport, directory, admission):
+        with anyio.move_on_after(join_timeout):
+            return await _first_answer(invite, transport, directory, admission)
+        raise _nobody(invite)
+
+
+@asynccontextmanager
+async def _at_the_door(
+    invite: Invite, listen: Sequence[str] | None, asked: str | None, *, lan: bool
+) -> AsyncIterator[tuple[Transport, Directory, Admission | None]]:
+    """Meet the peers of a run as somebody who only asks, and has a name for that."""
+    with TemporaryDirectory(prefix="decentral-") as folder:
+        identity = Identity.load_or_create(Path(folder) / "identity.key")
     transport = make_transport(asked, identity, listen)
     admission = Admission(invite.token, invite.run, identity.peer) if invite.token is not None else None
     # Without the DHT: it answers only once a peer has, and hivemind's import then holds up the end of a script that
@@ -361,19 +374,15 @@ async def _fetch(
         directory.add_bootstrap(invite.addresses)
         if lan:
             group.start_soon(Lan(_log, announce=False).run, directory)
-        hello, refused = None, None
         try:
-            with anyio.move_on_after(join_timeout):
-                hello = await _first_answer(invite, transport, directory, admission)
-        except ConfigError as error:
-            refused = error
-        await directory.goodbye()  # or its address, which only asked, would stand in the others' invites
-        group.cancel_scope.cancel()  # or the directory would look on, and this wait for it for ever
-    if refused is not None:
-        raise refused
-    if hello is not None:
-        return hello
-    raise NoPeersError(
+            yield transport, directory, admission
+        finally:
+            await directory.goodbye()  # or its address, which only asked, would stand in the others' invites
+            group.cancel_scope.cancel()  # or the directory would look on, and this wait for it for ever
+
+
+def _nobody(invite: Invite) -> NoPeersError:
+    return NoPeersError(
         f"no peer of run {invite.run.hex()[:12]} answered in time; ask whoever invited you for a fresh invite: it is "
         "in decentral status of every peer that is up"
     )
@@ -413,3 +422,47 @@ def fetch_manifest(
     InviteError, ManifestMismatch.
     """
     return fetch(Invite.parse(invite), Path(out), listen, join_timeout, transport, lan=lan)
+
+
+# ---- the text of a run ----
+#
+# Where its terms let it travel, it comes from those who have it before anything is built, and is kept in the folder.
+
+
+def fetch_text(
+    invite: Invite,
+    shared: SharedText,
+    path: Path,
+    asked: JoinOptions,
+    *,
+    told: Callable[[int, int], None],
+    dropped: Callable[[PeerId, str], None],
+) -> None:
+    """Fetch the text into ``path`` from the peers that the invite leads to, as `TextFetch` does.
+
+    ``asked`` says how they are reached, how fast, and how long to look for one while nobody gives anything. Raises
+    NoPeersError and DiskError; what came is kept.
+    """
+    run_apart(_fetch_text, invite, shared, path, asked, told, dropped)
+
+
+async def _fetch_text(
+    invite: Invite,
+    shared: SharedText,
+    path: Path,
+    asked: JoinOptions,
+    told: Callable[[int, int], None],
+    dropped: Callable[[PeerId, str], None],
+) -> None:
+    caps = Caps(up=rate_of(asked["max_upload"], "max_upload"), down=rate_of(asked["max_download"], "max_download"))
+    patience = moment_in(asked["join_timeout"])
+    way = asked["transport"] if isinstance(asked["transport"], str) else None
+    async with _at_the_door(invite, asked["listen"], way, lan=asked["lan"]) as (transport, directory, admission):
+        fetch = TextFetch(throttle(transport, caps, None, admission), shared, path, told=told, dropped=dropped)
+        while True:
+            with suppress(TransportError):
+                await fetch.run(lambda: list(directory.live()))
+                return
+            if time_left(patience) == 0:
+                raise _nobody(invite)
+            await anyio.sleep(RETRY)

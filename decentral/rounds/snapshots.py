@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import struct
 from collections import OrderedDict
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from decentral.consensus.chain import LOCATOR, Head
 from decentral.consensus.learner import find_oldest_head
-from decentral.dissemination.pull import fetch_chunks
+from decentral.dissemination.pull import fetch_chunks, in_own_order
 from decentral.errors import DecentralError, PayloadError, PeerUnreachable, TransportError
 from decentral.replica.contents import sender_name
 from decentral.replica.replica import Replica
@@ -300,14 +299,12 @@ class SnapshotFetch:
     def _donors(self, first: PeerId, head: Head) -> list[PeerId]:
         """Return the peers that stand at the same commit: their snapshots are equal, byte for byte, unless peers
         gossip.
-
-        Every joiner has its own order, so that not all of them ask the same few.
         """
         if self.state.gossips:
             return [first]
         me = self.state.me
         same = [p for p, lease in self.directory.live().items() if lease.digest == head.hash and p != first]
-        same.sort(key=lambda p: hashlib.blake2b(me + p, digest_size=16).digest())
+        same.sort(key=lambda p: in_own_order(me, p))
         return [p for p in [first, *same] if self._trusts(p)][:DONORS]
 
 

@@ -270,6 +270,11 @@ class Assembler:
         layout = self.index.layout
         return min(layout.nbytes, CHUNK_NBYTES * len(self._have)), layout.nbytes
 
+    @property
+    def num_chunks(self) -> int:
+        """Chunks of the whole."""
+        return self.index.layout.num_chunks
+
     def missing(self) -> list[int]:
         """Numbers of the chunks still to fetch, in order."""
         return [number for number in range(self.index.layout.num_chunks) if number not in self._have]

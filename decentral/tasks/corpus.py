@@ -1,8 +1,8 @@
 """Text as one row of bytes, an order to walk such rows in, and a tokenizer for bytes.
 
-The text is the standard library's own source, or what ``--data`` names. Nothing is downloaded: every Python carries
-about 12 MB of its own source, real text written by many hands. The last part of the row is held out for evaluation;
-batches are drawn from the rest only.
+The text is the standard library's own source, or what ``--data`` names. Nothing is downloaded here: every Python
+carries about 12 MB of its own source, real text written by many hands. The last part of the row is held out for
+evaluation; batches are drawn from the rest only.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ import torch
 from torch import Tensor
 
 from decentral.errors import DataError
+from decentral.manifest.terms import LEAST_TEXT_NBYTES, MOST_TEXT_NBYTES
 
 STDLIB_MAX_NBYTES = 16 * 2**20  # enough for any demo; tests included, CPython 3.11 has 31 MB
 STDLIB_WANTED_NBYTES = 8 * 10**6  # below this the test folders are read too
-DATA_MAX_NBYTES = 2**30  # the corpus lives in memory
-MIN_NBYTES = 64 * 2**10  # less than this is no corpus: windows would repeat within one round
+DATA_MAX_NBYTES = MOST_TEXT_NBYTES
+MIN_NBYTES = LEAST_TEXT_NBYTES
 TEST_FOLDERS = frozenset({"test", "tests", "idle_test"})
 _CHUNK_NBYTES = 2**20
 _BEGINNING_NBYTES = 8192  # text has no zero byte there, nearly all else has
@@ -35,14 +36,24 @@ FOREIGN_FOLDERS = frozenset({"site-packages", "dist-packages", "__pycache__"})
 class Corpus:
     """Bytes to train on and bytes to evaluate on; both uint8, one-dimensional, never overlapping."""
 
-    train: Tensor  # uint8 (N,)
-    held_out: Tensor  # uint8 (M,)
+    text: Tensor  # uint8 (N,), all of it
+    cut: int  # where what is held out begins
     source: str  # for the screen: "the Python 3.11 standard library" or the path
+
+    @property
+    def train(self) -> Tensor:
+        """Return the bytes to train on."""
+        return self.text[: self.cut]
+
+    @property
+    def held_out(self) -> Tensor:
+        """Return the bytes to evaluate on."""
+        return self.text[self.cut :]
 
     @property
     def nbytes(self) -> int:
         """Return the bytes of both parts together."""
-        return self.train.numel() + self.held_out.numel()
+        return self.text.numel()
 
 
 def load_corpus(data: Path | str | None = None, *, held_out: float = 0.05) -> Corpus:
@@ -64,8 +75,7 @@ def load_corpus(data: Path | str | None = None, *, held_out: float = 0.05) -> Co
             text += chunk
     check_size(len(text), source)
     row = torch.frombuffer(text, dtype=torch.uint8)
-    cut = row.numel() - int(row.numel() * held_out)
-    return Corpus(row[:cut], row[cut:], source)
+    return Corpus(row, row.numel() - int(row.numel() * held_out), source)
 
 
 def check_size(nbytes: int, source: str, passed_over: str = "") -> None:

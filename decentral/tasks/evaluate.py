@@ -200,7 +200,10 @@ def check_agreed(terms: Data, found: Survey | None) -> str:
     label, own = terms.corpus, "make a run of your own text: decentral init RUN.toml --data"
     if found is None:
         if label != "stdlib":
-            raise DataError(f"the run trains on {label}; name your copy of it with --data PATH")
+            raise DataError(
+                f"the run trains on {label}; name your copy of it with --data PATH: ask who began the run for one "
+                "(decentral init --share-text lets a run's text come by itself)"
+            )
         return "this peer's text is the standard library's source"
     if label == "stdlib":
         raise DataError(

@@ -10,7 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import decentral.rounds
-from decentral.dissemination import broadcast
+from decentral.dissemination import broadcast, text
 from decentral.redundancy import keeper
 from decentral.rounds import frame_io, gossip, snapshots
 from decentral.swarm import admission, contacts, hello
@@ -24,6 +24,7 @@ ALSO = (
     "decentral.transport.requests",
     "decentral.dissemination.broadcast",
     "decentral.dissemination.pull",
+    "decentral.dissemination.text",
     "decentral.wire.pieces",
     "decentral.redundancy.pieces",
     "decentral.redundancy.keeper",
@@ -61,7 +62,7 @@ def test_every_stream_is_there() -> None:
         gossip.PAIR,
         hello.HELLO,
     }
-    streams |= {keeper.KEEP, keeper.KEPT}
+    streams |= {keeper.KEEP, keeper.KEPT, text.TEXT}
     streams |= {contacts.LEASE, contacts.LEASES, admission.ADMISSION}
     assert set(re.findall(r"`(/decentral/[a-z]+/\d+)`", PAGE)) == streams
     assert f"{HEADER_NBYTES} bytes of signed header" in PAGE
