@@ -89,7 +89,7 @@ def make(out: Path, many: int) -> None:
         so_far = {"round": number, "tokens": 30_000 * number, "bytes_sent": 410_000 * number, "diagnosed_round": number}
         metrics.outer(number * STEPS, **so_far, bits_per_byte=bits, debt_ratio=2.1 + 0.1 * chance.random(), **figures)
         if number % 20 == 0:
-            events("checkpoint", bytes=5_100_000)
+            events("checkpoint", outer_step=number, bytes=5_100_000)
     events.close()
     metrics.close()
 
