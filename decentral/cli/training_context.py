@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
@@ -210,26 +211,27 @@ class AnchorJudge:
         left = SAMPLE_SHARE * seconds - self._spent_on_samples
         if left < self._sample_takes:
             return {}
-        began, took, drawn = self._clock(), 0.0, list[int]()
+        began, drawn = self._clock(), list[int]()
         self._put(anchor)
-        put = self._clock() - began
+        put = took = self._clock() - began
         generator, training = torch.Generator().manual_seed(0), self._model.training
         prompt_T = torch.tensor(list(self._prompt.encode()), device=next(iter(self._parameters.values())).device)
         self._model.eval()
-        for token in continue_text(
-            self._model,
-            prompt_T,
-            num_tokens=SAMPLE_BYTES,
-            context=self._context,
-            temperature=_TEMPERATURE,
-            generator=generator,
-        ):
-            drawn.append(token)
-            if (took := self._clock() - began) > left:
-                break
+        with suppress(RuntimeError):  # nothing can be drawn where numbers are none: training goes on, and sees to them
+            for token in continue_text(
+                self._model,
+                prompt_T,
+                num_tokens=SAMPLE_BYTES,
+                context=self._context,
+                temperature=_TEMPERATURE,
+                generator=generator,
+            ):
+                drawn.append(token)
+                if (took := self._clock() - began) > left:
+                    break
         self._model.train(training)
         self._spent_on_samples += took
-        self._sample_takes = put + (took - put) * SAMPLE_BYTES / len(drawn)
+        self._sample_takes = put + (took - put) * SAMPLE_BYTES / max(1, len(drawn))
         if len(drawn) < SAMPLE_BYTES:
             return {}
         said = Bytes().text_of(drawn).rstrip("\N{REPLACEMENT CHARACTER}")  # the last character may be cut

@@ -97,6 +97,14 @@ def test_saying_something_may_take_a_hundredth_of_the_time_and_breaks_off() -> N
     assert some.sample(anchor, 7_600.0) != {}
 
 
+@pytest.mark.parametrize("weight", [math.nan, math.inf])
+def test_a_model_whose_numbers_are_none_says_nothing_and_ends_no_training(weight: float) -> None:
+    some = judge()
+    assert some.sample([torch.tensor([weight])], 1e6) == {}
+    assert some._model.training
+    assert some.sample([torch.zeros(1)], 1e6) != {}
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [
