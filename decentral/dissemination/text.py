@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import os
 import struct
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 
@@ -83,8 +83,8 @@ class TextDonor:
     def __init__(self, transport: Transport, shared: SharedText, *, offload: Offload = in_thread) -> None:
         self.text = memoryview(b"")  # nothing is given before whoever trains has set it, from any thread
         self._shared, self._offload = shared, offload
-        self._list = b""
-        self._making = anyio.Lock()
+        self._list, self._is_shared = b"", False  # the latter: its digest is that of the terms
+        self._making, self._packing = anyio.Lock(), anyio.Lock()
         serve_requests(transport, TEXT, self.answer, limit=NUMBER.size)
 
     async def answer(self, peer: PeerId, data: bytes) -> bytes:
@@ -96,13 +96,17 @@ class TextDonor:
         (number,) = NUMBER.unpack(data)
         if number >= chunks_in(len(self.text)):
             raise PayloadError(f"chunk {number} asked for, the text has {chunks_in(len(self.text))}")
-        return to_form(bytes(self._chunk(number)))
+        await self._digests()
+        async with self._packing:  # 4 ms a chunk, aside: of the threads of a round it takes one
+            return await self._offload(to_form, bytes(self._chunk(number)))
 
     async def _digests(self) -> bytes:
-        """Return the list. Raises TransportError where it is not that of the terms, which somebody wrote by hand."""
+        """Return the list. Raises TransportError where it is not that of the terms: nothing of such a text is given."""
         async with self._making:
-            self._list = self._list or await self._offload(self._list_own)
-        if list_digest(self._list, len(self.text)) != self._shared.chunks:
+            if self.text and not self._list:
+                self._list = await self._offload(self._list_own)
+                self._is_shared = list_digest(self._list, len(self.text)) == self._shared.chunks
+        if not self._is_shared:
             raise TransportError("this peer's text is not the one whose chunks the terms name; ask another peer")
         return self._list
 
@@ -181,7 +185,7 @@ class TextFetch:
     """The asking side of who joins. ``told`` hears how far it is: bytes that are here, peers that gave some of them.
 
     A peer that sent something else than the terms name is asked no more, and ``dropped`` hears why; one that failed
-    may be asked again in the next ``run``.
+    may be asked again in the next ``run``, after all others.
     """
 
     def __init__(
@@ -197,7 +201,12 @@ class TextFetch:
         self._transport, self._shared, self._path, self._offload = transport, shared, path, offload
         self._told, self._dropped = told, dropped
         self._file: TextFile | None = None  # when the list is here
-        self._liars, self._gave = set[PeerId](), set[PeerId]()
+        self._liars, self._failed, self._gave = set[PeerId](), Counter[PeerId](), set[PeerId]()
+
+    @property
+    def here(self) -> int:
+        """Return the bytes that are here."""
+        return 0 if self._file is None else self._file.here
 
     async def run(self, peers: Callable[[], Sequence[PeerId]]) -> None:
         """Return when all of it is at ``path``; ``peers()`` says who may be asked now, and is called again and again.
@@ -228,6 +237,7 @@ class TextFetch:
         nbytes = chunk_nbytes(number, self._shared.nbytes)
         chunk = from_form(await self._request(peer, NUMBER.pack(number), nbytes + FORM_NBYTES), nbytes)
         self._gave.add(peer)
+        del self._failed[peer]
         self._tell()
         return chunk
 
@@ -236,14 +246,17 @@ class TextFetch:
 
     def _tell(self) -> None:
         assert self._file is not None, "after the list"
-        self._told(self._file.here, len(self._gave))
+        self._told(self.here, len(self._gave))
 
     def _honest(self, peers: Callable[[], Sequence[PeerId]]) -> list[PeerId]:
+        """Return whom to ask: those that failed last, or as many of them would be in the way of all others."""
         honest = (peer for peer in peers() if peer not in self._liars)
-        return sorted(honest, key=partial(in_own_order, self._transport.peer))[:GIVERS]
+        me = self._transport.peer
+        return sorted(honest, key=lambda peer: (self._failed[peer], in_own_order(me, peer)))[:GIVERS]
 
     def _drop(self, peer: PeerId, error: DecentralError) -> None:
         self._gave.discard(peer)
+        self._failed[peer] += 1
         if isinstance(error, PayloadError):
             self._liars.add(peer)
             self._dropped(peer, str(error))

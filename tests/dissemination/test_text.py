@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
@@ -13,6 +14,7 @@ import trio
 import trio.testing
 
 from decentral.coding import zstd
+from decentral.dissemination import text as text_module
 from decentral.dissemination.text import (
     NUMBER,
     TEXT,
@@ -82,8 +84,8 @@ class World:
 
         return answer
 
-    def run(self, patience: float = float("inf")) -> None:
-        """Fetch, for so many seconds; raises what it raises."""
+    def run(self, patience: float = float("inf"), *, tries: int = 1) -> None:
+        """Fetch, for so many seconds, so many times until all is here; raises what the last one raises."""
 
         async def main() -> None:
             async with AsyncExitStack() as stack:
@@ -92,7 +94,9 @@ class World:
                 for member in self.members:
                     await self.me.connect(member.peer, member.addresses())
                 with anyio.move_on_after(patience):
-                    await self.fetch.run(lambda: [member.peer for member in self.members])
+                    for left in reversed(range(tries)):
+                        with suppress(*(() if left == 0 else (TransportError,))):
+                            return await self.fetch.run(lambda: [member.peer for member in self.members])
 
         trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
 
@@ -142,6 +146,20 @@ def test_a_member_that_stalls_is_left_for_another(tmp_path: Path) -> None:
     world.run()
     assert (tmp_path / "text").read_bytes() == WHOLE
     assert world.dropped == [], "it may answer another time"
+
+
+async def refuse(peer: bytes, data: bytes) -> bytes:
+    raise TransportError("still joining")
+
+
+@pytest.mark.parametrize("bad", [stall, refuse])
+def test_members_that_fail_are_not_asked_before_others_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bad: Answer
+) -> None:
+    monkeypatch.setattr(text_module, "GIVERS", 1)
+    world = World(tmp_path / "text", bad, bad, bad, None)
+    world.run(tries=4)
+    assert (tmp_path / "text").read_bytes() == WHOLE
 
 
 @pytest.mark.parametrize("bad", [lie_about_chunks, lie_about_the_list, swell])
@@ -235,7 +253,24 @@ def test_a_member_answers_no_question_for_what_there_is_not(question: bytes) -> 
         trio.run(donor_of(WHOLE).answer, b"peer", question)
 
 
-@pytest.mark.parametrize("text", [b"", WHOLE + b"!"])
-def test_a_member_whose_text_is_not_that_of_the_terms_gives_no_list(text: bytes) -> None:
+@pytest.mark.parametrize(
+    ("text", "question"),
+    [(b"", b""), (WHOLE + b"!", b""), (WHOLE + b"!", NUMBER.pack(0)), (WHOLE[:-1], NUMBER.pack(0))],
+)
+def test_a_member_whose_text_is_not_that_of_the_terms_gives_nothing_of_it(text: bytes, question: bytes) -> None:
     with pytest.raises(TransportError, match="not the one whose chunks the terms name"):
-        trio.run(donor_of(text).answer, b"peer", b"")
+        trio.run(donor_of(text).answer, b"peer", question)
+
+
+def test_a_member_digests_and_packs_aside_from_its_rounds() -> None:
+    aside: list[object] = []
+
+    async def noted(work: Callable[..., Any], *args: Any) -> Any:
+        aside.append(work)
+        return work(*args)
+
+    donor = TextDonor(MemoryNetwork().transport(Signer(bytes(32))), TERMS, offload=noted)
+    donor.text = memoryview(WHOLE)
+    for question in (NUMBER.pack(0), b"", NUMBER.pack(1)):
+        trio.run(donor.answer, b"peer", question)
+    assert aside == [donor._list_own, to_form, to_form]
