@@ -361,24 +361,24 @@ async def _at_the_door(
     invite: Invite, listen: Sequence[str] | None, asked: str | None, *, lan: bool
 ) -> AsyncIterator[tuple[Transport, Directory, Admission | None]]:
     """Meet the peers of a run as somebody who only asks, and has a name for that."""
-    with TemporaryDirectory(prefix="decentral-") as folder:
+    with TemporaryDirectory(prefix="decentral-") as folder:  # to the end: the daemon reads its key there
         identity = Identity.load_or_create(Path(folder) / "identity.key")
-    transport = make_transport(asked, identity, listen)
-    admission = Admission(invite.token, invite.run, identity.peer) if invite.token is not None else None
-    # Without the DHT: it answers only once a peer has, and hivemind's import then holds up the end of a script that
-    # leaves meanwhile, as this loop's workers are no daemons.
-    directory = Directory(transport, identity.signer, invite.run, ttl=15.0, dht=False)
-    directory.prefer(())  # whoever the invite leads to may name whom it likes
-    async with transport, anyio.create_task_group() as group:
-        group.start_soon(directory.run)
-        directory.add_bootstrap(invite.addresses)
-        if lan:
-            group.start_soon(Lan(_log, announce=False).run, directory)
-        try:
-            yield transport, directory, admission
-        finally:
-            await directory.goodbye()  # or its address, which only asked, would stand in the others' invites
-            group.cancel_scope.cancel()  # or the directory would look on, and this wait for it for ever
+        transport = make_transport(asked, identity, listen)
+        admission = Admission(invite.token, invite.run, identity.peer) if invite.token is not None else None
+        # Without the DHT: it answers only once a peer has, and hivemind's import then holds up the end of a script that
+        # leaves meanwhile, as this loop's workers are no daemons.
+        directory = Directory(transport, identity.signer, invite.run, ttl=15.0, dht=False)
+        directory.prefer(())  # whoever the invite leads to may name whom it likes
+        async with transport, anyio.create_task_group() as group:
+            group.start_soon(directory.run)
+            directory.add_bootstrap(invite.addresses)
+            if lan:
+                group.start_soon(Lan(_log, announce=False).run, directory)
+            try:
+                yield transport, directory, admission
+            finally:
+                await directory.goodbye()  # or its address, which only asked, would stand in the others' invites
+                group.cancel_scope.cancel()  # or the directory would look on, and this wait for it for ever
 
 
 def _nobody(invite: Invite) -> NoPeersError:
