@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 # What a run directory holds before a peer has learnt, voted or fetched anything: worth nothing yet.
 _WORTHLESS = (
     *("admission.token", "events.jsonl", "identity.key", "journal", "lock", "metrics.jsonl", "requests"),
-    *("run.toml", "status.json"),
+    *("run.toml", "status.json", "text.begun"),
 )
 # And what it holds from then on: votes bind, progress is somebody's work.
 _WORTH = (

@@ -12,7 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from http import HTTPStatus
 from http.client import HTTPException
@@ -24,13 +24,14 @@ import click
 
 from decentral.cli.group import stop_signals
 from decentral.cli.options import JobOptions
+from decentral.cli.preflight import make_directory
 from decentral.cli.progress import Countdown
 from decentral.errors import DataError, TransportError
 from decentral.node.folder import PARTIAL_TEXT, TEXT_FILE, URL_TEXT, way_back
 from decentral.observe.health import in_units, short_name
 from decentral.peer.settings import JoinOptions
 from decentral.quantities import rate_of, time_left
-from decentral.state.durable import disk_errors
+from decentral.state.durable import DISK, disk_errors
 from decentral.swarm.invite import Invite, whole_invite
 from decentral.tasks.evaluate import Survey, check_agreed, survey
 from decentral.wire.keys import PeerId, peer_name
@@ -76,8 +77,15 @@ def text_of_run(manifest: Manifest, own: Survey | None, options: JobOptions) -> 
         return options, said if shared is None else _travels(data.corpus, shared)
     path = options.out / TEXT_FILE
     if not path.exists():
+        began = time.monotonic()
         _bring(manifest, shared, options)
-    check_agreed(data, survey(path))
+        if options.give_up_at is not None:  # those who gave it had answered meanwhile
+            options = replace(options, give_up_at=options.give_up_at + time.monotonic() - began)
+    elif not _is_whole(path, data):
+        raise DataError(
+            f"{path} is other text than the run's {data.corpus}, or damaged; remove it, and the same command fetches "
+            "it again"
+        )
     return replace(options, data=path), _travels(data.corpus, shared)
 
 
@@ -92,6 +100,7 @@ def _bring(manifest: Manifest, shared: SharedText, options: JobOptions) -> None:
         while not (options.out / TEXT_FILE).exists():
             _wait(_LOOK_SECONDS)
         return
+    make_directory(options.out)  # on a second machine of a peer nobody has
     click.echo(f"fetching the run's text: {manifest.data.corpus}, {in_units(shared.nbytes)}", err=True)
     with stop_signals(), Countdown(sys.stderr) as progress:
         _fetch(manifest.data, options, _invite_of(manifest, options), TextProgress(progress, shared.nbytes))
@@ -108,7 +117,8 @@ def _invite_of(manifest: Manifest, options: JobOptions) -> Invite | None:
 
 
 def _fetch(data: Data, options: JobOptions, invite: Invite | None, progress: TextProgress) -> None:
-    from decentral.peer.joining import fetch_text
+    from decentral.observe.screen import HINT_SECONDS, hint_after
+    from decentral.peer.joining import NOBODY, fetch_text
 
     shared = data.shared
     assert shared is not None, "it travels"
@@ -117,29 +127,52 @@ def _fetch(data: Data, options: JobOptions, invite: Invite | None, progress: Tex
     if shared.url is not None:
         try:
             download(shared.url, begun, shared.nbytes, progress, rate=_most_a_second(options))
-            _check_whole(begun, data, shared.url)
-            partial = begun
+            if _is_whole(begun, data):
+                _keep(begun, whole, partial)
+                return
+            begun.unlink()
+            raise TransportError(f"{shared.url}: what is there is other text than the run's {data.corpus}")
         except TransportError as error:
             if invite is None:
                 raise DataError(f"{error}; try again, or name your copy with --data PATH") from error
             click.echo(f"{error}; asking the run's peers", err=True)
             if begun.exists() and not partial.exists():
-                os.replace(begun, partial)  # what came of it is right, as far as its chunks are
-    if partial is not begun:
-        assert invite is not None, "nothing else was left to ask"
-        asked: JoinOptions = {**options.join, "join_timeout": time_left(options.give_up_at)}
-        fetch_text(invite, shared, partial, asked, told=progress, dropped=_say_dropped)
-    with disk_errors(f"writing {whole}"):
-        os.replace(partial, whole)
+                with disk_errors(f"writing {partial}"):
+                    os.replace(begun, partial)  # what came of it is right, as far as its chunks are
+    assert invite is not None, "nothing else was left to ask"
+    asked: JoinOptions = {**options.join, "join_timeout": time_left(options.give_up_at)}
+    with ExitStack() as hint:
+        hint.enter_context(hint_after(HINT_SECONDS, NOBODY.format("--join-timeout S")))
+
+        def told(here: int, peers: int) -> None:
+            hint.close()
+            progress(here, peers)
+
+        fetch_text(invite, shared, partial, asked, told=told, dropped=_say_dropped)
+    if not _is_whole(partial, data):
+        partial.unlink()
+        raise DataError(
+            f"the terms contradict themselves: their chunks make other text than their digest of {data.corpus} names; "
+            "name your copy with --data PATH"
+        )
+    _keep(partial, whole, begun)
 
 
-def _check_whole(path: Path, data: Data, url: str) -> None:
-    """Raise TransportError, with nothing kept, where a download is other text than the run's."""
+def _is_whole(path: Path, data: Data) -> bool:
+    """Tell whether a file is the run's text."""
     with suppress(DataError):
-        if survey(path).digest == data.digest:
-            return
-    path.unlink()
-    raise TransportError(f"{url}: what is there is other text than the run's {data.corpus}")
+        return survey(path).digest == data.digest
+    return False
+
+
+def _keep(fetched: Path, whole: Path, other: Path) -> None:
+    """Give what was fetched its name, durably; what came of it in the other way is needed no more. Raises DiskError."""
+    with disk_errors(f"writing {whole}"):
+        with fetched.open("r+b") as file:
+            os.fsync(file.fileno())
+        DISK.rename(fetched, whole)
+        DISK.remove(other)
+        DISK.sync_folder(whole.parent)
 
 
 def _most_a_second(options: JobOptions) -> float | None:
@@ -170,6 +203,7 @@ def _say_dropped(peer: PeerId, why: str) -> None:
 # the run's text by its digest or nothing. It is asked from where an earlier download ended.
 
 _PATIENCE = 30.0  # s for an answer, and between two pieces of it
+_LEAST_RATE = 4096  # bytes a second after that, as of a peer: what creeps would hold up the others who have the text
 _PIECE_NBYTES = 1 << 16
 
 Open = Callable[[urllib.request.Request], Any]  # Any: an answer of urllib
@@ -216,12 +250,15 @@ def download(
             _open_at(path, here if answer.status == HTTPStatus.PARTIAL_CONTENT else 0) as file,
         ):
             began, before = clock(), file.tell()
-            while piece := answer.read(min(_PIECE_NBYTES, nbytes - file.tell())):
+            while piece := answer.read1(min(_PIECE_NBYTES, nbytes - file.tell())):
                 with disk_errors(f"writing {path}"):
                     file.write(piece)
                 told(file.tell())
+                came, took = file.tell() - before, clock() - began
+                if took > _PATIENCE + came / (_LEAST_RATE if rate is None else min(_LEAST_RATE, rate / 2)):
+                    raise TransportError(f"{url}: it creeps, {came} bytes in {took:.0f} s")
                 if rate is not None:
-                    wait(max(0.0, (file.tell() - before) / rate - (clock() - began)))
+                    wait(max(0.0, came / rate - took))
             here = file.tell()
     except (OSError, HTTPException, ValueError) as error:
         raise TransportError(f"{url}: {getattr(error, 'reason', None) or error}") from error

@@ -455,7 +455,7 @@ async def _fetch_text(
     dropped: Callable[[PeerId, str], None],
 ) -> None:
     caps = Caps(up=rate_of(asked["max_upload"], "max_upload"), down=rate_of(asked["max_download"], "max_download"))
-    patience = moment_in(asked["join_timeout"])
+    patience, here = moment_in(asked["join_timeout"]), 0
     way = asked["transport"] if isinstance(asked["transport"], str) else None
     async with _at_the_door(invite, asked["listen"], way, lan=asked["lan"]) as (transport, directory, admission):
         fetch = TextFetch(throttle(transport, caps, None, admission), shared, path, told=told, dropped=dropped)
@@ -463,6 +463,8 @@ async def _fetch_text(
             with suppress(TransportError):
                 await fetch.run(lambda: list(directory.live()))
                 return
-            if time_left(patience) == 0:
+            if fetch.here > here:
+                patience, here = moment_in(asked["join_timeout"]), fetch.here
+            elif time_left(patience) == 0:
                 raise _nobody(invite)
             await anyio.sleep(RETRY)

@@ -13,6 +13,7 @@ from decentral.errors import ConfigError, FolderInUse
 def make_and_refuse(folder: Path, error: type[ConfigError]) -> None:
     with undo_on_error(folder, Before.of(folder)):
         folder.mkdir()
+        (folder / "text.begun").touch()  # a URL answered, and sent nothing
         (folder / "identity.key").write_bytes(b"the key of whoever made the folder")
         raise error("refused")
 

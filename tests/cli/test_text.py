@@ -6,8 +6,9 @@ import json
 import random
 import signal
 import threading
+import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -24,6 +25,9 @@ from decentral.cli.text import _HttpsAlone, download, text_of_run
 from decentral.dissemination.text import list_chunks, list_digest
 from decentral.errors import DataError, TransportError
 from decentral.manifest import Manifest, load_manifest
+from decentral.peer import joining
+from decentral.swarm.invite import Invite
+from decentral.wire.keys import peer_name
 from tests.cli.conftest import Run
 from tests.kit.families import NET, documented_files, write_terms
 from tests.kit.patience import PATIENCE, until
@@ -115,6 +119,65 @@ def test_with_nobody_to_ask_it_says_so(run: Run, foxes: Path, tmp_path: Path) ->
         text_of_run(terms_by(run, foxes, "--share-text"), None, JobOptions(out=tmp_path / "out"))
 
 
+# ---- from peers ----
+
+
+Fetch = Callable[..., None]
+
+
+@pytest.fixture
+def peers_give(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes, float], None]:
+    """Have the run's peers give these bytes, in so many seconds."""
+
+    def give(whole: bytes, seconds: float = 0.0) -> None:
+        now = time.monotonic()
+
+        def fetch(invite: object, shared: object, path: Path, asked: object, **_: object) -> None:
+            path.write_bytes(whole)
+            monkeypatch.setattr(time, "monotonic", lambda: now + seconds)
+
+        monkeypatch.setattr(joining, "fetch_text", fetch)
+
+    return give
+
+
+def options_of_who_joins(manifest: Manifest, out: Path, **more: Any) -> JobOptions:
+    invite = str(Invite(manifest.digest, ("/ip4/127.0.0.1/tcp/1/p2p/" + peer_name(bytes(32)),)))
+    return JobOptions(out=out, invite=invite, **more)
+
+
+def test_what_came_by_another_way_is_not_left_behind(
+    run: Run, foxes: Path, tmp_path: Path, web: type[Web], peers_give: Fetch
+) -> None:
+    manifest, out = terms_by(run, foxes, "--share-text", "--text-url", URL), tmp_path / "out"
+    out.mkdir()
+    web.most = 100
+    (out / "text.partial").write_bytes(WORDS[:1000])
+    peers_give(WORDS)
+    options, _ = text_of_run(manifest, None, options_of_who_joins(manifest, out))
+    assert options.data == out / "text"
+    assert [path.name for path in out.iterdir()] == ["text"]
+
+
+def test_time_that_the_text_takes_is_no_time_without_an_answer(
+    run: Run, foxes: Path, tmp_path: Path, peers_give: Fetch
+) -> None:
+    manifest, give_up_at = terms_by(run, foxes, "--share-text"), time.monotonic() + 60
+    peers_give(WORDS, 1000.0)
+    options, _ = text_of_run(manifest, None, options_of_who_joins(manifest, tmp_path / "out", give_up_at=give_up_at))
+    assert options.give_up_at == pytest.approx(give_up_at + 1000, abs=30)
+
+
+def test_chunks_that_make_another_text_than_the_terms_digest_are_not_kept(
+    run: Run, foxes: Path, tmp_path: Path, peers_give: Fetch
+) -> None:
+    manifest = terms_by(run, foxes, "--share-text")
+    peers_give(WORDS.replace(b"fox", b"cat"))
+    with pytest.raises(DataError, match="the terms contradict themselves"):
+        text_of_run(manifest, None, options_of_who_joins(manifest, tmp_path / "out"))
+    assert list((tmp_path / "out").iterdir()) == []
+
+
 # ---- from a URL ----
 
 
@@ -181,6 +244,14 @@ def test_no_more_is_taken_than_the_terms_say_and_no_faster_than_allowed(web: typ
     download(URL, path, len(WORDS), lambda here: None, rate=1000.0, clock=still, wait=waited.append)
     assert path.read_bytes() == WORDS
     assert waited[-1] == len(WORDS) / 1000.0
+
+
+def test_a_url_that_creeps_is_left_and_what_came_is_kept(web: type[Web], tmp_path: Path) -> None:
+    now, path = iter(range(0, 10**6, 60)), tmp_path / "text.begun"  # a minute for each piece
+    with pytest.raises(TransportError, match="it creeps, "):
+        download(URL, path, len(WORDS), lambda here: None, clock=lambda: float(next(now)))
+    assert 0 < path.stat().st_size < len(WORDS)
+    assert WORDS.startswith(path.read_bytes())
 
 
 def test_what_is_at_the_url_is_the_run_s_text_or_nothing(web: type[Web], run: Run, foxes: Path, tmp_path: Path) -> None:

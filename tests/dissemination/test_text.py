@@ -6,7 +6,7 @@ import random
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
-from typing import Any
+from typing import TypeVar, TypeVarTuple
 
 import anyio
 import pytest
@@ -40,6 +40,7 @@ LIST = list_chunks([WHOLE])
 TERMS = SharedText(nbytes=len(WHOLE), chunks=list_digest(LIST, len(WHOLE)))
 CHUNKS = len(LIST) // 32
 Answer = Callable[[bytes, bytes], Awaitable[bytes]]
+T, Ts = TypeVar("T"), TypeVarTuple("Ts")
 
 
 def chunk(number: int) -> bytes:
@@ -265,7 +266,7 @@ def test_a_member_whose_text_is_not_that_of_the_terms_gives_nothing_of_it(text: 
 def test_a_member_digests_and_packs_aside_from_its_rounds() -> None:
     aside: list[object] = []
 
-    async def noted(work: Callable[..., Any], *args: Any) -> Any:
+    async def noted(work: Callable[[*Ts], T], *args: *Ts) -> T:
         aside.append(work)
         return work(*args)
 

@@ -2,15 +2,16 @@
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import anyio
 import pytest
 
-from decentral.errors import ConfigError, InviteError, NoPeersError
+from decentral.errors import ConfigError, InviteError, NoPeersError, TransportError
+from decentral.manifest.terms import SharedText
 from decentral.observe.screen import hint_after, say
-from decentral.peer.joining import NOBODY, fetch, terms_of
+from decentral.peer.joining import NOBODY, fetch, fetch_text, terms_of
 from decentral.peer.network_setup import run_apart
 from decentral.swarm.invite import Invite
 from decentral.wire.keys import Signer, peer_name
@@ -92,3 +93,30 @@ def test_a_script_that_looks_for_a_run_says_so_and_what_may_be_wrong(
     nobody = "decentral: " + NOBODY.format("join(join_timeout=S)")
     said = capsys.readouterr().err.splitlines()
     assert said == ([] if quiet else ["decentral: looking for the run's peers ...", nobody])
+
+
+@pytest.mark.parametrize(("here", "comes"), [((3, 7), True), ((0, 0), False), ((3, 3), False)])
+def test_who_fetches_a_text_gives_up_when_nothing_more_comes_and_not_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: tuple[int, ...], comes: bool
+) -> None:
+    """A break of the line ended a fetch that had gone on for longer than --join-timeout."""
+    tries = iter(here)
+
+    class Fetch:
+        here = 0
+
+        def __init__(self, *_: object, **__: object) -> None:
+            """Know nobody."""
+
+        async def run(self, peers: object) -> None:
+            if (now := next(tries, None)) is not None:
+                self.here = now
+                raise TransportError("nobody gives more")
+
+    monkeypatch.setattr("decentral.peer.joining.TextFetch", Fetch)
+    monkeypatch.setattr("decentral.peer.joining.RETRY", 0.0)
+    gone = Invite(bytes(32), (f"/ip4/127.0.0.1/tcp/1/p2p/{peer_name(Signer(bytes(32)).peer)}",))
+    way = {"max_upload": None, "max_download": None, "listen": ("/ip4/127.0.0.1/tcp/0",), "lan": False}
+    shared, asked = SharedText(nbytes=1 << 20, chunks="0" * 64), {**way, "transport": "native", "join_timeout": 0.0}
+    with nullcontext() if comes else pytest.raises(NoPeersError):
+        fetch_text(gone, shared, tmp_path / "text", asked, told=print, dropped=print)  # type: ignore[arg-type]
