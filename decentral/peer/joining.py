@@ -358,13 +358,16 @@ async def _fetch(
 
 @asynccontextmanager
 async def _at_the_door(
-    invite: Invite, listen: Sequence[str] | None, asked: str | None, *, lan: bool
+    invite: Invite, listen: Sequence[str] | None, asked: str | None, *, lan: bool, caps: Caps | None = None
 ) -> AsyncIterator[tuple[Transport, Directory, Admission | None]]:
-    """Meet the peers of a run as somebody who only asks, and has a name for that."""
+    """Meet the peers of a run as somebody who only asks, and has a name for that; with ``caps`` for more than terms,
+    which those who admit by token give to who proves to know it.
+    """
     with TemporaryDirectory(prefix="decentral-") as folder:  # to the end: the daemon reads its key there
         identity = Identity.load_or_create(Path(folder) / "identity.key")
-        transport = make_transport(asked, identity, listen)
+        transport: Transport = make_transport(asked, identity, listen)
         admission = Admission(invite.token, invite.run, identity.peer) if invite.token is not None else None
+        transport = transport if caps is None else throttle(transport, caps, None, admission)
         # Without the DHT: it answers only once a peer has, and hivemind's import then holds up the end of a script that
         # leaves meanwhile, as this loop's workers are no daemons.
         directory = Directory(transport, identity.signer, invite.run, ttl=15.0, dht=False)
@@ -457,8 +460,8 @@ async def _fetch_text(
     caps = Caps(up=rate_of(asked["max_upload"], "max_upload"), down=rate_of(asked["max_download"], "max_download"))
     patience, here = moment_in(asked["join_timeout"]), 0
     way = asked["transport"] if isinstance(asked["transport"], str) else None
-    async with _at_the_door(invite, asked["listen"], way, lan=asked["lan"]) as (transport, directory, admission):
-        fetch = TextFetch(throttle(transport, caps, None, admission), shared, path, told=told, dropped=dropped)
+    async with _at_the_door(invite, asked["listen"], way, lan=asked["lan"], caps=caps) as (transport, directory, _):
+        fetch = TextFetch(transport, shared, path, told=told, dropped=dropped)
         while True:
             with suppress(TransportError):
                 await fetch.run(lambda: list(directory.live()))

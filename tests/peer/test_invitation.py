@@ -95,9 +95,10 @@ def test_a_script_that_looks_for_a_run_says_so_and_what_may_be_wrong(
     assert said == ([] if quiet else ["decentral: looking for the run's peers ...", nobody])
 
 
+@pytest.mark.parametrize("token", [None, "twelve-signs"])
 @pytest.mark.parametrize(("here", "comes"), [((3, 7), True), ((0, 0), False), ((3, 3), False)])
 def test_who_fetches_a_text_gives_up_when_nothing_more_comes_and_not_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: tuple[int, ...], comes: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: tuple[int, ...], comes: bool, token: str | None
 ) -> None:
     """A break of the line ended a fetch that had gone on for longer than --join-timeout."""
     tries = iter(here)
@@ -115,7 +116,7 @@ def test_who_fetches_a_text_gives_up_when_nothing_more_comes_and_not_before(
 
     monkeypatch.setattr("decentral.peer.joining.TextFetch", Fetch)
     monkeypatch.setattr("decentral.peer.joining.RETRY", 0.0)
-    gone = Invite(bytes(32), (f"/ip4/127.0.0.1/tcp/1/p2p/{peer_name(Signer(bytes(32)).peer)}",))
+    gone = Invite(bytes(32), (f"/ip4/127.0.0.1/tcp/1/p2p/{peer_name(Signer(bytes(32)).peer)}",), token)
     way = {"max_upload": None, "max_download": None, "listen": ("/ip4/127.0.0.1/tcp/0",), "lan": False}
     shared, asked = SharedText(nbytes=1 << 20, chunks="0" * 64), {**way, "transport": "native", "join_timeout": 0.0}
     with nullcontext() if comes else pytest.raises(NoPeersError):
