@@ -35,6 +35,7 @@ TEXT = "/decentral/text/1"
 NUMBER = struct.Struct("<I")
 FORM_NBYTES = 1  # ahead of a chunk
 TIMEOUT = 30.0  # s until an answer begins: the first who asks waits until the giver has digested all of its text
+_SILENT = 5.0  # s until another is asked for the list, too
 GIVERS = 16  # peers that one text is fetched from
 _PLAIN, _PACKED = 0, 1
 _DOMAIN = b"decentral text 1\n"
@@ -221,17 +222,32 @@ class TextFetch:
         self._tell()
 
     async def _find_list(self, givers: Sequence[PeerId]) -> bytes:
-        limit = HASH_NBYTES * chunks_in(self._shared.nbytes)
-        for peer in givers:
+        """Return the right list: of one peer after another, without waiting for long for one that is silent."""
+        found = list[bytes]()
+
+        async def ask(peer: PeerId, ended: anyio.Event) -> None:
             try:
-                digests = await self._request(peer, b"", limit)
-                if list_digest(digests, self._shared.nbytes) != self._shared.chunks:
-                    raise PayloadError("a list of chunks that the terms do not name; ask another peer")
+                found.append(await self._ask_list(peer))
+                group.cancel_scope.cancel()
             except (TransportError, PayloadError) as error:
                 self._drop(peer, error)
-            else:
-                return digests
-        raise TransportError("nobody who has the run's text answers; ask again")
+            ended.set()
+
+        async with anyio.create_task_group() as group:
+            for peer in givers:
+                ended = anyio.Event()
+                group.start_soon(ask, peer, ended)
+                with anyio.move_on_after(_SILENT):
+                    await ended.wait()
+        if not found:
+            raise TransportError("nobody who has the run's text answers; ask again")
+        return found[0]
+
+    async def _ask_list(self, peer: PeerId) -> bytes:
+        digests = await self._request(peer, b"", HASH_NBYTES * chunks_in(self._shared.nbytes))
+        if list_digest(digests, self._shared.nbytes) != self._shared.chunks:
+            raise PayloadError("a list of chunks that the terms do not name; ask another peer")
+        return digests
 
     async def _ask(self, peer: PeerId, number: int) -> bytes:
         nbytes = chunk_nbytes(number, self._shared.nbytes)

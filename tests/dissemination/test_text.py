@@ -18,6 +18,7 @@ from decentral.dissemination import text as text_module
 from decentral.dissemination.text import (
     NUMBER,
     TEXT,
+    TIMEOUT,
     TextDonor,
     TextFetch,
     TextFile,
@@ -40,7 +41,8 @@ LIST = list_chunks([WHOLE])
 TERMS = SharedText(nbytes=len(WHOLE), chunks=list_digest(LIST, len(WHOLE)))
 CHUNKS = len(LIST) // 32
 Answer = Callable[[bytes, bytes], Awaitable[bytes]]
-T, Ts = TypeVar("T"), TypeVarTuple("Ts")
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 
 
 def chunk(number: int) -> bytes:
@@ -147,6 +149,12 @@ def test_a_member_that_stalls_is_left_for_another(tmp_path: Path) -> None:
     world.run()
     assert (tmp_path / "text").read_bytes() == WHOLE
     assert world.dropped == [], "it may answer another time"
+
+
+def test_members_that_never_answer_cost_seconds_each_and_not_a_whole_patience(tmp_path: Path) -> None:
+    world = World(tmp_path / "text", stall, stall, stall, stall, None)
+    world.run(patience=TIMEOUT)
+    assert (tmp_path / "text").read_bytes() == WHOLE
 
 
 async def refuse(peer: bytes, data: bytes) -> bytes:
