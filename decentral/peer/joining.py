@@ -15,7 +15,7 @@ import logging
 import os
 import shlex
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -361,15 +361,17 @@ async def _at_the_door(
     invite: Invite, listen: Sequence[str] | None, asked: str | None, *, lan: bool
 ) -> AsyncIterator[tuple[Transport, Directory, Admission | None]]:
     """Meet the peers of a run as somebody who only asks, and has a name for that."""
-    with TemporaryDirectory(prefix="decentral-") as folder:
+    async with AsyncExitStack() as stack:
+        folder = stack.enter_context(TemporaryDirectory(prefix="decentral-"))  # the daemon reads the key there
         identity = Identity.load_or_create(Path(folder) / "identity.key")
-    transport = make_transport(asked, identity, listen)
-    admission = Admission(invite.token, invite.run, identity.peer) if invite.token is not None else None
-    # Without the DHT: it answers only once a peer has, and hivemind's import then holds up the end of a script that
-    # leaves meanwhile, as this loop's workers are no daemons.
-    directory = Directory(transport, identity.signer, invite.run, ttl=15.0, dht=False)
-    directory.prefer(())  # whoever the invite leads to may name whom it likes
-    async with transport, anyio.create_task_group() as group:
+        transport = make_transport(asked, identity, listen)
+        admission = Admission(invite.token, invite.run, identity.peer) if invite.token is not None else None
+        # Without the DHT: it answers only once a peer has, and hivemind's import then holds up the end of a script that
+        # leaves meanwhile, as this loop's workers are no daemons.
+        directory = Directory(transport, identity.signer, invite.run, ttl=15.0, dht=False)
+        directory.prefer(())  # whoever the invite leads to may name whom it likes
+        await stack.enter_async_context(transport)
+        group = await stack.enter_async_context(anyio.create_task_group())
         group.start_soon(directory.run)
         directory.add_bootstrap(invite.addresses)
         if lan:
