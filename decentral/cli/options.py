@@ -68,18 +68,8 @@ HEADINGS = {  # of start and join, most used first
     "With whom": ("require_peers", "give_up_at", "alone", "admit", "keep_serving", "solo", "pace"),
     "Network": ("listen", "relays", "lan", "transport", "max_upload", "max_download", "daily_upload"),
     "This machine": (
-        *(
-            "max_text",
-            "schedule",
-            "on_battery",
-            "only_when_idle",
-            "max_memory",
-            "threads",
-            "max_compute",
-            "max_writes",
-            "offload",
-        ),
-        "on_nan",
+        *("schedule", "on_battery", "only_when_idle", "max_memory", "threads", "max_compute"),
+        *("max_writes", "max_text", "offload", "on_nan"),
     ),
     "What is shown": ("name", "verbose", "dashboard", "metrics", "as_json"),
 }

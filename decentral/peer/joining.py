@@ -15,7 +15,7 @@ import logging
 import os
 import shlex
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
 from os import PathLike
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -363,7 +363,8 @@ async def _at_the_door(
     """Meet the peers of a run as somebody who only asks, and has a name for that; with ``caps`` for more than terms,
     which those who admit by token give to who proves to know it.
     """
-    with TemporaryDirectory(prefix="decentral-") as folder:  # to the end: the daemon reads its key there
+    async with AsyncExitStack() as stack:
+        folder = stack.enter_context(TemporaryDirectory(prefix="decentral-"))  # the daemon reads the key there
         identity = Identity.load_or_create(Path(folder) / "identity.key")
         transport: Transport = make_transport(asked, identity, listen)
         admission = Admission(invite.token, invite.run, identity.peer) if invite.token is not None else None
@@ -372,16 +373,17 @@ async def _at_the_door(
         # leaves meanwhile, as this loop's workers are no daemons.
         directory = Directory(transport, identity.signer, invite.run, ttl=15.0, dht=False)
         directory.prefer(())  # whoever the invite leads to may name whom it likes
-        async with transport, anyio.create_task_group() as group:
-            group.start_soon(directory.run)
-            directory.add_bootstrap(invite.addresses)
-            if lan:
-                group.start_soon(Lan(_log, announce=False).run, directory)
-            try:
-                yield transport, directory, admission
-            finally:
-                await directory.goodbye()  # or its address, which only asked, would stand in the others' invites
-                group.cancel_scope.cancel()  # or the directory would look on, and this wait for it for ever
+        await stack.enter_async_context(transport)
+        group = await stack.enter_async_context(anyio.create_task_group())
+        group.start_soon(directory.run)
+        directory.add_bootstrap(invite.addresses)
+        if lan:
+            group.start_soon(Lan(_log, announce=False).run, directory)
+        try:
+            yield transport, directory, admission
+        finally:
+            await directory.goodbye()  # or its address, which only asked, would stand in the others' invites
+            group.cancel_scope.cancel()  # or the directory would look on, and this wait for it for ever
 
 
 def _nobody(invite: Invite) -> NoPeersError:

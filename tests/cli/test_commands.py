@@ -278,7 +278,7 @@ def test_the_options_of_a_peer_stand_under_headings_each_once(run: Run, name: st
     assert headings == ["Options", *HEADINGS]
     options = [option for option in EVERY_COMMAND[name].params if isinstance(option, click.Option)]
     assert [len(re.findall(rf"^  {option.opts[0]}\b", text, re.MULTILINE)) for option in options] == [1] * len(options)
-    known = {option.name for option in EVERY_COMMAND["start"].params}
+    known = {option.name for command in ("start", "join") for option in EVERY_COMMAND[command].params}
     assert {one for names in HEADINGS.values() for one in names} <= known, "a heading for an option that there is not"
 
 

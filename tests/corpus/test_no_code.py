@@ -61,11 +61,11 @@ def test_a_script_is_run_in_one_place_which_is_the_one_that_the_user_names_it_to
     assert [path.name for path, imported, _ in sources if "runpy" in imported] == ["runs.py"], "join --script"
 
 
-def test_nothing_in_the_package_downloads(sources) -> None:
+def test_nothing_in_the_package_downloads_but_a_text_from_where_the_terms_say(sources) -> None:
     opened = [called for _, _, calls in sources for called in calls if called[0].endswith(".from_pretrained")]
     assert opened, "what opens a model of transformers is found"
     assert all("local_files_only" in switched_on for _, switched_on in opened)
-    assert not [path for path, imported, _ in sources if imported & DOWNLOADS]
+    assert [path.name for path, imported, _ in sources if imported & DOWNLOADS] == ["text.py"]
 
 
 def test_reading_hostile_bytes_runs_nothing_and_reaches_for_nothing() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -47,7 +49,8 @@ def named(by_round: Sequence[Sequence[Tensor]]) -> list[tuple[int, object]]:
     for number, each in enumerate(by_round, 1):
         ids = [bytes([place]) * 32 for place in range(len(each))]
         measured = {peer: Measure.of((one,), one.numel()) for peer, one in zip(ids, each, strict=True)}
-        found += [(number, fields["cosine"]) for _, fields in scrutiny._twins(number, ids, measured)]
+        record: Any = SimpleNamespace(round=number, outer_step=number)
+        found += [(number, fields["cosine"]) for _, fields in scrutiny._twins(record, ids, measured)]
     return found
 
 
