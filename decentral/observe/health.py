@@ -35,7 +35,7 @@ def health_sentence(status: Status) -> str:
     """Say in one line how the peer is, and when something is wrong what to do. Its ``health`` is what was said before:
     the word changes when it will last.
     """
-    silent = status.silent_relays if status.state in (*_TAKING_PART, "starting") else ()
+    silent = status.silent_relays if status.state in (*_TAKING_PART, "starting", "following") else ()
     said = "; ".join((_sentence(status), *(f"relay {relay} does not answer" for relay in silent)))
     return with_names(said, called_in(status))
 

@@ -141,6 +141,12 @@ def test_each_state_has_its_sentence(status: Status, sentence: str) -> None:
     assert sentence in health_sentence(status)
 
 
+@pytest.mark.parametrize("state", ["starting", "looking", "training", "waiting", "following"])
+def test_who_is_there_is_told_of_its_relay_that_does_not_answer(state: str) -> None:
+    said = health_sentence(Status(state=state, silent_relays=("127.0.0.1:1",)))
+    assert said.endswith("; relay 127.0.0.1:1 does not answer")
+
+
 def test_the_sentence_is_always_one_line() -> None:
     for state in STATES:
         assert len(health_sentence(Status(state=state)).splitlines()) == 1
