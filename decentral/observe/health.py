@@ -211,10 +211,13 @@ def _stall_sentence(status: Status) -> str:
 
 
 def left_out_sentence(leader: str, round_: int) -> str:
-    """Give what is said of who was left out; ``leader``: of the commit that did so, empty where that is not known."""
+    """Give what is said of who was left out; ``leader``: of the commit that did so, empty where that is not known.
+
+    ``round_``: outer steps of all together; 0 in gossip, where there are none.
+    """
     if not leader:
-        return f"left out of the run while it was behind, in round {round_} or before"
-    return f"left out of the run by {short_name(leader)} in round {round_}"
+        return "left out of the run while it was behind" + (f", in round {round_} or before" if round_ else "")
+    return f"left out of the run by {short_name(leader)}" + (f" in round {round_}" if round_ else "")
 
 
 def _left_out(status: Status) -> str:
