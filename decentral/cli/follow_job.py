@@ -18,7 +18,7 @@ from decentral.manifest import summary
 from decentral.node.follower import Anchor
 from decentral.observe.beacon import Beacon
 from decentral.observe.requests import FOLLOWERS_TOO, Request, only_follows
-from decentral.observe.screen import HINT_SECONDS, hint_after, invite_for
+from decentral.observe.screen import HINT_SECONDS, hint_after, invite_for, log_shown_by
 from decentral.observe.status import Status
 from decentral.peer.following import Following, follow
 from decentral.quantities import time_left
@@ -70,6 +70,7 @@ def run_follow(invite: str, options: FollowOptions) -> int:
     )
     click.echo("looking for the run's peers ...", err=True)
     with stop_signals() as stop, ExitStack() as stack:
+        stack.enter_context(log_shown_by(lambda line: click.echo(line, err=True)))
         with hint_after(HINT_SECONDS, NOBODY):
             stack.enter_context(following)
         job = _Job(following, anchors, options)
@@ -151,6 +152,7 @@ class _Job:
             bytes_received=following.traffic.total.received,
             anchor_digest=newest.digest if newest is not None else "",
             invite=following.invite_to_write,
+            silent_relays=following.silent_relays,
         )
 
     def _members(self) -> Iterator[dict[str, object]]:

@@ -6,13 +6,14 @@ import ipaddress
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, AsyncExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, AsyncExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Protocol
 
 import click
 
-from decentral.errors import DecentralError, ListenError, UsageError
+from decentral.errors import DecentralError, DiskError, ListenError, UsageError
 
 if TYPE_CHECKING:  # help texts need none of it, and it takes a while to import
     from anyio.abc import SocketListener
@@ -109,6 +110,10 @@ def host_and_port(text: str) -> tuple[str, int]:
     return ("127.0.0.1" if host == "localhost" else host), int(port)
 
 
+_LAST_WORD = 70.0  # s: who asks once a minute, as Prometheus does unless told otherwise, has asked by then
+_ANSWERING = 1.0  # s that an answer takes at most
+
+
 async def metrics_socket(where: tuple[str, int], stack: AsyncExitStack, say: Callable[[str], None]) -> SocketListener:
     """Where Prometheus asks; said, because port 0 lets the system choose. ListenError when it is taken."""
     import anyio
@@ -128,10 +133,15 @@ async def metrics_socket(where: tuple[str, int], stack: AsyncExitStack, say: Cal
 
 @contextmanager
 def metrics_beside(directory: Path, where: tuple[str, int] | None, say: Callable[[str], None]) -> Iterator[None]:
-    """Answer for the peer that runs in ``directory``, on a thread, while the block lasts; not at all without a port."""
+    """Answer for the peer that runs in ``directory``, on a thread, while the block lasts; not at all without a port.
+
+    Where a write that failed ends the block, until that was asked for: an alarm goes by it, and a process that is gone
+    tells nobody.
+    """
     if where is None:
         yield
         return
+    import anyio
     from anyio.from_thread import start_blocking_portal
 
     from decentral.observe.metrics import serve_metrics
@@ -139,11 +149,22 @@ def metrics_beside(directory: Path, where: tuple[str, int] | None, say: Callable
     opened: AsyncExitStack = AsyncExitStack()
     with start_blocking_portal() as portal:
         listener = portal.call(metrics_socket, where, opened, say)
-        served = portal.start_task_soon(
-            serve_metrics, listener, lambda: _numbers_of(directory), lambda: health_of(directory)
-        )
+        asked = Event()
+
+        def numbers() -> Iterator[Metric]:
+            yield from _numbers_of(directory)
+            asked.set()
+
+        served = portal.start_task_soon(serve_metrics, listener, numbers, lambda: health_of(directory))
         try:
             yield
+        except DiskError:
+            if _ended_by_a_write(directory):
+                asked.clear()
+                say("a write failed: Prometheus is told before the process ends, in a minute or so")
+                if asked.wait(_LAST_WORD):
+                    portal.call(anyio.sleep, _ANSWERING)
+            raise
         finally:
             served.cancel()
             portal.call(opened.aclose)
@@ -159,6 +180,14 @@ def health_of(directory: Path) -> tuple[bool, str]:
     except DecentralError as error:
         return False, str(error)
     return is_well(status), status.health
+
+
+def _ended_by_a_write(directory: Path) -> bool:
+    from decentral.observe.status import read_status
+
+    with suppress(DecentralError):
+        return bool(read_status(directory).write_failed)
+    return False
 
 
 def _numbers_of(directory: Path) -> Iterator[Metric]:

@@ -267,7 +267,7 @@ def _run_job(manifest: Manifest, text: str, options: JobOptions, *, late: bool) 
     from decentral.cli.invite import text_wanted
     from decentral.cli.train import train_alone, train_with_swarm
     from decentral.manifest import summary as describe
-    from decentral.observe.screen import LateDisplay, log_shown_on, open_display
+    from decentral.observe.screen import LateDisplay, log_shown_by, open_display
 
     shows = partial(open_display, sys.stderr, stop=f"Ctrl-C, or decentral leave --out {shlex.quote(str(options.out))}")
     if not late:
@@ -275,7 +275,7 @@ def _run_job(manifest: Manifest, text: str, options: JobOptions, *, late: bool) 
         click.echo("\n".join([*terms, *first_screen(manifest, text, options)]), err=True)
     display = LateDisplay(sys.stderr, shows) if late else shows()
     show_invite = partial(_show_invite, display, options, text_wanted(manifest.data))
-    with stop_signals() as stop, log_shown_on(display):
+    with stop_signals() as stop, log_shown_by(display.say):
         try:
             if options.solo:
                 summary = train_alone(manifest, options, display, stop)

@@ -77,9 +77,9 @@ def train_with_swarm(
         stack.enter_context(closing(context.metrics))
         if context.is_main:
             begun = has_begun(options.out)
+            stack.enter_context(metrics_beside(options.out, options.metrics, display.say))  # tells the last word, too
             stack.enter_context(Beacon(options.out, teller, controls.obey, display=display, begun=begun))
             stack.enter_context(page_beside(options.out, display.say, wanted=options.dashboard))
-            stack.enter_context(metrics_beside(options.out, options.metrics, display.say))
         stack.push(teller.take_back)
         stack.enter_context(peer)
         if context.is_main and (donor := peer.swarm.node.text) is not None:

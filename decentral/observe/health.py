@@ -35,7 +35,7 @@ def health_sentence(status: Status) -> str:
     """Say in one line how the peer is, and when something is wrong what to do. Its ``health`` is what was said before:
     the word changes when it will last.
     """
-    silent = status.silent_relays if status.state in (*_TAKING_PART, "starting") else ()
+    silent = status.silent_relays if status.state in (*_TAKING_PART, "starting", "following") else ()
     said = "; ".join((_sentence(status), *(f"relay {relay} does not answer" for relay in silent)))
     return with_names(said, called_in(status))
 
@@ -211,10 +211,13 @@ def _stall_sentence(status: Status) -> str:
 
 
 def left_out_sentence(leader: str, round_: int) -> str:
-    """Give what is said of who was left out; ``leader``: of the commit that did so, empty where that is not known."""
+    """Give what is said of who was left out; ``leader``: of the commit that did so, empty where that is not known.
+
+    ``round_``: outer steps of all together; 0 in gossip, where there are none.
+    """
     if not leader:
-        return f"left out of the run while it was behind, in round {round_} or before"
-    return f"left out of the run by {short_name(leader)} in round {round_}"
+        return "left out of the run while it was behind" + (f", in round {round_} or before" if round_ else "")
+    return f"left out of the run by {short_name(leader)}" + (f" in round {round_}" if round_ else "")
 
 
 def _left_out(status: Status) -> str:

@@ -328,9 +328,9 @@ class LateDisplay:
 
 
 @contextmanager
-def log_shown_on(display: Display) -> Iterator[None]:
-    """Show warnings and errors that are logged inside the block on ``display``, too, and what is logged for it."""
-    log, handler = logging.getLogger("decentral"), _LogLines(display)
+def log_shown_by(say: Callable[[str], None]) -> Iterator[None]:
+    """Have warnings and errors that are logged inside the block said, too, and what is logged for a screen."""
+    log, handler = logging.getLogger("decentral"), _LogLines(say)
     handler.addFilter(lambda record: record.levelno >= logging.WARNING or _is_plain(record))
     level = log.level
     log.setLevel(logging.INFO)
@@ -343,15 +343,15 @@ def log_shown_on(display: Display) -> Iterator[None]:
 
 
 class _LogLines(logging.Handler):
-    def __init__(self, display: Display) -> None:
+    def __init__(self, say: Callable[[str], None]) -> None:
         super().__init__()
-        self._display = display
+        self._say = say
 
     def emit(self, record: logging.LogRecord) -> None:
         """Say it; a message that cannot be formatted is logging's own business."""
         try:
             for line in f"{_word(record)}{self.format(record)}".splitlines():
-                self._display.say(printable(line))
+                self._say(printable(line))
         except Exception:  # noqa: BLE001  as every handler does: what is logged must never end what logs it
             self.handleError(record)
 

@@ -218,6 +218,7 @@ class Status:
     preferences: Mapping[str, str] = field(default_factory=dict)  # what this volunteer wants otherwise than usual
     kept_settings: tuple[str, ...] = ()  # names of those that were set while a peer ran here, and outlive it
     problem: str = ""  # one sentence when something is wrong, empty when nothing is
+    write_failed: int = _quantity(0, "count", "1 where a write that failed ended it.", gauge="write_failed")
     health: str = ""  # the sentence of health.py
     pid: int = 0
     process_created: float = 0.0  # seconds since the epoch, by the clock of its start
@@ -250,12 +251,6 @@ QUANTITIES: Mapping[str, Quantity] = {
         "Members that are here, this one included.",
         gauge="live_members",
         of=lambda at: sum(presence(member) == "live" for member in at.members),
-    ),
-    "write_failed": Quantity(
-        "count",
-        "Whether a write that failed ended it.",
-        gauge="write_failed",
-        of=lambda at: float(at.state == "left" and bool(at.problem)),
     ),
     "contributed": Quantity(
         "count", tracker="contributed", of=lambda at: at.rounds_contributed / at.rounds_seen if at.rounds_seen else None

@@ -183,8 +183,11 @@ def _shrunk(row: Mapping[str, Any]) -> str:
 
 def _healed(row: Mapping[str, Any]) -> str:
     said = "the run had parted in two: this peer goes on with the other part"
-    lost = number(row["given_up"])
-    return said if lost is None else f"{said}, and {int(lost)} rounds of its own part are given up"
+    lost = int(number(row["given_up"]) or 0)
+    if not lost:
+        return said
+    theirs = "1 round of its own part counts" if lost == 1 else f"{lost} rounds of its own part count"
+    return f"{said}, and {theirs} no more"
 
 
 def _differs(row: Mapping[str, Any]) -> str:

@@ -23,6 +23,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import anyio
+
 from decentral.consensus.chain import Head
 from decentral.errors import NoPeersError, PayloadError, UsageError
 from decentral.manifest import Manifest
@@ -33,11 +35,11 @@ from decentral.observe.contributions import RoundMetrics
 from decentral.observe.events import EventLog
 from decentral.observe.status import check_free
 from decentral.peer.joining import ask_first_peer
-from decentral.peer.network_setup import NetworkSetup, check_relays, enter
+from decentral.peer.network_setup import NetworkSetup, RelayWatch, check_relays, enter
 from decentral.peer.settings import check_value
 from decentral.quantities import moment_in, rate_of, size_of, time_left
 from decentral.swarm.admission import Admission
-from decentral.swarm.directory import invite_line, ways_to_others
+from decentral.swarm.directory import Directory, invite_line, ways_to_others
 from decentral.swarm.identity import Identity
 from decentral.swarm.invite import Invite, whole_invite
 from decentral.swarm.lan import Lan
@@ -61,6 +63,7 @@ class Following:
         self._last: Anchor | None = None  # given away
         self._leaving = threading.Event()
         self._saved_at, self._saved = float("-inf"), b""
+        self._relays = RelayWatch()
 
     def __enter__(self) -> Self:
         asked = self._settings
@@ -79,7 +82,9 @@ class Following:
             self._offline = startup.offline
             self._events = EventLog(self.out)
             stack.callback(self._events.close)
-            self._swarm = startup.swarm(self._events, self._on_anchor)
+            network = startup.enter()
+            self._relays = network.watch
+            self._swarm = startup.swarm(network, self._events, self._on_anchor)
             stack.callback(self._end)
             self._swarm.start()
             self._entered = stack.pop_all()
@@ -163,6 +168,11 @@ class Following:
     def invite_to_write(self) -> str:
         """The same without the admission token: for files and logs."""
         return "" if self._offline else invite_line(self._swarm.node.directory, self._invite.run, None)
+
+    @property
+    def silent_relays(self) -> tuple[str, ...]:
+        """Relays that do not answer, as HOST:PORT."""
+        return self._relays.silent
 
     def leave(self) -> None:
         """End: the iterator stops, and so does ``serve``. From any thread, or a signal's handler."""
@@ -302,12 +312,13 @@ class FollowerStartup:
         head = self.known.head
         return head is not None and head.final and not self.settings.keep_serving
 
-    def swarm(self, events: EventLog, on_anchor: Callable[[Anchor], None]) -> SwarmThread[Follower]:
+    def swarm(
+        self, network: NetworkSetup, events: EventLog, on_anchor: Callable[[Anchor], None]
+    ) -> SwarmThread[Follower]:
         """The thread of its node, not yet started."""
-        asked, identity = self.settings, Identity.load_or_create(self.settings.out / "identity.key")
+        asked, identity = self.settings, self._identity
         token = asked.invite.token
         admission = Admission(token, asked.invite.run, identity.peer) if token is not None else None
-        network = self._enter(identity)
         transport = throttle(network.transport, asked.caps, None, admission)
 
         def on_event(event: str, fields: dict[str, object]) -> None:
@@ -329,18 +340,29 @@ class FollowerStartup:
                 )
             )
 
-        return SwarmThread(transport, make_node, Lan(on_event).run if asked.lan and not self.offline else None)
+        async def beside(directory: Directory) -> None:
+            async with anyio.create_task_group() as group:
+                group.start_soon(network.watch.run, transport)
+                if asked.lan:
+                    group.start_soon(Lan(on_event).run, directory)
+
+        return SwarmThread(transport, make_node, None if self.offline else beside)
 
     @property
     def _ways(self) -> tuple[str, ...]:
         """Addresses of peers of the run: of who invited, and of those whom an earlier process knew."""
         return tuple(dict.fromkeys((*self.settings.invite.addresses, *self.known.ways)))
 
-    def _enter(self, identity: Identity) -> NetworkSetup:
+    @property
+    def _identity(self) -> Identity:
+        return Identity.load_or_create(self.settings.out / "identity.key")
+
+    def enter(self) -> NetworkSetup:
+        """The way to the others; a network with nobody in it where it is offline."""
         if self.offline:
-            return NetworkSetup(MemoryNetwork().transport(identity.signer))
+            return NetworkSetup(MemoryNetwork().transport(self._identity.signer))
         asked = self.settings
-        return enter(asked.transport, identity, asked.listen, relays=asked.relays, invited_by=self._ways)
+        return enter(asked.transport, self._identity, asked.listen, relays=asked.relays, invited_by=self._ways)
 
     def _start(self) -> Start:
         known = self.known

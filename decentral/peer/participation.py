@@ -295,7 +295,7 @@ class PeerLimits:
         """Make the transport and the checkpoints keep to them."""
         if part is not None:
             part.swarm.tell(part.links.cap, self.caps)
-            part.writes.limit = self.max_writes
+            part.writes.hold_to(self.max_writes)
 
     def seconds_to_rest(self) -> float:
         """Seconds to rest for, once an inner step is over; before anything else is waited for."""

@@ -249,18 +249,27 @@ class WriteBudget:
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self.limit, self._frames, self._written, self._clock, self._wall = limit, frames, written, clock, wall
+        self.limit: int | None = None  # until `hold_to`, below
+        self._frames, self._written, self._clock, self._wall = frames, written, clock, wall
         self._of_checkpoints, self._looking = 0, threading.Lock()
         self._seen, self._seen_at, self._day, self._today = self._count(), clock(), self._now(), 0
-        self._ahead = 0.0 if limit is None else AT_ONCE * limit  # bytes that may be written now; below 0: too many were
+        self._ahead = 0.0  # bytes that may be written now; below 0: too many were
         self._saved_at, self._frames_saved = clock(), 0
         self.newest: int | None = None  # bytes of the newest checkpoint; None: this process wrote none
+        self.hold_to(limit)
 
     @property
     def today(self) -> int:
         """Bytes written since midnight UTC, by this process and those before it in this folder."""
         self._look()
         return self._today
+
+    def hold_to(self, limit: int | None) -> None:
+        """Have another limit from now on, with what of it the day has left: a debt was the old one's."""
+        today = self.today
+        if limit != self.limit:
+            with self._looking:
+                self.limit, self._ahead = limit, 0.0 if limit is None else min(AT_ONCE * limit, limit - today)
 
     def may_save(self) -> bool:
         """Tell whether a checkpoint may be written now."""
@@ -283,7 +292,8 @@ class WriteBudget:
         day, nbytes = memory or (self._day, 0)
         if day == self._day:
             self._today += nbytes
-            self._ahead = min(self._ahead, (self.limit or 0) - nbytes)
+            if self.limit is not None:
+                self._ahead = min(self._ahead, self.limit - nbytes)
 
     def _look(self) -> None:
         with self._looking:
@@ -292,9 +302,9 @@ class WriteBudget:
             self._seen, self._seen_at = new, now
             self._today = wrote + (self._today if day == self._day else 0)
             self._day = day
-            if (limit := self.limit) is not None:  # which may change while the process runs
-                ahead = self._ahead + limit * passed / DAY - wrote
-                self._ahead = max(-float(limit), min(AT_ONCE * limit, ahead))
+            if self.limit is not None:
+                ahead = self._ahead + self.limit * passed / DAY - wrote
+                self._ahead = max(-float(self.limit), min(AT_ONCE * self.limit, ahead))
 
     def _count(self) -> int:
         told = self._written()

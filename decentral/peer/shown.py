@@ -14,7 +14,7 @@ from decentral.observe.beacon import Beacon
 from decentral.observe.events import EventLog
 from decentral.observe.health import Notices, alone_sentence
 from decentral.observe.metrics import swarm_numbers
-from decentral.observe.screen import PlainDisplay, log_shown_on
+from decentral.observe.screen import PlainDisplay, log_shown_by
 from decentral.observe.status import Status
 from decentral.peer.settings import Observer, Settings
 from decentral.preferences.controls import Controls, Steered
@@ -79,7 +79,7 @@ def shown(settings: Settings, status: Callable[[], Status], peer: Steered) -> It
     folder = out if given["commands"] else None
     with ExitStack() as stack:
         if display is not None and not _logging_is_configured():
-            stack.enter_context(log_shown_on(display))
+            stack.enter_context(log_shown_by(display.say))
         stack.enter_context(Beacon(folder, lambda: controls.look(status()), controls.obey, display=display))
         yield
 

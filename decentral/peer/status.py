@@ -73,7 +73,7 @@ class NewestStatus:
         problem = str(error) if isinstance(error, DiskError) else ""
         if isinstance(error.__cause__, OSError) and error.__cause__.errno in (errno.ENOSPC, errno.EDQUOT):
             problem = "the disk is full; free some space"
-        self._last = replace(self._last, state="left", problem=problem)
+        self._last = replace(self._last, state="left", problem=problem, write_failed=int(bool(problem)))
 
     async def _make(self, part: Participation) -> Status:
         count, done = self._boundary.count.value, self._boundary.done

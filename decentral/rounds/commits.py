@@ -260,7 +260,7 @@ class Commits:
         given_up = self.state.machine.state.given_up
         gone = given_up & (set(record.members) - set(record.next_members))
         if gone:
-            if gone == given_up:  # else it had gone on without others before
+            if gone == given_up and self.state.me not in gone:  # else it had gone on without others before, or away
                 self.state.went_on = WentOn(record.outer_step, anyio.current_time())
             names = [peer_name(peer) for peer in sorted(gone)]
             head = self.state.head
@@ -460,6 +460,7 @@ class Adoption:
         self.state.on_event("resynced", {**at, **what})
         if parted is None:
             return
+        self.state.went_on = None  # that was the other branch
         self.state.on_event(
             "healed",
             {

@@ -5,9 +5,11 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import subprocess
 import sys
 import termios
+import urllib.request
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -147,12 +149,15 @@ def test_a_peer_that_a_full_disk_stops_says_so_and_goes_on_when_there_is_room(
             stack.enter_context(small_disk(disk, 8))
         except DiskError as error:
             pytest.skip(str(error))
-        typed = ["start", "run.toml", *terms, "--alone", "--out", str(disk / "out")]
+        typed = ["start", "run.toml", *terms, "--alone", "--out", str(disk / "out"), "--metrics", "0"]
         peer = family.start("peer", tmp_path / "peer", typed)
         until(lambda: (disk / "out/status.json").exists() and read_status(disk / "out").round > 0)
         with suppress(OSError), (disk / "filler").open("wb", buffering=0) as filler:
             while True:
                 filler.write(bytes(4096))
+        told = re.search(r"metrics at (\S+)", (peer.directory / "stderr.txt").read_text())
+        assert told is not None
+        until(lambda: b"\ndecentral_peer_write_failed 1.0\n" in urllib.request.urlopen(told[1]).read())
         assert peer.process.wait(PATIENCE) == 50
         result = run("status", "--out", disk / "out")
         assert result.exit_code == 1

@@ -18,7 +18,7 @@ from decentral.observe.status import read_status
 from decentral.state.delta import apply_delta
 from decentral.swarm.invite import Invite
 from tests.cli.conftest import Run
-from tests.kit.families import INVITE, NET, OVER, write_terms
+from tests.kit.families import INVITE, NET, NOBODY, OVER, write_terms
 from tests.kit.patience import PATIENCE, until
 
 
@@ -56,7 +56,7 @@ def test_a_follower_writes_anchors_while_its_first_donor_is_killed_and_goes_on_i
     first = start(family, tmp_path, "first", "start", str(tmp_path / "run.toml"), *terms)
     invite = first.first_line(PATIENCE).split()[2]
     second = start(family, tmp_path, "second", "join", invite, *terms)
-    typed = ("follow", invite, *NET, "--every", "2", "--keep", "2", "--delta")
+    typed = ("follow", invite, *NET, "--every", "2", "--keep", "2", "--delta", "--relay", NOBODY)
     follower = start(family, tmp_path, "follower", *typed)
     until(lambda: latest(follower).get("delta") is not None)
     with decentral.follow(invite, out=tmp_path / "rollouts", transport="native", lan=False, listen=NET[1:2]) as anchors:
@@ -69,6 +69,9 @@ def test_a_follower_writes_anchors_while_its_first_donor_is_killed_and_goes_on_i
         read_status(peer.directory).peer for peer in (first, second)
     }
     assert read_status(follower.directory).bytes_received > 0
+    told = "relay 127.0.0.1:1 does not answer"
+    until(lambda: read_status(follower.directory).health.endswith(told))
+    assert f"\nwarning: {told}" in (follower.directory / "stderr.txt").read_text()
     first.kill()
     before = latest(follower)["round"]
     until(lambda: latest(follower)["round"] >= before + 6)

@@ -69,6 +69,14 @@ def test_who_claims_so_many_steps_round_after_round_is_named_all_the_same():
     assert looked_at(Scrutiny(), 1, updates(1.0, 1.0, 9.0, 1.0), (30, 30, 121, 30)) != []
 
 
+def test_steps_that_are_claimed_excuse_no_length_of_a_wrong_rate_and_not_every_so_many_rounds():
+    wrong = looked_at(Scrutiny(), 1, updates(1.0, 1.0, 70.0, 1.0), (30, 30, 10**6, 30))
+    assert [fields["peer"] for _, fields in wrong] == [NAMES[2]]
+    scrutiny, rounds = Scrutiny(), range(1, 20 * TOLD_AGAIN, TOLD_AGAIN)
+    told = [looked_at(scrutiny, round_, updates(1.0, 1.0, 30.0, 1.0), (30, 30, 999, 30)) for round_ in rounds]
+    assert sum(map(bool, told)) >= 15
+
+
 def test_who_brings_the_steps_of_several_rounds_is_allowed_their_length():
     assert looked_at(Scrutiny(), 1, updates(1.0, 1.0, 5.0, 1.0), steps=(30, 30, 90, 30)) == []
     assert looked_at(Scrutiny(), 1, updates(1.0, 1.0, 5.0, 1.0), steps=(30, 30, 31, 30)) != []

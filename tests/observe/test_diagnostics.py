@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from typing import Any
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -197,9 +198,16 @@ def test_a_row_of_metrics_has_the_figures_and_which_round_they_are_of() -> None:
     assert "diagnosed_round" not in progress_of_status(Status())
 
 
-@pytest.mark.parametrize(("problem", "value"), [("the disk is full; free some space", 1.0), ("", 0.0)])
-def test_who_was_ended_by_a_write_is_told_apart_from_who_left(problem: str, value: float) -> None:
-    text = peer_exposition(Status(state="left", problem=problem, disk_free=7, checkpoint_nbytes=3), alive=False)
+@pytest.mark.parametrize(
+    ("given", "value"),
+    [
+        ({"problem": "the disk is full; free some space", "write_failed": 1}, 1.0),
+        ({"problem": "this process holds 9.00 GB, more than the 8.00 GB of max-memory, and leaves"}, 0.0),
+        ({}, 0.0),
+    ],
+)
+def test_who_was_ended_by_a_write_is_told_apart_from_who_left(given: dict[str, Any], value: float) -> None:
+    text = peer_exposition(Status(state="left", disk_free=7, checkpoint_nbytes=3, **given), alive=False)
     found = {family.name: family.samples[0].value for family in text_string_to_metric_families(text)}
     names = ("write_failed", "disk_free_bytes", "checkpoint_bytes")
     assert [found[f"decentral_peer_{name}"] for name in names] == [value, 7.0, 3.0]

@@ -19,6 +19,7 @@ from decentral.observe.health import (
     in_time,
     in_units,
     is_well,
+    left_out_sentence,
     lost_sentence,
     round_line,
     short_name,
@@ -139,6 +140,17 @@ def test_a_healthy_peer_is_told_in_the_promised_words() -> None:
 )
 def test_each_state_has_its_sentence(status: Status, sentence: str) -> None:
     assert sentence in health_sentence(status)
+
+
+@pytest.mark.parametrize("state", ["starting", "looking", "training", "waiting", "following"])
+def test_who_is_there_is_told_of_its_relay_that_does_not_answer(state: str) -> None:
+    said = health_sentence(Status(state=state, silent_relays=("127.0.0.1:1",)))
+    assert said.endswith("; relay 127.0.0.1:1 does not answer")
+
+
+def test_in_gossip_nobody_is_left_out_in_a_round_of_all() -> None:
+    said = left_out_sentence(A, 0), left_out_sentence("", 0)
+    assert said == ("left out of the run by …AAAAAA", "left out of the run while it was behind")
 
 
 def test_the_sentence_is_always_one_line() -> None:

@@ -12,13 +12,13 @@ INVITE = "decentral join decentral1:" + "".join(chr(ord("a") + i % 26) for i in 
 WARNING = "3 rounds passed by: 30 inner steps are dropped, training goes on from the anchor"
 PROGRAM = f"""
 import logging, sys
-from decentral.observe.screen import log_shown_on
+from decentral.observe.screen import log_shown_by
 from decentral.observe.status import Status
 from decentral.observe.screen import open_display
 
 members = tuple({{"peer": f"12D3KooW{{i:06}}", "round": 3, "path": "direct"}} for i in range(int(sys.argv[1])))
 display = open_display(sys.stderr, stop="Ctrl-C, or decentral leave --out decentral-run")
-with log_shown_on(display):
+with log_shown_by(display.say):
     for round_ in range(8):
         state = "looking" if round_ % 2 else "training"
         display.show(Status(state=state, round=round_, members=members, peer="12D3KooW000000", loss=2.5))

@@ -18,7 +18,7 @@ from decentral.observe.screen import (
     LateDisplay,
     LiveDisplay,
     PlainDisplay,
-    log_shown_on,
+    log_shown_by,
     open_display,
     render,
 )
@@ -90,7 +90,7 @@ def said(stream: io.StringIO) -> list[str]:
 
 def test_what_the_library_warns_of_is_a_line_of_the_display_while_it_is_there() -> None:
     stream = io.StringIO()
-    with log_shown_on(PlainDisplay(stream, stop="Ctrl-C")):
+    with log_shown_by(PlainDisplay(stream, stop="Ctrl-C").say):
         logging.addLevelName(logging.WARNING, "WARN")  # as hivemind does
         LOG.warning("%d rounds passed by", 3)
         logging.addLevelName(logging.WARNING, "WARNING")
@@ -102,7 +102,7 @@ def test_what_the_library_warns_of_is_a_line_of_the_display_while_it_is_there() 
 
 def test_a_word_of_a_peer_cannot_steer_the_terminal() -> None:
     stream = io.StringIO()
-    with log_shown_on(PlainDisplay(stream, stop="Ctrl-C")):
+    with log_shown_by(PlainDisplay(stream, stop="Ctrl-C").say):
         LOG.warning("it says %s", "\x1b[2Jhello\rthere\u202e")
     assert "\x1b" not in stream.getvalue()
     assert "".join(said(stream)).endswith("there?")
@@ -110,7 +110,7 @@ def test_a_word_of_a_peer_cannot_steer_the_terminal() -> None:
 
 def test_a_traceback_is_told_line_by_line() -> None:
     stream = io.StringIO()
-    with log_shown_on(PlainDisplay(stream, stop="Ctrl-C")):
+    with log_shown_by(PlainDisplay(stream, stop="Ctrl-C").say):
         try:
             raise ValueError("a bug")
         except ValueError:
@@ -123,7 +123,7 @@ def test_the_status_does_not_say_again_what_was_logged_just_now() -> None:
     stream, now = io.StringIO(), [0.0]
     display = PlainDisplay(stream, stop="Ctrl-C", monotonic=lambda: now[0])
     gone = Status(state="looking", gone=("aaa",), gone_left=True, inner_steps=83)
-    with log_shown_on(display):
+    with log_shown_by(display.say):
         LOG.warning(alone_sentence(["aaa"], left=True))
         display.show(gone)
     assert said(stream) == ["warning: alone: aaa left; the invite still lets others in"]
@@ -254,7 +254,7 @@ def test_names_stand_beside_letters_in_both_views_and_steer_no_terminal() -> Non
     console, stream = Console(file=io.StringIO(), force_terminal=True, width=120, height=50), io.StringIO()
     for display in (LiveDisplay(console, stop=STOP), PlainDisplay(stream, stop=STOP)):
         display.show(status)
-        with log_shown_on(display):
+        with log_shown_by(display.say):
             LOG.warning("…BBBBBB and …CCCCCC send much")
         display.close()
     assert isinstance(console.file, io.StringIO)

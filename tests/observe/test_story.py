@@ -55,6 +55,15 @@ def test_what_happens_in_a_round_has_the_number_that_people_see() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("given_up", "told"),
+    [(None, ""), (0, ""), (1, ", and 1 round of its own part counts"), (6, ", and 6 rounds of its own part count")],
+)
+def test_how_many_rounds_are_given_up_is_told_where_it_is_known(given_up: int | None, told: str) -> None:
+    said = "the run had parted in two: this peer goes on with the other part"
+    assert sentence_of({"event": "healed", "given_up": given_up}) == said + (told and f"{told} no more")
+
+
 @pytest.mark.parametrize("event", sorted(documented().keys() - NO_SENTENCE))
 def test_every_event_that_the_docs_have_is_told_in_a_sentence(event: str) -> None:
     row = {"event": event} | {field: FIELDS[field] for field in documented()[event] if field in FIELDS}

@@ -8,6 +8,7 @@ import pytest
 
 import decentral
 from decentral.errors import InviteError, NoPeersError, UsageError
+from tests.kit.families import NOBODY
 from tests.kit.patience import until
 from tests.kit.problems import NET, Problem, joined, run_terms, train
 
@@ -26,6 +27,16 @@ def test_the_newest_anchor_is_there_without_waiting_for_the_next(tmp_path: Path)
             until(lambda: anchors.latest().final)
             assert list(anchors) == [], "what was given is not given again"
         assert anchors.latest().final
+
+
+def test_a_follower_names_its_relay_that_does_not_answer(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with (
+        joined(run_terms("diloco"), Problem(0), tmp_path / "a") as peer,
+        decentral.follow(peer.invite, out=tmp_path / "b", relays=[NOBODY], **NET) as anchors,
+    ):
+        until(lambda: anchors.silent_relays == ("127.0.0.1:1",))
+        assert "relay 127.0.0.1:1 does not answer, looking on" in caplog.text
+        next(anchors)
 
 
 def test_nobody_there_is_said_by_the_look_too(tmp_path: Path) -> None:

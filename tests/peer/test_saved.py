@@ -50,11 +50,31 @@ def test_checkpoints_write_as_much_in_a_day_as_its_bound_says(tells: bool):
 def test_a_bound_that_is_changed_holds_from_then_on():
     machine = Machine()
     machine.trains(int(LONGEST))
-    machine.budget.limit = 10 * LIMIT
+    machine.budget.hold_to(10 * LIMIT)
     machine.now += int(LONGEST)
     assert machine.trains(40) == 40
-    machine.budget.limit = None
+    machine.budget.hold_to(None)
     assert machine.trains(100) == 100
+
+
+def test_a_bound_that_is_raised_leaves_the_debt_of_the_old_one_behind():
+    machine = Machine()
+    machine.written = 2 * LIMIT
+    assert not machine.budget.may_save()
+    machine.budget.hold_to(10 * LIMIT)
+    assert machine.budget.may_save()
+    machine.budget.hold_to(10 * LIMIT)  # another setting was changed
+    machine.budget.hold_to(LIMIT)
+    assert not machine.budget.may_save(), "the day has none left"
+
+
+@pytest.mark.parametrize("given", [None, LIMIT], ids=["no bound", "a lower one"])
+def test_a_bound_that_was_set_holds_after_a_restart_as_if_it_had_been_there_from_the_start(given: int | None):
+    """The command line's is there first, and of it the day had nothing left."""
+    machine = Machine(given)
+    machine.budget.recall([0, 2 * LIMIT])
+    machine.budget.hold_to(5 * LIMIT)
+    assert machine.budget.may_save()
 
 
 def test_without_a_bound_every_checkpoint_that_is_due_is_written():

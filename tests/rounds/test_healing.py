@@ -152,6 +152,7 @@ async def test_of_two_that_went_on_apart_the_lighter_counts_as_one_round_or_not_
     for away in loser.absences:
         assert away.counted == (0 if away.missed > 2 or away.steps > 3 * loser.interval else loser.interval), away
     assert loser.absences[-1].missed >= rounds
+    assert loser.node.driver.state.went_on is None
     check_progress(lab, lab.members[0].log)
 
 

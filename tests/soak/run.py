@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import threading
 import time
 from collections import defaultdict
@@ -48,12 +49,15 @@ class Soak:
         self._began = time.monotonic()
         self._cut_at, self._killed_at = self._began, self._began
 
-    def run(self, seconds: float) -> Found:
-        """Until the run is over, or so many seconds have passed."""
-        nobody = threading.Event()
-        while time.monotonic() - self._began < seconds:
+    def run(self, seconds: float, settled: int = 0) -> Found:
+        """Until the run is over, or so many seconds have passed since round ``settled``, with which trouble begins."""
+        nobody, since = threading.Event(), math.inf
+        while time.monotonic() - since < seconds:
             self._sample()
-            self._trouble()
+            if since == math.inf and self.found.rounds[-1][1] >= settled:
+                since = self._cut_at = self._killed_at = time.monotonic()
+            if since < math.inf:
+                self._trouble()
             first = self.swarm.peers[0]
             assert first.process is not None
             if first.process.poll() is not None:

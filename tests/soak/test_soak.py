@@ -14,8 +14,9 @@ from tests.soak.run import Soak
 from tests.soak.swarm import SoakSwarm, Terms
 
 MB = 2.0**20
-SECONDS = 270.0
 SETTLED = 15  # rounds after which all that a round needs has been taken once
+SECONDS = 210.0  # from then on
+MADE = 5  # rounds meanwhile, at least: a machine of its own makes ten times as many
 
 
 @pytest.mark.long
@@ -23,10 +24,10 @@ def test_memory_and_descriptors_stay_flat_while_rounds_fail_at_50_mbit(tmp_path:
     if why := why_impossible():
         pytest.skip(why)
     with SoakSwarm(tmp_path, Terms(rounds=10_000, mbit=50.0, hidden=64)) as swarm:
-        found = Soak(swarm, cut_every=30.0, kill_every=45.0).run(SECONDS)
+        found = Soak(swarm, cut_every=30.0, kill_every=45.0).run(SECONDS, SETTLED)
     assert found.cuts >= 3
     assert found.kills >= 2
-    assert found.rounds[-1][1] > 2 * SETTLED, "it has to make rounds, too"
+    assert found.rounds[-1][1] >= SETTLED + MADE, "it has to make rounds, too"
     begin = next(at for at, made in found.rounds if made >= SETTLED)
     for series, most in ((found.memory, 45 * MB), (found.daemon, 30 * MB), (found.fds, 20), (found.threads, 10)):
         lived = max(series.values(), key=len)
