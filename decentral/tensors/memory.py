@@ -71,7 +71,7 @@ def give_back() -> None:
 
 
 def _page_out_files() -> None:
-    """Ask Linux to forget the pages of libraries: 170 MB of the 532 that a paused peer of a small model held, and 0.2 s
+    """Ask Linux to forget the pages of libraries: 190 MB of the 532 that a paused peer of a small model held, and 0.2 s
     longer for the step after the pause.
     """
     madvise = ctypes.CDLL(None).madvise
