@@ -297,7 +297,8 @@ class InFlight:
 # Estimated from the transfers that this peer makes. Pure: the time comes in.
 #
 # Copies of frames that others say they have, over the time since the first was begun, while any was under way: right
-# for frames of any size, and one slow receiver spoils nothing.
+# for frames of any size, and one slow receiver spoils nothing. The fastest of the last ones does not count, as nothing
+# says why it was: what all others plan by stays for two minutes.
 #
 # And, while nobody has said so, how fast pieces are taken; less sure, as on a busy machine a buffer is slow, too. Only
 # what had to wait counts: bytes that a buffer swallows at once say nothing of the link behind it. So a window is eight
@@ -351,7 +352,8 @@ class UplinkMeter:
     @property
     def bytes_per_second(self) -> float | None:
         """The estimate; None: no transfer has filled the link yet."""
-        return max(self._delivered, default=0.0) or max(self._rates, default=None)
+        known = sorted(filter(None, self._delivered))
+        return known[-2:][0] if known else max(self._rates, default=None)
 
     def _advance(self, now: float) -> None:
         if self._under_way:

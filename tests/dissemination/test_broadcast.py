@@ -9,7 +9,18 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from decentral.dissemination.broadcast import PIECED, SURE, Deliveries, Line, Lines, Passing, Spread, spread, thin_last
+from decentral.dissemination.broadcast import (
+    ERROR,
+    PIECED,
+    SURE,
+    Deliveries,
+    Line,
+    Lines,
+    Passing,
+    Spread,
+    spread,
+    thin_last,
+)
 from decentral.flow.pacing import Ack, UplinkMeter, Window
 from decentral.transport.memory import MemoryNetwork
 from decentral.wire.keys import Signer
@@ -26,7 +37,7 @@ def told(found: list[Ack], whole: int = -1) -> float | None:
     """What is thought of the uplink after these; the one at ``whole`` is the last of a copy."""
     meter = UplinkMeter()
     deliveries = Deliveries(meter)
-    with deliveries.of_a_frame():
+    with deliveries.of_a_frame(1):
         for number, landing in enumerate(found):
             deliveries.arrived(landing, number == whole)
     return meter.bytes_per_second
@@ -39,8 +50,8 @@ def test_an_even_stream_tells_the_rate_in_whatever_order_its_answers_come(seed):
     assert 0.97 * RATE <= told(found) <= RATE
 
 
-def test_it_is_known_after_a_second_and_not_before():
-    found = landings(1.2)
+def test_it_is_known_after_two_seconds_and_not_before():
+    found = landings(1.2 * SURE)
     assert told([landing for landing in found if landing.at < 100.0 + 0.7 * SURE]) is None
     assert told(found) == pytest.approx(RATE, rel=0.15)
 
@@ -48,6 +59,18 @@ def test_it_is_known_after_a_second_and_not_before():
 def test_a_whole_copy_tells_it_sooner():
     found = landings(0.5)
     assert told(found, whole=len(found) - 1) == pytest.approx(RATE)
+
+
+@pytest.mark.parametrize("burst", [65_536, 262_144])
+def test_what_a_shaper_lets_through_at_once_is_no_faster_line(burst):
+    """The first of five copies told a line of 2.5 MB/s for one of 5.8."""
+    rate, copy, meter = 2.5e6, 585_000, UplinkMeter()
+    for _ in range(3):
+        deliveries = Deliveries(meter)
+        with deliveries.of_a_frame(5):
+            for number in range(1, 6):
+                deliveries.arrived(Ack(copy, 100.0, 100.0 + (number * copy - burst) / rate), True)
+    assert rate <= meter.bytes_per_second <= (1 + ERROR / 2) * rate
 
 
 def test_a_stream_that_begins_slowly_tells_the_rate_in_the_end():
@@ -65,9 +88,9 @@ def test_a_stream_that_was_open_earlier_than_thought_does_not_make_the_uplink_a_
 def test_what_is_passed_on_counts_while_a_frame_is_under_way_and_at_no_other_time():
     meter = UplinkMeter()
     deliveries = Deliveries(meter)
-    for landing in landings(2.0):
+    for landing in landings(SURE):
         deliveries.passed_on(landing)
-    with deliveries.of_a_frame():
+    with deliveries.of_a_frame(1):
         for turn, landing in enumerate(landings(8.0, 200.0)):
             if turn % 2:
                 deliveries.arrived(landing, False)
@@ -91,6 +114,13 @@ def lines(*rates: float) -> list[Line]:
 @pytest.mark.parametrize("n", [1, 2, 3, 8])
 def test_equal_peers_send_to_everybody_themselves(n):
     assert all(spread(P, lines(*[FAST] * n), me) is None for me in range(n))
+
+
+@pytest.mark.parametrize("n", [4, 6, 10])
+@pytest.mark.parametrize("wrong", [1 - ERROR, 0.5, 2.0, 2.3])
+def test_on_equal_lines_nobody_passes_anything_on_whichever_one_of_them_is_estimated_wrongly(n, wrong):
+    peers = lines(*[FAST] * (n - 1), wrong * FAST)
+    assert all(spread(P, peers, me) is None for me in range(n - 1))
 
 
 def test_a_thin_peer_sends_each_part_once_and_the_others_send_as_before():

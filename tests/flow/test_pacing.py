@@ -367,6 +367,14 @@ def test_copies_that_arrived_are_counted_until_each_and_the_slow_receiver_that_c
     assert meter.bytes_per_second == 290_000, "a link that became slow is found out"
 
 
+def test_the_fastest_of_many_frames_is_an_accident():
+    meter = UplinkMeter()
+    for seconds in (2.0, 2.1, 0.4, 2.2):
+        meter.begin_delivery()
+        meter.add_delivery(5_000_000, seconds)
+    assert meter.bytes_per_second == 2_500_000
+
+
 def test_a_lease_tells_two_digits():
     told = {None: 0, 0.0: 0, 1.0: 8, 625_000.0: 5_000_000, 623_456.0: 5_000_000, 12_345_678.0: 99_000_000}
     for rate, bits in told.items():
